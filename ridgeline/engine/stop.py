@@ -1,0 +1,42 @@
+"""Stop strings over a stream: text is let through as soon as it can no longer be the start of one.
+
+watcher = StopWatcher(("END",))
+watcher.push("one E")   # -> "one "      ("E" may yet become "END")
+watcher.push("ND two")  # -> ""          watcher.stopped is True
+"""
+
+from __future__ import annotations
+
+
+class StopWatcher:
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self.stops = stops
+        self.stopped = False
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """Take new text and return what is safe to show; nothing after a stop string was seen."""
+        if self.stopped:
+            return ""
+        held = self._held + text
+        found = [place for place in (held.find(stop) for stop in self.stops) if place >= 0]
+        if found:
+            self.stopped = True
+            self._held = ""
+            return held[: min(found)]
+        keep = self._possible_start(held)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+    def finish(self) -> str:
+        """The stream has ended: what was held back is text after all."""
+        held, self._held = self._held, ""
+        return held
+
+    def _possible_start(self, text: str) -> int:
+        """Length of the longest end of `text` with which a stop string begins."""
+        longest = max((len(stop) - 1 for stop in self.stops), default=0)
+        for size in range(min(longest, len(text)), 0, -1):
+            if any(stop.startswith(text[-size:]) for stop in self.stops):
+                return size
+        return 0

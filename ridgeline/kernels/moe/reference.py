@@ -1,0 +1,43 @@
+"""The definition of routing and of the expert pass: one expert after the other.
+
+Letters: T tokens, D hidden size, E experts, A experts a token goes through, F expert MLP size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ridgeline.kernels.gated_activation import Activation, gated_activation
+
+
+def route(logits_TE: Tensor, experts_per_token: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """Weights and expert ids [T, A]: the best of the softmax in fp32, rescaled to sum to one if
+    asked.
+    """
+    weights_TA, experts_TA = torch.softmax(logits_TE.float(), dim=-1).topk(
+        experts_per_token, dim=-1
+    )
+    if renormalize:
+        weights_TA = weights_TA / weights_TA.sum(-1, keepdim=True)
+    return weights_TA, experts_TA
+
+
+def mixture_of_experts(
+    x_TD: Tensor,
+    weights_TA: Tensor,
+    experts_TA: Tensor,
+    gate_up_E2FD: Tensor,
+    down_EDF: Tensor,
+    activation: Activation,
+) -> Tensor:
+    """The sum, in fp32, over each token's experts of weight · `down(act(gate(x)) · up(x))`."""
+    out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
+    for expert in experts_TA.unique().tolist():
+        token_ids, slots = torch.where(experts_TA == expert)
+        gate_up = functional.linear(x_TD[token_ids], gate_up_E2FD[expert])
+        expert_out = functional.linear(gated_activation(gate_up, activation), down_EDF[expert])
+        weighted = expert_out.float() * weights_TA[token_ids, slots].unsqueeze(1)
+        out_TD = out_TD.index_add(0, token_ids, weighted)
+    return out_TD.to(x_TD.dtype)

@@ -1,0 +1,216 @@
+"""What a model costs, from its config alone: parameters, FLOPs and bytes of a step, activations of
+training.
+
+The one owner of these figures; planner, roofline, metrics and reports read them. A multiply-add is
+two FLOPs. Element-wise work (norms, rotations, activations) is left out of the FLOPs: it is a
+thousandth of the matrices'.
+
+    cost = step_cost(config, [Chunk(new=1, past=1000)], weight_bytes=2, kv_bytes=2)
+    seconds = max(cost.bytes / bandwidth, cost.flops / matrix_rate)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ridgeline.models.config import LayerConfig, ModelConfig
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One sequence's share of a step."""
+
+    new: int  # tokens computed in this step
+    past: int  # tokens already in the cache
+
+    @property
+    def total(self) -> int:
+        return self.new + self.past
+
+
+@dataclass(frozen=True)
+class StepCost:
+    matrix_flops: float  # weights times tokens
+    attention_flops: float  # scores and their use, counting only keys a token may see
+    dense_attention_flops: float  # the same counting every key, as torch.utils.flop_counter does
+    weight_bytes: float  # read once, whatever the number of tokens
+    kv_read_bytes: float
+    kv_write_bytes: float
+
+    @property
+    def flops(self) -> float:
+        return self.matrix_flops + self.attention_flops
+
+    @property
+    def dense_flops(self) -> float:
+        return self.matrix_flops + self.dense_attention_flops
+
+    @property
+    def bytes(self) -> float:
+        return self.weight_bytes + self.kv_read_bytes + self.kv_write_bytes
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """All parameters, a tied head counted once."""
+    head = 0 if config.tied_embeddings else config.vocab_size * config.hidden_size
+    layers = sum(
+        _layer_matrices(config, layer) + _layer_vectors(config, layer) for layer in config.layers
+    )
+    return config.vocab_size * config.hidden_size + layers + config.hidden_size + head
+
+
+def num_active_parameters(config: ModelConfig) -> int:
+    """Parameters one token is multiplied with: the experts it goes through, the head, no embedding
+    table.
+    """
+    matrices = sum(_active_matrices(config, layer) for layer in config.layers)
+    vectors = sum(_layer_vectors(config, layer) for layer in config.layers)
+    return matrices + vectors + config.hidden_size + config.vocab_size * config.hidden_size
+
+
+def step_cost(
+    config: ModelConfig,
+    chunks: Sequence[Chunk],
+    *,
+    weight_bytes: float,
+    kv_bytes: float,
+    logit_rows: int | None = None,
+) -> StepCost:
+    """One forward pass over all chunks. `weight_bytes` and `kv_bytes` are per element; `logit_rows`
+    is how many tokens go through the head (None: the last of each chunk).
+    """
+    tokens = sum(chunk.new for chunk in chunks)
+    rows = len(chunks) if logit_rows is None else logit_rows
+    head = config.vocab_size * config.hidden_size
+    matrices = sum(_active_matrices(config, layer) for layer in config.layers)
+    seen = sum(_seen_pairs(chunk, layer.window) for layer in config.layers for chunk in chunks)
+    all_pairs = sum(chunk.new * chunk.total for chunk in chunks) * config.num_layers
+    keys_read = sum(_keys_read(chunk, layer.window) for layer in config.layers for chunk in chunks)
+    return StepCost(
+        matrix_flops=2.0 * (tokens * matrices + rows * head),
+        attention_flops=4.0 * config.q_size * seen,
+        dense_attention_flops=4.0 * config.q_size * all_pairs,
+        weight_bytes=weight_bytes * _weights_read(config, tokens, rows),
+        kv_read_bytes=kv_bytes * 2.0 * config.kv_size * keys_read,
+        kv_write_bytes=kv_bytes * 2.0 * config.kv_size * tokens * config.num_layers,
+    )
+
+
+def kv_bytes_per_token(config: ModelConfig, kv_bytes: float) -> float:
+    """What one more token of context takes in the cache."""
+    return 2.0 * config.kv_size * config.num_layers * kv_bytes
+
+
+def activation_bytes(
+    config: ModelConfig,
+    tokens: int,
+    *,
+    element_bytes: float,
+    recompute_layers: bool = False,
+    keep_logits: bool = True,
+) -> float:
+    """What the forward pass of a training step keeps for the backward one.
+
+    Counted with fused ops: a norm keeps its input, a matrix product its input, attention its q, k,
+    v, output and one fp32 sum a head, a gated activation its input. `recompute_layers` keeps only
+    each layer's input, plus one layer at work; `keep_logits=False` is a loss that never holds all
+    logits.
+    """
+    per_layer = [_layer_activations(config, layer) for layer in config.layers]
+    sums = config.num_heads * 4.0 / element_bytes  # attention's fp32 sums, in elements
+    if recompute_layers:
+        kept = config.num_layers * config.hidden_size + max(per_layer) + sums
+    else:
+        kept = sum(per_layer) + config.num_layers * sums
+    kept += 2 * config.hidden_size  # inputs of the last norm and of the head
+    logits = config.vocab_size * 4.0 if keep_logits else 0.0
+    return tokens * (kept * element_bytes + logits)
+
+
+def _attention_matrices(config: ModelConfig) -> int:
+    return config.hidden_size * (2 * config.q_size + 2 * config.kv_size)
+
+
+def _layer_matrices(config: ModelConfig, layer: LayerConfig) -> int:
+    if layer.experts is None:
+        return _attention_matrices(config) + 3 * config.hidden_size * config.mlp_size
+    router = config.hidden_size * layer.experts.num_experts
+    return (
+        _attention_matrices(config)
+        + router
+        + layer.experts.num_experts * _expert_matrices(config, layer)
+    )
+
+
+def _active_matrices(config: ModelConfig, layer: LayerConfig) -> int:
+    if layer.experts is None:
+        return _layer_matrices(config, layer)
+    unused = layer.experts.num_experts - layer.experts.experts_per_token
+    return _layer_matrices(config, layer) - unused * _expert_matrices(config, layer)
+
+
+def _expert_matrices(config: ModelConfig, layer: LayerConfig) -> int:
+    assert layer.experts is not None, "a dense layer has no experts"
+    return 3 * config.hidden_size * layer.experts.mlp_size
+
+
+def _layer_vectors(config: ModelConfig, layer: LayerConfig) -> int:
+    """Norms and biases."""
+    norms = (4 if config.post_norms else 2) * config.hidden_size + (
+        2 * config.head_dim if config.qk_norm else 0
+    )
+    biases = (
+        config.q_size + 2 * config.kv_size
+    ) * config.qkv_bias + config.hidden_size * config.out_bias
+    if config.mlp_bias and layer.experts is None:
+        biases += 2 * config.mlp_size + config.hidden_size
+    return norms + biases
+
+
+def _weights_read(config: ModelConfig, tokens: int, rows: int) -> float:
+    """Elements of all weights a step touches: the embedding rows of its tokens, and of the experts
+    those that at least one token is expected to choose when the router spreads evenly.
+    """
+    read = float(min(tokens, config.vocab_size) * config.hidden_size + config.hidden_size)
+    if rows:
+        read += config.vocab_size * config.hidden_size
+    for layer in config.layers:
+        read += _layer_matrices(config, layer) + _layer_vectors(config, layer)
+        if layer.experts is not None:
+            share = layer.experts.experts_per_token / layer.experts.num_experts
+            read -= (
+                layer.experts.num_experts * (1 - share) ** tokens * _expert_matrices(config, layer)
+            )
+    return read
+
+
+def _seen_pairs(chunk: Chunk, window: int | None) -> int:
+    """Pairs of a new token and a key it may see: causal, and inside the window."""
+    first, last = chunk.past + 1, chunk.total  # how many keys the first and the last new token see
+    if window is None or last <= window:
+        return (first + last) * chunk.new // 2
+    rising = max(
+        window - first + 1, 0
+    )  # tokens that see fewer keys than the window, or just as many
+    return (first + window) * rising // 2 + (chunk.new - rising) * window
+
+
+def _keys_read(chunk: Chunk, window: int | None) -> int:
+    return chunk.total if window is None else min(chunk.total, window + chunk.new - 1)
+
+
+def _layer_activations(config: ModelConfig, layer: LayerConfig) -> int:
+    """Elements a layer keeps for each token."""
+    kept = 4 * config.hidden_size  # inputs of two norms, of qkv and of gate-up
+    kept += 2 * config.q_size + 2 * config.kv_size  # attention's q, k, v and output
+    if config.qk_norm:
+        kept += config.q_size + config.kv_size
+    if config.post_norms:
+        kept += 2 * config.hidden_size
+    if layer.experts is None:
+        return kept + 3 * config.mlp_size
+    per_expert = (
+        2 * config.hidden_size + 3 * layer.experts.mlp_size
+    )  # gathered input, output to be weighted
+    return kept + layer.experts.num_experts + layer.experts.experts_per_token * per_expert

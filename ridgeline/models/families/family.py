@@ -1,0 +1,185 @@
+"""What a model family is, and what its files share: reading `config.json` fields with errors that
+name them.
+
+A family reads a `config.json` into a ModelConfig and gives the names of its tensors. GGUF files are
+read through the same door: their metadata is first written as the `config.json` the model would
+have had (gguf.py here), so each fact about a family is read in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from ridgeline.errors import ConfigError, UnsupportedError
+from ridgeline.kernels.gated_activation import Activation
+from ridgeline.models.config import LayerConfig, ModelConfig
+from ridgeline.models.families.names import HF_NAMES, Names
+from ridgeline.models.rope import RopeConfig, rope_from_hf
+
+Value = TypeVar("Value", int, float, bool)
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+
+
+class Fields:
+    """A `config.json` with the file's name for error messages and checks of presence and type."""
+
+    def __init__(self, values: Mapping[str, Any], origin: str = "config.json") -> None:
+        self.values = values
+        self.origin = origin
+
+    def required(self, name: str, kind: type[Value]) -> Value:
+        if self.values.get(name) is None:
+            raise ConfigError(f"{self.origin} has no field {name!r}, which this model needs")
+        return self._checked(name, self.values[name], kind)
+
+    def optional(self, name: str, kind: type[Value]) -> Value | None:
+        value = self.values.get(name)
+        return None if value is None else self._checked(name, value, kind)
+
+    def get(self, name: str, default: Value) -> Value:
+        value = self.optional(name, type(default))
+        return default if value is None else value
+
+    def _checked(self, name: str, value: Any, kind: type[Value]) -> Value:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = (
+            isinstance(value, bool)
+            if kind is bool
+            else is_number and (kind is float or value == int(value))
+        )
+        if not fits:
+            raise ConfigError(f"{self.origin}: {name} is {value!r}; expected {kind.__name__}")
+        return kind(value)
+
+    def mapping(self, *names: str) -> Mapping[str, Any]:
+        """The first of these fields that holds an object; empty when none does."""
+        for name in names:
+            value = self.values.get(name)
+            if value is not None:
+                if not isinstance(value, Mapping):
+                    raise ConfigError(f"{self.origin}: {name} is {value!r}; expected an object")
+                return value
+        return {}
+
+    def strings(self, name: str, length: int) -> list[str] | None:
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if (
+            not isinstance(value, list)
+            or len(value) != length
+            or not all(isinstance(v, str) for v in value)
+        ):
+            raise ConfigError(
+                f"{self.origin}: {name} should be a list of {length} strings, one a layer"
+            )
+        return value
+
+
+@dataclass(frozen=True)
+class Family:
+    name: str
+    architectures: tuple[str, ...]  # what `architectures` in config.json says; the first is written
+    model_type: str  # what goes with it in a config.json written here
+    config: Callable[[Fields], ModelConfig]
+    hf_names: Names = HF_NAMES
+    gguf_architectures: tuple[str, ...] = ()  # what `general.architecture` in a GGUF says
+    gguf_names: Names | None = None
+    gguf_fields: Callable[[Mapping[str, Any], str], dict[str, Any]] = lambda metadata, prefix: {}
+    renamed: tuple[tuple[str, str], ...] = ()  # (prefix in some checkpoints, prefix in hf_names)
+    ignored: tuple[
+        str, ...
+    ] = ()  # prefixes of tensors that belong to other parts than the language model
+
+
+def decoder_config(
+    fields: Fields,
+    family: str,
+    *,
+    tied_embeddings: bool = False,
+    head_dim: int | None = None,
+    rope_theta: float = 10000.0,
+    original_context: int | None = None,
+    windows: Iterable[int | None] | None = None,
+    context_is_stretched: bool = False,
+    **features: Any,
+) -> ModelConfig:
+    """What nearly all families share. The keyword arguments before `features` are what the family's
+    own configuration class takes when config.json is silent; `features` are fields of ModelConfig.
+    """
+    num_heads = fields.required("num_attention_heads", int)
+    hidden_size = fields.required("hidden_size", int)
+    num_layers = fields.required("num_hidden_layers", int)
+    if num_heads < 1 or num_layers < 1:
+        raise ConfigError(
+            f"{fields.origin}: {num_heads} heads and {num_layers} layers; expected at least 1 each"
+        )
+    size = fields.get("head_dim", head_dim or hidden_size // num_heads)
+    max_context = fields.required("max_position_embeddings", int)
+    rope = rope_from_hf(
+        fields.mapping("rope_parameters", "rope_scaling"),
+        theta=fields.get("rope_theta", rope_theta),
+        head_dim=size,
+        max_context=max_context,
+        original_context=fields.optional("original_max_position_embeddings", int)
+        or original_context,
+        partial_rotary_factor=fields.get("partial_rotary_factor", 1.0),
+    )
+    layers = tuple(LayerConfig(rope, window) for window in windows or [None] * num_layers)
+    return ModelConfig(
+        family=family,
+        vocab_size=fields.required("vocab_size", int),
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=fields.get("num_key_value_heads", num_heads),
+        head_dim=size,
+        mlp_size=fields.required("intermediate_size", int),
+        max_context=max_context if context_is_stretched else rope.usable_context(max_context),
+        layers=layers,
+        norm_eps=fields.get("rms_norm_eps", 1e-6),
+        activation=activation(fields),
+        tied_embeddings=fields.get("tie_word_embeddings", tied_embeddings),
+        **features,
+    )
+
+
+def activation(fields: Fields) -> Activation:
+    name = fields.values.get("hidden_activation") or fields.values.get("hidden_act") or "silu"
+    if name not in ACTIVATIONS:
+        raise UnsupportedError(
+            f"activation {name!r} is not known; supported: {', '.join(ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[name]
+
+
+def windows_by_type(
+    fields: Fields, window: int | None, otherwise: Callable[[int], bool]
+) -> list[int | None]:
+    """One window a layer: from `layer_types` where the config has it, else from `otherwise(layer)`."""
+    num_layers = fields.required("num_hidden_layers", int)
+    types = fields.strings("layer_types", num_layers)
+    if types is None:
+        return [window if otherwise(i) else None for i in range(num_layers)]
+    unknown = set(types) - {"sliding_attention", "full_attention"}
+    if unknown:
+        raise UnsupportedError(
+            f"layer types {sorted(unknown)}: only full and sliding attention run"
+        )
+    return [window if kind == "sliding_attention" else None for kind in types]
+
+
+def with_ropes(config: ModelConfig, ropes: Iterable[RopeConfig | None]) -> ModelConfig:
+    """The same model with another rope (or none) for each layer."""
+    layers = tuple(
+        replace(layer, rope=rope) for layer, rope in zip(config.layers, ropes, strict=True)
+    )
+    return replace(config, layers=layers)

@@ -1,0 +1,75 @@
+"""Gemma 2: norms before and after each block, GeGLU, scaled embeddings, soft-capped scores and
+logits, and a sliding window in every other layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ridgeline.models.config import ModelConfig
+from ridgeline.models.families.family import Family, Fields, decoder_config, windows_by_type
+from ridgeline.models.families.gguf import GGUF_NAMES_GEMMA
+from ridgeline.models.families.names import HF_NAMES
+
+NAMES = replace(HF_NAMES, mlp_norm="model.layers.{i}.pre_feedforward_layernorm.weight")
+
+
+def config(fields: Fields) -> ModelConfig:
+    window = fields.get("sliding_window", 4096)
+    return decoder_config(
+        fields,
+        "gemma2",
+        windows=windows_by_type(fields, window, lambda layer: layer % 2 == 0),
+        attention_softcap=fields.optional("attn_logit_softcapping", float),
+        final_softcap=fields.optional("final_logit_softcapping", float),
+        **gemma_features(fields),
+    )
+
+
+def gemma_features(fields: Fields) -> dict[str, Any]:
+    """What Gemma 2 and 3 share."""
+    attention_bias = fields.get("attention_bias", False)
+    return {
+        "head_dim": 256,
+        "tied_embeddings": True,
+        "norm_offset": 1.0,
+        "post_norms": True,
+        "qkv_bias": attention_bias,
+        "out_bias": attention_bias,
+        "embedding_scale": fields.required("hidden_size", int) ** 0.5,
+        "attention_scale": fields.get("query_pre_attn_scalar", 256.0) ** -0.5,
+    }
+
+
+def gguf_fields(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attn_logit_softcapping": metadata.get(f"{prefix}.attn_logit_softcapping"),
+        "final_logit_softcapping": metadata.get(f"{prefix}.final_logit_softcapping"),
+        "query_pre_attn_scalar": score_scalar(metadata, prefix, layers_of_27b=46),
+    }
+
+
+def score_scalar(metadata: Mapping[str, Any], prefix: str, layers_of_27b: int) -> float:
+    """The format has no field for it. Released models use the head dim, except the 27B ones: hidden
+    / heads.
+    """
+    heads = metadata[f"{prefix}.attention.head_count"]
+    hidden = metadata[f"{prefix}.embedding_length"]
+    if metadata[f"{prefix}.block_count"] == layers_of_27b:
+        return hidden / heads
+    return metadata.get(f"{prefix}.attention.key_length", hidden / heads)
+
+
+FAMILY = Family(
+    name="gemma2",
+    architectures=("Gemma2ForCausalLM",),
+    model_type="gemma2",
+    config=config,
+    hf_names=NAMES,
+    gguf_architectures=("gemma2",),
+    gguf_names=GGUF_NAMES_GEMMA,
+    gguf_fields=gguf_fields,
+)

@@ -1,0 +1,45 @@
+"""Granite: Llama with four fixed multipliers, on embeddings, scores, residuals and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ridgeline.models.config import ModelConfig
+from ridgeline.models.families.family import Family, Fields, decoder_config
+from ridgeline.models.families.gguf import GGUF_NAMES_INTERLEAVED
+
+
+def config(fields: Fields) -> ModelConfig:
+    attention_bias = fields.get("attention_bias", False)
+    return decoder_config(
+        fields,
+        "granite",
+        qkv_bias=attention_bias,
+        out_bias=attention_bias,
+        mlp_bias=fields.get("mlp_bias", False),
+        embedding_scale=fields.get("embedding_multiplier", 1.0),
+        attention_scale=fields.get("attention_multiplier", 1.0),
+        residual_scale=fields.get("residual_multiplier", 1.0),
+        logit_scale=1.0 / fields.get("logits_scaling", 1.0),
+    )
+
+
+def gguf_fields(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {
+        "embedding_multiplier": metadata.get(f"{prefix}.embedding_scale"),
+        "attention_multiplier": metadata.get(f"{prefix}.attention.scale"),
+        "residual_multiplier": metadata.get(f"{prefix}.residual_scale"),
+        "logits_scaling": metadata.get(f"{prefix}.logit_scale"),
+    }
+
+
+FAMILY = Family(
+    name="granite",
+    architectures=("GraniteForCausalLM",),
+    model_type="granite",
+    config=config,
+    gguf_architectures=("granite",),
+    gguf_names=GGUF_NAMES_INTERLEAVED,
+    gguf_fields=gguf_fields,
+)

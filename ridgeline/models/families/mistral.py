@@ -1,0 +1,21 @@
+"""Mistral: Llama with a sliding window over every layer (or, in later releases, over none)."""
+
+from __future__ import annotations
+
+from ridgeline.models.config import ModelConfig
+from ridgeline.models.families.family import Family, Fields, decoder_config, windows_by_type
+
+
+def config(fields: Fields) -> ModelConfig:
+    window = fields.optional("sliding_window", int)
+    return decoder_config(
+        fields, "mistral", windows=windows_by_type(fields, window, lambda layer: True)
+    )
+
+
+FAMILY = Family(
+    name="mistral",
+    architectures=("MistralForCausalLM",),
+    model_type="mistral",
+    config=config,
+)

@@ -1,0 +1,31 @@
+"""Qwen3: Qwen2 with norms on each query and key head, and no biases unless asked."""
+
+from __future__ import annotations
+
+from ridgeline.models.config import ModelConfig
+from ridgeline.models.families.family import Family, Fields, decoder_config
+from ridgeline.models.families.gguf import GGUF_NAMES
+from ridgeline.models.families.qwen2 import upper_windows
+
+
+def config(fields: Fields) -> ModelConfig:
+    attention_bias = fields.get("attention_bias", False)
+    return decoder_config(
+        fields,
+        "qwen3",
+        head_dim=128,
+        windows=upper_windows(fields),
+        qk_norm=True,
+        qkv_bias=attention_bias,
+        out_bias=attention_bias,
+    )
+
+
+FAMILY = Family(
+    name="qwen3",
+    architectures=("Qwen3ForCausalLM",),
+    model_type="qwen3",
+    config=config,
+    gguf_architectures=("qwen3",),
+    gguf_names=GGUF_NAMES,
+)

@@ -1,0 +1,62 @@
+"""Qwen3-MoE: Qwen3 with a mixture of experts in most layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ridgeline.models.config import ExpertsConfig, ModelConfig
+from ridgeline.models.families.family import Family, Fields, decoder_config
+from ridgeline.models.families.gguf import GGUF_NAMES
+
+
+def config(fields: Fields) -> ModelConfig:
+    attention_bias = fields.get("attention_bias", False)
+    num_layers = fields.required("num_hidden_layers", int)
+    window = (
+        fields.optional("sliding_window", int) if fields.get("use_sliding_window", False) else None
+    )
+    base = decoder_config(
+        fields,
+        "qwen3_moe",
+        windows=[window] * num_layers,
+        qk_norm=True,
+        qkv_bias=attention_bias,
+        out_bias=attention_bias,
+    )
+    experts = ExpertsConfig(
+        # transformers 5 writes the second name, everyone before it the first
+        num_experts=fields.optional("num_experts", int) or fields.required("num_local_experts", int),
+        experts_per_token=fields.get("num_experts_per_tok", 8),
+        mlp_size=fields.required("moe_intermediate_size", int),
+        renormalize=fields.get("norm_topk_prob", False),
+    )
+    dense = set(fields.values.get("mlp_only_layers") or [])
+    step = fields.get("decoder_sparse_step", 1)
+    layers = [
+        replace(layer, experts=experts) if i not in dense and (i + 1) % step == 0 else layer
+        for i, layer in enumerate(base.layers)
+    ]
+    return replace(base, layers=tuple(layers))
+
+
+def gguf_fields(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {
+        "num_experts": metadata.get(f"{prefix}.expert_count"),
+        "num_experts_per_tok": metadata.get(f"{prefix}.expert_used_count"),
+        "moe_intermediate_size": metadata.get(f"{prefix}.expert_feed_forward_length"),
+        # The format has no field for it; every released Qwen3-MoE renormalizes.
+        "norm_topk_prob": True,
+    }
+
+
+FAMILY = Family(
+    name="qwen3_moe",
+    architectures=("Qwen3MoeForCausalLM",),
+    model_type="qwen3_moe",
+    config=config,
+    gguf_architectures=("qwen3moe",),
+    gguf_names=GGUF_NAMES,
+    gguf_fields=gguf_fields,
+)

@@ -1,0 +1,200 @@
+"""Rotary frequencies: every way checkpoints stretch them to longer contexts, read and computed in
+one place.
+
+`RopeConfig` says how; `RopeConfig.angles(positions, lengths)` gives the cosines and sines for a
+step. Two types (`dynamic`, `longrope`) depend on how long the sequence is: a token computed with
+its prompt uses the prompt's length, a token generated later uses its own position + 1, so that the
+result does not depend on how a prompt was cut into chunks. Letters: T tokens, A angles (half the
+rotated dims).
+
+    cos_TA, sin_TA = config.rope.angles(positions_T, lengths_T)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import ConfigError, UnsupportedError, near_matches
+
+RopeType = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
+_OLD_NAMES = {"su": "longrope"}  # what the first Phi-3 checkpoints called it
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    theta: float  # base of the geometric series of wavelengths
+    rotary_dim: int  # how many of a head's dims are rotated
+    type: RopeType = "default"
+    factor: float = 1.0  # how many times longer the context was made
+    original_context: int = 0  # tokens; the context before it was stretched
+    attention_factor: float = 1.0  # multiplies cosines and sines (yarn, longrope)
+    beta_fast: float = (
+        32.0  # yarn: dims that turn more often than this in a context stay as they are
+    )
+    beta_slow: float = 1.0  # yarn: dims that turn less often than this are stretched fully
+    truncate: bool = True  # yarn: round the two bounds to whole dims
+    low_freq_factor: float = 1.0  # llama3: wavelengths above original_context / this are stretched
+    high_freq_factor: float = 4.0  # llama3: wavelengths below original_context / this stay
+    short_factor: tuple[float, ...] = ()  # longrope: divisor per angle up to original_context
+    long_factor: tuple[float, ...] = ()  # longrope: divisor per angle past original_context
+
+    def __post_init__(self) -> None:
+        if self.rotary_dim <= 0 or self.rotary_dim % 2:
+            raise ConfigError(f"rotary_dim is {self.rotary_dim}; it must be even and positive")
+        if self.theta <= 1 or self.factor <= 0:
+            raise ConfigError(
+                f"rope theta {self.theta} and factor {self.factor} must be above 1 and 0"
+            )
+        if self.type not in ("default", "linear") and self.original_context <= 0:
+            raise ConfigError(f"rope type {self.type!r} needs original_max_position_embeddings")
+        num_angles = self.rotary_dim // 2
+        if (
+            self.type == "longrope"
+            and not len(self.short_factor) == len(self.long_factor) == num_angles
+        ):
+            raise ConfigError(
+                f"longrope has {len(self.short_factor)} short, {len(self.long_factor)} long factors; "
+                f"{self.rotary_dim} rotated dims need {num_angles} of each"
+            )
+
+    def angles(self, positions_T: Tensor, lengths_T: Tensor) -> tuple[Tensor, Tensor]:
+        """cos_TA and sin_TA in fp32. `lengths_T`: see the head of this file; read by two types
+        only.
+        """
+        frequencies = self._frequencies(lengths_T)
+        angles_TA = positions_T.float().unsqueeze(1) * frequencies
+        return angles_TA.cos() * self.attention_factor, angles_TA.sin() * self.attention_factor
+
+    def _frequencies(self, lengths_T: Tensor) -> Tensor:
+        """Radians a position: [A], or [T, A] where the sequence's length matters."""
+        device = lengths_T.device
+        exponent_A = torch.arange(0, self.rotary_dim, 2, device=device).float() / self.rotary_dim
+        if self.type == "dynamic":
+            return self._dynamic(exponent_A, lengths_T)
+        plain_A = 1.0 / self.theta**exponent_A
+        if self.type == "linear":
+            return plain_A / self.factor
+        if self.type == "yarn":
+            return self._yarn(plain_A)
+        if self.type == "llama3":
+            return self._llama3(plain_A)
+        if self.type == "longrope":
+            is_long_T1 = (lengths_T > self.original_context).unsqueeze(1)
+            long_A = torch.tensor(self.long_factor, device=device)
+            return plain_A / torch.where(
+                is_long_T1, long_A, torch.tensor(self.short_factor, device=device)
+            )
+        return plain_A
+
+    def _dynamic(self, exponent_A: Tensor, lengths_T: Tensor) -> Tensor:
+        stretch_T = lengths_T.clamp(min=self.original_context).float() / self.original_context
+        power = self.rotary_dim / (self.rotary_dim - 2)
+        theta_T = self.theta * (self.factor * stretch_T - (self.factor - 1)) ** power
+        return 1.0 / theta_T.unsqueeze(1) ** exponent_A
+
+    def _yarn(self, plain_A: Tensor) -> Tensor:
+        low, high = self._turning_dim(self.beta_fast), self._turning_dim(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self.rotary_dim - 1)
+        width = (high - low) or 0.001
+        index_A = torch.arange(plain_A.shape[0], device=plain_A.device).float()
+        stretched_A = ((index_A - low) / width).clamp(0, 1)
+        return plain_A / self.factor * stretched_A + plain_A * (1 - stretched_A)
+
+    def _turning_dim(self, turns: float) -> float:
+        """The (fractional) angle index that turns this many times within the original context."""
+        wavelength = self.original_context / (turns * 2 * math.pi)
+        return self.rotary_dim * math.log(wavelength) / (2 * math.log(self.theta))
+
+    def _llama3(self, plain_A: Tensor) -> Tensor:
+        wavelength_A = 2 * math.pi / plain_A
+        turns_A = self.original_context / wavelength_A
+        span = self.high_freq_factor - self.low_freq_factor
+        kept_A = ((turns_A - self.low_freq_factor) / span).clamp(0, 1)
+        return (1 - kept_A) * plain_A / self.factor + kept_A * plain_A
+
+    def usable_context(self, max_context: int) -> int:
+        """Tokens the stretched rope reaches, for configs whose max_position_embeddings is the one before."""
+        if self.type in ("linear", "dynamic"):
+            return int(max_context * self.factor)
+        if self.type == "yarn":
+            return max(max_context, int(self.original_context * self.factor))
+        return max_context
+
+
+def rope_from_hf(
+    parameters: Mapping[str, Any],
+    *,
+    theta: float,
+    head_dim: int,
+    max_context: int,
+    original_context: int | None = None,
+    partial_rotary_factor: float = 1.0,
+) -> RopeConfig:
+    """Read `rope_parameters` (transformers 5) or `rope_scaling` (before); the rest are the config's
+    own fields.
+    """
+    name = parameters.get("rope_type", parameters.get("type", "default"))
+    rope_type = _OLD_NAMES.get(name, name)
+    if rope_type not in get_args(RopeType):
+        known = get_args(RopeType)
+        hint = near_matches(str(name), known)
+        raise UnsupportedError(
+            f"rope type {name!r} is not known; supported: {', '.join(known)}{hint}"
+        )
+    fraction = float(parameters.get("partial_rotary_factor", partial_rotary_factor))
+    original = int(
+        original_context or parameters.get("original_max_position_embeddings") or max_context
+    )
+    if rope_type == "dynamic":
+        original = max_context  # transformers reads max_position_embeddings here and nothing else
+    factor = parameters.get("factor")
+    if factor is None:
+        if rope_type in ("linear", "dynamic", "llama3"):
+            raise ConfigError(f"rope type {rope_type!r} needs a factor, and the config gives none")
+        factor = max_context / original
+    return RopeConfig(
+        theta=float(parameters.get("rope_theta", theta)),
+        rotary_dim=int(head_dim * fraction),
+        type=rope_type,
+        factor=float(factor) if rope_type != "default" else 1.0,
+        original_context=original,
+        attention_factor=_attention_factor(parameters, rope_type, float(factor), original),
+        beta_fast=float(parameters.get("beta_fast") or 32),
+        beta_slow=float(parameters.get("beta_slow") or 1),
+        truncate=bool(parameters.get("truncate", True)),
+        low_freq_factor=float(parameters.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(parameters.get("high_freq_factor", 4.0)),
+        short_factor=tuple(map(float, parameters.get("short_factor", ()))),
+        long_factor=tuple(map(float, parameters.get("long_factor", ()))),
+    )
+
+
+def _attention_factor(
+    parameters: Mapping[str, Any], rope_type: str, factor: float, original: int
+) -> float:
+    """What cosines and sines are multiplied by, as the yarn and LongRoPE papers set it when the
+    config does not.
+    """
+    given = parameters.get("attention_factor")
+    if given is not None and rope_type in ("yarn", "longrope"):
+        return float(given)
+    if rope_type == "longrope":
+        return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    if rope_type == "yarn":
+        mscale, mscale_all = parameters.get("mscale"), parameters.get("mscale_all_dim")
+        if mscale and mscale_all:
+            return _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all)
+        return _yarn_mscale(factor, 1.0)
+    return 1.0
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -1,0 +1,207 @@
+"""The one model definition: a decoder over packed tokens, built from a ModelConfig.
+
+Written as if for one device and one precision; quantization, parallelism and recomputation are
+applied from outside. It keeps no cache: what attention needs of the sequences arrives as an
+argument, the `Sequences` of a step.
+
+Letters: T tokens of all sequences end to end, R rows that want logits, D hidden size, N query
+heads, K key-value heads, H head dim, A rotary angles, F MLP size, V vocabulary.
+
+    hidden_TD = model(tokens_T, sequences)
+    logits_RV = model.logits(hidden_TD[last_rows])
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.kernels.attention import AttentionSpec
+from ridgeline.kernels.gated_activation import gated_activation
+from ridgeline.kernels.moe import mixture_of_experts, route
+from ridgeline.kernels.rms_norm import rms_norm
+from ridgeline.kernels.rotary import rotate
+from ridgeline.models.config import ExpertsConfig, LayerConfig, ModelConfig
+from ridgeline.models.rope import RopeConfig
+
+RopeAngles = dict[RopeConfig, tuple[Tensor, Tensor]]
+
+
+class Sequences(Protocol):
+    """The sequences a step works on: where its tokens stand, and attention over everything before
+    them.
+    """
+
+    @property
+    def positions_T(self) -> Tensor:
+        """Each token's position in its own sequence."""
+
+    @property
+    def lengths_T(self) -> Tensor:
+        """The sequence length that picks each token's rotary frequencies (see models/rope.py)."""
+
+    def attend(
+        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, spec: AttentionSpec
+    ) -> Tensor:
+        """Keep k and v for later steps, and return attention's output [T, N, H]."""
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float, offset: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+        self.offset = offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps, self.offset)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.head_dim = config.head_dim
+        self.sizes = (config.q_size, config.kv_size, config.kv_size)
+        self.rope = config.layers[index].rope
+        self.spec = AttentionSpec(
+            config.attention_scale, config.layers[index].window, config.attention_softcap
+        )
+        self.qkv = nn.Linear(config.hidden_size, sum(self.sizes), bias=config.qkv_bias)
+        self.out = nn.Linear(config.q_size, config.hidden_size, bias=config.out_bias)
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.norm_eps, config.norm_offset)
+            self.k_norm = RMSNorm(config.head_dim, config.norm_eps, config.norm_offset)
+
+    def forward(self, x_TD: Tensor, angles: RopeAngles, sequences: Sequences) -> Tensor:
+        q, k, v = self.qkv(x_TD).split(self.sizes, dim=-1)
+        q_TNH, k_TKH, v_TKH = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_TNH, k_TKH = self.q_norm(q_TNH), self.k_norm(k_TKH)
+        if self.rope is not None:
+            cos_TA, sin_TA = angles[self.rope]
+            q_TNH, k_TKH = rotate(q_TNH, cos_TA, sin_TA), rotate(k_TKH, cos_TA, sin_TA)
+        out_TNH = sequences.attend(self.index, q_TNH, k_TKH, v_TKH, self.spec)
+        return self.out(out_TNH.flatten(1))
+
+
+class DenseMLP(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.gate_up = nn.Linear(config.hidden_size, 2 * config.mlp_size, bias=config.mlp_bias)
+        self.down = nn.Linear(config.mlp_size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.down(gated_activation(self.gate_up(x_TD), self.activation))
+
+
+class ExpertMLP(nn.Module):
+    def __init__(self, config: ModelConfig, experts: ExpertsConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.experts_per_token = experts.experts_per_token
+        self.renormalize = experts.renormalize
+        size, hidden = experts.mlp_size, config.hidden_size
+        self.router = nn.Linear(hidden, experts.num_experts, bias=False)
+        self.gate_up = nn.Parameter(torch.empty(experts.num_experts, 2 * size, hidden))
+        self.down = nn.Parameter(torch.empty(experts.num_experts, hidden, size))
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        weights_TA, experts_TA = route(self.router(x_TD), self.experts_per_token, self.renormalize)
+        return mixture_of_experts(
+            x_TD, weights_TA, experts_TA, self.gate_up, self.down, self.activation
+        )
+
+
+class Block(nn.Module):
+    """One layer: attention, then MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        layer: LayerConfig = config.layers[index]
+        norm = (config.hidden_size, config.norm_eps, config.norm_offset)
+        self.residual_scale = config.residual_scale
+        self.attn_norm = RMSNorm(*norm)
+        self.attn = Attention(config, index)
+        self.attn_post_norm = RMSNorm(*norm) if config.post_norms else None
+        self.mlp_norm = RMSNorm(*norm)
+        self.mlp = ExpertMLP(config, layer.experts) if layer.experts else DenseMLP(config)
+        self.mlp_post_norm = RMSNorm(*norm) if config.post_norms else None
+
+    def forward(self, x_TD: Tensor, angles: RopeAngles, sequences: Sequences) -> Tensor:
+        attended_TD = self.attn(self.attn_norm(x_TD), angles, sequences)
+        x_TD = self._add(x_TD, attended_TD, self.attn_post_norm)
+        return self._add(x_TD, self.mlp(self.mlp_norm(x_TD)), self.mlp_post_norm)
+
+    def _add(self, x_TD: Tensor, update_TD: Tensor, post_norm: RMSNorm | None) -> Tensor:
+        if post_norm is not None:
+            update_TD = post_norm(update_TD)
+        if self.residual_scale != 1.0:
+            update_TD = update_TD * self.residual_scale
+        return x_TD + update_TD
+
+
+class Transformer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, config.norm_offset)
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tied_embeddings:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens_T: Tensor, sequences: Sequences) -> Tensor:
+        """Hidden states [T, D] after the last norm; `logits` turns the rows that are wanted into
+        logits.
+        """
+        x_TD = self.embed(tokens_T)
+        if self.config.embedding_scale != 1.0:
+            # Rounded to the weights' dtype first, as Gemma was trained.
+            x_TD = x_TD * torch.tensor(self.config.embedding_scale, dtype=x_TD.dtype).item()
+        ropes = {layer.rope for layer in self.config.layers if layer.rope is not None}
+        angles = {rope: rope.angles(sequences.positions_T, sequences.lengths_T) for rope in ropes}
+        for block in self.layers:
+            x_TD = block(x_TD, angles, sequences)
+        return self.norm(x_TD)
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Logits [R, V] in fp32."""
+        logits_RV = self.head(hidden_RD).float()
+        if self.config.logit_scale != 1.0:
+            logits_RV = logits_RV * self.config.logit_scale
+        if self.config.final_softcap is not None:
+            cap = self.config.final_softcap
+            logits_RV = torch.tanh(logits_RV / cap) * cap
+        return logits_RV
+
+
+def build_model(config: ModelConfig, dtype: torch.dtype, device: str | torch.device) -> Transformer:
+    """A model whose weights are allocated and not yet written (see `fill_random`)."""
+    with torch.device("meta"):
+        model = Transformer(config).to(dtype)
+    if config.tied_embeddings:
+        model.head.register_parameter("weight", None)  # or to_empty would give it memory of its own
+    model = model.to_empty(device=device)
+    if config.tied_embeddings:
+        model.head.weight = model.embed.weight
+    return model.requires_grad_(False).eval()
+
+
+def fill_random(model: Transformer, seed: int = 0) -> Transformer:
+    """Write weights drawn from a normal distribution, norms near their neutral value: for tests and
+    for timing.
+    """
+    generator = torch.Generator(device=model.embed.weight.device).manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.normal_(1.0 - model.config.norm_offset, 0.1, generator=generator)
+            else:
+                parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+    return model

@@ -19,11 +19,12 @@ class StopWatcher:
         if self.stopped:
             return ""
         held = self._held + text
-        found = [place for place in (held.find(stop) for stop in self.stops) if place >= 0]
+        found = [(held.find(stop) + len(stop), held.find(stop)) for stop in self.stops if stop in held]
         if found:
             self.stopped = True
             self._held = ""
-            return held[: min(found)]
+            _, start = min(found)  # the one that is complete first, however the text was cut
+            return held[:start]
         keep = self._possible_start(held)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]

@@ -1,0 +1,149 @@
+"""`ridgeline generate`: text on stdout as it comes, then on stderr how fast it was and how fast it
+could be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from ridgeline.cli.options import add_flags, from_flags
+from ridgeline.cli.terminal import Terminal
+from ridgeline.data import Tokenizer
+from ridgeline.engine import Generation, Sampling, generate
+from ridgeline.errors import UsageError
+from ridgeline.formats.dtypes import dtype_bytes, dtype_name
+from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.models import Transformer
+from ridgeline.models.checkpoint import resolve_model
+from ridgeline.models.cost import Chunk, step_cost
+from ridgeline.profiling import Limit, step_limit
+from ridgeline.quantization import load_model
+
+EXAMPLE = """\
+ridgeline generate demo "Why is the sky blue?"
+ridgeline generate demo "Name three rivers." --temperature 0.7 --top-p 0.9 --seed 1
+ridgeline generate model.gguf --raw - < prompt.txt"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="Hugging Face folder or hub name, GGUF file, or `demo`")
+    parser.add_argument("prompt", help="what to answer or continue; `-` reads it from stdin")
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the prompt as it stands, without chat template"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
+    parser.add_argument(
+        "--dtype", default="auto", help="fp32, bf16 or fp16 (default: auto: bf16 on a GPU)"
+    )
+    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
+    add_flags(parser, Sampling)
+
+
+def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
+    sampling = from_flags(args, Sampling)
+    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    if not text.strip() and not (args.raw and text):
+        raise UsageError("the prompt is empty; give some text")
+    with terminal.progress() as progress:
+        hardware = detect(args.device)
+        path = resolve_model(args.model, progress=progress)
+        tokenizer = Tokenizer.load(path)
+        prompt = prompt_ids(tokenizer, text, args)
+        model = load_model(path, dtype=args.dtype, device=args.device, progress=progress)
+        dtype = dtype_name(model.embed.weight.dtype)
+        hardware = measure(hardware, {"read_bandwidth", f"matrix_{dtype}"}, progress)
+    on_text = None if terminal.json else write_out
+    result = generate(model, tokenizer, prompt, sampling, on_text)
+    return document(args.model, model, result, hardware, dtype)
+
+
+def prompt_ids(tokenizer: Tokenizer, text: str, args: argparse.Namespace) -> list[int]:
+    if args.raw or tokenizer.chat_template is None:
+        if args.system is not None:
+            why = "with --raw" if args.raw else "for a model without a chat template"
+            raise UsageError(f"--system cannot be used {why}; put it into the prompt")
+        return tokenizer.encode(text)
+    system = [] if args.system is None else [{"role": "system", "content": args.system}]
+    return tokenizer.chat([*system, {"role": "user", "content": text}])
+
+
+def write_out(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def document(
+    name: str, model: Transformer, result: Generation, hardware: Hardware, dtype: str
+) -> dict[str, Any]:
+    """The result with the limits of its two phases: the whole prompt, and a decode step in the
+    middle.
+    """
+    sizes = {"weight_bytes": dtype_bytes(model.embed.weight.dtype)}
+    sizes["kv_bytes"] = sizes["weight_bytes"]
+    prompt, new = result.num_prompt_tokens, len(result.tokens)
+    prefill = step_cost(model.config, [Chunk(prompt, 0)], **sizes)
+    decode = step_cost(model.config, [Chunk(1, prompt + (new - 1) // 2)], **sizes)
+    per_token = result.decode_s / (new - 1) if new > 1 else None
+    return {
+        "model": name,
+        "device": hardware.name,
+        "dtype": dtype,
+        **asdict(result),
+        "decode_tokens_per_s": result.decode_tokens_per_s,
+        "prefill_limit": limit_json(
+            step_limit(prefill, hardware, dtype), prefill.bytes, result.prefill_s
+        ),
+        "decode_limit": limit_json(step_limit(decode, hardware, dtype), decode.bytes, per_token),
+    }
+
+
+def limit_json(
+    limit: Limit | None, num_bytes: float, took_s: float | None
+) -> dict[str, Any] | None:
+    if limit is None:
+        return None
+    return {
+        "seconds": limit.seconds,
+        "bound": limit.bound,
+        "bytes": num_bytes,
+        "ceiling": limit.ceiling.to_json(),
+        "share": limit.seconds / took_s if took_s else None,
+    }
+
+
+def render(result: dict[str, Any], console: Console) -> None:
+    """The text is out already; what is left is the line about speed, which stays out of pipes."""
+    write_out("" if result["text"].endswith("\n") else "\n")
+    errors = Console(stderr=True, highlight=False)
+    new, reason = len(result["tokens"]), result["finish_reason"]
+    errors.print(f"[dim]{speed_line(result)}[/dim]")
+    why = "reached --max-tokens or the context's end" if reason == "length" else "the model ended"
+    errors.print(
+        f"[dim]{result['num_prompt_tokens']} prompt + {new} new tokens ({why}) · {result['dtype']} on "
+        f"{result['device']} · seed {result['seed']}[/dim]"
+    )
+
+
+def speed_line(result: dict[str, Any]) -> str:
+    """`31.2 tok/s, 78% of this machine's limit of 40.0 (memory, measured) · first token after 0.35
+    s (52%)`
+    """
+    first = f"first token after {result['prefill_s']:.3g} s{of_limit(result['prefill_limit'])}"
+    rate, limit = result["decode_tokens_per_s"], result["decode_limit"]
+    if rate is None:
+        return first
+    if limit is None:
+        return f"{rate:.1f} tok/s, limit unknown · {first}"
+    return (
+        f"{rate:.1f} tok/s, {limit['share']:.0%} of this machine's limit of {1 / limit['seconds']:.1f} "
+        f"({limit['bound']}, {limit['ceiling']['source']}) · {first}"
+    )
+
+
+def of_limit(limit: dict[str, Any] | None) -> str:
+    return "" if limit is None else f" ({limit['share']:.0%} of its limit, {limit['bound']})"

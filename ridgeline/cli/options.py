@@ -1,0 +1,68 @@
+"""Command-line flags from a config's fields, so that a flag's name, default and help exist once.
+
+A field's help is in its metadata, `field(default=0.0, metadata={"help": "…"})`; tuples may be
+given several times.
+
+    add_flags(parser, Sampling)
+    sampling = from_flags(args, Sampling)
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import Field, fields
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from ridgeline.errors import UsageError
+
+Config = TypeVar("Config")
+
+
+def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
+    group = parser.add_argument_group(config.__name__.lower())
+    hints = get_type_hints(config)
+    for field in fields(config):
+        kind, is_tuple = _plain_type(hints[field.name])
+        flag = "--" + field.name.replace("_", "-")
+        default = "" if field.default in (None, ()) else f" (default: {field.default})"
+        group.add_argument(
+            flag,
+            dest=field.name,
+            type=_parser_for(flag, kind),
+            action="append" if is_tuple else "store",
+            default=None,
+            metavar=kind.__name__.upper(),
+            help=field.metadata["help"] + default,
+        )
+
+
+def from_flags(args: argparse.Namespace, config: type[Config]) -> Config:
+    """A config of the flags that were given; the others keep the config's own defaults."""
+    given = {field.name: _value(args, field) for field in fields(config)}  # type: ignore[arg-type]
+    return config(**{name: value for name, value in given.items() if value is not None})
+
+
+def _value(args: argparse.Namespace, field: Field[Any]) -> Any:
+    value = getattr(args, field.name)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _plain_type(hint: Any) -> tuple[type, bool]:
+    """`int | None` -> (int, False); `tuple[str, ...]` -> (str, True)."""
+    if get_origin(hint) is tuple:
+        return get_args(hint)[0], True
+    options = [option for option in get_args(hint) if option is not NoneType]
+    return (options[0] if options else hint), False
+
+
+def _parser_for(flag: str, kind: type) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            what = {"int": "a whole number", "float": "a number"}.get(kind.__name__, kind.__name__)
+            raise UsageError(f"{flag} is {text!r}; give {what}") from None
+
+    return parse

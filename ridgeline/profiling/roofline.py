@@ -1,0 +1,35 @@
+"""The roofline: the least time a step can take on a machine, and what bounds it.
+
+Counted work over ceilings, the slower of memory and matrices. A ceiling that is not known gives no
+limit rather than a flattering one.
+
+    limit = step_limit(step_cost(config, [Chunk(1, 1000)], ...), hardware, "bf16")
+    limit.seconds, limit.bound   # 0.0035, "memory"
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ridgeline.hardware import Ceiling, Hardware
+from ridgeline.models.cost import StepCost
+
+
+@dataclass(frozen=True)
+class Limit:
+    seconds: float  # no step is faster
+    bound: Literal["memory", "compute"]
+    ceiling: Ceiling  # the one that bounds it
+
+
+def step_limit(cost: StepCost, hardware: Hardware, dtype: str) -> Limit | None:
+    """The limit of one step with matrices in `dtype` ("bf16"); None where a ceiling is unknown."""
+    memory = hardware.ceiling("read_bandwidth") or hardware.ceiling("memory_bandwidth")
+    matrix = hardware.ceiling(f"matrix_{dtype}")
+    if memory is None or matrix is None:
+        return None
+    memory_s, matrix_s = cost.bytes / memory.value, cost.flops / matrix.value
+    if memory_s >= matrix_s:
+        return Limit(memory_s, "memory", memory)
+    return Limit(matrix_s, "compute", matrix)

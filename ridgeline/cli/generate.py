@@ -117,33 +117,29 @@ def limit_json(
 
 
 def render(result: dict[str, Any], console: Console) -> None:
-    """The text is out already; what is left is the line about speed, which stays out of pipes."""
+    """The text is out already; what is left is about speed, and stays out of pipes."""
     write_out("" if result["text"].endswith("\n") else "\n")
     errors = Console(stderr=True, highlight=False)
-    new, reason = len(result["tokens"]), result["finish_reason"]
-    errors.print(f"[dim]{speed_line(result)}[/dim]")
-    why = "reached --max-tokens or the context's end" if reason == "length" else "the model ended"
-    errors.print(
-        f"[dim]{result['num_prompt_tokens']} prompt + {new} new tokens ({why}) · {result['dtype']} on "
-        f"{result['device']} · seed {result['seed']}[/dim]"
-    )
+    for line in summary_lines(result):
+        errors.print(f"[dim]{line}[/dim]")
 
 
-def speed_line(result: dict[str, Any]) -> str:
-    """`31.2 tok/s, 78% of this machine's limit of 40.0 (memory, measured) · first token after 0.35
-    s (52%)`
-    """
-    first = f"first token after {result['prefill_s']:.3g} s{of_limit(result['prefill_limit'])}"
-    rate, limit = result["decode_tokens_per_s"], result["decode_limit"]
-    if rate is None:
-        return first
+def summary_lines(result: dict[str, Any]) -> list[str]:
+    """`decode 80 tokens, 31.2 tok/s: 78% of the limit of 40.0 tok/s (memory, measured)` and such."""
+    prefill = f"prefill {result['num_prompt_tokens']} tokens, {result['prefill_s']:.3g} s"
+    lines = [prefill + share_of(result["prefill_limit"], "s")]
+    rate = result["decode_tokens_per_s"]
+    if rate is not None:
+        decode = f"decode {len(result['tokens'])} tokens, {rate:.1f} tok/s"
+        lines.append(decode + share_of(result["decode_limit"], "tok/s"))
+    ended = {"stop": "the model ended", "length": "--max-tokens or the context reached"}
+    about = f"{result['dtype']} on {result['device']}, seed {result['seed']}"
+    return [*lines, f"{ended[result['finish_reason']]}; {about}"]
+
+
+def share_of(limit: dict[str, Any] | None, unit: str) -> str:
     if limit is None:
-        return f"{rate:.1f} tok/s, limit unknown · {first}"
-    return (
-        f"{rate:.1f} tok/s, {limit['share']:.0%} of this machine's limit of {1 / limit['seconds']:.1f} "
-        f"({limit['bound']}, {limit['ceiling']['source']}) · {first}"
-    )
-
-
-def of_limit(limit: dict[str, Any] | None) -> str:
-    return "" if limit is None else f" ({limit['share']:.0%} of its limit, {limit['bound']})"
+        return ": limit unknown"
+    best = limit["seconds"] if unit == "s" else 1 / limit["seconds"]
+    source = limit["ceiling"]["source"]
+    return f": {limit['share']:.0%} of the limit of {best:.3g} {unit} ({limit['bound']}, {source})"

@@ -19,7 +19,9 @@ class StopWatcher:
         if self.stopped:
             return ""
         held = self._held + text
-        found = [(held.find(stop) + len(stop), held.find(stop)) for stop in self.stops if stop in held]
+        found = [
+            (held.find(stop) + len(stop), held.find(stop)) for stop in self.stops if stop in held
+        ]
         if found:
             self.stopped = True
             self._held = ""

@@ -59,7 +59,7 @@ class RopeConfig:
             and not len(self.short_factor) == len(self.long_factor) == num_angles
         ):
             raise ConfigError(
-                f"longrope has {len(self.short_factor)} short, {len(self.long_factor)} long factors; "
+                f"longrope has {len(self.short_factor)} and {len(self.long_factor)} factors; "
                 f"{self.rotary_dim} rotated dims need {num_angles} of each"
             )
 
@@ -121,7 +121,7 @@ class RopeConfig:
         return (1 - kept_A) * plain_A / self.factor + kept_A * plain_A
 
     def usable_context(self, max_context: int) -> int:
-        """Tokens the stretched rope reaches, for configs whose max_position_embeddings is the one before."""
+        """Tokens the stretched rope reaches, where max_position_embeddings is the unstretched."""
         if self.type in ("linear", "dynamic"):
             return int(max_context * self.factor)
         if self.type == "yarn":

@@ -1,4 +1,4 @@
-"""Costs against what is built and run: parameters exactly, FLOPs within 1% of torch's own counter."""
+"""Costs against what is built and run: parameters exactly, FLOPs within 1% of torch's count."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ def test_causal_prefill_is_half() -> None:
 
 
 def test_the_8b_shape() -> None:
-    """Figures known from elsewhere: 8.03 G parameters, 15.0 GB read a token, 131,072 bytes of KV a token."""
+    """Figures known from elsewhere: 8.03 G parameters, 15.0 GB read a token, 131,072 bytes of KV a
+    token.
+    """
     config = llama_8b()
     assert num_parameters(config) == 8_030_261_248
     cost = step_cost(config, [Chunk(1, 0)], weight_bytes=2, kv_bytes=2)
@@ -187,7 +189,8 @@ class TrainingSequences:
     def attend(
         self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, spec: AttentionSpec
     ) -> Tensor:
-        # v is a view of qkv's output: copied here so that it alone is kept, as a fused rotation does
+        # v is a view of qkv's output: copied here so that it alone is kept, as a fused rotation
+        # does
         return KeepsQkvOut.apply(q_TNH, k_TKH, v_TKH.clone())
 
 

@@ -1,4 +1,4 @@
-"""Every family against transformers: the same fp32 logits to 1e-4, and the same greedy continuation."""
+"""Every family against transformers: the same fp32 logits to 1e-4, the same greedy continuation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def all_logits(model: Transformer, tokens: list[int]) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module", params=sorted(MODELS))
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Transformer]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Transformer]:
     folder: Path = tmp_path_factory.mktemp(request.param)
     peer = save_model(request.param, folder)
     return peer, load_model(folder, dtype="fp32", device="cpu")

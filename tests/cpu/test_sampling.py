@@ -1,5 +1,6 @@
-"""The definition of sampling: the generator against published numbers, the filters against transformers' own, the
-draw against the distribution it promises."""
+"""The definition of sampling: the generator against published numbers, the filters against
+transformers' own, the draw against the distribution it promises.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tiny random transformers models of every family, in several shapes: what the tests compare with.
 
-Shapes are awkward on purpose: grouped queries 1:1 to 5:1, head dims that are not hidden / heads, odd vocabularies.
-Weights are drawn wide enough that greedy choices are never near a tie.
+Shapes are awkward on purpose: grouped queries 1:1 to 5:1, head dims that are not hidden / heads,
+odd vocabularies. Weights are drawn wide enough that greedy choices are never near a tie.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
     "llama-rope-llama3": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
     "llama-rope-linear": ("Llama", scaled("linear", factor=4.0)),
-    "llama-rope-dynamic": ("Llama", {"max_position_embeddings": 16, **scaled("dynamic", factor=2.0)}),
+    "llama-rope-dynamic": (
+        "Llama",
+        {"max_position_embeddings": 16, **scaled("dynamic", factor=2.0)},
+    ),
     "llama-rope-yarn": (
         "Llama",
         scaled("yarn", factor=4.0, original_max_position_embeddings=32),

@@ -164,7 +164,7 @@ def activation(fields: Fields) -> Activation:
 def windows_by_type(
     fields: Fields, window: int | None, otherwise: Callable[[int], bool]
 ) -> list[int | None]:
-    """One window a layer: from `layer_types` where the config has it, else from `otherwise(layer)`."""
+    """One window a layer: by `layer_types` where the config has it, else by `otherwise(layer)`."""
     num_layers = fields.required("num_hidden_layers", int)
     types = fields.strings("layer_types", num_layers)
     if types is None:

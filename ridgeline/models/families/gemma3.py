@@ -26,7 +26,7 @@ from ridgeline.models.rope import RopeConfig, rope_from_hf
 def config(fields: Fields) -> ModelConfig:
     text = fields.mapping("text_config")
     if text:
-        fields = Fields(TEXT_DEFAULTS | text, f"{fields.origin} (text_config)")
+        fields = Fields({**TEXT_DEFAULTS, **text}, f"{fields.origin} (text_config)")
     if fields.get("use_bidirectional_attention", False):
         raise UnsupportedError(
             "this Gemma 3 attends in both directions (an embedding model); only causal ones run"
@@ -36,7 +36,7 @@ def config(fields: Fields) -> ModelConfig:
     windows = windows_by_type(fields, window, lambda layer: (layer + 1) % pattern != 0)
     features = gemma_features(fields)
     base = decoder_config(
-        Fields(fields.values | {"rope_parameters": full_rope(fields)}, fields.origin),
+        Fields({**fields.values, "rope_parameters": full_rope(fields)}, fields.origin),
         "gemma3",
         rope_theta=1e6,
         windows=windows,

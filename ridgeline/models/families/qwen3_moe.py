@@ -27,7 +27,8 @@ def config(fields: Fields) -> ModelConfig:
     )
     experts = ExpertsConfig(
         # transformers 5 writes the second name, everyone before it the first
-        num_experts=fields.optional("num_experts", int) or fields.required("num_local_experts", int),
+        num_experts=fields.optional("num_experts", int)
+        or fields.required("num_local_experts", int),
         experts_per_token=fields.get("num_experts_per_tok", 8),
         mlp_size=fields.required("moe_intermediate_size", int),
         renormalize=fields.get("norm_topk_prob", False),

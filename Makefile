@@ -1,0 +1,56 @@
+# Two commands: `make demo` and `make test`. Both make the environment first where it is missing.
+#
+#   make demo                      the main job on the embedded model
+#   make test                      lint, types and tests, on a machine without a GPU
+#   make demo PYTHON=python3       under a Python that already has torch with CUDA or ROCm, as it is
+#   make gpu-test, make gpu-bench  on a machine with a GPU, under the Python that is active there
+
+BASE_PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+ACTIVE := python3
+
+# A PYTHON given by the user is used as it is; otherwise everything runs in .venv.
+ifeq ($(origin PYTHON),undefined)
+  PYTHON := $(VENV)/bin/python
+  NEEDS := $(READY)
+endif
+RUN := PYTHONPATH=$(CURDIR) $(PYTHON)
+
+.PHONY: help env demo test lint gpu-test gpu-bench clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+env: $(READY)
+
+$(READY): pyproject.toml constraints.txt constraints-triton.txt
+	@$(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Ridgeline needs Python 3.11 or newer; name one with BASE_PYTHON=..."; exit 1; }
+	$(BASE_PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(VENV)/bin/python -c 'import triton' 2>/dev/null \
+	  || $(VENV)/bin/python -m pip install --quiet -c constraints-triton.txt triton
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(NEEDS)
+	$(RUN) -m ridgeline hardware
+	$(RUN) -m ridgeline generate demo "Why is the sky blue? Answer in two sentences." --max-tokens 96
+
+test: lint
+	$(RUN) -m pytest -n 2 --dist loadfile tests/cpu
+
+lint: $(NEEDS)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+gpu-test:
+	PYTHONPATH=$(CURDIR) $(ACTIVE) -m pytest tests/gpu
+
+gpu-bench:
+	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline hardware --refresh --save results
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

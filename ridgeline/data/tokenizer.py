@@ -1,0 +1,160 @@
+"""Tokenizer: text ↔ token ids for one model, from a Hugging Face folder or a GGUF file.
+
+Owns what is added around a text (never two BOS tokens) and where a chat goes through its template;
+splitting and merging are the `tokenizers` library's, ids → text is incremental.py's, templates are
+chat_template.py's.
+
+    tokenizer = Tokenizer.load(Path("model.gguf"))
+    ids = tokenizer.chat([{"role": "user", "content": "Why is the sky blue?"}])
+    tokenizer.decode(ids, skip_special_tokens=False)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from ridgeline.data.chat_template import render_chat
+from ridgeline.data.folder_vocabulary import folder_vocabulary
+from ridgeline.data.gguf_vocabulary import gguf_vocabulary
+from ridgeline.data.incremental import IncrementalDecoder, TokenBytes
+from ridgeline.data.vocabulary import Vocabulary
+from ridgeline.errors import ModelNotFoundError, UsageError
+from ridgeline.models.checkpoint import open_checkpoint
+
+
+class Tokenizer:
+    """Safe to share between threads: nothing in it changes after loading."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._backend = vocabulary.backend
+        self._pieces = TokenBytes(vocabulary.backend)
+        self.vocab_size: int = vocabulary.vocab_size
+        self.bos_id: int | None = vocabulary.bos_id
+        self.eos_ids: tuple[int, ...] = vocabulary.eos_ids
+        self.add_bos: bool = (
+            vocabulary.bos_id is not None and vocabulary.bos_id in vocabulary.prefix_ids
+        )
+        self.chat_template: str | None = vocabulary.chat_templates.get("default")
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """From a folder with tokenizer.json, or from a .gguf file."""
+        path = Path(path)
+        if path.is_dir():
+            return cls(folder_vocabulary(path))
+        if not path.is_file():
+            raise ModelNotFoundError(
+                f"{path} is neither a folder with tokenizer.json nor a .gguf file"
+            )
+        return cls.from_gguf(open_checkpoint(path).metadata)
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        return cls(gguf_vocabulary(metadata))
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Ids of a text, with the model's BOS or EOS where it wants them and the text has none.
+
+        With `parse_special=False`, special tokens written in the text (`<|im_end|>`) stay the plain
+        characters they are: for text from people who must not be able to end a turn.
+        """
+        backend = self._backend if parse_special else self._plain_backend
+        try:
+            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        except TypeError as error:  # what the library raises for a str that has no UTF-8 form
+            raise UsageError(_no_text_message(text)) from error
+        return self._surround(ids) if add_special_tokens else ids
+
+    def encode_many(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """`encode` for many texts at once, on as many cores as the library may use."""
+        try:
+            rows = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError as error:
+            raise UsageError(_no_text_message(*texts)) from error
+        return [self._surround(row.ids) if add_special_tokens else row.ids for row in rows]
+
+    def _surround(self, ids: list[int]) -> list[int]:
+        prefix, suffix = list(self._vocabulary.prefix_ids), list(self._vocabulary.suffix_ids)
+        if ids and ids[0] == self.bos_id:
+            prefix = []
+        if suffix and ids[-len(suffix) :] == suffix:
+            suffix = []
+        return prefix + ids + suffix
+
+    @cached_property
+    def _plain_backend(self) -> tokenizers.Tokenizer:
+        """A copy that takes special tokens for text: in the library a switch on the tokenizer."""
+        copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        copy.encode_special_tokens = True
+        return copy
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids; bytes that form no character become U+FFFD."""
+        return self._pieces.join(ids, skip_special_tokens=skip_special_tokens)
+
+    def decoder(
+        self, *, skip_special_tokens: bool = True, continuation: bool = False
+    ) -> IncrementalDecoder:
+        """A decoder for ids as they are generated.
+
+        `continuation` says that a text came before, so that the space which sentencepiece puts
+        before a first word is a real one and is kept.
+        """
+        return IncrementalDecoder(
+            self._pieces, skip_special_tokens=skip_special_tokens, strip_start=not continuation
+        )
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The conversation as the model's template writes it, which also sees `variables`."""
+        templates = self._vocabulary.chat_templates
+        template = templates.get("tool_use") if tools else None
+        template = template or self.chat_template
+        if template is None:
+            raise UsageError(
+                "the model has no chat template: give a plain prompt, or a model tuned for chat"
+            )
+        return render_chat(
+            template,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            **{**self._vocabulary.special_texts, **variables},
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """Ids of the conversation. The template decides about BOS: nothing is added to its text."""
+        text = self.chat_text(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+        )
+        return self.encode(text, add_special_tokens=False)
+
+
+def _no_text_message(*texts: str) -> str:
+    for text in texts:
+        if not isinstance(text, str):
+            return f"text to encode is {type(text).__name__}; give a str"
+    return "the text holds half of a surrogate pair (U+D800 to U+DFFF), which is no character"

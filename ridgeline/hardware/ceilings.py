@@ -1,0 +1,156 @@
+"""Measures what is not known yet and remembers it: one cache file per device, driver, torch and
+Triton.
+
+    hardware = measure(detect(), only={"read_bandwidth", "matrix_fp32"})
+
+A measurement that fails is noted in `hardware.absent` with its reason and never stops the rest. A
+cache that cannot be read is measured anew; one that cannot be written costs a warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ridgeline.errors import OutputError, UsageError, near_matches
+from ridgeline.formats.files import atomic_write
+from ridgeline.hardware.facts import MEASURED, Ceiling, Hardware
+from ridgeline.hardware.paths import cache_dir
+from ridgeline.hardware.probes import PROBES, NotSupportedHere
+
+SCHEMA = 1  # raise it when a probe changes its meaning: older files are then measured anew
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a cache file holds: ceilings, and the reasons why others can never be measured here."""
+
+    ceilings: Mapping[str, Ceiling] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+
+def measure(
+    hardware: Hardware,
+    only: Collection[str] | None = None,
+    progress: Progress | None = None,
+    refresh: bool = False,
+) -> Hardware:
+    """Fill `ceilings` for the keys of `only` (default: all) from the cache, else by measuring."""
+    wanted = _wanted(only)
+    known = _Known() if refresh else _read(hardware)
+    missing = [key for key in wanted if key not in known.ceilings and key not in known.absent]
+    found: dict[str, Ceiling] = {}
+    unsupported: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    for done, key in enumerate(missing):
+        if progress is not None:
+            progress("measuring ceilings", done, len(missing))
+        try:
+            found[key] = PROBES[key](hardware)
+        except NotSupportedHere as reason:
+            unsupported[key] = str(reason)
+        except (RuntimeError, ValueError, TypeError, AttributeError, MemoryError) as error:
+            # torch's refusals come in all of these; not cached, since "out of memory" passes
+            failed[key] = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        _release(hardware)
+    if progress is not None and missing:
+        progress("measuring ceilings", len(missing), len(missing))
+    if found or unsupported:
+        known = _remember(hardware, _Known(found, unsupported))
+    known = replace(known, absent={**known.absent, **failed})
+    return _with(hardware, known)
+
+
+def load_cached(hardware: Hardware) -> Hardware:
+    """The same hardware with every ceiling that was measured before; nothing is measured."""
+    return _with(hardware, _read(hardware))
+
+
+def cache_path(hardware: Hardware) -> Path:
+    """The file that holds this device's ceilings under this driver, torch and Triton."""
+    digest = hashlib.sha256(json.dumps(_key(hardware), sort_keys=True).encode()).hexdigest()[:10]
+    name = re.sub(r"[^a-z0-9]+", "-", hardware.name.lower()).strip("-") or hardware.device_type
+    return cache_dir() / "hardware" / f"{name}-{digest}.json"
+
+
+def _wanted(only: Collection[str] | None) -> list[str]:
+    for key in only or ():
+        if key not in MEASURED:
+            hint = near_matches(key, MEASURED)
+            raise UsageError(f"{key!r} is not a ceiling; use some of {', '.join(MEASURED)}{hint}")
+    return [key for key in MEASURED if only is None or key in only]
+
+
+def _with(hardware: Hardware, known: _Known) -> Hardware:
+    """Hardware with what is known added; a ceiling that is there is not also absent."""
+    ceilings = {**hardware.ceilings, **known.ceilings}
+    absent = {**hardware.absent, **known.absent}
+    return replace(
+        hardware,
+        ceilings={key: ceilings[key] for key in MEASURED if key in ceilings},
+        absent={key: absent[key] for key in MEASURED if key in absent and key not in ceilings},
+    )
+
+
+def _key(hardware: Hardware) -> dict[str, Any]:
+    return {
+        "device": hardware.name,
+        "architecture": hardware.architecture,
+        "num_units": hardware.num_units,
+        "num_threads": hardware.num_threads,
+        "driver": hardware.driver,
+        "torch": hardware.versions.get("torch"),
+        "triton": hardware.versions.get("triton"),
+        "schema": SCHEMA,
+    }
+
+
+def _read(hardware: Hardware) -> _Known:
+    path = cache_path(hardware)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["key"] != _key(hardware):
+            raise ValueError("another device's key")
+        ceilings = {key: Ceiling.from_json(c) for key, c in document["ceilings"].items()}
+        usable = {k: c for k, c in ceilings.items() if k in MEASURED and 0 < c.value < float("inf")}
+        return _Known(usable, {k: str(why) for k, why in document["absent"].items()})
+    except FileNotFoundError:
+        return _Known()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        log.warning("%s is not readable (%s); measuring anew", path, type(error).__name__)
+        return _Known()
+
+
+def _remember(hardware: Hardware, new: _Known) -> _Known:
+    """Merge into the cache file as it is now: another process may have added to it meanwhile."""
+    old = _read(hardware)
+    ceilings = {**old.ceilings, **new.ceilings}
+    absent = {k: why for k, why in {**old.absent, **new.absent}.items() if k not in ceilings}
+    document = {
+        "key": _key(hardware),
+        "ceilings": {key: ceiling.to_json() for key, ceiling in ceilings.items()},
+        "absent": absent,
+    }
+    try:
+        with atomic_write(cache_path(hardware)) as file:
+            json.dump(document, file, indent=1)
+    except OutputError as error:
+        log.warning("%s; the ceilings are measured again next time", error)
+    return _Known(ceilings, absent)
+
+
+def _release(hardware: Hardware) -> None:
+    """Give a probe's buffers back before the next one sizes its own by what is free."""
+    if hardware.device_type != "cpu":
+        torch.cuda.empty_cache()

@@ -1,0 +1,44 @@
+"""Figures as people read them: 4.25e12 B/s is `4.25 TB/s`, 1.24e-5 s is `12.4 µs`.
+
+Stored values are always in base units (bytes, bytes/s, FLOP/s, OP/s, seconds); only rendering calls
+this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+LARGE = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+SMALL = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+
+
+def human(value: float, unit: str) -> str:
+    """Three significant digits with an SI prefix; rates stay in TFLOP/s beyond 1,000."""
+    steps: Sequence[tuple[float, str]] = SMALL if unit == "s" else LARGE
+    if unit in ("FLOP/s", "OP/s"):
+        steps = LARGE[1:]
+    factor, prefix = next((step for step in steps if abs(value) >= step[0]), steps[-1])
+    return f"{_three_digits(value / factor)} {prefix}{unit}"
+
+
+def human_bytes(num_bytes: int) -> str:
+    """A size in binary units, as memory and caches are built: 2097152 is `2 MiB`."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{_three_digits(value)} {unit}"
+        value /= 1024
+    return f"{_three_digits(value)} TiB"
+
+
+def percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f}%"
+
+
+def _three_digits(value: float) -> str:
+    if value == 0:
+        return "0"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{min(decimals, 3)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,0 +1,14 @@
+"""Threads = cores / processes, or torch's threads of two test processes wait for each other (18x
+slower on two cores).
+
+The limit is set for this process and, through the environment, for those that tests start.
+"""
+
+import os
+
+import torch
+
+workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+threads = max(1, len(os.sched_getaffinity(0)) // workers)
+os.environ["OMP_NUM_THREADS"] = str(threads)
+torch.set_num_threads(threads)

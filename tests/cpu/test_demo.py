@@ -1,0 +1,120 @@
+"""Real weights end to end: the embedded model against transformers on the same GGUF file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from ridgeline.data import Tokenizer
+from ridgeline.engine import Sampling, generate, generate_tokens
+from ridgeline.engine.naive import OneSequence
+from ridgeline.models import Transformer
+from ridgeline.models.checkpoint import resolve_model
+from ridgeline.quantization import load_model
+
+NUM_TOKENS = 64
+
+
+@pytest.fixture(scope="module")
+def path() -> Path:
+    return resolve_model("demo")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(path: Path) -> Tokenizer:
+    return Tokenizer.load(path)
+
+
+@pytest.fixture(scope="module")
+def ours(path: Path) -> Transformer:
+    return load_model(path, dtype="fp32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def peer(path: Path) -> Any:
+    """transformers' own reading of the same file."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    )
+    return model.eval()
+
+
+def prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    """Ten chats and ten pieces of documentation to continue, of 10 to 60 tokens."""
+    names = sorted(topics)[::7][:10]
+    texts = [re.sub(r"\s+", " ", topics[name]).strip() for name in names]
+    chats = [[{"role": "user", "content": f"What is this about? {text[:80]}"}] for text in texts]
+    return [tokenizer.chat(chat) for chat in chats] + [
+        tokenizer.encode(text)[: 10 + 5 * i] for i, text in enumerate(texts)
+    ]
+
+
+def test_greedy_output_equals_transformers(
+    ours: Transformer, peer: Any, tokenizer: Tokenizer
+) -> None:
+    """The promise: the same 64 tokens on 20 prompts.
+
+    One forward pass of the peer over prompt + our tokens says what it would have chosen at every
+    place: all its greedy choices are ours exactly when its greedy continuation is ours.
+    """
+    checked = 0
+    for prompt in prompts(tokenizer):
+        tokens = list(generate_tokens(ours, prompt, Sampling(max_tokens=NUM_TOKENS)))
+        with torch.inference_mode():
+            logits = peer(torch.tensor([prompt + tokens])).logits[0]
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens
+        checked += 1
+    assert checked == 20
+
+
+def test_same_logits_on_real_text(ours: Transformer, peer: Any, tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode(topics["assignment"])[:300]
+    cache = OneSequence(ours, len(tokens))
+    cache.begin(len(tokens), len(tokens))
+    with torch.inference_mode():
+        expected = peer(torch.tensor([tokens])).logits[0]
+        logits = ours.logits(ours(torch.tensor(tokens), cache))
+    torch.testing.assert_close(logits, expected, atol=2e-3, rtol=1e-4)
+
+
+def test_it_answers_a_chat_prompt_sensibly(ours: Transformer, tokenizer: Tokenizer) -> None:
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    pieces: list[str] = []
+    result = generate(ours, tokenizer, tokenizer.chat(chat), Sampling(max_tokens=40), pieces.append)
+    assert "Paris" in result.text
+    assert "".join(pieces) == result.text
+    assert result.finish_reason == "stop"
+    assert "<|" not in result.text
+
+
+def test_seeds_repeat_and_differ(ours: Transformer, tokenizer: Tokenizer) -> None:
+    prompt = tokenizer.encode("Once upon a time")
+
+    def draw(seed: int) -> list[int]:
+        return list(generate_tokens(ours, prompt, Sampling(1.0, seed=seed, max_tokens=12)))
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_chunks_of_the_prompt_do_not_matter(
+    ours: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = tokenizer.encode(topics["for"])[:90]
+    whole = list(generate_tokens(ours, prompt, Sampling(max_tokens=8)))
+    monkeypatch.setattr("ridgeline.engine.naive.CHUNK", 32)
+    assert list(generate_tokens(ours, prompt, Sampling(max_tokens=8))) == whole
+
+
+def test_stop_strings_end_the_text(ours: Transformer, tokenizer: Tokenizer) -> None:
+    prompt = tokenizer.encode("1, 2, 3, 4, 5, 6, 7,")
+    result = generate(ours, tokenizer, prompt, Sampling(max_tokens=30, stop=("12",)))
+    assert result.finish_reason == "stop"
+    assert result.text.strip().startswith("8")
+    assert "12" not in result.text

@@ -3,6 +3,7 @@
 #   make demo                      the main job on the embedded model
 #   make test                      lint, types and tests, on a machine without a GPU
 #   make demo PYTHON=python3       under a Python that already has torch with CUDA or ROCm, as it is
+#   make smoke                     the minute before a commit
 #   make gpu-test, make gpu-bench  on a machine with a GPU, under the Python that is active there
 
 BASE_PYTHON ?= python3
@@ -17,7 +18,7 @@ ifeq ($(origin PYTHON),undefined)
 endif
 RUN := PYTHONPATH=$(CURDIR) $(PYTHON)
 
-.PHONY: help env demo test lint gpu-test gpu-bench clean
+.PHONY: help env demo test smoke lint gpu-test gpu-bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -40,6 +41,9 @@ demo: $(NEEDS)
 
 test: lint
 	$(RUN) -m pytest -n 2 --dist loadfile tests/cpu
+
+smoke: lint
+	$(RUN) -m pytest -m smoke tests/cpu
 
 lint: $(NEEDS)
 	$(RUN) -m ruff check .

@@ -4,8 +4,10 @@ Public names are loaded on first use, so that `import ridgeline` and `ridgeline 
 and touch neither torch nor a GPU:
 
     import ridgeline
-    model = ridgeline.load_model("demo")
-    print(ridgeline.generate(model, "Why is the sky blue?").text)
+    path = ridgeline.resolve_model("demo")
+    model, tokenizer = ridgeline.load_model(path), ridgeline.Tokenizer.load(path)
+    prompt = tokenizer.chat([{"role": "user", "content": "Why is the sky blue?"}])
+    print(ridgeline.generate(model, tokenizer, prompt).text)
 """
 
 from importlib import import_module
@@ -21,6 +23,8 @@ _LAZY = {
     "Tokenizer": "ridgeline.data",
     "generate": "ridgeline.engine",
     "load_model": "ridgeline.quantization",
+    "resolve_model": "ridgeline.models.checkpoint",
+    "save_model": "ridgeline.quantization",
 }
 
 __all__ = ["__version__", *_LAZY]

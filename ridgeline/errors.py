@@ -85,6 +85,12 @@ class MissingPackageError(RidgelineError, ImportError):
     exit_code = 12
 
 
+class NumericsError(RidgelineError, ArithmeticError):
+    """A model computed something that is no number."""
+
+    exit_code = 13
+
+
 INTERNAL_EXIT_CODE = 70  # a bug of ours
 INTERRUPTED_EXIT_CODE = 130  # Ctrl-C, as shells count it
 

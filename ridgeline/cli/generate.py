@@ -15,12 +15,14 @@ from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Generation, Sampling, generate
+from ridgeline.engine.naive import check_prompt
 from ridgeline.errors import UsageError
 from ridgeline.formats.dtypes import dtype_bytes, dtype_name
 from ridgeline.hardware import Hardware, detect, measure
 from ridgeline.models import Transformer
-from ridgeline.models.checkpoint import resolve_model
+from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.cost import Chunk, step_cost
+from ridgeline.models.families import describe
 from ridgeline.profiling import Limit, step_limit
 from ridgeline.quantization import load_model
 
@@ -46,20 +48,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     sampling = from_flags(args, Sampling)
-    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    text = read_stdin() if args.prompt == "-" else args.prompt
     if not text.strip() and not (args.raw and text):
         raise UsageError("the prompt is empty; give some text")
     with terminal.progress() as progress:
         hardware = detect(args.device)
         path = resolve_model(args.model, progress=progress)
+        config = describe(open_checkpoint(path)).config  # what is no model, is said first
         tokenizer = Tokenizer.load(path)
         prompt = prompt_ids(tokenizer, text, args)
+        check_prompt(config, prompt)
         model = load_model(path, dtype=args.dtype, device=args.device, progress=progress)
         dtype = dtype_name(model.embed.weight.dtype)
         hardware = measure(hardware, {"read_bandwidth", f"matrix_{dtype}"}, progress)
     on_text = None if terminal.json else write_out
     result = generate(model, tokenizer, prompt, sampling, on_text)
     return document(args.model, model, result, hardware, dtype)
+
+
+def read_stdin() -> str:
+    if sys.stdin is None:
+        raise UsageError("the prompt is `-` and stdin is closed; pipe some text into it")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the prompt on stdin is not UTF-8 text: {error}") from error
 
 
 def prompt_ids(tokenizer: Tokenizer, text: str, args: argparse.Namespace) -> list[int]:
@@ -121,11 +134,11 @@ def render(result: dict[str, Any], console: Console) -> None:
     write_out("" if result["text"].endswith("\n") else "\n")
     errors = Console(stderr=True, highlight=False)
     for line in summary_lines(result):
-        errors.print(f"[dim]{line}[/dim]")
+        errors.print(line, style="dim", markup=False, soft_wrap=True)
 
 
 def summary_lines(result: dict[str, Any]) -> list[str]:
-    """`decode 80 tokens, 31.2 tok/s: 78% of the limit of 40.0 tok/s (memory, measured)` and such."""
+    """`decode 80 tokens, 31.2 tok/s: 78% of the limit of 40 tok/s (memory, measured)`, …"""
     prefill = f"prefill {result['num_prompt_tokens']} tokens, {result['prefill_s']:.3g} s"
     lines = [prefill + share_of(result["prefill_limit"], "s")]
     rate = result["decode_tokens_per_s"]

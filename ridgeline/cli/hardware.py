@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline.cli.terminal import Terminal
+from ridgeline.errors import OutputError
 from ridgeline.hardware import Hardware, detect, measure
 from ridgeline.hardware.facts import DATASHEET_ONLY, MEASURED
 from ridgeline.hardware.specs import DTYPES, SPECS
@@ -41,12 +43,23 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     if args.list:
         return {"datasheet": [asdict(spec) for spec in SPECS]}
     hardware = detect(args.device)
+    if args.save is not None:
+        make_folder(args.save)  # before minutes are spent on what could not be kept
     with terminal.progress() as progress:
         hardware = measure(hardware, progress=progress, refresh=args.refresh)
     document: dict[str, Any] = {"hardware": hardware.to_json()}
     if args.save is not None:
         document["record"] = str(as_record(hardware).save(args.save))
     return document
+
+
+def make_folder(path: str) -> None:
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise OutputError(
+            f"cannot write into {path!r}: {getattr(error, 'strerror', error)}"
+        ) from error
 
 
 def as_record(hardware: Hardware) -> Record:

@@ -11,10 +11,13 @@ dict` and `render(document, console)`. `run` returns one JSON-ready document; pe
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -23,6 +26,8 @@ from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import (
     INTERNAL_EXIT_CODE,
     INTERRUPTED_EXIT_CODE,
+    OutOfMemoryError,
+    OutputError,
     RidgelineError,
     UsageError,
     near_matches,
@@ -43,7 +48,12 @@ MODEL is a Hugging Face folder or hub name, a GGUF file, or `demo`
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, except that a mistake is a UsageError like every other."""
+    """argparse, except that a mistake is a UsageError like every other, and flags are written out:
+    an abbreviation would change its meaning with the next flag.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see: {self.prog} --help)")
@@ -61,56 +71,68 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in arguments
     try:
-        return run(arguments)
-    except BrokenPipeError:
-        # The reader (`| head`) went away: stop without a second error when stdout is flushed at
-        # exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        open_streams()
+        run(arguments)
+        sys.stdout.flush()
         return 0
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        return fail("interrupted", INTERRUPTED_EXIT_CODE)
-    except RidgelineError as error:
-        if debug:
-            raise
-        return fail(str(error), error.exit_code)
-    except Exception as error:
-        if debug:
-            raise
-        known = as_user_error(error)
-        if known is not None:
-            return fail(str(known), known.exit_code)
-        return fail(
-            f"internal error: {type(error).__name__}: {error} (a bug; --debug shows where)",
-            INTERNAL_EXIT_CODE,
-        )
+    except BrokenPipeError:
+        discard_stdout()  # the reader (`| head`) went away
+        return 0
+    except (Exception, KeyboardInterrupt) as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        return fail(error)
 
 
-def run(arguments: list[str]) -> int:
+def open_streams() -> None:
+    """Standard streams that are there (`>&-` takes them away) and take any character."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the process
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")  # LC_ALL=C and the like have no é
+
+
+def discard_stdout() -> None:
+    """What could not be written must not fail a second time when Python flushes at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def run(arguments: list[str]) -> None:
     parser = top_level_parser()
     verb = next((word for word in arguments if not word.startswith("-")), None)
     if verb in VERBS:
         module = import_module(f"ridgeline.cli.{verb}")
         add_verb_arguments(parser, verb, module)
-    args, unknown = parser.parse_known_args(arguments)
+    try:
+        args, unknown = parser.parse_known_args(arguments)
+    except SystemExit:  # --help and --version have printed what they had to
+        return
+    if unknown:
+        raise not_understood(unknown[0], parser, args)
     if args.verb is None:
         parser.print_help()
-        return 0
-    if unknown:
-        flags = [option for action in args.parser._actions for option in action.option_strings]
-        hint = near_matches(unknown[0], flags)
-        raise UsageError(f"{unknown[0]!r} is not understood by `ridgeline {verb}`{hint}")
+        return
     terminal = Terminal(json=args.json)
     document = module.run(args, terminal)
     if args.json:
         print(json.dumps(document, indent=2, allow_nan=False))
     else:
         module.render(document, terminal.console)
-    sys.stdout.flush()
-    return 0
+
+
+def not_understood(word: str, parser: Parser, args: argparse.Namespace) -> UsageError:
+    used = getattr(args, "parser", parser)
+    flags = [option for action in used._actions for option in action.option_strings]
+    if word in flags:
+        return UsageError(f"{word} belongs behind the verb: {used.prog} … {word}")
+    hint = near_matches(word.partition("=")[0], flags)
+    return UsageError(
+        f"{word!r} is not understood by `{used.prog}`{hint} (see: {used.prog} --help)"
+    )
 
 
 def top_level_parser() -> Parser:
@@ -149,10 +171,8 @@ def add_verb_arguments(parser: Parser, verb: str, module: Any) -> None:
     verb_parser.set_defaults(parser=verb_parser)
 
 
-def as_user_error(error: Exception) -> RidgelineError | None:
+def as_user_error(error: BaseException) -> RidgelineError | None:
     """Errors of torch and the operating system that a user causes and can act on."""
-    from ridgeline.errors import OutOfMemoryError, OutputError
-
     first_line = (str(error).splitlines() or [""])[0]
     if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in first_line:
         return OutOfMemoryError(
@@ -160,11 +180,26 @@ def as_user_error(error: Exception) -> RidgelineError | None:
         )
     if isinstance(error, MemoryError):
         return OutOfMemoryError("out of host memory; try a smaller model or --dtype bf16")
-    if isinstance(error, OSError) and error.filename is not None and error.errno is not None:
-        return OutputError(f"{error.filename}: {os.strerror(error.errno)}")
+    if isinstance(error, OSError) and error.errno is not None:
+        what = "the output" if error.filename is None else error.filename
+        return OutputError(f"cannot read or write {what}: {os.strerror(error.errno)}")
     return None
 
 
-def fail(message: str, code: int) -> int:
-    print(f"ridgeline: error: {' '.join(message.split())}", file=sys.stderr)
+def fail(error: BaseException) -> int:
+    """Print the one line of an error and return its exit code."""
+    known = error if isinstance(error, RidgelineError) else as_user_error(error)
+    if isinstance(error, KeyboardInterrupt):
+        message, code = "interrupted", INTERRUPTED_EXIT_CODE
+    elif known is not None:
+        message, code = str(known), known.exit_code
+    else:
+        what = f"{type(error).__name__}: {error}"
+        message, code = f"internal error: {what} (a bug; --debug shows where)", INTERNAL_EXIT_CODE
+    try:
+        sys.stdout.flush()  # what came before the error stands before it
+    except (OSError, ValueError):
+        discard_stdout()
+    with suppress(OSError, ValueError):
+        print(f"ridgeline: error: {' '.join(message.split())}", file=sys.stderr)
     return code

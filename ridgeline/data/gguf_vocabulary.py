@@ -84,25 +84,27 @@ class _Fields:
         self._metadata = metadata
         # llama.cpp also gives empty tokens a name of their own
         self.tokens = [
-            text or f"[EMPTY_{index}]" for index, text in enumerate(self._array("tokens"))
+            text or f"[EMPTY_{index}]" for index, text in enumerate(self._array("tokens", str))
         ]
         self.ids = {text: index for index, text in enumerate(self.tokens)}
         if len(self.ids) != len(self.tokens):
             raise ConfigError(
                 f"tokenizer.ggml.tokens holds the token {_repeated(self.tokens)!r} twice"
             )
-        self.types = self._array("token_type", default=[_NORMAL] * len(self.tokens))
+        self.types = self._array("token_type", int, default=[_NORMAL] * len(self.tokens))
         if len(self.types) != len(self.tokens):
             raise ConfigError(
                 f"tokenizer.ggml.token_type has {len(self.types)} entries"
                 f" for {len(self.tokens)} tokens"
             )
 
-    def _array(self, name: str, default: Sequence[Any] | None = None) -> Sequence[Any]:
+    def _array(self, name: str, kind: type, default: Sequence[Any] | None = None) -> Sequence[Any]:
         values = self._metadata.get(f"tokenizer.ggml.{name}", default)
         if values is None:
             raise ConfigError(f"the GGUF's tokenizer lacks tokenizer.ggml.{name}")
-        return list(values)
+        if not isinstance(values, list) or not all(isinstance(v, kind) for v in values):
+            raise ConfigError(f"tokenizer.ggml.{name} is not an array of {kind.__name__}")
+        return values
 
     def special_ids(self, defaults: Mapping[str, int]) -> dict[str, int]:
         """The ids named by the file, by key; one past the vocabulary is an error."""
@@ -111,7 +113,7 @@ class _Fields:
             token_id = self._metadata.get(f"tokenizer.ggml.{key}_token_id")
             if token_id is None:
                 continue
-            if not 0 <= token_id < len(self.tokens):
+            if not isinstance(token_id, int) or not 0 <= token_id < len(self.tokens):
                 raise ConfigError(
                     f"tokenizer.ggml.{key}_token_id is {token_id},"
                     f" but there are {len(self.tokens)} tokens"
@@ -121,9 +123,9 @@ class _Fields:
 
     def merges(self) -> list[tuple[str, str]] | None:
         """Pairs in the order of merging; the first space past the first character separates."""
-        lines = self._metadata.get("tokenizer.ggml.merges")
-        if lines is None:
+        if self._metadata.get("tokenizer.ggml.merges") is None:
             return None
+        lines = self._array("merges", str)
         cuts = [line.find(" ", 1) for line in lines]
         if -1 in cuts:
             raise ConfigError(
@@ -139,7 +141,7 @@ class _Fields:
         return pairs
 
     def scores(self) -> Sequence[float]:
-        scores = self._array("scores")
+        scores = self._array("scores", float)
         if len(scores) != len(self.tokens):
             raise ConfigError(
                 f"tokenizer.ggml.scores has {len(scores)} entries for {len(self.tokens)} tokens"

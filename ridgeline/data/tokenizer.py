@@ -22,6 +22,7 @@ from ridgeline.data.chat_template import render_chat
 from ridgeline.data.folder_vocabulary import folder_vocabulary
 from ridgeline.data.gguf_vocabulary import gguf_vocabulary
 from ridgeline.data.incremental import IncrementalDecoder, TokenBytes
+from ridgeline.data.tokenizer_files import tokenizer_files
 from ridgeline.data.vocabulary import Vocabulary
 from ridgeline.errors import ModelNotFoundError, UsageError
 from ridgeline.models.checkpoint import open_checkpoint
@@ -44,9 +45,13 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """From a folder with tokenizer.json, or from a .gguf file."""
+        """From a folder with tokenizer.json, or from a .gguf file, which may lie in a folder."""
         path = Path(path)
         if path.is_dir():
+            if not (path / "tokenizer.json").exists() and any(path.glob("*.gguf")):
+                checkpoint = open_checkpoint(path)
+                if checkpoint.format == "gguf":
+                    return cls.from_gguf(checkpoint.metadata)
             return cls(folder_vocabulary(path))
         if not path.is_file():
             raise ModelNotFoundError(
@@ -57,6 +62,10 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
         return cls(gguf_vocabulary(metadata))
+
+    def files(self) -> dict[str, bytes]:
+        """The files that make a Hugging Face folder of this tokenizer, by name."""
+        return tokenizer_files(self._vocabulary)
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True

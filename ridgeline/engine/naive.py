@@ -20,10 +20,13 @@ from torch import Tensor
 from ridgeline.data import Tokenizer
 from ridgeline.engine.request import FinishReason, Sampling
 from ridgeline.engine.stop import StopWatcher
-from ridgeline.errors import ContextLengthError, UsageError
+from ridgeline.errors import ContextLengthError, NumericsError, OutOfMemoryError, UsageError
+from ridgeline.formats.dtypes import dtype_bytes
+from ridgeline.hardware.detection import available_memory
 from ridgeline.kernels.attention import AttentionSpec, attention
 from ridgeline.kernels.sampling import sample
-from ridgeline.models import Transformer
+from ridgeline.models import ModelConfig, Transformer
+from ridgeline.models.cost import kv_bytes_per_token
 
 CHUNK = 512  # prompt tokens a step: bounds the scores held at once to 512 rows
 
@@ -82,9 +85,10 @@ def generate_tokens(
     """New token ids one by one; ends after `max_tokens`, at the context's end, or after (and with)
     a stop id.
     """
-    room = check_prompt(model, prompt)
+    room = check_prompt(model.config, prompt)
     sampling = with_seed(sampling)
     num_new = min(sampling.max_tokens, room)
+    check_memory(model, len(prompt) + num_new)
     cache = OneSequence(model, len(prompt) + num_new)
     for start in range(0, len(prompt), CHUNK):
         logits_V = forward(model, prompt[start : start + CHUNK], cache, len(prompt))
@@ -96,23 +100,37 @@ def generate_tokens(
         logits_V = forward(model, [token], cache, len(prompt))
 
 
-def check_prompt(model: Transformer, prompt: Sequence[int]) -> int:
+def check_prompt(config: ModelConfig, prompt: Sequence[int]) -> int:
     """How many tokens still fit behind the prompt; an error when it is empty, too long or not of
     this vocabulary.
     """
     if not prompt:
         raise UsageError("the prompt is empty; give at least one token")
-    limit = model.config.max_context
+    limit = config.max_context
     if len(prompt) >= limit:
         raise ContextLengthError(
-            f"the prompt has {len(prompt)} tokens; the model's context of {limit} leaves no room"
+            f"the prompt has {len(prompt)} tokens; the model's context of {limit} leaves no room; "
+            "give a shorter one"
         )
-    wrong = next((token for token in prompt if not 0 <= token < model.config.vocab_size), None)
+    wrong = next((token for token in prompt if not 0 <= token < config.vocab_size), None)
     if wrong is not None:
         raise UsageError(
-            f"token id {wrong} is not in the model's vocabulary of {model.config.vocab_size}"
+            f"token id {wrong} of the prompt is not in the model's vocabulary of "
+            f"{config.vocab_size}; use the tokenizer that belongs to the model"
         )
     return limit - len(prompt)
+
+
+def check_memory(model: Transformer, num_tokens: int) -> None:
+    """An error before the cache is allocated, where it cannot fit."""
+    weight = model.embed.weight
+    needed = kv_bytes_per_token(model.config, dtype_bytes(weight.dtype)) * num_tokens
+    free = available_memory(str(weight.device))
+    if needed > free:
+        raise OutOfMemoryError(
+            f"keys and values of {num_tokens} tokens need {needed / 2**30:.1f} GiB; "
+            f"{free / 2**30:.1f} GiB are free on {weight.device}; give a smaller --max-tokens"
+        )
 
 
 def with_seed(sampling: Sampling) -> Sampling:
@@ -131,6 +149,11 @@ def choose(logits_V: Tensor, sampling: Sampling, position: int) -> int:
         seed=sampling.seed,
         position=position,
     )
+    if logits_V[token].isnan():  # argmax prefers NaN: when there is one, it is chosen
+        raise NumericsError(
+            f"the model's logits at position {position} are not numbers (NaN): its weights hold "
+            "NaN, or values overflow in fp16; try --dtype fp32 or another checkpoint"
+        )
     return int(token)
 
 

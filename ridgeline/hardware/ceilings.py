@@ -26,7 +26,7 @@ from ridgeline.hardware.facts import MEASURED, Ceiling, Hardware
 from ridgeline.hardware.paths import cache_dir
 from ridgeline.hardware.probes import PROBES, NotSupportedHere
 
-SCHEMA = 1  # raise it when a probe changes its meaning: older files are then measured anew
+SCHEMA = 2  # raise it when a probe changes its meaning: older files are then measured anew
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]

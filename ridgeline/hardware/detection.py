@@ -98,12 +98,12 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def available_memory(hardware: Hardware) -> int:
-    """Bytes that could be allocated on the device now."""
-    if hardware.device_type != "cpu":
-        return int(torch.cuda.mem_get_info(hardware.device)[0])
+def available_memory(device: str) -> int:
+    """Bytes that could be allocated on "cpu" or "cuda:N" now."""
+    if device != "cpu":
+        return int(torch.cuda.mem_get_info(device)[0])
     found = re.search(r"MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"))
-    available = int(found[1]) * 1024 if found else hardware.memory_bytes // 2
+    available = int(found[1]) * 1024 if found else _host_memory() // 2
     limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
     if limit.isdigit() and used.isdigit():
         available = min(available, max(0, int(limit) - int(used)))

@@ -22,6 +22,7 @@ MEASURED = {
     "matrix_fp32": ("matrix fp32", "FLOP/s"),
     "matrix_tf32": ("matrix tf32", "FLOP/s"),
     "matrix_bf16": ("matrix bf16", "FLOP/s"),
+    "matrix_bf16_sustained": ("matrix bf16, sustained", "FLOP/s"),
     "matrix_fp16": ("matrix fp16", "FLOP/s"),
     "matrix_fp8": ("matrix fp8", "FLOP/s"),
     "matrix_int8": ("matrix int8", "OP/s"),

@@ -11,6 +11,7 @@ again next time.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,6 +30,8 @@ CPU_SIZES = (
 )  # the best counts: which size is fastest differs between CPUs and dtypes
 CPU_MATRIX_LIMIT_S = 0.3  # a slower product than this and no larger one is tried
 LAUNCHES = 500  # fewer than a launch queue holds, so that the host never waits inside a sample
+REST_S = 0.3  # between matrix measurements on a GPU: its power average falls back
+BURST_S = 0.04
 TRANSFER_BYTES = 256 << 20
 
 
@@ -37,8 +40,8 @@ class NotSupportedHere(Exception):  # noqa: N818  (an answer, not an error)
 
 
 def _seconds(hardware: Hardware, timing: Timing) -> float:
-    """A GPU's median: its fastest samples precede power throttling. A CPU's best: the rest is other
-    processes' work, and a ceiling must not fall because the machine was busy."""
+    """A GPU's median. A CPU's best: the rest is other processes' work, and a ceiling must not fall
+    because the machine was busy."""
     return timing.min_s if hardware.device_type == "cpu" else timing.median_s
 
 
@@ -61,7 +64,7 @@ def _buffer_bytes(hardware: Hardware) -> int:
     is_cpu = hardware.device_type == "cpu"
     least, factor = (GIB // 2, 2) if is_cpu else (2 * GIB, 8)
     wanted = max(least, factor * (hardware.cache_bytes or 0))
-    return min(wanted, available_memory(hardware) // 8) // 4096 * 4096
+    return min(wanted, available_memory(hardware.device) // 8) // 4096 * 4096
 
 
 def _random_floats(num_bytes: int, device: str) -> torch.Tensor:
@@ -98,10 +101,17 @@ def read_bandwidth(hardware: Hardware) -> Ceiling:
 def matrix(
     key: str, product: Callable[[Hardware, int], Callable[[], object]], hardware: Hardware
 ) -> Ceiling:
-    """Rate of square products; `product(hardware, size)` returns the call to time."""
+    """Rate of square products; `product(hardware, size)` returns the call to time.
+
+    On a GPU a short burst after a rest: what one product reaches before the power limit lowers the
+    clocks, which no kernel surpasses. An H200 falls from 787 to 673 TFLOP/s in bf16 within a second
+    of nothing else (2026-11-15): that is `matrix_bf16_sustained`.
+    """
     if hardware.device_type != "cpu":
-        size = 8192 if available_memory(hardware) > 4 * GIB else 4096
-        timing = measure(product(hardware, size), hardware.device, target_s=0.6, warmup_s=0.3)
+        size = _gpu_size(hardware)
+        call = product(hardware, size)
+        time.sleep(REST_S)
+        timing = measure(call, hardware.device, target_s=BURST_S, warmup_s=0.0)
         return _rate(hardware, key, 2.0 * size**3, timing)
     best: Ceiling | None = None
     for size in CPU_SIZES:
@@ -112,6 +122,19 @@ def matrix(
             break
     assert best is not None
     return best
+
+
+def matrix_bf16_sustained(hardware: Hardware) -> Ceiling:
+    """The rate that is left when a GPU does nothing else for a second."""
+    _need_gpu(hardware, "not told apart on a CPU")
+    size = _gpu_size(hardware)
+    product = _dense(torch.bfloat16, hardware, size)
+    timing = measure(product, hardware.device, target_s=0.6, warmup_s=0.4)
+    return _rate(hardware, "matrix_bf16_sustained", 2.0 * size**3, timing)
+
+
+def _gpu_size(hardware: Hardware) -> int:
+    return 8192 if available_memory(hardware.device) > 4 * GIB else 4096
 
 
 def _dense(dtype: torch.dtype, hardware: Hardware, size: int) -> Callable[[], object]:
@@ -240,6 +263,7 @@ PROBES: dict[str, Callable[[Hardware], Ceiling]] = {
     "matrix_fp32": matrix_fp32,
     "matrix_tf32": matrix_tf32,
     "matrix_bf16": matrix_bf16,
+    "matrix_bf16_sustained": matrix_bf16_sustained,
     "matrix_fp16": partial(matrix, "matrix_fp16", partial(_dense, torch.float16)),
     "matrix_fp8": matrix_fp8,
     "matrix_int8": partial(matrix, "matrix_int8", _int8),

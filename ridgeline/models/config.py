@@ -27,7 +27,8 @@ class ExpertsConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.experts_per_token <= self.num_experts:
             raise ConfigError(
-                f"{self.experts_per_token} experts a token of {self.num_experts} experts"
+                f"{self.experts_per_token} experts a token of {self.num_experts} experts; "
+                "it must be at least 1 and at most all"
             )
 
 
@@ -76,6 +77,7 @@ class ModelConfig:
             "num_heads",
             "num_kv_heads",
             "head_dim",
+            "mlp_size",
             "max_context",
         ):
             if getattr(self, name) < 1:
@@ -90,6 +92,12 @@ class ModelConfig:
             raise ConfigError(f"more dims are rotated than the head's {self.head_dim}")
         if any(layer.window is not None and layer.window < 1 for layer in self.layers):
             raise ConfigError("a sliding window must be at least 1 token")
+        for name in ("attention_softcap", "final_softcap"):
+            cap = getattr(self, name)
+            if cap is not None and cap <= 0:
+                raise ConfigError(f"{name} is {cap}; it must be positive")
+        if self.norm_eps < 0:
+            raise ConfigError(f"norm_eps is {self.norm_eps}; it must not be negative")
         if not self.attention_scale:
             object.__setattr__(self, "attention_scale", self.head_dim**-0.5)
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from ridgeline.errors import ConfigError, UnsupportedError, near_matches
 
 RopeType = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
+_LARGEST = 1e30  # far beyond any real figure, and safe to multiply
 _OLD_NAMES = {"su": "longrope"}  # what the first Phi-3 checkpoints called it
 
 
@@ -51,6 +52,19 @@ class RopeConfig:
             raise ConfigError(
                 f"rope theta {self.theta} and factor {self.factor} must be above 1 and 0"
             )
+        if self.beta_fast <= 0 or self.beta_slow <= 0:
+            raise ConfigError(
+                f"rope betas {self.beta_fast} and {self.beta_slow}: both must be positive"
+            )
+        if self.type == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+            raise ConfigError(
+                f"rope low_freq_factor {self.low_freq_factor} must be below "
+                f"high_freq_factor {self.high_freq_factor}"
+            )
+        if self.type == "dynamic" and self.rotary_dim == 2:
+            raise ConfigError("rope type 'dynamic' needs more than 2 rotated dims")
+        if any(factor <= 0 for factor in (*self.short_factor, *self.long_factor)):
+            raise ConfigError("a longrope factor is not positive")
         if self.type not in ("default", "linear") and self.original_context <= 0:
             raise ConfigError(f"rope type {self.type!r} needs original_max_position_embeddings")
         num_angles = self.rotary_dim // 2
@@ -141,40 +155,64 @@ def rope_from_hf(
     """Read `rope_parameters` (transformers 5) or `rope_scaling` (before); the rest are the config's
     own fields.
     """
-    name = parameters.get("rope_type", parameters.get("type", "default"))
-    rope_type = _OLD_NAMES.get(name, name)
-    if rope_type not in get_args(RopeType):
-        known = get_args(RopeType)
-        hint = near_matches(str(name), known)
-        raise UnsupportedError(
-            f"rope type {name!r} is not known; supported: {', '.join(known)}{hint}"
-        )
-    fraction = float(parameters.get("partial_rotary_factor", partial_rotary_factor))
-    original = int(
-        original_context or parameters.get("original_max_position_embeddings") or max_context
+    rope_type = _rope_type(parameters)
+    fraction = _number(parameters, "partial_rotary_factor", partial_rotary_factor)
+    original = original_context or int(
+        _number(parameters, "original_max_position_embeddings", 0) or max_context
     )
+    if original < 2:
+        raise ConfigError(f"rope: the original context is {original} tokens; expected at least 2")
     if rope_type == "dynamic":
         original = max_context  # transformers reads max_position_embeddings here and nothing else
-    factor = parameters.get("factor")
-    if factor is None:
-        if rope_type in ("linear", "dynamic", "llama3"):
-            raise ConfigError(f"rope type {rope_type!r} needs a factor, and the config gives none")
-        factor = max_context / original
+    if parameters.get("factor") is None and rope_type in ("linear", "dynamic", "llama3"):
+        raise ConfigError(f"rope type {rope_type!r} needs a factor, and the config gives none")
+    factor = _number(parameters, "factor", max_context / original)
     return RopeConfig(
-        theta=float(parameters.get("rope_theta", theta)),
+        theta=_number(parameters, "rope_theta", theta),
         rotary_dim=int(head_dim * fraction),
         type=rope_type,
-        factor=float(factor) if rope_type != "default" else 1.0,
+        factor=factor if rope_type != "default" else 1.0,
         original_context=original,
-        attention_factor=_attention_factor(parameters, rope_type, float(factor), original),
-        beta_fast=float(parameters.get("beta_fast") or 32),
-        beta_slow=float(parameters.get("beta_slow") or 1),
+        attention_factor=_attention_factor(parameters, rope_type, factor, original),
+        beta_fast=_number(parameters, "beta_fast", 32.0) or 32.0,
+        beta_slow=_number(parameters, "beta_slow", 1.0) or 1.0,
         truncate=bool(parameters.get("truncate", True)),
-        low_freq_factor=float(parameters.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(parameters.get("high_freq_factor", 4.0)),
-        short_factor=tuple(map(float, parameters.get("short_factor", ()))),
-        long_factor=tuple(map(float, parameters.get("long_factor", ()))),
+        low_freq_factor=_number(parameters, "low_freq_factor", 1.0),
+        high_freq_factor=_number(parameters, "high_freq_factor", 4.0),
+        short_factor=_numbers(parameters, "short_factor"),
+        long_factor=_numbers(parameters, "long_factor"),
     )
+
+
+def _rope_type(parameters: Mapping[str, Any]) -> RopeType:
+    name = parameters.get("rope_type", parameters.get("type", "default"))
+    for known in get_args(RopeType):
+        if name == known or (isinstance(name, str) and _OLD_NAMES.get(name) == known):
+            found: RopeType = known
+            return found
+    supported = get_args(RopeType)
+    hint = near_matches(str(name), supported)
+    raise UnsupportedError(
+        f"rope type {str(name)[:80]!r} is not known; supported: {', '.join(supported)}{hint}"
+    )
+
+
+def _number(parameters: Mapping[str, Any], name: str, default: float) -> float:
+    """A finite number; the default where the config is silent or says null."""
+    value = parameters.get(name)
+    if value is None:
+        return default
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) < _LARGEST:
+        raise ConfigError(f"rope: {name} is {repr(value)[:80]}; expected a number")
+    return float(value)
+
+
+def _numbers(parameters: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    values = parameters.get(name) or []
+    if not isinstance(values, list | tuple):
+        raise ConfigError(f"rope: {name} is {repr(values)[:80]}; expected a list of numbers")
+    return tuple(_number({name: value}, name, math.nan) for value in values)
 
 
 def _attention_factor(
@@ -183,14 +221,15 @@ def _attention_factor(
     """What cosines and sines are multiplied by, as the yarn and LongRoPE papers set it when the
     config does not.
     """
-    given = parameters.get("attention_factor")
-    if given is not None and rope_type in ("yarn", "longrope"):
-        return float(given)
+    if parameters.get("attention_factor") is not None and rope_type in ("yarn", "longrope"):
+        return _number(parameters, "attention_factor", 1.0)
     if rope_type == "longrope":
         return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     if rope_type == "yarn":
-        mscale, mscale_all = parameters.get("mscale"), parameters.get("mscale_all_dim")
-        if mscale and mscale_all:
+        mscale, mscale_all = (
+            _number(parameters, name, 0.0) for name in ("mscale", "mscale_all_dim")
+        )
+        if mscale > 0 and mscale_all > 0:
             return _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all)
         return _yarn_mscale(factor, 1.0)
     return 1.0

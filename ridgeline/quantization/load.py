@@ -11,7 +11,8 @@ import torch
 
 from ridgeline.errors import OutOfMemoryError, UnsupportedError
 from ridgeline.formats.dtypes import dtype_bytes, dtype_name, parse_dtype
-from ridgeline.hardware import detect
+from ridgeline.hardware import Hardware, detect
+from ridgeline.hardware.detection import available_memory
 from ridgeline.models import ModelConfig, Transformer, build_model
 from ridgeline.models.checkpoint import Progress, open_checkpoint, resolve_model
 from ridgeline.models.cost import num_parameters
@@ -29,26 +30,28 @@ def load_model(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> Transformer:
-    """A Hugging Face folder or hub name, a GGUF file, or `demo`, ready to run.
+    """A Hugging Face folder or hub name, a GGUF file, or `demo`, ready to run. A `Path` is taken as
+    it is: `Path("demo")` is a folder of that name.
 
     `dtype="auto"` is bf16 on a GPU; on a CPU fp32, which is the faster one there at batch 1 (KV and
     activations included), unless only bf16 fits into memory.
     """
-    device = detect(device).device
-    checkpoint = open_checkpoint(resolve_model(str(model), progress=progress))
+    hardware = detect(device)
+    path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
+    checkpoint = open_checkpoint(path)
     description = describe(checkpoint)
-    chosen = choose_dtype(dtype, description.config, torch.device(device))
-    loaded = build_model(description.config, chosen, device)
+    chosen = choose_dtype(dtype, description.config, hardware)
+    loaded = build_model(description.config, chosen, hardware.device)
     load_weights(loaded, checkpoint, description, progress)
     return loaded
 
 
-def choose_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+def choose_dtype(name: str, config: ModelConfig, hardware: Hardware) -> torch.dtype:
     """The dtype to load in; an error before anything is allocated when the weights cannot fit."""
-    free = free_bytes(device)
+    free = available_memory(hardware.device)
     if name == "auto":
         fits_fp32 = num_parameters(config) * 4 <= 0.8 * free
-        chosen = torch.float32 if device.type == "cpu" and fits_fp32 else torch.bfloat16
+        chosen = torch.float32 if hardware.device == "cpu" and fits_fp32 else torch.bfloat16
     else:
         chosen = parse_dtype(name)
         if chosen not in COMPUTE_DTYPES:
@@ -58,15 +61,6 @@ def choose_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.
     if needed > free:
         raise OutOfMemoryError(
             f"the weights need {needed / _GIB:.1f} GiB in {dtype_name(chosen)}; "
-            f"{free / _GIB:.1f} GiB are free on {device}"
+            f"{free / _GIB:.1f} GiB are free on {hardware.device}; try a smaller model"
         )
     return chosen
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory that can be had now: on the GPU, or what the operating system calls available."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    with open("/proc/meminfo") as file:
-        fields = dict(line.split(":", 1) for line in file)
-    return int(fields["MemAvailable"].split()[0]) * 1024

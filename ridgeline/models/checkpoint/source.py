@@ -10,11 +10,19 @@ is `open_checkpoint`'s to say; the demo's wheel is `demo.py`'s.
 from __future__ import annotations
 
 import errno
+import io
 import re
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
-from ridgeline.errors import MissingPackageError, ModelNotFoundError, OfflineError, OutputError
+from ridgeline.errors import (
+    CheckpointError,
+    MissingPackageError,
+    ModelNotFoundError,
+    OfflineError,
+    OutputError,
+)
 from ridgeline.models.checkpoint.base import Progress
 from ridgeline.models.checkpoint.demo import fetch_demo
 
@@ -36,18 +44,27 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
     """
     if name == DEMO:
         return fetch_demo(progress)
-    path = Path(name).expanduser()
+    path = local_path(name)
     if name and exists(path):
         return path
     match = HUB_NAME.fullmatch(name)
     if match is None or (match["file"] is None and path.suffix in (".safetensors", ".gguf")):
         raise ModelNotFoundError(f"{quote(name)} is not a path here; {ALLOWED}{near(path)}")
-    return fetch_from_hub(name, match["repository"], match["file"], match["revision"])
+    return fetch_from_hub(name, match["repository"], match["file"], match["revision"], progress)
+
+
+def local_path(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # ~someone, of whom this machine does not know
+        return Path(name)
 
 
 def exists(path: Path) -> bool:
     try:
         return path.exists()
+    except PermissionError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except (OSError, ValueError):  # a name too long for the file system, or with a null byte
         return False
 
@@ -64,7 +81,13 @@ def near(path: Path) -> str:
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
-def fetch_from_hub(name: str, repository: str, file: str | None, revision: str | None) -> Path:
+def fetch_from_hub(
+    name: str,
+    repository: str,
+    file: str | None,
+    revision: str | None,
+    progress: Progress | None = None,
+) -> Path:
     """The repository's folder in the hub's cache, or one file of it."""
     try:
         from huggingface_hub import errors, snapshot_download
@@ -79,6 +102,7 @@ def fetch_from_hub(name: str, repository: str, file: str | None, revision: str |
                 revision=revision,
                 allow_patterns=HUB_FILES if file is None else [file],
                 ignore_patterns=HUB_LEFT_OUT if file is None else None,
+                tqdm_class=hub_bar(f"fetching {repository}", progress),
             )
         )
     except errors.GatedRepoError as error:
@@ -100,6 +124,22 @@ def fetch_from_hub(name: str, repository: str, file: str | None, revision: str |
     except (OSError, getattr(errors, "HTTPError", OSError)) as error:  # httpx's, since hub 1.0
         raise offline(name, error) from error
     return check_fetched(folder, repository, file)
+
+
+def hub_bar(label: str, progress: Progress | None) -> Any:
+    """The hub's own kind of progress bar, which draws nothing and reports its bytes instead."""
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **(options | {"file": io.StringIO(), "leave": False}))
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+            if progress is not None and self.unit == "B" and self.total:
+                progress(label, int(self.n), int(self.total))
+            return True
+
+    return Bar
 
 
 def check_fetched(folder: Path, repository: str, file: str | None) -> Path:

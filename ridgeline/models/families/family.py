@@ -8,6 +8,7 @@ have had (gguf.py here), so each fact about a family is read in one place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -19,6 +20,10 @@ from ridgeline.models.families.names import HF_NAMES, Names
 from ridgeline.models.rope import RopeConfig, rope_from_hf
 
 Value = TypeVar("Value", int, float, bool)
+Number = TypeVar("Number", int, float)
+
+MAX_LAYERS = 1024  # the deepest released models have about 130
+MAX_WHOLE = 2**53  # what any JSON reader still counts exactly
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -49,15 +54,28 @@ class Fields:
         value = self.optional(name, type(default))
         return default if value is None else value
 
+    def positive(self, name: str, kind: type[Number], default: Number | None = None) -> Number:
+        """A number above zero; required where there is no default."""
+        value = self.optional(name, kind)
+        if value is None:
+            value = self.required(name, kind) if default is None else default
+        if value <= 0:
+            raise ConfigError(f"{self.origin}: {name} is {value}; it must be positive")
+        return value
+
+    def num_layers(self) -> int:
+        """Checked before anything is made once a layer."""
+        count = self.positive("num_hidden_layers", int)
+        if count > MAX_LAYERS:
+            raise ConfigError(
+                f"{self.origin}: num_hidden_layers is {count}; at most {MAX_LAYERS} are run"
+            )
+        return count
+
     def _checked(self, name: str, value: Any, kind: type[Value]) -> Value:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        fits = (
-            isinstance(value, bool)
-            if kind is bool
-            else is_number and (kind is float or value == int(value))
-        )
-        if not fits:
-            raise ConfigError(f"{self.origin}: {name} is {value!r}; expected {kind.__name__}")
+        if not fits(value, kind):
+            what = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
+            raise ConfigError(f"{self.origin}: {name} is {short(value)}; expected {what}")
         return kind(value)
 
     def mapping(self, *names: str) -> Mapping[str, Any]:
@@ -66,7 +84,9 @@ class Fields:
             value = self.values.get(name)
             if value is not None:
                 if not isinstance(value, Mapping):
-                    raise ConfigError(f"{self.origin}: {name} is {value!r}; expected an object")
+                    raise ConfigError(
+                        f"{self.origin}: {name} is {short(value)}; expected an object"
+                    )
                 return value
         return {}
 
@@ -83,6 +103,21 @@ class Fields:
                 f"{self.origin}: {name} should be a list of {length} strings, one a layer"
             )
         return value
+
+
+def fits(value: Any, kind: type) -> bool:
+    """Whether a JSON value is of this kind; whole numbers may be written 4096.0."""
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    if not isinstance(value, int | float) or not abs(value) < math.inf:
+        return False
+    return abs(value) <= MAX_WHOLE and value == int(value) if kind is int else abs(value) < 1e300
+
+
+def short(value: Any) -> str:
+    """A value from someone's file, for an error line."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "…"
 
 
 @dataclass(frozen=True)
@@ -116,15 +151,11 @@ def decoder_config(
     """What nearly all families share. The keyword arguments before `features` are what the family's
     own configuration class takes when config.json is silent; `features` are fields of ModelConfig.
     """
-    num_heads = fields.required("num_attention_heads", int)
-    hidden_size = fields.required("hidden_size", int)
-    num_layers = fields.required("num_hidden_layers", int)
-    if num_heads < 1 or num_layers < 1:
-        raise ConfigError(
-            f"{fields.origin}: {num_heads} heads and {num_layers} layers; expected at least 1 each"
-        )
-    size = fields.get("head_dim", head_dim or hidden_size // num_heads)
-    max_context = fields.required("max_position_embeddings", int)
+    num_heads = fields.positive("num_attention_heads", int)
+    hidden_size = fields.positive("hidden_size", int)
+    num_layers = fields.num_layers()
+    size = head_size(fields, head_dim, hidden_size, num_heads)
+    max_context = fields.positive("max_position_embeddings", int)
     rope = rope_from_hf(
         fields.mapping("rope_parameters", "rope_scaling"),
         theta=fields.get("rope_theta", rope_theta),
@@ -137,12 +168,12 @@ def decoder_config(
     layers = tuple(LayerConfig(rope, window) for window in windows or [None] * num_layers)
     return ModelConfig(
         family=family,
-        vocab_size=fields.required("vocab_size", int),
+        vocab_size=fields.positive("vocab_size", int),
         hidden_size=hidden_size,
         num_heads=num_heads,
-        num_kv_heads=fields.get("num_key_value_heads", num_heads),
+        num_kv_heads=fields.positive("num_key_value_heads", int, num_heads),
         head_dim=size,
-        mlp_size=fields.required("intermediate_size", int),
+        mlp_size=fields.positive("intermediate_size", int),
         max_context=max_context if context_is_stretched else rope.usable_context(max_context),
         layers=layers,
         norm_eps=fields.get("rms_norm_eps", 1e-6),
@@ -152,11 +183,20 @@ def decoder_config(
     )
 
 
+def head_size(fields: Fields, default: int | None, hidden_size: int, num_heads: int) -> int:
+    if default is None and fields.optional("head_dim", int) is None and hidden_size % num_heads:
+        raise ConfigError(
+            f"{fields.origin}: hidden_size {hidden_size} is not a multiple of "
+            f"num_attention_heads {num_heads}, and there is no head_dim"
+        )
+    return fields.positive("head_dim", int, default or hidden_size // num_heads)
+
+
 def activation(fields: Fields) -> Activation:
     name = fields.values.get("hidden_activation") or fields.values.get("hidden_act") or "silu"
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise UnsupportedError(
-            f"activation {name!r} is not known; supported: {', '.join(ACTIVATIONS)}"
+            f"activation {short(name)} is not known; supported: {', '.join(ACTIVATIONS)}"
         )
     return ACTIVATIONS[name]
 
@@ -165,14 +205,14 @@ def windows_by_type(
     fields: Fields, window: int | None, otherwise: Callable[[int], bool]
 ) -> list[int | None]:
     """One window a layer: by `layer_types` where the config has it, else by `otherwise(layer)`."""
-    num_layers = fields.required("num_hidden_layers", int)
+    num_layers = fields.num_layers()
     types = fields.strings("layer_types", num_layers)
     if types is None:
         return [window if otherwise(i) else None for i in range(num_layers)]
     unknown = set(types) - {"sliding_attention", "full_attention"}
     if unknown:
         raise UnsupportedError(
-            f"layer types {sorted(unknown)}: only full and sliding attention run"
+            f"layer types {short(sorted(unknown))}: only full and sliding attention run"
         )
     return [window if kind == "sliding_attention" else None for kind in types]
 

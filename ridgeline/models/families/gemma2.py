@@ -38,8 +38,8 @@ def gemma_features(fields: Fields) -> dict[str, Any]:
         "post_norms": True,
         "qkv_bias": attention_bias,
         "out_bias": attention_bias,
-        "embedding_scale": fields.required("hidden_size", int) ** 0.5,
-        "attention_scale": fields.get("query_pre_attn_scalar", 256.0) ** -0.5,
+        "embedding_scale": fields.positive("hidden_size", int) ** 0.5,
+        "attention_scale": fields.positive("query_pre_attn_scalar", float, 256.0) ** -0.5,
     }
 
 
@@ -56,11 +56,12 @@ def score_scalar(metadata: Mapping[str, Any], prefix: str, layers_of_27b: int) -
     """The format has no field for it. Released models use the head dim, except the 27B ones: hidden
     / heads.
     """
-    heads = metadata[f"{prefix}.attention.head_count"]
-    hidden = metadata[f"{prefix}.embedding_length"]
-    if metadata[f"{prefix}.block_count"] == layers_of_27b:
-        return hidden / heads
-    return metadata.get(f"{prefix}.attention.key_length", hidden / heads)
+    fields = Fields(metadata, "the GGUF's metadata")
+    heads = fields.positive(f"{prefix}.attention.head_count", int)
+    by_head = fields.positive(f"{prefix}.embedding_length", int) / heads
+    if metadata.get(f"{prefix}.block_count") == layers_of_27b:
+        return by_head
+    return fields.positive(f"{prefix}.attention.key_length", float, by_head)
 
 
 FAMILY = Family(

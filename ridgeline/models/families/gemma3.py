@@ -31,7 +31,7 @@ def config(fields: Fields) -> ModelConfig:
         raise UnsupportedError(
             "this Gemma 3 attends in both directions (an embedding model); only causal ones run"
         )
-    pattern = fields.get("sliding_window_pattern", 6)
+    pattern = fields.positive("sliding_window_pattern", int, 6)
     window = fields.get("sliding_window", 4096)
     windows = windows_by_type(fields, window, lambda layer: (layer + 1) % pattern != 0)
     features = gemma_features(fields)
@@ -54,14 +54,19 @@ def config(fields: Fields) -> ModelConfig:
 
 def full_rope(fields: Fields) -> dict[str, Any]:
     """The rope of the full layers, in transformers 5's form or the older one."""
-    nested = fields.mapping("rope_parameters").get("full_attention")
-    return dict(nested if nested is not None else fields.mapping("rope_scaling"))
+    nested = Fields(fields.mapping("rope_parameters"), f"{fields.origin} (rope_parameters)")
+    return dict(nested.mapping("full_attention") or fields.mapping("rope_scaling"))
 
 
 def sliding_rope(fields: Fields, base: ModelConfig) -> RopeConfig:
-    nested = fields.mapping("rope_parameters").get("sliding_attention") or {}
+    nested = Fields(fields.mapping("rope_parameters"), f"{fields.origin} (rope_parameters)")
     theta = fields.get("rope_local_base_freq", 10000.0)
-    return rope_from_hf(nested, theta=theta, head_dim=base.head_dim, max_context=base.max_context)
+    return rope_from_hf(
+        nested.mapping("sliding_attention"),
+        theta=theta,
+        head_dim=base.head_dim,
+        max_context=base.max_context,
+    )
 
 
 # What a text_config leaves out when it is as in the first release (4B), from which the larger ones

@@ -8,7 +8,6 @@ tensors of factors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from ridgeline.errors import ConfigError
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.config import ModelConfig
+from ridgeline.models.families.family import Fields
 from ridgeline.models.families.names import Change, Names
 
 GGUF_NAMES = Names(
@@ -117,17 +117,19 @@ def hf_config(checkpoint: Checkpoint) -> dict[str, Any]:
         config["vocab_size"] = checkpoint.tensors[GGUF_NAMES.embed].shape[0]
     if config.get("rope_theta") is None:
         config["rope_theta"] = 10000.0  # the format's own default
-    rotary_dim, head_dim = metadata.get(f"{prefix}.rope.dimension_count"), _head_dim(config)
+    origin = checkpoint.path.name
+    rotary_dim = Fields(metadata, origin).optional(f"{prefix}.rope.dimension_count", int)
+    head_dim = _head_dim(Fields(config, origin))
     if rotary_dim and head_dim and rotary_dim != head_dim:
         config["partial_rotary_factor"] = rotary_dim / head_dim
     rope = _rope_scaling(checkpoint, prefix)
     return config | ({"rope_scaling": rope} if rope else {})
 
 
-def _head_dim(config: Mapping[str, Any]) -> int | None:
-    if config.get("head_dim"):
-        return config["head_dim"]
-    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+def _head_dim(fields: Fields) -> int | None:
+    if given := fields.optional("head_dim", int):
+        return given
+    hidden, heads = (fields.optional(name, int) for name in ("hidden_size", "num_attention_heads"))
     return hidden // heads if hidden and heads else None
 
 
@@ -135,7 +137,7 @@ def _one_for_all_layers(field: str, value: Any) -> Any:
     """Some files give a number a layer; ours is one number for all."""
     if not isinstance(value, list):
         return value
-    if len(set(value)) != 1:
+    if not value or any(item != value[0] for item in value):
         raise ConfigError(
             f"{field} differs from layer to layer ({value[:8]} …), which no supported family does"
         )

@@ -21,7 +21,7 @@ def config(fields: Fields) -> ModelConfig:
         embedding_scale=fields.get("embedding_multiplier", 1.0),
         attention_scale=fields.get("attention_multiplier", 1.0),
         residual_scale=fields.get("residual_multiplier", 1.0),
-        logit_scale=1.0 / fields.get("logits_scaling", 1.0),
+        logit_scale=1.0 / fields.positive("logits_scaling", float, 1.0),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ridgeline.errors import ConfigError
 from ridgeline.models.config import ExpertsConfig, ModelConfig
 from ridgeline.models.families.family import Family, Fields, decoder_config
 from ridgeline.models.families.gguf import GGUF_NAMES
@@ -13,7 +14,7 @@ from ridgeline.models.families.gguf import GGUF_NAMES
 
 def config(fields: Fields) -> ModelConfig:
     attention_bias = fields.get("attention_bias", False)
-    num_layers = fields.required("num_hidden_layers", int)
+    num_layers = fields.num_layers()
     window = (
         fields.optional("sliding_window", int) if fields.get("use_sliding_window", False) else None
     )
@@ -28,13 +29,15 @@ def config(fields: Fields) -> ModelConfig:
     experts = ExpertsConfig(
         # transformers 5 writes the second name, everyone before it the first
         num_experts=fields.optional("num_experts", int)
-        or fields.required("num_local_experts", int),
+        or fields.positive("num_local_experts", int),
         experts_per_token=fields.get("num_experts_per_tok", 8),
-        mlp_size=fields.required("moe_intermediate_size", int),
+        mlp_size=fields.positive("moe_intermediate_size", int),
         renormalize=fields.get("norm_topk_prob", False),
     )
-    dense = set(fields.values.get("mlp_only_layers") or [])
-    step = fields.get("decoder_sparse_step", 1)
+    dense = fields.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise ConfigError(f"{fields.origin}: mlp_only_layers should be a list of layers")
+    step = fields.positive("decoder_sparse_step", int, 1)
     layers = [
         replace(layer, experts=experts) if i not in dense and (i + 1) % step == 0 else layer
         for i, layer in enumerate(base.layers)

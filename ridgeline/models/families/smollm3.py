@@ -37,10 +37,10 @@ def config(fields: Fields) -> ModelConfig:
 
 def rotary_layers(fields: Fields) -> list[bool]:
     """`no_rope_layers` holds, despite its name, 1 for layers with rope and 0 for layers without."""
-    num_layers = fields.required("num_hidden_layers", int)
+    num_layers = fields.num_layers()
     flags = fields.values.get("no_rope_layers")
     if flags is None:
-        interval = fields.get("no_rope_layer_interval", 4)
+        interval = fields.positive("no_rope_layer_interval", int, 4)
         return [(i + 1) % interval != 0 for i in range(num_layers)]
     if not isinstance(flags, list) or len(flags) != num_layers:
         raise ConfigError(

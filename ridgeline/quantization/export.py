@@ -1,0 +1,49 @@
+"""Saves a model as a Hugging Face folder that other engines load too.
+
+Fused weights are cut back into the pieces their family names; a model that came from GGUF gets the
+`config.json` it would have had. The tokenizer's files come from `Tokenizer.files()`.
+
+    save_model(model, Path("out"), source="demo", extra_files=tokenizer.files())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ridgeline.models import Transformer
+from ridgeline.models.checkpoint import open_checkpoint, resolve_model, save_safetensors
+from ridgeline.models.checkpoint.save import MAX_SHARD_BYTES
+from ridgeline.models.families import Description, describe
+from ridgeline.models.weights import checkpoint_tensors
+
+
+def save_model(
+    model: Transformer,
+    folder: Path,
+    *,
+    source: str | Path,
+    extra_files: Mapping[str, bytes | Path] | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write `folder`, new or empty. `source` is what the model was loaded from."""
+    description = describe(open_checkpoint(resolve_model(str(source))))
+    save_safetensors(
+        folder,
+        checkpoint_tensors(model, description),
+        hf_config(model, description),
+        max_shard_bytes=max_shard_bytes,
+        extra_files=extra_files,
+    )
+
+
+def hf_config(model: Transformer, description: Description) -> dict[str, Any]:
+    """The source's config.json for the language model alone, in the dtype that is saved."""
+    values = dict(description.hf_config)
+    values = dict(values.get("text_config", values))
+    values.pop("torch_dtype", None)  # what transformers called it before version 5
+    dtype = str(model.embed.weight.dtype).removeprefix("torch.")
+    family = description.family
+    about = {"architectures": [family.architectures[0]], "model_type": family.model_type}
+    return values | about | {"dtype": dtype, "tie_word_embeddings": model.config.tied_embeddings}

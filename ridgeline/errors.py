@@ -97,7 +97,9 @@ INTERRUPTED_EXIT_CODE = 130  # Ctrl-C, as shells count it
 
 def near_matches(word: str, allowed: Iterable[str]) -> str:
     """`; did you mean 'top_p'?` for an error line, or nothing when no allowed word is close."""
-    close = get_close_matches(word, list(allowed), n=3)
+    words = list(allowed)
+    close = [known for known in words if len(word) > 2 and known.startswith(word)][:3]
+    close = close or get_close_matches(word, words, n=3)
     if not close:
         return ""
     return "; did you mean " + " or ".join(repr(match) for match in close) + "?"

@@ -47,6 +47,9 @@ MODEL is a Hugging Face folder or hub name, a GGUF file, or `demo`
 """
 
 
+MAX_LINE = 1500  # characters of an error: what was given may be anything
+
+
 class Parser(argparse.ArgumentParser):
     """argparse, except that a mistake is a UsageError like every other, and flags are written out:
     an abbreviation would change its meaning with the next flag.
@@ -200,6 +203,8 @@ def fail(error: BaseException) -> int:
         sys.stdout.flush()  # what came before the error stands before it
     except (OSError, ValueError):
         discard_stdout()
+    line = " ".join(message.split())
+    line = line if len(line) <= MAX_LINE else line[:MAX_LINE] + "…"
     with suppress(OSError, ValueError):
-        print(f"ridgeline: error: {' '.join(message.split())}", file=sys.stderr)
+        print(f"ridgeline: error: {line}", file=sys.stderr)
     return code

@@ -15,8 +15,6 @@ from dataclasses import Field, fields
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from ridgeline.errors import UsageError
-
 Config = TypeVar("Config")
 
 
@@ -30,7 +28,7 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
         group.add_argument(
             flag,
             dest=field.name,
-            type=_parser_for(flag, kind),
+            type=_parser_for(kind),
             action="append" if is_tuple else "store",
             default=None,
             metavar=kind.__name__.upper(),
@@ -57,12 +55,12 @@ def _plain_type(hint: Any) -> tuple[type, bool]:
     return (options[0] if options else hint), False
 
 
-def _parser_for(flag: str, kind: type) -> Callable[[str], Any]:
+def _parser_for(kind: type) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         try:
             return kind(text)
         except ValueError:
             what = {"int": "a whole number", "float": "a number"}.get(kind.__name__, kind.__name__)
-            raise UsageError(f"{flag} is {text!r}; give {what}") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}") from None
 
     return parse

@@ -25,10 +25,17 @@ from rich.progress import (
 ProgressCallback = Callable[[str, int, int], None]
 
 
+class PipeConsole(Console):
+    """rich ends the process with code 1 when the reader goes away; `main` ends it quietly."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class Terminal:
     def __init__(self, json: bool = False) -> None:
         self.json = json
-        self.console = Console(stderr=False, highlight=False, soft_wrap=False)
+        self.console = PipeConsole(stderr=False, highlight=False, soft_wrap=False)
         self.shows_progress = not json and sys.stdout.isatty() and sys.stderr.isatty()
 
     @contextmanager

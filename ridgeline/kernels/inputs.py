@@ -1,0 +1,43 @@
+"""Building blocks for an op's cases: random tensors, and views of them that are not contiguous."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.formats.dtypes import dtype_name
+
+
+def normal(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    generator: torch.Generator,
+    scale: float = 1.0,
+) -> Tensor:
+    """Random normal values; drawn in fp32, since that is what every dtype can be made from."""
+    drawn = torch.randn(shape, device=device, generator=generator)
+    return (drawn * scale).to(dtype)
+
+
+def strided_rows(x: Tensor, gap: int = 16) -> Tensor:
+    """The same values as rows of a wider matrix: the last dim contiguous, the rows apart."""
+    wide = torch.full((*x.shape[:-1], x.shape[-1] + gap), float("nan"), device=x.device)
+    wide = wide.to(x.dtype)
+    wide[..., : x.shape[-1]] = x
+    return wide[..., : x.shape[-1]]
+
+
+def label(*parts: object) -> str:
+    """`4096x8192 bf16 residual`: dtypes by their short names, shapes with an x, empty parts left
+    out.
+    """
+    texts = []
+    for part in parts:
+        if isinstance(part, torch.dtype):
+            texts.append(dtype_name(part))
+        elif isinstance(part, tuple):
+            texts.append("x".join(map(str, part)))
+        elif part:
+            texts.append(str(part))
+    return " ".join(texts)

@@ -1,0 +1,56 @@
+"""What an op is to everything that walks the registry: its definition, its launcher, its work, its
+shapes.
+
+Tests check `launch` against `reference` on `small_cases` (under Triton's interpreter) and `cases`
+(on a GPU), the benchmark times `bench_cases` beside the `baselines`, and the compiler takes from
+`compile_cases` what would be launched on each target. `launch`, `reference`, `cost` and each
+baseline take the same keyword arguments: what a case's `make` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ridgeline.kernels.cost import OpCost
+from ridgeline.kernels.targets import Target
+
+Inputs = dict[str, Any]
+Function = Callable[
+    ..., Any
+]  # returns a tensor or a tuple of tensors, what it changed in place included
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs: random, made anew for each use from a seeded generator."""
+
+    label: str  # "4096x8192 bf16"
+    make: Callable[[torch.device, torch.Generator], Inputs]
+    dtype: torch.dtype  # which row of the tolerance table holds
+    reduction: int = 1  # how many products are summed into one output
+    gradients: tuple[str, ...] = ()  # inputs whose gradients are checked too
+
+
+@dataclass(frozen=True)
+class Op:
+    name: str  # its folder
+    summary: str  # one line
+    reference: Function
+    launch: Function
+    cost: Callable[..., OpCost]
+    small_cases: Sequence[Case]  # awkward and small: at most about 200 programs each
+    cases: Sequence[Case]  # awkward and large, offsets past 2^31 included
+    bench_cases: Sequence[Case]
+    compile_cases: Sequence[Case]  # made on the CPU, small in memory; the constants are what counts
+    baselines: Mapping[str, Function] = field(default_factory=dict)  # "eager", "cublas", …
+    differentiable: Function | None = None  # the op with its gradients, where training needs them
+    supports: Callable[[Target, Case], bool] = lambda target, case: True
+
+
+def outputs(result: Any) -> tuple[torch.Tensor, ...]:
+    """What a function of an op returned, as a tuple."""
+    return result if isinstance(result, tuple) else (result,)

@@ -1,0 +1,140 @@
+"""What the registry knows of RMSNorm: its work, its shapes, what it is timed against."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ridgeline.kernels.cost import OpCost
+from ridgeline.kernels.inputs import label, normal, strided_rows
+from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.rms_norm import plain_rms_norm, reference
+
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+INT8, FP8 = torch.int8, torch.float8_e4m3fn
+
+
+def launch(**inputs: Any) -> Any:
+    from ridgeline.kernels.rms_norm import triton
+
+    return triton.rms_norm(**inputs)
+
+
+def cost(
+    x_TD: Tensor,
+    weight_D: Tensor,
+    residual_TD: Tensor | None = None,
+    quantized: torch.dtype | None = None,
+    **_: Any,
+) -> OpCost:
+    rows = x_TD.numel() // x_TD.shape[-1]
+    out = x_TD.numel() + 4 * rows if quantized is not None else x_TD.nbytes
+    extra = x_TD.nbytes if residual_TD is not None else 0
+    return OpCost(x_TD.nbytes + weight_D.nbytes + extra, out + extra)
+
+
+def make(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    residual: bool,
+    quantized: torch.dtype | None,
+    strided: bool,
+    device: torch.device,
+    generator: torch.Generator,
+) -> Inputs:
+    view = strided_rows if strided else (lambda x: x)
+    inputs: Inputs = {
+        "x_TD": view(normal(shape, dtype, device, generator)),
+        "weight_D": normal(shape[-1:], dtype, device, generator),
+        "eps": 1e-6,
+        "offset": 1.0 if strided else 0.0,
+    }
+    if residual:
+        inputs["residual_TD"] = view(normal(shape, dtype, device, generator, scale=3.0))
+    if quantized is not None:
+        inputs["quantized"] = quantized
+    return inputs
+
+
+def case(
+    shape: tuple[int, ...],
+    dtype: torch.dtype = BF16,
+    residual: bool = False,
+    quantized: torch.dtype | None = None,
+    strided: bool = False,
+) -> Case:
+    # A row of one element has gradient zero, and rounding is all there is to compare.
+    has_gradients = not residual and quantized is None and shape[0] < 100_000 and shape[-1] > 1
+    return Case(
+        label(
+            shape,
+            dtype,
+            residual and "residual",
+            quantized and f"to {label(quantized)}",
+            strided and "strided",
+        ),
+        partial(make, shape, dtype, residual, quantized, strided),
+        dtype,
+        shape[-1],
+        gradients=("x_TD", "weight_D") if has_gradients else (),
+    )
+
+
+def differentiable(x_TD: Tensor, weight_D: Tensor, eps: float, offset: float) -> Tensor:
+    return plain_rms_norm(x_TD, weight_D, eps, offset)
+
+
+def eager(
+    x_TD: Tensor, weight_D: Tensor, eps: float, residual_TD: Tensor | None = None, **_: Any
+) -> Any:
+    """torch's own ops, without the 8-bit codes, which would take them three more passes."""
+    if residual_TD is not None:
+        x_TD = x_TD + residual_TD
+    return functional.rms_norm(x_TD, x_TD.shape[-1:], weight_D, eps)
+
+
+SMALL = [
+    case(shape, dtype, residual, quantized, strided)
+    for shape in [(1, 1), (3, 63), (5, 1000), (2, 3, 128)]
+    for dtype in (FP32, BF16, FP16)
+    for residual, quantized, strided in [
+        (False, None, False),
+        (True, None, True),
+        (False, INT8, True),
+        (True, FP8, False),
+    ]
+]
+LARGE = [
+    case(shape, dtype, residual, quantized, strided)
+    for shape in [(1, 4096), (63, 5120), (1000, 8192), (4097, 128), (3, 65536)]
+    for dtype in (FP32, BF16, FP16)
+    for residual, quantized, strided in [
+        (False, None, True),
+        (True, None, False),
+        (True, INT8, True),
+        (False, FP8, False),
+    ]
+] + [case((300_000, 8192)), case((300_000, 8192), quantized=INT8)]  # past 2^31 elements
+BENCH = [
+    case(shape, BF16, residual, quantized)
+    for shape in [(8192, 4096), (8192, 8192)]
+    for residual, quantized in [(False, None), (True, None), (True, FP8), (True, INT8)]
+]
+
+OP = Op(
+    name="rms_norm",
+    summary="RMSNorm, with the residual's sum before it and 8-bit codes after it",
+    reference=reference.rms_norm,
+    launch=launch,
+    cost=cost,
+    small_cases=SMALL,
+    cases=SMALL + LARGE,
+    bench_cases=BENCH,
+    compile_cases=[case((4, 4096), BF16, r, q) for r in (False, True) for q in (None, INT8, FP8)],
+    baselines={"eager": eager},
+    differentiable=differentiable,
+)

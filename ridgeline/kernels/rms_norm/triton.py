@@ -1,0 +1,192 @@
+"""RMSNorm in Triton: one pass over memory, forward and backward.
+
+Rows are contiguous in their last dim; the rows' own stride is free. A program holds whole rows in
+registers (several short ones, or one of up to 65,536), so that x is read once whatever is asked
+for: the sum with the residual, the norm, its 8-bit codes.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.formats.scaling import LARGEST, SMALLEST_AMAX
+from ridgeline.kernels.launch import launch, target_of
+
+MAX_COLUMNS = 65536
+TILE = 4096  # elements a program holds: short rows share a program up to this
+
+
+@triton.jit
+def rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    hidden_ptr,
+    scale_ptr,
+    x_stride,
+    residual_stride,
+    num_rows,
+    num_columns,
+    eps,
+    offset,
+    HAS_RESIDUAL: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SMALLEST_AMAX: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # int64: offsets pass 2^31
+    columns = tl.arange(0, BLOCK)
+    in_row = columns < num_columns
+    keep = (rows < num_rows)[:, None] & in_row[None, :]
+    x = tl.load(x_ptr + rows[:, None] * x_stride + columns[None, :], mask=keep, other=0.0)
+    h = x.to(tl.float32)  # [ROWS, BLOCK]
+    place = rows[:, None] * num_columns + columns[None, :]
+    if HAS_RESIDUAL:
+        residual = residual_ptr + rows[:, None] * residual_stride + columns[None, :]
+        h += tl.load(residual, mask=keep, other=0.0).to(tl.float32)
+        rounded = h.to(hidden_ptr.dtype.element_ty)  # what later layers see is what is normed here
+        tl.store(hidden_ptr + place, rounded, mask=keep)
+        h = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(h * h, axis=1) / num_columns + eps)
+    gain = tl.load(weight_ptr + columns, mask=in_row, other=0.0).to(tl.float32) + offset
+    out = h * scale[:, None] * gain[None, :]
+    if QUANTIZED:
+        amax = tl.maximum(tl.max(tl.abs(out), axis=1), SMALLEST_AMAX)
+        row_scale = amax * (1.0 / LARGEST)
+        out = out / row_scale[:, None]
+        if out_ptr.dtype.element_ty == tl.int8:
+            out = tl.floor(out + 0.5)  # a cast to int8 truncates
+        out = tl.clamp(out, -LARGEST, LARGEST)
+        tl.store(scale_ptr + rows, row_scale, mask=rows < num_rows)
+    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=keep)
+
+
+def rms_norm(
+    x_TD: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    residual_TD: Tensor | None = None,
+    quantized: torch.dtype | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """The launcher; arguments and results are reference.py's."""
+    rows_TD, shape = _as_rows(x_TD), x_TD.shape
+    num_rows, num_columns = rows_TD.shape
+    _check(num_columns)
+    out = torch.empty(shape, dtype=quantized or x_TD.dtype, device=x_TD.device)
+    scale_T = hidden = rows_residual = None
+    if quantized is not None:
+        scale_T = torch.empty(shape[:-1], dtype=torch.float32, device=x_TD.device)
+    if residual_TD is not None:
+        rows_residual = _as_rows(residual_TD)
+        hidden = torch.empty(shape, dtype=x_TD.dtype, device=x_TD.device)
+    if num_rows:
+        block = triton.next_power_of_2(num_columns)
+        rows = max(1, min(TILE // block, 16))
+        launch(
+            rms_norm_kernel,
+            (triton.cdiv(num_rows, rows),),
+            (
+                rows_TD,
+                rows_residual if rows_residual is not None else rows_TD,
+                weight_D,
+                out,
+                hidden if hidden is not None else out,
+                scale_T if scale_T is not None else out,
+                rows_TD.stride(0),
+                rows_residual.stride(0) if rows_residual is not None else 0,
+                num_rows,
+                num_columns,
+                eps,
+                offset,
+            ),
+            HAS_RESIDUAL=residual_TD is not None,
+            QUANTIZED=quantized is not None,
+            LARGEST=LARGEST[quantized] if quantized is not None else 1.0,
+            SMALLEST_AMAX=SMALLEST_AMAX,
+            ROWS=rows,
+            BLOCK=block,
+            num_warps=_num_warps(rows * block, target_of(x_TD).warp_size),
+        )
+    results = [out] if scale_T is None else [out, scale_T]
+    if hidden is not None:
+        results.append(hidden)
+    return tuple(results) if len(results) > 1 else results[0]
+
+
+@triton.jit
+def rms_norm_backward_kernel(
+    x_ptr,
+    weight_ptr,
+    grad_ptr,
+    grad_x_ptr,
+    partial_ptr,
+    num_rows,
+    num_columns,
+    eps,
+    offset,
+    BLOCK: tl.constexpr,
+):
+    """One program walks every num_programs-th row and keeps its share of the weight's gradient."""
+    columns = tl.arange(0, BLOCK)
+    in_row = columns < num_columns
+    gain = tl.load(weight_ptr + columns, mask=in_row, other=0.0).to(tl.float32) + offset
+    grad_weight = tl.zeros((BLOCK,), dtype=tl.float32)
+    for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
+        place = tl.cast(row, tl.int64) * num_columns + columns
+        x = tl.load(x_ptr + place, mask=in_row, other=0.0).to(tl.float32)
+        grad = tl.load(grad_ptr + place, mask=in_row, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x * x) / num_columns + eps)
+        normed = x * scale
+        weighted = grad * gain
+        mean = tl.sum(weighted * normed) / num_columns
+        grad_x = (weighted - normed * mean) * scale
+        tl.store(grad_x_ptr + place, grad_x.to(grad_x_ptr.dtype.element_ty), mask=in_row)
+        grad_weight += grad * normed
+    place = tl.program_id(0).to(tl.int64) * num_columns + columns
+    tl.store(partial_ptr + place, grad_weight, mask=in_row)
+
+
+def rms_norm_backward(
+    x_TD: Tensor, weight_D: Tensor, grad_TD: Tensor, eps: float, offset: float
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the plain norm for x and weight."""
+    rows_TD, grad_rows = _as_rows(x_TD).contiguous(), _as_rows(grad_TD).contiguous()
+    num_rows, num_columns = rows_TD.shape
+    _check(num_columns)
+    grad_x = torch.empty_like(rows_TD)
+    target = target_of(x_TD)
+    num_programs = max(1, min(num_rows, 2 * target.num_units))
+    partial = torch.empty(num_programs, num_columns, dtype=torch.float32, device=x_TD.device)
+    block = triton.next_power_of_2(num_columns)
+    launch(
+        rms_norm_backward_kernel,
+        (num_programs,),
+        (rows_TD, weight_D, grad_rows, grad_x, partial, num_rows, num_columns, eps, offset),
+        BLOCK=block,
+        num_warps=_num_warps(block, target.warp_size),
+    )
+    return grad_x.view(x_TD.shape), partial.sum(0).to(weight_D.dtype)
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """Two dims, the last one contiguous; a view where the strides allow it."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def _check(num_columns: int) -> None:
+    if num_columns > MAX_COLUMNS:
+        raise UnsupportedError(f"rows of {num_columns} are longer than {MAX_COLUMNS}")
+
+
+def _num_warps(num_elements: int, warp_size: int) -> int:
+    """Sixteen elements a thread: one 32-byte load of bf16."""
+    return max(1, min(16, triton.next_power_of_2(num_elements) // (16 * warp_size)))

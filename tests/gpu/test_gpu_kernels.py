@@ -1,0 +1,31 @@
+"""Every op against its reference on the GPU: all shapes, offsets past 2^31 included."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_checks import check_forward, check_gradients
+
+from ridgeline.kernels.launch import target_of
+from ridgeline.kernels.op import Case, Op
+from ridgeline.kernels.registry import all_ops
+
+CUDA = torch.device("cuda")
+EACH = [
+    pytest.param(op, case, id=f"{op.name} {case.label}") for op in all_ops() for case in op.cases
+]
+WITH_GRADIENTS = [
+    param for param in EACH if param.values[1].gradients and param.values[0].differentiable
+]
+
+
+@pytest.mark.parametrize(("op", "case"), EACH)
+def test_forward(op: Op, case: Case) -> None:
+    if not op.supports(target_of(torch.empty(0, device=CUDA)), case):
+        pytest.skip("not supported on this GPU")
+    check_forward(op, case, CUDA)
+
+
+@pytest.mark.parametrize(("op", "case"), WITH_GRADIENTS)
+def test_gradients(op: Op, case: Case) -> None:
+    check_gradients(op, case, CUDA)

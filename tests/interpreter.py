@@ -1,0 +1,73 @@
+"""Mends Triton's CPU interpreter where it computes on raw bits: bf16 arithmetic, and casts to bf16
+and fp8.
+
+Numbers go through torch, which rounds as the hardware does. Reductions, negation and int-to-bf16
+casts on bf16 stay wrong there, so kernels do these in fp32 (they should anyway).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+_TORCH = {
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e4b8: torch.float8_e4m3fnuz,
+    tl.float8e5: torch.float8_e5m2,
+    tl.float16: torch.float16,
+    tl.float32: torch.float32,
+    tl.float64: torch.float64,
+}
+_LARGEST = {tl.float8e4nv: 448.0, tl.float8e4b8: 240.0, tl.float8e5: 57344.0}
+
+
+def to_torch(data: np.ndarray, dtype: Any) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(data)).view(_TORCH[dtype])
+
+
+def to_bits(tensor: torch.Tensor, dtype: Any) -> np.ndarray:
+    """The values in `dtype`; fp8 saturates, as the hardware's conversions do."""
+    if dtype in _LARGEST:
+        tensor = tensor.float().clamp(-_LARGEST[dtype], _LARGEST[dtype])
+    bits = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+    converted = tensor.to(_TORCH[dtype]).contiguous()
+    return converted.view(bits[dtype.primitive_bitwidth]).numpy()
+
+
+def install() -> None:
+    builder = interpreter.InterpreterBuilder
+    if getattr(builder, "mended", False):
+        return
+    builder.mended = True
+    plain_binary, plain_dot = builder.binary_op, builder.create_dot
+
+    def convert(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+        return to_bits(to_torch(data, source), target)
+
+    def as_fp32(handle: Any) -> Any:
+        values = to_torch(handle.data, handle.dtype.scalar).float().numpy()
+        return interpreter.TensorHandle(values, tl.float32)
+
+    def binary(self: Any, left: Any, right: Any, op: Any) -> Any:
+        if left.dtype.scalar != tl.bfloat16:
+            return plain_binary(self, left, right, op)
+        result = op(as_fp32(left).data, as_fp32(right).data)
+        if result.dtype == np.bool_:
+            return interpreter.TensorHandle(result, tl.int1)
+        bits = to_bits(torch.from_numpy(np.ascontiguousarray(result)), tl.bfloat16)
+        return interpreter.TensorHandle(bits.view(np.uint16), tl.bfloat16)
+
+    def dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
+        narrow = {tl.bfloat16, tl.float8e4nv, tl.float8e4b8, tl.float8e5}
+        if a.dtype.scalar in narrow or b.dtype.scalar in narrow:
+            a, b = as_fp32(a), as_fp32(b)
+        return plain_dot(self, a, b, d, precision, imprecise)
+
+    interpreter._convert_float = convert
+    builder.binary_op = binary
+    builder.create_dot = dot

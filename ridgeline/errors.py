@@ -88,9 +88,10 @@ class MissingPackageError(RidgelineError, ImportError):
 class NumericsError(RidgelineError, ArithmeticError):
     """A model computed something that is no number."""
 
-    exit_code = 13
+    exit_code = 14
 
 
+CHECK_FAILED_EXIT_CODE = 13  # what was asked to be checked ran, and failed
 INTERNAL_EXIT_CODE = 70  # a bug of ours
 INTERRUPTED_EXIT_CODE = 130  # Ctrl-C, as shells count it
 

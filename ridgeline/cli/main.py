@@ -2,7 +2,8 @@
 
 A verb is a module of this folder with `EXAMPLE`, `add_arguments(parser)`, `run(args, terminal) ->
 dict` and `render(document, console)`. `run` returns one JSON-ready document; people see it through
-`render`, programs through `--json`. Verb modules are imported only when named, so `ridgeline
+`render`, programs through `--json`. A verb that checks something also has `exit_code(document)`.
+Verb modules are imported only when named, so `ridgeline
 --help` needs neither torch nor a GPU.
 
     ridgeline hardware --json
@@ -36,6 +37,8 @@ from ridgeline.errors import (
 VERBS = {
     "hardware": "what this machine can really do, measured beside the datasheet",
     "generate": "text from a model, with tokens/s and the share of the machine's limit reached",
+    "kernels": "the kernel library: list, check, compile for chips that are not here",
+    "bench": "kernels timed beside this machine's ceilings and torch's own ways",
 }
 
 EPILOG = """\
@@ -76,9 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         open_streams()
-        run(arguments)
+        code = run(arguments)
         sys.stdout.flush()
-        return 0
+        return code
     except BrokenPipeError:
         discard_stdout()  # the reader (`| head`) went away
         return 0
@@ -104,7 +107,7 @@ def discard_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def run(arguments: list[str]) -> None:
+def run(arguments: list[str]) -> int:
     parser = top_level_parser()
     verb = next((word for word in arguments if not word.startswith("-")), None)
     if verb in VERBS:
@@ -113,18 +116,19 @@ def run(arguments: list[str]) -> None:
     try:
         args, unknown = parser.parse_known_args(arguments)
     except SystemExit:  # --help and --version have printed what they had to
-        return
+        return 0
     if unknown:
         raise not_understood(unknown[0], parser, args)
     if args.verb is None:
         parser.print_help()
-        return
+        return 0
     terminal = Terminal(json=args.json)
     document = module.run(args, terminal)
     if args.json:
         print(json.dumps(document, indent=2, allow_nan=False))
     else:
         module.render(document, terminal.console)
+    return module.exit_code(document) if hasattr(module, "exit_code") else 0
 
 
 def not_understood(word: str, parser: Parser, args: argparse.Namespace) -> UsageError:

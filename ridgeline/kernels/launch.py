@@ -73,7 +73,15 @@ def launch(
             Call(kernel, tuple(args), constants, num_warps, num_stages, dict(options or {}))
         )
         return
-    kernel[grid](*args, **constants, num_warps=num_warps, num_stages=num_stages, **(options or {}))
+    kernel[grid](*args, **constants, **compiler_options(num_warps, num_stages, options))
+
+
+def compiler_options(
+    num_warps: int, num_stages: int, options: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What the compiler is told. Multiply-add fusion is always named: its default changes in 3.10."""
+    fixed = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
+    return fixed | dict(options or {})
 
 
 def target_of(tensor: torch.Tensor) -> Target:

@@ -28,7 +28,8 @@ def save_model(
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Write `folder`, new or empty. `source` is what the model was loaded from."""
-    description = describe(open_checkpoint(resolve_model(str(source))))
+    path = source if isinstance(source, Path) else resolve_model(source)
+    description = describe(open_checkpoint(path))
     save_safetensors(
         folder,
         checkpoint_tensors(model, description),

@@ -1,0 +1,1 @@
+"""Measurements against ceilings and peers, in one run."""

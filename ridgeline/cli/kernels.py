@@ -1,0 +1,176 @@
+"""`ridgeline kernels`: list the ops, check them against their references, compile them for other
+chips.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli.terminal import Terminal
+from ridgeline.errors import (
+    CHECK_FAILED_EXIT_CODE,
+    HardwareError,
+    UnsupportedError,
+    UsageError,
+    near_matches,
+)
+from ridgeline.hardware import detect
+from ridgeline.kernels.compile import compile_call, recorded_calls
+from ridgeline.kernels.op import Case, Op, outputs
+from ridgeline.kernels.registry import all_ops, get_op
+from ridgeline.kernels.targets import COMPILED, TARGETS, Target
+from ridgeline.kernels.tolerance import check
+
+EXAMPLE = """\
+ridgeline kernels list
+ridgeline kernels compile --target sm_80,sm_90,sm_100,gfx942,gfx950
+ridgeline kernels check --op rms_norm"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=["list", "check", "compile"], help="what to do")
+    parser.add_argument("--op", action="append", help="this op alone (may be given several times)")
+    parser.add_argument(
+        "--target",
+        default="sm_80,sm_90,sm_100,gfx942,gfx950",
+        help="chips to compile for (default: %(default)s)",
+    )
+    parser.add_argument("--one", action="store_true", help="compile one configuration an op")
+
+
+def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
+    ops = [get_op(name) for name in args.op] if args.op else all_ops()
+    if args.action == "list":
+        return {"action": "list", "rows": [list_row(op) for op in ops]}
+    if args.action == "check":
+        with terminal.progress() as progress:
+            rows = []
+            for done, op in enumerate(ops):
+                progress("checking", done, len(ops))
+                rows += list(check_rows(op))
+        return finished("check", rows)
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        raise UsageError("TRITON_INTERPRET is set; compiling needs a process without it")
+    targets = [parse_target(name) for name in args.target.split(",")]
+    with terminal.progress() as progress:
+        rows = []
+        for done, op in enumerate(ops):
+            progress("compiling", done, len(ops))
+            for target in targets:
+                rows += list(compile_rows(op, target, args.one))
+    return finished("compile", rows)
+
+
+def finished(action: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "action": action,
+        "rows": rows,
+        "failed": sum(row["problem"] is not None for row in rows),
+    }
+
+
+def exit_code(document: dict[str, Any]) -> int:
+    return CHECK_FAILED_EXIT_CODE if document.get("failed") else 0
+
+
+def list_row(op: Op) -> dict[str, Any]:
+    return {
+        "op": op.name,
+        "summary": op.summary,
+        "gradients": op.differentiable is not None,
+        "cases": len(op.cases),
+        "timed": len(op.bench_cases),
+        "baselines": list(op.baselines),
+    }
+
+
+def check_rows(op: Op) -> Iterator[dict[str, Any]]:
+    """Each case on the GPU of this machine against the op's reference."""
+    hardware = detect()
+    if hardware.device_type == "cpu":
+        raise HardwareError("kernels are checked on a GPU, and there is none here")
+    device = torch.device(hardware.device)
+    for case in op.small_cases:
+        yield {"op": op.name, "case": case.label, "problem": check_problem(op, case, device)}
+
+
+def check_problem(op: Op, case: Case, device: torch.device) -> str | None:
+    made = [case.make(device, torch.Generator(device=device).manual_seed(0)) for _ in range(2)]
+    found, expected = outputs(op.launch(**made[0])), outputs(op.reference(**made[1]))
+    try:
+        for out, reference in zip(found, expected, strict=True):
+            check(out, reference, case.dtype, case.reduction)
+    except AssertionError as error:
+        return str(error)
+    return None
+
+
+def compile_rows(op: Op, target: Target, only_one: bool) -> Iterator[dict[str, Any]]:
+    cases = [case for case in op.compile_cases if op.supports(target, case)]
+    if not cases:
+        row = {"op": op.name, "target": target.name, "case": "", "problem": None}
+        yield row | {"kernel": "not supported there"}
+    for case in cases[:1] if only_one else cases:
+        for call in recorded_calls(op, case, target):
+            row = {"op": op.name, "target": target.name, "case": case.label}
+            yield row | compiled_json(call, target)
+
+
+def compiled_json(call: Any, target: Target) -> dict[str, Any]:
+    try:
+        compiled = compile_call(call, target)
+    except Exception as error:  # Triton and LLVM raise many kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return {"kernel": call.kernel.__name__, "problem": f"does not compile: {reason}"}
+    return {
+        "kernel": compiled.kernel,
+        "registers": compiled.registers,
+        "spilled_bytes": compiled.spilled_bytes,
+        "shared_bytes": compiled.shared_bytes,
+        "problem": compiled.problem,
+    }
+
+
+def parse_target(name: str) -> Target:
+    if name not in COMPILED:
+        hint = near_matches(name, COMPILED)
+        known = ", ".join(COMPILED)
+        raise UnsupportedError(f"target {name!r} is not known; there are {known}{hint}")
+    return TARGETS[name]
+
+
+def render(document: dict[str, Any], console: Console) -> None:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    columns = {
+        "list": ["op", "summary", "gradients", "cases", "timed"],
+        "check": ["op", "case", "problem"],
+        "compile": [
+            "op",
+            "target",
+            "kernel",
+            "registers",
+            "shared_bytes",
+            "spilled_bytes",
+            "problem",
+        ],
+    }[document["action"]]
+    for column in columns:
+        table.add_column(column.replace("_bytes", ""), overflow="fold")
+    for row in document["rows"]:
+        table.add_row(*(cell(row.get(column)) for column in columns))
+    console.print(table)
+    if "failed" in document:
+        console.print(f"{len(document['rows'])} done, {document['failed']} failed")
+
+
+def cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

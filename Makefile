@@ -10,6 +10,7 @@ BASE_PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 ACTIVE := python3
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # A PYTHON given by the user is used as it is; otherwise everything runs in .venv.
 ifeq ($(origin PYTHON),undefined)

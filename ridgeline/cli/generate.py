@@ -147,7 +147,13 @@ def summary_lines(result: dict[str, Any]) -> list[str]:
         lines.append(decode + share_of(result["decode_limit"], "tok/s"))
     ended = {"stop": "the model ended", "length": "--max-tokens or the context reached"}
     about = f"{result['dtype']} on {result['device']}, seed {result['seed']}"
+    if any(is_beaten(result[key]) for key in ("prefill_limit", "decode_limit")):
+        lines.append("over 100%: the ceiling was measured on a busy machine; hardware --refresh")
     return [*lines, f"{ended[result['finish_reason']]}; {about}"]
+
+
+def is_beaten(limit: dict[str, Any] | None) -> bool:
+    return limit is not None and (limit["share"] or 0.0) > 1.02
 
 
 def share_of(limit: dict[str, Any] | None, unit: str) -> str:

@@ -37,6 +37,7 @@ def load_weights(
     for name, tensor in checkpoint.read(part_of.keys(), progress=progress):
         part = part_of[name]
         parameters[part.parameter][part.index].copy_(part.change(tensor) if part.change else tensor)
+        del tensor  # the last view of a shard keeps it mapped, and the next one is mapped meanwhile
 
 
 def checkpoint_tensors(

@@ -20,7 +20,10 @@ from tiny_tokenizers import sentencepiece_metadata
 import ridgeline
 from ridgeline.data import Tokenizer
 from ridgeline.errors import CheckpointError, OutputError
-from ridgeline.models.checkpoint import resolve_model
+from ridgeline.models import build_model, fill_random
+from ridgeline.models.checkpoint import resolve_model, save_safetensors
+from ridgeline.models.families import describe_hf
+from ridgeline.models.weights import checkpoint_tensors
 from ridgeline.quantization import load_model, save_model
 
 
@@ -94,6 +97,13 @@ def test_misfits_are_listed_before_anything_is_loaded(tmp_path: Path) -> None:
     assert "[80, 48] instead of [96, 48]" in message
 
 
+def run_program(program: str, *arguments: str) -> str:
+    """What a Python process of its own printed."""
+    root = Path(ridgeline.__file__).parent.parent
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+
+
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     """In a process that may write no more than 64 kB to a file: the kernel itself refuses."""
     save_peer("llama-mha", tmp_path / "in")
@@ -111,12 +121,9 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
         "except OutputError as error:\n"
         "    print('refused', error)\n"
     )
-    root = Path(ridgeline.__file__).parent.parent
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith("refused")
-    assert "out" in done.stdout
+    said = run_program(program)
+    assert said.startswith("refused")
+    assert "out" in said
     assert [entry.name for entry in tmp_path.iterdir()] == ["in"]
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 65536
 
@@ -126,3 +133,36 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
     model = load_model(tmp_path / "in", device="cpu")
     with pytest.raises(OutputError, match="not empty"):
         save_model(model, tmp_path / "in", source=tmp_path / "in")
+
+
+def test_loading_takes_little_beyond_the_model(tmp_path: Path) -> None:
+    """Peak memory of a process that loads six shards of 32 MiB: the model, one shard, and 10%."""
+    values = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 8000,
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 10,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 64,
+    }
+    description = describe_hf(values)
+    model = fill_random(build_model(description.config, torch.bfloat16, "cpu"))
+    shard = 32 << 20
+    save_safetensors(
+        tmp_path / "in", checkpoint_tensors(model, description), values, max_shard_bytes=shard
+    )
+    assert len(list((tmp_path / "in").glob("*.safetensors"))) >= 6
+    program = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from ridgeline.quantization import load_model\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10\n"
+        "load_model(Path(sys.argv[1]), dtype='fp32', device='cpu')\n"
+        "before = peak()\n"
+        "model = load_model(Path(sys.argv[2]), dtype='fp32', device='cpu')\n"
+        "print(peak() - before - sum(p.nbytes for p in model.parameters()))\n"
+    )
+    save_peer("llama-mha", tmp_path / "tiny")  # loaded first: what importing and starting takes
+    beyond = run_program(program, str(tmp_path / "tiny"), str(tmp_path / "in"))
+    assert int(beyond) < 1.1 * shard

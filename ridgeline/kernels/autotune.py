@@ -1,0 +1,167 @@
+"""Tuned once: which configuration of a kernel is fastest for a shape, remembered by device and
+compiler.
+
+An op that has a choice gives its search space for a case's inputs, best guess first (`Op.configs`),
+and the key under which a choice holds (`Op.tune_key`: dtype and shape range). `tune` times them
+with the one timer and keeps every time it measured, so that a new configuration is tried without
+measuring the old ones again. `chosen` is what a launcher asks: a dictionary lookup, and None on a
+machine where nothing was measured, where the launcher's own heuristic serves at once.
+
+Choices shipped for known GPUs are in kernels/choices/; those of a user's machine in the cache, and
+win.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ridgeline.errors import RidgelineError
+from ridgeline.formats.files import atomic_write
+from ridgeline.hardware.paths import cache_dir
+
+Config = Mapping[str, Any]
+Times = dict[str, float]  # configuration as JSON -> seconds
+Table = dict[str, dict[str, Times]]  # op -> key -> times
+log = logging.getLogger(__name__)
+
+
+def chosen(op: str, key: str, device: torch.device) -> dict[str, Any] | None:
+    """The fastest configuration measured for this op and key on this kind of device."""
+    if device.type == "cpu":
+        return None
+    return _best(_device_name(device.index or 0), op, key)
+
+
+@lru_cache(maxsize=4096)
+def _best(device_name: str, op: str, key: str) -> dict[str, Any] | None:
+    times = load(device_name).get(op, {}).get(key)
+    if not times:
+        return None
+    fastest: dict[str, Any] = json.loads(min(times, key=times.__getitem__))
+    return fastest
+
+
+def tune(
+    op: str,
+    key: str,
+    configs: Sequence[Config],
+    seconds: Callable[[Config], float],
+    device_name: str,
+) -> dict[str, float]:
+    """Time each configuration that was not timed before; return all times, known and new.
+
+    One that does not compile or fit is remembered as infinitely slow.
+    """
+    known = load(device_name).get(op, {}).get(key, {})
+    found: Times = {}
+    for config in configs:
+        name = json.dumps(config, sort_keys=True)
+        if name in known:
+            continue
+        try:
+            found[name] = seconds(config)
+        except (RuntimeError, ValueError, RidgelineError) as error:  # Triton's errors are these too
+            log.info("%s %s %s: %s", op, key, name, error)
+            found[name] = float("inf")
+        except Exception as error:
+            if (
+                "OutOfResources" not in type(error).__name__
+                and "Compil" not in type(error).__name__
+            ):
+                raise
+            found[name] = float("inf")
+    if found:
+        remember(device_name, {op: {key: found}})
+    return {**known, **found}
+
+
+@lru_cache(maxsize=8)
+def load(device_name: str) -> Table:
+    """Shipped choices with the user's own over them."""
+    table: Table = {}
+    for text in (_shipped(device_name), _read(user_file(device_name))):
+        if text:
+            _merge(table, _parsed(text))
+    return table
+
+
+def remember(device_name: str, new: Table) -> None:
+    """Add times to the user's file; what others wrote in the meantime stays."""
+    path = user_file(device_name)
+    table = _parsed(_read(path) or "{}")
+    _merge(table, new)
+    with atomic_write(path) as file:
+        file.write(as_text(table))
+    load.cache_clear()
+    _best.cache_clear()
+
+
+def user_file(device_name: str) -> Path:
+    return cache_dir() / "kernels" / f"{file_name(device_name)}.json"
+
+
+def file_name(device_name: str) -> str:
+    """`nvidia-h200-triton-3.6`: choices hold for one device and one compiler."""
+    import triton
+
+    version = ".".join(triton.__version__.split(".")[:2])
+    slug = "-".join(device_name.lower().replace("/", " ").split())
+    return f"{slug}-triton-{version}"
+
+
+def as_text(table: Table) -> str:
+    """JSON in a stable order; a configuration that failed is null."""
+    plain = {
+        op: {
+            key: {name: None if s == float("inf") else s for name, s in sorted(times.items())}
+            for key, times in sorted(keys.items())
+        }
+        for op, keys in sorted(table.items())
+    }
+    return json.dumps(plain, indent=1) + "\n"
+
+
+def _parsed(text: str) -> Table:
+    try:
+        raw = json.loads(text)
+        return {
+            op: {
+                key: {name: float("inf") if s is None else float(s) for name, s in times.items()}
+                for key, times in keys.items()
+            }
+            for op, keys in raw.items()
+        }
+    except (ValueError, AttributeError, TypeError):
+        log.warning("the file of tuned choices cannot be read; it is measured anew")
+        return {}
+
+
+def _merge(table: Table, new: Table) -> None:
+    for op, keys in new.items():
+        for key, times in keys.items():
+            table.setdefault(op, {}).setdefault(key, {}).update(times)
+
+
+def _shipped(device_name: str) -> str | None:
+    file = resources.files("ridgeline.kernels") / "choices" / f"{file_name(device_name)}.json"
+    return file.read_text() if file.is_file() else None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
+@lru_cache
+def _device_name(index: int) -> str:
+    return torch.cuda.get_device_properties(index).name

@@ -43,16 +43,16 @@ def check_forward(op: Op, case: Case, device: torch.device) -> None:
         found = outputs(op.launch(**make_inputs(case, device)))
     expected = outputs(op.reference(**make_inputs(case, device)))
     assert len(found) == len(expected)
-    quantized = expected[0].dtype in LARGEST
-    for index, (out, ref) in enumerate(zip(found, expected, strict=True)):
-        if quantized and index == 0:
+    quantized = any(ref.dtype in LARGEST for ref in expected)
+    for out, ref in zip(found, expected, strict=True):
+        if ref.dtype in LARGEST:
             check_codes(out, ref, case)
         elif not out.is_floating_point():
             assert torch.equal(out.cpu(), ref.cpu())
-        else:
-            check(
-                out, ref, torch.float32 if quantized and index == 1 else case.dtype, case.reduction
-            )
+        else:  # beside codes, what is fp32 is their scales
+            scales = quantized and ref.dtype == torch.float32
+            dtype = torch.float32 if scales else case.dtype
+            check(out, ref, dtype, case.reduction, case.roundings)
 
 
 def check_codes(out: Tensor, ref: Tensor, case: Case) -> None:

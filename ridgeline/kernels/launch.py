@@ -79,7 +79,7 @@ def launch(
 def compiler_options(
     num_warps: int, num_stages: int, options: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What the compiler is told. Multiply-add fusion is always named: its default changes in 3.10."""
+    """What the compiler is told. Multiply-add fusion is always named: 3.10 changes its default."""
     fixed = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
     return fixed | dict(options or {})
 

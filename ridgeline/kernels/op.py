@@ -32,6 +32,7 @@ class Case:
     make: Callable[[torch.device, torch.Generator], Inputs]
     dtype: torch.dtype  # which row of the tolerance table holds
     reduction: int = 1  # how many products are summed into one output
+    roundings: int = 1  # how often a value is rounded to `dtype` on its way to the output
     gradients: tuple[str, ...] = ()  # inputs whose gradients are checked too
 
 

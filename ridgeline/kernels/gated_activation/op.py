@@ -1,0 +1,173 @@
+"""What the registry knows of the gated activations: work, shapes, what they are timed against."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ridgeline.formats.dtypes import dtype_name
+from ridgeline.formats.scaling import LARGEST, quantize_rows
+from ridgeline.kernels.cost import OpCost
+from ridgeline.kernels.gated_activation import Activation, plain_gated_activation, reference
+from ridgeline.kernels.inputs import label, normal, strided_rows
+from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.targets import Target
+
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+INT8, FP8, FNUZ = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
+
+
+def launch(**inputs: Any) -> Any:
+    from ridgeline.kernels.gated_activation import triton
+
+    return triton.gated_activation(**inputs)
+
+
+def cost(
+    gate_up_T2F: Tensor, activation: Activation, quantized: torch.dtype | None = None
+) -> OpCost:
+    rows, num_out = gate_up_T2F.numel() // gate_up_T2F.shape[-1], gate_up_T2F.numel() // 2
+    written = num_out + 4 * rows if quantized is not None else gate_up_T2F.nbytes // 2
+    return OpCost(gate_up_T2F.nbytes, written)
+
+
+def make(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    activation: str,
+    quantized: torch.dtype | None,
+    gap: int,
+    device: torch.device,
+    generator: torch.Generator,
+) -> Inputs:
+    x = normal((*shape[:-1], 2 * shape[-1]), dtype, device, generator, scale=2.0)
+    inputs: Inputs = {
+        "gate_up_T2F": strided_rows(x, gap) if gap else x,
+        "activation": activation,
+    }
+    return inputs if quantized is None else {**inputs, "quantized": quantized}
+
+
+def case(
+    shape: tuple[int, ...],
+    dtype: torch.dtype = BF16,
+    activation: str = "silu",
+    quantized: torch.dtype | None = None,
+    gap: int = 0,
+) -> Case:
+    """`shape` is the output's; `gap` is between the input's rows."""
+    has_gradients = quantized is None and shape[0] < 10_000
+    return Case(
+        label(
+            shape,
+            dtype,
+            activation,
+            quantized and f"to {label(quantized)}",
+            gap and ("strided" if gap < 1000 else "far"),
+        ),
+        partial(make, shape, dtype, activation, quantized, gap),
+        dtype,
+        reduction=4,  # no sum, but an exponential, a quotient and two products round one by one
+        gradients=("gate_up_T2F",) if has_gradients else (),
+    )
+
+
+def differentiable(gate_up_T2F: Tensor, activation: Activation) -> Tensor:
+    return plain_gated_activation(gate_up_T2F, activation)
+
+
+def eager(gate_up_T2F: Tensor, activation: Activation, quantized: torch.dtype | None = None) -> Any:
+    """torch's own ops; its codes come from the rounded product, which is less work."""
+    gate, up = gate_up_T2F.chunk(2, dim=-1)
+    if activation == "silu":
+        out = functional.silu(gate) * up
+    else:
+        out = functional.gelu(gate, approximate="none" if activation == "gelu" else "tanh") * up
+    return out if quantized is None else quantize_rows(out, quantized)
+
+
+def supports(target: Target, case: Case) -> bool:
+    """Every 8-bit float a case's label names must be the target's own."""
+    named = [dtype for dtype in LARGEST if dtype_name(dtype) in case.label.split()]
+    return all(dtype in (INT8, target.fp8) for dtype in named)
+
+
+SMALL = [
+    case(shape, dtype, activation, quantized, gap)
+    for shape in [(1, 1), (3, 63), (5, 1000), (2, 3, 128)]
+    for dtype, activation, quantized, gap in [
+        (FP32, "silu", None, 0),
+        (BF16, "gelu", None, 16),
+        (FP16, "gelu_tanh", None, 0),
+        (BF16, "silu", INT8, 16),
+        (FP32, "gelu", FP8, 0),
+        (FP16, "gelu_tanh", FNUZ, 0),
+        (FP32, "gelu_tanh", INT8, 16),
+    ]
+] + [
+    case((70, 2000), FP32, "silu"),
+    case((70, 2000), BF16, "silu", INT8),  # a program walks several tiles
+    case((20, 3000), FP32, "silu", FP8),  # rows in two pieces
+    case((20, 7000), BF16, "gelu", INT8),  # and in three
+    case((2, 33000), BF16, "silu", INT8),  # a row longer than is held
+]
+LARGE = [
+    case(shape, dtype, activation, quantized, gap)
+    for shape in [(1, 14336), (63, 5120), (1000, 28672), (4097, 128), (300, 53248)]
+    for dtype in (FP32, BF16, FP16)
+    for activation, quantized, gap in [
+        ("silu", None, 16),
+        ("gelu", None, 0),
+        ("gelu_tanh", None, 16),
+        ("silu", INT8, 16),
+        ("gelu_tanh", FP8, 0),
+    ]
+] + [  # past 2^31 elements
+    case((80_000, 14336)),
+    case((3, 14336), gap=1 << 30),
+    case((3, 14336), quantized=INT8, gap=1 << 30),
+]
+BENCH = [
+    case(shape, BF16, "silu", quantized)
+    for shape in [(4096, 14336), (8192, 14336), (4096, 28672), (8192, 28672)]
+    for quantized in (None, FP8, INT8)
+] + [
+    case((8192, 14336), BF16, activation, quantized)
+    for activation in ("gelu", "gelu_tanh")
+    for quantized in (None, FP8)
+]
+
+OP = Op(
+    name="gated_activation",
+    summary="SwiGLU and GeGLU, with 8-bit codes after them",
+    reference=reference.gated_activation,
+    launch=launch,
+    cost=cost,
+    small_cases=SMALL,
+    cases=SMALL + LARGE,
+    bench_cases=BENCH,
+    compile_cases=[
+        case((4, size), BF16, activation, quantized)
+        for size, activation, quantized in [
+            (14336, "silu", None),
+            (14336, "gelu", None),
+            (14336, "gelu_tanh", None),
+            (14336, "silu", INT8),
+            (14336, "silu", FP8),
+            (14336, "silu", FNUZ),
+            (14336, "gelu", FP8),
+            (28672, "silu", INT8),
+            (28672, "silu", FP8),
+            (28672, "gelu_tanh", FP8),
+            (28672, "gelu", FP8),
+            (53248, "silu", INT8),
+        ]
+    ],
+    baselines={"eager": eager},
+    differentiable=differentiable,
+    supports=supports,
+)

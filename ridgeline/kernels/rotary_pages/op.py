@@ -1,0 +1,268 @@
+"""What the registry knows of the step from projection to pages: work, shapes, its baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ridgeline.formats.scaling import quantize_rows
+from ridgeline.kernels.cost import OpCost
+from ridgeline.kernels.inputs import label, normal, strided_rows
+from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.pages import holds_codes, make_pages
+from ridgeline.kernels.rotary.op import make_angles
+from ridgeline.kernels.rotary.reference import rotate
+from ridgeline.kernels.rotary_pages import reference
+from ridgeline.kernels.targets import Target
+
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+INT8, FP8, FNUZ = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
+WHOLE = 1 << 26  # pages up to this many numbers are compared whole
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One case's sizes and choices."""
+
+    tokens: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    angles: int | None = 0  # 0: all dims are turned; None: none are
+    dtype: torch.dtype = BF16
+    page_dtype: torch.dtype = BF16
+    page_size: int = 64
+    normed: bool = False
+    gap: int = 0  # columns between the rows of qkv
+    spare_pages: int = 2
+
+    @property
+    def label(self) -> str:
+        return label(
+            (self.tokens, self.heads, self.kv_heads, self.head_dim),
+            self.dtype,
+            "pages",
+            (self.page_size,),
+            self.page_dtype,
+            "no angles" if self.angles is None else self.angles and f"{self.angles} angles",
+            self.normed and "norm",
+            self.gap and ("strided" if self.gap < 1000 else "far"),
+            self.spare_pages > 1000 and "many",
+        )
+
+
+def make(setting: Setting, device: torch.device, generator: torch.Generator) -> Inputs:
+    columns = (setting.heads + 2 * setting.kv_heads) * setting.head_dim
+    qkv = normal((setting.tokens, columns), setting.dtype, device, generator)
+    cos = sin = None
+    if setting.angles is not None:
+        num_angles = setting.angles or setting.head_dim // 2
+        cos, sin = make_angles(setting.tokens, num_angles, device, generator)
+    num_pages = -(-setting.tokens // setting.page_size) + setting.spare_pages
+    pages = make_pages(
+        num_pages,
+        setting.page_size,
+        setting.kv_heads,
+        setting.head_dim,
+        setting.page_dtype,
+        device,
+    )
+    for tensor in pages:
+        if tensor is not None and tensor.numel() <= WHOLE:  # so that a stray write is seen
+            scale = 20.0 if tensor.dtype == INT8 else 1.0
+            drawn = normal(tuple(tensor.shape), FP32, device, generator, scale)
+            tensor.copy_(drawn.to(tensor.dtype))
+    inputs: Inputs = {
+        "qkv_TC": strided_rows(qkv, setting.gap) if setting.gap else qkv,
+        "cos_TA": cos,
+        "sin_TA": sin,
+        "slots_T": make_slots(setting, num_pages, device, generator),
+        "k_pages_PKSH": pages.k_pages,
+        "v_pages_PKSH": pages.v_pages,
+        "k_scale_PKS": pages.k_scale,
+        "v_scale_PKS": pages.v_scale,
+    }
+    if setting.normed:
+        for name in ("q_norm_H", "k_norm_H"):
+            inputs[name] = normal((setting.head_dim,), setting.dtype, device, generator)
+        inputs["offset"] = 1.0 if setting.gap else 0.0
+    return inputs
+
+
+def make_slots(
+    setting: Setting, num_pages: int, device: torch.device, generator: torch.Generator
+) -> Tensor:
+    """Runs of places in pages of random order; a token in the very last place, some left out."""
+    order = torch.randperm(num_pages - 1, device=device, generator=generator)
+    tokens = torch.arange(setting.tokens, device=device)
+    slots = order[tokens // setting.page_size] * setting.page_size + tokens % setting.page_size
+    if setting.tokens <= 1000:  # timed cases write every token
+        slots[2::5] = -1
+        slots[0] = num_pages * setting.page_size - 1
+    return slots
+
+
+def case(setting: Setting) -> Case:
+    reduction = setting.head_dim if setting.normed else 2
+    return Case(setting.label, partial(make, setting), setting.dtype, reduction)
+
+
+def with_what_changed(function: Callable[..., Tensor], **inputs: Any) -> tuple[Tensor, ...]:
+    """q, and the pages and scales; of pages too many to compare, the tokens just written."""
+    q_TNH = function(**inputs)
+    names = ("k_pages_PKSH", "v_pages_PKSH", "k_scale_PKS", "v_scale_PKS")
+    changed = [inputs[name] for name in names if inputs[name] is not None]
+    if changed[0].numel() > WHOLE:
+        slots, page_size = inputs["slots_T"], changed[0].shape[2]
+        slots = slots[slots >= 0]
+        changed = [pages[slots // page_size, :, slots % page_size] for pages in changed]
+    return q_TNH, *changed
+
+
+def launch(**inputs: Any) -> tuple[Tensor, ...]:
+    from ridgeline.kernels.rotary_pages import triton
+
+    return with_what_changed(triton.rotary_pages, **inputs)
+
+
+def cost(
+    qkv_TC: Tensor,
+    cos_TA: Tensor | None,
+    slots_T: Tensor,
+    k_pages_PKSH: Tensor,
+    q_norm_H: Tensor | None = None,
+    **_: Any,
+) -> OpCost:
+    num_tokens, columns = qkv_TC.shape
+    num_kv_heads, head_dim = k_pages_PKSH.shape[1], k_pages_PKSH.shape[3]
+    angles = 2 * cos_TA.nbytes if cos_TA is not None else 0
+    norms = 2 * q_norm_H.nbytes if q_norm_H is not None else 0
+    codes = holds_codes(k_pages_PKSH.dtype)
+    head_bytes = head_dim * k_pages_PKSH.element_size() + (4 if codes else 0)
+    q_bytes = num_tokens * (columns - 2 * num_kv_heads * head_dim) * qkv_TC.element_size()
+    return OpCost(
+        qkv_TC.nbytes + angles + norms + slots_T.nbytes,
+        q_bytes + 2 * num_tokens * num_kv_heads * head_bytes,
+    )
+
+
+def eager(
+    qkv_TC: Tensor,
+    cos_TA: Tensor | None,
+    sin_TA: Tensor | None,
+    slots_T: Tensor,
+    k_pages_PKSH: Tensor,
+    v_pages_PKSH: Tensor,
+    k_scale_PKS: Tensor | None = None,
+    v_scale_PKS: Tensor | None = None,
+    q_norm_H: Tensor | None = None,
+    k_norm_H: Tensor | None = None,
+    eps: float = 1e-6,
+    **_: Any,
+) -> Tensor:
+    """torch's own ops, in the order a model would call them; every token is written."""
+    num_kv_heads, page_size, head_dim = k_pages_PKSH.shape[1:]
+    heads = qkv_TC.unflatten(-1, (-1, head_dim))
+    sizes = (heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads)
+    q, k, v = heads.split(sizes, dim=1)
+    if q_norm_H is not None and k_norm_H is not None:
+        q = functional.rms_norm(q, (head_dim,), q_norm_H, eps)
+        k = functional.rms_norm(k, (head_dim,), k_norm_H, eps)
+    if cos_TA is not None and sin_TA is not None:
+        q = rotate(q, cos_TA, sin_TA)
+        k = rotate(k, cos_TA, sin_TA)
+    page, place = slots_T // page_size, slots_T % page_size
+    for pages, scales, x in ((k_pages_PKSH, k_scale_PKS, k), (v_pages_PKSH, v_scale_PKS, v)):
+        if scales is None:
+            pages[page, :, place] = x
+            continue
+        codes, row_scales = quantize_rows(x, pages.dtype)
+        pages.view(torch.uint8)[page, :, place] = codes.view(torch.uint8)
+        scales[page, :, place] = row_scales
+    return q
+
+
+def supports(target: Target, case: Case) -> bool:
+    """8-bit floats must be the target's own."""
+    setting = case.make.args[0]  # type: ignore[attr-defined]
+    return setting.page_dtype not in (FP8, FNUZ) or setting.page_dtype == target.fp8
+
+
+SHAPES = [
+    Setting(1, 1, 1, 64, page_size=16),
+    Setting(63, 4, 2, 64, page_size=32),
+    Setting(5, 6, 3, 80, page_size=256),
+    Setting(7, 20, 10, 96, angles=36),
+    Setting(9, 8, 1, 128, angles=32, page_size=128),
+    Setting(3, 3, 3, 256, page_size=16),
+    Setting(4, 4, 2, 64, angles=None),
+]
+SMALL = [
+    case(replace(setting, dtype=dtype, page_dtype=page_dtype, normed=normed, gap=gap))
+    for setting in SHAPES
+    for dtype, page_dtype, normed, gap in [
+        (FP32, FP32, False, 0),
+        (BF16, BF16, True, 16),
+        (BF16, FP8, True, 0),
+        (FP16, INT8, False, 16),
+    ]
+] + [case(replace(SHAPES[1], page_dtype=FNUZ))]
+LARGE = [
+    case(replace(setting, dtype=dtype, page_dtype=page_dtype, normed=normed))
+    for setting in [
+        Setting(1000, 32, 8, 128, page_size=16),
+        Setting(777, 64, 8, 128, page_size=256),
+        Setting(1000, 40, 10, 80),
+        Setting(300, 16, 16, 256, angles=64),
+    ]
+    for dtype, page_dtype, normed in [
+        (FP32, FP32, True),
+        (BF16, BF16, False),
+        (BF16, BF16, True),
+        (FP16, FP16, True),
+        (BF16, FP8, True),
+        (BF16, INT8, False),
+    ]
+] + [  # past 2^31 elements
+    case(Setting(3, 32, 8, 128, gap=1 << 30)),
+    case(Setting(600, 32, 8, 128, page_dtype=INT8, page_size=256, spare_pages=9000)),
+    case(Setting(600, 32, 8, 128, page_size=256, spare_pages=9000)),
+]
+BENCH = [
+    case(replace(setting, page_dtype=page_dtype, normed=normed))
+    for setting in [Setting(8192, 32, 8, 128), Setting(8192, 64, 8, 128)]
+    for page_dtype, normed in [(BF16, False), (BF16, True), (FP8, True), (INT8, False)]
+] + [case(Setting(16384, 32, 32, 80)), case(Setting(8192, 32, 8, 128, page_size=16))]
+
+OP = Op(
+    name="rotary_pages",
+    summary="q/k norm, rotary embedding, K and V into pages, as values or 8-bit codes",
+    reference=partial(with_what_changed, reference.rotary_pages),
+    launch=launch,
+    cost=cost,
+    small_cases=SMALL,
+    cases=SMALL + LARGE,
+    bench_cases=BENCH,
+    compile_cases=[
+        case(setting)
+        for setting in [
+            Setting(4, 32, 8, 128),
+            Setting(4, 32, 8, 128, normed=True),
+            Setting(4, 32, 8, 128, page_dtype=INT8),
+            Setting(4, 32, 8, 128, page_dtype=FP8, normed=True),
+            Setting(4, 32, 8, 128, page_dtype=FNUZ, normed=True),
+            Setting(4, 32, 32, 80, page_dtype=INT8),
+            Setting(4, 32, 8, 96, angles=36, normed=True),
+            Setting(4, 32, 8, 128, angles=32, page_dtype=FP8),
+            Setting(4, 16, 8, 256, page_dtype=FP8, normed=True),
+        ]
+    ],
+    baselines={"eager": eager},
+    supports=supports,
+)

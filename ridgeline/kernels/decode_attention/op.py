@@ -1,0 +1,213 @@
+"""What the registry knows of decode attention: its work, its shapes, what it is timed against."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ridgeline.kernels.attention.inputs import contiguous_of_size, random_cache
+from ridgeline.kernels.attention.reference import AttentionSpec
+from ridgeline.kernels.cost import OpCost
+from ridgeline.kernels.decode_attention import reference
+from ridgeline.kernels.inputs import label, normal, strided_rows
+from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.targets import Target
+
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+INT8, FP8, FP8_AMD = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
+
+
+def launch(**inputs: Any) -> Tensor:
+    from ridgeline.kernels.decode_attention import triton
+
+    return triton.decode_attention(**inputs)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One case: the sequences, the heads, the cache."""
+
+    lengths: tuple[int, ...]
+    heads: tuple[int, int] = (32, 8)  # query heads, KV heads
+    head_dim: int = 128
+    page_size: int = 64
+    dtype: torch.dtype = BF16
+    cache: torch.dtype | None = None  # None: the queries' dtype
+    window: int | None = None
+    softcap: float | None = None
+    split_tokens: int | None = None
+    strided: bool = False
+    spare_pages: int = 3
+
+    @property
+    def label(self) -> str:
+        first, batch = self.lengths[0], len(self.lengths)
+        same = all(length == first for length in self.lengths)
+        return label(
+            f"{batch}x{first}" if same else f"{batch} of {min(self.lengths)}-{max(self.lengths)}",
+            f"{self.heads[0]}/{self.heads[1]}x{self.head_dim}",
+            f"page {self.page_size}",
+            self.dtype,
+            self.cache and f"cache {label(self.cache)}",
+            self.window and f"window {self.window}",
+            self.softcap and f"cap {self.softcap:g}",
+            self.split_tokens and f"split {self.split_tokens}",
+            self.strided and "strided",
+            self.spare_pages > 3 and "far pages",
+        )
+
+
+def make(setting: Setting, device: torch.device, generator: torch.Generator) -> Inputs:
+    num_heads, num_kv_heads = setting.heads
+    inputs = random_cache(
+        setting.lengths,
+        num_kv_heads,
+        setting.head_dim,
+        setting.page_size,
+        setting.cache or setting.dtype,
+        device,
+        generator,
+        setting.spare_pages,
+    )
+    batch = len(setting.lengths)
+    q = normal((batch, num_heads * setting.head_dim), setting.dtype, device, generator)
+    q = strided_rows(q, gap=2 * num_kv_heads * setting.head_dim) if setting.strided else q
+    inputs["q_BNH"] = q.view(batch, num_heads, setting.head_dim)
+    inputs["spec"] = AttentionSpec(setting.head_dim**-0.5, setting.window, setting.softcap)
+    if setting.split_tokens is not None:
+        inputs["split_tokens"] = setting.split_tokens
+    return inputs
+
+
+def case(setting: Setting) -> Case:
+    reduction = setting.head_dim + max(setting.lengths)
+    return Case(setting.label, partial(make, setting), setting.dtype, reduction)
+
+
+def setting_of(case: Case) -> Setting:
+    assert isinstance(case.make, partial)
+    setting = case.make.args[0]
+    assert isinstance(setting, Setting)
+    return setting
+
+
+def supports(target: Target, case: Case) -> bool:
+    """An fp8 cache is the target's own kind of fp8, or none."""
+    cache = setting_of(case).cache
+    return cache not in (FP8, FP8_AMD) or cache == target.fp8
+
+
+def cost(
+    q_BNH: Tensor,
+    k_pages_PKSH: Tensor,
+    lengths_B: Tensor,
+    spec: AttentionSpec,
+    k_scale_PKS: Tensor | None = None,
+    **_: Any,
+) -> OpCost:
+    num_kv_heads, head_dim = k_pages_PKSH.shape[1], k_pages_PKSH.shape[3]
+    window = spec.window if spec.window is not None else max(lengths_B.tolist())
+    num_tokens = int(lengths_B.clamp(max=window).sum())
+    token_bytes = head_dim * k_pages_PKSH.dtype.itemsize + (4 if k_scale_PKS is not None else 0)
+    read = 2 * num_tokens * num_kv_heads * token_bytes + q_BNH.numel() * q_BNH.dtype.itemsize
+    flops = 4.0 * q_BNH.shape[1] * head_dim * num_tokens
+    return OpCost(read, q_BNH.numel() * q_BNH.dtype.itemsize, flops, "bf16")
+
+
+def sdpa(
+    q_BNH: Tensor, k_pages_PKSH: Tensor, v_pages_PKSH: Tensor, spec: AttentionSpec, **_: Any
+) -> Tensor:
+    """torch's attention over contiguous K and V of as many tokens, without window or cap."""
+    k = contiguous_of_size(k_pages_PKSH, q_BNH.shape[0], q_BNH.dtype)
+    v = contiguous_of_size(v_pages_PKSH, q_BNH.shape[0], q_BNH.dtype)
+    q = q_BNH.unsqueeze(2)
+    out = functional.scaled_dot_product_attention(q, k, v, scale=spec.scale, enable_gqa=True)
+    return out.squeeze(2)
+
+
+def _mixed(batch: int, shortest: int, longest: int) -> tuple[int, ...]:
+    draw = random.Random(0)
+    return tuple(draw.randint(shortest, longest) for _ in range(batch))
+
+
+TINY = Setting((70, 1, 33), heads=(4, 2), head_dim=64, page_size=16)
+SMALL = [
+    *(replace(TINY, dtype=dtype) for dtype in (FP32, BF16, FP16)),
+    *(replace(TINY, dtype=d, cache=c) for d in (FP32, BF16, FP16) for c in (INT8, FP8)),
+    replace(TINY, dtype=FP32, head_dim=80, heads=(3, 1), page_size=32, strided=True),
+    replace(TINY, head_dim=96, heads=(2, 2), page_size=128, cache=INT8),
+    replace(TINY, dtype=FP32, head_dim=128, heads=(7, 1), page_size=64, softcap=5.0),
+    replace(TINY, dtype=FP16, head_dim=256, heads=(32, 1), page_size=256, strided=True),
+    replace(TINY, dtype=FP32, lengths=(300, 0, 128, 129), split_tokens=128),
+    replace(TINY, dtype=FP32, lengths=(1000, 63, 512), split_tokens=256, cache=FP8),
+    replace(TINY, dtype=FP32, lengths=(600, 129, 7), split_tokens=128, window=150, page_size=256),
+    replace(TINY, dtype=FP32, lengths=(600, 40), window=1, split_tokens=128, softcap=20.0),
+    replace(TINY, lengths=(520, 300), window=257, split_tokens=128, head_dim=80, cache=FP8),
+    replace(TINY, dtype=FP32, lengths=(0, 0)),
+]
+LARGE = [
+    replace(
+        Setting((4097, 1, 63, 1000, 0, 32768)),
+        head_dim=head_dim,
+        page_size=page_size,
+        dtype=dtype,
+        cache=cache,
+        window=window,
+        softcap=softcap,
+        strided=page_size == 32,
+    )
+    for head_dim, page_size in [(64, 16), (80, 32), (96, 64), (128, 128), (256, 256), (128, 16)]
+    for dtype, cache in [(BF16, None), (FP16, None), (BF16, FP8), (BF16, INT8), (FP16, INT8)]
+    for window, softcap in [(None, None), (1000, 30.0)]
+] + [
+    Setting((1000, 5000), spare_pages=40_000),  # past 2^31 elements
+    Setting((1000, 5000), spare_pages=20_000, page_size=128, cache=INT8),
+]
+BENCH = [
+    *(
+        Setting((length,) * batch)
+        for batch, length in [(1, 32768), (1, 4096), (8, 8192), (64, 1024), (64, 8192), (64, 32768)]
+    ),
+    *(Setting((1024,) * 256, page_size=page_size) for page_size in (16, 64, 256)),
+    Setting(_mixed(256, 100, 2048)),
+    *(
+        Setting((length,) * batch, cache=cache)
+        for cache in (FP8, INT8)
+        for batch, length in [(1, 32768), (64, 1024), (64, 8192)]
+    ),
+    Setting((8192,) * 64, window=4096),
+    Setting((8192,) * 64, heads=(16, 8), head_dim=256, softcap=50.0),
+]
+COMPILE = [
+    replace(Setting((1024,)), head_dim=head_dim, page_size=page_size, cache=cache)
+    for head_dim, page_size, cache in [
+        (128, 64, None),
+        (128, 16, None),
+        (128, 64, FP8),
+        (128, 16, FP8_AMD),
+        (128, 64, INT8),
+        (80, 64, None),
+        (256, 64, None),
+        (256, 16, INT8),
+    ]
+] + [Setting((64,), window=32, softcap=30.0)]
+
+OP = Op(
+    name="decode_attention",
+    summary="attention of one new token a sequence over a paged cache, split along the sequence",
+    reference=reference.decode_attention,
+    launch=launch,
+    cost=cost,
+    small_cases=[case(setting) for setting in SMALL],
+    cases=[case(setting) for setting in SMALL + LARGE],
+    bench_cases=[case(setting) for setting in BENCH],
+    compile_cases=[case(setting) for setting in COMPILE],
+    baselines={"sdpa": sdpa},
+    supports=supports,
+)

@@ -1,0 +1,296 @@
+"""What the registry knows of prefill attention: its work, its shapes, what it is timed against.
+
+A case has packed K and V (fresh prompts) or pages; `launch` and `reference` take either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import sdpa_kernel
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.attention.inputs import contiguous_of_size, random_cache
+from ridgeline.kernels.attention.reference import AttentionSpec
+from ridgeline.kernels.cost import OpCost
+from ridgeline.kernels.inputs import label, normal, strided_rows
+from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.prefill_attention import reference as definition
+from ridgeline.kernels.prefill_attention import sdpa
+from ridgeline.kernels.targets import Target
+
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+INT8, FP8, FP8_AMD = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
+
+
+def launch(**inputs: Any) -> Tensor:
+    """Our own kernel, also where the public function would hand the work to cuDNN."""
+    from ridgeline.kernels.prefill_attention import triton
+
+    if "k_TKH" in inputs:
+        return triton.prompt_attention(**inputs)
+    return triton.prefill_attention(**inputs)
+
+
+def reference(**inputs: Any) -> Tensor:
+    if "k_TKH" in inputs:
+        return definition.prompt_attention(**inputs)
+    return definition.prefill_attention(**inputs)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One case: the sequences, the heads, the cache."""
+
+    new: tuple[int, ...]  # new tokens of each sequence
+    before: tuple[int, ...] | None = None  # tokens in the pages before them; None: no pages
+    heads: tuple[int, int] = (32, 8)  # query heads, KV heads
+    head_dim: int = 128
+    page_size: int = 64
+    dtype: torch.dtype = BF16
+    cache: torch.dtype | None = None  # None: the queries' dtype
+    window: int | None = None
+    softcap: float | None = None
+    strided: bool = False
+    spare_pages: int = 3
+
+    @property
+    def label(self) -> str:
+        return label(
+            _sizes(self.new),
+            self.before and f"after {_sizes(self.before)}",
+            f"{self.heads[0]}/{self.heads[1]}x{self.head_dim}",
+            self.before and f"page {self.page_size}",
+            self.dtype,
+            self.cache and f"cache {label(self.cache)}",
+            self.window and f"window {self.window}",
+            self.softcap and f"cap {self.softcap:g}",
+            self.strided and "strided",
+            self.spare_pages > 3 and "far pages",
+        )
+
+
+def _sizes(numbers: tuple[int, ...]) -> str:
+    if len(set(numbers)) == 1 and len(numbers) > 1:
+        return f"{len(numbers)}x{numbers[0]}"
+    return "+".join(map(str, numbers))
+
+
+def make(setting: Setting, device: torch.device, generator: torch.Generator) -> Inputs:
+    num_heads, num_kv_heads = setting.heads
+
+    def packed(heads: int) -> Tensor:
+        shape = (sum(setting.new), heads * setting.head_dim)
+        x = normal(shape, setting.dtype, device, generator)
+        x = strided_rows(x, gap=setting.head_dim) if setting.strided else x
+        return x.view(shape[0], heads, setting.head_dim)
+
+    starts = torch.tensor([0, *accumulate(setting.new)], dtype=torch.int32, device=device)
+    inputs: Inputs = {
+        "q_TNH": packed(num_heads),
+        "starts": starts,
+        "spec": AttentionSpec(setting.head_dim**-0.5, setting.window, setting.softcap),
+        "max_new": max(setting.new),
+    }
+    if setting.before is None:
+        return inputs | {"k_TKH": packed(num_kv_heads), "v_TKH": packed(num_kv_heads)}
+    return inputs | random_cache(
+        [new + before for new, before in zip(setting.new, setting.before, strict=True)],
+        num_kv_heads,
+        setting.head_dim,
+        setting.page_size,
+        setting.cache or setting.dtype,
+        device,
+        generator,
+        setting.spare_pages,
+    )
+
+
+def case(setting: Setting) -> Case:
+    longest = max(n + b for n, b in zip(setting.new, setting.before or setting.new, strict=True))
+    return Case(setting.label, partial(make, setting), setting.dtype, setting.head_dim + longest)
+
+
+def setting_of(case: Case) -> Setting:
+    assert isinstance(case.make, partial)
+    setting = case.make.args[0]
+    assert isinstance(setting, Setting)
+    return setting
+
+
+def supports(target: Target, case: Case) -> bool:
+    """An fp8 cache is the target's own kind of fp8, or none."""
+    cache = setting_of(case).cache
+    return cache not in (FP8, FP8_AMD) or cache == target.fp8
+
+
+def cost(
+    q_TNH: Tensor,
+    starts: Tensor,
+    spec: AttentionSpec,
+    k_TKH: Tensor | None = None,
+    k_pages_PKSH: Tensor | None = None,
+    lengths_B: Tensor | None = None,
+    k_scale_PKS: Tensor | None = None,
+    **_: Any,
+) -> OpCost:
+    """Pairs are those of a query and a key it sees; a key that any query sees is read once."""
+    keys = k_TKH if k_TKH is not None else k_pages_PKSH
+    assert keys is not None
+    num_kv_heads, head_dim = keys.shape[1], keys.shape[-1]
+    new = starts.diff().tolist()
+    lengths = new if lengths_B is None else lengths_B.tolist()
+    num_pairs = num_keys = 0
+    for count, length in zip(new, lengths, strict=True):
+        window = min(spec.window or length, length)
+        full = min(max(length - window, 0), count)  # queries that see a whole window
+        rest = count - full  # those see 1 + position: the window is not full yet
+        first = length - count
+        num_pairs += full * window + rest * (first + 1) + rest * (rest - 1) // 2
+        num_keys += min(length, window + count - 1) if count else 0
+    token_bytes = head_dim * keys.dtype.itemsize + (4 if k_scale_PKS is not None else 0)
+    size = q_TNH.numel() * q_TNH.dtype.itemsize
+    flops = 4.0 * q_TNH.shape[1] * head_dim * num_pairs
+    return OpCost(size + 2 * num_keys * num_kv_heads * token_bytes, size, flops, "bf16")
+
+
+def torch_attention(
+    backend: Literal["cudnn", "flash"],
+    q_TNH: Tensor,
+    starts: Tensor,
+    spec: AttentionSpec,
+    k_TKH: Tensor | None = None,
+    v_TKH: Tensor | None = None,
+    k_pages_PKSH: Tensor | None = None,
+    v_pages_PKSH: Tensor | None = None,
+    **_: Any,
+) -> Tensor:
+    """torch's attention without pages, window or cap, prompts taken as of equal length. Over a
+    prefix every query sees every key, which torch's kernels do faster than a shifted triangle.
+    """
+    num_sequences = starts.shape[0] - 1
+    num_rows = q_TNH.shape[0] // num_sequences * num_sequences
+    q_TNH = q_TNH[:num_rows]
+    if k_TKH is not None and v_TKH is not None:
+        k_TKH, v_TKH = k_TKH[:num_rows], v_TKH[:num_rows]
+        return sdpa.equal_prompts(q_TNH, k_TKH, v_TKH, num_sequences, spec, backend)
+    assert k_pages_PKSH is not None
+    assert v_pages_PKSH is not None
+    k = contiguous_of_size(k_pages_PKSH, num_sequences, q_TNH.dtype)
+    v = contiguous_of_size(v_pages_PKSH, num_sequences, q_TNH.dtype)
+    q = q_TNH.unflatten(0, (num_sequences, -1)).transpose(1, 2)
+    with sdpa_kernel(sdpa.BACKENDS[backend]):
+        return functional.scaled_dot_product_attention(q, k, v, scale=spec.scale, enable_gqa=True)
+
+
+def varlen(
+    q_TNH: Tensor,
+    starts: Tensor,
+    spec: AttentionSpec,
+    max_new: int,
+    k_TKH: Tensor | None = None,
+    v_TKH: Tensor | None = None,
+    **_: Any,
+) -> Tensor:
+    """torch's packed attention of fresh prompts, without window or cap."""
+    if k_TKH is None or v_TKH is None:
+        raise UnsupportedError("varlen_attn takes no pages")
+    return sdpa.any_prompts(q_TNH, k_TKH, v_TKH, starts, spec, max_new)
+
+
+TINY = Setting((20, 1, 33), heads=(4, 2), head_dim=64)
+PAGED = replace(TINY, before=(50, 70, 0), page_size=16)
+SMALL = [
+    *(replace(TINY, dtype=dtype) for dtype in (FP32, BF16, FP16)),
+    *(replace(PAGED, dtype=dtype) for dtype in (FP32, BF16, FP16)),
+    *(replace(PAGED, dtype=d, cache=c) for d in (FP32, BF16, FP16) for c in (INT8, FP8)),
+    replace(TINY, dtype=FP32, head_dim=80, heads=(3, 1), strided=True, new=(1, 100)),
+    replace(TINY, dtype=FP32, new=(0, 7, 0, 70, 0), window=5),
+    replace(TINY, dtype=FP32, new=(150,), window=40, softcap=5.0),
+    replace(TINY, dtype=FP32, new=(130, 3), window=1),
+    replace(TINY, dtype=FP32, new=(1,) * 9),
+    replace(PAGED, dtype=FP32, head_dim=96, heads=(2, 2), page_size=128, strided=True),
+    replace(PAGED, dtype=FP32, head_dim=128, heads=(7, 1), page_size=64, softcap=5.0),
+    replace(PAGED, dtype=FP16, head_dim=256, heads=(16, 1), page_size=256, cache=INT8),
+    replace(PAGED, dtype=FP32, new=(65, 4), before=(200, 90), window=70, page_size=32),
+    replace(PAGED, new=(65, 4), before=(200, 90), window=150, head_dim=80, cache=FP8),
+]
+LARGE = [
+    replace(
+        Setting((1000, 1, 63, 2048), before=before),
+        head_dim=head_dim,
+        page_size=page_size,
+        dtype=dtype,
+        cache=cache,
+        window=window,
+        softcap=softcap,
+        strided=page_size == 32,
+    )
+    for head_dim, page_size in [(64, 16), (80, 32), (96, 64), (128, 128), (256, 256), (128, 16)]
+    for before, dtype, cache in [
+        (None, BF16, None),
+        (None, FP16, None),
+        ((0, 3000, 64, 1000), BF16, None),
+        ((0, 3000, 64, 1000), BF16, FP8),
+        ((0, 3000, 64, 1000), FP16, INT8),
+    ]
+    for window, softcap in [(None, None), (500, 30.0)]
+] + [
+    Setting((1000, 500), before=(100, 500), spare_pages=40_000),  # past 2^31 elements
+    Setting((4096,), heads=(64, 1), head_dim=64, strided=True),
+]
+BENCH = [
+    *(Setting((length,)) for length in (2048, 4096, 8192, 16384)),
+    Setting((2048,) * 16),
+    Setting((1024,) * 8, heads=(32, 8), head_dim=64),
+    Setting((2048,) * 8, before=(0,) * 8),
+    *(Setting((2048,), before=(before,)) for before in (8192, 30720)),
+    Setting((2048,), before=(8192,), page_size=16),
+    Setting((2048,), before=(8192,), cache=FP8),
+    Setting((8,) * 32, before=(2048,) * 32),
+    Setting((8192,), window=1024),
+    Setting((4096,), heads=(16, 8), head_dim=256, softcap=50.0),
+]
+COMPILE = [
+    replace(Setting((256, 2)), before=before, head_dim=head_dim, page_size=page_size, cache=cache)
+    for before, head_dim, page_size, cache in [
+        (None, 128, 64, None),
+        (None, 64, 64, None),
+        (None, 80, 64, None),
+        (None, 256, 64, None),
+        ((64, 9), 128, 64, None),
+        ((64, 9), 128, 16, None),
+        ((64, 9), 128, 64, FP8),
+        ((64, 9), 128, 16, FP8_AMD),
+        ((64, 9), 128, 64, INT8),
+        ((64, 9), 256, 16, INT8),
+    ]
+] + [
+    Setting((256,), window=32, softcap=30.0),
+    Setting((256,), before=(64,), window=32, head_dim=256),
+    Setting((4,), before=(64,)),
+]
+
+OP = Op(
+    name="prefill_attention",
+    summary="attention of packed prompts, or chunks of prompts over a paged prefix",
+    reference=reference,
+    launch=launch,
+    cost=cost,
+    small_cases=[case(setting) for setting in SMALL],
+    cases=[case(setting) for setting in SMALL + LARGE],
+    bench_cases=[case(setting) for setting in BENCH],
+    compile_cases=[case(setting) for setting in COMPILE],
+    baselines={
+        "sdpa_cudnn": partial(torch_attention, "cudnn"),
+        "sdpa_flash": partial(torch_attention, "flash"),
+        "varlen": varlen,
+    },
+    supports=supports,
+)

@@ -1,0 +1,87 @@
+"""torch's own attention for fresh prompts, and when to take it.
+
+cuDNN's kernel is the fastest there is for plain causal prompts on sm_90, but it knows sequences of
+one length only, and builds a plan for each new shape: it is taken for long prompts of equal length.
+`varlen_attn` takes packed prompts of any lengths, at about half cuDNN's speed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ridgeline.kernels.attention.reference import AttentionSpec
+from ridgeline.kernels.launch import target_of
+
+CUDNN_MAX_HEAD_DIM = 128
+# A heuristic until measured: prompts so long that attention outweighs the launch and the plan.
+CUDNN_MIN_TOKENS = 2048
+
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+
+
+def choose_path(
+    q_TNH: Tensor, num_sequences: int, spec: AttentionSpec, max_new: int | None
+) -> Literal["cudnn", "triton"]:
+    """`max_new` is the longest prompt's length: times the number of prompts it gives T only when
+    all are of that length.
+    """
+    num_tokens, _, head_dim = q_TNH.shape
+    plain = spec.window is None and spec.softcap is None
+    if not plain or q_TNH.dtype not in (torch.bfloat16, torch.float16):
+        return "triton"
+    if max_new is None or max_new < CUDNN_MIN_TOKENS or max_new * num_sequences != num_tokens:
+        return "triton"
+    fits = head_dim % 8 == 0 and head_dim <= CUDNN_MAX_HEAD_DIM
+    return "cudnn" if fits and target_of(q_TNH).name in ("sm_90", "sm_100") else "triton"
+
+
+def equal_prompts(
+    q_TNH: Tensor,
+    k_TKH: Tensor,
+    v_TKH: Tensor,
+    num_sequences: int,
+    spec: AttentionSpec,
+    backend: Literal["cudnn", "flash"] | None = "cudnn",
+) -> Tensor:
+    """Prompts of one length, T / B tokens each, through one of torch's backends (None: those that
+    are enabled).
+    """
+
+    def batched(x_TNH: Tensor) -> Tensor:
+        return x_TNH.unflatten(0, (num_sequences, -1)).transpose(1, 2)
+
+    with sdpa_kernel(BACKENDS[backend]) if backend else nullcontext():
+        out = functional.scaled_dot_product_attention(
+            batched(q_TNH),
+            batched(k_TKH),
+            batched(v_TKH),
+            is_causal=True,
+            scale=spec.scale,
+            enable_gqa=True,
+        )
+    return out.transpose(1, 2).reshape(q_TNH.shape)
+
+
+def any_prompts(
+    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, starts: Tensor, spec: AttentionSpec, max_new: int
+) -> Tensor:
+    """Packed prompts of any lengths through `varlen_attn`, whose arguments change from torch to
+    torch.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    known = inspect.signature(varlen_attn).parameters
+    options: dict[str, Any] = {"scale": spec.scale} if "scale" in known else {}
+    options |= {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    if "enable_gqa" in known:
+        options["enable_gqa"] = True
+    out = varlen_attn(q_TNH, k_TKH, v_TKH, starts, starts, max_new, max_new, **options)
+    assert isinstance(out, Tensor)
+    return out

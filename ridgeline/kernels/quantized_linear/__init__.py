@@ -1,0 +1,134 @@
+"""Products with quantized weights for few rows (1 to 64): 4-bit groups and 8-bit channels with
+16-bit x, int8 with int8, fp8 with fp8.
+
+`quantized_linear` runs where its tensors are: the reference on a CPU, the kernels on a GPU; fp8
+with more rows goes to `torch._scaled_mm`. reference.py lists the forms of weights and scales,
+formats/packing.py says how 4-bit codes lie.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.gated_activation.reference import Activation, gated_activation
+from ridgeline.kernels.op import outputs
+from ridgeline.kernels.quantized_linear import reference
+from ridgeline.kernels.quantized_linear.reference import default_out
+from ridgeline.kernels.quantized_linear.tune_space import search_space
+
+__all__ = ["quantized_linear", "scaled_mm", "search_space"]
+
+SCALED_MM_ROWS = 128  # below, torch._scaled_mm's floor of 75 µs loses (H200, 2026-11-15)
+
+
+def quantized_linear(
+    x_MD: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    zero_GO: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    bias_O: Tensor | None = None,
+    residual_MO: Tensor | None = None,
+    norm_weight_D: Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    activation: Activation | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """See reference.py. No gradients: weights of codes have none."""
+    around = (bias_O, residual_MO, norm_weight_D, eps, offset, activation, out_dtype)
+    if x_MD.device.type == "cpu":
+        return reference.quantized_linear(x_MD, weight, weight_scale, zero_GO, x_scale, *around)
+    if x_scale is not None and can_scaled_mm(x_MD, weight_scale, x_scale):
+        y = scaled_mm(x_MD, weight, weight_scale, x_scale, bias_O, out_dtype)
+        if activation is not None:
+            (y,) = outputs(gated_activation(y, activation))
+        return y if residual_MO is None else y + residual_MO
+    if torch.compiler.is_compiling():
+        return traced(x_MD, weight, weight_scale, zero_GO, x_scale, *around)
+    from ridgeline.kernels.quantized_linear import triton
+
+    return triton.quantized_linear(x_MD, weight, weight_scale, zero_GO, x_scale, *around)
+
+
+def can_scaled_mm(x_MD: Tensor, weight_scale: Tensor, x_scale: Tensor) -> bool:
+    """fp8 with enough rows, and both scales of one kind: of the tensor, or of the rows."""
+    rows = x_MD.numel() // x_MD.shape[-1]
+    alike = max(weight_scale.dim(), x_scale.dim()) <= 1
+    alike = alike and (weight_scale.numel() == 1) == (x_scale.numel() == 1)
+    return rows >= SCALED_MM_ROWS and x_MD.dtype.is_floating_point and alike
+
+
+def scaled_mm(
+    x_MD: Tensor,
+    weight_OD: Tensor,
+    weight_scale: Tensor,
+    x_scale: Tensor,
+    bias_O: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """fp8 through torch's own kernels."""
+    if weight_scale.numel() > 1:
+        x_scale, weight_scale = x_scale.reshape(-1, 1), weight_scale.reshape(1, -1)
+    y = torch._scaled_mm(
+        x_MD.reshape(-1, x_MD.shape[-1]),
+        weight_OD.t(),
+        scale_a=x_scale,
+        scale_b=weight_scale,
+        bias=bias_O,
+        out_dtype=out_dtype or default_out(x_MD),
+    )
+    return y.view(*x_MD.shape[:-1], weight_OD.shape[0])
+
+
+@torch.library.custom_op("ridgeline::quantized_linear", mutates_args=())
+def traced(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    zero: Tensor | None,
+    x_scale: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    norm_weight: Tensor | None,
+    eps: float,
+    offset: float,
+    activation: str | None,
+    out_dtype: torch.dtype | None,
+) -> Tensor:
+    from ridgeline.kernels.quantized_linear import triton
+
+    return triton.quantized_linear(
+        x,
+        weight,
+        weight_scale,
+        zero,
+        x_scale,
+        bias,
+        residual,
+        norm_weight,
+        eps,
+        offset,
+        activation,  # type: ignore[arg-type]  # custom ops know str, not Literal
+        out_dtype,
+    )
+
+
+@traced.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    zero: Tensor | None,
+    x_scale: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    norm_weight: Tensor | None,
+    eps: float,
+    offset: float,
+    activation: str | None,
+    out_dtype: torch.dtype | None,
+) -> Tensor:
+    outputs = weight.shape[0] // (2 if activation else 1)
+    return x.new_empty(*x.shape[:-1], outputs, dtype=out_dtype or default_out(x))

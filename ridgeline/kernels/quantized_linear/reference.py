@@ -1,0 +1,90 @@
+"""The definition of a product with quantized weights: dequantize to fp32 and multiply. Letters: M
+rows, D depth, O outputs, G groups of the depth, W packed words.
+
+| weight | its scale | x | x's scale |
+|---|---|---|---|
+| int8 or fp8 [O, D] | [] or [O] | bf16, fp16 | none |
+| int32 [O, D/4], `pack_int8`: faster | [O] | bf16, fp16 | none |
+| int32 [O, D/8], `pack_int4` | [G, O], and uint8 zero points or 8 for all | bf16, fp16 | none |
+| int8 [O, D] | [] or [O] | int8 | [] or [M] |
+| fp8 [O, D] | [] or [O] | fp8 | [] or [M] |
+| fp8 [O, D] | [O/128, D/128] | fp8 | [M, D/128] |
+
+Scales of 4-bit groups lie group by group, so that those of neighbouring outputs are read together.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.formats.packing import ZERO, unpack_int4, unpack_int8
+from ridgeline.kernels.gated_activation.reference import Activation
+from ridgeline.kernels.skinny_linear import reference
+
+BLOCK = 128  # outputs and depth that share a scale in block-scaled fp8
+
+
+def quantized_linear(
+    x_MD: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    zero_GO: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    bias_O: Tensor | None = None,
+    residual_MO: Tensor | None = None,
+    norm_weight_D: Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    activation: Activation | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`act(norm(x) @ dequantized(weight)ᵀ + bias) + residual`, as skinny_linear's reference has it.
+
+    The result is in `out_dtype`: x's by default, bf16 where x is codes.
+    """
+    out_dtype = out_dtype or default_out(x_MD)
+    if x_scale is not None:
+        x_MD = x_MD.float() * spread(x_scale, x_MD.shape, (1, BLOCK))
+    weight_OD = dequantize(weight, weight_scale, zero_GO, x_MD.shape[-1])
+    return reference.skinny_linear(
+        x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation
+    ).to(out_dtype)
+
+
+def default_out(x: Tensor) -> torch.dtype:
+    return x.dtype if x.dtype in (torch.bfloat16, torch.float16) else torch.bfloat16
+
+
+def packed_bits(weight_OW: Tensor, depth: int) -> int:
+    """4 or 8: how many bits a code of a packed weight has."""
+    bits = 32 * weight_OW.shape[1] // depth
+    assert bits in (4, 8), f"rows of {weight_OW.shape[1]} words for a depth of {depth}"
+    assert bits * depth == 32 * weight_OW.shape[1], f"{weight_OW.shape} words, depth {depth}"
+    return bits
+
+
+def dequantize(weight: Tensor, scale: Tensor, zero_GO: Tensor | None, depth: int) -> Tensor:
+    """The weight in fp32, [O, D]."""
+    if weight.dtype == torch.int32 and packed_bits(weight, depth) == 8:
+        weight = unpack_int8(weight)
+    if weight.dtype != torch.int32:
+        return weight.float() * spread(scale, weight.shape, (BLOCK, BLOCK))
+    codes_OD = unpack_int4(weight).float()
+    group = depth // scale.shape[0]
+    if zero_GO is None:
+        codes_OD -= ZERO[4]
+    else:
+        codes_OD -= zero_GO.float().T.repeat_interleave(group, 1)
+    return codes_OD * scale.float().T.repeat_interleave(group, 1)
+
+
+def spread(scale: Tensor, shape: torch.Size, block: tuple[int, int]) -> Tensor:
+    """A scale for each element: of the whole, of each row, or of each block."""
+    if scale.numel() == 1:
+        return scale.reshape(1, 1)
+    if scale.dim() == 1:
+        return scale.unsqueeze(1)
+    rows, columns = block
+    wide = scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return wide[: shape[0], : shape[1]]

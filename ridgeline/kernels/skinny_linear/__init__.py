@@ -1,0 +1,96 @@
+"""A product of few rows (1 to 64) with a large weight, as in decoding: norm, bias, activation and
+residual folded in, bound by how fast the weight can be read.
+
+`skinny_linear` runs where its tensors are: the reference on a CPU, the kernel on a GPU, cuBLAS with
+the parts around it one by one for more rows than the kernel is made for. tune_space.py holds the
+ways to cut it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ridgeline.kernels.gated_activation.reference import Activation, gated_activation
+from ridgeline.kernels.op import outputs
+from ridgeline.kernels.skinny_linear import reference
+from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS, Config, search_space
+
+__all__ = ["MAX_ROWS", "Config", "search_space", "skinny_linear", "unfused"]
+
+
+def skinny_linear(
+    x_MD: Tensor,
+    weight_OD: Tensor,
+    bias_O: Tensor | None = None,
+    residual_MO: Tensor | None = None,
+    norm_weight_D: Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    activation: Activation | None = None,
+) -> Tensor:
+    """See reference.py. No gradients: decoding needs none."""
+    inputs = (x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
+    if x_MD.device.type == "cpu":
+        return reference.skinny_linear(*inputs)
+    if x_MD.numel() // x_MD.shape[-1] > MAX_ROWS:
+        return unfused(*inputs)
+    if torch.compiler.is_compiling():
+        return traced(x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
+    from ridgeline.kernels.skinny_linear import triton
+
+    return triton.skinny_linear(*inputs)
+
+
+def unfused(
+    x_MD: Tensor,
+    weight_OD: Tensor,
+    bias_O: Tensor | None = None,
+    residual_MO: Tensor | None = None,
+    norm_weight_D: Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    activation: Activation | None = None,
+) -> Tensor:
+    """The same with cuBLAS and torch's own passes, each rounding to x's dtype."""
+    if norm_weight_D is not None:
+        gain = norm_weight_D + offset if offset else norm_weight_D
+        x_MD = functional.rms_norm(x_MD, x_MD.shape[-1:], gain, eps)
+    y = functional.linear(x_MD, weight_OD, bias_O)
+    if activation == "silu":
+        gate, up = y.chunk(2, dim=-1)
+        y = functional.silu(gate) * up
+    elif activation is not None:
+        (y,) = outputs(gated_activation(y, activation))
+    return y if residual_MO is None else y + residual_MO
+
+
+@torch.library.custom_op("ridgeline::skinny_linear", mutates_args=())
+def traced(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    norm_weight: Tensor | None,
+    eps: float,
+    offset: float,
+    activation: str | None,
+) -> Tensor:
+    from ridgeline.kernels.skinny_linear import triton
+
+    return triton.skinny_linear(x, weight, bias, residual, norm_weight, eps, offset, activation)  # type: ignore[arg-type]
+
+
+@traced.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    norm_weight: Tensor | None,
+    eps: float,
+    offset: float,
+    activation: str | None,
+) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0] // (2 if activation else 1))

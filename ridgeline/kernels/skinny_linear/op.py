@@ -1,0 +1,182 @@
+"""What the registry knows of the skinny product: its work, its shapes, what it is timed against."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.cost import OpCost
+from ridgeline.kernels.gated_activation.reference import Activation
+from ridgeline.kernels.inputs import label, normal, strided_rows
+from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.skinny_linear import reference, unfused
+from ridgeline.kernels.skinny_linear.tune_space import Config
+
+BF16, FP16 = torch.bfloat16, torch.float16
+# Llama-3.1-8B's projections: outputs (a gated pair counted once) and depth.
+PROJECTIONS = {
+    "gate_up": (28672, 4096),
+    "down": (4096, 14336),
+    "qkv": (6144, 4096),
+    "o": (4096, 4096),
+}
+
+
+def launch(**inputs: Any) -> Any:
+    from ridgeline.kernels.skinny_linear import triton
+
+    return triton.skinny_linear(**inputs)
+
+
+def define(config: Config | None = None, **inputs: Any) -> Tensor:
+    """The reference, which no way of cutting the work may change."""
+    return reference.skinny_linear(**inputs)
+
+
+def cublas(config: Config | None = None, **inputs: Any) -> Tensor:
+    return unfused(**inputs)
+
+
+def cost(
+    x_MD: Tensor,
+    weight_OD: Tensor,
+    bias_O: Tensor | None = None,
+    residual_MO: Tensor | None = None,
+    norm_weight_D: Tensor | None = None,
+    activation: Activation | None = None,
+    **_: Any,
+) -> OpCost:
+    inputs = (x_MD, weight_OD, bias_O, residual_MO, norm_weight_D)
+    rows = x_MD.numel() // x_MD.shape[-1]
+    outputs = weight_OD.shape[0] // (2 if activation else 1)
+    return OpCost(
+        sum(tensor.nbytes for tensor in inputs if tensor is not None),
+        rows * outputs * x_MD.element_size(),
+        2.0 * rows * weight_OD.numel(),
+        "bf16",  # fp16 has the same ceiling
+    )
+
+
+def make(
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    extras: str,
+    activation: Activation | None,
+    config: Config | None,
+    device: torch.device,
+    generator: torch.Generator,
+) -> Inputs:
+    num_rows, num_outputs, depth = shape
+    view = strided_rows if "strided" in extras else (lambda x: x)
+    weight_rows = num_outputs * (2 if activation else 1)
+    scale = depth**-0.5
+    inputs: Inputs = {
+        "x_MD": view(normal((num_rows, depth), dtype, device, generator)),
+        "weight_OD": view(normal((weight_rows, depth), dtype, device, generator, scale)),
+    }
+    if "bias" in extras:
+        inputs["bias_O"] = normal((weight_rows,), dtype, device, generator)
+    if "norm" in extras:
+        inputs["norm_weight_D"] = normal((depth,), dtype, device, generator, 0.5)
+        inputs["offset"] = 1.0
+    if "residual" in extras:
+        inputs["residual_MO"] = view(normal((num_rows, num_outputs), dtype, device, generator))
+    if activation is not None:
+        inputs["activation"] = activation
+    if config is not None:
+        inputs["config"] = config
+    return inputs
+
+
+def case(
+    shape: tuple[int, int, int],
+    dtype: torch.dtype = BF16,
+    extras: str = "",
+    activation: Activation | None = None,
+    config: Config | None = None,
+    name: str = "",
+) -> Case:
+    """`shape` is rows, outputs, depth; `extras` any of bias, norm, residual, strided."""
+    return Case(
+        label(name, shape, dtype, extras, activation, config and config.label),
+        partial(make, shape, dtype, extras, activation, config),
+        dtype,
+        shape[2],
+    )
+
+
+SPLIT_DOT = Config("dot", 16, 16, 64, 3, 4, 2)
+SWAPPED = Config("dot", 16, 64, 64, 1, 4, 2, swap=True)
+REDUCE = Config("reduce", 1, 4, 128, 1, 4, 2)
+SPLIT_REDUCE = Config("reduce", 1, 8, 64, 2, 4, 1, hold=False)
+
+SMALL = [
+    case((1, 63, 200), BF16, "norm", config=REDUCE),
+    case((1, 40, 256), FP16, "bias residual", config=SPLIT_REDUCE),
+    case((1, 24, 1000), BF16, "norm bias strided", "silu", config=REDUCE),
+    case((2, 16, 320), FP16, "norm", "gelu", config=SPLIT_REDUCE),
+    case((1, 33, 100)),
+    case((3, 63, 200), FP16, "norm bias residual strided"),
+    case((17, 65, 96), BF16, "residual"),
+    case((64, 40, 128), FP16, "norm", "silu"),
+    case((5, 48, 1000), BF16, "norm bias", "gelu_tanh", config=SPLIT_DOT),
+    case((16, 48, 384), FP16, "strided residual", "gelu", config=SPLIT_DOT),
+    case((9, 100, 72), BF16, "norm", config=SWAPPED),
+    case((80, 64, 64), BF16, "", "silu", config=SWAPPED),
+    case((1, 1, 1), BF16, "bias"),
+    case((3, 64, 64)),
+]
+FUSED: list[tuple[str, Activation | None]] = [("norm", "silu"), ("residual bias strided", None)]
+LARGE = [
+    case((rows, outputs, depth), dtype, extras, activation)
+    for rows in (1, 2, 16, 33, 64)
+    for outputs, depth in [(4096, 4096), (1000, 5120), (512, 14336)]
+    for dtype in (BF16, FP16)
+    for extras, activation in FUSED
+] + [
+    case((1, 70_000, 32_768)),  # past 2^31 weights
+    case((16, 70_000, 32_768)),
+    case((1, 4096, 4096), BF16, "norm", config=Config("dot", 16, 32, 256, 4, 4, 3)),
+    case((16, 4096, 4096), BF16, "norm", config=Config("dot", 16, 64, 128, 4, 4, 3, swap=True)),
+    case((64, 4096, 4096), BF16, "norm", config=Config("dot", 64, 64, 64, 4, 4, 3, swap=True)),
+    case((16, 512, 4096), BF16, "norm", "silu", Config("dot", 16, 64, 64, 2, 4, 3, swap=True)),
+    case((1, 4096, 4096), BF16, "norm", config=Config("reduce", 1, 8, 512, 2, 4, 4)),
+]
+BENCH = [
+    case((rows, *PROJECTIONS[name]), name=name) for name in PROJECTIONS for rows in (1, 16, 64)
+]
+BENCH += [
+    case((1, *PROJECTIONS[name]), config=Config("dot", 16, outputs, 256, 1, 4, 4), name=name)
+    for name, outputs in [("gate_up", 64), ("down", 32), ("qkv", 32), ("o", 32)]
+]
+for rows in (1, 16, 64):
+    BENCH += [
+        case((rows, 14336, 4096), BF16, "norm", "silu", name="gate_up"),
+        case((rows, 4096, 14336), BF16, "residual", name="down"),
+        case((rows, 6144, 4096), BF16, "norm", name="qkv"),
+        case((rows, 4096, 4096), BF16, "residual", name="o"),
+    ]
+# The weights are few rows or shallow to stay small: what is compiled depends on the constants.
+COMPILE = [case((16, 16384, 256)), case((16, 8192, 256), FP16, "norm", "gelu")]
+for rows in (1, 16, 64):
+    COMPILE += [
+        case((rows, 4096, 4096)),
+        case((rows, 4096, 4096), BF16, "norm residual bias"),
+        case((rows, 4096, 4096), BF16, "norm", "silu"),
+    ]
+
+OP = Op(
+    name="skinny_linear",
+    summary="1 to 64 rows times a weight, with norm, bias, gated activation and residual folded in",
+    reference=define,
+    launch=launch,
+    cost=cost,
+    small_cases=SMALL,
+    cases=SMALL + LARGE,
+    bench_cases=BENCH,
+    compile_cases=COMPILE,
+    baselines={"cublas": cublas},
+)

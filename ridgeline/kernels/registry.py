@@ -7,7 +7,20 @@ from importlib import import_module
 from ridgeline.errors import UsageError, near_matches
 from ridgeline.kernels.op import Op
 
-NAMES = ("rms_norm",)
+NAMES = (
+    "rms_norm",
+    "rotary",
+    "rotary_pages",
+    "gated_activation",
+    "decode_attention",
+    "prefill_attention",
+    "skinny_linear",
+    "quantized_linear",
+    "sampling",
+    "vector_add",
+    "softmax",
+    "moe",
+)
 
 
 def all_ops() -> list[Op]:

@@ -1,5 +1,47 @@
-"""Mixture of experts: each token goes through its few best experts, weighted by the router."""
+"""Mixture of experts: each token goes through its few best experts, weighted by the router.
 
-from ridgeline.kernels.moe.reference import mixture_of_experts, route
+Both functions run where their tensors are: the reference on a CPU, where gradients are wanted and
+under torch.compile; the kernels on a GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.gated_activation import Activation
+from ridgeline.kernels.moe import reference
 
 __all__ = ["mixture_of_experts", "route"]
+
+
+def route(logits_TE: Tensor, experts_per_token: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """Weights (fp32) and expert ids [T, A]."""
+    if _by_reference(logits_TE):
+        return reference.route(logits_TE, experts_per_token, renormalize)
+    from ridgeline.kernels.moe import triton
+
+    return triton.route(logits_TE, experts_per_token, renormalize)
+
+
+def mixture_of_experts(
+    x_TD: Tensor,
+    weights_TA: Tensor,
+    experts_TA: Tensor,
+    gate_up_E2FD: Tensor,
+    down_EDF: Tensor,
+    activation: Activation,
+) -> Tensor:
+    """The weighted sum of what each token's experts make of it."""
+    inputs = (x_TD, weights_TA, experts_TA, gate_up_E2FD, down_EDF, activation)
+    if _by_reference(x_TD, weights_TA, gate_up_E2FD, down_EDF):
+        return reference.mixture_of_experts(*inputs)
+    from ridgeline.kernels.moe import triton
+
+    return triton.mixture_of_experts(*inputs)
+
+
+def _by_reference(*tensors: Tensor) -> bool:
+    if tensors[0].device.type == "cpu" or torch.compiler.is_compiling():
+        return True
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

@@ -13,12 +13,14 @@ from ridgeline.kernels.gated_activation import Activation, gated_activation
 
 
 def route(logits_TE: Tensor, experts_per_token: int, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """Weights and expert ids [T, A]: the best of the softmax in fp32, rescaled to sum to one if
-    asked.
+    """Weights and expert ids [T, A]: the best of the softmax in fp32, the first of equals first,
+    rescaled to sum to one if asked.
     """
-    weights_TA, experts_TA = torch.softmax(logits_TE.float(), dim=-1).topk(
-        experts_per_token, dim=-1
+    weights_TE, experts_TE = torch.softmax(logits_TE.float(), dim=-1).sort(
+        dim=-1, descending=True, stable=True
     )
+    weights_TA = weights_TE[:, :experts_per_token]
+    experts_TA = experts_TE[:, :experts_per_token]
     if renormalize:
         weights_TA = weights_TA / weights_TA.sum(-1, keepdim=True)
     return weights_TA, experts_TA
@@ -31,13 +33,21 @@ def mixture_of_experts(
     gate_up_E2FD: Tensor,
     down_EDF: Tensor,
     activation: Activation,
+    products: torch.dtype | None = None,
 ) -> Tensor:
-    """The sum, in fp32, over each token's experts of weight · `down(act(gate(x)) · up(x))`."""
+    """The sum, in fp32, over each token's experts of weight · `down(act(gate(x)) · up(x))`.
+
+    What passes from one product to the next is rounded to x's dtype. The products are computed in
+    `products`, or in x's dtype: with fp32 this is what the kernels are held to, without it the
+    expert pass of a model's own dtype.
+    """
+    dtype = products or x_TD.dtype
     out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
     for expert in experts_TA.unique().tolist():
         token_ids, slots = torch.where(experts_TA == expert)
-        gate_up = functional.linear(x_TD[token_ids], gate_up_E2FD[expert])
-        expert_out = functional.linear(gated_activation(gate_up, activation), down_EDF[expert])
-        weighted = expert_out.float() * weights_TA[token_ids, slots].unsqueeze(1)
+        gate_up = functional.linear(x_TD[token_ids].to(dtype), gate_up_E2FD[expert].to(dtype))
+        hidden = gated_activation(gate_up, activation).to(x_TD.dtype)
+        expert_out = functional.linear(hidden.to(dtype), down_EDF[expert].to(dtype))
+        weighted = expert_out.to(x_TD.dtype).float() * weights_TA[token_ids, slots].unsqueeze(1)
         out_TD = out_TD.index_add(0, token_ids, weighted)
     return out_TD.to(x_TD.dtype)

@@ -1,18 +1,18 @@
-"""`ridgeline kernels`: list the ops, check them against their references, compile them for other
-chips.
-"""
+"""`ridgeline kernels`: the ops listed, checked, compiled for other chips, and tuned."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.bench.tune import tune_ops
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import (
     CHECK_FAILED_EXIT_CODE,
@@ -21,7 +21,7 @@ from ridgeline.errors import (
     UsageError,
     near_matches,
 )
-from ridgeline.hardware import detect
+from ridgeline.hardware import detect, measure
 from ridgeline.kernels.compile import compile_call, recorded_calls
 from ridgeline.kernels.op import Case, Op, outputs
 from ridgeline.kernels.registry import all_ops, get_op
@@ -31,17 +31,19 @@ from ridgeline.kernels.tolerance import check
 EXAMPLE = """\
 ridgeline kernels list
 ridgeline kernels compile --target sm_80,sm_90,sm_100,gfx942,gfx950
-ridgeline kernels check --op rms_norm"""
+ridgeline kernels check --op rms_norm
+ridgeline kernels tune --op skinny_linear --only gate_up"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=["list", "check", "compile"], help="what to do")
+    parser.add_argument("action", choices=["list", "check", "compile", "tune"], help="what to do")
     parser.add_argument("--op", action="append", help="this op alone (may be given several times)")
     parser.add_argument(
         "--target",
         default="sm_80,sm_90,sm_100,gfx942,gfx950",
         help="chips to compile for (default: %(default)s)",
     )
+    parser.add_argument("--only", default="", metavar="TEXT", help="tune cases with TEXT")
     parser.add_argument("--one", action="store_true", help="compile one configuration an op")
 
 
@@ -49,6 +51,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     ops = [get_op(name) for name in args.op] if args.op else all_ops()
     if args.action == "list":
         return {"action": "list", "rows": [list_row(op) for op in ops]}
+    if args.action == "tune":
+        return {"action": "tune", "rows": tune_rows(ops, args.only, terminal)}
     if args.action == "check":
         with terminal.progress() as progress:
             rows = []
@@ -89,6 +93,16 @@ def list_row(op: Op) -> dict[str, Any]:
         "timed": len(op.bench_cases),
         "baselines": list(op.baselines),
     }
+
+
+def tune_rows(ops: list[Op], only: str, terminal: Terminal) -> list[dict[str, Any]]:
+    """Times what is not timed yet; the choices hold for this device and compiler from now on."""
+    hardware = detect()
+    if hardware.device_type == "cpu":
+        raise HardwareError("kernels are tuned on a GPU, and there is none here")
+    with terminal.progress() as progress:
+        hardware = measure(hardware, {"copy_bandwidth", "read_bandwidth", "matrix_bf16"}, progress)
+        return [asdict(row) for row in tune_ops(ops, hardware, only=only, progress=progress)]
 
 
 def check_rows(op: Op) -> Iterator[dict[str, Any]]:
@@ -151,6 +165,7 @@ def render(document: dict[str, Any], console: Console) -> None:
     columns = {
         "list": ["op", "summary", "gradients", "cases", "timed"],
         "check": ["op", "case", "problem"],
+        "tune": ["op", "key", "num_tried", "share", "best"],
         "compile": [
             "op",
             "target",
@@ -175,4 +190,6 @@ def cell(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.1%}"
     return str(value).removesuffix("_kernel")  # said by the column's head

@@ -37,6 +37,15 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Search:
+    """Ways to do a case's work, most promising first; each is tried as `launch(..., config=way)`."""
+
+    op: str  # the op under whose name the launcher looks the choice up
+    key: str  # and the key: dtypes and shape range
+    configs: Sequence[Any]  # dataclasses of plain values
+
+
+@dataclass(frozen=True)
 class Op:
     name: str  # its folder
     summary: str  # one line
@@ -49,6 +58,7 @@ class Op:
     compile_cases: Sequence[Case]  # made on the CPU, small in memory; the constants are what counts
     baselines: Mapping[str, Function] = field(default_factory=dict)  # "eager", "cublas", …
     differentiable: Function | None = None  # the op with its gradients, where training needs them
+    search: Callable[..., Search | None] | None = None  # configurations to time for a case's inputs
     supports: Callable[[Target, Case], bool] = lambda target, case: True
 
 

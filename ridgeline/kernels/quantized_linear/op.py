@@ -13,16 +13,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from ridgeline.errors import UnsupportedError
+from ridgeline.formats.dtypes import dtype_name
 from ridgeline.formats.packing import pack_int4, pack_int8
 from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.inputs import label, normal, strided_rows
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.launch import target_of
+from ridgeline.kernels.op import Case, Inputs, Op, Search
 from ridgeline.kernels.quantized_linear import reference, scaled_mm
-from ridgeline.kernels.quantized_linear.reference import BLOCK, default_out
+from ridgeline.kernels.quantized_linear.reference import BLOCK, default_out, packed_bits
+from ridgeline.kernels.quantized_linear.tune_space import search_space
 from ridgeline.kernels.skinny_linear.op import PROJECTIONS
-from ridgeline.kernels.skinny_linear.tune_space import Config
+from ridgeline.kernels.skinny_linear.tune_space import Config, shortlist, tune_key
 from ridgeline.kernels.targets import Target
 
 BF16, FP16, INT8, FP8 = torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn
@@ -275,6 +278,29 @@ COMPILE += [
     for rows in (1, 16)
 ]
 
+
+def search(
+    x_MD: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    norm_weight_D: Tensor | None = None,
+    activation: Activation | None = None,
+    **_: Any,
+) -> Search | None:
+    """Packed weights; codes in plain rows are cut by skinny_linear's estimate."""
+    rows, depth = x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
+    if weight.dtype != torch.int32:
+        return None
+    gated, bits = activation is not None, packed_bits(weight, depth)
+    outputs = weight.shape[0] // (2 if gated else 1)
+    group = depth // weight_scale.shape[0] if bits == 4 else 0
+    kind = f"{dtype_name(x_MD.dtype)} int{bits} g{group}"
+    key = tune_key(kind, rows, outputs, depth, gated, norm_weight_D is not None)
+    space = search_space(rows, outputs, depth, gated, bits)
+    ways = shortlist(space, outputs, gated, target_of(x_MD), bits)
+    return Search("quantized_linear", key, ways)
+
+
 OP = Op(
     name="quantized_linear",
     summary="1 to 64 rows times 4-bit, int8 or fp8 weights, x in 16 bits or in codes",
@@ -287,4 +313,5 @@ OP = Op(
     compile_cases=COMPILE,
     baselines={"cublas": cublas, "scaled_mm": torch_scaled_mm},
     supports=supports,
+    search=search,
 )

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
+from ridgeline.formats.dtypes import dtype_name
 from ridgeline.formats.packing import WORDS, ZERO
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import target_of
@@ -26,7 +27,7 @@ from ridgeline.kernels.quantized_linear.reference import default_out, packed_bit
 from ridgeline.kernels.quantized_linear.tune_space import choose_packed
 from ridgeline.kernels.skinny_linear.cut import Around, Scales, as_rows, launch_cut
 from ridgeline.kernels.skinny_linear.triton import gained, gained_row, product, scale_and_finish
-from ridgeline.kernels.skinny_linear.tune_space import Config
+from ridgeline.kernels.skinny_linear.tune_space import Config, tune_key, tuned
 
 
 @triton.jit
@@ -584,6 +585,11 @@ def _packed_linear(
     gated = around.activation is not None
     num_outputs = weight_OW.shape[0] // (2 if gated else 1)
     target = target_of(x_MD)
+    if config is None:
+        kind = f"{dtype_name(x_MD.dtype)} int{bits} g{group}"
+        normed = around.norm_weight is not None
+        key = tune_key(kind, num_rows, num_outputs, depth, gated, normed)
+        config = tuned("quantized_linear", key, x_MD.device)
     if config is None:
         config = choose_packed(num_rows, num_outputs, depth, gated, target, bits, group)
     return launch_cut(

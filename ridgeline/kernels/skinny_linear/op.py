@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.formats.dtypes import dtype_name
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.inputs import label, normal, strided_rows
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.launch import target_of
+from ridgeline.kernels.op import Case, Inputs, Op, Search
 from ridgeline.kernels.skinny_linear import reference, unfused
-from ridgeline.kernels.skinny_linear.tune_space import Config
+from ridgeline.kernels.skinny_linear.tune_space import Config, search_space, shortlist, tune_key
 
 BF16, FP16 = torch.bfloat16, torch.float16
 # Llama-3.1-8B's projections: outputs (a gated pair counted once) and depth.
@@ -168,6 +170,23 @@ for rows in (1, 16, 64):
         case((rows, 4096, 4096), BF16, "norm", "silu"),
     ]
 
+
+def search(
+    x_MD: Tensor,
+    weight_OD: Tensor,
+    norm_weight_D: Tensor | None = None,
+    activation: Activation | None = None,
+    **_: Any,
+) -> Search:
+    rows, depth = x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
+    gated = activation is not None
+    outputs = weight_OD.shape[0] // (2 if gated else 1)
+    kind = f"{dtype_name(x_MD.dtype)} {dtype_name(weight_OD.dtype)} none"
+    key = tune_key(kind, rows, outputs, depth, gated, norm_weight_D is not None)
+    space = search_space(rows, outputs, depth, gated)
+    return Search("skinny_linear", key, shortlist(space, outputs, gated, target_of(x_MD)))
+
+
 OP = Op(
     name="skinny_linear",
     summary="1 to 64 rows times a weight, with norm, bias, gated activation and residual folded in",
@@ -179,4 +198,5 @@ OP = Op(
     bench_cases=BENCH,
     compile_cases=COMPILE,
     baselines={"cublas": cublas},
+    search=search,
 )

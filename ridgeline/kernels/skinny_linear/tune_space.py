@@ -18,6 +18,9 @@ from itertools import product
 from math import ceil
 from typing import Literal
 
+import torch
+
+from ridgeline.kernels.autotune import chosen
 from ridgeline.kernels.targets import Target
 
 MAX_ROWS = 64  # above this the product is no longer bound by its weights
@@ -158,6 +161,21 @@ def _dot_candidates(num_rows: int, gated: bool, bits: int) -> list[Config]:
 def fallback(num_rows: int, gated: bool) -> Config:
     """Runs everywhere: 24 KB of shared memory at most for a step of two stages."""
     return Config("dot", rows_block(num_rows), 32 if not gated else 16, 64, 1, 4, 2)
+
+
+def tune_key(
+    kind: str, num_rows: int, num_outputs: int, depth: int, gated: bool, normed: bool
+) -> str:
+    """Under which a measured choice holds: 1 row, up to 16, up to 64; the rest of the shape as it is."""
+    rows = 1 if num_rows == 1 else rows_block(num_rows)
+    folds = " gated" * gated + " norm" * normed
+    return f"{kind} {rows}x{num_outputs}x{depth}{folds}"
+
+
+def tuned(op: str, key: str, device: torch.device) -> Config | None:
+    """What was measured to be fastest on this kind of device, if it was."""
+    found = chosen(op, key, device)
+    return None if found is None else Config(**found)
 
 
 @lru_cache

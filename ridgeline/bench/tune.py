@@ -1,6 +1,6 @@
-"""Times the configurations an op offers for its bench cases and remembers them (kernels/autotune.py).
+"""Times the configurations an op offers for its bench cases; kernels/autotune.py remembers them.
 
-for done in tune_ops(all_ops(), hardware): print(done.key, done.best, done.seconds)
+    for row in tune_ops(all_ops(), hardware): print(row.key, row.best, row.seconds)
 """
 
 from __future__ import annotations

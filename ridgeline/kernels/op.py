@@ -38,7 +38,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Search:
-    """Ways to do a case's work, most promising first; each is tried as `launch(..., config=way)`."""
+    """Ways to do a case's work, most promising first; each goes to `launch(..., config=way)`."""
 
     op: str  # the op under whose name the launcher looks the choice up
     key: str  # and the key: dtypes and shape range

@@ -166,7 +166,7 @@ def fallback(num_rows: int, gated: bool) -> Config:
 def tune_key(
     kind: str, num_rows: int, num_outputs: int, depth: int, gated: bool, normed: bool
 ) -> str:
-    """Under which a measured choice holds: 1 row, up to 16, up to 64; the rest of the shape as it is."""
+    """Under which a measured choice holds: 1 row, up to 16, 32 or 64; the rest as it is."""
     rows = 1 if num_rows == 1 else rows_block(num_rows)
     folds = " gated" * gated + " norm" * normed
     return f"{kind} {rows}x{num_outputs}x{depth}{folds}"

@@ -1,6 +1,6 @@
 """Times the configurations an op offers for its bench cases; kernels/autotune.py remembers them.
 
-    for row in tune_ops(all_ops(), hardware): print(row.key, row.best, row.seconds)
+for row in tune_ops(all_ops(), hardware): print(row.key, row.best, row.seconds)
 """
 
 from __future__ import annotations

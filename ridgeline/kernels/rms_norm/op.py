@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.op import Case, Inputs, Op
@@ -92,12 +93,19 @@ def differentiable(x_TD: Tensor, weight_D: Tensor, eps: float, offset: float) ->
 
 
 def eager(
-    x_TD: Tensor, weight_D: Tensor, eps: float, residual_TD: Tensor | None = None, **_: Any
+    x_TD: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    residual_TD: Tensor | None = None,
+    quantized: torch.dtype | None = None,
 ) -> Any:
-    """torch's own ops, without the 8-bit codes, which would take them three more passes."""
+    """torch's own ops for all of the same work; the sum with the residual is a result too."""
     if residual_TD is not None:
         x_TD = x_TD + residual_TD
-    return functional.rms_norm(x_TD, x_TD.shape[-1:], weight_D, eps)
+    out = functional.rms_norm(x_TD, x_TD.shape[-1:], weight_D, eps)
+    results = (out,) if quantized is None else quantize_rows(out, quantized)
+    return results if residual_TD is None else (*results, x_TD)
 
 
 SMALL = [

@@ -25,7 +25,8 @@ from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.quantized_linear.reference import default_out, packed_bits
 from ridgeline.kernels.quantized_linear.tune_space import choose_packed
-from ridgeline.kernels.skinny_linear.cut import Around, Scales, as_rows, launch_cut
+from ridgeline.kernels.rows import as_rows
+from ridgeline.kernels.skinny_linear.cut import Around, Scales, launch_cut
 from ridgeline.kernels.skinny_linear.triton import gained, gained_row, product, scale_and_finish
 from ridgeline.kernels.skinny_linear.tune_space import Config, tune_key, tuned
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import launch
+from ridgeline.kernels.rows import as_rows
 from ridgeline.kernels.skinny_linear.tune_space import Config
 from ridgeline.kernels.targets import Target
 
@@ -148,9 +149,3 @@ def split_counters(device: torch.device) -> Tensor:
     first call must come before a graph is captured, as the compilation of the kernel must.
     """
     return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
-
-
-def as_rows(x: Tensor) -> Tensor:
-    """Two dims, the last one contiguous; a view where the strides allow it."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(-1) == 1 else rows.contiguous()

@@ -23,7 +23,8 @@ from ridgeline.errors import UnsupportedError
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.skinny_linear.cut import Around, Scales, as_rows, launch_cut, scale_kind
+from ridgeline.kernels.rows import as_rows
+from ridgeline.kernels.skinny_linear.cut import Around, Scales, launch_cut, scale_kind
 from ridgeline.kernels.skinny_linear.tune_space import Config, choose, tune_key, tuned
 
 

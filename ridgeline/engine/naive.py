@@ -1,5 +1,5 @@
-"""The plain loop: one request, one contiguous cache, reference ops. The truth the engine is tested
-against.
+"""The plain loop: one request, one contiguous cache, attention and sampling by their references.
+The truth the engine is tested against.
 
     tokens = list(generate_tokens(model, prompt_ids, Sampling(max_tokens=64)))
     print(generate(model, tokenizer, prompt_ids, Sampling(temperature=0.7)).text)

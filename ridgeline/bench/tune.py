@@ -24,7 +24,7 @@ class Tuned:
     op: str
     key: str
     num_tried: int
-    best: str  # the configuration, as JSON
+    best: str  # the configuration, as JSON, or the peer that is faster
     seconds: float
     share: float | None  # of the ceiling that bounds it
 
@@ -58,6 +58,8 @@ def tune_case(op: Op, case: Case, hardware: Hardware) -> Tuned | None:
     ways = {_name(way): way for way in search.configs}
 
     def seconds(config: Any) -> float:
+        if isinstance(config, str):
+            return time_calls(op.baselines[config], sets, hardware).median_s
         way = ways[_name(config)]
 
         def launch(**inputs: Any) -> Any:
@@ -66,7 +68,11 @@ def tune_case(op: Op, case: Case, hardware: Hardware) -> Tuned | None:
         return time_calls(launch, sets, hardware).median_s
 
     times = tune(
-        search.op, search.key, [asdict(way) for way in search.configs], seconds, hardware.name
+        search.op,
+        search.key,
+        [*(asdict(way) for way in search.configs), *search.peers],
+        seconds,
+        hardware.name,
     )
     best = min(times, key=times.__getitem__)
     share, _ = share_of_ceiling(op.cost(**sets[0]), times[best], hardware)

@@ -28,7 +28,7 @@ from ridgeline.formats.files import atomic_write
 from ridgeline.hardware.paths import cache_dir
 
 Config = Mapping[str, Any]
-Times = dict[str, float]  # configuration as JSON -> seconds
+Times = dict[str, float]  # configuration as JSON, or a peer's name -> seconds
 Table = dict[str, dict[str, Times]]  # op -> key -> times
 log = logging.getLogger(__name__)
 
@@ -40,30 +40,51 @@ def chosen(op: str, key: str, device: torch.device) -> dict[str, Any] | None:
     return _best(_device_name(device.index or 0), op, key)
 
 
+def beaten_by(op: str, key: str, device: torch.device) -> str | None:
+    """The peer ("cublas") that was measured to be faster than every configuration, if one was."""
+    if device.type == "cpu":
+        return None
+    return _beaten_by(_device_name(device.index or 0), op, key)
+
+
 @lru_cache(maxsize=4096)
 def _best(device_name: str, op: str, key: str) -> dict[str, Any] | None:
-    times = load(device_name).get(op, {}).get(key)
-    if not times:
+    times = load(device_name).get(op, {}).get(key, {})
+    own = {name: seconds for name, seconds in times.items() if _is_config(name)}
+    if not own:
         return None
-    fastest: dict[str, Any] = json.loads(min(times, key=times.__getitem__))
+    fastest: dict[str, Any] = json.loads(min(own, key=own.__getitem__))
     return fastest
+
+
+@lru_cache(maxsize=4096)
+def _beaten_by(device_name: str, op: str, key: str) -> str | None:
+    times = load(device_name).get(op, {}).get(key)
+    fastest = min(times, key=times.__getitem__) if times else "{}"
+    return None if _is_config(fastest) else fastest
+
+
+def _is_config(name: str) -> bool:
+    """Configurations are named by their JSON; anything else is a peer's name."""
+    return name.startswith("{")
 
 
 def tune(
     op: str,
     key: str,
-    configs: Sequence[Config],
-    seconds: Callable[[Config], float],
+    configs: Sequence[Config | str],
+    seconds: Callable[[Any], float],
     device_name: str,
 ) -> dict[str, float]:
-    """Time each configuration that was not timed before; return all times, known and new.
+    """Time each configuration, and each peer given by name, that was not timed before; return all
+    times, known and new.
 
     One that does not compile or fit is remembered as infinitely slow.
     """
     known = load(device_name).get(op, {}).get(key, {})
     found: Times = {}
     for config in configs:
-        name = json.dumps(config, sort_keys=True)
+        name = config if isinstance(config, str) else json.dumps(config, sort_keys=True)
         if name in known:
             continue
         try:
@@ -100,8 +121,8 @@ def remember(device_name: str, new: Table) -> None:
     _merge(table, new)
     with atomic_write(path) as file:
         file.write(as_text(table))
-    load.cache_clear()
-    _best.cache_clear()
+    for cached in (load, _best, _beaten_by):
+        cached.cache_clear()
 
 
 def user_file(device_name: str) -> Path:

@@ -43,6 +43,7 @@ class Search:
     op: str  # the op under whose name the launcher looks the choice up
     key: str  # and the key: dtypes and shape range
     configs: Sequence[Any]  # dataclasses of plain values
+    peers: tuple[str, ...] = ()  # baselines that the public function can hand the work to instead
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ configuration.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
     autotune.load.cache_clear()
     autotune._best.cache_clear()
+    autotune._beaten_by.cache_clear()
 
 
 def test_the_fastest_is_chosen_and_old_times_stay() -> None:
@@ -49,6 +51,20 @@ def test_a_configuration_that_fails_is_never_chosen_nor_tried_again() -> None:
         autotune.tune("op", "k", [{"block": 999}, {"block": 8}], seconds, DEVICE)
     assert len(tries) == 2
     assert autotune._best(DEVICE, "op", "k") == {"block": 8}
+
+
+def test_a_peer_that_is_faster_takes_over_and_is_no_configuration() -> None:
+    times = {"cublas": 1.0, 8: 2.0, 16: 3.0}
+
+    def seconds(config: Any) -> float:
+        return times[config if isinstance(config, str) else config["block"]]
+
+    autotune.tune("op", "k", [{"block": 16}, {"block": 8}, "cublas"], seconds, DEVICE)
+    assert autotune._beaten_by(DEVICE, "op", "k") == "cublas"
+    assert autotune._best(DEVICE, "op", "k") == {"block": 8}
+    autotune.tune("op", "k", [{"block": 4}], lambda config: 0.5, DEVICE)
+    assert autotune._beaten_by(DEVICE, "op", "k") is None
+    assert autotune._beaten_by(DEVICE, "op", "other") is None
 
 
 def test_a_broken_file_is_measured_anew() -> None:

@@ -2,8 +2,8 @@
 residual folded in, bound by how fast the weight can be read.
 
 `skinny_linear` runs where its tensors are: the reference on a CPU, the kernel on a GPU, cuBLAS with
-the parts around it one by one for more rows than the kernel is made for. tune_space.py holds the
-ways to cut it.
+the parts around it one by one for more rows than the kernel is made for, and for shapes where that
+was measured to be faster. tune_space.py holds the ways to cut it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ridgeline.kernels.autotune import beaten_by
 from ridgeline.kernels.gated_activation.reference import Activation, gated_activation
 from ridgeline.kernels.op import outputs
 from ridgeline.kernels.skinny_linear import reference
-from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS, Config, search_space
+from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS, Config, product_key, search_space
 
 __all__ = ["MAX_ROWS", "Config", "search_space", "skinny_linear", "unfused"]
 
@@ -38,6 +39,9 @@ def skinny_linear(
         return unfused(*inputs)
     if torch.compiler.is_compiling():
         return traced(x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
+    key = product_key(x_MD, weight_OD, activation is not None, norm_weight_D is not None)
+    if beaten_by("skinny_linear", key, x_MD.device) == "cublas":
+        return unfused(*inputs)
     from ridgeline.kernels.skinny_linear import triton
 
     return triton.skinny_linear(*inputs)

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.formats.dtypes import dtype_name
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, Inputs, Op, Search
 from ridgeline.kernels.skinny_linear import reference, unfused
-from ridgeline.kernels.skinny_linear.tune_space import Config, search_space, shortlist, tune_key
+from ridgeline.kernels.skinny_linear.tune_space import Config, product_key, search_space, shortlist
 
 BF16, FP16 = torch.bfloat16, torch.float16
 # Llama-3.1-8B's projections: outputs (a gated pair counted once) and depth.
@@ -181,10 +180,10 @@ def search(
     rows, depth = x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
     gated = activation is not None
     outputs = weight_OD.shape[0] // (2 if gated else 1)
-    kind = f"{dtype_name(x_MD.dtype)} {dtype_name(weight_OD.dtype)} none"
-    key = tune_key(kind, rows, outputs, depth, gated, norm_weight_D is not None)
+    key = product_key(x_MD, weight_OD, gated, norm_weight_D is not None)
     space = search_space(rows, outputs, depth, gated)
-    return Search("skinny_linear", key, shortlist(space, outputs, gated, target_of(x_MD)))
+    ways = shortlist(space, outputs, gated, target_of(x_MD))
+    return Search("skinny_linear", key, ways, peers=("cublas",))
 
 
 OP = Op(

@@ -20,12 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
-from ridgeline.formats.dtypes import dtype_name
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.rows import as_rows
 from ridgeline.kernels.skinny_linear.cut import Around, Scales, launch_cut, scale_kind
-from ridgeline.kernels.skinny_linear.tune_space import Config, choose, tune_key, tuned
+from ridgeline.kernels.skinny_linear.tune_space import Config, choose, product_key, tuned
 
 
 @triton.jit
@@ -608,9 +607,7 @@ def product(
     weight_scale, x_scale = scale_kind(scales.weight), scale_kind(scales.x)
     by_blocks = weight_scale == "block"
     if config is None:
-        kind = f"{dtype_name(x_MD.dtype)} {dtype_name(weight_OD.dtype)} {weight_scale}"
-        normed = around.norm_weight is not None
-        key = tune_key(kind, num_rows, num_outputs, depth, gated, normed)
+        key = product_key(x_MD, weight_OD, gated, around.norm_weight is not None, weight_scale)
         config = tuned("skinny_linear", key, x_MD.device)
     if config is None:
         short = by_blocks or weight_OD.dtype != x_MD.dtype

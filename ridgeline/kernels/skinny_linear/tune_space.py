@@ -19,7 +19,9 @@ from math import ceil
 from typing import Literal
 
 import torch
+from torch import Tensor
 
+from ridgeline.formats.dtypes import dtype_name
 from ridgeline.kernels.autotune import chosen
 from ridgeline.kernels.targets import Target
 
@@ -170,6 +172,15 @@ def tune_key(
     rows = 1 if num_rows == 1 else rows_block(num_rows)
     folds = " gated" * gated + " norm" * normed
     return f"{kind} {rows}x{num_outputs}x{depth}{folds}"
+
+
+def product_key(
+    x_MD: Tensor, weight_OD: Tensor, gated: bool, normed: bool, weight_scale: str = "none"
+) -> str:
+    """The key of a product with weights in plain rows."""
+    rows, depth = x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
+    kind = f"{dtype_name(x_MD.dtype)} {dtype_name(weight_OD.dtype)} {weight_scale}"
+    return tune_key(kind, rows, weight_OD.shape[0] // (2 if gated else 1), depth, gated, normed)
 
 
 def tuned(op: str, key: str, device: torch.device) -> Config | None:

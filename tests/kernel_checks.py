@@ -10,9 +10,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from ridgeline.formats.scaling import LARGEST
+from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.op import Case, Op, outputs
-from ridgeline.kernels.tolerance import bound, check
+from ridgeline.kernels.tolerance import check
 
 
 def make_inputs(case: Case, device: torch.device) -> dict[str, Any]:
@@ -40,31 +40,8 @@ def poisoned_memory() -> Iterator[None]:
 
 def check_forward(op: Op, case: Case, device: torch.device) -> None:
     with poisoned_memory():
-        found = outputs(op.launch(**make_inputs(case, device)))
-    expected = outputs(op.reference(**make_inputs(case, device)))
-    assert len(found) == len(expected)
-    quantized = any(ref.dtype in LARGEST for ref in expected)
-    for out, ref in zip(found, expected, strict=True):
-        if ref.dtype in LARGEST:
-            check_codes(out, ref, case)
-        elif not out.is_floating_point():
-            assert torch.equal(out.cpu(), ref.cpu())
-        else:  # beside codes, what is fp32 is their scales
-            scales = quantized and ref.dtype == torch.float32
-            dtype = torch.float32 if scales else case.dtype
-            check(out, ref, dtype, case.reduction, case.roundings)
-
-
-def check_codes(out: Tensor, ref: Tensor, case: Case) -> None:
-    """8-bit codes may differ where a value lies on the edge of two: rarely, and by one step."""
-    assert out.dtype == ref.dtype
-    found, expected = out.double().cpu(), ref.double().cpu()
-    differ = found != expected
-    step = expected.abs() / 8 if out.dtype != torch.int8 else torch.ones_like(expected)
-    assert ((found - expected).abs() <= step.clamp(min=2.0**-9) + 1e-9).all()
-    # The edge is as wide as the error of the value: a code's step is 1/127 or 1/16 of it.
-    allowed = 0.002 + 256 * bound(torch.float32, case.reduction)
-    assert differ.double().mean() <= allowed, f"{differ.double().mean():.4f} of the codes differ"
+        found = op.launch(**make_inputs(case, device))
+    compare(found, op.reference(**make_inputs(case, device)), case)
 
 
 def check_gradients(op: Op, case: Case, device: torch.device) -> None:

@@ -5,18 +5,16 @@ for row in tune_ops(all_ops(), hardware): print(row.key, row.best, row.seconds)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from ridgeline.bench.kernels import input_sets, share_of_ceiling, time_calls
+from ridgeline.bench.kernels import Progress, input_sets, share_of_ceiling, time_calls
 from ridgeline.hardware import Hardware
 from ridgeline.kernels.autotune import tune
 from ridgeline.kernels.op import Case, Inputs, Op
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

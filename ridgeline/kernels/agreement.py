@@ -1,0 +1,46 @@
+"""Whether a kernel's outputs are its reference's: one definition, for tests and `kernels check`.
+
+Floats are held to the tolerance table, integers must be equal, and 8-bit codes may differ where a
+value lies on the edge between two.
+
+    compare(op.launch(**inputs), op.reference(**same_inputs), case)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.formats.scaling import LARGEST
+from ridgeline.kernels.op import Case, outputs
+from ridgeline.kernels.tolerance import bound, check
+
+
+def compare(result: Any, reference: Any, case: Case) -> None:
+    """Raise AssertionError, with the figures, where they do not agree."""
+    found, expected = outputs(result), outputs(reference)
+    assert len(found) == len(expected), f"{len(found)} outputs, not {len(expected)}"
+    quantized = any(ref.dtype in LARGEST for ref in expected)
+    for out, ref in zip(found, expected, strict=True):
+        if ref.dtype in LARGEST:
+            compare_codes(out, ref, case)
+        elif not out.is_floating_point():
+            assert torch.equal(out.cpu(), ref.cpu()), "integers differ"
+        else:  # beside codes, what is fp32 is their scales
+            scales = quantized and ref.dtype == torch.float32
+            dtype = torch.float32 if scales else case.dtype
+            check(out, ref, dtype, case.reduction, case.roundings)
+
+
+def compare_codes(out: Tensor, ref: Tensor, case: Case) -> None:
+    """8-bit codes may differ where a value lies on the edge of two: rarely, and by one step."""
+    assert out.dtype == ref.dtype
+    found, expected = out.double().cpu(), ref.double().cpu()
+    differ = found != expected
+    step = expected.abs() / 8 if out.dtype != torch.int8 else torch.ones_like(expected)
+    assert ((found - expected).abs() <= step.clamp(min=2.0**-9) + 1e-9).all()
+    # The edge is as wide as the error of the value: a code's step is 1/127 or 1/16 of it.
+    allowed = 0.002 + 256 * bound(torch.float32, case.reduction)
+    assert differ.double().mean() <= allowed, f"{differ.double().mean():.4f} of the codes differ"

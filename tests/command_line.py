@@ -34,6 +34,10 @@ def make_folder(folder: Path, template: str | None = None, **overrides: Any) -> 
     return folder
 
 
+def generate(folder: Path | str, *more: str) -> tuple[str, ...]:
+    return ("generate", str(folder), "hello", "--max-tokens", "2", "--device", "cpu", *more)
+
+
 def edit_json(file: Path, **changes: Any) -> None:
     """Set fields of a JSON file; `...` takes one away."""
     values = {**json.loads(file.read_text()), **changes}

@@ -9,20 +9,14 @@ done, total)`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
-ProgressCallback = Callable[[str, int, int], None]
+from ridgeline.progress import Progress
 
 
 class PipeConsole(Console):
@@ -39,7 +33,7 @@ class Terminal:
         self.shows_progress = not json and sys.stdout.isatty() and sys.stderr.isatty()
 
     @contextmanager
-    def progress(self) -> Iterator[ProgressCallback]:
+    def progress(self) -> Iterator[Progress]:
         """Yield a callable that draws one bar per label; each disappears with the block."""
         if not self.shows_progress:
             yield lambda label, done, total: None
@@ -50,7 +44,7 @@ class Terminal:
             TaskProgressColumn(),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
             tasks: dict[str, TaskID] = {}
 
             def update(label: str, done: int, total: int) -> None:

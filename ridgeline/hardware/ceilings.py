@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,10 @@ from ridgeline.formats.files import atomic_write
 from ridgeline.hardware.facts import MEASURED, Ceiling, Hardware
 from ridgeline.hardware.paths import cache_dir
 from ridgeline.hardware.probes import PROBES, NotSupportedHere
+from ridgeline.progress import Progress
 
 SCHEMA = 2  # raise it when a probe changes its meaning: older files are then measured anew
 log = logging.getLogger(__name__)
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

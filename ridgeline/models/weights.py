@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import CheckpointError
-from ridgeline.models.checkpoint import Checkpoint, Progress
+from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.checkpoint.base import shorten
 from ridgeline.models.families import Description, Part, parts
 from ridgeline.models.families.gguf import ROPE_TENSORS
 from ridgeline.models.transformer import Transformer
+from ridgeline.progress import Progress
 
 
 @torch.no_grad()

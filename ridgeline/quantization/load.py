@@ -14,10 +14,11 @@ from ridgeline.formats.dtypes import dtype_bytes, dtype_name, parse_dtype
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.detection import available_memory
 from ridgeline.models import ModelConfig, Transformer, build_model
-from ridgeline.models.checkpoint import Progress, open_checkpoint, resolve_model
+from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.cost import num_parameters
 from ridgeline.models.families import describe
 from ridgeline.models.weights import load_weights
+from ridgeline.progress import Progress
 
 COMPUTE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _GIB = 2**30

@@ -17,6 +17,7 @@ PACKAGE = Path(ridgeline.__file__).parent
 
 LAYERS = [
     "errors",
+    "progress",
     "timing",
     "formats",
     "hardware",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -20,9 +20,7 @@ from typing import Any, Literal
 import torch
 
 from ridgeline.errors import CheckpointError, near_matches
-
-Progress = Callable[[str, int, int], None]
-"""`progress(label, done_bytes, total_bytes)`"""
+from ridgeline.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from ridgeline.errors import (
 )
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware.paths import cache_dir
-from ridgeline.models.checkpoint.base import Progress
+from ridgeline.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from ridgeline.errors import (
     OfflineError,
     OutputError,
 )
-from ridgeline.models.checkpoint.base import Progress
 from ridgeline.models.checkpoint.demo import fetch_demo
+from ridgeline.progress import Progress
 
 DEMO = "demo"
 HUB_NAME = re.compile(

@@ -1,0 +1,128 @@
+"""The fields of a config: what each means, what it may hold, and its form in a JSON file.
+
+A config is a frozen dataclass whose fields carry `about(…)` as metadata. Types and ranges are
+checked when it is made, flags on the command line are read from the same metadata, and a JSON
+object becomes one, with an error for whatever does not belong there.
+
+    @dataclass(frozen=True)
+    class Limits:
+        max_batch: int = field(default=256, metadata=about("requests at once", minimum=1))
+
+        def __post_init__(self) -> None:
+            check_fields(self)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, fields, is_dataclass
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from ridgeline.errors import UsageError, near_matches
+from ridgeline.formats.files import reject_unknown_keys
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def about(
+    meaning: str,
+    *,
+    flag: str | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+) -> dict[str, Any]:
+    """A field's metadata: its meaning and the range it is held to. `flag` is its name for users
+    where the field's own would not say enough: `kv-dtype` for the `dtype` of a KV.
+    """
+    return {"help": meaning, "flag": flag, "minimum": minimum, "maximum": maximum}
+
+
+def flag_of(entry: Field[Any]) -> str:
+    """A field's name on the command line, without the dashes before it."""
+    flag: str = entry.metadata.get("flag") or entry.name.replace("_", "-")
+    return flag
+
+
+def check_fields(config: Any) -> None:
+    """Raise UsageError for the first field whose value has the wrong type or is out of range."""
+    for entry in fields(config):
+        hint, value = hints(type(config))[entry.name], getattr(config, entry.name)
+        if not _is_allowed(value, hint, entry.metadata):
+            name = flag_of(entry).replace("-", "_")
+            close = near_matches(value, _choices(hint)) if isinstance(value, str) else ""
+            raise UsageError(f"{name} is {value!r}; give {_allowed(hint, entry.metadata)}{close}")
+
+
+def config_from(config: type[Any], values: Any, origin: str) -> Any:
+    """A config from a JSON object, the configs it holds included. Fields left out keep their
+    defaults; `origin` names the file in errors.
+    """
+    if not isinstance(values, Mapping):
+        raise UsageError(f"{origin} is {str(values)[:60]!r}; expected an object with fields")
+    known = hints(config)
+    reject_unknown_keys(values, known, origin)
+    made = {
+        name: config_from(known[name], value, f"{origin}: {name}")
+        if is_dataclass(known[name])
+        else value
+        for name, value in values.items()
+    }
+    try:
+        return config(**made)
+    except UsageError as error:
+        raise UsageError(f"{origin}: {error}") from error
+
+
+def dotted_fields(config: type[Any]) -> dict[str, Field[Any]]:
+    """Every field by its dotted name, those of the configs it holds included: `kv.dtype`."""
+    found: dict[str, Field[Any]] = {}
+    for entry in fields(config):
+        part = hints(config)[entry.name]
+        if is_dataclass(part):
+            found |= {f"{entry.name}.{own}": value for own, value in dotted_fields(part).items()}  # type: ignore[arg-type]
+        else:
+            found[entry.name] = entry
+    return found
+
+
+def hints(config: type[Any]) -> dict[str, Any]:
+    """The types of a config's fields."""
+    return get_type_hints(config)
+
+
+def _is_allowed(value: Any, hint: Any, metadata: Mapping[str, Any]) -> bool:
+    if value is None:
+        return NoneType in get_args(hint)
+    low, high = metadata.get("minimum"), metadata.get("maximum")
+    return _fits(value, hint) and (low is None or value >= low) and (high is None or value <= high)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a field's type. True and False are no numbers; 1 may stand for 1.0."""
+    if _choices(hint):
+        return value in _choices(hint)
+    kinds = _kinds(hint)
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, kinds) or (isinstance(value, int) and float in kinds)
+
+
+def _allowed(hint: Any, metadata: Mapping[str, Any]) -> str:
+    """What a field takes, in words: `a whole number from 1 to 512`."""
+    if _choices(hint):
+        return "one of " + ", ".join(_choices(hint))
+    word = WORDS.get(_kinds(hint)[0], f"a {_kinds(hint)[0].__name__}")
+    low, high = metadata.get("minimum"), metadata.get("maximum")
+    if low is None:
+        return word
+    return f"{word} of at least {low}" if high is None else f"{word} from {low} to {high}"
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    return get_args(hint) if get_origin(hint) is Literal else ()
+
+
+def _kinds(hint: Any) -> tuple[type, ...]:
+    """The types a value may have, None aside."""
+    return tuple(kind for kind in get_args(hint) or (hint,) if kind is not NoneType)

@@ -1,0 +1,334 @@
+"""Recipe: how a model is executed, from its dtype to the limits of a batch.
+
+Small parts that hold each other, each checked when it is made; nothing is changed in place. What is
+left to "auto" is filled in by `with_auto` once model and device are known, and the choice is a new
+recipe. It is saved beside a checkpoint as `recipe.json`; the ladder is a sequence of edits to it.
+
+    recipe = Recipe(kv=KV(dtype="fp8"), limits=Limits(max_context=8192))
+    recipe = edited(recipe, "kv.page_size", 128)
+    recipe.save(Path("out")); Recipe.load(Path("out")) == recipe
+
+A field's metadata holds what the command line shows: `help`, and `flag` where the flag is not the
+field's own name. Quantization schemes are names here; what one means, quantization says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from ridgeline.errors import ContextLengthError, UsageError
+from ridgeline.formats.dtypes import dtype_name
+from ridgeline.formats.fields import about, check_fields, config_from, dotted_fields, flag_of
+from ridgeline.formats.files import atomic_write, reject_unknown_keys
+from ridgeline.kernels.pages import PAGE_SIZES
+from ridgeline.models import ModelConfig
+
+FILE_NAME = "recipe.json"
+VERSION = 1  # of the file's schema; raised when a field changes its meaning
+
+Dtype = Literal["auto", "bf16", "fp16", "fp32"]
+KVDtype = Literal["auto", "bf16", "fp16", "fp32", "fp8", "int8"]
+Kernels = Literal["auto", "fused", "reference"]
+SpeculationMethod = Literal["none", "prompt-lookup", "draft"]
+
+
+@dataclass(frozen=True)
+class KV:
+    """The cache of keys and values."""
+
+    dtype: KVDtype = field(
+        default="auto",
+        metadata=about(
+            "element type of cached keys and values; fp8 and int8 come with a scale for each token "
+            "and head (auto: the model's)",
+            flag="kv-dtype",
+        ),
+    )
+    page_size: int = field(
+        default=64, metadata=about("tokens in a page of the KV cache", minimum=1)
+    )
+    prefix_cache: bool = field(
+        default=True,
+        metadata=about("keep the pages of finished requests for others that begin alike"),
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.page_size not in PAGE_SIZES:
+            near = min(PAGE_SIZES, key=lambda size: abs(size - self.page_size))
+            sizes = ", ".join(map(str, PAGE_SIZES))
+            raise UsageError(f"page_size is {self.page_size}; allowed are {sizes}; try {near}")
+
+
+class FilledLimits(NamedTuple):
+    """`Limits` with nothing left open."""
+
+    max_context: int
+    max_batch: int
+    token_budget: int
+    max_graph_batch: int
+    memory_share: float
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is taken on at once."""
+
+    max_context: int | None = field(
+        default=None,
+        metadata=about(
+            "tokens of one request, prompt and output together (default: the model's)", minimum=1
+        ),
+    )
+    max_batch: int | None = field(
+        default=None,
+        metadata=about(
+            "requests that run at once (default: 512 on a GPU, 128 on a CPU)", minimum=1
+        ),
+    )
+    token_budget: int | None = field(
+        default=None,
+        metadata=about(
+            "tokens computed in one step, prompts and running requests together "
+            "(default: 8192 on a GPU, 512 on a CPU)",
+            minimum=1,
+        ),
+    )
+    max_graph_batch: int = field(
+        default=512,
+        metadata=about(
+            "tokens of the largest step that runs as a captured graph", minimum=1, maximum=512
+        ),
+    )
+    memory_share: float | None = field(
+        default=None,
+        metadata=about(
+            "share of the free memory that may be used (default: 0.9 on a GPU, 0.5 on a CPU)",
+            minimum=0.01,
+            maximum=1.0,
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.max_batch and self.token_budget and self.token_budget < self.max_batch:
+            raise UsageError(
+                f"token_budget is {self.token_budget} and max_batch {self.max_batch}; each running "
+                f"request needs a token in every step; give a token_budget of at least "
+                f"{self.max_batch}, or a smaller max_batch"
+            )
+
+    def filled(self) -> FilledLimits:
+        """The limits as numbers, once `with_auto` has chosen those that were left open."""
+        values = {name: getattr(self, name) for name in FilledLimits._fields}
+        assert None not in values.values(), f"with_auto comes first: {values}"
+        return FilledLimits(**values)
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Guessing tokens ahead, to verify several in one pass."""
+
+    method: SpeculationMethod = field(
+        default="none",
+        metadata=about(
+            "who guesses tokens ahead: nobody, a lookup in the text so far, or a draft model",
+            flag="speculation",
+        ),
+    )
+    max_draft_tokens: int = field(
+        default=5,
+        metadata=about(
+            "tokens guessed ahead at most; each step uses as many as pay off", minimum=1, maximum=32
+        ),
+    )
+    max_ngram: int = field(
+        default=4,
+        metadata=about(
+            "prompt lookup: longest run of last tokens to find again, in tokens", minimum=1
+        ),
+    )
+    min_ngram: int = field(
+        default=2,
+        metadata=about(
+            "prompt lookup: shortest run of last tokens to find again, in tokens", minimum=1
+        ),
+    )
+    draft_model: str | None = field(
+        default=None,
+        metadata=about("draft: the small model that guesses (folder, hub name or GGUF file)"),
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.min_ngram > self.max_ngram:
+            raise UsageError(
+                f"min_ngram is {self.min_ngram} and max_ngram {self.max_ngram}; "
+                "give a min_ngram that is not above max_ngram"
+            )
+        if self.method == "draft" and not self.draft_model:
+            raise UsageError("speculation is draft and there is no draft_model; name one")
+        if self.method != "draft" and self.draft_model is not None:
+            raise UsageError(
+                f"draft_model is {self.draft_model!r} and speculation {self.method}; "
+                "use speculation draft, or leave draft_model out"
+            )
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Over how many devices the model is spread."""
+
+    tensor: int = field(
+        default=1,
+        metadata=about(
+            "devices that share every matrix", flag="tensor-parallel", minimum=1, maximum=1024
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is executed."""
+
+    dtype: Dtype = field(
+        default="auto",
+        metadata=about("element type of weights that are not quantized, and of the work"),
+    )
+    kernels: Kernels = field(
+        default="auto",
+        metadata=about("fused kernels, or the plain reference of each op (auto: fused on a GPU)"),
+    )
+    graphs: bool | None = field(
+        default=None, metadata=about("replay small steps as captured graphs (default: on a GPU)")
+    )
+    scheme: str | None = field(
+        default=None, metadata=about("quantization scheme of the weights, as int4-g128 or fp8")
+    )
+    deterministic: bool = field(
+        default=False, metadata=about("same tokens bit for bit whatever shares the batch; slower")
+    )
+    overlap: bool = field(
+        default=True,
+        metadata=about("launch the next step before the last one's tokens reach the host"),
+    )
+    kv: KV = field(default_factory=KV)
+    limits: Limits = field(default_factory=Limits)
+    speculation: Speculation = field(default_factory=Speculation)
+    parallel: Parallel = field(default_factory=Parallel)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.scheme is not None and not re.fullmatch(r"[a-z0-9]+([-_.][a-z0-9]+)*", self.scheme):
+            raise UsageError(
+                f"scheme is {self.scheme!r}; a name has small letters and digits with dashes "
+                "between them; try int4-g128, int8 or fp8"
+            )
+
+    def save(self, folder: Path) -> Path:
+        """Write `recipe.json` into a folder, whole or not at all, and return its path."""
+        path = Path(folder) / FILE_NAME
+        with atomic_write(path) as file:
+            json.dump({"version": VERSION} | asdict(self), file, indent=2)
+            file.write("\n")
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> Recipe:
+        """From a `recipe.json`, or from the folder it lies in."""
+        path = Path(path)
+        path = path / FILE_NAME if path.is_dir() else path
+        return recipe_from(_read_object(path), str(path))
+
+
+def recipe_from(document: Mapping[str, Any], origin: str = FILE_NAME) -> Recipe:
+    """A recipe from the fields of its file. Fields left out keep their defaults."""
+    values = dict(document)
+    version = values.pop("version", None)
+    if version != VERSION:
+        raise UsageError(
+            f"{origin} is a recipe of version {version!r}; this Ridgeline reads version {VERSION}; "
+            "write it again with the Ridgeline that is installed"
+        )
+    recipe: Recipe = config_from(Recipe, values, origin)
+    return recipe
+
+
+def edited(recipe: Recipe, name: str, value: Any) -> Recipe:
+    """The recipe with one field changed, named as `scheme` or `kv.dtype`."""
+    reject_unknown_keys([name], field_table(), "a recipe")
+    part, _, own = name.rpartition(".")
+    if not part:
+        return replace(recipe, **{name: value})
+    return replace(recipe, **{part: replace(getattr(recipe, part), **{own: value})})
+
+
+def flag(name: str) -> str:
+    """The flag of a field: `--kv-dtype` for `kv.dtype`."""
+    return "--" + flag_of(field_table()[name])
+
+
+@cache
+def field_table() -> dict[str, Any]:
+    """Every field that can be edited, by its dotted name: `dtype`, …, `parallel.tensor`."""
+    return dict(dotted_fields(Recipe))
+
+
+def with_auto(recipe: Recipe, config: ModelConfig, dtype: torch.dtype, device: str) -> Recipe:
+    """The recipe with nothing left to "auto", for this model in this dtype on this device."""
+    on_gpu = device != "cpu"
+    if not on_gpu and (recipe.graphs or recipe.kernels == "fused"):
+        what = "graphs are on" if recipe.graphs else "kernels is fused"
+        raise UsageError(f"{what}, which needs a GPU, and the device is a CPU; leave it out")
+    model_dtype: Any = dtype_name(dtype) if recipe.dtype == "auto" else recipe.dtype
+    kernels: Kernels = "fused" if on_gpu else "reference"
+    return replace(
+        recipe,
+        dtype=model_dtype,
+        kernels=kernels if recipe.kernels == "auto" else recipe.kernels,
+        graphs=on_gpu if recipe.graphs is None else recipe.graphs,
+        kv=replace(recipe.kv, dtype=model_dtype) if recipe.kv.dtype == "auto" else recipe.kv,
+        limits=_filled_limits(recipe.limits, config.max_context, on_gpu),
+    )
+
+
+def _filled_limits(limits: Limits, model_context: int, on_gpu: bool) -> Limits:
+    context = limits.max_context or model_context
+    if context > model_context:
+        raise ContextLengthError(
+            f"max_context is {context}; the model reaches {model_context} tokens; "
+            f"give at most {model_context}"
+        )
+    # One of the two may be given: the other then follows it, so that each request has its token.
+    batch, budget = (512, 8192) if on_gpu else (128, 512)
+    batch = limits.max_batch or min(batch, limits.token_budget or batch)
+    return replace(
+        limits,
+        max_context=context,
+        max_batch=batch,
+        token_budget=limits.token_budget or max(budget, batch),
+        memory_share=limits.memory_share or (0.9 if on_gpu else 0.5),
+    )
+
+
+def _read_object(path: Path) -> Mapping[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read the recipe {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"{path} holds {str(document)[:60]!r}; expected an object")
+    return document

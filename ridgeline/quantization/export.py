@@ -23,13 +23,14 @@ def save_model(
     model: Transformer,
     folder: Path,
     *,
-    source: str | Path,
+    source: str | Path | Description,
     extra_files: Mapping[str, bytes | Path] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write `folder`, new or empty. `source` is what the model was loaded from."""
-    path = source if isinstance(source, Path) else resolve_model(source)
-    description = describe(open_checkpoint(path))
+    """Write `folder`, new or empty. `source` is what the model was loaded from, or the description
+    it was made from (models/shapes.py).
+    """
+    description = source if isinstance(source, Description) else _describe(source)
     save_safetensors(
         folder,
         checkpoint_tensors(model, description),
@@ -37,6 +38,11 @@ def save_model(
         max_shard_bytes=max_shard_bytes,
         extra_files=extra_files,
     )
+
+
+def _describe(source: str | Path) -> Description:
+    path = source if isinstance(source, Path) else resolve_model(source)
+    return describe(open_checkpoint(path))
 
 
 def hf_config(model: Transformer, description: Description) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.agreement import compare
-from ridgeline.kernels.op import Case, Op, outputs
+from ridgeline.kernels.op import Case, Function, Op, outputs
 from ridgeline.kernels.tolerance import check
 
 
@@ -38,9 +38,9 @@ def poisoned_memory() -> Iterator[None]:
         yield
 
 
-def check_forward(op: Op, case: Case, device: torch.device) -> None:
+def check_forward(op: Op, case: Case, device: torch.device, launch: Function | None = None) -> None:
     with poisoned_memory():
-        found = op.launch(**make_inputs(case, device))
+        found = (launch or op.launch)(**make_inputs(case, device))
     compare(found, op.reference(**make_inputs(case, device)), case)
 
 

@@ -33,11 +33,16 @@ Table = dict[str, dict[str, Times]]  # op -> key -> times
 log = logging.getLogger(__name__)
 
 
-def chosen(op: str, key: str, device: torch.device) -> dict[str, Any] | None:
-    """The fastest configuration measured for this op and key on this kind of device."""
+def chosen(
+    op: str, key: str, device: torch.device, usable: Callable[[Config], bool] = lambda config: True
+) -> dict[str, Any] | None:
+    """The fastest configuration measured for this op and key on this kind of device, of those that
+    can be used here.
+    """
     if device.type == "cpu":
         return None
-    return _best(_device_name(device.index or 0), op, key)
+    ranked = _ranked(_device_name(device.index or 0), op, key)
+    return next((config for config in ranked if usable(config)), None)
 
 
 def beaten_by(op: str, key: str, device: torch.device) -> str | None:
@@ -48,13 +53,15 @@ def beaten_by(op: str, key: str, device: torch.device) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def _best(device_name: str, op: str, key: str) -> dict[str, Any] | None:
+def _ranked(device_name: str, op: str, key: str) -> list[dict[str, Any]]:
+    """Every configuration that ran, the fastest first."""
     times = load(device_name).get(op, {}).get(key, {})
-    own = {name: seconds for name, seconds in times.items() if _is_config(name)}
-    if not own:
-        return None
-    fastest: dict[str, Any] = json.loads(min(own, key=own.__getitem__))
-    return fastest
+    own = {
+        name: seconds
+        for name, seconds in times.items()
+        if _is_config(name) and seconds != float("inf")
+    }
+    return [json.loads(name) for name in sorted(own, key=own.__getitem__)]
 
 
 @lru_cache(maxsize=4096)
@@ -121,7 +128,7 @@ def remember(device_name: str, new: Table) -> None:
     _merge(table, new)
     with atomic_write(path) as file:
         file.write(as_text(table))
-    for cached in (load, _best, _beaten_by):
+    for cached in (load, _ranked, _beaten_by):
         cached.cache_clear()
 
 

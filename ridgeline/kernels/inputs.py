@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.formats.dtypes import dtype_name
+from ridgeline.formats.scaling import LARGEST
+from ridgeline.kernels.op import Case
+from ridgeline.kernels.targets import Target
 
 
 def normal(
@@ -41,3 +44,9 @@ def label(*parts: object) -> str:
         elif part:
             texts.append(str(part))
     return " ".join(texts)
+
+
+def has_floats_of(target: Target, case: Case) -> bool:
+    """Every 8-bit float that a case's label names is the target's own: an op's `supports`."""
+    named = [dtype for dtype in LARGEST if dtype_name(dtype) in case.label.split()]
+    return all(dtype in (torch.int8, target.fp8) for dtype in named)

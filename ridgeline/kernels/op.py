@@ -58,6 +58,9 @@ class Op:
     bench_cases: Sequence[Case]
     compile_cases: Sequence[Case]  # made on the CPU, small in memory; the constants are what counts
     baselines: Mapping[str, Function] = field(default_factory=dict)  # "eager", "cublas", …
+    # Further implementations ("cuda"), checked and timed like `launch`; each raises
+    # UnsupportedError for what it does not do, or where it was not built.
+    variants: Mapping[str, Function] = field(default_factory=dict)
     differentiable: Function | None = None  # the op with its gradients, where training needs them
     search: Callable[..., Search | None] | None = None  # configurations to time for a case's inputs
     supports: Callable[[Target, Case], bool] = lambda target, case: True

@@ -9,21 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.kernels.targets import Target
-
 
 def as_rows(x: Tensor) -> Tensor:
     """Two dims, the last one contiguous; a view where the strides allow it."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()
-
-
-def roomy(target: Target) -> dict[str, int]:
-    """Options for a kernel that holds much: Blackwell's assembler gives it 64 or 72 registers and
-    spills a few bytes, unless told that it may have 128 (Triton 3.6 and 3.9).
-    """
-    is_blackwell = target.backend == "cuda" and int(target.name.removeprefix("sm_")) >= 100
-    return {"maxnreg": 128} if is_blackwell else {}
 
 
 @triton.jit
@@ -40,5 +30,11 @@ def to_codes(scaled: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
     roundings of fp32 at most, and rounding takes that back.
     """
     if dtype == tl.int8:
-        scaled = tl.floor(scaled + 0.5)  # a cast to int8 truncates
-    return scaled.to(dtype)
+        # Added to 1.5 · 2^23, a value's nearest integer is the low byte of the sum, negative ones
+        # too: cheaper than floor and a conversion. The nudge, a unit in the last place of the
+        # largest codes, makes halves go up, as formats/scaling.py has it.
+        shifted = (scaled + 2.0**-17) + 12582912.0
+        codes = shifted.to(tl.int32, bitcast=True).to(tl.int8)
+    else:
+        codes = scaled.to(dtype)
+    return codes

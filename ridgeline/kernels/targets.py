@@ -35,6 +35,18 @@ def _number(target: Target) -> int:
     return int(target.name.removeprefix("sm_"))
 
 
+def can_wait(target: Target) -> bool:
+    """Programmatic dependent launch (`gdc_wait`): NVIDIA from Hopper on."""
+    return target.backend == "cuda" and _number(target) >= 90
+
+
+def roomy(target: Target) -> dict[str, int]:
+    """Options for a kernel that holds much: Blackwell's assembler gives it 64 or 72 registers and
+    spills a few bytes, unless told that it may have 128 (Triton 3.6 and 3.9).
+    """
+    return {"maxnreg": 128} if target.backend == "cuda" and _number(target) >= 100 else {}
+
+
 E4M3 = torch.float8_e4m3fn
 # Shared memory a block can opt into: CUDA C++ Programming Guide, table of compute capabilities;
 # LDS: the CDNA 3 and CDNA 4 architecture papers. e4m3fn on gfx942 would compile silently into the

@@ -18,7 +18,7 @@ DEVICE = "Test Device 1"
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
     autotune.load.cache_clear()
-    autotune._best.cache_clear()
+    autotune._ranked.cache_clear()
     autotune._beaten_by.cache_clear()
 
 
@@ -30,12 +30,12 @@ def test_the_fastest_is_chosen_and_old_times_stay() -> None:
         return 1.0 / config["block"]
 
     autotune.tune("op", "M=1", [{"block": 16}, {"block": 32}], seconds, DEVICE)
-    assert autotune._best(DEVICE, "op", "M=1") == {"block": 32}
+    assert autotune._ranked(DEVICE, "op", "M=1")[0] == {"block": 32}
     autotune.tune("op", "M=1", [{"block": 16}, {"block": 32}, {"block": 64}], seconds, DEVICE)
     assert timed == [16, 32, 64]
-    assert autotune._best(DEVICE, "op", "M=1") == {"block": 64}
-    assert autotune._best(DEVICE, "op", "M=2") is None
-    assert autotune._best("Another", "op", "M=1") is None
+    assert autotune._ranked(DEVICE, "op", "M=1")[0] == {"block": 64}
+    assert autotune._ranked(DEVICE, "op", "M=2") == []
+    assert autotune._ranked("Another", "op", "M=1") == []
 
 
 def test_a_configuration_that_fails_is_never_chosen_nor_tried_again() -> None:
@@ -50,7 +50,7 @@ def test_a_configuration_that_fails_is_never_chosen_nor_tried_again() -> None:
     for _ in range(2):
         autotune.tune("op", "k", [{"block": 999}, {"block": 8}], seconds, DEVICE)
     assert len(tries) == 2
-    assert autotune._best(DEVICE, "op", "k") == {"block": 8}
+    assert autotune._ranked(DEVICE, "op", "k")[0] == {"block": 8}
 
 
 def test_a_peer_that_is_faster_takes_over_and_is_no_configuration() -> None:
@@ -61,7 +61,7 @@ def test_a_peer_that_is_faster_takes_over_and_is_no_configuration() -> None:
 
     autotune.tune("op", "k", [{"block": 16}, {"block": 8}, "cublas"], seconds, DEVICE)
     assert autotune._beaten_by(DEVICE, "op", "k") == "cublas"
-    assert autotune._best(DEVICE, "op", "k") == {"block": 8}
+    assert autotune._ranked(DEVICE, "op", "k")[0] == {"block": 8}
     autotune.tune("op", "k", [{"block": 4}], lambda config: 0.5, DEVICE)
     assert autotune._beaten_by(DEVICE, "op", "k") is None
     assert autotune._beaten_by(DEVICE, "op", "other") is None
@@ -73,7 +73,7 @@ def test_a_broken_file_is_measured_anew() -> None:
     path.write_text("[1, 2")
     assert autotune.load(DEVICE) == {}
     autotune.tune("op", "k", [{"block": 8}], lambda config: 1.0, DEVICE)
-    assert autotune._best(DEVICE, "op", "k") == {"block": 8}
+    assert autotune._ranked(DEVICE, "op", "k")[0] == {"block": 8}
 
 
 def test_the_file_names_device_and_compiler() -> None:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ridgeline.formats.dtypes import dtype_name
-from ridgeline.formats.scaling import LARGEST, quantize_rows
+from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.gated_activation import Activation, plain_gated_activation, reference
-from ridgeline.kernels.inputs import label, normal, strided_rows
-from ridgeline.kernels.op import Case, Inputs, Op
-from ridgeline.kernels.targets import Target
+from ridgeline.kernels.gated_activation.tune_space import Config, search_space, tune_key
+from ridgeline.kernels.inputs import has_floats_of, label, normal, strided_rows
+from ridgeline.kernels.launch import target_of
+from ridgeline.kernels.op import Case, Inputs, Op, Search
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 INT8, FP8, FNUZ = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
@@ -27,8 +27,13 @@ def launch(**inputs: Any) -> Any:
     return triton.gated_activation(**inputs)
 
 
+def define(config: Config | None = None, **inputs: Any) -> Any:
+    """The reference, which no way of cutting the work may change."""
+    return reference.gated_activation(**inputs)
+
+
 def cost(
-    gate_up_T2F: Tensor, activation: Activation, quantized: torch.dtype | None = None
+    gate_up_T2F: Tensor, activation: Activation, quantized: torch.dtype | None = None, **_: Any
 ) -> OpCost:
     rows, num_out = gate_up_T2F.numel() // gate_up_T2F.shape[-1], gate_up_T2F.numel() // 2
     written = num_out + 4 * rows if quantized is not None else gate_up_T2F.nbytes // 2
@@ -41,6 +46,7 @@ def make(
     activation: str,
     quantized: torch.dtype | None,
     gap: int,
+    config: Config | None,
     device: torch.device,
     generator: torch.Generator,
 ) -> Inputs:
@@ -49,7 +55,11 @@ def make(
         "gate_up_T2F": strided_rows(x, gap) if gap else x,
         "activation": activation,
     }
-    return inputs if quantized is None else {**inputs, "quantized": quantized}
+    if quantized is not None:
+        inputs["quantized"] = quantized
+    if config is not None:
+        inputs["config"] = config
+    return inputs
 
 
 def case(
@@ -58,6 +68,7 @@ def case(
     activation: str = "silu",
     quantized: torch.dtype | None = None,
     gap: int = 0,
+    config: Config | None = None,
 ) -> Case:
     """`shape` is the output's; `gap` is between the input's rows."""
     has_gradients = quantized is None and shape[0] < 10_000
@@ -68,8 +79,9 @@ def case(
             activation,
             quantized and f"to {label(quantized)}",
             gap and ("strided" if gap < 1000 else "far"),
+            config and f"{config.width} wide, stages {config.num_stages}",
         ),
-        partial(make, shape, dtype, activation, quantized, gap),
+        partial(make, shape, dtype, activation, quantized, gap, config),
         dtype,
         reduction=4,  # no sum, but an exponential, a quotient and two products round one by one
         gradients=("gate_up_T2F",) if has_gradients else (),
@@ -90,10 +102,18 @@ def eager(gate_up_T2F: Tensor, activation: Activation, quantized: torch.dtype | 
     return out if quantized is None else quantize_rows(out, quantized)
 
 
-def supports(target: Target, case: Case) -> bool:
-    """Every 8-bit float a case's label names must be the target's own."""
-    named = [dtype for dtype in LARGEST if dtype_name(dtype) in case.label.split()]
-    return all(dtype in (INT8, target.fp8) for dtype in named)
+def search(
+    gate_up_T2F: Tensor, activation: Activation, quantized: torch.dtype | None = None, **_: Any
+) -> Search | None:
+    """Ways to make codes; the plain forms have no choice worth timing."""
+    rows, columns = gate_up_T2F.numel() // gate_up_T2F.shape[-1], gate_up_T2F.shape[-1] // 2
+    if quantized is None:
+        return None
+    key = tune_key(rows, columns, gate_up_T2F.dtype, activation, quantized)
+    if key is None:
+        return None
+    ways = search_space(columns, gate_up_T2F.element_size(), target_of(gate_up_T2F))
+    return Search("gated_activation", key, ways)
 
 
 SMALL = [
@@ -111,8 +131,10 @@ SMALL = [
 ] + [
     case((70, 2000), FP32, "silu"),
     case((70, 2000), BF16, "silu", INT8),  # a program walks several tiles
-    case((20, 3000), FP32, "silu", FP8),  # rows in two pieces
-    case((20, 7000), BF16, "gelu", INT8),  # and in three
+    case((20, 3000), FP32, "silu", FP8),  # rows in three pieces
+    case((20, 7000), BF16, "gelu", INT8),  # and in seven
+    case((5, 512), BF16, "silu", INT8, config=Config(1, 128, 4, 3, 1)),  # a walk of even pieces
+    case((5, 300), BF16, "gelu", FP8, config=Config(2, 128, 4, 1)),
     case((2, 33000), BF16, "silu", INT8),  # a row longer than is held
 ]
 LARGE = [
@@ -130,6 +152,8 @@ LARGE = [
     case((80_000, 14336)),
     case((3, 14336), gap=1 << 30),
     case((3, 14336), quantized=INT8, gap=1 << 30),
+    case((3001, 14336), quantized=INT8, config=Config(1, 4096, 16, 2, 2)),
+    case((3001, 14336), quantized=INT8, config=Config(1, 2048, 16, 1)),
 ]
 BENCH = [
     case(shape, BF16, "silu", quantized)
@@ -144,7 +168,7 @@ BENCH = [
 OP = Op(
     name="gated_activation",
     summary="SwiGLU and GeGLU, with 8-bit codes after them",
-    reference=reference.gated_activation,
+    reference=define,
     launch=launch,
     cost=cost,
     small_cases=SMALL,
@@ -169,5 +193,6 @@ OP = Op(
     ],
     baselines={"eager": eager},
     differentiable=differentiable,
-    supports=supports,
+    search=search,
+    supports=has_floats_of,
 )

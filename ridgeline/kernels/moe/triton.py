@@ -25,8 +25,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.gated_activation.activations import gate_share
 from ridgeline.kernels.gated_activation.reference import Activation
-from ridgeline.kernels.gated_activation.triton import gate_share
 from ridgeline.kernels.launch import launch, target_of
 from ridgeline.kernels.targets import Target
 

@@ -11,9 +11,11 @@ from torch.nn import functional
 
 from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
-from ridgeline.kernels.inputs import label, normal, strided_rows
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.inputs import has_floats_of, label, normal, strided_rows
+from ridgeline.kernels.launch import target_of
+from ridgeline.kernels.op import Case, Inputs, Op, Search
 from ridgeline.kernels.rms_norm import plain_rms_norm, reference
+from ridgeline.kernels.rms_norm.tune_space import Config, search_space, tune_key
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
@@ -24,6 +26,11 @@ def launch(**inputs: Any) -> Any:
     from ridgeline.kernels.rms_norm import triton
 
     return triton.rms_norm(**inputs)
+
+
+def define(config: Config | None = None, **inputs: Any) -> Any:
+    """The reference, which no way of cutting the work may change."""
+    return reference.rms_norm(**inputs)
 
 
 def cost(
@@ -45,6 +52,7 @@ def make(
     residual: bool,
     quantized: torch.dtype | None,
     gap: int,
+    config: Config | None,
     device: torch.device,
     generator: torch.Generator,
 ) -> Inputs:
@@ -61,6 +69,8 @@ def make(
         inputs["residual_TD"] = view(normal(shape, dtype, device, generator, scale=3.0))
     if quantized is not None:
         inputs["quantized"] = quantized
+    if config is not None:
+        inputs["config"] = config
     return inputs
 
 
@@ -70,9 +80,10 @@ def case(
     residual: bool = False,
     quantized: torch.dtype | None = None,
     gap: int = 0,
+    config: Config | None = None,
 ) -> Case:
     # A row of one element has gradient zero, and rounding is all there is to compare.
-    has_gradients = not residual and quantized is None and shape[-1] > 1
+    has_gradients = not residual and quantized is None and config is None and shape[-1] > 1
     return Case(
         label(
             shape,
@@ -80,8 +91,9 @@ def case(
             residual and "residual",
             quantized and f"to {label(quantized)}",
             gap and ("strided" if gap < FAR else "far"),
+            config and f"stages {config.num_stages}",
         ),
-        partial(make, shape, dtype, residual, quantized, gap),
+        partial(make, shape, dtype, residual, quantized, gap, config),
         dtype,
         shape[-1],
         gradients=("x_TD", "weight_D") if has_gradients else (),
@@ -108,6 +120,24 @@ def eager(
     return results if residual_TD is None else (*results, x_TD)
 
 
+def search(
+    x_TD: Tensor,
+    residual_TD: Tensor | None = None,
+    quantized: torch.dtype | None = None,
+    **_: Any,
+) -> Search | None:
+    rows, columns = x_TD.numel() // x_TD.shape[-1], x_TD.shape[-1]
+    has_residual = residual_TD is not None
+    key = tune_key(rows, columns, x_TD.dtype, has_residual, quantized)
+    if key is None:
+        return None
+    ways = search_space(columns, 1 + has_residual, target_of(x_TD))
+    return Search("rms_norm", key, ways)
+
+
+WALKING = Config(1, 8, num_stages=3, per_unit=4, hint="both")
+PAIRS = Config(2, 16, num_stages=2, per_unit=2, hint="loads")
+
 SMALL = [
     case(shape, dtype, residual, quantized, gap)
     for shape in [(1, 1), (3, 63), (5, 1000), (2, 3, 128)]
@@ -118,6 +148,9 @@ SMALL = [
         (False, INT8, GAP),
         (True, FP8, 0),
     ]
+] + [
+    case((9, 200), BF16, True, INT8, GAP, WALKING),  # more tiles than programs: some walk
+    case((37, 64), FP16, config=PAIRS),
 ]
 LARGE = [
     case(shape, dtype, residual, quantized, gap)
@@ -129,23 +162,42 @@ LARGE = [
         (True, INT8, GAP),
         (False, FP8, 0),
     ]
-] + [case((3, 8192), residual=True, gap=FAR), case((3, 8192), quantized=INT8, gap=FAR)]
+] + [
+    case((3, 8192), residual=True, gap=FAR),
+    case((3, 8192), quantized=INT8, gap=FAR),
+    case((5000, 4096), config=WALKING),
+    case((5001, 4000), BF16, True, INT8, GAP, WALKING),
+    case((5001, 4096), BF16, True, FP8, config=PAIRS),
+]
 BENCH = [
     case(shape, BF16, residual, quantized)
     for shape in [(8192, 4096), (8192, 8192)]
-    for residual, quantized in [(False, None), (True, None), (True, FP8), (True, INT8)]
+    for residual, quantized in [
+        (False, None),
+        (True, None),
+        (False, FP8),
+        (True, FP8),
+        (True, INT8),
+    ]
 ]
 
 OP = Op(
     name="rms_norm",
     summary="RMSNorm, with the residual's sum before it and 8-bit codes after it",
-    reference=reference.rms_norm,
+    reference=define,
     launch=launch,
     cost=cost,
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,
-    compile_cases=[case((4, 4096), BF16, r, q) for r in (False, True) for q in (None, INT8, FP8)],
+    compile_cases=[
+        case((4, 4096), BF16, residual, quantized, config=config)
+        for config in (None, WALKING)
+        for residual in (False, True)
+        for quantized in (None, INT8, FP8)
+    ],
     baselines={"eager": eager},
     differentiable=differentiable,
+    search=search,
+    supports=has_floats_of,
 )

@@ -2,7 +2,8 @@
 
 Rows are contiguous in their last dim; the rows' own stride is free. A program holds whole rows in
 registers (several short ones, or one of up to 65,536), so that x is read once whatever is asked
-for: the sum with the residual, the norm, its 8-bit codes.
+for: the sum with the residual, the norm, its 8-bit codes. tune_space.py says how rows are shared
+out.
 """
 
 from __future__ import annotations
@@ -15,10 +16,72 @@ from torch import Tensor
 from ridgeline.errors import UnsupportedError
 from ridgeline.formats.scaling import LARGEST, SMALLEST_AMAX
 from ridgeline.kernels.launch import launch, target_of
+from ridgeline.kernels.rms_norm.tune_space import Config, block_of, choose, num_warps, tune_key
 from ridgeline.kernels.rows import as_rows, row_scale, to_codes
+from ridgeline.kernels.targets import can_wait
 
 MAX_COLUMNS = 65536
-TILE = 4096  # elements a program holds: short rows share a program up to this
+
+
+@triton.jit
+def norm_tile(
+    tile,
+    gain,
+    x_ptr,
+    residual_ptr,
+    out_ptr,
+    hidden_ptr,
+    scale_ptr,
+    x_stride,
+    residual_stride,
+    num_rows,
+    num_columns,
+    eps,
+    HAS_RESIDUAL: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SMALLEST_AMAX: tl.constexpr,
+    EVEN: tl.constexpr,
+    HINT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """ROWS rows from one end to the other. EVEN: no edge to mask."""
+    READ: tl.constexpr = "" if HINT == "" else "evict_first"
+    WRITE: tl.constexpr = "evict_first" if HINT == "both" else ""
+    rows = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)  # int64: offsets pass 2^31
+    columns = tl.arange(0, BLOCK)
+    keep = None if EVEN else (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    other = None if EVEN else 0.0
+    # Without the hint, 8-bit outputs make the compiler give each thread 16 neighbours, and each
+    # 16-byte load then uses half of the 32-byte sectors it touches.
+    columns_8 = tl.max_contiguous(columns[None, :], [1, 8])
+    x_ptrs = x_ptr + rows[:, None] * x_stride + columns_8
+    x = tl.load(x_ptrs, mask=keep, other=other, eviction_policy=READ)
+    h = x.to(tl.float32)  # [ROWS, BLOCK]
+    place = rows[:, None] * num_columns + columns_8
+    if HAS_RESIDUAL:
+        residual_ptrs = residual_ptr + rows[:, None] * residual_stride + columns_8
+        residual = tl.load(residual_ptrs, mask=keep, other=other, eviction_policy=READ)
+        h += residual.to(tl.float32)
+        rounded = h.to(hidden_ptr.dtype.element_ty)  # what later layers see is what is normed here
+        tl.store(hidden_ptr + place, rounded, mask=keep, eviction_policy=WRITE)
+        h = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(h * h, axis=1) / num_columns + eps)
+    out = h * scale[:, None] * gain[None, :]
+    if QUANTIZED:
+        scales = row_scale(tl.max(tl.abs(out), axis=1), LARGEST, SMALLEST_AMAX)
+        tl.store(scale_ptr + rows, scales, mask=rows < num_rows)
+        out *= (1.0 / scales)[:, None]  # one division a row
+        tl.store(
+            out_ptr + place,
+            to_codes(out, out_ptr.dtype.element_ty),
+            mask=keep,
+            eviction_policy=WRITE,
+        )
+    else:
+        rounded = out.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + place, rounded, mask=keep, eviction_policy=WRITE)
 
 
 @triton.jit
@@ -39,35 +102,38 @@ def rms_norm_kernel(
     QUANTIZED: tl.constexpr,
     LARGEST: tl.constexpr,
     SMALLEST_AMAX: tl.constexpr,
+    EVEN: tl.constexpr,
+    HINT: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # int64: offsets pass 2^31
+    """One tile a program, or with STAGES > 1 every num_programs-th, the next ones on their way."""
     columns = tl.arange(0, BLOCK)
-    in_row = columns < num_columns
-    keep = (rows < num_rows)[:, None] & in_row[None, :]
-    # Without the hint, 8-bit outputs make the compiler give each thread 16 neighbours, and each
-    # 16-byte load then uses half of the 32-byte sectors it touches.
-    columns_8 = tl.max_contiguous(columns[None, :], [1, 8])
-    x = tl.load(x_ptr + rows[:, None] * x_stride + columns_8, mask=keep, other=0.0)
-    h = x.to(tl.float32)  # [ROWS, BLOCK]
-    place = rows[:, None] * num_columns + columns_8
-    if HAS_RESIDUAL:
-        residual = residual_ptr + rows[:, None] * residual_stride + columns_8
-        h += tl.load(residual, mask=keep, other=0.0).to(tl.float32)
-        rounded = h.to(hidden_ptr.dtype.element_ty)  # what later layers see is what is normed here
-        tl.store(hidden_ptr + place, rounded, mask=keep)
-        h = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(h * h, axis=1) / num_columns + eps)
-    gain = tl.load(weight_ptr + columns, mask=in_row, other=0.0).to(tl.float32) + offset
-    out = h * scale[:, None] * gain[None, :]
-    if QUANTIZED:
-        scales = row_scale(tl.max(tl.abs(out), axis=1), LARGEST, SMALLEST_AMAX)
-        tl.store(scale_ptr + rows, scales, mask=rows < num_rows)
-        codes = to_codes(out / scales[:, None], out_ptr.dtype.element_ty)
-        tl.store(out_ptr + place, codes, mask=keep)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()  # before any load: an optimizer may just have written the weight
+    # The weight comes before the rows: after their sum its way would be waited for once more.
+    if EVEN:
+        weight = tl.load(weight_ptr + columns)
     else:
-        tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=keep)
+        weight = tl.load(weight_ptr + columns, mask=columns < num_columns, other=0.0)
+    gain = weight.to(tl.float32) + offset  # fp32: bf16 would round 1 + weight to eight bits
+    if STAGES == 1:
+        norm_tile(
+            tl.program_id(0), gain, x_ptr, residual_ptr, out_ptr, hidden_ptr, scale_ptr,
+            x_stride, residual_stride, num_rows, num_columns, eps,
+            HAS_RESIDUAL, QUANTIZED, LARGEST, SMALLEST_AMAX, EVEN, HINT, ROWS, BLOCK,
+        )  # fmt: skip
+    else:
+        num_tiles = tl.cdiv(num_rows, ROWS)
+        for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), num_stages=STAGES):
+            norm_tile(
+                tile, gain, x_ptr, residual_ptr, out_ptr, hidden_ptr, scale_ptr,
+                x_stride, residual_stride, num_rows, num_columns, eps,
+                HAS_RESIDUAL, QUANTIZED, LARGEST, SMALLEST_AMAX, EVEN, HINT, ROWS, BLOCK,
+            )  # fmt: skip
 
 
 def rms_norm(
@@ -77,6 +143,7 @@ def rms_norm(
     offset: float = 0.0,
     residual_TD: Tensor | None = None,
     quantized: torch.dtype | None = None,
+    config: Config | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """The launcher; arguments and results are reference.py's."""
     rows_TD, shape = as_rows(x_TD), x_TD.shape
@@ -89,12 +156,16 @@ def rms_norm(
     if residual_TD is not None:
         rows_residual = as_rows(residual_TD)
         hidden = torch.empty(shape, dtype=x_TD.dtype, device=x_TD.device)
+    target = target_of(x_TD)
+    if config is None:
+        key = tune_key(num_rows, num_columns, x_TD.dtype, residual_TD is not None, quantized)
+        config = choose(key, num_columns, x_TD.device, target)
+    num_tiles = triton.cdiv(num_rows, config.rows)
+    waits = can_wait(target)
     if num_rows:
-        block = triton.next_power_of_2(num_columns)
-        rows = max(1, min(TILE // block, 16))
         launch(
             rms_norm_kernel,
-            (triton.cdiv(num_rows, rows),),
+            (min(num_tiles, config.per_unit * target.num_units or num_tiles),),
             (
                 rows_TD,
                 rows_residual if rows_residual is not None else rows_TD,
@@ -113,9 +184,14 @@ def rms_norm(
             QUANTIZED=quantized is not None,
             LARGEST=LARGEST[quantized] if quantized is not None else 1.0,
             SMALLEST_AMAX=SMALLEST_AMAX,
-            ROWS=rows,
-            BLOCK=block,
-            num_warps=_num_warps(rows * block, target_of(x_TD).warp_size),
+            EVEN=num_columns == block_of(num_columns) and num_rows % config.rows == 0,
+            HINT=config.hint,
+            ROWS=config.rows,
+            BLOCK=block_of(num_columns),
+            STAGES=config.num_stages,
+            PDL=waits,
+            num_warps=config.num_warps,
+            options={"launch_pdl": True} if waits else None,
         )
     results = [out] if scale_T is None else [out, scale_T]
     if hidden is not None:
@@ -167,13 +243,13 @@ def rms_norm_backward(
     target = target_of(x_TD)
     num_programs = max(1, min(num_rows, 2 * target.num_units))
     partial = torch.empty(num_programs, num_columns, dtype=torch.float32, device=x_TD.device)
-    block = triton.next_power_of_2(num_columns)
+    block = block_of(num_columns)
     launch(
         rms_norm_backward_kernel,
         (num_programs,),
         (rows_TD, weight_D, grad_rows, grad_x, partial, num_rows, num_columns, eps, offset),
         BLOCK=block,
-        num_warps=_num_warps(block, target.warp_size),
+        num_warps=num_warps(block, target),
     )
     return grad_x.view(x_TD.shape), partial.sum(0).to(weight_D.dtype)
 
@@ -181,8 +257,3 @@ def rms_norm_backward(
 def _check(num_columns: int) -> None:
     if num_columns > MAX_COLUMNS:
         raise UnsupportedError(f"rows of {num_columns} are longer than {MAX_COLUMNS}")
-
-
-def _num_warps(num_elements: int, warp_size: int) -> int:
-    """Sixteen elements a thread: within 1% of the best of 8, 16 and 32 on an H200 (2026-11-15)."""
-    return max(1, min(16, triton.next_power_of_2(num_elements) // (16 * warp_size)))

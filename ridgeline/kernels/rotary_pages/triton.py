@@ -18,7 +18,8 @@ from ridgeline.formats.scaling import LARGEST, SMALLEST_AMAX
 from ridgeline.kernels.launch import launch, target_of
 from ridgeline.kernels.pages import check_page_size, holds_codes
 from ridgeline.kernels.rotary.triton import load_angles, num_warps, turn, width_of_rest
-from ridgeline.kernels.rows import roomy, row_scale, to_codes
+from ridgeline.kernels.rows import row_scale, to_codes
+from ridgeline.kernels.targets import roomy
 
 TILE = 4096  # numbers of one program. A heuristic until measured
 MAX_HEADS = 8  # of one program

@@ -19,7 +19,7 @@ from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import launch
 from ridgeline.kernels.rows import as_rows
 from ridgeline.kernels.skinny_linear.tune_space import Config
-from ridgeline.kernels.targets import Target
+from ridgeline.kernels.targets import Target, can_wait
 
 MAX_TILES = 65536  # counters kept for split depths, one a tile
 
@@ -134,11 +134,6 @@ def split_workspace(config: Config, num_tiles: int, splits: int, out: Tensor) ->
     tile = config.block_m * (2 * config.block_o + 1)
     partial = torch.empty(num_tiles * splits * tile, dtype=torch.float32, device=out.device)
     return partial, split_counters(out.device)
-
-
-def can_wait(target: Target) -> bool:
-    """Programmatic dependent launch: NVIDIA from Hopper on."""
-    return target.backend == "cuda" and int(target.name.removeprefix("sm_")) >= 90
 
 
 @lru_cache

@@ -16,6 +16,7 @@ NAMES = (
     "prefill_attention",
     "skinny_linear",
     "quantized_linear",
+    "dequantize",
     "sampling",
     "vector_add",
     "softmax",

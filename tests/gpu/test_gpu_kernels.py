@@ -6,6 +6,7 @@ import pytest
 import torch
 from kernel_checks import check_forward, check_gradients
 
+from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, Op
 from ridgeline.kernels.registry import all_ops
@@ -24,6 +25,24 @@ def test_forward(op: Op, case: Case) -> None:
     if not op.supports(target_of(torch.empty(0, device=CUDA)), case):
         pytest.skip("not supported on this GPU")
     check_forward(op, case, CUDA)
+
+
+VARIANTS = [
+    pytest.param(op, name, case, id=f"{op.name} {name} {case.label}")
+    for op in all_ops()
+    for name in op.variants
+    for case in op.cases
+]
+
+
+@pytest.mark.parametrize(("op", "name", "case"), VARIANTS)
+def test_variant(op: Op, name: str, case: Case) -> None:
+    if not op.supports(target_of(torch.empty(0, device=CUDA)), case):
+        pytest.skip("not supported on this GPU")
+    try:
+        check_forward(op, case, CUDA, op.variants[name])
+    except UnsupportedError as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize(("op", "case"), WITH_GRADIENTS)

@@ -1,23 +1,31 @@
 """Products with quantized weights for few rows (1 to 64): 4-bit groups and 8-bit channels with
 16-bit x, int8 with int8, fp8 with fp8.
 
-`quantized_linear` runs where its tensors are: the reference on a CPU, the kernels on a GPU; fp8
-with more rows goes to `torch._scaled_mm`. reference.py lists the forms of weights and scales,
-formats/packing.py says how 4-bit codes lie.
+`quantized_linear` runs where its tensors are: the reference on a CPU, the kernels on a GPU (in
+Triton or, once built and where measured to be faster, in CUDA C++). With more rows fp8 goes to
+`torch._scaled_mm`, and packed weights back to 16 bits and to cuBLAS (many_rows.py). reference.py
+lists the forms of weights and scales, formats/packing.py says how 4-bit codes lie.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.extension import library
 from ridgeline.kernels.gated_activation.reference import Activation, gated_activation
 from ridgeline.kernels.op import outputs
 from ridgeline.kernels.quantized_linear import reference
+from ridgeline.kernels.quantized_linear.many_rows import packed_linear
 from ridgeline.kernels.quantized_linear.reference import default_out
-from ridgeline.kernels.quantized_linear.tune_space import search_space
+from ridgeline.kernels.quantized_linear.tune_space import choice_key, search_space
+from ridgeline.kernels.skinny_linear.dispatch import best, run
+from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS, Config
+from ridgeline.kernels.skinny_linear.ways import Way
 
-__all__ = ["quantized_linear", "scaled_mm", "search_space"]
+__all__ = ["launched", "quantized_linear", "scaled_mm", "search_space"]
 
 SCALED_MM_ROWS = 128  # below, torch._scaled_mm's floor of 75 µs loses (H200, 2026-11-15)
 
@@ -45,11 +53,57 @@ def quantized_linear(
         if activation is not None:
             (y,) = outputs(gated_activation(y, activation))
         return y if residual_MO is None else y + residual_MO
+    if weight.dtype == torch.int32 and x_MD.numel() // x_MD.shape[-1] > MAX_ROWS:
+        return packed_linear(x_MD, weight, weight_scale, zero_GO, *around)
     if torch.compiler.is_compiling():
         return traced(x_MD, weight, weight_scale, zero_GO, x_scale, *around)
-    from ridgeline.kernels.quantized_linear import triton
+    return launched(x_MD, weight, weight_scale, zero_GO, x_scale, *around)
 
-    return triton.quantized_linear(x_MD, weight, weight_scale, zero_GO, x_scale, *around)
+
+def launched(
+    x_MD: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    zero_GO: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    bias_O: Tensor | None = None,
+    residual_MO: Tensor | None = None,
+    norm_weight_D: Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    activation: Activation | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: Config | Way | None = None,
+) -> Tensor:
+    """By our own kernels for few rows: as `config` says, else as measured; else packed weights in
+    CUDA C++ where that is built, the rest in Triton.
+    """
+    from ridgeline.kernels.quantized_linear import cuda, triton
+
+    inputs: dict[str, Any] = {
+        "x_MD": x_MD,
+        "weight": weight,
+        "weight_scale": weight_scale,
+        "zero_GO": zero_GO,
+        "x_scale": x_scale,
+        "bias_O": bias_O,
+        "residual_MO": residual_MO,
+        "norm_weight_D": norm_weight_D,
+        "eps": eps,
+        "offset": offset,
+        "activation": activation,
+        "out_dtype": out_dtype,
+    }
+    on_gpu = x_MD.device.type == "cuda"
+    if config is None and on_gpu:
+        gated, normed = activation is not None, norm_weight_D is not None
+        config = best(*choice_key(x_MD, weight, weight_scale, gated, normed), x_MD.device)
+    return run(
+        config,
+        on_gpu and weight.dtype == torch.int32 and library("skinny_linear") is not None,
+        lambda way: cuda.quantized_linear(**inputs, config=way),
+        lambda way: triton.quantized_linear(**inputs, config=way),
+    )
 
 
 def can_scaled_mm(x_MD: Tensor, weight_scale: Tensor, x_scale: Tensor) -> bool:
@@ -97,9 +151,7 @@ def traced(
     activation: str | None,
     out_dtype: torch.dtype | None,
 ) -> Tensor:
-    from ridgeline.kernels.quantized_linear import triton
-
-    return triton.quantized_linear(
+    return launched(
         x,
         weight,
         weight_scale,

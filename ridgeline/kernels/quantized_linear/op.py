@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from ridgeline.errors import UnsupportedError
-from ridgeline.formats.dtypes import dtype_name
 from ridgeline.formats.packing import pack_int4, pack_int8
 from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
@@ -21,11 +20,13 @@ from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, Inputs, Op, Search
-from ridgeline.kernels.quantized_linear import reference, scaled_mm
+from ridgeline.kernels.quantized_linear import cuda, launched, reference, scaled_mm
 from ridgeline.kernels.quantized_linear.reference import BLOCK, default_out, packed_bits
-from ridgeline.kernels.quantized_linear.tune_space import search_space
+from ridgeline.kernels.quantized_linear.tune_space import choice_key, search_space
+from ridgeline.kernels.skinny_linear.cut import scale_kind
 from ridgeline.kernels.skinny_linear.op import PROJECTIONS
-from ridgeline.kernels.skinny_linear.tune_space import Config, shortlist, tune_key
+from ridgeline.kernels.skinny_linear.tune_space import Config, default_config, shortlist
+from ridgeline.kernels.skinny_linear.ways import Way, ways
 from ridgeline.kernels.targets import Target
 
 BF16, FP16, INT8, FP8 = torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn
@@ -57,13 +58,26 @@ FP8_ROW = Form("w8a8 fp8 row", FP8, codes=True)
 FP8_BLOCK = Form("w8a8 fp8 block", FP8, codes=True, scale="block")
 
 
-def launch(**inputs: Any) -> Any:
+def launch(**inputs: Any) -> Tensor:
+    return launched(**_own(inputs))
+
+
+def launch_triton(config: Config | Way | None = None, **inputs: Any) -> Tensor:
     from ridgeline.kernels.quantized_linear import triton
 
-    return triton.quantized_linear(**_own(inputs))
+    chosen = config if isinstance(config, Config) else None
+    return triton.quantized_linear(**_own(inputs), config=chosen)
 
 
-def define(config: Config | None = None, **inputs: Any) -> Tensor:
+def launch_cuda(
+    config: Config | Way | None = None, defines: tuple[str, ...] = (), **inputs: Any
+) -> Tensor:
+    """The kernels in CUDA C++; a way to cut Triton's means nothing to them."""
+    way = config if isinstance(config, Way) else None
+    return cuda.quantized_linear(**_own(inputs), config=way, defines=defines)
+
+
+def define(config: Config | Way | None = None, **inputs: Any) -> Tensor:
     """The reference, which no way of cutting the work may change."""
     return reference.quantized_linear(**_own(inputs))
 
@@ -203,8 +217,9 @@ def case(
 ) -> Case:
     """`shape` is rows, outputs, depth; `extras` any of bias, norm, residual, strided, baseline."""
     shown = extras.replace("baseline", "").strip()
-    # Scales of short groups go onto the weights before the matrix product, rounded to x's dtype.
-    rounds_weights = form.weight is None and form.group < 128
+    # Scales of short groups, and of any with many rows, go onto the weights before the matrix
+    # product, rounded to x's dtype.
+    rounds_weights = form.weight is None and (form.group < 128 or shape[0] > 32)
     return Case(
         label(form.name, name, shape, dtype, shown, activation, config and config.label),
         partial(make, form, shape, dtype, extras, activation, config),
@@ -286,19 +301,20 @@ def search(
     norm_weight_D: Tensor | None = None,
     activation: Activation | None = None,
     **_: Any,
-) -> Search | None:
-    """Packed weights; codes in plain rows are cut by skinny_linear's estimate."""
+) -> Search:
     rows, depth = x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
-    if weight.dtype != torch.int32:
-        return None
-    gated, bits = activation is not None, packed_bits(weight, depth)
+    gated, normed = activation is not None, norm_weight_D is not None
     outputs = weight.shape[0] // (2 if gated else 1)
-    group = depth // weight_scale.shape[0] if bits == 4 else 0
-    kind = f"{dtype_name(x_MD.dtype)} int{bits} g{group}"
-    key = tune_key(kind, rows, outputs, depth, gated, norm_weight_D is not None)
-    space = search_space(rows, outputs, depth, gated, bits)
-    ways = shortlist(space, outputs, gated, target_of(x_MD), bits)
-    return Search("quantized_linear", key, ways)
+    packed = weight.dtype == torch.int32
+    bits = packed_bits(weight, depth) if packed else 8
+    target = target_of(x_MD)
+    if packed:
+        space = search_space(rows, outputs, depth, gated, bits)
+        configs = shortlist(space, outputs, gated, target, bits)
+    else:  # codes go to the matrix units as they are: what would be chosen, beside the CUDA kernels
+        configs = [default_config(x_MD, weight, scale_kind(weight_scale), gated, target)]
+    in_cuda = ways(cuda.kind_of(x_MD, weight), rows, outputs, depth, gated)
+    return Search(*choice_key(x_MD, weight, weight_scale, gated, normed), [*configs, *in_cuda])
 
 
 OP = Op(
@@ -314,4 +330,9 @@ OP = Op(
     baselines={"cublas": cublas, "scaled_mm": torch_scaled_mm},
     supports=supports,
     search=search,
+    variants={
+        "triton": launch_triton,
+        "cuda": launch_cuda,
+        "portable": partial(launch_cuda, defines=("RIDGELINE_PORTABLE",)),
+    },
 )

@@ -18,11 +18,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.formats.packing import ZERO, unpack_int4, unpack_int8
+from ridgeline.kernels.dequantize.reference import BLOCK, dequantize, packed_bits, spread
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.skinny_linear import reference
 
-BLOCK = 128  # outputs and depth that share a scale in block-scaled fp8
+__all__ = ["BLOCK", "default_out", "dequantize", "packed_bits", "quantized_linear", "spread"]
 
 
 def quantized_linear(
@@ -54,37 +54,3 @@ def quantized_linear(
 
 def default_out(x: Tensor) -> torch.dtype:
     return x.dtype if x.dtype in (torch.bfloat16, torch.float16) else torch.bfloat16
-
-
-def packed_bits(weight_OW: Tensor, depth: int) -> int:
-    """4 or 8: how many bits a code of a packed weight has."""
-    bits = 32 * weight_OW.shape[1] // depth
-    assert bits in (4, 8), f"rows of {weight_OW.shape[1]} words for a depth of {depth}"
-    assert bits * depth == 32 * weight_OW.shape[1], f"{weight_OW.shape} words, depth {depth}"
-    return bits
-
-
-def dequantize(weight: Tensor, scale: Tensor, zero_GO: Tensor | None, depth: int) -> Tensor:
-    """The weight in fp32, [O, D]."""
-    if weight.dtype == torch.int32 and packed_bits(weight, depth) == 8:
-        weight = unpack_int8(weight)
-    if weight.dtype != torch.int32:
-        return weight.float() * spread(scale, weight.shape, (BLOCK, BLOCK))
-    codes_OD = unpack_int4(weight).float()
-    group = depth // scale.shape[0]
-    if zero_GO is None:
-        codes_OD -= ZERO[4]
-    else:
-        codes_OD -= zero_GO.float().T.repeat_interleave(group, 1)
-    return codes_OD * scale.float().T.repeat_interleave(group, 1)
-
-
-def spread(scale: Tensor, shape: torch.Size, block: tuple[int, int]) -> Tensor:
-    """A scale for each element: of the whole, of each row, or of each block."""
-    if scale.numel() == 1:
-        return scale.reshape(1, 1)
-    if scale.dim() == 1:
-        return scale.unsqueeze(1)
-    rows, columns = block
-    wide = scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-    return wide[: shape[0], : shape[1]]

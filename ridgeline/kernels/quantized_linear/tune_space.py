@@ -11,8 +11,38 @@ from functools import lru_cache
 from itertools import product
 from math import ceil
 
-from ridgeline.kernels.skinny_linear.tune_space import Config, estimate, rows_block, tile_bytes
+import torch
+from torch import Tensor
+
+from ridgeline.formats.dtypes import dtype_name
+from ridgeline.kernels.quantized_linear.reference import packed_bits
+from ridgeline.kernels.skinny_linear.cut import scale_kind
+from ridgeline.kernels.skinny_linear.tune_space import (
+    Config,
+    estimate,
+    product_key,
+    rows_block,
+    tile_bytes,
+    tune_key,
+)
 from ridgeline.kernels.targets import Target
+
+
+def choice_key(
+    x_MD: Tensor, weight: Tensor, weight_scale: Tensor, gated: bool, normed: bool
+) -> tuple[str, str]:
+    """The op and the key under which choices for these inputs are remembered: plain rows of codes
+    are skinny_linear's work.
+    """
+    if weight.dtype != torch.int32:
+        kind = scale_kind(weight_scale)
+        return "skinny_linear", product_key(x_MD, weight, gated, normed, kind)
+    rows, depth = x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
+    bits = packed_bits(weight, depth)
+    group = depth // weight_scale.shape[0] if bits == 4 else 0
+    outputs = weight.shape[0] // (2 if gated else 1)
+    kind = f"{dtype_name(x_MD.dtype)} int{bits} g{group}"
+    return "quantized_linear", tune_key(kind, rows, outputs, depth, gated, normed)
 
 
 def search_space(

@@ -1,9 +1,10 @@
 """A product of few rows (1 to 64) with a large weight, as in decoding: norm, bias, activation and
 residual folded in, bound by how fast the weight can be read.
 
-`skinny_linear` runs where its tensors are: the reference on a CPU, the kernel on a GPU, cuBLAS with
-the parts around it one by one for more rows than the kernel is made for, and for shapes where that
-was measured to be faster. tune_space.py holds the ways to cut it.
+`skinny_linear` runs where its tensors are: the reference on a CPU, a kernel on a GPU (in Triton or,
+once built and where measured to be faster, in CUDA C++), cuBLAS with the parts around it one by one
+for more rows than the kernels are made for, and for shapes where that was measured to be faster.
+tune_space.py and ways.py hold the ways to cut it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from ridgeline.kernels.autotune import beaten_by
 from ridgeline.kernels.gated_activation.reference import Activation, gated_activation
 from ridgeline.kernels.op import outputs
 from ridgeline.kernels.skinny_linear import reference
+from ridgeline.kernels.skinny_linear.dispatch import best, run
 from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS, Config, product_key, search_space
+from ridgeline.kernels.skinny_linear.ways import Way
 
 __all__ = ["MAX_ROWS", "Config", "search_space", "skinny_linear", "unfused"]
 
@@ -42,9 +45,33 @@ def skinny_linear(
     key = product_key(x_MD, weight_OD, activation is not None, norm_weight_D is not None)
     if beaten_by("skinny_linear", key, x_MD.device) == "cublas":
         return unfused(*inputs)
-    from ridgeline.kernels.skinny_linear import triton
+    return launched(*inputs)
 
-    return triton.skinny_linear(*inputs)
+
+def launched(
+    x_MD: Tensor,
+    weight_OD: Tensor,
+    bias_O: Tensor | None = None,
+    residual_MO: Tensor | None = None,
+    norm_weight_D: Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    activation: Activation | None = None,
+    config: Config | Way | None = None,
+) -> Tensor:
+    """By our own kernels: as `config` says, else as measured, else in Triton."""
+    from ridgeline.kernels.skinny_linear import cuda, triton
+
+    inputs = (x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
+    if config is None and x_MD.device.type == "cuda":
+        key = product_key(x_MD, weight_OD, activation is not None, norm_weight_D is not None)
+        config = best("skinny_linear", key, x_MD.device)
+    return run(
+        config,
+        False,
+        lambda way: cuda.skinny_linear(*inputs, config=way),
+        lambda way: triton.skinny_linear(*inputs, config=way),
+    )
 
 
 def unfused(
@@ -81,9 +108,7 @@ def traced(
     offset: float,
     activation: str | None,
 ) -> Tensor:
-    from ridgeline.kernels.skinny_linear import triton
-
-    return triton.skinny_linear(x, weight, bias, residual, norm_weight, eps, offset, activation)  # type: ignore[arg-type]
+    return launched(x, weight, bias, residual, norm_weight, eps, offset, activation)  # type: ignore[arg-type]
 
 
 @traced.register_fake

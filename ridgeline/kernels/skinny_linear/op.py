@@ -13,8 +13,9 @@ from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, Inputs, Op, Search
-from ridgeline.kernels.skinny_linear import reference, unfused
+from ridgeline.kernels.skinny_linear import cuda, launched, reference, unfused
 from ridgeline.kernels.skinny_linear.tune_space import Config, product_key, search_space, shortlist
+from ridgeline.kernels.skinny_linear.ways import Way, ways
 
 BF16, FP16 = torch.bfloat16, torch.float16
 # Llama-3.1-8B's projections: outputs (a gated pair counted once) and depth.
@@ -26,18 +27,26 @@ PROJECTIONS = {
 }
 
 
-def launch(**inputs: Any) -> Any:
+def launch_triton(config: Config | Way | None = None, **inputs: Any) -> Tensor:
     from ridgeline.kernels.skinny_linear import triton
 
-    return triton.skinny_linear(**inputs)
+    return triton.skinny_linear(**inputs, config=config if isinstance(config, Config) else None)
 
 
-def define(config: Config | None = None, **inputs: Any) -> Tensor:
+def launch_cuda(
+    config: Config | Way | None = None, defines: tuple[str, ...] = (), **inputs: Any
+) -> Tensor:
+    """The kernels in CUDA C++; a way to cut Triton's means nothing to them."""
+    way = config if isinstance(config, Way) else None
+    return cuda.skinny_linear(**inputs, config=way, defines=defines)
+
+
+def define(config: Config | Way | None = None, **inputs: Any) -> Tensor:
     """The reference, which no way of cutting the work may change."""
     return reference.skinny_linear(**inputs)
 
 
-def cublas(config: Config | None = None, **inputs: Any) -> Tensor:
+def cublas(config: Config | Way | None = None, **inputs: Any) -> Tensor:
     return unfused(**inputs)
 
 
@@ -182,15 +191,16 @@ def search(
     outputs = weight_OD.shape[0] // (2 if gated else 1)
     key = product_key(x_MD, weight_OD, gated, norm_weight_D is not None)
     space = search_space(rows, outputs, depth, gated)
-    ways = shortlist(space, outputs, gated, target_of(x_MD))
-    return Search("skinny_linear", key, ways, peers=("cublas",))
+    configs = shortlist(space, outputs, gated, target_of(x_MD))
+    in_cuda = ways("plain", rows, outputs, depth, gated)
+    return Search("skinny_linear", key, [*configs, *in_cuda], peers=("cublas",))
 
 
 OP = Op(
     name="skinny_linear",
     summary="1 to 64 rows times a weight, with norm, bias, gated activation and residual folded in",
     reference=define,
-    launch=launch,
+    launch=launched,
     cost=cost,
     small_cases=SMALL,
     cases=SMALL + LARGE,
@@ -198,4 +208,9 @@ OP = Op(
     compile_cases=COMPILE,
     baselines={"cublas": cublas},
     search=search,
+    variants={
+        "triton": launch_triton,
+        "cuda": launch_cuda,
+        "portable": partial(launch_cuda, defines=("RIDGELINE_PORTABLE",)),
+    },
 )

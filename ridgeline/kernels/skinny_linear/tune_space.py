@@ -184,9 +184,27 @@ def product_key(
 
 
 def tuned(op: str, key: str, device: torch.device) -> Config | None:
-    """What was measured to be fastest on this kind of device, if it was."""
-    found = chosen(op, key, device)
+    """Which of Triton's was measured to be fastest on this kind of device, if any was."""
+    found = chosen(op, key, device, lambda config: "kind" in config)
     return None if found is None else Config(**found)
+
+
+def default_config(
+    x_MD: Tensor, weight_OD: Tensor, weight_scale: str, gated: bool, target: Target
+) -> Config:
+    """What serves a product with weights in plain rows where nothing was measured."""
+    by_blocks = weight_scale == "block"
+    short = by_blocks or weight_OD.dtype != x_MD.dtype
+    return choose(
+        x_MD.numel() // x_MD.shape[-1],
+        weight_OD.shape[0] // (2 if gated else 1),
+        x_MD.shape[-1],
+        gated,
+        target,
+        8 * weight_OD.element_size(),
+        max_block_k=(64 if gated else 128) if short else 512,
+        matrix_only=by_blocks,
+    )
 
 
 @lru_cache

@@ -1,0 +1,143 @@
+"""CUDA C++ kernels: an op's `cuda.cu`, built once for this machine, kept in the cache, called
+through ctypes.
+
+The sources export plain C functions over pointers and include nothing of torch, so one builds in
+seconds and holds for any torch version. `build` goes through torch.utils.cpp_extension, which
+translates the source first where torch is a ROCm build. `library` never builds: a request is never
+held up by a compiler, and Triton serves until `ridgeline kernels build` was run.
+
+    build("skinny_linear")
+    library("skinny_linear").ridgeline_few_rows(...)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.hardware.paths import cache_dir
+from ridgeline.kernels.compile import Compiled
+from ridgeline.kernels.registry import NAMES
+from ridgeline.kernels.targets import Target
+
+FLAGS = ("-O3", "-std=c++17", "-lineinfo", "--split-compile=0")
+log = logging.getLogger(__name__)
+
+
+def source(op: str) -> Path:
+    return Path(__file__).parent / op / "cuda.cu"
+
+
+def sources() -> list[str]:
+    """The ops that have one."""
+    return [op for op in NAMES if source(op).is_file()]
+
+
+@lru_cache
+def library(op: str, defines: tuple[str, ...] = ()) -> ctypes.CDLL | None:
+    """The built kernels of an op for this machine's GPU; None where they were not built. `defines`
+    name another build of the same source ("RIDGELINE_PORTABLE").
+    """
+    if not torch.cuda.is_available():
+        return None
+    path = built_path(op, defines)
+    if path.is_file():
+        return ctypes.CDLL(str(path))
+    log.info("%s: not built in CUDA C++, Triton serves (`ridgeline kernels build`)", op)
+    return None
+
+
+def built_path(op: str, defines: tuple[str, ...] = ()) -> Path:
+    name = extension_name(op, defines)
+    return cache_dir() / "extensions" / name / f"{name}.so"
+
+
+def extension_name(op: str, defines: tuple[str, ...] = ()) -> str:
+    """Changes with the source, the flags, the compiler's version and the chip."""
+    major, minor = torch.cuda.get_device_capability()
+    version = torch.version.hip or torch.version.cuda
+    text = source(op).read_text() + f"{FLAGS} {defines} {version} {major}.{minor}"
+    return f"ridgeline_{op}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def build(op: str, defines: tuple[str, ...] = ()) -> Path:
+    """Compile an op's source for this machine's GPU, unless that was done, and return the file."""
+    if not torch.cuda.is_available():
+        raise UnsupportedError("no GPU here; `ridgeline kernels compile` checks the sources")
+    path = built_path(op, defines)
+    if not path.is_file():
+        _compile_extension(op, path, defines)
+        library.cache_clear()
+    return path
+
+
+def _compile_extension(op: str, path: Path, defines: tuple[str, ...]) -> None:
+    from torch.utils import cpp_extension
+
+    if not cpp_extension.is_ninja_available():
+        raise UnsupportedError("building kernels needs ninja; install it with `pip install ninja`")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    major, minor = torch.cuda.get_device_capability()
+    os.environ.setdefault("TORCH_CUDA_ARCH_LIST", f"{major}.{minor}")
+    try:
+        cpp_extension.load(
+            path.stem,
+            [str(source(op))],
+            extra_cuda_cflags=[*FLAGS, *(f"-D{name}" for name in defines)],
+            build_directory=str(path.parent),
+            is_python_module=False,
+            with_cuda=True,
+        )
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        reason = next((line for line in str(error).splitlines() if "error" in line), str(error))
+        raise UnsupportedError(f"{op}: cuda.cu could not be built: {reason.strip()}") from error
+
+
+def find_nvcc() -> str | None:
+    """The CUDA compiler, whether or not a GPU is here."""
+    home = os.environ.get("CUDA_HOME")
+    if home and (Path(home) / "bin" / "nvcc").is_file():
+        return str(Path(home) / "bin" / "nvcc")
+    return shutil.which("nvcc")
+
+
+def compile_source(op: str, target: Target) -> list[Compiled]:
+    """What each kernel of an op's source takes of a target, by nvcc alone: no GPU is needed."""
+    nvcc = find_nvcc()
+    assert nvcc is not None, "ask find_nvcc first"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [nvcc, *FLAGS, f"-arch={target.name}", "-cubin", "-Xptxas", "-v"]
+        command += ["-o", f"{folder}/kernel.cubin", str(source(op))]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr)
+        raise UnsupportedError(f"{op}/cuda.cu for {target.name}: {reason.strip()}")
+    return parse_resources(done.stderr, target)
+
+
+def parse_resources(report: str, target: Target) -> list[Compiled]:
+    """What ptxas says of each kernel: three lines with its name, its spills, its registers."""
+    pattern = re.compile(
+        r"Compiling entry function '(\w+)'.*?"
+        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*?"
+        r"Used (\d+) registers([^\n]*)",
+        re.S,
+    )
+    found = []
+    for name, stack, stores, loads, registers, rest in pattern.findall(report):
+        shared = re.search(r"(\d+) bytes smem", rest)
+        spilled = int(stack) + int(stores) + int(loads)
+        size = int(shared.group(1)) if shared else 0
+        found.append(Compiled(name, int(registers), spilled, size, target.shared_bytes))
+    return found

@@ -1,0 +1,65 @@
+"""Products with quantized weights through the CUDA C++ kernels (skinny_linear/cuda.cu): which kind
+of weights they are, and the same arguments as triton.py's launcher.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.gated_activation.reference import Activation
+from ridgeline.kernels.quantized_linear.reference import default_out, packed_bits
+from ridgeline.kernels.rms_norm import rms_norm
+from ridgeline.kernels.skinny_linear.cuda import few_rows
+from ridgeline.kernels.skinny_linear.cut import Around
+from ridgeline.kernels.skinny_linear.ways import Kind, Way, fits_few
+
+
+def quantized_linear(
+    x_MD: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    zero_GO: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    bias_O: Tensor | None = None,
+    residual_MO: Tensor | None = None,
+    norm_weight_D: Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    activation: Activation | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: Way | None = None,
+    pdl: bool = True,
+    defines: tuple[str, ...] = (),
+) -> Tensor:
+    """The launcher; raises UnsupportedError for what the kernels do not do. The norm of more rows
+    than the kernel for few takes is a kernel of its own.
+    """
+    kind = kind_of(x_MD, weight)
+    rows, depth = x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
+    if norm_weight_D is not None and not fits_few(kind, rows, depth):
+        x_MD, norm_weight_D = rms_norm(x_MD, norm_weight_D, eps, offset), None
+    return few_rows(
+        kind,
+        x_MD,
+        weight,
+        Around(bias_O, residual_MO, norm_weight_D, eps, offset, activation),
+        out_dtype or default_out(x_MD),
+        weight_scale,
+        zero_GO,
+        x_scale,
+        config,
+        pdl,
+        defines,
+    )
+
+
+def kind_of(x_MD: Tensor, weight: Tensor) -> Kind:
+    if weight.dtype == torch.int32:
+        return "int4" if packed_bits(weight, x_MD.shape[-1]) == 4 else "int8 words"
+    if weight.dtype == torch.int8:
+        return "int8 codes" if x_MD.dtype == torch.int8 else "int8 rows"
+    if weight.dtype == torch.float8_e4m3fn and x_MD.dtype == weight.dtype:
+        return "fp8"
+    raise UnsupportedError(f"weights of {weight.dtype} with x in {x_MD.dtype}")

@@ -1,0 +1,205 @@
+"""Calls the kernels of cuda.cu: products of 1 to 64 rows with plain or quantized weights.
+
+`few_rows` is the launcher of both skinny_linear and quantized_linear; ways.py says how the work can
+be cut.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int, c_longlong, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import HardwareError, UnsupportedError
+from ridgeline.kernels.extension import library
+from ridgeline.kernels.gated_activation.reference import Activation
+from ridgeline.kernels.launch import target_of
+from ridgeline.kernels.rows import as_rows
+from ridgeline.kernels.skinny_linear.cut import Around
+from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS
+from ridgeline.kernels.skinny_linear.ways import (
+    GROUPS,
+    KINDS,
+    PIECE,
+    Kind,
+    Way,
+    default_way,
+    fits_few,
+)
+from ridgeline.kernels.targets import can_wait
+
+SCALE_KINDS = ("none", "tensor", "row", "group")
+ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh")
+
+
+class Job(ctypes.Structure):
+    """cuda.cu's struct of this name."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "weight", "scale", "zero", "x_scale")),
+        *((name, c_void_p) for name in ("bias", "residual", "gain", "out")),
+        *((name, c_longlong) for name in ("x_stride", "weight_stride", "residual_stride")),
+        *((name, c_int) for name in ("rows", "outputs", "depth", "group_shift")),
+        *((name, c_int) for name in ("gated", "activation", "scale_kind", "x_scale_kind")),
+        ("out_half", c_int),
+        ("eps", c_float),
+        ("offset", c_float),
+    ]
+
+
+def skinny_linear(
+    x_MD: Tensor,
+    weight_OD: Tensor,
+    bias_O: Tensor | None = None,
+    residual_MO: Tensor | None = None,
+    norm_weight_D: Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    activation: Activation | None = None,
+    config: Way | None = None,
+    pdl: bool = True,
+    defines: tuple[str, ...] = (),
+) -> Tensor:
+    """The launcher for plain weights; arguments and result are reference.py's."""
+    if weight_OD.dtype != x_MD.dtype or x_MD.element_size() != 2:
+        raise UnsupportedError(f"{x_MD.dtype} times {weight_OD.dtype}; bf16 or fp16, and alike")
+    around = Around(bias_O, residual_MO, norm_weight_D, eps, offset, activation)
+    return few_rows(
+        "plain", x_MD, weight_OD, around, x_MD.dtype, way=config, pdl=pdl, defines=defines
+    )
+
+
+def few_rows(
+    kind: Kind,
+    x_MD: Tensor,
+    weight: Tensor,
+    around: Around,
+    out_dtype: torch.dtype,
+    scale: Tensor | None = None,
+    zero: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    way: Way | None = None,
+    pdl: bool = True,
+    defines: tuple[str, ...] = (),
+) -> Tensor:
+    """The product; raises UnsupportedError for what the kernels do not do."""
+    x_rows = as_rows(x_MD)
+    check(kind, x_rows, weight, around, out_dtype, scale)
+    num_rows, depth = x_rows.shape
+    num_outputs = weight.shape[0] // (2 if around.activation else 1)
+    way = way or default_way(kind, num_rows, num_outputs, depth, around.activation is not None)
+    if around.norm_weight is not None and way.splits:
+        raise UnsupportedError(f"the norm of {num_rows} rows of {depth} is not folded in")
+    functions = library("skinny_linear", defines)
+    if functions is None:
+        raise UnsupportedError("skinny_linear is not built in CUDA C++; `ridgeline kernels build`")
+    out = torch.empty((*x_MD.shape[:-1], num_outputs), dtype=out_dtype, device=x_MD.device)
+    if not num_rows:
+        return out
+    residual = None if around.residual is None else as_rows(around.residual)
+    job = Job(
+        pointer(x_rows),
+        pointer(weight),
+        pointer(scale),
+        pointer(zero),
+        pointer(x_scale),
+        pointer(around.bias),
+        pointer(residual),
+        pointer(around.norm_weight),
+        pointer(out),
+        x_rows.stride(0),
+        weight.stride(0) * weight.element_size(),
+        0 if residual is None else residual.stride(0),
+        num_rows,
+        num_outputs,
+        depth,
+        (depth // scale.shape[0]).bit_length() - 1 if kind == "int4" and scale is not None else 0,
+        around.activation is not None,
+        ACTIVATIONS.index(around.activation),
+        SCALE_KINDS.index(scale_kind(scale)),
+        SCALE_KINDS.index(scale_kind(x_scale)),
+        out_dtype == torch.float16,
+        around.eps,
+        around.offset,
+    )
+    error = functions.ridgeline_few_rows(
+        ctypes.byref(job),
+        KINDS.index(kind),
+        x_MD.dtype == torch.float16,
+        way.tiles,
+        way.warps,
+        way.stages,
+        way.splits,
+        way.teams,
+        way.blocks * target_of(x_MD).num_units,
+        pdl and can_wait(target_of(x_MD)),
+        c_void_p(stream_of(x_MD.device)),
+    )
+    if error:
+        raise HardwareError(f"the CUDA kernel for {kind} weights could not be started: {error}")
+    return out
+
+
+def check(
+    kind: Kind,
+    x_rows: Tensor,
+    weight: Tensor,
+    around: Around,
+    out_dtype: torch.dtype,
+    scale: Tensor | None,
+) -> None:
+    num_rows, depth = x_rows.shape
+    if num_rows > MAX_ROWS:
+        raise UnsupportedError(f"{num_rows} rows; at most {MAX_ROWS}")
+    if out_dtype not in (torch.bfloat16, torch.float16):
+        raise UnsupportedError(f"results in {out_dtype}; bf16 or fp16")
+    if x_rows.element_size() == 2 and x_rows.dtype != out_dtype:
+        raise UnsupportedError(f"x in {x_rows.dtype} and results in {out_dtype}")
+    if depth % PIECE.get(kind, 16):
+        raise UnsupportedError(f"a depth of {depth} is not in whole pieces of 16 bytes")
+    if kind == "fp8" and scale_kind(scale) == "group" and not fits_few(kind, num_rows, depth):
+        raise UnsupportedError(f"scales of blocks for {num_rows} rows of {depth}")
+    if kind == "int4" and scale is not None and depth // scale.shape[0] not in GROUPS:
+        raise UnsupportedError(f"groups of {depth // scale.shape[0]}; 32, 64 or 128")
+    num_outputs = weight.shape[0] // (2 if around.activation else 1)
+    if num_outputs < 32:
+        raise UnsupportedError(f"{num_outputs} outputs; at least 32")
+    if kind == "int4" and num_outputs % 16:
+        raise UnsupportedError(f"{weight.shape[0]} outputs of int4 are not in whole tiles of 16")
+    for tensor in (x_rows, weight, around.norm_weight):
+        if tensor is not None and not aligned(tensor):
+            raise UnsupportedError("x, the weight and the norm's must lie at multiples of 16 bytes")
+    if weight.stride(0) * weight.element_size() >= 1 << 31:
+        raise UnsupportedError("the weight's rows lie 2 GiB apart or more")
+    if not fits_few(kind, num_rows, depth) and not can_wait(target_of(x_rows)):
+        raise UnsupportedError(f"{num_rows} rows need clusters: Hopper or later")
+    same = [around.bias, around.residual, around.norm_weight, scale if kind == "int4" else None]
+    if any(tensor is not None and tensor.dtype != out_dtype for tensor in same):
+        raise UnsupportedError("bias, residual, norm and group scales must have the result's dtype")
+
+
+def aligned(tensor: Tensor) -> bool:
+    """Rows begin at multiples of 16 bytes."""
+    stride = tensor.stride(0) * tensor.element_size() if tensor.dim() > 1 else 0
+    return tensor.data_ptr() % 16 == 0 and stride % 16 == 0
+
+
+def scale_kind(scale: Tensor | None) -> str:
+    if scale is None:
+        return "none"
+    assert scale.is_contiguous(), "scales are contiguous"
+    if scale.dim() == 2:
+        return "group"
+    return "tensor" if scale.numel() == 1 else "row"
+
+
+def pointer(tensor: Tensor | None) -> Any:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def stream_of(device: torch.device) -> int:
+    """0 on a CPU, where tests run the source."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

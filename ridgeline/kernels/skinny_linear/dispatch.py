@@ -1,0 +1,58 @@
+"""Which implementation makes a product of few rows: the one measured to be fastest on this kind of
+GPU, of those that can run here.
+
+A choice is a `Config` (Triton) or a `Way` (CUDA C++, once built); where nothing was measured it is
+None, and `prefers_cuda` says which of the two serves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.autotune import chosen
+from ridgeline.kernels.extension import library
+from ridgeline.kernels.skinny_linear.tune_space import Config
+from ridgeline.kernels.skinny_linear.ways import Way
+
+log = logging.getLogger(__name__)
+
+
+def best(op: str, key: str, device: torch.device) -> Config | Way | None:
+    """What was measured to be fastest, of what can run here."""
+    built = device.type == "cuda" and library("skinny_linear") is not None
+    found = chosen(op, key, device, lambda config: built or not is_way(config))
+    return None if found is None else Way(**found) if is_way(found) else Config(**found)
+
+
+def is_way(config: Mapping[str, Any]) -> bool:
+    """Configurations are remembered as plain values; only a Way has tiles."""
+    return "tiles" in config
+
+
+def run(
+    way: Config | Way | None,
+    prefers_cuda: bool,
+    in_cuda: Callable[[Way | None], Tensor],
+    in_triton: Callable[[Config | None], Tensor],
+) -> Tensor:
+    """The product as `way` says; Triton makes what the CUDA kernels do not do (a stride that is not
+    a multiple of 16 bytes, say).
+    """
+    if isinstance(way, Way) or (way is None and prefers_cuda):
+        try:
+            return in_cuda(way)
+        except UnsupportedError as error:
+            _say_once(str(error))
+    return in_triton(way if isinstance(way, Config) else None)
+
+
+@lru_cache
+def _say_once(reason: str) -> None:
+    log.info("Triton serves a product instead of CUDA C++: %s", reason)

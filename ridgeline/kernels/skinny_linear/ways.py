@@ -1,0 +1,81 @@
+"""How the CUDA C++ kernels (cuda.cu) can be cut: one `Way`, the ones worth timing, and the one used
+where nothing was timed.
+
+    skinny_linear(x, weight, config=ways("plain", 1, 4096, 14336, False)[3])
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from typing import Literal
+
+Kind = Literal["plain", "int8 words", "int8 rows", "int4", "fp8", "int8 codes"]
+KINDS: tuple[Kind, ...] = ("plain", "int8 words", "int8 rows", "int4", "fp8", "int8 codes")
+PIECE = {"plain": 8, "int4": 32}  # weights in 16 bytes; 16 for the rest
+FEW = 4  # rows up to which the warps of a block may share the depth
+STAGED_BYTES = 64 * 1024  # of x in shared memory, beside the weights on their way
+GROUPS = (32, 64, 128)  # of 4-bit codes
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the work is cut. Few rows (`splits` 0): `warps` share the depth of `tiles` of 16 weight
+    rows, and a block has so many `teams` of them. More: each of 4 or 8 `warps` has 32 weight rows,
+    and `splits` blocks share the depth.
+    """
+
+    tiles: int = 1
+    warps: int = 8
+    stages: int = 2  # steps of weights on their way
+    splits: int = 0
+    teams: int = 1
+    blocks: int = 2  # of few rows an SM holds; they make tile after tile
+
+    @property
+    def label(self) -> str:
+        few = f"t{self.tiles} w{self.warps}x{self.teams} b{self.blocks}"
+        cut = f"split{self.splits} w{self.warps}" if self.splits else few
+        return f"cuda {cut} s{self.stages}"
+
+
+def fits_few(kind: Kind, num_rows: int, depth: int) -> bool:
+    """Whether x fits in shared memory as a whole, as the kernel of few rows has it."""
+    x_bytes = 1 if kind in ("fp8", "int8 codes") else 2
+    return num_rows <= FEW and num_rows * depth * x_bytes <= STAGED_BYTES
+
+
+@lru_cache
+def default_way(kind: Kind, num_rows: int, num_outputs: int, depth: int, gated: bool) -> Way:
+    """A guess until measured: blocks for every SM, two or three steps on their way."""
+    weight_rows = num_outputs * (2 if gated else 1)
+    if fits_few(kind, num_rows, depth):
+        return Way(tiles=2 if gated else 1, warps=8, blocks=2)
+    blocks = ceil(weight_rows / 128)
+    return Way(warps=4, stages=3, splits=next((s for s in (1, 2, 4, 5) if blocks * s >= 200), 8))
+
+
+def ways(kind: Kind, num_rows: int, num_outputs: int, depth: int, gated: bool) -> list[Way]:
+    """What is worth timing."""
+    weight_rows = num_outputs * (2 if gated else 1)
+    found = [
+        Way(warps=warps, stages=stages, splits=splits)
+        for warps in (4, 8)
+        for splits in (1, 2, 3, 4, 5, 8)
+        for stages in (2, 3, 4)
+        if 96 <= ceil(weight_rows / (32 * warps)) * splits <= 640
+    ]
+    if fits_few(kind, num_rows, depth):
+        found += [
+            Way(tiles, warps, stages, teams=teams, blocks=blocks)
+            for tiles in (1, 2)
+            for warps, teams in ((1, 8), (1, 16), (2, 4), (2, 8), (4, 1), (4, 2), (8, 1), (16, 1))
+            for stages in (2, 3, 4)
+            for blocks in (1, 2, 3, 4)
+            if 12 <= warps * teams * blocks <= 24
+            and 16 <= tiles * warps * teams * stages * blocks <= 48
+            and 32 * warps >= 16 * tiles * num_rows // (2 if gated else 1)
+            and (tiles == 2 or not gated)
+        ]
+    return found

@@ -1,0 +1,244 @@
+"""cuda.cu of the skinny products without a GPU: its own source, run thread for thread on the CPU by
+tests/cuda_on_cpu.h, against the references of skinny_linear and quantized_linear.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.agreement import compare
+from ridgeline.kernels.extension import source
+from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.quantized_linear import op as quantized
+from ridgeline.kernels.skinny_linear import cuda
+from ridgeline.kernels.skinny_linear import op as plain
+from ridgeline.kernels.skinny_linear.ways import Way
+from ridgeline.kernels.targets import TARGETS
+
+CPU = torch.device("cpu")
+BF16, FP16 = torch.bfloat16, torch.float16
+BUILDS = {"matrix units": ("__CUDA_ARCH__=900",), "portable": ("RIDGELINE_PORTABLE",)}
+ONE_SM = replace(TARGETS["sm_90"], num_units=1)  # so that a team makes several tiles
+
+PLAIN = None
+FORMS: dict[str, quantized.Form | None] = {
+    "plain": PLAIN,
+    "int8 words": quantized.W8A16,
+    "int8 rows": quantized.W8A16_ROWS,
+    "int4 g128": quantized.W4A16,
+    "int4 g128 zeros": replace(quantized.W4A16, zeros=True),
+    "int4 g64": replace(quantized.W4A16_64, zeros=False),
+    "int4 g64 zeros": quantized.W4A16_64,
+    "int4 g32": replace(quantized.W4A16_32, zeros=False),
+    "int4 g32 zeros": quantized.W4A16_32,
+    "fp8 rows": quantized.FP8_ROW,
+    "fp8 tensor": quantized.FP8_TENSOR,
+    "fp8 blocks": quantized.FP8_BLOCK,
+    "int8 codes": quantized.W8A8,
+}
+# Depths that end within a step of 256 bytes a row, and their halves within one of 128 bytes.
+DEPTH = {"plain": 1008, "int8": 1056, "int4 g128": 1280, "int4 g64": 1152, "int4 g32": 1088}
+FEW_ROWS = [
+    (1, Way(1, 2, 2, blocks=1)),
+    (3, Way(2, 4, 3, teams=2, blocks=1)),
+    (4, Way(1, 4, 4, teams=4, blocks=2)),
+]
+MANY_ROWS = [
+    (5, Way(warps=4, stages=2, splits=3)),
+    (16, Way(warps=8, stages=3, splits=1)),
+    (17, Way(warps=4, stages=4, splits=8)),
+    (33, Way(warps=4, stages=2, splits=2)),
+]
+
+
+def depth_of(form: str) -> int:
+    return next((depth for start, depth in DEPTH.items() if form.startswith(start)), 1120)
+
+
+def case_of(form: str, shape: tuple[int, int, int], *rest: Any) -> tuple[Op, Case]:
+    chosen = FORMS[form]
+    if chosen is None:
+        return plain.OP, plain.case(shape, *rest)
+    return quantized.OP, quantized.case(chosen, shape, *rest)
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
+    compiler = shutil.which("g++")
+    if compiler is None or platform.machine() != "x86_64":
+        pytest.skip("the source runs on a CPU through g++ on x86-64")
+    folder = tmp_path_factory.mktemp("cuda_on_cpu")
+    for header in ("cuda_fp16.h", "cuda_runtime.h", "cuda_bf16.h", "cooperative_groups.h"):
+        (folder / header).touch()
+    stand_in = Path(__file__).parent.parent / "cuda_on_cpu.h"
+    shared = [compiler, "-std=c++17", "-O0", "-shared", "-fPIC", "-DRIDGELINE_ON_CPU", "-x", "c++"]
+    shared += ["-include", str(stand_in), "-I", str(folder), str(source("skinny_linear"))]
+    running = {
+        name: subprocess.Popen(
+            [*shared, *(f"-D{define}" for define in defines), "-o", str(folder / f"{name}.so")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name, defines in BUILDS.items()
+    }
+    for process in running.values():
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    return {name: ctypes.CDLL(str(folder / f"{name}.so")) for name in BUILDS}
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(builds: dict[str, ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chip with one SM, and results that hold NaN until they are written."""
+
+    def chosen(op: str, defines: tuple[str, ...] = ()) -> ctypes.CDLL:
+        assert op == "skinny_linear"
+        return builds["portable" if defines else "matrix units"]
+
+    empty = torch.empty
+
+    def fresh(shape: Any, *rest: Any, **options: Any) -> Tensor:
+        made = empty(shape, *rest, **options)
+        return made.fill_(float("nan")) if made.is_floating_point() else made
+
+    monkeypatch.setattr(cuda, "library", chosen)
+    monkeypatch.setattr(cuda, "target_of", lambda _: ONE_SM)
+    monkeypatch.setattr(torch, "empty", fresh)
+
+
+def inputs_of(case: Case) -> Inputs:
+    return case.make(CPU, torch.Generator().manual_seed(0))
+
+
+def check(op: Op, case: Case, way: Way | None, variant: str = "cuda") -> Tensor:
+    inputs = inputs_of(case) | {"config": way}
+    found = op.variants[variant](**inputs)
+    compare(found, op.reference(**inputs), case)
+    assert isinstance(found, Tensor)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("form", FORMS)
+def test_few_rows(form: str, dtype: torch.dtype) -> None:
+    for num_rows, way in FEW_ROWS:
+        outputs = 80 if form.startswith("int4") else 75  # not in whole tiles, or not in whole pairs
+        check(*case_of(form, (num_rows, outputs, depth_of(form)), dtype, "bias"), way)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "fp8 blocks"])
+def test_many_rows(form: str, dtype: torch.dtype) -> None:
+    for num_rows, way in MANY_ROWS if dtype == BF16 else MANY_ROWS[1::2]:
+        outputs = 144 if form.startswith("int4") else 141
+        check(*case_of(form, (num_rows, outputs, depth_of(form) // 2), dtype, "residual"), way)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_portable(form: str) -> None:
+    for num_rows, dtype, extras in ((1, BF16, "bias"), (4, FP16, "residual strided")):
+        shape = (num_rows, 48, depth_of(form))
+        check(*case_of(form, shape, dtype, extras), None, "portable")
+
+
+@pytest.mark.parametrize("form", ["plain", "int8 words", "int8 rows", "int4 g128", "int4 g32"])
+def test_norm_and_residual(form: str) -> None:
+    for dtype, way in ((BF16, Way(1, 4, 2, teams=2, blocks=1)), (FP16, Way(2, 8, 2))):
+        shape = (4, 48, depth_of(form))
+        check(*case_of(form, shape, dtype, "norm bias residual strided"), way)
+    check(*case_of(form, (2, 48, depth_of(form)), BF16, "norm"), None, "portable")
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize(
+    "form", ["plain", "int8 words", "int4 g128 zeros", "fp8 rows", "fp8 blocks"]
+)
+def test_gated(form: str, activation: str) -> None:
+    """Gates and ups are tiles of the same warp; 40 outputs end within a tile of each."""
+    outputs = 48 if form.startswith("int4") else 40
+    normed = "" if form.startswith("fp8") else "norm"
+    few = case_of(form, (2, outputs, depth_of(form)), BF16, normed, activation)
+    check(*few, Way(2, 2, 3, teams=2, blocks=1))
+    if form != "fp8 blocks":
+        many = case_of(form, (9, outputs, depth_of(form)), BF16, "bias residual", activation)
+        check(*many, Way(warps=4, stages=3, splits=3))
+    check(*few, None, "portable")
+
+
+def test_all_64_rows() -> None:
+    for form, splits, warps in (("plain", 8, 4), ("int8 words", 3, 8), ("int4 g128", 1, 4)):
+        shape = (64, 64, 384 if form.startswith("int4") else 400)
+        check(*case_of(form, shape, BF16, "strided bias"), Way(warps=warps, splits=splits))
+
+
+def test_more_warps_than_steps() -> None:
+    """Some then have nothing to add, and their sums must be zero."""
+    check(*case_of("int4 g128", (1, 32, 128)), Way(1, 16, 2, blocks=1))
+    check(*case_of("plain", (3, 33, 8)), Way(2, 8, 4, blocks=1))
+    check(*case_of("plain", (8, 64, 64)), Way(warps=4, stages=3, splits=8))
+
+
+@pytest.mark.parametrize("op", [plain.OP, quantized.OP], ids=lambda op: op.name)
+def test_the_ops_own_cases(op: Op) -> None:
+    """As they would be cut without measurement; what the kernels do not do, they refuse."""
+    refused = 0
+    for case in op.small_cases:
+        for variant in ("cuda", "portable"):
+            try:
+                check(op, case, None, variant)
+            except UnsupportedError:
+                refused += 1
+    assert refused < len(op.small_cases) * 2
+
+
+@pytest.mark.parametrize(
+    "form", ["plain", "int4 g128 zeros", "int4 g32", "int8 codes", "fp8 blocks"]
+)
+def test_a_row_is_the_same_bits_beside_any_others(form: str) -> None:
+    op, case = case_of(form, (4, 48, depth_of(form)), BF16, "residual")
+    inputs = inputs_of(case) | {"config": Way(1, 4, 2, blocks=1)}
+    together = op.variants["cuda"](**inputs)
+    of_rows = [name for name in inputs if name in ("x_MD", "x_scale", "residual_MO")]
+    alone = {name: inputs[name][2:3].contiguous() for name in of_rows}
+    assert torch.equal(op.variants["cuda"](**inputs | alone), together[2:3])
+
+
+@pytest.mark.parametrize("way", [Way(1, 4, 2, blocks=1), Way(warps=4, stages=3, splits=2)])
+@pytest.mark.parametrize("form", ["plain", "int4 g128", "fp8 rows"])
+def test_the_kernel_before_is_waited_for(
+    form: str, way: Way, builds: dict[str, ctypes.CDLL]
+) -> None:
+    """What it writes, x and the residual, is NaN until a block waits."""
+    op, case = case_of(form, (3, 64, depth_of(form)), BF16, "residual")
+    inputs = inputs_of(case) | {"config": way}
+    calm = op.variants["cuda"](**inputs)
+    written = [inputs["x_MD"], inputs["residual_MO"]]
+    values = [tensor.clone() for tensor in written]
+
+    @ctypes.CFUNCTYPE(None)
+    def undo() -> None:
+        for tensor in written:
+            tensor.fill_(float("nan"))
+
+    @ctypes.CFUNCTYPE(None)
+    def finish() -> None:
+        for tensor, value in zip(written, values, strict=True):
+            tensor.copy_(value)
+
+    builds["matrix units"].play_kernel_before(undo, finish)
+    try:
+        found = op.variants["cuda"](**inputs)
+    finally:
+        builds["matrix units"].play_kernel_before(None, None)
+    assert torch.equal(found, calm)

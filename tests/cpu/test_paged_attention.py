@@ -38,33 +38,33 @@ def prefill_inputs(setting: prefill_op.Setting) -> dict[str, Any]:
 
 def test_a_sequence_is_the_same_bits_in_any_batch() -> None:
     inputs = decode_inputs(replace(DECODE, lengths=(300, 17, 211)))
-    together = decode_op.launch(**inputs)
+    together = decode_op.launched(**inputs)
     rows = {name: inputs[name][1:2] for name in ("q_BNH", "page_table_BM", "lengths_B")}
-    alone = decode_op.launch(**inputs | rows)
+    alone = decode_op.launched(**inputs | rows)
     assert torch.equal(alone, together[1:2])
 
 
 def test_splits_change_rounding_only() -> None:
     inputs = decode_inputs(replace(DECODE, dtype=torch.float32))
-    whole = decode_op.launch(**inputs | {"split_tokens": 512})
-    torch.testing.assert_close(decode_op.launch(**inputs), whole, rtol=1e-5, atol=1e-5)
+    whole = decode_op.launched(**inputs | {"split_tokens": 512})
+    torch.testing.assert_close(decode_op.launched(**inputs), whole, rtol=1e-5, atol=1e-5)
 
 
 def test_max_length_narrows_the_grid() -> None:
     inputs = decode_inputs(replace(DECODE, lengths=(100, 17)))
     table = inputs["page_table_BM"]
     wide = torch.nn.functional.pad(table, (0, 1000 - table.shape[1]), value=NO_PAGE)
-    out = decode_op.launch(**inputs | {"page_table_BM": wide, "max_length": 128})
-    assert torch.equal(out, decode_op.launch(**inputs))
+    out = decode_op.launched(**inputs | {"page_table_BM": wide, "max_length": 128})
+    assert torch.equal(out, decode_op.launched(**inputs))
 
 
 @pytest.mark.parametrize("page_size", [16, 128])
 def test_pages_behind_the_window_are_not_read(page_size: int) -> None:
     setting = replace(DECODE, window=40, page_size=page_size)
     inputs = decode_inputs(setting)
-    expected = decode_op.launch(**inputs)
+    expected = decode_op.launched(**inputs)
     inputs["page_table_BM"][0, : (300 - 40) // page_size] = NO_PAGE
-    assert torch.equal(decode_op.launch(**inputs), expected)
+    assert torch.equal(decode_op.launched(**inputs), expected)
 
     chunk = prefill_inputs(replace(PREFILL, window=40, page_size=page_size))
     expected = prefill_op.launch(**chunk)
@@ -99,6 +99,12 @@ def test_splits_fill_the_chip_and_are_not_too_short() -> None:
     assert decode.count_splits(32768, 1024, window=1) == 1
     assert decode.count_splits(32768, 1024, window=1025) == 2
     assert decode.count_splits(32768, 1024, window=1026) == 3
+
+
+def test_decoding_is_one_kernel() -> None:
+    with recording(H200) as calls:
+        decode_op.launched(**decode_inputs(replace(DECODE, lengths=(3000, 17), split_tokens=256)))
+    assert [call.kernel.__name__ for call in calls] == ["decode_attention_kernel"]
 
 
 def test_cudnn_is_chosen_for_long_plain_prompts_of_equal_length() -> None:
@@ -138,12 +144,14 @@ def test_compiled_graphs_hold_the_ops() -> None:
 def test_what_is_refused_says_why() -> None:
     inputs = decode_inputs(DECODE)
     with pytest.raises(ValueError, match="not a multiple of 128"):
-        decode_op.launch(**inputs | {"split_tokens": 100})
+        decode_op.launched(**inputs | {"split_tokens": 100})
     with pytest.raises(ValueError, match="need scales"):
-        decode_op.launch(**decode_inputs(replace(DECODE, cache=torch.int8)) | {"v_scale_PKS": None})
+        decode_op.launched(
+            **decode_inputs(replace(DECODE, cache=torch.int8)) | {"v_scale_PKS": None}
+        )
     with pytest.raises(ValueError, match="contiguous"):
-        decode_op.launch(**inputs | {"k_pages_PKSH": inputs["k_pages_PKSH"][:, :1]})
+        decode_op.launched(**inputs | {"k_pages_PKSH": inputs["k_pages_PKSH"][:, :1]})
     with pytest.raises(UnsupportedError, match="head dim 72"):
-        decode_op.launch(**decode_inputs(replace(DECODE, head_dim=72)))
+        decode_op.launched(**decode_inputs(replace(DECODE, head_dim=72)))
     with pytest.raises(UnsupportedError, match="do not divide"):
-        decode_op.launch(**decode_inputs(replace(DECODE, heads=(3, 2))))
+        decode_op.launched(**decode_inputs(replace(DECODE, heads=(3, 2))))

@@ -1,19 +1,25 @@
 """Attention of one new token a sequence over a paged cache: the kernel of every decode step.
 
-`decode_attention` runs where its tensors are: the reference on a CPU, the kernels on a GPU, through
-the custom op `ridgeline::decode_attention` when torch.compile traces it. op.py is what the registry
-walks.
+`decode_attention` runs where its tensors are: on a CPU the reference, on a GPU the kernel of
+cuda.cu or Triton's, whichever was measured to be faster. Where nothing was measured, 8-bit pages on
+NVIDIA go to cuda.cu's (conversions are most of Triton's time there), if it was built, and all else
+to Triton's. When torch.compile traces it, it is the custom op `ridgeline::decode_attention`. op.py
+is what the registry walks.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from ridgeline.formats.dtypes import dtype_name
 from ridgeline.kernels.attention.reference import AttentionSpec
+from ridgeline.kernels.autotune import chosen
 from ridgeline.kernels.decode_attention import reference
 
-__all__ = ["decode_attention"]
+__all__ = ["decode_attention", "launched", "tune_key"]
 
 
 def decode_attention(
@@ -27,9 +33,12 @@ def decode_attention(
     v_scale_PKS: Tensor | None = None,
     max_length: int | None = None,
     split_tokens: int | None = None,
+    settled: bool = False,
 ) -> Tensor:
     """See reference.py. With `split_tokens` given, a sequence's result is the same bits whatever
-    else is in the batch.
+    else is in the batch. `settled` allows the kernel to read all but q and each sequence's newest
+    token before the kernel in front of it has ended: true in a decode step, where that one writes
+    nothing else.
     """
     pages = (k_pages_PKSH, v_pages_PKSH, page_table_BM, lengths_B)
     scales = (k_scale_PKS, v_scale_PKS)
@@ -38,9 +47,61 @@ def decode_attention(
         return traced(q_BNH, *pages, *numbers, *scales, max_length, split_tokens)
     if q_BNH.device.type == "cpu":
         return reference.decode_attention(q_BNH, *pages, spec, *scales)
-    from ridgeline.kernels.decode_attention import triton
+    return launched(q_BNH, *pages, spec, *scales, max_length, split_tokens, settled)
 
-    return triton.decode_attention(q_BNH, *pages, spec, *scales, max_length, split_tokens)
+
+def launched(
+    q_BNH: Tensor,
+    k_pages_PKSH: Tensor,
+    v_pages_PKSH: Tensor,
+    page_table_BM: Tensor,
+    lengths_B: Tensor,
+    spec: AttentionSpec,
+    k_scale_PKS: Tensor | None = None,
+    v_scale_PKS: Tensor | None = None,
+    max_length: int | None = None,
+    split_tokens: int | None = None,
+    settled: bool = False,
+    config: Any = None,
+) -> Tensor:
+    """By a kernel of ours: as `config` says (triton.Tiles or cuda.Cut), else as measured, else by
+    dtype.
+    """
+    from ridgeline.kernels.decode_attention import cuda, triton
+
+    pages = (k_pages_PKSH, v_pages_PKSH, page_table_BM, lengths_B)
+    inputs = (q_BNH, *pages, spec, k_scale_PKS, v_scale_PKS, max_length, split_tokens)
+    # A choice may depend on the batch only where the caller did not ask that results do not.
+    if config is None and split_tokens is None:
+        key = tune_key(q_BNH, k_pages_PKSH, page_table_BM, max_length, settled)
+        best = chosen("decode_attention", key, q_BNH.device)
+        config = best and (cuda.Cut(**best) if "stages" in best else triton.Tiles(**best))
+    by_dtype = k_pages_PKSH.dtype.itemsize == 1 and torch.version.hip is None
+    in_cuda = by_dtype if config is None else isinstance(config, cuda.Cut)
+    if in_cuda and q_BNH.device.type == "cuda" and cuda.supported(q_BNH, k_pages_PKSH):
+        return cuda.decode_attention(*inputs, config=config, settled=settled)
+    tiles = config if isinstance(config, triton.Tiles) else None
+    return triton.decode_attention(*inputs, config=tiles)
+
+
+def tune_key(
+    q_BNH: Tensor,
+    k_pages_PKSH: Tensor,
+    page_table_BM: Tensor,
+    max_length: int | None,
+    settled: bool = False,
+) -> str:
+    """Under which a measured choice holds: dtypes and heads as they are, sequences and tokens up to
+    the next power of two.
+    """
+    batch, num_heads, head_dim = q_BNH.shape
+    num_kv_heads, page_size = k_pages_PKSH.shape[1:3]
+    tokens = page_table_BM.shape[1] * page_size
+    longest = tokens if max_length is None else min(tokens, max_length)
+    kind = f"{dtype_name(q_BNH.dtype)} {dtype_name(k_pages_PKSH.dtype)}"
+    ranges = [1 << max(number - 1, 0).bit_length() for number in (batch, longest)]
+    early = " settled" * settled
+    return f"{kind} {num_heads}/{num_kv_heads}x{head_dim} {ranges[0]}x{ranges[1]}{early}"
 
 
 @torch.library.custom_op("ridgeline::decode_attention", mutates_args=())

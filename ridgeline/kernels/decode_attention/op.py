@@ -14,19 +14,32 @@ from torch.nn import functional
 from ridgeline.kernels.attention.inputs import contiguous_of_size, random_cache
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.cost import OpCost
-from ridgeline.kernels.decode_attention import reference
+from ridgeline.kernels.decode_attention import launched, reference, tune_key
 from ridgeline.kernels.inputs import label, normal, strided_rows
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.launch import target_of
+from ridgeline.kernels.op import Case, Inputs, Op, Search
 from ridgeline.kernels.targets import Target
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 INT8, FP8, FP8_AMD = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
 
 
-def launch(**inputs: Any) -> Tensor:
+def launch_triton(settled: bool = False, **inputs: Any) -> Tensor:
+    """Triton's kernel, which reads nothing early."""
     from ridgeline.kernels.decode_attention import triton
 
     return triton.decode_attention(**inputs)
+
+
+def launch_cuda(defines: tuple[str, ...] = (), **inputs: Any) -> Tensor:
+    from ridgeline.kernels.decode_attention import cuda
+
+    return cuda.decode_attention(**inputs, defines=defines)
+
+
+def define(config: Any = None, settled: bool = False, **inputs: Any) -> Tensor:
+    """The reference, which no way of cutting the work may change."""
+    return reference.decode_attention(**inputs)
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,7 @@ class Setting:
     split_tokens: int | None = None
     strided: bool = False
     spare_pages: int = 3
+    settled: bool = False
 
     @property
     def label(self) -> str:
@@ -60,6 +74,7 @@ class Setting:
             self.split_tokens and f"split {self.split_tokens}",
             self.strided and "strided",
             self.spare_pages > 3 and "far pages",
+            self.settled and "settled",
         )
 
 
@@ -82,6 +97,8 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
     inputs["spec"] = AttentionSpec(setting.head_dim**-0.5, setting.window, setting.softcap)
     if setting.split_tokens is not None:
         inputs["split_tokens"] = setting.split_tokens
+    if setting.settled:
+        inputs["settled"] = True
     return inputs
 
 
@@ -166,6 +183,7 @@ LARGE = [
     for dtype, cache in [(BF16, None), (FP16, None), (BF16, FP8), (BF16, INT8), (FP16, INT8)]
     for window, softcap in [(None, None), (1000, 30.0)]
 ] + [
+    Setting((1000, 5000), settled=True),
     Setting((1000, 5000), spare_pages=40_000),  # past 2^31 elements
     Setting((1000, 5000), spare_pages=20_000, page_size=128, cache=INT8),
 ]
@@ -174,6 +192,7 @@ BENCH = [
         Setting((length,) * batch)
         for batch, length in [(1, 32768), (1, 4096), (8, 8192), (64, 1024), (64, 8192), (64, 32768)]
     ),
+    *(Setting((length,), settled=True) for length in (4096, 32768)),
     *(Setting((1024,) * 256, page_size=page_size) for page_size in (16, 64, 256)),
     Setting(_mixed(256, 100, 2048)),
     *(
@@ -196,18 +215,49 @@ COMPILE = [
         (256, 64, None),
         (256, 16, INT8),
     ]
-] + [Setting((64,), window=32, softcap=30.0)]
+] + [
+    Setting((64,), window=32, softcap=30.0),
+    Setting((8192,), heads=(8, 2)),  # as many splits as a chunk of the merge holds
+]
+
+
+def search(
+    q_BNH: Tensor,
+    k_pages_PKSH: Tensor,
+    page_table_BM: Tensor,
+    max_length: int | None = None,
+    settled: bool = False,
+    **_: Any,
+) -> Search:
+    """Triton's tiles, and where cuda.cu was built the ways to cut its work: one list, so that the
+    faster of the two is what the public function finds.
+    """
+    from ridgeline.kernels.decode_attention import cuda, triton
+
+    key = tune_key(q_BNH, k_pages_PKSH, page_table_BM, max_length, settled)
+    target, dtype, head_dim = target_of(q_BNH), k_pages_PKSH.dtype, q_BNH.shape[2]
+    ways: list[Any] = [triton.choose_tiles(head_dim, dtype, target)]
+    if cuda.supported(q_BNH, k_pages_PKSH):
+        ways += cuda.cuts(head_dim, dtype, target)
+    return Search("decode_attention", key, ways)
+
 
 OP = Op(
     name="decode_attention",
     summary="attention of one new token a sequence over a paged cache, split along the sequence",
-    reference=reference.decode_attention,
-    launch=launch,
+    reference=define,
+    launch=launched,
     cost=cost,
     small_cases=[case(setting) for setting in SMALL],
     cases=[case(setting) for setting in SMALL + LARGE],
     bench_cases=[case(setting) for setting in BENCH],
     compile_cases=[case(setting) for setting in COMPILE],
     baselines={"sdpa": sdpa},
+    variants={
+        "triton": launch_triton,
+        "cuda": launch_cuda,
+        "portable": partial(launch_cuda, defines=("RIDGELINE_PORTABLE",)),
+    },
+    search=search,
     supports=supports,
 )

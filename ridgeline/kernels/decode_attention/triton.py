@@ -1,7 +1,8 @@
-"""Decode attention in Triton: sequences are cut into splits at fixed positions, and merged after.
+"""Decode attention in Triton: sequences are cut into splits at fixed positions, and the last split
+of a sequence to finish merges them all, in their order: one kernel.
 
 One program reads one split of one KV head and serves the whole group of query heads over it, so
-that K and V are read once. Nothing depends on the lengths but inside the kernels: the grid comes
+that K and V are read once. Nothing depends on the lengths but inside the kernel: the grid comes
 from the page table's width (or `max_length`), and programs past a sequence's end leave at once, so
 a captured graph serves any lengths. A split begins at a multiple of `split_tokens` whatever the
 batch: with that number fixed, a sequence's result does not depend on what else is in the batch.
@@ -33,12 +34,67 @@ from ridgeline.kernels.attention.triton import (
     places_of_tile,
     soft_capped,
 )
+from ridgeline.kernels.decode_attention.splits import (
+    arrival_counters,
+    choose_split,
+    count_splits,
+    longest_sequence,
+)
 from ridgeline.kernels.launch import launch, target_of
 from ridgeline.kernels.targets import Target
 
 
 @triton.jit
-def decode_split_kernel(
+def merge_splits(
+    partial_ptr,  # [splits, GROUP, HEAD_DIM], fp32, of one KV head of one sequence
+    lse_ptr,  # [splits, GROUP], base 2
+    out_ptr,  # [GROUP, HEAD_DIM]
+    num_used,
+    GROUP: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Each split weighs as much as its sum of exponentials; splits never written are not read.
+    `.cg`: other SMs wrote them, so L1 must not answer.
+    """
+    rows = tl.arange(0, GROUP_ROWS)
+    columns = tl.arange(0, COLUMNS)
+    inside = rows[:, None] * HEAD_DIM + columns[None, :]
+    in_group = (rows < GROUP)[:, None] & (columns < HEAD_DIM)[None, :]
+    largest = tl.full((GROUP_ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((GROUP_ROWS,), tl.float32)
+    acc = tl.zeros((GROUP_ROWS, COLUMNS), tl.float32)
+    for start in range(0, num_used, CHUNK):
+        slots = start + tl.arange(0, CHUNK)
+        used = slots < num_used
+        lse = tl.load(
+            lse_ptr + slots[:, None] * GROUP + rows[None, :],
+            mask=used[:, None] & (rows < GROUP)[None, :],
+            other=float("-inf"),
+            cache_modifier=".cg",
+        )  # [CHUNK, GROUP_ROWS]
+        partial = tl.load(
+            partial_ptr + slots[:, None, None] * (GROUP * HEAD_DIM) + inside[None, :, :],
+            mask=used[:, None, None] & in_group[None, :, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )  # [CHUNK, GROUP_ROWS, COLUMNS]
+        larger = tl.maximum(largest, tl.max(lse, axis=0))
+        # Rows beyond the group have no maximum: 0 instead keeps NaN out of them.
+        against = tl.where(larger == float("-inf"), 0.0, larger)
+        weights = tl.exp2(lse - against[None, :])
+        decay = tl.exp2(largest - against)
+        total = total * decay + tl.sum(weights, axis=0)
+        acc = acc * decay[:, None] + tl.sum(partial * weights[:, :, None], axis=0)
+        largest = larger
+    out = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    tl.store(out_ptr + inside, out.to(out_ptr.dtype.element_ty), mask=in_group)
+
+
+@triton.jit
+def decode_attention_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -46,8 +102,10 @@ def decode_split_kernel(
     v_scale_ptr,
     table_ptr,
     lengths_ptr,
-    out_ptr,  # [B, N, H], or with more than one split [B, N, NUM_SPLITS, H] in fp32
-    lse_ptr,  # [B, N, NUM_SPLITS]
+    out_ptr,  # [B, N, H]
+    partial_ptr,  # [B, K, num_splits, GROUP, H], fp32
+    lse_ptr,  # [B, K, num_splits, GROUP]
+    counter_ptr,  # [B, K], zero before and after
     q_stride,
     table_stride,
     num_kv_heads,
@@ -58,10 +116,12 @@ def decode_split_kernel(
     num_splits,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
     ONE_SPLIT: tl.constexpr,
     QUANTIZED: tl.constexpr,
     CAPPED: tl.constexpr,
@@ -76,7 +136,7 @@ def decode_split_kernel(
     begin = tl.maximum(split * split_tokens, first)
     end = tl.minimum(split * split_tokens + split_tokens, length)
     if not ONE_SPLIT:  # noqa: SIM102  (known to the compiler; the other is not)
-        if begin >= end:
+        if begin >= end and slot > 0:  # the first one stays: a length of zero gives zeros
             return
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
@@ -113,59 +173,31 @@ def decode_split_kernel(
         )
         largest = larger
     out = acc / tl.where(total > 0.0, total, 1.0)[:, None]  # a length of zero gives zeros
-    heads = (sequence * num_kv_heads + head) * GROUP + rows
-    if ONE_SPLIT:
-        place = heads[:, None] * HEAD_DIM + columns[None, :]
+    index = sequence * num_kv_heads + head
+    num_used = 1 if ONE_SPLIT else tl.cdiv(length, split_tokens) - first // split_tokens
+    if num_used <= 1:
+        place = index * GROUP * HEAD_DIM + rows[:, None] * HEAD_DIM + columns[None, :]
+        tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=in_q)
     else:
-        place = (heads * num_splits + slot)[:, None] * HEAD_DIM + columns[None, :]
-        lse = largest + tl.log2(total)
-        tl.store(lse_ptr + heads * num_splits + slot, lse, mask=rows < GROUP)
-    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=in_q)
-
-
-@triton.jit
-def merge_splits_kernel(
-    partial_ptr,  # [B, N, num_splits, H], fp32
-    lse_ptr,  # [B, N, num_splits], base 2
-    lengths_ptr,
-    out_ptr,  # [B, N, H]
-    window,
-    split_tokens,
-    num_splits,
-    HEAD_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    WINDOWED: tl.constexpr,
-):
-    """Each split weighs as much as its sum of exponentials; splits never written are not read."""
-    sequence = tl.program_id(1).to(tl.int64)  # int64: offsets pass 2^31
-    row = sequence * tl.num_programs(0) + tl.program_id(0)
-    length = tl.load(lengths_ptr + sequence)
-    first = tl.maximum(length - window, 0) if WINDOWED else 0
-    num_used = tl.cdiv(length, split_tokens) - first // split_tokens
-    columns = tl.arange(0, COLUMNS)
-    in_row = columns < HEAD_DIM
-    largest = tl.full((1,), float("-inf"), tl.float32)
-    total = tl.zeros((1,), tl.float32)
-    acc = tl.zeros((COLUMNS,), tl.float32)
-    for start in range(0, num_used, CHUNK):
-        slots = start + tl.arange(0, CHUNK)
-        used = slots < num_used
-        place = row * num_splits + slots
-        lse = tl.load(lse_ptr + place, mask=used, other=float("-inf"))
-        partial = tl.load(
-            partial_ptr + place[:, None] * HEAD_DIM + columns[None, :],
-            mask=used[:, None] & in_row[None, :],
-            other=0.0,
-        )
-        larger = tl.maximum(largest, tl.max(lse, axis=0))
-        weights = tl.exp2(lse - larger)
-        decay = tl.exp2(largest - larger)
-        total = total * decay + tl.sum(weights, axis=0)
-        acc = acc * decay + tl.sum(partial * weights[:, None], axis=0)
-        largest = larger
-    out = acc / tl.where(total > 0.0, total, 1.0)
-    tl.store(out_ptr + row * HEAD_DIM + columns, out.to(out_ptr.dtype.element_ty), mask=in_row)
+        part = (index * num_splits + slot) * GROUP
+        place = part * HEAD_DIM + rows[:, None] * HEAD_DIM + columns[None, :]
+        tl.store(partial_ptr + place, out, mask=in_q)
+        tl.store(lse_ptr + part + rows, largest + tl.log2(total), mask=rows < GROUP)
+        tl.debug_barrier()  # every thread has stored before one of them counts the program in
+        arrived = tl.atomic_add(counter_ptr + index, 1, sem="acq_rel", scope="gpu")
+        if arrived == num_used - 1:
+            tl.store(counter_ptr + index, 0)  # as the next launch must find it
+            merge_splits(
+                partial_ptr + index * num_splits * GROUP * HEAD_DIM,
+                lse_ptr + index * num_splits * GROUP,
+                out_ptr + index * GROUP * HEAD_DIM,
+                num_used,
+                GROUP,
+                GROUP_ROWS,
+                HEAD_DIM,
+                COLUMNS,
+                CHUNK,
+            )
 
 
 def decode_attention(
@@ -179,17 +211,16 @@ def decode_attention(
     v_scale_PKS: Tensor | None = None,
     max_length: int | None = None,
     split_tokens: int | None = None,
-    tiles: Tiles | None = None,
+    config: Tiles | None = None,
 ) -> Tensor:
-    """The launcher; arguments and result are reference.py's, `tiles` what a tuner may choose."""
+    """The launcher; arguments and result are reference.py's, `config` what a tuner may choose."""
     check_pages(k_pages_PKSH, v_pages_PKSH, k_scale_PKS, v_scale_PKS)
     batch, num_heads, head_dim = q_BNH.shape
     num_kv_heads, page_size = k_pages_PKSH.shape[1:3]
     check_heads(num_heads, num_kv_heads, head_dim)
     target = target_of(q_BNH)
-    tiles = tiles or choose_tiles(head_dim, k_pages_PKSH.dtype, target)
-    capacity = page_table_BM.shape[1] * page_size
-    longest = max(1, min(capacity, max_length if max_length is not None else capacity))
+    tiles = config or choose_tiles(head_dim, k_pages_PKSH.dtype, target)
+    longest = longest_sequence(page_table_BM, page_size, max_length)
     if split_tokens is None:
         split_tokens = choose_split(batch * num_kv_heads, longest, target)
     if split_tokens % tiles.block:
@@ -198,16 +229,18 @@ def decode_attention(
     out_BNH = torch.empty(q_BNH.shape, dtype=q_BNH.dtype, device=q_BNH.device)
     if not out_BNH.numel():
         return out_BNH
-    written, lse = out_BNH, lengths_B
+    partial, lse, counters = out_BNH, lengths_B, lengths_B
     if num_splits > 1:
-        shape = (batch, num_heads, num_splits)
-        written = torch.empty((*shape, head_dim), dtype=torch.float32, device=q_BNH.device)
+        shape = (batch, num_kv_heads, num_splits, num_heads // num_kv_heads)
+        partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q_BNH.device)
         lse = torch.empty(shape, dtype=torch.float32, device=q_BNH.device)
+        counters = arrival_counters(batch * num_kv_heads, q_BNH.device)
     q_BNH = q_BNH if heads_together(q_BNH) else q_BNH.contiguous()
     columns = triton.next_power_of_2(head_dim)
     group = num_heads // num_kv_heads
+    group_rows = triton.next_power_of_2(group)
     launch(
-        decode_split_kernel,
+        decode_attention_kernel,
         (num_kv_heads, batch, num_splits),
         (
             q_BNH,
@@ -217,8 +250,10 @@ def decode_attention(
             v_scale_PKS if v_scale_PKS is not None else lengths_B,
             page_table_BM,
             lengths_B,
-            written,
+            out_BNH,
+            partial,
             lse,
+            counters,
             q_BNH.stride(0),
             page_table_BM.stride(0),
             num_kv_heads,
@@ -229,11 +264,13 @@ def decode_attention(
             num_splits,
         ),
         GROUP=group,
-        ROWS=max(16, triton.next_power_of_2(group)),  # 16 rows: the least a dot takes
+        ROWS=max(16, group_rows),  # 16 rows: the least a dot takes
+        GROUP_ROWS=group_rows,
         HEAD_DIM=head_dim,
         COLUMNS=columns,
         PAGE=page_size,
         BLOCK=tiles.block,
+        CHUNK=merged_at_once(num_splits, group_rows * columns),
         ONE_SPLIT=num_splits == 1,
         QUANTIZED=k_scale_PKS is not None,
         CAPPED=spec.softcap is not None,
@@ -241,26 +278,12 @@ def decode_attention(
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
-    if num_splits > 1:
-        launch(
-            merge_splits_kernel,
-            (num_heads, batch),
-            (written, lse, lengths_B, out_BNH, spec.window or 0, split_tokens, num_splits),
-            HEAD_DIM=head_dim,
-            COLUMNS=columns,
-            CHUNK=min(8192 // columns, max(2, triton.next_power_of_2(num_splits))),
-            WINDOWED=spec.window is not None,
-            num_warps=4,
-        )
     return out_BNH
 
 
-def count_splits(longest: int, split_tokens: int, window: int | None) -> int:
-    """How many splits the tokens one query sees can touch."""
-    num_splits = triton.cdiv(longest, split_tokens)
-    if window is not None:
-        num_splits = min(num_splits, triton.cdiv(window - 1, split_tokens) + 1)
-    return num_splits
+def merged_at_once(num_splits: int, numbers: int) -> int:
+    """Splits in a chunk of the merge: few enough to be held in registers, `numbers` each."""
+    return min(max(1, 8192 // numbers), triton.next_power_of_2(num_splits))
 
 
 @dataclass(frozen=True)
@@ -287,16 +310,3 @@ def choose_tiles(head_dim: int, dtype: torch.dtype, target: Target) -> Tiles:
     # Measured on an H200, 2026-11-15, heads of 128: at 64 sequences of 1024 tokens, 2 stages reach
     # 94% of read bandwidth, 3 reach 83%; with 8-bit codes 3 are best (55%), 4 reach 53%.
     return Tiles(block, 4, 3 if dtype.itemsize == 1 else 2)
-
-
-# A heuristic until measured: two programs an SM fill it; a split shorter than 256 tokens spends
-# its time on starting; one longer than 4096 leaves a batch waiting for its longest sequence.
-PROGRAMS_PER_UNIT = 2
-SHORTEST_SPLIT, LONGEST_SPLIT = 256, 4096
-
-
-def choose_split(num_rows: int, longest: int, target: Target) -> int:
-    """Tokens a split, for `num_rows` = sequences × KV heads."""
-    wanted = triton.cdiv(PROGRAMS_PER_UNIT * target.num_units, max(num_rows, 1))
-    tokens = triton.cdiv(triton.cdiv(longest, wanted), SHORTEST_SPLIT) * SHORTEST_SPLIT
-    return min(tokens, LONGEST_SPLIT)

@@ -1,0 +1,1040 @@
+// Decode attention over a paged KV cache in CUDA C++: one kernel, splits merged by the last block.
+//
+// A block serves one KV head of one sequence over one split of its tokens, for up to 16 query heads
+// of the group (a chunk). Its warps take steps of 16 tokens in turn. Pages hold 16 tokens or more
+// and steps begin at multiples of 16, so a step lies in one page.
+//
+// Memory. Each lane copies (cp.async) just the 16-byte pieces of K and V that it will feed to the
+// matrix units itself, so shared memory is a queue private to a lane: no barrier, no bank conflict,
+// no shuffle, and as many bytes on their way as it holds (an H200's SM needs about 30 KB).
+//
+// Matrix units (m16n8k16, fragments as the PTX manual numbers them, g = lane / 4, t = lane % 4):
+//   scoresᵀ = K · qᵀ     16 rows = tokens, 8 columns = query heads. The order of the head dim is
+//                        free if q has the same, so lane t's pieces are used as they lie.
+//   outᵀ = Vᵀ · weightsᵀ 16 rows = head dims, in the order in which lane g's pieces have them, 8
+//                        columns = query heads. The weights come out of the scores' fragment and
+//                        are turned over into the operand's by movmatrix.
+// A lane has the tokens g and g + 8 of the scores, and the heads 2 t and 2 t + 1 of both.
+//
+// Numbers. 8-bit codes are exact in fp16, and q is brought into its range by a power of two, so
+// codes are multiplied in fp16 units; bf16 would leave 8 bits to the weights. A token's K scale is
+// applied to its scores and its V scale to its weights, in fp32. The maximum that weights are taken
+// against moves only when a score passes it by a factor of 2^6 (and the V scale they are measured
+// in when one is 32 times as large), because moving it rescales every sum: weights then reach
+// 2^6 · 2^9 < 65504.
+//
+// With RIDGELINE_PORTABLE, or through hipify for ROCm, the same sums are done in plain C++ in fp32.
+// All PTX is in the section "instructions", behind that guard; tests/cuda_on_cpu.h stands in for
+// that section (RIDGELINE_ON_CPU), so that all else is tested without a GPU.
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#if defined(RIDGELINE_PORTABLE) || defined(USE_ROCM) || defined(__HIP_PLATFORM_AMD__)
+#define PORTABLE 1
+#ifdef __NVCC__
+#pragma nv_diag_suppress 177  // constants that only the matrix units' code uses
+#endif
+#else
+#define PORTABLE 0
+#endif
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+#define CONVERTS_E4M3 1  // in one instruction
+#else
+#define CONVERTS_E4M3 0
+#endif
+#define UNROLL _Pragma("unroll")  // registers are indexed by constants only
+
+// The launcher's arguments; cuda.py has the same list.
+struct RidgelineDecode {
+  const uint16_t* q;     // [B, N, H] bf16 or fp16, rows q_stride apart
+  const uint8_t* k;      // [P, K, S, H]
+  const uint8_t* v;
+  const float* k_scale;  // [P, K, S], codes only
+  const float* v_scale;
+  const int* table;      // [B, M], rows table_stride apart
+  const int* lengths;    // [B]
+  uint16_t* out;         // [B, N, H]
+  float* partial;        // [B · K · chunks, splits, rows, H]
+  float2* stats;         // [B · K · chunks, splits, rows]: maximum, sum of weights
+  int* counters;         // [B · K · chunks], zero before and after
+  int64_t q_stride, table_stride;
+  int table_width, num_kv_heads, group, page_shift, q_is_fp16;
+  int window;            // 0: none
+  int split_tokens, num_splits;
+  int stages;            // steps on their way for each warp: 1, 2, 3, 4 or 6
+  // The kernel before wrote nothing of the lengths, the page table and the pages but each
+  // sequence's newest token: all else is read before that kernel has ended.
+  int settled;
+  float scale, softcap;  // softcap 0: none
+};
+
+namespace {  // nothing of one build is seen by another that is loaded beside it
+
+using Args = RidgelineDecode;
+enum Kind { BF16 = 0, FP16 = 1, E4M3 = 2, INT8 = 3, E4M3_FNUZ = 4 };
+
+constexpr int MAX_THREADS = 256;
+constexpr int STEP = 16;             // tokens
+constexpr int PAD = 4;               // floats after a row of sums in shared memory: other banks
+constexpr float NOTHING = -1e30f;    // a maximum before the first score; finite, so that - works
+constexpr float LOG2E = 1.4426950408889634f;
+constexpr float LAZY = 6.0f;         // log2 of how far a weight may pass 1 before sums are rescaled
+constexpr float LAZY_SCALE = 32.0f;  // how far a V scale may pass the largest before it
+constexpr float UNIT = 16.0f;        // what that largest one becomes
+
+// How a row of K and of V is cut into pieces, one a lane and round.
+template <int KIND, int H>
+struct Layout {
+  static constexpr bool CODES = KIND > FP16;
+  static constexpr int BYTES = CODES ? 1 : 2;
+  static constexpr int ROW = H * BYTES;
+  // Query heads a block serves: 16 sums of 256 numbers would not fit in a warp's registers.
+  static constexpr int MAX_ROWS = H > 128 ? 8 : 16;
+  static constexpr int K_PIECES = ROW / 16;  // of 16 bytes; piece t + 4 i is lane t's in round i
+  static constexpr int K_ROUNDS = (K_PIECES + 3) / 4;
+  static constexpr int K_NUMBERS = 16 / BYTES;
+  static constexpr int K_PRODUCTS = K_ROUNDS * K_NUMBERS / 4;  // a product takes 4 of a lane
+  static constexpr int V_BYTES = ROW == 64 ? 8 : 16;           // 8 lanes share a row
+  static constexpr int V_PIECES = ROW / V_BYTES;
+  static constexpr int V_ROUNDS = (V_PIECES + 7) / 8;
+  static constexpr int V_NUMBERS = V_BYTES / BYTES;
+  static constexpr int V_TILES = V_ROUNDS * V_NUMBERS / 2;  // a product takes 2 rows of a lane
+  static constexpr int K_STAGE = 2 * K_ROUNDS * 32 * 16;    // 8 tokens a round
+  static constexpr int V_STAGE = 4 * V_ROUNDS * 32 * V_BYTES;  // 4 tokens a round
+  static constexpr int STAGE = K_STAGE + V_STAGE + (CODES ? 2 * STEP * 4 : 0);
+};
+
+// What a block has to do.
+struct Share {
+  int head, first_row, rows, slot;
+  int row_stride;  // rows that a split's sums have room for: those of the group's first chunk
+  int64_t sequence, index;  // index: of its counter and its splits' sums
+  int length, begin, end, num_used;
+};
+
+// ---- instructions -------------------------------------------------------------------------------
+
+#ifndef RIDGELINE_ON_CPU
+
+__device__ __forceinline__ unsigned char* block_memory() {
+  extern __shared__ float4 shared[];  // whose alignment it gets
+  return reinterpret_cast<unsigned char*>(shared);
+}
+
+// Another SM may have written it: not from L1.
+template <typename T>
+__device__ __forceinline__ T from_other_block(const T* pointer) {
+#if defined(USE_ROCM) || defined(__HIP_PLATFORM_AMD__)
+  return *pointer;  // a fence empties L1 there
+#else
+  return __ldcg(pointer);
+#endif
+}
+
+#if PORTABLE
+
+__device__ __forceinline__ float exponential2(float x) { return exp2f(x); }
+
+#else
+
+__device__ __forceinline__ float exponential2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void let_next_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void multiply(
+    bool bf16, float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+    uint32_t b1) {
+  if (bf16)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// An 8 x 8 matrix of 16-bit numbers turned over: lane (g, t) gives row g, columns 2 t and 2 t + 1.
+__device__ __forceinline__ uint32_t transpose(uint32_t x) {
+  uint32_t y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+__device__ __forceinline__ uint32_t pack(bool bf16, float low, float high) {
+  uint32_t pair;
+  if (bf16)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+__device__ __forceinline__ uint32_t subtract_pair(uint32_t x, uint32_t y) {
+  uint32_t pair;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(x), "r"(y));
+  return pair;
+}
+
+__device__ __forceinline__ uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t flip) {
+  uint32_t y;  // one instruction, which the compiler makes two of
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(y) : "r"(x), "r"(mask), "r"(flip));
+  return y;
+}
+
+#if CONVERTS_E4M3
+// Four e4m3 numbers as fp16: bytes 0 and 1, bytes 2 and 3.
+__device__ __forceinline__ void convert_e4m3(uint32_t x, uint32_t& low, uint32_t& high) {
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2;"
+      "cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}"
+      : "=r"(low), "=r"(high)
+      : "r"(x));
+}
+#endif
+
+__device__ __forceinline__ uint32_t multiply_pair(uint32_t x, uint32_t y) {
+  uint32_t pair;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(x), "r"(y));
+  return pair;
+}
+
+template <int BYTES>
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool keep) {
+  const int size = keep ? BYTES : 0;  // what is not kept becomes zeros, and is not read
+  if (BYTES == 16)  // .cg: K and V are read once, L1 would only be in the way
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size));
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES),
+                 "r"(size));
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
+
+// Until the oldest of `stages` groups of copies is there; the number is part of the instruction.
+__device__ __forceinline__ void wait_for_oldest(int stages) {
+  if (stages == 2)
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+  else if (stages == 3)
+    asm volatile("cp.async.wait_group 2;" ::: "memory");
+  else if (stages == 4)
+    asm volatile("cp.async.wait_group 3;" ::: "memory");
+  else if (stages == 6)
+    asm volatile("cp.async.wait_group 5;" ::: "memory");
+  else
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+}
+
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+#endif  // PORTABLE
+#endif  // RIDGELINE_ON_CPU
+
+__device__ __forceinline__ float to_float(uint16_t bits, int is_fp16) {
+  return is_fp16 ? __half2float(__ushort_as_half(bits)) : __uint_as_float((uint32_t)bits << 16);
+}
+
+__device__ __forceinline__ uint16_t from_float(float x, int is_fp16) {
+  if (is_fp16) return __half_as_ushort(__float2half_rn(x));
+  const uint32_t bits = __float_as_uint(x);
+  if (x != x) return (bits >> 16) | 0x40;  // rounding could turn a NaN into an infinity
+  return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+}
+
+// A score with its cap, cap · tanh(x / cap), in base 2.
+__device__ __forceinline__ float capped(float x, float softcap) {
+  const float cap = softcap * LOG2E;
+  return cap - __fdividef(2.0f * cap, 1.0f + exponential2(x * (2.0f * LOG2E / softcap)));
+}
+
+// The end of a block's range, once the length is known; false: nothing to do, not even zeros.
+__device__ __forceinline__ bool finish_share(const Args& a, Share& s, int first) {
+  s.end = min((s.begin / a.split_tokens + 1) * a.split_tokens, s.length);
+  s.begin = max(s.begin, first);
+  s.num_used = (s.length + a.split_tokens - 1) / a.split_tokens - first / a.split_tokens;
+  return s.slot < max(s.num_used, 1);
+}
+
+// ---- the epilogue: warps merged, then splits ----------------------------------------------------
+
+__device__ __forceinline__ void store_row(
+    const Args& a, const Share& s, int num_columns, int row, int column, float4 sum, float total) {
+  const float inverse = total == 0.0f ? 0.0f : 1.0f / total;  // a length of zero gives zeros
+  const int64_t heads = (int64_t)a.num_kv_heads * a.group;
+  const int64_t head = (int64_t)s.head * a.group + s.first_row + row;
+  uint16_t* place = a.out + (s.sequence * heads + head) * num_columns + column;
+  const uint32_t low = from_float(sum.x * inverse, a.q_is_fp16)
+                       | (uint32_t)from_float(sum.y * inverse, a.q_is_fp16) << 16;
+  const uint32_t high = from_float(sum.z * inverse, a.q_is_fp16)
+                        | (uint32_t)from_float(sum.w * inverse, a.q_is_fp16) << 16;
+  *reinterpret_cast<uint2*>(place) = make_uint2(low, high);
+}
+
+__device__ __forceinline__ void add(float4& sum, float weight, float4 x) {
+  sum.x += weight * x.x;
+  sum.y += weight * x.y;
+  sum.z += weight * x.z;
+  sum.w += weight * x.w;
+}
+
+// Sums of the splits in their order, by the block that came last, HELD of them on their way at
+// once. Where there are more threads than quads of numbers, they share the splits.
+template <int H>
+__device__ void merge_splits(const Args& a, const Share& s, unsigned char* shared) {
+  constexpr int HELD = 8;
+  const int num_threads = blockDim.x, quads = s.rows * (H / 4);
+  const int parts = max(1, num_threads / quads), num_stats = s.num_used * s.row_stride;
+  const int quad_stride = s.row_stride * (H / 4);
+  float4* sums = reinterpret_cast<float4*>(shared);  // [parts, quads], at most one a thread
+  float2* stats = reinterpret_cast<float2*>(sums + num_threads);  // [splits, rows]
+  const int64_t base = s.index * a.num_splits * s.row_stride;
+  const float4* partial = reinterpret_cast<const float4*>(a.partial + base * H);
+  for (int i = threadIdx.x; i < num_stats; i += num_threads)
+    stats[i] = from_other_block(a.stats + base + i);
+  for (int start = 0; start < quads * parts; start += num_threads) {
+    const int item = start + threadIdx.x, quad = item % quads, part = item / quads;
+    const int row = quad / (H / 4), num_used = part < parts ? s.num_used : 0;
+    float4 held[HELD];
+    UNROLL for (int i = 0; i < HELD; i++)
+      if (part + i * parts < num_used)
+        held[i] = from_other_block(partial + (int64_t)(part + i * parts) * quad_stride + quad);
+    __syncthreads();  // the stats are there
+    float largest = NOTHING, total = 0.0f;
+#pragma unroll 4
+    for (int split = 0; split < num_used; split++)
+      largest = fmaxf(largest, stats[split * s.row_stride + row].x);
+#pragma unroll 4
+    for (int split = 0; split < num_used; split++) {
+      const float2 stat = stats[split * s.row_stride + row];
+      total += stat.y * exponential2(stat.x - largest);
+    }
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int split = part; split < num_used; split += HELD * parts) {
+      UNROLL for (int i = 0; i < HELD; i++) {
+        const int own = split + i * parts, next = own + HELD * parts;
+        if (own < num_used)
+          add(sum, exponential2(stats[own * s.row_stride + row].x - largest), held[i]);
+        if (next < num_used)
+          held[i] = from_other_block(partial + (int64_t)next * quad_stride + quad);
+      }
+    }
+    if (parts > 1) {  // one round then: quads · parts are no more than the threads
+      if (part < parts) sums[item] = sum;
+      __syncthreads();
+      for (int other = 1; other < parts && part == 0; other++)
+        add(sum, 1.0f, sums[other * quads + quad]);
+    }
+    if (part == 0) store_row(a, s, H, row, quad % (H / 4) * 4, sum, total);
+  }
+}
+
+// The block's warps merged (each left its sums and stats in shared memory), and written: as the
+// result where the sequence has one split, else beside the other splits' for the last to merge.
+template <int H>
+__device__ void finish_block(const Args& a, const Share& s, unsigned char* shared, int num_warps) {
+  __shared__ int is_last;
+  const float* sums = reinterpret_cast<const float*>(shared);  // [warps, rows, H + PAD]
+  const float2* stats = reinterpret_cast<const float2*>(sums + num_warps * s.rows * (H + PAD));
+  const int64_t base = (s.index * a.num_splits + s.slot) * s.row_stride;
+  for (int quad = threadIdx.x; quad < s.rows * (H / 4); quad += blockDim.x) {
+    const int row = quad / (H / 4), column = quad % (H / 4) * 4;
+    float largest = NOTHING, total = 0.0f;
+    for (int warp = 0; warp < num_warps; warp++)
+      largest = fmaxf(largest, stats[warp * s.rows + row].x);
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int warp = 0; warp < num_warps; warp++) {
+      const float2 stat = stats[warp * s.rows + row];
+      const float weight = exponential2(stat.x - largest);
+      const float* place = sums + (warp * s.rows + row) * (H + PAD) + column;
+      add(sum, weight, *reinterpret_cast<const float4*>(place));
+      total += weight * stat.y;
+    }
+    if (s.num_used <= 1) {
+      store_row(a, s, H, row, column, sum, total);
+    } else {
+      *reinterpret_cast<float4*>(a.partial + (base + row) * H + column) = sum;
+      if (column == 0) a.stats[base + row] = make_float2(largest, total);
+    }
+  }
+  if (s.num_used <= 1) return;
+  __syncthreads();  // every thread has stored before one of them counts the block in
+  if (threadIdx.x == 0) {
+    __threadfence();
+    is_last = atomicAdd(a.counters + s.index, 1) == s.num_used - 1;
+    if (is_last) a.counters[s.index] = 0;  // as the next launch must find it
+    __threadfence();
+  }
+  __syncthreads();
+  if (is_last) merge_splits<H>(a, s, shared);
+}
+
+#if !PORTABLE
+
+// ---- the matrix units ---------------------------------------------------------------------------
+
+// Whether a pair of codes is bytes 0 and 2 (1 and 3) of a word, or bytes 0 and 1 (2 and 3).
+__device__ constexpr bool apart(int kind) { return kind == INT8 || !CONVERTS_E4M3; }
+
+__device__ __forceinline__ float half_of(bool bf16, uint32_t pair, int high) {
+  if (bf16) return __uint_as_float(high ? pair & 0xffff0000u : pair << 16);
+  return to_float(high ? pair >> 16 : pair & 0xffff, 1);
+}
+
+// Two int8 codes, in bits 0-7 and 16-23, as fp16 with no conversion instruction: under the exponent
+// of 1024 the last bit counts one, so code + 128 is put there and 1152 taken off. Exact.
+__device__ __forceinline__ uint32_t int8_pair(uint32_t x) {
+  return subtract_pair(and_xor(x, 0x00ff00ffu, 0x64806480u), 0x64806480u);
+}
+
+// Two e4m3 codes, in bits 8-15 and 24-31, as fp16, on chips that do not convert them: moved to
+// fp16's places their bits are 2^-8 of the value, subnormals too, so the product is exact. (A NaN
+// becomes 480; no code written here is one.)
+__device__ __forceinline__ uint32_t e4m3_pair(uint32_t x) {
+  return multiply_pair((x >> 1 & 0x3f803f80u) | (x & 0x80008000u), 0x5c005c00u);
+}
+
+// Four codes of one token as two pairs: of bytes 0 and 2, and 1 and 3, where `apart` says so.
+template <int KIND>
+__device__ __forceinline__ void unpack_k(uint32_t x, uint32_t& b0, uint32_t& b1) {
+  if (KIND == INT8) {
+    b0 = int8_pair(x);
+    b1 = int8_pair(x >> 8);
+  } else {
+#if CONVERTS_E4M3
+    convert_e4m3(x, b0, b1);
+#else
+    b0 = e4m3_pair(x << 8);
+    b1 = e4m3_pair(x);
+#endif
+  }
+}
+
+// Four codes of two tokens as four pairs (first token, second token).
+template <int KIND>
+__device__ __forceinline__ void unpack_v(uint32_t first, uint32_t second, uint32_t (&pairs)[4]) {
+  if (KIND == E4M3 && CONVERTS_E4M3) {
+    unpack_k<E4M3>(__byte_perm(first, second, 0x5140), pairs[0], pairs[1]);
+    unpack_k<E4M3>(__byte_perm(first, second, 0x7362), pairs[2], pairs[3]);
+  } else {
+    UNROLL for (int i = 0; i < 4; i++) {
+      const uint32_t two = __byte_perm(first, second, 0x4400 + i * 0x1111);
+      pairs[i] = KIND == INT8 ? int8_pair(two) : e4m3_pair(two);
+    }
+  }
+}
+
+// Start the copies of one step, whose first token lies at row `place` of the pages.
+template <int KIND, int H>
+__device__ __forceinline__ void fetch(
+    const Args& a, uint32_t slot, int64_t place, int token, int begin, int end) {
+  using L = Layout<KIND, H>;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const uint8_t* k = a.k + place * L::ROW + g * L::ROW + t * 16;
+  UNROLL for (int half = 0; half < 2; half++) {
+    const int key = token + half * 8 + g;
+    const bool keep = key >= begin && key < end;
+    UNROLL for (int i = 0; i < L::K_ROUNDS; i++)
+      copy_async<16>(slot + (half * L::K_ROUNDS + i) * 512 + lane * 16,
+                     k + half * 8 * L::ROW + i * 64, keep && t + 4 * i < L::K_PIECES);
+  }
+  slot += L::K_STAGE;
+  const uint8_t* v = a.v + place * L::ROW + 2 * t * L::ROW + g * L::V_BYTES;
+  UNROLL for (int which = 0; which < 4; which++) {
+    const int key = which % 2 + which / 2 * 8;  // beside 2 t
+    const bool keep = token + 2 * t + key >= begin && token + 2 * t + key < end;
+    UNROLL for (int i = 0; i < L::V_ROUNDS; i++)
+      copy_async<L::V_BYTES>(slot + ((i * 4 + which) * 32 + lane) * L::V_BYTES,
+                             v + key * L::ROW + i * 8 * L::V_BYTES,
+                             keep && g + 8 * i < L::V_PIECES);
+  }
+  if (L::CODES) {
+    const float* scales = lane < STEP ? a.k_scale : a.v_scale;
+    const int key = token + lane % STEP;
+    copy_async<4>(slot + L::V_STAGE + lane * 4, scales + place + lane % STEP,
+                  key >= begin && key < end);
+  }
+}
+
+// q as the B operand of each product, in the order in which unpack_k has the columns of K; for
+// codes in fp16, each row brought near 2^15 by a power of two. `undo` takes that back, for the
+// lane's heads.
+template <int KIND, int H, int HALVES>
+__device__ __forceinline__ void load_q(
+    const Args& a, const Share& s, uint32_t (&q)[Layout<KIND, H>::K_PRODUCTS][HALVES][2],
+    float (&undo)[HALVES][2]) {
+  using L = Layout<KIND, H>;
+  constexpr int IN_PIECE = L::K_NUMBERS / 4;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  UNROLL for (int half = 0; half < HALVES; half++) {
+    const int row = g + 8 * half;
+    const int64_t head = (int64_t)s.head * a.group + s.first_row + row;
+    const uint16_t* q_row = a.q + s.sequence * a.q_stride + head * H;
+    float largest = 0.0f;
+    UNROLL for (int p = 0; p < L::K_PRODUCTS; p++) {
+      const int piece = t + 4 * (p / IN_PIECE);
+      const int column = piece * L::K_NUMBERS + p % IN_PIECE * 4;
+      uint2 four = make_uint2(0, 0);
+      if (row < s.rows && piece < L::K_PIECES)
+        four = *reinterpret_cast<const uint2*>(q_row + column);
+      q[p][half][0] = four.x;
+      q[p][half][1] = four.y;
+      UNROLL for (int i = 0; i < 4; i++) {
+        const uint32_t word = q[p][half][i / 2] >> i % 2 * 16;
+        largest = fmaxf(largest, fabsf(to_float(word & 0xffff, a.q_is_fp16)));
+      }
+    }
+    undo[half][0] = undo[half][1] = 1.0f;
+    if (!L::CODES) continue;
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    const int exponent = (int)(__float_as_uint(largest) >> 23) - 127;
+    const int shift = 14 - min(max(exponent, -100), 127);
+    const float power = __uint_as_float((uint32_t)(127 + shift) << 23);
+    const float inverse = __uint_as_float((uint32_t)(127 - shift) << 23);
+    UNROLL for (int i = 0; i < 2; i++) undo[half][i] = __shfl_sync(~0u, inverse, 8 * t + 4 * i);
+    UNROLL for (int p = 0; p < L::K_PRODUCTS; p++) {
+      float x[4];
+      UNROLL for (int i = 0; i < 4; i++) {
+        const uint32_t word = q[p][half][i / 2] >> i % 2 * 16;
+        x[i] = to_float(word & 0xffff, a.q_is_fp16) * power;
+      }
+      q[p][half][0] = pack(false, x[0], x[apart(KIND) ? 2 : 1]);
+      q[p][half][1] = pack(false, x[apart(KIND) ? 1 : 2], x[3]);
+    }
+  }
+}
+
+// The larger over the lanes g; each lane t has other heads.
+__device__ __forceinline__ float largest_of_column(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 4));
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 8));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 16));
+}
+
+// What a warp has summed, for the heads 2 t and 2 t + 1 (+ 8) of a lane; the totals are of its own
+// tokens only, until the end.
+template <int KIND, int H, int HALVES>
+struct Sums {
+  using L = Layout<KIND, H>;
+  float largest[HALVES][2], total[HALVES][2];
+  float acc[L::V_TILES][HALVES][4];
+  float unit, inverse;  // codes: V scales are measured in this unit
+
+  __device__ __forceinline__ void clear() {
+    unit = inverse = 0.0f;
+    UNROLL for (int half = 0; half < HALVES; half++) {
+      UNROLL for (int i = 0; i < 2; i++) {
+        largest[half][i] = NOTHING;
+        total[half][i] = 0.0f;
+      }
+      UNROLL for (int tile = 0; tile < L::V_TILES; tile++)
+        UNROLL for (int i = 0; i < 4; i++) acc[tile][half][i] = 0.0f;
+    }
+  }
+
+  // Bring the sums to the maximum and the unit that hold with these scores and V scales.
+  __device__ __forceinline__ void rescale(const float (&x)[HALVES][4], const float (&scales)[2]) {
+    float change = 1.0f;
+    if (L::CODES) {
+      const float most = largest_of_column(fmaxf(scales[0], scales[1])) * (1.0f / UNIT);
+      if (most > unit) {  // the same in all lanes
+        inverse = 1.0f / most;
+        change = unit * inverse;
+        unit = most;
+      }
+    }
+    UNROLL for (int half = 0; half < HALVES; half++) {
+      float decay[2];
+      UNROLL for (int i = 0; i < 2; i++) {
+        const float most = largest_of_column(fmaxf(x[half][i], x[half][2 + i]));
+        const float larger = fmaxf(largest[half][i], most);
+        decay[i] = exponential2(largest[half][i] - larger);
+        largest[half][i] = larger;
+        total[half][i] *= decay[i];
+        decay[i] *= change;
+      }
+      UNROLL for (int tile = 0; tile < L::V_TILES; tile++)
+        UNROLL for (int i = 0; i < 4; i++) acc[tile][half][i] *= decay[i % 2];
+    }
+  }
+
+  // Leave them in shared memory for finish_block.
+  __device__ __forceinline__ void leave(unsigned char* shared, int num_warps, int rows) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    float* sums = reinterpret_cast<float*>(shared);
+    float2* stats = reinterpret_cast<float2*>(sums + num_warps * rows * (H + PAD));
+    const float factor = L::CODES ? unit : 1.0f;
+    UNROLL for (int half = 0; half < HALVES; half++)
+      UNROLL for (int i = 0; i < 2; i++) {
+        float whole = total[half][i];
+        UNROLL for (int other = 4; other < 32; other *= 2)
+          whole += __shfl_xor_sync(~0u, whole, other);
+        const int row = 8 * half + 2 * t + i;
+        if (row >= rows) continue;
+        if (g == 0) stats[warp * rows + row] = make_float2(largest[half][i], whole);
+        float* place = sums + (warp * rows + row) * (H + PAD);
+        UNROLL for (int tile = 0; tile < L::V_TILES; tile += 2) {
+          const int piece = g + 8 * (tile / (L::V_NUMBERS / 2));
+          const int column = piece * L::V_NUMBERS + tile % (L::V_NUMBERS / 2) * 2;
+          if (piece < L::V_PIECES)
+            *reinterpret_cast<float4*>(place + column) = make_float4(
+                acc[tile][half][i] * factor, acc[tile][half][2 + i] * factor,
+                acc[tile + 1][half][i] * factor, acc[tile + 1][half][2 + i] * factor);
+        }
+      }
+  }
+};
+
+// K · qᵀ of one step: the tokens g and g + 8 (later two of x) and the heads of a lane.
+template <int KIND, int H, int HALVES>
+__device__ __forceinline__ void score(
+    const unsigned char* slot, const uint32_t (&q)[Layout<KIND, H>::K_PRODUCTS][HALVES][2],
+    float (&x)[HALVES][4]) {
+  using L = Layout<KIND, H>;
+  constexpr int IN_PIECE = L::K_NUMBERS / 4;
+  float sums[2][HALVES][4] = {};  // two of each: a product need not wait for the one before
+  const uint4* k = reinterpret_cast<const uint4*>(slot) + threadIdx.x % 32;
+  UNROLL for (int i = 0; i < L::K_ROUNDS; i++) {
+    const uint4 first = k[i * 32], second = k[(L::K_ROUNDS + i) * 32];
+    const uint32_t words[2][4] = {{first.x, first.y, first.z, first.w},
+                                  {second.x, second.y, second.z, second.w}};
+    UNROLL for (int j = 0; j < IN_PIECE; j++) {
+      const int p = i * IN_PIECE + j;
+      uint32_t pairs[2][2];
+      UNROLL for (int eight = 0; eight < 2; eight++) {
+        pairs[eight][0] = words[eight][2 * j % 4];
+        pairs[eight][1] = words[eight][(2 * j + 1) % 4];
+        if (L::CODES) unpack_k<KIND>(words[eight][j], pairs[eight][0], pairs[eight][1]);
+      }
+      UNROLL for (int half = 0; half < HALVES; half++)
+        multiply(KIND == BF16, sums[p % 2][half], pairs[0][0], pairs[1][0], pairs[0][1],
+                 pairs[1][1], q[p][half][0], q[p][half][1]);
+    }
+  }
+  UNROLL for (int half = 0; half < HALVES; half++)
+    UNROLL for (int i = 0; i < 4; i++) x[half][i] = sums[0][half][i] + sums[1][half][i];
+}
+
+// Scores in base 2 into weights, as the B operand of the products with V; the totals grow by them.
+template <int KIND, int H, int HALVES>
+__device__ __forceinline__ void weigh(
+    const float (&x)[HALVES][4], const float (&v_scales)[2], Sums<KIND, H, HALVES>& sums,
+    uint32_t (&weights)[HALVES][2]) {
+  constexpr bool CODES = Layout<KIND, H>::CODES;
+  bool passed = false;
+  UNROLL for (int half = 0; half < HALVES; half++)
+    UNROLL for (int i = 0; i < 4; i++)
+      passed = passed || x[half][i] > sums.largest[half][i % 2] + LAZY;
+  if (CODES)
+    UNROLL for (int i = 0; i < 2; i++)
+      passed = passed || v_scales[i] > sums.unit * (LAZY_SCALE * UNIT);
+  if (__any_sync(~0u, passed)) sums.rescale(x, v_scales);
+  UNROLL for (int half = 0; half < HALVES; half++)
+    UNROLL for (int eight = 0; eight < 2; eight++) {
+      float w[2];
+      UNROLL for (int i = 0; i < 2; i++) {
+        w[i] = exponential2(x[half][2 * eight + i] - sums.largest[half][i]);
+        if (CODES) sums.total[half][i] += w[i];
+        if (CODES) w[i] *= v_scales[eight] * sums.inverse;
+      }
+      const uint32_t pair = pack(KIND == BF16, w[0], w[1]);
+      // The sum over what was rounded: where one token has most of the weight, the error cancels.
+      if (!CODES)
+        UNROLL for (int i = 0; i < 2; i++) sums.total[half][i] += half_of(KIND == BF16, pair, i);
+      weights[half][eight] = transpose(pair);
+    }
+}
+
+template <int KIND, int H, int HALVES>
+__device__ __forceinline__ void add_values(
+    const unsigned char* slot, const uint32_t (&weights)[HALVES][2], Sums<KIND, H, HALVES>& sums) {
+  using L = Layout<KIND, H>;
+  constexpr int WORDS = L::V_BYTES / 4;
+  const unsigned char* v = slot + L::K_STAGE + threadIdx.x % 32 * L::V_BYTES;
+  UNROLL for (int i = 0; i < L::V_ROUNDS; i++) {
+    uint32_t words[4][WORDS];  // of the tokens 2 t, 2 t + 1, 8 + 2 t, 9 + 2 t
+    UNROLL for (int which = 0; which < 4; which++) {
+      const unsigned char* place = v + (i * 4 + which) * 32 * L::V_BYTES;
+      if (WORDS == 4) {
+        const uint4 piece = *reinterpret_cast<const uint4*>(place);
+        words[which][0] = piece.x, words[which][1] = piece.y;
+        words[which][WORDS - 2] = piece.z, words[which][WORDS - 1] = piece.w;
+      } else {
+        const uint2 piece = *reinterpret_cast<const uint2*>(place);
+        words[which][0] = piece.x, words[which][1] = piece.y;
+      }
+    }
+    UNROLL for (int word = 0; word < WORDS; word++) {
+      constexpr int TILES = L::CODES ? 2 : 1;  // that a word's columns fill
+      uint32_t early[4], late[4];              // pairs of tokens, a column each
+      if (L::CODES) {
+        unpack_v<KIND>(words[0][word], words[1][word], early);
+        unpack_v<KIND>(words[2][word], words[3][word], late);
+      } else {
+        early[0] = __byte_perm(words[0][word], words[1][word], 0x5410);
+        early[1] = __byte_perm(words[0][word], words[1][word], 0x7632);
+        late[0] = __byte_perm(words[2][word], words[3][word], 0x5410);
+        late[1] = __byte_perm(words[2][word], words[3][word], 0x7632);
+      }
+      UNROLL for (int j = 0; j < TILES; j++)
+        UNROLL for (int half = 0; half < HALVES; half++)
+          multiply(KIND == BF16, sums.acc[(i * WORDS + word) * TILES + j][half], early[2 * j],
+                   early[2 * j + 1], late[2 * j], late[2 * j + 1], weights[half][0],
+                   weights[half][1]);
+    }
+  }
+}
+
+// One step of 16 tokens, whose K, V and scales lie in `slot`. `factor` is what scores are
+// multiplied by: with log2(e), or without where there is a cap.
+template <int KIND, int H, int HALVES>
+__device__ __forceinline__ void attend(
+    const Args& a, const unsigned char* slot,
+    const uint32_t (&q)[Layout<KIND, H>::K_PRODUCTS][HALVES][2], const float (&factor)[HALVES][2],
+    int token, int begin, int end, Sums<KIND, H, HALVES>& sums) {
+  using L = Layout<KIND, H>;
+  const int g = threadIdx.x % 32 / 4;
+  float x[HALVES][4];
+  score<KIND, H, HALVES>(slot, q, x);
+  float k_scales[2] = {1.0f, 1.0f}, v_scales[2] = {1.0f, 1.0f};
+  if (L::CODES) {
+    const float* scales = reinterpret_cast<const float*>(slot + L::K_STAGE + L::V_STAGE) + g;
+    k_scales[0] = scales[0], k_scales[1] = scales[8];
+    v_scales[0] = scales[STEP], v_scales[1] = scales[STEP + 8];
+  }
+  UNROLL for (int half = 0; half < HALVES; half++)
+    UNROLL for (int i = 0; i < 4; i++) x[half][i] *= factor[half][i % 2] * k_scales[i / 2];
+  if (a.softcap != 0.0f)
+    UNROLL for (int half = 0; half < HALVES; half++)
+      UNROLL for (int i = 0; i < 4; i++) x[half][i] = capped(x[half][i], a.softcap);
+  if (token < begin || token + STEP > end)
+    UNROLL for (int half = 0; half < HALVES; half++)
+      UNROLL for (int i = 0; i < 4; i++) {
+        const int key = token + g + i / 2 * 8;
+        if (key < begin || key >= end) x[half][i] = -INFINITY;
+      }
+  uint32_t weights[HALVES][2];
+  weigh<KIND, H, HALVES>(x, v_scales, sums, weights);
+  add_values<KIND, H, HALVES>(slot, weights, sums);
+}
+
+// Pages of a warp's steps: lane i has that of step `first_step + i`, counted in the warp's own.
+__device__ __forceinline__ int load_pages(
+    const Args& a, const Share& s, int first_step, int num_warps) {
+  const int step = s.begin / STEP + threadIdx.x / 32 + (first_step + threadIdx.x % 32) * num_warps;
+  const int entry = step * STEP >> a.page_shift;
+  return entry < a.table_width ? a.table[s.sequence * a.table_stride + entry] : 0;
+}
+
+template <int KIND, int H, int HALVES>
+__device__ __forceinline__ void sum_tokens(const Args& a, Share& s, unsigned char* shared) {
+  using L = Layout<KIND, H>;
+  const int num_warps = blockDim.x / 32, warp = threadIdx.x / 32;
+  if (!a.settled) wait_for_kernel_before();
+  int first = 0;
+  if (a.window > 0) {
+    s.length = a.lengths[s.sequence];
+    first = max(s.length - a.window, 0);
+  }
+  // A block behind the window begins at the window's first token, not at its split's.
+  s.begin = max((first / a.split_tokens + s.slot) * a.split_tokens, first);
+  int pages = load_pages(a, s, 0, num_warps), next_pages = load_pages(a, s, 32, num_warps);
+  if (a.window <= 0) s.length = a.lengths[s.sequence];  // on its way with the pages
+  if (!finish_share(a, s, first)) return;
+
+  const int first_step = s.begin / STEP + warp;
+  const int steps_left = max((s.end + STEP - 1) / STEP - first_step, 0);
+  const int num_steps = (steps_left + num_warps - 1) / num_warps;
+  unsigned char* ring = shared + warp * a.stages * L::STAGE;
+  const uint32_t ring_address = (uint32_t)__cvta_generic_to_shared(ring);
+  int fetched = 0;
+  auto fetch_next = [&](int slot) {
+    if (fetched < num_steps) {
+      if (fetched > 0 && fetched % 32 == 0) {
+        pages = next_pages;
+        next_pages = load_pages(a, s, fetched + 32, num_warps);
+      }
+      const int token = (first_step + fetched * num_warps) * STEP;
+      const int64_t page = __shfl_sync(~0u, pages, fetched % 32);  // int64: offsets pass 2^31
+      const int64_t place = ((page * a.num_kv_heads + s.head) << a.page_shift)
+                            + (token & ((1 << a.page_shift) - 1));
+      fetch<KIND, H>(a, ring_address + slot * L::STAGE, place, token, s.begin, s.end);
+    }
+    commit_copies();
+    fetched++;
+  };
+
+  // The newest token may be the kernel before's work; older ones need not wait for it.
+  const int fetched_first = (s.begin / STEP + num_warps * a.stages) * STEP;
+  bool waited = !a.settled;
+  if (!waited && min(fetched_first, s.end) == s.length) {
+    wait_for_kernel_before();
+    waited = true;
+  }
+  for (int slot = 0; slot < a.stages; slot++) fetch_next(slot);
+  if (!waited) wait_for_kernel_before();
+
+  uint32_t q[L::K_PRODUCTS][HALVES][2];
+  float factor[HALVES][2];
+  load_q<KIND, H, HALVES>(a, s, q, factor);
+  UNROLL for (int half = 0; half < HALVES; half++)
+    UNROLL for (int i = 0; i < 2; i++)
+      factor[half][i] *= a.softcap != 0.0f ? a.scale : a.scale * LOG2E;
+  Sums<KIND, H, HALVES> sums;
+  sums.clear();
+  int slot = 0;
+  for (int step = 0; step < num_steps; step++) {
+    wait_for_oldest(a.stages);
+    __syncwarp();  // the scales were copied by other lanes
+    attend<KIND, H, HALVES>(a, ring + slot * L::STAGE, q, factor,
+                            (first_step + step * num_warps) * STEP, s.begin, s.end, sums);
+    __syncwarp();  // and have been read by all
+    fetch_next(slot);
+    slot = slot + 1 == a.stages ? 0 : slot + 1;
+  }
+  wait_for_copies();
+  __syncthreads();  // the queues become the place of the sums
+  sums.leave(shared, num_warps, s.rows);
+  __syncthreads();
+  finish_block<H>(a, s, shared, num_warps);
+}
+
+#else  // PORTABLE
+
+// ---- the same in plain C++ ----------------------------------------------------------------------
+
+template <int KIND>
+__device__ __forceinline__ float number(const uint8_t* row, int column) {
+  if (KIND <= FP16) return to_float(reinterpret_cast<const uint16_t*>(row)[column], KIND == FP16);
+  const int code = row[column];
+  if (KIND == INT8) return (float)(code < 128 ? code : code - 256);
+  if (KIND == E4M3 ? (code & 127) == 127 : code == 128) return NAN;
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const int bias = KIND == E4M3 ? 10 : 11;  // of a mantissa that is an integer
+  const float size = exponent ? ldexpf((float)(8 + mantissa), exponent - bias)
+                              : ldexpf((float)mantissa, 1 - bias);
+  return code & 128 ? -size : size;
+}
+
+// A tile of tokens at a time: scores by (token, row), then weights, then sums by (row, columns).
+template <int KIND, int H>
+__device__ void sum_tokens(const Args& a, Share& s, unsigned char* shared) {
+  constexpr int TILE = 32, ROW = Layout<KIND, H>::ROW;
+  float* acc = reinterpret_cast<float*>(shared);                             // [rows, H + PAD]
+  float2* stats = reinterpret_cast<float2*>(acc + s.rows * (H + PAD));       // [rows]
+  float* decay = reinterpret_cast<float*>(stats + s.rows);                   // [rows]
+  float* weights = decay + s.rows;                                           // [rows, TILE]
+  float* q = weights + s.rows * TILE;                                        // [rows, H]
+  s.length = a.lengths[s.sequence];
+  const int first = a.window > 0 ? max(s.length - a.window, 0) : 0;
+  s.begin = max((first / a.split_tokens + s.slot) * a.split_tokens, first);
+  if (!finish_share(a, s, first)) return;
+
+  const int tid = threadIdx.x, num_threads = blockDim.x;
+  const int64_t head = (int64_t)s.head * a.group + s.first_row;
+  for (int i = tid; i < s.rows * H; i += num_threads) {
+    q[i] = to_float(a.q[s.sequence * a.q_stride + head * H + i], a.q_is_fp16);
+    acc[i / H * (H + PAD) + i % H] = 0.0f;
+  }
+  for (int row = tid; row < s.rows; row += num_threads) stats[row] = make_float2(NOTHING, 0.0f);
+  __syncthreads();
+  auto place_of = [&](int token) {
+    const int64_t page = a.table[s.sequence * a.table_stride + (token >> a.page_shift)];
+    return ((page * a.num_kv_heads + s.head) << a.page_shift)
+           + (token & ((1 << a.page_shift) - 1));
+  };
+  for (int start = s.begin; start < s.end; start += TILE) {
+    const int count = min(TILE, s.end - start);
+    for (int i = tid; i < s.rows * count; i += num_threads) {
+      const int row = i / count;
+      const int64_t place = place_of(start + i % count);
+      float score = 0.0f;
+      for (int column = 0; column < H; column++)
+        score += q[row * H + column] * number<KIND>(a.k + place * ROW, column);
+      score *= a.scale * (Layout<KIND, H>::CODES ? a.k_scale[place] : 1.0f);
+      weights[row * TILE + i % count] =
+          a.softcap != 0.0f ? capped(score, a.softcap) : score * LOG2E;
+    }
+    __syncthreads();
+    for (int row = tid; row < s.rows; row += num_threads) {
+      float largest = stats[row].x, total = 0.0f;
+      for (int i = 0; i < count; i++) largest = fmaxf(largest, weights[row * TILE + i]);
+      for (int i = 0; i < count; i++) {
+        const float weight = exponential2(weights[row * TILE + i] - largest);
+        weights[row * TILE + i] = weight;
+        total += weight;
+      }
+      decay[row] = exponential2(stats[row].x - largest);
+      stats[row] = make_float2(largest, stats[row].y * decay[row] + total);
+    }
+    __syncthreads();
+    for (int i = tid; i < s.rows * H; i += num_threads) {
+      const int row = i / H, column = i % H;
+      float sum = acc[row * (H + PAD) + column] * decay[row];
+      for (int j = 0; j < count; j++) {
+        const int64_t place = place_of(start + j);
+        const float scale = Layout<KIND, H>::CODES ? a.v_scale[place] : 1.0f;
+        sum += weights[row * TILE + j] * scale * number<KIND>(a.v + place * ROW, column);
+      }
+      acc[row * (H + PAD) + column] = sum;
+    }
+    __syncthreads();
+  }
+  finish_block<H>(a, s, shared, 1);
+}
+
+#endif  // PORTABLE
+
+// ---- the kernel and its launch ------------------------------------------------------------------
+
+// Two blocks of eight warps an SM hide each other's beginnings where the sums leave room for them.
+template <int KIND, int H, int HALVES>
+__global__ void __launch_bounds__(MAX_THREADS, KIND > FP16 && H <= 128 && HALVES == 1 ? 2 : 1)
+    decode_attention_kernel(const Args a) {
+  unsigned char* shared = block_memory();
+  constexpr int MAX_ROWS = Layout<KIND, H>::MAX_ROWS;
+  const int chunks = (a.group + MAX_ROWS - 1) / MAX_ROWS;
+  Share s;
+  s.head = blockIdx.x / chunks;
+  s.first_row = blockIdx.x % chunks * MAX_ROWS;
+  s.rows = min(a.group - s.first_row, MAX_ROWS);
+  s.row_stride = min(a.group, MAX_ROWS);
+  s.slot = blockIdx.z;
+  s.sequence = blockIdx.y;
+  s.index = s.sequence * gridDim.x + blockIdx.x;
+#if PORTABLE
+  sum_tokens<KIND, H>(a, s, shared);
+#else
+  let_next_kernel_start();
+  sum_tokens<KIND, H, HALVES>(a, s, shared);
+#endif
+}
+
+// Shared memory of a block: the queues, then the warps' sums, then the splits' stats, in one place.
+template <int KIND, int H>
+size_t shared_bytes(const Args& a, int num_warps) {
+  constexpr int MAX_ROWS = Layout<KIND, H>::MAX_ROWS;
+  const size_t rows = a.group < MAX_ROWS ? a.group : MAX_ROWS;
+  const size_t warps = PORTABLE ? 1 : num_warps;
+  size_t queues = num_warps * a.stages * (size_t)Layout<KIND, H>::STAGE;
+  if (PORTABLE) queues = rows * (2 * H + PAD + 32 + 3) * sizeof(float);
+  const size_t sums = warps * rows * ((H + PAD) * sizeof(float) + sizeof(float2));
+  const size_t splits = num_warps * 32 * sizeof(float4) + a.num_splits * rows * sizeof(float2);
+  const size_t larger = queues > sums ? queues : sums;
+  return larger > splits ? larger : splits;
+}
+
+template <int KIND, int H, int HALVES>
+int start(const Args& a, int batch, int num_warps, int overlap, cudaStream_t stream) {
+  auto kernel = decode_attention_kernel<KIND, H, HALVES>;
+  const size_t shared = shared_bytes<KIND, H>(a, num_warps);
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  static size_t allowed[64] = {};  // of each device
+  if (shared > 48 * 1024 && shared > allowed[device % 64]) {
+    error = cudaFuncSetAttribute(
+        reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+        (int)shared);
+    if (error != cudaSuccess) return error;
+    allowed[device % 64] = shared;
+  }
+  constexpr int MAX_ROWS = Layout<KIND, H>::MAX_ROWS;
+  const int chunks = (a.group + MAX_ROWS - 1) / MAX_ROWS;
+  const dim3 grid(a.num_kv_heads * chunks, batch, a.num_splits);
+#if PORTABLE && !defined(RIDGELINE_ON_CPU)
+  void* arguments[] = {const_cast<Args*>(&a)};
+  error = cudaLaunchKernel(
+      reinterpret_cast<const void*>(kernel), grid, dim3(num_warps * 32), arguments, shared, stream);
+#else
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(num_warps * 32);
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = overlap ? 1 : 0;
+  error = cudaLaunchKernelEx(&config, kernel, a);
+#endif
+  return error;
+}
+
+template <int KIND, int H>
+int with_rows(const Args& a, int batch, int num_warps, int overlap, cudaStream_t stream) {
+  constexpr int HALVES = PORTABLE ? 1 : Layout<KIND, H>::MAX_ROWS / 8;
+  if (a.group <= 8) return start<KIND, H, 1>(a, batch, num_warps, overlap, stream);
+  return start<KIND, H, HALVES>(a, batch, num_warps, overlap, stream);
+}
+
+template <int KIND>
+int with_head_dim(
+    int head_dim, const Args& a, int batch, int num_warps, int overlap, cudaStream_t stream) {
+  switch (head_dim) {
+    case 64: return with_rows<KIND, 64>(a, batch, num_warps, overlap, stream);
+    case 80: return with_rows<KIND, 80>(a, batch, num_warps, overlap, stream);
+    case 96: return with_rows<KIND, 96>(a, batch, num_warps, overlap, stream);
+    case 128: return with_rows<KIND, 128>(a, batch, num_warps, overlap, stream);
+    case 256: return with_rows<KIND, 256>(a, batch, num_warps, overlap, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+// `kind` is of the enum Kind, `num_warps` 1 to 8; `overlap`: start while the kernel before still
+// runs (programmatic dependent launch). Returns a cudaError_t.
+extern "C" int ridgeline_decode_attention(
+    const RidgelineDecode* job, int batch, int head_dim, int kind, int num_warps, int overlap,
+    void* stream) {
+  const Args& a = *job;
+  const cudaStream_t on = (cudaStream_t)stream;
+  switch (kind) {
+    case BF16: return with_head_dim<BF16>(head_dim, a, batch, num_warps, overlap, on);
+    case FP16: return with_head_dim<FP16>(head_dim, a, batch, num_warps, overlap, on);
+    case E4M3: return with_head_dim<E4M3>(head_dim, a, batch, num_warps, overlap, on);
+    case INT8: return with_head_dim<INT8>(head_dim, a, batch, num_warps, overlap, on);
+#if PORTABLE
+    case E4M3_FNUZ: return with_head_dim<E4M3_FNUZ>(head_dim, a, batch, num_warps, overlap, on);
+#endif
+  }
+  return cudaErrorInvalidValue;
+}
+
+// Bytes of shared memory that one step on its way takes of a warp.
+extern "C" int ridgeline_decode_attention_stage_bytes(int head_dim, int kind) {
+  switch (kind > FP16 ? head_dim : -head_dim) {
+    case 64: return Layout<INT8, 64>::STAGE;
+    case 80: return Layout<INT8, 80>::STAGE;
+    case 96: return Layout<INT8, 96>::STAGE;
+    case 128: return Layout<INT8, 128>::STAGE;
+    case 256: return Layout<INT8, 256>::STAGE;
+    case -64: return Layout<BF16, 64>::STAGE;
+    case -80: return Layout<BF16, 80>::STAGE;
+    case -96: return Layout<BF16, 96>::STAGE;
+    case -128: return Layout<BF16, 128>::STAGE;
+    case -256: return Layout<BF16, 256>::STAGE;
+  }
+  return 0;
+}

@@ -1,0 +1,319 @@
+"""cuda.cu of decode attention without a GPU: its own source, run thread for thread on the CPU by
+tests/cuda_on_cpu.h, against the reference; how its work is cut; which kernel is chosen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.hipify import hipify_python
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.kernels import decode_attention as package
+from ridgeline.kernels.agreement import compare
+from ridgeline.kernels.attention import AttentionSpec
+from ridgeline.kernels.decode_attention import cuda, op
+from ridgeline.kernels.decode_attention.cuda import Cut
+from ridgeline.kernels.decode_attention.op import Setting
+from ridgeline.kernels.decode_attention.splits import choose_split, count_splits
+from ridgeline.kernels.extension import source
+from ridgeline.kernels.targets import TARGETS
+
+CPU = torch.device("cpu")
+BF16, FP16, INT8, FP8 = torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn
+FP8_AMD = torch.float8_e4m3fnuz
+DTYPES = [(BF16, None), (FP16, None), (BF16, FP8), (FP16, FP8), (BF16, INT8), (FP16, INT8)]
+MIXED = Setting((40, 1, 0), heads=(4, 2), head_dim=64, page_size=16)
+LONG = replace(MIXED, lengths=(1000, 63, 512, 513), cache=INT8)
+# How the kernel is built: for chips that convert e4m3 and for others, and in plain C++.
+BUILDS = {
+    "sm_90": (),
+    "sm_80": ("__CUDA_ARCH__=800",),
+    "portable": ("RIDGELINE_PORTABLE",),
+}
+
+every_head_dim = [
+    replace(MIXED, head_dim=head_dim, dtype=dtype, cache=cache)
+    for head_dim in cuda.HEAD_DIMS
+    for dtype, cache in DTYPES
+]
+awkward: list[tuple[Setting, Cut]] = [
+    (replace(LONG, heads=(4, 1), cache=FP8, split_tokens=256), Cut(2, 2)),
+    (replace(LONG, heads=(8, 1), head_dim=128, page_size=64, window=300, softcap=30.0), Cut(4, 4)),
+    (replace(LONG, heads=(16, 1), head_dim=128, page_size=32, window=150, cache=None), Cut(8, 2)),
+    (replace(LONG, heads=(9, 1), cache=None, split_tokens=16), Cut(1, 6)),
+    (replace(LONG, heads=(20, 1), head_dim=80, softcap=5.0, split_tokens=48), Cut(3, 1)),
+    (replace(LONG, heads=(40, 2), head_dim=96, page_size=256, window=1, cache=FP8), Cut(8, 6)),
+    (replace(LONG, heads=(12, 1), head_dim=256, page_size=128, window=257), Cut(8, 3)),
+    (replace(LONG, lengths=(5000,), heads=(2, 1), split_tokens=4096, strided=True), Cut(2, 3)),
+]
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
+    compiler = shutil.which("g++")
+    if compiler is None or platform.machine() != "x86_64":
+        pytest.skip("the source runs on a CPU through g++ on x86-64")
+    folder = tmp_path_factory.mktemp("cuda_on_cpu")
+    for header in ("cuda_fp16.h", "cuda_runtime.h"):
+        (folder / header).touch()
+    stand_in = Path(__file__).parent.parent / "cuda_on_cpu.h"
+    shared = [compiler, "-std=c++17", "-O0", "-shared", "-fPIC", "-DRIDGELINE_ON_CPU", "-x", "c++"]
+    shared += ["-include", str(stand_in), "-I", str(folder), str(source("decode_attention"))]
+    running = {
+        name: subprocess.Popen(
+            [*shared, *(f"-D{define}" for define in defines), "-o", str(folder / f"{name}.so")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name, defines in BUILDS.items()
+    }
+    for process in running.values():
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    return {name: ctypes.CDLL(str(folder / f"{name}.so")) for name in BUILDS}
+
+
+Use = Callable[[str], None]
+
+
+@pytest.fixture
+def use(builds: dict[str, ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> Use:
+    return lambda name: monkeypatch.setattr(cuda, "library", lambda *_: builds[name])
+
+
+def inputs_of(setting: Setting) -> dict[str, Any]:
+    return op.make(setting, CPU, torch.Generator().manual_seed(0))
+
+
+def check(setting: Setting, cut: Cut | None = None, **changed: Any) -> Tensor:
+    inputs = inputs_of(setting) | changed
+    found = cuda.decode_attention(**inputs, config=cut)
+    compare(found, op.reference.decode_attention(**inputs), op.case(setting))
+    return found
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_every_head_dim_and_dtype(build: str, use: Use) -> None:
+    use(build)
+    for setting in every_head_dim:
+        if build != "sm_80" or setting.cache == FP8:  # else it is what sm_90 does
+            check(setting)
+
+
+@pytest.mark.parametrize("build", ["sm_90", "portable"])
+@pytest.mark.parametrize(
+    ("setting", "cut"), [pytest.param(*pair, id=pair[0].label) for pair in awkward]
+)
+def test_awkward_sizes(build: str, setting: Setting, cut: Cut, use: Use) -> None:
+    use(build)
+    check(setting, cut)
+
+
+def test_the_kind_of_fp8_that_amd_has(use: Use) -> None:
+    use("portable")
+    check(replace(MIXED, cache=FP8_AMD))
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("window", [None, 40])
+def test_the_kernel_before_is_waited_for(
+    settled: bool, window: int | None, builds: dict[str, ctypes.CDLL], use: Use
+) -> None:
+    """What it writes is NaN until a block waits: all, or with `settled` q and the newest tokens."""
+    use("sm_90")
+    setting = replace(LONG, split_tokens=128, window=window)
+    inputs = inputs_of(setting)
+    plain = cuda.decode_attention(**inputs)
+    last = inputs["lengths_B"].long() - 1
+    page = inputs["page_table_BM"][torch.arange(4), last // 16].long()
+    written: list[tuple[Tensor, Any]] = [(inputs["q_BNH"], ...)]
+    for name in ("k_scale_PKS", "v_scale_PKS"):  # a scale of NaN does for its codes
+        written.append((inputs[name], (page, slice(None), last % 16) if settled else ...))
+    if not settled:
+        written.append((inputs["lengths_B"], ...))
+    values = [tensor[place].clone() for tensor, place in written]
+
+    @ctypes.CFUNCTYPE(None)
+    def undo() -> None:
+        for tensor, place in written:
+            tensor[place] = float("nan") if tensor.is_floating_point() else 0
+
+    @ctypes.CFUNCTYPE(None)
+    def finish() -> None:
+        for (tensor, place), value in zip(written, values, strict=True):
+            tensor[place] = value
+
+    builds["sm_90"].play_kernel_before(undo, finish)
+    try:
+        found = cuda.decode_attention(**inputs, settled=settled)
+    finally:
+        builds["sm_90"].play_kernel_before(None, None)
+    assert torch.equal(found, plain)
+
+
+def test_a_sequence_is_the_same_bits_in_any_batch(use: Use) -> None:
+    use("sm_90")
+    inputs = inputs_of(replace(LONG, split_tokens=128))
+    together = cuda.decode_attention(**inputs)
+    rows = {name: inputs[name][2:3] for name in ("q_BNH", "page_table_BM", "lengths_B")}
+    assert torch.equal(cuda.decode_attention(**inputs | rows), together[2:3])
+
+
+@pytest.mark.parametrize("cache", [FP8, INT8])
+def test_queries_beyond_the_range_of_fp16(cache: torch.dtype, use: Use) -> None:
+    """Codes are multiplied in fp16: queries of any size must fit."""
+    use("sm_90")
+    setting = replace(MIXED, cache=cache)
+    q_BNH = inputs_of(setting)["q_BNH"]
+    for size in (1e30, 1e-30):
+        check(setting, q_BNH=q_BNH * size, spec=AttentionSpec(0.125 / size))
+
+
+def test_v_scales_far_apart(use: Use) -> None:
+    """Weights times V scales pass through fp16 too: whichever comes first, both must count."""
+    use("sm_90")
+    setting = replace(MIXED, lengths=(512,), cache=INT8)
+    inputs = inputs_of(setting)
+    place = inputs["page_table_BM"][0].long()
+    for factors in (torch.linspace(-4, 4, 512), torch.linspace(4, -4, 512)):
+        scales = inputs["v_scale_PKS"].clone()
+        scales[place] *= (10.0**factors).view(-1, 1, 16)
+        check(setting, Cut(2, 3), v_scale_PKS=scales)
+
+
+def test_scores_that_keep_growing(use: Use) -> None:
+    """The maximum moves only now and then; the sums must follow when it does."""
+    use("sm_90")
+    for cache in (None, INT8):
+        setting = replace(MIXED, lengths=(512,), cache=cache, heads=(1, 1))
+        inputs = inputs_of(setting)
+        q_BNH = torch.ones_like(inputs["q_BNH"])
+        place = inputs["page_table_BM"][0].long()
+        growing = torch.linspace(-1, 1, 512).view(-1, 1, 16, 1)
+        if cache is None:
+            inputs["k_pages_PKSH"][place] = growing.expand(-1, 1, 16, 64).to(BF16)
+        else:
+            inputs["k_pages_PKSH"][place] = 100
+            inputs["k_scale_PKS"][place] = (growing / 100)[..., 0]
+        keys = {name: value for name, value in inputs.items() if name.startswith("k_")}
+        check(setting, Cut(1, 3), q_BNH=q_BNH, spec=AttentionSpec(1.0), **keys)
+
+
+def test_cost_in_shared_memory_is_what_the_source_says(builds: dict[str, ctypes.CDLL]) -> None:
+    stage_bytes = builds["sm_90"].ridgeline_decode_attention_stage_bytes
+    for head_dim in cuda.HEAD_DIMS:
+        for kind, dtype in enumerate(cuda.KINDS):
+            assert cuda.stage_bytes(head_dim, dtype) == stage_bytes(head_dim, kind)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+def test_two_blocks_fit_an_sm(target: str) -> None:
+    for head_dim in cuda.HEAD_DIMS:
+        for dtype in cuda.KINDS[:4]:
+            cut = cuda.choose_cut(head_dim, dtype, TARGETS[target])
+            queues = cut.num_warps * cut.stages * cuda.stage_bytes(head_dim, dtype)
+            assert 2 * (queues + 1024) <= TARGETS[target].shared_bytes + 1024
+    assert cuda.choose_cut(128, INT8, TARGETS["sm_90"]) == Cut(8, 3)
+    assert cuda.choose_cut(128, BF16, TARGETS["sm_90"]) == Cut(4, 3)
+
+
+def test_splits_are_one_wave_of_blocks() -> None:
+    h200 = TARGETS["sm_90"]
+    for per_unit in (1, 2, 4):
+        tokens = choose_split(8, 32768, h200, cuda.STEP, per_unit, at_most=True)
+        num_blocks = 8 * count_splits(32768, tokens, None)
+        assert 0.96 * per_unit * h200.num_units <= num_blocks <= per_unit * h200.num_units
+
+
+def test_what_is_refused_says_why(use: Use) -> None:
+    with pytest.raises(UnsupportedError, match="kernels build"):
+        cuda.decode_attention(**inputs_of(MIXED))
+    use("sm_90")
+    with pytest.raises(UnsupportedError, match=r"queries in torch\.float32"):
+        check(replace(MIXED, dtype=torch.float32))
+    with pytest.raises(UnsupportedError, match="head dim 48"):
+        check(replace(MIXED, head_dim=48))
+    with pytest.raises(UnsupportedError, match=r"over pages of torch\.float16"):
+        check(replace(MIXED, cache=FP16))
+    with pytest.raises(ValueError, match="not a multiple of 16"):
+        check(replace(MIXED, split_tokens=100))
+    with pytest.raises(ValueError, match="int32"):
+        check(MIXED, lengths_B=torch.ones(3, dtype=torch.int64))
+    with pytest.raises(UnsupportedError, match="make them longer"):
+        check(replace(MIXED, lengths=(70_000,), heads=(1, 1), split_tokens=16))
+
+
+def test_the_faster_kernel_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By measurement; without one by dtype, and by nothing of the batch where splits are given."""
+    calls: list[tuple[str, Any]] = []
+    best: dict[str, Any] | None = None
+
+    class Elsewhere(torch.Tensor):
+        device = torch.device("cuda", 0)  # type: ignore[assignment]
+
+    def choose(setting: Setting) -> tuple[str, Any]:
+        inputs = inputs_of(setting)
+        inputs["q_BNH"] = inputs["q_BNH"].as_subclass(Elsewhere)
+        package.decode_attention(**inputs)
+        return calls.pop()
+
+    from ridgeline.kernels.decode_attention import triton
+
+    monkeypatch.setattr(package, "chosen", lambda *_: best)
+    monkeypatch.setattr(cuda, "supported", lambda *_: True)
+    for name, module in (("cuda", cuda), ("triton", triton)):
+
+        def call(*_: Any, name: str = name, config: Any = None, **__: Any) -> None:
+            calls.append((name, config))
+
+        monkeypatch.setattr(module, "decode_attention", call)
+    assert choose(MIXED) == ("triton", None)
+    assert choose(replace(MIXED, cache=INT8)) == ("cuda", None)
+    best = asdict(Cut(4, 6, 1))
+    assert choose(MIXED) == ("cuda", Cut(4, 6, 1))
+    assert choose(replace(MIXED, split_tokens=256)) == ("triton", None)
+    best = asdict(triton.Tiles(64, 8, 2))
+    assert choose(replace(MIXED, cache=INT8)) == ("triton", triton.Tiles(64, 8, 2))
+    monkeypatch.setattr(cuda, "supported", lambda *_: False)
+    best = None
+    assert choose(replace(MIXED, cache=INT8)) == ("triton", None)
+
+
+def test_the_search_offers_both_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting((64,), cache=INT8)
+    assert [type(way).__name__ for way in op.search(**inputs_of(setting)).configs] == ["Tiles"]
+    monkeypatch.setattr(cuda, "library", lambda *_: object())
+    search = op.search(**inputs_of(setting))
+    assert search.key == "bf16 int8 32/8x128 1x64"
+    assert Cut(8, 3, 2) in cuda.cuts(128, INT8, TARGETS["sm_90"])
+    assert any(isinstance(way, Cut) for way in search.configs)
+
+
+def test_the_source_translates_for_rocm(tmp_path: Path) -> None:
+    """What the translation leaves of CUDA's own calls is behind the guard."""
+    copy = tmp_path / "kernel.cu"
+    shutil.copy(source("decode_attention"), copy)
+    hipify_python.hipify(
+        project_directory=str(tmp_path),
+        output_directory=str(tmp_path),
+        extra_files=[str(copy)],
+        includes=[str(tmp_path / "*")],
+        is_pytorch_extension=True,
+    )
+    (translated,) = tmp_path.glob("*.hip")
+    text = translated.read_text()
+    assert "hip/hip_fp16.h" in text
+    portable, _, tensor_cores = text.partition("#if PORTABLE && !defined(RIDGELINE_ON_CPU)")
+    assert "hipLaunchKernel(" in tensor_cores
+    assert "cuda" not in portable.replace("cuda_on_cpu.h", "").replace("cuda.py", "")

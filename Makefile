@@ -57,6 +57,7 @@ gpu-test:
 gpu-bench:
 	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline hardware --refresh --save results
 	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline bench kernels --save results
+	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline bench sequences --save results
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

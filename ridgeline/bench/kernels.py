@@ -9,7 +9,7 @@ L2 when its turn comes again. The best baseline of the same run is what a kernel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,10 @@ from ridgeline.hardware import Hardware
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, Function, Inputs, Op
+from ridgeline.progress import Progress
 from ridgeline.records import Record, Value
 from ridgeline.timing import Timing, time_graph
 
-Progress = Callable[[str, int, int], None]
 COLD_FACTOR = 4  # sets of inputs together exceed the L2 this many times
 MAX_SETS = 64
 MAX_BYTES = 16 << 30  # of all sets together
@@ -117,7 +117,9 @@ def input_sets(case: Case, op: Op, hardware: Hardware) -> list[Inputs]:
     return [first, *(case.make(device, generator) for _ in range(count - 1))]
 
 
-def time_calls(function: Function, sets: Sequence[Inputs], hardware: Hardware) -> Timing:
+def time_calls(
+    function: Function, sets: Sequence[Inputs], hardware: Hardware, target_s: float = 0.15
+) -> Timing:
     def call(inputs: Inputs) -> Any:
         return function(**inputs)
 
@@ -126,7 +128,8 @@ def time_calls(function: Function, sets: Sequence[Inputs], hardware: Hardware) -
         device=hardware.device,
         inputs=[(inputs,) for inputs in sets],
         num_calls=max(len(sets), 8),
-        target_s=0.15,
+        target_s=target_s,
+        warmup_s=min(0.1, target_s / 2),
     )
 
 
@@ -142,11 +145,11 @@ def share_of_ceiling(cost: OpCost, seconds: float, hardware: Hardware) -> tuple[
     return memory_share, "memory"
 
 
-def as_record(rows: Sequence[Row], hardware: Hardware) -> Record:
+def as_record(rows: Sequence[Row], hardware: Hardware, name: str = "bench-kernels") -> Record:
     values: dict[str, Value] = {}
     for row in rows:
-        name = f"{row.op} {row.case}"
-        values[name] = Value(
+        key = f"{row.op} {row.case}"
+        values[key] = Value(
             row.timing.median_s,
             "s",
             row.timing.spread,
@@ -155,5 +158,5 @@ def as_record(rows: Sequence[Row], hardware: Hardware) -> Record:
             None if row.share is None else "measured",
         )
         for baseline, seconds in row.baselines.items():
-            values[f"{name} / {baseline}"] = Value(seconds, "s")
-    return Record.create("bench-kernels", hardware, values)
+            values[f"{key} / {baseline}"] = Value(seconds, "s")
+    return Record.create(name, hardware, values)

@@ -1,4 +1,6 @@
-"""`ridgeline bench kernels`: every op timed beside the machine's ceilings and torch's own ways."""
+"""`ridgeline bench kernels` and `bench sequences`: every op, or sequences of them that belong
+together, timed beside the machine's ceilings and torch's own ways.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.bench.kernels import Row, as_record, bench_ops
+from ridgeline.bench.sequences import all_sequences, get_sequence
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import HardwareError
 from ridgeline.hardware import detect, measure
@@ -17,7 +20,9 @@ from ridgeline.kernels.registry import all_ops, get_op
 
 EXAMPLE = """\
 ridgeline bench kernels
-ridgeline bench kernels --op rms_norm --only residual --no-compile --save results"""
+ridgeline bench kernels --op rms_norm --only residual --no-compile --save results
+ridgeline bench sequences --op decode_layer --save results"""
+WHAT = {"kernels": (get_op, all_ops), "sequences": (get_sequence, all_sequences)}
 CEILINGS = {
     "copy_bandwidth",
     "read_bandwidth",
@@ -29,8 +34,10 @@ CEILINGS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["kernels"], help="what to measure")
-    parser.add_argument("--op", action="append", help="this op alone (may be given several times)")
+    parser.add_argument("what", choices=list(WHAT), help="what to measure")
+    parser.add_argument(
+        "--op", action="append", help="this op or sequence alone (may be given several times)"
+    )
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose label holds TEXT")
     parser.add_argument("--device", default="auto", help="cuda or cuda:N (default: auto)")
     parser.add_argument(
@@ -45,13 +52,14 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         raise HardwareError(
             "kernels are timed on a GPU, and there is none here; see `kernels check`"
         )
-    ops = [get_op(name) for name in args.op] if args.op else all_ops()
+    get, everything = WHAT[args.what]
+    ops = [get(name) for name in args.op] if args.op else everything()
     with terminal.progress() as progress:
         hardware = measure(hardware, CEILINGS, progress)
         rows = bench_ops(
             ops, hardware, only=args.only, compiled=not args.no_compile, progress=progress
         )
-    record = as_record(rows, hardware)
+    record = as_record(rows, hardware, f"bench-{args.what}")
     document = {"device": hardware.name, "rows": [row_json(row) for row in rows]}
     if args.save is not None:
         document["record"] = str(record.save(args.save))

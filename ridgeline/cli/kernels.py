@@ -1,10 +1,12 @@
-"""`ridgeline kernels`: the ops listed, checked, compiled for other chips, and tuned."""
+"""`ridgeline kernels`: the ops listed, checked, compiled for other chips, built and tuned."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -24,20 +26,23 @@ from ridgeline.errors import (
 from ridgeline.hardware import detect, measure
 from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.compile import compile_call, recorded_calls
+from ridgeline.kernels.extension import build, compile_source, find_nvcc, sources
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, Op
+from ridgeline.kernels.op import Case, Function, Op
 from ridgeline.kernels.registry import all_ops, get_op
 from ridgeline.kernels.targets import COMPILED, TARGETS, Target
 
 EXAMPLE = """\
 ridgeline kernels list
 ridgeline kernels compile --target sm_80,sm_90,sm_100,gfx942,gfx950
+ridgeline kernels build
 ridgeline kernels check --op rms_norm
 ridgeline kernels tune --op skinny_linear --only gate_up"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=["list", "check", "compile", "tune"], help="what to do")
+    actions = ["list", "check", "compile", "build", "tune"]
+    parser.add_argument("action", choices=actions, help="what to do")
     parser.add_argument("--op", action="append", help="this op alone (may be given several times)")
     parser.add_argument(
         "--target",
@@ -45,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="chips to compile for (default: %(default)s)",
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="tune cases with TEXT")
-    parser.add_argument("--one", action="store_true", help="compile one configuration an op")
+    parser.add_argument("--one", action="store_true", help="compile one Triton configuration an op")
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
@@ -54,6 +59,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         return {"action": "list", "rows": [list_row(op) for op in ops]}
     if args.action == "tune":
         return {"action": "tune", "rows": tune_rows(ops, args.only, terminal)}
+    if args.action == "build":
+        return finished("build", build_rows([op.name for op in ops], bool(args.op), terminal))
     if args.action == "check":
         with terminal.progress() as progress:
             rows = []
@@ -70,6 +77,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
             progress("compiling", done, len(ops))
             for target in targets:
                 rows += list(compile_rows(op, target, args.one))
+                rows += [] if args.one else list(source_rows(op.name, target))
     return finished("compile", rows)
 
 
@@ -115,15 +123,21 @@ def check_rows(op: Op) -> Iterator[dict[str, Any]]:
     target = target_of(torch.empty(0, device=device))
     for case in op.small_cases:
         if op.supports(target, case):
-            yield {"op": op.name, "case": case.label, "problem": check_problem(op, case, device)}
+            for name, launch in {"": op.launch, **op.variants}.items():
+                problem = check_problem(op, launch, case, device)
+                label = f"{case.label} ({name})" if name else case.label
+                yield {"op": op.name, "case": label, "problem": problem}
 
 
-def check_problem(op: Op, case: Case, device: torch.device) -> str | None:
+def check_problem(op: Op, launch: Function, case: Case, device: torch.device) -> str | None:
     made = [case.make(device, torch.Generator(device=device).manual_seed(0)) for _ in range(2)]
     try:
-        compare(op.launch(**made[0]), op.reference(**made[1]), case)
+        compare(launch(**made[0]), op.reference(**made[1]), case)
     except AssertionError as error:
         return str(error)
+    except UnsupportedError:  # a variant that does not do this, or is not built
+        if launch is op.launch:
+            raise
     return None
 
 
@@ -136,6 +150,51 @@ def compile_rows(op: Op, target: Target, only_one: bool) -> Iterator[dict[str, A
         for call in recorded_calls(op, case, target):
             row = {"op": op.name, "target": target.name, "case": case.label}
             yield row | compiled_json(call, target)
+
+
+def source_rows(name: str, target: Target) -> Iterator[dict[str, Any]]:
+    """The op's CUDA C++, if it has some, for one NVIDIA target: its kernels in one row."""
+    if name not in sources() or target.backend != "cuda":
+        return
+    row: dict[str, Any] = {"op": name, "target": target.name, "case": "cuda.cu", "problem": None}
+    if find_nvcc() is None:
+        yield row | {"kernel": "cuda.cu: no nvcc here"}
+        return
+    try:
+        found = compile_source(name, target)
+    except UnsupportedError as error:
+        yield row | {"kernel": "cuda.cu", "problem": str(error)}
+        return
+    worst = max(found, key=lambda kernel: (kernel.spilled_bytes, kernel.registers))
+    yield row | {
+        "kernel": f"cuda.cu: {len(found)} kernels",
+        "registers": max(kernel.registers for kernel in found),
+        "spilled_bytes": worst.spilled_bytes,
+        "shared_bytes": max(kernel.shared_bytes for kernel in found),
+        "problem": worst.problem and f"{worst.kernel}: {worst.problem}",
+    }
+
+
+def build_rows(names: list[str], asked: bool, terminal: Terminal) -> list[dict[str, Any]]:
+    """Build the CUDA C++ of these ops for this machine's GPU, at the same time."""
+    without = [name for name in names if name not in sources()]
+    if asked and without:
+        raise UsageError(f"{without[0]} has no CUDA C++; these have: {', '.join(sources())}")
+    if detect().device_type == "cpu":
+        raise HardwareError("kernels are built for the GPU of this machine, and there is none here")
+
+    def build_one(name: str) -> dict[str, Any]:
+        start = time.perf_counter()
+        try:
+            build(name)
+        except UnsupportedError as error:
+            return {"op": name, "problem": str(error)}
+        return {"op": name, "took": f"{time.perf_counter() - start:.1f} s", "problem": None}
+
+    wanted = [name for name in names if name in sources()]
+    with terminal.progress() as progress, ThreadPoolExecutor(len(wanted)) as pool:
+        progress("building", 0, len(wanted))
+        return list(pool.map(build_one, wanted))
 
 
 def compiled_json(call: Any, target: Target) -> dict[str, Any]:
@@ -166,6 +225,7 @@ def render(document: dict[str, Any], console: Console) -> None:
     columns = {
         "list": ["op", "summary", "gradients", "cases", "timed"],
         "check": ["op", "case", "problem"],
+        "build": ["op", "took", "problem"],
         "tune": ["op", "key", "num_tried", "share", "best"],
         "compile": [
             "op",

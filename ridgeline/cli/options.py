@@ -21,7 +21,7 @@ Config = TypeVar("Config")
 def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
     group = parser.add_argument_group(config.__name__.lower())
     hints = get_type_hints(config)
-    for field in fields(config):
+    for field in _flag_fields(config):
         kind, is_tuple = _plain_type(hints[field.name])
         flag = "--" + field.name.replace("_", "-")
         default = "" if field.default in (None, ()) else f" (default: {field.default})"
@@ -38,8 +38,13 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
 
 def from_flags(args: argparse.Namespace, config: type[Config]) -> Config:
     """A config of the flags that were given; the others keep the config's own defaults."""
-    given = {field.name: _value(args, field) for field in fields(config)}  # type: ignore[arg-type]
+    given = {field.name: _value(args, field) for field in _flag_fields(config)}
     return config(**{name: value for name, value in given.items() if value is not None})
+
+
+def _flag_fields(config: type[Any]) -> list[Field[Any]]:
+    """Without those that only Python callers can set."""
+    return [field for field in fields(config) if not field.metadata.get("python_only")]
 
 
 def _value(args: argparse.Namespace, field: Field[Any]) -> Any:

@@ -13,9 +13,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.hipify import hipify_python
 
 import ridgeline
 from ridgeline.kernels.compile import Compiled, argument_type
+from ridgeline.kernels.extension import (
+    compile_source,
+    find_nvcc,
+    parse_resources,
+    source,
+    sources,
+)
 from ridgeline.kernels.launch import recording, target_of
 from ridgeline.kernels.registry import NAMES
 from ridgeline.kernels.targets import TARGETS, Target
@@ -46,6 +54,51 @@ def test_it_compiles_and_fits(name: str, target: str, rows: list[dict[str, Any]]
     own = [row for row in rows if row["op"] == name and row["target"] == target]
     assert own
     assert [row["problem"] for row in own if row["problem"]] == []
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("name", sources())
+def test_cuda_source_compiles_without_spills(name: str, target: str) -> None:
+    if find_nvcc() is None:
+        pytest.skip("no nvcc here")
+    found = compile_source(name, TARGETS[target])
+    assert len(found) >= 4
+    assert {kernel.kernel: kernel.problem for kernel in found if kernel.problem} == {}
+
+
+def test_what_ptxas_reports_is_read() -> None:
+    report = """\
+ptxas info    : Compiling entry function '_Z1kPf' for 'sm_90'
+ptxas info    : Function properties for _Z1kPf
+    8 bytes stack frame, 4 bytes spill stores, 2 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 8 bytes cumulative stack size, 256 bytes smem
+ptxas info    : Compiling entry function '_Z1mPf' for 'sm_90'
+ptxas info    : Function properties for _Z1mPf
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 12 registers, used 0 barriers
+"""
+    first, second = parse_resources(report, TARGETS["sm_90"])
+    assert (first.registers, first.spilled_bytes, first.shared_bytes) == (40, 14, 256)
+    assert (second.kernel, second.registers, second.problem) == ("_Z1mPf", 12, None)
+
+
+@pytest.mark.parametrize("name", sources())
+def test_cuda_source_goes_through_hipify(name: str, tmp_path: Path) -> None:
+    """ROCm builds translate the source; what is left of CUDA's names would not compile there."""
+    copy = tmp_path / "cuda.cu"
+    copy.write_text(source(name).read_text())
+    hipify_python.hipify(
+        project_directory=str(tmp_path),
+        output_directory=str(tmp_path),
+        includes=[f"{tmp_path}/*"],
+        extra_files=[str(copy)],
+        is_pytorch_extension=True,
+    )
+    (translated,) = tmp_path.glob("*.hip")
+    text = translated.read_text()
+    assert "hip/hip_runtime.h" in text
+    assert "hipStream_t" in text
+    assert "cudaStream_t" not in text
 
 
 def test_spills_and_too_much_memory_are_problems() -> None:

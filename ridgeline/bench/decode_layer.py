@@ -1,0 +1,305 @@
+"""One decode step through a whole layer of Llama-3.1-8B's shape: six kernels, with the norms,
+SwiGLU and the residuals folded into the projections.
+
+The layer is written once (`decode_layer`) over the functions it calls: our launchers, what the
+public functions choose (which may be cuBLAS), or the references. Letters: B sequences, D hidden
+size, A angles, M pages a sequence; the pages' own are in kernels/pages.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ridgeline.kernels.attention.inputs import contiguous_of_size, random_cache
+from ridgeline.kernels.attention.reference import AttentionSpec
+from ridgeline.kernels.cost import OpCost
+from ridgeline.kernels.decode_attention import decode_attention
+from ridgeline.kernels.decode_attention import reference as attention_reference
+from ridgeline.kernels.inputs import has_floats_of, label, normal
+from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.quantized_linear import quantized_linear
+from ridgeline.kernels.quantized_linear import reference as quantized_reference
+from ridgeline.kernels.quantized_linear.op import FP8A16, W4A16, make_weight
+from ridgeline.kernels.rotary_pages import reference as rotary_reference
+from ridgeline.kernels.rotary_pages import rotary_pages
+from ridgeline.kernels.skinny_linear import reference as skinny_reference
+from ridgeline.kernels.skinny_linear import skinny_linear
+
+BF16 = torch.bfloat16
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a layer; the default is Llama-3.1-8B's."""
+
+    hidden_size: int = 4096
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    mlp_size: int = 14336
+
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """Outputs and depth."""
+        heads = self.num_heads * self.head_dim
+        return {
+            "qkv": (heads + 2 * self.num_kv_heads * self.head_dim, self.hidden_size),
+            "o": (self.hidden_size, heads),
+            "gate_up": (2 * self.mlp_size, self.hidden_size),
+            "down": (self.hidden_size, self.mlp_size),
+        }
+
+
+class Weight(NamedTuple):
+    values: Tensor  # as skinny_linear takes them, or with a scale as quantized_linear does
+    scale: Tensor | None = None
+
+
+class Functions(NamedTuple):
+    """What a layer is made of; each takes what the op's reference takes."""
+
+    linear: Callable[..., Tensor]
+    rotary_pages: Callable[..., Tensor]
+    decode_attention: Callable[..., Tensor]
+
+
+def linear(
+    plain: Callable[..., Tensor],
+    quantized: Callable[..., Tensor],
+    x_BD: Tensor,
+    weight: Weight,
+    **around: Any,
+) -> Tensor:
+    if weight.scale is None:
+        return plain(x_BD, weight.values, **around)
+    return quantized(x_BD, weight.values, weight.scale, **around)
+
+
+def launchers() -> Functions:
+    """Our kernels, whatever was measured to be faster."""
+    from ridgeline.kernels.decode_attention import triton as attention
+    from ridgeline.kernels.quantized_linear import triton as quantized
+    from ridgeline.kernels.rotary_pages import triton as rotary
+    from ridgeline.kernels.skinny_linear import triton as skinny
+
+    return Functions(
+        partial(linear, skinny.skinny_linear, quantized.quantized_linear),
+        rotary.rotary_pages,
+        attention.decode_attention,
+    )
+
+
+def chosen() -> Functions:
+    return Functions(
+        partial(linear, skinny_linear, quantized_linear),
+        rotary_pages,
+        partial(decode_attention, settled=True),  # rotary_pages writes q and the newest token
+    )
+
+
+def references() -> Functions:
+    return Functions(
+        partial(linear, skinny_reference.skinny_linear, quantized_reference.quantized_linear),
+        rotary_reference.rotary_pages,
+        attention_reference.decode_attention,
+    )
+
+
+def decode_layer(
+    functions: Functions,
+    x_BD: Tensor,
+    norms: Mapping[str, Tensor],
+    weights: Mapping[str, Weight],
+    cos_BA: Tensor,
+    sin_BA: Tensor,
+    slots_B: Tensor,
+    k_pages_PKSH: Tensor,
+    v_pages_PKSH: Tensor,
+    page_table_BM: Tensor,
+    lengths_B: Tensor,
+    spec: AttentionSpec,
+    max_length: int,
+) -> Tensor:
+    """The layer's output; **changes the pages in place**: the new token's K and V."""
+    pages = (k_pages_PKSH, v_pages_PKSH)
+    linear = partial(functions.linear, eps=EPS)
+    qkv = linear(x_BD, weights["qkv"], norm_weight_D=norms["attention"])
+    q_BNH = functions.rotary_pages(qkv, cos_BA, sin_BA, slots_B, *pages)
+    attended = functions.decode_attention(
+        q_BNH, *pages, page_table_BM, lengths_B, spec, max_length=max_length
+    )
+    hidden = linear(attended.flatten(1), weights["o"], residual_MO=x_BD)
+    inner = linear(hidden, weights["gate_up"], norm_weight_D=norms["mlp"], activation="silu")
+    return linear(inner, weights["down"], residual_MO=hidden)
+
+
+def launch(functions: str, plain: Mapping[str, Tensor], **inputs: Any) -> Tensor:
+    return decode_layer(chosen() if functions == "chosen" else launchers(), **inputs)
+
+
+def define(functions: str, plain: Mapping[str, Tensor], **inputs: Any) -> Tensor:
+    return decode_layer(references(), **inputs)
+
+
+def eager(
+    x_BD: Tensor,
+    norms: Mapping[str, Tensor],
+    plain: Mapping[str, Tensor],
+    cos_BA: Tensor,
+    sin_BA: Tensor,
+    k_pages_PKSH: Tensor,
+    v_pages_PKSH: Tensor,
+    spec: AttentionSpec,
+    **_: Any,
+) -> Tensor:
+    """torch's own ops in 16 bits, over K and V that lie together instead of in pages."""
+    batch, head_dim, num_kv_heads = len(x_BD), k_pages_PKSH.shape[3], k_pages_PKSH.shape[1]
+    normed = functional.rms_norm(x_BD, x_BD.shape[-1:], norms["attention"], EPS)
+    heads = functional.linear(normed, plain["qkv"]).view(batch, -1, head_dim)
+    q, k, v = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
+    k_all, v_all = (contiguous_of_size(x, batch, x_BD.dtype) for x in (k_pages_PKSH, v_pages_PKSH))
+    k_all[:, :, -1], v_all[:, :, -1] = turn(k, cos_BA, sin_BA), v
+    q = turn(q, cos_BA, sin_BA).unsqueeze(2)
+    attended = functional.scaled_dot_product_attention(
+        q, k_all, v_all, scale=spec.scale, enable_gqa=True
+    )
+    hidden = x_BD + functional.linear(attended.reshape(batch, -1), plain["o"])
+    normed = functional.rms_norm(hidden, hidden.shape[-1:], norms["mlp"], EPS)
+    gate, up = functional.linear(normed, plain["gate_up"]).chunk(2, dim=-1)
+    return hidden + functional.linear(functional.silu(gate) * up, plain["down"])
+
+
+def turn(x_BNH: Tensor, cos_BA: Tensor, sin_BA: Tensor) -> Tensor:
+    """The rotary embedding as models in plain torch have it."""
+    cos, sin = (torch.cat((x, x), -1).to(x_BNH.dtype).unsqueeze(1) for x in (cos_BA, sin_BA))
+    first, second = x_BNH.chunk(2, dim=-1)
+    return x_BNH * cos + torch.cat((-second, first), -1) * sin
+
+
+def cost(
+    x_BD: Tensor,
+    norms: Mapping[str, Tensor],
+    weights: Mapping[str, Weight],
+    plain: Mapping[str, Tensor],
+    cos_BA: Tensor,
+    k_pages_PKSH: Tensor,
+    lengths_B: Tensor,
+    **_: Any,
+) -> OpCost:
+    """Weights, keys and values are read once; x, the output and the new K and V are small."""
+    held = [t for weight in weights.values() for t in weight if t is not None]
+    read = sum(t.nbytes for t in (*held, *norms.values(), x_BD, cos_BA, cos_BA))
+    kv_size = k_pages_PKSH.shape[1] * k_pages_PKSH.shape[3]
+    token_bytes = 2 * kv_size * k_pages_PKSH.element_size()  # K and V
+    batch, num_tokens = len(x_BD), int(lengths_B.sum())
+    elements = sum(weight.numel() for weight in plain.values())  # as many, whatever their form
+    heads_size = plain["o"].shape[1]
+    return OpCost(
+        read + num_tokens * token_bytes,
+        x_BD.nbytes + batch * token_bytes,
+        2.0 * batch * elements + 4.0 * heads_size * num_tokens,
+        "bf16",
+    )
+
+
+def make(
+    shape: Shape,
+    lengths: tuple[int, ...],
+    form: str,
+    functions: str,
+    page_size: int,
+    device: torch.device,
+    generator: torch.Generator,
+) -> Inputs:
+    """`form` is of the weights: bf16, fp8 (a scale a row) or int4 (groups of 128)."""
+    batch, half = len(lengths), shape.head_dim // 2
+    draw = partial(normal, dtype=BF16, device=device, generator=generator)
+    plain = {name: draw(size, scale=size[1] ** -0.5) for name, size in shape.projections.items()}
+    weights = {name: Weight(values) for name, values in plain.items()}
+    if form != "bf16":
+        made = FP8A16 if form == "fp8" else W4A16
+        for name, size in shape.projections.items():
+            found = make_weight(made, *size, BF16, device, generator)
+            weights[name] = Weight(found["weight"], found["weight_scale"])
+    angles = torch.rand(batch, half, device=device, generator=generator) * 6.3
+    # No page to spare: the baseline reads all of them.
+    cache = random_cache(
+        lengths, shape.num_kv_heads, shape.head_dim, page_size, BF16, device, generator, 0
+    )
+    last = cache["lengths_B"].long() - 1
+    page_B = cache["page_table_BM"].gather(1, (last // page_size).unsqueeze(1)).squeeze(1)
+    return {
+        "functions": functions,
+        "x_BD": draw((batch, shape.hidden_size)),
+        "norms": {
+            name: 1.0 + draw((shape.hidden_size,), scale=0.1) for name in ("attention", "mlp")
+        },
+        "weights": weights,
+        "plain": plain,
+        "cos_BA": angles.cos(),
+        "sin_BA": angles.sin(),
+        "slots_B": page_B.long() * page_size + last % page_size,
+        "spec": AttentionSpec(shape.head_dim**-0.5),
+        "max_length": max(lengths),
+        **cache,
+    }
+
+
+def case(
+    batch: int,
+    context: int,
+    form: str = "bf16",
+    functions: str = "launchers",
+    shape: Shape | None = None,
+    page_size: int = 64,
+) -> Case:
+    """`context` counts the new token; `functions` are our launchers, or what is chosen."""
+    shape = shape or Shape()
+    dtype_name = {"fp8": "fp8_e4m3 rows", "int4": "int4 g128"}.get(form, form)
+    # Each of six kernels rounds its result, int4's once more the sum of each group.
+    return Case(
+        label(f"{batch}x{context}", dtype_name, functions == "chosen" and "as chosen"),
+        partial(make, shape, (context,) * batch, form, functions, page_size),
+        BF16,
+        shape.mlp_size,
+        roundings=8,
+    )
+
+
+TINY = Shape(128, 2, 1, 64, 256)
+FORMS = ("bf16", "fp8", "int4")
+
+OP = Op(
+    name="decode_layer",
+    summary="A decode step through a layer of Llama-3.1-8B's shape, in six kernels",
+    reference=define,
+    launch=launch,
+    cost=cost,
+    small_cases=[
+        case(batch, 20, form, "launchers", TINY, 16)
+        for batch, form in [(1, "bf16"), (3, "bf16"), (1, "fp8"), (3, "int4")]
+    ],
+    cases=[
+        case(batch, 1000, form, functions)
+        for batch in (1, 16)
+        for form in FORMS
+        for functions in ("launchers", "chosen")
+    ],
+    bench_cases=[
+        case(batch, 1024, form, functions)
+        for batch in (1, 16)
+        for form in FORMS
+        for functions in ("launchers", "chosen")
+    ],
+    compile_cases=[],
+    baselines={"eager": eager},
+    supports=has_floats_of,
+)

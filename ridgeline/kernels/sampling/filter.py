@@ -1,6 +1,6 @@
-"""Top-k, top-p and min-p: the search for the smallest logit that is kept (step 2 of triton.py).
+"""The search for the smallest logit that is kept, as far as a draw needs it (step 4 of triton.py).
 
-Imported by the Triton files of this folder only.
+Imported by finish.py only.
 """
 
 from __future__ import annotations
@@ -8,387 +8,227 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.sampling.logits import group_weight, inverse_of, load_logits
-
-BOUND_STEPS = tl.constexpr(16)  # the range over 2^16: closer than bf16 tells logits apart
+from ridgeline.kernels.sampling.draw import draw_entry, group_score, gumbel
+from ridgeline.kernels.sampling.logits import (
+    LOG2E,
+    load_listed,
+    of_groups_sum,
+    of_threads_max,
+    of_threads_sum,
+    weights,
+)
 
 
 @triton.jit
 def order_key(z):
     """Integers in the order of the floats they come from (-0 with +0); `order_value` goes back."""
-    bits = (z + 0.0).to(tl.int32, bitcast=True)
+    bits = (tl.maximum(z, -3.4e38) + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def order_value(key):
-    key = key.to(tl.int32)
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def listed_logits(
-    tables,
-    list_ptr,
-    row,
-    start,
-    num_listed,
-    vocab_size,
-    USES: tl.constexpr,
-    GROUP: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """The next TILE groups of a row's list: ids, which of them are real, logits [TILE, GROUP]."""
-    slots = start + tl.arange(0, TILE)
-    listed = slots < num_listed
-    ids = tl.load(list_ptr + slots, mask=listed, other=0)
-    columns = ids[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    keep = (columns < vocab_size) & listed[:, None]
-    return ids, listed, load_logits(tables, row, columns, keep, USES)
+def list_groups(wanted, groups, list_ptr):
+    """Put the wanted groups side by side; returns how many they are."""
+    tl.debug_barrier()  # an older list may still be read
+    slot = tl.cumsum(wanted.to(tl.int32), axis=0) - 1
+    tl.store(list_ptr + slot, groups, mask=wanted)
+    tl.debug_barrier()  # read by other threads than wrote it
+    return tl.sum(wanted.to(tl.int32), axis=0)
 
 
 @triton.jit
-def collect(
+def amounts_above(
     tables,
-    list_ptr,
-    candidates_ptr,
     row,
+    list_ptr,
     num_listed,
     vocab_size,
-    bound,
-    USES: tl.constexpr,
-    GROUP: tl.constexpr,
-    TILE: tl.constexpr,
-    CANDIDATES: tl.constexpr,
-):
-    """Put the logits that reach `bound` side by side, as many as fit; returns how many reach it."""
-    num_found = 0
-    for start in range(0, num_listed, TILE):
-        _, _, z = listed_logits(
-            tables, list_ptr, row, start, num_listed, vocab_size, USES, GROUP, TILE
-        )
-        found = ((z >= bound) & (z > float("-inf"))).to(tl.int32)
-        in_group = tl.sum(found, axis=1)
-        before = num_found + tl.cumsum(in_group, axis=0) - in_group
-        spot = before[:, None] + tl.cumsum(found, axis=1) - 1
-        tl.store(candidates_ptr + spot, z, mask=(found == 1) & (spot < CANDIDATES))
-        num_found += tl.sum(in_group, axis=0)
-    return num_found
-
-
-@triton.jit
-def halve_held(z, weight, bound, row_max, limit):
-    """The smallest z such that the logits larger than it weigh less than `limit` together. The key
-    range halves each step, so it ends at the very logit after at most 32.
-    """
-    low = order_key(tl.maximum(bound, -3.4e38)).to(tl.int64)  # int64: a sum of two keys
-    high = order_key(row_max).to(tl.int64)
-    while low < high:
-        middle = (low + high) >> 1
-        larger = tl.sum(tl.where(z > order_value(middle), weight, 0.0), axis=0)
-        high = tl.where(larger < limit, middle, high)
-        low = tl.where(larger < limit, low, middle + 1)
-    return order_value(low)
-
-
-@triton.jit
-def weigh(
-    tables,
-    list_ptr,
-    row,
-    num_listed,
-    vocab_size,
+    keys,
+    low,
+    high,
+    top,
+    base,
     row_max,
-    inverse,
-    floor,
+    rate,
+    by_count,
     USES: tl.constexpr,
     GROUP: tl.constexpr,
+    SEGMENT: tl.constexpr,
     TILE: tl.constexpr,
+    LANES: tl.constexpr,
 ):
-    """Weight of the listed groups' logits that are at least `floor`."""
-    amount = 0.0
-    for start in range(0, num_listed, TILE):
-        _, _, z = listed_logits(
-            tables, list_ptr, row, start, num_listed, vocab_size, USES, GROUP, TILE
-        )
-        weight = tl.where(z >= floor, tl.exp((z - row_max) * inverse), 0.0)
-        amount += tl.sum(tl.sum(weight, axis=1), axis=0)
-    return amount
-
-
-@triton.jit
-def halve(
-    tables,
-    list_ptr,
-    row,
-    num_listed,
-    vocab_size,
-    bound,
-    row_max,
-    inverse,
-    floor,
-    limit,
-    BY_COUNT: tl.constexpr,
-    USES: tl.constexpr,
-    GROUP: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """The smallest z such that the logits larger than it are fewer than `limit` (BY_COUNT), or that
-    those of them from `floor` on weigh less than `limit`. One pass over the listed groups a step.
+    """Number or weight of the entries above each of four keys: `base` lies above `top`, and from
+    there on the listed groups hold all. Also the smallest and the largest key from low to high that
+    an entry has.
     """
-    low = order_key(tl.maximum(bound, -3.4e38)).to(tl.int64)  # int64: a sum of two keys
-    high = order_key(row_max).to(tl.int64)
-    while low < high:
-        middle = (low + high) >> 1
-        pivot = order_value(middle)
-        amount = 0.0
-        for start in range(0, num_listed, TILE):
-            _, _, z = listed_logits(
-                tables, list_ptr, row, start, num_listed, vocab_size, USES, GROUP, TILE
-            )
-            larger = z > pivot
-            if BY_COUNT:
-                part = larger.to(tl.float32)  # counts below 2^24 are exact
-            else:
-                weight = tl.exp((z - row_max) * inverse)
-                part = tl.where(larger & (z >= floor), weight, 0.0)
-            amount += tl.sum(tl.sum(part, axis=1), axis=0)
-        high = tl.where(amount < limit, middle, high)
-        low = tl.where(amount < limit, low, middle + 1)
-    return order_value(low)
-
-
-@triton.jit
-def refresh_sums(
-    tables,
-    list_ptr,
-    largest_ptr,
-    sum_ptr,
-    row,
-    num_listed,
-    vocab_size,
-    lowest,
-    inverse,
-    USES: tl.constexpr,
-    GROUP: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Make the listed groups' sums again from the logits that are kept; returns nothing."""
-    for start in range(0, num_listed, TILE):
-        ids, listed, z = listed_logits(
-            tables, list_ptr, row, start, num_listed, vocab_size, USES, GROUP, TILE
+    rate = tl.where(by_count, 0.0, rate)
+    z_0, z_1 = order_value(keys[0]), order_value(keys[1])
+    z_2, z_3 = order_value(keys[2]), order_value(keys[3])
+    z_low, z_high = order_value(low), order_value(high)
+    above_0 = tl.zeros((TILE, LANES), dtype=tl.float32)  # counts below 2^24 are exact
+    above_1, above_2, above_3 = above_0, above_0, above_0
+    least, most = above_0 + float("inf"), above_0 - float("inf")
+    for start in tl.range(0, num_listed, TILE, num_stages=3):
+        z = load_listed(
+            tables, row, list_ptr, start, num_listed, vocab_size, USES, GROUP, SEGMENT, TILE
         )
-        largest = tl.load(largest_ptr + ids, mask=listed, other=0.0)
-        z = tl.where(z >= lowest, z, float("-inf"))
-        tl.store(sum_ptr + ids, group_weight(z, largest, inverse), mask=listed)
-
-
-@triton.jit
-def filter_kernel(
-    logits_ptr,
-    counts_ptr,
-    seen_ptr,
-    bias_ptr,
-    repetition_ptr,
-    presence_ptr,
-    frequency_ptr,
-    logits_stride,
-    counts_stride,
-    seen_stride,
-    bias_stride,
-    vocab_size,
-    num_groups,
-    temperature_ptr,
-    largest_ptr,
-    sum_ptr,
-    top_k_ptr,
-    top_p_ptr,
-    min_p_ptr,
-    lowest_ptr,  # out: the smallest logit kept [B]
-    list_ptr,  # scratch [B, num_groups]: groups that reach the bound
-    candidates_ptr,  # scratch [B, CANDIDATES]: logits that reach the bound
-    SMALLEST: tl.constexpr,
-    HAS_TOP_K: tl.constexpr,
-    HAS_TOP_P: tl.constexpr,
-    HAS_MIN_P: tl.constexpr,
-    USES: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
-    TILE: tl.constexpr,
-    CANDIDATES: tl.constexpr,
-):
-    """One program a row. Keeps z iff fewer than k logits are larger, and those that are larger
-    hold less than p of the weight that top-k left, and z is at least min_p's bound.
-    """
-    tables = (
-        logits_ptr,
-        counts_ptr,
-        seen_ptr,
-        bias_ptr,
-        repetition_ptr,
-        presence_ptr,
-        frequency_ptr,
-        logits_stride,
-        counts_stride,
-        seen_stride,
-        bias_stride,
+        z = tl.where(z > top, float("-inf"), z)
+        weight = weights(z, row_max, rate)
+        above_0 += of_threads_sum((z > z_0).to(tl.float32) * weight, SEGMENT, TILE, LANES)
+        above_1 += of_threads_sum((z > z_1).to(tl.float32) * weight, SEGMENT, TILE, LANES)
+        above_2 += of_threads_sum((z > z_2).to(tl.float32) * weight, SEGMENT, TILE, LANES)
+        above_3 += of_threads_sum((z > z_3).to(tl.float32) * weight, SEGMENT, TILE, LANES)
+        below = tl.where(z <= z_high, z, float("-inf"))
+        most = tl.maximum(most, of_threads_max(below, SEGMENT, TILE, LANES))
+        from_low = tl.where(z >= z_low, -z, float("-inf"))
+        least = tl.minimum(least, -of_threads_max(from_low, SEGMENT, TILE, LANES))
+    amounts = (
+        base + tl.sum(above_0),
+        base + tl.sum(above_1),
+        base + tl.sum(above_2),
+        base + tl.sum(above_3),
     )
-    row = tl.program_id(0).to(tl.int64)  # int64: offsets pass 2^31
-    largest_ptr += row * num_groups
-    sum_ptr += row * num_groups
-    list_ptr += row * num_groups
-    candidates_ptr += row * CANDIDATES
-    inverse = inverse_of(temperature_ptr, row, SMALLEST)
-    top_k = tl.full((), 0, tl.int32)
-    top_p = tl.full((), 1.0, tl.float32)
-    min_p = tl.full((), 0.0, tl.float32)
-    if HAS_TOP_K:
-        top_k = tl.load(top_k_ptr + row).to(tl.int32)
-    if HAS_TOP_P:
-        top_p = tl.load(top_p_ptr + row).to(tl.float32)
-    if HAS_MIN_P:
-        min_p = tl.load(min_p_ptr + row).to(tl.float32)
-    groups = tl.arange(0, GROUPS)
-    in_row = groups < num_groups
-    largest = tl.load(largest_ptr + groups, mask=in_row, other=float("-inf"))  # [GROUPS]
-    row_max = tl.max(largest, axis=0)
-    by_k = (top_k > 0) & (top_k < vocab_size)
-    by_p = top_p < 1.0
-    finite = (row_max < float("inf")) & (row_max > float("-inf"))
-    drawn = tl.load(temperature_ptr + row) != 0.0
-    lowest = tl.full((), float("-inf"), tl.float32)
-    if (by_k | by_p | (min_p > 0.0)) & finite & drawn:
-        if min_p > 0.0:  # exp((z - row_max) / temperature) >= min_p, solved for z
-            lowest = row_max + tl.div_rn(tl.log(min_p), inverse)
-        # 1. A bound that all that is kept surely reaches.
-        bound = lowest
-        sums = tl.load(sum_ptr + groups, mask=in_row, other=0.0)
-        of_largest = tl.exp((largest - row_max) * inverse)
-        total = tl.sum(sums * of_largest, axis=0)
-        if by_k | by_p:
-            # k groups whose largest logit reaches z hold k logits that do; groups whose largest
-            # logits have p of the weight between them likewise (the margin is for sums rounded
-            # differently). Each step keeps such a z, so their number is only a matter of how close
-            # the bound comes.
-            bound = tl.full((), float("-inf"), tl.float32)
-            low = tl.min(tl.where(largest > float("-inf"), largest, row_max), axis=0)
-            if by_k == 0:  # what is further below weighs nothing
-                low = tl.maximum(low, row_max - 64.0 / inverse)
-            high = row_max
-            for _ in range(BOUND_STEPS):
-                middle = 0.5 * (low + high)
-                if by_k:
-                    enough = tl.sum((largest >= middle).to(tl.int32), axis=0) >= top_k
-                else:
-                    reached = tl.sum(tl.where(largest >= middle, of_largest, 0.0), axis=0)
-                    enough = reached >= top_p * total * 1.0001
-                bound = tl.where(enough, middle, bound)
-                low = tl.where(enough, middle, low)
-                high = tl.where(enough, high, middle)
-            if by_p & (by_k == 0):
-                # All logits below this could not have 1 - p of the weight together.
-                rest = tl.maximum((1.0 - top_p) * 0.9999 * total / vocab_size, 1e-30)
-                bound = tl.maximum(bound, row_max + tl.log(rest) / inverse)
-        # 2. The groups that reach it, listed; the others hold nothing that is kept.
-        reaches = (largest >= bound) & (largest > float("-inf"))
-        num_listed = tl.sum(reaches.to(tl.int32), axis=0)
-        slot = tl.cumsum(reaches.to(tl.int32), axis=0) - 1
-        tl.store(list_ptr + slot, groups, mask=reaches)
-        tl.store(sum_ptr + groups, tl.zeros_like(sums), mask=in_row & (largest < bound))
-        tl.debug_barrier()  # the list is read by other threads than wrote it
-        # 3. The smallest logit kept.
-        if by_k | by_p:
-            num_found = collect(
-                tables,
-                list_ptr,
-                candidates_ptr,
-                row,
-                num_listed,
-                vocab_size,
-                bound,
-                USES,
-                GROUP,
-                TILE,
-                CANDIDATES,
-            )
-            tl.debug_barrier()
-            kth = tl.full((), float("-inf"), tl.float32)
-            if num_found <= CANDIDATES:
-                places = tl.arange(0, CANDIDATES)
-                z = tl.load(candidates_ptr + places, mask=places < num_found, other=float("-inf"))
-                weight = tl.exp((z - row_max) * inverse)
-                if by_k:
-                    kth = halve_held(z, weight * 0.0 + 1.0, bound, row_max, top_k.to(tl.float32))
-                    weight = tl.where(z >= kth, weight, 0.0)
-                    total = tl.sum(weight, axis=0)
-                    lowest = tl.maximum(lowest, kth)
-                if by_p:
-                    last = halve_held(z, weight, bound, row_max, top_p * total)
-                    lowest = tl.maximum(lowest, last)
-            else:
-                if by_k:
-                    kth = halve(
-                        tables,
-                        list_ptr,
-                        row,
-                        num_listed,
-                        vocab_size,
-                        bound,
-                        row_max,
-                        inverse,
-                        kth,
-                        top_k.to(tl.float32),
-                        True,
-                        USES,
-                        GROUP,
-                        TILE,
-                    )
-                    lowest = tl.maximum(lowest, kth)
-                if by_p:
-                    if by_k:
-                        total = weigh(
-                            tables,
-                            list_ptr,
-                            row,
-                            num_listed,
-                            vocab_size,
-                            row_max,
-                            inverse,
-                            kth,
-                            USES,
-                            GROUP,
-                            TILE,
-                        )
-                    last = halve(
-                        tables,
-                        list_ptr,
-                        row,
-                        num_listed,
-                        vocab_size,
-                        bound,
-                        row_max,
-                        inverse,
-                        kth,
-                        top_p * total,
-                        False,
-                        USES,
-                        GROUP,
-                        TILE,
-                    )
-                    lowest = tl.maximum(lowest, last)
-        # 4. The listed groups' sums, of what is kept.
-        refresh_sums(
-            tables,
-            list_ptr,
-            largest_ptr,
-            sum_ptr,
-            row,
-            num_listed,
-            vocab_size,
-            lowest,
-            inverse,
-            USES,
-            GROUP,
-            TILE,
+    return amounts, order_key(tl.min(least)), order_key(tl.max(most))
+
+
+@triton.jit
+def keys_to_try(low, high, likely_low, likely_high, use_likely, aim):
+    """Four keys: the likely ends and two in between; or `aim` and three evenly between the ends."""
+    base = tl.where(use_likely, likely_low - 1, low)
+    span = tl.where(use_likely, likely_high - base, high - low).to(tl.uint32, bitcast=True)
+    # Thirds, or quarters, of 2^32: the high half of the product is the share.
+    one = tl.umulhi(span, tl.where(use_likely, 0, 1073741824).to(tl.uint32))
+    two = tl.umulhi(span, tl.where(use_likely, 1431655765, 2147483648).to(tl.uint32))
+    three = tl.umulhi(span, tl.where(use_likely, 2863311530, 3221225472).to(tl.uint32))
+    aim = tl.minimum(tl.maximum(aim, low), tl.maximum(high - 1, low))
+    return (
+        base + one.to(tl.int32, bitcast=True),
+        base + two.to(tl.int32, bitcast=True),
+        base + three.to(tl.int32, bitcast=True),
+        tl.where(use_likely, likely_high, aim),
+    )
+
+
+@triton.jit
+def narrowed_keys(low, high, limit, by_count, keys, amounts):
+    """The two ends, as keys, after four were tried: the answer is the smallest key with less than
+    `limit` above it.
+    """
+    new_low, new_high, reach = low, high, limit + 1.0
+    for i in tl.static_range(4):
+        enough = amounts[i] < limit
+        reach = tl.where(enough | (keys[i] + 1 < new_low), reach, amounts[i])
+        new_low = tl.where(enough, new_low, tl.maximum(new_low, keys[i] + 1))
+        new_high = tl.where(enough, tl.minimum(new_high, keys[i]), new_high)
+    # Where exactly as many as are wanted reach the low end, it keeps what the answer does.
+    return new_low, tl.where(by_count & (reach == limit), new_low, new_high)
+
+
+@triton.jit
+def draw_group(
+    tables,
+    row,
+    list_ptr,
+    num_listed,
+    largest_ptr,
+    vocab_size,
+    inverse,
+    low,
+    high,
+    seed,
+    position,
+    USES: tl.constexpr,
+    GROUP: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    TILE: tl.constexpr,
+    STREAM: tl.constexpr,
+):
+    """The listed group that is drawn if the smallest kept logit is `high`, and whether it is drawn
+    with every other one from `low` on. A group's score only falls as less of it is kept, so it is
+    if at its lowest it is above the others' highest.
+    """
+    minus = tl.full((), float("-inf"), tl.float32)
+    group, best, top_group, top, second = tl.load(list_ptr), minus, tl.load(list_ptr), minus, minus
+    for start in range(0, num_listed, TILE):
+        slots = start + tl.arange(0, TILE)
+        ids = tl.load(list_ptr + slots, mask=slots < num_listed, other=0)
+        largest = tl.load(largest_ptr + ids)
+        z = load_listed(
+            tables, row, list_ptr, start, num_listed, vocab_size, USES, GROUP, SEGMENT, TILE
         )
-    tl.store(lowest_ptr + row, lowest)
+        weight = tl.exp2((z - largest[None, :, None]) * (inverse * LOG2E))
+        at_most = of_groups_sum((z >= low).to(tl.float32) * weight)
+        at_least = of_groups_sum((z >= high).to(tl.float32) * weight)
+        noise = gumbel(ids, seed, position, STREAM)
+        highest = group_score(largest, at_most, inverse, noise)
+        lowest = group_score(largest, at_least, inverse, noise)
+        lowest = tl.where(slots < num_listed, lowest, float("-inf"))
+        highest = tl.where(slots < num_listed, highest, float("-inf"))
+        tile_best = tl.max(lowest, axis=0)
+        first = tl.min(tl.where(lowest == tile_best, ids, 2147483647), axis=0)  # of equals
+        group = tl.where(tile_best > best, first, group)
+        best = tl.maximum(best, tile_best)
+        tile_top = tl.max(highest, axis=0)
+        first = tl.min(tl.where(highest == tile_top, ids, 2147483647), axis=0)
+        tile_second = tl.max(tl.where(ids == first, float("-inf"), highest), axis=0)
+        second = tl.maximum(tl.minimum(top, tile_top), tl.maximum(second, tile_second))
+        top_group = tl.where(tile_top > top, first, top_group)
+        top = tl.maximum(top, tile_top)
+    rival = tl.where(top_group == group, second, top)
+    return group, (best > rival) | (low == high)
+
+
+@triton.jit
+def draw_between(
+    tables,
+    row,
+    groups,
+    in_row,
+    largest_ptr,
+    score_ptr,
+    least_ptr,
+    sure_ptr,
+    needed_ptr,
+    vocab_size,
+    inverse,
+    low,
+    high,
+    seed,
+    position,
+    USES: tl.constexpr,
+    GROUP: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUP_STREAM: tl.constexpr,
+    ENTRY_STREAM: tl.constexpr,
+):
+    """The token drawn among entries from `low` on, whether its group is the one drawn whatever the
+    smallest kept logit is from low to high, and its logit: if that is at least `high`, the token is
+    kept anyway.
+
+    score, least: the groups' scores if all were kept of them, or only their largest logits; sure: a
+    score that some group has anyway. They are read from memory because registers are few. Groups
+    whose highest score is below another's lowest need not be looked into; the margin is for sums
+    rounded differently.
+    """
+    largest = tl.load(largest_ptr + groups, mask=in_row, other=float("-inf"))
+    score = tl.load(score_ptr + groups, mask=in_row, other=float("-inf"))
+    least = tl.load(least_ptr + groups, mask=in_row, other=float("-inf"))
+    best = tl.max(tl.where(largest >= high, least, float("-inf")), axis=0)
+    best = tl.maximum(best, tl.load(sure_ptr))
+    needed = (largest >= low) & (score >= best - (1e-3 + 1e-6 * tl.abs(best)))
+    num_needed = list_groups(needed, groups, needed_ptr)
+    group, same = draw_group(
+        tables, row, needed_ptr, num_needed, largest_ptr, vocab_size, inverse, low, high,
+        seed, position, USES, GROUP, SEGMENT, TILE, GROUP_STREAM,
+    )  # fmt: skip
+    token, z = draw_entry(
+        tables, row, group, vocab_size, inverse, True, seed, position, low,
+        USES, GROUP, ENTRY_STREAM,
+    )  # fmt: skip
+    return token, same, z

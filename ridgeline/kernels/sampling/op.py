@@ -10,8 +10,10 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal, strided_rows
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.launch import target_of
+from ridgeline.kernels.op import Case, Inputs, Op, Search
 from ridgeline.kernels.sampling import reference
+from ridgeline.kernels.sampling.tune_space import Config, search_space, tune_key
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 VOCABULARY = 128256  # Llama 3's
@@ -37,12 +39,14 @@ def make(
     filters: dict[str, float],
     penalties: bool,
     scale: float,
+    peaks: int,
     mixed: bool,
+    config: Config | None,
     device: torch.device,
     generator: torch.Generator,
 ) -> Inputs:
-    """Logits of `scale`; with `mixed` every row has settings of its own, greedy ones among them,
-    and the rows lie apart.
+    """Logits of `scale`, `peaks` of them raised as a language model's are; with `mixed` every row
+    has settings of its own, greedy ones among them, and the rows lie apart.
     """
     rows = shape[0]
 
@@ -53,6 +57,10 @@ def make(
         return values
 
     logits = normal(shape, dtype, device, generator, scale)
+    if peaks:
+        places = torch.randint(shape[1], (rows, peaks), device=device, generator=generator)
+        raised = torch.linspace(14.0, 6.0, peaks, device=device).expand(rows, peaks)
+        logits.scatter_(1, places, raised.to(dtype))
     words = torch.randint(-(2**62), 2**62, (rows,), device=device, generator=generator)
     inputs: Inputs = {
         "logits_BV": strided_rows(logits) if mixed else logits,
@@ -68,8 +76,10 @@ def make(
         inputs["top_p_B"] = each(filters["top_p"], 0.3)
     if "min_p" in filters:
         inputs["min_p_B"] = each(filters["min_p"], 0.0)
-    if "num_candidates" in filters:
-        inputs["num_candidates"] = int(filters["num_candidates"])
+    if "few" in filters:
+        inputs["few"] = int(filters["few"])
+    if config is not None:
+        inputs["config"] = config
     if penalties:
         inputs["repetition_B"] = each(1.3, 1.0)
         inputs["presence_B"] = each(0.7, 0.0)
@@ -88,25 +98,31 @@ def case(
     temperature: float = 1.0,
     penalties: bool = False,
     scale: float = 3.0,
+    peaks: int = 0,
     mixed: bool = False,
+    config: Config | None = None,
     **filters: float,
 ) -> Case:
     name = label(
         shape,
         dtype,
         f"t={temperature:g}" if temperature else "greedy",
-        *(f"{key}={value:g}" for key, value in filters.items() if key != "num_candidates"),
-        filters.get("num_candidates", 64) < 64 and "halving",
+        *(f"{key}={value:g}" for key, value in filters.items() if key != "few"),
+        "few" in filters and "many groups",
         penalties and "penalties",
         scale != 3.0 and f"scale={scale:g}",
+        peaks and f"{peaks} peaks",
         mixed and "mixed",
+        config is not None and str(config),
     )
-    make_case = partial(make, shape, dtype, temperature, filters, penalties, scale, mixed)
+    make_case = partial(
+        make, shape, dtype, temperature, filters, penalties, scale, peaks, mixed, config
+    )
     return Case(name, make_case, dtype)
 
 
-def plain(num_candidates: int | None = None, **inputs: Any) -> Tensor:
-    """The definition; how many entries the kernel holds at once is nothing to it."""
+def plain(few: int = 0, config: Config | None = None, **inputs: Any) -> Tensor:
+    """The definition; how the kernels go about it is nothing to it."""
     return reference.sample_rows(**inputs)
 
 
@@ -146,25 +162,35 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.9, "min_p": 0.1},
     {"temperature": 0.7, "penalties": True, "mixed": True},
 ]
-# What is kept does not fit beside each other, so the threshold is found by halving.
-HALVING: list[dict[str, Any]] = [
-    {"top_k": 200, "num_candidates": 32, "mixed": True},
-    {"top_p": 0.9, "num_candidates": 32, "scale": 1.0},
-    {"top_k": 300, "top_p": 0.7, "num_candidates": 32, "scale": 1.0},
-    {"top_k": 300, "top_p": 0.7, "penalties": True, "num_candidates": 32, "mixed": True},
+# Searches among many groups, of which the interpreter's rows have few.
+MANY: list[dict[str, Any]] = [
+    {"top_k": 200, "few": 1, "mixed": True},
+    {"top_p": 0.9, "few": 1, "scale": 1.0},
+    {"top_k": 300, "top_p": 0.7, "few": 1, "scale": 1.0},
+    {"top_k": 300, "top_p": 0.7, "penalties": True, "few": 1, "mixed": True},
 ]
+# Ways to cut the pass over all logits: a program for the row, for a part of it, tiles ahead.
+WAYS = [Config(16, 4), Config(32, 8, pieces=3), Config(64, 8, num_stages=3), Config(16, 4, 2, 2)]
 # A nested call costs the interpreter two milliseconds, and a search has many: few rows.
 SMALL = (
     [case((3, 1000), FP32, **settings) for settings in SETTINGS]
     + [case((3, 1000), BF16, **settings) for settings in SETTINGS[:2] + SETTINGS[6:]]
     + [case((2, size), FP16, mixed=True, top_k=3, top_p=0.9) for size in (1, 63, 257)]
     + [case((2, 9000), BF16, **settings) for settings in [SETTINGS[1], SETTINGS[4]]]
-    + [case((2, 1500), FP32, **settings) for settings in HALVING]
+    + [case((2, 20000), BF16, mixed=True, config=config) for config in WAYS]
+    + [case((2, 1500), FP32, **settings) for settings in MANY]
 )
+FLAT: dict[str, Any] = {"top_p": 0.9, "scale": 1.0}
 LARGE = [
     case((rows, VOCABULARY), dtype, **settings)
-    for rows, dtype in [(1, FP32), (65, BF16)]
-    for settings in [*SETTINGS, {"top_p": 0.9, "scale": 1.0}, {"top_k": 5000, "top_p": 0.5}]
+    for rows, dtype in [(1, FP32), (65, BF16), (300, BF16)]
+    for settings in [
+        *SETTINGS,
+        FLAT,
+        {"top_p": 0.3, "scale": 0.5},
+        {"top_p": 0.95, "scale": 2.0, "peaks": 30},
+        {"top_k": 5000, "top_p": 0.5},
+    ]
 ] + [case((17000, VOCABULARY), BF16, temperature=0.0)]  # past 2^31 entries
 TIMED: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -177,8 +203,31 @@ BENCH = [
     case((rows, VOCABULARY), dtype, **settings)
     for rows in (1, 64, 512)
     for dtype in (FP32, BF16)
-    for settings in TIMED
-] + [case((512, VOCABULARY), FP32, top_p=0.9, scale=1.0)]  # flat: found by halving
+    for settings in [
+        *TIMED,
+        FLAT,
+        {"top_p": 0.9, "scale": 1.5, "peaks": 40},
+        {"temperature": 0.6, "min_p": 0.05},
+    ]
+]
+
+
+def search(
+    logits_BV: Tensor,
+    temperature_B: Tensor,
+    top_k_B: Tensor | None = None,
+    top_p_B: Tensor | None = None,
+    min_p_B: Tensor | None = None,
+    **others: Any,
+) -> Search | None:
+    """The pass over all logits, timed where rows are drawn and nothing else is done."""
+    filtered = not (top_k_B is None and top_p_B is None and min_p_B is None)
+    if filtered or not temperature_B.all() or any(name in others for name in TABLES):
+        return None
+    rows, groups = logits_BV.shape[0], -(-logits_BV.shape[1] // reference.GROUP)
+    ways = search_space(rows, groups, logits_BV.dtype, target_of(logits_BV))
+    return Search("sampling", tune_key(rows, groups, logits_BV.dtype), ways)
+
 
 OP = Op(
     name="sampling",
@@ -192,6 +241,10 @@ OP = Op(
     compile_cases=[
         case((2, VOCABULARY), BF16, top_k=50, top_p=0.9),
         case((2, VOCABULARY), FP32, min_p=0.1, penalties=True),
+        case((2, VOCABULARY), FP32, top_p=0.9),
+        case((2, VOCABULARY), BF16, config=Config(32, 4)),
+        case((2, VOCABULARY), FP32, config=Config(32, 8, num_stages=3)),
     ],
     baselines={"eager": eager, "argmax": argmax},
+    search=search,
 )

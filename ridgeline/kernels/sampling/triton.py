@@ -1,182 +1,60 @@
-"""Sampling in Triton: one pass over the logits, then small work on what matters in each row.
+"""Sampling in Triton: one pass over the logits, a second one for the filters where it is needed,
+and small work on what matters in each row.
 
 1. `summarize_kernel` reads the logits once and leaves, for each group of 256 neighbouring entries,
    its largest logit and the sum of its weights.
-2. `filter_kernel`, where a row asks for top-k, top-p or min-p, finds the smallest logit that is
-   kept. The groups' largest logits bound it from below, so only groups that reach the bound are
-   read again (about k of them for top-k; for a distribution as peaked as a language model's about
-   as many as top-p keeps), and the threshold is then found among what lies above the bound, held in
-   registers. Where that is too much to hold (a flat distribution), each step of the search reads
-   the row again: still exact, slower. Then the groups' sums are made again from what is kept.
-3. `draw_kernel` chooses a group, then an entry in it: reference.py's two steps. Greedy rows go the
-   same way without noise, so a batch may mix them.
+2. `bracket_kernel`, where a row has a filter, says between which two logits the smallest kept one
+   lies. The groups' largest logits and sums bound it: closely for top-k, and for top-p of a
+   distribution as peaked as a language model's. For a flat one a sample of the row gives two ends
+   that are likely.
+3. `sift_kernel` reads the groups that reach the low end again, where they are many, and sums up
+   what lies above each end.
+4. `finish_kernel` draws, if that is possible without knowing the smallest kept logit any closer: it
+   nearly always is, because few entries lie between the ends. If not, the ends come closer: by
+   another pass of `sift_kernel` (the few rows concerned only), or among few groups by passes of
+   this program. Each answer is the one that the exact smallest kept logit gives.
+5. A draw is a group's, then an entry's in it: reference.py's two steps. Greedy rows go the same way
+   without noise, so a batch may mix them.
+
+Without filters the last kernel does step 5 only, and with enough rows the first kernel does it
+itself.
 
 Rows are contiguous in their last dim; the rows' own stride is free. A NaN counts as +inf, so that a
 row that holds one shows it. The host is never asked: shapes and launches depend on the arguments
-that are None and on nothing a tensor holds, as a captured graph needs.
+that are None and on nothing a tensor holds, as a captured graph needs. What a row gives does not
+depend on the batch: its sums are made in the same order in every launch.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
-from ridgeline.kernels.launch import launch
-from ridgeline.kernels.sampling.filter import filter_kernel
-from ridgeline.kernels.sampling.logits import (
-    group_weight,
-    inverse_of,
-    load_logits,
-)
+from ridgeline.kernels.launch import launch, target_of
+from ridgeline.kernels.sampling.bracket import FIELDS, bracket_kernel
+from ridgeline.kernels.sampling.finish import finish_kernel
 from ridgeline.kernels.sampling.reference import (
     ENTRY_STREAM,
     GROUP,
     GROUP_STREAM,
     SMALLEST_TEMPERATURE,
 )
+from ridgeline.kernels.sampling.sift import sift_kernel
+from ridgeline.kernels.sampling.summarize import summarize_kernel
+from ridgeline.kernels.sampling.tune_space import Config, choose
+from ridgeline.kernels.targets import Target, can_wait
 
 MAX_GROUPS = 4096  # a row's groups are held in registers at once: vocabularies up to 1,048,576
-CANDIDATES = 4096  # how many entries of a row the filters hold at once
-# Groups a program reads at once: 8192 entries keep enough loads in flight for the one pass over all
-# logits; the filters take fewer, so that several of their programs fit on an SM. Heuristics until
-# measured.
-TILE_GROUPS, FILTER_TILE_GROUPS = 32, 16
-
-
-@triton.jit
-def gumbel(index, seed, position, STREAM: tl.constexpr):
-    """reference.py's noise, bit by bit: in fp64, because near 1 the logarithm of an fp32 loses it.
-    Some hundreds of numbers a row, so the cost is nothing.
-    """
-    zero = index.to(tl.uint32) * 0
-    c1 = zero + position.to(tl.uint32)
-    bits, _, _, _ = tl.philox(seed, index.to(tl.uint32), c1, zero + STREAM, zero)
-    uniform = ((bits >> 8).to(tl.float64) + 0.5) * (1.0 / 16777216.0)
-    return (-tl.log(-tl.log(uniform))).to(tl.float32)
-
-
-@triton.jit
-def summarize_kernel(
-    logits_ptr,
-    counts_ptr,
-    seen_ptr,
-    bias_ptr,
-    repetition_ptr,
-    presence_ptr,
-    frequency_ptr,
-    logits_stride,
-    counts_stride,
-    seen_stride,
-    bias_stride,
-    vocab_size,
-    num_groups,
-    temperature_ptr,
-    largest_ptr,
-    sum_ptr,
-    SMALLEST: tl.constexpr,
-    USES: tl.constexpr,
-    GROUP: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    tables = (
-        logits_ptr,
-        counts_ptr,
-        seen_ptr,
-        bias_ptr,
-        repetition_ptr,
-        presence_ptr,
-        frequency_ptr,
-        logits_stride,
-        counts_stride,
-        seen_stride,
-        bias_stride,
-    )
-    row = tl.program_id(1).to(tl.int64)  # int64: offsets pass 2^31
-    groups = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    z = load_logits(tables, row, columns, columns < vocab_size, USES)  # [TILE, GROUP]
-    largest = tl.max(z, axis=1)
-    weight = group_weight(z, largest, inverse_of(temperature_ptr, row, SMALLEST))
-    place = row * num_groups + groups
-    tl.store(largest_ptr + place, largest, mask=groups < num_groups)
-    tl.store(sum_ptr + place, weight, mask=groups < num_groups)
-
-
-@triton.jit
-def draw_kernel(
-    logits_ptr,
-    counts_ptr,
-    seen_ptr,
-    bias_ptr,
-    repetition_ptr,
-    presence_ptr,
-    frequency_ptr,
-    logits_stride,
-    counts_stride,
-    seen_stride,
-    bias_stride,
-    vocab_size,
-    num_groups,
-    temperature_ptr,
-    largest_ptr,
-    sum_ptr,
-    seed_ptr,
-    position_ptr,
-    lowest_ptr,
-    token_ptr,
-    SMALLEST: tl.constexpr,
-    HAS_LOWEST: tl.constexpr,
-    USES: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
-    GROUP_STREAM: tl.constexpr,
-    ENTRY_STREAM: tl.constexpr,
-):
-    """One program a row: the group, then the entry."""
-    tables = (
-        logits_ptr,
-        counts_ptr,
-        seen_ptr,
-        bias_ptr,
-        repetition_ptr,
-        presence_ptr,
-        frequency_ptr,
-        logits_stride,
-        counts_stride,
-        seen_stride,
-        bias_stride,
-    )
-    row = tl.program_id(0).to(tl.int64)  # int64: offsets pass 2^31
-    inverse = inverse_of(temperature_ptr, row, SMALLEST)
-    drawn = tl.load(temperature_ptr + row) != 0.0
-    seed = tl.load(seed_ptr + row)
-    position = tl.load(position_ptr + row)
-    groups = tl.arange(0, GROUPS)
-    in_row = groups < num_groups
-    place = row * num_groups + groups
-    largest = tl.load(largest_ptr + place, mask=in_row, other=float("-inf"))
-    score = largest
-    if drawn:
-        sums = tl.load(sum_ptr + place, mask=in_row, other=0.0)
-        noisy = largest * inverse + tl.log(tl.maximum(sums, 1e-30))
-        noisy += gumbel(groups, seed, position, GROUP_STREAM)
-        noisy = tl.where(sums > 0.0, noisy, float("-inf"))
-        score = tl.where(largest == float("inf"), largest, noisy)
-    group = tl.argmax(score, axis=0)  # the first of equals
-    columns = group * GROUP + tl.arange(0, GROUP)
-    z = load_logits(tables, row, columns, columns < vocab_size, USES)  # [GROUP]
-    entry_score = z
-    if drawn:
-        entry_score = z * inverse + gumbel(columns, seed, position, ENTRY_STREAM)
-        if HAS_LOWEST:
-            entry_score = tl.where(z >= tl.load(lowest_ptr + row), entry_score, float("-inf"))
-    entry = tl.argmax(entry_score, axis=0)
-    tl.store(token_ptr + row, (group * GROUP + entry).to(tl.int64))
+PIECES = 8  # programs that sift a row
+FEW = 64  # groups that one program searches by itself
+LOAD_BYTES = 16  # that a thread loads at once
+LANES, FINISH_LANES = 8, 16  # threads that share a group; more of them need fewer registers
+SIFT_THREADS = 128  # of a program. These are heuristics until measured
 
 
 def sample_rows(
@@ -193,10 +71,11 @@ def sample_rows(
     output_counts_BV: Tensor | None = None,
     prompt_seen_BV: Tensor | None = None,
     bias_BV: Tensor | None = None,
-    num_candidates: int = CANDIDATES,
+    few: int = FEW,
+    config: Config | None = None,
 ) -> Tensor:
-    """The launcher; arguments and result are reference.py's. `num_candidates` (a power of two) is
-    how many entries the filters hold at once.
+    """The launcher; arguments and result are reference.py's. A search among up to `few` groups is
+    left to the row's last program.
     """
     num_rows, vocab_size = logits_BV.shape
     num_groups = triton.cdiv(vocab_size, GROUP)
@@ -206,74 +85,201 @@ def sample_rows(
     tokens_B = torch.empty(num_rows, dtype=torch.int64, device=device)
     if not num_rows:
         return tokens_B
-    tables = [_rows(table) for table in (logits_BV, output_counts_BV, prompt_seen_BV, bias_BV)]
+    filters = (top_k_B, top_p_B, min_p_B)
+    filtered = any(values is not None for values in filters)
+    tables = (output_counts_BV, prompt_seen_BV, bias_BV)
     penalties = (repetition_B, presence_B, frequency_B)
-    largest_BG = torch.empty(num_rows, num_groups, dtype=torch.float32, device=device)
-    sum_BG = torch.empty(num_rows, num_groups, dtype=torch.float32, device=device)
-    shared = (
-        *(logits_BV if table is None else table for table in tables),
-        *(temperature_B if values is None else values for values in penalties),
-        *(0 if table is None else table.stride(0) for table in tables),
-        vocab_size,
-        num_groups,
-        temperature_B,
-        largest_BG,
-        sum_BG,
+    uses = _bits(*tables, *penalties)
+    target = target_of(logits_BV)
+    if config is None:
+        config = choose(num_rows, num_groups, logits_BV.dtype, uses > 0, device, target)
+    run = _Run(
+        logits=_logits(logits_BV, tables, penalties, temperature_B),
+        summaries=tuple(torch.empty(num_rows, num_groups, device=device) for _ in range(2)),
+        draw=(seed_B, position_B, tokens_B),
+        found=_scratch(num_rows, num_groups, device) if filtered else (tokens_B,) * 7,
+        uses=uses,
+        each=LOAD_BYTES // logits_BV.element_size(),
+        groups=max(16, triton.next_power_of_2(num_groups)),
+        few=few,
+        target=target,
     )
-    constants: dict[str, Any] = {
-        "SMALLEST": SMALLEST_TEMPERATURE,
-        "USES": _bits(
-            output_counts_BV, prompt_seen_BV, bias_BV, repetition_B, presence_B, frequency_B
-        ),
-        "GROUP": GROUP,
-    }
-    all_groups = max(16, triton.next_power_of_2(num_groups))
-    tile = min(TILE_GROUPS, all_groups)
-    grid = (triton.cdiv(num_groups, tile), num_rows)
-    launch(summarize_kernel, grid, shared, TILE=tile, num_warps=8, **constants)
-    lowest_B = None
-    if not (top_k_B is None and top_p_B is None and min_p_B is None):
-        lowest_B = torch.empty(num_rows, dtype=torch.float32, device=device)
-        list_BG = torch.empty(num_rows, num_groups, dtype=torch.int32, device=device)
-        candidates = torch.empty(num_rows, num_candidates, dtype=torch.float32, device=device)
-        filters = (top_k_B, top_p_B, min_p_B)
-        launch(
-            filter_kernel,
-            (num_rows,),
+    whole = config.pieces == 1 and not filtered
+    run.summarize(config, whole)
+    if filtered:
+        run.bracket(filters)
+    if top_k_B is not None or top_p_B is not None:
+        run.sift()
+    if top_p_B is not None:
+        run.finish(filtered, first=True, last=False)
+        run.sift()
+    if not whole:
+        run.finish(filtered, first=top_p_B is None, last=True)
+    return tokens_B
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the kernels of one call share, and how each is launched."""
+
+    logits: tuple[Any, ...]  # the first arguments of all
+    summaries: tuple[Tensor, ...]  # of groups: largest logit, sum of weights
+    draw: tuple[Tensor, ...]  # seed, position, token
+    found: tuple[Tensor, ...]  # `_scratch`
+    uses: int
+    each: int  # entries a thread loads at once
+    groups: int  # a power of two
+    few: int
+    target: Target
+
+    @property
+    def num_rows(self) -> int:
+        return self.draw[2].shape[0]
+
+    @property
+    def num_threads(self) -> int:
+        """Of programs that have a whole row's groups: 128 hold 512 of them at four each, so that
+        four such programs fit on an SM and 512 rows run at once on an H200.
+        """
+        return max(128, min(256, self.groups // 8))
+
+    def summarize(self, config: Config, whole: bool) -> None:
+        self._launch(
+            summarize_kernel,
+            self.num_rows * config.pieces,
+            (*self.summaries, *self.draw, config.pieces),
+            config.num_warps * self.target.warp_size,
+            WHOLE=whole,
+            TILE=config.tile,
+            SEGMENT=LANES * self.each,
+            STAGES=config.num_stages,
+            **self._streams(),
+        )
+
+    def bracket(self, filters: tuple[Tensor | None, ...]) -> None:
+        names = ("HAS_TOP_K", "HAS_TOP_P", "HAS_MIN_P")
+        self._launch(
+            bracket_kernel,
+            self.num_rows,
             (
-                *shared,
-                *(temperature_B if values is None else values for values in filters),
-                lowest_B,
-                list_BG,
-                candidates,
+                *self.summaries,
+                *(self.found[0] if values is None else values for values in filters),
+                *self.found[:3],
             ),
-            HAS_TOP_K=top_k_B is not None,
-            HAS_TOP_P=top_p_B is not None,
-            HAS_MIN_P=min_p_B is not None,
-            GROUPS=all_groups,
-            TILE=min(FILTER_TILE_GROUPS, all_groups),
-            CANDIDATES=num_candidates,
-            num_warps=8,
+            self.num_threads,
+            self._registers(False),
+            GROUPS=self.groups,
+            FEW=self.few,
+            **{name: values is not None for name, values in zip(names, filters, strict=True)},
+        )
+
+    def sift(self) -> None:
+        self._launch(
+            sift_kernel,
+            self.num_rows * PIECES,
+            self.found[:5],
+            SIFT_THREADS,
+            SEGMENT=LANES * self.each,
+            TILE=SIFT_THREADS // LANES,
+            PIECES=PIECES,
+            FEW=self.few,
+        )
+
+    def finish(self, filtered: bool, *, first: bool, last: bool) -> None:
+        self._launch(
+            finish_kernel,
+            self.num_rows,
+            (*self.summaries, *self.draw, *self.found),
+            self.num_threads,
+            self._registers(last),
+            FILTERED=filtered,
+            SEGMENT=FINISH_LANES * self.each,
+            LANES=FINISH_LANES,
+            TILE=self.num_threads // FINISH_LANES,
+            PIECES=PIECES,
+            FEW=self.few,
+            FIRST=first,
+            LAST=last,
+            **self._streams(),
+        )
+
+    def _registers(self, last: bool) -> dict[str, int]:
+        """What the assembler may give a thread; left to itself it may take a number that many
+        threads could have, and spill. With 128, four programs of four warps fit on an SM. Tables of
+        penalties take more to hold, and so does a row that is read entry by entry because it is not
+        aligned; so do, on some chips, more groups and the last kernel.
+        """
+        if self.target.backend != "cuda":
+            return {}
+        logits_BV = self.logits[0]
+        aligned = not (logits_BV.shape[1] % 16 or logits_BV.stride(0) % 16)
+        if self.uses or not aligned or self.num_threads > 128:
+            return {"maxnreg": 255}
+        more = (last or self.groups > 512) and self.target.name != "sm_90"
+        return {"maxnreg": 255 if more else 128}
+
+    def _streams(self) -> dict[str, Any]:
+        return {"GROUPS": self.groups, "GROUP_STREAM": GROUP_STREAM, "ENTRY_STREAM": ENTRY_STREAM}
+
+    def _launch(
+        self,
+        kernel: Any,
+        num_programs: int,
+        args: tuple[Any, ...],
+        num_threads: int,
+        more: dict[str, int] | None = None,
+        **constants: Any,
+    ) -> None:
+        waits = can_wait(self.target)
+        launch(
+            kernel,
+            (num_programs,),
+            (*self.logits, *args),
+            num_warps=num_threads // self.target.warp_size,
+            options={**({"launch_pdl": True} if waits else {}), **(more or {})},
+            SMALLEST=SMALLEST_TEMPERATURE,
+            USES=self.uses,
+            GROUP=GROUP,
+            PDL=waits,
             **constants,
         )
-    launch(
-        draw_kernel,
-        (num_rows,),
-        (
-            *shared,
-            seed_B,
-            position_B,
-            temperature_B if lowest_B is None else lowest_B,
-            tokens_B,
-        ),
-        HAS_LOWEST=lowest_B is not None,
-        GROUPS=all_groups,
-        GROUP_STREAM=GROUP_STREAM,
-        ENTRY_STREAM=ENTRY_STREAM,
-        num_warps=4,
-        **constants,
+
+
+def _logits(
+    logits_BV: Tensor,
+    tables: tuple[Tensor | None, ...],
+    penalties: tuple[Tensor | None, ...],
+    temperature_B: Tensor,
+) -> tuple[Any, ...]:
+    """The first arguments of every kernel: what a row's logits are made of, their number."""
+    rows = [_rows(table) for table in (logits_BV, *tables)]
+    return (
+        *(logits_BV if table is None else table for table in rows),
+        *(temperature_B if values is None else values for values in penalties),
+        *(0 if table is None else table.stride(0) for table in rows),
+        logits_BV.shape[1],
+        triton.cdiv(logits_BV.shape[1], GROUP),
+        temperature_B,
     )
-    return tokens_B
+
+
+def _scratch(num_rows: int, num_groups: int, device: torch.device) -> tuple[Tensor, ...]:
+    """What the filters' kernels hand on: the ends, how many groups are listed, which, what each has
+    above the ends, and all; scores of groups, and those that may be drawn.
+    """
+
+    def empty(columns: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(num_rows, columns, dtype=dtype, device=device)
+
+    return (
+        empty(FIELDS.value, torch.float32),
+        empty(1, torch.int32),
+        empty(num_groups, torch.int32),
+        empty(2 * num_groups, torch.float32),
+        empty(2 * PIECES, torch.float32),
+        empty(2 * num_groups, torch.float32),
+        empty(num_groups, torch.int32),
+    )
 
 
 def _bits(*given: Tensor | None) -> int:

@@ -16,8 +16,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Engine": "ridgeline.engine",
     "Hardware": "ridgeline.hardware",
     "ModelConfig": "ridgeline.models",
+    "Recipe": "ridgeline.recipe",
     "Record": "ridgeline.records",
     "Sampling": "ridgeline.engine",
     "Tokenizer": "ridgeline.data",

@@ -1,6 +1,19 @@
-"""Running a model: what a request may ask for, and the plain loop that defines the right answer."""
+"""Running a model: what a request may ask for, the engine that runs many at once, and the plain
+loop that defines the right answer.
+"""
 
+from ridgeline.engine.engine import Engine
 from ridgeline.engine.naive import Generation, generate, generate_tokens
+from ridgeline.engine.outputs import Completion, Delta, Output
 from ridgeline.engine.request import Sampling
 
-__all__ = ["Generation", "Sampling", "generate", "generate_tokens"]
+__all__ = [
+    "Completion",
+    "Delta",
+    "Engine",
+    "Generation",
+    "Output",
+    "Sampling",
+    "generate",
+    "generate_tokens",
+]

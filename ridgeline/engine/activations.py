@@ -56,7 +56,7 @@ def _held(config: ModelConfig, layer: LayerConfig, element: int) -> tuple[int, i
     the copies in between, where a norm and a rotation follow each other.
     """
     D, Q, K = config.hidden_size, config.q_size, config.kv_size
-    projected = element * (2 * D + Q + 2 * K)  # the residual, its norm, q, k and v in one
+    projected = element * (D + Q + 2 * K)  # the residual; q, k and v in one
     steps = (layer.rope is not None) + config.qk_norm
     return projected, element * (Q + K) * (steps > 0), element * (Q + K) * (steps > 1)
 
@@ -66,7 +66,7 @@ def _fused(config: ModelConfig, layer: LayerConfig, element: int, T: int) -> Ite
     projected, turned, between = _held(config, layer, element)
     yield Moment("rotary", T * (projected + turned + between))
     yield Moment("attention", T * (projected + turned + element * (Q + D)))  # its output, projected
-    before = 4 * element * D  # the residual, attention's part, their sum, and its norm
+    before = 3 * element * D  # the residual, its sum with attention's part, and that normed
     if layer.experts is None:
         F = config.mlp_size
         yield Moment("MLP", T * (before + element * max(3 * F, F + D)))  # activating, projecting
@@ -87,7 +87,7 @@ def _reference(
     yield Moment("rotary", T * (projected + between + (copy + 2 * FP32) * Q))
     own = projected + turned + element * Q + (copy + FP32) * Q  # the output, and q laid out by head
     yield Moment("attention", T * own + _scores(config, T, S))
-    before = 4 * element * D
+    before = 3 * element * D
     if layer.experts is None:
         projecting = element * (config.mlp_size + D)
         widest = max(_gated(config.mlp_size, element, copy), projecting)

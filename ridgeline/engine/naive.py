@@ -2,6 +2,7 @@
 The truth the engine is tested against.
 
     tokens = list(generate_tokens(model, prompt_ids, Sampling(max_tokens=64)))
+    outputs = generate_samples(model, prompt_ids, Sampling(n=2, best_of=4, temperature=1.0))
     print(generate(model, tokenizer, prompt_ids, Sampling(temperature=0.7)).text)
 
 Letters: S tokens in the cache, T tokens of a step, K key-value heads, H head dim, V vocabulary.
@@ -9,22 +10,29 @@ Letters: S tokens in the cache, T tokens of a step, K key-value heads, H head di
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ridgeline.data import Tokenizer
+from ridgeline.engine.choosing import (
+    Chooser,
+    Chosen,
+    TokenLogprob,
+    best_samples,
+    check_tokens,
+    logprobs_of,
+    with_seed,
+)
 from ridgeline.engine.request import FinishReason, Sampling
 from ridgeline.engine.stop import StopWatcher
-from ridgeline.errors import ContextLengthError, NumericsError, OutOfMemoryError, UsageError
+from ridgeline.errors import ContextLengthError, OutOfMemoryError, UsageError
 from ridgeline.formats.dtypes import dtype_bytes
 from ridgeline.hardware.detection import available_memory
 from ridgeline.kernels.attention import AttentionSpec, attention
-from ridgeline.kernels.sampling import sample
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.cost import kv_bytes_per_token
 
@@ -76,28 +84,77 @@ def forward(
 
 
 @torch.inference_mode()
+def generate_chosen(
+    model: Transformer,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    stop_ids: Collection[int] = (),
+    sample: int = 0,
+) -> Iterator[Chosen]:
+    """The tokens of one output one by one; ends after `max_tokens`, at the context's end, or after
+    (and with) a stop id, of those given and of the sampling's own.
+    """
+    room = check_prompt(model.config, prompt)
+    vocab_size = model.config.vocab_size
+    check_tokens(sampling, vocab_size)
+    num_new = min(sampling.max_tokens, room)
+    check_memory(model, len(prompt) + num_new)
+    cache = OneSequence(model, len(prompt) + num_new)
+    stops = {*stop_ids, *sampling.stop_ids}
+    device = cache.positions_T.device
+    chooser = Chooser(with_seed(sampling), prompt, vocab_size, stops, device, sample)
+    for start in range(0, len(prompt), CHUNK):
+        logits_V = forward(model, prompt[start : start + CHUNK], cache, len(prompt))
+    for count in range(num_new):
+        chosen = chooser.choose(logits_V)
+        yield chosen
+        if chosen.token in stops or count + 1 == num_new:
+            return
+        logits_V = forward(model, [chosen.token], cache, len(prompt))
+
+
 def generate_tokens(
     model: Transformer,
     prompt: Sequence[int],
     sampling: Sampling,
     stop_ids: Collection[int] = (),
+    sample: int = 0,
 ) -> Iterator[int]:
-    """New token ids one by one; ends after `max_tokens`, at the context's end, or after (and with)
-    a stop id.
-    """
-    room = check_prompt(model.config, prompt)
+    """The token ids of one of the request's outputs, one by one."""
+    return (chosen.token for chosen in generate_chosen(model, prompt, sampling, stop_ids, sample))
+
+
+def generate_samples(
+    model: Transformer, prompt: Sequence[int], sampling: Sampling, stop_ids: Collection[int] = ()
+) -> list[list[Chosen]]:
+    """All `n` outputs; with `best_of` the best ones first, else in the order of their seeds."""
     sampling = with_seed(sampling)
-    num_new = min(sampling.max_tokens, room)
-    check_memory(model, len(prompt) + num_new)
-    cache = OneSequence(model, len(prompt) + num_new)
-    for start in range(0, len(prompt), CHUNK):
-        logits_V = forward(model, prompt[start : start + CHUNK], cache, len(prompt))
-    for count in range(num_new):
-        token = choose(logits_V, sampling, position=len(prompt) + count)
-        yield token
-        if token in stop_ids or count + 1 == num_new:
-            return
-        logits_V = forward(model, [token], cache, len(prompt))
+    outputs = [
+        list(generate_chosen(model, prompt, sampling, stop_ids, sample))
+        for sample in range(sampling.num_samples)
+    ]
+    if sampling.num_samples == sampling.n:
+        return outputs
+    logprobs = [[chosen.logprob for chosen in output if chosen.logprob] for output in outputs]
+    return [outputs[index] for index in best_samples(logprobs, sampling.n)]
+
+
+@torch.inference_mode()
+def prompt_logprobs(
+    model: Transformer, prompt: Sequence[int], num_top: int = 0
+) -> list[TokenLogprob | None]:
+    """The log-probability of each token of a prompt after those before it; the first has none."""
+    check_prompt(model.config, prompt)
+    cache = OneSequence(model, len(prompt))
+    found: list[TokenLogprob | None] = [None]
+    tokens_T = torch.tensor(prompt, dtype=torch.int64, device=cache.positions_T.device)
+    for start in range(0, len(prompt) - 1, CHUNK):
+        part_T = tokens_T[start : min(start + CHUNK, len(prompt) - 1)]
+        cache.begin(len(part_T), len(prompt))
+        logits_TV = model.logits(model(part_T, cache))
+        cache.end()
+        found += logprobs_of(logits_TV, tokens_T[start + 1 : start + 1 + len(part_T)], num_top)
+    return found
 
 
 def check_prompt(config: ModelConfig, prompt: Sequence[int]) -> int:
@@ -133,30 +190,6 @@ def check_memory(model: Transformer, num_tokens: int) -> None:
         )
 
 
-def with_seed(sampling: Sampling) -> Sampling:
-    """The same sampling with a seed drawn where none was given."""
-    return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(32))
-
-
-def choose(logits_V: Tensor, sampling: Sampling, position: int) -> int:
-    assert sampling.seed is not None, "with_seed comes first"
-    token = sample(
-        logits_V,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        position=position,
-    )
-    if logits_V[token].isnan():  # argmax prefers NaN: when there is one, it is chosen
-        raise NumericsError(
-            f"the model's logits at position {position} are not numbers (NaN): its weights hold "
-            "NaN, or values overflow in fp16; try --dtype fp32 or another checkpoint"
-        )
-    return int(token)
-
-
 @dataclass(frozen=True)
 class Generation:
     """What came of a request."""
@@ -182,11 +215,12 @@ def generate(
     sampling: Sampling | None = None,
     on_text: Callable[[str], None] | None = None,
 ) -> Generation:
-    """Text from a prompt (text, or token ids such as `tokenizer.chat` makes). `on_text` sees pieces
-    as they come.
+    """Text from a prompt (text, or token ids such as `tokenizer.chat` makes): one output. `on_text`
+    sees pieces as they come.
     """
     prompt_ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
     sampling = with_seed(sampling or Sampling())
+    _check_plain(sampling)
     decoder, watcher = tokenizer.decoder(), StopWatcher(sampling.stop)
     pieces: list[str] = []
 
@@ -199,11 +233,12 @@ def generate(
     tokens: list[int] = []
     reason: FinishReason = "length"
     start = first = time.perf_counter()
-    for token in generate_tokens(model, prompt_ids, sampling, stop_ids=tokenizer.eos_ids):
+    eos_ids = () if sampling.ignore_eos else tokenizer.eos_ids
+    for token in generate_tokens(model, prompt_ids, sampling, eos_ids):
         if not tokens:
             first = time.perf_counter()
         tokens.append(token)
-        if token in tokenizer.eos_ids:
+        if token in eos_ids or token in sampling.stop_ids:
             reason = "stop"
             break
         emit(watcher.push(decoder.push(token)))
@@ -223,3 +258,11 @@ def generate(
         first - start,
         last - first,
     )
+
+
+def _check_plain(sampling: Sampling) -> None:
+    """`generate` makes one text and nothing beside it."""
+    for name in ("n", "best_of", "logprobs", "prompt_logprobs"):
+        value = getattr(sampling, name)
+        if value not in (None, 1) or (name.endswith("logprobs") and value is not None):
+            raise UsageError(f"{name} is {value}; generate makes one text: use Engine.generate")

@@ -9,20 +9,26 @@ heads, K key-value heads, H head dim, A rotary angles, F MLP size, V vocabulary.
 
     hidden_TD = model(tokens_T, sequences)
     logits_RV = model.logits(hidden_TD[last_rows])
+
+Each projection takes the norm before it, the activation and the residual behind it along, so that a
+GPU can make them in one pass (`Linear`); elsewhere they are made one after the other.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ridgeline.kernels.attention import AttentionSpec
-from ridgeline.kernels.gated_activation import gated_activation
+from ridgeline.kernels.gated_activation import Activation, gated_activation
 from ridgeline.kernels.moe import mixture_of_experts, route
 from ridgeline.kernels.rms_norm import rms_norm
 from ridgeline.kernels.rotary import rotate
+from ridgeline.kernels.skinny_linear import MAX_ROWS, skinny_linear
 from ridgeline.models.config import ExpertsConfig, LayerConfig, ModelConfig
 from ridgeline.models.rope import RopeConfig
 
@@ -48,6 +54,22 @@ class Sequences(Protocol):
         """Keep k and v for later steps, and return attention's output [T, N, H]."""
 
 
+class ProjectedSequences(ABC):
+    """Sequences that take the projection as it is, and norm, turn and keep it in one pass."""
+
+    @abstractmethod
+    def angles(self, rope: RopeConfig) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, A] of the step's tokens."""
+
+    @abstractmethod
+    def attend_projected(
+        self, layer: Attention, qkv_TC: Tensor, angles: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """Norm and turn the heads of `qkv_TC` as the layer has it, keep k and v for later steps,
+        and return attention's output [T, N, H].
+        """
+
+
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float, offset: float) -> None:
         super().__init__()
@@ -57,6 +79,44 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps, self.offset)
+
+
+class Linear(nn.Linear):
+    """A projection with what stands around it."""
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        norm: RMSNorm | None = None,
+        activation: Activation | None = None,
+        residual_TO: Tensor | None = None,
+    ) -> Tensor:
+        """`activation(norm(x) @ weightᵀ + bias) + residual`. **The residual may be changed in
+        place** on a GPU where no gradient is wanted: cuBLAS then adds it for nothing.
+        """
+        on_gpu = x_TD.is_cuda and not torch.is_grad_enabled()
+        if on_gpu and x_TD.shape[0] <= MAX_ROWS and x_TD.dtype == torch.bfloat16:
+            return self._folded(x_TD, norm, activation, residual_TO)
+        if norm is not None:
+            x_TD = norm(x_TD)
+        if on_gpu and residual_TO is not None and self.bias is None:
+            return residual_TO.addmm_(x_TD, self.weight.t())
+        y_TO = functional.linear(x_TD, self.weight, self.bias)
+        if activation is not None:
+            y_TO = gated_activation(y_TO, activation)
+        return y_TO if residual_TO is None else residual_TO + y_TO
+
+    def _folded(
+        self,
+        x_TD: Tensor,
+        norm: RMSNorm | None,
+        activation: Activation | None,
+        residual_TO: Tensor | None,
+    ) -> Tensor:
+        if norm is None:
+            return skinny_linear(x_TD, self.weight, self.bias, residual_TO, activation=activation)
+        normed = (norm.weight, norm.eps, norm.offset)
+        return skinny_linear(x_TD, self.weight, self.bias, residual_TO, *normed, activation)
 
 
 class Attention(nn.Module):
@@ -69,34 +129,52 @@ class Attention(nn.Module):
         self.spec = AttentionSpec(
             config.attention_scale, config.layers[index].window, config.attention_softcap
         )
-        self.qkv = nn.Linear(config.hidden_size, sum(self.sizes), bias=config.qkv_bias)
-        self.out = nn.Linear(config.q_size, config.hidden_size, bias=config.out_bias)
+        self.qkv = Linear(config.hidden_size, sum(self.sizes), bias=config.qkv_bias)
+        self.out = Linear(config.q_size, config.hidden_size, bias=config.out_bias)
         self.q_norm = self.k_norm = None
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.norm_eps, config.norm_offset)
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps, config.norm_offset)
 
-    def forward(self, x_TD: Tensor, angles: RopeAngles, sequences: Sequences) -> Tensor:
-        q, k, v = self.qkv(x_TD).split(self.sizes, dim=-1)
+    def forward(
+        self,
+        x_TD: Tensor,
+        norm: RMSNorm,
+        angles: RopeAngles,
+        sequences: Sequences | ProjectedSequences,
+        residual_TD: Tensor | None = None,
+    ) -> Tensor:
+        qkv_TC = self.qkv(x_TD, norm)
+        turns = None if self.rope is None else angles[self.rope]
+        if isinstance(sequences, ProjectedSequences):
+            out_TNH = sequences.attend_projected(self, qkv_TC, turns)
+        else:
+            out_TNH = sequences.attend(self.index, *self.heads(qkv_TC, turns), self.spec)
+        return self.out(out_TNH.flatten(1), residual_TO=residual_TD)
+
+    def heads(
+        self, qkv_TC: Tensor, turns: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q_TNH, k_TKH and v_TKH, normed and turned."""
+        q, k, v = qkv_TC.split(self.sizes, dim=-1)
         q_TNH, k_TKH, v_TKH = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q_TNH, k_TKH = self.q_norm(q_TNH), self.k_norm(k_TKH)
-        if self.rope is not None:
-            cos_TA, sin_TA = angles[self.rope]
-            q_TNH, k_TKH = rotate(q_TNH, cos_TA, sin_TA), rotate(k_TKH, cos_TA, sin_TA)
-        out_TNH = sequences.attend(self.index, q_TNH, k_TKH, v_TKH, self.spec)
-        return self.out(out_TNH.flatten(1))
+        if turns is not None:
+            q_TNH, k_TKH = rotate(q_TNH, *turns), rotate(k_TKH, *turns)
+        return q_TNH, k_TKH, v_TKH
 
 
 class DenseMLP(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.activation = config.activation
-        self.gate_up = nn.Linear(config.hidden_size, 2 * config.mlp_size, bias=config.mlp_bias)
-        self.down = nn.Linear(config.mlp_size, config.hidden_size, bias=config.mlp_bias)
+        self.gate_up = Linear(config.hidden_size, 2 * config.mlp_size, bias=config.mlp_bias)
+        self.down = Linear(config.mlp_size, config.hidden_size, bias=config.mlp_bias)
 
-    def forward(self, x_TD: Tensor) -> Tensor:
-        return self.down(gated_activation(self.gate_up(x_TD), self.activation))
+    def forward(self, x_TD: Tensor, norm: RMSNorm, residual_TD: Tensor | None = None) -> Tensor:
+        inner_TF = self.gate_up(x_TD, norm, self.activation)
+        return self.down(inner_TF, residual_TO=residual_TD)
 
 
 class ExpertMLP(nn.Module):
@@ -106,15 +184,17 @@ class ExpertMLP(nn.Module):
         self.experts_per_token = experts.experts_per_token
         self.renormalize = experts.renormalize
         size, hidden = experts.mlp_size, config.hidden_size
-        self.router = nn.Linear(hidden, experts.num_experts, bias=False)
+        self.router = Linear(hidden, experts.num_experts, bias=False)
         self.gate_up = nn.Parameter(torch.empty(experts.num_experts, 2 * size, hidden))
         self.down = nn.Parameter(torch.empty(experts.num_experts, hidden, size))
 
-    def forward(self, x_TD: Tensor) -> Tensor:
+    def forward(self, x_TD: Tensor, norm: RMSNorm, residual_TD: Tensor | None = None) -> Tensor:
+        x_TD = norm(x_TD)
         weights_TA, experts_TA = route(self.router(x_TD), self.experts_per_token, self.renormalize)
-        return mixture_of_experts(
+        out_TD = mixture_of_experts(
             x_TD, weights_TA, experts_TA, self.gate_up, self.down, self.activation
         )
+        return out_TD if residual_TD is None else residual_TD + out_TD
 
 
 class Block(nn.Module):
@@ -132,10 +212,15 @@ class Block(nn.Module):
         self.mlp = ExpertMLP(config, layer.experts) if layer.experts else DenseMLP(config)
         self.mlp_post_norm = RMSNorm(*norm) if config.post_norms else None
 
-    def forward(self, x_TD: Tensor, angles: RopeAngles, sequences: Sequences) -> Tensor:
-        attended_TD = self.attn(self.attn_norm(x_TD), angles, sequences)
-        x_TD = self._add(x_TD, attended_TD, self.attn_post_norm)
-        return self._add(x_TD, self.mlp(self.mlp_norm(x_TD)), self.mlp_post_norm)
+    def forward(
+        self, x_TD: Tensor, angles: RopeAngles, sequences: Sequences | ProjectedSequences
+    ) -> Tensor:
+        around = (self.attn_norm, angles, sequences)
+        if self.attn_post_norm is None and self.residual_scale == 1.0:
+            x_TD = self.attn(x_TD, *around, residual_TD=x_TD)
+            return self.mlp(x_TD, self.mlp_norm, residual_TD=x_TD)
+        x_TD = self._add(x_TD, self.attn(x_TD, *around), self.attn_post_norm)
+        return self._add(x_TD, self.mlp(x_TD, self.mlp_norm), self.mlp_post_norm)
 
     def _add(self, x_TD: Tensor, update_TD: Tensor, post_norm: RMSNorm | None) -> Tensor:
         if post_norm is not None:
@@ -152,11 +237,11 @@ class Transformer(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, config.norm_offset)
-        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tied_embeddings:
             self.head.weight = self.embed.weight
 
-    def forward(self, tokens_T: Tensor, sequences: Sequences) -> Tensor:
+    def forward(self, tokens_T: Tensor, sequences: Sequences | ProjectedSequences) -> Tensor:
         """Hidden states [T, D] after the last norm; `logits` turns the rows that are wanted into
         logits.
         """
@@ -165,7 +250,7 @@ class Transformer(nn.Module):
             # Rounded to the weights' dtype first, as Gemma was trained.
             x_TD = x_TD * torch.tensor(self.config.embedding_scale, dtype=x_TD.dtype).item()
         ropes = {layer.rope for layer in self.config.layers if layer.rope is not None}
-        angles = {rope: rope.angles(sequences.positions_T, sequences.lengths_T) for rope in ropes}
+        angles = {rope: _angles(rope, sequences) for rope in ropes}
         for block in self.layers:
             x_TD = block(x_TD, angles, sequences)
         return self.norm(x_TD)
@@ -179,6 +264,12 @@ class Transformer(nn.Module):
             cap = self.config.final_softcap
             logits_RV = torch.tanh(logits_RV / cap) * cap
         return logits_RV
+
+
+def _angles(rope: RopeConfig, sequences: Sequences | ProjectedSequences) -> tuple[Tensor, Tensor]:
+    if isinstance(sequences, ProjectedSequences):
+        return sequences.angles(rope)
+    return rope.angles(sequences.positions_T, sequences.lengths_T)
 
 
 def build_model(config: ModelConfig, dtype: torch.dtype, device: str | torch.device) -> Transformer:

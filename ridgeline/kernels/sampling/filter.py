@@ -125,8 +125,10 @@ def narrowed_keys(low, high, limit, by_count, keys, amounts):
         reach = tl.where(enough | (keys[i] + 1 < new_low), reach, amounts[i])
         new_low = tl.where(enough, new_low, tl.maximum(new_low, keys[i] + 1))
         new_high = tl.where(enough, tl.minimum(new_high, keys[i]), new_high)
-    # Where exactly as many as are wanted reach the low end, it keeps what the answer does.
-    return new_low, tl.where(by_count & (reach == limit), new_low, new_high)
+    # Where exactly as many as are wanted reach the low end, it keeps what the answer does. Below a
+    # certain low end nothing is found but another rounding of the same sum.
+    new_high = tl.where(by_count & (reach == limit), new_low, new_high)
+    return new_low, tl.maximum(new_low, new_high)
 
 
 @triton.jit

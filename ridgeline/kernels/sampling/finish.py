@@ -49,11 +49,11 @@ def closer_ends(bounds_ptr, amounts_ptr, low, high, fall, same, z, PIECES: tl.co
     What lies between the last ends lies about evenly there, so the answer is as far down as it
     takes to gather what the limit leaves. If it is not between them, it is likely next to them.
     fall: one over the temperature, or 0 where entries count alike. If only an entry is in question
-    (`same`), the ends are its logit z.
+    (`same`), all that matters is whether the answer is above its logit z.
     """
     above_high, from_low = sifted(amounts_ptr, PIECES)
-    old_low, old_high = tl.load(bounds_ptr + LOW), tl.load(bounds_ptr + HIGH)
-    width = old_high - old_low
+    old_high = tl.load(bounds_ptr + HIGH)
+    width = tl.minimum(old_high - tl.load(bounds_ptr + LOW), 1e30)  # finite if the low end is not
     wanted = tl.load(bounds_ptr + LIMIT) - above_high
     share = wanted / tl.maximum(from_low - above_high, 1e-30)
     within = (share > 0.0) & (share <= 1.0)
@@ -67,7 +67,8 @@ def closer_ends(bounds_ptr, amounts_ptr, low, high, fall, same, z, PIECES: tl.co
     low_end, high_end = order_value(low), order_value(high)
     new_low = tl.minimum(tl.maximum(center - reach, low_end), high_end)
     new_high = tl.maximum(tl.minimum(center + reach, high_end), new_low)
-    new_low, new_high = tl.where(same, z, new_low), tl.where(same, z, new_high)
+    new_low = tl.where(same, order_value(order_key(z) + 1), new_low)
+    new_high = tl.where(same, high_end, new_high)
     tl.debug_barrier()  # all threads have read what is now written
     tl.store(bounds_ptr + LOW, new_low)
     tl.store(bounds_ptr + HIGH, new_high)
@@ -164,7 +165,7 @@ def draw_filtered(
             if searches:
                 row_max = tl.load(bounds_ptr + ROW_MAX)  # read again: registers are few
                 weigh = both & (low == high)  # top-k is settled: how much weighs what it keeps?
-                if (low < listed_from) | (weigh & (top < row_max)):
+                if ((low < listed_from) & (untried == 0)) | (weigh & (top < row_max)):
                     largest = tl.load(largest_ptr + groups, mask=in_row, other=float("-inf"))
                     reaches = in_row & (largest >= order_value(low))
                     num_listed = list_groups(reaches, groups, list_ptr)

@@ -1,0 +1,193 @@
+"""From a StepPlan to tensors: here they begin.
+
+All numbers of a step lie in one buffer of 32-bit words, section after section: written on the host
+with numpy, sent in one copy, and seen on the device as named views (`StepInputs`). Where they lie
+follows from the step's `StepShape` alone, so that a captured graph finds them in place; a step
+smaller than its shape is padded at the end of each section. Of each stream the host keeps a line in
+`SeatTable`, from which a step takes what its rows need: nothing of it lives on the device.
+Letters: T tokens, B rows (decode rows first), R samples.
+
+Each sample has one row of logits; drafts, which need more, are for speculation to add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.engine.request import Sampling
+from ridgeline.engine.step_plan import NOT_WRITTEN, StepPlan
+
+ON_HOST = -1  # a token's source: its id is known, and not to be taken from the last step's samples
+ALIGNMENT = 4  # words: sections begin on 16 bytes, so that seeds can be read as 64-bit numbers
+
+
+class StepShape(NamedTuple):
+    """Sizes of a step's sections."""
+
+    num_tokens: int
+    num_decode_rows: int
+    num_prompt_rows: int  # those with more than one token, and pieces of prompts
+    num_samples: int
+
+
+class StepInputs(NamedTuple):
+    """A step's numbers on the device; int32 unless said otherwise."""
+
+    # One a token.
+    ids: Tensor
+    sources: Tensor  # which of the last step's samples the token is; ON_HOST: see its id
+    positions: Tensor
+    lengths: Tensor  # picks the rotary frequencies, see models/rope.py
+    slots: Tensor
+    # One a row.
+    seats: Tensor
+    totals: Tensor  # tokens of the sequence, the row's included
+    # One more than there are rows that are no decode rows.
+    starts: Tensor  # the first token of each, counted behind the decode rows, and the end
+    # One a sample.
+    logit_tokens: Tensor
+    draw_positions: Tensor  # of the token that is sampled
+    top_k: Tensor
+    temperature: Tensor  # fp32
+    top_p: Tensor  # fp32
+    min_p: Tensor  # fp32
+    seeds: Tensor  # int64
+
+
+OF_TOKENS = ("ids", "sources", "positions", "lengths", "slots")
+OF_ROWS = ("seats", "totals")
+FLOATS = ("temperature", "top_p", "min_p")
+
+
+class SeatTable:
+    """What the host knows of the stream in each seat."""
+
+    def __init__(self, max_batch: int) -> None:
+        self.padding = max_batch  # the seat of rows that are there to fill up a shape
+        size = max_batch + 1
+        self.prompt_length = np.ones(size, dtype=np.int32)
+        self.temperature = np.zeros(size, dtype=np.float32)
+        self.top_k = np.zeros(size, dtype=np.int32)
+        self.top_p = np.ones(size, dtype=np.float32)
+        self.min_p = np.zeros(size, dtype=np.float32)
+        self.seed = np.zeros(size, dtype=np.uint64)
+
+    def sit(self, seat: int, prompt_length: int, sampling: Sampling, seed: int) -> None:
+        self.prompt_length[seat] = prompt_length
+        self.temperature[seat] = sampling.temperature
+        self.top_k[seat] = sampling.top_k
+        self.top_p[seat] = sampling.top_p
+        self.min_p[seat] = sampling.min_p
+        self.seed[seat] = seed
+
+
+def shape_of(plan: StepPlan) -> StepShape:
+    num_decode = plan.num_decode_rows
+    return StepShape(
+        len(plan.token_ids), num_decode, len(plan.seats) - num_decode, len(plan.sample_seats)
+    )
+
+
+@lru_cache(maxsize=4096)
+def sections(shape: StepShape) -> dict[str, slice]:
+    """Where each section of `StepInputs` lies, in words."""
+    found, start = {}, 0
+    for name, size in _sizes(shape):
+        found[name] = slice(start, start + size)
+        start += -(-size // ALIGNMENT) * ALIGNMENT
+    return found
+
+
+def num_words(shape: StepShape) -> int:
+    return max(section.stop for section in sections(shape).values())
+
+
+def _sizes(shape: StepShape) -> Iterator[tuple[str, int]]:
+    num_rows = shape.num_decode_rows + shape.num_prompt_rows
+    known = dict.fromkeys(OF_TOKENS, shape.num_tokens) | dict.fromkeys(OF_ROWS, num_rows)
+    known |= {"starts": shape.num_prompt_rows + 1, "seeds": 2 * shape.num_samples}
+    for name in StepInputs._fields:
+        yield name, known.get(name, shape.num_samples)
+
+
+def views(words: Tensor, shape: StepShape) -> StepInputs:
+    """The sections of a buffer, as what they mean."""
+    found = {name: words[where] for name, where in sections(shape).items()}
+    for name in FLOATS:
+        found[name] = found[name].view(torch.float32)
+    found["seeds"] = found["seeds"].view(torch.int64)
+    return StepInputs(**found)
+
+
+def write(words: np.ndarray, plan: StepPlan, shape: StepShape, seats: SeatTable) -> None:
+    """Put a plan's numbers where its shape says, padded with what does no harm: tokens that are
+    written nowhere, in a row of no length.
+    """
+    where = sections(shape)
+
+    def put(name: str, values: object, padding: int = 0) -> np.ndarray:
+        section = words[where[name]]
+        count = len(values)  # type: ignore[arg-type]
+        section[:count] = values
+        section[count:] = padding
+        return section
+
+    num_rows = len(plan.seats)
+    put("ids", plan.token_ids)
+    sources = put("sources", (), ON_HOST)
+    if plan.device_tokens:
+        sources[plan.device_tokens] = plan.device_samples
+    positions = put("positions", plan.positions)
+    row_seats = put("seats", plan.seats, seats.padding)
+    counts = np.asarray(plan.num_tokens, dtype=np.int32)
+    prompts = np.repeat(seats.prompt_length[row_seats[:num_rows]], counts)
+    put("lengths", np.maximum(positions[: len(prompts)] + 1, prompts), 1)
+    put("slots", plan.slots, NOT_WRITTEN)
+    totals = put("totals", np.asarray(plan.first_positions, dtype=np.int32) + counts)
+    starts = words[where["starts"]]
+    num_padding = _write_starts(starts, counts[plan.num_decode_rows :], shape)
+    if num_padding:
+        assert num_rows < len(totals), f"{num_padding} tokens fill up {shape}, and no row is left"
+        totals[-1] = num_padding
+    logit_tokens = put("logit_tokens", plan.logit_tokens)
+    put("draw_positions", positions[logit_tokens[: len(plan.logit_tokens)]] + 1)
+    _write_sampling(words, where, np.asarray(plan.sample_seats, dtype=np.int64), seats)
+
+
+def _write_starts(starts: np.ndarray, counts: np.ndarray, shape: StepShape) -> int:
+    """Rows that only fill up have no tokens, but for the last one, which takes all that do; how
+    many those are.
+    """
+    starts[0] = 0
+    np.cumsum(counts, out=starts[1 : len(counts) + 1])
+    end = int(starts[len(counts)])
+    starts[len(counts) + 1 :] = end
+    num_padding = shape.num_tokens - shape.num_decode_rows - end
+    starts[-1] += num_padding
+    return num_padding
+
+
+def _write_sampling(
+    words: np.ndarray, where: dict[str, slice], sample_seats: np.ndarray, seats: SeatTable
+) -> None:
+    count = len(sample_seats)
+    for name in ("temperature", "top_k", "top_p", "min_p"):
+        section = words[where[name]]
+        values = getattr(seats, name)
+        padded = section.view(values.dtype)
+        padded[:count], padded[count:] = values[sample_seats], values[seats.padding]
+    seeds = words[where["seeds"]].view(np.uint64)
+    seeds[:count], seeds[count:] = seats.seed[sample_seats], 0
+
+
+def table_changes(plan: StepPlan, num_columns: int) -> np.ndarray:
+    """The plan's changes of the page table [2, n]: place in the flattened table, and page."""
+    lines = np.asarray(plan.table_seats, dtype=np.int32) * num_columns
+    places = lines + np.asarray(plan.table_indexes, dtype=np.int32)
+    return np.stack((places, np.asarray(plan.table_pages, dtype=np.int32)))

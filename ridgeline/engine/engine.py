@@ -1,0 +1,263 @@
+"""The engine: many requests through one model at once.
+
+Owns what a user calls and how a request is checked; the main loop is loop.py's, how a model gets
+here loading.py's.
+
+    engine = Engine("demo")
+    for output in engine.generate(["The sky is", "Water is"], Sampling(max_tokens=32)):
+        print(output.text)
+    for delta in engine.stream("Once upon a time", Sampling(temperature=0.8)):
+        print(delta.text, end="", flush=True)
+
+    request_id = engine.add(prompt, sampling)       # or by hand, for a server
+    while engine.has_work:
+        for event in engine.step(): ...
+
+One thread at a time: nothing in it is locked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ridgeline.data import Tokenizer
+from ridgeline.engine.choosing import check_tokens, with_seed
+from ridgeline.engine.extras import Job, Pooling
+from ridgeline.engine.live import LiveRequest, Sink
+from ridgeline.engine.loading import load
+from ridgeline.engine.loop import EngineProgress, Loop
+from ridgeline.engine.naive import check_prompt
+from ridgeline.engine.outputs import Delta, Event, Output, RequestError
+from ridgeline.engine.request import Sampling
+from ridgeline.engine.rope_tables import rope_regime
+from ridgeline.engine.runner import Runner
+from ridgeline.engine.scheduler import Scheduler, SchedulerConfig
+from ridgeline.engine.state import Ask, Stats
+from ridgeline.errors import ContextLengthError, UsageError
+from ridgeline.models import ModelConfig, Transformer
+from ridgeline.progress import Progress
+from ridgeline.recipe import Recipe
+
+Prompt = str | Sequence[int]
+
+
+class Engine:
+    def __init__(
+        self,
+        model: Transformer | str | Path,
+        recipe: Recipe | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        device: str = "auto",
+        num_pages: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """`num_pages` takes fewer pages of KV cache than the memory plan allows."""
+        loaded = load(model, recipe, tokenizer, device, progress)
+        self.model, self.tokenizer, self.recipe, self.memory_plan = loaded
+        pages = min(num_pages or self.memory_plan.num_pages, self.memory_plan.num_pages)
+        self.max_context = self.recipe.limits.filled().max_context
+        self.scheduler = Scheduler(scheduler_config(self.model.config, self.recipe, pages))
+        graph_bytes = self.memory_plan.bytes_of("graphs")
+        self.runner = Runner(self.model, self.recipe, pages, graph_bytes)
+        self._loop = Loop(self.scheduler, self.runner, self.recipe.overlap)
+        self._events: list[Event] = []  # of requests that were added by hand
+        self._numbers = count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+    ) -> list[Output]:
+        """The outputs of all prompts, in their order; `sampling` is one for all or one for each.
+        What cannot run at all is an error before anything runs; what goes wrong later is in its
+        output's status.
+        """
+        asked = _as_list(prompts)
+        samplings = _for_each(sampling, len(asked))
+        jobs = [self.job(prompt, each) for prompt, each in zip(asked, samplings, strict=True)]
+        return self._run_all(jobs)
+
+    def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> Iterator[Delta]:
+        """One prompt's output piece by piece. An end other than by stop or length is an error."""
+        events: deque[Event] = deque()
+        request_id = self._submit(self.job(prompt, sampling or Sampling()), events.append)
+        try:
+            while True:
+                while events:
+                    event = events.popleft()
+                    if isinstance(event, Output):
+                        _raise_unless_finished(event)
+                        return
+                    yield event
+                self._loop.advance()
+        finally:
+            self.cancel(request_id)
+
+    def embed(self, prompts: Prompt | Sequence[Prompt], pooling: Pooling = "last") -> Tensor:
+        """Embeddings of unit length [prompts, hidden size], fp32: of the last token's hidden
+        state, or of the mean of all.
+        """
+        nothing = Sampling(max_tokens=1)
+        jobs = [self.job(prompt, nothing, pooling) for prompt in _as_list(prompts)]
+        found = []
+        for output in self._run_all(jobs):
+            _raise_unless_finished(output)
+            assert output.embedding is not None, "a finished embedding is there"
+            found.append(output.embedding)
+        return torch.stack(found)
+
+    def add(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        request_id: Hashable = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        salt: str = "",
+    ) -> Hashable:
+        """Take a request; its events come from `step`. `salt` keeps tenants' prefixes apart."""
+        job = self.job(prompt, sampling or Sampling())
+        return self._submit(
+            job, self._events.append, request_id, priority=priority, timeout_s=timeout_s, salt=salt
+        )
+
+    def step(self) -> list[Event]:
+        """One step of everything; what it brought for requests that were added by hand."""
+        self._loop.advance()
+        events, self._events[:] = list(self._events), []
+        return events
+
+    def cancel(self, request_id: Hashable) -> bool:
+        """End a request now; False if it has ended already."""
+        return self._loop.cancel(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        return self._loop.has_work
+
+    @property
+    def progress(self) -> EngineProgress:
+        return self._loop.progress
+
+    @property
+    def stats(self) -> Stats:
+        return self.scheduler.stats()
+
+    def job(self, prompt: Prompt, sampling: Sampling, pooling: Pooling | None = None) -> Job:
+        """A request, checked."""
+        tokens = self._encode(prompt)
+        room = check_prompt(self.model.config, tokens)
+        if len(tokens) >= self.max_context:
+            raise ContextLengthError(
+                f"the prompt has {len(tokens)} tokens; max_context is {self.max_context}; give a "
+                "shorter one, or raise --max-context"
+            )
+        assert room > 0, "check_prompt leaves room for a token"
+        check_tokens(sampling, self.model.config.vocab_size)
+        if sampling.stop and self.tokenizer is None:
+            raise UsageError("stop strings need a tokenizer, and the engine has none; use stop_ids")
+        eos_ids = () if sampling.ignore_eos or self.tokenizer is None else self.tokenizer.eos_ids
+        stop_ids = frozenset((*eos_ids, *sampling.stop_ids))
+        return Job(with_seed(sampling), tuple(tokens), stop_ids, pooling)
+
+    def _encode(self, prompt: Prompt) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        if self.tokenizer is None:
+            raise UsageError("the engine has no tokenizer: give prompts as token ids")
+        return self.tokenizer.encode(prompt)
+
+    def _submit(
+        self,
+        job: Job,
+        sink: Sink,
+        request_id: Hashable = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        salt: str = "",
+    ) -> Hashable:
+        if request_id is None:
+            request_id = f"request-{next(self._numbers)}"
+        sampling, length = job.sampling, len(job.prompt)
+        now = time.monotonic()
+        ask = Ask(
+            request_id,
+            job.prompt,
+            max_tokens=min(sampling.max_tokens, self.max_context - length)
+            if not job.pooling
+            else 0,
+            min_tokens=sampling.min_tokens,
+            num_samples=sampling.num_samples,
+            stop_ids=job.stop_ids,
+            priority=priority,
+            arrival=now,
+            deadline=None if timeout_s is None else now + timeout_s,
+            salt=f"{rope_regime(self.model.config, length)}/{salt}",
+            reuse_prefix=sampling.prompt_logprobs is None and job.pooling is None,
+        )
+        self._loop.submit(ask, LiveRequest(request_id, job, self.tokenizer, sink))
+        return request_id
+
+    def _run_all(self, jobs: list[Job]) -> list[Output]:
+        outputs: dict[Hashable, Output] = {}
+
+        def sink(event: Event) -> None:
+            if isinstance(event, Output):
+                outputs[event.request_id] = event
+
+        request_ids = [self._submit(job, sink) for job in jobs]
+        try:
+            while len(outputs) < len(jobs):
+                self._loop.advance()
+        finally:  # interrupted: nothing of it stays behind
+            for request_id in request_ids:
+                self._loop.cancel(request_id)
+        return [outputs[request_id] for request_id in request_ids]
+
+
+def scheduler_config(config: ModelConfig, recipe: Recipe, num_pages: int) -> SchedulerConfig:
+    limits = recipe.limits.filled()
+    return SchedulerConfig(
+        num_pages=num_pages,
+        page_size=recipe.kv.page_size,
+        token_budget=limits.token_budget,
+        max_batch=limits.max_batch,
+        window=widest_window(config),
+        prefix_cache=recipe.kv.prefix_cache,
+    )
+
+
+def widest_window(config: ModelConfig) -> int | None:
+    """How many tokens the layer that sees furthest sees; None when one sees all."""
+    windows = [layer.window for layer in config.layers]
+    return None if None in windows else max(window for window in windows if window is not None)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A text, or the ids of one prompt, stand for a list of it."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _for_each(sampling: Sampling | Sequence[Sampling] | None, num: int) -> list[Sampling]:
+    if sampling is None or isinstance(sampling, Sampling):
+        return [sampling or Sampling()] * num
+    if len(sampling) != num:
+        raise UsageError(f"{len(sampling)} samplings for {num} prompts; give one, or one for each")
+    return list(sampling)
+
+
+def _raise_unless_finished(output: Output) -> None:
+    if output.status != "finished":
+        raise RequestError(f"the request was {output.status}: {output.reason}")

@@ -1,0 +1,198 @@
+"""Steps as captured graphs: a small step is launched in two calls instead of some hundreds.
+
+Two kinds of steps are captured, each when it is first met: decode rows alone, and a few prompts of
+at most `max_tokens` tokens together. Their sizes are padded up, so that few graphs serve all. A
+graph is the forward pass up to the logits; a second one samples from them, with or without filters,
+so that a grammar's masks can be filled in between. All of them share one pool of memory and stay
+within what was planned for them; a step for which no graph is left runs as any other.
+
+Capture is safe because the step has just run with the very same tensors: kernels are compiled and
+counters exist, inputs lie where they always lie (batch.py, Runner), and nothing in the captured
+code reads a number back. `notes` has the modules and ops of each graph in the order of their
+launch, with the shapes they saw.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.engine.batch import StepInputs, StepShape, shape_of
+from ridgeline.engine.extras import Jobs, Pending
+from ridgeline.engine.footprint import NUM_GRAPHS
+from ridgeline.engine.sampling import plain
+from ridgeline.engine.step_plan import StepPlan
+
+if TYPE_CHECKING:
+    from ridgeline.engine.runner import Runner
+
+log = logging.getLogger(__name__)
+
+DECODE_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+PROMPT_SIZES = (16, 32, 64, 128, 192, 256, 384, 512)  # tokens
+PROMPT_ROWS = 8  # prompts in one graph, one of them to hold the padding
+LENGTH_STEP = 4  # decode graphs are made for sequences up to 1024, 4096, … tokens
+SHORTEST_LENGTH = 1024
+
+
+class Note(NamedTuple):
+    op: str  # a module by its name in the model, or an op
+    shape: tuple[int, ...]  # of its first input
+
+
+class GraphKey(NamedTuple):
+    shape: StepShape
+    max_length: int  # of sequences in decode rows
+
+
+@dataclass
+class Captured:
+    """The graphs of a key."""
+
+    forward: torch.cuda.CUDAGraph
+    inputs: StepInputs
+    logits: Tensor  # [R, V], where `forward` leaves them
+    samplers: dict[bool, tuple[torch.cuda.CUDAGraph, Tensor]] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+
+
+def padded(size: int, sizes: tuple[int, ...]) -> int | None:
+    """The smallest of `sizes` that holds this many."""
+    index = bisect_left(sizes, size)
+    return sizes[index] if index < len(sizes) else None
+
+
+def graph_key(
+    plan: StepPlan, max_tokens: int, max_length: int, max_context: int
+) -> GraphKey | None:
+    """The graph that can serve a step, or None: the step is mixed, or too large."""
+    shape = shape_of(plan)
+    if not shape.num_samples:
+        return None
+    if shape.num_prompt_rows == 0:
+        size = padded(shape.num_tokens, _up_to(DECODE_SIZES, max_tokens))
+        if size is None:
+            return None
+        bound = SHORTEST_LENGTH
+        while bound < max_length:
+            bound *= LENGTH_STEP
+        return GraphKey(StepShape(size, size, 0, size), min(bound, max_context))
+    if shape.num_decode_rows or shape.num_prompt_rows >= PROMPT_ROWS:
+        return None
+    size = padded(shape.num_tokens, _up_to(PROMPT_SIZES, max_tokens))
+    if size is None or shape.num_samples > PROMPT_ROWS:
+        return None
+    return GraphKey(StepShape(size, 0, PROMPT_ROWS, PROMPT_ROWS), max_context)
+
+
+def _up_to(sizes: tuple[int, ...], limit: int) -> tuple[int, ...]:
+    """The sizes that are allowed, the limit itself the last."""
+    return (*(size for size in sizes if size < limit), limit)
+
+
+class Graphs:
+    def __init__(self, runner: Runner, max_tokens: int, budget_bytes: int) -> None:
+        self.runner, self.max_tokens, self.budget_bytes = runner, max_tokens, budget_bytes
+        self.used_bytes = 0
+        self.found: dict[GraphKey, Captured] = {}
+        self._pool: Any = None
+
+    @property
+    def notes(self) -> dict[GraphKey, list[Note]]:
+        return {key: captured.notes for key, captured in self.found.items()}
+
+    def serves(self, plan: StepPlan, jobs: Jobs, samples: list[int]) -> bool:
+        """Whether a step, or the part of one that is run, may go through a graph: embeddings and
+        prompt log-probabilities need the hidden states, which a graph does not give out.
+        """
+        whole = samples == list(range(len(samples)))
+        return whole and not any(
+            jobs[key[0]].pooling is not None or jobs[key[0]].sampling.prompt_logprobs is not None
+            for key in plan.keys[plan.num_decode_rows :]
+        )
+
+    def run(self, plan: StepPlan, jobs: Jobs, max_length: int) -> Pending | None:
+        """Run a step through its graphs, captured now if need be; None if it has none."""
+        runner = self.runner
+        key = graph_key(plan, self.max_tokens, max_length, runner.max_context)
+        if key is None or (key not in self.found and not self._has_room()):
+            return None
+        inputs = runner.send(plan, key.shape)
+        filtered, count = runner.is_filtered(plan), len(plan.sample_keys)
+        logits_RV, tokens_R = self._replay(key, inputs, filtered)
+        logits_RV, tokens_R = logits_RV[:count], tokens_R[:count]
+        return runner.finish(plan, jobs, logits_RV, inputs, tokens_R, list(range(count)))
+
+    def _replay(self, key: GraphKey, inputs: StepInputs, filtered: bool) -> tuple[Tensor, Tensor]:
+        captured = self.found.get(key)
+        if captured is None or filtered not in captured.samplers:
+            return self._run_and_capture(key, inputs, filtered)
+        captured.forward.replay()
+        graph, tokens_R = captured.samplers[filtered]
+        graph.replay()
+        return captured.logits, tokens_R
+
+    def _run_and_capture(
+        self, key: GraphKey, inputs: StepInputs, filtered: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The step itself, eagerly: that also compiles its kernels and makes their counters. Then
+        its graphs, which run nothing now.
+        """
+        logits_RV = self._logits(key, inputs)
+        tokens_R = plain(logits_RV, inputs, filtered)
+        free_before = torch.cuda.mem_get_info(self.runner.device)[0]
+        captured = self.found.get(key)
+        if captured is None:
+            with noting(self.runner.model) as notes:
+                graph, logits = self._capture(lambda: self._logits(key, inputs))
+            captured = self.found[key] = Captured(graph, inputs, logits, notes=notes)
+        made = captured.logits
+        captured.samplers[filtered] = self._capture(lambda: plain(made, inputs, filtered))
+        free_after = torch.cuda.mem_get_info(self.runner.device)[0]
+        self.used_bytes += max(0, free_before - free_after)
+        return logits_RV, tokens_R
+
+    def _logits(self, key: GraphKey, inputs: StepInputs) -> Tensor:
+        runner = self.runner
+        hidden_TD = runner.forward(inputs, key.shape, key.max_length)
+        return runner.model.logits(hidden_TD.index_select(0, inputs.logit_tokens))
+
+    def _capture(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = work()
+        self._pool = self._pool or graph.pool()
+        return graph, result
+
+    def _has_room(self) -> bool:
+        return len(self.found) < NUM_GRAPHS and self.used_bytes < self.budget_bytes
+
+
+@contextmanager
+def noting(model: nn.Module) -> Iterator[list[Note]]:
+    """Note the model's innermost modules as they are called."""
+    notes: list[Note] = []
+
+    def hook(name: str) -> Callable[..., None]:
+        def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+            notes.append(Note(name, tuple(args[0].shape)))
+
+        return note
+
+    handles = [
+        module.register_forward_pre_hook(hook(name))
+        for name, module in model.named_modules()
+        if not any(module.children())
+    ]
+    try:
+        yield notes
+    finally:
+        for handle in handles:
+            handle.remove()

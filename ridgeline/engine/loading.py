@@ -1,0 +1,95 @@
+"""From a model's name to a model that is ready to run, with the memory plan made in between: what
+does not fit is refused before a byte of it is loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from ridgeline.data import Tokenizer
+from ridgeline.engine.memory import MemoryPlan, fitted, plan_memory
+from ridgeline.errors import UnsupportedError, UsageError
+from ridgeline.formats.dtypes import dtype_name
+from ridgeline.hardware import detect
+from ridgeline.hardware.detection import available_memory
+from ridgeline.models import ModelConfig, Transformer
+from ridgeline.models.checkpoint import open_checkpoint, resolve_model
+from ridgeline.models.families import describe
+from ridgeline.progress import Progress
+from ridgeline.quantization import load_model
+from ridgeline.quantization.load import choose_dtype
+from ridgeline.recipe import FILE_NAME, Recipe, with_auto
+
+SCHEMES = ()  # none can be run yet, so none is advised where memory is short
+
+
+class Loaded(NamedTuple):
+    model: Transformer
+    tokenizer: Tokenizer | None
+    recipe: Recipe  # with nothing left to "auto"
+    plan: MemoryPlan
+
+
+def load(
+    model: Transformer | str | Path,
+    recipe: Recipe | None,
+    tokenizer: Tokenizer | None,
+    device: str,
+    progress: Progress | None,
+) -> Loaded:
+    if isinstance(model, Transformer):
+        return _loaded(model, recipe or Recipe(), tokenizer)
+    path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
+    recipe = recipe or saved_recipe(path) or Recipe()
+    hardware = detect(device)
+    config = describe(open_checkpoint(path)).config
+    dtype = choose_dtype(recipe.dtype, config, hardware)
+    filled = with_auto(recipe, config, dtype, hardware.device)
+    filled, plan = planned(config, recipe, filled, available_memory(hardware.device))
+    loaded = load_model(path, dtype=dtype_name(dtype), device=device, progress=progress)
+    return Loaded(loaded, tokenizer or Tokenizer.load(path), filled, plan)
+
+
+def _loaded(model: Transformer, recipe: Recipe, tokenizer: Tokenizer | None) -> Loaded:
+    """A model that is there already: its weights count as memory that was free."""
+    weight = model.embed.weight
+    name = dtype_name(weight.dtype)
+    if recipe.dtype not in ("auto", name):
+        raise UsageError(f"the recipe's dtype is {recipe.dtype}, and the model is in {name}")
+    filled = with_auto(recipe, model.config, weight.dtype, str(weight.device))
+    held = sum(parameter.nbytes for parameter in model.parameters())
+    free = available_memory(str(weight.device)) + held
+    return Loaded(model, tokenizer, *planned(model.config, recipe, filled, free))
+
+
+def planned(
+    config: ModelConfig, given: Recipe, filled: Recipe, free_bytes: int
+) -> tuple[Recipe, MemoryPlan]:
+    """The recipe with a context that fits, if none was named, and the memory it takes; or the one
+    line that says why not.
+    """
+    _check_supported(filled)
+    if given.limits.max_context is None:
+        filled = fitted(config, filled, free_bytes)
+    return filled, plan_memory(config, filled, free_bytes, schemes=SCHEMES)
+
+
+def saved_recipe(path: Path) -> Recipe | None:
+    """What lies beside a checkpoint."""
+    folder = path if path.is_dir() else path.parent
+    return Recipe.load(folder) if (folder / FILE_NAME).is_file() else None
+
+
+def _check_supported(recipe: Recipe) -> None:
+    """What a recipe can say and the engine cannot do yet is refused, never ignored."""
+    on_gpu_by_reference = recipe.kernels == "reference" and recipe.graphs
+    for asked, what in (
+        (recipe.scheme is not None, f"scheme {recipe.scheme}"),
+        (recipe.deterministic, "deterministic"),
+        (recipe.speculation.method != "none", f"speculation {recipe.speculation.method}"),
+        (recipe.parallel.tensor > 1, f"tensor_parallel {recipe.parallel.tensor}"),
+        (on_gpu_by_reference, "kernels reference on a GPU"),
+    ):
+        if asked:
+            raise UnsupportedError(f"the recipe has {what}, which the engine does not do yet")

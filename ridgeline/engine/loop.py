@@ -1,0 +1,151 @@
+"""The engine's main loop: plan, launch, receive what is due, tell who has ended.
+
+The scheduler decides, the runner computes, and `LiveRequest`s hear of it. A step may be launched
+before the last one's tokens are here. A request that goes wrong, wherever that is, ends alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import NamedTuple
+
+from ridgeline.engine.choosing import TokenLogprob, nan_message
+from ridgeline.engine.extras import Extras, Job
+from ridgeline.engine.faults import reason_of
+from ridgeline.engine.live import LiveRequest
+from ridgeline.engine.request import FinishReason
+from ridgeline.engine.runner import InFlight, Runner, StepOutput
+from ridgeline.engine.scheduler import MAX_STEPS_OUT, Received, Scheduler
+from ridgeline.engine.state import Ask, Key
+from ridgeline.engine.step_plan import StepPlan
+
+log = logging.getLogger(__name__)
+
+SMALLEST_BUDGET = 16  # tokens a step, however short memory is
+
+
+class EngineProgress(NamedTuple):
+    """How the engine is getting on, for whoever watches whether it does."""
+
+    num_steps: int
+    last_step_s: float  # how long the last step took, from its launch to its tokens
+    idle_s: float  # since tokens last came
+
+
+class Loop:
+    def __init__(self, scheduler: Scheduler, runner: Runner, overlap: bool) -> None:
+        self.scheduler, self.runner = scheduler, runner
+        self.depth = MAX_STEPS_OUT if overlap else 1  # steps out before the oldest is waited for
+        self._jobs: dict[Hashable, Job] = {}
+        self._live: dict[Hashable, LiveRequest] = {}
+        self._out: deque[tuple[InFlight, float]] = deque()  # and when it was launched
+        self._num_steps, self._last_step_s, self._last_time = 0, 0.0, time.monotonic()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live or self._out)
+
+    @property
+    def progress(self) -> EngineProgress:
+        idle_s = time.monotonic() - self._last_time
+        return EngineProgress(self._num_steps, self._last_step_s, idle_s)
+
+    def submit(self, ask: Ask, live: LiveRequest) -> None:
+        self.scheduler.submit(ask)
+        self._jobs[ask.request_id], self._live[ask.request_id] = live.job, live
+        self._tell_ended()  # it may have been refused
+
+    def cancel(self, request_id: Hashable) -> bool:
+        """End a request now; False if it has ended already."""
+        cancelled = self.scheduler.cancel(request_id)
+        self._tell_ended()
+        return cancelled
+
+    def advance(self) -> None:
+        """One step: plan and launch it, receive the one that is due, tell who has ended."""
+        plan = self._plan()
+        if plan is not None:
+            self._launch(plan)
+        if self._out and (plan is None or len(self._out) >= self.depth):
+            self._receive()
+        self._tell_ended()
+
+    def _plan(self) -> StepPlan | None:
+        if len(self._out) >= MAX_STEPS_OUT:
+            return None
+        return self.scheduler.plan(time.monotonic())
+
+    def _launch(self, plan: StepPlan) -> None:
+        launched = time.monotonic()
+        in_flight = self.runner.launch(plan, self._jobs, self.scheduler.known_tokens)
+        self._out.append((in_flight, launched))
+        for request_id, reason in in_flight.failed.items():
+            self.scheduler.fail(request_id, reason)
+        if in_flight.out_of_memory:
+            self._shrink()
+
+    def _receive(self) -> None:
+        in_flight, launched = self._out.popleft()
+        output = self.runner.collect(in_flight)
+        self._last_time = time.monotonic()
+        self._last_step_s = self._last_time - launched
+        self._num_steps += 1
+        self._fail_nan(in_flight.plan, output)
+        received = self.scheduler.receive(in_flight.plan.step_id, output.tokens)
+        self._deliver(in_flight.plan, received, output.extras)
+
+    def _fail_nan(self, plan: StepPlan, output: StepOutput) -> None:
+        for index, is_nan in enumerate(output.is_nan):
+            if is_nan:
+                position = plan.positions[plan.logit_tokens[index]] + 1
+                self.scheduler.fail(plan.sample_keys[index][0], nan_message(position))
+
+    def _deliver(self, plan: StepPlan, received: Received, extras: Extras) -> None:
+        """Hand each request what the step brought it."""
+        for part in extras.prompts:
+            self._guarded(part.request_id, partial(LiveRequest.take_prompt, part=part))
+        for states in extras.embeddings:
+            self._guarded(states.request_id, partial(LiveRequest.take_embedding, part=states))
+        logprobs = {plan.sample_keys[index]: entry for index, entry in extras.logprobs.items()}
+        reasons = dict(received.finished)
+        for key, token in zip(received.keys, received.tokens, strict=True):
+            self._push(key, token, logprobs.get(key), reasons.get(key))
+
+    def _push(
+        self, key: Key, token: int, logprob: TokenLogprob | None, reason: FinishReason | None
+    ) -> None:
+        request_id, sample = key
+
+        def push(live: LiveRequest) -> None:
+            if live.push(sample, token, logprob, reason):
+                self.scheduler.finish(request_id, sample)
+
+        self._guarded(request_id, push)
+
+    def _guarded(self, request_id: Hashable, work: Callable[[LiveRequest], None]) -> None:
+        """Do something for one request; if that goes wrong, it goes wrong for that one alone."""
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        try:
+            work(live)
+        except Exception as error:
+            log.warning("request %r failed: %s", request_id, reason_of(error))
+            self.scheduler.fail(request_id, reason_of(error))
+
+    def _tell_ended(self) -> None:
+        for end in self.scheduler.take_ended():
+            live = self._live.pop(end.request_id)
+            del self._jobs[end.request_id]
+            live.end(end)
+
+    def _shrink(self) -> None:
+        """Memory was short: smaller steps from now on."""
+        budget = max(SMALLEST_BUDGET, self.scheduler.token_budget // 2)
+        if budget < self.scheduler.token_budget:
+            log.warning("memory ran out; steps have at most %d tokens from now on", budget)
+            self.scheduler.token_budget = budget

@@ -1,0 +1,151 @@
+"""The sequences of a step as the model asks for them: keys and values in pages.
+
+On a GPU one kernel norms, turns and stores the projection, decode rows go to decode attention and
+all others to prefill attention over pages; on a CPU the reference stores, and cpu_attention.py
+attends. Letters as in batch.py, and P pages of a sequence at most, N query heads, H head dim.
+
+    hidden_TD = model(ids_T, PagedSequences(kv, ropes, inputs, table, shape))
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.batch import StepInputs, StepShape
+from ridgeline.engine.cpu_attention import DecodeItems, decode_items
+from ridgeline.engine.cpu_attention import decode_attention as decode_on_cpu
+from ridgeline.engine.cpu_attention import prompt_attention as prompt_on_cpu
+from ridgeline.engine.kv_cache import KVCache
+from ridgeline.engine.rope_tables import RopeTables
+from ridgeline.kernels.attention import AttentionSpec
+from ridgeline.kernels.decode_attention import decode_attention
+from ridgeline.kernels.pages import Pages
+from ridgeline.kernels.prefill_attention import prefill_attention
+from ridgeline.kernels.rotary import rotate
+from ridgeline.kernels.rotary_pages import rotary_pages
+from ridgeline.models import RopeConfig
+from ridgeline.models.transformer import Attention, ProjectedSequences
+
+
+class PagedSequences(ProjectedSequences):
+    """`page_table` has a line for each seat; `max_length` bounds the sequences of decode rows."""
+
+    def __init__(
+        self,
+        kv: KVCache,
+        ropes: RopeTables,
+        inputs: StepInputs,
+        shape: StepShape,
+        page_table: Tensor,
+        max_length: int,
+    ) -> None:
+        self.kv, self.ropes, self.inputs = kv, ropes, inputs
+        self.num_decode = shape.num_decode_rows
+        self.num_prompt_tokens = shape.num_tokens - shape.num_decode_rows
+        self.max_length = max_length
+        pages = -(-max_length // kv.page_size) if not self.num_prompt_tokens else None
+        self.tables_BP = page_table[:, :pages].index_select(0, inputs.seats)
+
+    def angles(self, rope: RopeConfig) -> tuple[Tensor, Tensor]:
+        return self.ropes.angles(rope, self.inputs.positions, self.inputs.lengths)
+
+    def attend_projected(
+        self, layer: Attention, qkv_TC: Tensor, angles: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        pages = self.kv.layers[layer.index]
+        q_TNH = self._store(layer, qkv_TC, angles, pages)
+        parts = []
+        if self.num_decode:
+            parts.append(self._decode(q_TNH[: self.num_decode], pages, layer.spec))
+        if self.num_prompt_tokens:
+            parts.append(self._prompts(q_TNH[self.num_decode :], pages, layer.spec))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _store(
+        self,
+        layer: Attention,
+        qkv_TC: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        pages: Pages,
+    ) -> Tensor:
+        """K and V, normed and turned, into their slots; the queries likewise."""
+        cos_TA, sin_TA = angles if angles is not None else (None, None)
+        slots_T = self.inputs.slots
+        if layer.q_norm is None or layer.k_norm is None:
+            return rotary_pages(qkv_TC, cos_TA, sin_TA, slots_T, *pages)
+        weights = (layer.q_norm.weight, layer.k_norm.weight)
+        about = (layer.q_norm.eps, layer.q_norm.offset)
+        return rotary_pages(qkv_TC, cos_TA, sin_TA, slots_T, *pages, *weights, *about)
+
+    def _decode(self, q_DNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
+        k, v, k_scale, v_scale = pages
+        tables, totals = self.tables_BP[: self.num_decode], self.inputs.totals[: self.num_decode]
+        return decode_attention(
+            q_DNH, k, v, tables, totals, spec, k_scale, v_scale, max_length=self.max_length
+        )
+
+    def _prompts(self, q_TNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
+        k, v, k_scale, v_scale = pages
+        tables, totals = self.tables_BP[self.num_decode :], self.inputs.totals[self.num_decode :]
+        starts = self.inputs.starts
+        return prefill_attention(q_TNH, starts, k, v, tables, totals, spec, k_scale, v_scale)
+
+
+class CpuSequences(PagedSequences):
+    """The same on a CPU, where what follows from the page tables is worked out once a step."""
+
+    def __init__(
+        self,
+        kv: KVCache,
+        ropes: RopeTables,
+        inputs: StepInputs,
+        shape: StepShape,
+        page_table: Tensor,
+        max_length: int,
+    ) -> None:
+        super().__init__(kv, ropes, inputs, shape, page_table, max_length)
+        self.totals = inputs.totals.tolist()
+        self.starts = inputs.starts.tolist()
+        self.items: dict[int | None, DecodeItems] = {}  # by window
+        slots_T = inputs.slots.long()
+        self.all_written = bool((slots_T >= 0).all())
+        self.pages_T, self.places_T = slots_T // kv.page_size, slots_T % kv.page_size
+
+    def _store(
+        self,
+        layer: Attention,
+        qkv_TC: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        pages: Pages,
+    ) -> Tensor:
+        """The reference's arithmetic with fewer passes, in the usual case: values, all written."""
+        if not self.all_written or pages.k_scale is not None or layer.q_norm is not None:
+            return super()._store(layer, qkv_TC, angles, pages)
+        num_kv_heads = pages.k_pages.shape[1]
+        heads = qkv_TC.unflatten(-1, (-1, layer.head_dim))
+        turned, v_TKH = heads[:, :-num_kv_heads].float(), heads[:, -num_kv_heads:]
+        if angles is not None:
+            turned = rotate(turned, *angles)
+        turned = turned.to(qkv_TC.dtype)
+        q_TNH, k_TKH = turned[:, :-num_kv_heads], turned[:, -num_kv_heads:]
+        pages.k_pages[self.pages_T, :, self.places_T] = k_TKH.to(pages.k_pages.dtype)
+        pages.v_pages[self.pages_T, :, self.places_T] = v_TKH.to(pages.v_pages.dtype)
+        return q_TNH
+
+    def _decode(self, q_DNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
+        items = self.items.get(spec.window)
+        if items is None:
+            D = self.num_decode
+            known = (self.tables_BP[:D].numpy(), self.inputs.totals[:D].numpy())
+            items = decode_items(*known, self.kv.page_size, spec.window)
+            self.items[spec.window] = items
+        return decode_on_cpu(q_DNH, pages, items, spec, clean=not self.kv.holds_nan)
+
+    def _prompts(self, q_TNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
+        out_TNH = torch.empty_like(q_TNH)
+        for row, (start, end) in enumerate(zip(self.starts, self.starts[1:], strict=False)):
+            table, total = self.tables_BP[self.num_decode + row], self.totals[self.num_decode + row]
+            about = (pages, table, total, spec, not self.kv.holds_nan)
+            out_TNH[start:end] = prompt_on_cpu(q_TNH[start:end], *about)
+        return out_TNH

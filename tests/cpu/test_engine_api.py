@@ -1,0 +1,229 @@
+"""What users call: texts in and out, streams, embeddings, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from engines import assert_idle, engine_for, naive_outputs, prompts_of, tiny
+from tiny_models import save_model
+from tiny_tokenizers import byte_level_metadata
+
+import ridgeline
+from ridgeline.data import Tokenizer
+from ridgeline.engine import Delta, Engine, Output, Sampling, generate
+from ridgeline.engine.naive import OneSequence
+from ridgeline.engine.outputs import RequestError
+from ridgeline.errors import (
+    ContextLengthError,
+    OutOfMemoryError,
+    UnsupportedError,
+    UsageError,
+)
+from ridgeline.models import Transformer, build_model, fill_random
+from ridgeline.recipe import KV, Limits, Parallel, Recipe, Speculation
+
+TEXTS = ["The sky", "a value of", "Import statements are"]
+
+
+@cache
+def writer() -> tuple[Transformer, Tokenizer]:
+    """A random model that speaks a real vocabulary."""
+    tokenizer = Tokenizer.from_gguf(byte_level_metadata("smollm"))
+    config = replace(tiny("llama-mha").config, vocab_size=tokenizer.vocab_size)
+    return fill_random(build_model(config, torch.float32, "cpu"), seed=4), tokenizer
+
+
+def text_engine(**changes: object) -> Engine:
+    model, tokenizer = writer()
+    engine = engine_for(model, **changes)  # type: ignore[arg-type]
+    engine.tokenizer = tokenizer
+    return engine
+
+
+def test_texts_are_the_plain_loops() -> None:
+    model, tokenizer = writer()
+    sampling = Sampling(temperature=0.9, seed=8, max_tokens=40)
+    for text, output in zip(TEXTS, text_engine().generate(TEXTS, sampling), strict=True):
+        expected = generate(model, tokenizer, text, sampling)
+        assert output.text == expected.text
+        assert output.tokens == expected.tokens
+        assert output.finish_reason == expected.finish_reason
+        assert output.num_prompt_tokens == expected.num_prompt_tokens
+        assert output.first_token_s is not None
+        assert 0 < output.first_token_s <= output.total_s
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_stop_strings_end_where_the_plain_loop_does(overlap: bool) -> None:
+    model, tokenizer = writer()
+    free = [generate(model, tokenizer, text, Sampling(max_tokens=40)).text for text in TEXTS]
+    stops = [text[len(text) // 2 :][:3] for text in free]
+    samplings = [Sampling(max_tokens=40, stop=(stop,)) for stop in stops]
+    engine = text_engine(overlap=overlap)
+    for text, sampling, output in zip(
+        TEXTS, samplings, engine.generate(TEXTS, samplings), strict=True
+    ):
+        expected = generate(model, tokenizer, text, sampling)
+        assert expected.finish_reason == "stop"
+        assert (output.text, output.tokens) == (expected.text, expected.tokens)
+        assert output.finish_reason == "stop"
+    assert_idle(engine)
+
+
+def test_one_output_may_stop_while_others_go_on() -> None:
+    engine = text_engine()
+    sampling = Sampling(temperature=1.0, seed=2, n=3, max_tokens=30)
+    (free,) = engine.generate(TEXTS[0], sampling)
+    stop = free.completions[1].text[10:13]
+    (output,) = engine.generate(TEXTS[0], replace(sampling, stop=(stop,)))
+    assert output.completions[1].finish_reason == "stop"
+    assert stop not in output.completions[1].text
+    assert output.completions[1].text == free.completions[1].text.split(stop)[0]
+    for found, right in zip(output.completions, free.completions, strict=True):
+        assert right.text.startswith(found.text)
+
+
+def test_a_stream_is_the_text_in_pieces() -> None:
+    engine = text_engine()
+    sampling = Sampling(max_tokens=20, logprobs=1)
+    (whole,) = engine.generate(TEXTS[:1], sampling)
+    deltas = list(engine.stream(TEXTS[0], sampling))
+    assert "".join(delta.text for delta in deltas) == whole.text
+    assert tuple(token for delta in deltas for token in delta.tokens) == whole.tokens
+    assert [len(delta.logprobs) for delta in deltas] == [1] * 20
+    assert [delta.finish_reason for delta in deltas] == [None] * 19 + ["length"]
+
+
+def test_a_stream_that_is_left_frees_everything() -> None:
+    engine = text_engine()
+    for delta in engine.stream(TEXTS[0], Sampling(max_tokens=50)):
+        assert delta.tokens
+        break
+    assert_idle(engine)
+
+
+def test_a_request_cancelled_under_a_stream_is_an_error() -> None:
+    engine = text_engine()
+    stream = engine.stream(TEXTS[0], Sampling(max_tokens=50))
+    first = next(stream)
+    engine.cancel(first.request_id)
+    with pytest.raises(RequestError, match="cancelled"):
+        list(stream)
+
+
+def test_requests_by_hand() -> None:
+    engine = text_engine()
+    request_id = engine.add(TEXTS[1], Sampling(max_tokens=6))
+    other = engine.generate(TEXTS[0], Sampling(max_tokens=3))  # takes nothing of the first one's
+    events = []
+    while engine.has_work:
+        events += engine.step()
+    assert {event.request_id for event in events} == {request_id}
+    deltas = [event for event in events if isinstance(event, Delta)]
+    (output,) = [event for event in events if isinstance(event, Output)]
+    assert "".join(delta.text for delta in deltas) == output.text
+    assert isinstance(events[-1], Output)
+    assert len(other[0].tokens) == 3
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("num_pages", [64, 10])
+def test_embeddings_are_the_models_hidden_states(pooling: str, num_pages: int) -> None:
+    model, prompts = tiny("qwen2"), prompts_of([3, 40, 17, 60, 50])
+    engine = engine_for(model, budget=16, num_pages=num_pages)
+    found = engine.embed(prompts, pooling=pooling)  # type: ignore[arg-type]
+    for prompt, embedding in zip(prompts, found, strict=True):
+        cache = OneSequence(model, len(prompt))
+        cache.begin(len(prompt), len(prompt))
+        with torch.inference_mode():
+            states = model(torch.tensor(prompt), cache)
+        state = states[-1] if pooling == "last" else states.mean(0)
+        torch.testing.assert_close(embedding, state / state.norm(), atol=1e-4, rtol=1e-4)
+    assert_idle(engine)
+
+
+def test_a_model_is_loaded_by_its_path(tmp_path: Path) -> None:
+    """And obeys the recipe that lies beside it."""
+    save_model("llama-mha", tmp_path)
+    for name, content in Tokenizer.from_gguf(byte_level_metadata("smollm")).files().items():
+        (tmp_path / name).write_bytes(content)
+    limits = Limits(max_batch=4, token_budget=32, memory_share=0.01)
+    Recipe(dtype="fp32", kv=KV(page_size=32), limits=limits).save(tmp_path)
+    engine = ridgeline.Engine(tmp_path, device="cpu", num_pages=40)
+    assert engine.recipe.kv.page_size == 32
+    (prompt,) = prompts_of([20])
+    (output,) = engine.generate([prompt], Sampling(max_tokens=5, ignore_eos=True))
+    assert [output.tokens] == naive_outputs(engine.model, prompt, Sampling(max_tokens=5))
+
+
+def test_what_does_not_fit_is_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model("llama-mha", tmp_path)
+    monkeypatch.setattr("ridgeline.engine.loading.available_memory", lambda device: 20 << 20)
+    monkeypatch.setattr("ridgeline.engine.loading.load_model", None)  # must not be reached
+    with pytest.raises(OutOfMemoryError, match=r"needs .* may be used of") as raised:
+        Engine(tmp_path, Recipe(dtype="fp32"), device="cpu")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(scheme="int8"),
+        Recipe(deterministic=True),
+        Recipe(speculation=Speculation(method="prompt-lookup")),
+        Recipe(parallel=Parallel(tensor=2)),
+    ],
+)
+def test_what_the_engine_cannot_do_yet_is_refused(recipe: Recipe) -> None:
+    with pytest.raises(UnsupportedError, match="does not do yet"):
+        Engine(tiny("llama-mha"), recipe)
+
+
+def test_wrong_prompts_are_errors_before_anything_runs() -> None:
+    engine = engine_for(tiny("llama-mha"))
+    with pytest.raises(UsageError, match="no tokenizer"):
+        engine.generate([[5, 6], "text"])
+    with pytest.raises(UsageError, match="empty"):
+        engine.generate([[]])
+    with pytest.raises(UsageError, match="token id 131"):
+        engine.generate([[5, 131]])
+    with pytest.raises(ContextLengthError, match="leaves no room"):
+        engine.generate([[5] * 128])
+    with pytest.raises(UsageError, match="2 samplings for 1 prompts"):
+        engine.generate([[5]], [Sampling(), Sampling()])
+    with pytest.raises(UsageError, match="stop strings need a tokenizer"):
+        engine.generate([[5]], Sampling(stop=("x",)))
+    assert not engine.has_work
+
+
+def test_a_prompt_beyond_max_context_names_the_setting() -> None:
+    model = tiny("llama-mha")
+    limits = Limits(max_context=32, max_batch=2, token_budget=32)
+    engine = Engine(model, Recipe(kv=KV(page_size=16), limits=limits), num_pages=8)
+    with pytest.raises(ContextLengthError, match="max_context is 32"):
+        engine.generate([[5] * 40])
+
+
+def test_a_request_that_can_never_run_is_refused_in_words() -> None:
+    engine = engine_for(tiny("llama-mha"), num_pages=3)
+    outputs = engine.generate(prompts_of([100, 10]), Sampling(max_tokens=4))
+    assert [output.status for output in outputs] == ["refused", "finished"]
+    assert "pages" in outputs[0].reason
+
+
+def test_a_draw_is_repeated_by_its_seed() -> None:
+    engine, (prompt,) = engine_for(tiny("llama-mha")), prompts_of([9])
+    (first,) = engine.generate([prompt], Sampling(temperature=1.0, max_tokens=12))
+    (again,) = engine.generate([prompt], Sampling(temperature=1.0, max_tokens=12, seed=first.seed))
+    assert again.tokens == first.tokens
+
+
+def test_the_recipes_dtype_must_be_the_models() -> None:
+    with pytest.raises(UsageError, match="bf16"):
+        Engine(tiny("llama-mha"), Recipe(dtype="bf16"))

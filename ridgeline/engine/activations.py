@@ -65,7 +65,9 @@ def _fused(config: ModelConfig, layer: LayerConfig, element: int, T: int) -> Ite
     D, Q = config.hidden_size, config.q_size
     projected, turned, between = _held(config, layer, element)
     yield Moment("rotary", T * (projected + turned + between))
-    yield Moment("attention", T * (projected + turned + element * (Q + D)))  # its output, projected
+    yield Moment("attention", T * (projected + turned + element * Q))
+    folded = not config.post_norms and config.residual_scale == 1.0  # with the residual added
+    yield Moment("projection", T * (projected + element * (Q + (1 + folded) * D)))
     before = 3 * element * D  # the residual, its sum with attention's part, and that normed
     if layer.experts is None:
         F = config.mlp_size

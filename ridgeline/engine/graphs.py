@@ -7,26 +7,25 @@ so that a grammar's masks can be filled in between. All of them share one pool o
 within what was planned for them; a step for which no graph is left runs as any other.
 
 Capture is safe because the step has just run with the very same tensors: kernels are compiled and
-counters exist, inputs lie where they always lie (batch.py, Runner), and nothing in the captured
-code reads a number back. `notes` has the modules and ops of each graph in the order of their
-launch, with the shapes they saw.
+counters exist, inputs and logits lie where they always lie, and nothing in the captured code reads
+a number back. `notes` has the ops of each graph in the order of their launch.
 """
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ridgeline.engine.batch import StepInputs, StepShape, shape_of
 from ridgeline.engine.extras import Jobs, Pending
 from ridgeline.engine.footprint import NUM_GRAPHS
+from ridgeline.engine.notes import Note, noting
 from ridgeline.engine.sampling import plain
 from ridgeline.engine.step_plan import StepPlan
 
@@ -42,11 +41,6 @@ LENGTH_STEP = 4  # decode graphs are made for sequences up to 1024, 4096, … to
 SHORTEST_LENGTH = 1024
 
 
-class Note(NamedTuple):
-    op: str  # a module by its name in the model, or an op
-    shape: tuple[int, ...]  # of its first input
-
-
 class GraphKey(NamedTuple):
     shape: StepShape
     max_length: int  # of sequences in decode rows
@@ -57,10 +51,8 @@ class Captured:
     """The graphs of a key."""
 
     forward: torch.cuda.CUDAGraph
-    inputs: StepInputs
-    logits: Tensor  # [R, V], where `forward` leaves them
+    notes: list[Note]
     samplers: dict[bool, tuple[torch.cuda.CUDAGraph, Tensor]] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
 
 
 def padded(size: int, sizes: tuple[int, ...]) -> int | None:
@@ -89,6 +81,8 @@ def graph_key(
     size = padded(shape.num_tokens, _up_to(PROMPT_SIZES, max_tokens))
     if size is None or shape.num_samples > PROMPT_ROWS:
         return None
+    if size - shape.num_tokens > max_context:  # the padding is a sequence too
+        return None
     return GraphKey(StepShape(size, 0, PROMPT_ROWS, PROMPT_ROWS), max_context)
 
 
@@ -103,6 +97,10 @@ class Graphs:
         self.used_bytes = 0
         self.found: dict[GraphKey, Captured] = {}
         self._pool: Any = None
+        # Where every graph leaves its logits: one buffer for all, or each would keep its own.
+        rows = max(PROMPT_ROWS, min(max_tokens, runner.max_batch))
+        shape = (rows, runner.model.config.vocab_size)
+        self.logits_RV = torch.empty(shape, dtype=torch.float32, device=runner.device)
 
     @property
     def notes(self) -> dict[GraphKey, list[Note]]:
@@ -137,7 +135,7 @@ class Graphs:
         captured.forward.replay()
         graph, tokens_R = captured.samplers[filtered]
         graph.replay()
-        return captured.logits, tokens_R
+        return self.logits_RV[: key.shape.num_samples], tokens_R
 
     def _run_and_capture(
         self, key: GraphKey, inputs: StepInputs, filtered: bool
@@ -145,54 +143,33 @@ class Graphs:
         """The step itself, eagerly: that also compiles its kernels and makes their counters. Then
         its graphs, which run nothing now.
         """
-        logits_RV = self._logits(key, inputs)
+        logits_RV = self.compute(key, inputs)
         tokens_R = plain(logits_RV, inputs, filtered)
         free_before = torch.cuda.mem_get_info(self.runner.device)[0]
-        captured = self.found.get(key)
-        if captured is None:
+        if key not in self.found:
             with noting(self.runner.model) as notes:
-                graph, logits = self._capture(lambda: self._logits(key, inputs))
-            captured = self.found[key] = Captured(graph, inputs, logits, notes=notes)
-        made = captured.logits
-        captured.samplers[filtered] = self._capture(lambda: plain(made, inputs, filtered))
+                graph, _ = self._capture(lambda: self.compute(key, inputs, notes))
+            notes.append(Note("sampling", tuple(logits_RV.shape)))
+            self.found[key] = Captured(graph, notes)
+        sampler = self._capture(lambda: plain(logits_RV, inputs, filtered))
+        self.found[key].samplers[filtered] = sampler
         free_after = torch.cuda.mem_get_info(self.runner.device)[0]
         self.used_bytes += max(0, free_before - free_after)
         return logits_RV, tokens_R
 
-    def _logits(self, key: GraphKey, inputs: StepInputs) -> Tensor:
+    def compute(self, key: GraphKey, inputs: StepInputs, notes: list[Note] | None = None) -> Tensor:
+        """The forward pass up to the logits, which are left in their buffer."""
         runner = self.runner
-        hidden_TD = runner.forward(inputs, key.shape, key.max_length)
-        return runner.model.logits(hidden_TD.index_select(0, inputs.logit_tokens))
+        hidden_TD = runner.forward(inputs, key.shape, key.max_length, notes)
+        rows_RD = hidden_TD.index_select(0, inputs.logit_tokens)
+        return runner.model.logits(rows_RD, out=self.logits_RV[: key.shape.num_samples])
 
     def _capture(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self._pool):
             result = work()
-        self._pool = self._pool or graph.pool()
         return graph, result
 
     def _has_room(self) -> bool:
         return len(self.found) < NUM_GRAPHS and self.used_bytes < self.budget_bytes
-
-
-@contextmanager
-def noting(model: nn.Module) -> Iterator[list[Note]]:
-    """Note the model's innermost modules as they are called."""
-    notes: list[Note] = []
-
-    def hook(name: str) -> Callable[..., None]:
-        def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-            notes.append(Note(name, tuple(args[0].shape)))
-
-        return note
-
-    handles = [
-        module.register_forward_pre_hook(hook(name))
-        for name, module in model.named_modules()
-        if not any(module.children())
-    ]
-    try:
-        yield notes
-    finally:
-        for handle in handles:
-            handle.remove()

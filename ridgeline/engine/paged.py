@@ -17,6 +17,7 @@ from ridgeline.engine.cpu_attention import DecodeItems, decode_items
 from ridgeline.engine.cpu_attention import decode_attention as decode_on_cpu
 from ridgeline.engine.cpu_attention import prompt_attention as prompt_on_cpu
 from ridgeline.engine.kv_cache import KVCache
+from ridgeline.engine.notes import Note
 from ridgeline.engine.rope_tables import RopeTables
 from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.kernels.decode_attention import decode_attention
@@ -39,8 +40,9 @@ class PagedSequences(ProjectedSequences):
         shape: StepShape,
         page_table: Tensor,
         max_length: int,
+        notes: list[Note] | None = None,
     ) -> None:
-        self.kv, self.ropes, self.inputs = kv, ropes, inputs
+        self.kv, self.ropes, self.inputs, self.notes = kv, ropes, inputs, notes
         self.num_decode = shape.num_decode_rows
         self.num_prompt_tokens = shape.num_tokens - shape.num_decode_rows
         self.max_length = max_length
@@ -54,13 +56,20 @@ class PagedSequences(ProjectedSequences):
         self, layer: Attention, qkv_TC: Tensor, angles: tuple[Tensor, Tensor] | None
     ) -> Tensor:
         pages = self.kv.layers[layer.index]
+        self._note("rotary_pages", qkv_TC)
         q_TNH = self._store(layer, qkv_TC, angles, pages)
         parts = []
         if self.num_decode:
+            self._note("decode_attention", q_TNH[: self.num_decode])
             parts.append(self._decode(q_TNH[: self.num_decode], pages, layer.spec))
         if self.num_prompt_tokens:
+            self._note("prefill_attention", q_TNH[self.num_decode :])
             parts.append(self._prompts(q_TNH[self.num_decode :], pages, layer.spec))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _note(self, op: str, x: Tensor) -> None:
+        if self.notes is not None:
+            self.notes.append(Note(op, tuple(x.shape)))
 
     def _store(
         self,
@@ -103,8 +112,9 @@ class CpuSequences(PagedSequences):
         shape: StepShape,
         page_table: Tensor,
         max_length: int,
+        notes: list[Note] | None = None,
     ) -> None:
-        super().__init__(kv, ropes, inputs, shape, page_table, max_length)
+        super().__init__(kv, ropes, inputs, shape, page_table, max_length, notes)
         self.totals = inputs.totals.tolist()
         self.starts = inputs.starts.tolist()
         self.items: dict[int | None, DecodeItems] = {}  # by window

@@ -33,6 +33,7 @@ from ridgeline.engine.extras import Extras, Jobs, Pending
 from ridgeline.engine.faults import reason_of, run_in_parts
 from ridgeline.engine.graphs import Graphs
 from ridgeline.engine.kv_cache import KVCache
+from ridgeline.engine.notes import Note
 from ridgeline.engine.paged import CpuSequences, PagedSequences
 from ridgeline.engine.rope_tables import RopeTables
 from ridgeline.engine.sampling import Special, plain
@@ -204,11 +205,17 @@ class Runner:
             self.page_table.view(-1).index_copy_(0, where.long(), pages)
         return views(self.words[:count], shape)
 
-    def forward(self, inputs: StepInputs, shape: StepShape, max_length: int) -> Tensor:
+    def forward(
+        self,
+        inputs: StepInputs,
+        shape: StepShape,
+        max_length: int,
+        notes: list[Note] | None = None,
+    ) -> Tensor:
         """Hidden states of all tokens [T, D]."""
         sampled_T = self.last_tokens.index_select(0, inputs.sources.clamp(min=0))
         ids_T = torch.where(inputs.sources >= 0, sampled_T, inputs.ids)
-        about = (self.kv, self.ropes, inputs, shape, self.page_table, max_length)
+        about = (self.kv, self.ropes, inputs, shape, self.page_table, max_length, notes)
         hidden_TD = self.model(ids_T, self.sequences(*about))
         if self.device.type == "cpu" and not hidden_TD.isfinite().all():
             self.kv.holds_nan = True

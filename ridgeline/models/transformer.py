@@ -255,15 +255,17 @@ class Transformer(nn.Module):
             x_TD = block(x_TD, angles, sequences)
         return self.norm(x_TD)
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Logits [R, V] in fp32."""
-        logits_RV = self.head(hidden_RD).float()
+    def logits(self, hidden_RD: Tensor, out: Tensor | None = None) -> Tensor:
+        """Logits [R, V] in fp32; written to `out` where that is given."""
+        logits_RV = self.head(hidden_RD)
+        if out is None or self.config.logit_scale != 1.0 or self.config.final_softcap is not None:
+            logits_RV = logits_RV.float()
         if self.config.logit_scale != 1.0:
             logits_RV = logits_RV * self.config.logit_scale
         if self.config.final_softcap is not None:
             cap = self.config.final_softcap
             logits_RV = torch.tanh(logits_RV / cap) * cap
-        return logits_RV
+        return logits_RV if out is None else out.copy_(logits_RV)
 
 
 def _angles(rope: RopeConfig, sequences: Sequences | ProjectedSequences) -> tuple[Tensor, Tensor]:

@@ -40,12 +40,15 @@ def spread(low, unsure_low, unsure_high, high, COUNT: tl.constexpr):
 
 @triton.jit
 def narrowed(pivots, for_high, is_low, is_high, low, unsure_low, unsure_high, high):
-    """The four ends after `spread`'s logits were tried."""
+    """The four ends after `spread`'s logits were tried. One that fails as a high end says nothing
+    if a smaller one does not: a sample is less sure of larger logits.
+    """
     low = tl.max(tl.where(is_low & (for_high == 0), pivots, low), axis=0)
     unsure_low = tl.min(tl.where(is_low | for_high, unsure_low, pivots), axis=0)
     high = tl.min(tl.where(is_high & for_high, pivots, high), axis=0)
-    unsure_high = tl.max(tl.where(is_high | (for_high == 0), unsure_high, pivots), axis=0)
-    return low, tl.maximum(low, unsure_low), tl.minimum(high, unsure_high), high
+    failed = (is_high == 0) & for_high & (pivots < high)
+    unsure_high = tl.max(tl.where(failed, pivots, unsure_high), axis=0)
+    return low, tl.maximum(low, unsure_low), unsure_high, high
 
 
 @triton.jit
@@ -67,8 +70,9 @@ def bracket_by_groups(largest, least, most, start, row_max, low_limit, high_limi
 
 
 @triton.jit
-def bracket_by_sample(z, certain, row_max, rate, by_count, total, limit, factor):
-    """Two logits that the smallest kept one lies between, as far as a sample can tell.
+def bracket_by_sample(z, certain, highest, row_max, rate, by_count, total, limit, factor):
+    """Two logits that the smallest kept one lies between, as far as a sample can tell; it is at
+    least `certain` and at most `highest`.
 
     Each sampled entry stands for `factor` of them. By weight, what lies below a logit is estimated
     and taken from the known total: the weights there are the smaller ones, so the estimate is the
@@ -78,8 +82,8 @@ def bracket_by_sample(z, certain, row_max, rate, by_count, total, limit, factor)
     weight = tl.exp2((z - row_max) * rate)
     when_below = tl.where(by_count, weight * 0.0, weight)
     when_above = tl.where(by_count, weight * 0.0 + 1.0, weight * 0.0)
-    start = tl.maximum(certain, tl.min(tl.where(z > float("-inf"), z, row_max), axis=0))
-    low, unsure_low, unsure_high, high = start, row_max, start, row_max
+    start = tl.maximum(certain, tl.min(tl.where(z > float("-inf"), z, highest), axis=0))
+    low, unsure_low, unsure_high, high = start, highest, start, highest
     for _ in range(SAMPLE_STEPS):
         pivots, for_high = spread(low, unsure_low, unsure_high, high, SAMPLE_PIVOTS)
         parts = tl.where(z[None, :] > pivots[:, None], when_above[None, :], when_below[None, :])
@@ -204,10 +208,10 @@ def bracket_kernel(
             z = load_logits(tables, row, 0, columns, in_vocab, USES)
             factor = vocab_size / tl.sum(in_vocab.to(tl.float32), axis=0)
             likely_low, likely_high = bracket_by_sample(
-                z, certain, row_max, rate, by_k, total, limit, factor
+                z, certain, high, row_max, rate, by_k, total, limit, factor
             )
             low = tl.maximum(low, likely_low)
-            high = tl.maximum(low, tl.minimum(high, likely_high))
+            high = tl.maximum(low, likely_high)
         # 3. The groups that reach the low end, listed; the others hold nothing that is kept.
         reaches = (largest >= low) & (largest > float("-inf"))
         num_listed = tl.sum(reaches.to(tl.int32), axis=0)

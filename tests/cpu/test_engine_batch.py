@@ -1,0 +1,221 @@
+"""Plans as tensors, the GPU's path by its references, and steps padded up to a graph's shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from engines import assert_exact, engine_for, prompts_of, tiny
+from tiny_models import MODELS
+from torch import Tensor
+
+from ridgeline.engine import Engine, Sampling
+from ridgeline.engine.batch import (
+    ON_HOST,
+    SeatTable,
+    StepInputs,
+    StepShape,
+    num_words,
+    sections,
+    shape_of,
+    table_changes,
+    views,
+    write,
+)
+from ridgeline.engine.graphs import PROMPT_ROWS, GraphKey, Graphs, graph_key
+from ridgeline.engine.notes import noting
+from ridgeline.engine.paged import PagedSequences
+from ridgeline.engine.sampling import _argmax, plain
+from ridgeline.engine.step_plan import StepPlan
+
+PLAN = StepPlan(
+    step_id=3,
+    num_decode_rows=2,
+    keys=[("a", 0), ("b", 0), ("c", 0)],
+    seats=[4, 1, 0],
+    first_positions=[9, 30, 2],
+    num_tokens=[1, 1, 3],
+    token_ids=[0, 7, 11, 12, 13],
+    positions=[9, 30, 2, 3, 4],
+    slots=[25, 62, 130, 131, -1],
+    device_tokens=[0],
+    device_samples=[5],
+    sample_keys=[("a", 0), ("b", 0), ("c", 0)],
+    sample_seats=[4, 1, 0],
+    sample_drafts=[0, 0, 0],
+    logit_tokens=[0, 1, 4],
+    table_seats=[4, 0],
+    table_indexes=[2, 1],
+    table_pages=[17, 18],
+)
+
+
+def seat_table() -> SeatTable:
+    seats = SeatTable(max_batch=6)
+    seats.sit(4, 8, Sampling(temperature=0.5, top_k=3), seed=2**64 - 2)
+    seats.sit(1, 40, Sampling(top_p=0.25, min_p=0.125, temperature=2.0), seed=7)
+    seats.sit(0, 5, Sampling(), seed=1)
+    return seats
+
+
+def written(shape: StepShape) -> StepInputs:
+    words = torch.full((num_words(shape),), -99, dtype=torch.int32)
+    write(words.numpy(), PLAN, shape, seat_table())
+    return views(words, shape)
+
+
+@pytest.mark.smoke
+def test_a_plans_numbers() -> None:
+    inputs = written(shape_of(PLAN))
+    assert inputs.ids.tolist() == PLAN.token_ids
+    assert inputs.sources.tolist() == [5, ON_HOST, ON_HOST, ON_HOST, ON_HOST]
+    assert inputs.positions.tolist() == PLAN.positions
+    assert inputs.lengths.tolist() == [10, 40, 5, 5, 5]  # the prompt's, or the token's own
+    assert inputs.slots.tolist() == PLAN.slots
+    assert inputs.seats.tolist() == [4, 1, 0]
+    assert inputs.totals.tolist() == [10, 31, 5]
+    assert inputs.starts.tolist() == [0, 3]
+    assert inputs.logit_tokens.tolist() == [0, 1, 4]
+    assert inputs.draw_positions.tolist() == [10, 31, 5]
+    assert inputs.temperature.tolist() == [0.5, 2.0, 0.0]
+    assert inputs.top_k.tolist() == [3, 0, 0]
+    assert inputs.top_p.tolist() == [1.0, 0.25, 1.0]
+    assert inputs.min_p.tolist() == [0.0, 0.125, 0.0]
+    assert inputs.seeds.tolist() == [-2, 7, 1]  # the first as its two's complement
+    assert table_changes(PLAN, 10).tolist() == [[42, 1], [17, 18]]
+
+
+@pytest.mark.smoke
+def test_padding_does_no_harm() -> None:
+    inputs = written(StepShape(9, 2, 4, 6))
+    assert inputs.slots.tolist() == [*PLAN.slots, -1, -1, -1, -1]
+    assert inputs.sources.tolist()[5:] == [ON_HOST] * 4
+    assert inputs.seats.tolist() == [4, 1, 0, 6, 6, 6]
+    assert inputs.totals.tolist() == [10, 31, 5, 0, 0, 4]  # the last one holds the tokens
+    assert inputs.starts.tolist() == [0, 3, 3, 3, 7]
+    assert inputs.logit_tokens.tolist() == [0, 1, 4, 0, 0, 0]
+    assert inputs.temperature.tolist()[3:] == [0.0] * 3
+
+
+@pytest.mark.smoke
+def test_sections_do_not_overlap_and_are_aligned() -> None:
+    for shape in (shape_of(PLAN), StepShape(1, 1, 0, 1), StepShape(513, 0, 8, 8)):
+        ends = 0
+        for section in sections(shape).values():
+            assert section.start >= ends
+            assert section.start % 4 == 0
+            ends = section.stop
+
+
+class PaddedSteps(Graphs):
+    """Graphs that are run instead of captured: everything else is as on a GPU."""
+
+    def __init__(self, engine: Engine, max_tokens: int) -> None:
+        super().__init__(engine.runner, max_tokens, budget_bytes=1)
+        self.keys: list[GraphKey] = []
+
+    def _replay(self, key: GraphKey, inputs: StepInputs, filtered: bool) -> tuple[Tensor, Tensor]:
+        self.keys.append(key)
+        logits_RV = self.compute(key, inputs)
+        return logits_RV, plain(logits_RV, inputs, filtered)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_the_gpus_path_is_exact(name: str) -> None:
+    """The kernels' references in place of the kernels, with steps padded as graphs need it."""
+    engine = engine_for(tiny(name))
+    engine.runner.sequences = PagedSequences
+    engine.runner.graphs = graphs = PaddedSteps(engine, max_tokens=48)
+    longest = min(40, engine.max_context - 9)
+    prompts = prompts_of([3, min(20, longest), longest])
+    samplings = [
+        Sampling(max_tokens=8),
+        Sampling(max_tokens=7, temperature=0.8, seed=4, frequency_penalty=0.5),
+        Sampling(max_tokens=6, temperature=1.0, top_p=0.8, seed=9, n=2),
+    ]
+    assert_exact(engine, prompts, samplings)
+    assert {key.shape.num_decode_rows for key in graphs.keys} >= {4}
+    for prompt, sampling in zip(prompts, samplings, strict=True):  # alone: graphs of prompts
+        assert_exact(engine_with(engine, graphs), [[*prompt[1:], 5]], [sampling])
+    assert any(key.shape.num_prompt_rows for key in graphs.keys)
+
+
+def engine_with(engine: Engine, graphs: Graphs) -> Engine:
+    engine.runner.graphs = graphs
+    return engine
+
+
+def plan_of(num_decode: int, prompts: list[int]) -> StepPlan:
+    rows = [1] * num_decode + prompts
+    keys = [(row, 0) for row in range(len(rows))]
+    return StepPlan(
+        1,
+        num_decode_rows=num_decode,
+        keys=keys,
+        seats=list(range(len(rows))),
+        num_tokens=rows,
+        token_ids=[0] * sum(rows),
+        sample_seats=list(range(len(rows))),
+        sample_keys=keys,
+    )
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("plan", "max_length", "expected"),
+    [
+        (plan_of(1, []), 100, GraphKey(StepShape(1, 1, 0, 1), 1024)),
+        (plan_of(9, []), 1025, GraphKey(StepShape(12, 12, 0, 12), 4096)),
+        (plan_of(65, []), 20_000, GraphKey(StepShape(80, 80, 0, 80), 30_000)),
+        (plan_of(81, []), 100, None),  # more than the largest
+        (plan_of(0, [40]), 1, GraphKey(StepShape(64, 0, PROMPT_ROWS, PROMPT_ROWS), 30_000)),
+        (plan_of(0, [40, 41]), 1, None),
+        (plan_of(0, [5] * PROMPT_ROWS), 1, None),  # no row is left for the padding
+        (plan_of(2, [20]), 100, None),  # mixed
+    ],
+)
+def test_which_graph_serves_a_step(
+    plan: StepPlan, max_length: int, expected: GraphKey | None
+) -> None:
+    assert graph_key(plan, 80, max_length, 30_000) == expected
+
+
+@pytest.mark.smoke
+def test_padding_longer_than_the_context_is_not_made() -> None:
+    assert graph_key(plan_of(0, [30, 30, 30, 30, 30, 30]), 512, 1, 8) is None
+
+
+def test_notes_are_in_the_order_of_launch() -> None:
+    engine = engine_for(tiny("qwen3"))
+    plans: list[StepPlan] = []
+    send = engine.runner.send
+    engine.runner.send = lambda plan, shape: plans.append(plan) or send(plan, shape)  # type: ignore[func-returns-value, method-assign]
+    engine.generate([[5, 6, 7]], Sampling(max_tokens=1))
+    with noting(engine.model) as notes, torch.inference_mode():
+        inputs, shape = send(plans[0], shape_of(plans[0])), shape_of(plans[0])
+        engine.runner.forward(inputs, shape, 3, notes)
+    names = [note.op for note in notes]
+    first = names[: names.index("layers.1.attn.qkv")]
+    assert first == [
+        "embed",
+        "layers.0.attn.qkv",
+        "layers.0.attn_norm",
+        "rotary_pages",
+        "prefill_attention",
+        "layers.0.attn.out",
+        "layers.0.mlp.gate_up",
+        "layers.0.mlp_norm",
+        "layers.0.mlp.down",
+    ]
+    assert notes[1].shape == (3, 48)
+    assert not engine.model.embed._forward_pre_hooks  # the hooks are gone
+
+
+@pytest.mark.parametrize("vocab_size", [5, 256, 700, 1024, 1500])
+def test_argmax_by_groups_is_argmax(vocab_size: int) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randint(0, 9, (40, vocab_size), generator=generator).float()  # many ties
+    logits[3, vocab_size // 2] = float("nan")
+    logits[4] = float("-inf")
+    expected = np.asarray([row.argmax() for row in logits])
+    assert (_argmax(logits).numpy() == expected).all()

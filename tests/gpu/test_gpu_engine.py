@@ -1,0 +1,223 @@
+"""The engine on a GPU: near the plain loop, and the same with graphs and overlap on and off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from engines import assert_idle, engine_for, naive_outputs, prompts_of, tiny
+from tiny_models import MODELS
+
+from ridgeline.engine import Engine, Sampling
+from ridgeline.engine.naive import OneSequence
+from ridgeline.models import Transformer, build_model, fill_random
+from ridgeline.models.shapes import describe_shape
+from ridgeline.recipe import KV, Limits, Recipe
+
+LENGTHS = [1, 5, 16, 21, 33, 50]
+GREEDY = Sampling(max_tokens=10)
+
+
+def shape_model(name: str = "llama-3.2-1b", layers: int = 4) -> Transformer:
+    """Few layers of a real shape, with random weights."""
+    config = describe_shape(name, num_layers=layers).config
+    return fill_random(build_model(config, torch.bfloat16, "cuda"))
+
+
+def run(model: Transformer, prompts: list[list[int]], sampling: Any, **recipe: Any) -> Any:
+    engine = engine_for(model, budget=256, max_batch=32, num_pages=400, **recipe)
+    outputs = engine.generate(prompts, sampling)
+    assert_idle(engine)
+    return engine, outputs
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_fp32_gives_the_plain_loops_tokens(name: str) -> None:
+    model = tiny(name, "fp32", "cuda")
+    longest = model.config.max_context - 12
+    prompts = prompts_of([min(length, longest) for length in LENGTHS])
+    for graphs in (False, True):
+        _, outputs = run(model, prompts, GREEDY, graphs=graphs)
+        for prompt, output in zip(prompts, outputs, strict=True):
+            assert output.status == "finished", output.reason
+            assert [output.tokens] == naive_outputs(model, prompt, GREEDY)
+
+
+@torch.inference_mode()
+def reference_logprobs(model: Transformer, prompt: list[int]) -> torch.Tensor:
+    cache = OneSequence(model, len(prompt))
+    cache.begin(len(prompt), len(prompt))
+    tokens = torch.tensor(prompt, device=model.embed.weight.device)
+    return torch.log_softmax(model.logits(model(tokens, cache)), -1)
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8", "int8"])
+def test_bf16_is_near_fp32(kv_dtype: str) -> None:
+    """KL to the fp32 model over the whole vocabulary, at positions that were computed in chunks,
+    in decode steps through graphs, and eagerly.
+    """
+    model = shape_model()
+    exact = build_model(model.config, torch.float32, "cuda")
+    exact.load_state_dict({name: value.float() for name, value in model.state_dict().items()})
+    prompts = prompts_of([70, 300, 129], vocab_size=model.config.vocab_size)
+    bound = 1e-3 if kv_dtype == "bf16" else 1e-2
+    for graphs in (True, False):
+        engine = engine_for(
+            model, budget=128, num_pages=200, max_batch=8, graphs=graphs, kv_dtype=kv_dtype
+        )
+        kept = watch_logits(engine)
+        outputs = engine.generate(prompts, Sampling(max_tokens=24, ignore_eos=True))
+        for prompt, output in zip(prompts, outputs, strict=True):
+            sequence = prompt + list(output.tokens)
+            expected = reference_logprobs(exact, sequence[:-1])[len(prompt) - 1 :]
+            found = torch.stack([kept[tuple(sequence[: len(prompt) + i])] for i in range(24)])
+            divergence = (expected.exp() * (expected - found)).sum(-1)
+            assert divergence.max() < bound, (graphs, divergence.max())
+
+
+def watch_logits(engine: Engine) -> dict[tuple[int, ...], torch.Tensor]:
+    """The log-probabilities of every sample, by the tokens before it."""
+    kept: dict[tuple[int, ...], torch.Tensor] = {}
+    finish, known = engine.runner.finish, engine.scheduler.known_tokens
+    pending: list[tuple[Any, int, torch.Tensor]] = []
+
+    def watching(plan: Any, jobs: Any, logits: torch.Tensor, *rest: Any) -> Any:
+        for index, key in enumerate(plan.sample_keys):
+            position = plan.positions[plan.logit_tokens[index]]
+            pending.append((key, position, torch.log_softmax(logits[index].float(), -1)))
+        return finish(plan, jobs, logits, *rest)
+
+    receive = engine.scheduler.receive
+
+    def received(step_id: int, tokens: Any, counts: Any = None) -> Any:
+        for key, position, logprobs in list(pending):
+            if key in engine.scheduler._running.streams and len(known(key)) > position:
+                kept[tuple(known(key)[: position + 1])] = logprobs
+                pending.remove((key, position, logprobs))
+        return receive(step_id, tokens, counts)
+
+    engine.runner.finish = watching  # type: ignore[method-assign]
+    engine.scheduler.receive = received  # type: ignore[method-assign]
+    return kept
+
+
+def mixed_requests(vocab_size: int) -> tuple[list[list[int]], list[Sampling]]:
+    prompts = prompts_of([3, 40, 64, 65, 130, 200, 17, 90, 33, 12, 77, 150], vocab_size=vocab_size)
+    kinds = [
+        {},
+        {"temperature": 0.8, "seed": 3},
+        {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 4},
+        {"temperature": 0.7, "frequency_penalty": 0.5, "repetition_penalty": 1.2, "seed": 5},
+        {"logit_bias": {7: 4.0}, "min_tokens": 5, "stop_ids": (9, 11)},
+        {"temperature": 1.0, "n": 3, "seed": 6, "logprobs": 2},
+    ]
+    samplings = [
+        Sampling(max_tokens=12 + 3 * index, **kinds[index % len(kinds)])  # type: ignore[arg-type]
+        for index in range(len(prompts))
+    ]
+    return prompts, samplings
+
+
+def tokens_of(outputs: Any) -> list[list[tuple[int, ...]]]:
+    return [[completion.tokens for completion in output.completions] for output in outputs]
+
+
+def test_overlap_changes_nothing() -> None:
+    """fp32: the same batches may come in another order, and rounding in bf16 would show."""
+    model = tiny("llama-mha", "fp32", "cuda")
+    prompts, samplings = mixed_requests(131)
+    prompts = [prompt[:90] for prompt in prompts]
+    for graphs in (True, False):
+        results = [
+            tokens_of(run(model, prompts, samplings, overlap=overlap, graphs=graphs)[1])
+            for overlap in (True, False)
+        ]
+        assert results[0] == results[1]
+
+
+def test_graphs_change_nothing() -> None:
+    """fp32 again: a graph's sizes are padded up, and another size may sum in another order."""
+    model = tiny("qwen3", "fp32", "cuda")
+    prompts, samplings = mixed_requests(131)
+    prompts = [prompt[:90] for prompt in prompts]
+    results = []
+    for graphs in (True, False):
+        engine, outputs = run(model, prompts, samplings, graphs=graphs)
+        results.append(tokens_of(outputs))
+        assert (engine.runner.graphs is not None) == graphs
+        if engine.runner.graphs is not None:
+            assert len(engine.runner.graphs.found) > 1
+    assert results[0] == results[1]
+
+
+def test_graphs_are_replayed_and_stay_within_their_memory() -> None:
+    model = shape_model()
+    kv, limits = KV(page_size=64), Limits(max_batch=64, max_context=4096)
+    engine = Engine(model, Recipe(kv=kv, limits=limits), num_pages=800)
+    prompts = prompts_of([20] * 40, vocab_size=model.config.vocab_size)
+    samplings = [Sampling(max_tokens=4 + 2 * index, ignore_eos=True) for index in range(40)]
+    engine.generate(prompts, samplings)
+    graphs = engine.runner.graphs
+    assert graphs is not None
+    assert len(graphs.found) > 3
+    assert graphs.used_bytes <= graphs.budget_bytes
+    before = len(graphs.found)
+    engine.generate(prompts, samplings)
+    assert len(graphs.found) <= before + 2
+    for notes in graphs.notes.values():
+        assert notes[0].op == "embed"
+        assert notes[-1].op == "sampling"
+        names = [note.op for note in notes]
+        assert names.count("rotary_pages") == model.config.num_layers
+
+
+def test_the_memory_plan_is_what_is_used() -> None:
+    """Within 5%, weights and pages included, after steps of the largest size."""
+    torch.cuda.empty_cache()
+    start = torch.cuda.memory_reserved()
+    free, total = torch.cuda.mem_get_info()
+    share = min(0.9, (24 << 30) / free)
+    model = shape_model("llama-3.1-8b", layers=8)
+    recipe = Recipe(limits=Limits(max_context=8192, memory_share=share))
+    engine = Engine(model, recipe)
+    prompts = prompts_of([2000] * 16, vocab_size=model.config.vocab_size)
+    torch.cuda.reset_peak_memory_stats()
+    engine.generate(prompts, Sampling(max_tokens=40, ignore_eos=True, temperature=0.6))
+    used = torch.cuda.max_memory_allocated() - start
+    assert used == pytest.approx(engine.memory_plan.used_bytes, rel=0.05)
+    assert total > 0
+
+
+def test_many_requests_of_all_kinds_finish() -> None:
+    model = shape_model()
+    prompts, samplings = mixed_requests(model.config.vocab_size)
+    _, outputs = run(model, prompts * 4, samplings * 4)
+    assert {output.status for output in outputs} == {"finished"}
+
+
+def test_a_nan_row_fails_alone() -> None:
+    model = shape_model()
+    with torch.no_grad():
+        model.embed.weight[77] = float("nan")
+    prompts = prompts_of([30] * 6, vocab_size=model.config.vocab_size)
+    prompts = [[token for token in prompt if token != 77] for prompt in prompts]
+    prompts[2][4] = 77
+    _, outputs = run(model, prompts, Sampling(max_tokens=12, ignore_eos=True))
+    assert [output.status for output in outputs].count("failed") == 1
+    assert "NaN" in outputs[2].reason
+
+
+def test_embeddings_and_prompt_logprobs_run() -> None:
+    model = shape_model()
+    prompts = prompts_of([30, 200], vocab_size=model.config.vocab_size)
+    engine, outputs = run(model, prompts, Sampling(max_tokens=3, prompt_logprobs=2))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        expected = reference_logprobs(model, prompt)
+        for position in (1, 15, len(prompt) - 1):
+            entry = output.prompt_logprobs[position]
+            right = expected[position - 1, prompt[position]].item()
+            assert entry.logprob == pytest.approx(right, abs=0.1)
+    embeddings = engine.embed(prompts)
+    assert embeddings.shape == (2, model.config.hidden_size)
+    assert embeddings.norm(dim=1).tolist() == pytest.approx([1.0, 1.0], abs=1e-3)

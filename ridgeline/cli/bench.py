@@ -1,115 +1,40 @@
-"""`ridgeline bench kernels` and `bench sequences`: every op, or sequences of them that belong
-together, timed beside the machine's ceilings and torch's own ways.
-"""
+"""`ridgeline bench …`: what is measured has a file of its own, with the names that a verb has."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from ridgeline.bench.kernels import Row, as_record, bench_ops
-from ridgeline.bench.sequences import all_sequences, get_sequence
+from ridgeline.cli import bench_engine, bench_kernels
 from ridgeline.cli.terminal import Terminal
-from ridgeline.errors import HardwareError
-from ridgeline.hardware import detect, measure
-from ridgeline.kernels.registry import all_ops, get_op
 
-EXAMPLE = """\
-ridgeline bench kernels
-ridgeline bench kernels --op rms_norm --only residual --no-compile --save results
-ridgeline bench sequences --op decode_layer --save results"""
-WHAT = {"kernels": (get_op, all_ops), "sequences": (get_sequence, all_sequences)}
-CEILINGS = {
-    "copy_bandwidth",
-    "read_bandwidth",
-    "matrix_bf16",
-    "matrix_fp16",
-    "matrix_fp8",
-    "matrix_int8",
+PARTS: dict[str, tuple[ModuleType, str]] = {
+    "kernels": (bench_kernels, "every kernel beside the machine's ceilings and torch's own ways"),
+    "sequences": (bench_kernels, "kernels that belong together: a decode layer, norm and product"),
+    "engine": (bench_engine, "a workload through the engine: throughput, latencies, the limit"),
 }
+EXAMPLE = """\
+ridgeline bench kernels --op rms_norm --only residual --no-compile --save results
+ridgeline bench sequences --op decode_layer --save results
+ridgeline bench engine demo --workload cpu --peer transformers"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=list(WHAT), help="what to measure")
-    parser.add_argument(
-        "--op", action="append", help="this op or sequence alone (may be given several times)"
-    )
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose label holds TEXT")
-    parser.add_argument("--device", default="auto", help="cuda or cuda:N (default: auto)")
-    parser.add_argument(
-        "--no-compile", action="store_true", help="leave torch.compile out: quicker"
-    )
-    parser.add_argument("--save", type=Path, metavar="DIR", help="also write a record there")
+    parts = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    for name, (module, summary) in PARTS.items():
+        text = summary[0].upper() + summary[1:] + "."
+        module.add_arguments(parts.add_parser(name, help=summary, description=text))
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
-    hardware = detect(args.device)
-    if hardware.device_type == "cpu":
-        raise HardwareError(
-            "kernels are timed on a GPU, and there is none here; see `kernels check`"
-        )
-    get, everything = WHAT[args.what]
-    ops = [get(name) for name in args.op] if args.op else everything()
-    with terminal.progress() as progress:
-        hardware = measure(hardware, CEILINGS, progress)
-        rows = bench_ops(
-            ops, hardware, only=args.only, compiled=not args.no_compile, progress=progress
-        )
-    record = as_record(rows, hardware, f"bench-{args.what}")
-    document = {"device": hardware.name, "rows": [row_json(row) for row in rows]}
-    if args.save is not None:
-        document["record"] = str(record.save(args.save))
+    module, _ = PARTS[args.what]
+    document: dict[str, Any] = {"what": args.what, **module.run(args, terminal)}
     return document
 
 
-def row_json(row: Row) -> dict[str, Any]:
-    best = row.best_baseline
-    return {
-        "op": row.op,
-        "case": row.case,
-        "seconds": row.timing.median_s,
-        "spread": row.timing.spread,
-        "bytes_per_s": row.bytes_per_s,
-        "flops_per_s": row.flops_per_s,
-        "share": row.share,
-        "bound": row.bound,
-        "baselines": dict(row.baselines),
-        "failed": dict(row.failed),
-        "best_baseline": best[0] if best else None,
-        "speedup": best[1] / row.timing.median_s if best else None,
-    }
-
-
 def render(document: dict[str, Any], console: Console) -> None:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("op", "case"):
-        table.add_column(name, overflow="fold")
-    for name in ("µs", "rate", "share", "best of torch", "speedup"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in document["rows"]:
-        table.add_row(*cells(row))
-    console.print(f"{document['device']}: share of the ceiling measured on this machine")
-    console.print(table)
-    if "record" in document:
-        console.print(f"record: {document['record']}")
-
-
-def cells(row: dict[str, Any]) -> list[str]:
-    if row["bound"] == "memory":
-        rate = f"{row['bytes_per_s'] / 1e12:.2f} TB/s"
-    else:
-        rate = f"{row['flops_per_s'] / 1e12:.0f} TFLOP/s"
-    best = row["best_baseline"]
-    return [
-        row["op"],
-        row["case"],
-        f"{row['seconds'] * 1e6:.1f}",
-        rate,
-        "unknown" if row["share"] is None else f"{row['share']:.1%}",
-        "none" if best is None else f"{best} {row['baselines'][best] * 1e6:.1f}",
-        "" if best is None else f"{row['speedup']:.2f}x",
-    ]
+    module, _ = PARTS[document["what"]]
+    module.render(document, console)

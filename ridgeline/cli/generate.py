@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -14,17 +15,17 @@ from rich.console import Console
 from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data import Tokenizer
-from ridgeline.engine import Generation, Sampling, generate
+from ridgeline.engine import Engine, Output, Sampling
+from ridgeline.engine.loading import saved_recipe
 from ridgeline.engine.naive import check_prompt
 from ridgeline.errors import UsageError
-from ridgeline.formats.dtypes import dtype_bytes, dtype_name
+from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.hardware import Hardware, detect, measure
-from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.cost import Chunk, step_cost
 from ridgeline.models.families import describe
 from ridgeline.profiling import Limit, step_limit
-from ridgeline.quantization import load_model
+from ridgeline.recipe import Recipe
 
 EXAMPLE = """\
 ridgeline generate demo "Why is the sky blue?"
@@ -39,11 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--raw", action="store_true", help="continue the prompt as it stands, without chat template"
     )
     parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
-    parser.add_argument(
-        "--dtype", default="auto", help="fp32, bf16 or fp16 (default: auto: bf16 on a GPU)"
-    )
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
     add_flags(parser, Sampling)
+    add_flags(parser, Recipe)
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
@@ -57,13 +56,44 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         config = describe(open_checkpoint(path)).config  # what is no model, is said first
         tokenizer = Tokenizer.load(path)
         prompt = prompt_ids(tokenizer, text, args)
-        check_prompt(config, prompt)
-        model = load_model(path, dtype=args.dtype, device=args.device, progress=progress)
-        dtype = dtype_name(model.embed.weight.dtype)
-        hardware = measure(hardware, {"read_bandwidth", f"matrix_{dtype}"}, progress)
+        room = check_prompt(config, prompt)
+        recipe = for_one(from_flags(args, Recipe, saved_recipe(path)))
+        num_tokens = len(prompt) + min(room, sampling.max_tokens)
+        engine = Engine(
+            path,
+            recipe,
+            tokenizer=tokenizer,
+            device=args.device,
+            num_pages=-(-num_tokens // recipe.kv.page_size),
+            progress=progress,
+        )
+        ceilings = {"read_bandwidth", f"matrix_{engine.recipe.dtype}"}
+        hardware = measure(hardware, ceilings, progress)
     on_text = None if terminal.json else write_out
-    result = generate(model, tokenizer, prompt, sampling, on_text)
-    return document(args.model, model, result, hardware, dtype)
+    return document(args.model, engine, answer(engine, prompt, sampling, on_text), hardware)
+
+
+def for_one(recipe: Recipe) -> Recipe:
+    """One request at a time, where the flags or the saved recipe do not say how many."""
+    if recipe.limits.max_batch is not None:
+        return recipe
+    return replace(recipe, limits=replace(recipe.limits, max_batch=1))
+
+
+def answer(
+    engine: Engine, prompt: list[int], sampling: Sampling, on_text: Callable[[str], None] | None
+) -> Output:
+    request_id = engine.add(prompt, sampling)
+    try:
+        while True:
+            for event in engine.step():
+                if isinstance(event, Output):
+                    event.raise_unless_finished()
+                    return event
+                if on_text is not None:
+                    on_text(event.text)
+    finally:
+        engine.cancel(request_id)
 
 
 def read_stdin() -> str:
@@ -90,27 +120,34 @@ def write_out(text: str) -> None:
     sys.stdout.flush()
 
 
-def document(
-    name: str, model: Transformer, result: Generation, hardware: Hardware, dtype: str
-) -> dict[str, Any]:
+def document(name: str, engine: Engine, output: Output, hardware: Hardware) -> dict[str, Any]:
     """The result with the limits of its two phases: the whole prompt, and a decode step in the
     middle.
     """
-    sizes = {"weight_bytes": dtype_bytes(model.embed.weight.dtype)}
-    sizes["kv_bytes"] = sizes["weight_bytes"]
-    prompt, new = result.num_prompt_tokens, len(result.tokens)
-    prefill = step_cost(model.config, [Chunk(prompt, 0)], **sizes)
-    decode = step_cost(model.config, [Chunk(1, prompt + (new - 1) // 2)], **sizes)
-    per_token = result.decode_s / (new - 1) if new > 1 else None
+    config, dtype = engine.model.config, engine.recipe.dtype
+    sizes = {
+        "weight_bytes": dtype_bytes(parse_dtype(dtype)),
+        "kv_bytes": dtype_bytes(parse_dtype(engine.recipe.kv.dtype)),
+    }
+    prompt, new = output.num_prompt_tokens, len(output.tokens)
+    assert output.first_token_s is not None, "it has finished"
+    prefill_s, decode_s = output.first_token_s, output.total_s - output.first_token_s
+    prefill = step_cost(config, [Chunk(prompt, 0)], **sizes)
+    decode = step_cost(config, [Chunk(1, prompt + (new - 1) // 2)], **sizes)
+    per_token = decode_s / (new - 1) if new > 1 else None
     return {
         "model": name,
         "device": hardware.name,
         "dtype": dtype,
-        **asdict(result),
-        "decode_tokens_per_s": result.decode_tokens_per_s,
-        "prefill_limit": limit_json(
-            step_limit(prefill, hardware, dtype), prefill.bytes, result.prefill_s
-        ),
+        "text": output.text,
+        "tokens": list(output.tokens),
+        "finish_reason": output.finish_reason,
+        "num_prompt_tokens": prompt,
+        "seed": output.seed,
+        "prefill_s": prefill_s,
+        "decode_s": decode_s,
+        "decode_tokens_per_s": None if per_token is None else 1 / per_token,
+        "prefill_limit": limit_json(step_limit(prefill, hardware, dtype), prefill.bytes, prefill_s),
         "decode_limit": limit_json(step_limit(decode, hardware, dtype), decode.bytes, per_token),
     }
 

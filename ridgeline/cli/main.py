@@ -3,8 +3,8 @@
 A verb is a module of this folder with `EXAMPLE`, `add_arguments(parser)`, `run(args, terminal) ->
 dict` and `render(document, console)`. `run` returns one JSON-ready document; people see it through
 `render`, programs through `--json`. A verb that checks something also has `exit_code(document)`.
-Verb modules are imported only when named, so `ridgeline
---help` needs neither torch nor a GPU.
+`add_arguments` may make sub-parsers, for a verb that does several things. Verb modules are imported
+only when named, so `ridgeline --help` needs neither torch nor a GPU.
 
     ridgeline hardware --json
 """
@@ -50,6 +50,10 @@ MODEL is a Hugging Face folder or hub name, a GGUF file, or `demo`
 """
 
 
+COMMON_FLAGS = {
+    "--json": "one JSON document on stdout, nothing else",
+    "--debug": "show the traceback of an error",
+}
 MAX_LINE = 1500  # characters of an error: what was given may be anything
 
 
@@ -150,7 +154,8 @@ def top_level_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"ridgeline {ridgeline.__version__}")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--debug", action="store_true", help=COMMON_FLAGS["--debug"])
+    parser.set_defaults(json=False)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
     for name, summary in VERBS.items():
         verbs.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
@@ -166,16 +171,17 @@ def add_verb_arguments(parser: Parser, verb: str, module: Any) -> None:
         f"  {line}" for line in module.EXAMPLE.splitlines()
     )
     module.add_arguments(verb_parser)
-    verb_parser.add_argument(
-        "--json", action="store_true", help="one JSON document on stdout, nothing else"
-    )
-    verb_parser.add_argument(
-        "--debug",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="show the traceback of an error",
-    )
-    verb_parser.set_defaults(parser=verb_parser)
+    add_common_flags(verb_parser)
+
+
+def add_common_flags(parser: argparse.ArgumentParser) -> None:
+    """To a verb's parser and to those it has made for its parts: flags stand behind the part."""
+    parts = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    for part in (part for action in parts for part in action.choices.values()):
+        add_common_flags(part)
+    for flag, meaning in COMMON_FLAGS.items():
+        parser.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=meaning)
+    parser.set_defaults(parser=parser)
 
 
 def as_user_error(error: BaseException) -> RidgelineError | None:

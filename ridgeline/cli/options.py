@@ -1,61 +1,95 @@
 """Command-line flags from a config's fields, so that a flag's name, default and help exist once.
 
-A field's help is in its metadata, `field(default=0.0, metadata={"help": "…"})`; tuples may be
-given several times.
+A field's help is in its metadata (formats/fields.py `about`). Tuples may be given several times, a
+yes-or-no is `--graphs` or `--no-graphs`, and the configs that a config holds bring their own flags.
 
-    add_flags(parser, Sampling)
-    sampling = from_flags(args, Sampling)
+    add_flags(parser, Recipe)
+    recipe = from_flags(args, Recipe, base=Recipe.load(folder))
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import Field, fields
+from dataclasses import Field, fields, is_dataclass, replace
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from ridgeline.formats.fields import flag_of, hints
 
 Config = TypeVar("Config")
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
     group = parser.add_argument_group(config.__name__.lower())
-    hints = get_type_hints(config)
-    for field in _flag_fields(config):
-        kind, is_tuple = _plain_type(hints[field.name])
-        flag = "--" + field.name.replace("_", "-")
-        default = "" if field.default in (None, ()) else f" (default: {field.default})"
-        group.add_argument(
-            flag,
-            dest=field.name,
-            type=_parser_for(kind),
-            action="append" if is_tuple else "store",
-            default=None,
-            metavar=kind.__name__.upper(),
-            help=field.metadata["help"] + default,
-        )
+    types = hints(config)
+    for entry in _flag_fields(config):
+        if is_dataclass(types[entry.name]):
+            add_flags(parser, types[entry.name])
+        else:
+            _add_flag(group, entry, types[entry.name])
 
 
-def from_flags(args: argparse.Namespace, config: type[Config]) -> Config:
-    """A config of the flags that were given; the others keep the config's own defaults."""
-    given = {field.name: _value(args, field) for field in _flag_fields(config)}
-    return config(**{name: value for name, value in given.items() if value is not None})
+def from_flags(
+    args: argparse.Namespace, config: type[Config], base: Config | None = None
+) -> Config:
+    """A config of the flags that were given; the others are those of `base`, or the config's own
+    defaults.
+    """
+    known: Any = config() if base is None else base
+    given: dict[str, Any] = {}
+    for entry in _flag_fields(config):
+        part = getattr(known, entry.name)
+        value = from_flags(args, type(part), part) if is_dataclass(part) else _value(args, entry)
+        if value is not None:
+            given[entry.name] = value
+    made: Config = replace(known, **given)
+    return made
 
 
 def _flag_fields(config: type[Any]) -> list[Field[Any]]:
     """Without those that only Python callers can set."""
-    return [field for field in fields(config) if not field.metadata.get("python_only")]
+    return [entry for entry in fields(config) if not entry.metadata.get("python_only")]
 
 
-def _value(args: argparse.Namespace, field: Field[Any]) -> Any:
-    value = getattr(args, field.name)
+def _add_flag(group: argparse._ArgumentGroup, entry: Field[Any], hint: Any) -> None:
+    kind, is_tuple = _plain_type(hint)
+    default = "" if entry.default in (None, ()) else f" (default: {_shown(entry.default)})"
+    about: dict[str, Any] = {"dest": _dest(entry), "help": entry.metadata["help"] + default}
+    if kind is bool:
+        about |= {"action": argparse.BooleanOptionalAction}
+    else:
+        about |= {"type": _parser_for(kind), "action": "append" if is_tuple else "store"}
+        about |= {"metavar": _metavar(kind, hint)}
+    group.add_argument("--" + flag_of(entry), default=None, **about)
+
+
+def _shown(default: Any) -> str:
+    return {True: "yes", False: "no"}[default] if isinstance(default, bool) else str(default)
+
+
+def _dest(entry: Field[Any]) -> str:
+    return flag_of(entry).replace("-", "_")
+
+
+def _metavar(kind: type, hint: Any) -> str:
+    """`INT`, or the words a field takes: `{auto,bf16}`. Wrong ones are the config's to refuse."""
+    if get_origin(hint) is Literal:
+        return "{" + ",".join(get_args(hint)) + "}"
+    return kind.__name__.upper()
+
+
+def _value(args: argparse.Namespace, entry: Field[Any]) -> Any:
+    value = getattr(args, _dest(entry))
     return tuple(value) if isinstance(value, list) else value
 
 
 def _plain_type(hint: Any) -> tuple[type, bool]:
-    """`int | None` -> (int, False); `tuple[str, ...]` -> (str, True)."""
+    """`int | None` -> (int, False); `tuple[str, ...]` -> (str, True); words -> (str, False)."""
     if get_origin(hint) is tuple:
         return get_args(hint)[0], True
+    if get_origin(hint) is Literal:
+        return str, False
     options = [option for option in get_args(hint) if option is not NoneType]
     return (options[0] if options else hint), False
 

@@ -163,11 +163,26 @@ def cpu() -> Workload:
     return _of("cpu", *_uniform(32, 16, 256))
 
 
+def cpu_equal() -> Workload:
+    """32 requests at once of the same lengths, 64 tokens in and 64 out: what padding is best at."""
+    draw = random.Random(0)
+    return _of("cpu-equal", [_ids(draw, 64) for _ in range(32)], [64] * 32)
+
+
+def shared_prefix() -> Workload:
+    """64 requests at once over one beginning of 6,000 tokens, each with 32 tokens of its own."""
+    draw = random.Random(0)
+    common = _ids(draw, 6000)
+    return _of("shared-prefix", [common + _ids(draw, 32) for _ in range(64)], [16] * 64)
+
+
 MIXES: dict[str, Callable[[], Workload]] = {
     "throughput": throughput,
     "batch-1": batch_1,
     "prefill": prefill,
     "cpu": cpu,
+    "cpu-equal": cpu_equal,
+    "shared-prefix": shared_prefix,
 }
 
 

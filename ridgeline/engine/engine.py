@@ -34,7 +34,7 @@ from ridgeline.engine.live import LiveRequest, Sink
 from ridgeline.engine.loading import load
 from ridgeline.engine.loop import EngineProgress, Loop
 from ridgeline.engine.naive import check_prompt
-from ridgeline.engine.outputs import Delta, Event, Output, RequestError
+from ridgeline.engine.outputs import Delta, Event, Output
 from ridgeline.engine.request import Sampling
 from ridgeline.engine.rope_tables import rope_regime
 from ridgeline.engine.runner import Runner
@@ -94,7 +94,7 @@ class Engine:
                 while events:
                     event = events.popleft()
                     if isinstance(event, Output):
-                        _raise_unless_finished(event)
+                        event.raise_unless_finished()
                         return
                     yield event
                 self._loop.advance()
@@ -109,7 +109,7 @@ class Engine:
         jobs = [self.job(prompt, nothing, pooling) for prompt in _as_list(prompts)]
         found = []
         for output in self._run_all(jobs):
-            _raise_unless_finished(output)
+            output.raise_unless_finished()
             assert output.embedding is not None, "a finished embedding is there"
             found.append(output.embedding)
         return torch.stack(found)
@@ -139,6 +139,10 @@ class Engine:
     def cancel(self, request_id: Hashable) -> bool:
         """End a request now; False if it has ended already."""
         return self._loop.cancel(request_id)
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache: no prompt that comes now finds its beginning computed."""
+        self.scheduler.cache.clear()
 
     @property
     def has_work(self) -> bool:
@@ -256,8 +260,3 @@ def _for_each(sampling: Sampling | Sequence[Sampling] | None, num: int) -> list[
     if len(sampling) != num:
         raise UsageError(f"{len(sampling)} samplings for {num} prompts; give one, or one for each")
     return list(sampling)
-
-
-def _raise_unless_finished(output: Output) -> None:
-    if output.status != "finished":
-        raise RequestError(f"the request was {output.status}: {output.reason}")

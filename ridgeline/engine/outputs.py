@@ -67,6 +67,10 @@ class Output:
     def finish_reason(self) -> FinishReason | None:
         return self.completions[0].finish_reason
 
+    def raise_unless_finished(self) -> None:
+        if self.status != "finished":
+            raise RequestError(f"the request was {self.status}: {self.reason}")
+
 
 Event = Delta | Output
 

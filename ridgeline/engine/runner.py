@@ -40,6 +40,7 @@ from ridgeline.engine.sampling import Special, plain
 from ridgeline.engine.scheduler import MAX_STEPS_OUT
 from ridgeline.engine.state import Key
 from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.step_watch import StepWatch
 from ridgeline.engine.transfer import to_device, to_host
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.models import Transformer
@@ -100,6 +101,7 @@ class Runner:
         self.words = torch.zeros(size, dtype=torch.int32, device=self.device)
         self._hosts = _host_buffers(len(self.words), self.device)
         self._num_launched = 0
+        self.watch: StepWatch | None = None  # told of each step, where somebody measures
         wants_graphs = bool(recipe.graphs) and self.device.type == "cuda"
         self.graphs = Graphs(self, limits.max_graph_batch, graph_bytes) if wants_graphs else None
         self.sequences = CpuSequences if self.device.type == "cpu" else PagedSequences
@@ -123,6 +125,8 @@ class Runner:
             event = torch.cuda.Event()
             event.record()
         self._num_launched += 1
+        if self.watch is not None:
+            self.watch.end(plan)
         return InFlight(plan, results, event, pending, failed, out_of_memory)
 
     def collect(self, in_flight: InFlight) -> StepOutput:
@@ -203,6 +207,8 @@ class Runner:
             sent = self.words[count:end] if end <= len(host) else to_device(changes, self.device)
             where, pages = sent.view(2, -1)
             self.page_table.view(-1).index_copy_(0, where.long(), pages)
+        if self.watch is not None:
+            self.watch.begin()
         return views(self.words[:count], shape)
 
     def forward(

@@ -11,6 +11,7 @@ thousandth of the matrices'.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -84,9 +85,10 @@ def step_cost(
     rows = len(chunks) if logit_rows is None else logit_rows
     head = config.vocab_size * config.hidden_size
     matrices = sum(_active_matrices(config, layer) for layer in config.layers)
-    seen = sum(_seen_pairs(chunk, layer.window) for layer in config.layers for chunk in chunks)
+    windows = Counter(layer.window for layer in config.layers).items()
+    seen = sum(num * _seen_pairs(chunk, window) for window, num in windows for chunk in chunks)
     all_pairs = sum(chunk.new * chunk.total for chunk in chunks) * config.num_layers
-    keys_read = sum(_keys_read(chunk, layer.window) for layer in config.layers for chunk in chunks)
+    keys_read = sum(num * _keys_read(chunk, window) for window, num in windows for chunk in chunks)
     return StepCost(
         matrix_flops=2.0 * (tokens * matrices + rows * head),
         attention_flops=4.0 * config.q_size * seen,

@@ -77,8 +77,8 @@ GRANITE = TIED | {
 }
 
 SHAPES: dict[str, dict[str, Any]] = {
-    # Half a million parameters: to try a command, not to measure.
-    "tiny": _shape("Llama", 128, 2, (4, 2), 256, 1000, 512),
+    # A million and a half parameters: to try a command, not to measure.
+    "tiny": _shape("Llama", 128, 2, (4, 2), 256, 10240, 2048, **TIED),
     "smollm2-135m": _shape(
         "Llama", 576, 30, (9, 3), 1536, 49152, 8192, rope_theta=100000.0, **TIED
     ),

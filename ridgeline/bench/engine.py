@@ -1,0 +1,256 @@
+"""A workload through the engine, as its clients would send it: throughput, latencies, how full the
+batch and the cache were, how long the device stood idle, and the share of the limit reached.
+
+Requests are added when they arrive and times count from their arrival, late adding included. The
+limit is the sum over the steps that were run of the least time each can take on this machine; what
+batching or prefix sharing saved is in the steps already.
+
+    run = run_workload(engine, named_workload("throughput"), hardware)
+    run.output_tokens_per_s, run.first_token.p50, run.share_of_limit
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ridgeline.data.workload import Workload
+from ridgeline.engine import Engine, Sampling
+from ridgeline.engine.footprint import bytes_per_page
+from ridgeline.engine.outputs import Output
+from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.step_watch import StepWatch
+from ridgeline.errors import UsageError
+from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
+from ridgeline.hardware import Hardware
+from ridgeline.models.cost import Chunk, kv_bytes_per_token, step_cost
+from ridgeline.profiling import step_limit
+from ridgeline.progress import Progress
+from ridgeline.records import Record, Value
+
+LONGEST_SLEEP_S = 0.05
+
+
+class Percentiles(NamedTuple):
+    """Of seconds."""
+
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Percentiles | None:
+        """None when there are none."""
+        return cls(*np.percentile(seconds, (50, 90, 99)).tolist()) if len(seconds) else None
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """What came of a workload."""
+
+    workload: str
+    num_requests: int
+    not_finished: tuple[str, ...]  # why, of requests that ended without an answer
+    num_prompt_tokens: int
+    num_output_tokens: int
+    wall_s: float
+    first_token: Percentiles | None
+    per_output_token: Percentiles | None  # of requests with more than one
+    request: Percentiles | None  # from arrival to the end
+    num_steps: int
+    mean_batch: float  # samples a step
+    batch_share: float  # of the largest batch
+    mean_page_share: float  # of the pages, in use
+    peak_page_share: float
+    gap: Percentiles | None  # of the device, before each step
+    limit_s: float | None  # None where a ceiling is unknown
+    hit_tokens: int  # of the prompts, found in the cache
+    num_preemptions: int
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        return self.num_output_tokens / self.wall_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompts and outputs together."""
+        return (self.num_prompt_tokens + self.num_output_tokens) / self.wall_s
+
+    @property
+    def share_of_limit(self) -> float | None:
+        return None if self.limit_s is None else self.limit_s / self.wall_s
+
+
+@dataclass
+class Seen:
+    """What is noted while a workload runs."""
+
+    due: dict[Hashable, float] = field(default_factory=dict)  # when each should have been added
+    late_s: dict[Hashable, float] = field(default_factory=dict)
+    outputs: list[Output] = field(default_factory=list)
+    page_shares: list[float] = field(default_factory=list)
+
+
+def run_workload(
+    engine: Engine, workload: Workload, hardware: Hardware, progress: Progress | None = None
+) -> EngineRun:
+    """Every request to its end, from an empty prefix cache."""
+    prompts = [
+        workload.prompt_ids(index, engine.model.config.vocab_size)
+        for index in range(len(workload.requests))
+    ]
+    engine.forget_prefixes()
+    before = engine.stats
+    engine.runner.watch = watch = StepWatch(engine.runner.device)
+    try:
+        started = time.monotonic()
+        seen = _replay(engine, workload, prompts, progress)
+        wall_s = time.monotonic() - started
+    finally:
+        engine.runner.watch = None
+    return _summary(engine, workload, seen, watch, wall_s, hardware, before)
+
+
+def _replay(
+    engine: Engine, workload: Workload, prompts: list[list[int]], progress: Progress | None
+) -> Seen:
+    seen, waiting = Seen(), deque(enumerate(workload.requests))
+    start = time.monotonic()
+    while waiting or engine.has_work:
+        now = time.monotonic() - start
+        while waiting and waiting[0][1].arrival_s <= now:
+            index, request = waiting.popleft()
+            sampling = Sampling(
+                temperature=workload.temperature,
+                max_tokens=request.num_output_tokens,
+                ignore_eos=True,
+                seed=index,
+            )
+            seen.late_s[index] = time.monotonic() - start - request.arrival_s
+            engine.add(prompts[index], sampling, request_id=index)
+        if engine.has_work:
+            seen.outputs += [event for event in engine.step() if isinstance(event, Output)]
+            stats = engine.stats
+            seen.page_shares.append(stats.num_pages_used / engine.scheduler.config.num_pages)
+        elif waiting:
+            time.sleep(min(LONGEST_SLEEP_S, waiting[0][1].arrival_s - now))
+        if progress is not None:
+            progress(f"workload {workload.name}", len(seen.outputs), len(workload.requests))
+    return seen
+
+
+def _summary(
+    engine: Engine,
+    workload: Workload,
+    seen: Seen,
+    watch: StepWatch,
+    wall_s: float,
+    hardware: Hardware,
+    before: Any,
+) -> EngineRun:
+    finished = [output for output in seen.outputs if output.status == "finished"]
+    late, after = seen.late_s, engine.stats
+    firsts = [output.first_token_s + late[output.request_id] for output in finished]  # type: ignore[operator]
+    steps = [watched.plan for watched in watch.steps]
+    batches = [len(plan.sample_keys) for plan in steps]
+    return EngineRun(
+        workload=workload.name,
+        num_requests=len(workload.requests),
+        not_finished=tuple(
+            f"{output.request_id}: {output.status}: {output.reason}"
+            for output in seen.outputs
+            if output.status != "finished"
+        ),
+        num_prompt_tokens=sum(output.num_prompt_tokens for output in finished),
+        num_output_tokens=sum(len(output.tokens) for output in finished),
+        wall_s=wall_s,
+        first_token=Percentiles.of(firsts),
+        per_output_token=Percentiles.of([_per_token_s(o) for o in finished if len(o.tokens) > 1]),
+        request=Percentiles.of([output.total_s + late[output.request_id] for output in finished]),
+        num_steps=len(steps),
+        mean_batch=sum(batches) / max(len(steps), 1),
+        batch_share=sum(batches) / max(len(steps), 1) / engine.scheduler.config.max_batch,
+        mean_page_share=sum(seen.page_shares) / max(len(seen.page_shares), 1),
+        peak_page_share=max(seen.page_shares, default=0.0),
+        gap=Percentiles.of(watch.gaps_s()),
+        limit_s=limit_of(engine, steps, hardware),
+        hit_tokens=after.hit_tokens - before.hit_tokens,
+        num_preemptions=after.num_preemptions - before.num_preemptions,
+    )
+
+
+def _per_token_s(output: Output) -> float:
+    assert output.first_token_s is not None, "a finished request has its first token"
+    return (output.total_s - output.first_token_s) / (len(output.tokens) - 1)
+
+
+def limit_of(engine: Engine, steps: Sequence[StepPlan], hardware: Hardware) -> float | None:
+    """The least time these steps can take on this machine; None where a ceiling is unknown."""
+    config, recipe, total = engine.model.config, engine.recipe, 0.0
+    sizes = {
+        "weight_bytes": dtype_bytes(parse_dtype(recipe.dtype)),
+        "kv_bytes": bytes_per_page(config, recipe)
+        / (recipe.kv.page_size * kv_bytes_per_token(config, 1)),
+    }
+    for plan in steps:
+        chunks = [
+            Chunk(new, past)
+            for new, past in zip(plan.num_tokens, plan.first_positions, strict=True)
+        ]
+        rows = len(plan.logit_tokens)
+        cost = step_cost(config, chunks, logit_rows=rows, **sizes)
+        limit = step_limit(cost, hardware, recipe.dtype)
+        if limit is None:
+            return None
+        total += limit.seconds
+    return total
+
+
+def check_fits(workload: Workload, max_context: int) -> None:
+    """An error for a workload with requests that the context does not take."""
+    longest = max(request.num_tokens for request in workload.requests)
+    if longest > max_context:
+        raise UsageError(
+            f"workload {workload.name} has a request of {longest} tokens; max_context is "
+            f"{max_context}; raise --max-context, or leave such requests out with --fitting"
+        )
+
+
+def as_record(name: str, runs: Sequence[EngineRun], hardware: Hardware, **more: Value) -> Record:
+    """The median run, with the spread of all in what is compared."""
+    rates = sorted(run.output_tokens_per_s for run in runs)
+    run = sorted(runs, key=lambda each: each.output_tokens_per_s)[len(runs) // 2]
+    share, source = run.share_of_limit, None
+    if share is not None:
+        read = hardware.ceiling("read_bandwidth") or hardware.ceiling("memory_bandwidth")
+        source = read.source if read is not None else None
+    values = {
+        "output_tokens_per_s": Value(
+            run.output_tokens_per_s,
+            "token/s",
+            spread=(rates[-1] - rates[0]) / rates[len(rates) // 2] if len(rates) > 1 else None,
+            num_samples=len(rates),
+            share_of_ceiling=share,
+            ceiling_source=source,
+        ),
+        "tokens_per_s": Value(run.tokens_per_s, "token/s"),
+        "wall": Value(run.wall_s, "s"),
+        "steps": Value(float(run.num_steps), "1"),
+        "mean_batch": Value(run.mean_batch, "1"),
+        "batch_share": Value(run.batch_share, "1"),
+        "mean_page_share": Value(run.mean_page_share, "1"),
+        "peak_page_share": Value(run.peak_page_share, "1"),
+        "hit_tokens": Value(float(run.hit_tokens), "token"),
+        "preemptions": Value(float(run.num_preemptions), "1"),
+        **more,
+    }
+    for what in ("first_token", "per_output_token", "request", "gap"):
+        found: Percentiles | None = getattr(run, what)
+        for key, seconds in found._asdict().items() if found is not None else ():
+            values[f"{what}_{key}"] = Value(seconds, "s")
+    return Record.create(name, hardware, values, notes=run.not_finished[:10])

@@ -1,0 +1,275 @@
+"""`ridgeline bench engine`: a workload through the engine, beside the limit and a peer."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.bench.engine import EngineRun, Percentiles, as_record, check_fits, run_workload
+from ridgeline.bench.peers import PEERS, PeerRun, peer_runs, transformers_peer
+from ridgeline.cli.options import add_flags, from_flags
+from ridgeline.cli.terminal import Terminal
+from ridgeline.data import Tokenizer
+from ridgeline.data.traces import load_workload
+from ridgeline.data.workload import MIXES, Workload
+from ridgeline.engine import Engine, Sampling
+from ridgeline.engine.loading import saved_recipe
+from ridgeline.errors import UsageError
+from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.models.checkpoint import resolve_model
+from ridgeline.models.families import Description
+from ridgeline.models.shapes import describe_shape, random_model
+from ridgeline.progress import Progress
+from ridgeline.quantization import save_model
+from ridgeline.quantization.load import choose_dtype
+from ridgeline.recipe import Recipe
+from ridgeline.records import Value
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", nargs="?", help="Hugging Face folder or hub name, GGUF file, or `demo`"
+    )
+    parser.add_argument(
+        "--shape", metavar="NAME", help="a model of this shape with random weights instead"
+    )
+    parser.add_argument(
+        "--save-model", type=Path, metavar="DIR", help="keep the model of --shape as a checkpoint"
+    )
+    parser.add_argument(
+        "--workload",
+        metavar="NAME",
+        help=f"one of {', '.join(MIXES)}, or a file with a trace or with prompts "
+        "(default: throughput on a GPU, cpu on a CPU)",
+    )
+    parser.add_argument("--requests", type=int, metavar="N", help="its first N requests alone")
+    parser.add_argument(
+        "--output-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="tokens made for each prompt of a file of prompts (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--speedup", type=float, metavar="X", help="let requests arrive X times as fast"
+    )
+    parser.add_argument("--at-once", action="store_true", help="let all arrive at the beginning")
+    parser.add_argument(
+        "--fitting", action="store_true", help="leave out requests that the context does not take"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=1, metavar="N", help="timed rounds (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=int,
+        metavar="N",
+        help="rounds before, not counted (default: 1 on a GPU, else a few tokens)",
+    )
+    parser.add_argument("--peer", choices=PEERS, help="run this peer on the same workload too")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="also write a record there")
+    add_flags(parser, Recipe)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured."""
+
+    name: str
+    source: Path | Description
+    engine: Engine
+
+
+def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
+    check(args)
+    with terminal.progress() as progress:
+        hardware = detect(args.device)
+        subject = prepared(args, hardware, progress)
+        engine = subject.engine
+        dtype = engine.recipe.dtype
+        workload = asked_workload(args, engine.tokenizer, hardware)
+        if args.fitting:
+            workload = workload.within(engine.max_context)
+        check_fits(workload, engine.max_context)
+        hardware = measure(hardware, {"read_bandwidth", f"matrix_{dtype}"}, progress)
+        warm_up(engine, workload, hardware, args.warm_up)
+        runs = [run_workload(engine, workload, hardware, progress) for _ in range(args.rounds)]
+        peers = []
+        if args.peer is not None:
+            peer = transformers_peer(subject.source, dtype, hardware.device)
+            peers = list(peer_runs(peer, workload, progress))
+    return document(args, subject, runs, peers, hardware)
+
+
+def check(args: argparse.Namespace) -> None:
+    if (args.model is None) == (args.shape is None):
+        raise UsageError("give a model, or --shape for one with random weights: one of the two")
+    if args.save_model is not None and args.shape is None:
+        raise UsageError("--save-model keeps the model that --shape makes; give --shape")
+    if args.at_once and args.speedup is not None:
+        raise UsageError("--at-once and --speedup both change the arrivals; give one of them")
+    for name, least in (("rounds", 1), ("warm_up", 0), ("requests", 1), ("output_tokens", 1)):
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise UsageError(f"--{name.replace('_', '-')} is {value}; give at least {least}")
+
+
+def prepared(args: argparse.Namespace, hardware: Hardware, progress: Progress) -> Subject:
+    if args.shape is None:
+        path = resolve_model(args.model, progress=progress)
+        recipe = from_flags(args, Recipe, saved_recipe(path))
+        engine = Engine(path, recipe, device=args.device, progress=progress)
+        return Subject(str(args.model), path, engine)
+    description = describe_shape(args.shape)
+    recipe = from_flags(args, Recipe)
+    dtype = choose_dtype(recipe.dtype, description.config, hardware)
+    model = random_model(args.shape, dtype, hardware.device)
+    if args.save_model is not None:
+        save_model(model, args.save_model, source=description)
+    return Subject(args.shape, description, Engine(model, recipe))
+
+
+def asked_workload(
+    args: argparse.Namespace, tokenizer: Tokenizer | None, hardware: Hardware
+) -> Workload:
+    name = args.workload or ("cpu" if hardware.device_type == "cpu" else "throughput")
+    workload = load_workload(name, tokenizer=tokenizer, num_output_tokens=args.output_tokens)
+    if args.requests is not None:
+        workload = workload.first(args.requests)
+    if args.speedup is not None:
+        workload = workload.sped_up(args.speedup)
+    return workload.at_once() if args.at_once else workload
+
+
+def warm_up(engine: Engine, workload: Workload, hardware: Hardware, rounds: int | None) -> None:
+    """Kernels compile and graphs are captured when they are first needed: not in a timed round."""
+    if rounds is None and hardware.device_type != "cpu":
+        rounds = 1
+    if rounds is None:
+        ids = workload.prompt_ids(0, engine.model.config.vocab_size)
+        engine.generate([ids[:16], ids[:5]], Sampling(max_tokens=3, ignore_eos=True))
+    for _ in range(rounds or 0):
+        run_workload(engine, workload, hardware)
+
+
+def document(
+    args: argparse.Namespace,
+    subject: Subject,
+    runs: list[EngineRun],
+    peers: list[PeerRun],
+    hardware: Hardware,
+) -> dict[str, Any]:
+    best = max(runs, key=lambda run: run.output_tokens_per_s)
+    median = sorted(runs, key=lambda run: run.output_tokens_per_s)[len(runs) // 2]
+    engine = subject.engine
+    found: dict[str, Any] = {
+        "model": subject.name,
+        "device": hardware.name,
+        "dtype": engine.recipe.dtype,
+        "kv_dtype": engine.recipe.kv.dtype,
+        "num_pages": engine.scheduler.config.num_pages,
+        "rounds": [run.output_tokens_per_s for run in runs],
+        "best_round": best.output_tokens_per_s,
+        **run_json(median),
+        "peers": [
+            {
+                **asdict(peer),
+                "output_tokens_per_s": peer.output_tokens_per_s,
+                "speedup": median.output_tokens_per_s / peer.output_tokens_per_s,
+            }
+            for peer in peers
+        ],
+    }
+    if args.save is not None:
+        more = {
+            f"{args.peer}_{peer.name.replace(' ', '_')}": Value(peer.output_tokens_per_s, "token/s")
+            for peer in peers
+        }
+        name = f"bench-engine-{Path(subject.name).stem}-{median.workload}"
+        found["record"] = str(as_record(name, runs, hardware, **more).save(args.save))
+    return found
+
+
+def run_json(run: EngineRun) -> dict[str, Any]:
+    values = asdict(run)
+    for name, value in values.items():
+        if isinstance(value, Percentiles):
+            values[name] = value._asdict()
+    return values | {
+        "output_tokens_per_s": run.output_tokens_per_s,
+        "tokens_per_s": run.tokens_per_s,
+        "share_of_limit": run.share_of_limit,
+    }
+
+
+def render(result: dict[str, Any], console: Console) -> None:
+    about = f"{result['model']} in {result['dtype']}, KV in {result['kv_dtype']}"
+    console.print(f"{about}, on {result['device']}; workload {result['workload']}")
+    console.print(throughput_table(result))
+    console.print(latency_table(result))
+    for reason in result["not_finished"][:5]:
+        console.print(f"not finished: {reason}", markup=False)
+    if "record" in result:
+        console.print(f"record: {result['record']}")
+
+
+def throughput_table(result: dict[str, Any]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    table.add_column()
+    share = result["share_of_limit"]
+    spread = result["rounds"]
+    rounds = f"{min(spread):.0f} to {max(spread):.0f} in {len(spread)} rounds"
+    table.add_row(
+        "output tokens/s", f"{result['output_tokens_per_s']:.1f}", rounds if spread[1:] else ""
+    )
+    table.add_row("all tokens/s", f"{result['tokens_per_s']:.1f}", "prompts and outputs")
+    limit = "unknown" if share is None else f"{share:.1%}"
+    table.add_row("of the limit", limit, "the least time its steps can take")
+    table.add_row("requests", str(result["num_requests"]), sizes_text(result))
+    table.add_row("steps", str(result["num_steps"]), f"{result['wall_s']:.2f} s")
+    table.add_row(
+        "batch", f"{result['mean_batch']:.1f}", f"{result['batch_share']:.0%} of the most"
+    )
+    pages = f"{result['mean_page_share']:.0%}"
+    table.add_row("pages in use", pages, f"{result['peak_page_share']:.0%} at most")
+    for peer in result["peers"]:
+        speedup = f"ours: {peer['speedup']:.2f}x"
+        name = f"transformers {peer['name']}"
+        table.add_row(name, f"{peer['output_tokens_per_s']:.1f}", speedup)
+    return table
+
+
+def sizes_text(result: dict[str, Any]) -> str:
+    text = f"{result['num_prompt_tokens']} tokens in, {result['num_output_tokens']} out"
+    if result["hit_tokens"]:
+        text += f"; {result['hit_tokens']} found in the prefix cache"
+    if result["num_preemptions"]:
+        text += f"; {result['num_preemptions']} preempted"
+    return text
+
+
+LATENCIES = {
+    "first_token": "time to first token",
+    "per_output_token": "per output token",
+    "request": "whole request",
+    "gap": "device idle before a step",
+}
+
+
+def latency_table(result: dict[str, Any]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("ms")
+    for name in Percentiles._fields:
+        table.add_column(name, justify="right")
+    for key, label in LATENCIES.items():
+        if result[key] is not None:
+            table.add_row(label, *(f"{1000 * value:.2f}" for value in result[key].values()))
+    return table

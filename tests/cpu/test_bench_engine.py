@@ -1,0 +1,238 @@
+"""`bench engine`: what it reports is what happened."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import TEMPLATE, make_folder, refused
+from engines import engine_for, tiny
+
+from ridgeline.bench import engine as bench
+from ridgeline.bench.engine import EngineRun, Percentiles, as_record, limit_of, run_workload
+from ridgeline.bench.peers import peer_runs, transformers_peer
+from ridgeline.cli import main
+from ridgeline.data.workload import Workload, WorkloadRequest
+from ridgeline.engine.step_watch import StepWatch
+from ridgeline.errors import UsageError
+from ridgeline.hardware import Hardware, detect
+from ridgeline.hardware.facts import Ceiling
+from ridgeline.models.cost import Chunk, step_cost
+
+READ, MATRIX = 1e9, 1e10  # of a machine that was never built: B/s, FLOP/s
+Capture = pytest.CaptureFixture[str]
+
+
+def hardware() -> Hardware:
+    ceilings = {
+        "read_bandwidth": Ceiling(READ, "B/s", "measured"),
+        "matrix_fp32": Ceiling(MATRIX, "FLOP/s", "measured"),
+    }
+    return replace(detect("cpu"), ceilings=ceilings)
+
+
+def workload(*requests: tuple[int, int], arrivals: tuple[float, ...] = ()) -> Workload:
+    arrivals = arrivals or (0.0,) * len(requests)
+    return Workload(
+        "some",
+        tuple(
+            WorkloadRequest(prompt, output, arrival_s=arrival)
+            for (prompt, output), arrival in zip(requests, arrivals, strict=True)
+        ),
+    )
+
+
+def test_counts_and_times() -> None:
+    engine = engine_for(tiny("llama-tied"), num_pages=32, max_batch=4)
+    run = run_workload(engine, workload((20, 5), (33, 9), (7, 1)), hardware())
+    assert (run.num_requests, run.num_prompt_tokens, run.num_output_tokens) == (3, 60, 15)
+    assert run.not_finished == ()
+    assert run.num_steps == 9  # all prompts fit the first one
+    assert run.mean_batch == pytest.approx(15 / 9)
+    assert run.batch_share == pytest.approx(15 / 9 / 4)
+    assert run.first_token is not None
+    assert run.request is not None
+    assert run.per_output_token is not None
+    assert 0 < run.first_token.p50 <= run.request.p99 <= run.wall_s
+    assert run.per_output_token.p99 < run.wall_s
+    assert run.gap is not None
+    assert 0 < run.gap.p50 < run.wall_s / 8
+    assert 0 < run.peak_page_share <= 7 / 32
+    assert run.output_tokens_per_s == pytest.approx(15 / run.wall_s)
+
+
+def test_each_round_begins_with_an_empty_prefix_cache() -> None:
+    engine = engine_for(tiny("llama-tied"))
+    same = replace(workload((40, 2), (40, 2)), requests=(workload((40, 2)).requests[0],) * 2)
+    prompt = tuple(range(3, 43))
+    same = replace(same, requests=tuple(replace(r, prompt=prompt) for r in same.requests))
+    hits = [run_workload(engine, same, hardware()).hit_tokens for _ in range(2)]
+    assert hits[0] == hits[1] == 39  # the second computes one token of it; in each round
+
+
+def test_times_count_from_the_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is added late, because a step was on its way, has waited all the same."""
+    engine = engine_for(tiny("llama-tied"))
+    run_workload(engine, workload((5, 2)), hardware())
+    add = engine.add
+
+    def slow_add(*args: Any, **options: Any) -> Any:
+        bench.time.sleep(0.2)
+        return add(*args, **options)
+
+    monkeypatch.setattr(engine, "add", slow_add)
+    late = run_workload(engine, workload((5, 2), (5, 2), arrivals=(0.0, 0.01)), hardware())
+    assert late.first_token is not None
+    assert late.first_token.p99 > 0.15
+
+
+def test_arrivals_are_waited_for() -> None:
+    engine = engine_for(tiny("llama-tied"))
+    run = run_workload(engine, workload((5, 2), (5, 2), arrivals=(0.0, 0.3)), hardware())
+    assert run.wall_s > 0.3
+    assert run.num_steps == 4  # the first one was done before the second came
+
+
+def test_the_limit_is_the_sum_over_steps() -> None:
+    engine = engine_for(tiny("llama-tied"), prefix_cache=False)
+    run = run_workload(engine, workload((20, 3)), hardware())
+    expected = 0.0
+    for chunk in (Chunk(20, 0), Chunk(1, 20), Chunk(1, 21)):
+        cost = step_cost(engine.model.config, [chunk], weight_bytes=4, kv_bytes=4)
+        expected += max(cost.bytes / READ, cost.flops / MATRIX)
+    assert run.limit_s == pytest.approx(expected)
+    assert run.share_of_limit == pytest.approx(expected / run.wall_s)
+    unknown = replace(hardware(), ceilings={})
+    assert limit_of(engine, [], unknown) == 0.0
+    assert run_workload(engine, workload((20, 3)), unknown).share_of_limit is None
+
+
+def test_what_does_not_finish_is_named() -> None:
+    engine = engine_for(tiny("llama-tied"), num_pages=2)
+    run = run_workload(engine, workload((10, 4), (60, 4)), hardware())
+    assert len(run.not_finished) == 1
+    assert "1: refused" in run.not_finished[0]
+    assert run.num_output_tokens == 4
+
+
+def test_gaps_lie_between_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([1.0, 2.0, 2.5, 4.0, 4.1, 5.0])
+    monkeypatch.setattr("ridgeline.engine.step_watch.time.perf_counter", lambda: next(clock))
+    watch = StepWatch(torch.device("cpu"))
+    plan: Any = object()
+    watch.end(plan)  # nothing ran
+    for _ in range(3):
+        watch.begin()
+        watch.end(plan)
+    assert watch.gaps_s() == pytest.approx([0.5, 0.1])
+
+
+def test_percentiles() -> None:
+    assert Percentiles.of([]) is None
+    found = Percentiles.of([float(value) for value in range(101)])
+    assert found == (50.0, 90.0, 99.0)
+
+
+def test_record_holds_the_median_round_and_the_spread(tmp_path: Path) -> None:
+    engine = engine_for(tiny("llama-tied"))
+    run = run_workload(engine, workload((5, 2)), hardware())
+    runs: list[EngineRun] = [replace(run, wall_s=seconds) for seconds in (1.0, 4.0, 2.0)]
+    record = as_record("bench-engine", runs, hardware())
+    value = record.values["output_tokens_per_s"]
+    assert value.value == 1.0
+    assert value.spread == pytest.approx((2.0 - 0.5) / 1.0)
+    assert value.num_samples == 3
+    assert record.values["first_token_p50"].unit == "s"
+    assert json.loads(record.save(tmp_path).read_text())["name"] == "bench-engine"
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("model"), TEMPLATE, max_position_embeddings=4096)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "one two"}\n{"prompt": "three"}\n')
+    return path
+
+
+@pytest.fixture(autouse=True)
+def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    def known(found: Hardware, *_: Any) -> Hardware:
+        return replace(found, ceilings=hardware().ceilings)
+
+    monkeypatch.setattr("ridgeline.cli.bench_engine.measure", known)
+
+
+def test_a_model_a_workload_and_a_peer(
+    folder: Path, prompts: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    argv = ["bench", "engine", str(folder), "--workload", str(prompts), "--output-tokens", "4"]
+    argv += ["--peer", "transformers", "--rounds", "2", "--device", "cpu", "--max-context", "512"]
+    assert main([*argv, "--json", "--save", str(tmp_path / "results")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["num_output_tokens"] == 8
+    assert len(found["rounds"]) == 2
+    assert [peer["name"] for peer in found["peers"]] == ["one by one", "padded batch"]
+    for peer in found["peers"]:
+        assert peer["num_output_tokens"] == 8
+        assert peer["speedup"] == pytest.approx(
+            found["output_tokens_per_s"] / peer["output_tokens_per_s"]
+        )
+    record = json.loads(Path(found["record"]).read_text())
+    assert "transformers_padded_batch" in record["values"]
+    assert main(argv) == 0
+    shown = capsys.readouterr().out
+    for text in ("output tokens/s", "of the limit", "transformers one by one", "first token"):
+        assert text in shown
+
+
+def test_a_shape_that_is_kept(tmp_path: Path, capsys: Capture) -> None:
+    kept, trace = tmp_path / "kept", tmp_path / "trace.csv"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        + "".join(f"2026-01-01 00:00:0{second}.0,20,{4 + second}\n" for second in range(3))
+    )
+    argv = ["bench", "engine", "--shape", "tiny", "--workload", str(trace), "--requests", "2"]
+    argv += ["--speedup", "10"]
+    argv += ["--device", "cpu", "--json"]
+    assert main([*argv, "--save-model", str(kept)]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert (first["num_requests"], first["num_output_tokens"]) == (2, 9)
+    assert first["wall_s"] > 0.1
+    assert (kept / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "give a model, or --shape"),
+        (["demo", "--shape", "tiny"], "one of the two"),
+        (["--shape", "tinny"], "'tinny' tiny"),
+        (["demo", "--save-model", "x"], "--shape"),
+        (["--shape", "tiny", "--workload", "cpuu"], "'cpuu' cpu"),
+        (["--shape", "tiny", "--rounds", "0"], "--rounds at least 1"),
+        (["--shape", "tiny", "--at-once", "--speedup", "2"], "one of them"),
+        (["--shape", "tiny", "--kv-dtype", "fp9"], "kv_dtype is 'fp9' one of fp8"),
+        (["--shape", "tiny", "--max-context", "100", "--workload", "cpu"], "--fitting"),
+        (["--shape", "tiny", "--peer", "vllm"], "--peer 'vllm' transformers"),
+    ],
+)
+def test_refused(argv: list[str], says: str, capsys: Capture) -> None:
+    refused(capsys, UsageError, says, "bench", "engine", *argv, "--device", "cpu")
+
+
+def test_the_peer_makes_as_many_tokens_as_it_is_asked_for(folder: Path) -> None:
+    peer = transformers_peer(folder, "fp32", "cpu")
+    some = replace(workload((5, 3), (9, 6)), name="two")
+    names = [(run.name, run.num_output_tokens) for run in peer_runs(peer, some)]
+    assert names == [("one by one", 9), ("padded batch", 9)]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import gc
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from ridgeline.bench.engine import EngineRun, Percentiles, as_record, check_fits, run_workload
 from ridgeline.bench.peers import PEERS, PeerRun, peer_runs, transformers_peer
+from ridgeline.bench.start import time_start
 from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data import Tokenizer
@@ -21,6 +24,7 @@ from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.loading import saved_recipe
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.hardware.units import human_bytes
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.models.families import Description
 from ridgeline.models.shapes import describe_shape, random_model
@@ -72,12 +76,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rounds before, not counted (default: 1 on a GPU, else a few tokens)",
     )
     parser.add_argument("--peer", choices=PEERS, help="run this peer on the same workload too")
+    parser.add_argument(
+        "--start",
+        choices=("warm", "cold"),
+        help="also time a new process to its first token, with caches as they are or empty",
+    )
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
     parser.add_argument("--save", type=Path, metavar="DIR", help="also write a record there")
     add_flags(parser, Recipe)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Subject:
     """What is measured."""
 
@@ -104,12 +113,19 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         if args.peer is not None:
             peer = transformers_peer(subject.source, dtype, hardware.device)
             peers = list(peer_runs(peer, workload, progress))
-    return document(args, subject, runs, peers, hardware)
+            del peer
+    found = document(args, subject, runs, peers, hardware)
+    found |= {"memory": memory_json(engine), "start": None}
+    if args.start is not None:
+        found["start"] = timed_start(args, subject)
+    return saved(args, found, runs, hardware)
 
 
 def check(args: argparse.Namespace) -> None:
     if (args.model is None) == (args.shape is None):
         raise UsageError("give a model, or --shape for one with random weights: one of the two")
+    if args.start is not None and args.shape is not None and args.save_model is None:
+        raise UsageError("--start loads a checkpoint; keep the model of --shape with --save-model")
     if args.save_model is not None and args.shape is None:
         raise UsageError("--save-model keeps the model that --shape makes; give --shape")
     if args.at_once and args.speedup is not None:
@@ -186,14 +202,48 @@ def document(
             for peer in peers
         ],
     }
-    if args.save is not None:
-        more = {
-            f"{args.peer}_{peer.name.replace(' ', '_')}": Value(peer.output_tokens_per_s, "token/s")
-            for peer in peers
-        }
-        name = f"bench-engine-{Path(subject.name).stem}-{median.workload}"
-        found["record"] = str(as_record(name, runs, hardware, **more).save(args.save))
     return found
+
+
+def memory_json(engine: Engine) -> dict[str, Any]:
+    """The plan, and on a GPU the most that was allocated since."""
+    used = None
+    if engine.runner.device.type == "cuda":
+        used = torch.cuda.max_memory_allocated(engine.runner.device)
+    return {"planned_bytes": engine.memory_plan.used_bytes, "used_bytes": used}
+
+
+def timed_start(args: argparse.Namespace, subject: Subject) -> dict[str, Any]:
+    """The engine that was measured goes first: the new one needs its memory."""
+    path = subject.source if isinstance(subject.source, Path) else args.save_model
+    recipe = subject.engine.recipe
+    del subject.engine
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    found = time_start(path, recipe, args.device, cold=args.start == "cold")
+    return {"caches": args.start, **found._asdict()}
+
+
+def saved(
+    args: argparse.Namespace, found: dict[str, Any], runs: list[EngineRun], hardware: Hardware
+) -> dict[str, Any]:
+    if args.save is None:
+        return found
+    more = {
+        f"{args.peer}_{peer['name'].replace(' ', '_')}": Value(
+            peer["output_tokens_per_s"], "token/s"
+        )
+        for peer in found["peers"]
+    }
+    if found["start"] is not None:
+        caches = found["start"]["caches"]
+        more[f"start_{caches}"] = Value(found["start"]["first_token_s"], "s")
+    for name, value in found["memory"].items():
+        if value is not None:
+            more[f"memory_{name.removesuffix('_bytes')}"] = Value(float(value), "B")
+    name = f"bench-engine-{Path(found['model']).stem}-{found['dtype']}-{found['workload']}"
+    return found | {"record": str(as_record(name, runs, hardware, **more).save(args.save))}
 
 
 def run_json(run: EngineRun) -> dict[str, Any]:
@@ -213,6 +263,10 @@ def render(result: dict[str, Any], console: Console) -> None:
     console.print(f"{about}, on {result['device']}; workload {result['workload']}")
     console.print(throughput_table(result))
     console.print(latency_table(result))
+    if result["start"] is not None:
+        start = result["start"]
+        about = f"{start['first_token_s']:.1f} s, ready after {start['ready_s']:.1f} s"
+        console.print(f"a new process to its first token, caches {start['caches']}: {about}")
     for reason in result["not_finished"][:5]:
         console.print(f"not finished: {reason}", markup=False)
     if "record" in result:
@@ -240,6 +294,9 @@ def throughput_table(result: dict[str, Any]) -> Table:
     )
     pages = f"{result['mean_page_share']:.0%}"
     table.add_row("pages in use", pages, f"{result['peak_page_share']:.0%} at most")
+    planned, used = result["memory"].values()
+    taken = f"{human_bytes(used)} were used at most" if used is not None else ""
+    table.add_row("memory planned", human_bytes(planned), taken)
     for peer in result["peers"]:
         speedup = f"ours: {peer['speedup']:.2f}x"
         name = f"transformers {peer['name']}"

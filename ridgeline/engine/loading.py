@@ -4,6 +4,7 @@ does not fit is refused before a byte of it is loaded.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
 from ridgeline.quantization.load import choose_dtype
 from ridgeline.recipe import FILE_NAME, Recipe, with_auto
+
+log = logging.getLogger(__name__)
 
 SCHEMES = ()  # none can be run yet, so none is advised where memory is short
 
@@ -48,7 +51,15 @@ def load(
     filled = with_auto(recipe, config, dtype, hardware.device)
     filled, plan = planned(config, recipe, filled, available_memory(hardware.device))
     loaded = load_model(path, dtype=dtype_name(dtype), device=device, progress=progress)
-    return Loaded(loaded, tokenizer or Tokenizer.load(path), filled, plan)
+    return Loaded(loaded, tokenizer or tokenizer_of(path), filled, plan)
+
+
+def tokenizer_of(path: Path) -> Tokenizer | None:
+    """What lies beside a checkpoint. One that was saved without runs on token ids."""
+    if path.is_dir() and not any(path.glob("tokenizer*")) and not any(path.glob("*.gguf")):
+        log.info("%s has no tokenizer: prompts are token ids", path)
+        return None
+    return Tokenizer.load(path)
 
 
 def _loaded(model: Transformer, recipe: Recipe, tokenizer: Tokenizer | None) -> Loaded:

@@ -13,15 +13,17 @@ from command_line import TEMPLATE, make_folder, refused
 from engines import engine_for, tiny
 
 from ridgeline.bench import engine as bench
+from ridgeline.bench import start
 from ridgeline.bench.engine import EngineRun, Percentiles, as_record, limit_of, run_workload
 from ridgeline.bench.peers import peer_runs, transformers_peer
 from ridgeline.cli import main
 from ridgeline.data.workload import Workload, WorkloadRequest
 from ridgeline.engine.step_watch import StepWatch
-from ridgeline.errors import UsageError
+from ridgeline.errors import HardwareError, UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.facts import Ceiling
 from ridgeline.models.cost import Chunk, step_cost
+from ridgeline.recipe import Recipe
 
 READ, MATRIX = 1e9, 1e10  # of a machine that was never built: B/s, FLOP/s
 Capture = pytest.CaptureFixture[str]
@@ -150,6 +152,13 @@ def test_record_holds_the_median_round_and_the_spread(tmp_path: Path) -> None:
     assert json.loads(record.save(tmp_path).read_text())["name"] == "bench-engine"
 
 
+def test_a_new_process_is_timed_to_its_first_token(folder: Path, tmp_path: Path) -> None:
+    found = start.time_start(folder, Recipe(), "cpu", cold=True)
+    assert 0.3 < found.ready_s <= found.first_token_s < 60
+    with pytest.raises(HardwareError, match=r"ended early: .*no \.safetensors"):
+        start.time_start(tmp_path, Recipe(), "cpu")
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 
@@ -209,7 +218,9 @@ def test_a_shape_that_is_kept(tmp_path: Path, capsys: Capture) -> None:
     first = json.loads(capsys.readouterr().out)
     assert (first["num_requests"], first["num_output_tokens"]) == (2, 9)
     assert first["wall_s"] > 0.1
-    assert (kept / "config.json").is_file()
+    argv[argv.index("--shape") : argv.index("--workload")] = [str(kept)]
+    assert main(argv) == 0
+    assert json.loads(capsys.readouterr().out)["num_output_tokens"] == 9
 
 
 @pytest.mark.parametrize(
@@ -220,6 +231,7 @@ def test_a_shape_that_is_kept(tmp_path: Path, capsys: Capture) -> None:
         (["--shape", "tinny"], "'tinny' tiny"),
         (["demo", "--save-model", "x"], "--shape"),
         (["--shape", "tiny", "--workload", "cpuu"], "'cpuu' cpu"),
+        (["--shape", "tiny", "--start", "cold"], "--save-model"),
         (["--shape", "tiny", "--rounds", "0"], "--rounds at least 1"),
         (["--shape", "tiny", "--at-once", "--speedup", "2"], "one of them"),
         (["--shape", "tiny", "--kv-dtype", "fp9"], "kv_dtype is 'fp9' one of fp8"),

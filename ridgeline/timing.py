@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from ridgeline.capture import capture
+
 MIN_HOST_SAMPLE_S = (
     200e-6  # shorter calls are timed in groups: reading the clock costs about 0.1 µs
 )
@@ -162,10 +164,12 @@ def time_graph(
             for given in inputs:
                 fn(*given)
         torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+
+        def calls() -> None:
             for given in islice(cycle(inputs), num_calls):
                 fn(*given)
+
+        graph, _ = capture(calls)
         replays = time_device(
             graph.replay,
             device=device,

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ridgeline.capture import capture
 from ridgeline.engine.batch import StepInputs, StepShape, shape_of
 from ridgeline.engine.extras import Jobs, Pending
 from ridgeline.engine.footprint import NUM_GRAPHS
@@ -165,11 +166,8 @@ class Graphs:
         return runner.model.logits(rows_RD, out=self.logits_RV[: key.shape.num_samples])
 
     def _capture(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = work()
-        return graph, result
+        return capture(work, self._pool)
 
     def _has_room(self) -> bool:
         return len(self.found) < NUM_GRAPHS and self.used_bytes < self.budget_bytes

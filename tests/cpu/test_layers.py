@@ -18,6 +18,7 @@ PACKAGE = Path(ridgeline.__file__).parent
 LAYERS = [
     "errors",
     "progress",
+    "capture",
     "timing",
     "formats",
     "hardware",

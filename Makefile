@@ -58,6 +58,10 @@ gpu-bench:
 	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline hardware --refresh --save results
 	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline bench kernels --save results
 	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline bench sequences --save results
+	for workload in batch-1 prefill "throughput --no-prefix-cache"; do \
+	  PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline bench engine --shape llama-3.1-8b \
+	    --workload $$workload --rounds 3 --save results || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -88,7 +88,6 @@ def _check_supported(recipe: Recipe) -> None:
         (recipe.scheme is not None, f"scheme {recipe.scheme}"),
         (recipe.deterministic, "deterministic"),
         (recipe.speculation.method != "none", f"speculation {recipe.speculation.method}"),
-        (recipe.parallel.tensor > 1, f"tensor_parallel {recipe.parallel.tensor}"),
         (on_gpu_by_reference, "kernels reference on a GPU"),
     ):
         if asked:

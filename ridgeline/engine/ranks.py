@@ -102,7 +102,15 @@ def _load_and_start(
     """As rank 0, with the other ranks started from here."""
     size = task.recipe.parallel.tensor
     _check_devices(size, task.device_type)
+    num_threads = torch.get_num_threads()
     ranks = Ranks(size, f"{__name__}:main", task)
+
+    def end() -> None:
+        ranks.stop()
+        torch.set_num_threads(num_threads)
+
+    if task.device_type == "cpu":  # the ranks share the cores
+        torch.set_num_threads(max(1, num_threads // size))
     try:
         ranks.wait_until_here()
         group = _join(Place(0, size, 0, size, ranks.store), task, True, ranks.why)
@@ -110,9 +118,9 @@ def _load_and_start(
         part, filled, plan = load_part(task, group, size, whole, whole is not None, progress)
         loaded = Loaded(part, _tokenizer(task, tokenizer), filled, plan)
     except BaseException:
-        ranks.stop()
+        end()
         raise
-    return loaded, Members(group, ranks.stop)
+    return loaded, Members(group, end)
 
 
 def main() -> None:
@@ -136,16 +144,22 @@ def _task(model: Transformer | Path, recipe: Recipe, device: str) -> Task:
             raise UsageError(f"the recipe's dtype is {recipe.dtype}, and the model is in {name}")
         task = Task(model.config, recipe, weight.device.type, weight.dtype)
     else:
-        found = detect(device).device
-        if device.startswith("cuda:"):
-            raise UsageError(
-                f"device is {device} and tensor_parallel {recipe.parallel.tensor}: each rank takes "
-                "a GPU of its own; give cuda, and CUDA_VISIBLE_DEVICES to choose which"
-            )
-        task = Task(model, recipe, "cpu" if found == "cpu" else "cuda")
+        task = Task(model, recipe, _device_type(device, recipe.parallel.tensor))
     _check_recipe(recipe)
     check_degree(task.config, recipe.parallel.tensor)
     return task
+
+
+def _device_type(device: str, num_ranks: int) -> str:
+    """Without a look at a GPU that may be another rank's."""
+    if device.startswith("cuda:"):
+        raise UsageError(
+            f"device is {device} and tensor_parallel {num_ranks}: each rank takes a GPU of its "
+            "own; give cuda, and CUDA_VISIBLE_DEVICES to choose which"
+        )
+    if device in ("auto", "cuda") and torch.cuda.is_available():
+        return "cuda"
+    return detect(device).device_type
 
 
 def _check_recipe(recipe: Recipe) -> None:
@@ -204,6 +218,8 @@ def load_part(
     on_cpu = task.device_type == "cpu"
     device = "cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}"
     dtype = _agreed_dtype(task, config, device, group)
+    if not on_cpu:  # what the link itself takes is then no longer free
+        group.data.all_reduce(torch.zeros(1 << 20, device=device))
     # On a CPU all ranks live from the same memory.
     free = group.smallest(available_memory(device) // (num_local if on_cpu else 1))
     filled = with_auto(task.recipe, config, dtype, device)

@@ -56,6 +56,16 @@ class AgreedGraphs(Graphs):
     def has_own_room(self) -> bool:
         return super()._has_room()
 
+    def _capture(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """NCCL looks after its events in a thread of its own, which a capture of the whole process
+        would forbid.
+        """
+        graph = torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = work()
+        return graph, result
+
 
 class TensorRunner(Runner):
     graphs_type = AgreedGraphs
@@ -155,8 +165,7 @@ class TensorRunner(Runner):
     def _get_to_know(self, plan: StepPlan, jobs: Jobs) -> list[int]:
         """Numbers for requests that the others have not heard of; an id may come again."""
         words: list[int] = []
-        joined = (key for _, key in plan.joined)
-        for request_id, _ in (*plan.keys, *plan.sample_keys, *joined):
+        for _, (request_id, _) in plan.joined:
             job = jobs[request_id]
             if self._known.get(request_id) is not job:
                 self._known[request_id], self._numbers[request_id] = job, self._num_known
@@ -176,9 +185,7 @@ class TensorRunner(Runner):
     def share_results(self, num_samples: int) -> None:
         """Every rank goes on with the tokens that rank 0 chose."""
         if num_samples:
-            chosen = self.results[:, :num_samples].contiguous()
-            self.group.broadcast(chosen)
-            self.results[:, :num_samples] = chosen
+            self.group.broadcast(self.results)
 
     # --- one pass -----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ the next step. Who carries them is the links' matter (links.py: processes; tests
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, TypeVar
 
@@ -74,7 +75,7 @@ class Group:
 
     def send(self, words: Sequence[int]) -> None:
         """Rank 0: numbers for all others, who `receive` them."""
-        message = torch.tensor([len(words), *words], dtype=torch.int64)
+        message = torch.frombuffer(array("q", [len(words), *words]), dtype=torch.int64)
         head = torch.zeros(HEAD_WORDS, dtype=torch.int64)
         head[: min(len(message), HEAD_WORDS)] = message[:HEAD_WORDS]
         self.control.broadcast(head)

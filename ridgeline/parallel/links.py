@@ -42,9 +42,10 @@ class ProcessLink:
         self._wait("allreduce", [tensor], _in_order(options))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        found = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._wait("allgather", [found], [tensor], _in_order(c10d.AllgatherOptions()))
-        return found
+        found = tensor.new_empty(self.size, *tensor.shape)
+        options = _in_order(c10d.AllgatherOptions())
+        self._wait("_allgather_base", found.view(-1), tensor.view(-1), options)
+        return list(found)
 
     def broadcast(self, tensor: Tensor) -> None:
         options = dist.BroadcastOptions()

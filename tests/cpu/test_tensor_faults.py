@@ -17,7 +17,7 @@ from ridgeline.engine.scheduler import Scheduler, SchedulerConfig
 from ridgeline.engine.state import Ask
 from ridgeline.engine.step_plan import StepPlan
 from ridgeline.engine.step_words import job_of, job_words, plan_of, step_words
-from ridgeline.engine.tensor_runner import TensorRunner
+from ridgeline.engine.tensor_runner import AgreedGraphs, TensorRunner
 from ridgeline.errors import HardwareError, OutOfMemoryError, UsageError
 from ridgeline.parallel.group import HEAD_WORDS, Group
 
@@ -49,7 +49,11 @@ def assert_only_these_failed(
 
 def fail_after(runner: TensorRunner, num_sums: int, error: Callable[[], Exception]) -> list[int]:
     """Passes with the poison fail on this rank once that many sums are made; which they were."""
-    forward, all_reduce, all_gather = runner.forward, runner.group.all_reduce, runner.group.all_gather
+    forward, all_reduce, all_gather = (
+        runner.forward,
+        runner.group.all_reduce,
+        runner.group.all_gather,
+    )
     left: list[int | None] = [None]
     failed: list[int] = []
 
@@ -188,7 +192,7 @@ def test_a_rank_that_goes_ends_the_engine_in_words() -> None:
         ranks.runners[1].forward = dying  # type: ignore[method-assign]
         with pytest.raises(HardwareError, match="lost a rank"):
             ranks.engine.generate(prompts_of([9]), GREEDY)
-        with pytest.raises(HardwareError, match="left in its middle.*make a new engine"):
+        with pytest.raises(HardwareError, match=r"left in its middle.*make a new engine"):
             ranks.engine.generate(prompts_of([9]), GREEDY)
         with pytest.raises(HardwareError, match="CUDA error"):
             ranks.futures[0].result(timeout=10)
@@ -218,6 +222,35 @@ def test_a_closed_engine_says_so() -> None:
         ranks.engine.close()  # again, without harm
         for future in ranks.futures:
             assert future.result(timeout=10) is None
+
+
+class NoGraphs(AgreedGraphs):
+    """Stands in for graphs, which a CPU has none of: it notes what would be captured."""
+
+    def __init__(self, used_bytes: int) -> None:
+        self.found, self.used_bytes, self.budget_bytes = {}, used_bytes, 10
+
+    def serves(self, *_: Any) -> bool:
+        if self._has_room():
+            self.found[len(self.found)] = None  # type: ignore[index, assignment]
+        return False
+
+
+@pytest.mark.parametrize("used_bytes", [(0, 20), (20, 0)])
+def test_rank_0_says_whether_there_is_room_for_graphs(used_bytes: tuple[int, int]) -> None:
+    """And what one rank has captured in a pass that failed, none keeps."""
+    prompts, _ = poisoned_prompts()
+    with ThreadedEngine(tiny("llama-mha")) as ranks:
+        graphs = [NoGraphs(used) for used in used_bytes]
+        for rank in range(2):
+            ranks.runners[rank].graphs = graphs[rank]
+        ranks.engine.generate(prompts[:2], GREEDY)
+        before = len(graphs[0].found)
+        assert (before > 0) == (used_bytes[0] < 10)
+        assert graphs[0].found == graphs[1].found
+        fail_after(ranks.runners[1], 0, lambda: RuntimeError("poison"))
+        ranks.engine.generate(prompts[2:3], GREEDY)
+        assert len(graphs[0].found) == len(graphs[1].found) == before
 
 
 # --- what ranks tell each other -------------------------------------------------------------

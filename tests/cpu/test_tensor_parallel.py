@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from engines import assert_idle, engine_for, naive_outputs, prompts_of, tiny
+from gguf_files import write_gguf
 from thread_ranks import ThreadedEngine, run_ranks
-from tiny_models import MODELS, save_model
+from tiny_models import MODELS, make_model, save_model
 
 from ridgeline.engine import Sampling
 from ridgeline.engine.footprint import weight_bytes
@@ -21,6 +22,7 @@ from ridgeline.parallel.degrees import rank_config
 from ridgeline.parallel.group import Group
 from ridgeline.parallel.shards import cut_weights, load_split_weights
 from ridgeline.parallel.tensor import split_model
+from ridgeline.quantization import load_model
 
 GREEDY = Sampling(max_tokens=10)
 SHORT = Sampling(max_tokens=3)
@@ -78,19 +80,30 @@ def test_more_ranks_than_kv_heads(name: str, size: int) -> None:
 
 @pytest.mark.parametrize("name", SPLIT)
 def test_a_checkpoint_is_loaded_part_by_part(name: str, tmp_path: Path) -> None:
+    save_model(name, tmp_path)
+    assert_loads_its_part(tiny(name), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["llama-wide-heads", "mixtral", "qwen3-moe", "gemma3", "phi3"])
+def test_a_gguf_file_is_loaded_part_by_part(name: str, tmp_path: Path) -> None:
+    """Heads are turned into our order first, experts lie in one tensor, norms have lost their 1."""
+    path = tmp_path / "model.gguf"
+    write_gguf(make_model(name), path)
+    assert_loads_its_part(load_model(path, dtype="fp32", device="cpu"), path)
+
+
+def assert_loads_its_part(model: Transformer, path: Path) -> None:
     """What a rank reads from the file is what would be cut from the model, and no more than that
     is ever allocated.
     """
-    save_model(name, tmp_path)
-    model = tiny(name)
-    description = describe(open_checkpoint(tmp_path))
+    description = describe(open_checkpoint(path))
 
     def check(group: Group) -> int:
         loaded = split_model(model.config, torch.float32, CPU, group)
         with torch.no_grad():
             for parameter in loaded.parameters():
                 parameter.fill_(float("nan"))
-        load_split_weights(loaded, open_checkpoint(tmp_path), description, group)
+        load_split_weights(loaded, open_checkpoint(path), description, group)
         cut = dict(part_of(model, group).named_parameters())
         for parameter_name, parameter in loaded.named_parameters():
             assert torch.equal(parameter, cut[parameter_name]), parameter_name

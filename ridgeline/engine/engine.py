@@ -13,6 +13,8 @@ here loading.py's.
     while engine.has_work:
         for event in engine.step(): ...
 
+    with Engine("demo", Recipe(parallel=Parallel(tensor=3))) as engine: ...     # see ranks.py
+
 One thread at a time: nothing in it is locked.
 """
 

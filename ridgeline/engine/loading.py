@@ -38,6 +38,7 @@ def load(
     device: str,
     progress: Progress | None,
 ) -> Loaded:
+    """On one rank; for several ranks.py makes the same steps on each."""
     if isinstance(model, Transformer):
         return _loaded(model, recipe or Recipe(), tokenizer)
     path = model if isinstance(model, Path) else resolve_model(model, progress=progress)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import threading
@@ -61,7 +62,7 @@ class Ranks:
     """Ranks 1 to size - 1, each a process of its own; this one is rank 0."""
 
     def __init__(self, size: int, entry: str, value: Any) -> None:
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.store = _local_store()
         self.processes: list[subprocess.Popen[bytes]] = []
         self._finalizer = weakref.finalize(self, _end, self.processes)  # at exit, at the latest
         for rank in range(1, size):
@@ -103,6 +104,14 @@ class Ranks:
     def stop(self) -> None:
         """End what has not ended by itself."""
         self._finalizer()
+
+
+def _local_store() -> Any:
+    """A place to meet that only this machine reaches; by itself torch would listen to all."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    about = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
+    return dist.TCPStore("127.0.0.1", port, **about)
 
 
 def _start(entry: str, size: int) -> subprocess.Popen[bytes]:

@@ -83,6 +83,14 @@ def join(
     store: Any, rank: int, size: int, device: str, local: bool, why: Why = lambda: None
 ) -> Group:
     """The group of all ranks that meet in `store`; `local` if they are all on this machine."""
+    try:
+        return _joined(store, rank, size, device, local, why)
+    except RuntimeError as error:
+        reason = why() or str(error).splitlines()[0]
+        raise HardwareError(f"tensor parallel could not start: {reason}") from error
+
+
+def _joined(store: Any, rank: int, size: int, device: str, local: bool, why: Why) -> Group:
     control = ProcessLink(_gloo("control", store, rank, size, local), rank, size, why)
     if device == "cpu":
         data = _gloo("data", store, rank, size, local)

@@ -13,6 +13,8 @@ here loading.py's.
     while engine.has_work:
         for event in engine.step(): ...
 
+    with Engine("demo", Recipe(parallel=Parallel(tensor=3))) as engine: ...     # see ranks.py
+
 One thread at a time: nothing in it is locked.
 """
 
@@ -31,15 +33,16 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine.choosing import check_tokens, with_seed
 from ridgeline.engine.extras import Job, Pooling
 from ridgeline.engine.live import LiveRequest, Sink
-from ridgeline.engine.loading import load
 from ridgeline.engine.loop import EngineProgress, Loop
 from ridgeline.engine.naive import check_prompt
 from ridgeline.engine.outputs import Delta, Event, Output
+from ridgeline.engine.ranks import load_on_ranks
 from ridgeline.engine.request import Sampling
 from ridgeline.engine.rope_tables import rope_regime
 from ridgeline.engine.runner import Runner
 from ridgeline.engine.scheduler import Scheduler, SchedulerConfig
 from ridgeline.engine.state import Ask, Stats
+from ridgeline.engine.tensor_runner import TensorRunner
 from ridgeline.errors import ContextLengthError, UsageError
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.progress import Progress
@@ -60,16 +63,27 @@ class Engine:
         progress: Progress | None = None,
     ) -> None:
         """`num_pages` takes fewer pages of KV cache than the memory plan allows."""
-        loaded = load(model, recipe, tokenizer, device, progress)
+        loaded, members = load_on_ranks(model, recipe, tokenizer, device, progress)
         self.model, self.tokenizer, self.recipe, self.memory_plan = loaded
         pages = min(num_pages or self.memory_plan.num_pages, self.memory_plan.num_pages)
         self.max_context = self.recipe.limits.filled().max_context
         self.scheduler = Scheduler(scheduler_config(self.model.config, self.recipe, pages))
         graph_bytes = self.memory_plan.bytes_of("graphs")
-        self.runner = Runner(self.model, self.recipe, pages, graph_bytes)
+        about = (self.model, self.recipe, pages, graph_bytes)
+        self.runner = Runner(*about) if members is None else TensorRunner(*about, *members)
         self._loop = Loop(self.scheduler, self.runner, self.recipe.overlap)
         self._events: list[Event] = []  # of requests that were added by hand
         self._numbers = count()
+
+    def close(self) -> None:
+        """Let go of what it holds beyond this process: the ranks of tensor parallel."""
+        self.runner.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def generate(
         self,

@@ -44,7 +44,7 @@ def _run_part(plan: StepPlan, pieces: list[Piece], run: Run, failed: dict[Hashab
         run(part, samples)
         return False
     except Exception as error:
-        _raise_if_lost(error)
+        raise_if_lost(error)
         log.warning("step %d is run in parts: %s", plan.step_id, reason_of(error))
         short = is_out_of_memory(error)
         one_row = len(pieces) == 1
@@ -112,13 +112,15 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def _raise_if_lost(error: Exception) -> None:
+def raise_if_lost(error: Exception) -> None:
     """Errors of the device itself stay: nothing that runs on it afterwards can be trusted."""
+    if isinstance(error, HardwareError):
+        raise error
     text = str(error)
     if "CUDA error" in text or "HIP error" in text:
         raise HardwareError(f"the device failed: {text.splitlines()[0]}") from error
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

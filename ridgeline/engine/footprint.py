@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from ridgeline.engine.activations import FP32, Moment, peak
-from ridgeline.errors import UnsupportedError, UsageError
+from ridgeline.errors import UnsupportedError
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.kernels.pages import holds_codes
 from ridgeline.models import LayerConfig, ModelConfig
 from ridgeline.models.cost import kv_bytes_per_token, num_parameters
+from ridgeline.parallel.degrees import rank_config
 from ridgeline.recipe import Recipe
 
 # Allowances for what is not counted tensor by tensor (none of them measured yet, 2026-11-15).
@@ -146,44 +146,3 @@ def graph_bytes(config: ModelConfig, recipe: Recipe) -> int:
     rows = logit_rows(recipe, min(limits.max_graph_batch, limits.max_batch))
     nodes = min(NUM_GRAPHS, limits.max_graph_batch) * NODES_A_LAYER * config.num_layers
     return tensors + logit_bytes(config, recipe, rows) + nodes * GRAPH_NODE_BYTES
-
-
-def rank_config(config: ModelConfig, degree: int) -> ModelConfig:
-    """The part of the model that one of `degree` devices holds: heads, MLP columns and vocabulary
-    are shared out, KV heads copied where there are fewer than devices, all else is on each.
-    """
-    if degree == 1:
-        return config
-    _check_degree(config, degree)
-    layers = tuple(
-        replace(layer, experts=replace(experts, mlp_size=experts.mlp_size // degree))
-        if (experts := layer.experts)
-        else layer
-        for layer in config.layers
-    )
-    return replace(
-        config,
-        num_heads=config.num_heads // degree,
-        num_kv_heads=max(1, config.num_kv_heads // degree),
-        mlp_size=config.mlp_size // degree,
-        vocab_size=-(-config.vocab_size // degree),
-        layers=layers,
-    )
-
-
-def _check_degree(config: ModelConfig, degree: int) -> None:
-    counts = {"query heads": config.num_heads, "MLP columns": config.mlp_size}
-    for layer in config.layers:
-        if layer.experts is not None:
-            counts["columns of an expert"] = layer.experts.mlp_size
-    for name, count in counts.items():
-        if count % degree:
-            raise UsageError(
-                f"tensor_parallel is {degree}; {count} {name} cannot be shared evenly among that "
-                "many devices; give a divisor of it"
-            )
-    if config.num_kv_heads % degree and degree % config.num_kv_heads:
-        raise UsageError(
-            f"tensor_parallel is {degree}; {config.num_kv_heads} KV heads can be neither shared "
-            "nor copied evenly; give a divisor or a multiple of it"
-        )

@@ -41,6 +41,7 @@ def load(
     device: str,
     progress: Progress | None,
 ) -> Loaded:
+    """On one rank; for several ranks.py makes the same steps on each."""
     if isinstance(model, Transformer):
         return _loaded(model, recipe or Recipe(), tokenizer)
     path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
@@ -99,7 +100,6 @@ def _check_supported(recipe: Recipe) -> None:
         (recipe.scheme is not None, f"scheme {recipe.scheme}"),
         (recipe.deterministic, "deterministic"),
         (recipe.speculation.method != "none", f"speculation {recipe.speculation.method}"),
-        (recipe.parallel.tensor > 1, f"tensor_parallel {recipe.parallel.tensor}"),
         (on_gpu_by_reference, "kernels reference on a GPU"),
     ):
         if asked:

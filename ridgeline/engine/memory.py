@@ -20,10 +20,11 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ridgeline.engine import footprint
-from ridgeline.engine.footprint import PENALTY_TABLE_BYTES, WORKSPACE_BYTES, rank_config
+from ridgeline.engine.footprint import PENALTY_TABLE_BYTES, WORKSPACE_BYTES
 from ridgeline.errors import OutOfMemoryError
 from ridgeline.hardware.units import human_bytes
 from ridgeline.models import ModelConfig
+from ridgeline.parallel.degrees import rank_config
 from ridgeline.recipe import Recipe, edited, field_table, flag
 
 # Limits that may be lowered to make room, in this order, and how far it makes sense.

@@ -73,6 +73,8 @@ class StepOutput:
 class Runner:
     """`recipe` has nothing left to "auto"."""
 
+    graphs_type = Graphs
+
     def __init__(
         self, model: Transformer, recipe: Recipe, num_pages: int, graph_bytes: int = 0
     ) -> None:
@@ -103,7 +105,9 @@ class Runner:
         self._num_launched = 0
         self.watch: StepWatch | None = None  # told of each step, where somebody measures
         wants_graphs = bool(recipe.graphs) and self.device.type == "cuda"
-        self.graphs = Graphs(self, limits.max_graph_batch, graph_bytes) if wants_graphs else None
+        self.graphs: Graphs | None = None
+        if wants_graphs:
+            self.graphs = self.graphs_type(self, limits.max_graph_batch, graph_bytes)
         self.sequences = CpuSequences if self.device.type == "cpu" else PagedSequences
 
     @torch.inference_mode()
@@ -118,6 +122,7 @@ class Runner:
 
         out_of_memory = run_in_parts(plan, run, failed)
         num_samples = len(plan.sample_keys)
+        self.share_results(num_samples)
         self.last_tokens[:num_samples] = self.results[0, :num_samples]
         results = to_host(self.results[:, :num_samples])
         event = None
@@ -138,6 +143,12 @@ class Runner:
         for note in in_flight.pending:
             note(found)
         return StepOutput(tokens, [bool(flag) for flag in is_nan], found)
+
+    def share_results(self, num_samples: int) -> None:
+        """Where several ranks run a step, they now have the same tokens."""
+
+    def close(self) -> None:
+        """No step follows."""
 
     def _seat(self, plan: StepPlan, jobs: Jobs, known_tokens: KnownTokens) -> dict[Hashable, str]:
         """Who has joined takes a seat; who could not, and why."""

@@ -31,14 +31,29 @@ def load_weights(
 ) -> None:
     """Fill `model` (from `build_model`) with the checkpoint's tensors."""
     parameters = dict(model.named_parameters())
+    for part, tensor in stream_weights(model, checkpoint, description, progress):
+        parameters[part.parameter][part.index].copy_(tensor)
+        del tensor  # the last view of a shard keeps it mapped, and the next one is mapped meanwhile
+
+
+def stream_weights(
+    model: Transformer,
+    checkpoint: Checkpoint,
+    description: Description,
+    progress: Progress | None = None,
+) -> Iterator[tuple[Part, Tensor]]:
+    """Each part of the model's parameters with the tensor that is to be copied there, before the
+    next one is asked for. `model` says what fits; it may hold no memory.
+    """
+    parameters = dict(model.named_parameters())
     wanted = {part.name: part for part in parts(description.config, description.names)}
     stored = {_canonical(name, description): name for name in checkpoint.tensors}
     _check_fit(parameters, wanted, stored, checkpoint, description)
     part_of = {stored[name]: part for name, part in wanted.items()}
     for name, tensor in checkpoint.read(part_of.keys(), progress=progress):
         part = part_of[name]
-        parameters[part.parameter][part.index].copy_(part.change(tensor) if part.change else tensor)
-        del tensor  # the last view of a shard keeps it mapped, and the next one is mapped meanwhile
+        yield part, part.change(tensor) if part.change else tensor
+        del tensor
 
 
 def checkpoint_tensors(

@@ -19,7 +19,6 @@ from ridgeline.engine.activations import peak
 from ridgeline.engine.footprint import (
     bytes_per_page,
     logit_bytes,
-    rank_config,
     weight_bytes,
     weight_format,
 )
@@ -34,6 +33,7 @@ from ridgeline.kernels.prefill_attention import prefill_attention
 from ridgeline.models import ModelConfig, Transformer, build_model, fill_random, transformer
 from ridgeline.models.families import describe_hf
 from ridgeline.models.shapes import SHAPES, describe_shape
+from ridgeline.parallel.degrees import rank_config
 from ridgeline.recipe import (
     KV,
     Limits,

@@ -1,0 +1,136 @@
+"""A group of ranks that work on one model, and what they tell each other.
+
+Two links join them. Over `data` go the tensors of the forward pass, from where the model lies;
+over `control` go numbers and words between the hosts, so that nobody waits for a device to hear of
+the next step. Who carries them is the links' matter (links.py: processes; tests: threads).
+
+    group.all_reduce(x_TD)                  # in place: the sum over all ranks, the same on each
+    if group.rank == 0: group.send([1, 2, 3])
+    else: words = group.receive()
+    model = group.together(load)            # if it fails on one rank, it fails on all
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import HardwareError
+
+Reduction = Literal["sum", "max", "min"]
+Result = TypeVar("Result")
+HEAD_WORDS = 1024  # 64-bit words of a message that go in one piece; what is longer goes in two
+TEXT_BYTES = 400  # of a reason that one rank tells the others
+
+
+class Link(Protocol):
+    """One way between the ranks. Every call is made by all of them, in the same order."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, tensor: Tensor, reduction: Reduction = "sum") -> None:
+        """In place."""
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Every rank's tensor, on every rank."""
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Rank 0's values, in place."""
+
+    def check(self) -> None:
+        """HardwareError if a rank is known to have gone."""
+
+    def close(self) -> None:
+        """No call follows."""
+
+
+class Group:
+    def __init__(self, data: Link, control: Link) -> None:
+        self.rank, self.size = control.rank, control.size
+        self.data, self.control = data, control
+        self.num_calls = 0  # of `all_reduce` and `all_gather`, since whoever counts set it to 0
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """`x` itself, now the sum over all ranks."""
+        self._count(x)
+        self.data.all_reduce(x)
+        return x
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        self._count(x)
+        return self.data.all_gather(x)
+
+    def broadcast(self, x: Tensor) -> None:
+        self.data.broadcast(x)
+
+    def _count(self, x: Tensor) -> None:
+        """What is only captured into a graph is no call: it does not run now."""
+        if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self.num_calls += 1
+
+    def send(self, words: Sequence[int]) -> None:
+        """Rank 0: numbers for all others, who `receive` them."""
+        message = torch.frombuffer(array("q", [len(words), *words]), dtype=torch.int64)
+        head = torch.zeros(HEAD_WORDS, dtype=torch.int64)
+        head[: min(len(message), HEAD_WORDS)] = message[:HEAD_WORDS]
+        self.control.broadcast(head)
+        if len(message) > HEAD_WORDS:
+            self.control.broadcast(message[HEAD_WORDS:].clone())
+
+    def receive(self) -> list[int]:
+        head = torch.zeros(HEAD_WORDS, dtype=torch.int64)
+        self.control.broadcast(head)
+        count = int(head[0])
+        words = head[1 : 1 + count].tolist()
+        if len(words) < count:
+            rest = torch.zeros(count - len(words), dtype=torch.int64)
+            self.control.broadcast(rest)
+            words += rest.tolist()
+        return words
+
+    def largest(self, number: int) -> int:
+        """Of all ranks' numbers."""
+        return self._reduced(number, "max")
+
+    def smallest(self, number: int) -> int:
+        return self._reduced(number, "min")
+
+    def _reduced(self, number: int, reduction: Reduction) -> int:
+        held = torch.tensor([number], dtype=torch.int64)
+        self.control.all_reduce(held, reduction)
+        return int(held)
+
+    def texts(self, text: str) -> list[str]:
+        """Every rank's text, cut where it is too long."""
+        raw = text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
+        gathered = self.control.all_gather(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+        return [bytes(found.tolist()).rstrip(b"\0").decode(errors="ignore") for found in gathered]
+
+    def together(self, work: Callable[[], Result]) -> Result:
+        """Do something on every rank. Where one fails, all of them raise: what they raise says why,
+        and nobody waits for a rank that has given up.
+        """
+        error: Exception | None = None
+        try:
+            result = work()
+        except Exception as raised:
+            error = raised
+        if self.largest(error is not None):
+            reasons = self.texts("" if error is None else str(error) or type(error).__name__)
+            if error is not None:
+                raise error
+            rank, reason = next((rank, text) for rank, text in enumerate(reasons) if text)
+            raise HardwareError(f"rank {rank} of {self.size}: {reason}")
+        return result
+
+    def check(self) -> None:
+        self.control.check()
+
+    def close(self) -> None:
+        self.data.close()
+        self.control.close()

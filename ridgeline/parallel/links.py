@@ -1,0 +1,120 @@
+"""Links between processes, over torch.distributed: gloo between hosts, NCCL (on AMD RCCL) between
+GPUs.
+
+The process groups are this link's own and not torch's default one, which stays free for the program
+around, and a second engine can have its own. A rank that has gone is an error of the device, in one
+line: gloo notices the closed connection at once, NCCL does not, and is asked by `check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import distributed_c10d
+
+from ridgeline.errors import HardwareError
+from ridgeline.parallel.group import Group, Reduction
+
+dist: Any = distributed  # whose stubs name only half of what it has
+c10d: Any = distributed_c10d
+
+# Ranks wait for the next step as long as nobody asks for one. Gone ranks are noticed otherwise.
+FOREVER = timedelta(days=365)
+OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+Why = Callable[[], str | None]  # which rank has gone and how, where that is known
+
+
+class ProcessLink:
+    """`group` is a ProcessGroupGloo or a ProcessGroupNCCL."""
+
+    def __init__(self, group: Any, rank: int, size: int, why: Why) -> None:
+        self.rank, self.size = rank, size
+        self._group, self._why = group, why
+
+    def all_reduce(self, tensor: Tensor, reduction: Reduction = "sum") -> None:
+        options = dist.AllreduceOptions()
+        options.reduceOp = OPERATIONS[reduction]
+        self._wait("allreduce", [tensor], _in_order(options))
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        found = tensor.new_empty(self.size, *tensor.shape)
+        options = _in_order(c10d.AllgatherOptions())
+        self._wait("_allgather_base", found.view(-1), tensor.view(-1), options)
+        return list(found)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        self._wait("broadcast", [tensor], _in_order(options))
+
+    def _wait(self, name: str, *arguments: Any) -> None:
+        """On a GPU only the stream waits."""
+        try:
+            getattr(self._group, name)(*arguments).wait()
+        except RuntimeError as error:
+            reason = self._why() or str(error).splitlines()[0]
+            raise HardwareError(f"tensor parallel has lost a rank: {reason}") from error
+
+    def check(self) -> None:
+        reason = self._why()
+        if reason is not None:
+            raise HardwareError(f"tensor parallel has lost a rank: {reason}")
+
+    def close(self) -> None:
+        """Without waiting for calls that are under way: their ranks may have gone."""
+        abort = getattr(self._group, "abort", None)
+        if abort is not None and isinstance(self._group, getattr(dist, "ProcessGroupNCCL", ())):
+            abort()
+
+
+def _in_order(options: Any) -> Any:
+    """NCCL then runs in the stream of the forward pass instead of beside it."""
+    if hasattr(options, "asyncOp"):
+        options.asyncOp = False
+    return options
+
+
+def join(
+    store: Any, rank: int, size: int, device: str, local: bool, why: Why = lambda: None
+) -> Group:
+    """The group of all ranks that meet in `store`; `local` if they are all on this machine."""
+    try:
+        return _joined(store, rank, size, device, local, why)
+    except RuntimeError as error:
+        reason = why() or str(error).splitlines()[0]
+        raise HardwareError(f"tensor parallel could not start: {reason}") from error
+
+
+def _joined(store: Any, rank: int, size: int, device: str, local: bool, why: Why) -> Group:
+    control = ProcessLink(_gloo("control", store, rank, size, local), rank, size, why)
+    if device == "cpu":
+        data = _gloo("data", store, rank, size, local)
+    else:
+        data = _nccl(store, rank, size, device)
+    return Group(ProcessLink(data, rank, size, why), control)
+
+
+def _nccl(store: Any, rank: int, size: int, device: str) -> Any:
+    torch.cuda.set_device(device)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = FOREVER
+    group = dist.ProcessGroupNCCL(dist.PrefixStore("data", store), rank, size, options)
+    group._set_sequence_number_for_group()
+    group.eager_connect_single_device(torch.device(device))  # it cannot be in a capture
+    return group
+
+
+def _gloo(name: str, store: Any, rank: int, size: int, local: bool) -> Any:
+    gloo = dist.ProcessGroupGloo
+    own = dist.PrefixStore(name, store)
+    if not local:  # over the device that torch chooses, or GLOO_SOCKET_IFNAME names
+        return gloo(own, rank, size, FOREVER)
+    options = gloo._Options()
+    options._timeout = FOREVER
+    options._devices = [gloo.create_device(hostname="127.0.0.1")]  # which nobody else reaches
+    return gloo(own, rank, size, options)

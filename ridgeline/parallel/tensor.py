@@ -1,0 +1,130 @@
+"""A model split over the ranks of a group: every matrix is shared, and so is the vocabulary.
+
+The model stays as it is written for one device, with fewer heads, columns and entries of the
+vocabulary. What reads them whole gives a part of a sum, so the sum over all ranks follows it: the
+two projections back into the residual stream, the experts, and the embedding, which each rank looks
+up for its own entries. The head's logits are put together again, on every rank.
+
+Rank 0 alone adds what must be added once, biases and the residual: there both are free, in the
+epilogue of its matrix product. Letters as in models/transformer.py.
+
+    model = split_model(config, torch.bfloat16, device, group)      # weights not yet written
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ridgeline.kernels.gated_activation import Activation
+from ridgeline.models import ModelConfig, Transformer, build_model
+from ridgeline.models.transformer import ExpertMLP, Linear, RMSNorm
+from ridgeline.parallel.degrees import rank_config
+from ridgeline.parallel.group import Group
+
+Kind = TypeVar("Kind", bound=nn.Module)
+
+
+class RowLinear(Linear):
+    """A projection of which each rank has some inputs: the sum of what they make of them."""
+
+    group: Group
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        norm: RMSNorm | None = None,
+        activation: Activation | None = None,
+        residual_TO: Tensor | None = None,
+    ) -> Tensor:
+        assert norm is None, "a norm needs all inputs"
+        assert activation is None, "an activation needs the whole sum"
+        own = residual_TO if self.group.rank == 0 else None
+        return self.group.all_reduce(super().forward(x_TD, residual_TO=own))
+
+
+class RowExperts(ExpertMLP):
+    """Experts of which each rank has some columns. All ranks route alike: the router and what it
+    sees are the same on each, bit for bit.
+    """
+
+    group: Group
+
+    def forward(self, x_TD: Tensor, norm: RMSNorm, residual_TD: Tensor | None = None) -> Tensor:
+        own = residual_TD if self.group.rank == 0 else None
+        return self.group.all_reduce(super().forward(x_TD, norm, own))
+
+
+class VocabEmbedding(nn.Embedding):
+    """An embedding of which each rank has some entries."""
+
+    group: Group
+
+    def forward(self, tokens_T: Tensor) -> Tensor:
+        places_T = tokens_T - self.group.rank * len(self.weight)
+        others_T = (places_T < 0) | (places_T >= len(self.weight))
+        x_TD = functional.embedding(places_T.masked_fill(others_T, 0), self.weight)
+        return self.group.all_reduce(x_TD.masked_fill_(others_T.unsqueeze(1), 0.0))
+
+
+class VocabHead(Linear):
+    """A head of which each rank has some entries: the logits of all, on every rank."""
+
+    group: Group
+    vocab_size: int
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        norm: RMSNorm | None = None,
+        activation: Activation | None = None,
+        residual_TO: Tensor | None = None,
+    ) -> Tensor:
+        parts = self.group.all_gather(super().forward(x_TD, norm, activation, residual_TO))
+        held = len(self.weight)  # of which the last ranks' may be there to fill up
+        counts = [min(max(self.vocab_size - rank * held, 0), held) for rank in range(len(parts))]
+        return torch.cat(
+            [part[:, :count] for part, count in zip(parts, counts, strict=True)], dim=1
+        )
+
+
+def split_model(
+    config: ModelConfig, dtype: torch.dtype, device: str | torch.device, group: Group
+) -> Transformer:
+    """This rank's part, allocated and not yet written. Its config is that of the part, with the
+    vocabulary of the whole, which is what goes in and comes out.
+    """
+    model = build_model(rank_config(config, group.size), dtype, device)
+    block: Any
+    for block in model.layers:
+        block.attn.out = _row_linear(block.attn.out, group)
+        if isinstance(block.mlp, ExpertMLP):
+            block.mlp = _as(RowExperts, block.mlp, group)
+        else:
+            block.mlp.down = _row_linear(block.mlp.down, group)
+    model.embed = _as(VocabEmbedding, model.embed, group)
+    model.head = _as(VocabHead, model.head, group)
+    model.head.vocab_size = config.vocab_size
+    model.config = replace(model.config, vocab_size=config.vocab_size)
+    return model
+
+
+def _row_linear(linear: Linear, group: Group) -> RowLinear:
+    row = _as(RowLinear, linear, group)
+    if group.rank:
+        row.register_parameter("bias", None)
+    return row
+
+
+def _as(kind: type[Kind], module: nn.Module, group: Group) -> Kind:
+    """The same module, with the same parameters, as one that works in a group."""
+    made: Any = kind.__new__(kind)
+    nn.Module.__init__(made)
+    made.__dict__.update(module.__dict__)
+    made.group = group
+    found: Kind = made
+    return found

@@ -1,0 +1,90 @@
+"""Tensor parallel on GPUs: what one can show with threads and with a group of one, and, where there
+are two, the real thing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from engines import assert_idle, engine_for, naive_outputs, prompts_of, tiny
+from thread_ranks import ThreadedEngine
+from torch import distributed
+
+from ridgeline.engine import Engine, Sampling, ranks
+from ridgeline.engine.loading import Loaded
+from ridgeline.engine.tensor_runner import AgreedGraphs, TensorRunner
+from ridgeline.models import Transformer
+from ridgeline.parallel.links import join
+from ridgeline.recipe import Parallel, Recipe
+
+GREEDY = Sampling(max_tokens=10)
+LENGTHS = [1, 5, 16, 33, 50]
+
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+def assert_exact(engine: Engine, model: Transformer, sampling: Sampling = GREEDY) -> None:
+    prompts = prompts_of(LENGTHS)
+    for prompt, output in zip(prompts, engine.generate(prompts, sampling), strict=True):
+        assert output.status == "finished", output.reason
+        assert [output.tokens] == naive_outputs(model, prompt, sampling)
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("name", ["llama-mqa-bias", "llama-tied", "qwen3-bias-tied", "gemma2"])
+def test_two_threads_share_a_model_on_one_gpu(name: str) -> None:
+    """The kernels with half of the heads each; a sum of threads is no NCCL, and has no graphs."""
+    model = tiny(name, "fp32", "cuda")
+    with ThreadedEngine(model, graphs=False) as threads:
+        assert_exact(threads.engine, model)
+
+
+def engine_of_one(model: Transformer, **changes: Any) -> Engine:
+    """An engine with a group of one rank: every sum and every gather goes through NCCL."""
+    dist: Any = distributed
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = join(store, 0, 1, "cuda:0", local=True)
+
+    def load(model: Transformer, recipe: Recipe, *_: Any) -> Any:
+        task = ranks.Task(model.config, recipe, "cuda", model.embed.weight.dtype)
+        part, filled, plan = ranks.load_part(task, group, 1, model)
+        return Loaded(part, None, filled, plan), ranks.Members(group, lambda: None)
+
+    with mock.patch("ridgeline.engine.engine.load_on_ranks", load):
+        return engine_for(model, **changes)
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "mixtral"])
+@pytest.mark.parametrize("graphs", [True, False])
+def test_nccl_calls_can_be_captured(name: str, graphs: bool) -> None:
+    model = tiny(name, "fp32", "cuda")
+    with engine_of_one(model, graphs=graphs) as engine:
+        assert isinstance(engine.runner, TensorRunner)
+        for _ in range(2):  # captured, then replayed
+            assert_exact(engine, model)
+        assert (engine.runner.graphs is not None) == graphs
+        if isinstance(engine.runner.graphs, AgreedGraphs):
+            assert engine.runner.graphs.found
+
+
+@needs_two
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe", "gemma3"])
+@pytest.mark.parametrize("graphs", [True, False])
+def test_two_gpus_give_the_tokens_of_one(name: str, graphs: bool) -> None:
+    model = tiny(name, "fp32", "cuda")
+    with engine_for(model, parallel=Parallel(tensor=2), graphs=graphs) as engine:
+        for _ in range(2):
+            assert_exact(engine, model)
+
+
+@needs_two
+def test_draws_are_those_of_one_gpu() -> None:
+    model = tiny("llama-mha", "fp32", "cuda")
+    sampling = Sampling(max_tokens=10, temperature=0.8, top_p=0.9, seed=5)
+    alone = engine_for(model).generate(prompts_of(LENGTHS), sampling)
+    with engine_for(model, parallel=Parallel(tensor=2)) as engine:
+        shared = engine.generate(prompts_of(LENGTHS), sampling)
+    assert [output.tokens for output in shared] == [output.tokens for output in alone]

@@ -1,0 +1,148 @@
+"""Ranks of tensor parallel as threads of one process: quick to start, and easy to disturb.
+
+parts = run_ranks(2, lambda group: work(group))     # what each rank returned
+engine, runners = threaded_engine(model, size=2)    # rank 0's engine, and each rank's runner
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+from unittest import mock
+
+import torch
+from engines import engine_for
+from torch import Tensor
+
+from ridgeline.engine import Engine, Sampling, ranks, tensor_runner
+from ridgeline.engine.loading import Loaded
+from ridgeline.engine.tensor_runner import TensorRunner
+from ridgeline.errors import HardwareError
+from ridgeline.models import Transformer
+from ridgeline.parallel.group import Group, Reduction
+from ridgeline.recipe import Recipe
+
+PATIENCE_S = 20.0  # a rank that waits longer waits for nobody
+
+
+class Meeting:
+    """Where the ranks of a link meet."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=PATIENCE_S)
+        self.brought: list[Any] = [None] * size
+
+
+class ThreadLink:
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self.meeting, self.rank, self.size = meeting, rank, len(meeting.brought)
+        self.log: list[tuple[str, tuple[int, ...]]] = []  # the calls that were made
+
+    def _meet(self, call: str, tensor: Tensor) -> list[Tensor]:
+        """Copies of what all ranks have brought, who must have come for the same."""
+        self.log.append((call, tuple(tensor.shape)))
+        self.meeting.brought[self.rank] = (call, tensor)
+        self._wait()
+        found = list(self.meeting.brought)
+        assert {each for each, _ in found} == {call}, found
+        assert call == "broadcast" or {each.shape for _, each in found} == {tensor.shape}, found
+        copies = [each.clone() for _, each in found]
+        self._wait()
+        return copies
+
+    def _wait(self) -> None:
+        try:
+            self.meeting.barrier.wait()
+        except threading.BrokenBarrierError as error:
+            raise HardwareError("tensor parallel has lost a rank: a thread") from error
+
+    def all_reduce(self, tensor: Tensor, reduction: Reduction = "sum") -> None:
+        found = torch.stack(self._meet(f"all_reduce {reduction}", tensor))
+        tensor.copy_({"sum": found.sum, "max": found.amax, "min": found.amin}[reduction](0))
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return self._meet("all_gather", tensor)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        tensor.copy_(self._meet("broadcast", tensor)[0])
+
+    def check(self) -> None:
+        if self.meeting.barrier.broken:
+            raise HardwareError("tensor parallel has lost a rank: a thread")
+
+    def close(self) -> None:
+        pass
+
+
+def thread_groups(size: int) -> list[Group]:
+    data, control = Meeting(size), Meeting(size)
+    return [Group(ThreadLink(data, rank), ThreadLink(control, rank)) for rank in range(size)]
+
+
+def _guarded(work: Callable[[Group], Any], group: Group) -> Any:
+    """A rank that raises leaves the others, who hear of it."""
+    try:
+        return work(group)
+    except BaseException:
+        for link in (group.data, group.control):
+            link.meeting.barrier.abort()  # type: ignore[attr-defined]
+        raise
+
+
+def run_ranks(size: int, work: Callable[[Group], Any]) -> list[Any]:
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(_guarded, work, group) for group in thread_groups(size)]
+        return [future.result() for future in futures]
+
+
+class ThreadedEngine:
+    """An engine whose other ranks are threads; `close` ends them."""
+
+    def __init__(self, model: Transformer, size: int = 2, **changes: Any) -> None:
+        self.runners: dict[int, TensorRunner] = {}
+        self.futures: list[Future[None]] = []
+        self.groups = thread_groups(size)
+        self._pool = ThreadPoolExecutor(size)
+        original = TensorRunner.__init__
+
+        def noted(runner: TensorRunner, *arguments: Any, **named: Any) -> None:
+            original(runner, *arguments, **named)
+            self.runners[runner.group.rank] = runner
+
+        with (
+            mock.patch("ridgeline.engine.engine.load_on_ranks", self._load),
+            mock.patch.object(tensor_runner.TensorRunner, "__init__", noted),
+        ):
+            self.engine: Engine = engine_for(model, **changes)
+            (output,) = self.engine.generate([[5]], Sampling(max_tokens=1))  # all ranks run
+            assert output.status == "finished", output.reason
+
+    def _load(self, model: Transformer, recipe: Recipe, *_: Any) -> Any:
+        device = model.embed.weight.device.type
+        task = ranks.Task(model.config, recipe, device, model.embed.weight.dtype)
+        size = len(self.groups)
+
+        def serve(group: Group) -> None:
+            part, filled, _ = ranks.load_part(task, group, size, model)
+            tensor_runner.serve(part, filled, group)
+
+        self.futures = [self._pool.submit(_guarded, serve, group) for group in self.groups[1:]]
+        loaded = Loaded(*self._own_part(task, model, size))
+        return loaded, ranks.Members(self.groups[0], lambda: None)
+
+    def _own_part(self, task: Any, model: Transformer, size: int) -> Any:
+        part, filled, plan = ranks.load_part(task, self.groups[0], size, model)
+        return part, None, filled, plan
+
+    def close(self) -> None:
+        """Whatever became of the ranks, their threads end."""
+        self.engine.close()
+        self._pool.shutdown(wait=True)
+
+    def __enter__(self) -> ThreadedEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "Engine": "ridgeline.engine",
+    "Grammar": "ridgeline.engine",
     "Hardware": "ridgeline.hardware",
     "ModelConfig": "ridgeline.models",
     "Recipe": "ridgeline.recipe",

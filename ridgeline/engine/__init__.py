@@ -3,6 +3,7 @@ loop that defines the right answer.
 """
 
 from ridgeline.engine.engine import Engine
+from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.naive import Generation, generate, generate_tokens
 from ridgeline.engine.outputs import Completion, Delta, Output
 from ridgeline.engine.request import Sampling
@@ -12,6 +13,7 @@ __all__ = [
     "Delta",
     "Engine",
     "Generation",
+    "Grammar",
     "Output",
     "Sampling",
     "generate",

@@ -33,6 +33,7 @@ from ridgeline.engine.extras import Job, Pooling
 from ridgeline.engine.live import LiveRequest, Sink
 from ridgeline.engine.loading import load
 from ridgeline.engine.loop import EngineProgress, Loop
+from ridgeline.engine.matching import Grammars, check_installed
 from ridgeline.engine.naive import check_prompt
 from ridgeline.engine.outputs import Delta, Event, Output, RequestError
 from ridgeline.engine.request import Sampling
@@ -67,7 +68,9 @@ class Engine:
         self.scheduler = Scheduler(scheduler_config(self.model.config, self.recipe, pages))
         graph_bytes = self.memory_plan.bytes_of("graphs")
         self.runner = Runner(self.model, self.recipe, pages, graph_bytes)
-        self._loop = Loop(self.scheduler, self.runner, self.recipe.overlap)
+        vocab_size = self.model.config.vocab_size
+        grammars = Grammars(self.tokenizer, vocab_size) if self.tokenizer is not None else None
+        self._loop = Loop(self.scheduler, self.runner, self.recipe.overlap, grammars)
         self._events: list[Event] = []  # of requests that were added by hand
         self._numbers = count()
 
@@ -165,6 +168,10 @@ class Engine:
         check_tokens(sampling, self.model.config.vocab_size)
         if sampling.stop and self.tokenizer is None:
             raise UsageError("stop strings need a tokenizer, and the engine has none; use stop_ids")
+        if sampling.grammar is not None:
+            check_installed()
+            if self.tokenizer is None:
+                raise UsageError("a grammar needs a tokenizer, and the engine has none")
         eos_ids = () if sampling.ignore_eos or self.tokenizer is None else self.tokenizer.eos_ids
         stop_ids = frozenset((*eos_ids, *sampling.stop_ids))
         return Job(with_seed(sampling), tuple(tokens), stop_ids, pooling)
@@ -203,6 +210,7 @@ class Engine:
             arrival=now,
             deadline=None if timeout_s is None else now + timeout_s,
             salt=f"{rope_regime(self.model.config, length)}/{salt}",
+            needs_host=sampling.grammar is not None,
             reuse_prefix=sampling.prompt_logprobs is None and job.pooling is None,
         )
         self._loop.submit(ask, LiveRequest(request_id, job, self.tokenizer, sink))

@@ -143,7 +143,8 @@ class Runner:
             sampling, length = job.sampling, len(job.prompt)
             try:
                 self.seats.sit(seat, length, sampling, sampling.sample_seed(key[1]))
-                self.special.sit(seat, sampling, job.prompt, tokens[length:], job.stop_ids)
+                matcher = job.matchers[key[1]] if job.matchers else None
+                self.special.sit(seat, sampling, job.prompt, tokens[length:], job.stop_ids, matcher)
             except Exception as error:
                 failed[key[0]] = reason_of(error)
         return failed

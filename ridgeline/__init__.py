@@ -23,6 +23,7 @@ _LAZY = {
     "Recipe": "ridgeline.recipe",
     "Record": "ridgeline.records",
     "Sampling": "ridgeline.engine",
+    "SupervisedEngine": "ridgeline.engine",
     "Tokenizer": "ridgeline.data",
     "generate": "ridgeline.engine",
     "load_model": "ridgeline.quantization",

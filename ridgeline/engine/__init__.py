@@ -7,6 +7,7 @@ from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.naive import Generation, generate, generate_tokens
 from ridgeline.engine.outputs import Completion, Delta, Output
 from ridgeline.engine.request import Sampling
+from ridgeline.engine.supervisor import SupervisedEngine
 
 __all__ = [
     "Completion",
@@ -16,6 +17,7 @@ __all__ = [
     "Grammar",
     "Output",
     "Sampling",
+    "SupervisedEngine",
     "generate",
     "generate_tokens",
 ]

@@ -10,8 +10,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from functools import partial
-from typing import NamedTuple
+from operator import methodcaller
+from typing import NamedTuple, Protocol
 
 from ridgeline.engine.choosing import TokenLogprob, nan_message
 from ridgeline.engine.extras import Extras, Job
@@ -38,6 +38,22 @@ class EngineProgress(NamedTuple):
     num_steps: int
     last_step_s: float  # how long the last step took, from its launch to its tokens
     idle_s: float  # since tokens last came
+
+
+class Stepping(Protocol):
+    """What an engine needs of whoever runs its steps: the loop here, or one in another process."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def progress(self) -> EngineProgress: ...
+
+    def submit(self, ask: Ask, live: LiveRequest) -> None: ...
+
+    def cancel(self, request_id: Hashable) -> bool: ...
+
+    def advance(self) -> None: ...
 
 
 class Loop:
@@ -88,6 +104,11 @@ class Loop:
         cancelled = self.scheduler.cancel(request_id)
         self._tell_ended()
         return cancelled
+
+    def finish(self, request_id: Hashable, sample: int) -> None:
+        """End one of a request's outputs: whoever reads it has all that was wanted."""
+        self.scheduler.finish(request_id, sample)
+        self._tell_ended()
 
     def advance(self) -> None:
         """One step: plan and launch it, receive the one that is due, tell who has ended."""
@@ -149,9 +170,9 @@ class Loop:
     def _deliver(self, plan: StepPlan, received: Received, extras: Extras) -> None:
         """Hand each request what the step brought it."""
         for part in extras.prompts:
-            self._guarded(part.request_id, partial(LiveRequest.take_prompt, part=part))
+            self._guarded(part.request_id, methodcaller("take_prompt", part))
         for states in extras.embeddings:
-            self._guarded(states.request_id, partial(LiveRequest.take_embedding, part=states))
+            self._guarded(states.request_id, methodcaller("take_embedding", states))
         logprobs = {plan.sample_keys[index]: entry for index, entry in extras.logprobs.items()}
         reasons = dict(received.finished)
         for key, token in zip(received.keys, received.tokens, strict=True):

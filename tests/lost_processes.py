@@ -52,6 +52,7 @@ class StandIn:
         assert isinstance(engine._loop, Loop)
         self.engine, self.loop = engine, engine._loop
         self.is_ready = self.has_answered = self.is_dead = False
+        self.inbox: list[Command] = []
         self.outbox: list[Message] = []
         self.loop.runner = WatchedRunner(engine.runner, self.heartbeat)  # type: ignore[assignment]
         forward = engine.runner.forward
@@ -74,8 +75,7 @@ class StandIn:
         return start
 
     def send(self, command: Command) -> None:
-        if not self.is_dead:
-            _obey(self.loop, command, self.outbox)
+        self.inbox.append(command)
 
     def receive(self, seconds: float) -> list[Message] | None:
         if not self.is_ready:
@@ -84,7 +84,7 @@ class StandIn:
         if self.is_dead:
             return None
         try:
-            self.loop.advance()
+            self._advance()
         except Killed:
             self.is_dead = True
         self.heartbeat.note(self.loop.progress, self.loop.scheduler.stats())
@@ -93,6 +93,17 @@ class StandIn:
             isinstance(message, (Token, End)) for message in found
         )
         return found
+
+    def _advance(self) -> None:
+        """A step; commands reach it one step late."""
+        if self.loop._preparing:
+            self.loop._preparing.wait(
+                30.0
+            )  # so that requests with grammars are there from the start
+        self.loop.advance()
+        for command in self.inbox:
+            _obey(self.loop, command, self.outbox)
+        self.inbox.clear()
 
     def bury(self) -> str:
         return "its process was killed by SIGKILL"

@@ -232,9 +232,13 @@ def test_a_bad_grammar_fails_its_own_request() -> None:
     good = replace(NUMBER, max_tokens=9)
     samplings = [replace(DRAWN, grammar=grammar) for grammar in WRONG.values()]
     banned = Sampling(grammar=Grammar.choice(["x"]), logit_bias=banned_tokens("x"))
-    outputs = engine.generate([TEXTS[0]] * (len(samplings) + 2), [*samplings, banned, good])
+    early = Sampling(
+        grammar=Grammar.choice(["x"]), stop_ids=tuple(banned_tokens("x")), min_tokens=1
+    )
+    samplings += [banned, early]
+    outputs = engine.generate([TEXTS[0]] * (len(samplings) + 1), [*samplings, good])
     assert tokens_of(outputs[-1:]) == [plain_tokens(engine, TEXTS[0], good)]
-    reasons = [*WRONG, "rule out every token"]
+    reasons = [*WRONG, *["rule out every token"] * 2]
     for reason, output in zip(reasons, outputs[:-1], strict=True):
         assert output.status == "failed"
         assert reason in output.reason

@@ -29,7 +29,7 @@ from ridgeline.errors import ContextLengthError, HardwareError, ModelNotFoundErr
 from ridgeline.quantization import load_model
 from ridgeline.recipe import KV, Limits, Recipe
 
-LIMITS = Limits(max_batch=8, token_budget=64, memory_share=0.02)
+LIMITS = Limits(max_batch=16, token_budget=64, memory_share=0.02)
 RECIPE = Recipe(dtype="fp32", kv=KV(page_size=16), limits=LIMITS)
 DRAWN = Sampling(temperature=1.0, seed=5, max_tokens=9, ignore_eos=True)
 SETTINGS = [
@@ -118,6 +118,10 @@ def test_outputs_survive_processes_that_die(
     for found, right in zip(run(engine, prompts, samplings), expected, strict=True):
         assert_same(found, right)
     assert engine.num_restarts >= 2
+    (found,) = run(
+        engine, prompts[-1:], [stop]
+    )  # what comes after it is dropped
+    assert_same(found, expected[-1])
     steps = engine.progress.num_steps
     (vector,) = engine.embed([prompts[1]])
     torch.testing.assert_close(vector, plain_engine().embed([prompts[1]])[0])

@@ -37,6 +37,19 @@ def break_at_positions(engine: Engine) -> None:
     engine.runner.forward = breaking  # type: ignore[method-assign]
 
 
+def lose_the_device(engine: Engine) -> None:
+    """A kernel that fails for good, as a GPU tells it: later, when somebody waits for the step."""
+    forward = engine.runner.forward
+
+    def losing(inputs: Any, *rest: Any) -> torch.Tensor:
+        if DEADLY in inputs.positions.tolist():
+            nothing = torch.zeros(4, device=engine.runner.device)
+            nothing[torch.full((1,), 10**6, device=engine.runner.device)]
+        return forward(inputs, *rest)
+
+    engine.runner.forward = losing  # type: ignore[method-assign]
+
+
 class Killed(BaseException):
     """What ends a stand-in: nothing in the engine catches it."""
 

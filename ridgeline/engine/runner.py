@@ -30,7 +30,7 @@ from ridgeline.engine.batch import (
     write,
 )
 from ridgeline.engine.extras import Extras, Jobs, Pending
-from ridgeline.engine.faults import reason_of, run_in_parts
+from ridgeline.engine.faults import raise_if_lost, reason_of, run_in_parts
 from ridgeline.engine.graphs import Graphs
 from ridgeline.engine.kv_cache import KVCache
 from ridgeline.engine.notes import Note
@@ -128,7 +128,11 @@ class Runner:
     def collect(self, in_flight: InFlight) -> StepOutput:
         """Wait for a step's tokens."""
         if in_flight.event is not None:
-            in_flight.event.synchronize()
+            try:
+                in_flight.event.synchronize()
+            except RuntimeError as error:  # of a kernel: most are only heard of here
+                raise_if_lost(error)
+                raise
         tokens, is_nan = in_flight.results.tolist()
         found = Extras()
         for note in in_flight.pending:

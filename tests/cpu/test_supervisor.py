@@ -118,9 +118,7 @@ def test_outputs_survive_processes_that_die(
     for found, right in zip(run(engine, prompts, samplings), expected, strict=True):
         assert_same(found, right)
     assert engine.num_restarts >= 2
-    (found,) = run(
-        engine, prompts[-1:], [stop]
-    )  # what comes after it is dropped
+    (found,) = run(engine, prompts[-1:], [stop])  # what comes after it is dropped
     assert_same(found, expected[-1])
     steps = engine.progress.num_steps
     (vector,) = engine.embed([prompts[1]])

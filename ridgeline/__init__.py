@@ -17,11 +17,13 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "Engine": "ridgeline.engine",
+    "Grammar": "ridgeline.engine",
     "Hardware": "ridgeline.hardware",
     "ModelConfig": "ridgeline.models",
     "Recipe": "ridgeline.recipe",
     "Record": "ridgeline.records",
     "Sampling": "ridgeline.engine",
+    "SupervisedEngine": "ridgeline.engine",
     "Tokenizer": "ridgeline.data",
     "generate": "ridgeline.engine",
     "load_model": "ridgeline.quantization",

@@ -111,6 +111,12 @@ class Tokenizer:
         """The text of ids; bytes that form no character become U+FFFD."""
         return self._pieces.join(ids, skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text, as bytes: it may be part of a character. Nothing for special
+        tokens.
+        """
+        return b"" if self._pieces.is_special(token_id) else self._pieces[token_id]
+
     def decoder(
         self, *, skip_special_tokens: bool = True, continuation: bool = False
     ) -> IncrementalDecoder:

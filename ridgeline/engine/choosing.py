@@ -2,7 +2,8 @@
 sampling of the engine is tested against.
 
 Penalties see the prompt and the output so far, a bias is added, stop tokens are ruled out until
-there are enough tokens, then kernels/sampling's reference chooses. Log-probabilities are the
+there are enough tokens, and so is what a grammar does not allow (matching.py), then
+kernels/sampling's reference chooses. Log-probabilities are the
 model's own, before all of that. Letters: V vocabulary.
 
     chooser = Chooser(sampling, prompt, vocab_size, stop_ids={2}, device=logits_V.device)
@@ -16,9 +17,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.engine.matching import Matcher
 from ridgeline.engine.request import Sampling
 from ridgeline.errors import NumericsError, UsageError
 from ridgeline.kernels.sampling import sample
@@ -49,7 +52,11 @@ class Chooser:
         stop_ids: Collection[int],
         device: torch.device,
         sample_index: int = 0,
+        matcher: Matcher | None = None,
     ) -> None:
+        if sampling.grammar is not None and matcher is None:
+            raise UsageError("the sampling has a grammar; give the Matcher that follows it")
+        self.matcher = matcher
         self.sampling, self.seed = sampling, sampling.sample_seed(sample_index)
         self.prompt_length, self.count = len(prompt), 0  # tokens chosen so far
         self.stop_ids = sorted(stop_ids)
@@ -74,6 +81,8 @@ class Chooser:
         )
         if adjusted_V[token].isnan():  # where a logit is NaN, one of those is chosen
             raise NumericsError(nan_message(position))
+        if self.matcher is not None:
+            self.matcher.accept(int(token))
         self.count += 1
         self.counts_V[token] += 1
         if not sampling.wants_logprobs:
@@ -81,14 +90,24 @@ class Chooser:
         (logprob,) = logprobs_of(logits_V[None], token[None], sampling.logprobs or 0)
         return Chosen(int(token), logprob)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether a grammar is complete with the tokens so far."""
+        return self.matcher is not None and self.matcher.is_complete
+
     def _adjusted(self, logits_V: Tensor) -> Tensor:
         sampling, bias_V = self.sampling, self.bias_V
         too_early = self.count < sampling.min_tokens and self.stop_ids
-        if not (sampling.has_penalties or sampling.logit_bias or too_early):
+        matcher = self.matcher
+        if not (sampling.has_penalties or sampling.logit_bias or too_early or matcher):
             return logits_V
         if too_early:
             bias_V = bias_V.clone()
             bias_V[self.stop_ids] = float("-inf")
+        if matcher is not None:
+            bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
+            allowed_V = torch.from_numpy(bits[: len(bias_V)]).bool().to(bias_V.device)
+            bias_V = bias_V.masked_fill(~allowed_V, float("-inf"))
         return adjusted_logits(
             logits_V,
             repetition=sampling.repetition_penalty,

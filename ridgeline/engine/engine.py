@@ -33,7 +33,8 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine.choosing import check_tokens, with_seed
 from ridgeline.engine.extras import Job, Pooling
 from ridgeline.engine.live import LiveRequest, Sink
-from ridgeline.engine.loop import EngineProgress, Loop
+from ridgeline.engine.loop import EngineProgress, Loop, Stepping
+from ridgeline.engine.matching import Grammars, check_installed
 from ridgeline.engine.naive import check_prompt
 from ridgeline.engine.outputs import Delta, Event, Output
 from ridgeline.engine.ranks import load_on_ranks
@@ -65,13 +66,17 @@ class Engine:
         """`num_pages` takes fewer pages of KV cache than the memory plan allows."""
         loaded, members = load_on_ranks(model, recipe, tokenizer, device, progress)
         self.model, self.tokenizer, self.recipe, self.memory_plan = loaded
+        self.config = self.model.config
         pages = min(num_pages or self.memory_plan.num_pages, self.memory_plan.num_pages)
         self.max_context = self.recipe.limits.filled().max_context
-        self.scheduler = Scheduler(scheduler_config(self.model.config, self.recipe, pages))
+        self.scheduler = Scheduler(scheduler_config(self.config, self.recipe, pages))
         graph_bytes = self.memory_plan.bytes_of("graphs")
         about = (self.model, self.recipe, pages, graph_bytes)
         self.runner = Runner(*about) if members is None else TensorRunner(*about, *members)
-        self._loop = Loop(self.scheduler, self.runner, self.recipe.overlap)
+        grammars = None
+        if self.tokenizer is not None:
+            grammars = Grammars(self.tokenizer, self.config.vocab_size)
+        self._loop: Stepping = Loop(self.scheduler, self.runner, self.recipe.overlap, grammars)
         self._events: list[Event] = []  # of requests that were added by hand
         self._numbers = count()
 
@@ -173,16 +178,20 @@ class Engine:
     def job(self, prompt: Prompt, sampling: Sampling, pooling: Pooling | None = None) -> Job:
         """A request, checked."""
         tokens = self._encode(prompt)
-        room = check_prompt(self.model.config, tokens)
+        room = check_prompt(self.config, tokens)
         if len(tokens) >= self.max_context:
             raise ContextLengthError(
                 f"the prompt has {len(tokens)} tokens; max_context is {self.max_context}; give a "
                 "shorter one, or raise --max-context"
             )
         assert room > 0, "check_prompt leaves room for a token"
-        check_tokens(sampling, self.model.config.vocab_size)
+        check_tokens(sampling, self.config.vocab_size)
         if sampling.stop and self.tokenizer is None:
             raise UsageError("stop strings need a tokenizer, and the engine has none; use stop_ids")
+        if sampling.grammar is not None:
+            check_installed()
+            if self.tokenizer is None:
+                raise UsageError("a grammar needs a tokenizer, and the engine has none")
         eos_ids = () if sampling.ignore_eos or self.tokenizer is None else self.tokenizer.eos_ids
         stop_ids = frozenset((*eos_ids, *sampling.stop_ids))
         return Job(with_seed(sampling), tuple(tokens), stop_ids, pooling)
@@ -220,7 +229,8 @@ class Engine:
             priority=priority,
             arrival=now,
             deadline=None if timeout_s is None else now + timeout_s,
-            salt=f"{rope_regime(self.model.config, length)}/{salt}",
+            salt=f"{rope_regime(self.config, length)}/{salt}",
+            needs_host=sampling.grammar is not None,
             reuse_prefix=sampling.prompt_logprobs is None and job.pooling is None,
         )
         self._loop.submit(ask, LiveRequest(request_id, job, self.tokenizer, sink))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.choosing import TokenLogprob, listed, ranked_logprobs
+from ridgeline.engine.matching import Matcher
 from ridgeline.engine.request import Sampling
 from ridgeline.engine.step_plan import StepPlan
 from ridgeline.engine.transfer import to_device, to_host
@@ -31,6 +32,16 @@ class Job:
     prompt: tuple[int, ...]
     stop_ids: frozenset[int]
     pooling: Pooling | None = None  # for an embedding: nothing is sampled
+    matchers: tuple[Matcher, ...] = ()  # with a grammar: one for each output, which it follows
+
+    def completes(self, sample: int, token: int) -> bool:
+        """Whether an output's next token completes what its grammar asks for; a GrammarError if
+        that does not allow it.
+        """
+        if not self.matchers:
+            return False
+        self.matchers[sample].accept(token)
+        return self.matchers[sample].is_complete
 
 
 Jobs = Mapping[Hashable, Job]

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from ridgeline.engine.step_plan import StepPlan
-from ridgeline.errors import HardwareError
+from ridgeline.errors import HardwareError, RidgelineError
 
 log = logging.getLogger(__name__)
 
@@ -122,5 +122,8 @@ def raise_if_lost(error: Exception) -> None:
 
 
 def reason_of(error: BaseException) -> str:
+    """In one line; errors that users can cause speak for themselves."""
+    if isinstance(error, RidgelineError):
+        return str(error)
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -32,7 +32,9 @@ class LiveSample:
         self.pieces: list[str] = []
         self.finish_reason: FinishReason | None = None
         self._stop_ids = job.stop_ids
-        self._decoder = tokenizer.decoder() if tokenizer is not None else None
+        # A grammar sees a first space, so it is text: see Tokenizer.decoder.
+        continues = job.sampling.grammar is not None
+        self._decoder = tokenizer.decoder(continuation=continues) if tokenizer is not None else None
         self._watcher = StopWatcher(job.sampling.stop)
 
     def push(self, token: int, logprob: TokenLogprob | None) -> str:

@@ -10,22 +10,26 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from functools import partial
-from typing import NamedTuple
+from operator import methodcaller
+from typing import NamedTuple, Protocol
 
 from ridgeline.engine.choosing import TokenLogprob, nan_message
 from ridgeline.engine.extras import Extras, Job
 from ridgeline.engine.faults import reason_of
 from ridgeline.engine.live import LiveRequest
+from ridgeline.engine.matching import Grammars, stuck_message
+from ridgeline.engine.preparing import Prepared, Preparing
 from ridgeline.engine.request import FinishReason
 from ridgeline.engine.runner import InFlight, Runner, StepOutput
 from ridgeline.engine.scheduler import MAX_STEPS_OUT, Received, Scheduler
 from ridgeline.engine.state import Ask, Key
 from ridgeline.engine.step_plan import StepPlan
+from ridgeline.errors import UsageError
 
 log = logging.getLogger(__name__)
 
 SMALLEST_BUDGET = 16  # tokens a step, however short memory is
+IDLE_S = 0.02  # waited at most for a grammar, when there is nothing else to do
 
 
 class EngineProgress(NamedTuple):
@@ -36,9 +40,32 @@ class EngineProgress(NamedTuple):
     idle_s: float  # since tokens last came
 
 
+class Stepping(Protocol):
+    """What an engine needs of whoever runs its steps: the loop here, or one in another process."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def progress(self) -> EngineProgress: ...
+
+    def submit(self, ask: Ask, live: LiveRequest) -> None: ...
+
+    def cancel(self, request_id: Hashable) -> bool: ...
+
+    def advance(self) -> None: ...
+
+
 class Loop:
-    def __init__(self, scheduler: Scheduler, runner: Runner, overlap: bool) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        overlap: bool,
+        grammars: Grammars | None = None,
+    ) -> None:
         self.scheduler, self.runner = scheduler, runner
+        self._preparing = Preparing(grammars)
         self.depth = MAX_STEPS_OUT if overlap else 1  # steps out before the oldest is waited for
         self._jobs: dict[Hashable, Job] = {}
         self._live: dict[Hashable, LiveRequest] = {}
@@ -47,7 +74,7 @@ class Loop:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live or self._out)
+        return bool(self._live or self._out or self._preparing)
 
     @property
     def progress(self) -> EngineProgress:
@@ -55,24 +82,52 @@ class Loop:
         return EngineProgress(self._num_steps, self._last_step_s, idle_s)
 
     def submit(self, ask: Ask, live: LiveRequest) -> None:
+        """Take a request; one with a grammar is run when that has been compiled."""
+        if ask.request_id in self._preparing or ask.request_id in self._live:
+            raise UsageError(f"request {ask.request_id!r} is already there; give each its own id")
+        if live.job.sampling.grammar is not None and not live.job.matchers:
+            self._preparing.add(ask, live)
+        else:
+            self._enter(ask, live)
+
+    def _enter(self, ask: Ask, live: LiveRequest) -> None:
         self.scheduler.submit(ask)
         self._jobs[ask.request_id], self._live[ask.request_id] = live.job, live
         self._tell_ended()  # it may have been refused
 
     def cancel(self, request_id: Hashable) -> bool:
         """End a request now; False if it has ended already."""
+        waiting = self._preparing.cancel(request_id)
+        if waiting is not None:
+            self._take_prepared(waiting)
+            return True
         cancelled = self.scheduler.cancel(request_id)
         self._tell_ended()
         return cancelled
 
+    def finish(self, request_id: Hashable, sample: int) -> None:
+        """End one of a request's outputs: whoever reads it has all that was wanted."""
+        self.scheduler.finish(request_id, sample)
+        self._tell_ended()
+
     def advance(self) -> None:
         """One step: plan and launch it, receive the one that is due, tell who has ended."""
+        for prepared in self._preparing.take(time.monotonic()):
+            self._take_prepared(prepared)
         plan = self._plan()
+        if plan is None and not self._out and self._preparing:
+            self._preparing.wait(IDLE_S)
         if plan is not None:
             self._launch(plan)
         if self._out and (plan is None or len(self._out) >= self.depth):
             self._receive()
         self._tell_ended()
+
+    def _take_prepared(self, prepared: Prepared) -> None:
+        if prepared.end is None:
+            self._enter(prepared.ask, prepared.live)
+        else:
+            prepared.live.end(prepared.end)
 
     def _plan(self) -> StepPlan | None:
         if len(self._out) >= MAX_STEPS_OUT:
@@ -95,6 +150,7 @@ class Loop:
         self._last_step_s = self._last_time - launched
         self._num_steps += 1
         self._fail_nan(in_flight.plan, output)
+        self._fail_stuck(in_flight.plan)
         received = self.scheduler.receive(in_flight.plan.step_id, output.tokens)
         self._deliver(in_flight.plan, received, output.extras)
 
@@ -104,12 +160,19 @@ class Loop:
                 position = plan.positions[plan.logit_tokens[index]] + 1
                 self.scheduler.fail(plan.sample_keys[index][0], nan_message(position))
 
+    def _fail_stuck(self, plan: StepPlan) -> None:
+        """Requests whose grammars allowed no token: what was chosen for them means nothing."""
+        for request_id, sample in (plan.sample_keys[index] for index in plan.host_samples):
+            job = self._jobs.get(request_id)
+            if job is not None and job.matchers and job.matchers[sample].is_stuck:
+                self.scheduler.fail(request_id, stuck_message(job.matchers[sample].count))
+
     def _deliver(self, plan: StepPlan, received: Received, extras: Extras) -> None:
         """Hand each request what the step brought it."""
         for part in extras.prompts:
-            self._guarded(part.request_id, partial(LiveRequest.take_prompt, part=part))
+            self._guarded(part.request_id, methodcaller("take_prompt", part))
         for states in extras.embeddings:
-            self._guarded(states.request_id, partial(LiveRequest.take_embedding, part=states))
+            self._guarded(states.request_id, methodcaller("take_embedding", states))
         logprobs = {plan.sample_keys[index]: entry for index, entry in extras.logprobs.items()}
         reasons = dict(received.finished)
         for key, token in zip(received.keys, received.tokens, strict=True):
@@ -121,7 +184,8 @@ class Loop:
         request_id, sample = key
 
         def push(live: LiveRequest) -> None:
-            if live.push(sample, token, logprob, reason):
+            completes = live.job.completes(sample, token) and reason is None
+            if live.push(sample, token, logprob, "stop" if completes else reason) or completes:
                 self.scheduler.finish(request_id, sample)
 
         self._guarded(request_id, push)

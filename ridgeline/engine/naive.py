@@ -27,6 +27,7 @@ from ridgeline.engine.choosing import (
     logprobs_of,
     with_seed,
 )
+from ridgeline.engine.matching import Grammars, Matcher
 from ridgeline.engine.request import FinishReason, Sampling
 from ridgeline.engine.stop import StopWatcher
 from ridgeline.errors import ContextLengthError, OutOfMemoryError, UsageError
@@ -90,9 +91,11 @@ def generate_chosen(
     sampling: Sampling,
     stop_ids: Collection[int] = (),
     sample: int = 0,
+    matcher: Matcher | None = None,
 ) -> Iterator[Chosen]:
-    """The tokens of one output one by one; ends after `max_tokens`, at the context's end, or after
-    (and with) a stop id, of those given and of the sampling's own.
+    """The tokens of one output one by one; ends after `max_tokens`, at the context's end, after
+    (and with) a stop id, of those given and of the sampling's own, or when its grammar, which
+    `matcher` follows, is complete.
     """
     room = check_prompt(model.config, prompt)
     vocab_size = model.config.vocab_size
@@ -102,13 +105,13 @@ def generate_chosen(
     cache = OneSequence(model, len(prompt) + num_new)
     stops = {*stop_ids, *sampling.stop_ids}
     device = cache.positions_T.device
-    chooser = Chooser(with_seed(sampling), prompt, vocab_size, stops, device, sample)
+    chooser = Chooser(with_seed(sampling), prompt, vocab_size, stops, device, sample, matcher)
     for start in range(0, len(prompt), CHUNK):
         logits_V = forward(model, prompt[start : start + CHUNK], cache, len(prompt))
     for count in range(num_new):
         chosen = chooser.choose(logits_V)
         yield chosen
-        if chosen.token in stops or count + 1 == num_new:
+        if chosen.token in stops or chooser.is_complete or count + 1 == num_new:
             return
         logits_V = forward(model, [chosen.token], cache, len(prompt))
 
@@ -119,18 +122,28 @@ def generate_tokens(
     sampling: Sampling,
     stop_ids: Collection[int] = (),
     sample: int = 0,
+    matcher: Matcher | None = None,
 ) -> Iterator[int]:
     """The token ids of one of the request's outputs, one by one."""
-    return (chosen.token for chosen in generate_chosen(model, prompt, sampling, stop_ids, sample))
+    chosen = generate_chosen(model, prompt, sampling, stop_ids, sample, matcher)
+    return (entry.token for entry in chosen)
 
 
 def generate_samples(
-    model: Transformer, prompt: Sequence[int], sampling: Sampling, stop_ids: Collection[int] = ()
+    model: Transformer,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    stop_ids: Collection[int] = (),
+    grammars: Grammars | None = None,
 ) -> list[list[Chosen]]:
     """All `n` outputs; with `best_of` the best ones first, else in the order of their seeds."""
     sampling = with_seed(sampling)
     outputs = [
-        list(generate_chosen(model, prompt, sampling, stop_ids, sample))
+        list(
+            generate_chosen(
+                model, prompt, sampling, stop_ids, sample, _matcher(grammars, sampling, stop_ids)
+            )
+        )
         for sample in range(sampling.num_samples)
     ]
     if sampling.num_samples == sampling.n:
@@ -221,7 +234,10 @@ def generate(
     prompt_ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
     sampling = with_seed(sampling or Sampling())
     _check_plain(sampling)
-    decoder, watcher = tokenizer.decoder(), StopWatcher(sampling.stop)
+    eos_ids = () if sampling.ignore_eos else tokenizer.eos_ids
+    matcher = _matcher(Grammars(tokenizer, model.config.vocab_size), sampling, eos_ids)
+    decoder = tokenizer.decoder(continuation=matcher is not None)
+    watcher = StopWatcher(sampling.stop)
     pieces: list[str] = []
 
     def emit(text: str) -> None:
@@ -233,8 +249,7 @@ def generate(
     tokens: list[int] = []
     reason: FinishReason = "length"
     start = first = time.perf_counter()
-    eos_ids = () if sampling.ignore_eos else tokenizer.eos_ids
-    for token in generate_tokens(model, prompt_ids, sampling, eos_ids):
+    for token in generate_tokens(model, prompt_ids, sampling, eos_ids, matcher=matcher):
         if not tokens:
             first = time.perf_counter()
         tokens.append(token)
@@ -242,7 +257,7 @@ def generate(
             reason = "stop"
             break
         emit(watcher.push(decoder.push(token)))
-        if watcher.stopped:
+        if watcher.stopped or (matcher is not None and matcher.is_complete):
             reason = "stop"
             break
     last = time.perf_counter()
@@ -258,6 +273,16 @@ def generate(
         first - start,
         last - first,
     )
+
+
+def _matcher(
+    grammars: Grammars | None, sampling: Sampling, stop_ids: Collection[int]
+) -> Matcher | None:
+    """What follows one output's grammar, if it has one."""
+    if sampling.grammar is None or grammars is None:
+        return None
+    compiled = grammars.compile(sampling.grammar).result()
+    return grammars.matcher(compiled, sampling, {*stop_ids, *sampling.stop_ids})
 
 
 def _check_plain(sampling: Sampling) -> None:

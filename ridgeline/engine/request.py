@@ -4,6 +4,7 @@ The plain loop (naive.py) defines what each field does; the engine does the same
 
     Sampling(temperature=0.7, top_p=0.9, seed=1, max_tokens=100, stop=("\\n\\n",))
     Sampling(n=3, temperature=1.0, logprobs=5, logit_bias={13: -100.0})
+    Sampling(grammar=Grammar.choice(["yes", "no"]))
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ridgeline.engine.grammar import Grammar
 from ridgeline.errors import UsageError
 
 FinishReason = Literal["stop", "length"]
@@ -96,6 +98,14 @@ class Sampling:
             python_only=True,
         ),
     )
+    grammar: Grammar | None = field(
+        default=None,
+        metadata=_about(
+            "the form that the output must have: it ends when that is complete, and its text "
+            "is what the grammar accepts",
+            python_only=True,
+        ),
+    )
 
     def __post_init__(self) -> None:
         self._check_choice()
@@ -167,6 +177,9 @@ class Sampling:
             raise UsageError("a stop string is empty; give at least one character")
 
     def _check_outputs(self) -> None:
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            kind = type(self.grammar).__name__
+            raise UsageError(f"grammar is a {kind}; give a Grammar, as Grammar.regex(…) makes one")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None and not 0 <= count <= MAX_LOGPROBS:

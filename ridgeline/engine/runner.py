@@ -30,7 +30,7 @@ from ridgeline.engine.batch import (
     write,
 )
 from ridgeline.engine.extras import Extras, Jobs, Pending
-from ridgeline.engine.faults import reason_of, run_in_parts
+from ridgeline.engine.faults import raise_if_lost, reason_of, run_in_parts
 from ridgeline.engine.graphs import Graphs
 from ridgeline.engine.kv_cache import KVCache
 from ridgeline.engine.notes import Note
@@ -137,7 +137,11 @@ class Runner:
     def collect(self, in_flight: InFlight) -> StepOutput:
         """Wait for a step's tokens."""
         if in_flight.event is not None:
-            in_flight.event.synchronize()
+            try:
+                in_flight.event.synchronize()
+            except RuntimeError as error:  # of a kernel: most are only heard of here
+                raise_if_lost(error)
+                raise
         tokens, is_nan = in_flight.results.tolist()
         found = Extras()
         for note in in_flight.pending:
@@ -158,7 +162,8 @@ class Runner:
             sampling, length = job.sampling, len(job.prompt)
             try:
                 self.seats.sit(seat, length, sampling, sampling.sample_seed(key[1]))
-                self.special.sit(seat, sampling, job.prompt, tokens[length:], job.stop_ids)
+                matcher = job.matchers[key[1]] if job.matchers else None
+                self.special.sit(seat, sampling, job.prompt, tokens[length:], job.stop_ids, matcher)
             except Exception as error:
                 failed[key[0]] = reason_of(error)
         return failed

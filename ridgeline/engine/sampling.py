@@ -3,7 +3,8 @@
 Most samples need their logits, a temperature and filters: one call that a graph can hold
 (`plain`). Those with penalties, a bias, or stop tokens that are ruled out for now go through a
 second call with tables of the vocabulary (`Special`), a few rows at a time, so that the tables stay
-small. What each setting means is choosing.py's. Letters: R samples, V vocabulary.
+small. A grammar's mask becomes a bias there; it is asked for while the forward pass runs. What each
+setting means is choosing.py's. Letters: R samples, V vocabulary.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.batch import StepInputs
+from ridgeline.engine.masks import Masks
+from ridgeline.engine.matching import Matcher
 from ridgeline.engine.request import Sampling
 from ridgeline.engine.step_plan import StepPlan
 from ridgeline.engine.transfer import to_device
@@ -74,6 +77,7 @@ class Seated:
     sampling: Sampling
     prompt_length: int
     stop_ids: list[int]
+    matcher: Matcher | None = None
 
     def bias(self, draw_position: int) -> Iterator[tuple[int, float]]:
         """Tokens, and what is added to their logits for the token at this position."""
@@ -87,11 +91,12 @@ class Seated:
 
 
 class Special:
-    """The seats with penalties, a bias or a least number of tokens, and what they need."""
+    """The seats with penalties, a bias, a least number of tokens or a grammar, and what for."""
 
     def __init__(self, max_batch: int, vocab_size: int, device: torch.device) -> None:
         self.shape, self.device = (max_batch, vocab_size), device
         self.seats: dict[int, Seated] = {}
+        self.masks = Masks(vocab_size, device)
         self.counts_SV: Tensor | None = None  # of each token in the output, by seat
         self.seen_SV: Tensor | None = None  # whether it is in the prompt
 
@@ -102,12 +107,16 @@ class Special:
         prompt: Sequence[int],
         output: Sequence[int],
         stop_ids: Collection[int],
+        matcher: Matcher | None = None,
     ) -> None:
         """A stream takes a seat, with the tokens it has so far."""
         self.seats.pop(seat, None)
-        if not (sampling.has_penalties or sampling.logit_bias or sampling.min_tokens):
+        tables = sampling.has_penalties or sampling.logit_bias or sampling.min_tokens
+        if not tables and matcher is None:
             return
-        self.seats[seat] = Seated(sampling, len(prompt), sorted(stop_ids))
+        if matcher is not None:
+            matcher.follow(output)
+        self.seats[seat] = Seated(sampling, len(prompt), sorted(stop_ids), matcher)
         if sampling.has_penalties:
             counts_SV, seen_SV = self._tables()
             counts_SV[seat] = self._counted(output)
@@ -160,13 +169,20 @@ class Special:
             for row, (sample, seat) in enumerate(zip(samples, seated, strict=True))
             for token, bias in seat.bias(plan.positions[plan.logit_tokens[sample]] + 1)
         ]
+        bias_RV = self._mask_bias(seated)
         if not entries:
-            return None
-        bias_RV = torch.zeros(len(samples), self.shape[1], device=self.device)
+            return bias_RV
+        if bias_RV is None:
+            bias_RV = torch.zeros(len(samples), self.shape[1], device=self.device)
         rows, tokens, values = zip(*entries, strict=True)
         where = to_device((rows, tokens), self.device)
-        bias_RV[where[0], where[1]] = to_device(values, self.device)
-        return bias_RV
+        added = to_device(values, self.device, torch.float32)
+        return bias_RV.index_put_((where[0], where[1]), added, accumulate=True)
+
+    def _mask_bias(self, seated: list[Seated]) -> Tensor | None:
+        """-inf for what grammars do not allow; None where there are none."""
+        masks = [None if seat.matcher is None else seat.matcher.mask() for seat in seated]
+        return None if all(mask is None for mask in masks) else self.masks.bias(masks)
 
     def _penalties(
         self, samples: list[int], seated: list[Seated], plan: StepPlan

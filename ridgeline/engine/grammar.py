@@ -1,0 +1,104 @@
+"""Grammar: the form that an output must have, as a request asks for it.
+
+Here it is a kind and a text, checked as far as that needs nobody's help; matching.py makes masks of
+it. A grammar that only turns out to be wrong there fails its request and no other.
+
+    Sampling(grammar=Grammar.json_schema({"type": "object", "properties": {...}}))
+    Sampling(grammar=Grammar.choice(["yes", "no"]))
+    Sampling(grammar=Grammar.regex(r"[0-9]{4}-[0-9]{2}-[0-9]{2}"))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ridgeline.errors import UsageError, near_matches
+
+Kind = Literal["json_schema", "json_object", "regex", "ebnf", "choice"]
+
+MAX_CHARACTERS = 1_000_000  # of a grammar's text
+
+
+@dataclass(frozen=True)
+class Grammar:
+    kind: Kind
+    text: str = ""  # JSON for a json_schema, and a JSON list for a choice; none for a json_object
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            close = near_matches(str(self.kind), get_args(Kind))
+            kinds = ", ".join(get_args(Kind))
+            raise UsageError(f"a grammar's kind is {self.kind!r}; give one of {kinds}{close}")
+        if not isinstance(self.text, str):
+            kind = type(self.text).__name__
+            raise UsageError(f"the text of a grammar is a {kind}; use Grammar.{self.kind}(…)")
+        if len(self.text) > MAX_CHARACTERS:
+            raise UsageError(
+                f"the {self.kind} has {len(self.text)} characters; give at most {MAX_CHARACTERS}"
+            )
+        self._check_text()
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> Grammar:
+        """JSON that a schema allows. Properties come in the schema's order, and only those it names
+        (where it names any), unless it allows others in so many words.
+        """
+        return cls("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+
+    @classmethod
+    def json_object(cls) -> Grammar:
+        """Any JSON object."""
+        return cls("json_object")
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        """The whole output matches the pattern."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def ebnf(cls, rules: str) -> Grammar:
+        """Rules as llama.cpp writes them (GBNF); `root` is the one that is followed."""
+        return cls("ebnf", rules)
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Grammar:
+        """One of these texts."""
+        if isinstance(texts, str):
+            raise UsageError(f"choice is the text {texts!r}; give a list of texts")
+        return cls("choice", json.dumps(list(texts), ensure_ascii=False))
+
+    @property
+    def choices(self) -> list[str]:
+        assert self.kind == "choice", f"a {self.kind} has no choices"
+        found: list[str] = json.loads(self.text)
+        return found
+
+    def _check_text(self) -> None:
+        if self.kind == "json_object":
+            if self.text:
+                raise UsageError("a json_object has no text; for a schema use json_schema")
+        elif not self.text:
+            raise UsageError(f"the {self.kind} is empty; give one")
+        if self.kind in ("json_schema", "choice"):
+            self._check_json()
+
+    def _check_json(self) -> None:
+        try:
+            value = json.loads(self.text)
+        except ValueError as error:
+            raise UsageError(f"the {self.kind} is not JSON: {error}") from error
+        if self.kind == "json_schema" and not isinstance(value, (dict, bool)):
+            raise UsageError(f"the json_schema is {self.text[:60]}; expected a JSON object")
+        if self.kind == "choice" and not _are_texts(value):
+            raise UsageError(f"the choice is {self.text[:60]}; give a list of texts, none empty")
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(_is_text(entry) for entry in value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)

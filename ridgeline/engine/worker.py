@@ -1,0 +1,255 @@
+"""The engine in a process of its own: this file is that process, and the handle of whoever started
+it. Commands go in; tokens, not texts, come out.
+
+A device that has failed stays failed for the process that uses it. Here the process is lost with
+it, and nothing else: supervisor.py starts another. One thread reads commands all the time, so that
+neither side can wait for the other to listen.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import numpy as np
+
+from ridgeline.engine.choosing import TokenLogprob
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.extras import EmbeddingPart, Job, PromptPart
+from ridgeline.engine.faults import reason_of
+from ridgeline.engine.heartbeat import Heartbeat, WatchedRunner
+from ridgeline.engine.live import LiveRequest
+from ridgeline.engine.loop import Loop
+from ridgeline.engine.memory import MemoryPlan
+from ridgeline.engine.request import FinishReason
+from ridgeline.engine.state import Ask, End
+from ridgeline.errors import HardwareError, RidgelineError
+from ridgeline.models import ModelConfig
+from ridgeline.recipe import Recipe
+
+LOST_EXIT_CODE = 3
+END_S = 5.0  # that a process is given to end by itself
+
+
+@dataclass(frozen=True)
+class Order:
+    """How the engine is made there."""
+
+    model: Path
+    recipe: Recipe | None
+    device: str
+    num_pages: int | None
+    setup: Callable[[Engine], None] | None  # called with it before it runs; found by its name
+
+
+class Ready(NamedTuple):
+    """The engine is loaded."""
+
+    config: ModelConfig
+    recipe: Recipe
+    memory_plan: MemoryPlan
+
+
+class Refused(NamedTuple):
+    """It cannot be loaded."""
+
+    error: RidgelineError
+
+
+class Lost(NamedTuple):
+    """It cannot go on."""
+
+    reason: str
+
+
+class Token(NamedTuple):
+    number: int  # of the request: its id there
+    sample: int
+    token: int
+    logprob: TokenLogprob | None
+    reason: FinishReason | None
+
+
+class State(NamedTuple):
+    """An EmbeddingPart, without torch's ways of sending tensors."""
+
+    number: int
+    first: int
+    num_tokens: int
+    values: np.ndarray
+
+
+class Add(NamedTuple):
+    ask: Ask
+    job: Job
+
+
+class Cancel(NamedTuple):
+    number: int
+
+
+class Finish(NamedTuple):
+    """A stop string has ended an output."""
+
+    number: int
+    sample: int
+
+
+Message = Ready | Refused | Lost | Token | PromptPart | State | End
+Command = Add | Cancel | Finish
+
+
+class Relay(LiveRequest):
+    """Stands for a request where it is computed: what comes is passed on as it is."""
+
+    def __init__(self, request_id: Hashable, job: Job, outbox: list[Message]) -> None:
+        assert isinstance(request_id, int), "supervisor.py numbers requests"
+        self.request_id, self.job, self.outbox = request_id, job, outbox
+        self.number = request_id
+
+    def push(
+        self, sample: int, token: int, logprob: TokenLogprob | None, reason: FinishReason | None
+    ) -> bool:
+        self.outbox.append(Token(self.number, sample, token, logprob, reason))
+        return False
+
+    def take_prompt(self, part: PromptPart) -> None:
+        self.outbox.append(part)
+
+    def take_embedding(self, part: EmbeddingPart) -> None:
+        self.outbox.append(State(self.number, part.first, part.num_tokens, part.state.numpy()))
+
+    def end(self, end: End) -> None:
+        self.outbox.append(end)
+
+
+def run_worker(connection: Connection, heartbeat: Heartbeat, order: Order) -> None:
+    """The process. It ends with the one that started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the other one to act upon
+    try:
+        engine = Engine(order.model, order.recipe, device=order.device, num_pages=order.num_pages)
+        if order.setup is not None:
+            order.setup(engine)
+    except Exception as error:
+        known = error if isinstance(error, RidgelineError) else HardwareError(reason_of(error))
+        connection.send([Refused(known)])
+        return
+    heartbeat.note(engine.progress, engine.stats)
+    connection.send([Ready(engine.config, engine.recipe, engine.memory_plan)])
+    inbox: SimpleQueue[Command] = SimpleQueue()
+    threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()
+    loop = engine._loop
+    assert isinstance(loop, Loop), "an Engine runs its own steps"
+    loop.runner = WatchedRunner(loop.runner, heartbeat)  # type: ignore[assignment]
+    _serve(loop, connection, heartbeat, inbox)
+
+
+def _read(connection: Connection, inbox: SimpleQueue[Command]) -> None:
+    try:
+        while True:
+            inbox.put(connection.recv())
+    except (EOFError, OSError):
+        os._exit(0)  # nobody is there any more
+
+
+def _serve(
+    loop: Loop, connection: Connection, heartbeat: Heartbeat, inbox: SimpleQueue[Command]
+) -> None:
+    outbox: list[Message] = []
+    while True:
+        while not loop.has_work or not inbox.empty():
+            _obey(loop, inbox.get(), outbox)
+            if outbox:
+                break
+        try:
+            loop.advance()
+        except Exception as error:  # what concerns one request is dealt with inside
+            outbox.append(Lost(reason_of(error)))
+            connection.send(outbox)
+            os._exit(LOST_EXIT_CODE)  # a device in this state may not let a process end in order
+        heartbeat.note(loop.progress, loop.scheduler.stats())
+        if outbox:
+            connection.send(outbox)
+            outbox.clear()
+
+
+def _obey(loop: Loop, command: Command, outbox: list[Message]) -> None:
+    match command:
+        case Add(ask, job):
+            try:
+                loop.submit(ask, Relay(ask.request_id, job, outbox))
+            except RidgelineError as error:
+                outbox.append(End(ask.request_id, "failed", str(error)))
+        case Cancel(number):
+            loop.cancel(number)
+        case Finish(number, sample):
+            loop.finish(number, sample)
+
+
+class Worker:
+    """The handle of such a process, from its start to its end."""
+
+    def __init__(self, order: Order) -> None:
+        context = get_context("spawn")  # a fork would share the device, and locks that others hold
+        self.heartbeat = Heartbeat(context)
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=run_worker,
+            args=(theirs, self.heartbeat, order),
+            name="ridgeline-engine",
+            daemon=True,
+        )
+        self._process.start()
+        theirs.close()
+        self.is_ready = False
+        self.has_answered = False  # with a token, or the end of a request
+        self._reason = ""
+
+    def send(self, command: Command) -> None:
+        with suppress(OSError):  # it has died, as `receive` tells: all is sent again then
+            self._connection.send(command)
+
+    def receive(self, seconds: float) -> list[Message] | None:
+        """What has come, waited for up to so long; None when it has died."""
+        try:
+            if not self._connection.poll(seconds):
+                return []
+            messages: list[Message] = self._connection.recv()
+        except (EOFError, OSError):
+            return None
+        for message in messages:
+            self.is_ready = self.is_ready or isinstance(message, Ready)
+            self.has_answered = self.has_answered or isinstance(message, (Token, End))
+            if isinstance(message, Lost):
+                self._reason = message.reason
+            if isinstance(message, Refused):
+                self._reason = str(message.error)
+        return messages
+
+    def bury(self) -> str:
+        """It has died: why, as far as is known."""
+        self.close()
+        code = self._process.exitcode
+        if self._reason or code is None:
+            return self._reason or "its process did not end"
+        if code < 0:
+            return f"its process was killed by {signal.Signals(-code).name}"
+        return f"its process ended with code {code}"
+
+    def close(self) -> None:
+        deadline = time.monotonic() + END_S
+        self._connection.close()
+        self._process.join(max(0.0, deadline - time.monotonic()))
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(END_S)

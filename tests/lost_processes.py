@@ -1,0 +1,125 @@
+"""Faults for the engine's process, and a stand-in for that process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+from ridgeline.engine import Engine
+from ridgeline.engine.heartbeat import Heartbeat, WatchedRunner
+from ridgeline.engine.loop import Loop
+from ridgeline.engine.worker import Command, End, Message, Order, Ready, Token, _obey
+
+DEADLY, SLOW = 45, 90  # positions; no request of a test reaches them but those that are meant to
+STUCK_S = 1.5
+
+
+def break_at_positions(engine: Engine) -> None:
+    """Lose the device at one position, or die there if a request is alone; be stuck at another."""
+    forward = engine.runner.forward
+
+    def breaking(inputs: Any, *rest: Any) -> torch.Tensor:
+        positions = inputs.positions.tolist()
+        if DEADLY in positions and max(positions) == DEADLY:
+            if len(positions) == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        if SLOW in positions:
+            time.sleep(STUCK_S)
+        return forward(inputs, *rest)
+
+    engine.runner.forward = breaking  # type: ignore[method-assign]
+
+
+def lose_the_device(engine: Engine) -> None:
+    """A kernel that fails for good, as a GPU tells it: later, when somebody waits for the step."""
+    forward = engine.runner.forward
+
+    def losing(inputs: Any, *rest: Any) -> torch.Tensor:
+        if DEADLY in inputs.positions.tolist():
+            nothing = torch.zeros(4, device=engine.runner.device)
+            nothing[torch.full((1,), 10**6, device=engine.runner.device)]
+        return forward(inputs, *rest)
+
+    engine.runner.forward = losing  # type: ignore[method-assign]
+
+
+class Killed(BaseException):
+    """What ends a stand-in: nothing in the engine catches it."""
+
+
+Deadly = Callable[[int, list[int], int], bool]  # which process, a step's positions, its rows
+
+
+class StandIn:
+    """A Worker in this process. `deadly` says in which steps it dies."""
+
+    def __init__(self, engine: Engine, number: int, deadly: Deadly) -> None:
+        self.heartbeat = Heartbeat(get_context("spawn"))
+        assert isinstance(engine._loop, Loop)
+        self.engine, self.loop = engine, engine._loop
+        self.is_ready = self.has_answered = self.is_dead = False
+        self.inbox: list[Command] = []
+        self.outbox: list[Message] = []
+        self.loop.runner = WatchedRunner(engine.runner, self.heartbeat)  # type: ignore[assignment]
+        forward = engine.runner.forward
+
+        def dying(inputs: Any, *rest: Any) -> torch.Tensor:
+            if deadly(number, inputs.positions.tolist(), len(inputs.seats)):
+                raise Killed
+            return forward(inputs, *rest)
+
+        engine.runner.forward = dying  # type: ignore[method-assign]
+
+    @classmethod
+    def maker(cls, make: Callable[[], Engine], deadly: Deadly) -> Callable[[Order], StandIn]:
+        made: list[StandIn] = []
+
+        def start(order: Order) -> StandIn:
+            made.append(cls(make(), len(made), deadly))
+            return made[-1]
+
+        return start
+
+    def send(self, command: Command) -> None:
+        self.inbox.append(command)
+
+    def receive(self, seconds: float) -> list[Message] | None:
+        if not self.is_ready:
+            self.is_ready = True
+            return [Ready(self.engine.config, self.engine.recipe, self.engine.memory_plan)]
+        if self.is_dead:
+            return None
+        try:
+            self._advance()
+        except Killed:
+            self.is_dead = True
+        self.heartbeat.note(self.loop.progress, self.loop.scheduler.stats())
+        found, self.outbox[:] = list(self.outbox), []
+        self.has_answered = self.has_answered or any(
+            isinstance(message, (Token, End)) for message in found
+        )
+        return found
+
+    def _advance(self) -> None:
+        """A step; commands reach it one step late."""
+        if self.loop._preparing:
+            self.loop._preparing.wait(
+                30.0
+            )  # so that requests with grammars are there from the start
+        self.loop.advance()
+        for command in self.inbox:
+            _obey(self.loop, command, self.outbox)
+        self.inbox.clear()
+
+    def bury(self) -> str:
+        return "its process was killed by SIGKILL"
+
+    def close(self) -> None:
+        self.is_dead = True

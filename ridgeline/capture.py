@@ -22,11 +22,12 @@ Result = TypeVar("Result")
 
 
 def capture(
-    work: Callable[[], Result], pool: tuple[int, int] | None = None
+    work: Callable[[], Result], pool: tuple[int, int] | None = None, *, own_thread: bool = False
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
     """The graph of what `work` enqueues, and what it returns. Nothing runs now; what is compiled or
     made when first used must have been used before. Graphs with the same `pool`
-    (`torch.cuda.graph_pool_handle()`) share memory.
+    (`torch.cuda.graph_pool_handle()`) share memory. `own_thread` lets other threads go on with
+    calls that a capture forbids.
     """
     graph = torch.cuda.CUDAGraph()
     current, side = torch.cuda.current_stream(), torch.cuda.Stream()
@@ -34,7 +35,8 @@ def capture(
     side.wait_stream(current)
     with _no_collecting(), torch.cuda.stream(side):
         about: dict[str, Any] = {} if pool is None else {"pool": pool}
-        graph.capture_begin(**about)
+        mode = "thread_local" if own_thread else "global"
+        graph.capture_begin(**about, capture_error_mode=mode)
         try:
             result = work()
         except BaseException:

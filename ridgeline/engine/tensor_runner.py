@@ -26,6 +26,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
+from ridgeline.capture import capture
 from ridgeline.engine.batch import StepInputs, StepShape
 from ridgeline.engine.extras import ROWS_AT_ONCE, Job, Jobs, Pending
 from ridgeline.engine.faults import is_out_of_memory, raise_if_lost, reason_of
@@ -60,11 +61,8 @@ class AgreedGraphs(Graphs):
         """NCCL looks after its events in a thread of its own, which a capture of the whole process
         would forbid.
         """
-        graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = work()
-        return graph, result
+        return capture(work, self._pool, own_thread=True)
 
 
 class TensorRunner(Runner):

@@ -128,6 +128,10 @@ class Supervisor:
             self._take(message)
         self._send_next()
 
+    def kill(self) -> None:
+        """End the process as if it had died."""
+        self._worker.kill()
+
     def close(self) -> None:
         """End the process, and all requests."""
         self._worker.close()
@@ -222,15 +226,18 @@ class Supervisor:
         worker, tried = self._worker, self._on_trial
         reason = worker.bury()
         self._num_steps += worker.heartbeat.progress.num_steps
-        self._num_barren = 0 if worker.has_answered else self._num_barren + 1
         suspects = self._suspected(worker.heartbeat.in_steps())
+        if worker.has_answered:
+            self._num_barren = 0
+        elif suspects or not worker.is_ready:  # one that had nothing to do says nothing
+            self._num_barren += 1
         self._lose_all()
-        log.warning("the engine has died (%s); %d requests go on", reason, len(self._held))
         if tried is not None:
             why = f"the engine died each time this request was running; the last time: {reason}"
             self._end(tried, End(tried.ask.request_id, "failed", why))
         self._suspects.extend(held for held in suspects if held is not tried)
         self._end_complete()
+        log.warning("the engine has died (%s); %d requests go on", reason, len(self._held))
         if self._num_barren >= MAX_BARREN:
             error = HardwareError(f"the engine died {MAX_BARREN} times in a row: {reason}")
             self._give_up(error, "failed")
@@ -267,7 +274,10 @@ def _has_passed(tried: Held) -> bool:
 
 
 class SupervisedEngine(Engine):
-    """An Engine whose model is in another process; it has no `model`, `runner` or `scheduler`."""
+    """An Engine whose model is in another process; it has no `model`, `runner` or `scheduler`. A
+    script that makes one does so under `if __name__ == "__main__":`, because the new process
+    imports it.
+    """
 
     def __init__(
         self,
@@ -301,6 +311,10 @@ class SupervisedEngine(Engine):
     def num_restarts(self) -> int:
         """Processes that were started after the first."""
         return self._supervisor.num_restarts
+
+    def restart(self) -> None:
+        """Give up on a process that is stuck, as `progress` tells: requests go on in another."""
+        self._supervisor.kill()
 
     def close(self) -> None:
         """End the process. Requests that are not done are cancelled."""

@@ -236,6 +236,9 @@ class Worker:
                 self._reason = str(message.error)
         return messages
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def bury(self) -> str:
         """It has died: why, as far as is known."""
         self.close()

@@ -4,7 +4,6 @@ found.
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -232,9 +231,7 @@ def assert_stuck_is_seen(engine: SupervisedEngine) -> None:
 def assert_idle_death_is_survived(
     engine: SupervisedEngine, prompt: list[int], expected: Output
 ) -> None:
-    pid = engine._supervisor._worker._process.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    engine.restart()
     while engine.num_restarts < 3:
         engine.step()
         time.sleep(0.01)

@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -84,7 +85,7 @@ class Engine:
         """Let go of what it holds beyond this process: the ranks of tensor parallel."""
         self.runner.close()
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

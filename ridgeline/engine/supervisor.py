@@ -18,16 +18,15 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
-from ridgeline.data import Tokenizer
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.extras import EmbeddingPart, PromptPart
 from ridgeline.engine.faults import reason_of
 from ridgeline.engine.held import Held, Part
 from ridgeline.engine.live import LiveRequest
+from ridgeline.engine.loading import tokenizer_of
 from ridgeline.engine.loop import EngineProgress
 from ridgeline.engine.outputs import Event
 from ridgeline.engine.scheduler import MAX_STEPS_OUT
@@ -43,7 +42,7 @@ from ridgeline.engine.worker import (
     Token,
     Worker,
 )
-from ridgeline.errors import HardwareError, RidgelineError, UsageError
+from ridgeline.errors import HardwareError, RidgelineError, UnsupportedError, UsageError
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.progress import Progress
 from ridgeline.recipe import Recipe
@@ -295,7 +294,7 @@ class SupervisedEngine(Engine):
         if not isinstance(model, (str, Path)):
             raise UsageError("a supervised engine loads its model itself: give its name or path")
         path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
-        self.tokenizer = Tokenizer.load(path)
+        self.tokenizer = tokenizer_of(path)
         self._supervisor = Supervisor(Order(path, recipe, device, num_pages, setup))
         self.config, self.recipe, self.memory_plan = self._supervisor.wait_until_ready()
         self.max_context = self.recipe.limits.filled().max_context
@@ -312,6 +311,9 @@ class SupervisedEngine(Engine):
         """Processes that were started after the first."""
         return self._supervisor.num_restarts
 
+    def forget_prefixes(self) -> None:
+        raise UnsupportedError("a supervised engine keeps its prefixes; use Engine to measure")
+
     def restart(self) -> None:
         """Give up on a process that is stuck, as `progress` tells: requests go on in another."""
         self._supervisor.kill()
@@ -319,14 +321,3 @@ class SupervisedEngine(Engine):
     def close(self) -> None:
         """End the process. Requests that are not done are cancelled."""
         self._supervisor.close()
-
-    def __enter__(self) -> SupervisedEngine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

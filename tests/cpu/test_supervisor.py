@@ -53,7 +53,7 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> Callable[[Deadly], Supervised
     def make(deadly: Deadly) -> SupervisedEngine:
         path = "ridgeline.engine.supervisor."
         monkeypatch.setattr(path + "Worker", StandIn.maker(plain_engine, deadly))
-        monkeypatch.setattr(path + "Tokenizer.load", lambda path: writer()[1])
+        monkeypatch.setattr(path + "tokenizer_of", lambda path: writer()[1])
         return SupervisedEngine(Path("unread"), RECIPE)
 
     return make

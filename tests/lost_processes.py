@@ -121,5 +121,7 @@ class StandIn:
     def bury(self) -> str:
         return "its process was killed by SIGKILL"
 
-    def close(self) -> None:
+    def kill(self) -> None:
         self.is_dead = True
+
+    close = kill

@@ -5,7 +5,6 @@ found.
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import Pipe, get_context
@@ -214,7 +213,6 @@ def test_real_processes(tmp_path: Path) -> None:
             assert tokens == [completion.tokens for completion in expected[index].completions]
         assert engine.num_restarts == 2
         assert_stuck_is_seen(engine)
-        assert_idle_death_is_survived(engine, prompts[0], expected[0])
 
 
 def assert_stuck_is_seen(engine: SupervisedEngine) -> None:
@@ -228,15 +226,21 @@ def assert_stuck_is_seen(engine: SupervisedEngine) -> None:
     assert engine.progress.last_step_s > 0
 
 
-def assert_idle_death_is_survived(
-    engine: SupervisedEngine, prompt: list[int], expected: Output
+def test_a_process_that_is_given_up_is_replaced(
+    supervised: Callable[[Deadly], SupervisedEngine],
 ) -> None:
+    engine, prompts = supervised(lambda process, positions, num_rows: False), prompts_of([9, 30])
+    expected = plain_engine().generate(prompts, SETTINGS[0])
+    stream = engine.stream(prompts[0], SETTINGS[0])
+    tokens = [next(stream).tokens for _ in range(5)]
     engine.restart()
-    while engine.num_restarts < 3:
+    tokens += [delta.tokens for delta in stream]
+    assert tuple(token for each in tokens for token in each) == expected[0].tokens
+    engine.restart()  # with nothing to do
+    for _ in range(MAX_BARREN + 1):
         engine.step()
-        time.sleep(0.01)
-    (output,) = engine.generate([prompt], SETTINGS[0])
-    assert output.tokens == expected.tokens
+        engine.restart()
+    assert_same(engine.generate([prompts[1]], SETTINGS[0])[0], expected[1])
 
 
 def test_what_cannot_start_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

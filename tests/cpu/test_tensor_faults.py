@@ -198,6 +198,20 @@ def test_a_rank_that_goes_ends_the_engine_in_words() -> None:
             ranks.futures[0].result(timeout=10)
 
 
+def test_a_rank_that_cannot_even_take_part_goes() -> None:
+    """Memory so short that there is none for zeros."""
+    with ThreadedEngine(tiny("llama-mha")) as ranks:
+        runner = ranks.runners[1]
+
+        def full(*_: Any) -> torch.Tensor:
+            runner.model.config = None  # type: ignore[assignment]
+            raise torch.OutOfMemoryError("no memory left")
+
+        runner.forward = full  # type: ignore[method-assign]
+        with pytest.raises(HardwareError, match="lost a rank"):
+            ranks.engine.generate(prompts_of([9]), GREEDY)
+
+
 def test_a_step_that_is_interrupted_is_not_gone_on_with() -> None:
     with ThreadedEngine(tiny("llama-mha")) as ranks:
 

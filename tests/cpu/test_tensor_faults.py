@@ -183,7 +183,7 @@ def test_tokens_are_rank_0s_whatever_another_chose() -> None:
     assert_only_these_failed(outputs, prompts, [], "")
 
 
-def test_a_rank_that_goes_ends_the_engine_in_words() -> None:
+def test_a_rank_that_goes_ends_the_engine_in_words(caplog: pytest.LogCaptureFixture) -> None:
     with ThreadedEngine(tiny("llama-mha")) as ranks:
 
         def dying(*_: Any) -> torch.Tensor:
@@ -192,6 +192,7 @@ def test_a_rank_that_goes_ends_the_engine_in_words() -> None:
         ranks.runners[1].forward = dying  # type: ignore[method-assign]
         with pytest.raises(HardwareError, match="lost a rank"):
             ranks.engine.generate(prompts_of([9]), GREEDY)
+        assert "in parts" not in caplog.text  # no request is to blame
         with pytest.raises(HardwareError, match=r"left in its middle.*make a new engine"):
             ranks.engine.generate(prompts_of([9]), GREEDY)
         with pytest.raises(HardwareError, match="CUDA error"):

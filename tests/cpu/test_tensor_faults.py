@@ -129,6 +129,25 @@ def test_memory_that_is_short_on_one_rank_fails_nobody(rank: int) -> None:
     assert_only_these_failed(outputs, prompts, [], "")
 
 
+def test_a_gather_without_memory_for_its_result_was_not_made() -> None:
+    """It fails before the others are met, so that this rank still owes it to them."""
+    prompts = prompts_of([9, 30])
+    with ThreadedEngine(tiny("llama-mha")) as ranks:
+        link = ranks.groups[1].data
+        gather, failed = link.all_gather, []
+
+        def tight(tensor: torch.Tensor) -> list[torch.Tensor]:
+            if not failed:
+                failed.append(len(tensor))
+                raise torch.OutOfMemoryError("no memory left")
+            return gather(tensor)
+
+        link.all_gather = tight  # type: ignore[method-assign]
+        outputs = ranks.engine.generate(prompts, GREEDY)
+        assert failed
+    assert_only_these_failed(outputs, prompts, [], "")
+
+
 def test_an_error_outweighs_short_memory() -> None:
     """Two ranks that fail differently still raise alike, or they would run different parts."""
     prompts, wrong = poisoned_prompts()

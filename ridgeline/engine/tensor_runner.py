@@ -43,6 +43,7 @@ from ridgeline.recipe import Recipe
 STOP, STEP = 0, 1  # what a message begins with
 WENT_WELL, WENT_SHORT, WENT_WRONG = 0, 1, 2  # how a pass ended: memory was short, or an error
 CHECK_S = 0.2  # how often rank 0, while it waits for a device, asks whether all ranks are there
+Call = tuple[Callable[[Tensor], object], tuple[int, int]]  # a sum or a gather, and its shape
 GREEDY = Sampling(seed=0)  # for ranks that do not choose
 
 
@@ -91,6 +92,7 @@ class TensorRunner(Runner):
         self._numbers: dict[Hashable, int] = {}  # of requests that the others know
         self._known: dict[Hashable, Job] = {}
         self._num_known = 0
+        self._told_jobs: dict[Hashable, Job] = {}  # what other ranks know, by number
         self._told_failed: dict[Hashable, str] = {}  # requests that rank 0 could not seat
         self._shape: StepShape | None = None  # of the pass under way, once it has one
         self._finalizer = weakref.finalize(self, _stop, group, end_ranks)
@@ -150,7 +152,7 @@ class TensorRunner(Runner):
     def _tell(self, plan: StepPlan, jobs: Jobs, failed: dict[Hashable, str]) -> None:
         room = isinstance(self.graphs, AgreedGraphs) and self.graphs.has_own_room()
         gone = self._forget(jobs)
-        new = self._get_to_know(plan, jobs)
+        new = self._get_to_know(plan, jobs, gone)
         words = [STEP, int(room), len(gone), *gone, len(new) // JOB_WORDS, *new]
         unseated = [self._numbers[request_id] for request_id in failed]
         self.group.send([*words, len(unseated), *unseated, *step_words(plan, self._numbers)])
@@ -160,12 +162,15 @@ class TensorRunner(Runner):
         if isinstance(self.graphs, AgreedGraphs):
             self.graphs.room = room
 
-    def _get_to_know(self, plan: StepPlan, jobs: Jobs) -> list[int]:
-        """Numbers for requests that the others have not heard of; an id may come again."""
+    def _get_to_know(self, plan: StepPlan, jobs: Jobs, gone: list[int]) -> list[int]:
+        """Numbers for requests that the others have not heard of. An id that comes again is another
+        request, and the one before it is gone.
+        """
         words: list[int] = []
         for _, (request_id, _) in plan.joined:
             job = jobs[request_id]
             if self._known.get(request_id) is not job:
+                gone += [self._numbers[request_id]] if request_id in self._known else []
                 self._known[request_id], self._numbers[request_id] = job, self._num_known
                 words += job_words(self._num_known, job)
                 self._num_known += 1
@@ -197,7 +202,8 @@ class TensorRunner(Runner):
             pending = super()._run(plan, jobs, samples)
         except Exception as raised:
             raise_if_lost(raised)
-            error = raised
+            error = raised.with_traceback(None)  # which would hold the tensors of the pass
+        if error is not None:
             self._take_part_in_the_rest(plan, jobs)
         agreed = self._agree(error)
         if agreed is None:
@@ -225,21 +231,24 @@ class TensorRunner(Runner):
             return []
         return super().finish(plan, jobs, logits_RV, inputs, tokens_R, samples)
 
-    @torch.inference_mode()
     def _take_part_in_the_rest(self, plan: StepPlan, jobs: Jobs) -> None:
         """The sums of a pass that this rank could not finish: the others wait for its part."""
+        try:
+            for call, shape in self._calls(plan, jobs)[self.group.num_calls :]:
+                call(self.model.embed.weight.new_zeros(shape))
+        except Exception as error:  # then there is no way to go on together
+            raise HardwareError(f"a rank cannot take part in a pass: {reason_of(error)}") from error
+
+    def _calls(self, plan: StepPlan, jobs: Jobs) -> list[Call]:
+        """All that the ranks do together in the pass under way; nothing, if it has none left."""
         if self._shape is None:
-            return
-        config, weight = self.model.config, self.model.embed.weight
-        sums = [(self._shape.num_tokens, config.hidden_size)] * (1 + 2 * config.num_layers)
+            return []
+        config, link = self.model.config, self.group.data
         rows = [*prompt_logit_rows(plan, jobs), self._shape.num_samples]
-        logits = [(count, len(weight)) for count in rows if count]
-        for number, shape in enumerate(sums + logits):
-            if number >= self.group.num_calls:
-                zeros = weight.new_zeros(shape)
-                (self.group.data.all_reduce if number < len(sums) else self.group.data.all_gather)(
-                    zeros
-                )
+        num_columns = len(self.model.head.weight)
+        calls: list[Call] = [(link.all_reduce, (self._shape.num_tokens, config.hidden_size))]
+        calls *= 1 + 2 * config.num_layers
+        return calls + [(link.all_gather, (count, num_columns)) for count in rows if count]
 
     def _agree(self, error: Exception | None) -> Exception | None:
         """What every rank raises: of the same kind on all, with the words of one that failed."""
@@ -272,31 +281,27 @@ def serve(model: Transformer, recipe: Recipe, group: Group) -> None:
     """A rank other than 0: runs each step it is told of, until it is told to stop."""
     num_pages, graph_bytes = group.receive()
     runner = TensorRunner(model, recipe, num_pages, graph_bytes, group)
-    jobs: dict[Hashable, Job] = {}
     while (words := group.receive())[0] != STOP:
-        plan, unseated = _read_step(words, jobs, runner)
-        runner._told_failed = dict.fromkeys(unseated, "rank 0 could not seat it")
-        runner.launch(plan, jobs, lambda key: ())
+        plan = _read_step(words, runner)
+        runner.launch(plan, runner._told_jobs, lambda key: ())
     runner._finalizer.detach()
 
 
-def _read_step(
-    words: list[int], jobs: dict[Hashable, Job], runner: TensorRunner
-) -> tuple[StepPlan, list[int]]:
+def _read_step(words: list[int], runner: TensorRunner) -> StepPlan:
+    """What `_tell` said."""
     rest = iter(words[1:])
 
     def take(count: int) -> list[int]:
         return [next(rest) for _ in range(count)]
 
-    (room,) = take(1)
-    runner._set_room(bool(room))
+    runner._set_room(bool(next(rest)))
     for number in take(next(rest)):
-        del jobs[number]
+        del runner._told_jobs[number]
     for _ in range(next(rest)):
         number, job = job_of(take(JOB_WORDS))
-        jobs[number] = job
-    unseated = take(next(rest))
-    return plan_of(list(rest)), unseated
+        runner._told_jobs[number] = job
+    runner._told_failed = dict.fromkeys(take(next(rest)), "rank 0 could not seat it")
+    return plan_of(list(rest))
 
 
 def _stop(group: Group, end_ranks: Callable[[], None]) -> None:

@@ -57,19 +57,20 @@ class Group:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """`x` itself, now the sum over all ranks."""
-        self._count(x)
         self.data.all_reduce(x)
+        self._count(x)
         return x
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
+        found = self.data.all_gather(x)
         self._count(x)
-        return self.data.all_gather(x)
+        return found
 
     def broadcast(self, x: Tensor) -> None:
         self.data.broadcast(x)
 
     def _count(self, x: Tensor) -> None:
-        """What is only captured into a graph is no call: it does not run now."""
+        """What was made, and not only captured into a graph: that does not run now."""
         if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             self.num_calls += 1
 

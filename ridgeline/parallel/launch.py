@@ -34,7 +34,6 @@ dist: Any = distributed  # whose stubs name only half of what it has
 
 START_S = 300.0  # a rank that has not shown itself by then does not come
 STOP_S = 5.0  # what ranks get to end by themselves
-GONE_S = 2.0  # how long a rank whose connection is closed may take to be gone
 
 
 @dataclass(frozen=True)
@@ -85,21 +84,20 @@ class Ranks:
                 raise HardwareError(f"tensor parallel could not start: {reason}")
             time.sleep(0.02)
 
-    def gone(self) -> str | None:
-        """Which rank has ended, and how."""
+    def gone(self, patience_s: float = 0.0) -> str | None:
+        """Which rank has ended, and how. One whose connection is lost may take a moment for it."""
+        end = time.monotonic() + patience_s
+        while (reason := self._gone_now()) is None and time.monotonic() < end:
+            time.sleep(0.02)
+        return reason
+
+    def _gone_now(self) -> str | None:
         for rank, process in enumerate(self.processes, 1):
             code = process.poll()
             if code is not None:
                 how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
                 return f"rank {rank} {how}"
         return None
-
-    def why(self) -> str | None:
-        """The same when a connection was lost: the process may take a moment to be gone."""
-        end = time.monotonic() + GONE_S
-        while (reason := self.gone()) is None and time.monotonic() < end:
-            time.sleep(0.02)
-        return reason
 
     def stop(self) -> None:
         """End what has not ended by itself."""

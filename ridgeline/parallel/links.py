@@ -26,15 +26,22 @@ c10d: Any = distributed_c10d
 FOREVER = timedelta(days=365)
 OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
-Why = Callable[[], str | None]  # which rank has gone and how, where that is known
+GONE_S = 2.0  # how long a rank whose connection is lost may take to have gone
+
+Gone = Callable[[float], str | None]  # which rank has gone and how, if one does within so long
+
+
+def nobody_knows(patience_s: float) -> str | None:
+    """Of ranks that were not started from here."""
+    return None
 
 
 class ProcessLink:
     """`group` is a ProcessGroupGloo or a ProcessGroupNCCL."""
 
-    def __init__(self, group: Any, rank: int, size: int, why: Why) -> None:
+    def __init__(self, group: Any, rank: int, size: int, gone: Gone) -> None:
         self.rank, self.size = rank, size
-        self._group, self._why = group, why
+        self._group, self._gone = group, gone
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction = "sum") -> None:
         options = dist.AllreduceOptions()
@@ -55,13 +62,15 @@ class ProcessLink:
     def _wait(self, name: str, *arguments: Any) -> None:
         """On a GPU only the stream waits."""
         try:
-            getattr(self._group, name)(*arguments).wait()
+            work = getattr(self._group, name)(*arguments)
+            if work is not None:
+                work.wait()
         except RuntimeError as error:
-            reason = self._why() or str(error).splitlines()[0]
+            reason = self._gone(GONE_S) or str(error).splitlines()[0]
             raise HardwareError(f"tensor parallel has lost a rank: {reason}") from error
 
     def check(self) -> None:
-        reason = self._why()
+        reason = self._gone(0.0)
         if reason is not None:
             raise HardwareError(f"tensor parallel has lost a rank: {reason}")
 
@@ -80,23 +89,23 @@ def _in_order(options: Any) -> Any:
 
 
 def join(
-    store: Any, rank: int, size: int, device: str, local: bool, why: Why = lambda: None
+    store: Any, rank: int, size: int, device: str, local: bool, gone: Gone = nobody_knows
 ) -> Group:
     """The group of all ranks that meet in `store`; `local` if they are all on this machine."""
     try:
-        return _joined(store, rank, size, device, local, why)
+        return _joined(store, rank, size, device, local, gone)
     except RuntimeError as error:
-        reason = why() or str(error).splitlines()[0]
+        reason = gone(GONE_S) or str(error).splitlines()[0]
         raise HardwareError(f"tensor parallel could not start: {reason}") from error
 
 
-def _joined(store: Any, rank: int, size: int, device: str, local: bool, why: Why) -> Group:
-    control = ProcessLink(_gloo("control", store, rank, size, local), rank, size, why)
+def _joined(store: Any, rank: int, size: int, device: str, local: bool, gone: Gone) -> Group:
+    control = ProcessLink(_gloo("control", store, rank, size, local), rank, size, gone)
     if device == "cpu":
         data = _gloo("data", store, rank, size, local)
     else:
         data = _nccl(store, rank, size, device)
-    return Group(ProcessLink(data, rank, size, why), control)
+    return Group(ProcessLink(data, rank, size, gone), control)
 
 
 def _nccl(store: Any, rank: int, size: int, device: str) -> Any:

@@ -63,6 +63,9 @@ def test_an_engine_starts_its_ranks_and_misses_one_that_is_killed(
         assert engine.stats.num_preemptions > 0
         (process,) = started[0].processes
         assert process.poll() is None
+        begun = time.monotonic()
+        engine.runner.group.check()  # type: ignore[attr-defined]
+        assert time.monotonic() - begun < 1  # it is asked while a device is waited for
         process.kill()
         begun = time.monotonic()
         with pytest.raises(HardwareError, match="rank 1 was killed by signal 9") as raised:

@@ -129,6 +129,25 @@ def test_memory_that_is_short_on_one_rank_fails_nobody(rank: int) -> None:
     assert_only_these_failed(outputs, prompts, [], "")
 
 
+def test_a_gather_without_memory_for_its_result_was_not_made() -> None:
+    """It fails before the others are met, so that this rank still owes it to them."""
+    prompts = prompts_of([9, 30])
+    with ThreadedEngine(tiny("llama-mha")) as ranks:
+        link = ranks.groups[1].data
+        gather, failed = link.all_gather, []
+
+        def tight(tensor: torch.Tensor) -> list[torch.Tensor]:
+            if not failed:
+                failed.append(len(tensor))
+                raise torch.OutOfMemoryError("no memory left")
+            return gather(tensor)
+
+        link.all_gather = tight  # type: ignore[method-assign]
+        outputs = ranks.engine.generate(prompts, GREEDY)
+        assert failed
+    assert_only_these_failed(outputs, prompts, [], "")
+
+
 def test_an_error_outweighs_short_memory() -> None:
     """Two ranks that fail differently still raise alike, or they would run different parts."""
     prompts, wrong = poisoned_prompts()
@@ -183,7 +202,7 @@ def test_tokens_are_rank_0s_whatever_another_chose() -> None:
     assert_only_these_failed(outputs, prompts, [], "")
 
 
-def test_a_rank_that_goes_ends_the_engine_in_words() -> None:
+def test_a_rank_that_goes_ends_the_engine_in_words(caplog: pytest.LogCaptureFixture) -> None:
     with ThreadedEngine(tiny("llama-mha")) as ranks:
 
         def dying(*_: Any) -> torch.Tensor:
@@ -192,10 +211,25 @@ def test_a_rank_that_goes_ends_the_engine_in_words() -> None:
         ranks.runners[1].forward = dying  # type: ignore[method-assign]
         with pytest.raises(HardwareError, match="lost a rank"):
             ranks.engine.generate(prompts_of([9]), GREEDY)
+        assert "in parts" not in caplog.text  # no request is to blame
         with pytest.raises(HardwareError, match=r"left in its middle.*make a new engine"):
             ranks.engine.generate(prompts_of([9]), GREEDY)
         with pytest.raises(HardwareError, match="CUDA error"):
             ranks.futures[0].result(timeout=10)
+
+
+def test_a_rank_that_cannot_even_take_part_goes() -> None:
+    """Memory so short that there is none for zeros."""
+    with ThreadedEngine(tiny("llama-mha")) as ranks:
+        runner = ranks.runners[1]
+
+        def full(*_: Any) -> torch.Tensor:
+            runner.model.config = None  # type: ignore[assignment]
+            raise torch.OutOfMemoryError("no memory left")
+
+        runner.forward = full  # type: ignore[method-assign]
+        with pytest.raises(HardwareError, match="lost a rank"):
+            ranks.engine.generate(prompts_of([9]), GREEDY)
 
 
 def test_a_step_that_is_interrupted_is_not_gone_on_with() -> None:

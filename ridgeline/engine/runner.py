@@ -32,6 +32,8 @@ from ridgeline.engine.batch import (
 from ridgeline.engine.extras import Extras, Jobs, Pending
 from ridgeline.engine.faults import reason_of, run_in_parts
 from ridgeline.engine.graphs import Graphs
+from ridgeline.engine.host_model import on_host
+from ridgeline.engine.host_sequences import HostSequences
 from ridgeline.engine.kv_cache import KVCache
 from ridgeline.engine.notes import Note
 from ridgeline.engine.paged import CpuSequences, PagedSequences
@@ -102,7 +104,17 @@ class Runner:
         self._num_launched = 0
         wants_graphs = bool(recipe.graphs) and self.device.type == "cuda"
         self.graphs = Graphs(self, limits.max_graph_batch, graph_bytes) if wants_graphs else None
-        self.sequences = CpuSequences if self.device.type == "cpu" else PagedSequences
+        self.sequences: type[PagedSequences] = PagedSequences
+        if self.device.type == "cpu":
+            self._use_host(fused=recipe.kernels == "fused")
+
+    def _use_host(self, fused: bool) -> None:
+        """On a CPU: its kernels, where they were built and the recipe does not forbid them."""
+        self.sequences = CpuSequences
+        if fused:
+            self.model = on_host(self.model)
+            if HostSequences.serves(self.kv, self.model.embed.weight.dtype):
+                self.sequences = HostSequences
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, jobs: Jobs, known_tokens: KnownTokens) -> InFlight:

@@ -208,7 +208,9 @@ class Recipe:
     )
     kernels: Kernels = field(
         default="auto",
-        metadata=about("fused kernels, or the plain reference of each op (auto: fused where there are any)"),
+        metadata=about(
+            "fused kernels, or the plain reference of each op (auto: fused where there are any)"
+        ),
     )
     graphs: bool | None = field(
         default=None, metadata=about("replay small steps as captured graphs (default: on a GPU)")

@@ -71,7 +71,8 @@ def _copied(module: nn.Module) -> nn.Module:
     # Found in the first place that Python looks at, without a call of nn.Module's __getattr__.
     clone.__dict__ = {**module.__dict__, **module._parameters, **parts}
     clone._parameters, clone._modules = dict(module._parameters), parts
-    clone.__class__ = _direct(INSTEAD.get(type(module), type(module)))
+    kind: Any = type(module)
+    clone.__class__ = _direct(INSTEAD.get(kind, kind))
     if isinstance(clone, HostLinear):
         clone.tiled = supported(clone.weight)
     return clone  # type: ignore[no-any-return]

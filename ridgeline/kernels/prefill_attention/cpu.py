@@ -1,5 +1,5 @@
-"""Attention over pages by cpu.cpp, for prompts and for single tokens; host_library.py builds it. See
-reference.py for what it is, and for the letters.
+"""Attention over pages by cpu.cpp, for prompts and for single tokens; host_library.py builds it.
+See reference.py for what it is, and for the letters.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Products with bf16 weights by cpu.cpp, where the processor has matrix tiles; host_library.py builds
-it. For any number of rows. Letters as in reference.py, and F outputs: O, or half of it behind an
-activation.
+"""Products with bf16 weights by cpu.cpp, where the processor has matrix tiles; host_library.py
+builds it. For any number of rows. Letters as in reference.py, and F outputs: O, or half of it
+behind an activation.
 """
 
 from __future__ import annotations

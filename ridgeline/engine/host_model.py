@@ -75,7 +75,7 @@ def _copied(module: nn.Module) -> nn.Module:
     clone.__class__ = _direct(INSTEAD.get(kind, kind))
     if isinstance(clone, HostLinear):
         clone.tiled = supported(clone.weight)
-    return clone  # type: ignore[no-any-return]
+    return clone
 
 
 @cache

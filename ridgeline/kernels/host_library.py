@@ -158,7 +158,7 @@ def function(op: str, name: str, signature: str) -> Callable[..., Any]:
     found = getattr(_loaded[op], f"ridgeline_{op}_{name}")
     found.argtypes = [ARGUMENTS[letter] for letter in signature]
     found.restype = ctypes.c_int
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 @cache

@@ -14,16 +14,23 @@ from typing import Any
 
 import pytest
 import torch
+from allocations import allocations
 from engines import assert_exact, engine_for, prompts_of, tiny
 from kernel_checks import check_forward, make_inputs, poisoned_memory
+from test_memory_plan import PagedSequence, small_config
 from torch import Tensor
 
 from ridgeline.cli import main
 from ridgeline.engine import Sampling
+from ridgeline.engine.activations import peak
+from ridgeline.engine.batch import StepInputs, StepShape
 from ridgeline.engine.host_model import MANY_ROWS, HostLinear, HostNorm, on_host
 from ridgeline.engine.host_sequences import HostSequences
+from ridgeline.engine.kv_cache import KVCache
 from ridgeline.engine.paged import CpuSequences
+from ridgeline.engine.rope_tables import RopeTables
 from ridgeline.errors import UnsupportedError, UsageError
+from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.kernels import host_library
 from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.kernels.gated_activation import cpu as gated_cpu
@@ -35,7 +42,7 @@ from ridgeline.kernels.rotary_pages import cpu as rotary_cpu
 from ridgeline.kernels.skinny_linear import cpu as linear_cpu
 from ridgeline.kernels.skinny_linear import reference as linear_reference
 from ridgeline.kernels.tolerance import check
-from ridgeline.models import Transformer
+from ridgeline.models import Transformer, build_model, fill_random
 from ridgeline.models.transformer import Linear
 
 CPU = torch.device("cpu")
@@ -336,10 +343,6 @@ def test_pages_of_every_kind_give_the_references_tokens(kv_dtype: str) -> None:
 @pytest.mark.parametrize("num_rows", [20, MANY_ROWS + 20])
 def test_a_model_in_bf16_stays_near_its_references(num_rows: int) -> None:
     """All layers through tiles and, with many rows, through torch."""
-    from test_memory_plan import PagedSequence, small_config
-
-    from ridgeline.models import build_model, fill_random
-
     model = fill_random(build_model(small_config("gemma-2-9b"), BF16, "cpu"))
     host = on_host(model)
     tokens = torch.arange(num_rows)
@@ -354,3 +357,25 @@ def test_a_model_in_bf16_stays_near_its_references(num_rows: int) -> None:
         exact = hidden(model.float()).float()
     error, reference_error = (found - exact).norm(), (expected - exact).norm()
     assert error < 1.1 * reference_error < 0.1 * exact.norm()
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-2-9b"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_memory_plan_holds_for_them(name: str, dtype: str) -> None:
+    """A step at the budget allocates what is planned for fused kernels."""
+    config, num_tokens = small_config(name), 256
+    model = on_host(fill_random(build_model(config, parse_dtype(dtype), "cpu")))
+    kv = KVCache(config, parse_dtype(dtype), 4, 64, CPU)
+    positions = torch.arange(num_tokens, dtype=torch.int32)
+    known = dict.fromkeys(StepInputs._fields, torch.zeros(0, dtype=torch.int32))
+    known |= {"positions": positions, "lengths": positions + 1, "slots": positions}
+    for field, values in (("seats", [0]), ("totals", [num_tokens]), ("starts", [0, num_tokens])):
+        known[field] = torch.tensor(values, dtype=torch.int32)
+    about = (kv, RopeTables(config, num_tokens, CPU), StepInputs(**known))
+    table = torch.arange(4, dtype=torch.int32).view(1, 4)
+    sequences = HostSequences(*about, StepShape(num_tokens, 0, 1, 0), table, 0)
+    with torch.inference_mode():
+        used = allocations(lambda: model(positions, sequences)).peak_bytes
+    planned = peak(config, dtype, "fused", num_tokens=num_tokens, num_keys=num_tokens)
+    assert planned.num_bytes == pytest.approx(used, rel=0.02), planned

@@ -208,7 +208,9 @@ class Recipe:
     )
     kernels: Kernels = field(
         default="auto",
-        metadata=about("fused kernels, or the plain reference of each op (auto: fused on a GPU)"),
+        metadata=about(
+            "fused kernels, or the plain reference of each op (auto: fused where there are any)"
+        ),
     )
     graphs: bool | None = field(
         default=None, metadata=about("replay small steps as captured graphs (default: on a GPU)")
@@ -288,9 +290,8 @@ def field_table() -> dict[str, Any]:
 def with_auto(recipe: Recipe, config: ModelConfig, dtype: torch.dtype, device: str) -> Recipe:
     """The recipe with nothing left to "auto", for this model in this dtype on this device."""
     on_gpu = device != "cpu"
-    if not on_gpu and (recipe.graphs or recipe.kernels == "fused"):
-        what = "graphs are on" if recipe.graphs else "kernels is fused"
-        raise UsageError(f"{what}, which needs a GPU, and the device is a CPU; leave it out")
+    if not on_gpu and recipe.graphs:
+        raise UsageError("graphs are on, which needs a GPU, and the device is a CPU; leave it out")
     model_dtype: Any = dtype_name(dtype) if recipe.dtype == "auto" else recipe.dtype
     kernels: Kernels = "fused" if on_gpu else "reference"
     return replace(

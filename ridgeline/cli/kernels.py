@@ -24,6 +24,7 @@ from ridgeline.errors import (
     near_matches,
 )
 from ridgeline.hardware import detect, measure
+from ridgeline.kernels import host_library
 from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.compile import compile_call, recorded_calls
 from ridgeline.kernels.extension import build, compile_source, find_nvcc, sources
@@ -101,7 +102,14 @@ def list_row(op: Op) -> dict[str, Any]:
         "cases": len(op.cases),
         "timed": len(op.bench_cases),
         "baselines": list(op.baselines),
+        "sources": " ".join(written(op.name)),
     }
+
+
+def written(name: str) -> list[str]:
+    """The files of an op's kernels beside its reference."""
+    folder = host_library.source(name).parent
+    return [file for file in ("triton.py", "cuda.cu", "cpu.cpp") if (folder / file).is_file()]
 
 
 def tune_rows(ops: list[Op], only: str, terminal: Terminal) -> list[dict[str, Any]]:
@@ -176,22 +184,28 @@ def source_rows(name: str, target: Target) -> Iterator[dict[str, Any]]:
 
 
 def build_rows(names: list[str], asked: bool, terminal: Terminal) -> list[dict[str, Any]]:
-    """Build the CUDA C++ of these ops for this machine's GPU, at the same time."""
-    without = [name for name in names if name not in sources()]
+    """Build the C++ of these ops for this machine, at the same time: for its CPU, and for its GPU
+    where it has one.
+    """
+    builders = {"cpu.cpp": (host_library.sources(), host_library.build)}
+    if detect().device_type != "cpu":
+        builders["cuda.cu"] = (sources(), build)
+    wanted = [(name, file) for name in names for file in builders if name in builders[file][0]]
+    without = [name for name in names if name not in (op for op, _ in wanted)]
     if asked and without:
-        raise UsageError(f"{without[0]} has no CUDA C++; these have: {', '.join(sources())}")
-    if detect().device_type == "cpu":
-        raise HardwareError("kernels are built for the GPU of this machine, and there is none here")
+        known = ", ".join(sorted({name for ops, _ in builders.values() for name in ops}))
+        raise UsageError(f"{without[0]} has no C++ to build here; these have: {known}")
 
-    def build_one(name: str) -> dict[str, Any]:
+    def build_one(job: tuple[str, str]) -> dict[str, Any]:
+        name, file = job
         start = time.perf_counter()
         try:
-            build(name)
+            builders[file][1](name)
         except UnsupportedError as error:
-            return {"op": name, "problem": str(error)}
-        return {"op": name, "took": f"{time.perf_counter() - start:.1f} s", "problem": None}
+            return {"op": name, "source": file, "problem": str(error)}
+        took = f"{time.perf_counter() - start:.1f} s"
+        return {"op": name, "source": file, "took": took, "problem": None}
 
-    wanted = [name for name in names if name in sources()]
     with terminal.progress() as progress, ThreadPoolExecutor(len(wanted)) as pool:
         progress("building", 0, len(wanted))
         return list(pool.map(build_one, wanted))
@@ -223,9 +237,9 @@ def parse_target(name: str) -> Target:
 def render(document: dict[str, Any], console: Console) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     columns = {
-        "list": ["op", "summary", "gradients", "cases", "timed"],
+        "list": ["op", "summary", "gradients", "cases", "timed", "sources"],
         "check": ["op", "case", "problem"],
-        "build": ["op", "took", "problem"],
+        "build": ["op", "source", "took", "problem"],
         "tune": ["op", "key", "num_tried", "share", "best"],
         "compile": [
             "op",

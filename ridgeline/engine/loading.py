@@ -5,6 +5,7 @@ does not fit is refused before a byte of it is loaded.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from ridgeline.errors import UnsupportedError, UsageError
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware import detect
 from ridgeline.hardware.detection import available_memory
+from ridgeline.kernels.host_library import prepare
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
@@ -43,13 +45,14 @@ def load(
 ) -> Loaded:
     """On one rank; for several ranks.py makes the same steps on each."""
     if isinstance(model, Transformer):
-        return _loaded(model, recipe or Recipe(), tokenizer)
+        return _loaded(model, recipe or Recipe(), tokenizer, progress)
     path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
     recipe = recipe or saved_recipe(path) or Recipe()
     hardware = detect(device)
     config = describe(open_checkpoint(path)).config
     dtype = choose_dtype(recipe.dtype, config, hardware)
     filled = with_auto(recipe, config, dtype, hardware.device)
+    filled = with_host_kernels(recipe, filled, config, hardware.device, progress)
     filled, plan = planned(config, recipe, filled, available_memory(hardware.device))
     loaded = load_model(path, dtype=dtype_name(dtype), device=device, progress=progress)
     return Loaded(loaded, tokenizer or tokenizer_of(path), filled, plan)
@@ -63,16 +66,38 @@ def tokenizer_of(path: Path) -> Tokenizer | None:
     return Tokenizer.load(path)
 
 
-def _loaded(model: Transformer, recipe: Recipe, tokenizer: Tokenizer | None) -> Loaded:
+def _loaded(
+    model: Transformer, recipe: Recipe, tokenizer: Tokenizer | None, progress: Progress | None
+) -> Loaded:
     """A model that is there already: its weights count as memory that was free."""
     weight = model.embed.weight
     name = dtype_name(weight.dtype)
     if recipe.dtype not in ("auto", name):
         raise UsageError(f"the recipe's dtype is {recipe.dtype}, and the model is in {name}")
     filled = with_auto(recipe, model.config, weight.dtype, str(weight.device))
+    filled = with_host_kernels(recipe, filled, model.config, str(weight.device), progress)
     held = sum(parameter.nbytes for parameter in model.parameters())
     free = available_memory(str(weight.device)) + held
     return Loaded(model, tokenizer, *planned(model.config, recipe, filled, free))
+
+
+def with_host_kernels(
+    given: Recipe, filled: Recipe, config: ModelConfig, device: str, progress: Progress | None
+) -> Recipe:
+    """On a CPU "auto" and "fused" mean its own kernels, which are built now where they are not yet;
+    where they cannot be, "auto" means the references.
+    """
+    if device != "cpu" or given.kernels == "reference":
+        return filled
+    problem = "they could not be built (the log says why)"
+    if any(layer.experts for layer in config.layers):
+        problem = "those of experts are not written"
+    elif prepare(progress):
+        return replace(filled, kernels="fused")
+    if given.kernels == "fused":
+        raise UnsupportedError(f"kernels is fused, and on a CPU {problem}; leave it out")
+    log.info("the references serve instead of CPU kernels: %s", problem)
+    return filled
 
 
 def planned(

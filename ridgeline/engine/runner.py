@@ -32,6 +32,8 @@ from ridgeline.engine.batch import (
 from ridgeline.engine.extras import Extras, Jobs, Pending
 from ridgeline.engine.faults import raise_if_lost, reason_of, run_in_parts
 from ridgeline.engine.graphs import Graphs
+from ridgeline.engine.host_model import on_host
+from ridgeline.engine.host_sequences import HostSequences
 from ridgeline.engine.kv_cache import KVCache
 from ridgeline.engine.notes import Note
 from ridgeline.engine.paged import CpuSequences, PagedSequences
@@ -108,7 +110,17 @@ class Runner:
         self.graphs: Graphs | None = None
         if wants_graphs:
             self.graphs = self.graphs_type(self, limits.max_graph_batch, graph_bytes)
-        self.sequences = CpuSequences if self.device.type == "cpu" else PagedSequences
+        self.sequences: type[PagedSequences] = PagedSequences
+        if self.device.type == "cpu":
+            self._use_host(fused=recipe.kernels == "fused")
+
+    def _use_host(self, fused: bool) -> None:
+        """On a CPU: its kernels, where they were built and the recipe does not forbid them."""
+        self.sequences = CpuSequences
+        if fused:
+            self.model = on_host(self.model)
+            if HostSequences.serves(self.kv, self.model.embed.weight.dtype):
+                self.sequences = HostSequences
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, jobs: Jobs, known_tokens: KnownTokens) -> InFlight:

@@ -59,7 +59,10 @@ def library(op: str, defines: tuple[str, ...] = ()) -> ctypes.CDLL | None:
 
 
 def built_path(op: str, defines: tuple[str, ...] = ()) -> Path:
-    name = extension_name(op, defines)
+    return library_path(extension_name(op, defines))
+
+
+def library_path(name: str) -> Path:
     return cache_dir() / "extensions" / name / f"{name}.so"
 
 
@@ -67,7 +70,11 @@ def extension_name(op: str, defines: tuple[str, ...] = ()) -> str:
     """Changes with the source, the flags, the compiler's version and the chip."""
     major, minor = torch.cuda.get_device_capability()
     version = torch.version.hip or torch.version.cuda
-    text = source(op).read_text() + f"{FLAGS} {defines} {version} {major}.{minor}"
+    return hashed_name(op, source(op).read_text() + f"{FLAGS} {defines} {version} {major}.{minor}")
+
+
+def hashed_name(op: str, text: str) -> str:
+    """A library's name, from all that it was made of."""
     return f"ridgeline_{op}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 

@@ -98,7 +98,7 @@ def test_tuning_remembers_the_fastest(
 
 
 def test_without_a_gpu_one_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    verbs = ["bench kernels", "bench sequences", "kernels tune", "kernels check", "kernels build"]
+    verbs = ["bench kernels", "bench sequences", "kernels tune", "kernels check"]
     for arguments in (verb.split() for verb in verbs):
         assert main(arguments) == 8
         shown = capsys.readouterr()

@@ -1,0 +1,178 @@
+"""CPU kernels: an op's `cpu.cpp`, built once for this machine by its own C++ compiler, kept in the
+cache, called through ctypes: what extension.py is for CUDA C++.
+
+The sources export plain C functions over pointers and include nothing of torch, so that all of them
+build in a few seconds. They share torch's OpenMP threads: its libgomp is in the process already,
+and is found by its name. An engine on a CPU calls `prepare` when it starts; where there is no
+compiler, or it fails, one line says so and the references serve.
+
+    if prepare():
+        function("rms_norm", "bf16", "plplpffpplli")(...)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import platform
+import re
+import secrets
+import shutil
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch  # before any library: its OpenMP is the one that is shared
+from torch import Tensor
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.formats.dtypes import dtype_name
+from ridgeline.kernels.extension import hashed_name, library_path
+from ridgeline.kernels.registry import NAMES
+from ridgeline.progress import Progress
+
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ("-O3", "-march=native", "-fopenmp", "-std=c++17", "-shared", "-fPIC", "-w")
+BUILD_TIMEOUT_S = 120  # a few seconds on an idle machine
+SHARED_HEADER = Path(__file__).parent / "host.h"
+ARGUMENTS = {
+    "p": ctypes.c_void_p,
+    "l": ctypes.c_int64,
+    "f": ctypes.c_float,
+    "i": ctypes.c_int,
+}
+log = logging.getLogger(__name__)
+
+
+def source(op: str) -> Path:
+    return Path(__file__).parent / op / "cpu.cpp"
+
+
+def sources() -> list[str]:
+    """The ops that have one."""
+    return [op for op in NAMES if source(op).is_file()]
+
+
+def find_compiler() -> str | None:
+    return next(filter(None, map(shutil.which, COMPILERS)), None)
+
+
+@cache
+def compiler_version(compiler: str) -> str:
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60)
+    return done.stdout
+
+
+@cache
+def processor() -> str:
+    """What code for "native" depends on: the machine's instructions."""
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text()
+        found = re.search(r"^(flags|Features)\s*:(.*)$", text, re.M)
+        if found is not None:
+            return f"{platform.machine()} {found[2].strip()}"
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def built_path(op: str, compiler: str) -> Path:
+    """Changes with the sources, the flags, the compiler and the processor."""
+    text = source(op).read_text() + SHARED_HEADER.read_text()
+    about = f"{FLAGS} {compiler_version(compiler)} {processor()}"
+    return library_path(hashed_name(f"{op}_host", text + about))
+
+
+def build(op: str) -> Path:
+    """Compile an op's source for this machine, unless that was done, and return the file. Whoever
+    builds at the same time writes the same file: each puts it there whole.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise UnsupportedError(f"no C++ compiler here; install one of {', '.join(COMPILERS)}")
+    path = built_path(op, compiler)
+    if path.is_file():
+        return path
+    temporary = path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}.so")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _compile(compiler, op, temporary)
+        os.replace(temporary, path)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnsupportedError(f"{op}: cpu.cpp could not be built: {error}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    return path
+
+
+def _compile(compiler: str, op: str, target: Path) -> None:
+    command = [compiler, *FLAGS, "-o", str(target), str(source(op))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
+    if done.returncode:
+        lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
+        reason = next((line for line in lines if "error" in line), lines[0])
+        raise UnsupportedError(f"{op}: cpu.cpp could not be built: {reason.strip()}")
+
+
+_loaded: dict[str, ctypes.CDLL] = {}
+
+
+def prepare(progress: Progress | None = None) -> bool:
+    """Build what is not built yet and load it; False, and why in the log, where that cannot be."""
+    wanted = [op for op in sources() if op not in _loaded]
+    if not wanted:
+        return True
+    try:
+        for op, path in zip(wanted, _built(wanted, progress), strict=True):
+            _loaded[op] = ctypes.CDLL(str(path))
+    except (UnsupportedError, OSError) as error:
+        _loaded.clear()
+        log.warning("CPU kernels are not used, the slower references serve: %s", error)
+        return False
+    return True
+
+
+def _built(ops: list[str], progress: Progress | None) -> list[Path]:
+    compiler = find_compiler()
+    missing = compiler is None or any(not built_path(op, compiler).is_file() for op in ops)
+    if progress is not None and missing:
+        progress("building CPU kernels", 0, len(ops))
+    with ThreadPoolExecutor(len(ops)) as pool:
+        return list(pool.map(build, ops))
+
+
+def is_loaded() -> bool:
+    return bool(_loaded)
+
+
+@cache
+def function(op: str, name: str, signature: str) -> Callable[..., Any]:
+    """An exported function; `signature` has a letter for each argument (p pointer, l 64-bit number,
+    f float, i int). `prepare` comes first.
+    """
+    assert op in _loaded, f"{op} is called before it was prepared"
+    found = getattr(_loaded[op], f"ridgeline_{op}_{name}")
+    found.argtypes = [ARGUMENTS[letter] for letter in signature]
+    found.restype = ctypes.c_int
+    return found
+
+
+@cache
+def short_name(dtype: torch.dtype) -> str:
+    return dtype_name(dtype)
+
+
+def address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """Two dims, the last one contiguous; a view where the strides allow it."""
+    if x.dim() == 2 and x.stride(1) == 1:
+        return x
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()

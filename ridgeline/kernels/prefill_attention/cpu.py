@@ -1,0 +1,63 @@
+"""Attention over pages by cpu.cpp, for prompts and for single tokens; host_library.py builds it.
+See reference.py for what it is, and for the letters.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.attention.reference import AttentionSpec
+from ridgeline.kernels.host_library import address, function, short_name
+from ridgeline.kernels.pages import holds_codes
+
+MAX_HEAD_DIM = 512
+
+
+def supported(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> bool:
+    """Pages of the queries' dtype or of the codes that have scales."""
+    codes = kv_dtype in (torch.int8, torch.float8_e4m3fn)
+    return head_dim <= MAX_HEAD_DIM and (dtype == kv_dtype or codes)
+
+
+def prefill_attention(
+    q_TNH: Tensor,
+    starts: Tensor,
+    k_pages_PKSH: Tensor,
+    v_pages_PKSH: Tensor,
+    page_table_BM: Tensor,
+    lengths_B: Tensor,
+    spec: AttentionSpec,
+    k_scale_PKS: Tensor | None = None,
+    v_scale_PKS: Tensor | None = None,
+) -> Tensor:
+    """`starts`, `page_table` and `lengths` are int32; see `supported` for dtypes."""
+    num_heads, head_dim = q_TNH.shape[1:]
+    num_kv_heads, page_size = k_pages_PKSH.shape[1:3]
+    assert starts.dtype == page_table_BM.dtype == lengths_B.dtype == torch.int32
+    assert holds_codes(k_pages_PKSH.dtype) == (k_scale_PKS is not None), "codes have scales"
+    q_TNH = q_TNH.contiguous()
+    out_TNH = torch.empty_like(q_TNH)
+    names = f"{short_name(q_TNH.dtype)}_{short_name(k_pages_PKSH.dtype)}"
+    function("prefill_attention", names, "ppppplpppplllllffli")(
+        q_TNH.data_ptr(),
+        out_TNH.data_ptr(),
+        starts.data_ptr(),
+        lengths_B.data_ptr(),
+        page_table_BM.data_ptr(),
+        page_table_BM.stride(0),
+        k_pages_PKSH.data_ptr(),
+        v_pages_PKSH.data_ptr(),
+        address(k_scale_PKS),
+        address(v_scale_PKS),
+        len(lengths_B),
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        page_size,
+        spec.scale,
+        spec.softcap or 0.0,
+        spec.window or 0,
+        torch.get_num_threads(),
+    )
+    return out_TNH

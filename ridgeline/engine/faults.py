@@ -44,7 +44,7 @@ def _run_part(plan: StepPlan, pieces: list[Piece], run: Run, failed: dict[Hashab
         run(part, samples)
         return False
     except Exception as error:
-        _raise_if_lost(error)
+        raise_if_lost(error)
         log.warning("step %d is run in parts: %s", plan.step_id, reason_of(error))
         short = is_out_of_memory(error)
         one_row = len(pieces) == 1
@@ -112,7 +112,7 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def _raise_if_lost(error: Exception) -> None:
+def raise_if_lost(error: Exception) -> None:
     """Errors of the device itself stay: nothing that runs on it afterwards can be trusted."""
     text = str(error)
     if "CUDA error" in text or "HIP error" in text:

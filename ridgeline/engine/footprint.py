@@ -35,6 +35,7 @@ GRAPH_NODE_BYTES = 16 << 10  # what the driver keeps for one kernel of a capture
 PENALTY_TABLE_BYTES = 4 + 1  # per request and vocabulary entry: int32 counts, seen in the prompt
 STEP_TOKEN_BYTES = 48  # per token of a step: id, position, length, slot and indices
 PAGE_NUMBER_BYTES = 4
+TOKEN_BYTES = 4
 
 
 class WeightFormat(NamedTuple):
@@ -134,6 +135,11 @@ def step_input_bytes(recipe: Recipe) -> int:
     limits = recipe.limits.filled()
     pages = limits.max_batch * -(-limits.max_context // recipe.kv.page_size)
     return pages * PAGE_NUMBER_BYTES + limits.token_budget * STEP_TOKEN_BYTES
+
+
+def token_table_bytes(recipe: Recipe) -> int:
+    limits = recipe.limits.filled()
+    return (limits.max_batch + 1) * (limits.max_context + 1) * TOKEN_BYTES
 
 
 def graph_bytes(config: ModelConfig, recipe: Recipe) -> int:

@@ -98,7 +98,7 @@ class Graphs:
         self.found: dict[GraphKey, Captured] = {}
         self._pool: Any = None
         # Where every graph leaves its logits: one buffer for all, or each would keep its own.
-        rows = max(PROMPT_ROWS, min(max_tokens, runner.max_batch))
+        rows = max(PROMPT_ROWS, min(max_tokens, runner.max_rows))
         shape = (rows, runner.model.config.vocab_size)
         self.logits_RV = torch.empty(shape, dtype=torch.float32, device=runner.device)
 

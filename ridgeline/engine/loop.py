@@ -14,11 +14,14 @@ from functools import partial
 from typing import NamedTuple
 
 from ridgeline.engine.choosing import TokenLogprob, nan_message
+from ridgeline.engine.draft_policy import DraftPolicy
+from ridgeline.engine.drafting import Drafting, Out, accepted_tokens, ordered_logprobs
 from ridgeline.engine.extras import Extras, Job
 from ridgeline.engine.faults import reason_of
+from ridgeline.engine.flat_plan import first_rows
 from ridgeline.engine.live import LiveRequest
 from ridgeline.engine.request import FinishReason
-from ridgeline.engine.runner import InFlight, Runner, StepOutput
+from ridgeline.engine.runner import Runner, StepOutput
 from ridgeline.engine.scheduler import MAX_STEPS_OUT, Received, Scheduler
 from ridgeline.engine.state import Ask, Key
 from ridgeline.engine.step_plan import StepPlan
@@ -32,17 +35,26 @@ class EngineProgress(NamedTuple):
     """How the engine is getting on, for whoever watches whether it does."""
 
     num_steps: int
-    last_step_s: float  # how long the last step took, from its launch to its tokens
+    last_step_s: float  # how long the last step took, from its planning to its tokens
     idle_s: float  # since tokens last came
 
 
 class Loop:
-    def __init__(self, scheduler: Scheduler, runner: Runner, overlap: bool) -> None:
+    """`policy` says how many tokens are guessed ahead, where any are."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        overlap: bool,
+        policy: DraftPolicy | None = None,
+    ) -> None:
         self.scheduler, self.runner = scheduler, runner
+        self.drafting = None if policy is None else Drafting(policy, runner.device.type == "cpu")
         self.depth = MAX_STEPS_OUT if overlap else 1  # steps out before the oldest is waited for
         self._jobs: dict[Hashable, Job] = {}
         self._live: dict[Hashable, LiveRequest] = {}
-        self._out: deque[tuple[InFlight, float]] = deque()  # and when it was launched
+        self._out: deque[Out] = deque()
         self._num_steps, self._last_step_s, self._last_time = 0, 0.0, time.monotonic()
 
     @property
@@ -67,42 +79,56 @@ class Loop:
 
     def advance(self) -> None:
         """One step: plan and launch it, receive the one that is due, tell who has ended."""
-        plan = self._plan()
+        begun = time.monotonic()
+        plan = self._plan(begun)
         if plan is not None:
-            self._launch(plan)
+            self._launch(plan, begun)
         if self._out and (plan is None or len(self._out) >= self.depth):
             self._receive()
         self._tell_ended()
 
-    def _plan(self) -> StepPlan | None:
+    def _plan(self, now: float) -> StepPlan | None:
         if len(self._out) >= MAX_STEPS_OUT:
             return None
-        return self.scheduler.plan(time.monotonic())
+        if self.drafting is None:
+            return self.scheduler.plan(now)
+        if self._out and self.drafting.waits(self._out[-1].plan):
+            return None
+        return self.scheduler.plan(now, self.drafting.wanted(self.scheduler.num_decoding))
 
-    def _launch(self, plan: StepPlan) -> None:
-        launched = time.monotonic()
+    def _launch(self, plan: StepPlan, begun: float) -> None:
         in_flight = self.runner.launch(plan, self._jobs, self.scheduler.known_tokens)
-        self._out.append((in_flight, launched))
+        self._out.append(Out(in_flight, plan, begun, time.monotonic()))
+        if self.drafting is not None:
+            self.drafting.launched(self._out[-1], self._jobs)
         for request_id, reason in in_flight.failed.items():
             self.scheduler.fail(request_id, reason)
         if in_flight.out_of_memory:
             self._shrink()
 
     def _receive(self) -> None:
-        in_flight, launched = self._out.popleft()
-        output = self.runner.collect(in_flight)
-        self._last_time = time.monotonic()
-        self._last_step_s = self._last_time - launched
+        out = self._out.popleft()
+        plan = out.in_flight.plan
+        output = self.runner.collect(out.in_flight)
+        last_time, self._last_time = self._last_time, time.monotonic()
+        self._last_step_s = self._last_time - out.begun
         self._num_steps += 1
-        self._fail_nan(in_flight.plan, output)
-        received = self.scheduler.receive(in_flight.plan.step_id, output.tokens)
-        self._deliver(in_flight.plan, received, output.extras)
+        if self.drafting is not None:
+            self.drafting.received(out, output, last_time, self._last_time)
+        tokens, counts = accepted_tokens(out.plan, plan, output)
+        self._fail_nan(plan, output, counts)
+        received = self.scheduler.receive(plan.step_id, tokens, counts)
+        self._deliver(plan, received, output.extras)
 
-    def _fail_nan(self, plan: StepPlan, output: StepOutput) -> None:
-        for index, is_nan in enumerate(output.is_nan):
-            if is_nan:
-                position = plan.positions[plan.logit_tokens[index]] + 1
-                self.scheduler.fail(plan.sample_keys[index][0], nan_message(position))
+    def _fail_nan(self, plan: StepPlan, output: StepOutput, counts: list[int] | None) -> None:
+        """Rows behind a wrong guess mean nothing, NaN or not."""
+        if not any(output.is_nan):
+            return
+        for index, row in enumerate(first_rows(plan)):
+            for accepted in range(row, row + (counts[index] if counts else 1)):
+                if output.is_nan[accepted]:
+                    position = plan.positions[plan.logit_tokens[accepted]] + 1
+                    self.scheduler.fail(plan.sample_keys[index][0], nan_message(position))
 
     def _deliver(self, plan: StepPlan, received: Received, extras: Extras) -> None:
         """Hand each request what the step brought it."""
@@ -110,21 +136,29 @@ class Loop:
             self._guarded(part.request_id, partial(LiveRequest.take_prompt, part=part))
         for states in extras.embeddings:
             self._guarded(states.request_id, partial(LiveRequest.take_embedding, part=states))
-        logprobs = {plan.sample_keys[index]: entry for index, entry in extras.logprobs.items()}
-        reasons = dict(received.finished)
-        for key, token in zip(received.keys, received.tokens, strict=True):
-            self._push(key, token, logprobs.get(key), reasons.get(key))
+        logprobs = ordered_logprobs(plan, received.keys, extras)
+        last = {key: index for index, key in enumerate(received.keys)}
+        reasons = {last[key]: reason for key, reason in received.finished}
+        stopped: set[Key] = set()  # by a stop string: what drafts brought behind it is not wanted
+        for index, (key, token) in enumerate(zip(received.keys, received.tokens, strict=True)):
+            if key not in stopped and self._push(key, token, logprobs[index], reasons.get(index)):
+                stopped.add(key)
 
     def _push(
         self, key: Key, token: int, logprob: TokenLogprob | None, reason: FinishReason | None
-    ) -> None:
+    ) -> bool:
+        """Whether a stop string ends the output here."""
         request_id, sample = key
+        stops = False
 
         def push(live: LiveRequest) -> None:
-            if live.push(sample, token, logprob, reason):
+            nonlocal stops
+            stops = live.push(sample, token, logprob, reason)
+            if stops:
                 self.scheduler.finish(request_id, sample)
 
         self._guarded(request_id, push)
+        return stops
 
     def _guarded(self, request_id: Hashable, work: Callable[[LiveRequest], None]) -> None:
         """Do something for one request; if that goes wrong, it goes wrong for that one alone."""
@@ -141,6 +175,8 @@ class Loop:
         for end in self.scheduler.take_ended():
             live = self._live.pop(end.request_id)
             del self._jobs[end.request_id]
+            if self.drafting is not None:
+                self.drafting.policy.forget(end.request_id, live.job.sampling.num_samples)
             live.end(end)
 
     def _shrink(self) -> None:

@@ -105,7 +105,7 @@ class Special:
     ) -> None:
         """A stream takes a seat, with the tokens it has so far."""
         self.seats.pop(seat, None)
-        if not (sampling.has_penalties or sampling.logit_bias or sampling.min_tokens):
+        if not sampling.needs_tables:
             return
         self.seats[seat] = Seated(sampling, len(prompt), sorted(stop_ids))
         if sampling.has_penalties:

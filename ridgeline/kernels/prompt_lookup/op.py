@@ -90,9 +90,7 @@ def launch(**inputs: Any) -> tuple[Tensor, ...]:
     return with_what_changed(triton.prompt_lookup, **inputs)
 
 
-def cost(
-    guesses_SK: Tensor, tokens_R: Tensor, samples_4N: Tensor, **_: Any
-) -> OpCost:
+def cost(guesses_SK: Tensor, tokens_R: Tensor, samples_4N: Tensor, **_: Any) -> OpCost:
     """Each stream's tokens are read once, its guesses read and written."""
     num_samples, element = samples_4N.shape[1], tokens_R.element_size()
     tokens = int(samples_4N[3].sum()) + tokens_R.numel()
@@ -127,7 +125,7 @@ BENCH = [
 
 OP = Op(
     name="prompt_lookup",
-    summary="Confirming guessed tokens, and guessing the next by what followed the last ones before",
+    summary="Confirming guessed tokens, and guessing what followed the last ones before",
     reference=partial(with_what_changed, reference.prompt_lookup),
     launch=launch,
     cost=cost,

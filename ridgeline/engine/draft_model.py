@@ -6,6 +6,8 @@ When drafts are wanted, a stream first runs through the draft what it lacks (the
 the prompt, the first time), and then decodes as many tokens as are wanted. So chunked prompts,
 shared prefixes, copied pages and preemption need no code of their own, pages that are shared hold
 the draft's part too once somebody has made it, and while drafts do not pay off it costs nothing.
+(Where every layer has a window, pages behind it may be gone before the draft has seen them: its
+guesses are then a little worse for some tokens.)
 
 It runs through a runner of its own, graphs included, and draws with the request's settings, seed
 and position, hence with the noise that the target will draw with.

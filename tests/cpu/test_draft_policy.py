@@ -1,0 +1,199 @@
+"""How many tokens are guessed: never so many that it costs, nearly the best number where it pays.
+Simulated steps with costs like those of a GPU, of a CPU, and of a busy machine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from ridgeline.engine.draft_policy import DraftPolicy, Outcome
+from ridgeline.engine.state import Key
+from ridgeline.engine.step_costs import Curve, StepCosts, size_class
+
+Seconds = Callable[[int, int], float]  # of a step with so many tokens, so many of them drafts
+
+
+def gpu(num_tokens: int, num_drafts: int) -> float:
+    """Bound by memory up to 200 tokens; drafts cost the overlap of host and device."""
+    return max(1.0, num_tokens / 200) + (0.15 if num_drafts else 0.0)
+
+
+def cpu(num_tokens: int, num_drafts: int) -> float:
+    return 0.8 + 0.2 * num_tokens
+
+
+def with_draft_model(num_tokens: int, num_drafts: int) -> float:
+    """Each number of drafts is a pass of the small model."""
+    return gpu(num_tokens, num_drafts) + 0.1 * num_drafts
+
+
+class Simulation:
+    """Streams whose guesses are right with a probability, each independently."""
+
+    def __init__(self, seconds: Seconds, rates: list[float], free: bool = True, seed: int = 0):
+        self.seconds, self.draw = seconds, random.Random(seed)
+        self.rates: dict[Key, float] = {(index, 0): rate for index, rate in enumerate(rates)}
+        costs = StepCosts()
+        for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+            costs.begin(size, self.measured(size, 0))
+        for drafts in (1, 3, 5):
+            costs.begin(1 + drafts, self.measured(1 + drafts, drafts), drafting=True)
+        self.policy = DraftPolicy(costs, max_drafts=5, free=free)
+        self.time = self.tokens = 0.0
+        self.asked: list[int] = []
+
+    def measured(self, num_tokens: int, num_drafts: int) -> float:
+        """With noise, and now and then something else on the machine."""
+        noise = 1 + 0.05 * abs(self.draw.gauss(0, 1))
+        return self.seconds(num_tokens, num_drafts) * noise * (3 if self.draw.random() < 0.02 else 1)
+
+    def num_right(self, rate: float, num_drafts: int) -> int:
+        count = 0
+        while count < num_drafts and self.draw.random() < rate:
+            count += 1
+        return count
+
+    def step(self, drafts: dict[Key, int]) -> None:
+        keys, counts = list(self.rates), [drafts.get(key, 0) for key in self.rates]
+        self.policy.launched(keys, counts)
+        num_tokens = len(keys) + sum(counts)
+        outcomes = []
+        for key, count in zip(keys, counts, strict=True):
+            first = self.num_right(self.rates[key], max(count, 1))
+            outcomes.append(Outcome(key, min(first, count), first > 0, has_guesses=True))
+            self.tokens += 1 + min(first, count)
+        self.policy.received(outcomes, counts)
+        self.policy.costs.note(num_tokens, self.measured(num_tokens, sum(counts)), sum(counts) > 0)
+        self.time += self.seconds(num_tokens, sum(counts))
+        self.asked.append(sum(counts))
+
+    def run(self, num_steps: int) -> float:
+        """Tokens a second."""
+        for _ in range(num_steps):
+            self.step(self.policy.wanted(len(self.rates)))
+        return self.tokens / self.time
+
+
+def fixed(seconds: Seconds, rates: list[float], count: int) -> float:
+    """Tokens a second with so many drafts for each stream, in the mean."""
+    expected = sum(sum(rate**n for n in range(count + 1)) for rate in rates)
+    return expected / seconds(len(rates) * (1 + count), len(rates) * count)
+
+
+@pytest.mark.parametrize("seconds", [gpu, cpu, with_draft_model])
+@pytest.mark.parametrize("batch", [1, 8, 64, 256])
+@pytest.mark.parametrize("free", [True, False])
+def test_guesses_that_are_never_right_cost_less_than_two_percent(
+    seconds: Seconds, batch: int, free: bool
+) -> None:
+    simulation = Simulation(seconds, [0.0] * batch, free)
+    assert simulation.run(1000) > 0.98 * fixed(seconds, [0.0] * batch, 0)
+
+
+@pytest.mark.parametrize("seconds", [gpu, cpu, with_draft_model])
+@pytest.mark.parametrize("batch", [1, 8, 64, 256])
+@pytest.mark.parametrize("rate", [0.2, 0.5, 0.8, 0.95])
+def test_it_is_near_the_best_fixed_number_and_never_below_none(
+    seconds: Seconds, batch: int, rate: float
+) -> None:
+    found = Simulation(seconds, [rate] * batch).run(600)
+    plain = fixed(seconds, [rate] * batch, 0)
+    best = max(fixed(seconds, [rate] * batch, count) for count in range(6))
+    assert found > 0.98 * plain
+    assert found > 0.9 * best
+
+
+def test_streams_are_told_apart() -> None:
+    """One of eight repeats itself: only that one gets drafts, where each token costs."""
+    simulation = Simulation(cpu, [0.0] * 7 + [0.95])
+    simulation.run(50)
+    assert simulation.policy.wanted(8).keys() == {(7, 0)}
+
+
+def test_a_lookup_that_becomes_good_is_noticed_at_once() -> None:
+    simulation = Simulation(gpu, [0.0])
+    simulation.run(200)
+    assert simulation.asked[-20:] == [0] * 20
+    simulation.rates[0, 0] = 0.95
+    simulation.run(12)
+    assert simulation.asked[-1] >= 4
+
+
+def test_a_draft_model_is_tried_again_more_and_more_seldom() -> None:
+    simulation = Simulation(with_draft_model, [0.0], free=False)
+    simulation.run(1000)
+    trials = [step for step, asked in enumerate(simulation.asked) if asked]
+    gaps = [after - before for before, after in zip(trials, trials[1:], strict=False)]
+    assert gaps[-3:] == sorted(gaps[-3:])
+    assert len(trials) < 16
+    simulation.rates[0, 0] = 1.0
+    simulation.run(2500)
+    assert simulation.asked[-1] == 5
+
+
+def test_a_stream_with_drafts_out_gets_no_more() -> None:
+    policy = DraftPolicy(StepCosts(), max_drafts=3)
+    policy.costs.begin(1, 1.0)
+    policy.costs.begin(8, 1.0)
+    key = ("a", 0)
+    policy.launched([key], [0])
+    assert policy.wanted(1) == {}
+    policy.received([Outcome(key, 0, False, True)], [0])
+    assert policy.wanted(1) == {key: 3}
+    policy.launched([key], [3])
+    assert policy.wanted(1) == {}
+    policy.received([Outcome(key, 3, True, False)], [3])
+    assert policy.wanted(1) == {}, "nothing was found to guess"
+    policy.forget("a", 1)
+    policy.received([Outcome(key, 0, True, True)], [0])
+    assert not policy.streams
+
+
+def test_guesses_that_were_not_there_say_nothing() -> None:
+    policy = DraftPolicy(StepCosts(), max_drafts=3)
+    key = ("a", 0)
+    for has_guesses in (False, True):
+        policy.launched([key], [0])
+        policy.received([Outcome(key, 0, False, has_guesses)], [0])
+        assert policy.rate.tried == 0
+    policy.launched([key], [2])
+    policy.received([Outcome(key, 1, True, True)], [2])
+    assert (policy.rate.right, policy.rate.tried) == (1, 2)
+
+
+def test_waiting_is_weighed_against_running_ahead() -> None:
+    policy = DraftPolicy(StepCosts(), max_drafts=3)
+    for size in (1, 64):
+        policy.costs.begin(size, 1.0)
+    assert policy.waits(1, 1, host_s=0.5), "nobody could run ahead"
+    assert policy.waits(64, 1, host_s=0.0), "it costs nothing"
+    assert not policy.waits(64, 1, host_s=0.1), "63 would wait for one"
+    assert policy.waits(64, 60, host_s=0.1)
+
+
+def test_costs_are_medians_and_lines() -> None:
+    costs = StepCosts()
+    assert costs.of(5) == 0.0
+    costs.begin(1, 2.0)
+    assert costs.of(3) == 6.0, "one size says nothing of how it grows: by its number"
+    costs.begin(5, 4.0)
+    assert [costs.of(n) for n in (1, 2, 5, 9)] == [2.0, 2.5, 4.0, 6.0]
+    costs.begin(5, 5.0, drafting=True)
+    assert [costs.of(n, drafting=True) for n in (2, 5, 9)] == [3.5, 5.0, 7.0]
+    for seconds in (3.0, 90.0, 3.0):
+        costs.note(1, seconds)
+    assert costs.of(1) == 3.0, "what was measured first is forgotten, and so is the outlier"
+    assert costs.of(5, drafting=True) == 5.0
+
+
+def test_sizes_that_are_near_share_a_class() -> None:
+    assert [size_class(n) for n in (1, 7, 16, 17, 33, 34, 63, 100, 510)] == [
+        1, 7, 16, 18, 32, 36, 64, 104, 512,
+    ]  # fmt: skip
+    curve = Curve()
+    curve.begin(33, 1.0)
+    curve.begin(32, 2.0)
+    assert curve.of(32, grows=False) == 2.0

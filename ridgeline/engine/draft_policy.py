@@ -17,16 +17,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from math import sqrt
 from typing import NamedTuple
 
 from ridgeline.engine.state import Key
 from ridgeline.engine.step_costs import StepCosts
 
 MARGIN = 1.02  # times the plain step's tokens a second, for drafts to be worth the doubt
-STREAM_DECAY, ALL_DECAY = 0.85, 0.98  # what a trial keeps of the weight of those before it
-PRIOR_WEIGHT = 2.0  # trials that a stream starts with, as right as all others have been
+STREAM_DECAY, ALL_DECAY = 0.95, 0.995  # what a trial keeps of the weight of those before it
+PRIOR_WEIGHT = 5.0  # trials that a stream starts with, as right as all others have been
 FIRST_RATE, FIRST_WEIGHT = 0.5, 3.0  # of guesses of an engine that has not made any
+CARE = 0.25  # standard deviations
+# These were chosen by simulation: tests/cpu/test_draft_policy.py.
 CLASSES = 32  # probabilities are told apart to this fraction
+ENOUGH_PLAIN = 2  # plain steps of a size before the first with drafts
+PLAIN_EVERY = 100  # steps: one of so many is plain
 FIRST_PAUSE, LONGEST_PAUSE = 32, 4096  # steps between trials that did not pay
 
 
@@ -54,6 +59,13 @@ class Rate:
     def mean(self, prior: float, weight: float) -> float:
         return (self.right + prior * weight) / (self.tried + weight)
 
+    def careful(self, prior: float, weight: float) -> float:
+        """The mean less some of its own doubt: of many streams, those that look best are mostly
+        those that were lucky.
+        """
+        mean = self.mean(prior, weight)
+        return max(mean - CARE * sqrt(mean * (1 - mean) / (self.tried + weight)), 0.0)
+
 
 class StreamRecord:
     __slots__ = ("has_guesses", "last_trial", "num_drafting", "num_out", "rate")
@@ -75,6 +87,7 @@ class DraftPolicy:
         self.rate = Rate(ALL_DECAY)  # of all streams
         self.lasting = Rate(ALL_DECAY)  # how often a stream with guesses has some after a step
         self._step, self._next_trial, self._pause = 0, 0, FIRST_PAUSE
+        self._num_drafting = 0  # steps since the last one that had to be plain
 
     @property
     def mean_rate(self) -> float:
@@ -84,12 +97,20 @@ class DraftPolicy:
         """Drafts for a step of this many streams."""
         self._step += 1
         rates = self._rates()
-        if not rates:
+        if not rates or self._is_plain_due(num_rows):
             return {}
         counts = self._best(rates, max(num_rows, 1))
         if not counts and not self.free:
             return self._trial(rates)
         return counts
+
+    def _is_plain_due(self, num_rows: int) -> bool:
+        """What drafts are weighed against must be known, and be of today."""
+        self._num_drafting += 1
+        if self.costs.num_plain(num_rows) >= ENOUGH_PLAIN and self._num_drafting < PLAIN_EVERY:
+            return False
+        self._num_drafting = 0
+        return True
 
     def _rates(self) -> dict[Key, tuple[float, float]]:
         """For streams that could have drafts: how likely there are guesses at all, and how likely
@@ -99,7 +120,7 @@ class DraftPolicy:
         if self.free:
             lasting = self.lasting.mean(FIRST_RATE, FIRST_WEIGHT)
         return {
-            key: (lasting if record.num_out else 1.0, record.rate.mean(prior, PRIOR_WEIGHT))
+            key: (lasting if record.num_out else 1.0, record.rate.careful(prior, PRIOR_WEIGHT))
             for key, record in self.streams.items()
             if record.has_guesses and not record.num_drafting
         }
@@ -126,7 +147,8 @@ class DraftPolicy:
             num_drafts += sizes[kind]
             num_expected += gain * sizes[kind]
             taken[kind] += 1
-            rate = num_expected / max(self.costs.of(num_rows + num_drafts, drafting=True), 1e-9)
+            seconds = self.costs.of(num_rows + num_drafts, max(taken.values()))
+            rate = num_expected / max(seconds, 1e-9)
             if gain > 0 and rate > best:
                 best, chosen = rate, taken.copy()
         return {key: chosen[kind] for key, kind in classes.items() if chosen[kind]}
@@ -174,7 +196,7 @@ class DraftPolicy:
             record.rate.note(num_right, num_tried)
             self.rate.note(num_right, num_tried)
             if num_right:
-                self._pause = FIRST_PAUSE
+                self._pause, self._next_trial = FIRST_PAUSE, self._step
 
     def forget(self, request_id: Hashable, num_samples: int) -> None:
         for sample in range(num_samples):

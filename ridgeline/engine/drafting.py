@@ -72,7 +72,9 @@ class Drafting:
         begun, ended = max(out.begun, last), now
         if self.on_host:
             begun, ended = out.begun, out.launched
-        self.policy.costs.note(len(plan.token_ids), ended - begun, plan.num_draft_rows > 0)
+        self.policy.costs.note(
+            len(plan.token_ids), ended - begun, max(plan.sample_drafts, default=0)
+        )
 
 
 def accepted_tokens(

@@ -33,7 +33,7 @@ def rehearse(runner: Runner, costs: StepCosts, max_drafts: int, max_s: float = S
     if max_drafts + 1 <= runner.max_batch:
         costs.begin(max_drafts + 1, _overlapped_s(runner, decode_plan(max_drafts + 1)))
     for drafts in sorted({1, max_drafts, (max_drafts + 1) // 2}):
-        costs.begin(1 + drafts, _alone_s(runner, draft_plan(drafts)), drafting=True)
+        costs.begin(1 + drafts, _alone_s(runner, draft_plan(drafts)), most_drafts=drafts)
     for size in sizes[1:]:
         if time.monotonic() - started < max_s:
             costs.begin(size, _overlapped_s(runner, decode_plan(size)))

@@ -1,5 +1,6 @@
-"""How long a step takes, by the number of its tokens: measured as the engine runs, for plain steps
-and, as what they take more, for steps with drafts.
+"""How long a step takes, measured as the engine runs: plain steps by the number of tokens; and what
+a step with drafts takes beside its tokens (whoever guesses, and the host that is waited for) by the
+most drafts that a stream has.
 
 A size's time is the median of its last few steps, so that one that compiled a kernel or met a busy
 machine counts for nothing; between sizes it is interpolated. rehearsal.py measures a first curve
@@ -7,7 +8,7 @@ before anything has run. Pure numbers.
 
     costs = StepCosts()
     costs.note(num_tokens=1, seconds=0.004)
-    costs.of(6, drafting=True) / costs.of(1)
+    costs.of(6, most_drafts=5) / costs.of(1)
 """
 
 from __future__ import annotations
@@ -60,6 +61,9 @@ class Curve:
             return _beyond(points, num_tokens) if grows else points[-1][1]
         return _on_line(points[index - 1], points[index], num_tokens)
 
+    def num_noted(self, num_tokens: int) -> int:
+        return len(self._last.get(size_class(num_tokens), ()))
+
     def _set(self, size: int) -> None:
         last = self._last.get(size, ())
         known = list(last) if len(last) >= TRUSTED else [*last, *self._first_of(size)]
@@ -85,22 +89,28 @@ def _on_line(a: tuple[int, float], b: tuple[int, float], x: int) -> float:
 
 class StepCosts:
     def __init__(self) -> None:
-        self.plain = Curve()
-        self.more = Curve()  # what steps with drafts take more
+        self.plain = Curve()  # by tokens
+        self.more = Curve()  # what drafts take beside their tokens, by the most of a stream
 
-    def begin(self, num_tokens: int, seconds: float, drafting: bool = False) -> None:
-        if drafting:
-            self.more.begin(num_tokens, seconds - self.of(num_tokens))
+    def begin(self, num_tokens: int, seconds: float, most_drafts: int = 0) -> None:
+        """A first measurement."""
+        if most_drafts:
+            self.more.begin(most_drafts, seconds - self.of(num_tokens))
         else:
             self.plain.begin(num_tokens, seconds)
 
-    def note(self, num_tokens: int, seconds: float, drafting: bool = False) -> None:
-        if drafting:
-            self.more.note(num_tokens, seconds - self.of(num_tokens))
+    def note(self, num_tokens: int, seconds: float, most_drafts: int = 0) -> None:
+        """A step has taken this long; `most_drafts` of one of its streams, 0 for a plain step."""
+        if most_drafts:
+            self.more.note(most_drafts, seconds - self.of(num_tokens))
         else:
             self.plain.note(num_tokens, seconds)
 
-    def of(self, num_tokens: int, drafting: bool = False) -> float:
+    def of(self, num_tokens: int, most_drafts: int = 0) -> float:
         """Seconds; 0 while nothing is known."""
         plain = self.plain.of(num_tokens, grows=True)
-        return plain + self.more.of(num_tokens, grows=False) if drafting else plain
+        return plain + self.more.of(most_drafts, grows=False) if most_drafts else plain
+
+    def num_plain(self, num_tokens: int) -> int:
+        """Plain steps of about this size that were measured as they ran, those remembered."""
+        return self.plain.num_noted(num_tokens)

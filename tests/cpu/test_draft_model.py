@@ -52,7 +52,7 @@ def test_the_target_itself_is_always_right(
     """Prompts in chunks, shared and copied pages, several outputs, greedy and drawn."""
     engine = drafting_engine(name, folders[name], budget=24, overlap=overlap)
     (base,) = prompts_of([50])
-    prompts = [base[:40] + [7, 8], base[:40] + [9], base[:12] + [3] * 9, base, [5]]
+    prompts = [[*base[:40], 7, 8], [*base[:40], 9], base[:12] + [3] * 9, base, [5]]
     samplings = [GREEDY, replace(DRAWN, n=3), replace(GREEDY, top_k=4), DRAWN, GREEDY]
     for _ in range(2):
         assert_exact(engine, prompts, samplings)

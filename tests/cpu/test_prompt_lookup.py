@@ -29,9 +29,7 @@ def test_what_is_found_is_what_a_search_finds(vocab_size: int) -> None:
     for _ in range(40):
         low = draw.randint(1, 3)
         high, count = draw.randint(low, 6), draw.randint(1, 6)
-        lines = [
-            [draw.randrange(vocab_size) for _ in range(draw.randint(1, 40))] for _ in range(4)
-        ]
+        lines = [[draw.randrange(vocab_size) for _ in range(draw.randint(1, 40))] for _ in range(4)]
         verified = [draw.randint(0, count) for _ in lines]
         chosen = [[draw.randrange(vocab_size) for _ in range(1 + n)] for n in verified]
         history = torch.full((6, 50), 99, dtype=torch.int32)

@@ -72,7 +72,7 @@ def test_too_few_pages(overlap: bool) -> None:
 def test_prompts_that_begin_alike_and_part() -> None:
     """Shared pages, copied ones, and several outputs of a prompt, twice."""
     (base,) = prompts_of([50])
-    prompts = [base[:40] + [7, 8], base[:40] + [9], base[:12] + [3] * 9, base]
+    prompts = [[*base[:40], 7, 8], [*base[:40], 9], base[:12] + [3] * 9, base]
     engine = oracle_engine(tiny("llama-mha"))
     for _ in range(2):
         assert_guessed_exact(engine, prompts, [GREEDY, replace(DRAWN, n=3), GREEDY, DRAWN])
@@ -99,7 +99,7 @@ def test_the_lookup_guesses_what_repeats_itself() -> None:
     engine = engine_for(model, speculation=LOOKUP)
     assert engine._loop.drafting is not None
     costs = engine._loop.drafting.policy.costs
-    costs.of = lambda num_tokens, drafting=False: 1.0  # type: ignore[method-assign]
+    costs.of = lambda num_tokens, most_drafts=0: 1.0  # type: ignore[method-assign]
     prompts, sampling = prompts_of([9, 20, 4]), Sampling(max_tokens=60)
     assert_exact(engine, prompts, [sampling] * 3)
     stats = engine.stats
@@ -122,7 +122,7 @@ def test_drafts_that_do_not_pay_are_not_made_and_steps_overlap() -> None:
     engine = engine_for(tiny("llama-mha"), speculation=LOOKUP)
     assert engine._loop.drafting is not None
     costs = engine._loop.drafting.policy.costs
-    costs.of = lambda num_tokens, drafting=False: float(num_tokens)  # type: ignore[method-assign]
+    costs.of = lambda num_tokens, most_drafts=0: float(num_tokens)  # type: ignore[method-assign]
     launch, collect, out, most = engine.runner.launch, engine.runner.collect, [0], [0]
 
     def launching(*args: Any) -> Any:

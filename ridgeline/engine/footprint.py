@@ -150,6 +150,7 @@ def graph_bytes(config: ModelConfig, recipe: Recipe) -> int:
     rank = rank_config(config, recipe.parallel.tensor)
     tensors = step_peak(rank, recipe, limits.max_graph_batch).num_bytes
     rows = logit_rows(recipe, min(limits.max_graph_batch, limits.max_batch))
+    rows = min(rows, limits.max_graph_batch)
     nodes = min(NUM_GRAPHS, limits.max_graph_batch) * NODES_A_LAYER * config.num_layers
     return tensors + logit_bytes(config, recipe, rows) + nodes * GRAPH_NODE_BYTES
 

@@ -13,7 +13,7 @@ import time
 
 from ridgeline.engine.extras import Job
 from ridgeline.engine.request import Sampling
-from ridgeline.engine.runner import Runner
+from ridgeline.engine.runner import InFlight, Runner
 from ridgeline.engine.state import Key
 from ridgeline.engine.step_costs import StepCosts
 from ridgeline.engine.step_plan import NOT_WRITTEN, StepPlan
@@ -26,7 +26,9 @@ SECONDS = 1.0  # after which no further size is begun
 
 
 def rehearse(runner: Runner, costs: StepCosts, max_drafts: int, max_s: float = SECONDS) -> None:
-    """Times of plain steps, and of one stream with drafts."""
+    """Times of plain steps, and of one stream with drafts. A size whose plain step was disturbed is
+    measured again when it runs; the policy sees to that.
+    """
     started = time.monotonic()
     sizes = [size for size in SIZES if size <= runner.max_batch]
     costs.begin(1, _overlapped_s(runner, decode_plan(1)))
@@ -41,11 +43,11 @@ def rehearse(runner: Runner, costs: StepCosts, max_drafts: int, max_s: float = S
 
 def _overlapped_s(runner: Runner, plan: StepPlan) -> float:
     """Seconds a step, where the next is launched before the last one's tokens are here."""
-    runner.collect(runner.launch(plan, JOBS, _nothing_known))
+    runner.collect(_launch(runner, plan))
     started = time.monotonic()
     last = None
     for _ in range(TIMES):
-        launched = runner.launch(plan, JOBS, _nothing_known)
+        launched = _launch(runner, plan)
         if last is not None:
             runner.collect(last)
         last = launched
@@ -59,13 +61,15 @@ def _alone_s(runner: Runner, plan: StepPlan) -> float:
     found = []
     for _ in range(1 + TIMES):
         started = time.monotonic()
-        runner.collect(runner.launch(plan, JOBS, _nothing_known))
+        runner.collect(_launch(runner, plan))
         found.append(time.monotonic() - started)
     return min(found[1:])
 
 
-def _nothing_known(key: Key) -> list[int]:
-    return [0]
+def _launch(runner: Runner, plan: StepPlan) -> InFlight:
+    in_flight = runner.launch(plan, JOBS, lambda key: [0])
+    assert not in_flight.failed, f"a step that belongs to nobody failed: {in_flight.failed}"
+    return in_flight
 
 
 def decode_plan(num_rows: int) -> StepPlan:

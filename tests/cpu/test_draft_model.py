@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engines import assert_exact, engine_for, prompts_of, tiny
 from speculation import force_drafts
 from tiny_models import MODELS, save_model
@@ -17,9 +18,11 @@ from tiny_tokenizers import byte_level_metadata
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.draft_model import DraftModel, DraftPages
+from ridgeline.engine.memory import itemise
 from ridgeline.engine.step_plan import StepPlan
 from ridgeline.errors import ContextLengthError, UnsupportedError
-from ridgeline.recipe import Limits, Recipe, Speculation
+from ridgeline.models.shapes import describe_shape
+from ridgeline.recipe import Limits, Recipe, Speculation, with_auto
 
 GREEDY = Sampling(max_tokens=14)
 DRAWN = Sampling(max_tokens=12, temperature=0.9, seed=5)
@@ -116,6 +119,13 @@ def test_it_is_planned_for(folders: dict[str, str]) -> None:
     without = engine_for(tiny("llama-mha")).memory_plan
     assert plan.bytes_of("draft weights") > 0
     assert plan.page_bytes > without.page_bytes
+    config = describe_shape("llama-3.1-8b").config
+    on_gpu = with_auto(Recipe(), config, torch.bfloat16, "cuda:0")
+    both = itemise(config, on_gpu, 139 << 30, describe_shape("llama-3.2-1b").config)
+    alone = itemise(config, on_gpu, 139 << 30)
+    assert 0 < both.bytes_of("draft graphs") < both.bytes_of("graphs")
+    assert both.bytes_of("graphs") == alone.bytes_of("graphs")
+    assert both.bytes_of("activations") == alone.bytes_of("activations")
 
 
 def test_a_draft_with_another_vocabulary_is_refused(folders: dict[str, str]) -> None:

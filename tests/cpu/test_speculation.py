@@ -13,13 +13,17 @@ import pytest
 import torch
 from engines import assert_exact, assert_idle, engine_for, naive_outputs, prompts_of, tiny
 from speculation import LOOKUP, Oracle, assert_guessed_exact, force_drafts, markov, oracle_engine
+from tiny_tokenizers import byte_level_metadata
 
-from ridgeline.engine import Engine, Sampling
+from ridgeline.data import Tokenizer
+from ridgeline.engine import Engine, Sampling, generate
 from ridgeline.engine.graphs import GraphKey, Graphs
+from ridgeline.engine.guessing import PromptLookup
 from ridgeline.engine.naive import OneSequence, forward, generate_samples, generate_tokens
 from ridgeline.engine.paged import PagedSequences
 from ridgeline.engine.sampling import plain
 from ridgeline.kernels.sampling import filtered_logits
+from ridgeline.models import build_model, fill_random
 
 GREEDY = Sampling(max_tokens=14)
 DRAWN = Sampling(max_tokens=12, temperature=0.9, seed=5)
@@ -281,3 +285,31 @@ def test_a_step_that_fails_with_drafts_runs_without(
     monkeypatch.setattr(engine.runner, "forward", raising)
     assert_guessed_exact(engine, prompts_of([9, 30, 14]), [GREEDY] * 3)
     assert raised[0] > 1
+
+
+def test_the_table_of_tokens_is_planned_for() -> None:
+    engine = engine_for(tiny("llama-mha"), speculation=LOOKUP)
+    guesser = engine.runner.guesser
+    assert isinstance(guesser, PromptLookup)
+    assert engine.memory_plan.bytes_of("token table") == guesser.history_SL.nbytes
+
+
+def test_text_ends_at_a_stop_string_inside_accepted_drafts() -> None:
+    tokenizer = Tokenizer.from_gguf(byte_level_metadata("smollm"))
+    config = replace(tiny("llama-mha").config, vocab_size=tokenizer.vocab_size)
+    model = fill_random(build_model(config, torch.float32, "cpu"), seed=4)
+    prompt = tokenizer.encode("The sky")
+    sampling = Sampling(max_tokens=30, ignore_eos=True)
+    free = generate(model, tokenizer, prompt, sampling)
+    stop = free.text[20:23]
+    engine = oracle_engine(model, wrong_share=0.0)
+    engine.tokenizer = tokenizer
+    oracle = engine.runner.guesser
+    assert isinstance(oracle, Oracle)
+    oracle.sequences["request-0", 0] = [*prompt, *free.tokens]
+    (output,) = engine.generate([prompt], replace(sampling, stop=(stop,)))
+    expected = generate(model, tokenizer, prompt, replace(sampling, stop=(stop,)))
+    assert output.finish_reason == "stop"
+    assert (output.text, output.tokens) == (expected.text, expected.tokens)
+    assert engine.stats.accepted_tokens > 0
+    assert_idle(engine)

@@ -31,7 +31,7 @@ CARE = 0.25  # standard deviations
 # These were chosen by simulation: tests/cpu/test_draft_policy.py.
 CLASSES = 32  # probabilities are told apart to this fraction
 ENOUGH_PLAIN = 2  # plain steps of a size before the first with drafts
-PLAIN_EVERY = 100  # steps: one of so many is plain
+PLAIN_EVERY, PLAIN_RUN = 200, 2  # of so many steps some are plain: the second overlaps the first
 FIRST_PAUSE, LONGEST_PAUSE = 32, 4096  # steps between trials that did not pay
 
 
@@ -87,7 +87,7 @@ class DraftPolicy:
         self.rate = Rate(ALL_DECAY)  # of all streams
         self.lasting = Rate(ALL_DECAY)  # how often a stream with guesses has some after a step
         self._step, self._next_trial, self._pause = 0, 0, FIRST_PAUSE
-        self._num_drafting = 0  # steps since the last one that had to be plain
+        self._num_since = 0  # steps since the last one that had to be plain
 
     @property
     def mean_rate(self) -> float:
@@ -106,11 +106,10 @@ class DraftPolicy:
 
     def _is_plain_due(self, num_rows: int) -> bool:
         """What drafts are weighed against must be known, and be of today."""
-        self._num_drafting += 1
-        if self.costs.num_plain(num_rows) >= ENOUGH_PLAIN and self._num_drafting < PLAIN_EVERY:
-            return False
-        self._num_drafting = 0
-        return True
+        if self.costs.num_plain(num_rows) < ENOUGH_PLAIN:
+            return True
+        self._num_since = (self._num_since + 1) % PLAIN_EVERY
+        return self._num_since >= PLAIN_EVERY - PLAIN_RUN
 
     def _rates(self) -> dict[Key, tuple[float, float]]:
         """For streams that could have drafts: how likely there are guesses at all, and how likely

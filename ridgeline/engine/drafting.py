@@ -28,10 +28,12 @@ class Out(NamedTuple):
 
 
 class Drafting:
-    """`on_host`: a step is computed while it is launched, so nothing is won by launching early."""
+    """`on_host`: a step is computed while it is launched, so nothing is won by launching early;
+    `overlap`: elsewhere plain steps are launched before the last one's tokens are here.
+    """
 
-    def __init__(self, policy: DraftPolicy, on_host: bool) -> None:
-        self.policy, self.on_host = policy, on_host
+    def __init__(self, policy: DraftPolicy, on_host: bool, overlap: bool) -> None:
+        self.policy, self.on_host, self.overlap = policy, on_host, overlap
         self._host_s = 0.0  # what the host takes to plan and launch a step
 
     def wanted(self, num_rows: int) -> dict[Key, int]:
@@ -72,6 +74,8 @@ class Drafting:
         begun, ended = max(out.begun, last), now
         if self.on_host:
             begun, ended = out.begun, out.launched
+        elif self.overlap and not plan.num_draft_rows and out.begun >= last:
+            return  # it had to wait for a step with drafts: plain decoding would not
         self.policy.costs.note(
             len(plan.token_ids), ended - begun, max(plan.sample_drafts, default=0)
         )

@@ -50,7 +50,8 @@ class Loop:
         policy: DraftPolicy | None = None,
     ) -> None:
         self.scheduler, self.runner = scheduler, runner
-        self.drafting = None if policy is None else Drafting(policy, runner.device.type == "cpu")
+        on_host = runner.device.type == "cpu"
+        self.drafting = None if policy is None else Drafting(policy, on_host, overlap)
         self.depth = MAX_STEPS_OUT if overlap else 1  # steps out before the oldest is waited for
         self._jobs: dict[Hashable, Job] = {}
         self._live: dict[Hashable, LiveRequest] = {}

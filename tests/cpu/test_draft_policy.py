@@ -6,13 +6,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ridgeline.engine.draft_policy import DraftPolicy, Outcome
+from ridgeline.engine.drafting import Drafting, Out
+from ridgeline.engine.rehearsal import decode_plan, draft_plan
+from ridgeline.engine.runner import StepOutput, Verdicts
 from ridgeline.engine.state import Key
 from ridgeline.engine.step_costs import Curve, StepCosts, size_class
+from ridgeline.engine.step_plan import StepPlan
 
 Seconds = Callable[[int, int], float]  # of a step's tokens, and the most drafts of a stream
 
@@ -161,10 +168,10 @@ def test_plain_steps_are_measured_before_drafts_and_now_and_then() -> None:
     """Or a first measurement that was disturbed would never be mended."""
     simulation = Simulation(gpu, [1.0])
     simulation.policy.costs.begin(1, 9.0)
-    simulation.run(150)
+    simulation.run(300)
     assert simulation.asked[:2] == [0, 0]
-    assert min(simulation.asked[2:90]) == 5
-    assert simulation.asked[90:].count(0) == 1
+    assert min(simulation.asked[2:190]) == 5
+    assert simulation.asked[190:].count(0) == 2
     assert simulation.policy.costs.of(1) < 1.5
 
 
@@ -215,3 +222,26 @@ def test_sizes_that_are_near_share_a_class() -> None:
     curve.begin(33, 1.0)
     curve.begin(32, 2.0)
     assert curve.of(32, grows=False) == 2.0
+
+
+def test_only_times_that_mean_something_are_noted() -> None:
+    """On a GPU: a plain step that could not be launched early because of drafts says nothing of
+    plain decoding, and a step with prompts nothing at all.
+    """
+
+    def noted(plan: StepPlan, begun: float, **changes: Any) -> tuple[int, float]:
+        policy = DraftPolicy(StepCosts(), max_drafts=3)
+        drafting = Drafting(policy, **({"on_host": False, "overlap": True} | changes))
+        run = SimpleNamespace(plan=plan)
+        verdicts = Verdicts([1], [0], [0])
+        output = StepOutput([5] * len(plan.logit_tokens), [False], verdicts=verdicts)
+        drafting.received(Out(run, plan, begun, 6.0), output, last=5.0, now=7.0)  # type: ignore[arg-type]
+        return policy.costs.num_plain(1), policy.costs.of(1)
+
+    assert noted(decode_plan(1), begun=4.0) == (1, 2.0)
+    assert noted(decode_plan(1), begun=5.5) == (0, 0.0)
+    assert noted(decode_plan(1), begun=5.5, overlap=False) == (1, 1.5)
+    assert noted(decode_plan(1), begun=4.0, on_host=True) == (1, 2.0)
+    prompt = replace(decode_plan(1), num_decode_rows=0)
+    assert noted(prompt, begun=4.0) == (0, 0.0)
+    assert noted(draft_plan(2), begun=5.5) == (0, 0.0)

@@ -1,7 +1,8 @@
 """How many tokens are guessed ahead for each stream in a step: as many as pay off, or none.
 
-A stream's guesses are right with a probability that is measured as it runs; n in a row with its
-n-th power. The table of costs says what more tokens in a step take. Of all guesses that could be
+A stream's guesses are right with a probability that is measured as it runs, and until then taken
+from all streams whose guesses rest on a run of the same length; n in a row with its n-th power. The
+table of costs says what more tokens in a step take. Of all guesses that could be
 verified, the likeliest ones are taken up to the number at which the tokens expected a second are
 most, and none unless that beats the plain step by a margin. Pure numbers.
 
@@ -25,7 +26,7 @@ from ridgeline.engine.step_costs import StepCosts
 
 MARGIN = 1.02  # times the plain step's tokens a second, for drafts to be worth the doubt
 STREAM_DECAY, ALL_DECAY = 0.95, 0.995  # what a trial keeps of the weight of those before it
-PRIOR_WEIGHT = 5.0  # trials that a stream starts with, as right as all others have been
+PRIOR_WEIGHT = 4.0  # trials that a stream starts with, as right as all others have been
 FIRST_RATE, FIRST_WEIGHT = 0.5, 3.0  # of guesses of an engine that has not made any
 CARE = 0.25  # standard deviations
 # These were chosen by simulation: tests/cpu/test_draft_policy.py.
@@ -41,7 +42,7 @@ class Outcome(NamedTuple):
     key: Key
     num_accepted: int  # of the drafts it had
     first_right: bool  # whether its first guess was what was chosen, verified or not
-    has_guesses: bool  # for the next step
+    match: int  # what guesses for the next step rest on: a run of so many tokens; 0: there are none
 
 
 class Rate:
@@ -68,11 +69,11 @@ class Rate:
 
 
 class StreamRecord:
-    __slots__ = ("has_guesses", "last_trial", "num_drafting", "num_out", "rate")
+    __slots__ = ("last_trial", "match", "num_drafting", "num_out", "rate")
 
     def __init__(self) -> None:
         self.rate = Rate(STREAM_DECAY)
-        self.has_guesses = False
+        self.match = 0  # of its guesses
         self.num_out = 0  # steps it is in that have not come back
         self.num_drafting = 0  # of those, with drafts
         self.last_trial = 0
@@ -85,6 +86,7 @@ class DraftPolicy:
         self.costs, self.max_drafts, self.free = costs, max_drafts, free
         self.streams: dict[Key, StreamRecord] = {}
         self.rate = Rate(ALL_DECAY)  # of all streams
+        self.rates: dict[int, Rate] = {}  # the same by what the guesses rest on
         self.lasting = Rate(ALL_DECAY)  # how often a stream with guesses has some after a step
         self._step, self._next_trial, self._pause = 0, 0, FIRST_PAUSE
         self._num_since = 0  # steps since the last one that had to be plain
@@ -115,13 +117,17 @@ class DraftPolicy:
         """For streams that could have drafts: how likely there are guesses at all, and how likely
         each is right. A stream that is in a step now may have none any more when that is done.
         """
-        prior, lasting = self.mean_rate, 1.0
-        if self.free:
-            lasting = self.lasting.mean(FIRST_RATE, FIRST_WEIGHT)
+        lasting = self.lasting.mean(FIRST_RATE, FIRST_WEIGHT) if self.free else 1.0
+        prior = {
+            match: rate.mean(self.mean_rate, FIRST_WEIGHT) for match, rate in self.rates.items()
+        }
         return {
-            key: (lasting if record.num_out else 1.0, record.rate.careful(prior, PRIOR_WEIGHT))
+            key: (
+                lasting if record.num_out else 1.0,
+                record.rate.careful(prior.get(record.match, self.mean_rate), PRIOR_WEIGHT),
+            )
             for key, record in self.streams.items()
-            if record.has_guesses and not record.num_drafting
+            if record.match and not record.num_drafting
         }
 
     def _best(self, rates: dict[Key, tuple[float, float]], num_rows: int) -> dict[Key, int]:
@@ -139,7 +145,8 @@ class DraftPolicy:
             ),
             reverse=True,
         )
-        best = MARGIN * num_rows / max(self.costs.of(num_rows), 1e-9)
+        plain = max(self.costs.of(num_rows), 1e-9)
+        best = MARGIN * num_rows / plain
         num_drafts, num_expected, taken = 0, float(num_rows), Counter[tuple[int, int]]()
         chosen: Counter[tuple[int, int]] = Counter()
         for gain, kind in gains:
@@ -147,7 +154,7 @@ class DraftPolicy:
             num_expected += gain * sizes[kind]
             taken[kind] += 1
             seconds = self.costs.of(num_rows + num_drafts, max(taken.values()))
-            rate = num_expected / max(seconds, 1e-9)
+            rate = num_expected / max(seconds, plain)  # to verify more never takes less
             if gain > 0 and rate > best:
                 best, chosen = rate, taken.copy()
         return {key: chosen[kind] for key, kind in classes.items() if chosen[kind]}
@@ -180,9 +187,9 @@ class DraftPolicy:
             record.num_out -= 1
             record.num_drafting -= num_drafts > 0
             self._learn(record, outcome, num_drafts)
-            if record.has_guesses:
-                self.lasting.note(outcome.has_guesses, 1)
-            record.has_guesses = outcome.has_guesses
+            if record.match:
+                self.lasting.note(outcome.match > 0, 1)
+            record.match = outcome.match
 
     def _learn(self, record: StreamRecord, outcome: Outcome, num_drafts: int) -> None:
         """From guesses that were there: after a lookup that found nothing they say nothing. Drafts
@@ -191,9 +198,10 @@ class DraftPolicy:
         num_right, num_tried = outcome.num_accepted, min(num_drafts, outcome.num_accepted + 1)
         if not num_drafts and self.free:
             num_right, num_tried = int(outcome.first_right), 1
-        if num_tried and record.has_guesses:
-            record.rate.note(num_right, num_tried)
-            self.rate.note(num_right, num_tried)
+        if num_tried and record.match:
+            own = self.rates.setdefault(record.match, Rate(ALL_DECAY))
+            for rate in (record.rate, self.rate, own):
+                rate.note(num_right, num_tried)
             if num_right:
                 self._pause, self._next_trial = FIRST_PAUSE, self._step
 

@@ -63,7 +63,7 @@ class Drafting:
         assert verdicts is not None, "where tokens are guessed there are verdicts"
         self.policy.received(
             (
-                Outcome(key, count - 1, bool(right), match > 0)
+                Outcome(key, count - 1, bool(right), match)
                 for key, count, right, match in zip(plan.sample_keys, *verdicts, strict=True)
             ),
             plan.sample_drafts,

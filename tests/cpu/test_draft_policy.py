@@ -72,7 +72,7 @@ class Simulation:
         outcomes = []
         for key, count in zip(keys, counts, strict=True):
             first = self.num_right(self.rates[key], max(count, 1))
-            outcomes.append(Outcome(key, min(first, count), first > 0, has_guesses=True))
+            outcomes.append(Outcome(key, min(first, count), first > 0, match=1))
             self.tokens += 1 + min(first, count)
         self.policy.received(outcomes, counts)
         measured = self.measured(num_tokens, max(counts))
@@ -153,14 +153,14 @@ def test_a_stream_with_drafts_out_gets_no_more() -> None:
     key = ("a", 0)
     policy.launched([key], [0])
     assert policy.wanted(1) == {}
-    policy.received([Outcome(key, 0, False, True)], [0])
+    policy.received([Outcome(key, 0, False, 2)], [0])
     assert policy.wanted(1) == {key: 3}
     policy.launched([key], [3])
     assert policy.wanted(1) == {}
-    policy.received([Outcome(key, 3, True, False)], [3])
+    policy.received([Outcome(key, 3, True, 0)], [3])
     assert policy.wanted(1) == {}, "nothing was found to guess"
     policy.forget("a", 1)
-    policy.received([Outcome(key, 0, True, True)], [0])
+    policy.received([Outcome(key, 0, True, 2)], [0])
     assert not policy.streams
 
 
@@ -178,13 +178,34 @@ def test_plain_steps_are_measured_before_drafts_and_now_and_then() -> None:
 def test_guesses_that_were_not_there_say_nothing() -> None:
     policy = DraftPolicy(StepCosts(), max_drafts=3)
     key = ("a", 0)
-    for has_guesses in (False, True):
+    for match in (0, 3):
         policy.launched([key], [0])
-        policy.received([Outcome(key, 0, False, has_guesses)], [0])
+        policy.received([Outcome(key, 0, False, match)], [0])
         assert policy.rate.tried == 0
     policy.launched([key], [2])
-    policy.received([Outcome(key, 1, True, True)], [2])
+    policy.received([Outcome(key, 1, True, 2)], [2])
     assert (policy.rate.right, policy.rate.tried) == (1, 2)
+
+
+def test_longer_runs_are_trusted_more_where_they_were_right_more_often() -> None:
+    """A new stream starts with what others have seen of guesses like its own."""
+    policy = DraftPolicy(StepCosts(), max_drafts=3)
+    for size in (1, 1, 2, 2, 8, 8):
+        policy.costs.note(size, 1.0)
+    for drafts in (1, 3):
+        policy.costs.begin(1, 1.5, drafts)
+    keys = [("short", 0), ("long", 0)]
+    for _ in range(30):
+        policy.launched(keys, [0, 0])
+        outcomes = [Outcome(keys[0], 0, False, 2), Outcome(keys[1], 0, True, 4)]
+        policy.received(outcomes, [0, 0])
+    policy.forget("short", 1)
+    policy.forget("long", 1)
+    for name, match, wanted in (("new", 2, {}), ("other", 4, {("other", 0): 3})):
+        policy.launched([(name, 0)], [0])
+        policy.received([Outcome((name, 0), 0, False, match)], [0])
+        assert policy.wanted(1) == wanted
+        policy.forget(name, 1)
 
 
 def test_waiting_is_weighed_against_running_ahead() -> None:

@@ -63,6 +63,8 @@ def test_the_gpus_path_is_exact(name: str) -> None:
     assert_guessed_exact(engine, prompts, [GREEDY, DRAWN, replace(DRAWN, top_k=5, n=2)])
     assert_guessed_exact(engine, prompts[:1], [GREEDY])
     assert any(key.shape.num_decode_rows == 8 for key in graphs.keys)  # one stream: five, padded
+    assert_guessed_exact(engine, prompts_of([9] * 8), [GREEDY] * 8)
+    assert any(key.shape.num_decode_rows == 48 for key in graphs.keys)  # eight streams: forty
 
 
 @pytest.mark.parametrize("overlap", [True, False])

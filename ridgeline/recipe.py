@@ -29,6 +29,7 @@ from ridgeline.formats.dtypes import dtype_name
 from ridgeline.formats.fields import about, check_fields, config_from, dotted_fields, flag_of
 from ridgeline.formats.files import atomic_write, reject_unknown_keys
 from ridgeline.kernels.pages import PAGE_SIZES
+from ridgeline.kernels.prompt_lookup import LONGEST_NGRAM
 from ridgeline.models import ModelConfig
 
 FILE_NAME = "recipe.json"
@@ -153,7 +154,9 @@ class Speculation:
     max_ngram: int = field(
         default=4,
         metadata=about(
-            "prompt lookup: longest run of last tokens to find again, in tokens", minimum=1
+            "prompt lookup: longest run of last tokens to find again, in tokens",
+            minimum=1,
+            maximum=LONGEST_NGRAM,
         ),
     )
     min_ngram: int = field(

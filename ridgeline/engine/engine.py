@@ -43,6 +43,7 @@ from ridgeline.engine.request import Sampling
 from ridgeline.engine.rope_tables import rope_regime
 from ridgeline.engine.runner import Runner
 from ridgeline.engine.scheduler import Scheduler, SchedulerConfig
+from ridgeline.engine.speculation import prepare
 from ridgeline.engine.state import Ask, Stats
 from ridgeline.engine.tensor_runner import TensorRunner
 from ridgeline.errors import ContextLengthError, UsageError
@@ -66,18 +67,25 @@ class Engine:
     ) -> None:
         """`num_pages` takes fewer pages of KV cache than the memory plan allows."""
         loaded, members = load_on_ranks(model, recipe, tokenizer, device, progress)
-        self.model, self.tokenizer, self.recipe, self.memory_plan = loaded
+        self.model, self.tokenizer, self.recipe, self.memory_plan, draft = loaded
         self.config = self.model.config
         pages = min(num_pages or self.memory_plan.num_pages, self.memory_plan.num_pages)
         self.max_context = self.recipe.limits.filled().max_context
-        self.scheduler = Scheduler(scheduler_config(self.config, self.recipe, pages))
-        graph_bytes = self.memory_plan.bytes_of("graphs")
-        about = (self.model, self.recipe, pages, graph_bytes)
+        configs = [model.config for model in (self.model, draft) if model is not None]
+        self.scheduler = Scheduler(scheduler_config(configs, self.recipe, pages))
+        about = (self.model, self.recipe, pages, self.memory_plan.bytes_of("graphs"))
         self.runner = Runner(*about) if members is None else TensorRunner(*about, *members)
+        window, draft_bytes = (
+            self.scheduler.config.window,
+            self.memory_plan.bytes_of("draft graphs"),
+        )
+        policy = prepare(self.runner, self.recipe, draft, window, draft_bytes)
         grammars = None
         if self.tokenizer is not None:
             grammars = Grammars(self.tokenizer, self.config.vocab_size)
-        self._loop: Stepping = Loop(self.scheduler, self.runner, self.recipe.overlap, grammars)
+        self._loop: Stepping = Loop(
+            self.scheduler, self.runner, self.recipe.overlap, grammars, policy
+        )
         self._events: list[Event] = []  # of requests that were added by hand
         self._numbers = count()
 
@@ -254,21 +262,24 @@ class Engine:
         return [outputs[request_id] for request_id in request_ids]
 
 
-def scheduler_config(config: ModelConfig, recipe: Recipe, num_pages: int) -> SchedulerConfig:
+def scheduler_config(
+    configs: Sequence[ModelConfig], recipe: Recipe, num_pages: int
+) -> SchedulerConfig:
+    """For the models that share the pages."""
     limits = recipe.limits.filled()
     return SchedulerConfig(
         num_pages=num_pages,
         page_size=recipe.kv.page_size,
         token_budget=limits.token_budget,
         max_batch=limits.max_batch,
-        window=widest_window(config),
+        window=widest_window(configs),
         prefix_cache=recipe.kv.prefix_cache,
     )
 
 
-def widest_window(config: ModelConfig) -> int | None:
+def widest_window(configs: Sequence[ModelConfig]) -> int | None:
     """How many tokens the layer that sees furthest sees; None when one sees all."""
-    windows = [layer.window for layer in config.layers]
+    windows = [layer.window for config in configs for layer in config.layers]
     return None if None in windows else max(window for window in windows if window is not None)
 
 

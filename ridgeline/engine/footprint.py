@@ -35,6 +35,7 @@ GRAPH_NODE_BYTES = 16 << 10  # what the driver keeps for one kernel of a capture
 PENALTY_TABLE_BYTES = 4 + 1  # per request and vocabulary entry: int32 counts, seen in the prompt
 STEP_TOKEN_BYTES = 48  # per token of a step: id, position, length, slot and indices
 PAGE_NUMBER_BYTES = 4
+TOKEN_BYTES = 4
 
 
 class WeightFormat(NamedTuple):
@@ -136,6 +137,11 @@ def step_input_bytes(recipe: Recipe) -> int:
     return pages * PAGE_NUMBER_BYTES + limits.token_budget * STEP_TOKEN_BYTES
 
 
+def token_table_bytes(recipe: Recipe) -> int:
+    limits = recipe.limits.filled()
+    return (limits.max_batch + 1) * (limits.max_context + 1) * TOKEN_BYTES
+
+
 def graph_bytes(config: ModelConfig, recipe: Recipe) -> int:
     """Captured graphs keep memory of their own: the tensors of the largest step, which all of them
     share, and what the driver stores for each kernel.
@@ -144,5 +150,6 @@ def graph_bytes(config: ModelConfig, recipe: Recipe) -> int:
     rank = rank_config(config, recipe.parallel.tensor)
     tensors = step_peak(rank, recipe, limits.max_graph_batch).num_bytes
     rows = logit_rows(recipe, min(limits.max_graph_batch, limits.max_batch))
+    rows = min(rows, limits.max_graph_batch)
     nodes = min(NUM_GRAPHS, limits.max_graph_batch) * NODES_A_LAYER * config.num_layers
     return tensors + logit_bytes(config, recipe, rows) + nodes * GRAPH_NODE_BYTES

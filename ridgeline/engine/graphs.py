@@ -99,7 +99,8 @@ class Graphs:
         self.found: dict[GraphKey, Captured] = {}
         self._pool: Any = None
         # Where every graph leaves its logits: one buffer for all, or each would keep its own.
-        rows = max(PROMPT_ROWS, min(max_tokens, runner.max_batch))
+        most = padded(min(max_tokens, runner.max_rows), _up_to(DECODE_SIZES, max_tokens))
+        rows = max(PROMPT_ROWS, most or max_tokens)
         shape = (rows, runner.model.config.vocab_size)
         self.logits_RV = torch.empty(shape, dtype=torch.float32, device=runner.device)
 

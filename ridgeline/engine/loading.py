@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ridgeline.data import Tokenizer
+from ridgeline.engine.draft_loading import Draft, check_words, find_draft, load_draft, within_draft
 from ridgeline.engine.memory import MemoryPlan, fitted, plan_memory
 from ridgeline.errors import UnsupportedError, UsageError
 from ridgeline.formats.dtypes import dtype_name
@@ -34,6 +35,7 @@ class Loaded(NamedTuple):
     tokenizer: Tokenizer | None
     recipe: Recipe  # with nothing left to "auto"
     plan: MemoryPlan
+    draft: Transformer | None = None  # the small model that guesses
 
 
 def load(
@@ -53,9 +55,13 @@ def load(
     dtype = choose_dtype(recipe.dtype, config, hardware)
     filled = with_auto(recipe, config, dtype, hardware.device)
     filled = with_host_kernels(recipe, filled, config, hardware.device, progress)
-    filled, plan = planned(config, recipe, filled, available_memory(hardware.device))
+    draft = find_draft(recipe, config, progress)
+    free = available_memory(hardware.device)
+    filled, plan = planned(config, recipe, filled, free, draft)
+    tokenizer = tokenizer or tokenizer_of(path)
+    check_words(draft, tokenizer)
     loaded = load_model(path, dtype=dtype_name(dtype), device=device, progress=progress)
-    return Loaded(loaded, tokenizer or tokenizer_of(path), filled, plan)
+    return Loaded(loaded, tokenizer, filled, plan, load_draft(draft, loaded))
 
 
 def tokenizer_of(path: Path) -> Tokenizer | None:
@@ -78,7 +84,9 @@ def _loaded(
     filled = with_host_kernels(recipe, filled, model.config, str(weight.device), progress)
     held = sum(parameter.nbytes for parameter in model.parameters())
     free = available_memory(str(weight.device)) + held
-    return Loaded(model, tokenizer, *planned(model.config, recipe, filled, free))
+    draft = find_draft(recipe, model.config, None)
+    filled, plan = planned(model.config, recipe, filled, free, draft)
+    return Loaded(model, tokenizer, filled, plan, load_draft(draft, model))
 
 
 def with_host_kernels(
@@ -101,15 +109,23 @@ def with_host_kernels(
 
 
 def planned(
-    config: ModelConfig, given: Recipe, filled: Recipe, free_bytes: int
+    config: ModelConfig,
+    given: Recipe,
+    filled: Recipe,
+    free_bytes: int,
+    draft: Draft | None = None,
 ) -> tuple[Recipe, MemoryPlan]:
     """The recipe with a context that fits, if none was named, and the memory it takes; or the one
     line that says why not.
     """
     _check_supported(filled)
+    small = None
+    if draft is not None:
+        small = draft.config
+        filled = within_draft(given, filled, draft)
     if given.limits.max_context is None:
-        filled = fitted(config, filled, free_bytes)
-    return filled, plan_memory(config, filled, free_bytes, schemes=SCHEMES)
+        filled = fitted(config, filled, free_bytes, small)
+    return filled, plan_memory(config, filled, free_bytes, draft=small, schemes=SCHEMES)
 
 
 def saved_recipe(path: Path) -> Recipe | None:
@@ -124,7 +140,6 @@ def _check_supported(recipe: Recipe) -> None:
     for asked, what in (
         (recipe.scheme is not None, f"scheme {recipe.scheme}"),
         (recipe.deterministic, "deterministic"),
-        (recipe.speculation.method != "none", f"speculation {recipe.speculation.method}"),
         (on_gpu_by_reference, "kernels reference on a GPU"),
     ):
         if asked:

@@ -14,13 +14,16 @@ from operator import methodcaller
 from typing import NamedTuple, Protocol
 
 from ridgeline.engine.choosing import TokenLogprob, nan_message
+from ridgeline.engine.draft_policy import DraftPolicy
+from ridgeline.engine.drafting import Drafting, Out, accepted_tokens, ordered_logprobs
 from ridgeline.engine.extras import Extras, Job
 from ridgeline.engine.faults import reason_of
+from ridgeline.engine.flat_plan import first_rows
 from ridgeline.engine.live import LiveRequest
 from ridgeline.engine.matching import Grammars, stuck_message
 from ridgeline.engine.preparing import Prepared, Preparing
 from ridgeline.engine.request import FinishReason
-from ridgeline.engine.runner import InFlight, Runner, StepOutput
+from ridgeline.engine.runner import Runner, StepOutput
 from ridgeline.engine.scheduler import MAX_STEPS_OUT, Received, Scheduler
 from ridgeline.engine.state import Ask, Key
 from ridgeline.engine.step_plan import StepPlan
@@ -36,7 +39,7 @@ class EngineProgress(NamedTuple):
     """How the engine is getting on, for whoever watches whether it does."""
 
     num_steps: int
-    last_step_s: float  # how long the last step took, from its launch to its tokens
+    last_step_s: float  # how long the last step took, from its planning to its tokens
     idle_s: float  # since tokens last came
 
 
@@ -57,19 +60,24 @@ class Stepping(Protocol):
 
 
 class Loop:
+    """`policy` says how many tokens are guessed ahead, where any are."""
+
     def __init__(
         self,
         scheduler: Scheduler,
         runner: Runner,
         overlap: bool,
         grammars: Grammars | None = None,
+        policy: DraftPolicy | None = None,
     ) -> None:
         self.scheduler, self.runner = scheduler, runner
         self._preparing = Preparing(grammars)
+        on_host = runner.device.type == "cpu"
+        self.drafting = None if policy is None else Drafting(policy, on_host, overlap)
         self.depth = MAX_STEPS_OUT if overlap else 1  # steps out before the oldest is waited for
         self._jobs: dict[Hashable, Job] = {}
         self._live: dict[Hashable, LiveRequest] = {}
-        self._out: deque[tuple[InFlight, float]] = deque()  # and when it was launched
+        self._out: deque[Out] = deque()
         self._num_steps, self._last_step_s, self._last_time = 0, 0.0, time.monotonic()
 
     @property
@@ -112,13 +120,14 @@ class Loop:
 
     def advance(self) -> None:
         """One step: plan and launch it, receive the one that is due, tell who has ended."""
-        for prepared in self._preparing.take(time.monotonic()):
+        begun = time.monotonic()
+        for prepared in self._preparing.take(begun):
             self._take_prepared(prepared)
-        plan = self._plan()
+        plan = self._plan(begun)
         if plan is None and not self._out and self._preparing:
             self._preparing.wait(IDLE_S)
         if plan is not None:
-            self._launch(plan)
+            self._launch(plan, begun)
         if self._out and (plan is None or len(self._out) >= self.depth):
             self._receive()
         self._tell_ended()
@@ -129,36 +138,49 @@ class Loop:
         else:
             prepared.live.end(prepared.end)
 
-    def _plan(self) -> StepPlan | None:
+    def _plan(self, now: float) -> StepPlan | None:
         if len(self._out) >= MAX_STEPS_OUT:
             return None
-        return self.scheduler.plan(time.monotonic())
+        if self.drafting is None:
+            return self.scheduler.plan(now)
+        if self._out and self.drafting.waits(self._out[-1].plan):
+            return None
+        return self.scheduler.plan(now, self.drafting.wanted(self.scheduler.num_decoding))
 
-    def _launch(self, plan: StepPlan) -> None:
-        launched = time.monotonic()
+    def _launch(self, plan: StepPlan, begun: float) -> None:
         in_flight = self.runner.launch(plan, self._jobs, self.scheduler.known_tokens)
-        self._out.append((in_flight, launched))
+        self._out.append(Out(in_flight, plan, begun, time.monotonic()))
+        if self.drafting is not None:
+            self.drafting.launched(self._out[-1], self._jobs)
         for request_id, reason in in_flight.failed.items():
             self.scheduler.fail(request_id, reason)
         if in_flight.out_of_memory:
             self._shrink()
 
     def _receive(self) -> None:
-        in_flight, launched = self._out.popleft()
-        output = self.runner.collect(in_flight)
-        self._last_time = time.monotonic()
-        self._last_step_s = self._last_time - launched
+        out = self._out.popleft()
+        plan = out.in_flight.plan
+        output = self.runner.collect(out.in_flight)
+        last_time, self._last_time = self._last_time, time.monotonic()
+        self._last_step_s = self._last_time - out.begun
         self._num_steps += 1
-        self._fail_nan(in_flight.plan, output)
-        self._fail_stuck(in_flight.plan)
-        received = self.scheduler.receive(in_flight.plan.step_id, output.tokens)
-        self._deliver(in_flight.plan, received, output.extras)
+        if self.drafting is not None:
+            self.drafting.received(out, output, last_time, self._last_time)
+        tokens, counts = accepted_tokens(out.plan, plan, output)
+        self._fail_nan(plan, output, counts)
+        self._fail_stuck(plan)
+        received = self.scheduler.receive(plan.step_id, tokens, counts)
+        self._deliver(plan, received, output.extras)
 
-    def _fail_nan(self, plan: StepPlan, output: StepOutput) -> None:
-        for index, is_nan in enumerate(output.is_nan):
-            if is_nan:
-                position = plan.positions[plan.logit_tokens[index]] + 1
-                self.scheduler.fail(plan.sample_keys[index][0], nan_message(position))
+    def _fail_nan(self, plan: StepPlan, output: StepOutput, counts: list[int] | None) -> None:
+        """Rows behind a wrong guess mean nothing, NaN or not."""
+        if not any(output.is_nan):
+            return
+        for index, row in enumerate(first_rows(plan)):
+            for accepted in range(row, row + (counts[index] if counts else 1)):
+                if output.is_nan[accepted]:
+                    position = plan.positions[plan.logit_tokens[accepted]] + 1
+                    self.scheduler.fail(plan.sample_keys[index][0], nan_message(position))
 
     def _fail_stuck(self, plan: StepPlan) -> None:
         """Requests whose grammars allowed no token: what was chosen for them means nothing."""
@@ -173,22 +195,30 @@ class Loop:
             self._guarded(part.request_id, methodcaller("take_prompt", part))
         for states in extras.embeddings:
             self._guarded(states.request_id, methodcaller("take_embedding", states))
-        logprobs = {plan.sample_keys[index]: entry for index, entry in extras.logprobs.items()}
-        reasons = dict(received.finished)
-        for key, token in zip(received.keys, received.tokens, strict=True):
-            self._push(key, token, logprobs.get(key), reasons.get(key))
+        logprobs = ordered_logprobs(plan, received.keys, extras)
+        last = {key: index for index, key in enumerate(received.keys)}
+        reasons = {last[key]: reason for key, reason in received.finished}
+        stopped: set[Key] = set()  # by a stop string: what drafts brought behind it is not wanted
+        for index, (key, token) in enumerate(zip(received.keys, received.tokens, strict=True)):
+            if key not in stopped and self._push(key, token, logprobs[index], reasons.get(index)):
+                stopped.add(key)
 
     def _push(
         self, key: Key, token: int, logprob: TokenLogprob | None, reason: FinishReason | None
-    ) -> None:
+    ) -> bool:
+        """Whether a stop string, or the end of its grammar, ends the output here."""
         request_id, sample = key
+        stops = False
 
         def push(live: LiveRequest) -> None:
+            nonlocal stops
             completes = live.job.completes(sample, token) and reason is None
-            if live.push(sample, token, logprob, "stop" if completes else reason) or completes:
+            stops = live.push(sample, token, logprob, "stop" if completes else reason) or completes
+            if stops:
                 self.scheduler.finish(request_id, sample)
 
         self._guarded(request_id, push)
+        return stops
 
     def _guarded(self, request_id: Hashable, work: Callable[[LiveRequest], None]) -> None:
         """Do something for one request; if that goes wrong, it goes wrong for that one alone."""
@@ -205,6 +235,8 @@ class Loop:
         for end in self.scheduler.take_ended():
             live = self._live.pop(end.request_id)
             del self._jobs[end.request_id]
+            if self.drafting is not None:
+                self.drafting.policy.forget(end.request_id, live.job.sampling.num_samples)
             live.end(end)
 
     def _shrink(self) -> None:

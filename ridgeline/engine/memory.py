@@ -135,7 +135,9 @@ def _fixed_items(config: ModelConfig, recipe: Recipe, draft: ModelConfig | None)
     yield Item("weights", footprint.weight_bytes(rank, dtype, recipe.scheme), stored)
     if draft is not None:
         yield Item("draft weights", footprint.weight_bytes(draft, dtype), f"in {dtype}")
-    moment = footprint.step_peak(rank, recipe, limits.token_budget)
+    models = (rank,) if draft is None else (rank, draft)  # which run one after the other
+    moments = (footprint.step_peak(model, recipe, limits.token_budget) for model in models)
+    moment = max(moments, key=attrgetter("num_bytes"))
     largest = f"a step of {limits.token_budget} tokens, largest in {moment.name}"
     yield Item("activations", moment.num_bytes, largest)
     rows = footprint.logit_rows(recipe, limits.max_batch)
@@ -148,6 +150,12 @@ def _fixed_items(config: ModelConfig, recipe: Recipe, draft: ModelConfig | None)
     if recipe.graphs:
         graphs = footprint.graph_bytes(config, recipe)
         yield Item("graphs", graphs, "steps captured for replay, at most")
+    if recipe.graphs and draft is not None:
+        own = footprint.graph_bytes(draft, recipe)
+        yield Item("draft graphs", own, "the draft's steps captured for replay, at most")
+    if recipe.speculation.method == "prompt-lookup":
+        table = footprint.token_table_bytes(recipe)
+        yield Item("token table", table, "all tokens of running requests, for the lookup")
     workspace = WORKSPACE_BYTES[recipe.kernels]
     yield Item("workspace", workspace, "scratch of libraries and kernels, at most")
 

@@ -129,6 +129,12 @@ class Sampling:
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         return penalties != (1.0, 0.0, 0.0)
 
+    @property
+    def needs_tables(self) -> bool:
+        """Whether its logits are changed before one is chosen."""
+        tables = self.has_penalties or self.logit_bias or self.min_tokens
+        return bool(tables) or self.grammar is not None
+
     def sample_seed(self, sample: int) -> int:
         """The seed of one of the request's outputs; the first has the request's own."""
         assert self.seed is not None, "a seed is drawn before anything is sampled"

@@ -65,7 +65,9 @@ def note_drafts(running: Running, drafts: Mapping[Key, int]) -> list[Stream]:
     guessed = []
     for key, count in drafts.items():
         stream = running.streams.get(key)
-        if stream is not None and stream.state == "decoding" and count > 0:
+        if stream is None or stream.request.ask.needs_host:
+            continue  # what may come next is only known when the host knows what has come
+        if stream.state == "decoding" and count > 0:
             stream.drafts, stream.limit = count, 0
             guessed.append(stream)
     return sorted(guessed, key=by_rank)

@@ -12,8 +12,10 @@ once, by the same code without graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import logging
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,8 +32,10 @@ from ridgeline.engine.batch import (
     write,
 )
 from ridgeline.engine.extras import Extras, Jobs, Pending
-from ridgeline.engine.faults import raise_if_lost, reason_of, run_in_parts
+from ridgeline.engine.faults import Run, is_out_of_memory, raise_if_lost, reason_of, run_in_parts
+from ridgeline.engine.flat_plan import Guesses, first_rows, flattened, without_drafts
 from ridgeline.engine.graphs import Graphs
+from ridgeline.engine.guessing import Guesser, KnownTokens
 from ridgeline.engine.host_model import on_host
 from ridgeline.engine.host_sequences import HostSequences
 from ridgeline.engine.kv_cache import KVCache
@@ -40,7 +44,6 @@ from ridgeline.engine.paged import CpuSequences, PagedSequences
 from ridgeline.engine.rope_tables import RopeTables
 from ridgeline.engine.sampling import Special, plain
 from ridgeline.engine.scheduler import MAX_STEPS_OUT
-from ridgeline.engine.state import Key
 from ridgeline.engine.step_plan import StepPlan
 from ridgeline.engine.step_watch import StepWatch
 from ridgeline.engine.transfer import to_device, to_host
@@ -48,28 +51,37 @@ from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.models import Transformer
 from ridgeline.recipe import Recipe
 
-KnownTokens = Callable[[Key], Sequence[int]]
+log = logging.getLogger(__name__)
 
 
 @dataclass
 class InFlight:
     """A step that was launched."""
 
-    plan: StepPlan
-    results: (
-        Tensor  # [2, R]: tokens, and whether their logits held NaN: on the host, once `event` is
-    )
+    plan: StepPlan  # as it was run: without its drafts, if it failed with them
+    # [2, R], one for each row of logits: tokens, and whether their logits held NaN; where tokens
+    # are guessed [5, R], the verdicts on samples behind them. On the host, once `event` is.
+    results: Tensor
     event: torch.cuda.Event | None
     pending: Pending
     failed: dict[Hashable, str]  # requests that could not be run, and why
     out_of_memory: bool  # whether it had to be run in parts
 
 
+class Verdicts(NamedTuple):
+    """On what was guessed, for each sample: see guessing.py."""
+
+    counts: list[int]
+    first_right: list[int]
+    matches: list[int]
+
+
 @dataclass(frozen=True)
 class StepOutput:
-    tokens: list[int]  # one for each sample
+    tokens: list[int]  # one for each row of logits: with drafts several for a sample
     is_nan: list[bool]
     extras: Extras = field(default_factory=Extras)
+    verdicts: Verdicts | None = None  # where tokens are guessed
 
 
 class Runner:
@@ -93,13 +105,23 @@ class Runner:
         self.page_table = torch.zeros(
             limits.max_batch + 1, pages, dtype=torch.int32, device=self.device
         )
-        self.last_tokens = torch.zeros(limits.max_batch, dtype=torch.int32, device=self.device)
-        self.results = torch.zeros(2, limits.max_batch, dtype=torch.int32, device=self.device)
+        speculation = recipe.speculation
+        num_guesses = 0 if speculation.method == "none" else speculation.max_draft_tokens
+        self.max_rows = limits.max_batch + min(limits.max_batch * num_guesses, limits.token_budget)
+        # The last step's samples, and behind them what is guessed for each seat.
+        self.guesses = Guesses(self.max_rows, num_guesses)
+        size = self.max_rows + (limits.max_batch + 1) * num_guesses
+        self.last_tokens = torch.zeros(size, dtype=torch.int32, device=self.device)
+        self.guesser: Guesser | None = None
+        num_results = 5 if num_guesses else 2
+        self.results = torch.zeros(
+            num_results, self.max_rows, dtype=torch.int32, device=self.device
+        )
         largest = StepShape(
             max(limits.token_budget, limits.max_graph_batch),
+            self.max_rows,
             limits.max_batch,
-            limits.max_batch,
-            limits.max_batch,
+            self.max_rows,
         )
         size = num_words(largest) + 2 * limits.token_budget
         self.words = torch.zeros(size, dtype=torch.int32, device=self.device)
@@ -126,17 +148,22 @@ class Runner:
     def launch(self, plan: StepPlan, jobs: Jobs, known_tokens: KnownTokens) -> InFlight:
         """Enqueue a step. A request that cannot be run is named in `failed`; the others run."""
         self.kv.copy_pages(plan.copies)
+        if self.guesser is not None:
+            self.guesser.follow(plan)
         failed = self._seat(plan, jobs, known_tokens)
         pending: Pending = []
 
         def run(part: StepPlan, samples: list[int]) -> None:
             pending.extend(self._run(part, jobs, samples))
 
-        out_of_memory = run_in_parts(plan, run, failed)
-        num_samples = len(plan.sample_keys)
-        self.share_results(num_samples)
-        self.last_tokens[:num_samples] = self.results[0, :num_samples]
-        results = to_host(self.results[:, :num_samples])
+        plan, out_of_memory = self._run_whole(plan, run, failed, known_tokens)
+        num_rows = len(plan.logit_tokens)
+        self.share_results(num_rows)
+        self._keep_samples(plan)
+        if self.guesser is not None and num_rows:
+            verdicts_3N = self.guesser.judge(plan, self.results[0])
+            self.results[2:, : verdicts_3N.shape[1]] = verdicts_3N
+        results = to_host(self.results[:, :num_rows])
         event = None
         if self.device.type == "cuda":
             event = torch.cuda.Event()
@@ -146,6 +173,12 @@ class Runner:
             self.watch.end(plan)
         return InFlight(plan, results, event, pending, failed, out_of_memory)
 
+    def run(self, plan: StepPlan, jobs: Jobs) -> None:
+        """Enqueue a plain step whose tokens nobody waits for; the next one may take them."""
+        self._run(plan, jobs, list(range(len(plan.sample_keys))))
+        self._keep_samples(plan)
+        self._num_launched += 1
+
     def collect(self, in_flight: InFlight) -> StepOutput:
         """Wait for a step's tokens."""
         if in_flight.event is not None:
@@ -154,11 +187,51 @@ class Runner:
             except RuntimeError as error:  # of a kernel: most are only heard of here
                 raise_if_lost(error)
                 raise
-        tokens, is_nan = in_flight.results.tolist()
+        tokens, is_nan, *judged = in_flight.results.tolist()
         found = Extras()
         for note in in_flight.pending:
             note(found)
-        return StepOutput(tokens, [bool(flag) for flag in is_nan], found)
+        num_samples = len(in_flight.plan.sample_keys)
+        verdicts = Verdicts(*(row[:num_samples] for row in judged)) if judged else None
+        return StepOutput(tokens, [bool(flag) for flag in is_nan], found, verdicts)
+
+    def _run_whole(
+        self, plan: StepPlan, run: Run, failed: dict[Hashable, str], known_tokens: KnownTokens
+    ) -> tuple[StepPlan, bool]:
+        """Run a step; what of it was run, and whether memory was short. One that fails is run
+        again without its drafts, which nobody asked for, before somebody is blamed.
+        """
+        short = False
+        if plan.num_draft_rows:
+            assert self.guesser is not None, "drafts are planned where somebody guesses"
+            try:
+                self.guesser.guess(plan, known_tokens)
+                flat = self.flat(plan)
+                if not failed:
+                    run(flat, list(range(len(flat.sample_keys))))
+                    return plan, False
+            except Exception as error:
+                raise_if_lost(error)
+                log.warning("step %d is run without drafts: %s", plan.step_id, reason_of(error))
+                short = is_out_of_memory(error)
+            plan = without_drafts(plan)
+        return plan, run_in_parts(plan, run, failed) or short
+
+    @property
+    def guesses_SK(self) -> Tensor:
+        """What is guessed to come next in each seat."""
+        return self.last_tokens[self.guesses.first :].view(self.max_batch + 1, -1)
+
+    def flat(self, plan: StepPlan) -> StepPlan:
+        """A CPU attends to a row with drafts at once, a GPU to each token as a decode row."""
+        return flattened(plan, self.guesses, one_token_rows=self.device.type != "cpu")
+
+    def _keep_samples(self, plan: StepPlan) -> None:
+        """The next step may take the samples' tokens from here."""
+        num_samples, chosen_R = len(plan.sample_keys), self.results[0]
+        if plan.num_draft_rows:
+            chosen_R = chosen_R.index_select(0, to_device(first_rows(plan), self.device))
+        self.last_tokens[:num_samples] = chosen_R[:num_samples]
 
     def share_results(self, num_samples: int) -> None:
         """Where several ranks run a step, they now have the same tokens."""
@@ -173,7 +246,10 @@ class Runner:
             job, tokens = jobs[key[0]], known_tokens(key)
             sampling, length = job.sampling, len(job.prompt)
             try:
-                self.seats.sit(seat, length, sampling, sampling.sample_seed(key[1]))
+                seed = sampling.sample_seed(key[1])
+                self.seats.sit(seat, length, sampling, seed)
+                if self.guesser is not None:
+                    self.guesser.sit(seat, length, sampling, seed, tokens)
                 matcher = job.matchers[key[1]] if job.matchers else None
                 self.special.sit(seat, sampling, job.prompt, tokens[length:], job.stop_ids, matcher)
             except Exception as error:
@@ -213,9 +289,9 @@ class Runner:
         is_nan_R = logits_RV.gather(1, tokens_R.unsqueeze(1)).squeeze(1).isnan()
         found_2R = torch.stack((tokens_R.int(), is_nan_R.int()))
         if samples == list(range(len(samples))):
-            self.results[:, : len(samples)] = found_2R
+            self.results[:2, : len(samples)] = found_2R
         else:
-            self.results[:, to_device(samples, self.device)] = found_2R
+            self.results[:2, to_device(samples, self.device)] = found_2R
         return extras.output_logprobs(plan, jobs, logits_RV, tokens_R, samples)
 
     def send(self, plan: StepPlan, shape: StepShape) -> StepInputs:

@@ -111,8 +111,7 @@ class Special:
     ) -> None:
         """A stream takes a seat, with the tokens it has so far."""
         self.seats.pop(seat, None)
-        tables = sampling.has_penalties or sampling.logit_bias or sampling.min_tokens
-        if not tables and matcher is None:
+        if not sampling.needs_tables:
             return
         if matcher is not None:
             matcher.follow(output)

@@ -78,6 +78,8 @@ class Scheduler:
         self._num_submitted = 0
         self._num_steps = 0
         self._computed_tokens = 0
+        self._drafted_tokens = 0
+        self._accepted_tokens = 0
 
     def submit(self, ask: Ask) -> None:
         """Take a request into the queue, or refuse it if it can never run."""
@@ -132,6 +134,11 @@ class Scheduler:
         """A live stream's prompt and output as far as the host knows it; not to be changed."""
         return self._running.streams[key].tokens
 
+    @property
+    def num_decoding(self) -> int:
+        """Streams that are past their prompt."""
+        return len(self._running.decoding)
+
     def stats(self) -> Stats:
         running, free, cached = self._running, self.cache.pool.num_free, self.cache.num_cached
         return Stats(
@@ -147,6 +154,8 @@ class Scheduler:
             hit_tokens=self._admission.hit_tokens,
             computed_tokens=self._computed_tokens,
             num_preemptions=running.num_preemptions,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
         )
 
     def plan(self, now: float = 0.0, drafts: Mapping[Key, int] | None = None) -> StepPlan | None:
@@ -244,6 +253,8 @@ class Scheduler:
                     self._finish_if_done(stream, token, received)
             if drafts:
                 stream.position = len(stream.tokens) - 1
+                self._drafted_tokens += drafts
+                self._accepted_tokens += count - 1
             start += count
         assert start == len(tokens), f"{len(tokens)} tokens came, and {start} are counted"
         return received

@@ -31,8 +31,9 @@ from ridgeline.engine.batch import StepInputs, StepShape
 from ridgeline.engine.extras import ROWS_AT_ONCE, Job, Jobs, Pending
 from ridgeline.engine.faults import is_out_of_memory, raise_if_lost, reason_of
 from ridgeline.engine.graphs import Graphs
+from ridgeline.engine.guessing import KnownTokens
 from ridgeline.engine.request import Sampling
-from ridgeline.engine.runner import InFlight, KnownTokens, Runner, StepOutput
+from ridgeline.engine.runner import InFlight, Runner, StepOutput
 from ridgeline.engine.step_plan import StepPlan
 from ridgeline.engine.step_words import JOB_WORDS, job_of, job_words, plan_of, step_words
 from ridgeline.errors import HardwareError, RidgelineError, UsageError

@@ -18,6 +18,7 @@ NAMES = (
     "quantized_linear",
     "dequantize",
     "sampling",
+    "prompt_lookup",
     "vector_add",
     "softmax",
     "moe",

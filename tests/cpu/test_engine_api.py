@@ -24,7 +24,7 @@ from ridgeline.errors import (
     UsageError,
 )
 from ridgeline.models import Transformer, build_model, fill_random
-from ridgeline.recipe import KV, Limits, Recipe, Speculation
+from ridgeline.recipe import KV, Limits, Recipe
 
 TEXTS = ["The sky", "a value of", "Import statements are"]
 
@@ -176,7 +176,6 @@ def test_what_does_not_fit_is_refused_before_it_is_loaded(
     [
         Recipe(scheme="int8"),
         Recipe(deterministic=True),
-        Recipe(speculation=Speculation(method="prompt-lookup")),
     ],
 )
 def test_what_the_engine_cannot_do_yet_is_refused(recipe: Recipe) -> None:

@@ -1,0 +1,104 @@
+"""Who guesses tokens ahead, and how guesses are judged. This file has the lookup in the text so
+far; draft_model.py has the small model.
+
+**Why verification is exact.** The step makes, at every position, the very choice that plain
+decoding would make there: the same logits, the same settings, and for a draw the noise that belongs
+to the request's seed and that position (kernels/sampling). A guess is accepted when it equals that
+choice, as long as all before it were. So the output is plain decoding's token by token, greedy or
+seeded, for whatever guesses; its distribution is the target's because it is the same draw.
+Rejection sampling would accept a sampled draft a little more often, but would make another output
+of the same seed. For a guess that is no draw (the lookup) both accept with the same probability;
+a draft model draws with the same noise, so that it mostly agrees where the two models do.
+
+Letters: S seats, L tokens of the longest stream, K guesses, N samples.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.engine.flat_plan import first_rows
+from ridgeline.engine.request import Sampling
+from ridgeline.engine.state import Key
+from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.transfer import to_device
+from ridgeline.kernels.prompt_lookup import accepted, prompt_lookup
+from ridgeline.recipe import Speculation
+
+KnownTokens = Callable[[Key], Sequence[int]]
+
+
+class Guesser(ABC):
+    """Fills the device's table of the tokens that are guessed to come next, one line a seat."""
+
+    @abstractmethod
+    def sit(
+        self, seat: int, prompt_length: int, sampling: Sampling, seed: int, tokens: Sequence[int]
+    ) -> None:
+        """A stream takes a seat, with the tokens it has so far."""
+
+    @abstractmethod
+    def follow(self, plan: StepPlan) -> None:
+        """A step is about to run, which changes pages and their tables."""
+
+    @abstractmethod
+    def guess(self, plan: StepPlan, known_tokens: KnownTokens) -> None:
+        """Before a step runs: its drafts must be in the table now."""
+
+    @abstractmethod
+    def judge(self, plan: StepPlan, tokens_R: Tensor) -> Tensor:
+        """After a step has chosen `tokens_R`, one for each row of logits. For each sample [3, N]:
+        how many tokens it brings, whether the first guess was right, and whether there are guesses
+        for the next step: the length of the run they rest on, or 1.
+        """
+
+
+class PromptLookup(Guesser):
+    """All streams' tokens are in a table on the device, where the lookup happens after each step:
+    nobody waits for the host to know what to guess.
+    """
+
+    def __init__(self, guesses_SK: Tensor, max_context: int, recipe: Speculation) -> None:
+        self.guesses_SK, self.device = guesses_SK, guesses_SK.device
+        self.ngrams = (recipe.min_ngram, recipe.max_ngram)
+        shape = (len(guesses_SK), max_context + 1)
+        self.history_SL = torch.zeros(shape, dtype=torch.int32, device=self.device)
+
+    def sit(
+        self, seat: int, prompt_length: int, sampling: Sampling, seed: int, tokens: Sequence[int]
+    ) -> None:
+        line = np.asarray(tokens, dtype=np.int32)
+        self.history_SL[seat, : len(line)] = to_device(line, self.device)
+
+    def follow(self, plan: StepPlan) -> None:
+        """It has no pages."""
+
+    def guess(self, plan: StepPlan, known_tokens: KnownTokens) -> None:
+        """They are there since the last step."""
+
+    def judge(self, plan: StepPlan, tokens_R: Tensor) -> Tensor:
+        tables = (self.history_SL, self.guesses_SK)
+        return prompt_lookup(*tables, tokens_R, samples_of(plan, self.device), *self.ngrams)
+
+
+def judged(plan: StepPlan, tokens_R: Tensor, guesses_SK: Tensor) -> Tensor:
+    """`Guesser.judge` for guesses that are made when they are asked for, and so always there."""
+    if not plan.num_draft_rows:
+        shape = (3, len(plan.sample_keys))
+        return torch.ones(shape, dtype=torch.int32, device=guesses_SK.device)
+    seats_N, rows_N, verified_N, _ = samples_of(plan, guesses_SK.device).long()
+    right_N, first_N = accepted(tokens_R, guesses_SK[seats_N], rows_N, verified_N)
+    return torch.stack((right_N + 1, first_N.long(), torch.ones_like(right_N))).int()
+
+
+def samples_of(plan: StepPlan, device: torch.device) -> Tensor:
+    """Each sample's seat, first row of logits, drafts, and the position of its token [4, N]."""
+    rows = first_rows(plan)
+    positions = [plan.positions[plan.logit_tokens[row]] + 1 for row in rows]
+    samples = np.array((plan.sample_seats, rows, plan.sample_drafts, positions), dtype=np.int32)
+    return to_device(samples, device)

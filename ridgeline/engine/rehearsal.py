@@ -1,0 +1,112 @@
+"""A first table of what steps cost, from a few steps that belong to nobody, before requests come.
+
+They go through the runner as every step does, with tokens that are written nowhere; so kernels are
+compiled and the graphs of these sizes captured by the way. Sizes are measured in the order of how
+much they tell, until the time for it is up.
+
+    rehearse(runner, costs, max_drafts=5)
+"""
+
+from __future__ import annotations
+
+import time
+
+from ridgeline.engine.extras import Job
+from ridgeline.engine.request import Sampling
+from ridgeline.engine.runner import InFlight, Runner
+from ridgeline.engine.state import Key
+from ridgeline.engine.step_costs import StepCosts
+from ridgeline.engine.step_plan import NOT_WRITTEN, StepPlan
+
+KEY: Key = ("rehearsal", 0)
+JOBS = {KEY[0]: Job(Sampling(seed=0), (0,), frozenset())}
+SIZES = (1, 4, 16, 2, 8, 32, 64, 128, 256)  # streams in a step
+TIMES = 3  # each is run, after once that does not count
+SECONDS = 1.0  # after which no further size is begun
+
+
+def rehearse(runner: Runner, costs: StepCosts, max_drafts: int, max_s: float = SECONDS) -> None:
+    """Times of plain steps, and of one stream with drafts. A size whose plain step was disturbed is
+    measured again when it runs; the policy sees to that.
+    """
+    started = time.monotonic()
+    sizes = [size for size in SIZES if size <= runner.max_batch]
+    costs.begin(1, _overlapped_s(runner, decode_plan(1)))
+    if max_drafts + 1 <= runner.max_batch:
+        costs.begin(max_drafts + 1, _overlapped_s(runner, decode_plan(max_drafts + 1)))
+    for drafts in sorted({1, max_drafts, (max_drafts + 1) // 2}):
+        costs.begin(1 + drafts, _alone_s(runner, draft_plan(drafts)), most_drafts=drafts)
+    for size in sizes[1:]:
+        if time.monotonic() - started < max_s:
+            costs.begin(size, _overlapped_s(runner, decode_plan(size)))
+
+
+def _overlapped_s(runner: Runner, plan: StepPlan) -> float:
+    """Seconds a step, where the next is launched before the last one's tokens are here."""
+    runner.collect(_launch(runner, plan))
+    started = time.monotonic()
+    last = None
+    for _ in range(TIMES):
+        launched = _launch(runner, plan)
+        if last is not None:
+            runner.collect(last)
+        last = launched
+    assert last is not None, "a size is run more than once"
+    runner.collect(last)
+    return (time.monotonic() - started) / TIMES
+
+
+def _alone_s(runner: Runner, plan: StepPlan) -> float:
+    """Seconds of the quickest, each waited for."""
+    found = []
+    for _ in range(1 + TIMES):
+        started = time.monotonic()
+        runner.collect(_launch(runner, plan))
+        found.append(time.monotonic() - started)
+    return min(found[1:])
+
+
+def _launch(runner: Runner, plan: StepPlan) -> InFlight:
+    in_flight = runner.launch(plan, JOBS, lambda key: [0])
+    assert not in_flight.failed, f"a step that belongs to nobody failed: {in_flight.failed}"
+    return in_flight
+
+
+def decode_plan(num_rows: int) -> StepPlan:
+    """One token for each of some seats."""
+    zeros, keys = [0] * num_rows, [KEY] * num_rows
+    return StepPlan(
+        step_id=0,
+        num_decode_rows=num_rows,
+        keys=keys,
+        seats=list(range(num_rows)),
+        first_positions=zeros,
+        num_tokens=[1] * num_rows,
+        token_ids=zeros,
+        positions=zeros,
+        slots=[NOT_WRITTEN] * num_rows,
+        sample_keys=keys,
+        sample_seats=list(range(num_rows)),
+        sample_drafts=zeros,
+        logit_tokens=list(range(num_rows)),
+    )
+
+
+def draft_plan(num_drafts: int) -> StepPlan:
+    """One row with drafts."""
+    count = 1 + num_drafts
+    return StepPlan(
+        step_id=0,
+        num_draft_rows=1,
+        keys=[KEY],
+        seats=[0],
+        first_positions=[0],
+        num_tokens=[count],
+        token_ids=[0] * count,
+        positions=list(range(count)),
+        slots=[NOT_WRITTEN] * count,
+        sample_keys=[KEY],
+        sample_seats=[0],
+        sample_drafts=[num_drafts],
+        logit_tokens=list(range(count)),
+    )

@@ -1,0 +1,140 @@
+"""What the registry knows of prompt lookup: its work, its shapes, its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.cost import OpCost
+from ridgeline.kernels.inputs import label
+from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.prompt_lookup import reference
+
+INT32 = torch.int32
+WHOLE = 1 << 26  # a table up to this many tokens is compared whole
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One case: streams of these lengths, in a table with some lines to spare."""
+
+    lengths: tuple[int, ...]  # tokens known before the step
+    num_guesses: int = 5
+    ngrams: tuple[int, int] = (2, 4)  # shortest and longest run
+    vocab_size: int = 4  # few: then runs are found again
+    num_seats: int = 0  # 0: two more than there are streams
+    gap: int = 3  # columns between the lines of the table
+
+    @property
+    def label(self) -> str:
+        return label(
+            f"{len(self.lengths)} of {min(self.lengths)}-{max(self.lengths)}",
+            f"{self.num_guesses} guesses",
+            f"runs {self.ngrams[0]}-{self.ngrams[1]}",
+            self.vocab_size > 4 and f"vocabulary {self.vocab_size}",
+            self.num_seats and f"{self.num_seats} seats",
+        )
+
+
+def make(setting: Setting, device: torch.device, generator: torch.Generator) -> Inputs:
+    """Streams whose guesses are partly right, with none to as many as there are verified."""
+    num_samples, K = len(setting.lengths), setting.num_guesses
+
+    def drawn(shape: tuple[int, ...], high: int) -> Tensor:
+        return torch.randint(0, high, shape, device=device, generator=generator, dtype=INT32)
+
+    num_seats = setting.num_seats or num_samples + 2
+    width = max(setting.lengths) + K + 2
+    table = torch.full((num_seats, width + setting.gap), -1, dtype=INT32, device=device)
+    seats = torch.arange(num_seats - 1, num_seats - 1 - num_samples, -1, device=device)
+    for seat, length in zip(seats.tolist(), setting.lengths, strict=True):
+        table[seat, :length] = drawn((length,), setting.vocab_size)
+    verified = drawn((num_samples,), K + 1)
+    rows = (verified + 1).cumsum(0) - (verified + 1)
+    tokens = drawn((int((verified + 1).sum()),), setting.vocab_size)
+    guesses = drawn((num_seats, K), setting.vocab_size)
+    for sample, (seat, row) in enumerate(zip(seats.tolist(), rows.tolist(), strict=True)):
+        right = int(verified[sample]) - sample % 2
+        if right > 0:
+            guesses[seat, :right] = tokens[row : row + right]
+    lengths = torch.tensor(setting.lengths, device=device)
+    return {
+        "history_SL": table[:, :width],
+        "guesses_SK": guesses,
+        "tokens_R": tokens,
+        "samples_4N": torch.stack((seats, rows, verified, lengths)).to(INT32),
+        "min_ngram": setting.ngrams[0],
+        "max_ngram": setting.ngrams[1],
+    }
+
+
+def case(setting: Setting) -> Case:
+    return Case(setting.label, partial(make, setting), torch.float32)
+
+
+def with_what_changed(function: Callable[..., Tensor], **inputs: Any) -> tuple[Tensor, ...]:
+    """What it returns, and both tables; of a table too large to compare, the streams' lines."""
+    found = function(**inputs)
+    history, seats = inputs["history_SL"], inputs["samples_4N"][0].long()
+    return found, inputs["guesses_SK"], history if history.numel() <= WHOLE else history[seats]
+
+
+def launch(**inputs: Any) -> tuple[Tensor, ...]:
+    from ridgeline.kernels.prompt_lookup import triton
+
+    return with_what_changed(triton.prompt_lookup, **inputs)
+
+
+def cost(guesses_SK: Tensor, tokens_R: Tensor, samples_4N: Tensor, **_: Any) -> OpCost:
+    """Each stream's tokens are read once, its guesses read and written."""
+    num_samples, element = samples_4N.shape[1], tokens_R.element_size()
+    tokens = int(samples_4N[3].sum()) + tokens_R.numel()
+    guesses = num_samples * guesses_SK.shape[1]
+    written = guesses + tokens_R.numel() + 3 * num_samples
+    return OpCost((tokens + guesses) * element + samples_4N.nbytes, written * element)
+
+
+SMALL = [
+    case(setting)
+    for setting in [
+        Setting((1,), num_guesses=1, ngrams=(1, 1)),
+        Setting((1, 2, 3, 4, 5), ngrams=(1, 3)),
+        Setting((63, 17, 40, 2, 90, 33), ngrams=(2, 4)),
+        Setting((1000, 1023, 1024, 1025), num_guesses=7, ngrams=(3, 9)),
+        Setting((30, 900), num_guesses=32, ngrams=(1, 16), vocab_size=2),
+        Setting((200, 100, 50), vocab_size=50_000),  # nothing is found
+    ]
+]
+LARGE = [
+    case(setting)
+    for setting in [
+        Setting(tuple(range(1, 3000, 17)), num_guesses=8, ngrams=(2, 5)),
+        Setting((131_072, 5, 70_000), ngrams=(2, 12)),
+        Setting((4_000, 300), ngrams=(2, 4), num_seats=550_000),  # past 2^31 elements
+    ]
+]
+BENCH = [
+    case(Setting((length,) * batch, vocab_size=50_000))
+    for batch, length in [(1, 2048), (1, 32_768), (64, 2048), (256, 2048)]
+]
+
+OP = Op(
+    name="prompt_lookup",
+    summary="Confirming guessed tokens, and guessing what followed the last ones before",
+    reference=partial(with_what_changed, reference.prompt_lookup),
+    launch=launch,
+    cost=cost,
+    small_cases=SMALL,
+    cases=SMALL + LARGE,
+    bench_cases=BENCH,
+    compile_cases=[
+        case(Setting((20, 30), num_guesses=guesses, ngrams=ngrams))
+        for guesses, ngrams in [(5, (2, 4)), (32, (1, 16)), (1, (1, 1))]
+    ],
+    baselines={"eager": partial(with_what_changed, reference.prompt_lookup)},
+)

@@ -1,0 +1,95 @@
+"""The definition of prompt lookup, for all samples of a step at once.
+
+A sample belongs to a stream in a seat, whose tokens so far are a line of `history`. The step has
+chosen the token behind them, and one more behind each guess it verified. A guess is confirmed when
+it is the token that was chosen in its place, as long as all before it were.
+
+Then the longest run of last tokens, from `max_ngram` down to `min_ngram` of them, is looked for
+earlier in the line; of equally long ones the latest counts. What followed there is guessed to
+follow here, over and over where it reaches the end of the line: text that repeats itself goes on
+doing so. Where nothing is found the guess is the last token again.
+
+Letters: S seats, L tokens of the longest stream, K guesses, R rows of logits, N samples.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LONGEST_NGRAM = 16  # a longer run is not looked for: it would find what this one finds
+
+
+def prompt_lookup(
+    history_SL: Tensor,
+    guesses_SK: Tensor,
+    tokens_R: Tensor,
+    samples_4N: Tensor,
+    min_ngram: int,
+    max_ngram: int,
+) -> Tensor:
+    """`samples_4N` has each sample's seat, its first row of logits, how many guesses were verified
+    in the rows behind it, and the position of its first token. All tensors are int32.
+
+    Returns, for each sample, how many tokens it has brought (the confirmed guesses and one more),
+    whether the first guess was right (verified or not), and the length of the run that was found
+    for the new guesses, 0 if none. **Changes in place**: the seats' lines of `history_SL` take the
+    tokens, those of `guesses_SK` the new guesses.
+    """
+    seats_N, rows_N, verified_N, positions_N = samples_4N.long()
+    num_right_N, first_N = accepted(tokens_R, guesses_SK[seats_N], rows_N, verified_N)
+    counts_N = num_right_N + 1
+    _keep(history_SL, tokens_R, counts_N, seats_N, rows_N, positions_N)
+    lengths_N = positions_N + counts_N
+    lines_NL = history_SL[seats_N, : int(lengths_N.max())]
+    ends_N, found_N = _find(lines_NL, lengths_N, min_ngram, max_ngram)
+    steps_K = torch.arange(guesses_SK.shape[1], device=lines_NL.device)
+    places_NK = ends_N[:, None] + steps_K % (lengths_N - ends_N)[:, None]
+    guesses_SK[seats_N] = lines_NL.gather(1, places_NK)
+    return torch.stack((counts_N, first_N.long(), found_N)).int()
+
+
+def accepted(
+    tokens_R: Tensor, guesses_NK: Tensor, rows_N: Tensor, verified_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    """How many of each sample's verified guesses are confirmed, and whether the first guess, be it
+    verified or not, is what was chosen.
+    """
+    steps_K = torch.arange(guesses_NK.shape[1], device=tokens_R.device)
+    places_NK = (rows_N[:, None] + steps_K).clamp(max=len(tokens_R) - 1)
+    right_NK = tokens_R[places_NK] == guesses_NK
+    confirmed_NK = right_NK & (steps_K < verified_N[:, None])
+    return confirmed_NK.long().cumprod(1).sum(1), right_NK[:, 0]
+
+
+def _keep(
+    history_SL: Tensor,
+    tokens_R: Tensor,
+    counts_N: Tensor,
+    seats_N: Tensor,
+    rows_N: Tensor,
+    positions_N: Tensor,
+) -> None:
+    for step in range(int(counts_N.max())):
+        has = counts_N > step
+        history_SL[seats_N[has], positions_N[has] + step] = tokens_R[rows_N[has] + step]
+
+
+def _find(
+    lines_NL: Tensor, lengths_N: Tensor, min_ngram: int, max_ngram: int
+) -> tuple[Tensor, Tensor]:
+    """Where the best earlier run ends, and its length; the last token and 0 where there is none."""
+    width = lines_NL.shape[1]
+    ends_L = torch.arange(width, device=lines_NL.device)
+    alike_NL = ends_L < lengths_N[:, None]  # a run ends before the last token
+    alike_NL[:, 0] = False
+    run_NL = torch.zeros_like(lines_NL)
+    for back in range(1, min(max_ngram, width - 1) + 1):
+        last_N1 = lines_NL.gather(1, (lengths_N - back).clamp(min=0)[:, None])
+        alike_NL[:, :back] = False
+        alike_NL[:, back:] &= lines_NL[:, :-back] == last_N1
+        run_NL += alike_NL
+    score_NL = torch.where(run_NL >= min_ngram, run_NL * width + ends_L, 0)
+    best_N = score_NL.amax(1).long()
+    found_N = best_N // width
+    return torch.where(found_N > 0, best_N % width, lengths_N - 1), found_N

@@ -1,0 +1,134 @@
+"""Prompt lookup on a GPU: one program a sample, which confirms, keeps and looks up in one go.
+
+The table is walked once, a block of places at a time; at each place the run of tokens that ends
+there is compared with the stream's last ones, and length and place together are one number whose
+largest is the answer. Tokens chosen in this step are read from where the step left them: they are
+stored into the table by the same program, which need not wait to see its own stores.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.launch import launch, target_of
+from ridgeline.kernels.prompt_lookup.reference import LONGEST_NGRAM
+
+BLOCK = 1024  # places looked at together; not measured yet
+LONGEST_HISTORY = 1 << 26
+RUN = tl.constexpr(LONGEST_HISTORY)  # a score is the length of a run times this, and its place
+
+
+@triton.jit
+def token_at(place, line_ptr, rows_ptr, position, mask):
+    """The stream's token at a place: of the table, or from `position` on of this step."""
+    old = tl.load(line_ptr + place, mask=mask & (place < position), other=0)
+    new = tl.load(rows_ptr + (place - position), mask=mask & (place >= position), other=0)
+    return tl.where(place < position, old, new)
+
+
+@triton.jit
+def prompt_lookup_kernel(
+    history_ptr,
+    guesses_ptr,
+    tokens_ptr,
+    samples_ptr,
+    out_ptr,
+    history_stride,
+    num_samples,
+    NUM_GUESSES: tl.constexpr,
+    GUESS_BLOCK: tl.constexpr,
+    MIN_NGRAM: tl.constexpr,
+    MAX_NGRAM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    sample = tl.program_id(0)
+    seat = tl.load(samples_ptr + sample).to(tl.int64)  # int64: tables pass 2^31 elements
+    row = tl.load(samples_ptr + num_samples + sample)
+    verified = tl.load(samples_ptr + 2 * num_samples + sample)
+    position = tl.load(samples_ptr + 3 * num_samples + sample)
+    line_ptr = history_ptr + seat * history_stride
+    own_guesses = guesses_ptr + seat * NUM_GUESSES
+    rows_ptr = tokens_ptr + row
+
+    # How many guesses are confirmed.
+    first_right = (tl.load(own_guesses) == tl.load(rows_ptr)).to(tl.int32)
+    right = first_right * (verified > 0).to(tl.int32)
+    confirmed = right
+    for step in tl.static_range(1, NUM_GUESSES):
+        inside = step < verified
+        guess = tl.load(own_guesses + step)
+        token = tl.load(rows_ptr + step, mask=inside, other=0)
+        right = right * (inside & (guess == token)).to(tl.int32)
+        confirmed += right
+    count = confirmed + 1
+    length = position + count
+
+    # The longest run that is found again, the latest of those.
+    best = tl.full((BLOCK,), 0, tl.int32)
+    for start in range(1, length, BLOCK):
+        ends = start + tl.arange(0, BLOCK)
+        alike = ends < length
+        run = tl.zeros((BLOCK,), tl.int32)
+        for back in tl.static_range(1, MAX_NGRAM + 1):
+            last = token_at(length - back, line_ptr, rows_ptr, position, length >= back)
+            alike = alike & (ends >= back)
+            found = token_at(ends - back, line_ptr, rows_ptr, position, alike)
+            alike = alike & (found == last)
+            run += alike.to(tl.int32)
+        score = tl.where(run >= MIN_NGRAM, run * RUN + ends, 0)
+        best = tl.maximum(best, score)
+    score = tl.max(best, axis=0)
+    matched = score // RUN
+    end = tl.where(matched > 0, score % RUN, length - 1)
+
+    # What followed there, over and over; then what this step chose goes into the table.
+    steps = tl.arange(0, GUESS_BLOCK)
+    inside = steps < NUM_GUESSES
+    guesses = token_at(end + steps % (length - end), line_ptr, rows_ptr, position, inside)
+    kept = steps < count
+    tokens = tl.load(rows_ptr + steps, mask=kept, other=0)
+    tl.store(own_guesses + steps, guesses, mask=inside)
+    tl.store(line_ptr + position + steps, tokens, mask=kept)
+    tl.store(out_ptr + sample, count)
+    tl.store(out_ptr + num_samples + sample, first_right)
+    tl.store(out_ptr + 2 * num_samples + sample, matched)
+
+
+def prompt_lookup(
+    history_SL: Tensor,
+    guesses_SK: Tensor,
+    tokens_R: Tensor,
+    samples_4N: Tensor,
+    min_ngram: int,
+    max_ngram: int,
+) -> Tensor:
+    """All int32; the lines of `history_SL` may lie apart, everything else is contiguous."""
+    for name, tensor in (("guesses", guesses_SK), ("tokens", tokens_R), ("samples", samples_4N)):
+        assert tensor.is_contiguous(), f"{name} must be contiguous"
+    assert history_SL.stride(1) == 1, "tokens of a line lie side by side"
+    if max_ngram > LONGEST_NGRAM or history_SL.shape[1] >= LONGEST_HISTORY:
+        raise UnsupportedError(
+            f"runs of {max_ngram} tokens in lines of {history_SL.shape[1]}; the kernel takes at "
+            f"most {LONGEST_NGRAM} in lines below {LONGEST_HISTORY}"
+        )
+    num_samples, num_guesses = samples_4N.shape[1], guesses_SK.shape[1]
+    out = torch.empty((3, num_samples), dtype=torch.int32, device=tokens_R.device)
+    if not num_samples:
+        return out
+    args = (history_SL, guesses_SK, tokens_R, samples_4N, out, history_SL.stride(0), num_samples)
+    launch(
+        prompt_lookup_kernel,
+        (num_samples,),
+        args,
+        NUM_GUESSES=num_guesses,
+        GUESS_BLOCK=max(2, triton.next_power_of_2(num_guesses + 1)),
+        MIN_NGRAM=min_ngram,
+        MAX_NGRAM=max_ngram,
+        BLOCK=BLOCK,
+        num_warps=BLOCK // (4 * target_of(tokens_R).warp_size),
+    )
+    return out

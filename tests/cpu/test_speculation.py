@@ -1,0 +1,317 @@
+"""Guessing ahead changes the speed and nothing else: the plain loop's tokens, with whatever happens
+around a request.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from engines import assert_exact, assert_idle, engine_for, naive_outputs, prompts_of, tiny
+from speculation import LOOKUP, Oracle, assert_guessed_exact, force_drafts, markov, oracle_engine
+from tiny_tokenizers import byte_level_metadata
+
+from ridgeline.data import Tokenizer
+from ridgeline.engine import Engine, Sampling, generate
+from ridgeline.engine.graphs import GraphKey, Graphs
+from ridgeline.engine.guessing import PromptLookup
+from ridgeline.engine.naive import OneSequence, forward, generate_samples, generate_tokens
+from ridgeline.engine.paged import PagedSequences
+from ridgeline.engine.sampling import plain
+from ridgeline.kernels.sampling import filtered_logits
+from ridgeline.models import build_model, fill_random
+
+GREEDY = Sampling(max_tokens=14)
+DRAWN = Sampling(max_tokens=12, temperature=0.9, seed=5)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-mha", "gemma3", "mistral-sliding", "qwen3-moe", "phi3-longrope-partial"]
+)
+def test_families_are_exact(name: str) -> None:
+    """Greedy and drawn, prompts in chunks, drafts right and wrong."""
+    model = tiny(name)
+    prompts = prompts_of([1, 5, 16, 33, min(60, model.config.max_context - 16)])
+    samplings = [GREEDY, DRAWN, replace(GREEDY, max_tokens=1), GREEDY, replace(DRAWN, top_p=0.7)]
+    assert_guessed_exact(oracle_engine(model, budget=24), prompts, samplings)
+
+
+class PaddedSteps(Graphs):
+    """Graphs that are run instead of captured."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.runner, max_tokens=48, budget_bytes=1)
+        self.keys: list[GraphKey] = []
+
+    def _replay(self, key: GraphKey, inputs: Any, filtered: bool) -> tuple[Any, Any]:
+        self.keys.append(key)
+        logits_RV = self.compute(key, inputs)
+        return logits_RV, plain(logits_RV, inputs, filtered)
+
+
+@pytest.mark.parametrize("name", ["llama-mha", "gemma3"])
+def test_the_gpus_path_is_exact(name: str) -> None:
+    """There drafts are decode rows of their own, and a step of them goes through a graph."""
+    engine = oracle_engine(tiny(name))
+    engine.runner.sequences = PagedSequences
+    engine.runner.graphs = graphs = PaddedSteps(engine)
+    prompts = prompts_of([3, 20, 40])
+    assert_guessed_exact(engine, prompts, [GREEDY, DRAWN, replace(DRAWN, top_k=5, n=2)])
+    assert_guessed_exact(engine, prompts[:1], [GREEDY])
+    assert any(key.shape.num_decode_rows == 8 for key in graphs.keys)  # one stream: five, padded
+    assert_guessed_exact(engine, prompts_of([9] * 8), [GREEDY] * 8)
+    assert any(key.shape.num_decode_rows == 48 for key in graphs.keys)  # eight streams: forty
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_too_few_pages(overlap: bool) -> None:
+    engine = oracle_engine(tiny("llama-mha"), num_pages=8, overlap=overlap)
+    prompts = prompts_of([20, 25, 18, 30, 22])
+    assert_guessed_exact(engine, prompts, [replace(GREEDY, max_tokens=40)] * 5)
+    assert engine.stats.num_preemptions > 0
+
+
+def test_prompts_that_begin_alike_and_part() -> None:
+    """Shared pages, copied ones, and several outputs of a prompt, twice."""
+    (base,) = prompts_of([50])
+    prompts = [[*base[:40], 7, 8], [*base[:40], 9], base[:12] + [3] * 9, base]
+    engine = oracle_engine(tiny("llama-mha"))
+    for _ in range(2):
+        assert_guessed_exact(engine, prompts, [GREEDY, replace(DRAWN, n=3), GREEDY, DRAWN])
+    assert engine.stats.hit_tokens > 0
+
+
+def test_pages_of_codes() -> None:
+    """int8 keys and values: what the engine gives without guessing."""
+    prompts = prompts_of([40, 23, 9])
+    right = engine_for(tiny("llama-mha"), kv_dtype="int8").generate(prompts, GREEDY)
+    engine = oracle_engine(tiny("llama-mha"), kv_dtype="int8")
+    oracle = engine.runner.guesser
+    assert isinstance(oracle, Oracle)
+    for index, (prompt, output) in enumerate(zip(prompts, right, strict=True)):
+        oracle.sequences[f"request-{index}", 0] = [*prompt, *output.tokens]
+    found = engine.generate(prompts, GREEDY)
+    assert [output.tokens for output in found] == [output.tokens for output in right]
+    assert engine.stats.accepted_tokens > 10
+
+
+def test_the_lookup_guesses_what_repeats_itself() -> None:
+    """The real lookup, asked by the real policy, where steps cost the same whatever their size."""
+    model = markov(deepcopy(tiny("llama-mha")))
+    engine = engine_for(model, speculation=LOOKUP)
+    assert engine._loop.drafting is not None
+    costs = engine._loop.drafting.policy.costs
+    costs.of = lambda num_tokens, most_drafts=0: 1.0  # type: ignore[method-assign]
+    prompts, sampling = prompts_of([9, 20, 4]), Sampling(max_tokens=60)
+    assert_exact(engine, prompts, [sampling] * 3)
+    stats = engine.stats
+    assert stats.accepted_tokens > 0.7 * stats.drafted_tokens > 0
+    assert stats.num_steps < 40
+    assert_exact(engine, prompts, [replace(sampling, temperature=0.3, seed=8)] * 3)
+
+
+def test_the_lookup_survives_preemption_and_a_new_seat() -> None:
+    model = markov(deepcopy(tiny("llama-mha")))
+    engine = engine_for(model, speculation=LOOKUP, num_pages=8, budget=24)
+    force_drafts(engine)
+    assert_exact(engine, prompts_of([20, 25, 18, 30, 9, 22]), [Sampling(max_tokens=40)] * 6)
+    stats = engine.stats
+    assert stats.num_preemptions > 0
+    assert stats.accepted_tokens > 50
+
+
+def test_drafts_that_do_not_pay_are_not_made_and_steps_overlap() -> None:
+    engine = engine_for(tiny("llama-mha"), speculation=LOOKUP)
+    assert engine._loop.drafting is not None
+    costs = engine._loop.drafting.policy.costs
+    costs.of = lambda num_tokens, most_drafts=0: float(num_tokens)  # type: ignore[method-assign]
+    launch, collect, out, most = engine.runner.launch, engine.runner.collect, [0], [0]
+
+    def launching(*args: Any) -> Any:
+        out[0] += 1
+        most[0] = max(most[0], out[0])
+        return launch(*args)
+
+    def collecting(*args: Any) -> Any:
+        out[0] -= 1
+        return collect(*args)
+
+    engine.runner.launch, engine.runner.collect = launching, collecting  # type: ignore[method-assign]
+    assert_exact(engine, prompts_of([9, 20]), [GREEDY] * 2)
+    assert engine.stats.drafted_tokens == 0
+    assert most[0] == 2
+
+
+def test_the_whole_distribution_is_the_models() -> None:
+    """Chi-square over all outputs of three tokens, drawn with top-k 2, where the likeliest is
+    always guessed: 8 outputs, beyond the limit once in ten thousand such tests.
+    """
+    model, (prompt,) = tiny("llama-mha"), prompts_of([9])
+    sampling = Sampling(max_tokens=3, temperature=1.3, top_k=2)
+    expected = path_probabilities(model, prompt, sampling)
+    engine = oracle_engine(model, wrong_share=0.0, max_batch=50, num_pages=400, budget=256)
+    oracle = engine.runner.guesser
+    assert isinstance(oracle, Oracle)
+    likeliest = [*prompt, *max(expected, key=lambda path: expected[path])]
+    num_draws = 300
+    for index in range(num_draws):
+        oracle.sequences[f"request-{index}", 0] = likeliest
+    samplings = [replace(sampling, seed=seed) for seed in range(num_draws)]
+    found = Counter(o.tokens for o in engine.generate([prompt] * num_draws, samplings))
+    assert found.keys() <= expected.keys()
+    assert engine.stats.accepted_tokens > 50
+    chi_square = sum(
+        (found[path] - num_draws * p) ** 2 / (num_draws * p) for path, p in expected.items()
+    )
+    assert chi_square < 29.9  # 7 degrees of freedom
+
+
+def path_probabilities(
+    model: Any, prompt: list[int], sampling: Sampling
+) -> dict[tuple[int, ...], float]:
+    paths: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(sampling.max_tokens):
+        longer = {}
+        for path, probability in paths.items():
+            cache = OneSequence(model, 32)
+            with torch.inference_mode():
+                logits = forward(model, [*prompt, *path], cache, len(prompt))
+            about = {"top_k": sampling.top_k, "top_p": 1.0, "min_p": 0.0}
+            kept = filtered_logits(logits, temperature=sampling.temperature, **about)  # type: ignore[arg-type]
+            chances = torch.softmax(kept, -1)
+            for token in chances.nonzero().flatten().tolist():
+                longer[*path, token] = probability * float(chances[token])
+        paths = longer
+    return paths
+
+
+def test_stop_ids_and_lengths_end_inside_accepted_drafts() -> None:
+    model, (prompt,) = tiny("llama-mha"), prompts_of([14])
+    (tokens,) = naive_outputs(model, prompt, replace(GREEDY, max_tokens=30))
+    for sampling in (
+        replace(GREEDY, max_tokens=7),
+        replace(GREEDY, max_tokens=30, stop_ids=(tokens[6],)),
+        replace(GREEDY, max_tokens=30, stop_ids=(tokens[3], tokens[8])),
+    ):
+        engine = oracle_engine(model, wrong_share=0.0)
+        oracle = engine.runner.guesser
+        assert isinstance(oracle, Oracle)
+        oracle.sequences["request-0", 0] = [*prompt, *tokens]
+        (output,) = engine.generate([prompt], sampling)
+        expected = tuple(generate_tokens(model, prompt, sampling))
+        assert output.tokens == expected
+        assert output.finish_reason == ("stop" if sampling.stop_ids else "length")
+        assert_idle(engine)
+
+
+def test_logprobs_come_with_accepted_drafts() -> None:
+    model, prompts = tiny("llama-mha"), prompts_of([12, 30])
+    sampling = replace(DRAWN, logprobs=2, prompt_logprobs=1)
+    engine = oracle_engine(model, wrong_share=0.2)
+    oracle = engine.runner.guesser
+    assert isinstance(oracle, Oracle)
+    expected = [generate_samples(model, prompt, sampling)[0] for prompt in prompts]
+    for index, (prompt, chosen) in enumerate(zip(prompts, expected, strict=True)):
+        tokens = [entry.token for entry in chosen]
+        oracle.sequences[f"request-{index}", 0] = [*prompt, *tokens]
+    outputs = engine.generate(prompts, sampling)
+    assert engine.stats.accepted_tokens > 8
+    for output, chosen in zip(outputs, expected, strict=True):
+        found = output.completions[0].logprobs
+        assert found is not None
+        assert [entry.token for entry in found] == [entry.token for entry in chosen]
+        right = [entry.logprob.logprob for entry in chosen if entry.logprob is not None]
+        assert [entry.logprob for entry in found] == pytest.approx(right, abs=1e-4)
+        assert output.prompt_logprobs is not None
+
+
+def test_requests_with_tables_get_no_drafts() -> None:
+    """Penalties change with every token, so nothing is guessed for them; others are not kept."""
+    model, prompts = tiny("llama-mha"), prompts_of([9, 20])
+    engine = oracle_engine(model)
+    samplings = [replace(DRAWN, frequency_penalty=0.7), GREEDY]
+    drafted: set[Any] = set()
+    launch = engine.runner.launch
+
+    def watching(plan: Any, *rest: Any) -> Any:
+        pairs = zip(plan.sample_keys, plan.sample_drafts, strict=True)
+        drafted.update(key for key, drafts in pairs if drafts)
+        return launch(plan, *rest)
+
+    engine.runner.launch = watching  # type: ignore[method-assign]
+    assert_guessed_exact(engine, prompts, samplings)
+    assert drafted == {("request-1", 0)}
+
+
+def test_nan_of_a_wrong_guess_harms_nobody() -> None:
+    """A guessed token whose embedding is no number; and a prompt with it still fails alone."""
+    model = deepcopy(tiny("llama-mha"))
+    prompts = [[token for token in prompt if token != 77] for prompt in prompts_of([9, 30, 14])]
+    with torch.no_grad():
+        model.embed.weight[77] = float("nan")
+    engine = oracle_engine(model, wrong_share=0.0)
+    oracle = engine.runner.guesser
+    assert isinstance(oracle, Oracle)
+    right = [naive_outputs(tiny("llama-mha"), prompt, GREEDY)[0] for prompt in prompts]
+    for index, (prompt, tokens) in enumerate(zip(prompts, right, strict=True)):
+        poisoned = [77 if place % 4 == 3 else token for place, token in enumerate(tokens)]
+        oracle.sequences[f"request-{index}", 0] = [*prompt, *poisoned]
+    assert not any(77 in tokens for tokens in right)
+    prompts[1][3] = 77
+    outputs = engine.generate(prompts, GREEDY)
+    assert [output.status for output in outputs] == ["finished", "failed", "finished"]
+    assert "NaN" in outputs[1].reason
+    assert [outputs[0].tokens, outputs[2].tokens] == [right[0], right[2]]
+    assert engine.stats.accepted_tokens > 5
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("poison"), torch.OutOfMemoryError("none left")])
+def test_a_step_that_fails_with_drafts_runs_without(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = oracle_engine(tiny("llama-mha"))
+    forward_pass, raised = engine.runner.forward, [0]
+
+    def raising(inputs: Any, shape: Any, *rest: Any) -> torch.Tensor:
+        if shape.num_samples > 3:  # which only drafts bring about
+            raised[0] += 1
+            if raised[0] % 2:
+                raise error
+        return forward_pass(inputs, shape, *rest)
+
+    monkeypatch.setattr(engine.runner, "forward", raising)
+    assert_guessed_exact(engine, prompts_of([9, 30, 14]), [GREEDY] * 3)
+    assert raised[0] > 1
+
+
+def test_the_table_of_tokens_is_planned_for() -> None:
+    engine = engine_for(tiny("llama-mha"), speculation=LOOKUP)
+    guesser = engine.runner.guesser
+    assert isinstance(guesser, PromptLookup)
+    assert engine.memory_plan.bytes_of("token table") == guesser.history_SL.nbytes
+
+
+def test_text_ends_at_a_stop_string_inside_accepted_drafts() -> None:
+    tokenizer = Tokenizer.from_gguf(byte_level_metadata("smollm"))
+    config = replace(tiny("llama-mha").config, vocab_size=tokenizer.vocab_size)
+    model = fill_random(build_model(config, torch.float32, "cpu"), seed=4)
+    prompt = tokenizer.encode("The sky")
+    sampling = Sampling(max_tokens=30, ignore_eos=True)
+    free = generate(model, tokenizer, prompt, sampling)
+    stop = free.text[20:23]
+    engine = oracle_engine(model, wrong_share=0.0)
+    engine.tokenizer = tokenizer
+    oracle = engine.runner.guesser
+    assert isinstance(oracle, Oracle)
+    oracle.sequences["request-0", 0] = [*prompt, *free.tokens]
+    (output,) = engine.generate([prompt], replace(sampling, stop=(stop,)))
+    expected = generate(model, tokenizer, prompt, replace(sampling, stop=(stop,)))
+    assert output.finish_reason == "stop"
+    assert (output.text, output.tokens) == (expected.text, expected.tokens)
+    assert engine.stats.accepted_tokens > 0
+    assert_idle(engine)

@@ -1,0 +1,95 @@
+"""Engines that guess ahead as a test wants it, and guesses that are right as often as it wants."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from engines import engine_for, naive_outputs
+from torch import Tensor
+
+from ridgeline.engine import Engine, Sampling
+from ridgeline.engine.guessing import Guesser, KnownTokens, judged
+from ridgeline.engine.state import Key
+from ridgeline.engine.step_plan import StepPlan
+from ridgeline.models import Transformer
+from ridgeline.recipe import Speculation
+
+LOOKUP = Speculation("prompt-lookup", max_draft_tokens=4, min_ngram=1)
+
+
+def force_drafts(engine: Engine, count: Callable[[Key], int] = lambda key: 4) -> None:
+    """Drafts for every stream in every step, whatever they cost."""
+    drafting = engine._loop.drafting
+    assert drafting is not None
+    streams = drafting.policy.streams
+
+    def wanted(num_rows: int) -> dict[Key, int]:
+        return {key: count(key) for key, record in streams.items() if not record.num_drafting}
+
+    drafting.policy.wanted = wanted  # type: ignore[method-assign]
+
+
+class Oracle(Guesser):
+    """Knows what comes, and is wrong about a share of it."""
+
+    def __init__(self, guesses_SK: Tensor, wrong_share: float, seed: int = 0) -> None:
+        self.guesses_SK, self.wrong_share = guesses_SK, wrong_share
+        self.sequences: dict[Key, list[int]] = {}
+        self.draw = random.Random(seed)
+
+    def sit(self, seat: int, prompt_length: int, *rest: Any) -> None: ...
+
+    def follow(self, plan: StepPlan) -> None: ...
+
+    def guess(self, plan: StepPlan, known_tokens: KnownTokens) -> None:
+        for row in range(plan.num_decode_rows, plan.num_decode_rows + plan.num_draft_rows):
+            key, position = plan.keys[row], plan.first_positions[row]
+            for number in range(plan.num_tokens[row] - 1):
+                token = self.sequences[key][position + 1 + number]
+                wrong = self.draw.random() < self.wrong_share
+                self.guesses_SK[plan.seats[row], number] = token ^ 1 if wrong else token
+
+    def judge(self, plan: StepPlan, tokens_R: Tensor) -> Tensor:
+        return judged(plan, tokens_R, self.guesses_SK)
+
+
+def oracle_engine(
+    model: Transformer, wrong_share: float = 0.3, seed: int = 0, **changes: Any
+) -> Engine:
+    engine = engine_for(model, speculation=LOOKUP, **changes)
+    engine.runner.guesser = Oracle(engine.runner.guesses_SK, wrong_share, seed)
+    force_drafts(engine)
+    return engine
+
+
+def assert_guessed_exact(
+    engine: Engine, prompts: list[list[int]], samplings: Sequence[Sampling]
+) -> None:
+    """All requests at once give the plain loop's tokens, some of which were guessed."""
+    oracle, before = engine.runner.guesser, engine.stats
+    outputs = [naive_outputs(engine.model, *pair) for pair in zip(prompts, samplings, strict=True)]
+    jobs = [engine.job(*pair) for pair in zip(prompts, samplings, strict=True)]
+    if isinstance(oracle, Oracle):
+        number = engine._numbers.__reduce__()[1][0]  # the next request's
+        for index, (prompt, own) in enumerate(zip(prompts, outputs, strict=True)):
+            for sample, tokens in enumerate(own):
+                oracle.sequences[f"request-{number + index}", sample] = [*prompt, *tokens]
+    found = engine._run_all(jobs)
+    for expected, output in zip(outputs, found, strict=True):
+        assert output.status == "finished", output.reason
+        assert [completion.tokens for completion in output.completions] == expected
+    assert engine.stats.num_pages_used == 0
+    assert engine.stats.accepted_tokens > before.accepted_tokens
+
+
+def markov(model: Transformer) -> Transformer:
+    """The same model with attention switched off: each token follows from the one before it, so
+    that a greedy output goes round in circles.
+    """
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.attn.out.weight.zero_()
+    return model

@@ -86,10 +86,16 @@ def _check_supported(recipe: Recipe) -> None:
     on_gpu_by_reference = recipe.kernels == "reference" and recipe.graphs
     for asked, what in (
         (recipe.scheme is not None, f"scheme {recipe.scheme}"),
-        (recipe.deterministic, "deterministic"),
+        (recipe.deterministic and recipe.parallel.tensor > 1, "deterministic and tensor_parallel"),
+        (recipe.deterministic and _codes_in_fp16(recipe), "deterministic, fp16 and an 8-bit KV"),
         (recipe.speculation.method != "none", f"speculation {recipe.speculation.method}"),
         (recipe.parallel.tensor > 1, f"tensor_parallel {recipe.parallel.tensor}"),
         (on_gpu_by_reference, "kernels reference on a GPU"),
     ):
         if asked:
             raise UnsupportedError(f"the recipe has {what}, which the engine does not do yet")
+
+
+def _codes_in_fp16(recipe: Recipe) -> bool:
+    """fp16 takes the scales of 8-bit keys and values tile by tile, which rounds by tile."""
+    return recipe.dtype == "fp16" and recipe.kv.dtype in ("int8", "fp8")

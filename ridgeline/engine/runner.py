@@ -29,8 +29,10 @@ from ridgeline.engine.batch import (
     views,
     write,
 )
+from ridgeline.engine.deterministic import deterministic
 from ridgeline.engine.extras import Extras, Jobs, Pending
 from ridgeline.engine.faults import reason_of, run_in_parts
+from ridgeline.engine.fixed_attention import FixedCpuSequences, FixedSequences
 from ridgeline.engine.graphs import Graphs
 from ridgeline.engine.kv_cache import KVCache
 from ridgeline.engine.notes import Note
@@ -103,6 +105,10 @@ class Runner:
         wants_graphs = bool(recipe.graphs) and self.device.type == "cuda"
         self.graphs = Graphs(self, limits.max_graph_batch, graph_bytes) if wants_graphs else None
         self.sequences = CpuSequences if self.device.type == "cpu" else PagedSequences
+        self.deterministic = recipe.deterministic
+        if recipe.deterministic:
+            self.model = deterministic(model)
+            self.sequences = FixedCpuSequences if self.device.type == "cpu" else FixedSequences
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, jobs: Jobs, known_tokens: KnownTokens) -> InFlight:
@@ -222,8 +228,12 @@ class Runner:
         return hidden_TD
 
     def is_filtered(self, plan: StepPlan) -> bool:
-        """Whether a sample asks for top-k, top-p or min-p."""
+        """Whether a sample asks for top-k, top-p or min-p. Deterministic: whether one is drawn at
+        all, so that a draw goes the same way whether or not others in its batch ask.
+        """
         seats, table = plan.sample_seats, self.seats
+        if self.deterministic:
+            return bool(table.temperature[seats].any())
         return bool(
             table.top_k[seats].any() or table.min_p[seats].any() or (table.top_p[seats] < 1).any()
         )

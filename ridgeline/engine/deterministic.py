@@ -101,9 +101,10 @@ class FixedExperts(ExpertMLP):
     def _on_gpu(self, x_TD: Tensor, logits_TE: Tensor) -> Tensor:
         from ridgeline.kernels.moe import triton
 
-        routed = triton.route(logits_TE, self.experts_per_token, self.renormalize)
-        about = (self.gate_up, self.down, self.activation)
-        return triton.mixture_of_experts(x_TD, *routed, *about, fixed=True)
+        weights, experts = triton.route(logits_TE, self.experts_per_token, self.renormalize)
+        return triton.mixture_of_experts(
+            x_TD, weights, experts, self.gate_up, self.down, self.activation, fixed=True
+        )
 
     def _on_cpu(self, x_TD: Tensor, logits_TE: Tensor) -> Tensor:
         """The definition's loop over experts, each with its rows in blocks."""

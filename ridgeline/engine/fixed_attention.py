@@ -68,14 +68,15 @@ class FixedCpuSequences(CpuSequences):
         pages: Pages,
     ) -> Tensor:
         """The reference in blocks of tokens; those that fill one up are written nowhere."""
-        norms: tuple[Tensor, Tensor, float, float] | tuple[()] = ()
+        norms: dict[str, Any] = {}
         if layer.q_norm is not None and layer.k_norm is not None:
-            about = (layer.q_norm.eps, layer.q_norm.offset)
-            norms = (layer.q_norm.weight, layer.k_norm.weight, *about)
+            norms = {"q_norm_H": layer.q_norm.weight, "k_norm_H": layer.k_norm.weight}
+            norms |= {"eps": layer.q_norm.eps, "offset": layer.q_norm.offset}
 
         def store(qkv_BC: Tensor, after_B: Tensor, *turns: Tensor) -> Tensor:
             slots_B = (after_B - 1).to(self.inputs.slots.dtype)
-            return rotary_pages(qkv_BC, *(turns or (None, None)), slots_B, *pages, *norms)
+            cos_BA, sin_BA = turns or (None, None)
+            return rotary_pages(qkv_BC, cos_BA, sin_BA, slots_B, *pages, **norms)
 
         return in_blocks(store, BLOCK, qkv_TC, self.inputs.slots.long() + 1, *(angles or ()))
 

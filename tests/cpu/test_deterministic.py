@@ -19,6 +19,7 @@ from ridgeline.engine.cpu_fixed import BLOCK, activated, block_for, in_blocks
 from ridgeline.engine.deterministic import deterministic
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.gated_activation.reference import gated_activation
+from ridgeline.models import build_model
 from ridgeline.models.transformer import Linear
 
 NUM_REQUESTS = 40
@@ -80,7 +81,7 @@ def test_layers_it_does_not_know_are_refused() -> None:
     class Other(Linear):
         pass
 
-    model = deterministic(tiny("llama-mha"))
+    model = build_model(tiny("llama-mha").config, torch.float32, "cpu")
     model.head.__class__ = Other
     with pytest.raises(UnsupportedError, match="not known to hold for Other layers"):
         deterministic(model)

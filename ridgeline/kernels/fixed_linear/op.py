@@ -116,12 +116,13 @@ SMALL = [
     ),
     case((17, 100, 72), FP16, "residual", tile=WIDE),
 ]
+FOLDS: list[tuple[str, Activation | None]] = [("bias", "silu"), ("residual strided", None)]
 LARGE = [
     case((rows, outputs, depth), dtype, extras, activation)
     for rows in (1, 65, 300, 2048)
     for outputs, depth in [(1000, 5120), (4096, 4096), (512, 14336)]
     for dtype in (BF16, FP16)
-    for extras, activation in [("bias", "silu"), ("residual strided", None)]
+    for extras, activation in FOLDS
 ] + [
     case((16, 70_000, 32_768)),  # past 2^31 weights
     case((40_000, 70_000, 64), BF16, "residual"),  # and outputs

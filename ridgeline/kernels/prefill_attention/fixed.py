@@ -324,9 +324,10 @@ def fixed_tiles(
         return Tiles(16 if num_rows <= 16 else 32, 32, 4, 2)
     most = choose_tiles(1 << 20, head_dim, dtype, windowed, True, target)
     if head_dim > 128:  # two sums of a tile are held: more threads, or fewer rows, or it spills
-        return Tiles(32 if target.backend == "hip" else 64, 16 if windowed else most.block, 8, 2)
+        rows = 64 if target.name in ("sm_80", "sm_90") else 32
+        return Tiles(rows, 16 if windowed else most.block, 8 if rows == 64 else 4, 2)
     if target.name == "sm_100" and dtype != torch.float32:
-        return Tiles(64, most.block, 4, 2)
+        return Tiles(64, min(most.block, 32), 4, 2)
     if target.name == "sm_90" and dtype != torch.float32 and num_rows <= 64 and most.rows > 64:
         return Tiles(64, most.block, 4, 2 if dtype.itemsize == 2 else most.num_stages)
     return most

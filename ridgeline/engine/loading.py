@@ -100,6 +100,8 @@ def with_host_kernels(
     problem = "they could not be built (the log says why)"
     if any(layer.experts for layer in config.layers):
         problem = "those of experts are not written"
+    elif given.deterministic:
+        problem = "their sums depend on the number of rows, and deterministic is on"
     elif prepare(progress):
         return replace(filled, kernels="fused")
     if given.kernels == "fused":
@@ -139,8 +141,13 @@ def _check_supported(recipe: Recipe) -> None:
     on_gpu_by_reference = recipe.kernels == "reference" and recipe.graphs
     for asked, what in (
         (recipe.scheme is not None, f"scheme {recipe.scheme}"),
-        (recipe.deterministic, "deterministic"),
+        (recipe.deterministic and _codes_in_fp16(recipe), "deterministic, fp16 and an 8-bit KV"),
         (on_gpu_by_reference, "kernels reference on a GPU"),
     ):
         if asked:
             raise UnsupportedError(f"the recipe has {what}, which the engine does not do yet")
+
+
+def _codes_in_fp16(recipe: Recipe) -> bool:
+    """fp16 takes the scales of 8-bit keys and values tile by tile, which rounds by tile."""
+    return recipe.dtype == "fp16" and recipe.kv.dtype in ("int8", "fp8")

@@ -31,8 +31,10 @@ from ridgeline.engine.batch import (
     views,
     write,
 )
+from ridgeline.engine.deterministic import deterministic
 from ridgeline.engine.extras import Extras, Jobs, Pending
 from ridgeline.engine.faults import Run, is_out_of_memory, raise_if_lost, reason_of, run_in_parts
+from ridgeline.engine.fixed_attention import FixedCpuSequences, FixedSequences
 from ridgeline.engine.flat_plan import Guesses, first_rows, flattened, without_drafts
 from ridgeline.engine.graphs import Graphs
 from ridgeline.engine.guessing import Guesser, KnownTokens
@@ -132,8 +134,12 @@ class Runner:
         self.graphs: Graphs | None = None
         if wants_graphs:
             self.graphs = self.graphs_type(self, limits.max_graph_batch, graph_bytes)
+        self.deterministic = recipe.deterministic
         self.sequences: type[PagedSequences] = PagedSequences
-        if self.device.type == "cpu":
+        if recipe.deterministic:
+            self.model = deterministic(model)
+            self.sequences = FixedCpuSequences if self.device.type == "cpu" else FixedSequences
+        elif self.device.type == "cpu":
             self._use_host(fused=recipe.kernels == "fused")
 
     def _use_host(self, fused: bool) -> None:
@@ -332,8 +338,12 @@ class Runner:
         return hidden_TD
 
     def is_filtered(self, plan: StepPlan) -> bool:
-        """Whether a sample asks for top-k, top-p or min-p."""
+        """Whether a sample asks for top-k, top-p or min-p. Deterministic: whether one is drawn at
+        all, so that a draw goes the same way whether or not others in its batch ask.
+        """
         seats, table = plan.sample_seats, self.seats
+        if self.deterministic:
+            return bool(table.temperature[seats].any())
         return bool(
             table.top_k[seats].any() or table.min_p[seats].any() or (table.top_p[seats] < 1).any()
         )

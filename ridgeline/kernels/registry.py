@@ -15,6 +15,7 @@ NAMES = (
     "decode_attention",
     "prefill_attention",
     "skinny_linear",
+    "fixed_linear",
     "quantized_linear",
     "dequantize",
     "sampling",

@@ -175,7 +175,6 @@ def test_what_does_not_fit_is_refused_before_it_is_loaded(
     "recipe",
     [
         Recipe(scheme="int8"),
-        Recipe(deterministic=True),
     ],
 )
 def test_what_the_engine_cannot_do_yet_is_refused(recipe: Recipe) -> None:

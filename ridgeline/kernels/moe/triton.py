@@ -386,6 +386,15 @@ def choose(rows_per_expert: float, paired: bool, dtype: torch.dtype, target: Tar
     return Tiles(128, 64 if paired else 128, 64, 8, 2 if amd else 3)
 
 
+def choose_fixed(rows_per_expert: float, paired: bool, dtype: torch.dtype, target: Target) -> Tiles:
+    """Tiles between which an output's sum stays the same (see kernels/fixed_linear/tiles.py): on
+    sm_90 those of 64 rows or more, which are one kind of instruction; elsewhere always the same.
+    """
+    if target.name == "sm_90" and dtype != torch.float32 and rows_per_expert <= 64:
+        return choose(64, paired, dtype, target)
+    return choose(float("inf"), paired, dtype, target)
+
+
 def mixture_of_experts(
     x_TD: Tensor,
     weights_TA: Tensor,
@@ -393,9 +402,10 @@ def mixture_of_experts(
     gate_up_E2FD: Tensor,
     down_EDF: Tensor,
     activation: Activation,
+    fixed: bool = False,
 ) -> Tensor:
     """The launcher; arguments and result are reference.py's. Weights are contiguous, rows of x are
-    contiguous in their last dim.
+    contiguous in their last dim. With `fixed` a token's bits do not depend on the others'.
     """
     num_tokens, hidden_size = x_TD.shape
     num_experts, _, mlp_size = down_EDF.shape
@@ -413,7 +423,8 @@ def mixture_of_experts(
     padded = max(16, triton.next_power_of_2(num_experts))
     target, rows = target_of(x), num_slots / num_experts
 
-    tiles = choose(rows, True, x.dtype, target)
+    select = choose_fixed if fixed else choose
+    tiles = select(rows, True, x.dtype, target)
     num_blocks = num_slots // tiles.BM + min(num_experts, num_slots)  # the most there can be
     num_tiles = triton.cdiv(mlp_size, tiles.BN)
     sizes = (num_experts, num_blocks, num_tiles, hidden_size, mlp_size)
@@ -424,9 +435,10 @@ def mixture_of_experts(
         ACTIVATION=activation,
         EXPERTS=padded,
         EVEN_K=hidden_size % tiles.BK == 0,
+        options={"enable_fp_fusion": not fixed},
         **_constants(tiles),
     )
-    tiles = choose(rows, False, x.dtype, target)
+    tiles = select(rows, False, x.dtype, target)
     num_blocks = num_slots // tiles.BM + min(num_experts, num_slots)
     num_tiles = triton.cdiv(hidden_size, tiles.BN)
     sizes = (num_experts, num_blocks, num_tiles, hidden_size, mlp_size)
@@ -436,6 +448,7 @@ def mixture_of_experts(
         (hidden_NF, down_EDF, slots_ND, order_N, start_E1, *sizes),
         EXPERTS=padded,
         EVEN_K=mlp_size % tiles.BK == 0,
+        options={"enable_fp_fusion": not fixed},
         **_constants(tiles),
     )
     block = min(1024, triton.next_power_of_2(hidden_size))

@@ -28,8 +28,13 @@ def prefill_attention(
     k_scale_PKS: Tensor | None = None,
     v_scale_PKS: Tensor | None = None,
     max_new: int | None = None,
+    split_tokens: int | None = None,
+    max_length: int | None = None,
 ) -> Tensor:
-    """See reference.py."""
+    """See reference.py. With `split_tokens` given, a token's result is the same bits whatever else
+    is in the batch and however many of its sequence's tokens come with it (fixed.py); `max_length`,
+    which no sequence passes, then lets few sequences fill the chip.
+    """
     pages = (starts, k_pages_PKSH, v_pages_PKSH, page_table_BM, lengths_B)
     scales = (k_scale_PKS, v_scale_PKS)
     if torch.compiler.is_compiling():
@@ -37,8 +42,12 @@ def prefill_attention(
         return traced_prefill(q_TNH, *pages, *numbers, *scales, max_new)
     if q_TNH.device.type == "cpu":
         return reference.prefill_attention(q_TNH, *pages, spec, *scales)
-    from ridgeline.kernels.prefill_attention import triton
+    from ridgeline.kernels.prefill_attention import fixed, triton
 
+    if split_tokens is not None:
+        return fixed.prefill_attention(
+            q_TNH, *pages, spec, *scales, max_new, split_tokens=split_tokens, max_length=max_length
+        )
     return triton.prefill_attention(q_TNH, *pages, spec, *scales, max_new)
 
 

@@ -26,19 +26,23 @@ from ridgeline.kernels.prefill_attention import sdpa
 from ridgeline.kernels.targets import Target
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+FIXED = ("split_tokens", "max_length", "apart")  # what only fixed.py takes
 INT8, FP8, FP8_AMD = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
 
 
 def launch(**inputs: Any) -> Tensor:
     """Our own kernel, also where the public function would hand the work to cuDNN."""
-    from ridgeline.kernels.prefill_attention import triton
+    from ridgeline.kernels.prefill_attention import fixed, triton
 
+    if "split_tokens" in inputs:
+        return fixed.prefill_attention(**inputs)
     if "k_TKH" in inputs:
         return triton.prompt_attention(**inputs)
     return triton.prefill_attention(**inputs)
 
 
 def reference(**inputs: Any) -> Tensor:
+    inputs = {name: value for name, value in inputs.items() if name not in FIXED}
     if "k_TKH" in inputs:
         return definition.prompt_attention(**inputs)
     return definition.prefill_attention(**inputs)
@@ -59,6 +63,8 @@ class Setting:
     softcap: float | None = None
     strided: bool = False
     spare_pages: int = 3
+    split: int | None = None  # fixed.py's, with this many keys a split
+    apart: bool | None = None
 
     @property
     def label(self) -> str:
@@ -73,6 +79,8 @@ class Setting:
             self.softcap and f"cap {self.softcap:g}",
             self.strided and "strided",
             self.spare_pages > 3 and "far pages",
+            self.split and f"split {self.split}",
+            self.apart is not None and ("apart" if self.apart else "together"),
         )
 
 
@@ -98,6 +106,10 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
         "spec": AttentionSpec(setting.head_dim**-0.5, setting.window, setting.softcap),
         "max_new": max(setting.new),
     }
+    if setting.split is not None:
+        inputs |= {"split_tokens": setting.split, "apart": setting.apart}
+        if setting.before is not None and max(setting.new) <= 8:
+            inputs["max_length"] = max(map(sum, zip(setting.new, setting.before, strict=True)))
     if setting.before is None:
         return inputs | {"k_TKH": packed(num_kv_heads), "v_TKH": packed(num_kv_heads)}
     return inputs | random_cache(
@@ -220,6 +232,16 @@ SMALL = [
     replace(PAGED, dtype=FP16, head_dim=256, heads=(16, 1), page_size=256, cache=INT8),
     replace(PAGED, dtype=FP32, new=(65, 4), before=(200, 90), window=70, page_size=32),
     replace(PAGED, new=(65, 4), before=(200, 90), window=150, head_dim=80, cache=FP8),
+    *(
+        replace(PAGED, dtype=dtype, new=(40, 3), before=(100, 190), split=64, apart=apart, **more)
+        for apart in (False, True)
+        for dtype, more in (
+            (FP32, {"window": 70}),
+            (BF16, {"cache": INT8}),
+            (FP16, {"head_dim": 80, "softcap": 5.0}),
+        )
+    ),
+    replace(PAGED, dtype=BF16, new=(1, 1, 1), before=(300, 0, 63), split=64),
 ]
 LARGE = [
     replace(
@@ -243,6 +265,11 @@ LARGE = [
     for window, softcap in [(None, None), (500, 30.0)]
 ] + [
     Setting((1000, 500), before=(100, 500), spare_pages=40_000),  # past 2^31 elements
+    *(
+        Setting(new, before=before, window=window, cache=cache, split=512)
+        for new, before in (((1000, 1, 63), (0, 3000, 1500)), ((1,) * 5, (0, 511, 512, 3000, 7000)))
+        for window, cache in ((None, None), (500, None), (None, FP8), (None, INT8))
+    ),
     Setting((4096,), heads=(64, 1), head_dim=64, strided=True),
 ]
 BENCH = [
@@ -256,6 +283,10 @@ BENCH = [
     Setting((8,) * 32, before=(2048,) * 32),
     Setting((8192,), window=1024),
     Setting((4096,), heads=(16, 8), head_dim=256, softcap=50.0),
+    Setting((2048,) * 4, before=(0,) * 4, split=512),
+    Setting((2048,), before=(8192,), split=512),
+    *(Setting((1,) * batch, before=(1023,) * batch, split=512) for batch in (1, 64, 256)),
+    Setting((1,), before=(8191,), split=512),
 ]
 COMPILE = [
     replace(Setting((256, 2)), before=before, head_dim=head_dim, page_size=page_size, cache=cache)
@@ -275,6 +306,16 @@ COMPILE = [
     Setting((256,), window=32, softcap=30.0),
     Setting((256,), before=(64,), window=32, head_dim=256),
     Setting((4,), before=(64,)),
+    *(
+        Setting(new, before=(900,) * len(new), head_dim=head_dim, split=512, apart=apart, **more)
+        for new, apart in (((256,), False), ((1, 1), True))
+        for head_dim, more in (
+            (128, {}),
+            (64, {"cache": INT8}),
+            (256, {"window": 300}),
+            (128, {"window": 300, "cache": FP8}),
+        )
+    ),
 ]
 
 OP = Op(

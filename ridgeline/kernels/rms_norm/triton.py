@@ -144,8 +144,11 @@ def rms_norm(
     residual_TD: Tensor | None = None,
     quantized: torch.dtype | None = None,
     config: Config | None = None,
+    fixed: bool = False,
 ) -> Tensor | tuple[Tensor, ...]:
-    """The launcher; arguments and results are reference.py's."""
+    """The launcher; arguments and results are reference.py's. With `fixed`, one way for any number
+    of rows: a row's bits then do not depend on how many come with it.
+    """
     rows_TD, shape = as_rows(x_TD), x_TD.shape
     num_rows, num_columns = rows_TD.shape
     _check(num_columns)
@@ -159,9 +162,11 @@ def rms_norm(
     target = target_of(x_TD)
     if config is None:
         key = tune_key(num_rows, num_columns, x_TD.dtype, residual_TD is not None, quantized)
-        config = choose(key, num_columns, x_TD.device, target)
+        config = choose(None if fixed else key, num_columns, x_TD.device, target)
     num_tiles = triton.cdiv(num_rows, config.rows)
     waits = can_wait(target)
+    options = {"launch_pdl": True} if waits else {}
+    even_rows = config.rows == 1 if fixed else num_rows % config.rows == 0
     if num_rows:
         launch(
             rms_norm_kernel,
@@ -184,14 +189,14 @@ def rms_norm(
             QUANTIZED=quantized is not None,
             LARGEST=LARGEST[quantized] if quantized is not None else 1.0,
             SMALLEST_AMAX=SMALLEST_AMAX,
-            EVEN=num_columns == block_of(num_columns) and num_rows % config.rows == 0,
+            EVEN=num_columns == block_of(num_columns) and even_rows,
             HINT=config.hint,
             ROWS=config.rows,
             BLOCK=block_of(num_columns),
             STAGES=config.num_stages,
             PDL=waits,
             num_warps=config.num_warps,
-            options={"launch_pdl": True} if waits else None,
+            options={**options, **({"enable_fp_fusion": False} if fixed else {})},
         )
     results = [out] if scale_T is None else [out, scale_T]
     if hidden is not None:

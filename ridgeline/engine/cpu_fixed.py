@@ -1,0 +1,98 @@
+"""Row-wise work on a CPU whose results do not depend on the rows around: every product has the same
+shape, whatever the batch.
+
+Libraries choose how to sum by the shape of a call, so a call here always has a fixed number of rows
+(`BLOCK`), the last block filled up with zeros. That a row's place in its block does not matter is
+not promised by anyone: `block_for` tries it for each weight, and one row at a time, which needs no
+such promise, is the way out. Functions whose vectors and remainders round differently (torch's own
+SiLU) are put together from those that do not. The thread count must stay what it was.
+
+    block = block_for(weight_OD)
+    y_MO = in_blocks(lambda rows_BD: functional.linear(rows_BD, weight_OD), block, x_MD)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.gated_activation import Activation
+
+BLOCK = 16  # rows a product has: one row alone costs a CPU about as much in reading the weights
+NUM_TRIED = 4096  # elements on which a function of single elements is tried
+
+
+def in_blocks(function: Callable[..., Tensor], block: int, *rows: Tensor) -> Tensor:
+    """`function` on blocks of rows, filled up with zeros; results one behind the other. What it
+    makes of a row must depend on no other row.
+    """
+    count = rows[0].shape[0]
+    results = [
+        function(*(_filled(x[start : start + block], block) for x in rows))
+        for start in range(0, count, block)
+    ]
+    if not results:
+        return function(*(_filled(x, block) for x in rows))[:0]
+    return (results[0] if len(results) == 1 else torch.cat(results))[:count]
+
+
+def _filled(rows: Tensor, block: int) -> Tensor:
+    """A block in memory of its own: where a slice begins may choose how it is summed too."""
+    out = rows.new_zeros(block, *rows.shape[1:])
+    out[: len(rows)] = rows
+    return out
+
+
+def block_for(weight_OD: Tensor) -> int:
+    """How many rows a product with this weight may have: BLOCK where a row gives the same bits in
+    each place, beside any others; else one.
+    """
+    return _block_for(tuple(weight_OD.shape), weight_OD.dtype, torch.get_num_threads())
+
+
+@cache
+def _block_for(shape: tuple[int, int], dtype: torch.dtype, num_threads: int) -> int:
+    generator = torch.Generator().manual_seed(0)
+    weight_OD = torch.randn(shape, generator=generator).to(dtype)
+    row_D, *others = torch.randn(3, shape[1], generator=generator).to(dtype)
+    found = []
+    for other in (*others, torch.zeros_like(row_D)):
+        for place in range(BLOCK):
+            x_BD = other.repeat(BLOCK, 1)
+            x_BD[place] = row_D
+            found.append(functional.linear(x_BD, weight_OD)[place])
+    return BLOCK if all(torch.equal(y, found[0]) for y in found) else 1
+
+
+def activated(gate_up_T2F: Tensor, activation: Activation) -> Tensor:
+    """kernels/gated_activation's definition, from functions that round alike in every place."""
+    gate, up = gate_up_T2F.float().chunk(2, dim=-1)
+    if activation == "silu":
+        share = 1.0 / (1.0 + torch.exp(-gate))
+    elif activation == "gelu":
+        share = 0.5 * (1.0 + torch.erf(gate * math.sqrt(0.5)))
+    else:
+        inner = math.sqrt(2.0 / math.pi) * (gate + 0.044715 * (gate * gate * gate))
+        share = 0.5 * (1.0 + torch.tanh(inner))
+    return (gate * share * up).to(gate_up_T2F.dtype)
+
+
+@cache
+def check_functions(num_threads: int) -> None:
+    """An error where this machine's exponentials depend on the place in a tensor."""
+    x = torch.randn(NUM_TRIED, generator=torch.Generator().manual_seed(0)) * 4
+    for function in (torch.exp, torch.erf, torch.tanh):
+        whole = function(x)
+        for start, count in ((0, 1), (1, 17), (3, 100), (7, NUM_TRIED // 2)):
+            part = function(x[start : start + count].clone())
+            if not torch.equal(part, whole[start : start + count]):
+                raise UnsupportedError(
+                    f"torch.{function.__name__} rounds differently from place to place on this "
+                    "CPU; deterministic needs a GPU here, or a torch that was built with MKL"
+                )

@@ -1,0 +1,138 @@
+"""`Recipe(deterministic=True)`: a model whose rows do not know of each other, bit for bit.
+
+`deterministic(model)` is the same model, on the same weights, with every part whose sums could
+depend on the number of rows replaced by one whose sums do not: projections, norms, experts. The
+given model stays as it is. Attention is the sequences' (fixed_attention.py). What stays is per
+element or per row already: embeddings, residuals, rotary angles, sampling.
+
+    runner.model = deterministic(model)         # applied from outside, as quantization is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ridgeline.engine.cpu_fixed import BLOCK, activated, block_for, check_functions, in_blocks
+from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.fixed_linear import fixed_linear
+from ridgeline.kernels.gated_activation import Activation
+from ridgeline.kernels.moe import route
+from ridgeline.kernels.rms_norm import reference as norm_reference
+from ridgeline.models import Transformer
+from ridgeline.models.transformer import Attention, Block, DenseMLP, ExpertMLP, Linear, RMSNorm
+
+
+def deterministic(model: Transformer, one_tile: bool = False) -> Transformer:
+    """A copy that shares the model's weights. `one_tile`: see kernels/fixed_linear."""
+    if model.embed.weight.device.type == "cpu":
+        check_functions(torch.get_num_threads())
+    copy = _copied(model)
+    for module in copy.modules():
+        if isinstance(module, FixedLinear):
+            module.one_tile = one_tile
+    assert isinstance(copy, Transformer), "a copy is of the same kind"
+    return copy
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    kind = REPLACED.get(type(module))
+    if kind is None:
+        raise UnsupportedError(
+            f"deterministic is not known to hold for {type(module).__name__} layers; leave "
+            "--deterministic out, or use a model that is not quantized"
+        )
+    copy = kind.__new__(kind)
+    copy.__dict__.update(module.__dict__)  # parameters are shared, not copied
+    copy.__dict__["_modules"] = {
+        name: None if child is None else _copied(child) for name, child in module._modules.items()
+    }
+    return copy
+
+
+class FixedNorm(RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "cpu":
+            return in_blocks(self._defined, BLOCK, x)
+        from ridgeline.kernels.rms_norm import triton
+
+        out = triton.rms_norm(x, self.weight, self.eps, self.offset, fixed=True)
+        assert isinstance(out, Tensor), "no codes were asked for"
+        return out
+
+    def _defined(self, x: Tensor) -> Tensor:
+        out = norm_reference.rms_norm(x, self.weight, self.eps, self.offset)
+        assert isinstance(out, Tensor), "no codes were asked for"
+        return out
+
+
+class FixedLinear(Linear):
+    one_tile = False
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        norm: RMSNorm | None = None,
+        activation: Activation | None = None,
+        residual_TO: Tensor | None = None,
+    ) -> Tensor:
+        """`activation(norm(x) @ weightᵀ + bias) + residual`, in this order on every device."""
+        if norm is not None:
+            x_TD = norm(x_TD)
+        if x_TD.device.type != "cpu":
+            about = (self.bias, residual_TO, activation, self.one_tile)
+            return fixed_linear(x_TD, self.weight, *about)
+        y_TO = in_blocks(_product(self.weight, self.bias), block_for(self.weight), x_TD)
+        if activation is not None:
+            y_TO = activated(y_TO, activation)
+        return y_TO if residual_TO is None else residual_TO + y_TO
+
+
+class FixedExperts(ExpertMLP):
+    def forward(self, x_TD: Tensor, norm: RMSNorm, residual_TD: Tensor | None = None) -> Tensor:
+        x_TD = norm(x_TD)
+        logits_TE = self.router(x_TD)
+        out_TD = (self._on_cpu if x_TD.device.type == "cpu" else self._on_gpu)(x_TD, logits_TE)
+        return out_TD if residual_TD is None else residual_TD + out_TD
+
+    def _on_gpu(self, x_TD: Tensor, logits_TE: Tensor) -> Tensor:
+        from ridgeline.kernels.moe import triton
+
+        weights, experts = triton.route(logits_TE, self.experts_per_token, self.renormalize)
+        return triton.mixture_of_experts(
+            x_TD, weights, experts, self.gate_up, self.down, self.activation, fixed=True
+        )
+
+    def _on_cpu(self, x_TD: Tensor, logits_TE: Tensor) -> Tensor:
+        """The definition's loop over experts, each with its rows in blocks."""
+        about = (self.experts_per_token, self.renormalize)
+        weights_TA, experts_TA = (
+            in_blocks(lambda rows, which=which: route(rows, *about)[which], BLOCK, logits_TE)
+            for which in (0, 1)
+        )
+        out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
+        for expert in experts_TA.unique().tolist():
+            tokens, slots = torch.where(experts_TA == expert)
+            gate_up, down = self.gate_up[expert], self.down[expert]
+            inner = in_blocks(_product(gate_up), block_for(gate_up), x_TD[tokens])
+            inner = activated(inner, self.activation)
+            made = in_blocks(_product(down), block_for(down), inner).float()
+            out_TD = out_TD.index_add(0, tokens, made * weights_TA[tokens, slots].unsqueeze(1))
+        return out_TD.to(x_TD.dtype)
+
+
+def _product(weight_OD: Tensor, bias_O: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    return lambda x_BD: functional.linear(x_BD, weight_OD, bias_O)
+
+
+# Exactly these: a subclass (a quantized or a split projection) may sum in another way.
+REPLACED: dict[type[nn.Module], type[nn.Module]] = {
+    RMSNorm: FixedNorm,
+    Linear: FixedLinear,
+    ExpertMLP: FixedExperts,
+    **{kind: kind for kind in (Transformer, Block, Attention, DenseMLP)},
+    **{kind: kind for kind in (nn.Embedding, nn.ModuleList)},
+}

@@ -1,0 +1,100 @@
+"""The sequences of a step for `deterministic`: attention whose bits do not depend on the batch, on
+how a prompt was cut, or on whether a token came with others or alone.
+
+On a GPU one kernel serves prompts and decode rows, with keys in tiles and splits at fixed
+positions; on a CPU see cpu_fixed_attention.py. Letters as in paged.py.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.cpu_fixed import BLOCK, in_blocks
+from ridgeline.engine.cpu_fixed_attention import Items, find_items, fixed_attention
+from ridgeline.engine.paged import CpuSequences, PagedSequences
+from ridgeline.kernels.attention import AttentionSpec
+from ridgeline.kernels.pages import Pages
+from ridgeline.kernels.prefill_attention import prefill_attention
+from ridgeline.kernels.rotary_pages import rotary_pages
+from ridgeline.models.transformer import Attention
+
+SPLIT = 512  # keys of a split, at multiples of this position; not measured yet
+
+
+class FixedSequences(PagedSequences):
+    """Decode rows are prompts of one token: the same kernel, cut along the keys."""
+
+    def _decode(self, q_DNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
+        D = self.num_decode
+        starts = torch.arange(D + 1, dtype=torch.int32, device=q_DNH.device)
+        about = (self.tables_BP[:D], self.inputs.totals[:D])
+        return _fixed(q_DNH, starts, pages, *about, spec, max_new=1, max_length=self.max_length)
+
+    def _prompts(self, q_TNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
+        D = self.num_decode
+        about = (self.tables_BP[D:], self.inputs.totals[D:])
+        return _fixed(q_TNH, self.inputs.starts, pages, *about, spec)
+
+
+def _fixed(
+    q_TNH: Tensor,
+    starts: Tensor,
+    pages: Pages,
+    tables: Tensor,
+    totals: Tensor,
+    spec: AttentionSpec,
+    max_new: int | None = None,
+    max_length: int | None = None,
+) -> Tensor:
+    k, v, k_scale, v_scale = pages
+    about = (tables, totals, spec, k_scale, v_scale, max_new)
+    return prefill_attention(q_TNH, starts, k, v, *about, split_tokens=SPLIT, max_length=max_length)
+
+
+class FixedCpuSequences(CpuSequences):
+    def __init__(self, *about: Any, **more: Any) -> None:
+        super().__init__(*about, **more)
+        self.fixed_items: dict[int | None, Items] = {}  # by window
+
+    def _store(
+        self,
+        layer: Attention,
+        qkv_TC: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        pages: Pages,
+    ) -> Tensor:
+        """The reference in blocks of tokens; those that fill one up are written nowhere."""
+        norms: dict[str, Any] = {}
+        if layer.q_norm is not None and layer.k_norm is not None:
+            norms = {"q_norm_H": layer.q_norm.weight, "k_norm_H": layer.k_norm.weight}
+            norms |= {"eps": layer.q_norm.eps, "offset": layer.q_norm.offset}
+
+        def store(qkv_BC: Tensor, after_B: Tensor, *turns: Tensor) -> Tensor:
+            slots_B = (after_B - 1).to(self.inputs.slots.dtype)
+            cos_BA, sin_BA = turns or (None, None)
+            return rotary_pages(qkv_BC, cos_BA, sin_BA, slots_B, *pages, **norms)
+
+        return in_blocks(store, BLOCK, qkv_TC, self.inputs.slots.long() + 1, *(angles or ()))
+
+    def attend_projected(
+        self, layer: Attention, qkv_TC: Tensor, angles: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        pages = self.kv.layers[layer.index]
+        q_TNH = self._store(layer, qkv_TC, angles, pages)
+        return fixed_attention(
+            q_TNH, pages, self._items(layer.spec.window), layer.spec, clean=not self.kv.holds_nan
+        )
+
+    def _items(self, window: int | None) -> Items:
+        if window not in self.fixed_items:
+            starts = self.starts
+            counts = [1] * self.num_decode
+            counts += [end - start for start, end in pairwise(starts)]
+            firsts = [total - count for total, count in zip(self.totals, counts, strict=True)]
+            about = (self.tables_BP.numpy(), firsts, counts, self.kv.page_size)
+            self.fixed_items[window] = find_items(*about, window)
+        return self.fixed_items[window]

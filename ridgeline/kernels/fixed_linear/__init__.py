@@ -1,0 +1,37 @@
+"""A product whose rows do not know of each other: for each output the same sum in the same order,
+whatever the number of rows.
+
+Two rules make it so. The depth is summed in pieces of 4096 at fixed places, each piece in the order
+of its columns, and the pieces in their order; whether one program sums all pieces or several share
+them changes nothing. And every tile, small or large, goes through the same kind of matrix
+instruction (tiles.py), without fused multiply-adds of the compiler's own choice around it.
+
+`fixed_linear` is for a GPU; what a CPU does for the same promise is the engine's (cpu_fixed.py).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ridgeline.kernels.fixed_linear import reference
+from ridgeline.kernels.gated_activation.reference import Activation
+
+__all__ = ["fixed_linear"]
+
+
+def fixed_linear(
+    x_MD: Tensor,
+    weight_OD: Tensor,
+    bias_O: Tensor | None = None,
+    residual_MO: Tensor | None = None,
+    activation: Activation | None = None,
+    one_tile: bool = False,
+) -> Tensor:
+    """See reference.py. No gradients. `one_tile` cuts every number of rows alike: slower, for chips
+    whose matrix instructions are not known to agree between tiles.
+    """
+    if x_MD.device.type == "cpu":
+        return reference.fixed_linear(x_MD, weight_OD, bias_O, residual_MO, activation)
+    from ridgeline.kernels.fixed_linear import triton
+
+    return triton.fixed_linear(x_MD, weight_OD, bias_O, residual_MO, activation, one_tile)

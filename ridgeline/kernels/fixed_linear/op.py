@@ -1,0 +1,169 @@
+"""What the registry knows of the fixed product: its work, its shapes, what it is timed against."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.cost import OpCost
+from ridgeline.kernels.fixed_linear import reference
+from ridgeline.kernels.fixed_linear.tiles import FEW, HOPPER, Tile
+from ridgeline.kernels.gated_activation.reference import Activation
+from ridgeline.kernels.inputs import label, normal, strided_rows
+from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.skinny_linear import unfused
+from ridgeline.kernels.skinny_linear.op import cost as product_cost
+
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+# Llama-3.1-8B's projections with what is folded into them: outputs and depth.
+PROJECTIONS: dict[str, tuple[int, int, str, Activation | None]] = {
+    "qkv": (6144, 4096, "", None),
+    "o": (4096, 4096, "residual", None),
+    "gate_up": (14336, 4096, "", "silu"),
+    "down": (4096, 14336, "residual", None),
+}
+
+WIDE = Tile(16, 32, 32, 4, 2, wide=True)
+
+
+def launch(**inputs: Any) -> Tensor:
+    from ridgeline.kernels.fixed_linear import triton
+
+    return triton.fixed_linear(**inputs)
+
+
+def define(tile: Tile | None = None, piece: int = 0, apart: bool = False, **inputs: Any) -> Tensor:
+    """The reference, which no way of cutting the work may change."""
+    return reference.fixed_linear(**inputs)
+
+
+def cublas(tile: Tile | None = None, piece: int = 0, apart: bool = False, **inputs: Any) -> Tensor:
+    return unfused(**inputs)
+
+
+def cost(tile: Tile | None = None, piece: int = 0, apart: bool = False, **inputs: Any) -> OpCost:
+    return product_cost(**inputs)
+
+
+def make(
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    extras: str,
+    activation: Activation | None,
+    way: tuple[tuple[str, Any], ...],
+    device: torch.device,
+    generator: torch.Generator,
+) -> Inputs:
+    num_rows, num_outputs, depth = shape
+    view = strided_rows if "strided" in extras else (lambda x: x)
+    weight_rows = num_outputs * (2 if activation else 1)
+    inputs: Inputs = {
+        "x_MD": view(normal((num_rows, depth), dtype, device, generator)),
+        "weight_OD": view(normal((weight_rows, depth), dtype, device, generator, depth**-0.5)),
+        **dict(way),
+    }
+    if "bias" in extras:
+        inputs["bias_O"] = normal((weight_rows,), dtype, device, generator)
+    if "residual" in extras:
+        inputs["residual_MO"] = view(normal((num_rows, num_outputs), dtype, device, generator))
+    if activation is not None:
+        inputs["activation"] = activation
+    return inputs
+
+
+def case(
+    shape: tuple[int, int, int],
+    dtype: torch.dtype = BF16,
+    extras: str = "",
+    activation: Activation | None = None,
+    name: str = "",
+    **way: Any,
+) -> Case:
+    """`shape` is rows, outputs, depth; `extras` any of bias, residual, strided; `way` what the
+    launcher may be told: tile, piece, apart.
+    """
+    told = label(*(f"{key} {_plain(value)}" for key, value in way.items()))
+    return Case(
+        label(name, shape, dtype, extras, activation, told),
+        partial(make, shape, dtype, extras, activation, tuple(way.items())),
+        dtype,
+        shape[2],
+    )
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Tile):
+        return f"{value.block_m}x{value.across}x{value.block_k}"
+    return str(value).lower()
+
+
+SMALL = [
+    case((1, 1, 1), BF16, "bias"),
+    case((3, 63, 200), FP16, "bias residual strided"),
+    case((17, 65, 96), BF16, "residual"),
+    case((5, 48, 320), BF16, "bias", "gelu_tanh", piece=64),
+    case((33, 40, 256), FP16, "residual", piece=64, apart=True),
+    case((33, 40, 230), FP16, "residual strided", piece=64, apart=False),
+    case((40, 33, 200), BF16, "bias strided", "silu", piece=96, apart=True),
+    case((40, 33, 200), FP32, "bias residual", "gelu", piece=96, apart=False),
+    case((20, 32, 128), FP32, "residual"),
+    *(
+        case((40, 70, 200), BF16, "bias residual", piece=64, apart=apart, tile=WIDE)
+        for apart in (True, False)
+    ),
+    case((17, 100, 72), FP16, "residual", tile=WIDE),
+]
+FOLDS: list[tuple[str, Activation | None]] = [("bias", "silu"), ("residual strided", None)]
+LARGE = [
+    case((rows, outputs, depth), dtype, extras, activation)
+    for rows in (1, 65, 300, 2048)
+    for outputs, depth in [(1000, 5120), (4096, 4096), (512, 14336)]
+    for dtype in (BF16, FP16)
+    for extras, activation in FOLDS
+] + [
+    case((16, 70_000, 32_768)),  # past 2^31 weights
+    case((40_000, 70_000, 64), BF16, "residual"),  # and outputs
+    case((300, 600, 5120), FP32, "bias residual"),
+]
+BENCH = [
+    case((rows, outputs, depth), BF16, extras, activation, name)
+    for name, (outputs, depth, extras, activation) in PROJECTIONS.items()
+    for rows in (1, 64, 256, 512, 2048, 8192)
+] + [case((rows, 128256, 4096), name="head") for rows in (1, 256)]
+# What is compiled depends on the constants, so the weights are few rows or shallow where they can.
+COMPILE = [
+    case((300, 4096, 8192), BF16, "residual"),
+    case((1, 4096, 256), BF16, "residual"),
+    case((1, 4096, 256), BF16, "bias", "silu"),
+    case((1, 300, 5008), BF16, "residual bias"),
+    case((1000, 4096, 256), BF16, "", "silu"),
+    case((300, 512, 8192), FP16, "", "gelu"),
+    case((300, 512, 256), FP32, "residual"),
+] + [
+    case((4096, 1024, 8192), BF16, extras, activation, tile=tile, apart=apart)
+    for tile in (FEW, *HOPPER)
+    for extras, activation, apart in [("residual", None, False), ("", None, True)]
+]
+
+
+def supports(target: Any, one: Case) -> bool:
+    """Tiles that are named are sm_90's."""
+    return "tile" not in one.label or target.name == "sm_90"
+
+
+OP = Op(
+    name="fixed_linear",
+    summary="a product whose rows do not depend on each other's number, bit for bit",
+    reference=define,
+    launch=launch,
+    cost=cost,
+    small_cases=SMALL,
+    cases=SMALL + LARGE,
+    bench_cases=BENCH,
+    compile_cases=COMPILE,
+    baselines={"cublas": cublas},
+    supports=supports,
+)

@@ -1,0 +1,24 @@
+"""The definition of the fixed product, in fp32 whatever the input's dtype. Letters: M rows, D
+depth, O outputs; with an activation the weight has 2O rows, the gates before the ups.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ridgeline.kernels.gated_activation.reference import Activation
+from ridgeline.kernels.skinny_linear import reference as skinny
+
+
+def fixed_linear(
+    x_MD: Tensor,
+    weight_OD: Tensor,
+    bias_O: Tensor | None = None,
+    residual_MO: Tensor | None = None,
+    activation: Activation | None = None,
+) -> Tensor:
+    """`act(x @ weightᵀ + bias) + residual`, each part only where it is given, rounded once to x's
+    dtype. What the definition does not say is what this op adds: a row's bits are the same whatever
+    rows come with it, and however many.
+    """
+    return skinny.skinny_linear(x_MD, weight_OD, bias_O, residual_MO, activation=activation)

@@ -1,0 +1,99 @@
+"""How the fixed product is cut into tiles. The rule: an output's sum must not depend on the choice.
+
+On sm_90 every tile of 64 rows or more is made of the same instruction, wgmma m64nNk16: an output is
+a chain of them over the depth, 16 columns at a time, whatever N and the tile. So tiles may follow
+the number of rows there. A tile of fewer rows would go to another instruction (mma.sync), which
+need not round alike: few rows take a tile of 64, mostly empty, which costs nothing while the
+weights' bytes are what is waited for. On sm_80 and its like there is one instruction for all sizes.
+Elsewhere one tile serves all.
+
+Not measured yet; tests/gpu/test_gpu_deterministic.py compares the bits of all choices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+import torch
+
+from ridgeline.kernels.targets import Target
+
+PIECE = 4096  # columns of the depth that are summed in one go
+FEW_ROWS = 64
+ENOUGH = 0.45  # programs for each SM below which smaller tiles are better
+
+
+@dataclass(frozen=True)
+class Tile:
+    block_m: int
+    block_o: int  # outputs; a gated tile has as many gates and as many ups
+    block_k: int
+    num_warps: int
+    num_stages: int
+    wide: bool = False  # two blocks of outputs side by side
+
+    @property
+    def across(self) -> int:
+        """Outputs of a tile."""
+        return self.block_o * (2 if self.wide else 1)
+
+    def num_sums(self, gated: bool) -> int:
+        return self.block_m * self.across * (2 if gated else 1)
+
+
+FEW = Tile(64, 32, 128, 4, 4)
+# The largest first: it reads least again, and is taken as soon as there are programs enough.
+HOPPER = (Tile(128, 128, 64, 8, 3, wide=True), Tile(128, 128, 64, 8, 4), Tile(128, 64, 64, 4, 4))
+AMPERE = (Tile(128, 128, 32, 8, 3), Tile(64, 64, 64, 4, 3))
+AMPERE_FEW = Tile(16, 64, 128, 4, 3)
+ONE = Tile(128, 128, 64, 8, 2)
+AMD = Tile(64, 128, 64, 4, 2)
+EXACT = Tile(32, 32, 32, 4, 2)  # fp32, which has no matrix unit that keeps its bits
+
+
+def choose(
+    num_rows: int,
+    num_outputs: int,
+    num_pieces: int,
+    gated: bool,
+    dtype: torch.dtype,
+    target: Target,
+    one_tile: bool = False,
+) -> Tile:
+    """The tile for this many rows; by `one_tile`, and on chips that are not known well enough, the
+    same one for any.
+    """
+    if target.backend == "interpreter":
+        return Tile(16, 16 if num_rows <= 16 else 32, 32, 4, 2)
+    if dtype == torch.float32:
+        return EXACT
+    few, many = _known(target)
+    if one_tile or not many:
+        return _paired(ONE if target.backend == "cuda" else AMD, gated)
+    if num_rows <= few.block_m:
+        return few
+    for tile in (_paired(tile, gated) for tile in many):
+        if num_programs(tile, num_rows, num_outputs) * num_pieces >= ENOUGH * target.num_units:
+            return tile
+    return _paired(many[-1], gated)
+
+
+def _known(target: Target) -> tuple[Tile, tuple[Tile, ...]]:
+    """Tiles that give the same bits: one for few rows, and those for more."""
+    if target.name == "sm_90":
+        return FEW, HOPPER
+    if target.name in ("sm_80", "sm_86", "sm_89"):
+        return AMPERE_FEW, AMPERE
+    return ONE, ()
+
+
+def _paired(tile: Tile, gated: bool) -> Tile:
+    """A gated product holds two sums: half as many outputs each."""
+    if not gated:
+        return tile
+    return replace(tile, wide=False) if tile.wide else replace(tile, block_o=tile.block_o // 2)
+
+
+def num_programs(tile: Tile, num_rows: int, num_outputs: int) -> int:
+    return ceil(num_rows / tile.block_m) * ceil(num_outputs / tile.across)

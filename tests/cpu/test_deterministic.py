@@ -1,0 +1,121 @@
+"""`deterministic`: the same request gives the same bits alone, in any batch, cut into any chunks,
+after prefix hits and after preemption.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from engines import assert_exact, assert_idle, engine_for, prompts_of, tiny
+from replays import Logits, assert_same, replay, requests_of
+from torch import Tensor
+from torch.nn import functional
+
+from ridgeline.engine import Sampling
+from ridgeline.engine.cpu_fixed import BLOCK, activated, block_for, in_blocks
+from ridgeline.engine.deterministic import deterministic
+from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.gated_activation.reference import gated_activation
+from ridgeline.models import build_model
+from ridgeline.models.transformer import Linear
+
+NUM_REQUESTS = 40
+RUNS: list[tuple[int, dict[str, Any]]] = [  # how many at once, and the engine's limits
+    (8, {"budget": 8}),
+    (8, {"budget": 17, "num_pages": 8, "overlap": False}),
+    (16, {"budget": 64, "max_batch": 16, "num_pages": 14, "prefix_cache": False}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("llama-mha", "fp32"),
+        ("llama-mha", "bf16"),
+        ("mistral-sliding", "fp32"),
+        ("qwen3-moe", "bf16"),
+    ],
+)
+def test_the_same_bits_in_any_company(name: str, dtype: str) -> None:
+    model, draw = tiny(name, dtype), random.Random(5)
+    requests = requests_of(NUM_REQUESTS, longest=60, max_tokens=(3, 10))
+    order, kept = list(range(NUM_REQUESTS)), Logits()
+    alone = engine_for(model, deterministic=True, prefix_cache=False)
+    expected = replay(alone, requests, order, 1, kept)
+    preempted = hits = 0
+    for at_once, limits in RUNS:
+        draw.shuffle(order)
+        order.sort(key=lambda number: number % 6 > 0)  # long outputs together: pages run out
+        engine = engine_for(model, deterministic=True, **limits)
+        assert_same(replay(engine, requests, order, at_once, kept), expected)
+        assert_idle(engine)
+        preempted += engine.stats.num_preemptions
+        hits += engine.stats.hit_tokens
+    assert hits > 0
+    assert preempted > 0 or name == "mistral-sliding"  # which holds two pages at most
+
+
+def test_without_it_bits_differ() -> None:
+    """What the test above would see: the usual sums do depend on the batch."""
+    model = tiny("llama-mha")
+    requests = requests_of(12, longest=60, max_tokens=(4, 8))
+    kept = Logits()
+    replay(engine_for(model), requests, list(range(12)), 1, kept)
+    with pytest.raises(AssertionError, match="differ"):
+        replay(engine_for(model, budget=17), requests, list(range(12)), 8, kept)
+
+
+def test_the_model_it_is_made_of_stays_as_it_is() -> None:
+    model = tiny("llama-tied")
+    fixed = deterministic(model)
+    assert type(model.layers[0].attn.qkv) is Linear
+    assert fixed.layers[0].attn.qkv is not model.layers[0].attn.qkv
+    assert fixed.layers[0].attn.qkv.weight is model.layers[0].attn.qkv.weight
+    assert fixed.head.weight is fixed.embed.weight
+
+
+def test_layers_it_does_not_know_are_refused() -> None:
+    class Other(Linear):
+        pass
+
+    model = build_model(tiny("llama-mha").config, torch.float32, "cpu")
+    model.head.__class__ = Other
+    with pytest.raises(UnsupportedError, match="not known to hold for Other layers"):
+        deterministic(model)
+
+
+def test_what_does_not_go_with_it_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="fp16 and an 8-bit KV"):
+        engine_for(tiny("llama-mha", "fp16"), deterministic=True, kv_dtype="int8")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_block_do_not_know_of_each_other(dtype: torch.dtype) -> None:
+    weight, x = torch.randn(131, 48).to(dtype), torch.randn(37, 48).to(dtype)
+    block = block_for(weight)
+    assert block in (1, BLOCK)
+
+    def product(rows: Tensor) -> Tensor:
+        return in_blocks(lambda part: functional.linear(part, weight), block, rows)
+
+    whole = product(x)
+    for start, end in ((0, 1), (3, 20), (16, 37), (36, 37)):
+        assert torch.equal(product(x[start:end]), whole[start:end])
+    torch.testing.assert_close(whole, functional.linear(x, weight))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_activations_are_those_of_the_definition(activation: Any) -> None:
+    x = torch.randn(5, 66) * 3
+    torch.testing.assert_close(activated(x, activation), gated_activation(x, activation))
+    assert torch.equal(activated(x, activation)[2:3], activated(x[2:3].clone(), activation))
+
+
+def test_the_plain_loops_tokens() -> None:
+    model = tiny("gemma2")
+    prompts = prompts_of([1, 17, 60])
+    engine = engine_for(model, deterministic=True, budget=24)
+    assert_exact(engine, prompts, [Sampling(max_tokens=8)] * 3)

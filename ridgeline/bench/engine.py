@@ -71,6 +71,8 @@ class EngineRun:
     limit_s: float | None  # None where a ceiling is unknown
     hit_tokens: int  # of the prompts, found in the cache
     num_preemptions: int
+    drafted_tokens: int  # guessed ahead and verified
+    accepted_tokens: int  # of those, right
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -179,8 +181,10 @@ def _summary(
         peak_page_share=max(seen.page_shares, default=0.0),
         gap=Percentiles.of(watch.gaps_s()),
         limit_s=limit_of(engine, steps, hardware),
-        hit_tokens=after.hit_tokens - before.hit_tokens,
-        num_preemptions=after.num_preemptions - before.num_preemptions,
+        **{
+            name: getattr(after, name) - getattr(before, name)
+            for name in ("hit_tokens", "num_preemptions", "drafted_tokens", "accepted_tokens")
+        },
     )
 
 
@@ -247,6 +251,8 @@ def as_record(name: str, runs: Sequence[EngineRun], hardware: Hardware, **more: 
         "peak_page_share": Value(run.peak_page_share, "1"),
         "hit_tokens": Value(float(run.hit_tokens), "token"),
         "preemptions": Value(float(run.num_preemptions), "1"),
+        "drafted_tokens": Value(float(run.drafted_tokens), "token"),
+        "accepted_tokens": Value(float(run.accepted_tokens), "token"),
         **more,
     }
     for what in ("first_token", "per_output_token", "request", "gap"):

@@ -294,6 +294,9 @@ def throughput_table(result: dict[str, Any]) -> Table:
     )
     pages = f"{result['mean_page_share']:.0%}"
     table.add_row("pages in use", pages, f"{result['peak_page_share']:.0%} at most")
+    if result["drafted_tokens"]:
+        right = f"{result['accepted_tokens'] / result['drafted_tokens']:.0%} of them right"
+        table.add_row("tokens guessed", str(result["drafted_tokens"]), right)
     planned, used = result["memory"].values()
     taken = f"{human_bytes(used)} were used at most" if used is not None else ""
     table.add_row("memory planned", human_bytes(planned), taken)

@@ -32,30 +32,24 @@ RUNS: list[tuple[int, dict[str, Any]]] = [  # how many at once, and the engine's
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [
-        ("llama-mha", "fp32"),
-        ("llama-mha", "bf16"),
-        ("mistral-sliding", "fp32"),
-        ("qwen3-moe", "bf16"),
-    ],
+    [("llama-mha", "fp32"), ("mistral-sliding", "bf16"), ("qwen3-moe", "fp32")],
 )
 def test_the_same_bits_in_any_company(name: str, dtype: str) -> None:
     model, draw = tiny(name, dtype), random.Random(5)
-    requests = requests_of(NUM_REQUESTS, longest=60, max_tokens=(3, 10))
+    requests = requests_of(NUM_REQUESTS, longest=60, max_tokens=(3, 9))
     order, kept = list(range(NUM_REQUESTS)), Logits()
     alone = engine_for(model, deterministic=True, prefix_cache=False)
     expected = replay(alone, requests, order, 1, kept)
     preempted = hits = 0
     for at_once, limits in RUNS:
         draw.shuffle(order)
-        order.sort(key=lambda number: number % 6 > 0)  # long outputs together: pages run out
         engine = engine_for(model, deterministic=True, **limits)
-        assert_same(replay(engine, requests, order, at_once, kept), expected)
+        assert_same(replay(engine, requests, order, at_once, kept, preempt=0.1), expected)
         assert_idle(engine)
         preempted += engine.stats.num_preemptions
         hits += engine.stats.hit_tokens
     assert hits > 0
-    assert preempted > 0 or name == "mistral-sliding"  # which holds two pages at most
+    assert preempted > 5
 
 
 def test_without_it_bits_differ() -> None:

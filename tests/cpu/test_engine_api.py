@@ -175,7 +175,6 @@ def test_what_does_not_fit_is_refused_before_it_is_loaded(
     "recipe",
     [
         Recipe(scheme="int8"),
-        Recipe(deterministic=True),
         Recipe(speculation=Speculation(method="prompt-lookup")),
         Recipe(parallel=Parallel(tensor=2)),
     ],

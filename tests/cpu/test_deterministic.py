@@ -17,6 +17,7 @@ from torch.nn import functional
 from ridgeline.engine import Sampling
 from ridgeline.engine.cpu_fixed import BLOCK, activated, block_for, in_blocks
 from ridgeline.engine.deterministic import deterministic
+from ridgeline.engine.fixed_attention import FixedSequences
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.gated_activation.reference import gated_activation
 from ridgeline.models import build_model
@@ -113,3 +114,11 @@ def test_the_plain_loops_tokens() -> None:
     prompts = prompts_of([1, 17, 60])
     engine = engine_for(model, deterministic=True, budget=24)
     assert_exact(engine, prompts, [Sampling(max_tokens=8)] * 3)
+
+
+def test_the_gpus_way_through_a_step() -> None:
+    """Decode rows as prompts of one token, by the reference: what a GPU's kernel is asked for."""
+    model = tiny("gemma3")
+    engine = engine_for(model, budget=24)
+    engine.runner.sequences = FixedSequences
+    assert_exact(engine, prompts_of([1, 17, 40]), [Sampling(max_tokens=6)] * 3)

@@ -35,7 +35,7 @@ def requests_of(
             shared = draw.randint(0, len(prompt) - 1)
             prompt = base[:shared] + prompt[shared:]
         sampling = Sampling(
-            max_tokens=draw.randint(*max_tokens) * (1 if number % 6 else 4),
+            max_tokens=draw.randint(*max_tokens),
             seed=number,
             **kinds[number % len(kinds)],
         )
@@ -44,11 +44,18 @@ def requests_of(
 
 
 def replay(
-    engine: Engine, requests: list[Request], order: list[int], at_once: int, kept: Logits
+    engine: Engine,
+    requests: list[Request],
+    order: list[int],
+    at_once: int,
+    kept: Logits,
+    preempt: float = 0.0,
 ) -> dict[int, Output]:
     """Requests in this order, with at most so many in the engine; `kept` takes the logits of every
-    token that was sampled, or holds what they must be.
+    token that was sampled, or holds what they must be. Before a step, with the probability
+    `preempt`, somebody who decodes has to start again.
     """
+    draw, running = random.Random(len(order)), engine.scheduler._running
     different = watch(engine, kept)
     waiting, outputs = list(reversed(order)), {}
     live = 0
@@ -58,6 +65,8 @@ def replay(
             prompt, sampling = requests[number]
             engine.add(prompt, sampling, request_id=number)
             live += 1
+        if running.decoding and draw.random() < preempt:
+            running.preempt(draw.choice(running.decoding))
         for event in engine.step():
             if isinstance(event, Output):
                 assert event.status == "finished", event.reason

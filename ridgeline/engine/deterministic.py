@@ -46,7 +46,8 @@ def _copied(module: nn.Module) -> nn.Module:
             "--deterministic out, or use a model that is not quantized"
         )
     copy = kind.__new__(kind)
-    copy.__dict__.update(module.__dict__)  # parameters are shared, not copied
+    for name, value in module.__dict__.items():  # parameters are shared, their lists are not
+        copy.__dict__[name] = value.copy() if isinstance(value, dict) else value
     copy.__dict__["_modules"] = {
         name: None if child is None else _copied(child) for name, child in module._modules.items()
     }

@@ -28,11 +28,15 @@ SPLIT = 512  # keys of a split, at multiples of this position; not measured yet
 class FixedSequences(PagedSequences):
     """Decode rows are prompts of one token: the same kernel, cut along the keys."""
 
+    def __init__(self, *about: Any, **more: Any) -> None:
+        super().__init__(*about, **more)
+        device = self.tables_BP.device
+        self.decode_starts = torch.arange(self.num_decode + 1, dtype=torch.int32, device=device)
+
     def _decode(self, q_DNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-        D = self.num_decode
-        starts = torch.arange(D + 1, dtype=torch.int32, device=q_DNH.device)
+        D, longest = self.num_decode, self.max_length
         about = (self.tables_BP[:D], self.inputs.totals[:D])
-        return _fixed(q_DNH, starts, pages, *about, spec, max_new=1, max_length=self.max_length)
+        return _fixed(q_DNH, self.decode_starts, pages, *about, spec, max_new=1, max_length=longest)
 
     def _prompts(self, q_TNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
         D = self.num_decode

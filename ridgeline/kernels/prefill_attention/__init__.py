@@ -38,6 +38,7 @@ def prefill_attention(
     pages = (starts, k_pages_PKSH, v_pages_PKSH, page_table_BM, lengths_B)
     scales = (k_scale_PKS, v_scale_PKS)
     if torch.compiler.is_compiling():
+        assert split_tokens is None, "the engine, which alone asks for splits, is not compiled"
         numbers = (spec.scale, spec.window, spec.softcap)
         return traced_prefill(q_TNH, *pages, *numbers, *scales, max_new)
     if q_TNH.device.type == "cpu":

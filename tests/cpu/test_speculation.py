@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -315,3 +316,40 @@ def test_text_ends_at_a_stop_string_inside_accepted_drafts() -> None:
     assert (output.text, output.tokens) == (expected.text, expected.tokens)
     assert engine.stats.accepted_tokens > 0
     assert_idle(engine)
+
+
+def test_the_lookup_knows_the_prompt() -> None:
+    """An output that goes round in circles, cut off and given as a prompt: all is guessed."""
+    model = markov(deepcopy(tiny("llama-mha")))
+    prompt = list(naive_outputs(model, [3], Sampling(max_tokens=80))[0])
+    assert len(set(prompt[-9:])) == 3
+    engine = engine_for(model, speculation=LOOKUP)
+    force_drafts(engine)
+    assert_exact(engine, [prompt], [Sampling(max_tokens=11)])
+    stats = engine.stats
+    assert stats.accepted_tokens == stats.drafted_tokens == 8  # twice four, and three beside them
+
+
+def test_streams_without_drafts_run_ahead_of_those_with() -> None:
+    """And take their tokens from the device, past the rows of drafts and the ends of prompts."""
+    engine = oracle_engine(tiny("llama-mha"), budget=24)
+    force_drafts(engine, lambda key: 3 * (int(key[0][-1]) % 2))  # type: ignore[index]
+    assert engine._loop.drafting is not None
+    engine._loop.drafting.waits = lambda plan: False  # type: ignore[method-assign]
+    plans = []
+    launch = engine.runner.launch
+
+    def watching(plan: Any, *rest: Any) -> Any:
+        plans.append(plan)
+        return launch(plan, *rest)
+
+    engine.runner.launch = watching  # type: ignore[method-assign]
+    prompts = prompts_of([5, 9, 33, 40, 21, 30, 12, 50])
+    samplings = [replace(GREEDY, max_tokens=20 + index) for index in range(8)]
+    assert_guessed_exact(engine, prompts, samplings)
+    after_drafts = [
+        later
+        for earlier, later in pairwise(plans)
+        if earlier.num_draft_rows and later.device_tokens
+    ]
+    assert len(after_drafts) > 5

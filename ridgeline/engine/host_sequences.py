@@ -18,6 +18,8 @@ from ridgeline.models.transformer import Attention
 
 
 class HostSequences(PagedSequences):
+    whole_rows = True
+
     def __init__(
         self,
         kv: KVCache,

@@ -32,6 +32,8 @@ from ridgeline.models.transformer import Attention, ProjectedSequences
 class PagedSequences(ProjectedSequences):
     """`page_table` has a line for each seat; `max_length` bounds the sequences of decode rows."""
 
+    whole_rows = False  # whether a stream's last token and its drafts are best one row
+
     def __init__(
         self,
         kv: KVCache,
@@ -103,6 +105,8 @@ class PagedSequences(ProjectedSequences):
 
 class CpuSequences(PagedSequences):
     """The same on a CPU, where what follows from the page tables is worked out once a step."""
+
+    whole_rows = True
 
     def __init__(
         self,

@@ -230,7 +230,7 @@ class Runner:
 
     def flat(self, plan: StepPlan) -> StepPlan:
         """A CPU attends to a row with drafts at once, a GPU to each token as a decode row."""
-        return flattened(plan, self.guesses, one_token_rows=self.device.type != "cpu")
+        return flattened(plan, self.guesses, one_token_rows=not self.sequences.whole_rows)
 
     def _keep_samples(self, plan: StepPlan) -> None:
         """The next step may take the samples' tokens from here."""

@@ -10,7 +10,7 @@ import torch
 from ridgeline.bench import kernels as bench
 from ridgeline.bench.tune import tune_case
 from ridgeline.cli import main
-from ridgeline.cli.bench import cells, row_json
+from ridgeline.cli.bench_kernels import cells, row_json
 from ridgeline.hardware import Ceiling, detect
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.op import Case, Op, Search

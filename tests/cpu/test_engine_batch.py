@@ -186,7 +186,7 @@ def test_padding_longer_than_the_context_is_not_made() -> None:
 
 
 def test_notes_are_in_the_order_of_launch() -> None:
-    engine = engine_for(tiny("qwen3"))
+    engine = engine_for(tiny("qwen3"), kernels="reference")
     plans: list[StepPlan] = []
     send = engine.runner.send
     engine.runner.send = lambda plan, shape: plans.append(plan) or send(plan, shape)  # type: ignore[func-returns-value, method-assign]

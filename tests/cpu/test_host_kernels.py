@@ -63,8 +63,11 @@ def gated(gate_up_T2F: Tensor, activation: Any, **_: Any) -> Tensor:
     return gated_cpu.gated_activation(gate_up_T2F, activation)
 
 
+NOT_OURS = ("max_new", "split_tokens", "apart", "config")  # how a GPU cuts it
+
+
 def prefill(**inputs: Any) -> Tensor:
-    known = {name: value for name, value in inputs.items() if name not in ("max_new", "config")}
+    known = {name: value for name, value in inputs.items() if name not in NOT_OURS}
     for name in ("starts", "page_table_BM", "lengths_B"):
         known[name] = known[name].int()
     return attention_cpu.prefill_attention(**known)
@@ -72,7 +75,7 @@ def prefill(**inputs: Any) -> Tensor:
 
 def decode(**inputs: Any) -> Tensor:
     """A step of single tokens is a step of prompts with one token each."""
-    for name in ("max_length", "split_tokens", "config"):
+    for name in ("max_length", *NOT_OURS):
         inputs.pop(name, None)
     q_TNH = inputs.pop("q_BNH")
     return prefill(q_TNH=q_TNH, starts=torch.arange(len(q_TNH) + 1), **inputs)
@@ -150,6 +153,24 @@ def test_many_keys_are_cut_and_put_together(window: int | None, dtype: torch.dty
             "lengths_B": torch.tensor(lengths[row : row + 1]),
         }
         assert torch.equal(decode(**alone)[0], found[row])
+
+
+@needs_compiler
+def test_tokens_that_are_no_numbers_reach_only_those_that_see_them() -> None:
+    generator = torch.Generator().manual_seed(3)
+    k_pages, v_pages = (torch.randn(2, 1, 16, 64, generator=generator) for _ in range(2))
+    q_TNH = torch.randn(6, 2, 64, generator=generator)
+    about = {"starts": torch.tensor([0, 6]), "page_table_BM": torch.tensor([[1, 0]])}
+    about |= {"lengths_B": torch.tensor([20]), "spec": AttentionSpec(0.1)}
+    expected = prefill(q_TNH=q_TNH, k_pages_PKSH=k_pages, v_pages_PKSH=v_pages, **about)
+    for pages in (k_pages, v_pages):
+        poisoned = {"k_pages_PKSH": k_pages, "v_pages_PKSH": v_pages}
+        name = next(key for key, value in poisoned.items() if value is pages)
+        poisoned[name] = pages.clone()
+        poisoned[name][0, 0, 1] = float("nan")  # position 17: the fourth of the six tokens
+        found = prefill(q_TNH=q_TNH, **poisoned, **about)
+        assert torch.equal(found[:3], expected[:3])
+        assert found[3:].isnan().any(-1).all()
 
 
 def random_linear(num_rows: int, num_outputs: int, depth: int) -> dict[str, Tensor]:

@@ -162,6 +162,27 @@ static void add_block(const float* weights, int64_t page_size, const float* valu
     }
 }
 
+static inline bool all_finite(const float* block, int64_t count) {
+    Floats zeros = {};
+    for (int64_t i = 0; i < count; i += LANES) zeros += load(block + i) * 0.0f;
+    return sum(zeros) == 0.0f;
+}
+
+// The same for a block that holds what is no number: nought times that is no number either, so a
+// query leaves out what it does not see.
+NOT_INLINED static void add_seen(const float* weights, int64_t page_size, const float* values,
+                                 float* sums, int64_t rows, int64_t width) {
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t key = 0; key < LANES; ++key) {
+            const float weight = weights[row * page_size + key];
+            if (weight == 0.0f) continue;
+            for (int64_t i = 0; i < width; ++i) {
+                sums[row * width + i] += weight * values[key * width + i];
+            }
+        }
+    }
+}
+
 // From scores to weights on one page, places first … end - 1 of which are seen: softmax's maximum
 // and total brought up to date, and how much what was summed before counts from now on.
 NOT_INLINED static float weigh(float* scores, int64_t first, int64_t end, int64_t page_size, float softcap,
@@ -238,7 +259,10 @@ NOT_INLINED static void attend_page(const Item& item, const Shape& shape, const 
     }
     for (int64_t i = first / LANES * LANES; i < end; i += LANES) {
         widen(cache.values + (line + i) * size, first - i, end - i, size, wide, block);
-        adding(own.scores.data() + i, page_size, block, own.sums.data(), rows, wide);
+        // A single token sees every key of its item.
+        const bool apart = item.num_tokens > 1 && !all_finite(block, LANES * wide);
+        (apart ? add_seen : adding)(own.scores.data() + i, page_size, block, own.sums.data(), rows,
+                                    wide);
     }
 }
 

@@ -63,7 +63,7 @@ def gated(gate_up_T2F: Tensor, activation: Any, **_: Any) -> Tensor:
     return gated_cpu.gated_activation(gate_up_T2F, activation)
 
 
-NOT_OURS = ("max_new", "split_tokens", "apart", "config")  # how a GPU cuts it
+NOT_OURS = ("max_new", "max_length", "split_tokens", "apart", "config")  # how a GPU cuts it
 
 
 def prefill(**inputs: Any) -> Tensor:
@@ -75,7 +75,7 @@ def prefill(**inputs: Any) -> Tensor:
 
 def decode(**inputs: Any) -> Tensor:
     """A step of single tokens is a step of prompts with one token each."""
-    for name in ("max_length", *NOT_OURS):
+    for name in NOT_OURS:
         inputs.pop(name, None)
     q_TNH = inputs.pop("q_BNH")
     return prefill(q_TNH=q_TNH, starts=torch.arange(len(q_TNH) + 1), **inputs)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from ridgeline.cli.options import add_flags, from_flags
@@ -17,7 +18,7 @@ from ridgeline.cli.terminal import Terminal
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Output, Sampling
 from ridgeline.engine.loading import saved_recipe
-from ridgeline.engine.naive import check_prompt
+from ridgeline.engine.naive import check_memory, check_prompt
 from ridgeline.errors import UsageError
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.hardware import Hardware, detect, measure
@@ -25,6 +26,7 @@ from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.cost import Chunk, step_cost
 from ridgeline.models.families import describe
 from ridgeline.profiling import Limit, step_limit
+from ridgeline.quantization.load import choose_dtype
 from ridgeline.recipe import Recipe
 
 EXAMPLE = """\
@@ -57,8 +59,10 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         tokenizer = Tokenizer.load(path)
         prompt = prompt_ids(tokenizer, text, args)
         room = check_prompt(config, prompt)
-        recipe = for_one(from_flags(args, Recipe, saved_recipe(path)))
         num_tokens = len(prompt) + min(room, sampling.max_tokens)
+        recipe = for_one(from_flags(args, Recipe, saved_recipe(path)), num_tokens)
+        dtype = choose_dtype(recipe.dtype, config, hardware)
+        check_memory(config, torch.empty(0, dtype=dtype, device=hardware.device), num_tokens)
         engine = Engine(
             path,
             recipe,
@@ -73,11 +77,11 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     return document(args.model, engine, answer(engine, prompt, sampling, on_text), hardware)
 
 
-def for_one(recipe: Recipe) -> Recipe:
-    """One request at a time, where the flags or the saved recipe do not say how many."""
-    if recipe.limits.max_batch is not None:
-        return recipe
-    return replace(recipe, limits=replace(recipe.limits, max_batch=1))
+def for_one(recipe: Recipe, num_tokens: int) -> Recipe:
+    """One request of so many tokens, where the flags or the saved recipe do not say otherwise."""
+    limits = recipe.limits
+    changes = {"max_batch": limits.max_batch or 1, "max_context": limits.max_context or num_tokens}
+    return replace(recipe, limits=replace(limits, **changes))
 
 
 def answer(

@@ -166,8 +166,11 @@ def check_tokens(sampling: Sampling, vocab_size: int) -> None:
                 )
 
 
+NO_NUMBERS = "are not numbers (NaN)"
+
+
 def nan_message(position: int) -> str:
     return (
-        f"the model's logits at position {position} are not numbers (NaN): its weights hold "
+        f"the model's logits at position {position} {NO_NUMBERS}: its weights hold "
         "NaN, or values overflow in fp16; try --dtype fp32 or another checkpoint"
     )

@@ -137,6 +137,13 @@ def step_input_bytes(recipe: Recipe) -> int:
     return pages * PAGE_NUMBER_BYTES + limits.token_budget * STEP_TOKEN_BYTES
 
 
+def rotary_table_bytes(config: ModelConfig, max_context: int) -> int:
+    """Cosines and sines in fp32 of every position (rope_tables.py)."""
+    ropes = {layer.rope for layer in config.layers if layer.rope is not None}
+    dims = (rope.rotary_dim * (1 + (rope.type == "longrope")) for rope in ropes)
+    return max_context * FP32 * sum(dims)
+
+
 def token_table_bytes(recipe: Recipe) -> int:
     limits = recipe.limits.filled()
     return (limits.max_batch + 1) * (limits.max_context + 1) * TOKEN_BYTES

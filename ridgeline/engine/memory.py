@@ -147,6 +147,8 @@ def _fixed_items(config: ModelConfig, recipe: Recipe, draft: ModelConfig | None)
     yield Item("penalty tables", tables, f"tokens seen by {limits.max_batch} requests")
     inputs = footprint.step_input_bytes(recipe)
     yield Item("step inputs", inputs, "page tables, token ids, positions and slots")
+    turns = sum(footprint.rotary_table_bytes(model, limits.max_context) for model in models)
+    yield Item("rotary tables", turns, f"cosines and sines of {limits.max_context} positions")
     if recipe.graphs:
         graphs = footprint.graph_bytes(config, recipe)
         yield Item("graphs", graphs, "steps captured for replay, at most")

@@ -101,7 +101,7 @@ def generate_chosen(
     vocab_size = model.config.vocab_size
     check_tokens(sampling, vocab_size)
     num_new = min(sampling.max_tokens, room)
-    check_memory(model, len(prompt) + num_new)
+    check_memory(model.config, model.embed.weight, len(prompt) + num_new)
     cache = OneSequence(model, len(prompt) + num_new)
     stops = {*stop_ids, *sampling.stop_ids}
     device = cache.positions_T.device
@@ -191,15 +191,14 @@ def check_prompt(config: ModelConfig, prompt: Sequence[int]) -> int:
     return limit - len(prompt)
 
 
-def check_memory(model: Transformer, num_tokens: int) -> None:
-    """An error before the cache is allocated, where it cannot fit."""
-    weight = model.embed.weight
-    needed = kv_bytes_per_token(model.config, dtype_bytes(weight.dtype)) * num_tokens
-    free = available_memory(str(weight.device))
+def check_memory(config: ModelConfig, like: Tensor, num_tokens: int) -> None:
+    """An error before a cache of `like`'s dtype, where that lies, is allocated and cannot fit."""
+    needed = kv_bytes_per_token(config, dtype_bytes(like.dtype)) * num_tokens
+    free = available_memory(str(like.device))
     if needed > free:
         raise OutOfMemoryError(
             f"keys and values of {num_tokens} tokens need {needed / 2**30:.1f} GiB; "
-            f"{free / 2**30:.1f} GiB are free on {weight.device}; give a smaller --max-tokens"
+            f"{free / 2**30:.1f} GiB are free on {like.device}; give a smaller --max-tokens"
         )
 
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ridgeline.engine.choosing import TokenLogprob
+from ridgeline.engine.choosing import NO_NUMBERS, TokenLogprob
 from ridgeline.engine.request import FinishReason
 from ridgeline.engine.state import Status
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import NumericsError, RidgelineError
 
 
 class Delta(NamedTuple):
@@ -68,6 +68,8 @@ class Output:
         return self.completions[0].finish_reason
 
     def raise_unless_finished(self) -> None:
+        if self.status == "failed" and NO_NUMBERS in self.reason:
+            raise NumericsError(self.reason)
         if self.status != "finished":
             raise RequestError(f"the request was {self.status}: {self.reason}")
 

@@ -23,6 +23,7 @@ from ridgeline.engine.footprint import (
     weight_format,
 )
 from ridgeline.engine.memory import MemoryPlan, fitted, itemise, plan_memory
+from ridgeline.engine.rope_tables import RopeTables
 from ridgeline.errors import OutOfMemoryError, UnsupportedError, UsageError
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.formats.packing import pack_int4
@@ -311,11 +312,15 @@ def test_pages_fill_what_may_be_used_and_no_more() -> None:
         "logits",
         "penalty tables",
         "step inputs",
+        "rotary tables",
         "graphs",
         "workspace",
         "KV pages",
     ]
     assert all(item.num_bytes > 0 and item.meaning for item in plan.items)
+    tables = RopeTables(config, 1000, torch.device("cpu"))._tables.values()
+    held = sum(tensor.nbytes for table in tables for tensor in table)
+    assert plan.bytes_of("rotary tables") == held * 131072 // 1000
 
 
 def test_a_cpu_has_no_graphs() -> None:

@@ -24,7 +24,6 @@ from ridgeline.errors import (
     OutOfMemoryError,
     OutputError,
     RidgelineError,
-    UnsupportedError,
     UsageError,
 )
 
@@ -88,7 +87,7 @@ def test_a_cache_that_does_not_fit(folder: Path, capsys: Capture) -> None:
         ("--stop", "", UsageError, "stop string empty"),
         ("--dtype", "fp31", UsageError, "'fp31' fp32 did you mean"),
         ("--dtype", "", UsageError, "dtype ''"),
-        ("--dtype", "int8", UnsupportedError, "int8 fp32, bf16"),
+        ("--dtype", "int8", UsageError, "int8 bf16, fp16, fp32"),
         ("--device", "banana", UsageError, "'banana' cuda:N"),
         ("--device", "cuda:-1", UsageError, "'cuda:-1' cuda:N"),
         ("--device", "", UsageError, "device '' cuda:N"),

@@ -68,6 +68,21 @@ def install() -> None:
             a, b = as_fp32(a), as_fp32(b)
         return plain_dot(self, a, b, d, precision, imprecise)
 
+    plain_patch = interpreter._patch_lang_core
+
+    def patch_lang_core(lang: Any, scope: Any) -> None:
+        """Triton 3.7 has the type of e4m3fnuz and forgets it in one list."""
+        plain_patch(lang, scope)
+        plain_to_ir = lang.dtype.to_ir
+
+        def to_ir(self: Any, builder: Any) -> Any:
+            return (
+                builder.get_fp8e4b8_ty() if self.name == "fp8e4b8" else plain_to_ir(self, builder)
+            )
+
+        scope.set_attr(lang.dtype, "to_ir", to_ir)
+
+    interpreter._patch_lang_core = patch_lang_core
     interpreter._convert_float = convert
     builder.binary_op = binary
     builder.create_dot = dot

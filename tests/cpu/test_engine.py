@@ -159,13 +159,17 @@ def coded_logprobs(model: Transformer, prompt: list[int], dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("name", ["llama-mha", "gemma3"])
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
-def test_quantized_pages_are_those_of_a_rounded_cache(name: str, kv_dtype: str) -> None:
+# A code on the other side, at token 9 of Gemma's first prompt, is 2.0e-3 in the mean.
+@pytest.mark.parametrize(("kernels", "mean"), [("reference", 2e-3), ("auto", 3e-3)])
+def test_quantized_pages_are_those_of_a_rounded_cache(
+    name: str, kv_dtype: str, kernels: str, mean: float
+) -> None:
     """Chunked prompts over pages of codes. A value at the edge between two codes may fall on the
     other side: the tolerance is a code's, not fp32's.
     """
     model = tiny(name)
     prompts = prompts_of([40, 23])
-    engine = engine_for(model, kv_dtype=kv_dtype, budget=16)
+    engine = engine_for(model, kv_dtype=kv_dtype, budget=16, kernels=kernels)
     outputs = engine.generate(prompts, Sampling(max_tokens=4, prompt_logprobs=0))
     for prompt, output in zip(prompts, outputs, strict=True):
         assert output.prompt_logprobs is not None
@@ -174,8 +178,7 @@ def test_quantized_pages_are_those_of_a_rounded_cache(name: str, kv_dtype: str) 
         gaps = [abs(a - b) for a, b in zip(found, right, strict=True)]
         assert max(gaps) < 0.02
         assert max(gaps[:4]) < 1e-5
-        # One code on the other side, at token 9 of the first prompt, is 2.0e-3 in the mean.
-        assert sum(gaps) / len(gaps) < 3e-3
+        assert sum(gaps) / len(gaps) < mean
 
 
 def test_quantized_pages_decode_as_they_prefill() -> None:

@@ -91,6 +91,18 @@ class NumericsError(RidgelineError, ArithmeticError):
     exit_code = 14
 
 
+class RequestError(RidgelineError, RuntimeError):
+    """A request that was to be answered ended without an answer."""
+
+    exit_code = 15
+
+
+class GrammarError(RidgelineError, ValueError):
+    """A grammar that cannot be followed."""
+
+    exit_code = 16
+
+
 CHECK_FAILED_EXIT_CODE = 13  # what was asked to be checked ran, and failed
 INTERNAL_EXIT_CODE = 70  # a bug of ours
 INTERRUPTED_EXIT_CODE = 130  # Ctrl-C, as shells count it

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from ridgeline.data.workload import Workload
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.footprint import bytes_per_page
 from ridgeline.engine.outputs import Output
+from ridgeline.engine.state import Stats
 from ridgeline.engine.step_plan import StepPlan
 from ridgeline.engine.step_watch import StepWatch
 from ridgeline.errors import UsageError
@@ -92,8 +93,7 @@ class EngineRun:
 class Seen:
     """What is noted while a workload runs."""
 
-    due: dict[Hashable, float] = field(default_factory=dict)  # when each should have been added
-    late_s: dict[Hashable, float] = field(default_factory=dict)
+    late_s: dict[Hashable, float] = field(default_factory=dict)  # added after its arrival
     outputs: list[Output] = field(default_factory=list)
     page_shares: list[float] = field(default_factory=list)
 
@@ -153,7 +153,7 @@ def _summary(
     watch: StepWatch,
     wall_s: float,
     hardware: Hardware,
-    before: Any,
+    before: Stats,
 ) -> EngineRun:
     finished = [output for output in seen.outputs if output.status == "finished"]
     late, after = seen.late_s, engine.stats

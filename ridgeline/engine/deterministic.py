@@ -23,6 +23,7 @@ from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.moe import route
 from ridgeline.kernels.rms_norm import reference as norm_reference
 from ridgeline.models import Transformer
+from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import Attention, Block, DenseMLP, ExpertMLP, Linear, RMSNorm
 
 
@@ -30,28 +31,20 @@ def deterministic(model: Transformer, one_tile: bool = False) -> Transformer:
     """A copy that shares the model's weights. `one_tile`: see kernels/fixed_linear."""
     if model.embed.weight.device.type == "cpu":
         check_functions(torch.get_num_threads())
-    copy = _copied(model)
+    copy = with_kinds(model, _kind_of)
     for module in copy.modules():
         if isinstance(module, FixedLinear):
             module.one_tile = one_tile
-    assert isinstance(copy, Transformer), "a copy is of the same kind"
     return copy
 
 
-def _copied(module: nn.Module) -> nn.Module:
-    kind = REPLACED.get(type(module))
-    if kind is None:
+def _kind_of(kind: type[nn.Module]) -> type[nn.Module]:
+    if kind not in REPLACED:
         raise UnsupportedError(
-            f"deterministic is not known to hold for {type(module).__name__} layers; leave "
+            f"deterministic is not known to hold for {kind.__name__} layers; leave "
             "--deterministic out, or use a model that is not quantized"
         )
-    copy = kind.__new__(kind)
-    for name, value in module.__dict__.items():  # parameters are shared, their lists are not
-        copy.__dict__[name] = value.copy() if isinstance(value, dict) else value
-    copy.__dict__["_modules"] = {
-        name: None if child is None else _copied(child) for name, child in module._modules.items()
-    }
-    return copy
+    return REPLACED[kind]
 
 
 class FixedNorm(RMSNorm):

@@ -10,7 +10,6 @@ around it. All else is the model's own.
 
 from __future__ import annotations
 
-import copy
 from functools import cache
 from typing import Any
 
@@ -21,6 +20,7 @@ from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.gated_activation.cpu import gated_activation
 from ridgeline.kernels.rms_norm.cpu import rms_norm
 from ridgeline.kernels.skinny_linear.cpu import skinny_linear, supported
+from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import Linear, RMSNorm, Transformer
 
 # Rows from which torch's product is faster than ours (Xeon with AMX, 1 thread, 2026-11-15: at 32
@@ -61,21 +61,22 @@ INSTEAD: dict[type[nn.Module], type[nn.Module]] = {RMSNorm: HostNorm, Linear: Ho
 
 
 def on_host(model: Transformer) -> Transformer:
-    return _copied(model)  # type: ignore[return-value]
+    copy = with_kinds(model, lambda kind: INSTEAD.get(kind, kind))
+    for module in list(copy.modules()):
+        _quicken(module)
+    return copy
 
 
-def _copied(module: nn.Module) -> nn.Module:
-    """A module that is its own and whose parameters are the other's."""
-    clone: Any = copy.copy(module)
-    parts = {name: child and _copied(child) for name, child in module._modules.items()}
-    # Found in the first place that Python looks at, without a call of nn.Module's __getattr__.
-    clone.__dict__ = {**module.__dict__, **module._parameters, **parts}
-    clone._parameters, clone._modules = dict(module._parameters), parts
+def _quicken(module: nn.Module) -> None:
+    """Parameters and parts are found in the first place that Python looks at, without a call of
+    nn.Module's __getattr__, and calls go straight to `forward`.
+    """
+    if isinstance(module, HostLinear):
+        module.tiled = supported(module.weight)
+    module.__dict__.update(module._parameters)
+    module.__dict__.update(module._modules)
     kind: Any = type(module)
-    clone.__class__ = _direct(INSTEAD.get(kind, kind))
-    if isinstance(clone, HostLinear):
-        clone.tiled = supported(clone.weight)
-    return clone
+    module.__class__ = _direct(kind)
 
 
 @cache

@@ -29,7 +29,7 @@ import numpy as np
 from ridgeline.data import Tokenizer
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.request import Sampling
-from ridgeline.errors import MissingPackageError, RidgelineError
+from ridgeline.errors import GrammarError, MissingPackageError
 
 BITS = 32  # tokens a word
 COMPILERS = 2  # grammars that are compiled at once
@@ -39,12 +39,6 @@ MAX_KEPT_BYTES = 512 << 20
 # has lost its way would write forever.
 MAX_WHITESPACE = 20
 ANY_OBJECT = '{"type": "object"}'
-
-
-class GrammarError(RidgelineError, ValueError):
-    """A grammar that cannot be followed."""
-
-    exit_code = 16
 
 
 def check_installed() -> None:

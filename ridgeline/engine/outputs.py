@@ -15,7 +15,7 @@ from torch import Tensor
 from ridgeline.engine.choosing import NO_NUMBERS, TokenLogprob
 from ridgeline.engine.request import FinishReason
 from ridgeline.engine.state import Status
-from ridgeline.errors import NumericsError, RidgelineError
+from ridgeline.errors import NumericsError, RequestError
 
 
 class Delta(NamedTuple):
@@ -75,9 +75,3 @@ class Output:
 
 
 Event = Delta | Output
-
-
-class RequestError(RidgelineError, RuntimeError):
-    """A request that was to be answered ended without an answer."""
-
-    exit_code = 15

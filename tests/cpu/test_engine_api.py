@@ -16,10 +16,10 @@ import ridgeline
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Delta, Engine, Output, Sampling, generate
 from ridgeline.engine.naive import OneSequence
-from ridgeline.engine.outputs import RequestError
 from ridgeline.errors import (
     ContextLengthError,
     OutOfMemoryError,
+    RequestError,
     UnsupportedError,
     UsageError,
 )

@@ -22,9 +22,9 @@ from tiny_tokenizers import byte_level_metadata, sentencepiece_metadata
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Grammar, Output, Sampling, generate
 from ridgeline.engine.masks import Masks
-from ridgeline.engine.matching import GrammarError, Grammars
+from ridgeline.engine.matching import Grammars
 from ridgeline.engine.naive import generate_samples
-from ridgeline.errors import MissingPackageError, UsageError
+from ridgeline.errors import GrammarError, MissingPackageError, UsageError
 from ridgeline.kernels.sampling import sample_rows
 from ridgeline.kernels.sampling import triton as kernels
 from ridgeline.models import Transformer, build_model, fill_random

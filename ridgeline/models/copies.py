@@ -1,0 +1,30 @@
+"""A copy of a model that shares its weights and has other kinds of layers: how ways of running it
+are applied from outside, while the model it is made of stays what it was.
+
+    copy = with_kinds(model, lambda kind: {Linear: OtherLinear}.get(kind, kind))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import nn
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def with_kinds(module: Module, kind_of: Callable[[type[nn.Module]], type[nn.Module]]) -> Module:
+    """`kind_of` says what each class becomes: itself, or a subclass without an `__init__` of its
+    own.
+    """
+    kind: Any = kind_of(type(module))
+    copy = kind.__new__(kind)
+    for name, value in module.__dict__.items():  # parameters are shared, their lists are not
+        copy.__dict__[name] = value.copy() if isinstance(value, dict) else value
+    copy.__dict__["_modules"] = {
+        name: None if child is None else with_kinds(child, kind_of)
+        for name, child in module._modules.items()
+    }
+    made: Module = copy
+    return made

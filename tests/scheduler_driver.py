@@ -15,6 +15,27 @@ from ridgeline.engine.state import Ask, End, Key, Stream
 from ridgeline.engine.step_plan import StepPlan
 
 
+def config(num_pages: int = 100, **changes: object) -> SchedulerConfig:
+    given = {"page_size": 4, "token_budget": 32, "max_batch": 8} | changes
+    return SchedulerConfig(num_pages, **given)  # type: ignore[arg-type]
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return [(seed * 7 + index * index) % 50 for index in range(length)]
+
+
+def run(driver: Driver, *asks: Ask, depth: int = 2) -> None:
+    for ask in asks:
+        driver.submit(ask)
+    driver.run(depth)
+    driver.check_end()
+
+
+def tokens_computed(plans: list[StepPlan], before: int) -> int:
+    """How many tokens at positions before this one went through the model."""
+    return sum(position < before for plan in plans for position in plan.positions)
+
+
 class Driver:
     def __init__(self, config: SchedulerConfig, *, seed: int = 0, vocab: int = 4) -> None:
         self.draw = random.Random(seed)

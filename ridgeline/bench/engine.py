@@ -212,7 +212,7 @@ def limit_of(engine: Engine, steps: Sequence[StepPlan], hardware: Hardware) -> f
         if limit is None:
             return None
         total += limit.seconds
-    return total
+    return total * engine.ranks_a_device
 
 
 def check_fits(workload: Workload, max_context: int) -> None:

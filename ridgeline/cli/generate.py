@@ -23,9 +23,9 @@ from ridgeline.errors import UsageError
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.hardware import Hardware, detect, measure
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
-from ridgeline.models.cost import Chunk, step_cost
+from ridgeline.models.cost import Chunk, StepCost, step_cost
 from ridgeline.models.families import describe
-from ridgeline.profiling import Limit, step_limit
+from ridgeline.profiling import step_limit
 from ridgeline.quantization.load import choose_dtype
 from ridgeline.recipe import Recipe
 
@@ -74,7 +74,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         ceilings = {"read_bandwidth", f"matrix_{engine.recipe.dtype}"}
         hardware = measure(hardware, ceilings, progress)
     on_text = None if terminal.json else write_out
-    return document(args.model, engine, answer(engine, prompt, sampling, on_text), hardware)
+    with engine:
+        return document(args.model, engine, answer(engine, prompt, sampling, on_text), hardware)
 
 
 def for_one(recipe: Recipe, num_tokens: int) -> Recipe:
@@ -151,22 +152,25 @@ def document(name: str, engine: Engine, output: Output, hardware: Hardware) -> d
         "prefill_s": prefill_s,
         "decode_s": decode_s,
         "decode_tokens_per_s": None if per_token is None else 1 / per_token,
-        "prefill_limit": limit_json(step_limit(prefill, hardware, dtype), prefill.bytes, prefill_s),
-        "decode_limit": limit_json(step_limit(decode, hardware, dtype), decode.bytes, per_token),
+        "prefill_limit": limit_json(prefill, engine, hardware, prefill_s),
+        "decode_limit": limit_json(decode, engine, hardware, per_token),
     }
 
 
 def limit_json(
-    limit: Limit | None, num_bytes: float, took_s: float | None
+    cost: StepCost, engine: Engine, hardware: Hardware, took_s: float | None
 ) -> dict[str, Any] | None:
+    """`cost` is one rank's."""
+    limit = step_limit(cost, hardware, engine.recipe.dtype)
     if limit is None:
         return None
+    seconds = limit.seconds * engine.ranks_a_device
     return {
-        "seconds": limit.seconds,
+        "seconds": seconds,
         "bound": limit.bound,
-        "bytes": num_bytes,
+        "bytes": cost.bytes * engine.ranks_a_device,
         "ceiling": limit.ceiling.to_json(),
-        "share": limit.seconds / took_s if took_s else None,
+        "share": seconds / took_s if took_s else None,
     }
 
 

@@ -173,6 +173,13 @@ class Engine:
         self.scheduler.cache.clear()
 
     @property
+    def ranks_a_device(self) -> int:
+        """How many ranks share a device's bandwidth and matrix units: on a CPU all of them do. What
+        `model` costs is one rank's part.
+        """
+        return self.recipe.parallel.tensor if self.model.embed.weight.device.type == "cpu" else 1
+
+    @property
     def has_work(self) -> bool:
         return self._loop.has_work
 

@@ -333,8 +333,8 @@ class Runner:
         ids_T = torch.where(inputs.sources >= 0, sampled_T, inputs.ids)
         about = (self.kv, self.ropes, inputs, shape, self.page_table, max_length, notes)
         hidden_TD = self.model(ids_T, self.sequences(*about))
-        if self.device.type == "cpu" and not hidden_TD.isfinite().all():
-            self.kv.holds_nan = True
+        if issubclass(self.sequences, CpuSequences) and not hidden_TD.isfinite().all():
+            self.kv.holds_nan = True  # those hide scores, which does not stop NaN
         return hidden_TD
 
     def is_filtered(self, plan: StepPlan) -> bool:

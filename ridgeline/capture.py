@@ -14,11 +14,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from threading import local
 from typing import Any, TypeVar
 
 import torch
 
 Result = TypeVar("Result")
+_of_thread = local()
 
 
 def capture(
@@ -30,7 +32,7 @@ def capture(
     calls that a capture forbids.
     """
     graph = torch.cuda.CUDAGraph()
-    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    current, side = torch.cuda.current_stream(), _side_stream()
     torch.cuda.synchronize()
     side.wait_stream(current)
     with _no_collecting(), torch.cuda.stream(side):
@@ -46,6 +48,17 @@ def capture(
         graph.capture_end()
     current.wait_stream(side)
     return graph, result
+
+
+def _side_stream() -> torch.cuda.Stream:
+    """One for each device and thread: memory that a capture frees serves later ones on the same
+    stream only.
+    """
+    streams: dict[int, torch.cuda.Stream] = _of_thread.__dict__.setdefault("streams", {})
+    device = torch.cuda.current_device()
+    if device not in streams:
+        streams[device] = torch.cuda.Stream()
+    return streams[device]
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from ridgeline.kernels.quantized_linear.tune_space import choice_key, search_spa
 from ridgeline.kernels.skinny_linear.cut import scale_kind
 from ridgeline.kernels.skinny_linear.op import PROJECTIONS
 from ridgeline.kernels.skinny_linear.tune_space import Config, default_config, shortlist
-from ridgeline.kernels.skinny_linear.ways import Way, ways
+from ridgeline.kernels.skinny_linear.ways import Way, fits_few, ways
 from ridgeline.kernels.targets import Target
 
 BF16, FP16, INT8, FP8 = torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn
@@ -220,12 +220,14 @@ def case(
     # Scales of short groups, and of any with many rows, go onto the weights before the matrix
     # product, rounded to x's dtype.
     rounds_weights = form.weight is None and (form.group < 128 or shape[0] > 32)
+    # Norms of more rows than fit beside the weights are a kernel of their own.
+    rounds_norm = "norm" in extras and not fits_few("int4", shape[0], shape[2])
     return Case(
         label(form.name, name, shape, dtype, shown, activation, config and config.label),
         partial(make, form, shape, dtype, extras, activation, config),
         dtype,
         shape[2],
-        roundings=1 + (2 if activation else 1) * rounds_weights,
+        roundings=1 + rounds_norm + (2 if activation else 1) * rounds_weights,
     )
 
 

@@ -50,6 +50,8 @@ class StepInputs(NamedTuple):
     totals: Tensor  # tokens of the sequence, the row's included
     # One more than there are rows that are no decode rows.
     starts: Tensor  # the first token of each, counted behind the decode rows, and the end
+    # One a decode row.
+    order: Tensor  # the rows' numbers, those of the longest sequences first
     # One a sample.
     logit_tokens: Tensor
     draw_positions: Tensor  # of the token that is sampled
@@ -112,6 +114,7 @@ def _sizes(shape: StepShape) -> Iterator[tuple[str, int]]:
     num_rows = shape.num_decode_rows + shape.num_prompt_rows
     known = dict.fromkeys(OF_TOKENS, shape.num_tokens) | dict.fromkeys(OF_ROWS, num_rows)
     known |= {"starts": shape.num_prompt_rows + 1, "seeds": 2 * shape.num_samples}
+    known["order"] = shape.num_decode_rows
     for name in StepInputs._fields:
         yield name, known.get(name, shape.num_samples)
 
@@ -150,6 +153,7 @@ def write(words: np.ndarray, plan: StepPlan, shape: StepShape, seats: SeatTable)
     put("lengths", np.maximum(positions[: len(prompts)] + 1, prompts), 1)
     put("slots", plan.slots, NOT_WRITTEN)
     totals = put("totals", np.asarray(plan.first_positions, dtype=np.int32) + counts)
+    put("order", np.argsort(-totals[: shape.num_decode_rows], kind="stable"))
     starts = words[where["starts"]]
     num_padding = _write_starts(starts, counts[plan.num_decode_rows :], shape)
     if num_padding:

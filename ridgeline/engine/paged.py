@@ -92,9 +92,8 @@ class PagedSequences(ProjectedSequences):
     def _decode(self, q_DNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
         k, v, k_scale, v_scale = pages
         tables, totals = self.tables_BP[: self.num_decode], self.inputs.totals[: self.num_decode]
-        return decode_attention(
-            q_DNH, k, v, tables, totals, spec, k_scale, v_scale, max_length=self.max_length
-        )
+        about = (q_DNH, k, v, tables, totals, spec, k_scale, v_scale)
+        return decode_attention(*about, max_length=self.max_length, order_B=self.inputs.order)
 
     def _prompts(self, q_TNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
         k, v, k_scale, v_scale = pages

@@ -74,6 +74,7 @@ def test_a_plans_numbers() -> None:
     assert inputs.slots.tolist() == PLAN.slots
     assert inputs.seats.tolist() == [4, 1, 0]
     assert inputs.totals.tolist() == [10, 31, 5]
+    assert inputs.order.tolist() == [1, 0]  # of the decode rows, the longest first
     assert inputs.starts.tolist() == [0, 3]
     assert inputs.logit_tokens.tolist() == [0, 1, 4]
     assert inputs.draw_positions.tolist() == [10, 31, 5]

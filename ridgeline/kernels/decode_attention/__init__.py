@@ -34,6 +34,7 @@ def decode_attention(
     max_length: int | None = None,
     split_tokens: int | None = None,
     settled: bool = False,
+    order_B: Tensor | None = None,
 ) -> Tensor:
     """See reference.py. With `split_tokens` given, a sequence's result is the same bits whatever
     else is in the batch. `settled` allows the kernel to read all but q and each sequence's newest
@@ -44,10 +45,11 @@ def decode_attention(
     scales = (k_scale_PKS, v_scale_PKS)
     if torch.compiler.is_compiling():
         numbers = (spec.scale, spec.window, spec.softcap)
-        return traced(q_BNH, *pages, *numbers, *scales, max_length, split_tokens)
+        return traced(q_BNH, *pages, *numbers, *scales, max_length, split_tokens, order_B)
     if q_BNH.device.type == "cpu":
         return reference.decode_attention(q_BNH, *pages, spec, *scales)
-    return launched(q_BNH, *pages, spec, *scales, max_length, split_tokens, settled)
+    inputs = (q_BNH, *pages, spec, *scales)
+    return launched(*inputs, max_length, split_tokens, settled, order_B)
 
 
 def launched(
@@ -62,6 +64,7 @@ def launched(
     max_length: int | None = None,
     split_tokens: int | None = None,
     settled: bool = False,
+    order_B: Tensor | None = None,
     config: Any = None,
 ) -> Tensor:
     """By a kernel of ours: as `config` says (triton.Tiles or cuda.Cut), else as measured, else by
@@ -81,7 +84,7 @@ def launched(
     if in_cuda and q_BNH.device.type == "cuda" and cuda.supported(q_BNH, k_pages_PKSH):
         return cuda.decode_attention(*inputs, config=config, settled=settled)
     tiles = config if isinstance(config, triton.Tiles) else None
-    return triton.decode_attention(*inputs, config=tiles)
+    return triton.decode_attention(*inputs, order_B=order_B, config=tiles)
 
 
 def tune_key(
@@ -118,10 +121,12 @@ def traced(
     v_scale: Tensor | None,
     max_length: int | None,
     split_tokens: int | None,
+    order: Tensor | None,
 ) -> Tensor:
     spec = AttentionSpec(scale, window, softcap)
     pages = (k_pages, v_pages, page_table, lengths)
-    return decode_attention(q, *pages, spec, k_scale, v_scale, max_length, split_tokens)
+    about = (k_scale, v_scale, max_length, split_tokens)
+    return decode_attention(q, *pages, spec, *about, order_B=order)
 
 
 @traced.register_fake

@@ -31,7 +31,10 @@ def launch_triton(settled: bool = False, **inputs: Any) -> Tensor:
     return triton.decode_attention(**inputs)
 
 
-def launch_cuda(defines: tuple[str, ...] = (), **inputs: Any) -> Tensor:
+def launch_cuda(
+    defines: tuple[str, ...] = (), order_B: Tensor | None = None, **inputs: Any
+) -> Tensor:
+    """The kernel of cuda.cu, which takes sequences up as they come."""
     from ridgeline.kernels.decode_attention import cuda
 
     return cuda.decode_attention(**inputs, defines=defines)
@@ -58,6 +61,7 @@ class Setting:
     strided: bool = False
     spare_pages: int = 3
     settled: bool = False
+    ordered: bool = False  # the longest first
 
     @property
     def label(self) -> str:
@@ -75,6 +79,7 @@ class Setting:
             self.strided and "strided",
             self.spare_pages > 3 and "far pages",
             self.settled and "settled",
+            self.ordered and "ordered",
         )
 
 
@@ -99,6 +104,8 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
         inputs["split_tokens"] = setting.split_tokens
     if setting.settled:
         inputs["settled"] = True
+    if setting.ordered:
+        inputs["order_B"] = inputs["lengths_B"].argsort(descending=True).int()
     return inputs
 
 
@@ -167,6 +174,7 @@ SMALL = [
     replace(TINY, dtype=FP32, lengths=(600, 40), window=1, split_tokens=128, softcap=20.0),
     replace(TINY, lengths=(520, 300), window=257, split_tokens=128, head_dim=80, cache=FP8),
     replace(TINY, dtype=FP32, lengths=(0, 0)),
+    replace(TINY, lengths=(5, 70, 0, 33), ordered=True),
 ]
 LARGE = [
     replace(
@@ -184,6 +192,7 @@ LARGE = [
     for window, softcap in [(None, None), (1000, 30.0)]
 ] + [
     Setting((1000, 5000), settled=True),
+    Setting(_mixed(100, 0, 900), ordered=True),
     Setting((1000, 5000), spare_pages=40_000),  # past 2^31 elements
     Setting((1000, 5000), spare_pages=20_000, page_size=128, cache=INT8),
 ]
@@ -194,7 +203,7 @@ BENCH = [
     ),
     *(Setting((length,), settled=True) for length in (4096, 32768)),
     *(Setting((1024,) * 256, page_size=page_size) for page_size in (16, 64, 256)),
-    Setting(_mixed(256, 100, 2048)),
+    *(Setting(_mixed(256, 100, 2048), ordered=ordered) for ordered in (False, True)),
     *(
         Setting((length,) * batch, cache=cache)
         for cache in (FP8, INT8)
@@ -216,6 +225,7 @@ COMPILE = [
         (256, 16, INT8),
     ]
 ] + [
+    Setting((1024,) * 100, ordered=True),
     Setting((64,), window=32, softcap=30.0),
     Setting((8192,), heads=(8, 2)),  # as many splits as a chunk of the merge holds
 ]

@@ -25,12 +25,14 @@ def decode_attention(
     v_scale_PKS: Tensor | None = None,
     max_length: int | None = None,
     split_tokens: int | None = None,
+    order_B: Tensor | None = None,
 ) -> Tensor:
     """One query token for each sequence, the last of its `lengths` tokens, all of which are in the
     pages. A length of zero (a padded row of a batch) gives zeros.
 
-    `max_length` (no sequence is longer) and `split_tokens` (how the kernel cuts sequences) change
-    the work, not the result.
+    `max_length` (no sequence is longer), `split_tokens` (how the kernel cuts sequences) and
+    `order_B` (in which order it may take them up: the longest first end sooner) change the work,
+    not the result.
     """
     rows = []
     for index, length in enumerate(lengths_B.tolist()):

@@ -35,6 +35,7 @@ from ridgeline.kernels.attention.triton import (
     soft_capped,
 )
 from ridgeline.kernels.decode_attention.splits import (
+    PROGRAMS_PER_UNIT,
     arrival_counters,
     choose_split,
     count_splits,
@@ -102,6 +103,7 @@ def decode_attention_kernel(
     v_scale_ptr,
     table_ptr,
     lengths_ptr,
+    order_ptr,  # [B]
     out_ptr,  # [B, N, H]
     partial_ptr,  # [B, K, num_splits, GROUP, H], fp32
     lse_ptr,  # [B, K, num_splits, GROUP]
@@ -126,9 +128,11 @@ def decode_attention_kernel(
     QUANTIZED: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
+    ORDERED: tl.constexpr,
 ):
     head = tl.program_id(0)
-    sequence = tl.program_id(1).to(tl.int64)  # int64: offsets pass 2^31
+    sequence = tl.load(order_ptr + tl.program_id(1)) if ORDERED else tl.program_id(1)
+    sequence = sequence.to(tl.int64)  # int64: offsets pass 2^31
     slot = tl.program_id(2)
     length = tl.load(lengths_ptr + sequence)
     first = tl.maximum(length - window, 0) if WINDOWED else 0
@@ -211,6 +215,7 @@ def decode_attention(
     v_scale_PKS: Tensor | None = None,
     max_length: int | None = None,
     split_tokens: int | None = None,
+    order_B: Tensor | None = None,
     config: Tiles | None = None,
 ) -> Tensor:
     """The launcher; arguments and result are reference.py's, `config` what a tuner may choose."""
@@ -239,6 +244,8 @@ def decode_attention(
     columns = triton.next_power_of_2(head_dim)
     group = num_heads // num_kv_heads
     group_rows = triton.next_power_of_2(group)
+    # Where all programs start at once no order helps, and reading it would only take time.
+    ordered = order_B is not None and batch * num_kv_heads > PROGRAMS_PER_UNIT * target.num_units
     launch(
         decode_attention_kernel,
         (num_kv_heads, batch, num_splits),
@@ -250,6 +257,7 @@ def decode_attention(
             v_scale_PKS if v_scale_PKS is not None else lengths_B,
             page_table_BM,
             lengths_B,
+            order_B if ordered else lengths_B,
             out_BNH,
             partial,
             lse,
@@ -275,6 +283,7 @@ def decode_attention(
         QUANTIZED=k_scale_PKS is not None,
         CAPPED=spec.softcap is not None,
         WINDOWED=spec.window is not None,
+        ORDERED=ordered,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )

@@ -15,10 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.pages import check_page_size, holds_codes
 
-MAX_HEAD_DIM = 256
 MIN_COLUMNS = 16  # the least that `tl.dot` sums over
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -142,13 +140,6 @@ def heads_together(x_TNH: Tensor) -> bool:
 def num_columns(head_dim: int) -> int:
     """COLUMNS of a tile."""
     return max(MIN_COLUMNS, int(triton.next_power_of_2(head_dim)))
-
-
-def check_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    if not 2 <= head_dim <= MAX_HEAD_DIM:
-        raise UnsupportedError(f"head dim {head_dim}; the kernels take 2 to {MAX_HEAD_DIM}")
-    if num_heads % num_kv_heads:
-        raise UnsupportedError(f"{num_heads} query heads do not divide into {num_kv_heads} groups")
 
 
 def check_pages(

@@ -20,11 +20,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.attention.triton import (
     LOG2E,
     add_values,
-    check_heads,
     check_pages,
     for_dot,
     heads_together,

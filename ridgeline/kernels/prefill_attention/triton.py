@@ -21,11 +21,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.attention.triton import (
     LOG2E,
     add_values,
-    check_heads,
     check_pages,
     for_dot,
     heads_together,

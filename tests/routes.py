@@ -25,14 +25,14 @@ NEAR = 0.2
 class Route(NamedTuple):
     """One layer's choice, on the CPU."""
 
-    logits_TE: Tensor
-    experts_TA: Tensor
+    logits: Tensor  # [T, E]
+    experts: Tensor  # [T, A]
 
     @property
     def margins_T(self) -> Tensor:
         """By how much a token's last expert is better than the best one left out."""
-        best_TE = self.logits_TE.sort(-1, descending=True).values
-        num_chosen = self.experts_TA.shape[1]
+        best_TE = self.logits.sort(-1, descending=True).values
+        num_chosen = self.experts.shape[1]
         return best_TE[:, num_chosen - 1] - best_TE[:, num_chosen]
 
 
@@ -76,10 +76,10 @@ def assert_flips_are_near_ties(expected: Sequence[Route], found: Sequence[Route]
     token has gone another way, it and those that attend to it are other tokens: they are not asked
     in later layers.
     """
-    num_tokens = len(expected[0].logits_TE)
+    num_tokens = len(expected[0].logits)
     asked = num_tokens  # tokens before the first that has gone another way
     for layer, (right, own) in enumerate(zip(expected, found, strict=True)):
-        flipped_T = (right.experts_TA.sort(-1).values != own.experts_TA.sort(-1).values).any(-1)
+        flipped_T = (right.experts.sort(-1).values != own.experts.sort(-1).values).any(-1)
         for token in flipped_T[:asked].nonzero().flatten().tolist():
             margin = right.margins_T[token].item()
             assert margin < NEAR, f"layer {layer}, token {token}: experts {margin:.3f} apart"

@@ -25,10 +25,10 @@ def test_bf16_is_close_with_the_same_experts(name: str) -> None:
     with watched_routes() as chosen:
         expected = log_probabilities(tiny(name))
     assert len(chosen) == tiny(name).config.num_layers
-    experts = [route.experts_TA for route in chosen]
+    experts = [route.experts for route in chosen]
     with same_experts(experts):
         assert torch.equal(log_probabilities(tiny(name)), expected)
-    with same_experts([(route.experts_TA + 1) % 5 for route in chosen]):
+    with same_experts([(route.experts + 1) % 5 for route in chosen]):
         assert not torch.allclose(log_probabilities(tiny(name)), expected, atol=0.1)
     with same_experts(experts):
         found = log_probabilities(tiny(name, "bf16"))

@@ -5,8 +5,9 @@ Softmax is done in base 2, because that is the exponential the hardware has: sco
 log2(e) beforehand, and log-sum-exps are in base 2 too. Pages are laid out as kernels/pages.py says.
 
 A tile is BLOCK tokens of one head, [BLOCK, COLUMNS]: COLUMNS is the head dim rounded up to a power
-of two that `tl.dot` takes; columns past the head dim are zeros and are not stored. Tiles start at multiples of BLOCK, so a page of BLOCK tokens or more holds a whole tile, and
-its place is one number; smaller pages give one number a token.
+of two that `tl.dot` takes; columns past the head dim are read as zeros and never stored. Tiles
+start at multiples of BLOCK, so a page of BLOCK tokens or more holds a whole tile, and its place is
+one number; smaller pages give one number a token.
 """
 
 from __future__ import annotations

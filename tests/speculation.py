@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from engines import engine_for, naive_outputs
 from torch import Tensor
@@ -35,8 +36,10 @@ def force_drafts(engine: Engine, count: Callable[[Key], int] = lambda key: 4) ->
 class Oracle(Guesser):
     """Knows what comes, and is wrong about a share of it."""
 
-    def __init__(self, guesses_SK: Tensor, wrong_share: float, seed: int = 0) -> None:
-        self.guesses_SK, self.wrong_share = guesses_SK, wrong_share
+    def __init__(
+        self, guesses_SK: Tensor, vocab_size: int, wrong_share: float, seed: int = 0
+    ) -> None:
+        self.guesses_SK, self.vocab_size, self.wrong_share = guesses_SK, vocab_size, wrong_share
         self.sequences: dict[Key, list[int]] = {}
         self.draw = random.Random(seed)
 
@@ -49,18 +52,28 @@ class Oracle(Guesser):
             key, position = plan.keys[row], plan.first_positions[row]
             for number in range(plan.num_tokens[row] - 1):
                 token = self.sequences[key][position + 1 + number]
-                wrong = self.draw.random() < self.wrong_share
-                self.guesses_SK[plan.seats[row], number] = token ^ 1 if wrong else token
+                if self.draw.random() < self.wrong_share:
+                    token = (token + 1) % self.vocab_size  # wrong, but a token
+                self.guesses_SK[plan.seats[row], number] = token
 
     def judge(self, plan: StepPlan, tokens_R: Tensor) -> Tensor:
         return judged(plan, tokens_R, self.guesses_SK)
+
+
+def steps_without_drafts(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log says of steps that failed with their drafts and were run again without them,
+    which no output shows.
+    """
+    messages = (record.getMessage() for record in caplog.get_records("call"))
+    return [message for message in messages if "is run without drafts" in message]
 
 
 def oracle_engine(
     model: Transformer, wrong_share: float = 0.3, seed: int = 0, **changes: Any
 ) -> Engine:
     engine = engine_for(model, speculation=LOOKUP, **changes)
-    engine.runner.guesser = Oracle(engine.runner.guesses_SK, wrong_share, seed)
+    vocab_size = model.config.vocab_size
+    engine.runner.guesser = Oracle(engine.runner.guesses_SK, vocab_size, wrong_share, seed)
     force_drafts(engine)
     return engine
 

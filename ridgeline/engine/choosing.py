@@ -166,6 +166,15 @@ def check_tokens(sampling: Sampling, vocab_size: int) -> None:
                 )
 
 
+def ends_of(eos_ids: Collection[int], sampling: Sampling, vocab_size: int) -> tuple[int, ...]:
+    """Those of a tokenizer's end-of-text tokens that end an output. A tokenizer may name some that
+    the model does not have: they are never chosen, and have no logit to rule out.
+    """
+    if sampling.ignore_eos:
+        return ()
+    return tuple(token for token in eos_ids if token < vocab_size)
+
+
 NO_NUMBERS = "are not numbers (NaN)"
 
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine.choosing import check_tokens, with_seed
+from ridgeline.engine.choosing import check_tokens, ends_of, with_seed
 from ridgeline.engine.extras import Job, Pooling
 from ridgeline.engine.live import LiveRequest, Sink
 from ridgeline.engine.loop import EngineProgress, Loop, Stepping
@@ -208,8 +208,9 @@ class Engine:
             check_installed()
             if self.tokenizer is None:
                 raise UsageError("a grammar needs a tokenizer, and the engine has none")
-        eos_ids = () if sampling.ignore_eos or self.tokenizer is None else self.tokenizer.eos_ids
-        stop_ids = frozenset((*eos_ids, *sampling.stop_ids))
+        eos_ids = () if self.tokenizer is None else self.tokenizer.eos_ids
+        ends = ends_of(eos_ids, sampling, self.config.vocab_size)
+        stop_ids = frozenset((*ends, *sampling.stop_ids))
         return Job(with_seed(sampling), tuple(tokens), stop_ids, pooling)
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:

@@ -32,6 +32,11 @@ NUM_GRAPHS = 80  # sizes of steps that are captured; those between are padded up
 NODES_A_LAYER = 10  # kernels a layer launches
 GRAPH_NODE_BYTES = 16 << 10  # what the driver keeps for one kernel of a captured graph
 
+# What a pool of graphs takes however small the model is: cuBLAS's workspace for the stream of
+# captures (32 MiB on sm_90, in one piece or two), and torch's allocator, which takes 20 MiB at a
+# time for tensors of 1 to 10 MiB and 2 MiB for smaller ones, the last of each partly empty.
+GRAPH_POOL_BYTES = 128 << 20
+
 PENALTY_TABLE_BYTES = 4 + 1  # per request and vocabulary entry: int32 counts, seen in the prompt
 STEP_TOKEN_BYTES = 48  # per token of a step: id, position, length, slot and indices
 PAGE_NUMBER_BYTES = 4
@@ -150,13 +155,18 @@ def token_table_bytes(recipe: Recipe) -> int:
 
 
 def graph_bytes(config: ModelConfig, recipe: Recipe) -> int:
-    """Captured graphs keep memory of their own: the tensors of the largest step, which all of them
-    share, and what the driver stores for each kernel.
+    """Captured graphs keep memory of their own: a pool with the tensors of the largest step, which
+    all of them share, and what the driver stores for each kernel.
     """
     limits = recipe.limits.filled()
     rank = rank_config(config, recipe.parallel.tensor)
     tensors = step_peak(rank, recipe, limits.max_graph_batch).num_bytes
     rows = logit_rows(recipe, min(limits.max_graph_batch, limits.max_batch))
     rows = min(rows, limits.max_graph_batch)
-    nodes = min(NUM_GRAPHS, limits.max_graph_batch) * NODES_A_LAYER * config.num_layers
-    return tensors + logit_bytes(config, recipe, rows) + nodes * GRAPH_NODE_BYTES
+    pool = GRAPH_POOL_BYTES + tensors + logit_bytes(config, recipe, rows)
+    return pool + min(NUM_GRAPHS, limits.max_graph_batch) * driver_bytes(config)
+
+
+def driver_bytes(config: ModelConfig) -> int:
+    """What the driver stores for one captured graph."""
+    return NODES_A_LAYER * config.num_layers * GRAPH_NODE_BYTES

@@ -25,7 +25,7 @@ from torch import Tensor
 from ridgeline.capture import capture
 from ridgeline.engine.batch import StepInputs, StepShape, shape_of
 from ridgeline.engine.extras import Jobs, Pending
-from ridgeline.engine.footprint import NUM_GRAPHS
+from ridgeline.engine.footprint import NUM_GRAPHS, driver_bytes
 from ridgeline.engine.notes import Note, noting
 from ridgeline.engine.sampling import plain
 from ridgeline.engine.step_plan import StepPlan
@@ -147,16 +147,17 @@ class Graphs:
         """
         logits_RV = self.compute(key, inputs)
         tokens_R = plain(logits_RV, inputs, filtered)
-        free_before = torch.cuda.mem_get_info(self.runner.device)[0]
+        reserved_before = torch.cuda.memory_reserved(self.runner.device)
         if key not in self.found:
             with noting(self.runner.model) as notes:
                 graph, _ = self._capture(lambda: self.compute(key, inputs, notes))
             notes.append(Note("sampling", tuple(logits_RV.shape)))
             self.found[key] = Captured(graph, notes)
+            self.used_bytes += driver_bytes(self.runner.model.config)
         sampler = self._capture(lambda: plain(logits_RV, inputs, filtered))
         self.found[key].samplers[filtered] = sampler
-        free_after = torch.cuda.mem_get_info(self.runner.device)[0]
-        self.used_bytes += max(0, free_before - free_after)
+        # What torch took, and not what the device has less of: others may share it.
+        self.used_bytes += torch.cuda.memory_reserved(self.runner.device) - reserved_before
         return logits_RV, tokens_R
 
     def compute(self, key: GraphKey, inputs: StepInputs, notes: list[Note] | None = None) -> Tensor:

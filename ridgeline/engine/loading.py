@@ -16,6 +16,7 @@ from ridgeline.errors import UnsupportedError, UsageError
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware import detect
 from ridgeline.hardware.detection import available_memory
+from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.host_library import prepare
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
@@ -57,7 +58,7 @@ def load(
     filled = with_host_kernels(recipe, filled, config, hardware.device, progress)
     draft = find_draft(recipe, config, progress)
     free = available_memory(hardware.device)
-    filled, plan = planned(config, recipe, filled, free, draft)
+    filled, plan = planned(config, recipe, filled, hardware.device, free, draft)
     tokenizer = tokenizer or tokenizer_of(path)
     check_words(draft, tokenizer)
     loaded = load_model(path, dtype=dtype_name(dtype), device=device, progress=progress)
@@ -85,7 +86,7 @@ def _loaded(
     held = sum(parameter.nbytes for parameter in model.parameters())
     free = available_memory(str(weight.device)) + held
     draft = find_draft(recipe, model.config, None)
-    filled, plan = planned(model.config, recipe, filled, free, draft)
+    filled, plan = planned(model.config, recipe, filled, str(weight.device), free, draft)
     return Loaded(model, tokenizer, filled, plan, load_draft(draft, model))
 
 
@@ -114,6 +115,7 @@ def planned(
     config: ModelConfig,
     given: Recipe,
     filled: Recipe,
+    device: str,
     free_bytes: int,
     draft: Draft | None = None,
 ) -> tuple[Recipe, MemoryPlan]:
@@ -121,9 +123,11 @@ def planned(
     line that says why not.
     """
     _check_supported(filled)
+    check_on_device(config, device)
     small = None
     if draft is not None:
         small = draft.config
+        check_on_device(small, device)
         filled = within_draft(given, filled, draft)
     if given.limits.max_context is None:
         filled = fitted(config, filled, free_bytes, small)
@@ -146,6 +150,12 @@ def _check_supported(recipe: Recipe) -> None:
     ):
         if asked:
             raise UnsupportedError(f"the recipe has {what}, which the engine does not do yet")
+
+
+def check_on_device(config: ModelConfig, device: str) -> None:
+    """A model whose every request would fail there is refused before it is loaded."""
+    if device != "cpu":
+        check_heads(config.num_heads, config.num_kv_heads, config.head_dim)
 
 
 def _codes_in_fp16(recipe: Recipe) -> bool:

@@ -24,6 +24,7 @@ from ridgeline.engine.choosing import (
     TokenLogprob,
     best_samples,
     check_tokens,
+    ends_of,
     logprobs_of,
     with_seed,
 )
@@ -233,7 +234,7 @@ def generate(
     prompt_ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
     sampling = with_seed(sampling or Sampling())
     _check_plain(sampling)
-    eos_ids = () if sampling.ignore_eos else tokenizer.eos_ids
+    eos_ids = ends_of(tokenizer.eos_ids, sampling, model.config.vocab_size)
     matcher = _matcher(Grammars(tokenizer, model.config.vocab_size), sampling, eos_ids)
     decoder = tokenizer.decoder(continuation=matcher is not None)
     watcher = StopWatcher(sampling.stop)

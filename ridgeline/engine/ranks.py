@@ -221,7 +221,7 @@ def load_part(
     # On a CPU all ranks live from the same memory.
     free = group.smallest(available_memory(device) // (num_local if on_cpu else 1))
     filled = with_auto(task.recipe, config, dtype, device)
-    filled, plan = group.together(lambda: planned(config, task.recipe, filled, free))
+    filled, plan = group.together(lambda: planned(config, task.recipe, filled, device, free))
     model = group.together(lambda: split_model(config, dtype, device, group))
     if isinstance(task.source, Path):
         checkpoint, shown = open_checkpoint(task.source), progress if group.rank == 0 else None

@@ -317,3 +317,11 @@ def test_the_source_translates_for_rocm(tmp_path: Path) -> None:
     portable, _, tensor_cores = text.partition("#if PORTABLE && !defined(RIDGELINE_ON_CPU)")
     assert "hipLaunchKernel(" in tensor_cores
     assert "cuda" not in portable.replace("cuda_on_cpu.h", "").replace("cuda.py", "")
+
+
+def test_heads_of_other_dims_are_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "library", lambda name: object())
+    for head_dim, takes in ((64, True), (12, False), (20, False), (72, False)):
+        setting = replace(MIXED, head_dim=head_dim, cache=INT8)
+        inputs = op.make(setting, CPU, torch.Generator().manual_seed(0))
+        assert cuda.supported(inputs["q_BNH"], inputs["k_pages_PKSH"]) == takes

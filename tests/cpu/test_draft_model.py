@@ -4,6 +4,7 @@ happens to pages, and one that is not changes nothing but the speed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from engines import assert_exact, engine_for, prompts_of, tiny
-from speculation import force_drafts
+from speculation import force_drafts, steps_without_drafts
 from tiny_models import MODELS, save_model
 from tiny_tokenizers import byte_level_metadata
 
@@ -26,6 +27,12 @@ from ridgeline.recipe import Limits, Recipe, Speculation, with_auto
 
 GREEDY = Sampling(max_tokens=14)
 DRAWN = Sampling(max_tokens=12, temperature=0.9, seed=5)
+
+
+@pytest.fixture(autouse=True)
+def every_step_kept_its_drafts(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert steps_without_drafts(caplog) == []
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +107,7 @@ def test_another_model_changes_nothing(folders: dict[str, str]) -> None:
 
 
 def test_a_draft_that_fails_is_done_without(
-    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = drafting_engine("llama-mha", folders["llama-mha"])
     guesser = engine.runner.guesser
@@ -112,6 +119,8 @@ def test_a_draft_that_fails_is_done_without(
     monkeypatch.setattr(guesser.runner, "forward", broken)
     assert_exact(engine, prompts_of([9, 20]), [GREEDY] * 2)
     assert engine.stats.accepted_tokens == 0
+    assert steps_without_drafts(caplog)
+    caplog.clear()
 
 
 def test_it_is_planned_for(folders: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,8 @@ from tiny_tokenizers import byte_level_metadata
 import ridgeline
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Delta, Engine, Output, Sampling, generate
+from ridgeline.engine.draft_loading import Draft
+from ridgeline.engine.loading import planned
 from ridgeline.engine.naive import OneSequence
 from ridgeline.errors import (
     ContextLengthError,
@@ -24,7 +27,7 @@ from ridgeline.errors import (
     UsageError,
 )
 from ridgeline.models import Transformer, build_model, fill_random
-from ridgeline.recipe import KV, Limits, Recipe
+from ridgeline.recipe import KV, Limits, Recipe, with_auto
 
 TEXTS = ["The sky", "a value of", "Import statements are"]
 
@@ -197,6 +200,49 @@ def test_wrong_prompts_are_errors_before_anything_runs() -> None:
     with pytest.raises(UsageError, match="stop strings need a tokenizer"):
         engine.generate([[5]], Sampling(stop=("x",)))
     assert not engine.has_work
+
+
+def test_no_way_in_takes_tokens_that_the_model_lacks() -> None:
+    """On a GPU one such id would end the process."""
+    engine = engine_for(tiny("llama-mha"))
+    ways: list[Callable[[list[int]], object]] = [
+        engine.add,
+        engine.embed,
+        engine.generate,
+        lambda prompt: list(engine.stream(prompt)),
+    ]
+    for way in ways:
+        for wrong in (131, -1):
+            with pytest.raises(UsageError, match=f"token id {wrong} of the prompt"):
+                way([5, wrong])
+    assert not engine.has_work
+
+
+def test_ends_that_the_model_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer may have more tokens than the model; what they end is ruled out by their id."""
+    model, tokenizer = writer()
+    known = tokenizer.eos_ids
+    monkeypatch.setattr(tokenizer, "eos_ids", (*known, model.config.vocab_size + 3))
+    engine = text_engine()
+    sampling = Sampling(max_tokens=6, min_tokens=4)
+    assert engine.job("The sky", sampling).stop_ids == set(known)
+    (output,) = engine.generate("The sky", sampling)
+    assert output.status == "finished", output.reason
+    assert output.tokens == generate(model, tokenizer, "The sky", sampling).tokens
+
+
+@pytest.mark.parametrize("head_dim", [257, 320])
+def test_heads_that_a_gpu_cannot_take_are_refused_before_loading(head_dim: int) -> None:
+    config = replace(tiny("llama-mha").config, head_dim=head_dim)
+    recipe = with_auto(Recipe(), config, torch.bfloat16, "cuda:0")
+    with pytest.raises(UnsupportedError, match=f"heads of {head_dim} dims.* 2 to 256") as raised:
+        planned(config, Recipe(), recipe, "cuda:0", 80 << 30)
+    assert "\n" not in str(raised.value)
+    small = Draft("small", Path("small"), config)
+    with pytest.raises(UnsupportedError, match=f"heads of {head_dim} dims"):
+        planned(tiny("llama-mha").config, Recipe(), recipe, "cuda:0", 80 << 30, small)
+    on_cpu = with_auto(Recipe(), config, torch.bfloat16, "cpu")
+    assert planned(config, Recipe(), on_cpu, "cpu", 80 << 30)[1].fits
 
 
 def test_a_prompt_beyond_max_context_names_the_setting() -> None:

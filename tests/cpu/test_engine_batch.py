@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -22,6 +25,7 @@ from ridgeline.engine.batch import (
     views,
     write,
 )
+from ridgeline.engine.footprint import driver_bytes
 from ridgeline.engine.graphs import PROMPT_ROWS, GraphKey, Graphs, graph_key
 from ridgeline.engine.notes import noting
 from ridgeline.engine.paged import PagedSequences
@@ -139,6 +143,36 @@ def test_the_gpus_path_is_exact(name: str) -> None:
     for prompt, sampling in zip(prompts, samplings, strict=True):  # alone: graphs of prompts
         assert_exact(engine_with(engine, graphs), [[*prompt[1:], 5]], [sampling])
     assert any(key.shape.num_prompt_rows for key in graphs.keys)
+
+
+class Counted(PaddedSteps):
+    """Graphs that are run instead of captured, and take memory all the same."""
+
+    reserved = 0
+
+    def _replay(self, key: GraphKey, inputs: StepInputs, filtered: bool) -> tuple[Tensor, Tensor]:
+        if key not in self.found:
+            return self._run_and_capture(key, inputs, filtered)
+        return super()._replay(key, inputs, filtered)
+
+    def _capture(self, work: Callable[[], Tensor]) -> tuple[Any, Tensor]:
+        self.reserved += 2 << 20
+        return None, work()
+
+
+def test_graphs_are_captured_as_long_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes two captures' memory, and what the driver keeps."""
+    prompts, samplings = prompts_of([9, 20, 4]), [Sampling(max_tokens=n) for n in (2, 5, 9)]
+    engine = engine_for(tiny("llama-mha"))
+    engine.runner.sequences = PagedSequences
+    taken = (4 << 20) + driver_bytes(engine.config)
+    for room, most in ((1, 1), (taken, 1), (taken + 1, 2), (9 * taken, 4)):
+        engine.runner.graphs = graphs = Counted(engine, max_tokens=48)
+        graphs.budget_bytes = room
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device, own=graphs: own.reserved)
+        assert_exact(engine, prompts, samplings)
+        assert len(graphs.found) == most
+        assert graphs.used_bytes == most * taken
 
 
 def engine_with(engine: Engine, graphs: Graphs) -> Engine:

@@ -17,7 +17,10 @@ from torch import Tensor
 
 from ridgeline.engine.activations import peak
 from ridgeline.engine.footprint import (
+    GRAPH_POOL_BYTES,
+    NUM_GRAPHS,
     bytes_per_page,
+    driver_bytes,
     logit_bytes,
     weight_bytes,
     weight_format,
@@ -321,6 +324,15 @@ def test_pages_fill_what_may_be_used_and_no_more() -> None:
     tables = RopeTables(config, 1000, torch.device("cpu"))._tables.values()
     held = sum(tensor.nbytes for table in tables for tensor in table)
     assert plan.bytes_of("rotary tables") == held * 131072 // 1000
+
+
+def test_a_small_model_has_room_for_the_segments_of_its_graphs() -> None:
+    """The first capture takes tens of MiB whatever the model: the plan lets more follow."""
+    config = small_config("llama-3.1-8b")
+    recipe = with_auto(Recipe(), config, torch.bfloat16, "cuda:0")
+    least = GRAPH_POOL_BYTES + NUM_GRAPHS * driver_bytes(config)
+    assert itemise(config, recipe, 139 * GIB).bytes_of("graphs") > least
+    assert GRAPH_POOL_BYTES > 2 * (32 << 20) + 2 * (20 << 20)
 
 
 def test_a_cpu_has_no_graphs() -> None:

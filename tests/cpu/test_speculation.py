@@ -5,6 +5,7 @@ around a request.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
@@ -13,7 +14,15 @@ from typing import Any
 import pytest
 import torch
 from engines import assert_exact, assert_idle, engine_for, naive_outputs, prompts_of, tiny
-from speculation import LOOKUP, Oracle, assert_guessed_exact, force_drafts, markov, oracle_engine
+from speculation import (
+    LOOKUP,
+    Oracle,
+    assert_guessed_exact,
+    force_drafts,
+    markov,
+    oracle_engine,
+    steps_without_drafts,
+)
 from tiny_tokenizers import byte_level_metadata
 
 from ridgeline.data import Tokenizer
@@ -28,6 +37,12 @@ from ridgeline.models import build_model, fill_random
 
 GREEDY = Sampling(max_tokens=14)
 DRAWN = Sampling(max_tokens=12, temperature=0.9, seed=5)
+
+
+@pytest.fixture(autouse=True)
+def every_step_kept_its_drafts(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert steps_without_drafts(caplog) == []
 
 
 @pytest.mark.parametrize(
@@ -273,7 +288,7 @@ def test_nan_of_a_wrong_guess_harms_nobody() -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError("poison"), torch.OutOfMemoryError("none left")])
 def test_a_step_that_fails_with_drafts_runs_without(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = oracle_engine(tiny("llama-mha"))
     forward_pass, raised = engine.runner.forward, [0]
@@ -288,6 +303,8 @@ def test_a_step_that_fails_with_drafts_runs_without(
     monkeypatch.setattr(engine.runner, "forward", raising)
     assert_guessed_exact(engine, prompts_of([9, 30, 14]), [GREEDY] * 3)
     assert raised[0] > 1
+    assert steps_without_drafts(caplog)
+    caplog.clear()
 
 
 def test_the_table_of_tokens_is_planned_for() -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 from engines import assert_exact, assert_idle, engine_for, prompts_of, tiny
-from speculation import LOOKUP, assert_guessed_exact, force_drafts, markov, oracle_engine
+from speculation import (
+    LOOKUP,
+    assert_guessed_exact,
+    force_drafts,
+    markov,
+    oracle_engine,
+    steps_without_drafts,
+)
 from tiny_models import save_model
 
 from ridgeline.engine import Sampling
@@ -18,6 +26,12 @@ from ridgeline.recipe import Speculation
 
 GREEDY = Sampling(max_tokens=14)
 DRAWN = Sampling(max_tokens=12, temperature=0.9, seed=5)
+
+
+@pytest.fixture(autouse=True)
+def every_step_kept_its_drafts(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert steps_without_drafts(caplog) == []
 
 
 @pytest.mark.parametrize("graphs", [True, False])

@@ -5,8 +5,9 @@ Softmax is done in base 2, because that is the exponential the hardware has: sco
 log2(e) beforehand, and log-sum-exps are in base 2 too. Pages are laid out as kernels/pages.py says.
 
 A tile is BLOCK tokens of one head, [BLOCK, COLUMNS]: COLUMNS is the head dim rounded up to a power
-of two. Tiles start at multiples of BLOCK, so a page of BLOCK tokens or more holds a whole tile, and
-its place is one number; smaller pages give one number a token.
+of two that `tl.dot` takes; columns past the head dim are read as zeros and never stored. Tiles
+start at multiples of BLOCK, so a page of BLOCK tokens or more holds a whole tile, and its place is
+one number; smaller pages give one number a token.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.pages import check_page_size, holds_codes
 
-MAX_HEAD_DIM = 256
+MIN_COLUMNS = 16  # the least that `tl.dot` sums over
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -138,11 +138,9 @@ def heads_together(x_TNH: Tensor) -> bool:
     return x_TNH.stride(2) == 1 and x_TNH.stride(1) == x_TNH.shape[2]
 
 
-def check_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    if head_dim % 16 or not 0 < head_dim <= MAX_HEAD_DIM:
-        raise UnsupportedError(f"head dim {head_dim} is no multiple of 16 up to {MAX_HEAD_DIM}")
-    if num_heads % num_kv_heads:
-        raise UnsupportedError(f"{num_heads} query heads do not divide into {num_kv_heads} groups")
+def num_columns(head_dim: int) -> int:
+    """COLUMNS of a tile."""
+    return max(MIN_COLUMNS, int(triton.next_power_of_2(head_dim)))
 
 
 def check_pages(

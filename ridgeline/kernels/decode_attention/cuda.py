@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import HardwareError, UnsupportedError
+from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
-from ridgeline.kernels.attention.triton import check_heads, check_pages, heads_together
+from ridgeline.kernels.attention.triton import check_pages, heads_together
 from ridgeline.kernels.decode_attention.splits import (
     arrival_counters,
     choose_split,

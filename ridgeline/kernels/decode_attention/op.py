@@ -175,6 +175,15 @@ SMALL = [
     replace(TINY, lengths=(520, 300), window=257, split_tokens=128, head_dim=80, cache=FP8),
     replace(TINY, dtype=FP32, lengths=(0, 0)),
     replace(TINY, lengths=(5, 70, 0, 33), ordered=True),
+    replace(TINY, dtype=FP32, head_dim=12, strided=True),
+    replace(TINY, head_dim=12, heads=(16, 4), cache=FP8, lengths=(200, 33), split_tokens=128),
+    replace(TINY, dtype=FP16, head_dim=20, heads=(3, 1), cache=INT8),
+    replace(TINY, head_dim=72, lengths=(300, 129), split_tokens=128, window=150, softcap=5.0),
+    replace(TINY, dtype=FP32, head_dim=33, lengths=(40, 7)),
+]
+HEADS_AND_PAGES = [
+    *((64, 16), (80, 32), (96, 64), (128, 128), (256, 256), (128, 16)),
+    *((12, 64), (20, 32), (72, 64), (250, 64)),
 ]
 LARGE = [
     replace(
@@ -187,7 +196,7 @@ LARGE = [
         softcap=softcap,
         strided=page_size == 32,
     )
-    for head_dim, page_size in [(64, 16), (80, 32), (96, 64), (128, 128), (256, 256), (128, 16)]
+    for head_dim, page_size in HEADS_AND_PAGES
     for dtype, cache in [(BF16, None), (FP16, None), (BF16, FP8), (BF16, INT8), (FP16, INT8)]
     for window, softcap in [(None, None), (1000, 30.0)]
 ] + [
@@ -221,6 +230,9 @@ COMPILE = [
         (128, 16, FP8_AMD),
         (128, 64, INT8),
         (80, 64, None),
+        (72, 64, None),
+        (12, 16, None),
+        (20, 64, INT8),
         (256, 64, None),
         (256, 16, INT8),
     ]

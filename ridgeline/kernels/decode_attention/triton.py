@@ -8,7 +8,7 @@ a captured graph serves any lengths. A split begins at a multiple of `split_toke
 batch: with that number fixed, a sequence's result does not depend on what else is in the batch.
 
 Layouts: q_BNH with its last two dims contiguous; pages and scales contiguous (kernels/pages.py);
-page_table_BM and lengths_B int32. Head dims are multiples of 16.
+page_table_BM and lengths_B int32.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.attention.triton import (
     LOG2E,
     add_values,
-    check_heads,
     check_pages,
     for_dot,
     heads_together,
     load_rows,
     load_scales,
+    num_columns,
     pages_of_tile,
     places_of_tile,
     soft_capped,
@@ -241,7 +242,7 @@ def decode_attention(
         lse = torch.empty(shape, dtype=torch.float32, device=q_BNH.device)
         counters = arrival_counters(batch * num_kv_heads, q_BNH.device)
     q_BNH = q_BNH if heads_together(q_BNH) else q_BNH.contiguous()
-    columns = triton.next_power_of_2(head_dim)
+    columns = num_columns(head_dim)
     group = num_heads // num_kv_heads
     group_rows = triton.next_power_of_2(group)
     # Where all programs start at once no order helps, and reading it would only take time.
@@ -311,7 +312,7 @@ TILE_NUMBERS = 8192
 
 def choose_tiles(head_dim: int, dtype: torch.dtype, target: Target) -> Tiles:
     """By head dim and dtype alone, never by the batch: results must not depend on it."""
-    block = min(128, TILE_NUMBERS // triton.next_power_of_2(head_dim))
+    block = min(128, TILE_NUMBERS // num_columns(head_dim))
     if dtype == torch.float32:
         block //= 2
     if target.backend == "hip":

@@ -17,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
-from ridgeline.kernels.attention.triton import check_heads, check_pages, heads_together
+from ridgeline.kernels.attention.triton import check_pages, heads_together, num_columns
 from ridgeline.kernels.decode_attention.splits import arrival_counters, longest_sequence
 from ridgeline.kernels.launch import launch, target_of
 from ridgeline.kernels.prefill_attention.triton import Tiles, attend, choose_tiles, sequence_of
@@ -291,7 +292,7 @@ def prefill_attention(
         KEPT=kept,
         ROWS=tiles.rows,
         HEAD_DIM=head_dim,
-        COLUMNS=triton.next_power_of_2(head_dim),
+        COLUMNS=num_columns(head_dim),
         PAGE=page_size,
         BLOCK=tiles.block,
         SPLIT=split_tokens,

@@ -242,6 +242,21 @@ SMALL = [
         )
     ),
     replace(PAGED, dtype=BF16, new=(1, 1, 1), before=(300, 0, 63), split=64),
+    replace(TINY, dtype=FP32, head_dim=12, strided=True),
+    replace(TINY, head_dim=20, heads=(3, 1)),
+    replace(TINY, dtype=FP32, head_dim=33, new=(40, 7)),
+    replace(PAGED, dtype=FP32, head_dim=12),
+    replace(PAGED, dtype=FP16, head_dim=20, heads=(3, 1), cache=INT8),
+    replace(PAGED, head_dim=72, cache=FP8, window=30),
+    *(
+        replace(PAGED, dtype=d, head_dim=h, new=(40, 3), before=(100, 190), split=64, apart=apart)
+        for apart in (False, True)
+        for d, h in ((FP32, 12), (BF16, 72))
+    ),
+]
+HEADS_AND_PAGES = [
+    *((64, 16), (80, 32), (96, 64), (128, 128), (256, 256), (128, 16)),
+    *((12, 64), (20, 32), (72, 64), (250, 64)),
 ]
 LARGE = [
     replace(
@@ -254,7 +269,7 @@ LARGE = [
         softcap=softcap,
         strided=page_size == 32,
     )
-    for head_dim, page_size in [(64, 16), (80, 32), (96, 64), (128, 128), (256, 256), (128, 16)]
+    for head_dim, page_size in HEADS_AND_PAGES
     for before, dtype, cache in [
         (None, BF16, None),
         (None, FP16, None),
@@ -294,6 +309,8 @@ COMPILE = [
         (None, 128, 64, None),
         (None, 64, 64, None),
         (None, 80, 64, None),
+        (None, 72, 64, None),
+        (None, 12, 64, None),
         (None, 256, 64, None),
         ((64, 9), 128, 64, None),
         ((64, 9), 128, 16, None),
@@ -301,6 +318,8 @@ COMPILE = [
         ((64, 9), 128, 16, FP8_AMD),
         ((64, 9), 128, 64, INT8),
         ((64, 9), 256, 16, INT8),
+        ((64, 9), 20, 64, None),
+        ((64, 9), 12, 16, INT8),
     ]
 ] + [
     Setting((256,), window=32, softcap=30.0),
@@ -312,6 +331,7 @@ COMPILE = [
         for head_dim, more in (
             (128, {}),
             (64, {"cache": INT8}),
+            (20, {}),
             (256, {"window": 300}),
             (128, {"window": 300, "cache": FP8}),
         )

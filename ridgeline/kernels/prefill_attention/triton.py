@@ -8,7 +8,7 @@ tiles with the most keys start first.
 
 Layouts: the last two dims of q, K and V contiguous, rows apart as they like (views of a joint
 projection); pages and scales contiguous (kernels/pages.py); starts, page_table_BM and lengths_B
-int32. Rows of q past the last start are padding and are not written. Head dims are multiples of 16.
+int32. Rows of q past the last start are padding and are not written.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.attention.triton import (
     LOG2E,
     add_values,
-    check_heads,
     check_pages,
     for_dot,
     heads_together,
     load_rows,
     load_scales,
+    num_columns,
     pages_of_tile,
     places_of_tile,
     soft_capped,
@@ -353,7 +354,7 @@ def _launch(
         TOKENS=tokens,
         ROWS=tiles.rows,
         HEAD_DIM=head_dim,
-        COLUMNS=triton.next_power_of_2(head_dim),
+        COLUMNS=num_columns(head_dim),
         PAGE=page_size or 1,
         BLOCK=tiles.block,
         PAGED=page_size > 0,

@@ -202,6 +202,10 @@ SHAPES = [
     Setting(9, 8, 1, 128, angles=32, page_size=128),
     Setting(3, 3, 3, 256, page_size=16),
     Setting(4, 4, 2, 64, angles=None),
+    Setting(6, 4, 2, 12, page_size=16),
+    Setting(11, 3, 1, 20, angles=5, page_size=32),
+    Setting(5, 2, 2, 72),
+    Setting(5, 2, 1, 33, angles=None),
 ]
 SMALL = [
     case(replace(setting, dtype=dtype, page_dtype=page_dtype, normed=normed, gap=gap))
@@ -219,6 +223,8 @@ LARGE = [
         Setting(1000, 32, 8, 128, page_size=16),
         Setting(777, 64, 8, 128, page_size=256),
         Setting(1000, 40, 10, 80),
+        Setting(1000, 4, 2, 12),
+        Setting(300, 16, 2, 72),
         Setting(300, 16, 16, 256, angles=64),
     ]
     for dtype, page_dtype, normed in [
@@ -261,6 +267,8 @@ OP = Op(
             Setting(4, 32, 8, 96, angles=36, normed=True),
             Setting(4, 32, 8, 128, angles=32, page_dtype=FP8),
             Setting(4, 16, 8, 256, page_dtype=FP8, normed=True),
+            Setting(4, 4, 2, 12, page_size=16),
+            Setting(4, 6, 2, 20, page_dtype=INT8, normed=True),
         ]
     ],
     baselines={"eager": eager},

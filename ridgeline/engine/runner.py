@@ -50,6 +50,7 @@ from ridgeline.engine.step_plan import StepPlan
 from ridgeline.engine.step_watch import StepWatch
 from ridgeline.engine.transfer import to_device, to_host
 from ridgeline.formats.dtypes import parse_dtype
+from ridgeline.kernels.keep_tokens import keep_tokens
 from ridgeline.models import Transformer
 from ridgeline.recipe import Recipe
 
@@ -129,6 +130,8 @@ class Runner:
         self.words = torch.zeros(size, dtype=torch.int32, device=self.device)
         self._hosts = _host_buffers(len(self.words), self.device)
         self._num_launched = 0
+        self._whole: StepPlan | None = None  # the step that is run, whole or in parts
+        self._kept = False  # whether its samples are in `last_tokens` already
         self.watch: StepWatch | None = None  # told of each step, where somebody measures
         wants_graphs = bool(recipe.graphs) and self.device.type == "cuda"
         self.graphs: Graphs | None = None
@@ -157,6 +160,7 @@ class Runner:
         if self.guesser is not None:
             self.guesser.follow(plan)
         failed = self._seat(plan, jobs, known_tokens)
+        self._whole, self._kept = plan, False
         pending: Pending = []
 
         def run(part: StepPlan, samples: list[int]) -> None:
@@ -165,11 +169,12 @@ class Runner:
         plan, out_of_memory = self._run_whole(plan, run, failed, known_tokens)
         num_rows = len(plan.logit_tokens)
         self.share_results(num_rows)
-        self._keep_samples(plan)
+        if not self._kept:
+            self._keep_samples(plan)
         if self.guesser is not None and num_rows:
             verdicts_3N = self.guesser.judge(plan, self.results[0])
             self.results[2:, : verdicts_3N.shape[1]] = verdicts_3N
-        results = to_host(self.results[:, :num_rows])
+        results = to_host(self.results)[:, :num_rows]  # all of it: a part would be packed first
         event = None
         if self.device.type == "cuda":
             event = torch.cuda.Event()
@@ -181,8 +186,10 @@ class Runner:
 
     def run(self, plan: StepPlan, jobs: Jobs) -> None:
         """Enqueue a plain step whose tokens nobody waits for; the next one may take them."""
+        self._whole, self._kept = plan, False
         self._run(plan, jobs, list(range(len(plan.sample_keys))))
-        self._keep_samples(plan)
+        if not self._kept:
+            self._keep_samples(plan)
         self._num_launched += 1
 
     def collect(self, in_flight: InFlight) -> StepOutput:
@@ -239,6 +246,15 @@ class Runner:
             chosen_R = chosen_R.index_select(0, to_device(first_rows(plan), self.device))
         self.last_tokens[:num_samples] = chosen_R[:num_samples]
 
+    def keeps(self, plan: StepPlan, jobs: Jobs) -> bool:
+        """Whether the plain choice ends a step: then its graph leaves the tokens in `last_tokens`
+        too. Elsewhere that waits until all of the step is through, because parts of it that are run
+        again take the last step's tokens from there.
+        """
+        if plan is not self._whole or plan.num_draft_rows or self.special.samples(plan):
+            return False
+        return not any(jobs[key[0]].sampling.wants_logprobs for key in plan.sample_keys)
+
     def share_results(self, num_samples: int) -> None:
         """Where several ranks run a step, they now have the same tokens."""
 
@@ -289,14 +305,20 @@ class Runner:
         inputs: StepInputs,
         tokens_R: Tensor,
         samples: list[int],
+        kept: bool = False,
     ) -> Pending:
-        """What follows the plain choice: samples with tables, NaN, log-probabilities, results."""
+        """What follows the plain choice: samples with tables, NaN, log-probabilities, results. With
+        `kept`, nothing: the choice's graph has left its tokens where they belong.
+        """
+        if kept:
+            self._kept = True
+            return []
         self.special.choose(logits_RV, inputs, plan, tokens_R)
-        is_nan_R = logits_RV.gather(1, tokens_R.unsqueeze(1)).squeeze(1).isnan()
-        found_2R = torch.stack((tokens_R.int(), is_nan_R.int()))
         if samples == list(range(len(samples))):
-            self.results[:2, : len(samples)] = found_2R
+            keep_tokens(logits_RV, tokens_R, self.results[:2])
         else:
+            found_2R = self.results.new_empty(2, len(samples))
+            keep_tokens(logits_RV, tokens_R, found_2R)
             self.results[:2, to_device(samples, self.device)] = found_2R
         return extras.output_logprobs(plan, jobs, logits_RV, tokens_R, samples)
 

@@ -19,6 +19,7 @@ NAMES = (
     "quantized_linear",
     "dequantize",
     "sampling",
+    "keep_tokens",
     "prompt_lookup",
     "vector_add",
     "softmax",

@@ -22,10 +22,10 @@ from ridgeline.engine.batch import (
     views,
     write,
 )
-from ridgeline.engine.graphs import PROMPT_ROWS, GraphKey, Graphs, graph_key
+from ridgeline.engine.graphs import PROMPT_ROWS, Choice, GraphKey, Graphs, graph_key
 from ridgeline.engine.notes import noting
 from ridgeline.engine.paged import PagedSequences
-from ridgeline.engine.sampling import _argmax, plain
+from ridgeline.engine.sampling import _argmax
 from ridgeline.engine.step_plan import StepPlan
 
 PLAN = StepPlan(
@@ -113,11 +113,14 @@ class PaddedSteps(Graphs):
     def __init__(self, engine: Engine, max_tokens: int) -> None:
         super().__init__(engine.runner, max_tokens, budget_bytes=1)
         self.keys: list[GraphKey] = []
+        self.choices: set[Choice] = set()
 
-    def _replay(self, key: GraphKey, inputs: StepInputs, filtered: bool) -> tuple[Tensor, Tensor]:
+    def _replay(self, key: GraphKey, inputs: StepInputs, choice: Choice) -> tuple[Tensor, Tensor]:
         self.keys.append(key)
+        self.choices.add(choice)
         logits_RV = self.compute(key, inputs)
-        return logits_RV, plain(logits_RV, inputs, filtered)
+        tokens_R = self.choose(logits_RV, inputs, choice, self.runner.last_tokens)
+        return logits_RV, tokens_R
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -138,6 +141,28 @@ def test_the_gpus_path_is_exact(name: str) -> None:
     for prompt, sampling in zip(prompts, samplings, strict=True):  # alone: graphs of prompts
         assert_exact(engine_with(engine, graphs), [[*prompt[1:], 5]], [sampling])
     assert any(key.shape.num_prompt_rows for key in graphs.keys)
+    assert {choice.keeps for choice in graphs.choices} == {True, False}
+
+
+class FailingSteps(PaddedSteps):
+    """Steps of more than two rows fail."""
+
+    num_failed = 0
+
+    def _replay(self, key: GraphKey, inputs: StepInputs, choice: Choice) -> tuple[Tensor, Tensor]:
+        if key.shape.num_decode_rows > 2 and (inputs.sources >= 0).all():
+            self.num_failed += 1
+            raise RuntimeError("on purpose")
+        return super()._replay(key, inputs, choice)
+
+
+def test_parts_of_a_step_take_the_last_steps_tokens() -> None:
+    """All of its parts, though each samples: their tokens wait until the last one has run."""
+    engine = engine_for(tiny("llama-mha"), overlap=True)
+    engine.runner.sequences = PagedSequences
+    engine.runner.graphs = graphs = FailingSteps(engine, max_tokens=48)
+    assert_exact(engine, prompts_of([5, 9, 14, 20]), [Sampling(max_tokens=9)] * 4)
+    assert graphs.num_failed > 0
 
 
 def engine_with(engine: Engine, graphs: Graphs) -> Engine:

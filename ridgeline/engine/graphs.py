@@ -111,7 +111,8 @@ class Graphs:
         most = padded(min(max_tokens, runner.max_rows), _up_to(DECODE_SIZES, max_tokens))
         rows = max(PROMPT_ROWS, most or max_tokens)
         shape = (rows, runner.model.config.vocab_size)
-        self.logits_RV = torch.empty(shape, dtype=torch.float32, device=runner.device)
+        dtype = runner.model.logits_dtype
+        self.logits_RV = torch.empty(shape, dtype=dtype, device=runner.device)
 
     @property
     def notes(self) -> dict[GraphKey, list[Note]]:

@@ -292,7 +292,7 @@ class Runner:
         hidden_TD = self.forward(inputs, shape, max_length)
         pending = extras.of_rows(plan, jobs, hidden_TD, self.model.logits)
         if samples:
-            logits_RV = self.model.logits(hidden_TD.index_select(0, inputs.logit_tokens))
+            logits_RV = self.logits(hidden_TD.index_select(0, inputs.logit_tokens))
             tokens_R = plain(logits_RV, inputs, self.is_filtered(plan))
             pending += self.finish(plan, jobs, logits_RV, inputs, tokens_R, samples)
         return pending
@@ -358,6 +358,13 @@ class Runner:
         if issubclass(self.sequences, CpuSequences) and not hidden_TD.isfinite().all():
             self.kv.holds_nan = True  # those hide scores, which does not stop NaN
         return hidden_TD
+
+    def logits(self, rows_RD: Tensor) -> Tensor:
+        """As the head makes them on a GPU, where sampling reads them as they are; else in fp32."""
+        dtype, shape = self.model.logits_dtype, (len(rows_RD), self.model.config.vocab_size)
+        if self.device.type == "cpu" or dtype == torch.float32:
+            return self.model.logits(rows_RD)
+        return self.model.logits(rows_RD, out=rows_RD.new_empty(shape, dtype=dtype))
 
     def is_filtered(self, plan: StepPlan) -> bool:
         """Whether a sample asks for top-k, top-p or min-p. Deterministic: whether one is drawn at

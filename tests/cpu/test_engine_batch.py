@@ -22,6 +22,7 @@ from ridgeline.engine.batch import (
     views,
     write,
 )
+from ridgeline.engine.deterministic import deterministic
 from ridgeline.engine.graphs import PROMPT_ROWS, Choice, GraphKey, Graphs, graph_key
 from ridgeline.engine.notes import noting
 from ridgeline.engine.paged import PagedSequences
@@ -142,6 +143,20 @@ def test_the_gpus_path_is_exact(name: str) -> None:
         assert_exact(engine_with(engine, graphs), [[*prompt[1:], 5]], [sampling])
     assert any(key.shape.num_prompt_rows for key in graphs.keys)
     assert {choice.keeps for choice in graphs.choices} == {True, False}
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "gemma2", "granite"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_logits_in_the_heads_dtype_lose_nothing(name: str, dtype: str) -> None:
+    model = tiny(name, dtype)
+    rows = torch.randn(7, model.config.hidden_size).to(model.head.weight.dtype)
+    for kind in (model, deterministic(model)):
+        out = torch.full((7, model.config.vocab_size), float("nan"), dtype=kind.logits_dtype)
+        with torch.inference_mode():
+            expected = kind.logits(rows)
+            assert kind.logits(rows, out=out) is out
+        assert torch.equal(out.float(), expected)
+    assert (out.dtype == torch.bfloat16) == ((name, dtype) == ("llama-tied", "bf16"))
 
 
 class FailingSteps(PaddedSteps):

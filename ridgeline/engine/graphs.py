@@ -80,7 +80,7 @@ def graph_key(
         return None
     if shape.num_prompt_rows == 0:
         size = padded(shape.num_tokens, _up_to(DECODE_SIZES, max_tokens))
-        if size is None:
+        if size is None or shape.num_samples != shape.num_tokens:
             return None
         bound = SHORTEST_LENGTH
         while bound < max_length:
@@ -186,8 +186,9 @@ class Graphs:
     def compute(self, key: GraphKey, inputs: StepInputs, notes: list[Note] | None = None) -> Tensor:
         """The forward pass up to the logits, which are left in their buffer."""
         runner = self.runner
-        hidden_TD = runner.forward(inputs, key.shape, key.max_length, notes)
-        rows_RD = hidden_TD.index_select(0, inputs.logit_tokens)
+        rows_RD = runner.forward(inputs, key.shape, key.max_length, notes)
+        if key.shape.num_prompt_rows:  # without, each token has a row of logits, in their order
+            rows_RD = rows_RD.index_select(0, inputs.logit_tokens)
         return runner.model.logits(rows_RD, out=self.logits_RV[: key.shape.num_samples])
 
     def _capture(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:

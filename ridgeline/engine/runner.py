@@ -42,10 +42,11 @@ from ridgeline.engine.host_model import on_host
 from ridgeline.engine.host_sequences import HostSequences
 from ridgeline.engine.kv_cache import KVCache
 from ridgeline.engine.notes import Note
-from ridgeline.engine.paged import CpuSequences, PagedSequences
+from ridgeline.engine.paged import CpuSequences, PagedSequences, num_table_pages
 from ridgeline.engine.rope_tables import RopeTables
 from ridgeline.engine.sampling import Special, plain
 from ridgeline.engine.scheduler import MAX_STEPS_OUT
+from ridgeline.engine.starting import serves, start
 from ridgeline.engine.step_plan import StepPlan
 from ridgeline.engine.step_watch import StepWatch
 from ridgeline.engine.transfer import to_device, to_host
@@ -137,6 +138,7 @@ class Runner:
         self.graphs: Graphs | None = None
         if wants_graphs:
             self.graphs = self.graphs_type(self, limits.max_graph_batch, graph_bytes)
+        self.starts_at_once = self.device.type == "cuda" and serves(model)
         self.deterministic = recipe.deterministic
         self.sequences: type[PagedSequences] = PagedSequences
         if recipe.deterministic:
@@ -351,6 +353,8 @@ class Runner:
         notes: list[Note] | None = None,
     ) -> Tensor:
         """Hidden states of all tokens [T, D]."""
+        if self.starts_at_once:
+            return self._forward_started(inputs, shape, max_length, notes)
         sampled_T = self.last_tokens.index_select(0, inputs.sources.clamp(min=0))
         ids_T = torch.where(inputs.sources >= 0, sampled_T, inputs.ids)
         about = (self.kv, self.ropes, inputs, shape, self.page_table, max_length, notes)
@@ -358,6 +362,18 @@ class Runner:
         if issubclass(self.sequences, CpuSequences) and not hidden_TD.isfinite().all():
             self.kv.holds_nan = True  # those hide scores, which does not stop NaN
         return hidden_TD
+
+    def _forward_started(
+        self, inputs: StepInputs, shape: StepShape, max_length: int, notes: list[Note] | None
+    ) -> Tensor:
+        """The same, with all that comes before the first layer in one launch."""
+        if notes is not None:
+            notes.append(Note("step_start", tuple(inputs.ids.shape)))
+        num_pages = num_table_pages(shape, max_length, self.kv.page_size)
+        table = self.page_table[:, :num_pages]
+        started = start(self.model, inputs, self.ropes, table, self.last_tokens)
+        about = (self.kv, self.ropes, inputs, shape, self.page_table, max_length, notes, started)
+        return self.model.from_embeddings(started.x, self.sequences(*about))
 
     def logits(self, rows_RD: Tensor) -> Tensor:
         """As the head makes them on a GPU, where sampling reads them as they are; else in fp32."""

@@ -253,9 +253,18 @@ class Transformer(nn.Module):
         logits.
         """
         x_TD = self.embed(tokens_T)
-        if self.config.embedding_scale != 1.0:
-            # Rounded to the weights' dtype first, as Gemma was trained.
-            x_TD = x_TD * torch.tensor(self.config.embedding_scale, dtype=x_TD.dtype).item()
+        if self.embedding_factor != 1.0:
+            x_TD = x_TD * self.embedding_factor
+        return self.from_embeddings(x_TD, sequences)
+
+    @property
+    def embedding_factor(self) -> float:
+        """The embedding's scale, rounded to the weights' dtype first, as Gemma was trained."""
+        scale, dtype = self.config.embedding_scale, self.embed.weight.dtype
+        return 1.0 if scale == 1.0 else torch.tensor(scale, dtype=dtype).item()
+
+    def from_embeddings(self, x_TD: Tensor, sequences: Sequences | ProjectedSequences) -> Tensor:
+        """`forward` from the first layer on. **May change `x_TD` in place**, as `Linear` does."""
         ropes = {layer.rope for layer in self.config.layers if layer.rope is not None}
         angles = {rope: _angles(rope, sequences) for rope in ropes}
         for block in self.layers:

@@ -128,7 +128,7 @@ class PaddedSteps(Graphs):
 def test_the_gpus_path_is_exact(name: str) -> None:
     """The kernels' references in place of the kernels, with steps padded as graphs need it."""
     engine = engine_for(tiny(name))
-    engine.runner.sequences = PagedSequences
+    engine.runner.sequences, engine.runner.starts_at_once = PagedSequences, True
     engine.runner.graphs = graphs = PaddedSteps(engine, max_tokens=48)
     longest = min(40, engine.max_context - 9)
     prompts = prompts_of([3, min(20, longest), longest])
@@ -249,6 +249,10 @@ def test_notes_are_in_the_order_of_launch() -> None:
     ]
     assert notes[1].shape == (3, 48)
     assert not engine.model.embed._forward_pre_hooks  # the hooks are gone
+    engine.runner.sequences, engine.runner.starts_at_once = PagedSequences, True
+    with noting(engine.model) as at_once, torch.inference_mode():
+        engine.runner.forward(inputs, shape, 3, at_once)
+    assert [note.op for note in at_once] == ["step_start", *names[1:]]
 
 
 @pytest.mark.parametrize("vocab_size", [5, 256, 700, 1024, 1500])

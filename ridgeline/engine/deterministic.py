@@ -72,8 +72,11 @@ class FixedLinear(Linear):
         norm: RMSNorm | None = None,
         activation: Activation | None = None,
         residual_TO: Tensor | None = None,
+        out_TO: Tensor | None = None,
     ) -> Tensor:
         """`activation(norm(x) @ weightᵀ + bias) + residual`, in this order on every device."""
+        if out_TO is not None:
+            return out_TO.copy_(self.forward(x_TD, norm, activation, residual_TO))
         if norm is not None:
             x_TD = norm(x_TD)
         if x_TD.device.type != "cpu":

@@ -3,8 +3,9 @@
 Two kinds of steps are captured, each when it is first met: decode rows alone, and a few prompts of
 at most `max_tokens` tokens together. Their sizes are padded up, so that few graphs serve all. A
 graph is the forward pass up to the logits; a second one samples from them, with or without filters,
-so that a grammar's masks can be filled in between. All of them share one pool of memory and stay
-within what was planned for them; a step for which no graph is left runs as any other.
+so that a grammar's masks can be filled in between; where nothing follows the choice, it also leaves
+the tokens where the host and the next step look for them. All of them share one pool of memory and
+stay within what was planned for them; a step for which no graph is left runs as any other.
 
 Capture is safe because the step has just run with the very same tensors: kernels are compiled and
 counters exist, inputs and logits lie where they always lie, and nothing in the captured code reads
@@ -29,6 +30,7 @@ from ridgeline.engine.footprint import NUM_GRAPHS, driver_bytes
 from ridgeline.engine.notes import Note, noting
 from ridgeline.engine.sampling import plain
 from ridgeline.engine.step_plan import StepPlan
+from ridgeline.kernels.keep_tokens import keep_tokens
 
 if TYPE_CHECKING:
     from ridgeline.engine.runner import Runner
@@ -47,13 +49,20 @@ class GraphKey(NamedTuple):
     max_length: int  # of sequences in decode rows
 
 
+class Choice(NamedTuple):
+    """What a graph that samples does."""
+
+    filtered: bool  # whether a row asks for top-k, top-p or min-p
+    keeps: bool  # whether it also keeps the tokens: see `Runner.keeps`
+
+
 @dataclass
 class Captured:
     """The graphs of a key."""
 
     forward: torch.cuda.CUDAGraph
     notes: list[Note]
-    samplers: dict[bool, tuple[torch.cuda.CUDAGraph, Tensor]] = field(default_factory=dict)
+    samplers: dict[Choice, tuple[torch.cuda.CUDAGraph, Tensor]] = field(default_factory=dict)
 
 
 def padded(size: int, sizes: tuple[int, ...]) -> int | None:
@@ -71,7 +80,7 @@ def graph_key(
         return None
     if shape.num_prompt_rows == 0:
         size = padded(shape.num_tokens, _up_to(DECODE_SIZES, max_tokens))
-        if size is None:
+        if size is None or shape.num_samples != shape.num_tokens:
             return None
         bound = SHORTEST_LENGTH
         while bound < max_length:
@@ -102,10 +111,12 @@ class Graphs:
         most = padded(min(max_tokens, runner.max_rows), _up_to(DECODE_SIZES, max_tokens))
         rows = max(PROMPT_ROWS, most or max_tokens)
         shape = (rows, runner.model.config.vocab_size)
-        self.logits_RV = torch.empty(shape, dtype=torch.float32, device=runner.device)
+        dtype = runner.model.logits_dtype
+        self.logits_RV = torch.empty(shape, dtype=dtype, device=runner.device)
 
     @property
     def notes(self) -> dict[GraphKey, list[Note]]:
+        """Of each forward pass, and of the choice that was captured with it."""
         return {key: captured.notes for key, captured in self.found.items()}
 
     def serves(self, plan: StepPlan, jobs: Jobs, samples: list[int]) -> bool:
@@ -125,46 +136,60 @@ class Graphs:
         if key is None or (key not in self.found and not self._has_room()):
             return None
         inputs = runner.send(plan, key.shape)
-        filtered, count = runner.is_filtered(plan), len(plan.sample_keys)
-        logits_RV, tokens_R = self._replay(key, inputs, filtered)
-        logits_RV, tokens_R = logits_RV[:count], tokens_R[:count]
-        return runner.finish(plan, jobs, logits_RV, inputs, tokens_R, list(range(count)))
+        count = len(plan.sample_keys)
+        choice = Choice(runner.is_filtered(plan), runner.keeps(plan, jobs))
+        logits_RV, tokens_R = self._replay(key, inputs, choice)
+        found = (logits_RV[:count], inputs, tokens_R[:count])
+        return runner.finish(plan, jobs, *found, list(range(count)), choice.keeps)
 
-    def _replay(self, key: GraphKey, inputs: StepInputs, filtered: bool) -> tuple[Tensor, Tensor]:
+    def _replay(self, key: GraphKey, inputs: StepInputs, choice: Choice) -> tuple[Tensor, Tensor]:
         captured = self.found.get(key)
-        if captured is None or filtered not in captured.samplers:
-            return self._run_and_capture(key, inputs, filtered)
+        if captured is None or choice not in captured.samplers:
+            return self._run_and_capture(key, inputs, choice)
         captured.forward.replay()
-        graph, tokens_R = captured.samplers[filtered]
+        graph, tokens_R = captured.samplers[choice]
         graph.replay()
         return self.logits_RV[: key.shape.num_samples], tokens_R
 
     def _run_and_capture(
-        self, key: GraphKey, inputs: StepInputs, filtered: bool
+        self, key: GraphKey, inputs: StepInputs, choice: Choice
     ) -> tuple[Tensor, Tensor]:
         """The step itself, eagerly: that also compiles its kernels and makes their counters. Then
-        its graphs, which run nothing now.
+        its graphs, which run nothing now. Should a capture fail, the step is run again: so the last
+        step's tokens are only written over when nothing can fail any more.
         """
-        logits_RV = self.compute(key, inputs)
-        tokens_R = plain(logits_RV, inputs, filtered)
+        last_tokens, logits_RV = self.runner.last_tokens, self.compute(key, inputs)
+        tokens_R = self.choose(logits_RV, inputs, choice, torch.empty_like(last_tokens))
         reserved_before = torch.cuda.memory_reserved(self.runner.device)
         if key not in self.found:
             with noting(self.runner.model) as notes:
                 graph, _ = self._capture(lambda: self.compute(key, inputs, notes))
-            notes.append(Note("sampling", tuple(logits_RV.shape)))
+            notes += _notes_of(choice, logits_RV)
             self.found[key] = Captured(graph, notes)
             self.used_bytes += driver_bytes(self.runner.model.config)
-        sampler = self._capture(lambda: plain(logits_RV, inputs, filtered))
-        self.found[key].samplers[filtered] = sampler
+        sampler = self._capture(lambda: self.choose(logits_RV, inputs, choice, last_tokens))
+        self.found[key].samplers[choice] = sampler
         # What torch took, and not what the device has less of: others may share it.
         self.used_bytes += torch.cuda.memory_reserved(self.runner.device) - reserved_before
+        if choice.keeps:
+            keep_tokens(logits_RV, tokens_R, self.runner.results[:2], last_tokens)
         return logits_RV, tokens_R
+
+    def choose(
+        self, logits_RV: Tensor, inputs: StepInputs, choice: Choice, last_tokens: Tensor
+    ) -> Tensor:
+        """Tokens of all rows, kept where that is asked for."""
+        tokens_R = plain(logits_RV, inputs, choice.filtered)
+        if choice.keeps:
+            keep_tokens(logits_RV, tokens_R, self.runner.results[:2], last_tokens)
+        return tokens_R
 
     def compute(self, key: GraphKey, inputs: StepInputs, notes: list[Note] | None = None) -> Tensor:
         """The forward pass up to the logits, which are left in their buffer."""
         runner = self.runner
-        hidden_TD = runner.forward(inputs, key.shape, key.max_length, notes)
-        rows_RD = hidden_TD.index_select(0, inputs.logit_tokens)
+        rows_RD = runner.forward(inputs, key.shape, key.max_length, notes)
+        if key.shape.num_prompt_rows:  # without, each token has a row of logits, in their order
+            rows_RD = rows_RD.index_select(0, inputs.logit_tokens)
         return runner.model.logits(rows_RD, out=self.logits_RV[: key.shape.num_samples])
 
     def _capture(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
@@ -173,3 +198,8 @@ class Graphs:
 
     def _has_room(self) -> bool:
         return len(self.found) < NUM_GRAPHS and self.used_bytes < self.budget_bytes
+
+
+def _notes_of(choice: Choice, logits_RV: Tensor) -> list[Note]:
+    ops = ("sampling", "keep_tokens") if choice.keeps else ("sampling",)
+    return [Note(op, tuple(logits_RV.shape)) for op in ops]

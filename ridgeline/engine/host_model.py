@@ -42,7 +42,10 @@ class HostLinear(Linear):
         norm: RMSNorm | None = None,
         activation: Activation | None = None,
         residual_TO: Tensor | None = None,
+        out_TO: Tensor | None = None,
     ) -> Tensor:
+        if out_TO is not None:
+            return out_TO.copy_(self.forward(x_TD, norm, activation, residual_TO))
         if self.tiled and x_TD.shape[0] < MANY_ROWS:
             about = (self.weight, self.bias, residual_TO)
             if norm is None:

@@ -19,6 +19,7 @@ from ridgeline.engine.cpu_attention import prompt_attention as prompt_on_cpu
 from ridgeline.engine.kv_cache import KVCache
 from ridgeline.engine.notes import Note
 from ridgeline.engine.rope_tables import RopeTables
+from ridgeline.engine.starting import Started
 from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.kernels.decode_attention import decode_attention
 from ridgeline.kernels.pages import Pages
@@ -29,8 +30,15 @@ from ridgeline.models import RopeConfig
 from ridgeline.models.transformer import Attention, ProjectedSequences
 
 
+def num_table_pages(shape: StepShape, max_length: int, page_size: int) -> int | None:
+    """How much of the page table a step needs; None: all of it."""
+    return -(-max_length // page_size) if shape.num_tokens == shape.num_decode_rows else None
+
+
 class PagedSequences(ProjectedSequences):
-    """`page_table` has a line for each seat; `max_length` bounds the sequences of decode rows."""
+    """`page_table` has a line for each seat; `max_length` bounds the sequences of decode rows;
+    `started` has what was looked up for the step already.
+    """
 
     whole_rows = False  # whether a stream's last token and its drafts are best one row
 
@@ -43,15 +51,22 @@ class PagedSequences(ProjectedSequences):
         page_table: Tensor,
         max_length: int,
         notes: list[Note] | None = None,
+        started: Started | None = None,
     ) -> None:
         self.kv, self.ropes, self.inputs, self.notes = kv, ropes, inputs, notes
+        self.started = started
         self.num_decode = shape.num_decode_rows
         self.num_prompt_tokens = shape.num_tokens - shape.num_decode_rows
         self.max_length = max_length
-        pages = -(-max_length // kv.page_size) if not self.num_prompt_tokens else None
-        self.tables_BP = page_table[:, :pages].index_select(0, inputs.seats)
+        if started is not None:
+            self.tables_BP = started.tables
+        else:
+            pages = num_table_pages(shape, max_length, kv.page_size)
+            self.tables_BP = page_table[:, :pages].index_select(0, inputs.seats)
 
     def angles(self, rope: RopeConfig) -> tuple[Tensor, Tensor]:
+        if self.started is not None and rope in self.started.angles:
+            return self.started.angles[rope]
         return self.ropes.angles(rope, self.inputs.positions, self.inputs.lengths)
 
     def attend_projected(

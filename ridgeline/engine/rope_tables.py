@@ -33,6 +33,11 @@ class RopeTables:
             rope: _table(rope, max_context, device) for rope in ropes if rope.type != "dynamic"
         }
 
+    def plain_table(self) -> tuple[RopeConfig, Table] | tuple[None, None]:
+        """The first rope whose row p is position p's whatever the length, if there is one."""
+        plain = ((rope, table) for rope, table in self._tables.items() if rope.type != "longrope")
+        return next(plain, (None, None))
+
     def angles(
         self, rope: RopeConfig, positions_T: Tensor, lengths_T: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -42,14 +42,16 @@ from ridgeline.engine.host_model import on_host
 from ridgeline.engine.host_sequences import HostSequences
 from ridgeline.engine.kv_cache import KVCache
 from ridgeline.engine.notes import Note
-from ridgeline.engine.paged import CpuSequences, PagedSequences
+from ridgeline.engine.paged import CpuSequences, PagedSequences, num_table_pages
 from ridgeline.engine.rope_tables import RopeTables
 from ridgeline.engine.sampling import Special, plain
 from ridgeline.engine.scheduler import MAX_STEPS_OUT
+from ridgeline.engine.starting import serves, start
 from ridgeline.engine.step_plan import StepPlan
 from ridgeline.engine.step_watch import StepWatch
 from ridgeline.engine.transfer import to_device, to_host
 from ridgeline.formats.dtypes import parse_dtype
+from ridgeline.kernels.keep_tokens import keep_tokens
 from ridgeline.models import Transformer
 from ridgeline.recipe import Recipe
 
@@ -129,11 +131,14 @@ class Runner:
         self.words = torch.zeros(size, dtype=torch.int32, device=self.device)
         self._hosts = _host_buffers(len(self.words), self.device)
         self._num_launched = 0
+        self._whole: StepPlan | None = None  # the step that is run, whole or in parts
+        self._kept = False  # whether its samples are in `last_tokens` already
         self.watch: StepWatch | None = None  # told of each step, where somebody measures
         wants_graphs = bool(recipe.graphs) and self.device.type == "cuda"
         self.graphs: Graphs | None = None
         if wants_graphs:
             self.graphs = self.graphs_type(self, limits.max_graph_batch, graph_bytes)
+        self.starts_at_once = self.device.type == "cuda" and serves(model)
         self.deterministic = recipe.deterministic
         self.sequences: type[PagedSequences] = PagedSequences
         if recipe.deterministic:
@@ -157,6 +162,7 @@ class Runner:
         if self.guesser is not None:
             self.guesser.follow(plan)
         failed = self._seat(plan, jobs, known_tokens)
+        self._whole, self._kept = plan, False
         pending: Pending = []
 
         def run(part: StepPlan, samples: list[int]) -> None:
@@ -165,11 +171,12 @@ class Runner:
         plan, out_of_memory = self._run_whole(plan, run, failed, known_tokens)
         num_rows = len(plan.logit_tokens)
         self.share_results(num_rows)
-        self._keep_samples(plan)
+        if not self._kept:
+            self._keep_samples(plan)
         if self.guesser is not None and num_rows:
             verdicts_3N = self.guesser.judge(plan, self.results[0])
             self.results[2:, : verdicts_3N.shape[1]] = verdicts_3N
-        results = to_host(self.results[:, :num_rows])
+        results = to_host(self.results)[:, :num_rows]  # all of it: a part would be packed first
         event = None
         if self.device.type == "cuda":
             event = torch.cuda.Event()
@@ -181,8 +188,10 @@ class Runner:
 
     def run(self, plan: StepPlan, jobs: Jobs) -> None:
         """Enqueue a plain step whose tokens nobody waits for; the next one may take them."""
+        self._whole, self._kept = plan, False
         self._run(plan, jobs, list(range(len(plan.sample_keys))))
-        self._keep_samples(plan)
+        if not self._kept:
+            self._keep_samples(plan)
         self._num_launched += 1
 
     def collect(self, in_flight: InFlight) -> StepOutput:
@@ -239,6 +248,15 @@ class Runner:
             chosen_R = chosen_R.index_select(0, to_device(first_rows(plan), self.device))
         self.last_tokens[:num_samples] = chosen_R[:num_samples]
 
+    def keeps(self, plan: StepPlan, jobs: Jobs) -> bool:
+        """Whether the plain choice ends a step: then its graph leaves the tokens in `last_tokens`
+        too. Elsewhere that waits until all of the step is through, because parts of it that are run
+        again take the last step's tokens from there.
+        """
+        if plan is not self._whole or plan.num_draft_rows or self.special.samples(plan):
+            return False
+        return not any(jobs[key[0]].sampling.wants_logprobs for key in plan.sample_keys)
+
     def share_results(self, num_samples: int) -> None:
         """Where several ranks run a step, they now have the same tokens."""
 
@@ -276,7 +294,7 @@ class Runner:
         hidden_TD = self.forward(inputs, shape, max_length)
         pending = extras.of_rows(plan, jobs, hidden_TD, self.model.logits)
         if samples:
-            logits_RV = self.model.logits(hidden_TD.index_select(0, inputs.logit_tokens))
+            logits_RV = self.logits(hidden_TD.index_select(0, inputs.logit_tokens))
             tokens_R = plain(logits_RV, inputs, self.is_filtered(plan))
             pending += self.finish(plan, jobs, logits_RV, inputs, tokens_R, samples)
         return pending
@@ -289,14 +307,20 @@ class Runner:
         inputs: StepInputs,
         tokens_R: Tensor,
         samples: list[int],
+        kept: bool = False,
     ) -> Pending:
-        """What follows the plain choice: samples with tables, NaN, log-probabilities, results."""
+        """What follows the plain choice: samples with tables, NaN, log-probabilities, results. With
+        `kept`, nothing: the choice's graph has left its tokens where they belong.
+        """
+        if kept:
+            self._kept = True
+            return []
         self.special.choose(logits_RV, inputs, plan, tokens_R)
-        is_nan_R = logits_RV.gather(1, tokens_R.unsqueeze(1)).squeeze(1).isnan()
-        found_2R = torch.stack((tokens_R.int(), is_nan_R.int()))
         if samples == list(range(len(samples))):
-            self.results[:2, : len(samples)] = found_2R
+            keep_tokens(logits_RV, tokens_R, self.results[:2])
         else:
+            found_2R = self.results.new_empty(2, len(samples))
+            keep_tokens(logits_RV, tokens_R, found_2R)
             self.results[:2, to_device(samples, self.device)] = found_2R
         return extras.output_logprobs(plan, jobs, logits_RV, tokens_R, samples)
 
@@ -329,6 +353,8 @@ class Runner:
         notes: list[Note] | None = None,
     ) -> Tensor:
         """Hidden states of all tokens [T, D]."""
+        if self.starts_at_once:
+            return self._forward_started(inputs, shape, max_length, notes)
         sampled_T = self.last_tokens.index_select(0, inputs.sources.clamp(min=0))
         ids_T = torch.where(inputs.sources >= 0, sampled_T, inputs.ids)
         about = (self.kv, self.ropes, inputs, shape, self.page_table, max_length, notes)
@@ -336,6 +362,25 @@ class Runner:
         if issubclass(self.sequences, CpuSequences) and not hidden_TD.isfinite().all():
             self.kv.holds_nan = True  # those hide scores, which does not stop NaN
         return hidden_TD
+
+    def _forward_started(
+        self, inputs: StepInputs, shape: StepShape, max_length: int, notes: list[Note] | None
+    ) -> Tensor:
+        """The same, with all that comes before the first layer in one launch."""
+        if notes is not None:
+            notes.append(Note("step_start", tuple(inputs.ids.shape)))
+        num_pages = num_table_pages(shape, max_length, self.kv.page_size)
+        table = self.page_table[:, :num_pages]
+        started = start(self.model, inputs, self.ropes, table, self.last_tokens)
+        about = (self.kv, self.ropes, inputs, shape, self.page_table, max_length, notes, started)
+        return self.model.from_embeddings(started.x, self.sequences(*about))
+
+    def logits(self, rows_RD: Tensor) -> Tensor:
+        """As the head makes them on a GPU, where sampling reads them as they are; else in fp32."""
+        dtype, shape = self.model.logits_dtype, (len(rows_RD), self.model.config.vocab_size)
+        if self.device.type == "cpu" or dtype == torch.float32:
+            return self.model.logits(rows_RD)
+        return self.model.logits(rows_RD, out=rows_RD.new_empty(shape, dtype=dtype))
 
     def is_filtered(self, plan: StepPlan) -> bool:
         """Whether a sample asks for top-k, top-p or min-p. Deterministic: whether one is drawn at

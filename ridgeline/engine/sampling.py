@@ -35,9 +35,8 @@ def plain(logits_RV: Tensor, inputs: StepInputs, filtered: bool) -> Tensor:
         filters = {"top_k_B": inputs.top_k, "top_p_B": inputs.top_p, "min_p_B": inputs.min_p}
     if logits_RV.device.type == "cpu":
         return _plain_on_cpu(logits_RV, inputs, filters)
-    return sample_rows(
-        logits_RV, inputs.temperature, inputs.seeds, inputs.draw_positions.long(), **filters
-    )
+    about = (inputs.temperature, inputs.seeds, inputs.draw_positions)
+    return sample_rows(logits_RV, *about, **filters)
 
 
 def _plain_on_cpu(logits_RV: Tensor, inputs: StepInputs, filters: dict[str, Tensor]) -> Tensor:
@@ -149,7 +148,7 @@ class Special:
             logits_RV.index_select(0, rows),
             inputs.temperature[rows],
             inputs.seeds[rows],
-            inputs.draw_positions[rows].long(),
+            inputs.draw_positions[rows],
             top_k_B=inputs.top_k[rows],
             top_p_B=inputs.top_p[rows],
             min_p_B=inputs.min_p[rows],

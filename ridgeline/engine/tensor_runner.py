@@ -186,6 +186,10 @@ class TensorRunner(Runner):
             del self._known[request_id]
         return [self._numbers.pop(request_id) for request_id in gone]
 
+    def keeps(self, plan: StepPlan, jobs: Jobs) -> bool:
+        """What the next step takes is what rank 0 sends."""
+        return False
+
     def share_results(self, num_samples: int) -> None:
         """Every rank goes on with the tokens that rank 0 chose."""
         if num_samples:
@@ -226,11 +230,12 @@ class TensorRunner(Runner):
         inputs: StepInputs,
         tokens_R: Tensor,
         samples: list[int],
+        kept: bool = False,
     ) -> Pending:
         self._shape = None  # no sum follows
         if self.group.rank:
             return []
-        return super().finish(plan, jobs, logits_RV, inputs, tokens_R, samples)
+        return super().finish(plan, jobs, logits_RV, inputs, tokens_R, samples, kept)
 
     def _take_part_in_the_rest(self, plan: StepPlan, jobs: Jobs) -> None:
         """The sums of a pass that this rank could not finish: the others wait for its part."""

@@ -8,6 +8,7 @@ from ridgeline.errors import UsageError, near_matches
 from ridgeline.kernels.op import Op
 
 NAMES = (
+    "step_start",
     "rms_norm",
     "rotary",
     "rotary_pages",
@@ -19,6 +20,7 @@ NAMES = (
     "quantized_linear",
     "dequantize",
     "sampling",
+    "keep_tokens",
     "prompt_lookup",
     "vector_add",
     "softmax",

@@ -90,15 +90,20 @@ class Linear(nn.Linear):
         norm: RMSNorm | None = None,
         activation: Activation | None = None,
         residual_TO: Tensor | None = None,
+        out_TO: Tensor | None = None,
     ) -> Tensor:
         """`activation(norm(x) @ weightᵀ + bias) + residual`. **The residual may be changed in
-        place** on a GPU where no gradient is wanted: cuBLAS then adds it for nothing.
+        place** on a GPU where no gradient is wanted: cuBLAS then adds it for nothing. A plain
+        product can be left in `out_TO`, of the weight's dtype.
         """
         on_gpu = x_TD.is_cuda and not torch.is_grad_enabled()
         if on_gpu and x_TD.shape[0] <= MAX_ROWS and x_TD.dtype == torch.bfloat16:
-            return self._folded(x_TD, norm, activation, residual_TO)
+            return self._folded(x_TD, norm, activation, residual_TO, out_TO)
         if norm is not None:
             x_TD = norm(x_TD)
+        if out_TO is not None:
+            assert (self.bias, activation, residual_TO) == (None, None, None), "a plain product"
+            return torch.mm(x_TD, self.weight.t(), out=out_TO)
         if on_gpu and residual_TO is not None and self.bias is None:
             return residual_TO.addmm_(x_TD, self.weight.t())
         y_TO = functional.linear(x_TD, self.weight, self.bias)
@@ -112,11 +117,13 @@ class Linear(nn.Linear):
         norm: RMSNorm | None,
         activation: Activation | None,
         residual_TO: Tensor | None,
+        out_TO: Tensor | None,
     ) -> Tensor:
+        about = (x_TD, self.weight, self.bias, residual_TO)
         if norm is None:
-            return skinny_linear(x_TD, self.weight, self.bias, residual_TO, activation=activation)
+            return skinny_linear(*about, activation=activation, out_MO=out_TO)
         normed = (norm.weight, norm.eps, norm.offset)
-        return skinny_linear(x_TD, self.weight, self.bias, residual_TO, *normed, activation)
+        return skinny_linear(*about, *normed, activation, out_TO)
 
 
 class Attention(nn.Module):
@@ -246,20 +253,41 @@ class Transformer(nn.Module):
         logits.
         """
         x_TD = self.embed(tokens_T)
-        if self.config.embedding_scale != 1.0:
-            # Rounded to the weights' dtype first, as Gemma was trained.
-            x_TD = x_TD * torch.tensor(self.config.embedding_scale, dtype=x_TD.dtype).item()
+        if self.embedding_factor != 1.0:
+            x_TD = x_TD * self.embedding_factor
+        return self.from_embeddings(x_TD, sequences)
+
+    @property
+    def embedding_factor(self) -> float:
+        """The embedding's scale, rounded to the weights' dtype first, as Gemma was trained."""
+        scale, dtype = self.config.embedding_scale, self.embed.weight.dtype
+        return 1.0 if scale == 1.0 else torch.tensor(scale, dtype=dtype).item()
+
+    def from_embeddings(self, x_TD: Tensor, sequences: Sequences | ProjectedSequences) -> Tensor:
+        """`forward` from the first layer on. **May change `x_TD` in place**, as `Linear` does."""
         ropes = {layer.rope for layer in self.config.layers if layer.rope is not None}
         angles = {rope: _angles(rope, sequences) for rope in ropes}
         for block in self.layers:
             x_TD = block(x_TD, angles, sequences)
         return self.norm(x_TD)
 
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """What holds logits without loss: the head's dtype, or fp32 where they are scaled or capped
+        behind it.
+        """
+        return torch.float32 if self._changes_logits else self.head.weight.dtype
+
+    @property
+    def _changes_logits(self) -> bool:
+        return self.config.logit_scale != 1.0 or self.config.final_softcap is not None
+
     def logits(self, hidden_RD: Tensor, out: Tensor | None = None) -> Tensor:
-        """Logits [R, V] in fp32; written to `out` where that is given."""
-        logits_RV = self.head(hidden_RD)
-        if out is None or self.config.logit_scale != 1.0 or self.config.final_softcap is not None:
-            logits_RV = logits_RV.float()
+        """Logits [R, V] in fp32, or left in `out`, which has `logits_dtype`."""
+        if out is not None and not self._changes_logits:
+            left_RV: Tensor = self.head(hidden_RD, out_TO=out)
+            return left_RV
+        logits_RV = self.head(hidden_RD).float()
         if self.config.logit_scale != 1.0:
             logits_RV = logits_RV * self.config.logit_scale
         if self.config.final_softcap is not None:

@@ -40,11 +40,12 @@ class RowLinear(Linear):
         norm: RMSNorm | None = None,
         activation: Activation | None = None,
         residual_TO: Tensor | None = None,
+        out_TO: Tensor | None = None,
     ) -> Tensor:
         assert norm is None, "a norm needs all inputs"
         assert activation is None, "an activation needs the whole sum"
         own = residual_TO if self.group.rank == 0 else None
-        return self.group.all_reduce(super().forward(x_TD, residual_TO=own))
+        return self.group.all_reduce(super().forward(x_TD, residual_TO=own, out_TO=out_TO))
 
 
 class RowExperts(ExpertMLP):
@@ -83,12 +84,13 @@ class VocabHead(Linear):
         norm: RMSNorm | None = None,
         activation: Activation | None = None,
         residual_TO: Tensor | None = None,
+        out_TO: Tensor | None = None,
     ) -> Tensor:
         parts = self.group.all_gather(super().forward(x_TD, norm, activation, residual_TO))
         held = len(self.weight)  # of which the last ranks' may be there to fill up
         counts = [min(max(self.vocab_size - rank * held, 0), held) for rank in range(len(parts))]
         return torch.cat(
-            [part[:, :count] for part, count in zip(parts, counts, strict=True)], dim=1
+            [part[:, :count] for part, count in zip(parts, counts, strict=True)], dim=1, out=out_TO
         )
 
 

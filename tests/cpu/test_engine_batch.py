@@ -25,11 +25,12 @@ from ridgeline.engine.batch import (
     views,
     write,
 )
+from ridgeline.engine.deterministic import deterministic
 from ridgeline.engine.footprint import driver_bytes
-from ridgeline.engine.graphs import PROMPT_ROWS, GraphKey, Graphs, graph_key
+from ridgeline.engine.graphs import PROMPT_ROWS, Choice, GraphKey, Graphs, graph_key
 from ridgeline.engine.notes import noting
 from ridgeline.engine.paged import PagedSequences
-from ridgeline.engine.sampling import _argmax, plain
+from ridgeline.engine.sampling import _argmax
 from ridgeline.engine.step_plan import StepPlan
 
 PLAN = StepPlan(
@@ -118,18 +119,21 @@ class PaddedSteps(Graphs):
     def __init__(self, engine: Engine, max_tokens: int) -> None:
         super().__init__(engine.runner, max_tokens, budget_bytes=1)
         self.keys: list[GraphKey] = []
+        self.choices: set[Choice] = set()
 
-    def _replay(self, key: GraphKey, inputs: StepInputs, filtered: bool) -> tuple[Tensor, Tensor]:
+    def _replay(self, key: GraphKey, inputs: StepInputs, choice: Choice) -> tuple[Tensor, Tensor]:
         self.keys.append(key)
+        self.choices.add(choice)
         logits_RV = self.compute(key, inputs)
-        return logits_RV, plain(logits_RV, inputs, filtered)
+        tokens_R = self.choose(logits_RV, inputs, choice, self.runner.last_tokens)
+        return logits_RV, tokens_R
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_the_gpus_path_is_exact(name: str) -> None:
     """The kernels' references in place of the kernels, with steps padded as graphs need it."""
     engine = engine_for(tiny(name))
-    engine.runner.sequences = PagedSequences
+    engine.runner.sequences, engine.runner.starts_at_once = PagedSequences, True
     engine.runner.graphs = graphs = PaddedSteps(engine, max_tokens=48)
     longest = min(40, engine.max_context - 9)
     prompts = prompts_of([3, min(20, longest), longest])
@@ -143,6 +147,42 @@ def test_the_gpus_path_is_exact(name: str) -> None:
     for prompt, sampling in zip(prompts, samplings, strict=True):  # alone: graphs of prompts
         assert_exact(engine_with(engine, graphs), [[*prompt[1:], 5]], [sampling])
     assert any(key.shape.num_prompt_rows for key in graphs.keys)
+    assert {choice.keeps for choice in graphs.choices} == {True, False}
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "gemma2", "granite"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_logits_in_the_heads_dtype_lose_nothing(name: str, dtype: str) -> None:
+    model = tiny(name, dtype)
+    rows = torch.randn(7, model.config.hidden_size).to(model.head.weight.dtype)
+    for kind in (model, deterministic(model)):
+        out = torch.full((7, model.config.vocab_size), float("nan"), dtype=kind.logits_dtype)
+        with torch.inference_mode():
+            expected = kind.logits(rows)
+            assert kind.logits(rows, out=out) is out
+        assert torch.equal(out.float(), expected)
+    assert (out.dtype == torch.bfloat16) == ((name, dtype) == ("llama-tied", "bf16"))
+
+
+class FailingSteps(PaddedSteps):
+    """Steps of more than two rows fail."""
+
+    num_failed = 0
+
+    def _replay(self, key: GraphKey, inputs: StepInputs, choice: Choice) -> tuple[Tensor, Tensor]:
+        if key.shape.num_decode_rows > 2 and (inputs.sources >= 0).all():
+            self.num_failed += 1
+            raise RuntimeError("on purpose")
+        return super()._replay(key, inputs, choice)
+
+
+def test_parts_of_a_step_take_the_last_steps_tokens() -> None:
+    """All of its parts, though each samples: their tokens wait until the last one has run."""
+    engine = engine_for(tiny("llama-mha"), overlap=True)
+    engine.runner.sequences = PagedSequences
+    engine.runner.graphs = graphs = FailingSteps(engine, max_tokens=48)
+    assert_exact(engine, prompts_of([5, 9, 14, 20]), [Sampling(max_tokens=9)] * 4)
+    assert graphs.num_failed > 0
 
 
 class Counted(PaddedSteps):
@@ -244,6 +284,10 @@ def test_notes_are_in_the_order_of_launch() -> None:
     ]
     assert notes[1].shape == (3, 48)
     assert not engine.model.embed._forward_pre_hooks  # the hooks are gone
+    engine.runner.sequences, engine.runner.starts_at_once = PagedSequences, True
+    with noting(engine.model) as at_once, torch.inference_mode():
+        engine.runner.forward(inputs, shape, 3, at_once)
+    assert [note.op for note in at_once] == ["step_start", *names[1:]]
 
 
 @pytest.mark.parametrize("vocab_size", [5, 256, 700, 1024, 1500])

@@ -182,6 +182,16 @@ def test_all_64_rows() -> None:
         check(*case_of(form, shape, BF16, "strided bias"), Way(warps=warps, splits=splits))
 
 
+def test_a_result_is_left_where_it_is_wanted() -> None:
+    op, case = case_of("plain", (3, 64, 64))
+    buffer = torch.full((4, 64), float("nan"), dtype=BF16)
+    out = buffer[:3]
+    found = op.variants["cuda"](**inputs_of(case), out_MO=out)
+    assert found is out
+    compare(out, op.reference(**inputs_of(case)), case)
+    assert buffer[3].isnan().all()
+
+
 def test_more_warps_than_steps() -> None:
     """Some then have nothing to add, and their sums must be zero."""
     check(*case_of("int4 g128", (1, 32, 128)), Way(1, 16, 2, blocks=1))

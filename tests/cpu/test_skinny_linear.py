@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from ridgeline.kernels import skinny_linear as public
 from ridgeline.kernels.quantized_linear import tune_space as packed
 from ridgeline.kernels.skinny_linear import tune_space
 from ridgeline.kernels.skinny_linear.cut import split_counters
-from ridgeline.kernels.skinny_linear.op import PROJECTIONS
+from ridgeline.kernels.skinny_linear.op import PROJECTIONS, REDUCE, SPLIT_REDUCE
 from ridgeline.kernels.skinny_linear.triton import skinny_linear
 from ridgeline.kernels.skinny_linear.tune_space import Config, shared_bytes
 from ridgeline.kernels.targets import COMPILED, TARGETS
@@ -44,3 +47,23 @@ def test_counters_are_left_as_they_were_found() -> None:
     first = skinny_linear(x, weight, config=split)
     assert not split_counters(x.device).any()
     assert torch.equal(first, skinny_linear(x, weight, config=split))
+
+
+@pytest.mark.parametrize("config", [Config("dot", 16, 16, 64, 4, 4, 2), REDUCE, SPLIT_REDUCE])
+def test_a_result_is_left_where_it_is_wanted(config: Config) -> None:
+    x = torch.randn(3 if config.kind == "dot" else 1, 256).to(torch.bfloat16)
+    weight = torch.randn(40, 256).to(torch.bfloat16)
+    buffer = torch.full((5, 40), float("nan"), dtype=torch.bfloat16)
+    out = buffer[: len(x)]
+    assert skinny_linear(x, weight, out_MO=out, config=config) is out
+    assert torch.equal(out, skinny_linear(x, weight, config=config))
+    assert buffer[len(x) :].isnan().all()
+
+
+@pytest.mark.parametrize("make", [public.skinny_linear, public.unfused])
+def test_so_are_results_of_others(make: Any) -> None:
+    x, weight = torch.randn(3, 64), torch.randn(40, 64)
+    for more in ({}, {"residual_MO": torch.randn(3, 40)}):
+        out = torch.full((3, 40), float("nan"))
+        assert make(x, weight, **more, out_MO=out) is out
+        assert torch.equal(out, make(x, weight, **more))

@@ -27,11 +27,10 @@ from tiny_tokenizers import byte_level_metadata
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Sampling, generate
-from ridgeline.engine.graphs import GraphKey, Graphs
+from ridgeline.engine.graphs import Choice, GraphKey, Graphs
 from ridgeline.engine.guessing import PromptLookup
 from ridgeline.engine.naive import OneSequence, forward, generate_samples, generate_tokens
 from ridgeline.engine.paged import PagedSequences
-from ridgeline.engine.sampling import plain
 from ridgeline.kernels.sampling import filtered_logits
 from ridgeline.models import build_model, fill_random
 
@@ -63,10 +62,11 @@ class PaddedSteps(Graphs):
         super().__init__(engine.runner, max_tokens=48, budget_bytes=1)
         self.keys: list[GraphKey] = []
 
-    def _replay(self, key: GraphKey, inputs: Any, filtered: bool) -> tuple[Any, Any]:
+    def _replay(self, key: GraphKey, inputs: Any, choice: Choice) -> tuple[Any, Any]:
         self.keys.append(key)
         logits_RV = self.compute(key, inputs)
-        return logits_RV, plain(logits_RV, inputs, filtered)
+        tokens_R = self.choose(logits_RV, inputs, choice, self.runner.last_tokens)
+        return logits_RV, tokens_R
 
 
 @pytest.mark.parametrize("name", ["llama-mha", "gemma3"])

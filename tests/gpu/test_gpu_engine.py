@@ -166,8 +166,8 @@ def test_graphs_are_replayed_and_stay_within_their_memory() -> None:
     engine.generate(prompts, samplings)
     assert len(graphs.found) <= before + 2
     for notes in graphs.notes.values():
-        assert notes[0].op == "embed"
-        assert notes[-1].op == "sampling"
+        assert notes[0].op == "step_start"
+        assert [note.op for note in notes[-2:]] == ["sampling", "keep_tokens"]
         names = [note.op for note in notes]
         assert names.count("rotary_pages") == model.config.num_layers
 

@@ -62,11 +62,12 @@ def make(
         raised = torch.linspace(14.0, 6.0, peaks, device=device).expand(rows, peaks)
         logits.scatter_(1, places, raised.to(dtype))
     words = torch.randint(-(2**62), 2**62, (rows,), device=device, generator=generator)
+    positions = torch.arange(rows, device=device) * 7919
     inputs: Inputs = {
         "logits_BV": strided_rows(logits) if mixed else logits,
         "temperature_B": each(temperature, 0.0 if temperature else 1.0),
         "seed_B": words * 2 + 1,  # all 64 bits
-        "position_B": torch.arange(rows, device=device) * 7919,
+        "position_B": positions if dtype == FP32 else positions.int(),  # either will do
     }
     if mixed:
         inputs["temperature_B"][2::5] = 1.7

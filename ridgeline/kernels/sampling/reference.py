@@ -48,7 +48,8 @@ def sample_rows(
     """The chosen token ids [B], int64: `sample` for each row, after penalties and bias.
 
     None stands for a filter, penalty or table that no row uses. seed_B is int64 and may use all 64
-    bits (a seed from 2^63 on as its two's complement); rows with temperature 0 are greedy.
+    bits (a seed from 2^63 on as its two's complement), position_B int32 or int64; rows with
+    temperature 0 are greedy.
     """
     tokens = []
     for row in range(logits_BV.shape[0]):

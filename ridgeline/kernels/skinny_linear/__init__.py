@@ -33,15 +33,19 @@ def skinny_linear(
     eps: float = 1e-6,
     offset: float = 0.0,
     activation: Activation | None = None,
+    out_MO: Tensor | None = None,
 ) -> Tensor:
-    """See reference.py. No gradients: decoding needs none."""
-    inputs = (x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
+    """See reference.py. No gradients: decoding needs none. The result is left in `out_MO`, where
+    that is given: contiguous, of x's dtype.
+    """
+    plain = (x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
+    inputs = (*plain, out_MO)
     if x_MD.device.type == "cpu":
-        return reference.skinny_linear(*inputs)
+        return _left_in(out_MO, reference.skinny_linear(*plain))
     if x_MD.numel() // x_MD.shape[-1] > MAX_ROWS:
         return unfused(*inputs)
     if torch.compiler.is_compiling():
-        return traced(x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
+        return _left_in(out_MO, traced(*plain))
     key = product_key(x_MD, weight_OD, activation is not None, norm_weight_D is not None)
     if beaten_by("skinny_linear", key, x_MD.device) == "cublas":
         return unfused(*inputs)
@@ -57,12 +61,14 @@ def launched(
     eps: float = 1e-6,
     offset: float = 0.0,
     activation: Activation | None = None,
+    out_MO: Tensor | None = None,
     config: Config | Way | None = None,
 ) -> Tensor:
     """By our own kernels: as `config` says, else as measured, else in Triton."""
     from ridgeline.kernels.skinny_linear import cuda, triton
 
-    inputs = (x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
+    plain = (x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
+    inputs = (*plain, out_MO)
     if config is None and x_MD.device.type == "cuda":
         key = product_key(x_MD, weight_OD, activation is not None, norm_weight_D is not None)
         config = best("skinny_linear", key, x_MD.device)
@@ -83,18 +89,25 @@ def unfused(
     eps: float = 1e-6,
     offset: float = 0.0,
     activation: Activation | None = None,
+    out_MO: Tensor | None = None,
 ) -> Tensor:
     """The same with cuBLAS and torch's own passes, each rounding to x's dtype."""
     if norm_weight_D is not None:
         gain = norm_weight_D + offset if offset else norm_weight_D
         x_MD = functional.rms_norm(x_MD, x_MD.shape[-1:], gain, eps)
+    if bias_O is None and activation is None and residual_MO is None and out_MO is not None:
+        return torch.matmul(x_MD, weight_OD.t(), out=out_MO)
     y = functional.linear(x_MD, weight_OD, bias_O)
     if activation == "silu":
         gate, up = y.chunk(2, dim=-1)
         y = functional.silu(gate) * up
     elif activation is not None:
         (y,) = outputs(gated_activation(y, activation))
-    return y if residual_MO is None else y + residual_MO
+    return _left_in(out_MO, y if residual_MO is None else y + residual_MO)
+
+
+def _left_in(out_MO: Tensor | None, y_MO: Tensor) -> Tensor:
+    return y_MO if out_MO is None else out_MO.copy_(y_MO)
 
 
 @torch.library.custom_op("ridgeline::skinny_linear", mutates_args=())

@@ -59,6 +59,7 @@ def skinny_linear(
     eps: float = 1e-6,
     offset: float = 0.0,
     activation: Activation | None = None,
+    out_MO: Tensor | None = None,
     config: Way | None = None,
     pdl: bool = True,
     defines: tuple[str, ...] = (),
@@ -68,7 +69,15 @@ def skinny_linear(
         raise UnsupportedError(f"{x_MD.dtype} times {weight_OD.dtype}; bf16 or fp16, and alike")
     around = Around(bias_O, residual_MO, norm_weight_D, eps, offset, activation)
     return few_rows(
-        "plain", x_MD, weight_OD, around, x_MD.dtype, way=config, pdl=pdl, defines=defines
+        "plain",
+        x_MD,
+        weight_OD,
+        around,
+        x_MD.dtype,
+        way=config,
+        pdl=pdl,
+        defines=defines,
+        out=out_MO,
     )
 
 
@@ -84,6 +93,7 @@ def few_rows(
     way: Way | None = None,
     pdl: bool = True,
     defines: tuple[str, ...] = (),
+    out: Tensor | None = None,
 ) -> Tensor:
     """The product; raises UnsupportedError for what the kernels do not do."""
     x_rows = as_rows(x_MD)
@@ -96,7 +106,10 @@ def few_rows(
     functions = library("skinny_linear", defines)
     if functions is None:
         raise UnsupportedError("skinny_linear is not built in CUDA C++; `ridgeline kernels build`")
-    out = torch.empty((*x_MD.shape[:-1], num_outputs), dtype=out_dtype, device=x_MD.device)
+    if out is None:
+        out = torch.empty((*x_MD.shape[:-1], num_outputs), dtype=out_dtype, device=x_MD.device)
+    assert out.is_contiguous(), "rows of the result lie side by side"
+    assert out.dtype == out_dtype, f"results in {out_dtype} cannot be left in {out.dtype}"
     if not num_rows:
         return out
     residual = None if around.residual is None else as_rows(around.residual)

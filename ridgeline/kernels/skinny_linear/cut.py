@@ -66,6 +66,7 @@ def launch_cut(
     config: Config,
     target: Target,
     pdl: bool,
+    out: Tensor | None = None,
     **constants: Any,
 ) -> Tensor:
     """Start `kernel` cut as `config` says: grid, splits and their workspace, and the arguments that
@@ -73,7 +74,10 @@ def launch_cut(
     """
     num_rows, depth = x_rows.shape
     num_outputs = out_shape[-1]
-    out = torch.empty(out_shape, dtype=out_dtype, device=x_rows.device)
+    if out is None:
+        out = torch.empty(out_shape, dtype=out_dtype, device=x_rows.device)
+    assert out.is_contiguous(), "rows of the result lie side by side"
+    assert (out.shape, out.dtype) == (out_shape, out_dtype), f"{out_shape} left in {out.shape}"
     residual = None if around.residual is None else as_rows(around.residual)
     blocks_m = ceil(num_rows / config.block_m)
     blocks_o = ceil(num_outputs / config.block_o)

@@ -33,6 +33,7 @@ def skinny_linear(
     eps: float = 1e-6,
     offset: float = 0.0,
     activation: Activation | None = None,
+    out_MO: Tensor | None = None,
     config: Config | None = None,
     pdl: bool = True,
 ) -> Tensor:
@@ -44,7 +45,7 @@ def skinny_linear(
             f"a skinny product of {x_MD.dtype} and {weight_OD.dtype}; both must be bf16 or fp16"
         )
     epilogue = Around(bias_O, residual_MO, norm_weight_D, eps, offset, activation)
-    return product(x_MD, weight_OD, epilogue, config=config, pdl=pdl)
+    return product(x_MD, weight_OD, epilogue, config=config, pdl=pdl, out_MO=out_MO)
 
 
 def product(
@@ -55,6 +56,7 @@ def product(
     out_dtype: torch.dtype | None = None,
     config: Config | None = None,
     pdl: bool = True,
+    out_MO: Tensor | None = None,
 ) -> Tensor:
     """One product of x and weight in any pair of dtypes the matrix units take, 8-bit weights with
     16-bit x included.
@@ -86,6 +88,7 @@ def product(
         config,
         target,
         pdl,
+        out_MO,
         WEIGHT_SCALE=weight_scale,
         X_SCALE=x_scale,
         SWAP=config.swap,

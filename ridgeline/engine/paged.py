@@ -27,7 +27,7 @@ from ridgeline.kernels.prefill_attention import prefill_attention
 from ridgeline.kernels.rotary import rotate
 from ridgeline.kernels.rotary_pages import rotary_pages
 from ridgeline.models import RopeConfig
-from ridgeline.models.transformer import Attention, ProjectedSequences
+from ridgeline.models.transformer import Attention, ProjectedSequences, RopeAngles
 
 
 def num_table_pages(shape: StepShape, max_length: int, page_size: int) -> int | None:
@@ -54,19 +54,25 @@ class PagedSequences(ProjectedSequences):
         started: Started | None = None,
     ) -> None:
         self.kv, self.ropes, self.inputs, self.notes = kv, ropes, inputs, notes
-        self.started = started
         self.num_decode = shape.num_decode_rows
         self.num_prompt_tokens = shape.num_tokens - shape.num_decode_rows
         self.max_length = max_length
+        self.x_TD: Tensor | None = None
+        self.known_angles: RopeAngles = {}
         if started is not None:
-            self.tables_BP = started.tables
+            self.x_TD, self.tables_BP, self.known_angles = started
         else:
             pages = num_table_pages(shape, max_length, kv.page_size)
             self.tables_BP = page_table[:, :pages].index_select(0, inputs.seats)
 
+    def take_embeddings(self) -> Tensor:
+        x_TD, self.x_TD = self.x_TD, None
+        assert x_TD is not None, "they were not looked up, or are taken already"
+        return x_TD
+
     def angles(self, rope: RopeConfig) -> tuple[Tensor, Tensor]:
-        if self.started is not None and rope in self.started.angles:
-            return self.started.angles[rope]
+        if rope in self.known_angles:
+            return self.known_angles[rope]
         return self.ropes.angles(rope, self.inputs.positions, self.inputs.lengths)
 
     def attend_projected(

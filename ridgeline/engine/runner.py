@@ -371,9 +371,12 @@ class Runner:
             notes.append(Note("step_start", tuple(inputs.ids.shape)))
         num_pages = num_table_pages(shape, max_length, self.kv.page_size)
         table = self.page_table[:, :num_pages]
-        started = start(self.model, inputs, self.ropes, table, self.last_tokens)
-        about = (self.kv, self.ropes, inputs, shape, self.page_table, max_length, notes, started)
-        return self.model.from_embeddings(started.x, self.sequences(*about))
+        about = (self.kv, self.ropes, inputs, shape, self.page_table, max_length, notes)
+        sequences = self.sequences(
+            *about, start(self.model, inputs, self.ropes, table, self.last_tokens)
+        )
+        hidden_TD: Tensor = self.model(None, sequences)
+        return hidden_TD
 
     def logits(self, rows_RD: Tensor) -> Tensor:
         """As the head makes them on a GPU, where sampling reads them as they are; else in fp32."""

@@ -5,7 +5,7 @@ depend on the length of the sequence, rope_tables.py makes the angles as ever. A
 vocabulary is split over ranks starts in its own way. Letters as in paged.py.
 
     started = start(model, inputs, ropes, page_table[:, :num_pages], last_tokens)
-    hidden_TD = model.from_embeddings(started.x, PagedSequences(…, started=started))
+    hidden_TD = model(None, PagedSequences(…, started=started))
 """
 
 from __future__ import annotations

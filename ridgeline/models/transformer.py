@@ -57,6 +57,12 @@ class Sequences(Protocol):
 class ProjectedSequences(ABC):
     """Sequences that take the projection as it is, and norm, turn and keep it in one pass."""
 
+    def take_embeddings(self) -> Tensor:
+        """The tokens' embeddings [T, D], where they are looked up with all else of a step. Given
+        out once, not kept, and **the model may change them in place**.
+        """
+        raise NotImplementedError(f"{type(self).__name__} looks no embeddings up")
+
     @abstractmethod
     def angles(self, rope: RopeConfig) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, A] of the step's tokens."""
@@ -248,28 +254,31 @@ class Transformer(nn.Module):
         if config.tied_embeddings:
             self.head.weight = self.embed.weight
 
-    def forward(self, tokens_T: Tensor, sequences: Sequences | ProjectedSequences) -> Tensor:
+    def forward(self, tokens_T: Tensor | None, sequences: Sequences | ProjectedSequences) -> Tensor:
         """Hidden states [T, D] after the last norm; `logits` turns the rows that are wanted into
-        logits.
+        logits. `tokens_T` is None where the sequences have the tokens' embeddings.
         """
-        x_TD = self.embed(tokens_T)
-        if self.embedding_factor != 1.0:
-            x_TD = x_TD * self.embedding_factor
-        return self.from_embeddings(x_TD, sequences)
+        x_TD = self._embedded(tokens_T, sequences)
+        ropes = {layer.rope for layer in self.config.layers if layer.rope is not None}
+        angles = {rope: _angles(rope, sequences) for rope in ropes}
+        for block in self.layers:
+            x_TD = block(x_TD, angles, sequences)
+        return self.norm(x_TD)
+
+    def _embedded(
+        self, tokens_T: Tensor | None, sequences: Sequences | ProjectedSequences
+    ) -> Tensor:
+        if tokens_T is None:
+            assert isinstance(sequences, ProjectedSequences), "only those look embeddings up"
+            return sequences.take_embeddings()
+        x_TD: Tensor = self.embed(tokens_T)
+        return x_TD if self.embedding_factor == 1.0 else x_TD * self.embedding_factor
 
     @property
     def embedding_factor(self) -> float:
         """The embedding's scale, rounded to the weights' dtype first, as Gemma was trained."""
         scale, dtype = self.config.embedding_scale, self.embed.weight.dtype
         return 1.0 if scale == 1.0 else torch.tensor(scale, dtype=dtype).item()
-
-    def from_embeddings(self, x_TD: Tensor, sequences: Sequences | ProjectedSequences) -> Tensor:
-        """`forward` from the first layer on. **May change `x_TD` in place**, as `Linear` does."""
-        ropes = {layer.rope for layer in self.config.layers if layer.rope is not None}
-        angles = {rope: _angles(rope, sequences) for rope in ropes}
-        for block in self.layers:
-            x_TD = block(x_TD, angles, sequences)
-        return self.norm(x_TD)
 
     @property
     def logits_dtype(self) -> torch.dtype:

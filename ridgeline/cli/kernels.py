@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.bench.tune import tune_ops
+from ridgeline.bench.tune_place import tune_in_place
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import (
     CHECK_FAILED_EXIT_CODE,
@@ -38,7 +39,8 @@ ridgeline kernels list
 ridgeline kernels compile --target sm_80,sm_90,sm_100,gfx942,gfx950
 ridgeline kernels build
 ridgeline kernels check --op rms_norm
-ridgeline kernels tune --op skinny_linear --only gate_up"""
+ridgeline kernels tune --op skinny_linear --only gate_up
+ridgeline kernels tune --in-place --only 1x1024"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="chips to compile for (default: %(default)s)",
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="tune cases with TEXT")
+    parser.add_argument(
+        "--in-place",
+        action="store_true",
+        help="tune: choose among the fastest by the time of a whole decode layer",
+    )
     parser.add_argument("--one", action="store_true", help="compile one Triton configuration an op")
 
 
@@ -58,8 +65,10 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     ops = [get_op(name) for name in args.op] if args.op else all_ops()
     if args.action == "list":
         return {"action": "list", "rows": [list_row(op) for op in ops]}
+    if args.in_place and (args.op or args.action != "tune"):
+        raise UsageError("--in-place goes with `kernels tune`, for all that a layer asks: no --op")
     if args.action == "tune":
-        return {"action": "tune", "rows": tune_rows(ops, args.only, terminal)}
+        return {"action": "tune", "rows": tune_rows(ops, args, terminal)}
     if args.action == "build":
         return finished("build", build_rows([op.name for op in ops], bool(args.op), terminal))
     if args.action == "check":
@@ -112,14 +121,18 @@ def written(name: str) -> list[str]:
     return [file for file in ("triton.py", "cuda.cu", "cpu.cpp") if (folder / file).is_file()]
 
 
-def tune_rows(ops: list[Op], only: str, terminal: Terminal) -> list[dict[str, Any]]:
+def tune_rows(ops: list[Op], args: argparse.Namespace, terminal: Terminal) -> list[dict[str, Any]]:
     """Times what is not timed yet; the choices hold for this device and compiler from now on."""
     hardware = detect()
     if hardware.device_type == "cpu":
         raise HardwareError("kernels are tuned on a GPU, and there is none here")
     with terminal.progress() as progress:
         hardware = measure(hardware, {"copy_bandwidth", "read_bandwidth", "matrix_bf16"}, progress)
-        return [asdict(row) for row in tune_ops(ops, hardware, only=only, progress=progress)]
+        if args.in_place:
+            rows = tune_in_place(hardware, only=args.only, progress=progress)
+        else:
+            rows = tune_ops(ops, hardware, only=args.only, progress=progress)
+    return [asdict(row) for row in rows]
 
 
 def check_rows(op: Op) -> Iterator[dict[str, Any]]:

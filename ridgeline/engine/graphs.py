@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DECODE_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+# From 128 on, sizes that cuBLAS is good at, since padding costs less than a bad size: on the H200 a
+# layer of an 8B model takes 205 µs with 304 rows and 217 with 320, 270 with 432 and 402 with 448.
+DECODE_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 208, 256, 304, 384, 432, 512)
 PROMPT_SIZES = (16, 32, 64, 128, 192, 256, 384, 512)  # tokens
 PROMPT_ROWS = 8  # prompts in one graph, one of them to hold the padding
 LENGTH_STEP = 4  # decode graphs are made for sequences up to 1024, 4096, … tokens

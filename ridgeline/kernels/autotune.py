@@ -9,13 +9,18 @@ machine where nothing was measured, where the launcher's own heuristic serves at
 
 Choices shipped for known GPUs are in kernels/choices/; those of a user's machine in the cache, and
 win.
+
+A time is a kernel's own, back to back with itself. Where it stands among others the ranking may
+differ: times under the op's name "in place" (bench/tune_place.py) are of all that a kernel stands
+among, and are asked first.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -30,6 +35,10 @@ from ridgeline.hardware.paths import cache_dir
 Config = Mapping[str, Any]
 Times = dict[str, float]  # configuration as JSON, or a peer's name -> seconds
 Table = dict[str, dict[str, Times]]  # op -> key -> times
+Question = tuple[str, str]  # op and key
+IN_PLACE = " in place"
+_forced: dict[Question, dict[str, Any]] = {}
+_asked: list[dict[Question, list[dict[str, Any]]]] = []
 log = logging.getLogger(__name__)
 
 
@@ -41,8 +50,35 @@ def chosen(
     """
     if device.type == "cpu":
         return None
-    ranked = _ranked(_device_name(device.index or 0), op, key)
+    name, question = _device_name(device.index or 0), (op, key)
+    ranked = (*_ranked(name, op + IN_PLACE, key), *_ranked(name, op, key))
+    if _asked:
+        _asked[-1][question] = [config for config in _ranked(name, op, key) if usable(config)]
+    if question in _forced and usable(_forced[question]):
+        return _forced[question]
     return next((config for config in ranked if usable(config)), None)
+
+
+@contextmanager
+def asking() -> Iterator[dict[Question, list[dict[str, Any]]]]:
+    """What is asked for inside, with the configurations that could have been the answer, fastest
+    first.
+    """
+    _asked.append({})
+    try:
+        yield _asked[-1]
+    finally:
+        _asked.pop()
+
+
+@contextmanager
+def forced(op: str, key: str, config: Config) -> Iterator[None]:
+    """Inside, this is the answer, whatever was measured."""
+    _forced[op, key] = dict(config)
+    try:
+        yield
+    finally:
+        del _forced[op, key]
 
 
 def beaten_by(op: str, key: str, device: torch.device) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ridgeline.kernels import autotune
 
@@ -79,3 +80,41 @@ def test_a_broken_file_is_measured_anew() -> None:
 def test_the_file_names_device_and_compiler() -> None:
     name = autotune.user_file("NVIDIA H200").name
     assert name.startswith("nvidia-h200-triton-")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    monkeypatch.setattr(autotune, "_device_name", lambda index: DEVICE)
+    return torch.device("cuda", 0)
+
+
+def test_what_was_measured_in_place_comes_first(device: torch.device) -> None:
+    times = {8: 1.0, 16: 2.0, 32: 3.0}
+    configs = [{"block": block} for block in times]
+    autotune.tune("op", "k", configs, lambda config: times[config["block"]], DEVICE)
+    assert autotune.chosen("op", "k", device) == {"block": 8}
+    in_place = {8: 9.0, 16: 8.0}
+    autotune.tune(
+        "op" + autotune.IN_PLACE,
+        "k",
+        configs[:2],
+        lambda config: in_place[config["block"]],
+        DEVICE,
+    )
+    assert autotune.chosen("op", "k", device) == {"block": 16}
+    assert autotune.chosen("op", "k", device, lambda config: config["block"] != 16) == {"block": 8}
+    assert autotune.chosen("op", "k", device, lambda config: config["block"] > 16) == {"block": 32}
+
+
+def test_what_is_asked_is_noted_and_an_answer_can_be_forced(device: torch.device) -> None:
+    configs = [{"block": 8}, {"block": 16}]
+    autotune.tune("op", "k", configs, lambda config: 1.0 / config["block"], DEVICE)
+    with autotune.asking() as asked:
+        autotune.chosen("op", "k", device)
+        autotune.chosen("op", "other", device)
+    assert asked == {("op", "k"): [{"block": 16}, {"block": 8}], ("op", "other"): []}
+    with autotune.forced("op", "k", {"block": 8}):
+        assert autotune.chosen("op", "k", device) == {"block": 8}
+    assert autotune.chosen("op", "k", device) == {"block": 16}
+    autotune.chosen("op", "third", device)
+    assert ("op", "third") not in asked

@@ -91,7 +91,7 @@ def test_a_device_that_is_lost_is_survived(tmp_path: Path) -> None:
         outputs = engine.generate(prompts, GREEDY)
         assert [output.status for output in outputs] == ["finished", "failed", "finished"]
         assert "CUDA error" in outputs[1].reason or "HIP error" in outputs[1].reason
-        assert len(outputs[1].tokens) <= DEADLY - 41
+        assert len(outputs[1].tokens) <= DEADLY - 40  # the first comes from position 40
         assert engine.num_restarts == 2
         for index in (0, 2):
             assert outputs[index].tokens == expected[index].tokens

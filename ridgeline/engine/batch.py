@@ -20,10 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.engine.flat_plan import sample_words
 from ridgeline.engine.request import Sampling
 from ridgeline.engine.step_plan import NOT_WRITTEN, StepPlan
 
 ON_HOST = -1  # a token's source: its id is known, and not to be taken from the last step's samples
+NO_CHANGES = np.zeros((2, 0), dtype=np.int32)
 ALIGNMENT = 4  # words: sections begin on 16 bytes, so that seeds can be read as 64-bit numbers
 
 
@@ -60,6 +62,9 @@ class StepInputs(NamedTuple):
     top_p: Tensor  # fp32
     min_p: Tensor  # fp32
     seeds: Tensor  # int64
+    # [4, R], where a graph judges guesses: the samples of the step, of which each may have several
+    # rows. Seat, first row of logits, drafts, position of the token.
+    judged: Tensor
 
 
 OF_TOKENS = ("ids", "sources", "positions", "lengths", "slots")
@@ -79,6 +84,8 @@ class SeatTable:
         self.top_p = np.ones(size, dtype=np.float32)
         self.min_p = np.zeros(size, dtype=np.float32)
         self.seed = np.zeros(size, dtype=np.uint64)
+        self.drawn = np.zeros(size, dtype=bool)  # whether the temperature is not 0
+        self.filtered = np.zeros(size, dtype=bool)  # whether top-k, top-p or min-p is asked for
 
     def sit(self, seat: int, prompt_length: int, sampling: Sampling, seed: int) -> None:
         self.prompt_length[seat] = prompt_length
@@ -87,6 +94,8 @@ class SeatTable:
         self.top_p[seat] = sampling.top_p
         self.min_p[seat] = sampling.min_p
         self.seed[seat] = seed
+        self.drawn[seat] = sampling.temperature > 0
+        self.filtered[seat] = sampling.top_k > 0 or sampling.min_p > 0 or sampling.top_p < 1
 
 
 def shape_of(plan: StepPlan) -> StepShape:
@@ -114,7 +123,7 @@ def _sizes(shape: StepShape) -> Iterator[tuple[str, int]]:
     num_rows = shape.num_decode_rows + shape.num_prompt_rows
     known = dict.fromkeys(OF_TOKENS, shape.num_tokens) | dict.fromkeys(OF_ROWS, num_rows)
     known |= {"starts": shape.num_prompt_rows + 1, "seeds": 2 * shape.num_samples}
-    known["order"] = shape.num_decode_rows
+    known |= {"order": shape.num_decode_rows, "judged": 4 * shape.num_samples}
     for name in StepInputs._fields:
         yield name, known.get(name, shape.num_samples)
 
@@ -125,12 +134,20 @@ def views(words: Tensor, shape: StepShape) -> StepInputs:
     for name in FLOATS:
         found[name] = found[name].view(torch.float32)
     found["seeds"] = found["seeds"].view(torch.int64)
+    found["judged"] = found["judged"].view(4, shape.num_samples)
     return StepInputs(**found)
 
 
-def write(words: np.ndarray, plan: StepPlan, shape: StepShape, seats: SeatTable) -> None:
+def write(
+    words: np.ndarray,
+    plan: StepPlan,
+    shape: StepShape,
+    seats: SeatTable,
+    judged: StepPlan | None = None,
+) -> None:
     """Put a plan's numbers where its shape says, padded with what does no harm: tokens that are
-    written nowhere, in a row of no length.
+    written nowhere, in a row of no length. `judged` is the plan with the drafts that this one has
+    as rows, where a graph judges them.
     """
     where = sections(shape)
 
@@ -162,6 +179,12 @@ def write(words: np.ndarray, plan: StepPlan, shape: StepShape, seats: SeatTable)
     logit_tokens = put("logit_tokens", plan.logit_tokens)
     put("draw_positions", positions[logit_tokens[: len(plan.logit_tokens)]] + 1)
     _write_sampling(words, where, np.asarray(plan.sample_seats, dtype=np.int64), seats)
+    if judged is not None:
+        found_4N = sample_words(judged)
+        section_4R = words[where["judged"]].reshape(4, shape.num_samples)
+        section_4R[:, : found_4N.shape[1]] = found_4N
+        section_4R[0, found_4N.shape[1] :] = seats.padding
+        section_4R[1:, found_4N.shape[1] :] = 0
 
 
 def _write_starts(starts: np.ndarray, counts: np.ndarray, shape: StepShape) -> int:
@@ -192,6 +215,8 @@ def _write_sampling(
 
 def table_changes(plan: StepPlan, num_columns: int) -> np.ndarray:
     """The plan's changes of the page table [2, n]: place in the flattened table, and page."""
+    if not plan.table_seats:
+        return NO_CHANGES
     lines = np.asarray(plan.table_seats, dtype=np.int32) * num_columns
     places = lines + np.asarray(plan.table_indexes, dtype=np.int32)
     return np.stack((places, np.asarray(plan.table_pages, dtype=np.int32)))

@@ -34,6 +34,9 @@ CLASSES = 32  # probabilities are told apart to this fraction
 ENOUGH_PLAIN = 2  # plain steps of a size before the first with drafts
 PLAIN_EVERY, PLAIN_RUN = 200, 2  # of so many steps some are plain: the second overlaps the first
 FIRST_PAUSE, LONGEST_PAUSE = 32, 4096  # steps between trials that did not pay
+HOLDS, MAX_KNOWN = 8, 256  # steps for which a decision holds; decisions that are kept
+
+Kind = tuple[int, int]  # of a stream: how likely it has guesses, and that each is right, in classes
 
 
 class Outcome(NamedTuple):
@@ -90,6 +93,8 @@ class DraftPolicy:
         self.lasting = Rate(ALL_DECAY)  # how often a stream with guesses has some after a step
         self._step, self._next_trial, self._pause = 0, 0, FIRST_PAUSE
         self._num_since = 0  # steps since the last one that had to be plain
+        # When it was worked out how many drafts are best for so many streams of each kind.
+        self._known: dict[tuple[tuple[tuple[Kind, int], ...], int], tuple[int, Counter[Kind]]] = {}
 
     @property
     def mean_rate(self) -> float:
@@ -136,7 +141,22 @@ class DraftPolicy:
             key: (round(there * CLASSES), round(rate * CLASSES))
             for key, (there, rate) in rates.items()
         }
-        sizes = Counter(classes.values())
+        chosen = self._chosen(tuple(sorted(Counter(classes.values()).items())), num_rows)
+        return {key: chosen[kind] for key, kind in classes.items() if chosen[kind]}
+
+    def _chosen(self, about: tuple[tuple[Kind, int], ...], num_rows: int) -> Counter[Kind]:
+        """Drafts for each kind of stream, of which there are so many. What was worked out a few
+        steps ago holds: costs change slowly, and the host's time is the device's.
+        """
+        step, chosen = self._known.get((about, num_rows), (-HOLDS, Counter[Kind]()))
+        if self._step - step >= HOLDS:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            chosen = self._most_tokens_a_second(dict(about), num_rows)
+            self._known[about, num_rows] = (self._step, chosen)
+        return chosen
+
+    def _most_tokens_a_second(self, sizes: dict[Kind, int], num_rows: int) -> Counter[Kind]:
         gains = sorted(
             (
                 ((there / CLASSES) * (rate / CLASSES) ** number, (there, rate))
@@ -147,8 +167,8 @@ class DraftPolicy:
         )
         plain = max(self.costs.of(num_rows), 1e-9)
         best = MARGIN * num_rows / plain
-        num_drafts, num_expected, taken = 0, float(num_rows), Counter[tuple[int, int]]()
-        chosen: Counter[tuple[int, int]] = Counter()
+        num_drafts, num_expected, taken = 0, float(num_rows), Counter[Kind]()
+        chosen: Counter[Kind] = Counter()
         for gain, kind in gains:
             num_drafts += sizes[kind]
             num_expected += gain * sizes[kind]
@@ -157,7 +177,7 @@ class DraftPolicy:
             rate = num_expected / max(seconds, plain)  # to verify more never takes less
             if gain > 0 and rate > best:
                 best, chosen = rate, taken.copy()
-        return {key: chosen[kind] for key, kind in classes.items() if chosen[kind]}
+        return chosen
 
     def _trial(self, rates: dict[Key, tuple[float, float]]) -> dict[Key, int]:
         """One draft for the stream that had none the longest, when it is time for it again."""

@@ -16,6 +16,8 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
 from ridgeline.engine.faults import cut
 from ridgeline.engine.step_plan import StepPlan
 
@@ -35,6 +37,13 @@ def first_rows(plan: StepPlan) -> list[int]:
         return list(range(len(plan.sample_drafts)))
     ends = accumulate(1 + drafts for drafts in plan.sample_drafts)
     return [end - 1 - drafts for end, drafts in zip(ends, plan.sample_drafts, strict=True)]
+
+
+def sample_words(plan: StepPlan) -> np.ndarray:
+    """Each sample's seat, first row of logits, drafts, and the position of its token [4, N]."""
+    rows = first_rows(plan)
+    positions = [plan.positions[plan.logit_tokens[row]] + 1 for row in rows]
+    return np.array((plan.sample_seats, rows, plan.sample_drafts, positions), dtype=np.int32)
 
 
 def flattened(plan: StepPlan, guesses: Guesses, one_token_rows: bool) -> StepPlan:

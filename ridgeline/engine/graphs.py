@@ -30,7 +30,6 @@ from ridgeline.engine.footprint import NUM_GRAPHS, driver_bytes
 from ridgeline.engine.notes import Note, noting
 from ridgeline.engine.sampling import plain
 from ridgeline.engine.step_plan import StepPlan
-from ridgeline.kernels.keep_tokens import keep_tokens
 
 if TYPE_CHECKING:
     from ridgeline.engine.runner import Runner
@@ -158,15 +157,16 @@ class Graphs:
     ) -> tuple[Tensor, Tensor]:
         """The step itself, eagerly: that also compiles its kernels and makes their counters. Then
         its graphs, which run nothing now. Should a capture fail, the step is run again: so the last
-        step's tokens are only written over when nothing can fail any more.
+        step's tokens are only written over, and guesses judged, when nothing can fail any more.
         """
         last_tokens, logits_RV = self.runner.last_tokens, self.compute(key, inputs)
-        tokens_R = self.choose(logits_RV, inputs, choice, torch.empty_like(last_tokens))
+        nobody = inputs._replace(judged=self.runner.nobody(inputs.judged))
+        tokens_R = self.choose(logits_RV, nobody, choice, torch.empty_like(last_tokens))
         reserved_before = torch.cuda.memory_reserved(self.runner.device)
         if key not in self.found:
             with noting(self.runner.model) as notes:
                 graph, _ = self._capture(lambda: self.compute(key, inputs, notes))
-            notes += _notes_of(choice, logits_RV)
+            notes += self._notes_of(choice, logits_RV)
             self.found[key] = Captured(graph, notes)
             self.used_bytes += driver_bytes(self.runner.model.config)
         sampler = self._capture(lambda: self.choose(logits_RV, inputs, choice, last_tokens))
@@ -174,7 +174,7 @@ class Graphs:
         # What torch took, and not what the device has less of: others may share it.
         self.used_bytes += torch.cuda.memory_reserved(self.runner.device) - reserved_before
         if choice.keeps:
-            keep_tokens(logits_RV, tokens_R, self.runner.results[:2], last_tokens)
+            self.runner.keep(logits_RV, inputs, tokens_R, last_tokens)
         return logits_RV, tokens_R
 
     def choose(
@@ -183,7 +183,7 @@ class Graphs:
         """Tokens of all rows, kept where that is asked for."""
         tokens_R = plain(logits_RV, inputs, choice.filtered)
         if choice.keeps:
-            keep_tokens(logits_RV, tokens_R, self.runner.results[:2], last_tokens)
+            self.runner.keep(logits_RV, inputs, tokens_R, last_tokens)
         return tokens_R
 
     def compute(self, key: GraphKey, inputs: StepInputs, notes: list[Note] | None = None) -> Tensor:
@@ -201,7 +201,8 @@ class Graphs:
     def _has_room(self) -> bool:
         return len(self.found) < NUM_GRAPHS and self.used_bytes < self.budget_bytes
 
-
-def _notes_of(choice: Choice, logits_RV: Tensor) -> list[Note]:
-    ops = ("sampling", "keep_tokens") if choice.keeps else ("sampling",)
-    return [Note(op, tuple(logits_RV.shape)) for op in ops]
+    def _notes_of(self, choice: Choice, logits_RV: Tensor) -> list[Note]:
+        ops = ["sampling"]
+        if choice.keeps:
+            ops += ["keep_tokens", "prompt_lookup"] if self.runner.judges else ["keep_tokens"]
+        return [Note(op, tuple(logits_RV.shape)) for op in ops]

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.engine.flat_plan import first_rows
+from ridgeline.engine.flat_plan import sample_words
 from ridgeline.engine.request import Sampling
 from ridgeline.engine.state import Key
 from ridgeline.engine.step_plan import StepPlan
@@ -35,6 +35,8 @@ KnownTokens = Callable[[Key], Sequence[int]]
 
 class Guesser(ABC):
     """Fills the device's table of the tokens that are guessed to come next, one line a seat."""
+
+    in_graph = False  # whether a graph can do its part after a step: it has `judge_rows`
 
     @abstractmethod
     def sit(
@@ -63,6 +65,8 @@ class PromptLookup(Guesser):
     nobody waits for the host to know what to guess.
     """
 
+    in_graph = True
+
     def __init__(self, guesses_SK: Tensor, max_context: int, recipe: Speculation) -> None:
         self.guesses_SK, self.device = guesses_SK, guesses_SK.device
         self.ngrams = (recipe.min_ngram, recipe.max_ngram)
@@ -85,6 +89,11 @@ class PromptLookup(Guesser):
         tables = (self.history_SL, self.guesses_SK)
         return prompt_lookup(*tables, tokens_R, samples_of(plan, self.device), *self.ngrams)
 
+    def judge_rows(self, samples_4R: Tensor, tokens_R: Tensor, out_3R: Tensor) -> None:
+        """The same from what the device has. Samples of the padding's seat harm nobody."""
+        tables = (self.history_SL, self.guesses_SK)
+        prompt_lookup(*tables, tokens_R, samples_4R, *self.ngrams, out_3R)
+
 
 def judged(plan: StepPlan, tokens_R: Tensor, guesses_SK: Tensor) -> Tensor:
     """`Guesser.judge` for guesses that are made when they are asked for, and so always there."""
@@ -97,8 +106,4 @@ def judged(plan: StepPlan, tokens_R: Tensor, guesses_SK: Tensor) -> Tensor:
 
 
 def samples_of(plan: StepPlan, device: torch.device) -> Tensor:
-    """Each sample's seat, first row of logits, drafts, and the position of its token [4, N]."""
-    rows = first_rows(plan)
-    positions = [plan.positions[plan.logit_tokens[row]] + 1 for row in rows]
-    samples = np.array((plan.sample_seats, rows, plan.sample_drafts, positions), dtype=np.int32)
-    return to_device(samples, device)
+    return to_device(sample_words(plan), device)

@@ -37,7 +37,7 @@ from ridgeline.engine.faults import Run, is_out_of_memory, raise_if_lost, reason
 from ridgeline.engine.fixed_attention import FixedCpuSequences, FixedSequences
 from ridgeline.engine.flat_plan import Guesses, first_rows, flattened, without_drafts
 from ridgeline.engine.graphs import Graphs
-from ridgeline.engine.guessing import Guesser, KnownTokens
+from ridgeline.engine.guessing import Guesser, KnownTokens, PromptLookup
 from ridgeline.engine.host_model import on_host
 from ridgeline.engine.host_sequences import HostSequences
 from ridgeline.engine.kv_cache import KVCache
@@ -56,6 +56,8 @@ from ridgeline.models import Transformer
 from ridgeline.recipe import Recipe
 
 log = logging.getLogger(__name__)
+
+MAX_VIEWS = 1024  # shapes whose views are kept: decode steps come in few, mixed ones in any
 
 
 @dataclass
@@ -130,9 +132,11 @@ class Runner:
         size = num_words(largest) + 2 * limits.token_budget
         self.words = torch.zeros(size, dtype=torch.int32, device=self.device)
         self._hosts = _host_buffers(len(self.words), self.device)
+        self._views: dict[StepShape, StepInputs] = {}  # of `words`, by shape
         self._num_launched = 0
         self._whole: StepPlan | None = None  # the step that is run, whole or in parts
-        self._kept = False  # whether its samples are in `last_tokens` already
+        self._flat: StepPlan | None = None  # the same with its drafts as rows
+        self._kept = False  # whether its samples are in `last_tokens` already, and judged
         self.watch: StepWatch | None = None  # told of each step, where somebody measures
         wants_graphs = bool(recipe.graphs) and self.device.type == "cuda"
         self.graphs: Graphs | None = None
@@ -162,7 +166,7 @@ class Runner:
         if self.guesser is not None:
             self.guesser.follow(plan)
         failed = self._seat(plan, jobs, known_tokens)
-        self._whole, self._kept = plan, False
+        self._whole, self._flat, self._kept = plan, None, False
         pending: Pending = []
 
         def run(part: StepPlan, samples: list[int]) -> None:
@@ -173,7 +177,7 @@ class Runner:
         self.share_results(num_rows)
         if not self._kept:
             self._keep_samples(plan)
-        if self.guesser is not None and num_rows:
+        if self.guesser is not None and num_rows and not (self._kept and self.judges):
             verdicts_3N = self.guesser.judge(plan, self.results[0])
             self.results[2:, : verdicts_3N.shape[1]] = verdicts_3N
         results = to_host(self.results)[:, :num_rows]  # all of it: a part would be packed first
@@ -188,7 +192,7 @@ class Runner:
 
     def run(self, plan: StepPlan, jobs: Jobs) -> None:
         """Enqueue a plain step whose tokens nobody waits for; the next one may take them."""
-        self._whole, self._kept = plan, False
+        self._whole, self._flat, self._kept = plan, None, False
         self._run(plan, jobs, list(range(len(plan.sample_keys))))
         if not self._kept:
             self._keep_samples(plan)
@@ -221,7 +225,7 @@ class Runner:
             assert self.guesser is not None, "drafts are planned where somebody guesses"
             try:
                 self.guesser.guess(plan, known_tokens)
-                flat = self.flat(plan)
+                self._flat = flat = self.flat(plan)
                 if not failed:
                     run(flat, list(range(len(flat.sample_keys))))
                     return plan, False
@@ -253,9 +257,40 @@ class Runner:
         too. Elsewhere that waits until all of the step is through, because parts of it that are run
         again take the last step's tokens from there.
         """
-        if plan is not self._whole or plan.num_draft_rows or self.special.samples(plan):
+        if not self._is_whole(plan) or self.special.samples(plan):
             return False
         return not any(jobs[key[0]].sampling.wants_logprobs for key in plan.sample_keys)
+
+    def _is_whole(self, plan: StepPlan) -> bool:
+        """Whether this is all of the step; one with drafts only where a graph can judge them."""
+        return plan is self._whole or (plan is self._flat and self.judges)
+
+    @property
+    def judges(self) -> bool:
+        """Whether a graph that keeps a step's tokens judges what was guessed of them, too."""
+        return self.guesser is not None and self.guesser.in_graph
+
+    def keep(
+        self, logits_RV: Tensor, inputs: StepInputs, tokens_R: Tensor, last_tokens: Tensor
+    ) -> None:
+        """The tokens of a plain whole step, where the host and the next step look for them; and the
+        verdicts on what was guessed. A sample that brings several tokens leaves its first.
+        """
+        if not self.judges:
+            keep_tokens(logits_RV, tokens_R, self.results[:2], last_tokens)
+            return
+        assert isinstance(self.guesser, PromptLookup), "nobody else judges in a graph"
+        keep_tokens(logits_RV, tokens_R, self.results[:2])
+        count = min(len(tokens_R), self.max_rows)
+        judged_4N = inputs.judged[:, :count].contiguous()
+        self.guesser.judge_rows(judged_4N, self.results[0], self.results[2:, :count])
+        last_tokens[:count] = self.results[0].index_select(0, judged_4N[1])
+
+    def nobody(self, judged_4R: Tensor) -> Tensor:
+        """Samples that belong to nobody, as many as these."""
+        nobody_4R = torch.zeros_like(judged_4R)
+        nobody_4R[0] = self.seats.padding
+        return nobody_4R
 
     def share_results(self, num_samples: int) -> None:
         """Where several ranks run a step, they now have the same tokens."""
@@ -329,21 +364,28 @@ class Runner:
         host, event = self._hosts[self._num_launched % len(self._hosts)]
         if event is not None:
             event.synchronize()  # of the copy that read this buffer some steps ago
+        array = host.numpy()
         count, changes = num_words(shape), table_changes(plan, self.page_table.shape[1])
         end = count + changes.size
-        write(host[:count].numpy(), plan, shape, self.seats)
-        if end <= len(host):
-            host[count:end].numpy()[:] = changes.ravel()
-        self.words[: min(end, len(host))].copy_(host[: min(end, len(host))], non_blocking=True)
+        judged = self._whole if self.judges and self._is_whole(plan) else None
+        write(array[:count], plan, shape, self.seats, judged)
+        if count < end <= len(array):
+            array[count:end] = changes.ravel()
+        num_sent = min(end, len(array))
+        self.words[:num_sent].copy_(host[:num_sent], non_blocking=True)
         if event is not None:
             event.record()
         if changes.size:
-            sent = self.words[count:end] if end <= len(host) else to_device(changes, self.device)
+            sent = self.words[count:end] if end <= len(array) else to_device(changes, self.device)
             where, pages = sent.view(2, -1)
             self.page_table.view(-1).index_copy_(0, where.long(), pages)
         if self.watch is not None:
             self.watch.begin()
-        return views(self.words[:count], shape)
+        if shape not in self._views:
+            if len(self._views) >= MAX_VIEWS:
+                self._views.clear()
+            self._views[shape] = views(self.words[:count], shape)
+        return self._views[shape]
 
     def forward(
         self,
@@ -389,12 +431,8 @@ class Runner:
         """Whether a sample asks for top-k, top-p or min-p. Deterministic: whether one is drawn at
         all, so that a draw goes the same way whether or not others in its batch ask.
         """
-        seats, table = plan.sample_seats, self.seats
-        if self.deterministic:
-            return bool(table.temperature[seats].any())
-        return bool(
-            table.top_k[seats].any() or table.min_p[seats].any() or (table.top_p[seats] < 1).any()
-        )
+        table = self.seats.drawn if self.deterministic else self.seats.filtered
+        return bool(table[plan.sample_seats].any())
 
 
 def _host_buffers(count: int, device: torch.device) -> list[tuple[Tensor, torch.cuda.Event | None]]:

@@ -69,6 +69,35 @@ class PaddedSteps(Graphs):
         return logits_RV, tokens_R
 
 
+def test_a_graph_judges_what_was_looked_up() -> None:
+    """Verdicts, the table of tokens and the next guesses come from the graph; steps that no graph
+    serves (prompts with others, log-probabilities) are judged behind them, and all of it agrees.
+    """
+    engine = engine_for(markov(deepcopy(tiny("llama-mha"))), speculation=LOOKUP)
+    engine.runner.sequences = PagedSequences
+    engine.runner.graphs = graphs = PaddedSteps(engine)
+    force_drafts(engine)
+    guesser = engine.runner.guesser
+    assert isinstance(guesser, PromptLookup)
+    behind: list[int] = []
+    judge = guesser.judge
+
+    def judging(plan: Any, tokens_R: Any) -> Any:
+        behind.append(plan.num_draft_rows)
+        return judge(plan, tokens_R)
+
+    guesser.judge = judging  # type: ignore[method-assign]
+    assert_exact(engine, prompts_of([9, 20, 4]), [Sampling(max_tokens=60)] * 3)
+    first = engine.stats
+    assert first.accepted_tokens > 0.6 * first.drafted_tokens > 0
+    assert len(graphs.keys) > 10
+    assert behind == []
+    wanted = Sampling(max_tokens=40, logprobs=1)
+    assert_exact(engine, prompts_of([9, 11]), [wanted, Sampling(max_tokens=40)])
+    assert sum(behind) > 0
+    assert engine.stats.accepted_tokens > first.accepted_tokens
+
+
 @pytest.mark.parametrize("name", ["llama-mha", "gemma3"])
 def test_the_gpus_path_is_exact(name: str) -> None:
     """There drafts are decode rows of their own, and a step of them goes through a graph."""

@@ -29,6 +29,7 @@ class Setting:
     vocab_size: int = 4  # few: then runs are found again
     num_seats: int = 0  # 0: two more than there are streams
     gap: int = 3  # columns between the lines of the table
+    has_out: bool = False  # whether verdicts go into rows that lie apart
 
     @property
     def label(self) -> str:
@@ -38,6 +39,7 @@ class Setting:
             f"runs {self.ngrams[0]}-{self.ngrams[1]}",
             self.vocab_size > 4 and f"vocabulary {self.vocab_size}",
             self.num_seats and f"{self.num_seats} seats",
+            self.has_out and "out",
         )
 
 
@@ -63,7 +65,9 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
         if right > 0:
             guesses[seat, :right] = tokens[row : row + right]
     lengths = torch.tensor(setting.lengths, device=device)
+    room = torch.full((3, num_samples + 4), -7, dtype=INT32, device=device)
     return {
+        "out_3N": room[:, :num_samples] if setting.has_out else None,
         "history_SL": table[:, :width],
         "guesses_SK": guesses,
         "tokens_R": tokens,
@@ -108,6 +112,7 @@ SMALL = [
         Setting((1000, 1023, 1024, 1025), num_guesses=7, ngrams=(3, 9)),
         Setting((30, 900), num_guesses=32, ngrams=(1, 16), vocab_size=2),
         Setting((200, 100, 50), vocab_size=50_000),  # nothing is found
+        Setting((63, 17, 40), has_out=True),
     ]
 ]
 LARGE = [

@@ -27,14 +27,16 @@ def prompt_lookup(
     samples_4N: Tensor,
     min_ngram: int,
     max_ngram: int,
+    out_3N: Tensor | None = None,
 ) -> Tensor:
     """`samples_4N` has each sample's seat, its first row of logits, how many guesses were verified
     in the rows behind it, and the position of its first token. All tensors are int32.
 
     Returns, for each sample, how many tokens it has brought (the confirmed guesses and one more),
     whether the first guess was right (verified or not), and the length of the run that was found
-    for the new guesses, 0 if none. **Changes in place**: the seats' lines of `history_SL` take the
-    tokens, those of `guesses_SK` the new guesses.
+    for the new guesses, 0 if none; in `out_3N` where that is given, whose rows may lie apart.
+    **Changes in place**: the seats' lines of `history_SL` take the tokens, those of `guesses_SK`
+    the new guesses.
     """
     seats_N, rows_N, verified_N, positions_N = samples_4N.long()
     num_right_N, first_N = accepted(tokens_R, guesses_SK[seats_N], rows_N, verified_N)
@@ -46,7 +48,8 @@ def prompt_lookup(
     steps_K = torch.arange(guesses_SK.shape[1], device=lines_NL.device)
     places_NK = ends_N[:, None] + steps_K % (lengths_N - ends_N)[:, None]
     guesses_SK[seats_N] = lines_NL.gather(1, places_NK)
-    return torch.stack((counts_N, first_N.long(), found_N)).int()
+    found_3N = torch.stack((counts_N, first_N.long(), found_N)).int()
+    return found_3N if out_3N is None else out_3N.copy_(found_3N)
 
 
 def accepted(

@@ -38,6 +38,7 @@ def prompt_lookup_kernel(
     samples_ptr,
     out_ptr,
     history_stride,
+    out_stride,
     num_samples,
     NUM_GUESSES: tl.constexpr,
     GUESS_BLOCK: tl.constexpr,
@@ -94,8 +95,8 @@ def prompt_lookup_kernel(
     tl.store(own_guesses + steps, guesses, mask=inside)
     tl.store(line_ptr + position + steps, tokens, mask=kept)
     tl.store(out_ptr + sample, count)
-    tl.store(out_ptr + num_samples + sample, first_right)
-    tl.store(out_ptr + 2 * num_samples + sample, matched)
+    tl.store(out_ptr + out_stride + sample, first_right)
+    tl.store(out_ptr + 2 * out_stride + sample, matched)
 
 
 def prompt_lookup(
@@ -105,8 +106,11 @@ def prompt_lookup(
     samples_4N: Tensor,
     min_ngram: int,
     max_ngram: int,
+    out_3N: Tensor | None = None,
 ) -> Tensor:
-    """All int32; the lines of `history_SL` may lie apart, everything else is contiguous."""
+    """All int32; the lines of `history_SL` and `out_3N` may lie apart, everything else is
+    contiguous.
+    """
     for name, tensor in (("guesses", guesses_SK), ("tokens", tokens_R), ("samples", samples_4N)):
         assert tensor.is_contiguous(), f"{name} must be contiguous"
     assert history_SL.stride(1) == 1, "tokens of a line lie side by side"
@@ -116,10 +120,13 @@ def prompt_lookup(
             f"most {LONGEST_NGRAM} in lines below {LONGEST_HISTORY}"
         )
     num_samples, num_guesses = samples_4N.shape[1], guesses_SK.shape[1]
-    out = torch.empty((3, num_samples), dtype=torch.int32, device=tokens_R.device)
+    out = out_3N
+    if out is None:
+        out = torch.empty((3, num_samples), dtype=torch.int32, device=tokens_R.device)
     if not num_samples:
         return out
-    args = (history_SL, guesses_SK, tokens_R, samples_4N, out, history_SL.stride(0), num_samples)
+    strides = (history_SL.stride(0), out.stride(0))
+    args = (history_SL, guesses_SK, tokens_R, samples_4N, out, *strides, num_samples)
     launch(
         prompt_lookup_kernel,
         (num_samples,),

@@ -242,7 +242,8 @@ def saved(
     for name, value in found["memory"].items():
         if value is not None:
             more[f"memory_{name.removesuffix('_bytes')}"] = Value(float(value), "B")
-    name = f"bench-engine-{Path(found['model']).stem}-{found['dtype']}-{found['workload']}"
+    model = Path(found["model"]).name.removesuffix(".gguf")  # a name may have dots of its own
+    name = f"bench-engine-{model}-{found['dtype']}-{found['workload']}"
     return found | {"record": str(as_record(name, runs, hardware, **more).save(args.save))}
 
 

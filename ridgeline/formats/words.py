@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-E8M0_BIAS = 127
 E8M0_NAN = 255
 
 
@@ -48,5 +47,6 @@ def unpack_fp4(packed: Tensor) -> Tensor:
 
 def e8m0_values(exponents: Tensor) -> Tensor:
     """fp32 powers of two behind e8m0 bytes (uint8); the one code that is no number stays none."""
-    values = torch.ldexp(torch.ones(()), exponents.to(torch.int32) - E8M0_BIAS)
+    bits = exponents.to(torch.int32) << 23  # it is fp32's own exponent, with the same bias
+    values = bits.masked_fill(exponents == 0, 1 << 22).view(torch.float32)
     return values.masked_fill(exponents == E8M0_NAN, torch.nan)

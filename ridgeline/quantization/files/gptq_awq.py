@@ -6,6 +6,9 @@ in `scales`, all with the depth along the rows, as a product x @ W wants it.
 | gptq | [D · bits / 32, O] | down the depth | less 1, unless `checkpoint_format` is gptq_v2 |
 | awq (gemm) | [D, O / 8] | along the outputs, eights ordered 0 2 4 6 1 3 5 7 | as they are |
 
+Some writers of GPTQ name the older form and store the newer one: where a config says `sym` and all
+zero points are the middle already, nothing is added.
+
 GPTQ with `desc_act` sorts columns into groups by `g_idx`. Where that is not simply one group after
 the other no kernel of ours can follow it, and the weights are expanded.
 
@@ -37,7 +40,7 @@ def gptq_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
     form = config.get("checkpoint_format") or config.get("format") or "gptq"
     if form not in ("gptq", "gptq_v2"):
         raise UnsupportedError(f"GPTQ's checkpoint_format {form!r} is not read; gptq, gptq_v2 are")
-    offset = 1 if form == "gptq" else 0
+    offset = form == "gptq"
     rows, num_outputs = module.matrix_shape("qweight", "int32")
     depth, per_word = rows * 32 // bits, 32 // bits
     num_groups, _ = module.matrix_shape("scales", *SCALES)
@@ -55,7 +58,9 @@ def gptq_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
         codes_OD = unpack_words(tensors["qweight"].t(), bits, depth).contiguous()
         scale_OG = finite_scale(tensors["scales"], module.name).t().contiguous()
         zeros = unpack_words(tensors["qzeros"], bits, num_outputs).t().contiguous()
-        zero_OG = (zeros + offset) & ((1 << bits) - 1)
+        zero_OG = zeros
+        if offset and not (config.get("sym") and bool((zeros == 1 << bits - 1).all())):
+            zero_OG = (zeros + 1) & ((1 << bits) - 1)
         group_of = tensors.get("g_idx")
         if group_of is not None and not in_order(group_of, num_groups, module.name):
             spread = scale_OG[:, group_of.long()], zero_OG[:, group_of.long()].float()

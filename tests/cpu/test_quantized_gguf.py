@@ -73,5 +73,5 @@ def test_scales_that_are_no_numbers(tmp_path: Path) -> None:
     start = checkpoint.tensors[name].offset
     data[start : start + 2] = np.float16(np.nan).tobytes()
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match="blk.0.ffn_up.weight' has scales that are NaN"):
+    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_up\.weight' has scales that are NaN"):
         list(read_quantized(open_checkpoint(path), [name]))

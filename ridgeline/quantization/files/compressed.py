@@ -119,13 +119,13 @@ def packed_layout(
     module.expects("weight_packed", (num_outputs, -(-depth // per_word)))
     _, num_groups = module.matrix_shape("weight_scale", *SCALES)
     module.expects("weight_scale", (num_outputs, num_groups))
+    module.groups("weight_scale", depth, num_groups)
     zeros = not weights.get("symmetric", True)
     if zeros:
         module.matrix_shape("weight_zero_point", "int32")
         module.expects("weight_zero_point", (-(-num_outputs // per_word), num_groups))
     if "weight_g_idx" in module:
         module.wrong("sorts its columns into groups (weight_g_idx), which is not read")
-    module.groups("weight_scale", depth, num_groups)
 
     def make(tensors: Tensors) -> Matrix | Tensor:
         codes_OD = unpack_words(tensors["weight_packed"], bits, depth)

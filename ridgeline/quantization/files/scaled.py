@@ -119,11 +119,9 @@ def nvfp4_matrix(module: Module, packed: str, over_all: str, divided: bool) -> L
     module.expects(over_all, (), (1,))
 
     def make(tensors: Tensors) -> Tensor:
-        scale = finite_scale(tensors["weight_scale"], module.name)
-        whole = finite_scale(tensors[over_all], module.name)
-        return expanded(
-            unpack_fp4(tensors[packed]), scale / whole if divided else scale * whole, (1, 16)
-        )
+        scale, whole = tensors["weight_scale"].float(), tensors[over_all].float().view(1, 1)
+        scale = finite_scale(scale / whole if divided else scale * whole, module.name)
+        return expanded(unpack_fp4(tensors[packed]), scale, (1, NVFP4_GROUP))
 
     names = [packed, "weight_scale", over_all]
     return module.layout((num_outputs, half * 2), names, make, "nvfp4 has no kernel here")

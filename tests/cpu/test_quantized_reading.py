@@ -13,6 +13,7 @@ import quantized_files as files
 import tiny_models
 import torch
 import transformers
+from safetensors.torch import save_file
 from test_families import PROMPT, all_logits
 
 from ridgeline.models.checkpoint import open_checkpoint
@@ -173,3 +174,69 @@ def test_an_older_modelopt_says_it_in_a_file_of_its_own(tmp_path: Path) -> None:
     opened = open_quantized(open_checkpoint(tmp_path))
     assert opened is not None
     assert len(opened.layouts) == 7
+
+
+# The package's own names of schemes, and the scheme whose codes we keep.
+PRESETS = {
+    "W4A16": "int4-g128",
+    "W4A16_ASYM": "int4-g128-asym",
+    "W8A16": None,  # 8 bits in groups
+    "W4A8": None,  # the same, with 4 bits in a byte
+    "W8A8": "w8a8-int8",
+    "FP8": "fp8-tensor",
+    "FP8_DYNAMIC": "fp8",
+    "FP8_BLOCK": "fp8-block",
+    "NVFP4A16": None,
+    "MXFP4A16": None,
+}
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_what_the_compressed_tensors_package_writes(preset: str, tmp_path: Path) -> None:
+    """Codes and scales by the package, and the weights that it makes of them."""
+    package = pytest.importorskip("compressed_tensors")
+    scheme = package.quantization.preset_name_to_scheme(preset, ["Linear"])
+    form = package.compressors.format.infer_module_format(torch.nn.Linear, scheme)
+    compressor = package.compressors.BaseCompressor.get_value_from_registry(form.value)
+    torch.manual_seed(0)
+    weight = torch.randn(256, 384)
+    stored = compressor.compress(package_grid(weight, scheme.weights), scheme)
+    theirs = compressor.decompress(stored, scheme)["weight"]
+    assert 0 < (theirs - weight).abs().max() < 2  # it is the weight, coarser
+
+    layer = "model.layers.0.mlp.down_proj"
+    tensors = {f"{layer}.{key}": tensor.contiguous() for key, tensor in stored.items()}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": form.value,
+        "config_groups": {"group_0": json.loads(scheme.model_dump_json())},
+    }
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    ((name, ours),) = read_quantized(open_checkpoint(tmp_path))
+    assert name == f"{layer}.weight"
+    assert (ours.scheme.name if isinstance(ours, Matrix) else None) == PRESETS[preset]
+    ours = decoded_matrix(ours) if isinstance(ours, Matrix) else ours
+    close = (
+        2**-7 if theirs.dtype == torch.bfloat16 else 1e-6
+    )  # its nvfp4 scales are divided in bf16
+    torch.testing.assert_close(ours, theirs.float(), atol=0, rtol=close)
+
+
+def package_grid(weight: torch.Tensor, args: Any) -> dict[str, torch.Tensor]:
+    """A weight with scales and zero points as the package would choose them."""
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+    sizes = {
+        "channel": (1, weight.shape[1]),
+        "tensor": tuple(weight.shape),
+        "block": args.block_structure,
+    }
+    rows, columns = sizes.get(args.strategy, (1, args.group_size))
+    parts = weight.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+    low, high = parts.amin((1, 3)), parts.amax((1, 3))
+    whole = generate_gparam(low.min(), high.max()) if args.strategy == "tensor_group" else None
+    scale, zero = calculate_qparams(low, high, args, whole)
+    scale = scale.view(1) if args.strategy == "tensor" else scale
+    found = {"weight": weight, "weight_scale": scale, "weight_zero_point": zero.to(torch.int8)}
+    return found if whole is None else found | {"weight_global_scale": whole}

@@ -75,25 +75,32 @@ def fp8_matrix(module: Module, scale_name: str, inputs_scaled: bool) -> Layout:
 
 
 def int8_matrix(module: Module, inputs_scaled: bool) -> Layout:
-    """int8 codes with a scale a row, as compressed-tensors' int-quantized has them."""
+    """int8 codes with a scale a row (or a group), as compressed-tensors' int-quantized has them."""
     shape = module.matrix_shape("weight", "int8")
-    spread = scale_spread(module, "weight_scale", shape, blocks=False)
+    found = module.needs("weight_scale", *SCALE_TYPES)
+    grouped = len(found) == 2 and found[0] == shape[0] and found[1] > 1
+    if grouped:
+        part = (1, module.groups("weight_scale", shape[1], found[1]))
+    elif scale_spread(module, "weight_scale", shape, blocks=False) == "row":
+        part = (1, shape[1])
+    else:
+        part = shape
     zeros = "weight_zero_point" in module
     if zeros:
         module.needs("weight_zero_point", "int8", "int32")
         module.expects("weight_zero_point", module.infos["weight_scale"].shape)
+    reason = "8-bit zero points are not one of our schemes" if zeros else ""
+    reason = "8-bit codes in groups are not one of our schemes" if grouped else reason
     scheme = parse_scheme("w8a8-int8" if inputs_scaled else "int8")
-    part = (1, shape[1]) if spread == "row" else shape
 
     def make(tensors: Tensors) -> Matrix | Tensor:
         scale = finite_scale(tensors["weight_scale"], module.name)
-        if zeros:
-            zero = tensors["weight_zero_point"].float().view(scale.shape)
+        if reason:
+            zero = tensors["weight_zero_point"].float().view(scale.shape) if zeros else 0.0
             return expanded(tensors["weight"], scale, part, zero)
         by_row = scale.expand(shape[0], 1).contiguous()
         return Matrix(Codes(tensors["weight"], Grid(by_row)), scheme)
 
-    reason = "8-bit zero points are not one of our schemes" if zeros else ""
     return module.layout(shape, ["weight", "weight_scale", "weight_zero_point"], make, reason)
 
 

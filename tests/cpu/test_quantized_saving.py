@@ -18,9 +18,16 @@ from test_families import PROMPT, all_logits
 from ridgeline.errors import UnsupportedError
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import open_checkpoint
+from ridgeline.models.families import describe, parts
 from ridgeline.quantization import load_model
-from ridgeline.quantization.files import Matrix, open_quantized, read_quantized, save_quantized
-from ridgeline.quantization.files.compressed import layer_tensors, scheme_config
+from ridgeline.quantization.files import (
+    Matrix,
+    decoded_matrix,
+    open_quantized,
+    read_quantized,
+    save_quantized,
+)
+from ridgeline.quantization.files.compressed import config_group, layer_tensors, scheme_config
 from ridgeline.quantization.files.save import KVScales, Sparsity
 from ridgeline.quantization.scheme import Codes, Grid, encode, find_grid, parse_scheme
 
@@ -135,6 +142,51 @@ def test_transformers_finds_the_scales_of_the_cache(tmp_path: Path) -> None:
     found = {name.rpartition(".")[2]: scale.item() for name, scale in opened.kv_scales().items()}
     assert found == {"k_scale": 0.25, "v_scale": 0.5}
     assert_same(expand(model, matrices), load_model(out, dtype="fp32", device="cpu"))
+
+
+@pytest.mark.parametrize(("name", "scheme"), [("mixtral", "int4-g32"), ("qwen3-moe", "w8a8-int8")])
+def test_experts_go_by_the_checkpoints_names(
+    name: str, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers reads experts of packed codes and of fp8, but not of int8."""
+    narrow = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    monkeypatch.setattr(tiny_models, "SMALL", tiny_models.SMALL | narrow)
+    tiny_models.save_model(name, tmp_path / "in")
+    model = load_model(tmp_path / "in", dtype="fp32", device="cpu")
+    description, parameters = describe(open_checkpoint(tmp_path / "in")), model.named_parameters()
+    held, chosen, matrices = dict(parameters), parse_scheme(scheme), {}
+    for part in parts(description.config, description.names):
+        weight = held[part.parameter].detach()[part.index]
+        if "_proj.weight" in part.name or "experts" in part.name:
+            codes = encode(weight, find_grid(weight, chosen), chosen)
+            matrices[part.name] = Matrix(codes, chosen)
+            weight.copy_(decoded_matrix(matrices[part.name]))
+    out = tmp_path / "out"
+    save_quantized(model, out, source=tmp_path / "in", matrices=matrices)
+    assert sum("experts" in key for key in matrices) > 10
+    assert_same(model, load_model(out, dtype="fp32", device="cpu"))
+    ignored = json.loads((out / "config.json").read_text())["quantization_config"]["ignore"]
+    assert [layer.rpartition(".")[2] for layer in ignored] == ["gate", "lm_head"]
+    if scheme == "int4-g32":
+        pytest.importorskip("compressed_tensors")
+        with torch.inference_mode():
+            theirs = from_transformers(out)(torch.tensor([PROMPT])).logits[0]
+        torch.testing.assert_close(all_logits(model, PROMPT), theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_which_config_group_applies() -> None:
+    """The most particular one, whatever their order: by name, by pattern, as a Linear."""
+    groups = {
+        "all": {"targets": ["Linear"], "weights": 0},
+        "some": {"targets": ["Other", "re:.*mlp.*"], "weights": 1},
+        "one": {"targets": ["a.mlp.up"], "weights": 2},
+    }
+    config = {"config_groups": groups}
+    found = {
+        layer: config_group(config, layer)["weights"]
+        for layer in ("a.attn.q", "a.mlp.down", "a.mlp.up", "b.a.mlp.up")
+    }
+    assert found == {"a.attn.q": 0, "a.mlp.down": 1, "a.mlp.up": 2, "b.a.mlp.up": 1}
 
 
 def test_bytes_of_a_layer_with_zero_points() -> None:

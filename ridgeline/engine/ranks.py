@@ -40,6 +40,7 @@ from ridgeline.parallel.links import Gone, join, nobody_knows
 from ridgeline.parallel.shards import cut_weights, load_split_weights, sent_parameters
 from ridgeline.parallel.tensor import split_model
 from ridgeline.progress import Progress
+from ridgeline.quantization.files.read import decoded
 from ridgeline.quantization.load import COMPUTE_DTYPES, choose_dtype
 from ridgeline.recipe import Recipe, with_auto
 
@@ -226,7 +227,9 @@ def load_part(
     if isinstance(task.source, Path):
         checkpoint, shown = open_checkpoint(task.source), progress if group.rank == 0 else None
         description = describe(checkpoint)
-        group.together(lambda: load_split_weights(model, checkpoint, description, group, shown))
+        group.together(
+            lambda: load_split_weights(model, decoded(checkpoint), description, group, shown)
+        )
     elif is_sent:
         cut_weights(model, config, group, sent_parameters(whole, config, dtype, group))
     else:

@@ -8,7 +8,7 @@ error that lists it all, raised before a byte is copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ def stream_weights(
     """
     parameters = dict(model.named_parameters())
     wanted = {part.name: part for part in parts(description.config, description.names)}
-    stored = {_canonical(name, description): name for name in checkpoint.tensors}
+    stored = canonical_names(checkpoint.tensors, description)
     _check_fit(parameters, wanted, stored, checkpoint, description)
     part_of = {stored[name]: part for name, part in wanted.items()}
     for name, tensor in checkpoint.read(part_of.keys(), progress=progress):
@@ -65,6 +65,11 @@ def checkpoint_tensors(
     parameters = dict(model.named_parameters())
     for part in parts(description.config, description.family.hf_names):
         yield part.name, parameters[part.parameter][part.index].contiguous()
+
+
+def canonical_names(names: Iterable[str], description: Description) -> dict[str, str]:
+    """The family's own name of each tensor, and the one it is stored under."""
+    return {_canonical(name, description): name for name in names}
 
 
 def _canonical(name: str, description: Description) -> str:

@@ -30,7 +30,7 @@ def save_model(
     """Write `folder`, new or empty. `source` is what the model was loaded from, or the description
     it was made from (models/shapes.py).
     """
-    description = source if isinstance(source, Description) else _describe(source)
+    description = source if isinstance(source, Description) else describe_source(source)
     save_safetensors(
         folder,
         checkpoint_tensors(model, description),
@@ -40,7 +40,7 @@ def save_model(
     )
 
 
-def _describe(source: str | Path) -> Description:
+def describe_source(source: str | Path) -> Description:
     path = source if isinstance(source, Path) else resolve_model(source)
     return describe(open_checkpoint(path))
 
@@ -49,6 +49,7 @@ def hf_config(model: Transformer, description: Description) -> dict[str, Any]:
     """The source's config.json for the language model alone, in the dtype that is saved."""
     values = dict(description.hf_config)
     values = dict(values.get("text_config", values))
+    values.pop("quantization_config", None)  # what is saved here is plain
     values.pop("torch_dtype", None)  # what transformers called it before version 5
     dtype = str(model.embed.weight.dtype).removeprefix("torch.")
     family = description.family

@@ -19,6 +19,7 @@ from ridgeline.models.cost import num_parameters
 from ridgeline.models.families import describe
 from ridgeline.models.weights import load_weights
 from ridgeline.progress import Progress
+from ridgeline.quantization.files.read import decoded
 
 COMPUTE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _GIB = 2**30
@@ -43,7 +44,7 @@ def load_model(
     description = describe(checkpoint)
     chosen = choose_dtype(dtype, description.config, hardware)
     loaded = build_model(description.config, chosen, hardware.device)
-    load_weights(loaded, checkpoint, description, progress)
+    load_weights(loaded, decoded(checkpoint), description, progress)
     return loaded
 
 

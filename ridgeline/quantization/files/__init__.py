@@ -1,0 +1,24 @@
+"""Quantized checkpoints: those of others read, and ours written."""
+
+from ridgeline.quantization.files.fuse import fused_matrices
+from ridgeline.quantization.files.matrix import Matrix, cut, decoded_matrix, join
+from ridgeline.quantization.files.read import (
+    decoded,
+    is_quantized,
+    open_quantized,
+    read_quantized,
+)
+from ridgeline.quantization.files.save import save_quantized
+
+__all__ = [
+    "Matrix",
+    "cut",
+    "decoded",
+    "decoded_matrix",
+    "fused_matrices",
+    "is_quantized",
+    "join",
+    "open_quantized",
+    "read_quantized",
+    "save_quantized",
+]

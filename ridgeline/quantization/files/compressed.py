@@ -1,0 +1,169 @@
+"""The compressed-tensors format, matrix by matrix: what its tensors are, both ways, and how a
+`quantization_config` says which layer is stored how.
+
+| format | tensors of a layer |
+|---|---|
+| pack-quantized | `weight_packed`: unsigned codes in int32 words along each row; `weight_scale`; `weight_shape`; where asymmetric `weight_zero_point`: words down the outputs |
+| int-quantized | `weight` int8, `weight_scale` |
+| float-quantized | `weight` e4m3, `weight_scale` [O, 1], [1] or one for each block |
+| nvfp4-pack-quantized, mxfp4-pack-quantized | read only: scaled.py |
+
+A config group applies to layers by name, by `re:` and a pattern, or by the class `Linear`, the most
+particular first; `ignore` lists those that are left as they were.
+
+    for name, tensor in layer_tensors("model.layers.0.mlp.down_proj", matrix): ...
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import CheckpointError
+from ridgeline.formats.words import pack_words, unpack_words
+from ridgeline.quantization.files import scaled
+from ridgeline.quantization.files.gptq_awq import SCALES, grouped, why_expanded
+from ridgeline.quantization.files.matrix import Matrix
+from ridgeline.quantization.files.stored import FP8_NAME, Layout, Module, Tensors, finite_scale
+from ridgeline.quantization.scheme import BLOCK, Scheme
+
+ZERO = {2: 2, 4: 8, 8: 128}  # by bits: the code that stands for 0 where no zero points are stored
+
+
+def format_of(scheme: Scheme) -> str:
+    if scheme.weight == "fp8":
+        return "float-quantized"
+    return "int-quantized" if scheme.inputs == "int8" else "pack-quantized"
+
+
+def layer_tensors(
+    layer: str, matrix: Matrix, scale_dtype: torch.dtype = torch.float32
+) -> Iterator[tuple[str, Tensor]]:
+    """What a file holds for one layer. Scales in fewer bits than fp32 are rounded."""
+    (values, grid), scheme = matrix
+    scale = grid.scale.to(scale_dtype)
+    if format_of(scheme) == "pack-quantized":
+        codes = values if scheme.weight == "int4" else values.to(torch.int16) + ZERO[8]
+        yield f"{layer}.weight_packed", pack_words(codes, scheme.bits)
+        yield f"{layer}.weight_shape", torch.tensor(values.shape)
+        if grid.zero is not None:
+            words = pack_words(grid.zero.t(), scheme.bits)
+            yield f"{layer}.weight_zero_point", words.t().contiguous()
+    else:
+        yield f"{layer}.weight", values
+    yield f"{layer}.weight_scale", scale.view(1) if scheme.spread == "tensor" else scale
+
+
+def scheme_config(scheme: Scheme) -> dict[str, Any]:
+    """The config group of a scheme, but for its targets."""
+    weights = _numbers(scheme.bits, "float" if scheme.weight == "fp8" else "int")
+    weights |= {"symmetric": scheme.symmetric, "dynamic": False}
+    weights |= {"strategy": "channel" if scheme.spread == "row" else scheme.spread}
+    if scheme.spread == "group":
+        weights["group_size"] = scheme.group
+    if scheme.spread == "block":
+        weights["block_structure"] = [BLOCK, BLOCK]
+    inputs = None
+    if scheme.inputs != "16-bit":
+        inputs = _numbers(8, "float" if scheme.inputs == "fp8" else "int")
+        inputs |= {"symmetric": True, "dynamic": True}
+        inputs |= {"strategy": "group" if scheme.spread == "block" else "token"}
+        if scheme.spread == "block":
+            inputs["group_size"] = BLOCK
+    return {
+        "format": format_of(scheme),
+        "weights": weights,
+        "input_activations": inputs,
+        "output_activations": None,
+    }
+
+
+def _numbers(bits: int, kind: str) -> dict[str, Any]:
+    return {"num_bits": bits, "type": kind}
+
+
+def compressed_layout(
+    module: Module, config: Mapping[str, Any], shape: tuple[int, int] | None
+) -> Layout | None:
+    """`shape` is what the layer's `weight_shape` holds, where it has one."""
+    if module.dtype("weight_packed") == "int32":
+        return packed_layout(module, config_group(config, module.name), shape)
+    if "weight_packed" in module:
+        if "weight_global_scale" in module or module.dtype("weight_scale") == FP8_NAME:
+            return scaled.nvfp4_matrix(module, "weight_packed", "weight_global_scale", divided=True)
+        return scaled.mxfp4_matrix(module, "weight_packed")
+    if module.dtype("weight") in ("int8", FP8_NAME):
+        group = config_group(config, module.name)
+        inputs_scaled = group.get("input_activations") is not None
+        if module.dtype("weight") == "int8":
+            return scaled.int8_matrix(module, inputs_scaled)
+        return scaled.fp8_matrix(module, "weight_scale", inputs_scaled)
+    return None
+
+
+def packed_layout(
+    module: Module, group: Mapping[str, Any], shape: tuple[int, int] | None
+) -> Layout:
+    weights = group.get("weights")
+    bits = weights.get("num_bits") if isinstance(weights, Mapping) else None
+    if not isinstance(weights, Mapping) or bits not in list(ZERO):
+        module.wrong(f"has packed codes of {bits} bits; 2, 4 and 8 are read")
+    if shape is None:
+        module.wrong("has no weight_shape, which its packed weight needs")
+    num_outputs, depth = shape
+    per_word = 32 // bits
+    module.expects("weight_packed", (num_outputs, -(-depth // per_word)))
+    _, num_groups = module.matrix_shape("weight_scale", *SCALES)
+    module.expects("weight_scale", (num_outputs, num_groups))
+    module.groups("weight_scale", depth, num_groups)
+    zeros = not weights.get("symmetric", True)
+    if zeros:
+        module.matrix_shape("weight_zero_point", "int32")
+        module.expects("weight_zero_point", (-(-num_outputs // per_word), num_groups))
+    if "weight_g_idx" in module:
+        module.wrong("sorts its columns into groups (weight_g_idx), which is not read")
+
+    def make(tensors: Tensors) -> Matrix | Tensor:
+        codes_OD = unpack_words(tensors["weight_packed"], bits, depth)
+        scale_OG = finite_scale(tensors["weight_scale"], module.name)
+        if zeros:
+            words_GW = tensors["weight_zero_point"].t()
+            zero_OG = unpack_words(words_GW, bits, num_outputs).t().contiguous()
+        else:
+            zero_OG = torch.full(scale_OG.shape, ZERO[bits])
+        return grouped(codes_OD.contiguous(), scale_OG, zero_OG, bits)
+
+    names = ["weight_packed", "weight_scale", "weight_zero_point"]
+    return module.layout(shape, names, make, why_expanded(bits, depth, num_groups))
+
+
+def config_group(config: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
+    """The group that applies to a layer: by its name, by a pattern, or as a `Linear`."""
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise CheckpointError("quantization_config has no config_groups")
+    found: list[tuple[int, Mapping[str, Any]]] = []
+    for group in groups.values():
+        targets = group.get("targets", []) if isinstance(group, Mapping) else None
+        if not isinstance(targets, list):
+            raise CheckpointError("quantization_config has a config group that lists no targets")
+        found += [(rank, group) for target in targets if (rank := _rank(str(target), layer)) >= 0]
+    if not found:
+        raise CheckpointError(f"{layer} is stored quantized, but no config group applies to it")
+    return min(found, key=lambda one: one[0])[1]
+
+
+def _rank(target: str, layer: str) -> int:
+    """How particular a match is: 0 a name, 1 a pattern, 2 a class; -1: none."""
+    if target == layer:
+        return 0
+    if target.startswith("re:"):
+        try:
+            return 1 if re.match(target.removeprefix("re:"), layer) else -1
+        except re.error as error:
+            raise CheckpointError(f"quantization_config: pattern {target!r}: {error}") from error
+    return 2 if target == "Linear" else -1

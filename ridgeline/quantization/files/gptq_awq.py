@@ -1,0 +1,140 @@
+"""GPTQ's and AutoAWQ's checkpoints: 4-bit words in `qweight`, zero points in `qzeros`, fp16 scales
+in `scales`, all with the depth along the rows, as a product x @ W wants it.
+
+| | qweight | its words run | qzeros [G, O · bits / 32] |
+|---|---|---|---|
+| gptq | [D · bits / 32, O] | down the depth | less 1, unless `checkpoint_format` is gptq_v2 |
+| awq (gemm) | [D, O / 8] | along the outputs, eights ordered 0 2 4 6 1 3 5 7 | as they are |
+
+Some writers of GPTQ name the older form and store the newer one: where a config says `sym` and all
+zero points are the middle already, nothing is added.
+
+GPTQ with `desc_act` sorts columns into groups by `g_idx`. Where that is not simply one group after
+the other no kernel of ours can follow it, and the weights are expanded.
+
+Letters: O outputs, D depth, G groups of the depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import CheckpointError, UnsupportedError
+from ridgeline.formats.words import unpack_words
+from ridgeline.quantization.files.matrix import Matrix, expanded, int4_matrix
+from ridgeline.quantization.files.stored import Layout, Module, Tensors, field, finite_scale
+from ridgeline.quantization.scheme import GROUPS, Codes, Grid, parse_scheme
+
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where output 0, 1, 2 … of eight stands in its word
+SCALES = ("fp16", "bf16", "fp32")
+
+
+def gptq_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
+    if "qweight" not in module:
+        return None
+    bits = field(config, "bits", 4, 2, 4, 8)
+    form = config.get("checkpoint_format") or config.get("format") or "gptq"
+    if form not in ("gptq", "gptq_v2"):
+        raise UnsupportedError(f"GPTQ's checkpoint_format {form!r} is not read; gptq, gptq_v2 are")
+    offset = form == "gptq"
+    rows, num_outputs = module.matrix_shape("qweight", "int32")
+    depth, per_word = rows * 32 // bits, 32 // bits
+    num_groups, _ = module.matrix_shape("scales", *SCALES)
+    module.expects("scales", (num_groups, num_outputs))
+    module.matrix_shape("qzeros", "int32")
+    module.expects("qzeros", (num_groups, -(-num_outputs // per_word)))
+    ordered = "g_idx" in module
+    if ordered:
+        module.needs("g_idx", "int32", "int64")
+        module.expects("g_idx", (depth,))
+    if not ordered or num_groups == 1:
+        module.groups("scales", depth, num_groups)
+
+    def make(tensors: Tensors) -> Matrix | Tensor:
+        codes_OD = unpack_words(tensors["qweight"].t(), bits, depth).contiguous()
+        scale_OG = finite_scale(tensors["scales"], module.name).t().contiguous()
+        zeros = unpack_words(tensors["qzeros"], bits, num_outputs).t().contiguous()
+        zero_OG = zeros
+        if offset and not (config.get("sym") and bool((zeros == 1 << bits - 1).all())):
+            zero_OG = (zeros + 1) & ((1 << bits) - 1)
+        group_of = tensors.get("g_idx")
+        if group_of is not None and not in_order(group_of, num_groups, module.name):
+            spread = scale_OG[:, group_of.long()], zero_OG[:, group_of.long()].float()
+            return (codes_OD.float() - spread[1]) * spread[0]
+        return grouped(codes_OD, scale_OG, zero_OG, bits)
+
+    reason = why_expanded(bits, depth, num_groups)
+    if ordered and config.get("desc_act") and num_groups > 1:
+        reason = "their columns are sorted into groups (desc_act)"
+    names = ["qweight", "qzeros", "scales", "g_idx"]
+    return module.layout((num_outputs, depth), names, make, reason)
+
+
+def why_expanded(bits: int, depth: int, num_groups: int) -> str:
+    """What a user is told about codes that no scheme of ours has; empty for the others."""
+    if bits == 4 and depth // num_groups % min(GROUPS):
+        return f"4-bit groups of {depth // num_groups} are not one of our schemes"
+    if bits == 8 and num_groups > 1:
+        return "8-bit codes in groups are not one of our schemes"
+    return "2-bit codes are not one of our schemes" if bits == 2 else ""
+
+
+def in_order(group_of: Tensor, num_groups: int, name: str) -> bool:
+    """Whether columns are grouped one group after the other, each as long as the next."""
+    if int(group_of.min()) < 0 or int(group_of.max()) >= num_groups:
+        raise CheckpointError(f"{name} has g_idx outside its {num_groups} groups")
+    if len(group_of) % num_groups:
+        return False
+    plain = torch.arange(len(group_of)) // (len(group_of) // num_groups)
+    return torch.equal(group_of.long(), plain)
+
+
+def grouped(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor, bits: int) -> Matrix | Tensor:
+    """As one of our schemes where there is one, else as weights."""
+    if bits == 4:
+        found = int4_matrix(codes_OD, scale_OG, zero_OG)
+        if found is not None:
+            return found
+    elif bits == 8 and scale_OG.shape[1] == 1 and bool((zero_OG == 128).all()):
+        values = (codes_OD.to(torch.int16) - 128).to(torch.int8)
+        return Matrix(Codes(values, Grid(scale_OG)), parse_scheme("int8"))
+    length = codes_OD.shape[1] // scale_OG.shape[1]
+    return expanded(codes_OD, scale_OG, (1, length), zero_OG)
+
+
+def awq_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
+    if "qweight" not in module:
+        return None
+    field(config, "bits", 4, 4)
+    version = str(config.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise UnsupportedError(f"AWQ's version {version!r} is not read; gemm is")
+    depth, words = module.matrix_shape("qweight", "int32")
+    num_outputs = words * 8
+    num_groups, _ = module.matrix_shape("scales", *SCALES)
+    module.expects("scales", (num_groups, num_outputs))
+    module.groups("scales", depth, num_groups)
+    if "qzeros" in module or config.get("zero_point", True):
+        module.matrix_shape("qzeros", "int32")
+        module.expects("qzeros", (num_groups, words))
+
+    def make(tensors: Tensors) -> Matrix | Tensor:
+        codes_OD = awq_codes(tensors["qweight"])
+        scale_OG = finite_scale(tensors["scales"], module.name).t().contiguous()
+        stored = tensors.get("qzeros")
+        zero_OG = torch.full(scale_OG.shape, 8) if stored is None else awq_codes(stored)
+        return grouped(codes_OD, scale_OG, zero_OG, 4)
+
+    reason = why_expanded(4, depth, num_groups)
+    return module.layout((num_outputs, depth), ["qweight", "qzeros", "scales"], make, reason)
+
+
+def awq_codes(words_DW: Tensor) -> Tensor:
+    """[O, D] codes of AutoAWQ's words, each eight outputs back in their order."""
+    codes_DO = unpack_words(words_DW, 4, words_DW.shape[1] * 8)
+    eights = codes_DO.unflatten(1, (-1, 8))[:, :, list(AWQ_PLACES)]
+    return eights.flatten(1).t().contiguous()

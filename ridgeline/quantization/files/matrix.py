@@ -1,0 +1,141 @@
+"""One quantized matrix of a checkpoint: its codes and the scheme that says what they mean. Rows can
+be cut out and put together, since every scale belongs to rows: that is how the pieces of a fused
+weight become one matrix and how it becomes pieces again.
+
+Letters: O outputs, D depth, G groups of the depth.
+
+    fused = join([q, k, v])
+    k = cut(fused, slice(num_q, num_q + num_k))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.quantization.scheme import (
+    BLOCK,
+    FP8,
+    GROUPS,
+    Codes,
+    Grid,
+    Scheme,
+    decode,
+    parse_scheme,
+)
+
+
+class Matrix(NamedTuple):
+    codes: Codes
+    scheme: Scheme
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        num_outputs, depth = self.codes.values.shape
+        return num_outputs, depth
+
+
+def decoded_matrix(matrix: Matrix) -> Tensor:
+    """The weights it stands for, in fp32."""
+    return decode(matrix.codes, matrix.scheme)
+
+
+def cut(matrix: Matrix, rows: slice) -> Matrix:
+    """These rows as a matrix of their own."""
+    (values, grid), scheme = matrix
+    start, stop, _ = rows.indices(values.shape[0])
+    if scheme.spread == "block" and (start % BLOCK or stop % BLOCK):
+        raise UnsupportedError(
+            f"rows {start} to {stop} cannot be cut out of blocks of {BLOCK} rows; use scheme fp8"
+        )
+    of_scale = _scale_rows(scheme, start, stop)
+    zero = None if grid.zero is None else grid.zero[of_scale]
+    return Matrix(Codes(values[start:stop], Grid(grid.scale[of_scale], zero)), scheme)
+
+
+def _scale_rows(scheme: Scheme, start: int, stop: int) -> slice:
+    if scheme.spread == "tensor":
+        return slice(None)
+    return slice(start // BLOCK, stop // BLOCK) if scheme.spread == "block" else slice(start, stop)
+
+
+def join(matrices: Sequence[Matrix]) -> Matrix | None:
+    """One below the other, with every weight as it was; None where their schemes differ."""
+    if len(matrices) == 1:
+        return matrices[0]
+    matrices = alike([by_rows(matrix) for matrix in matrices])
+    if len({matrix.scheme for matrix in matrices}) > 1:
+        return None
+    zeros = [matrix.codes.grid.zero for matrix in matrices]
+    zero = torch.cat([zero for zero in zeros if zero is not None]) if zeros[0] is not None else None
+    grid = Grid(torch.cat([matrix.codes.grid.scale for matrix in matrices]), zero)
+    return Matrix(Codes(_stacked(matrices), grid), matrices[0].scheme)
+
+
+def _stacked(matrices: Sequence[Matrix]) -> Tensor:
+    parts = [matrix.codes.values for matrix in matrices]
+    if parts[0].dtype == FP8:  # fp8 tensors move as bytes
+        return torch.cat([part.view(torch.uint8) for part in parts]).view(FP8)
+    return torch.cat(parts)
+
+
+def by_rows(matrix: Matrix) -> Matrix:
+    """A scale of the whole tensor as the same one for each row, so that others can join it."""
+    if matrix.scheme.spread != "tensor":
+        return matrix
+    values, grid = matrix.codes
+    scale = grid.scale.expand(values.shape[0], 1).contiguous()
+    scheme = replace(parse_scheme("fp8"), inputs=matrix.scheme.inputs)
+    return Matrix(Codes(values, Grid(scale)), scheme)
+
+
+def alike(matrices: list[Matrix]) -> list[Matrix]:
+    """Where one of several 4-bit matrices has zero points, all get them."""
+    if all(matrix.scheme.symmetric for matrix in matrices):
+        return matrices
+    return [with_zeros(matrix) if matrix.scheme.symmetric else matrix for matrix in matrices]
+
+
+def with_zeros(matrix: Matrix) -> Matrix:
+    (values, grid), scheme = matrix
+    if scheme.weight != "int4":
+        return matrix
+    zero = torch.full(grid.scale.shape, 8, dtype=torch.uint8)
+    return Matrix(Codes(values, Grid(grid.scale, zero)), parse_scheme(f"int4-g{scheme.group}-asym"))
+
+
+def int4_matrix(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor | None) -> Matrix | None:
+    """4-bit codes with groups of any length as one of our schemes, if its groups divide them; zero
+    points that are 8 throughout are left out.
+    """
+    length = codes_OD.shape[1] // scale_OG.shape[1]
+    group = max((size for size in GROUPS if length % size == 0), default=0)
+    if not group:
+        return None
+    repeats = length // group
+    scale = scale_OG.float().repeat_interleave(repeats, 1)
+    if zero_OG is None or bool((zero_OG == 8).all()):
+        return Matrix(Codes(codes_OD, Grid(scale)), parse_scheme(f"int4-g{group}"))
+    zero = zero_OG.to(torch.uint8).repeat_interleave(repeats, 1)
+    return Matrix(Codes(codes_OD, Grid(scale, zero)), parse_scheme(f"int4-g{group}-asym"))
+
+
+def expanded(
+    codes_OD: Tensor, scale: Tensor, part: tuple[int, int], zero: Tensor | float = 0.0
+) -> Tensor:
+    """Weights of codes that no scheme of ours has. `part` says how many rows and columns share a
+    scale and a zero point; the last ones may be fewer.
+    """
+    if isinstance(zero, Tensor):
+        zero = _spread(zero.float(), part, codes_OD.shape)
+    return (codes_OD.float() - zero) * _spread(scale.float(), part, codes_OD.shape)
+
+
+def _spread(scale: Tensor, part: tuple[int, int], shape: torch.Size) -> Tensor:
+    rows, columns = part
+    return scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[: shape[0], : shape[1]]

@@ -1,0 +1,125 @@
+"""A quantized checkpoint understood, by its headers alone: which of its tensors make up which
+matrix, which are plain, and which are neither. `Decoded` is the same one with plain weights under
+the names it would have had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from ridgeline.models.checkpoint import Checkpoint
+from ridgeline.models.checkpoint.base import TensorInfo
+from ridgeline.progress import Progress
+from ridgeline.quantization.files.matrix import Matrix, decoded_matrix
+from ridgeline.quantization.files.stored import Layout
+
+# What stands beside weights and is no weight: scales of inputs and outputs (not used, see
+# scaled.py), of the KV cache (`kv_scales`), and what a layout reads by itself.
+BESIDE = (
+    "input_scale",
+    "input_zero_point",
+    "input_global_scale",
+    "input_scale_ub",
+    "activation_scale",
+    "activation_scale_ub",
+    "output_scale",
+    "output_zero_point",
+    "weight_shape",
+)
+INPUT_SCALES = ("input_scale", "input_global_scale", "activation_scale")
+KV = ("k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point")
+
+
+class Quantized:
+    """What `open_quantized` returns (read.py)."""
+
+    def __init__(self, checkpoint: Checkpoint, layouts: list[Layout]) -> None:
+        self.checkpoint = checkpoint
+        self.layouts = {layout.name: layout for layout in layouts}
+        used = {name for layout in layouts for name in layout.tensors.values()}
+        self.plain = [
+            name
+            for name in checkpoint.tensors
+            if name not in used and name.rpartition(".")[2] not in (*BESIDE, *KV)
+        ]
+
+    @property
+    def names(self) -> list[str]:
+        """Those an unquantized checkpoint would have."""
+        return [*self.plain, *self.layouts]
+
+    def notes(self) -> list[str]:
+        """What a user should know: what is expanded and why, what is not used."""
+        reasons = [layout.expanded for layout in self.layouts.values() if layout.expanded]
+        found = [
+            f"{reasons.count(reason)} matrices become plain weights: {reason}"
+            for reason in dict.fromkeys(reasons)
+        ]
+        fixed = [name for name in self.checkpoint.tensors if name.endswith(INPUT_SCALES)]
+        if fixed:
+            found.append(
+                f"{len(fixed)} fixed scales of inputs are not used: ours follow the inputs"
+            )
+        return found
+
+    def read(
+        self, names: Collection[str] | None = None, progress: Progress | None = None
+    ) -> Iterator[tuple[str, Matrix | Tensor]]:
+        """A matrix comes as soon as the last of its tensors was read; plain tensors may view a
+        mapped file, see Checkpoint.read.
+        """
+        wanted = [name for name in self.names if names is None or name in names]
+        layout_of = {
+            stored: self.layouts[name]
+            for name in wanted
+            if name in self.layouts
+            for stored in self.layouts[name].tensors.values()
+        }
+        waiting: dict[str, dict[str, Tensor]] = {}
+        stored_names = [name for name in wanted if name not in self.layouts] + list(layout_of)
+        for stored, tensor in self.checkpoint.read(stored_names, progress):
+            layout = layout_of.get(stored)
+            if layout is None:
+                yield stored, tensor
+                continue
+            have = waiting.setdefault(layout.name, {})
+            have[stored] = tensor.clone()
+            if len(have) == len(layout.tensors):
+                del waiting[layout.name]
+                yield layout.name, layout.make({k: have[v] for k, v in layout.tensors.items()})
+
+    def kv_scales(self) -> dict[str, Tensor]:
+        """Scales of cached keys and values by their stored names; empty where there are none."""
+        names = [
+            name for name in self.checkpoint.tensors if name.endswith((".k_scale", ".v_scale"))
+        ]
+        return {name: scale.float().clone() for name, scale in self.checkpoint.read(names)}
+
+
+class Decoded(Checkpoint):
+    """The checkpoint as if it had never been quantized: the same names with plain weights."""
+
+    def __init__(self, quantized: Quantized) -> None:
+        self.quantized = quantized
+        inner = quantized.checkpoint
+        tensors = {name: inner.tensors[name] for name in quantized.plain}
+        for layout in quantized.layouts.values():
+            first = inner.tensors[next(iter(layout.tensors.values()))]
+            tensors[layout.name] = TensorInfo(layout.name, layout.shape, "fp32", first.file)
+        super().__init__(inner.path, inner.metadata, tensors)
+        self.format = inner.format
+
+    def read(
+        self, names: Collection[str] | None = None, progress: Progress | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        self._select(names)
+        for name, found in self.quantized.read(names, progress):
+            yield name, decoded_matrix(found) if isinstance(found, Matrix) else found
+
+    def _read_file(
+        self, file: Path, infos: list[TensorInfo]
+    ) -> Iterator[tuple[TensorInfo, Tensor]]:
+        raise AssertionError("read does it all")

@@ -1,0 +1,140 @@
+"""Checkpoints that others quantized, read without expanding what we have a scheme for: AutoAWQ,
+GPTQ, compressed-tensors, fp8 (DeepSeek's, vLLM's, fbgemm's), modelopt, and GGUF's Q4_0.
+
+`read_quantized` gives codes where there is a scheme and tensors for the rest; `decoded` is the same
+checkpoint with plain weights, which loads like any other.
+
+    for name, found in read_quantized(open_checkpoint(path)): ...   # a Matrix or a tensor
+    load_weights(model, decoded(open_checkpoint(path)), description)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ridgeline.errors import CheckpointError, ConfigError, UnsupportedError, near_matches
+from ridgeline.models.checkpoint import Checkpoint
+from ridgeline.models.checkpoint.base import TensorInfo, shorten
+from ridgeline.models.checkpoint.safetensors import read_json_object
+from ridgeline.progress import Progress
+from ridgeline.quantization.files import gguf
+from ridgeline.quantization.files.compressed import compressed_layout
+from ridgeline.quantization.files.gptq_awq import awq_layout, gptq_layout
+from ridgeline.quantization.files.matrix import Matrix
+from ridgeline.quantization.files.quantized import Decoded, Quantized
+from ridgeline.quantization.files.scaled import fp8_layout, modelopt_layout
+from ridgeline.quantization.files.stored import Module
+
+log = logging.getLogger(__name__)
+
+METHODS = {
+    "awq": awq_layout,
+    "gptq": gptq_layout,
+    "fp8": fp8_layout,
+    "fbgemm_fp8": fp8_layout,
+    "modelopt": modelopt_layout,
+}
+COMPRESSED = "compressed-tensors"
+MODELOPT_FILE = "hf_quant_config.json"  # where older versions of modelopt keep their config
+
+
+def quantization_config(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
+    """What says how a checkpoint is quantized; None for a plain one."""
+    if checkpoint.format != "safetensors":
+        return None
+    values = checkpoint.metadata
+    text = values.get("text_config")
+    found = values.get("quantization_config") or values.get("compression_config")
+    if found is None and isinstance(text, Mapping):
+        found = text.get("quantization_config")
+    if found is None and (checkpoint.path / MODELOPT_FILE).is_file():
+        read_json_object(checkpoint.path / MODELOPT_FILE, ConfigError)
+        found = {"quant_method": "modelopt"}  # its tensors say the rest
+    if found is not None and not isinstance(found, Mapping):
+        raise ConfigError(f"{checkpoint.path}/config.json: quantization_config is not an object")
+    return found
+
+
+def is_quantized(checkpoint: Checkpoint) -> bool:
+    """Whether someone quantized it (a GGUF of block types is not meant)."""
+    return quantization_config(checkpoint) is not None
+
+
+def open_quantized(checkpoint: Checkpoint) -> Quantized | None:
+    """None for a plain checkpoint; an error where a header does not fit its format."""
+    config = quantization_config(checkpoint)
+    if config is None:
+        return None
+    method, known = str(config.get("quant_method")), [COMPRESSED, *METHODS]
+    if method not in known:
+        hint = near_matches(method, known)
+        raise UnsupportedError(
+            f"{checkpoint.path} is quantized by {method!r}; read are {', '.join(known)}{hint}"
+        )
+    modules = _modules(checkpoint)
+    if method == COMPRESSED:
+        shapes = _shapes(checkpoint)
+        found = [compressed_layout(module, config, shapes.get(module.name)) for module in modules]
+    else:
+        found = [METHODS[method](module, config) for module in modules]
+    return Quantized(checkpoint, [layout for layout in found if layout is not None])
+
+
+def read_quantized(
+    checkpoint: Checkpoint,
+    names: Collection[str] | None = None,
+    progress: Progress | None = None,
+) -> Iterator[tuple[str, Matrix | Tensor]]:
+    """Every tensor of the model under its plain name: a Matrix where codes can be kept."""
+    if checkpoint.format == "gguf":
+        yield from _read_gguf(checkpoint, names, progress)
+        return
+    yield from (open_quantized(checkpoint) or Quantized(checkpoint, [])).read(names, progress)
+
+
+def decoded(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with plain weights; itself where it has them already."""
+    quantized = open_quantized(checkpoint)
+    if quantized is None:
+        return checkpoint
+    for note in quantized.notes():
+        log.warning("%s: %s", checkpoint.path.name, note)
+    return Decoded(quantized)
+
+
+def _modules(checkpoint: Checkpoint) -> list[Module]:
+    found: dict[str, dict[str, TensorInfo]] = {}
+    for name, info in checkpoint.tensors.items():
+        layer, _, last = name.rpartition(".")
+        found.setdefault(layer, {})[last] = info
+    return [Module(layer, infos) for layer, infos in found.items()]
+
+
+def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
+    """What `weight_shape` tensors hold: two numbers each, read before all else."""
+    names = [name for name in checkpoint.tensors if name.endswith(".weight_shape")]
+    odd = [name for name in names if checkpoint.tensors[name].num_elements != 2]
+    if odd:
+        raise CheckpointError(f"{checkpoint.path}: no two numbers in {shorten(odd)}")
+    found = {}
+    for name, tensor in checkpoint.read(names):
+        num_outputs, depth = (int(size) for size in tensor.flatten())
+        if min(num_outputs, depth) < 1:
+            raise CheckpointError(f"{checkpoint.path}: {name} holds {[num_outputs, depth]}")
+        found[name.removesuffix(".weight_shape")] = (num_outputs, depth)
+    return found
+
+
+def _read_gguf(
+    checkpoint: Checkpoint, names: Collection[str] | None, progress: Progress | None
+) -> Iterator[tuple[str, Matrix | Tensor]]:
+    wanted = [name for name in checkpoint.tensors if names is None or name in names]
+    kept = [name for name in wanted if gguf.keeps_codes(checkpoint.tensors[name])]
+    for name in kept:
+        yield name, gguf.read_matrix(checkpoint, name)
+    rest = set(wanted) - set(kept)
+    yield from checkpoint.read(rest, progress)

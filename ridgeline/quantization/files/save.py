@@ -1,0 +1,211 @@
+"""Saves a quantized model as safetensors with a compressed-tensors `quantization_config`, which
+transformers, vLLM and SGLang load. What has no codes is saved as it is.
+
+Codes may be given by the checkpoint's names (`model.layers.0.self_attn.q_proj.weight`) or by the
+model's own (`layers.0.attn.qkv.weight`): fused ones are cut into the pieces their family names.
+
+    save_quantized(model, Path("out"), source="demo", matrices={"layers.0.mlp.down.weight": matrix})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.models import Transformer
+from ridgeline.models.checkpoint import save_safetensors
+from ridgeline.models.checkpoint.base import shorten
+from ridgeline.models.checkpoint.save import MAX_SHARD_BYTES
+from ridgeline.models.families import Description, Part, parts
+from ridgeline.quantization.export import describe_source, hf_config
+from ridgeline.quantization.files.compressed import format_of, layer_tensors, scheme_config
+from ridgeline.quantization.files.matrix import Matrix, cut
+from ridgeline.quantization.scheme import Scheme
+
+
+@dataclass(frozen=True)
+class KVScales:
+    """Scales of cached keys and values, one pair a layer: of one element, or one a head."""
+
+    kind: Literal["fp8", "int8"]
+    pairs: tuple[tuple[Tensor, Tensor], ...]
+
+    @property
+    def by_head(self) -> bool:
+        return self.pairs[0][0].numel() > 1
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """What zeros among the weights follow; they are stored like all other weights."""
+
+    structure: Literal["2:4", "unstructured"]
+    share: float  # of the weights that are zero, 0 to 1
+    layers: tuple[str, ...] = ()  # empty: all linear ones
+
+
+def save_quantized(
+    model: Transformer,
+    folder: Path,
+    *,
+    source: str | Path | Description,
+    matrices: Mapping[str, Matrix],
+    kv_scales: KVScales | None = None,
+    sparsity: Sparsity | None = None,
+    scale_dtype: torch.dtype = torch.float32,
+    extra_files: Mapping[str, bytes | Path] | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write `folder`, new or empty. Scales are stored in fp32 unless said otherwise: what was
+    measured is then what is saved, bit for bit.
+    """
+    description = source if isinstance(source, Description) else describe_source(source)
+    pieces = checkpoint_matrices(matrices, description)
+    config = hf_config(model, description)
+    if pieces or kv_scales is not None:
+        config["quantization_config"] = quantization_config(
+            {name: matrix.scheme for name, matrix in pieces.items()},
+            description,
+            kv_scales,
+            sparsity,
+        )
+    elif sparsity is not None:
+        config["sparsity_config"] = sparsity_config(sparsity)
+    save_safetensors(
+        folder,
+        _tensors(model, description, pieces, kv_scales, scale_dtype),
+        config,
+        max_shard_bytes=max_shard_bytes,
+        extra_files=extra_files,
+    )
+
+
+def checkpoint_matrices(
+    matrices: Mapping[str, Matrix], description: Description
+) -> dict[str, Matrix]:
+    """By the checkpoint's names, fused ones in pieces."""
+    found, used = {}, set()
+    for part in parts(description.config, description.family.hf_names):
+        for key in (part.name, part.parameter):
+            if key in matrices:
+                found[part.name] = _piece(matrices[key], part if key != part.name else None)
+                used.add(key)
+                break
+    unknown = sorted(matrices.keys() - used)
+    if unknown:
+        raise UnsupportedError(
+            f"codes of {shorten(unknown)}, which {description.family.name} has not"
+        )
+    return found
+
+
+def _piece(matrix: Matrix, part: Part | None) -> Matrix:
+    if part is None or not part.index:
+        return matrix
+    (rows,) = part.index
+    assert isinstance(rows, slice), f"{part.name}: codes of experts go by the checkpoint's names"
+    return cut(matrix, rows)
+
+
+def quantization_config(
+    schemes: Mapping[str, Scheme],
+    description: Description,
+    kv_scales: KVScales | None = None,
+    sparsity: Sparsity | None = None,
+) -> dict[str, Any]:
+    """What config.json says, with `schemes` by the checkpoint's names of weights."""
+    ignore = [name for name in linear_layers(description) if f"{name}.weight" not in schemes]
+    layers: dict[Scheme, list[str]] = {}
+    for name, scheme in schemes.items():
+        layers.setdefault(scheme, []).append(name.removesuffix(".weight"))
+    one = len(layers) == 1
+    groups = {
+        f"group_{number}": {"targets": ["Linear"] if one else names} | scheme_config(scheme)
+        for number, (scheme, names) in enumerate(layers.items())
+    }
+    formats = {format_of(scheme) for scheme in layers}
+    config: dict[str, Any] = {
+        "quant_method": "compressed-tensors",
+        "format": _whole_format(formats),
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": ignore,
+        "kv_cache_scheme": None if kv_scales is None else _kv_config(kv_scales),
+    }
+    if sparsity is not None:
+        config["sparsity_config"] = sparsity_config(sparsity)
+    return config
+
+
+def _whole_format(formats: set[str]) -> str:
+    if not formats:
+        return "dense"
+    return next(iter(formats)) if len(formats) == 1 else "mixed-precision"
+
+
+def _kv_config(kv_scales: KVScales) -> dict[str, Any]:
+    return {
+        "num_bits": 8,
+        "type": "float" if kv_scales.kind == "fp8" else "int",
+        "strategy": "attn_head" if kv_scales.by_head else "tensor",
+        "symmetric": True,
+        "dynamic": False,
+    }
+
+
+def sparsity_config(sparsity: Sparsity) -> dict[str, Any]:
+    return {
+        "format": "dense",
+        "sparsity_structure": sparsity.structure,
+        "global_sparsity": sparsity.share,
+        "targets": list(sparsity.layers) or ["Linear"],
+        "ignore": [],
+    }
+
+
+def linear_layers(description: Description) -> list[str]:
+    """Names of the layers that `Linear` means; the head is one even where it is the embedding."""
+    names = description.family.hf_names
+    found = [
+        _layer(part.name)
+        for part in parts(description.config, names)
+        if part.name.endswith(".weight")
+        and "norm" not in part.parameter
+        and part.parameter != "embed.weight"
+    ]
+    head = _layer(names.head)
+    return found if head in found else [*found, head]
+
+
+def _layer(weight: str) -> str:
+    return weight.removesuffix(".weight")
+
+
+def _tensors(
+    model: Transformer,
+    description: Description,
+    pieces: Mapping[str, Matrix],
+    kv_scales: KVScales | None,
+    scale_dtype: torch.dtype,
+) -> Iterator[tuple[str, Tensor]]:
+    parameters = dict(model.named_parameters())
+    names = description.family.hf_names
+    for part in parts(description.config, names):
+        if part.name in pieces:
+            yield from layer_tensors(_layer(part.name), pieces[part.name], scale_dtype)
+        else:
+            yield part.name, parameters[part.parameter][part.index].contiguous()
+    for i, pair in enumerate(() if kv_scales is None else kv_scales.pairs):
+        attention = names.out.replace("{i}", str(i)).rsplit(".", 2)[0]
+        for word, scale in zip("kv", pair, strict=True):
+            yield f"{attention}.{word}_scale", _kv_scale(scale)
+
+
+def _kv_scale(scale: Tensor) -> Tensor:
+    return scale.float().view(-1, 1, 1) if scale.numel() > 1 else scale.float().view(1)

@@ -31,6 +31,8 @@ from ridgeline.formats.scaling import LARGEST, SMALLEST_AMAX
 BLOCK = 128
 GROUPS = (32, 64, 128)
 FP8 = torch.float8_e4m3fn
+ZERO = 8.0  # int4's code of 0.0 where no zero points are stored
+CODE_DTYPES = {"int8": torch.int8, "int4": torch.uint8, "fp8": FP8}
 NAMES = "int8, int4-g32/-g64/-g128 (with -asym too), w8a8-int8, fp8, fp8-tensor, fp8-block"
 
 Weight = Literal["int8", "int4", "fp8"]
@@ -105,21 +107,26 @@ def find_grid(weight_OD: Tensor, scheme: Scheme) -> Grid:
 def encode(weight_OD: Tensor, grid: Grid, scheme: Scheme) -> Codes:
     """Each weight's nearest code."""
     scaled = weight_OD.float() / spread(grid.scale, weight_OD.shape)
+    zero = None if grid.zero is None else spread(grid.zero.float(), weight_OD.shape)
+    return Codes(nearest(scaled, zero, scheme).to(CODE_DTYPES[scheme.weight]), grid)
+
+
+def nearest(scaled: Tensor, zero: Tensor | None, scheme: Scheme) -> Tensor:
+    """The nearest codes of weights that were divided by their scales, as fp32 numbers."""
     if scheme.weight == "fp8":
         limit = LARGEST[FP8]
-        return Codes(scaled.clamp(-limit, limit).to(FP8), grid)
+        return scaled.clamp(-limit, limit).to(FP8).float()
     rounded = torch.floor(scaled + 0.5)
     if scheme.weight == "int8":
-        return Codes(rounded.clamp(-127, 127).to(torch.int8), grid)
-    zero = 8.0 if grid.zero is None else spread(grid.zero.float(), weight_OD.shape)
-    return Codes((rounded + zero).clamp(0, 15).to(torch.uint8), grid)
+        return rounded.clamp(-127, 127)
+    return (rounded + (ZERO if zero is None else zero)).clamp(0, 15)
 
 
 def decode(codes: Codes, scheme: Scheme) -> Tensor:
     """What the codes stand for, in fp32."""
     values, grid = codes.values.float(), codes.grid
     if scheme.weight == "int4":
-        zero = 8.0 if grid.zero is None else spread(grid.zero.float(), values.shape)
+        zero = ZERO if grid.zero is None else spread(grid.zero.float(), values.shape)
         values = values - zero
     return values * spread(grid.scale, values.shape)
 

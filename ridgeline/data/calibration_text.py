@@ -1,0 +1,84 @@
+"""Text to calibrate on, as token tensors: any file of the user's, or by default the texts of
+Python's own help, which every CPython carries (`pydoc_data.topics`, about 465 kB of English prose
+with some code).
+
+Quantizing itself takes tensors and knows no tokenizer; this is where the two meet.
+
+    batches = calibration_batches(tokenizer, read_text(Path("my.txt")))
+    quantize_model(model, batches, scheme, Gptq())
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ridgeline.data.tokenizer import Tokenizer
+from ridgeline.errors import MissingPackageError, UsageError
+
+NUM_SEQUENCES = 128
+LENGTH = 512  # tokens of a sequence
+SEQUENCES_A_BATCH = 8
+MIN_TOKENS = 2048  # a matrix's statistics need some thousand tokens to say anything
+
+
+def default_text() -> str:
+    """Python's help on its own language."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise MissingPackageError(
+            "this Python lacks pydoc_data.topics, the default calibration text; give a text file"
+        ) from error
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def read_text(path: Path) -> str:
+    """A user's text file; an error of one line where it is none."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"calibration text {path} cannot be read: {error.strerror}") from error
+    if not content.strip():
+        raise UsageError(f"calibration text {path} is empty; give a file with text, or none")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"calibration text {path} is not UTF-8 text (byte {error.start}); give a plain text"
+        ) from error
+    if "\0" in text:
+        raise UsageError(f"calibration text {path} is binary: it holds NUL; give a plain text")
+    return text
+
+
+def calibration_batches(
+    tokenizer: Tokenizer,
+    text: str | None = None,
+    *,
+    num_sequences: int = NUM_SEQUENCES,
+    length: int = LENGTH,
+    sequences_a_batch: int = SEQUENCES_A_BATCH,
+) -> list[Tensor]:
+    """Token ids [sequences, length], the sequences spread evenly over the text (the default one if
+    none is given). A text that has fewer gives all it has; special tokens in it are plain text.
+    """
+    if num_sequences < 1 or length < 1 or sequences_a_batch < 1:
+        raise UsageError(
+            f"{num_sequences} sequences of {length} tokens, {sequences_a_batch} at a time; "
+            "each must be at least 1"
+        )
+    text = default_text() if text is None else text
+    ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+    needed = max(MIN_TOKENS, length)
+    if len(ids) < needed:
+        raise UsageError(
+            f"the calibration text has {len(ids)} tokens; at least {needed} are needed: "
+            "give a longer text, or none for the default one"
+        )
+    num_sequences = min(num_sequences, len(ids) // length)
+    step = (len(ids) - length) // max(num_sequences - 1, 1)
+    rows = [ids[start * step : start * step + length] for start in range(num_sequences)]
+    return list(torch.tensor(rows).split(sequences_a_batch))

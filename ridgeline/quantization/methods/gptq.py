@@ -1,0 +1,127 @@
+"""GPTQ (Frantar et al., arXiv 2210.17323): columns are rounded one by one, and those still to come
+make up for the error.
+
+With `act_order` the columns with the largest inputs go first, when most others can still make up
+for them. Their grids are then fixed beforehand from the weights as they were (static groups), so
+that a group is always neighbouring columns and no index of groups has to be stored. Without it,
+each group's grid is found from the weights as the sweep has left them.
+
+Letters: O outputs, D depth, C columns of a block.
+
+    codes = Gptq().apply(weight_OD, statistics, parse_scheme("int4-g64"))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import UsageError
+from ridgeline.quantization.methods.base import Method
+from ridgeline.quantization.methods.compensation import inverse_factor, sweep
+from ridgeline.quantization.methods.rtn import find_clipped_grid
+from ridgeline.quantization.scheme import (
+    ZERO,
+    Codes,
+    Grid,
+    Scheme,
+    encode,
+    find_grid,
+    nearest,
+    spread,
+)
+from ridgeline.quantization.statistics import Statistics
+
+
+@dataclass(frozen=True)
+class Gptq(Method):
+    name: ClassVar[str] = "gptq"
+    act_order: bool = True  # columns with the largest inputs first
+    clip: bool = True  # search for the best range of each row or group
+    damping: float = 0.01  # share of the mean that is added to the Hessian's diagonal
+
+    def __post_init__(self) -> None:
+        if not 0 < self.damping < 1:
+            raise UsageError(f"damping is {self.damping}; give a share between 0 and 1, as 0.01")
+
+    def apply(self, weight_OD: Tensor, statistics: Statistics, scheme: Scheme | None) -> Codes:
+        assert scheme is not None, "GPTQ needs a scheme"
+        hessian_DD = statistics.hessian_DD
+        importance_D = hessian_DD.diagonal() if self.clip else None
+        grid = _grid(weight_OD, scheme, importance_D)
+        order_D = torch.arange(weight_OD.shape[1], device=weight_OD.device)
+        if self.act_order:
+            order_D = hessian_DD.diagonal().argsort(descending=True, stable=True)
+            hessian_DD = hessian_DD[order_D][:, order_D]
+        rounder = GridRounder(grid, weight_OD.shape, order_D, scheme)
+        if not self.act_order and scheme.spread == "group":
+            rounder = GroupRounder(grid, weight_OD.shape, order_D, scheme, importance_D)
+        columns_DO = weight_OD.t()[order_D].contiguous()
+        sweep(columns_DO, inverse_factor(hessian_DD, self.damping), rounder)
+        rounded_OD = columns_DO[order_D.argsort()].t()
+        return encode(rounded_OD, rounder.grid, scheme)
+
+
+class GridRounder:
+    """Rounds columns to a grid that is known."""
+
+    def __init__(self, grid: Grid, shape: torch.Size, order_D: Tensor, scheme: Scheme) -> None:
+        self.grid, self.scheme = grid, scheme
+        self.scale_DO = spread(grid.scale, shape).t()[order_D].contiguous()
+        self.zero_DO = None
+        if grid.zero is not None:
+            self.zero_DO = spread(grid.zero.float(), shape).t()[order_D].contiguous()
+
+    def begin(self, block_CO: Tensor, first: int, diagonal_C: Tensor) -> None:
+        pass
+
+    def round(self, block_CO: Tensor, place: int, column: int) -> Tensor:
+        scale_O = self.scale_DO[column]
+        zero_O = None if self.zero_DO is None else self.zero_DO[column]
+        codes_O = nearest(block_CO[place] / scale_O, zero_O, self.scheme)
+        if self.scheme.weight == "int4":
+            codes_O = codes_O - (ZERO if zero_O is None else zero_O)
+        return codes_O * scale_O
+
+
+class GroupRounder(GridRounder):
+    """Finds each group's grid when its first column comes. Columns are in their own order, and
+    groups divide the blocks of the sweep.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        shape: torch.Size,
+        order_D: Tensor,
+        scheme: Scheme,
+        importance_D: Tensor | None,
+    ) -> None:
+        super().__init__(grid, shape, order_D, scheme)
+        self.importance_D = importance_D
+
+    def round(self, block_CO: Tensor, place: int, column: int) -> Tensor:
+        group = self.scheme.group
+        if column % group == 0:
+            columns = slice(column, column + group)
+            importance = None if self.importance_D is None else self.importance_D[columns]
+            weight_OC = block_CO[place : place + group].t().contiguous()
+            found = _grid(weight_OC, self.scheme, importance)
+            self._put(found, column // group, columns)
+        return super().round(block_CO, place, column)
+
+    def _put(self, found: Grid, number: int, columns: slice) -> None:
+        self.grid.scale[:, number] = found.scale[:, 0]
+        self.scale_DO[columns] = found.scale.t()
+        if found.zero is not None and self.grid.zero is not None and self.zero_DO is not None:
+            self.grid.zero[:, number] = found.zero[:, 0]
+            self.zero_DO[columns] = found.zero.float().t()
+
+
+def _grid(weight_OD: Tensor, scheme: Scheme, importance_D: Tensor | None) -> Grid:
+    if importance_D is None:
+        return find_grid(weight_OD, scheme)
+    return find_clipped_grid(weight_OD, scheme, importance_D)

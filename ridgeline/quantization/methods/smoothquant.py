@@ -1,0 +1,67 @@
+"""SmoothQuant (Xiao et al., arXiv 2211.10438) for schemes that round inputs too (`w8a8-int8`,
+`fp8`): channels with large inputs are made smaller, their columns larger, so that both round well.
+
+A channel's scale is amax(input)^alpha / amax(weight)^(1 - alpha). Alpha is given, or searched for
+each place of each block by the output error of rounded inputs times rounded weights, on a sample of
+the tokens. Besides the norms, v and up take scales along (folding.py).
+
+    quantize_model(model, batches, parse_scheme("w8a8-int8"), SmoothQuant())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import UsageError
+from ridgeline.quantization.methods.base import Calibrated, Method
+from ridgeline.quantization.methods.folding import Place, fold, fold_best, places, readers_to_serve
+from ridgeline.quantization.methods.rtn import Rtn
+from ridgeline.quantization.scheme import Codes, Scheme
+from ridgeline.quantization.statistics import Statistics
+
+ALPHAS = tuple(round(0.05 * step, 2) for step in range(2, 20))
+SMALLEST = 1e-5
+
+
+@dataclass(frozen=True)
+class SmoothQuant(Method):
+    name: ClassVar[str] = "smoothquant"
+    alpha: float | None = None  # None: searched
+    then: Method = field(default_factory=Rtn)  # how the weights are rounded
+
+    def __post_init__(self) -> None:
+        if self.alpha is not None and not 0 <= self.alpha <= 1:
+            raise UsageError(f"alpha is {self.alpha}; give 0 to 1, or leave it out for a search")
+
+    def fold(self, calibrated: Calibrated) -> None:
+        if self.alpha is None:
+            fold_best(calibrated, self._candidates)
+            return
+        for place in places(calibrated.block):
+            if readers_to_serve(calibrated, place):
+                fold(calibrated, place, smoothing(calibrated, place, self.alpha))
+
+    def _candidates(self, calibrated: Calibrated, place: Place) -> Iterator[Tensor]:
+        return (smoothing(calibrated, place, alpha) for alpha in ALPHAS)
+
+    def apply(
+        self, weight_OD: Tensor, statistics: Statistics, scheme: Scheme | None
+    ) -> Codes | Tensor:
+        return self.then.apply(weight_OD, statistics, scheme)
+
+
+def smoothing(calibrated: Calibrated, place: Place, alpha: float) -> Tensor:
+    """[C]; a channel without inputs, or without weights, keeps its size."""
+    inputs = [calibrated.statistics[name].amax_D for name in place.readers]
+    weights = [calibrated.weights[name].abs().amax(0) for name in place.readers]
+    inputs_C = place.shared(torch.stack(inputs).amax(0))
+    weights_C = place.shared(torch.stack(weights).amax(0))
+    scale_C = inputs_C.clamp(min=SMALLEST) ** alpha / weights_C.clamp(min=SMALLEST) ** (1 - alpha)
+    empty_C = (inputs_C < SMALLEST) | (weights_C < SMALLEST)
+    scale_C = torch.where(empty_C, 1.0, scale_C / scale_C.log().mean().exp())
+    return scale_C.clamp(1e-3, 1e3)

@@ -1,0 +1,186 @@
+"""What calibration learns about the inputs of each matrix of a block, in one pass over the data.
+
+The sum of xᵀx says everything about a matrix's squared output error: for a change ΔW of the weights
+it is the trace of ΔW (xᵀx) ΔWᵀ. So searches need no inputs, except where the inputs themselves are
+rounded: for these a few rows are kept.
+
+Matrices have our parameters' names inside the block: `attn.qkv.weight`, and `mlp.gate_up.3` for the
+fourth expert's, which sees the tokens routed to it and no others. `mlp.router.weight` is watched
+too: it sees all tokens.
+
+Letters: T tokens, D depth (inputs of a matrix), O outputs, S sample rows.
+
+    statistics = collect(block, walk)
+    error_db(weight_OD, decoded_OD, statistics["attn.qkv.weight"], scheme)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ridgeline.formats.scaling import quantize_rows
+from ridgeline.kernels.gated_activation import gated_activation
+from ridgeline.kernels.moe import route
+from ridgeline.models.transformer import Block, ExpertMLP, Linear, RMSNorm
+from ridgeline.quantization.blocks import BlockWalk
+from ridgeline.quantization.scheme import FP8, Scheme
+
+SAMPLE_ROWS = 512
+SILENT_DB = -200.0  # stands for no error at all: fp32 ends long before
+INPUT_DTYPES = {"int8": torch.int8, "fp8": FP8}
+
+
+class Statistics:
+    """Sums over the tokens that one matrix has seen."""
+
+    def __init__(self, depth: int, device: torch.device, rows_a_call: int = SAMPLE_ROWS) -> None:
+        self.num_tokens = 0
+        self.hessian_DD = torch.zeros(depth, depth, device=device)  # sum of xᵀx
+        self.sum_D = torch.zeros(depth, device=device)  # of magnitudes
+        self.amax_D = torch.zeros(depth, device=device)
+        self.samples: list[Tensor] = []
+        self.rows_a_call = rows_a_call
+
+    def add(self, x_TD: Tensor) -> None:
+        if not len(x_TD):
+            return
+        x_TD = x_TD.float()
+        self.num_tokens += len(x_TD)
+        self.hessian_DD.addmm_(x_TD.t(), x_TD)
+        magnitude_TD = x_TD.abs()
+        self.sum_D += magnitude_TD.sum(0)
+        torch.maximum(self.amax_D, magnitude_TD.amax(0), out=self.amax_D)
+        room = SAMPLE_ROWS - sum(len(rows) for rows in self.samples)
+        count = min(room, self.rows_a_call, len(x_TD))
+        if count > 0:
+            self.samples.append(x_TD[:: len(x_TD) // count][:count].clone())
+
+    @property
+    def mean_D(self) -> Tensor:
+        return self.sum_D / max(self.num_tokens, 1)
+
+    @property
+    def sample_SD(self) -> Tensor:
+        return torch.cat(self.samples) if self.samples else self.sum_D.new_zeros(0, len(self.sum_D))
+
+    def divide(self, scale_D: Tensor) -> None:
+        """From now on the inputs are so much smaller."""
+        self.hessian_DD /= scale_D.outer(scale_D)
+        self.sum_D /= scale_D
+        self.amax_D /= scale_D
+        self.samples = [rows / scale_D for rows in self.samples]
+
+
+def collect(
+    block: Block, walk: BlockWalk, on_batch: Callable[[], None] = lambda: None
+) -> dict[str, Statistics]:
+    """Run the data through the block and watch what its matrices are given."""
+    rows_a_call = -(-SAMPLE_ROWS // walk.num_batches)
+    found = {
+        name: Statistics(weight.shape[1], walk.device, rows_a_call)
+        for name, weight in {**matrices(block), **_router(block)}.items()
+    }
+    with _watching(block, found):
+        for _ in walk.run(block):
+            on_batch()
+    return found
+
+
+def matrices(block: Block) -> dict[str, Tensor]:
+    """The weights that can be quantized, [O, D] each, as views of the block's own."""
+    mlp = block.mlp
+    found: dict[str, Tensor] = {
+        "attn.qkv.weight": block.attn.qkv.weight,
+        "attn.out.weight": block.attn.out.weight,
+    }
+    if not isinstance(mlp, ExpertMLP):
+        return found | {
+            "mlp.gate_up.weight": mlp.gate_up.weight,
+            "mlp.down.weight": mlp.down.weight,
+        }
+    for expert in range(mlp.gate_up.shape[0]):
+        found[f"mlp.gate_up.{expert}"] = mlp.gate_up[expert]
+        found[f"mlp.down.{expert}"] = mlp.down[expert]
+    return found
+
+
+def _router(block: Block) -> dict[str, Tensor]:
+    mlp = block.mlp
+    return {"mlp.router.weight": mlp.router.weight} if isinstance(mlp, ExpertMLP) else {}
+
+
+@contextmanager
+def _watching(block: Block, found: dict[str, Statistics]) -> Iterator[None]:
+    handles = []
+    for name, module in block.named_modules():
+        if isinstance(module, Linear) and f"{name}.weight" in found:
+            watch = _watch_linear(found[f"{name}.weight"])
+            handles.append(module.register_forward_pre_hook(watch, with_kwargs=True))
+        if isinstance(module, ExpertMLP):
+            handles.append(module.register_forward_pre_hook(_watch_experts(found)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _watch_linear(statistics: Statistics) -> Callable[..., None]:
+    def watch(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        norm: RMSNorm | None = args[1] if len(args) > 1 else kwargs.get("norm")
+        statistics.add(args[0] if norm is None else norm(args[0]))
+
+    return watch
+
+
+def _watch_experts(found: dict[str, Statistics]) -> Callable[..., None]:
+    def watch(mlp: ExpertMLP, args: tuple[Any, ...]) -> None:
+        x_TD, norm = args[0], args[1]
+        x_TD = norm(x_TD)
+        logits_TE = functional.linear(x_TD, mlp.router.weight)
+        _, experts_TA = route(logits_TE, mlp.experts_per_token, mlp.renormalize)
+        for expert in experts_TA.unique().tolist():
+            rows_TD = x_TD[(experts_TA == expert).any(-1)]
+            found[f"mlp.gate_up.{expert}"].add(rows_TD)
+            gate_up = functional.linear(rows_TD, mlp.gate_up[expert])
+            found[f"mlp.down.{expert}"].add(gated_activation(gate_up, mlp.activation))
+
+    return watch
+
+
+def squared_error(change_OD: Tensor, hessian_DD: Tensor) -> Tensor:
+    """The sum over all tokens and outputs of (x ΔWᵀ)²."""
+    return ((change_OD @ hessian_DD) * change_OD).sum()
+
+
+def round_inputs(x_TD: Tensor, scheme: Scheme) -> Tensor:
+    """What the kernels of a scheme make of their inputs: a scale for each token."""
+    if scheme.inputs == "16-bit":
+        return x_TD
+    codes, scale_T = quantize_rows(x_TD, INPUT_DTYPES[scheme.inputs])
+    return codes.float() * scale_T.unsqueeze(-1)
+
+
+def error_db(
+    weight_OD: Tensor, decoded_OD: Tensor, statistics: Statistics, scheme: Scheme | None
+) -> float:
+    """The squared error of the outputs against their squares, in decibels: -20 is one hundredth.
+    Where the inputs are rounded too, on the sample; otherwise on all tokens.
+    """
+    if scheme is None or scheme.inputs == "16-bit":
+        error = squared_error(decoded_OD - weight_OD, statistics.hessian_DD)
+        power = squared_error(weight_OD, statistics.hessian_DD)
+    else:
+        x_SD = statistics.sample_SD
+        right = x_SD @ weight_OD.t()
+        error = (round_inputs(x_SD, scheme) @ decoded_OD.t() - right).square().sum()
+        power = right.square().sum()
+    ratio = float(error) / max(float(power), 1e-30)
+    return max(10 * math.log10(ratio), SILENT_DB) if ratio > 0 else SILENT_DB

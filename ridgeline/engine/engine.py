@@ -150,7 +150,7 @@ class Engine:
         first: int | Sequence[int] = 1,
         progress: Progress | None = None,
     ) -> list[Tensor]:
-        """What `scores`, one for all or one for each, makes of the logits that predict each prompt's
+        """What `scores`, one for all or one for each, makes of the logits that predict a prompt's
         tokens from `first` on (see scoring.py): a row for each. What lies before may be found in
         the prefix cache.
         """

@@ -1,8 +1,9 @@
 """A step as plain numbers, from the rank that plans to the ranks that run it with it.
 
 Those need the plan, and of each request only what decides which passes are made: how long its
-prompt is, and from which token on log-probabilities of it, or whether an embedding is wanted. What a request asks of
-sampling stays where it is sampled. Requests go by numbers, whatever their ids are.
+prompt is, from which token on log-probabilities of it are wanted, and whether an embedding is. What
+a request asks of sampling stays where it is sampled. Requests go by numbers, whatever their ids
+are.
 
     words = step_words(plan, numbers)
     plan = plan_of(words)                   # with numbers where the request ids were

@@ -103,6 +103,12 @@ class GrammarError(RidgelineError, ValueError):
     exit_code = 16
 
 
+class QualityError(RidgelineError, ValueError):
+    """A changed model is outside the quality bound it was held to."""
+
+    exit_code = 17
+
+
 CHECK_FAILED_EXIT_CODE = 13  # what was asked to be checked ran, and failed
 INTERNAL_EXIT_CODE = 70  # a bug of ours
 INTERRUPTED_EXIT_CODE = 130  # Ctrl-C, as shells count it

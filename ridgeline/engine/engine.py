@@ -43,6 +43,7 @@ from ridgeline.engine.request import Sampling
 from ridgeline.engine.rope_tables import rope_regime
 from ridgeline.engine.runner import Runner
 from ridgeline.engine.scheduler import Scheduler, SchedulerConfig
+from ridgeline.engine.scoring import RowScore, Scoring
 from ridgeline.engine.speculation import prepare
 from ridgeline.engine.state import Ask, Stats
 from ridgeline.engine.tensor_runner import TensorRunner
@@ -142,6 +143,42 @@ class Engine:
             found.append(output.embedding)
         return torch.stack(found)
 
+    def score(
+        self,
+        prompts: Sequence[Sequence[int]],
+        scores: RowScore | Sequence[RowScore],
+        first: int | Sequence[int] = 1,
+        progress: Progress | None = None,
+    ) -> list[Tensor]:
+        """What `scores`, one for all or one for each, makes of the logits that predict a prompt's
+        tokens from `first` on (see scoring.py): a row for each. What lies before may be found in
+        the prefix cache.
+        """
+        num = len(prompts)
+        functions = [scores] * num if callable(scores) else list(scores)
+        firsts = [first] * num if isinstance(first, int) else list(first)
+        jobs = [self._scoring_job(*each) for each in zip(prompts, functions, firsts, strict=True)]
+        for output in self._run_all([job for job, _ in jobs], progress):
+            output.raise_unless_finished()
+        return [scoring.scores_TC for _, scoring in jobs]
+
+    def _scoring_job(
+        self, tokens: Sequence[int], score: RowScore, first: int
+    ) -> tuple[Job, Scoring]:
+        """Nothing follows the prompt, so that it may fill the context."""
+        if not 1 <= first < len(tokens):
+            raise UsageError(
+                f"{len(tokens)} tokens are to be scored from number {first} on; each needs one "
+                "before it; give at least two tokens, and a first one below their number"
+            )
+        check_prompt(self.config, tokens[-1:])
+        check_prompt(self.config, tokens[:-1])
+        self._check_context(len(tokens) - 1)
+        scoring = Scoring(score, first, len(tokens))
+        sampling = Sampling(max_tokens=1, seed=0, prompt_logprobs=0)
+        job = Job(sampling, tuple(tokens), frozenset(), scoring=scoring, first_scored=first)
+        return job, scoring
+
     def add(
         self,
         prompt: Prompt,
@@ -195,11 +232,7 @@ class Engine:
         """A request, checked."""
         tokens = self._encode(prompt)
         room = check_prompt(self.config, tokens)
-        if len(tokens) >= self.max_context:
-            raise ContextLengthError(
-                f"the prompt has {len(tokens)} tokens; max_context is {self.max_context}; give a "
-                "shorter one, or raise --max-context"
-            )
+        self._check_context(len(tokens))
         assert room > 0, "check_prompt leaves room for a token"
         check_tokens(sampling, self.config.vocab_size)
         if sampling.stop and self.tokenizer is None:
@@ -212,6 +245,13 @@ class Engine:
         ends = ends_of(eos_ids, sampling, self.config.vocab_size)
         stop_ids = frozenset((*ends, *sampling.stop_ids))
         return Job(with_seed(sampling), tuple(tokens), stop_ids, pooling)
+
+    def _check_context(self, num_tokens: int) -> None:
+        if num_tokens >= self.max_context:
+            raise ContextLengthError(
+                f"the prompt has {num_tokens} tokens; max_context is {self.max_context}; give a "
+                "shorter one, or raise --max-context"
+            )
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str):
@@ -238,7 +278,7 @@ class Engine:
             request_id,
             job.prompt,
             max_tokens=min(sampling.max_tokens, self.max_context - length)
-            if not job.pooling
+            if job.makes_tokens
             else 0,
             min_tokens=sampling.min_tokens,
             num_samples=sampling.num_samples,
@@ -248,17 +288,20 @@ class Engine:
             deadline=None if timeout_s is None else now + timeout_s,
             salt=f"{rope_regime(self.config, length)}/{salt}",
             needs_host=sampling.grammar is not None,
-            reuse_prefix=sampling.prompt_logprobs is None and job.pooling is None,
+            reuse_prefix=job.first_computed is None or job.first_computed > 0,
+            reuse_limit=None if job.first_computed is None else job.first_computed + 1,
         )
         self._loop.submit(ask, LiveRequest(request_id, job, self.tokenizer, sink))
         return request_id
 
-    def _run_all(self, jobs: list[Job]) -> list[Output]:
+    def _run_all(self, jobs: list[Job], progress: Progress | None = None) -> list[Output]:
         outputs: dict[Hashable, Output] = {}
 
         def sink(event: Event) -> None:
             if isinstance(event, Output):
                 outputs[event.request_id] = event
+                if progress is not None:
+                    progress("requests", len(outputs), len(jobs))
 
         request_ids = [self._submit(job, sink) for job in jobs]
         try:

@@ -17,6 +17,7 @@ from torch import Tensor
 from ridgeline.engine.choosing import TokenLogprob, listed, ranked_logprobs
 from ridgeline.engine.matching import Matcher
 from ridgeline.engine.request import Sampling
+from ridgeline.engine.scoring import Scoring
 from ridgeline.engine.step_plan import StepPlan
 from ridgeline.engine.transfer import to_device, to_host
 
@@ -33,6 +34,8 @@ class Job:
     stop_ids: frozenset[int]
     pooling: Pooling | None = None  # for an embedding: nothing is sampled
     matchers: tuple[Matcher, ...] = ()  # with a grammar: one for each output, which it follows
+    scoring: Scoring | None = None  # takes the prompt's logits: no log-probabilities are listed
+    first_scored: int = 1  # token of the prompt from which on logits are wanted, where they are
 
     def completes(self, sample: int, token: int) -> bool:
         """Whether an output's next token completes what its grammar asks for; a GrammarError if
@@ -42,6 +45,28 @@ class Job:
             return False
         self.matchers[sample].accept(token)
         return self.matchers[sample].is_complete
+
+    @property
+    def makes_tokens(self) -> bool:
+        return self.pooling is None and self.scoring is None
+
+    @property
+    def first_computed(self) -> int | None:
+        """The first token of the prompt that has to be computed even where the prefix cache has it;
+        None: only the last.
+        """
+        if self.pooling is not None:
+            return 0
+        return None if self.sampling.prompt_logprobs is None else self.first_scored - 1
+
+    def predicting(self, first: int, num_tokens: int) -> range:
+        """Which of the prompt's tokens from `first` on, counted from there, have logits that are
+        wanted.
+        """
+        if self.sampling.prompt_logprobs is None:
+            return range(0)
+        begin = max(0, self.first_scored - 1 - first)
+        return range(begin, max(begin, min(num_tokens, len(self.prompt) - 1 - first)))
 
 
 Jobs = Mapping[Hashable, Job]
@@ -122,7 +147,9 @@ def of_rows(
         if job.pooling is not None:
             pending.append(_embedding(request_id, first, job.pooling, states_TD))
         if job.sampling.prompt_logprobs is not None:
-            pending += _prompt_logprobs(request_id, first, job, states_TD, to_logits)
+            rows = job.predicting(first, len(states_TD))
+            states_TD = states_TD[rows.start : rows.stop]
+            pending += _prompt_logprobs(request_id, first + rows.start, job, states_TD, to_logits)
         start = end
     return pending
 
@@ -150,6 +177,9 @@ def _prompt_logprobs(
     for start in range(0, len(nexts), ROWS_AT_ONCE):
         tokens = tokens_T[start : start + ROWS_AT_ONCE]
         logits = to_logits(states_TD[start : start + len(tokens)])
+        if job.scoring is not None:
+            pending.append(_note_scores(job.scoring, first + 1 + start, logits, tokens))
+            continue
         found = ranked_logprobs(logits, tokens, job.sampling.prompt_logprobs or 0)
         pending.append(_note_prompt(request_id, first + 1 + start, tokens, found))
     return pending
@@ -160,3 +190,10 @@ def _note_prompt(
 ) -> Callable[[Extras], None]:
     arrived = [to_host(tensor) for tensor in (tokens, *found)]
     return lambda extras: extras.prompts.append(PromptPart(request_id, first, listed(*arrived)))
+
+
+def _note_scores(
+    scoring: Scoring, first: int, logits_RV: Tensor, tokens_R: Tensor
+) -> Callable[[Extras], None]:
+    arrived = to_host(scoring.score(first, logits_RV, tokens_R))
+    return lambda extras: scoring.take(first, arrived)

@@ -41,7 +41,8 @@ class Following:
         it, which may be kept from running.
         """
         index, size = len(match.pages), self._tables.size
-        if not stream.request.ask.reuse_prefix or (index + 1) * size > len(stream.tokens):
+        ask, end = stream.request.ask, (index + 1) * size
+        if not ask.reuse_prefix or end > (ask.reuse_limit or len(stream.tokens)):
             return False
         leader = self._announced.get(match.place + self._tables.page_tokens(stream, index))
         if leader is None or leader.rank > stream.rank:

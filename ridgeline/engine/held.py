@@ -59,6 +59,7 @@ class Held:
                 num_samples=1,
                 output=tuple(self.live.samples[sample].tokens),
                 reuse_prefix=True,
+                reuse_limit=None,
             )
             job: Job = replace(self.live.job, sampling=_continued(self.live.job.sampling, sample))
             yield Part(self, sample), Add(ask, job)

@@ -42,6 +42,7 @@ class Ask:
     salt: str = ""  # requests share pages only with those of the same salt
     needs_host: bool = False  # each token must reach the host before the next step is planned
     reuse_prefix: bool = True  # False: compute every token of the prompt (for its logits)
+    reuse_limit: int | None = None  # with reuse: compute the last of so many tokens, and all behind
 
     def __post_init__(self) -> None:
         for name, least in (("max_tokens", 0), ("min_tokens", 0), ("num_samples", 1)):

@@ -1,8 +1,9 @@
 """A step as plain numbers, from the rank that plans to the ranks that run it with it.
 
 Those need the plan, and of each request only what decides which passes are made: how long its
-prompt is, and whether log-probabilities of it or an embedding are wanted. What a request asks of
-sampling stays where it is sampled. Requests go by numbers, whatever their ids are.
+prompt is, from which token on log-probabilities of it are wanted, and whether an embedding is. What
+a request asks of sampling stays where it is sampled. Requests go by numbers, whatever their ids
+are.
 
     words = step_words(plan, numbers)
     plan = plan_of(words)                   # with numbers where the request ids were
@@ -69,12 +70,13 @@ def _shaped(name: str, values: list[int]) -> Any:
 
 
 def job_words(number: int, job: Job) -> list[int]:
-    wants_prompt = job.sampling.prompt_logprobs is not None
-    return [number, len(job.prompt), int(wants_prompt), POOLINGS.index(job.pooling)]
+    wanted = 0 if job.sampling.prompt_logprobs is None else job.first_scored
+    return [number, len(job.prompt), wanted, POOLINGS.index(job.pooling)]
 
 
 def job_of(words: Sequence[int]) -> tuple[int, Job]:
     """A request's number, and a job that leads to the same passes as the one it stands for."""
-    number, length, wants_prompt, pooling = words
-    sampling = Sampling(max_tokens=1, seed=0, prompt_logprobs=0 if wants_prompt else None)
-    return number, Job(sampling, (0,) * length, frozenset(), POOLINGS[pooling])
+    number, length, wanted, pooling = words
+    sampling = Sampling(max_tokens=1, seed=0, prompt_logprobs=0 if wanted else None)
+    about = (sampling, (0,) * length, frozenset[int](), POOLINGS[pooling])
+    return number, Job(*about, first_scored=wanted or 1)

@@ -20,6 +20,7 @@ from itertools import count
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.extras import EmbeddingPart, PromptPart
@@ -313,6 +314,9 @@ class SupervisedEngine(Engine):
 
     def forget_prefixes(self) -> None:
         raise UnsupportedError("a supervised engine keeps its prefixes; use Engine to measure")
+
+    def score(self, *_: object, **__: object) -> list[Tensor]:
+        raise UnsupportedError("a supervised engine hands no logits out; use Engine to measure")
 
     def restart(self) -> None:
         """Give up on a process that is stuck, as `progress` tells: requests go on in another."""

@@ -29,7 +29,8 @@ class Tables:
     def find(self, stream: Stream) -> Match:
         """What of the stream's tokens need not be computed."""
         if self.reuse and stream.request.ask.reuse_prefix:
-            return self.cache.match(stream.request.ask.salt, stream.tokens)
+            limit = stream.request.ask.reuse_limit
+            return self.cache.match(stream.request.ask.salt, stream.tokens[:limit])
         return Match([], None, 0, 0, self.cache.root(stream.request.ask.salt))
 
     def start(self, stream: Stream, match: Match, step: Step) -> None:

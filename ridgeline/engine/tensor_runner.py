@@ -277,9 +277,8 @@ def prompt_logit_rows(plan: StepPlan, jobs: Jobs) -> list[int]:
     found = []
     for row in range(plan.num_decode_rows, len(plan.keys)):
         job, first = jobs[plan.keys[row][0]], plan.first_positions[row]
-        if job.sampling.prompt_logprobs is not None:
-            count = min(plan.num_tokens[row], len(job.prompt) - first - 1)
-            found += [min(ROWS_AT_ONCE, count - start) for start in range(0, count, ROWS_AT_ONCE)]
+        count = len(job.predicting(first, plan.num_tokens[row]))
+        found += [min(ROWS_AT_ONCE, count - start) for start in range(0, count, ROWS_AT_ONCE)]
     return found
 
 

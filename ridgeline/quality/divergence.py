@@ -1,0 +1,163 @@
+"""How far a changed model's next-token distributions are from the original's, on the same text.
+
+Exact, over the whole vocabulary: KL(original || changed) at every scored token, in fp64. Two
+engines run the text in one process, some windows at a time; of the original only the logits of
+these are kept meanwhile, in their own dtype, on the changed model's device (`KEPT_BYTES` at most,
+or one window). Both perplexities come with it. Letters: R rows, V vocabulary, T tokens of a window.
+
+    found = divergence(Engine("demo"), Engine("demo", Recipe(dtype="bf16")), windows)
+    print(found.mean_kl, found.p99_kl, found.changed_share, found.increase)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ridgeline.engine import Engine
+from ridgeline.engine.scoring import RowScore
+from ridgeline.errors import UsageError
+from ridgeline.progress import Progress
+from ridgeline.quality.intervals import Estimate, mean_of
+from ridgeline.quality.perplexity import (
+    Perplexity,
+    check_numbers,
+    chosen_logprobs,
+    from_logprobs,
+    increase,
+)
+from ridgeline.quality.windows import Windows, check_vocabulary
+
+KEPT_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Divergence:
+    original: Perplexity
+    changed: Perplexity
+    kl: tuple[NDArray[np.float64], ...]  # of each scored token, an array for each window
+    is_changed: tuple[NDArray[np.float64], ...]  # 1 where the likeliest token is another one
+
+    @property
+    def mean_kl(self) -> Estimate:
+        return self._mean(self.kl)
+
+    @property
+    def p99_kl(self) -> float:
+        return float(np.quantile(np.concatenate(self.kl), 0.99))
+
+    @property
+    def max_kl(self) -> float:
+        return float(np.concatenate(self.kl).max())
+
+    @property
+    def changed_share(self) -> Estimate:
+        return self._mean(self.is_changed)
+
+    @property
+    def increase(self) -> Estimate:
+        """Of the perplexity, as a share."""
+        return increase(self.original, self.changed)
+
+    def _mean(self, values: tuple[NDArray[np.float64], ...]) -> Estimate:
+        return mean_of(np.array([part.sum() for part in values]), self.original.num_tokens)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "mean_kl": self.mean_kl.to_json(),
+            "p99_kl": self.p99_kl,
+            "max_kl": self.max_kl,
+            "changed_share": self.changed_share.to_json(),
+            "perplexity_increase": self.increase.to_json(),
+            "original": self.original.to_json(),
+            "windows": [
+                {"mean_kl": float(kl.mean()), "changed_share": float(changed.mean())}
+                for kl, changed in zip(self.kl, self.is_changed, strict=True)
+            ],
+        }
+
+
+def divergence(
+    original: Engine, changed: Engine, windows: Windows, progress: Progress | None = None
+) -> Divergence:
+    check_same_words(original, changed)
+    check_vocabulary(windows.tokens, changed, "the changed model")
+    before: list[Tensor] = []
+    after: list[Tensor] = []
+    for group in _groups(windows.tokens, kept_bytes_a_token(original)):
+        kept = [Kept(original, len(window), changed.runner.device) for window in group]
+        before += original.score(group, [each.keep for each in kept])
+        after += changed.score(group, [each.compare for each in kept])
+        if progress is not None:
+            progress("comparing windows", len(after), len(windows.tokens))
+    check_numbers(before)
+    check_numbers(after)
+    columns = [rows.double().numpy() for rows in after]
+    return Divergence(
+        from_logprobs([rows[:, 0] for rows in before], windows),
+        from_logprobs([rows[:, 0] for rows in after], windows),
+        tuple(rows[:, 1] for rows in columns),
+        tuple(rows[:, 2] for rows in columns),
+    )
+
+
+class Kept:
+    """The original's logits for one window, from its pass to the other model's."""
+
+    def __init__(self, original: Engine, length: int, device: torch.device) -> None:
+        shape = (length - 1, original.config.vocab_size)
+        self._logits_TV = torch.empty(shape, dtype=original.model.logits_dtype, device=device)
+        self.keep: RowScore = self._keep
+        self.compare: RowScore = self._compare
+
+    def _keep(self, first: int, logits_RV: Tensor, tokens_R: Tensor) -> Tensor:
+        self._logits_TV[first - 1 : first - 1 + len(logits_RV)] = logits_RV
+        return chosen_logprobs(first, logits_RV, tokens_R)
+
+    def _compare(self, first: int, logits_RV: Tensor, tokens_R: Tensor) -> Tensor:
+        """Log-probability under the changed model, KL, and whether the likeliest differs [R, 3]."""
+        original_RV = self._logits_TV[first - 1 : first - 1 + len(logits_RV)]
+        kl_R = kl_divergence(original_RV, logits_RV)
+        differs_R = original_RV.argmax(-1) != logits_RV.argmax(-1)
+        chosen_R1 = chosen_logprobs(first, logits_RV, tokens_R)
+        return torch.stack([chosen_R1[:, 0].double(), kl_R, differs_R.double()], dim=1)
+
+
+def kl_divergence(original_RV: Tensor, changed_RV: Tensor) -> Tensor:
+    """KL(original || changed) of each row of logits, fp64, in nats."""
+    wanted_RV = original_RV.double().log_softmax(-1)
+    found_RV = changed_RV.double().log_softmax(-1)
+    # A token that the original rules out (-inf) adds nothing, whatever the other makes of it.
+    return torch.where(wanted_RV.isneginf(), 0.0, wanted_RV.exp() * (wanted_RV - found_RV)).sum(-1)
+
+
+def kept_bytes_a_token(original: Engine) -> int:
+    return original.config.vocab_size * original.model.logits_dtype.itemsize
+
+
+def check_same_words(original: Engine, changed: Engine) -> None:
+    ours, theirs = changed.config.vocab_size, original.config.vocab_size
+    if ours != theirs:
+        raise UsageError(
+            f"the models have vocabularies of {ours} and {theirs} tokens; "
+            "only models with the same tokens can be compared"
+        )
+
+
+def _groups(
+    windows: tuple[tuple[int, ...], ...], token_bytes: int
+) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Windows in order, as many together as may be kept."""
+    start = 0
+    while start < len(windows):
+        end, size = start + 1, len(windows[start]) * token_bytes
+        while end < len(windows) and size + len(windows[end]) * token_bytes <= KEPT_BYTES:
+            size += len(windows[end]) * token_bytes
+            end += 1
+        yield windows[start:end]
+        start = end

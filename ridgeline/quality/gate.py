@@ -1,0 +1,68 @@
+"""The bound that a changed model must stay inside, and the one line that refuses it.
+
+The figures themselves are held to the bound, not the ends of their intervals, which are given with
+them.
+
+    problem = Bounds(max_kl=0.02).broken_by(divergence)
+    if problem: raise QualityError(problem)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from ridgeline.errors import UsageError
+from ridgeline.formats.fields import about
+from ridgeline.quality.divergence import Divergence
+from ridgeline.quality.intervals import Estimate
+
+
+@dataclass(frozen=True)
+class Bounds:
+    max_kl: float | None = field(
+        default=None,
+        metadata=about("refuse a mean KL divergence from the original above this, in nats"),
+    )
+    max_ppl_increase: float | None = field(
+        default=None,
+        metadata=about("refuse a perplexity that is higher by more than this share: 0.02 is 2%%"),
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("max_kl", "max_ppl_increase"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise UsageError(f"{name} is {value}; give 0 or a positive number")
+        if self.max_ppl_increase is not None and self.max_ppl_increase >= 1:
+            raise UsageError(
+                f"max_ppl_increase is {self.max_ppl_increase:g}, which is "
+                f"{self.max_ppl_increase:.0%}; give a share below 1: 0.02 is 2%"
+            )
+
+    @property
+    def are_given(self) -> bool:
+        return self.max_kl is not None or self.max_ppl_increase is not None
+
+    def broken_by(self, found: Divergence) -> str | None:
+        """What is outside the bound, with the numbers; None when all is inside."""
+        problems = []
+        if self.max_kl is not None and not found.mean_kl.value <= self.max_kl:
+            shown = in_words(found.mean_kl, "{:.5f}")
+            problems.append(f"mean KL is {shown}, allowed is {self.max_kl:g}")
+        allowed = self.max_ppl_increase
+        if allowed is not None and not found.increase.value <= allowed:
+            shown = in_words(found.increase, "{:+.2%}")
+            problems.append(f"perplexity changes by {shown}, allowed is {allowed:+.2%}")
+        return "; ".join(problems) or None
+
+
+USUAL = Bounds(max_kl=0.02, max_ppl_increase=0.02)
+
+
+def in_words(figure: Estimate, form: str) -> str:
+    """`0.0123 (0.0119 to 0.0131)`."""
+    value = form.format(figure.value)
+    if figure.low is None or figure.high is None:
+        return value
+    return f"{value} ({form.format(figure.low)} to {form.format(figure.high)})"

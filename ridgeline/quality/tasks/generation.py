@@ -1,0 +1,26 @@
+"""Greedy completions of many prompts through the engine, in its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ridgeline.engine import Engine, Sampling
+from ridgeline.progress import Progress
+from ridgeline.quality.tasks.score import tokenizer_for
+
+PROMPTS_AT_ONCE = 256  # between two looks at the progress
+
+
+def completions(
+    engine: Engine, prompts: Sequence[str], sampling: Sampling, progress: Progress | None = None
+) -> list[str]:
+    tokenizer = tokenizer_for(engine)
+    tokens = [tokenizer.encode(prompt) for prompt in prompts]
+    texts: list[str] = []
+    for start in range(0, len(tokens), PROMPTS_AT_ONCE):
+        for output in engine.generate(tokens[start : start + PROMPTS_AT_ONCE], sampling):
+            output.raise_unless_finished()
+            texts.append(output.text)
+        if progress is not None:
+            progress("questions", len(texts), len(tokens))
+    return texts

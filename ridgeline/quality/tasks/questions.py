@@ -1,0 +1,73 @@
+"""Rows of a task's file: JSON lines, plain or gzip, each checked for what the task needs of it.
+
+for question in read_questions(path, read_hellaswag, limit=50): ...
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ridgeline.errors import UsageError
+from ridgeline.quality.windows import read_text
+
+Row = Mapping[str, Any]
+Question = TypeVar("Question")
+
+
+def read_questions(
+    path: Path, read: Callable[[Row], Question], limit: int | None = None
+) -> list[Question]:
+    """The first questions of a file; an error that names the line of one that cannot be read."""
+    found: list[Question] = []
+    for number, row in _rows(path):
+        if limit is not None and len(found) >= limit:
+            break
+        try:
+            found.append(read(row))
+        except UsageError as error:
+            raise UsageError(f"{path} line {number}: {error}") from None
+    return found
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Row]]:
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{path} line {number} is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise UsageError(f"{path} line {number} is {line[:60]!r}; expected an object")
+        yield number, row
+
+
+def text_of(row: Row, name: str) -> str:
+    value = row.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise UsageError(f"{name} is {_shown(row, name)}; expected some text")
+    return value
+
+
+def texts_of(row: Row, name: str) -> tuple[str, ...]:
+    value = row.get(name)
+    is_texts = isinstance(value, list) and all(isinstance(item, str) and item for item in value)
+    if not is_texts or len(value) < 2:  # type: ignore[arg-type]
+        raise UsageError(f"{name} is {_shown(row, name)}; expected a list of two texts or more")
+    return tuple(value)  # type: ignore[arg-type]
+
+
+def index_of(row: Row, name: str, num: int) -> int:
+    """A whole number below `num`, written as one or as text."""
+    value = row.get(name)
+    text = str(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else ""
+    if not text.isdecimal() or int(text) >= num:
+        raise UsageError(f"{name} is {_shown(row, name)}; expected a number from 0 to {num - 1}")
+    return int(text)
+
+
+def _shown(row: Row, name: str) -> str:
+    return repr(str(row[name])[:60]) if name in row else "missing"

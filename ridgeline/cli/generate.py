@@ -27,6 +27,8 @@ from ridgeline.models.cost import Chunk, StepCost, step_cost
 from ridgeline.models.families import describe
 from ridgeline.profiling import step_limit
 from ridgeline.quantization.load import choose_dtype
+from ridgeline.quantization.scheme import Scheme, parse_scheme
+from ridgeline.quantization.sizes import read_bytes_per_weight
 from ridgeline.recipe import Recipe
 
 EXAMPLE = """\
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         room = check_prompt(config, prompt)
         num_tokens = len(prompt) + min(room, sampling.max_tokens)
         recipe = for_one(from_flags(args, Recipe, saved_recipe(path)), num_tokens)
-        dtype = choose_dtype(recipe.dtype, config, hardware)
+        dtype = choose_dtype(recipe.dtype, config, hardware, scheme_of(recipe))
         check_memory(config, torch.empty(0, dtype=dtype, device=hardware.device), num_tokens)
         engine = Engine(
             path,
@@ -101,6 +103,10 @@ def answer(
         engine.cancel(request_id)
 
 
+def scheme_of(recipe: Recipe) -> Scheme | None:
+    return None if recipe.scheme is None else parse_scheme(recipe.scheme)
+
+
 def read_stdin() -> str:
     if sys.stdin is None:
         raise UsageError("the prompt is `-` and stdin is closed; pipe some text into it")
@@ -131,7 +137,7 @@ def document(name: str, engine: Engine, output: Output, hardware: Hardware) -> d
     """
     config, dtype = engine.model.config, engine.recipe.dtype
     sizes = {
-        "weight_bytes": dtype_bytes(parse_dtype(dtype)),
+        "weight_bytes": read_bytes_per_weight(config, parse_dtype(dtype), scheme_of(engine.recipe)),
         "kv_bytes": dtype_bytes(parse_dtype(engine.recipe.kv.dtype)),
     }
     prompt, new = output.num_prompt_tokens, len(output.tokens)
@@ -144,6 +150,7 @@ def document(name: str, engine: Engine, output: Output, hardware: Hardware) -> d
         "model": name,
         "device": hardware.name,
         "dtype": dtype,
+        "scheme": engine.recipe.scheme,
         "text": output.text,
         "tokens": list(output.tokens),
         "finish_reason": output.finish_reason,
@@ -191,7 +198,8 @@ def summary_lines(result: dict[str, Any]) -> list[str]:
         decode = f"decode {len(result['tokens'])} tokens, {rate:.1f} tok/s"
         lines.append(decode + share_of(result["decode_limit"], "tok/s"))
     ended = {"stop": "the model ended", "length": "--max-tokens or the context reached"}
-    about = f"{result['dtype']} on {result['device']}, seed {result['seed']}"
+    stored = f"{result['scheme']}, " if result["scheme"] else ""
+    about = f"{stored}{result['dtype']} on {result['device']}, seed {result['seed']}"
     if any(is_beaten(result[key]) for key in ("prefill_limit", "decode_limit")):
         lines.append("over 100%: the ceiling was measured on a busy machine; hardware --refresh")
     return [*lines, f"{ended[result['finish_reason']]}; {about}"]

@@ -1,7 +1,8 @@
 """How many bytes each part of a running engine takes on one device: weights, pages, logits, graphs.
 
 Sizes only; memory.py adds them up to a plan. Layouts belong to others and are read from there:
-pages to kernels/pages.py, parameters and KV to models/cost.py, activations to activations.py.
+pages to kernels/pages.py, parameters and KV to models/cost.py, quantized weights to
+quantization/sizes.py, activations to activations.py.
 
     weight_bytes(config, "bf16")                        # 16.1e9 for Llama-3.1-8B
     weight_bytes(config, "bf16", "int4-g128")           # 5.7e9: head and embeddings stay in bf16
@@ -10,17 +11,15 @@ pages to kernels/pages.py, parameters and KV to models/cost.py, activations to a
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from typing import NamedTuple
-
 from ridgeline.engine.activations import FP32, Moment, peak
-from ridgeline.errors import UnsupportedError
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.kernels.pages import holds_codes
-from ridgeline.models import LayerConfig, ModelConfig
-from ridgeline.models.cost import kv_bytes_per_token, num_parameters
+from ridgeline.kernels.quantized_linear.many_rows import MAX_COPY_BYTES
+from ridgeline.models import ModelConfig
+from ridgeline.models.cost import kv_bytes_per_token
 from ridgeline.parallel.degrees import rank_config
+from ridgeline.quantization import sizes
+from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.recipe import Recipe
 
 # Allowances for what is not counted tensor by tensor (none of them measured yet, 2026-11-15).
@@ -41,66 +40,27 @@ PENALTY_TABLE_BYTES = 4 + 1  # per request and vocabulary entry: int32 counts, s
 STEP_TOKEN_BYTES = 48  # per token of a step: id, position, length, slot and indices
 PAGE_NUMBER_BYTES = 4
 TOKEN_BYTES = 4
-
-
-class WeightFormat(NamedTuple):
-    """How a scheme stores a matrix."""
-
-    bits: int
-    group: int | None  # inputs that share a 16-bit scale; None: one fp32 scale for each output
-
-
-class Matrix(NamedTuple):
-    copies: int  # how many of them a layer has
-    num_outputs: int
-    num_inputs: int
-
-
-def weight_format(scheme: str) -> WeightFormat:
-    """What a scheme's name says of its size: `int4-g128`, `int8`, `fp8`, `fp8-dynamic`."""
-    found = re.fullmatch(r"(int4|int8|fp8)(?:-g(\d+))?(?:[-_.].*)?", scheme)
-    if found is None or found[2] == "0":
-        raise UnsupportedError(
-            f"the size of weights in scheme {scheme!r} is not known; use int4, int8 or fp8, "
-            "with -g128 behind it for groups of 128"
-        )
-    bits = 4 if found[1] == "int4" else 8
-    group = int(found[2]) if found[2] else (128 if bits == 4 else None)
-    return WeightFormat(bits, group)
+REFERENCE_COPIES = 4  # fp32 tensors of a weight's size that its reference holds at once
 
 
 def weight_bytes(config: ModelConfig, dtype: str, scheme: str | None = None) -> int:
-    """All weights: with a scheme the layers' matrices are stored in its format, and embeddings,
-    head, norms, biases and routers stay as they are.
+    """All weights: with a scheme, as quantization/sizes.py says."""
+    return sizes.weight_bytes(config, parse_dtype(dtype), scheme and parse_scheme(scheme))
+
+
+def expanded_bytes(config: ModelConfig, recipe: Recipe) -> int:
+    """The largest quantized matrix on its way back to the model's dtype, for steps of many tokens:
+    on a GPU a piece of it at a time, or sums of int8 codes, and nothing for fp8.
     """
-    element = dtype_bytes(parse_dtype(dtype))
-    total = num_parameters(config) * element
-    if scheme is None:
-        return total
-    stored = weight_format(scheme)
-    for layer in config.layers:
-        for matrix in layer_matrices(config, layer):
-            plain = matrix.num_outputs * matrix.num_inputs * element
-            total += matrix.copies * (_stored_bytes(matrix, stored) - plain)
-    return total
-
-
-def layer_matrices(config: ModelConfig, layer: LayerConfig) -> Iterator[Matrix]:
-    """What a scheme quantizes in a layer."""
-    hidden = config.hidden_size
-    yield Matrix(1, config.q_size + 2 * config.kv_size, hidden)
-    yield Matrix(1, hidden, config.q_size)
-    copies = layer.experts.num_experts if layer.experts else 1
-    mlp_size = layer.experts.mlp_size if layer.experts else config.mlp_size
-    yield Matrix(copies, 2 * mlp_size, hidden)
-    yield Matrix(copies, hidden, mlp_size)
-
-
-def _stored_bytes(matrix: Matrix, stored: WeightFormat) -> int:
-    codes = matrix.num_outputs * matrix.num_inputs * stored.bits // 8
-    if stored.group is None:
-        return codes + matrix.num_outputs * FP32
-    return codes + matrix.num_outputs * -(-matrix.num_inputs // stored.group) * 2
+    if recipe.scheme is None:
+        return 0
+    scheme, element = parse_scheme(recipe.scheme), dtype_bytes(parse_dtype(recipe.dtype))
+    matrices = [m for m in sizes.model_matrices(config) if scheme.fits(*m)]
+    largest = max((m.num_outputs * m.depth for m in matrices), default=0)
+    if recipe.graphs:
+        kept = {"fp8": 0, "int8": MAX_COPY_BYTES, "16-bit": largest * element}[scheme.inputs]
+        return min(MAX_COPY_BYTES, kept)
+    return largest * (element if recipe.kernels == "fused" else REFERENCE_COPIES * FP32)
 
 
 def bytes_per_page(config: ModelConfig, recipe: Recipe) -> int:

@@ -16,12 +16,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ridgeline.engine.host_quantized import HostQuantizedLinear
 from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.gated_activation.cpu import gated_activation
 from ridgeline.kernels.rms_norm.cpu import rms_norm
 from ridgeline.kernels.skinny_linear.cpu import skinny_linear, supported
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import Linear, RMSNorm, Transformer
+from ridgeline.quantization.linear import QuantizedLinear
 
 # Rows from which torch's product is faster than ours (Xeon with AMX, 1 thread, 2026-11-15: at 32
 # rows ours takes 0.6-0.8 of its time, at 128 as much, at 512 1.3-1.6).
@@ -60,7 +62,11 @@ class HostLinear(Linear):
         return y_TO if residual_TO is None else y_TO.add_(residual_TO)
 
 
-INSTEAD: dict[type[nn.Module], type[nn.Module]] = {RMSNorm: HostNorm, Linear: HostLinear}
+INSTEAD: dict[type[nn.Module], type[nn.Module]] = {
+    RMSNorm: HostNorm,
+    Linear: HostLinear,
+    QuantizedLinear: HostQuantizedLinear,
+}
 
 
 def on_host(model: Transformer) -> Transformer:

@@ -5,6 +5,7 @@ does not fit is refused before a byte of it is loaded.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -20,15 +21,20 @@ from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.host_library import prepare
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
+from ridgeline.models.copies import with_kinds
 from ridgeline.models.families import describe
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
+from ridgeline.quantization.devices import check_runs
+from ridgeline.quantization.linear import QuantizedLinear, quantizable
 from ridgeline.quantization.load import choose_dtype
+from ridgeline.quantization.nearest import load_nearest, quantize_nearest
+from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.recipe import FILE_NAME, Recipe, with_auto
 
 log = logging.getLogger(__name__)
 
-SCHEMES = ()  # none can be run yet, so none is advised where memory is short
+SCHEMES = ("int8", "int4-g128")  # what is advised where memory is short, and runs on every device
 
 
 class Loaded(NamedTuple):
@@ -53,15 +59,19 @@ def load(
     recipe = recipe or saved_recipe(path) or Recipe()
     hardware = detect(device)
     config = describe(open_checkpoint(path)).config
-    dtype = choose_dtype(recipe.dtype, config, hardware)
+    scheme = None if recipe.scheme is None else parse_scheme(recipe.scheme)
+    dtype = choose_dtype(recipe.dtype, config, hardware, scheme)
     filled = with_auto(recipe, config, dtype, hardware.device)
     filled = with_host_kernels(recipe, filled, config, hardware.device, progress)
     draft = find_draft(recipe, config, progress)
     free = available_memory(hardware.device)
-    filled, plan = planned(config, recipe, filled, hardware.device, free, draft)
+    filled, plan = planned(config, recipe, filled, hardware.device, free, draft, SCHEMES)
     tokenizer = tokenizer or tokenizer_of(path)
     check_words(draft, tokenizer)
-    loaded = load_model(path, dtype=dtype_name(dtype), device=device, progress=progress)
+    if scheme is None:
+        loaded = load_model(path, dtype=dtype_name(dtype), device=device, progress=progress)
+    else:
+        loaded = load_nearest(path, scheme, dtype, hardware.device, progress)
     return Loaded(loaded, tokenizer, filled, plan, load_draft(draft, loaded))
 
 
@@ -83,11 +93,25 @@ def _loaded(
         raise UsageError(f"the recipe's dtype is {recipe.dtype}, and the model is in {name}")
     filled = with_auto(recipe, model.config, weight.dtype, str(weight.device))
     filled = with_host_kernels(recipe, filled, model.config, str(weight.device), progress)
-    held = sum(parameter.nbytes for parameter in model.parameters())
-    free = available_memory(str(weight.device)) + held
+    free = available_memory(str(weight.device)) + _shared_bytes(model, recipe.scheme)
     draft = find_draft(recipe, model.config, None)
     filled, plan = planned(model.config, recipe, filled, str(weight.device), free, draft)
+    if recipe.scheme is not None:
+        copy = with_kinds(model, lambda kind: kind)
+        model = quantize_nearest(copy, parse_scheme(recipe.scheme), progress=progress)
     return Loaded(model, tokenizer, filled, plan, load_draft(draft, model))
+
+
+def _shared_bytes(model: Transformer, name: str | None) -> int:
+    """What the engine takes over of a model that is there: all of it, but what a scheme copies."""
+    held = sum(parameter.nbytes for parameter in model.parameters())
+    if name is None:
+        return held
+    if any(isinstance(module, QuantizedLinear) for module in model.modules()):
+        raise UsageError(f"the recipe's scheme is {name}, and the model is quantized already")
+    layers, scheme = quantizable(model).values(), parse_scheme(name)
+    copied = (layer.weight.nbytes for layer in layers if scheme.fits(*layer.weight.shape))
+    return held - sum(copied)
 
 
 def with_host_kernels(
@@ -118,11 +142,14 @@ def planned(
     device: str,
     free_bytes: int,
     draft: Draft | None = None,
+    schemes: Sequence[str] = (),
 ) -> tuple[Recipe, MemoryPlan]:
     """The recipe with a context that fits, if none was named, and the memory it takes; or the one
-    line that says why not.
+    line that says why not. `schemes` may be advised.
     """
     _check_supported(filled)
+    if filled.scheme is not None:
+        check_runs(parse_scheme(filled.scheme), filled.dtype, device)
     check_on_device(config, device)
     small = None
     if draft is not None:
@@ -131,7 +158,8 @@ def planned(
         filled = within_draft(given, filled, draft)
     if given.limits.max_context is None:
         filled = fitted(config, filled, free_bytes, small)
-    return filled, plan_memory(config, filled, free_bytes, draft=small, schemes=SCHEMES)
+    advised = () if filled.scheme is not None or filled.deterministic else schemes
+    return filled, plan_memory(config, filled, free_bytes, draft=small, schemes=advised)
 
 
 def saved_recipe(path: Path) -> Recipe | None:
@@ -144,7 +172,7 @@ def _check_supported(recipe: Recipe) -> None:
     """What a recipe can say and the engine cannot do yet is refused, never ignored."""
     on_gpu_by_reference = recipe.kernels == "reference" and recipe.graphs
     for asked, what in (
-        (recipe.scheme is not None, f"scheme {recipe.scheme}"),
+        (recipe.deterministic and recipe.scheme, f"deterministic and scheme {recipe.scheme}"),
         (recipe.deterministic and _codes_in_fp16(recipe), "deterministic, fp16 and an 8-bit KV"),
         (on_gpu_by_reference, "kernels reference on a GPU"),
     ):

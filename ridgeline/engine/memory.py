@@ -140,6 +140,9 @@ def _fixed_items(config: ModelConfig, recipe: Recipe, draft: ModelConfig | None)
     moment = max(moments, key=attrgetter("num_bytes"))
     largest = f"a step of {limits.token_budget} tokens, largest in {moment.name}"
     yield Item("activations", moment.num_bytes, largest)
+    expanded = footprint.expanded_bytes(rank, recipe)
+    if expanded:
+        yield Item("expanded weight", expanded, f"one matrix in {dtype}, for steps of many tokens")
     rows = footprint.logit_rows(recipe, limits.max_batch)
     logits = footprint.logit_bytes(config, recipe, rows)
     yield Item("logits", logits, f"{rows} rows of {config.vocab_size}")

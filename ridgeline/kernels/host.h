@@ -7,6 +7,10 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 namespace ridgeline {
 
 constexpr int LANES = 16;
@@ -15,6 +19,7 @@ using Floats = float __attribute__((vector_size(64)));
 using Words = int32_t __attribute__((vector_size(64)));
 using Unsigned = uint32_t __attribute__((vector_size(64)));
 using Halves = uint16_t __attribute__((vector_size(32)));
+using SignedHalves = int16_t __attribute__((vector_size(32)));
 using Float16s = _Float16 __attribute__((vector_size(32)));
 using Bytes = int8_t __attribute__((vector_size(16)));
 using UnsignedBytes = uint8_t __attribute__((vector_size(16)));
@@ -57,15 +62,32 @@ inline Floats load(const Fp16* from) {
     std::memcpy(&lanes, from, sizeof(lanes));
     return __builtin_convertvector(lanes, Floats);
 }
+// Bytes to words: one instruction of AVX-512, of which GCC 12 makes sixty; in two steps it makes
+// eight.
+#ifdef __AVX512F__
+inline Words widen(Bytes codes) {
+    return same_bits<Words>(_mm512_cvtepi8_epi32(same_bits<__m128i>(codes)));
+}
+inline Unsigned widen(UnsignedBytes codes) {
+    return same_bits<Unsigned>(_mm512_cvtepu8_epi32(same_bits<__m128i>(codes)));
+}
+#else
+inline Words widen(Bytes codes) {
+    return __builtin_convertvector(__builtin_convertvector(codes, SignedHalves), Words);
+}
+inline Unsigned widen(UnsignedBytes codes) {
+    return __builtin_convertvector(__builtin_convertvector(codes, Halves), Unsigned);
+}
+#endif
 inline Floats load(const int8_t* from) {
     Bytes codes;
     std::memcpy(&codes, from, sizeof(codes));
-    return __builtin_convertvector(__builtin_convertvector(codes, Words), Floats);
+    return __builtin_convertvector(widen(codes), Floats);
 }
 inline Floats load(const Fp8* from) {
     UnsignedBytes codes;
     std::memcpy(&codes, from, sizeof(codes));
-    const Unsigned wide = __builtin_convertvector(codes, Unsigned);
+    const Unsigned wide = widen(codes);
     // Exponent and mantissa where fp32 has its lowest ones; the product moves the bias, and makes
     // subnormals of one format from those of the other.
     const Floats size = same_bits<Floats>((wide & 0x7f) << 20) * 0x1p120f;

@@ -10,16 +10,17 @@ from pathlib import Path
 import torch
 
 from ridgeline.errors import OutOfMemoryError, UnsupportedError
-from ridgeline.formats.dtypes import dtype_bytes, dtype_name, parse_dtype
+from ridgeline.formats.dtypes import dtype_name, parse_dtype
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.detection import available_memory
 from ridgeline.models import ModelConfig, Transformer, build_model
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
-from ridgeline.models.cost import num_parameters
 from ridgeline.models.families import describe
 from ridgeline.models.weights import load_weights
 from ridgeline.progress import Progress
 from ridgeline.quantization.files.read import decoded
+from ridgeline.quantization.scheme import Scheme
+from ridgeline.quantization.sizes import weight_bytes
 
 COMPUTE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _GIB = 2**30
@@ -48,21 +49,26 @@ def load_model(
     return loaded
 
 
-def choose_dtype(name: str, config: ModelConfig, hardware: Hardware) -> torch.dtype:
-    """The dtype to load in; an error before anything is allocated when the weights cannot fit."""
+def choose_dtype(
+    name: str, config: ModelConfig, hardware: Hardware, scheme: Scheme | None = None
+) -> torch.dtype:
+    """The dtype to load in; an error before anything is allocated when the weights cannot fit, as
+    they will be if a scheme quantizes them on the way in.
+    """
     free = available_memory(hardware.device)
     if name == "auto":
-        fits_fp32 = num_parameters(config) * 4 <= 0.8 * free
+        fits_fp32 = weight_bytes(config, torch.float32, scheme) <= 0.8 * free
         chosen = torch.float32 if hardware.device == "cpu" and fits_fp32 else torch.bfloat16
     else:
         chosen = parse_dtype(name)
         if chosen not in COMPUTE_DTYPES:
             allowed = ", ".join(dtype_name(dtype) for dtype in COMPUTE_DTYPES)
             raise UnsupportedError(f"a model cannot be run in {name}; use one of {allowed}")
-    needed = num_parameters(config) * dtype_bytes(chosen)
+    needed = weight_bytes(config, chosen, scheme)
     if needed > free:
+        stored = dtype_name(chosen) if scheme is None else f"{scheme.name} and {dtype_name(chosen)}"
         raise OutOfMemoryError(
-            f"the weights need {needed / _GIB:.1f} GiB in {dtype_name(chosen)}; "
+            f"the weights need {needed / _GIB:.1f} GiB in {stored}; "
             f"{free / _GIB:.1f} GiB are free on {hardware.device}; try a smaller model"
         )
     return chosen

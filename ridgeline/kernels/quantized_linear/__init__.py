@@ -3,7 +3,8 @@
 
 `quantized_linear` runs where its tensors are: the reference on a CPU, the kernels on a GPU (in
 Triton or, once built and where measured to be faster, in CUDA C++). With more rows fp8 goes to
-`torch._scaled_mm`, and packed weights back to 16 bits and to cuBLAS (many_rows.py). reference.py
+`torch._scaled_mm`, int8 to `torch._int_mm`, and packed weights back to 16 bits and to cuBLAS
+(many_rows.py). reference.py
 lists the forms of weights and scales, formats/packing.py says how 4-bit codes lie.
 """
 
@@ -18,7 +19,7 @@ from ridgeline.kernels.extension import library
 from ridgeline.kernels.gated_activation.reference import Activation, gated_activation
 from ridgeline.kernels.op import outputs
 from ridgeline.kernels.quantized_linear import reference
-from ridgeline.kernels.quantized_linear.many_rows import packed_linear
+from ridgeline.kernels.quantized_linear.many_rows import can_int_mm, int8_linear, packed_linear
 from ridgeline.kernels.quantized_linear.reference import default_out
 from ridgeline.kernels.quantized_linear.tune_space import choice_key, search_space
 from ridgeline.kernels.skinny_linear.dispatch import best, run
@@ -53,8 +54,12 @@ def quantized_linear(
         if activation is not None:
             (y,) = outputs(gated_activation(y, activation))
         return y if residual_MO is None else y + residual_MO
-    if weight.dtype == torch.int32 and x_MD.numel() // x_MD.shape[-1] > MAX_ROWS:
+    many = x_MD.numel() // x_MD.shape[-1] > MAX_ROWS
+    if many and weight.dtype == torch.int32:
         return packed_linear(x_MD, weight, weight_scale, zero_GO, *around)
+    if many and x_scale is not None and can_int_mm(x_MD, weight):
+        sums = (x_MD, weight, weight_scale, x_scale, bias_O, residual_MO, activation)
+        return int8_linear(*sums, out_dtype or default_out(x_MD))
     if torch.compiler.is_compiling():
         return traced(x_MD, weight, weight_scale, zero_GO, x_scale, *around)
     return launched(x_MD, weight, weight_scale, zero_GO, x_scale, *around)

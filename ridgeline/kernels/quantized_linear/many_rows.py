@@ -1,7 +1,9 @@
-"""Packed weights with more rows than the kernels for few are made for: the weight goes back to 16
-bits in one pass over memory, cuBLAS multiplies, the parts around it are kernels of their own.
+"""More rows than the kernels for few are made for, the parts around a product as kernels of their
+own. A packed weight goes back to 16 bits in one pass over memory, and cuBLAS multiplies; int8 codes
+on both sides cuBLAS multiplies as they are, and their sums are scaled behind it.
 
-The 16-bit copy is bounded: a large weight is done a piece of its outputs at a time.
+What lies in between is bounded: a large weight is done a piece of its outputs at a time, sums are
+made for a piece of the rows.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from ridgeline.kernels.dequantize import dequantize_packed
 from ridgeline.kernels.gated_activation import Activation, gated_activation
 from ridgeline.kernels.rms_norm import rms_norm
 
-MAX_COPY_BYTES = 128 << 20  # of a weight in 16 bits at a time
+MAX_COPY_BYTES = 128 << 20  # of a weight in 16 bits at a time, or of sums in 32
+INT_MM_ROWS = 17  # the fewest that torch._int_mm takes, and 8 the number that divides the rest
 
 
 def packed_linear(
@@ -65,3 +68,37 @@ def product(
         else:
             torch.addmm(bias_O[piece], x_MD, weight_OD.t(), out=y[:, piece])
     return y
+
+
+def can_int_mm(x_MD: Tensor, weight_OD: Tensor) -> bool:
+    alike = x_MD.dtype == weight_OD.dtype == torch.int8
+    return alike and weight_OD.shape[0] % 8 == weight_OD.shape[1] % 8 == 0
+
+
+def int8_linear(
+    x_MD: Tensor,
+    weight_OD: Tensor,
+    scale: Tensor,
+    x_scale: Tensor,
+    bias_O: Tensor | None = None,
+    residual_MO: Tensor | None = None,
+    activation: Activation | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """As reference.py has it for int8 codes on both sides."""
+    rows_MD = x_MD.reshape(-1, x_MD.shape[-1])
+    (num_rows, _), num_outputs = rows_MD.shape, len(weight_OD)
+    assert num_rows >= INT_MM_ROWS, f"{num_rows} rows are for the kernels for few"
+    y = torch.empty(num_rows, num_outputs, dtype=out_dtype, device=x_MD.device)
+    num_pieces = -(-8 * y.numel() // MAX_COPY_BYTES)  # sums in int32, and then in fp32
+    step = max(INT_MM_ROWS, -(-num_rows // num_pieces))
+    for start in range(0, num_rows, step):
+        start = min(start, num_rows - INT_MM_ROWS)  # the last one may do some rows again
+        piece = slice(start, start + step)
+        sums = torch._int_mm(rows_MD[piece], weight_OD.t()).float()
+        sums.mul_(x_scale.reshape(-1, 1)[piece] if x_scale.numel() > 1 else x_scale).mul_(scale)
+        y[piece] = sums if bias_O is None else sums.add_(bias_O)
+    y = y.view(*x_MD.shape[:-1], num_outputs)
+    if activation is not None:
+        y = gated_activation(y, activation)
+    return y if residual_MO is None else y + residual_MO

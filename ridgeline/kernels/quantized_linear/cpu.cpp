@@ -1,0 +1,400 @@
+// Products of few rows with 4-bit groups, int8 or fp8 weights on a CPU: the codes are read once, in
+// order, become fp32 lanes in registers and are multiplied there. Norm, activation and residual are
+// folded in; where a scheme has 8-bit inputs, x is rounded to its codes first.
+//
+// 4-bit codes lie as formats/packing.py says: byte 4i + j of a piece of 32 holds elements 8j + i and
+// 8j + i + 4. x, which is small, is laid out the same way once, so no code has to move.
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "../host.h"
+
+using namespace ridgeline;
+
+constexpr int64_t SIDE = LANES;    // outputs that are finished together
+constexpr int64_t PIECE = 32;      // 4-bit codes in 16 bytes
+constexpr int64_t FEW_ROWS = 4;    // each thread prepares them for itself: sooner than waiting
+constexpr int64_t AHEAD = 2048;    // bytes that are asked for before they are needed
+enum Inputs { AS_THEY_ARE = 0, INT8 = 1, FP8 = 2 };
+
+struct Int4 {
+    uint8_t bits;
+};
+
+// What a weight's scales are: `scale[output / rows * output_stride + group * group_stride]`.
+template <class S>
+struct Scales {
+    const S* values;
+    const uint8_t* zeros;  // laid out alike, or null: 8 for all
+    int64_t rows, output_stride, group_stride, group;
+
+    int64_t at(int64_t output, int64_t index) const {
+        return output / rows * output_stride + index * group_stride;
+    }
+};
+
+template <class T>
+struct Linear {
+    const T* x;
+    int64_t x_stride;
+    const T* bias;  // or null
+    const T* residual;
+    int64_t residual_stride;
+    const T* norm;
+    float eps, offset;
+    int inputs;           // what x is rounded to
+    int64_t input_group;  // columns of x that share a scale
+    int activation;       // with one, the weight has twice as many rows as the result has columns
+    T* out;
+    int64_t rows, depth, columns;
+    int64_t padded;  // the depth in whole vectors
+};
+
+inline float read(const float* from) { return *from; }
+inline float read(const Fp16* from) { return static_cast<float>(*from); }
+inline float read(const Bf16* from) {
+    return same_bits<float>(static_cast<uint32_t>(from->bits) << 16);
+}
+
+struct Freed {
+    void operator()(float* memory) const { std::free(memory); }
+};
+
+// Memory of a thread's own, kept for the next product.
+static float* room(int64_t count) {
+    static thread_local std::unique_ptr<float, Freed> memory;
+    static thread_local int64_t held = 0;
+    if (held < count) {
+        memory.reset(static_cast<float*>(std::aligned_alloc(64, count * sizeof(float))));
+        held = count;
+    }
+    return memory.get();
+}
+
+// --- x -------------------------------------------------------------------------------------------
+
+static inline Floats magnitude(Floats lanes) {
+    return same_bits<Floats>(same_bits<Unsigned>(lanes) & 0x7fffffff);
+}
+
+// To the nearest e4m3 number, halves to even: eight steps between powers of two, and the smallest
+// step below 2^-6.
+static inline Floats nearest_fp8(Floats lanes) {
+    const Floats power = same_bits<Floats>(same_bits<Unsigned>(lanes) & 0x7f800000);
+    const Floats step = pick(power < fill(0x1p-6f), fill(0x1p-6f), power) * 0x1p-3f;
+    const Floats shift = step * 12582912.0f;
+    return (lanes + shift) - shift;
+}
+
+static inline Floats nearest_int8(Floats lanes) {
+    for (int i = 0; i < LANES; ++i) lanes[i] = std::floor(lanes[i] + 0.5f);
+    return lanes;
+}
+
+// What a row's codes stand for, as formats/scaling.py finds them.
+static void round_inputs(float* row, int64_t size, int64_t group, int inputs) {
+    const float limit = inputs == INT8 ? 127.0f : 448.0f;
+    for (int64_t start = 0; start < size; start += group) {
+        const int64_t end = std::min(size, start + group);
+        Floats most = {};
+        for (int64_t i = start; i < end; i += LANES) {
+            const Floats lanes = magnitude(load(row + i, lanes_left(end, i)));
+            most = pick(lanes > most, lanes, most);
+        }
+        const float scale = std::max(largest(most), 1e-10f) * (1.0f / limit);
+        for (int64_t i = start; i < end; i += LANES) {
+            const int count = lanes_left(end, i);
+            Floats lanes = load(row + i, count) / scale;
+            lanes = inputs == INT8 ? nearest_int8(lanes) : nearest_fp8(lanes);
+            lanes = pick(lanes > fill(limit), fill(limit), lanes);
+            lanes = pick(lanes < fill(-limit), fill(-limit), lanes);
+            store(row + i, lanes * scale, count);
+        }
+    }
+}
+
+static void order_as_packed(float* row, int64_t size) {
+    float piece[PIECE];
+    for (int64_t start = 0; start < size; start += PIECE) {
+        std::memcpy(piece, row + start, sizeof(piece));
+        for (int64_t i = 0; i < 4; ++i) {
+            for (int64_t j = 0; j < 4; ++j) {
+                row[start + 4 * i + j] = piece[8 * j + i];
+                row[start + LANES + 4 * i + j] = piece[8 * j + i + 4];
+            }
+        }
+    }
+}
+
+template <class T>
+static void prepare_row(const Linear<T>& of, int64_t row, bool packed, float* prepared) {
+    float* to = prepared + row * of.padded;
+    const T* from = of.x + row * of.x_stride;
+    const float scale = of.norm ? inverse_rms(from, of.depth, of.eps) : 1.0f;
+    for (int64_t i = 0; i < of.padded; i += LANES) {
+        const int count = lanes_left(of.depth, i);
+        Floats lanes = load(from + i, count);
+        if (of.norm) lanes = lanes * scale * (load(of.norm + i, count) + of.offset);
+        store(to + i, lanes);
+    }
+    if (of.inputs) round_inputs(to, of.depth, of.input_group, of.inputs);
+    if (packed) order_as_packed(to, of.depth);
+}
+
+// --- weights -------------------------------------------------------------------------------------
+
+// Sixteen of a group's values from their 4-bit codes, which may have other bits above them.
+struct Values {
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
+    Floats table;  // all sixteen that there are: one instruction finds each lane's
+    Values(float scale, float zero) {
+        const Floats codes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        table = (codes - zero) * scale;
+    }
+    Floats of(Unsigned codes) const { return __builtin_shuffle(table, same_bits<Words>(codes)); }
+#else
+    float scale, zero;
+    Values(float scale, float zero) : scale(scale), zero(zero) {}
+    Floats of(Unsigned codes) const {
+        return (__builtin_convertvector(same_bits<Words>(codes & 15), Floats) - zero) * scale;
+    }
+#endif
+};
+
+inline const char* row_of(const Int4* weight, int64_t output, int64_t depth) {
+    return reinterpret_cast<const char*>(weight) + output * (depth / 2);
+}
+template <class W>
+inline const char* row_of(const W* weight, int64_t output, int64_t depth) {
+    return reinterpret_cast<const char*>(weight + output * depth);
+}
+
+// Two rows of the weight with R rows of x. `sums` has a column for each.
+template <int R, class S>
+static void two_outputs(const Int4* weight, const Scales<S>& scales, const int64_t* outputs,
+                        const float* x, int64_t depth, int64_t x_stride, float (*sums)[2]) {
+    const char* codes[2] = {row_of(weight, outputs[0], depth), row_of(weight, outputs[1], depth)};
+    Floats low[R][2] = {}, high[R][2] = {};
+    const int64_t num_groups = depth / scales.group, num_pieces = scales.group / PIECE;
+    for (int64_t group = 0; group < num_groups; ++group) {
+        const int64_t first = scales.at(outputs[0], group), second = scales.at(outputs[1], group);
+        const Values values[2] = {
+            {read(scales.values + first), scales.zeros ? scales.zeros[first] : 8.0f},
+            {read(scales.values + second), scales.zeros ? scales.zeros[second] : 8.0f}};
+        for (int64_t piece = group * num_pieces; piece < (group + 1) * num_pieces; ++piece) {
+            for (int which = 0; which < 2; ++which) {
+                __builtin_prefetch(codes[which] + piece * LANES + AHEAD);
+                UnsignedBytes bytes;
+                std::memcpy(&bytes, codes[which] + piece * LANES, sizeof(bytes));
+                const Unsigned wide = widen(bytes);
+                const Floats lower = values[which].of(wide), upper = values[which].of(wide >> 4);
+                for (int row = 0; row < R; ++row) {
+                    const float* from = x + row * x_stride + piece * PIECE;
+                    low[row][which] += lower * load(from);
+                    high[row][which] += upper * load(from + LANES);
+                }
+            }
+        }
+    }
+    for (int row = 0; row < R; ++row) {
+        for (int which = 0; which < 2; ++which) {
+            sums[row][which] = sum(low[row][which] + high[row][which]);
+        }
+    }
+}
+
+template <int R, class S, class W>
+static void two_outputs(const W* weight, const Scales<S>& scales, const int64_t* outputs,
+                        const float* x, int64_t depth, int64_t x_stride, float (*sums)[2]) {
+    const W* codes[2] = {weight + outputs[0] * depth, weight + outputs[1] * depth};
+    Floats total[R][2] = {};
+    for (int64_t start = 0; start < depth; start += scales.group) {
+        const int64_t end = std::min(depth, start + scales.group);
+        Floats even[R][2] = {}, odd[R][2] = {};
+        int64_t i = start;
+        for (; i + 2 * LANES <= end; i += 2 * LANES) {
+            for (int which = 0; which < 2; ++which) {
+                __builtin_prefetch(reinterpret_cast<const char*>(codes[which] + i) + AHEAD);
+                const Floats first = load(codes[which] + i), second = load(codes[which] + i + LANES);
+                for (int row = 0; row < R; ++row) {
+                    even[row][which] += first * load(x + row * x_stride + i);
+                    odd[row][which] += second * load(x + row * x_stride + i + LANES);
+                }
+            }
+        }
+        for (; i < end; i += LANES) {
+            for (int which = 0; which < 2; ++which) {
+                const Floats last = load(codes[which] + i, lanes_left(end, i));
+                for (int row = 0; row < R; ++row) {
+                    even[row][which] += last * load(x + row * x_stride + i);
+                }
+            }
+        }
+        for (int which = 0; which < 2; ++which) {
+            const float scale = read(scales.values + scales.at(outputs[which], start / scales.group));
+            for (int row = 0; row < R; ++row) {
+                total[row][which] += (even[row][which] + odd[row][which]) * scale;
+            }
+        }
+    }
+    for (int row = 0; row < R; ++row) {
+        for (int which = 0; which < 2; ++which) sums[row][which] = sum(total[row][which]);
+    }
+}
+
+// --- products ------------------------------------------------------------------------------------
+
+// Sixteen columns from `column` on, of R rows from `row` on.
+template <int R, class T, class W, class S>
+static void block(const Linear<T>& of, const W* weight, const Scales<S>& scales, const float* x,
+                  int64_t row, int64_t column) {
+    alignas(64) float own[R][SIDE], up[R][SIDE];
+    float sums[R][2];
+    const int count = lanes_left(of.columns, column);
+    const float* rows = x + row * of.padded;
+    for (int i = 0; i < count; i += of.activation ? 1 : 2) {
+        const int64_t other = i + 1 < count ? column + i + 1 : column + i;
+        const int64_t outputs[2] = {column + i, of.activation ? of.columns + column + i : other};
+        two_outputs<R>(weight, scales, outputs, rows, of.depth, of.padded, sums);
+        for (int r = 0; r < R; ++r) {
+            own[r][i] = sums[r][0];
+            if (of.activation) {
+                up[r][i] = sums[r][1];
+            } else if (i + 1 < count) {
+                own[r][i + 1] = sums[r][1];
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        Floats lanes = load(own[r], count);
+        if (of.bias) lanes += load(of.bias + column, count);
+        if (of.activation) {
+            Floats second = load(up[r], count);
+            if (of.bias) second += load(of.bias + of.columns + column, count);
+            lanes = activate(lanes, of.activation) * second;
+        }
+        if (of.residual) {
+            lanes += load(of.residual + (row + r) * of.residual_stride + column, count);
+        }
+        store(of.out + (row + r) * of.columns + column, lanes, count);
+    }
+}
+
+template <class T, class W, class S>
+static void multiply(const Linear<T>& of, const W* weight, const Scales<S>& scales, bool packed,
+                     int threads) {
+    const int64_t num_items = (of.columns + SIDE - 1) / SIDE;
+    const int64_t at_once = std::max<int64_t>(1, num_items / (threads * 8));
+    const bool alone = of.rows <= FEW_ROWS;
+    float* shared = alone ? nullptr : room(of.rows * of.padded);
+#pragma omp parallel num_threads(threads)
+    {
+        float* x = alone ? room(of.rows * of.padded) : shared;
+        if (alone) {
+            for (int64_t row = 0; row < of.rows; ++row) prepare_row(of, row, packed, x);
+        } else {
+#pragma omp for schedule(static)
+            for (int64_t row = 0; row < of.rows; ++row) prepare_row(of, row, packed, x);
+        }
+#pragma omp for schedule(dynamic, at_once) nowait
+        for (int64_t item = 0; item < num_items; ++item) {
+            int64_t row = 0;
+            for (; row + 4 <= of.rows; row += 4) {
+                block<4>(of, weight, scales, x, row, item * SIDE);
+            }
+            if (row + 2 <= of.rows) {
+                block<2>(of, weight, scales, x, row, item * SIDE);
+                row += 2;
+            }
+            if (row < of.rows) block<1>(of, weight, scales, x, row, item * SIDE);
+        }
+    }
+}
+
+// --- weights for products of many rows -----------------------------------------------------------
+
+template <class T, class S>
+static void expand_row(const Int4* weight, const Scales<S>& scales, int64_t output, int64_t depth,
+                       T* out) {
+    const char* codes = row_of(weight, output, depth);
+    float piece[PIECE], ordered[PIECE];
+    for (int64_t start = 0; start < depth; start += PIECE) {
+        const int64_t at = scales.at(output, start / scales.group);
+        const Values values(read(scales.values + at), scales.zeros ? scales.zeros[at] : 8.0f);
+        UnsignedBytes bytes;
+        std::memcpy(&bytes, codes + start / 2, sizeof(bytes));
+        const Unsigned wide = widen(bytes);
+        store(piece, values.of(wide));
+        store(piece + LANES, values.of(wide >> 4));
+        for (int i = 0; i < 4; ++i) {
+            for (int j = 0; j < 4; ++j) {
+                ordered[8 * j + i] = piece[4 * i + j];
+                ordered[8 * j + i + 4] = piece[LANES + 4 * i + j];
+            }
+        }
+        store(out + start, load(ordered));
+        store(out + start + LANES, load(ordered + LANES));
+    }
+}
+
+template <class T, class W, class S>
+static void expand_row(const W* weight, const Scales<S>& scales, int64_t output, int64_t depth,
+                       T* out) {
+    const W* codes = weight + output * depth;
+    for (int64_t start = 0; start < depth; start += scales.group) {
+        const int64_t end = std::min(depth, start + scales.group);
+        const float scale = read(scales.values + scales.at(output, start / scales.group));
+        for (int64_t i = start; i < end; i += LANES) {
+            const int count = lanes_left(end, i);
+            store(out + i, load(codes + i, count) * scale, count);
+        }
+    }
+}
+
+template <class T, class W, class S>
+static void expand(const W* weight, const Scales<S>& scales, int64_t outputs, int64_t depth, T* out,
+                   int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t output = 0; output < outputs; ++output) {
+        expand_row(weight, scales, output, depth, out + output * depth);
+    }
+}
+
+// Scales of 4-bit groups are of x's type, others fp32.
+#define EXPORT(name, T, W, S, packed)                                                             \
+    extern "C" void ridgeline_quantized_linear_##name(                                            \
+        const void* x, int64_t x_stride, const void* weight, const void* scale, const void* zeros, \
+        int64_t scale_rows, int64_t output_stride, int64_t group_stride, int64_t group,           \
+        const void* bias, const void* residual, int64_t residual_stride, const void* norm,        \
+        float eps, float offset, int inputs, int64_t input_group, int activation, void* out,      \
+        int64_t rows, int64_t depth, int64_t columns, int threads) {                              \
+        const Linear<T> of = {static_cast<const T*>(x), x_stride, static_cast<const T*>(bias),    \
+                              static_cast<const T*>(residual), residual_stride,                   \
+                              static_cast<const T*>(norm), eps, offset, inputs, input_group,      \
+                              activation, static_cast<T*>(out), rows, depth, columns,             \
+                              (depth + LANES - 1) / LANES * LANES};                               \
+        const Scales<S> scales = {static_cast<const S*>(scale),                                   \
+                                  static_cast<const uint8_t*>(zeros), scale_rows, output_stride,  \
+                                  group_stride, group};                                           \
+        multiply(of, static_cast<const W*>(weight), scales, packed, threads);                     \
+    }                                                                                             \
+    extern "C" void ridgeline_quantized_linear_expand_##name(                                     \
+        const void* weight, const void* scale, const void* zeros, int64_t scale_rows,             \
+        int64_t output_stride, int64_t group_stride, int64_t group, int64_t outputs,              \
+        int64_t depth, void* out, int threads) {                                                  \
+        const Scales<S> scales = {static_cast<const S*>(scale),                                   \
+                                  static_cast<const uint8_t*>(zeros), scale_rows, output_stride,  \
+                                  group_stride, group};                                           \
+        expand(static_cast<const W*>(weight), scales, outputs, depth, static_cast<T*>(out),       \
+               threads);                                                                          \
+    }
+
+#define EXPORT_ALL(name, T)                        \
+    EXPORT(int4_##name, T, Int4, T, true)          \
+    EXPORT(int8_##name, T, int8_t, float, false)   \
+    EXPORT(fp8_##name, T, Fp8, float, false)
+
+EXPORT_ALL(bf16, Bf16)
+EXPORT_ALL(fp16, Fp16)
+EXPORT_ALL(fp32, float)

@@ -1,0 +1,191 @@
+"""A projection with quantized weights, which stands where models/transformer.py has a `Linear`, and
+the swap of those in a model.
+
+Codes and scales are kept as kernels/quantized_linear reads them: 4-bit codes in packed words, int8
+too on a GPU. Where a scheme has 8-bit inputs, x is rounded to codes with a scale a token: by the
+norm before the product, by the activation between an MLP's two products, or on its own.
+
+    codes = encode(weight_OD, find_grid(weight_OD, scheme), scheme)
+    model = with_schemes(model, {"layers.0.mlp.down": (codes, scheme)})
+
+Letters: T tokens, O outputs, D depth, G groups of the depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import UsageError, near_matches
+from ridgeline.formats.packing import pack_int4, pack_int8
+from ridgeline.formats.scaling import quantize_rows
+from ridgeline.kernels.dequantize.reference import dequantize
+from ridgeline.kernels.gated_activation import Activation, gated_activation
+from ridgeline.kernels.quantized_linear import quantized_linear
+from ridgeline.kernels.rms_norm import rms_norm
+from ridgeline.models import Transformer
+from ridgeline.models.copies import with_kinds
+from ridgeline.models.transformer import DenseMLP, Linear, RMSNorm
+from ridgeline.quantization.scheme import BLOCK, FP8, Codes, Scheme
+
+INPUT_DTYPES = {"16-bit": None, "int8": torch.int8, "fp8": FP8}
+WORD_PIECE = 16  # int8 codes in a piece of packed words
+
+
+class Rows(NamedTuple):
+    """What one product leaves for the next, which wants codes."""
+
+    codes_TD: Tensor
+    scale: Tensor  # [T], or [T, D / 128]
+
+
+class Stored(NamedTuple):
+    weight: Tensor
+    scale: Tensor
+    zero: Tensor | None
+
+
+class QuantizedLinear(nn.Module):
+    """`dtype` is the model's: what comes in, what goes out, and what scales of groups are kept in.
+    """
+
+    weight: nn.Parameter
+    scale: nn.Parameter
+    zero: nn.Parameter | None
+    bias: nn.Parameter | None
+    gives: torch.dtype | None  # codes that the product behind the activation wants
+
+    def __init__(
+        self, codes: Codes, scheme: Scheme, dtype: torch.dtype, bias_O: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.scheme, self.dtype, self.gives = scheme, dtype, None
+        self.out_features, self.in_features = codes.values.shape
+        self.inputs = INPUT_DTYPES[scheme.inputs]
+        stored = kernel_form(codes, scheme, dtype)
+        self.weight = _constant(stored.weight)
+        self.scale = _constant(stored.scale)
+        self.zero = None if stored.zero is None else _constant(stored.zero)
+        self.bias = None if bias_O is None else _constant(bias_O)
+
+    def forward(
+        self,
+        x_TD: Tensor | Rows,
+        norm: RMSNorm | None = None,
+        activation: Activation | None = None,
+        residual_TO: Tensor | None = None,
+        out_TO: Tensor | None = None,
+    ) -> Tensor | Rows:
+        """As `Linear`: `activation(norm(x) @ weightᵀ + bias) + residual`."""
+        if out_TO is not None:
+            y_TO = self.forward(x_TD, norm, activation, residual_TO)
+            assert isinstance(y_TO, Tensor), "codes are not left anywhere"
+            return out_TO.copy_(y_TO)
+        about = (self.weight, self.scale, self.zero)
+        if self.inputs is None:
+            assert isinstance(x_TD, Tensor), "16-bit inputs do not come as codes"
+            folded = (None, 1e-6, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)
+            around = (self.bias, residual_TO, *folded, activation, x_TD.dtype)
+            return quantized_linear(x_TD, *about, None, *around)
+        codes_TD, x_scale = x_TD if isinstance(x_TD, Rows) else self.rounded(x_TD, norm)
+        product = (codes_TD, *about, x_scale, self.bias)
+        if activation is not None and self.gives is not None:
+            assert residual_TO is None, "codes have no residual"
+            y_T2F = quantized_linear(*product, out_dtype=self.dtype)
+            return Rows(*gated_activation(y_T2F, activation, self.gives))
+        around = {"residual_MO": residual_TO, "activation": activation, "out_dtype": self.dtype}
+        return quantized_linear(*product, **around)
+
+    def rounded(self, x_TD: Tensor, norm: RMSNorm | None = None) -> Rows:
+        """x, after its norm, as codes."""
+        assert self.inputs is not None, f"{self.scheme.name} has no 8-bit inputs"
+        if self.scheme.spread == "block":
+            return quantize_blocks(x_TD if norm is None else norm(x_TD), self.inputs)
+        if norm is None:
+            return Rows(*quantize_rows(x_TD, self.inputs))
+        about = (norm.weight, norm.eps, norm.offset)
+        return Rows(*rms_norm(x_TD, *about, quantized=self.inputs))
+
+    def decoded(self) -> Tensor:
+        """The weight [O, D] that the codes stand for, in fp32."""
+        return dequantize(self.weight, self.scale, self.zero, self.in_features)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, {self.scheme.name}"
+
+
+def _constant(tensor: Tensor) -> nn.Parameter:
+    if isinstance(tensor, nn.Parameter):
+        return tensor
+    return nn.Parameter(tensor.contiguous(), requires_grad=False)
+
+
+def kernel_form(codes: Codes, scheme: Scheme, dtype: torch.dtype) -> Stored:
+    """As kernels/quantized_linear/reference.py lists the forms."""
+    values_OD, (scale, zero) = codes.values, codes.grid
+    if scheme.weight == "int4":
+        zero_GO = None if zero is None else zero.t().contiguous()
+        return Stored(pack_int4(values_OD), scale.t().to(dtype).contiguous(), zero_GO)
+    if scheme.spread == "block":
+        return Stored(values_OD, scale.contiguous(), None)
+    # A tensor's scale is laid out for each output: products of many rows want that of x alike.
+    scale_O = scale.flatten().expand(len(values_OD)).contiguous()
+    in_words = scheme.weight == "int8" and scheme.inputs == "16-bit" and values_OD.is_cuda
+    if in_words and values_OD.shape[1] % WORD_PIECE == 0:
+        return Stored(pack_int8(values_OD), scale_O, None)
+    return Stored(values_OD, scale_O, None)
+
+
+def quantize_blocks(x_TD: Tensor, dtype: torch.dtype) -> Rows:
+    """Codes with a scale for each 128 columns of a row."""
+    codes, scale = quantize_rows(x_TD.unflatten(-1, (-1, BLOCK)), dtype)
+    return Rows(codes.flatten(-2), scale.contiguous())
+
+
+def quantizable(model: nn.Module) -> dict[str, Linear]:
+    """A model's projections by name. Embedding, head, norms, routers and experts are not among
+    them.
+    """
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, Linear) and not name.endswith((".router", "head"))
+    }
+
+
+def with_schemes(
+    model: Transformer, changes: Mapping[str, tuple[Codes, Scheme]]
+) -> Transformer:
+    """A copy of the model that shares all but the projections named, which have these codes."""
+    known = quantizable(model)
+    copy = with_kinds(model, lambda kind: kind)
+    for name, (codes, scheme) in changes.items():
+        if name not in known:
+            raise UsageError(
+                f"{name!r} is no projection of the model that can be quantized"
+                f"{near_matches(name, known)}"
+            )
+        plain = known[name]
+        place(copy, name, QuantizedLinear(codes, scheme, plain.weight.dtype, plain.bias))
+    return copy
+
+
+def place(model: Transformer, name: str, layer: QuantizedLinear) -> None:
+    """Put a layer where the model has another, **in place**."""
+    parent_name, _, own_name = name.rpartition(".")
+    parent = model.get_submodule(parent_name)
+    setattr(parent, own_name, layer)
+    if isinstance(parent, DenseMLP):
+        first, second = parent.gate_up, parent.down
+        if isinstance(first, QuantizedLinear):
+            first.gives = _wanted_codes(first, second)
+
+
+def _wanted_codes(first: QuantizedLinear, second: nn.Module) -> torch.dtype | None:
+    """What an MLP's second product takes from the activation: codes with a scale a row."""
+    if first.inputs is None or not isinstance(second, QuantizedLinear):
+        return None
+    return None if second.scheme.spread == "block" else second.inputs

@@ -1,0 +1,136 @@
+"""Round-to-nearest: every projection's weights to their nearest codes, without a look at data.
+
+A layer at a time, whose 16-bit weights are let go before the next: from a checkpoint
+(`load_nearest`) a model comes in that would not fit before it is quantized.
+
+    quantize_nearest(model, parse_scheme("int8"), skip=("layers.0.*", "*.down"))
+    model = load_nearest(path, parse_scheme("int4-g128"), torch.bfloat16, "cuda:0")
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import NumericsError, UsageError
+from ridgeline.models import Transformer, build_model
+from ridgeline.models.checkpoint import open_checkpoint
+from ridgeline.models.families import describe, parts
+from ridgeline.models.transformer import ExpertMLP
+from ridgeline.models.weights import stream_weights
+from ridgeline.progress import Progress
+from ridgeline.quantization.linear import QuantizedLinear, place, quantizable
+from ridgeline.quantization.scheme import GROUPS, Scheme, encode, find_grid
+
+log = logging.getLogger(__name__)
+
+
+def quantize_nearest(
+    model: Transformer,
+    scheme: Scheme,
+    skip: Collection[str] = (),
+    progress: Progress | None = None,
+) -> Transformer:
+    """The model itself, **changed in place**: projections but those that `skip` names (or matches,
+    as `layers.0.*`) and those that the scheme does not fit.
+    """
+    names = chosen_layers(model, scheme, skip)
+    for done, name in enumerate(names):
+        if progress is not None:
+            progress("quantizing", done, len(names))
+        plain = model.get_submodule(name)
+        place(model, name, nearest(name, plain.weight, plain.bias, scheme, plain.weight.dtype))
+    return model
+
+
+@torch.no_grad()
+def nearest(
+    name: str, weight_OD: Tensor, bias_O: Tensor | None, scheme: Scheme, dtype: torch.dtype
+) -> QuantizedLinear:
+    if not weight_OD.isfinite().all():
+        raise NumericsError(f"{name} has weights that are NaN or infinite; they have no codes")
+    codes = encode(weight_OD, find_grid(weight_OD, scheme), scheme)
+    return QuantizedLinear(codes, scheme, dtype, bias_O)
+
+
+def chosen_layers(model: Transformer, scheme: Scheme, skip: Collection[str] = ()) -> list[str]:
+    """Which layers are quantized; what is not, and why, in the log. `model` may hold no memory."""
+    layers = quantizable(model)
+    unknown = [word for word in skip if not any(_names(word, name) for name in layers)]
+    if unknown:
+        raise UsageError(
+            f"skip has {unknown[0]!r}, which names no projection of the model; "
+            "try layers.0.* or *.down"
+        )
+    wanted = [name for name in layers if not any(_names(word, name) for word in skip)]
+    fitting = [name for name in wanted if scheme.fits(*layers[name].weight.shape)]
+    unfit = [name for name in wanted if name not in fitting]
+    if unfit and not fitting:
+        depths = sorted({layers[name].weight.shape[1] for name in unfit})
+        raise UsageError(
+            f"scheme {scheme.name} fits none of the model's matrices, whose rows have "
+            f"{' or '.join(map(str, depths))} weights; {_what_fits(scheme, depths)}"
+        )
+    if unfit:
+        log.warning(
+            "scheme %s does not fit %d of %d projections (%s …), which stay as they are",
+            *(scheme.name, len(unfit), len(wanted), unfit[0]),
+        )
+    if any(isinstance(module, ExpertMLP) for module in model.modules()):
+        log.warning("experts are not quantized yet: they stay as they are")
+    return fitting
+
+
+def _names(word: str, name: str) -> bool:
+    return word == name or fnmatchcase(name, word)
+
+
+def _what_fits(scheme: Scheme, depths: list[int]) -> str:
+    groups = [group for group in GROUPS if any(depth % group == 0 for depth in depths)]
+    return f"try int4-g{max(groups)} or int8" if scheme.spread == "group" and groups else "try int8"
+
+
+def load_nearest(
+    path: Path,
+    scheme: Scheme,
+    dtype: torch.dtype,
+    device: str,
+    progress: Progress | None = None,
+) -> Transformer:
+    """A checkpoint that is not quantized, as a model that is."""
+    checkpoint = open_checkpoint(path)
+    description = describe(checkpoint)
+    model = build_model(description.config, dtype, "meta")
+    chosen = {f"{layer}.weight" for layer in chosen_layers(model, scheme)}
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    missing = Counter(p.parameter for p in parts(description.config, description.names))
+    open_parts: dict[str, Tensor] = {}
+    for part, tensor in stream_weights(model, checkpoint, description, progress):
+        name = part.parameter
+        if name not in open_parts:
+            open_parts[name] = torch.empty(shapes[name], dtype=dtype, device=device)
+        open_parts[name][part.index].copy_(tensor)
+        del tensor
+        missing[name] -= 1
+        if not missing[name]:
+            _fill(model, name, open_parts.pop(name), scheme if name in chosen else None)
+    if model.config.tied_embeddings:
+        model.head.weight = model.embed.weight
+    assert not any(p.is_meta for p in model.parameters()), "every parameter has its parts"
+    return model
+
+
+def _fill(model: Transformer, name: str, tensor: Tensor, scheme: Scheme | None) -> None:
+    """A parameter that is whole; a bias may come before its weight or after."""
+    layer_name, _, own_name = name.rpartition(".")
+    layer = model.get_submodule(layer_name)
+    if scheme is None:
+        setattr(layer, own_name, nn.Parameter(tensor, requires_grad=False))
+        return
+    place(model, layer_name, nearest(layer_name, tensor, layer.bias, scheme, tensor.dtype))

@@ -1,0 +1,75 @@
+"""How many bytes quantized weights take, as linear.py keeps them: what memory plans and limits read.
+
+A layer's matrices are stored by the scheme where they fit it; experts, embeddings, head, norms,
+biases and routers stay in the model's dtype.
+
+    weight_bytes(config, torch.bfloat16, parse_scheme("int4-g128"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from ridgeline.models import LayerConfig, ModelConfig
+from ridgeline.models.cost import num_parameters
+from ridgeline.quantization.scheme import BLOCK, Scheme
+
+FP32 = 4
+
+
+class Matrix(NamedTuple):
+    num_outputs: int
+    depth: int
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, scheme: Scheme | None = None) -> int:
+    """All weights of a model."""
+    total = num_parameters(config) * dtype.itemsize
+    if scheme is None:
+        return total
+    for matrix in model_matrices(config):
+        if scheme.fits(*matrix):
+            plain = matrix.num_outputs * matrix.depth * dtype.itemsize
+            total += stored_bytes(scheme, matrix, dtype) - plain
+    return total
+
+
+def read_bytes_per_weight(
+    config: ModelConfig, dtype: torch.dtype, scheme: Scheme | None = None
+) -> float:
+    """Of the weights that a step reads, in the mean: all but an embedding of its own."""
+    lookup = 0 if config.tied_embeddings else config.vocab_size * config.hidden_size
+    read = weight_bytes(config, dtype, scheme) - lookup * dtype.itemsize
+    return read / (num_parameters(config) - lookup)
+
+
+def model_matrices(config: ModelConfig) -> Iterator[Matrix]:
+    """What a scheme quantizes in a model."""
+    for layer in config.layers:
+        yield from layer_matrices(config, layer)
+
+
+def layer_matrices(config: ModelConfig, layer: LayerConfig) -> Iterator[Matrix]:
+    hidden = config.hidden_size
+    yield Matrix(config.q_size + 2 * config.kv_size, hidden)
+    yield Matrix(hidden, config.q_size)
+    if layer.experts is None:
+        yield Matrix(2 * config.mlp_size, hidden)
+        yield Matrix(hidden, config.mlp_size)
+
+
+def stored_bytes(scheme: Scheme, matrix: Matrix, dtype: torch.dtype) -> int:
+    """Codes and scales. Scales of groups are in the model's dtype, all others in fp32; a tensor's
+    one scale is kept for each output.
+    """
+    num_outputs, depth = matrix
+    codes = num_outputs * depth * scheme.bits // 8
+    if scheme.spread == "group":
+        zero = 0 if scheme.symmetric else 1
+        return codes + num_outputs * (depth // scheme.group) * (dtype.itemsize + zero)
+    if scheme.spread == "block":
+        return codes + (num_outputs // BLOCK) * (depth // BLOCK) * FP32
+    return codes + num_outputs * FP32

@@ -38,6 +38,7 @@ VERBS = {
     "hardware": "what this machine can really do, measured beside the datasheet",
     "generate": "text from a model, with tokens/s and the share of the machine's limit reached",
     "kernels": "the kernel library: list, check, compile for chips that are not here",
+    "quantize": "a smaller checkpoint, with its quality measured against the original",
     "bench": "kernels timed beside this machine's ceilings and torch's own ways",
 }
 

@@ -1,0 +1,1 @@
+"""Changes to a model that are measured before they are kept."""

@@ -59,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calibration", type=Path, metavar="FILE", help="text (default: Python's own help)"
     )
     parser.add_argument(
+        "--sequences",
+        type=int,
+        metavar="N",
+        help="of 512 tokens, to calibrate on (default: 128 on a GPU, 32 on a CPU, 8 for rtn)",
+    )
+    parser.add_argument(
         "--text",
         type=Path,
         metavar="FILE",
@@ -91,6 +97,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     scheme = parse_scheme(args.scheme)
     method = chosen_method(args, scheme)
+    if args.sequences is not None and args.sequences < 1:
+        raise UsageError(f"--sequences is {args.sequences}; give at least 1")
     check_out(args.out)
     path = resolve_model(args.model)
     checkpoint = open_checkpoint(path)
@@ -109,7 +117,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     if found.problem is not None:
         raise QualityError(advice(found))
     save(found, args.out, source=path, tokenizer=tokenizer)
-    return document(args, found, checkpoint.format == "gguf", path)
+    return document(args, found, checkpoint.format == "gguf")
 
 
 def chosen_method(args: argparse.Namespace, scheme: Scheme) -> Method:
@@ -140,6 +148,7 @@ def asked_job(args: argparse.Namespace, scheme: Scheme, method: Method) -> Job:
         method,
         calibration=None if args.calibration is None else read_text(args.calibration),
         text=None if args.text is None else read_measured(args.text, args.max_bytes),
+        num_sequences=args.sequences,
         window=args.window,
         bounds=bounds,
         skip=tuple(args.skip),
@@ -148,9 +157,7 @@ def asked_job(args: argparse.Namespace, scheme: Scheme, method: Method) -> Job:
     )
 
 
-def document(
-    args: argparse.Namespace, found: Quantized, expanded: bool, path: Path
-) -> dict[str, Any]:
+def document(args: argparse.Namespace, found: Quantized, expanded: bool) -> dict[str, Any]:
     reports = {report.name.removesuffix(WEIGHT): report for report in found.reports}
     return {
         "what": "quantize",
@@ -160,7 +167,7 @@ def document(
         "expanded_from_gguf": expanded,
         "num_quantized": len(found.codes),
         "stays": list(found.stays),
-        "bytes_before": size_of(path),
+        "bytes_before": sum(value.nbytes for value in found.plain.parameters()),
         "bytes_after": size_of(args.out),
         "quality": found.quality.to_json(),
         "trials": [
@@ -172,8 +179,7 @@ def document(
 
 
 def size_of(path: Path) -> int:
-    files = path.glob("*.safetensors") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files)
+    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
 
 
 def render(document: dict[str, Any], console: Console) -> None:
@@ -183,7 +189,7 @@ def render(document: dict[str, Any], console: Console) -> None:
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")
     before, after = (human_bytes(document[f"bytes_{when}"]) for when in ("before", "after"))
-    table.add_row("weights on disk", before, after)
+    table.add_row("weights", before, after)
     original = quality["original"]["perplexity"]["value"]
     increase = quality["perplexity_increase"]["value"]
     table.add_row("perplexity", f"{original:.3f}", f"{original * (1 + increase):.3f}")

@@ -69,7 +69,9 @@ def load(
     tokenizer = tokenizer or tokenizer_of(path)
     check_words(draft, tokenizer)
     if scheme is None:
-        loaded = load_model(path, dtype=dtype_name(dtype), device=device, progress=progress)
+        about = {"dtype": dtype_name(dtype), "device": device}
+        keep_codes = not recipe.deterministic  # whose products are its own
+        loaded = load_model(path, **about, keep_codes=keep_codes, progress=progress)
     else:
         loaded = load_nearest(path, scheme, dtype, hardware.device, progress)
     return Loaded(loaded, tokenizer, filled, plan, load_draft(draft, loaded))

@@ -18,7 +18,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ridgeline.data import Tokenizer
-from ridgeline.data.calibration_text import calibration_batches, default_text
+from ridgeline.data.calibration_text import NUM_SEQUENCES, calibration_batches, default_text
 from ridgeline.engine import Engine
 from ridgeline.errors import UsageError
 from ridgeline.models import Transformer
@@ -32,6 +32,7 @@ from ridgeline.quantization.calibration import quantize_model
 from ridgeline.quantization.files.matrix import Matrix
 from ridgeline.quantization.files.save import save_quantized
 from ridgeline.quantization.linear import quantizable, with_schemes
+from ridgeline.quantization.methods import Rtn
 from ridgeline.quantization.methods.base import Method
 from ridgeline.quantization.scheme import Codes, Scheme
 from ridgeline.quantization.work import MatrixReport, Results
@@ -49,6 +50,7 @@ class Job:
     method: Method
     calibration: str | None = None  # text; None: the default one
     text: str | None = None  # to measure on; None: the end of the calibration text, not used for it
+    num_sequences: int | None = None  # of 512 tokens, to calibrate on; None: as the method needs
     window: int = 2048
     bounds: Bounds = USUAL
     skip: tuple[str, ...] = ()  # projections that stay, by name or pattern
@@ -73,7 +75,8 @@ def quantize(
     model: Transformer, tokenizer: Tokenizer, job: Job, progress: Progress | None = None
 ) -> Quantized:
     calibration, text = texts(job)
-    batches = calibration_batches(tokenizer, calibration)
+    count = job.num_sequences or usual_sequences(job.method, model.embed.weight.is_cuda)
+    batches = calibration_batches(tokenizer, calibration, num_sequences=count)
     window = min(job.window, model.config.max_context)
     windows = cut(text, tokenizer, window)
     asked = asked_layers(model, job.scheme, job.skip)
@@ -82,6 +85,13 @@ def quantize(
     if found.problem is None or not job.auto_mixed:
         return found
     return trials.fewest_left(found, asked)
+
+
+def usual_sequences(method: Method, on_gpu: bool) -> int:
+    """Round-to-nearest looks at data only to say how large its errors are."""
+    if isinstance(method, Rtn):
+        return 8
+    return NUM_SEQUENCES if on_gpu else 32  # a CPU takes a second for each
 
 
 def texts(job: Job) -> tuple[str, str]:

@@ -1,0 +1,134 @@
+"""`ridgeline quantize`: measured, kept or refused; what is saved runs as it was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_tokenizers import byte_level_metadata
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ridgeline.data import Tokenizer
+from ridgeline.data.calibration_text import default_text
+from ridgeline.engine import Engine
+from ridgeline.errors import UsageError
+from ridgeline.ladder import quantize_job
+from ridgeline.ladder.quantize_job import Job, advice, asked_layers, quantize, save, texts
+from ridgeline.models import Transformer
+from ridgeline.quality.gate import Bounds
+from ridgeline.quantization import load_model
+from ridgeline.quantization.linear import QuantizedLinear, quantizable
+from ridgeline.quantization.methods import Gptq, Rtn, SmoothQuant
+from ridgeline.quantization.scheme import parse_scheme
+
+ALL = Bounds(max_kl=10.0, max_ppl_increase=0.99)
+TEXT = default_text()[:4000]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_gguf(byte_level_metadata("smollm"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.15,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    for name, content in tokenizer.files().items():
+        (path / name).write_bytes(content)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Transformer:
+    return load_model(folder, dtype="fp32", device="cpu")
+
+
+def job(scheme: str = "int8", method: Any = None, **changes: Any) -> Job:
+    about = {"num_sequences": 4, "text": TEXT, "window": 60, "bounds": ALL} | changes
+    return Job(parse_scheme(scheme), method or Rtn(), **about)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "method"),
+    [("int8", Rtn()), ("int4-g32", Gptq()), ("w8a8-int8", SmoothQuant()), ("fp8", SmoothQuant())],
+)
+def test_what_is_saved_is_what_was_measured(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    folder: Path,
+    tmp_path: Path,
+    scheme: str,
+    method: Any,
+) -> None:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = quantize(model, tokenizer, job(scheme, method))
+    assert found.problem is None
+    assert found.codes
+    assert 0 < found.quality.mean_kl.value < 1
+    save(found, tmp_path / "out", source=folder, tokenizer=tokenizer)
+    loaded = Engine(tmp_path / "out", device="cpu").model
+    kinds = {name: type(loaded.get_submodule(name)) for name in quantizable(model)}
+    assert {name for name, kind in kinds.items() if kind is QuantizedLinear} == set(found.codes)
+    for name, (codes, _) in found.codes.items():
+        layer = loaded.get_submodule(name)
+        assert isinstance(layer, QuantizedLinear)
+        assert layer.scheme.weight == parse_scheme(scheme).weight
+        assert layer.out_features == len(codes.values)
+    again = quantize_job.with_schemes(found.plain, found.codes)
+    for name in found.codes:
+        left, right = loaded.get_submodule(name), again.get_submodule(name)
+        assert torch.equal(left.decoded(), right.decoded())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_outside_the_bound_is_refused_with_advice(
+    model: Transformer, tokenizer: Tokenizer
+) -> None:
+    found = quantize(model, tokenizer, job(bounds=Bounds(max_kl=0.0)))
+    assert found.problem is not None
+    assert "mean KL" in advice(found)
+    assert "layers." in advice(found)
+    assert len(found.trials) == 1
+
+
+def test_a_mixture_is_found_inside_the_bound(model: Transformer, tokenizer: Tokenizer) -> None:
+    whole = quantize(model, tokenizer, job("int8")).quality.mean_kl.value
+    bounds = Bounds(max_kl=whole / 2)
+    found = quantize(model, tokenizer, job("int8", bounds=bounds, auto_mixed=True))
+    assert found.problem is None
+    assert found.quality.mean_kl.value <= whole / 2
+    assert found.stays
+    assert found.codes
+    assert len(found.trials) > 2
+
+
+def test_skipped_and_unfit_projections_stay(model: Transformer, tokenizer: Tokenizer) -> None:
+    found = quantize(model, tokenizer, job(skip=("layers.0.*", "*.down")))
+    assert "layers.0.attn.qkv" in found.stays
+    assert all(not name.endswith(".down") for name in found.codes)
+    with pytest.raises(UsageError, match="names no projection"):
+        asked_layers(model, parse_scheme("int8"), ["layers.99.*"])
+    with pytest.raises(UsageError, match="fits none"):
+        asked_layers(model, parse_scheme("int4-g128"), [])
+
+
+def test_texts_do_not_overlap() -> None:
+    calibration, measured = texts(replace(job(), text=None))
+    assert calibration + measured == default_text()
+    assert len(measured) > 10_000
+    assert texts(job())[1] == TEXT

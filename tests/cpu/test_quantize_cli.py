@@ -1,0 +1,133 @@
+"""`ridgeline quantize` on the command line: what it writes, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import make_folder, refused
+from safetensors.torch import load_file, save_file
+
+from ridgeline.cli import main
+from ridgeline.errors import (
+    CheckpointError,
+    QualityError,
+    RidgelineError,
+    UnsupportedError,
+    UsageError,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("model"), hidden_size=64, num_hidden_layers=2)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "measured.txt"
+    path.write_text("The quick brown fox jumps over the lazy dog, and again. " * 60)
+    return path
+
+
+def argv(folder: Path, out: Path, text: Path, *more: str, scheme: str = "int8") -> list[str]:
+    quick = ["--sequences", "4", "--window", "40", "--max-bytes", "2000", "--device", "cpu"]
+    about = ["--scheme", scheme, "--out", str(out), "--text", str(text)]
+    return ["quantize", str(folder), *about, *quick, *more]
+
+
+def test_a_checkpoint_is_written_and_runs(
+    folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(argv(folder, out, text, "--max-kl", "1", "--json")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["num_quantized"] == 8
+    assert found["bytes_after"] < found["bytes_before"]
+    assert found["quality"]["mean_kl"]["value"] > 0
+    config = json.loads((out / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "compressed-tensors"
+    again = ["generate", str(out), "hello", "--max-tokens", "2", "--device", "cpu", "--json"]
+    assert main(again) == 0
+    assert len(json.loads(capsys.readouterr().out)["tokens"]) == 2
+    refused(capsys, UnsupportedError, "quantized already", *argv(out, tmp_path / "b", text))
+
+
+def test_people_see_a_table(
+    folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = ["--max-kl", "1", "--max-ppl-increase", "0.5", "--skip", "*.down"]
+    assert main(argv(folder, tmp_path / "out", text, *about)) == 0
+    shown = capsys.readouterr().out
+    for words in ("perplexity", "mean KL", "projections stay", "saved in"):
+        assert words in shown
+
+
+def test_outside_the_bound_nothing_is_written(
+    folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = "mean KL nothing is written layers. --skip --auto-mixed"
+    refused(capsys, QualityError, words, *argv(folder, out, text, "--max-kl", "0"))
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "more"),
+    [
+        (UsageError, "scheme int3 known", ["--scheme", "int3"]),
+        (UsageError, "groups of 16 32", ["--scheme", "int4-g16"]),
+        (UsageError, "fits none try int8", ["--scheme", "int4-g128"]),
+        (UsageError, "--sparsity sparsegpt", ["--sparsity", "2:4"]),
+        (UsageError, "--sequences 0", ["--sequences", "0"]),
+        (UsageError, "names no projection", ["--skip", "layers.9.*"]),
+        (UsageError, "window", ["--window", "1"]),
+        (UsageError, "max_kl", ["--max-kl", "-1"]),
+    ],
+)
+def test_what_is_asked_wrong(
+    folder: Path,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: type[RidgelineError],
+    words: str,
+    more: list[str],
+) -> None:
+    refused(capsys, kind, words, *argv(folder, tmp_path / "out", text, *more))
+    assert not (tmp_path / "out").exists()
+
+
+def test_texts_and_folders(
+    folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "file").write_text("x")
+    refused(capsys, UsageError, "--out not empty", *argv(folder, full, text))
+    for name, content, words in [
+        ("empty.txt", b" \n", "empty"),
+        ("binary.txt", b"\x00\x01abc", "binary"),
+        ("short.txt", b"too short", "at least 2048"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        more = ["--calibration", str(tmp_path / name)]
+        refused(capsys, UsageError, words, *argv(folder, tmp_path / "out", text, *more))
+    absent = argv(folder, tmp_path / "out", tmp_path / "absent.txt")
+    refused(capsys, UsageError, "absent.txt", *absent)
+
+
+def test_weights_that_are_no_numbers(
+    folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in folder.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][0, 0] = torch.nan
+    save_file(tensors, broken / "model.safetensors", {"format": "pt"})
+    words = "NaN layers.1.mlp.down"
+    refused(capsys, CheckpointError, words, *argv(broken, tmp_path / "out", text))

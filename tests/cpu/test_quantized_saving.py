@@ -68,7 +68,7 @@ def assert_same(ours: Transformer, theirs: Transformer) -> None:
 def expand(model: Transformer, matrices: dict[str, Matrix]) -> Transformer:
     """The model with the weights its codes stand for, by the definition in scheme.py's table."""
     for name, ((values, grid), scheme) in matrices.items():
-        weight = model.get_parameter(name)
+        weight = model.get_parameter(name.removesuffix(".weight") + ".weight")
         rows, columns = (weight.shape[dim] // grid.scale.shape[dim] for dim in (0, 1))
         zero = torch.tensor(8 if scheme.weight == "int4" else 0) if grid.zero is None else grid.zero
         for i, j in torch.cartesian_prod(*map(torch.arange, grid.scale.shape)).tolist():
@@ -132,8 +132,11 @@ def test_transformers_computes_the_same(name: str, schemes: list[str], tmp_path:
 def test_transformers_finds_the_scales_of_the_cache(tmp_path: Path) -> None:
     pytest.importorskip("compressed_tensors")
     model, matrices = quantized(tmp_path / "in", "llama-tied", "int8")
-    scales = KVScales("fp8", ((torch.tensor(0.25), torch.tensor(0.5)),))
-    out = tmp_path / "out"
+    scales = KVScales(torch.float8_e4m3fn, torch.tensor([0.25]), torch.tensor([0.5]))
+    out, matrices = (
+        tmp_path / "out",
+        {key.removesuffix(".weight"): m for key, m in matrices.items()},
+    )
     save_quantized(model, out, source=tmp_path / "in", matrices=matrices, kv_scales=scales)
     attention = from_transformers(out).model.layers[0].self_attn
     assert (attention.k_scale.item(), attention.v_scale.item()) == (0.25, 0.5)
@@ -142,6 +145,12 @@ def test_transformers_finds_the_scales_of_the_cache(tmp_path: Path) -> None:
     found = {name.rpartition(".")[2]: scale.item() for name, scale in opened.kv_scales().items()}
     assert found == {"k_scale": 0.25, "v_scale": 0.5}
     assert_same(expand(model, matrices), load_model(out, dtype="fp32", device="cpu"))
+    by_head = KVScales(torch.int8, torch.arange(1.0, 5.0).view(1, 4), torch.ones(1, 4))
+    out = tmp_path / "heads"
+    save_quantized(model, out, source=tmp_path / "in", matrices=matrices, kv_scales=by_head)
+    attention = from_transformers(out).model.layers[0].self_attn
+    assert attention.k_scale.flatten().tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert attention.quantization_scheme.input_activations.type == "int"
 
 
 @pytest.mark.parametrize(("name", "scheme"), [("mixtral", "int4-g32"), ("qwen3-moe", "w8a8-int8")])

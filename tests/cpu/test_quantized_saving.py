@@ -81,8 +81,11 @@ def expand(model: Transformer, matrices: dict[str, Matrix]) -> Transformer:
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_is_saved_is_loaded(scheme: str, tmp_path: Path) -> None:
+    """Also where a layer's tensors lie in several files."""
     model, matrices = quantized(tmp_path / "in", "llama-tied", scheme)
-    save_quantized(model, tmp_path / "out", source=tmp_path / "in", matrices=matrices)
+    out = tmp_path / "out"
+    save_quantized(model, out, source=tmp_path / "in", matrices=matrices, max_shard_bytes=10_000)
+    assert len(list(out.glob("*.safetensors"))) > 7
     kept = [one for _, one in read_quantized(open_checkpoint(tmp_path / "out"))]
     assert {one.scheme.name for one in kept if isinstance(one, Matrix)} == {scheme}
     expand(model, matrices)
@@ -150,7 +153,8 @@ def test_transformers_finds_the_scales_of_the_cache(tmp_path: Path) -> None:
     save_quantized(model, out, source=tmp_path / "in", matrices=matrices, kv_scales=by_head)
     attention = from_transformers(out).model.layers[0].self_attn
     assert attention.k_scale.flatten().tolist() == [1.0, 2.0, 3.0, 4.0]
-    assert attention.quantization_scheme.input_activations.type == "int"
+    args = attention.quantization_scheme.input_activations
+    assert (args.type, args.strategy) == ("int", "attn_head")
 
 
 @pytest.mark.parametrize(("name", "scheme"), [("mixtral", "int4-g32"), ("qwen3-moe", "w8a8-int8")])

@@ -12,7 +12,7 @@ import pytest
 import tiny_models
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_families import PROMPT, all_logits
 
 from ridgeline.errors import UnsupportedError
@@ -185,6 +185,24 @@ def test_experts_go_by_the_checkpoints_names(
         with torch.inference_mode():
             theirs = from_transformers(out)(torch.tensor([PROMPT])).logits[0]
         torch.testing.assert_close(all_logits(model, PROMPT), theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("scheme", ["int4-g32", "w8a8-int8"])
+def test_zero_points_of_symmetric_codes_are_left_out(scheme: str, tmp_path: Path) -> None:
+    """Older writers store them, all zero."""
+    model, matrices = quantized(tmp_path / "in", "llama-tied", scheme)
+    out = tmp_path / "out"
+    save_quantized(model, out, source=tmp_path / "in", matrices=matrices)
+    tensors = load_file(out / "model.safetensors")
+    scales = [name for name in tensors if name.endswith("weight_scale")]
+    for name in scales:
+        zero = torch.zeros(tensors[name].shape, dtype=torch.int8)
+        tensors[name.replace("weight_scale", "weight_zero_point")] = zero
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    assert_same(expand(model, matrices), load_model(out, dtype="fp32", device="cpu"))
+    found = read_quantized(open_checkpoint(out))
+    assert len(scales) == sum(isinstance(one, Matrix) for _, one in found) == 7
 
 
 def test_which_config_group_applies() -> None:

@@ -47,11 +47,10 @@ def test_a_q4_0_file_keeps_its_codes(name: str, tmp_path: Path) -> None:
     model = load_model(tmp_path / "model.gguf", dtype="fp32", device="cpu")
     parameters = dict(model.named_parameters())
     fused = dict(fused_matrices(checkpoint, describe(checkpoint)))
-    assert {key for key in fused if "layers" in key} == {
-        f"layers.0.{word}.weight" for word in ("attn.qkv", "attn.out", "mlp.gate_up", "mlp.down")
-    }
+    words = ("attn.qkv", "attn.out", "mlp.gate_up", "mlp.down")
+    assert fused.keys() == {f"layers.0.{word}" for word in words}
     for key, matrix in fused.items():
-        assert torch.equal(decoded_matrix(matrix), parameters[key]), key
+        assert torch.equal(decoded_matrix(matrix), parameters[f"{key}.weight"]), key
 
 
 @pytest.mark.parametrize("kind", [TYPES.Q4_1, TYPES.Q8_0, TYPES.Q5_0])

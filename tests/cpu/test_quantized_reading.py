@@ -21,12 +21,15 @@ from ridgeline.models.families import describe
 from ridgeline.quantization import load_model, save_model
 from ridgeline.quantization.files import (
     Matrix,
+    cut,
     decoded_matrix,
     fused_matrices,
     is_quantized,
+    join,
     open_quantized,
     read_quantized,
 )
+from ridgeline.quantization.scheme import encode, find_grid, parse_scheme
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
@@ -129,15 +132,41 @@ def test_whole_blocks_are_kept_and_transformers_agrees(
 @pytest.mark.parametrize("case", ["awq", "gptq", "gptq-sym", "fp8-rows", "fp8-tensor-static"])
 def test_pieces_become_the_models_own_matrices(case: str, tmp_path: Path) -> None:
     writer, config, _ = CASES[case]
-    files.write_checkpoint(tmp_path, "llama-mha", writer, config)
+    files.write_checkpoint(tmp_path, "llama-mqa-bias", writer, config)
     model = load_model(tmp_path, dtype="fp32", device="cpu")
     parameters = dict(model.named_parameters())
     checkpoint = open_checkpoint(tmp_path)
     fused = dict(fused_matrices(checkpoint, describe(checkpoint)))
     words = ("attn.qkv", "attn.out", "mlp.gate_up", "mlp.down")
-    assert fused.keys() == {f"layers.0.{word}.weight" for word in words}
+    assert fused.keys() == {f"layers.0.{word}" for word in words}
     for name, matrix in fused.items():
-        assert torch.equal(decoded_matrix(matrix), parameters[name]), name
+        assert torch.equal(decoded_matrix(matrix), parameters[f"{name}.weight"]), name
+
+
+def test_joined_and_cut_rows_stand_for_the_same_weights() -> None:
+    torch.manual_seed(0)
+    weights = [torch.randn(rows, 128) for rows in (128, 384)]
+    for names, joined in {
+        ("int8", "int8"): "int8",
+        ("int4-g32", "int4-g32-asym"): "int4-g32-asym",
+        ("fp8-tensor", "fp8-tensor"): "fp8",
+        ("fp8-block", "fp8-block"): "fp8-block",
+        ("int4-g32", "int4-g64"): None,
+        ("int4-g32-asym", "int8"): None,
+    }.items():
+        schemes = [parse_scheme(name) for name in names]
+        pieces = [
+            Matrix(encode(weight, find_grid(weight, scheme), scheme), scheme)
+            for weight, scheme in zip(weights, schemes, strict=True)
+        ]
+        whole = join(pieces)
+        assert (whole.scheme.name if whole else None) == joined
+        if whole is None:
+            continue
+        stacked = torch.cat([decoded_matrix(piece) for piece in pieces])
+        assert torch.equal(decoded_matrix(whole), stacked)
+        for rows in (slice(0, 128), slice(128, 512)):
+            assert torch.equal(decoded_matrix(cut(whole, rows)), stacked[rows])
 
 
 def test_what_is_not_used_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ import pytest
 import tiny_models
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_families import PROMPT, all_logits
 
 from ridgeline.errors import UnsupportedError
@@ -68,7 +68,7 @@ def assert_same(ours: Transformer, theirs: Transformer) -> None:
 def expand(model: Transformer, matrices: dict[str, Matrix]) -> Transformer:
     """The model with the weights its codes stand for, by the definition in scheme.py's table."""
     for name, ((values, grid), scheme) in matrices.items():
-        weight = model.get_parameter(name)
+        weight = model.get_parameter(name.removesuffix(".weight") + ".weight")
         rows, columns = (weight.shape[dim] // grid.scale.shape[dim] for dim in (0, 1))
         zero = torch.tensor(8 if scheme.weight == "int4" else 0) if grid.zero is None else grid.zero
         for i, j in torch.cartesian_prod(*map(torch.arange, grid.scale.shape)).tolist():
@@ -81,8 +81,11 @@ def expand(model: Transformer, matrices: dict[str, Matrix]) -> Transformer:
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_is_saved_is_loaded(scheme: str, tmp_path: Path) -> None:
+    """Also where a layer's tensors lie in several files."""
     model, matrices = quantized(tmp_path / "in", "llama-tied", scheme)
-    save_quantized(model, tmp_path / "out", source=tmp_path / "in", matrices=matrices)
+    out = tmp_path / "out"
+    save_quantized(model, out, source=tmp_path / "in", matrices=matrices, max_shard_bytes=10_000)
+    assert len(list(out.glob("*.safetensors"))) > 7
     kept = [one for _, one in read_quantized(open_checkpoint(tmp_path / "out"))]
     assert {one.scheme.name for one in kept if isinstance(one, Matrix)} == {scheme}
     expand(model, matrices)
@@ -132,8 +135,11 @@ def test_transformers_computes_the_same(name: str, schemes: list[str], tmp_path:
 def test_transformers_finds_the_scales_of_the_cache(tmp_path: Path) -> None:
     pytest.importorskip("compressed_tensors")
     model, matrices = quantized(tmp_path / "in", "llama-tied", "int8")
-    scales = KVScales("fp8", ((torch.tensor(0.25), torch.tensor(0.5)),))
-    out = tmp_path / "out"
+    scales = KVScales(torch.float8_e4m3fn, torch.tensor([0.25]), torch.tensor([0.5]))
+    out, matrices = (
+        tmp_path / "out",
+        {key.removesuffix(".weight"): m for key, m in matrices.items()},
+    )
     save_quantized(model, out, source=tmp_path / "in", matrices=matrices, kv_scales=scales)
     attention = from_transformers(out).model.layers[0].self_attn
     assert (attention.k_scale.item(), attention.v_scale.item()) == (0.25, 0.5)
@@ -142,6 +148,13 @@ def test_transformers_finds_the_scales_of_the_cache(tmp_path: Path) -> None:
     found = {name.rpartition(".")[2]: scale.item() for name, scale in opened.kv_scales().items()}
     assert found == {"k_scale": 0.25, "v_scale": 0.5}
     assert_same(expand(model, matrices), load_model(out, dtype="fp32", device="cpu"))
+    by_head = KVScales(torch.int8, torch.arange(1.0, 5.0).view(1, 4), torch.ones(1, 4))
+    out = tmp_path / "heads"
+    save_quantized(model, out, source=tmp_path / "in", matrices=matrices, kv_scales=by_head)
+    attention = from_transformers(out).model.layers[0].self_attn
+    assert attention.k_scale.flatten().tolist() == [1.0, 2.0, 3.0, 4.0]
+    args = attention.quantization_scheme.input_activations
+    assert (args.type, args.strategy) == ("int", "attn_head")
 
 
 @pytest.mark.parametrize(("name", "scheme"), [("mixtral", "int4-g32"), ("qwen3-moe", "w8a8-int8")])
@@ -172,6 +185,24 @@ def test_experts_go_by_the_checkpoints_names(
         with torch.inference_mode():
             theirs = from_transformers(out)(torch.tensor([PROMPT])).logits[0]
         torch.testing.assert_close(all_logits(model, PROMPT), theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("scheme", ["int4-g32", "w8a8-int8"])
+def test_zero_points_of_symmetric_codes_are_left_out(scheme: str, tmp_path: Path) -> None:
+    """Older writers store them, all zero."""
+    model, matrices = quantized(tmp_path / "in", "llama-tied", scheme)
+    out = tmp_path / "out"
+    save_quantized(model, out, source=tmp_path / "in", matrices=matrices)
+    tensors = load_file(out / "model.safetensors")
+    scales = [name for name in tensors if name.endswith("weight_scale")]
+    for name in scales:
+        zero = torch.zeros(tensors[name].shape, dtype=torch.int8)
+        tensors[name.replace("weight_scale", "weight_zero_point")] = zero
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    assert_same(expand(model, matrices), load_model(out, dtype="fp32", device="cpu"))
+    found = read_quantized(open_checkpoint(out))
+    assert len(scales) == sum(isinstance(one, Matrix) for _, one in found) == 7
 
 
 def test_which_config_group_applies() -> None:

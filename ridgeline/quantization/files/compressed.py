@@ -98,19 +98,30 @@ def compressed_layout(
         return scaled.mxfp4_matrix(module, "weight_packed")
     if module.dtype("weight") in ("int8", FP8_NAME):
         group = config_group(config, module.name)
+        weights = weights_of(group, module)
         inputs_scaled = group.get("input_activations") is not None
         if module.dtype("weight") == "int8":
-            return scaled.int8_matrix(module, inputs_scaled)
+            zeros = not weights.get("symmetric", True)
+            return scaled.int8_matrix(module, inputs_scaled, zeros)
+        if weights.get("block_structure") not in (None, [BLOCK, BLOCK], f"{BLOCK}x{BLOCK}"):
+            module.wrong(f"has blocks of {weights['block_structure']}; {BLOCK} x {BLOCK} are read")
         return scaled.fp8_matrix(module, "weight_scale", inputs_scaled)
     return None
+
+
+def weights_of(group: Mapping[str, Any], module: Module) -> Mapping[str, Any]:
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        module.wrong("is stored quantized, but its config group says nothing of weights")
+    return weights
 
 
 def packed_layout(
     module: Module, group: Mapping[str, Any], shape: tuple[int, int] | None
 ) -> Layout:
-    weights = group.get("weights")
-    bits = weights.get("num_bits") if isinstance(weights, Mapping) else None
-    if not isinstance(weights, Mapping) or bits not in list(ZERO):
+    weights = weights_of(group, module)
+    bits = weights.get("num_bits")
+    if bits not in list(ZERO):
         module.wrong(f"has packed codes of {bits} bits; 2, 4 and 8 are read")
     if shape is None:
         module.wrong("has no weight_shape, which its packed weight needs")
@@ -137,7 +148,7 @@ def packed_layout(
             zero_OG = torch.full(scale_OG.shape, ZERO[bits])
         return grouped(codes_OD.contiguous(), scale_OG, zero_OG, bits)
 
-    names = ["weight_packed", "weight_scale", "weight_zero_point"]
+    names = ["weight_packed", "weight_scale", *(["weight_zero_point"] if zeros else [])]
     return module.layout(shape, names, make, why_expanded(bits, depth, num_groups))
 
 

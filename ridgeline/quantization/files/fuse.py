@@ -1,7 +1,7 @@
 """Matrices of a checkpoint as the model's own parameters have them: q, k and v in one, gate and up
 in one, and rows in our order.
 
-    for parameter, matrix in fused_matrices(checkpoint, describe(checkpoint)): ...
+    for layer, matrix in fused_matrices(checkpoint, describe(checkpoint)): ...
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from ridgeline.quantization.scheme import Codes, Grid
 def fused_matrices(
     checkpoint: Checkpoint, description: Description, progress: Progress | None = None
 ) -> Iterator[tuple[str, Matrix]]:
-    """The model's own parameters (`layers.0.attn.qkv.weight`) whose codes can be kept whole: each
-    piece is a matrix, and all are of one scheme. The rest loads through `decoded`. Experts are left
-    out.
+    """The projections of the model's layers (`layers.0.attn.qkv`) whose codes can be kept whole:
+    each piece is a matrix, and all are of one scheme. The rest, experts too, loads through
+    `decoded`.
     """
     wanted: dict[str, list[Part]] = {}
     for part in parts(description.config, description.names):
-        wanted.setdefault(part.parameter, []).append(part)
+        if part.parameter.startswith("layers.") and part.parameter.endswith(".weight"):
+            wanted.setdefault(part.parameter, []).append(part)
     wanted = {name: pieces for name, pieces in wanted.items() if _are_rows(pieces)}
     quantized = open_quantized(checkpoint)
     names = checkpoint.tensors if quantized is None else quantized.names
@@ -48,7 +49,7 @@ def fused_matrices(
             whole = join([pieces[one.name] for one in wanted[part.parameter]])
             del have[part.parameter]
             if whole is not None:
-                yield part.parameter, whole
+                yield part.parameter.removesuffix(".weight"), whole
 
 
 def _are_rows(pieces: list[Part]) -> bool:

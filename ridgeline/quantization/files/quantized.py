@@ -17,7 +17,8 @@ from ridgeline.quantization.files.matrix import Matrix, decoded_matrix
 from ridgeline.quantization.files.stored import Layout
 
 # What stands beside weights and is no weight: scales of inputs and outputs (not used, see
-# scaled.py), of the KV cache (`kv_scales`), and what a layout reads by itself.
+# scaled.py), of the KV cache (`kv_scales`), what a layout reads by itself, and zero points of
+# symmetric codes, which some write all the same.
 BESIDE = (
     "input_scale",
     "input_zero_point",
@@ -28,6 +29,7 @@ BESIDE = (
     "output_scale",
     "output_zero_point",
     "weight_shape",
+    "weight_zero_point",
 )
 INPUT_SCALES = ("input_scale", "input_global_scale", "activation_scale")
 KV = ("k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point")

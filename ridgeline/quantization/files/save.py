@@ -2,9 +2,9 @@
 transformers, vLLM and SGLang load. What has no codes is saved as it is.
 
 Codes may be given by the checkpoint's names (`model.layers.0.self_attn.q_proj.weight`) or by the
-model's own (`layers.0.attn.qkv.weight`): fused ones are cut into the pieces their family names.
+model's own (`layers.0.attn.qkv`): fused ones are cut into the pieces their family names.
 
-    save_quantized(model, Path("out"), source="demo", matrices={"layers.0.mlp.down.weight": matrix})
+    save_quantized(model, Path("out"), source="demo", matrices={"layers.0.mlp.down": matrix})
 """
 
 from __future__ import annotations
@@ -26,19 +26,16 @@ from ridgeline.models.families import Description, Part, parts
 from ridgeline.quantization.export import describe_source, hf_config
 from ridgeline.quantization.files.compressed import format_of, layer_tensors, scheme_config
 from ridgeline.quantization.files.matrix import Matrix, cut
-from ridgeline.quantization.scheme import Scheme
+from ridgeline.quantization.scheme import Codes, Scheme
 
 
 @dataclass(frozen=True)
 class KVScales:
-    """Scales of cached keys and values, one pair a layer: of one element, or one a head."""
+    """Fixed scales of cached keys and values: one a layer, or one for each of its heads."""
 
-    kind: Literal["fp8", "int8"]
-    pairs: tuple[tuple[Tensor, Tensor], ...]
-
-    @property
-    def by_head(self) -> bool:
-        return self.pairs[0][0].numel() > 1
+    dtype: torch.dtype  # int8 or fp8
+    keys: Tensor  # [layers] or [layers, key-value heads]
+    values: Tensor
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ def save_quantized(
     folder: Path,
     *,
     source: str | Path | Description,
-    matrices: Mapping[str, Matrix],
+    matrices: Mapping[str, tuple[Codes, Scheme]],
     kv_scales: KVScales | None = None,
     sparsity: Sparsity | None = None,
     scale_dtype: torch.dtype = torch.float32,
@@ -87,14 +84,15 @@ def save_quantized(
 
 
 def checkpoint_matrices(
-    matrices: Mapping[str, Matrix], description: Description
+    matrices: Mapping[str, tuple[Codes, Scheme]], description: Description
 ) -> dict[str, Matrix]:
     """By the checkpoint's names, fused ones in pieces."""
     found, used = {}, set()
     for part in parts(description.config, description.family.hf_names):
-        for key in (part.name, part.parameter):
-            if key in matrices:
-                found[part.name] = _piece(matrices[key], part if key != part.name else None)
+        for key in (part.name, part.parameter, _layer(part.parameter)):
+            if key in matrices and not part.name.endswith(".bias"):
+                whole = Matrix(*matrices[key])
+                found[part.name] = whole if key == part.name else _piece(whole, part)
                 used.add(key)
                 break
     unknown = sorted(matrices.keys() - used)
@@ -105,8 +103,8 @@ def checkpoint_matrices(
     return found
 
 
-def _piece(matrix: Matrix, part: Part | None) -> Matrix:
-    if part is None or not part.index:
+def _piece(matrix: Matrix, part: Part) -> Matrix:
+    if not part.index:
         return matrix
     (rows,) = part.index
     assert isinstance(rows, slice), f"{part.name}: codes of experts go by the checkpoint's names"
@@ -152,8 +150,8 @@ def _whole_format(formats: set[str]) -> str:
 def _kv_config(kv_scales: KVScales) -> dict[str, Any]:
     return {
         "num_bits": 8,
-        "type": "float" if kv_scales.kind == "fp8" else "int",
-        "strategy": "attn_head" if kv_scales.by_head else "tensor",
+        "type": "float" if kv_scales.dtype.is_floating_point else "int",
+        "strategy": "attn_head" if kv_scales.keys.dim() == 2 else "tensor",
         "symmetric": True,
         "dynamic": False,
     }
@@ -201,11 +199,13 @@ def _tensors(
             yield from layer_tensors(_layer(part.name), pieces[part.name], scale_dtype)
         else:
             yield part.name, parameters[part.parameter][part.index].contiguous()
-    for i, pair in enumerate(() if kv_scales is None else kv_scales.pairs):
+    for i in range(description.config.num_layers if kv_scales is not None else 0):
+        assert kv_scales is not None
         attention = names.out.replace("{i}", str(i)).rsplit(".", 2)[0]
-        for word, scale in zip("kv", pair, strict=True):
-            yield f"{attention}.{word}_scale", _kv_scale(scale)
+        yield f"{attention}.k_scale", _kv_scale(kv_scales.keys[i])
+        yield f"{attention}.v_scale", _kv_scale(kv_scales.values[i])
 
 
 def _kv_scale(scale: Tensor) -> Tensor:
-    return scale.float().view(-1, 1, 1) if scale.numel() > 1 else scale.float().view(1)
+    """One number, or [heads, 1, 1]."""
+    return scale.float().view(1) if scale.dim() == 0 else scale.float().view(-1, 1, 1)

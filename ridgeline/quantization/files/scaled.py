@@ -74,7 +74,7 @@ def fp8_matrix(module: Module, scale_name: str, inputs_scaled: bool) -> Layout:
     return module.layout(shape, ["weight", scale_name], make, reason)
 
 
-def int8_matrix(module: Module, inputs_scaled: bool) -> Layout:
+def int8_matrix(module: Module, inputs_scaled: bool, zeros: bool) -> Layout:
     """int8 codes with a scale a row (or a group), as compressed-tensors' int-quantized has them."""
     shape = module.matrix_shape("weight", "int8")
     found = module.needs("weight_scale", *SCALE_TYPES)
@@ -85,7 +85,6 @@ def int8_matrix(module: Module, inputs_scaled: bool) -> Layout:
         part = (1, shape[1])
     else:
         part = shape
-    zeros = "weight_zero_point" in module
     if zeros:
         module.needs("weight_zero_point", "int8", "int32")
         module.expects("weight_zero_point", module.infos["weight_scale"].shape)
@@ -101,7 +100,8 @@ def int8_matrix(module: Module, inputs_scaled: bool) -> Layout:
         by_row = scale.expand(shape[0], 1).contiguous()
         return Matrix(Codes(tensors["weight"], Grid(by_row)), scheme)
 
-    return module.layout(shape, ["weight", "weight_scale", "weight_zero_point"], make, reason)
+    names = ["weight", "weight_scale", *(["weight_zero_point"] if zeros else [])]
+    return module.layout(shape, names, make, reason)
 
 
 def scale_spread(module: Module, name: str, shape: tuple[int, int], blocks: bool = True) -> str:

@@ -24,7 +24,7 @@ from ridgeline.quantization.scheme import FP8
 
 Tensors = dict[str, Tensor]
 FP8_NAME = dtype_name(FP8)
-SCALE_TYPES = ("fp32", "fp16", "bf16", "fp8_e8m0", FP8_NAME, "uint8")
+SCALE_TYPES = ("fp32", "fp16", "bf16", "fp8_e8m0")
 
 
 @dataclass(frozen=True)

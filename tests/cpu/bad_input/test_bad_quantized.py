@@ -169,7 +169,7 @@ FIELDS = [
         "no config group",
     ),
     ("packed", {"config_groups": group(targets=["re:("])}, CheckpointError, "pattern 're:('"),
-    ("packed", {"config_groups": group(weights=None)}, CheckpointError, "of None bits"),
+    ("packed", {"config_groups": group(weights=None)}, CheckpointError, "nothing of weights"),
     ("packed", {"config_groups": group(weights=INT4 | {"num_bits": 3})}, CheckpointError, "3 bits"),
 ]
 
@@ -197,6 +197,13 @@ def check(folder: Path, error: type[RidgelineError], words: str) -> None:
 @pytest.mark.parametrize("kind", sorted(WHOLE))
 def test_nothing_was_wrong_before(kind: str, spoiled: Callable[..., Path]) -> None:
     load_model(spoiled(kind), dtype="fp32", device="cpu")
+
+
+def test_blocks_of_another_size(spoiled: Callable[..., Path]) -> None:
+    blocks = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [64, 64]}
+    config = files.compressed_config("float-quantized", blocks)
+    folder = spoiled("fp8", **config, weight_block_size=...)
+    check(folder, CheckpointError, "has blocks of [64, 64]; 128 x 128 are read")
 
 
 def test_codes_of_another_size_than_the_models(spoiled: Callable[..., Path]) -> None:

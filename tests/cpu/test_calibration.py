@@ -216,7 +216,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(method: Method, tmp_path: Path)
     (first,) = (tmp_path / "cut").rglob("*.safetensors")
     written = first.stat().st_mtime_ns
     told: list[tuple[int, int]] = []
-    quantize_model(
+    again = quantize_model(
         model,
         token_batches(),
         scheme,
@@ -225,6 +225,9 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(method: Method, tmp_path: Path)
         progress=lambda label, done, total: told.append((done, total)),
     )
     assert first.stat().st_mtime_ns == written
+    in_memory = quantize_model(model, token_batches(), scheme, method)
+    assert in_memory.reports == again.reports
+    assert len(again.reports) == 3 * 4
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
     assert len(files(tmp_path / "whole")) == 3
     assert told == sorted(told)

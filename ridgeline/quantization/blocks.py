@@ -100,9 +100,14 @@ class BlockWalk:
             # A copy, because on a GPU a block may add to its input in place.
             yield block(x_TD.to(self.device, copy=True), angles, sequences)
 
-    def advance(self, block: Block, on_batch: Callable[[], None] = lambda: None) -> None:
+    def advance(
+        self,
+        block: Block,
+        on_batch: Callable[[], None] = lambda: None,
+        watch: WatchHeads | None = None,
+    ) -> None:
         """Make the block's outputs the inputs of the next one."""
-        for number, out_TD in enumerate(self.run(block)):
+        for number, out_TD in enumerate(self.run(block, watch)):
             self.inputs[number] = out_TD.to(self.waits_on)
             on_batch()
 

@@ -71,11 +71,13 @@ def quantize_model(
     for index in range(results.num_layers):
         block = walk.copy_block(index)
         layer_schemes = _inside(schemes, index)
-        if not results.has(index):
+        if results.has(index):
+            result = results.layer(index)
+        else:
             result = _quantize_block(block, walk, layer_schemes, method, index, min_tokens, meter)
             results.put(index, result)
         if index + 1 < results.num_layers:
-            write_into(block, results.layer(index), layer_schemes)
+            write_into(block, result, layer_schemes)
             walk.advance(block, meter.step)
     meter.finish()
     return results

@@ -83,7 +83,11 @@ class Results:
 
     @property
     def reports(self) -> list[MatrixReport]:
-        return [report for index in range(self.num_layers) for report in self.layer(index).reports]
+        rows = (
+            _read_reports(self._file(index)) if self.folder else self._kept[index].reports
+            for index in range(self.num_layers)
+        )
+        return [report for reports in rows for report in reports]
 
     def tensors(self) -> Iterator[tuple[str, Codes | Tensor]]:
         """Everything that differs from the model, by full name, a layer in memory at a time."""
@@ -162,11 +166,16 @@ def _read(file: Path) -> LayerResult:
         for key in shard.keys():  # noqa: SIM118  (the library's handle is no mapping)
             kind, name = key.split("/", 1)
             found[kind][name] = shard.get_tensor(key)
-        rows = json.loads((shard.metadata() or {}).get(REPORTS, "null"))
-    if rows is None:
-        raise CheckpointError(f"{file} was not written by quantizing; give another work folder")
     codes = {
         name: Codes(values, Grid(found["scale"][name], found["zero"].get(name)))
         for name, values in found["values"].items()
     }
-    return LayerResult(codes, found["float"], [MatrixReport(**row) for row in rows])
+    return LayerResult(codes, found["float"], _read_reports(file))
+
+
+def _read_reports(file: Path) -> list[MatrixReport]:
+    with open_shard(file) as shard:
+        text = (shard.metadata() or {}).get(REPORTS)
+    if text is None:
+        raise CheckpointError(f"{file} was not written by quantizing; give another work folder")
+    return [MatrixReport(**row) for row in json.loads(text)]

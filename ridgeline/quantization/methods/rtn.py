@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ridgeline.quantization.methods.base import Method
 from ridgeline.quantization.scheme import (
+    BLOCK,
     Codes,
     Grid,
     Scheme,
@@ -30,6 +31,7 @@ from ridgeline.quantization.scheme import (
 from ridgeline.quantization.statistics import Statistics
 
 SMALLEST, LARGEST, STEPS = 0.6, 1.08, 25  # ranges that are tried: 0.60, 0.62, … 1.08
+CACHED, LARGE = 2**18, 2**26  # weights searched at a time: a CPU's caches, a GPU's memory
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,16 @@ def find_clipped_grid(
     """The grid whose range gives the least squared error, columns counted by importance. Zero
     points stay: they say where in the range zero lies.
     """
+    if scheme.spread == "tensor":
+        return _clip(weight_OD, scheme, importance_D)
+    size = CACHED if weight_OD.device.type == "cpu" else LARGE
+    rows = max(size // weight_OD.shape[1] // BLOCK, 1) * BLOCK
+    grids = [_clip(part_OD, scheme, importance_D) for part_OD in weight_OD.split(rows)]
+    zeros = [grid.zero for grid in grids if grid.zero is not None]
+    return Grid(torch.cat([grid.scale for grid in grids]), torch.cat(zeros) if zeros else None)
+
+
+def _clip(weight_OD: Tensor, scheme: Scheme, importance_D: Tensor | None) -> Grid:
     widest = find_grid(weight_OD, scheme)
     best_scale = widest.scale.clone()
     least = _part_errors(weight_OD, widest, scheme, importance_D)

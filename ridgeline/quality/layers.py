@@ -26,7 +26,7 @@ from ridgeline.models import Transformer
 from ridgeline.models.transformer import ExpertMLP, Linear, RopeAngles
 from ridgeline.progress import Progress
 
-NO_ERROR_DB = 200.0  # what is shown for equal outputs
+NO_ERROR_DB = 200.0  # what is shown for equal outputs; less than nothing, for no numbers at all
 
 
 class PartError(NamedTuple):
@@ -52,7 +52,7 @@ class Sum:
     def db(self) -> float:
         share = self.total / max(self.num_tokens, 1)
         if math.isnan(share) or share == math.inf:
-            return -math.inf
+            return -NO_ERROR_DB
         return NO_ERROR_DB if share == 0 else min(NO_ERROR_DB, -10.0 * math.log10(share))
 
 

@@ -65,6 +65,7 @@ def arguments(verb: str, folder: Path) -> list[str]:
     return {
         "hardware": ["hardware", *device],
         "kernels": ["kernels", "list"],
+        "eval": ["eval", str(folder), "--text", str(folder / "config.json"), *device],
         "generate": ["generate", str(folder), "hello", "--max-tokens", "3", *device],
     }[verb]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,9 +23,7 @@ def read_questions(
 ) -> list[Question]:
     """The first questions of a file; an error that names the line of one that cannot be read."""
     found: list[Question] = []
-    for number, row in _rows(path):
-        if limit is not None and len(found) >= limit:
-            break
+    for number, row in islice(_rows(path), limit):
         try:
             found.append(read(row))
         except UsageError as error:

@@ -1,0 +1,285 @@
+"""`ridgeline eval`: how good a model is as its recipe runs it, and how far from the original."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ridgeline.cli.eval_table import render
+from ridgeline.cli.options import add_flags, from_flags
+from ridgeline.cli.terminal import Terminal
+from ridgeline.engine import Engine
+from ridgeline.engine.loading import saved_recipe
+from ridgeline.errors import QualityError, UnsupportedError, UsageError
+from ridgeline.hardware import Hardware, detect
+from ridgeline.models.checkpoint import resolve_model
+from ridgeline.progress import Progress
+from ridgeline.quality.divergence import Divergence, check_same_words, divergence
+from ridgeline.quality.gate import Bounds
+from ridgeline.quality.layers import layer_errors
+from ridgeline.quality.perplexity import perplexity
+from ridgeline.quality.tasks import TASKS, TaskOptions, check_task, difference, run_task
+from ridgeline.quality.tasks.score import tokenizer_for
+from ridgeline.quality.windows import Windows, check_window, cut, read_text
+from ridgeline.recipe import Recipe
+from ridgeline.records import Record, Value
+
+EXAMPLE = """\
+ridgeline eval demo --text book.txt
+ridgeline eval demo --text book.txt --kv-dtype int8 --against demo --max-kl 0.02
+ridgeline eval demo --task hellaswag --data hellaswag_val.jsonl.gz --limit 200"""
+
+__all__ = ["EXAMPLE", "add_arguments", "exit_code", "render", "run"]
+
+LAYER_TOKENS = 4096  # from which layers are compared: their shares are steady long before
+SHARED_TOKENS = {"cpu": 16_384, "cuda": 65_536}  # of KV cache, where two engines share a device
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="Hugging Face folder or hub name, GGUF file, or `demo`")
+    text = parser.add_argument_group("text")
+    text.add_argument("--text", type=Path, metavar="FILE", help="UTF-8 text, plain or gzip")
+    text.add_argument("--bytes", type=int, metavar="N", help="its first N bytes alone")
+    text.add_argument(
+        "--window",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="tokens of a window; windows do not overlap (default: %(default)s)",
+    )
+    against = parser.add_argument_group("against the original")
+    against.add_argument(
+        "--against", metavar="MODEL", help="the original: it is run plainly on the same text"
+    )
+    against.add_argument(
+        "--against-dtype",
+        metavar="DTYPE",
+        help="its element type (default: auto, whatever the model's own flags say)",
+    )
+    against.add_argument(
+        "--layers", action="store_true", help="also the error of each layer, the worst first"
+    )
+    task = parser.add_argument_group("task")
+    task.add_argument("--task", metavar="NAME", help=f"one of {', '.join(TASKS)}")
+    task.add_argument("--data", type=Path, metavar="FILE", help="its questions: JSON lines")
+    task.add_argument("--limit", type=int, metavar="N", help="the first N questions alone")
+    task.add_argument(
+        "--shots", type=int, default=0, metavar="N", help="gsm8k: examples before each question"
+    )
+    task.add_argument("--examples", type=Path, metavar="FILE", help="gsm8k: where they are from")
+    task.add_argument(
+        "--run-code", action="store_true", help="humaneval: let what the model writes be run here"
+    )
+    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="also write a record there")
+    parser.add_argument(
+        "--recipe", type=Path, metavar="FILE", help="a recipe.json other than the model's own"
+    )
+    add_flags(parser, Bounds)
+    add_flags(parser, Recipe)
+
+
+@dataclass
+class Subject:
+    """What is measured."""
+
+    engine: Engine
+    original: Engine | None
+    hardware: Hardware
+
+
+def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
+    bounds, options = check(args)
+    text = None if args.text is None else read_text(args.text, args.bytes)
+    with terminal.progress() as progress:
+        subject = prepared(args, progress)
+        engine, original = subject.engine, subject.original
+        found: dict[str, Any] = {"model": args.model, **about(engine), "against": None}
+        found |= {"device": subject.hardware.name, "text": None, "task": None, "gate": None}
+        if original is not None:
+            found["against"] = {"model": args.against, **about(original), "divergence": None}
+        if text is not None:
+            windows = windows_for(args, text, subject)
+            measure_text(args, found, windows, subject, bounds, progress)
+        if args.task is not None:
+            found["task"] = measure_task(args, subject, options, progress)
+    for each in (engine, original):
+        if each is not None:
+            each.close()
+    return saved(args, found, subject.hardware)
+
+
+def exit_code(document: dict[str, Any]) -> int:
+    gate = document["gate"]
+    return QualityError.exit_code if gate is not None and not gate["passed"] else 0
+
+
+def check(args: argparse.Namespace) -> tuple[Bounds, TaskOptions]:
+    """What can be refused before anything is loaded."""
+    bounds = from_flags(args, Bounds)
+    options = TaskOptions(args.limit, args.shots, args.examples, args.run_code)
+    if args.text is None and args.task is None:
+        raise UsageError("nothing to measure on; give --text FILE, or --task NAME --data FILE")
+    if args.bytes is not None and args.bytes < 1:
+        raise UsageError(f"--bytes is {args.bytes}; give at least 1")
+    needs_text = {"--bytes": args.bytes is not None, "--layers": args.layers}
+    needs_text |= {"--max-kl or --max-ppl-increase": bounds.are_given}
+    for flag, given in needs_text.items():
+        if given and args.text is None:
+            raise UsageError(f"{flag} is about a text; give --text FILE")
+    if args.against is None and (bounds.are_given or args.layers or args.against_dtype):
+        raise UsageError(
+            "--max-kl, --max-ppl-increase, --layers and --against-dtype compare with the "
+            "original; give --against MODEL"
+        )
+    check_task_flags(args, options)
+    return bounds, options
+
+
+def check_task_flags(args: argparse.Namespace, options: TaskOptions) -> None:
+    if args.task is None:
+        given = [args.data, args.limit, args.examples, args.shots or None, args.run_code or None]
+        if any(value is not None for value in given):
+            raise UsageError(
+                "--data, --limit, --shots, --examples and --run-code belong to a task; "
+                f"give --task, one of {', '.join(TASKS)}"
+            )
+        return
+    check_task(args.task, options)
+    if args.data is None:
+        raise UsageError(f"task {args.task} needs its questions; give --data FILE")
+    for path in (args.data, args.examples):
+        if path is not None and not path.is_file():
+            raise UsageError(f"there is no file {str(path)!r}; give a file of JSON lines")
+
+
+def prepared(args: argparse.Namespace, progress: Progress) -> Subject:
+    """The engines. Two that share a device take no more pages than measuring needs."""
+    hardware = detect(args.device)
+    path = resolve_model(args.model, progress=progress)
+    base = saved_recipe(path) if args.recipe is None else Recipe.load(args.recipe)
+    recipe = from_flags(args, Recipe, base)
+    if args.layers and recipe.parallel.tensor > 1:
+        raise UnsupportedError("--layers needs whole layers, and tensor_parallel splits them")
+    original, num_pages = None, None
+    if args.against is not None:
+        num_tokens = max(SHARED_TOKENS[hardware.device_type], 2 * args.window)
+        num_pages = -(-num_tokens // recipe.kv.page_size)
+        plain = Recipe(dtype=args.against_dtype or "auto", parallel=recipe.parallel)
+        about = {"device": args.device, "num_pages": num_pages, "progress": progress}
+        original = Engine(resolve_model(args.against, progress=progress), plain, **about)
+    engine = Engine(path, recipe, device=args.device, num_pages=num_pages, progress=progress)
+    if original is not None:
+        check_same_words(original, engine)
+    return Subject(engine, original, hardware)
+
+
+def about(engine: Engine) -> dict[str, Any]:
+    recipe = engine.recipe
+    return {"dtype": recipe.dtype, "kv_dtype": recipe.kv.dtype, "scheme": recipe.scheme}
+
+
+def windows_for(args: argparse.Namespace, text: str, subject: Subject) -> Windows:
+    for engine in (subject.engine, subject.original):
+        if engine is not None:
+            check_window(engine, args.window)
+    windows = cut(text, tokenizer_for(subject.engine), args.window, str(args.text))
+    if subject.original is not None and subject.original.tokenizer is not None:
+        theirs = cut(text, subject.original.tokenizer, args.window, str(args.text))
+        if theirs.tokens != windows.tokens:
+            raise UsageError(
+                f"{args.model} and {args.against} cut the text into different tokens; "
+                "only models with the same tokenizer can be compared"
+            )
+    return windows
+
+
+def measure_text(
+    args: argparse.Namespace,
+    found: dict[str, Any],
+    windows: Windows,
+    subject: Subject,
+    bounds: Bounds,
+    progress: Progress,
+) -> None:
+    """Fills in `text`, and with an original `against` and `gate`."""
+    begun = time.perf_counter()
+    if subject.original is None:
+        measured = perplexity(subject.engine, windows, progress)
+    else:
+        compared = divergence(subject.original, subject.engine, windows, progress)
+        measured = compared.changed
+        found["against"]["divergence"] = compared.to_json()
+        found["gate"] = judged(bounds, compared)
+    seconds = time.perf_counter() - begun
+    about = {"file": str(args.text), "window": args.window, "seconds": seconds}
+    found["text"] = about | measured.to_json()
+    if args.layers:
+        assert subject.original is not None, "layers are compared with an original's"
+        few = windows.tokens[: max(1, LAYER_TOKENS // args.window)]
+        parts = layer_errors(subject.original.model, subject.engine.model, few, progress)
+        found["against"]["layers"] = [part._asdict() for part in parts]
+
+
+def judged(bounds: Bounds, compared: Divergence) -> dict[str, Any] | None:
+    if not bounds.are_given:
+        return None
+    problem = bounds.broken_by(compared)
+    allowed = {"max_kl": bounds.max_kl, "max_ppl_increase": bounds.max_ppl_increase}
+    return {"passed": problem is None, "problem": problem, **allowed}
+
+
+def measure_task(
+    args: argparse.Namespace, subject: Subject, options: TaskOptions, progress: Progress
+) -> dict[str, Any]:
+    begun = time.perf_counter()
+    score = run_task(args.task, subject.engine, args.data, options, progress)
+    seconds = time.perf_counter() - begun
+    found = {"name": args.task, "file": str(args.data), "seconds": seconds, **score.to_json()}
+    if subject.original is not None:
+        theirs = run_task(args.task, subject.original, args.data, options, progress)
+        found["original"] = theirs.to_json()
+        found["difference"] = difference(theirs, score).to_json()
+    return found
+
+
+def saved(args: argparse.Namespace, found: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
+    if args.save is None:
+        return found
+    values = record_values(found)
+    name = f"eval-{Path(found['model']).stem}-{found['scheme'] or found['dtype']}"
+    return found | {"record": str(Record.create(name, hardware, values).save(args.save))}
+
+
+def record_values(found: dict[str, Any]) -> dict[str, Value]:
+    """Each figure, with the ends of its interval as figures of their own."""
+    values: dict[str, Value] = {}
+
+    def add(name: str, figure: dict[str, float | None] | float | None, unit: str) -> None:
+        ends = figure if isinstance(figure, dict) else {"value": figure}
+        for end, value in ends.items():
+            if value is not None:
+                values[name if end == "value" else f"{name}_{end}"] = Value(float(value), unit)
+
+    text, task, against = found["text"], found["task"], found["against"]
+    if text is not None:
+        add("perplexity", text["perplexity"], "1")
+        add("bits_per_byte", text["bits_per_byte"], "bit/B")
+        add("num_tokens", text["num_tokens"], "token")
+        add("seconds", text["seconds"], "s")
+    if against is not None and against["divergence"] is not None:
+        compared = against["divergence"]
+        add("original_perplexity", compared["original"]["perplexity"], "1")
+        add("perplexity_increase", compared["perplexity_increase"], "1")
+        add("mean_kl", compared["mean_kl"], "nat")
+        add("p99_kl", compared["p99_kl"], "nat")
+        add("changed_share", compared["changed_share"], "1")
+    if task is not None:
+        add(task["name"], task["score"], "1")
+        add(f"{task['name']}_questions", task["num_questions"], "1")
+        add(f"{task['name']}_seconds", task["seconds"], "s")
+        add(f"{task['name']}_difference", task.get("difference"), "1")
+    return values

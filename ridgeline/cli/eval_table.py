@@ -1,0 +1,103 @@
+"""What people see of `ridgeline eval`: a table of figures with their intervals, and the layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+NUM_PARTS = 12  # of the layers that hurt most
+
+
+def render(document: dict[str, Any], console: Console) -> None:
+    console.print(f"{named(document)}, on {document['device']}", markup=False)
+    console.print(figures(document))
+    layers = (document["against"] or {}).get("layers")
+    if layers:
+        console.print(layer_table(layers))
+    gate = document["gate"]
+    if gate is not None:
+        verdict = "inside the bound" if gate["passed"] else f"refused: {gate['problem']}"
+        console.print(verdict, style="green" if gate["passed"] else "bold red", markup=False)
+    if "record" in document:
+        console.print(f"record: {document['record']}", markup=False)
+
+
+def named(about: dict[str, Any]) -> str:
+    scheme = f", {about['scheme']}" if about["scheme"] else ""
+    return f"{about['model']} in {about['dtype']}{scheme}, KV in {about['kv_dtype']}"
+
+
+def figures(document: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    table.add_column("value", justify="right")
+    table.add_column("95% interval", justify="right")
+    table.add_column("")
+    if document["text"] is not None:
+        text_rows(table, document["text"])
+    against = document["against"]
+    if against is not None and against["divergence"] is not None:
+        divergence_rows(table, against)
+    if document["task"] is not None:
+        task_rows(table, document["task"], against)
+    return table
+
+
+def text_rows(table: Table, text: dict[str, Any]) -> None:
+    size = f"{text['num_tokens']} tokens, {text['num_windows']} windows of {text['window']}"
+    row(table, "perplexity", text["perplexity"], "{:.3f}", size)
+    if text["bits_per_byte"] is not None:
+        row(table, "bits per byte", text["bits_per_byte"], "{:.4f}", f"{text['seconds']:.1f} s")
+
+
+def divergence_rows(table: Table, against: dict[str, Any]) -> None:
+    found = against["divergence"]
+    row(table, "of the original", found["original"]["perplexity"], "{:.3f}", named(against))
+    row(table, "increase", found["perplexity_increase"], "{:+.3%}", "of the perplexity, paired")
+    row(table, "mean KL", found["mean_kl"], "{:.3g}", "nats a token, from the original")
+    row(table, "p99 KL", found["p99_kl"], "{:.3g}", f"{found['max_kl']:.3g} at most")
+    row(table, "changed", found["changed_share"], "{:.2%}", "of the likeliest tokens")
+
+
+def task_rows(table: Table, task: dict[str, Any], against: dict[str, Any] | None) -> None:
+    size = f"{task['metric']}, {task['num_questions']} questions, {task['seconds']:.1f} s"
+    row(table, task["name"], task["score"], "{:.1%}", size)
+    if "unnormalized" in task:
+        row(table, "unnormalized", task["unnormalized"], "{:.1%}", "by log-likelihood alone")
+    for name in ("problems", "isolation"):
+        if task.get(name):
+            table.add_row(name, "", "", str(task[name]))
+    if against is not None and "original" in task:
+        row(table, "of the original", task["original"]["score"], "{:.1%}", named(against))
+        row(table, "difference", task["difference"], "{:+.1%}", "of the questions, paired")
+
+
+def row(table: Table, label: str, figure: Any, form: str, remark: str) -> None:
+    """A figure with an interval, or a bare number."""
+    if not isinstance(figure, dict):
+        table.add_row(label, form.format(figure), "", remark)
+        return
+    ends = (
+        ""
+        if figure["low"] is None
+        else " to ".join(form.format(figure[end]) for end in ("low", "high"))
+    )
+    table.add_row(label, form.format(figure["value"]), ends, remark)
+
+
+def layer_table(layers: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("the layers that hurt most")
+    table.add_column("signal to error", justify="right")
+    table.add_column("of its block", justify="right")
+    for part in layers[:NUM_PARTS]:
+        is_block = part["kind"] == "block"
+        name = part["name"] if is_block else f"  {part['name']}"
+        table.add_row(
+            name, f"{part['db']:.1f} dB", "" if is_block else f"{part['block_db']:.1f} dB"
+        )
+    if len(layers) > NUM_PARTS:
+        table.caption = f"{len(layers) - NUM_PARTS} more in --json"
+    return table

@@ -1,0 +1,123 @@
+"""`ridgeline eval`: documents, tables, records and the gate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+import torch
+from command_line import make_folder
+from safetensors.torch import load_file, save_file
+
+from ridgeline.cli import main
+from ridgeline.engine import Engine
+from ridgeline.errors import QualityError
+from ridgeline.quality.perplexity import perplexity
+from ridgeline.quality.windows import cut
+from ridgeline.recipe import KV, Recipe
+
+Capture = pytest.CaptureFixture[str]
+ROW = {"query": "Question: What is wet?", "choices": ["sand", "water"], "gold": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("model"), num_hidden_layers=2)
+
+
+@pytest.fixture(scope="module")
+def changed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with one matrix that is a little wrong."""
+    place = make_folder(tmp_path_factory.mktemp("changed"), num_hidden_layers=2)
+    weights = load_file(place / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    weights[name] += torch.randn_like(weights[name]) * weights[name].std() * 0.2
+    save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
+    return place
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(topics["assignment"][:2000])
+    return path
+
+
+def evaluated(capsys: Capture, *argv: object, code: int = 0) -> Any:
+    capsys.readouterr()
+    assert main(["eval", *map(str, argv), "--device", "cpu", "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_perplexity_of_a_text(folder: Path, text: Path, capsys: Capture) -> None:
+    found = evaluated(capsys, folder, "--text", text, "--window", 100, "--kv-dtype", "int8")
+    engine = Engine(folder, Recipe(kv=KV(dtype="int8")), device="cpu")
+    assert engine.tokenizer is not None
+    right = perplexity(engine, cut(text.read_text(), engine.tokenizer, 100))
+    assert found["text"]["perplexity"]["value"] == pytest.approx(right.perplexity.value, rel=1e-9)
+    assert found["text"]["perplexity"]["low"] < found["text"]["perplexity"]["value"]
+    assert (found["kv_dtype"], found["against"], found["gate"]) == ("int8", None, None)
+    part = evaluated(capsys, folder, "--text", text, "--window", 100, "--bytes", 500)
+    assert part["text"]["num_tokens"] < found["text"]["num_tokens"] / 3
+
+
+def test_a_recipe_is_obeyed(folder: Path, text: Path, tmp_path: Path, capsys: Capture) -> None:
+    path = Recipe(dtype="bf16", kv=KV(dtype="int8")).save(tmp_path)
+    argv = (folder, "--text", text, "--window", 100, "--recipe", path)
+    found = evaluated(capsys, *argv, "--kv-dtype", "fp32")
+    assert (found["dtype"], found["kv_dtype"]) == ("bf16", "fp32")  # a flag goes before the file
+
+
+def test_against_the_original(
+    folder: Path, changed: Path, text: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(ROW) + "\n" + json.dumps({**ROW, "gold": 0}))
+    argv = [changed, "--text", text, "--window", 100, "--against", folder, "--layers"]
+    argv += ["--task", "arc", "--data", rows, "--save", tmp_path / "records"]
+    found = evaluated(capsys, *argv, "--max-kl", 10)
+    compared = found["against"]["divergence"]
+    assert compared["mean_kl"]["value"] > 1e-4
+    assert compared["mean_kl"]["low"] < compared["mean_kl"]["value"] < compared["mean_kl"]["high"]
+    original, ours = compared["original"]["perplexity"], found["text"]["perplexity"]
+    share = ours["value"] / original["value"] - 1
+    assert compared["perplexity_increase"]["value"] == pytest.approx(share, rel=1e-6)
+    worst = [part["name"] for part in found["against"]["layers"][:2]]
+    assert worst == ["layers.1", "layers.1.mlp.down"]
+    assert found["gate"]["passed"]
+    assert found["task"]["score"]["value"] == 0.5  # of two questions with each answer right once
+    assert found["task"]["num_questions"] == 2
+    assert "difference" in found["task"]
+    record = json.loads(Path(found["record"]).read_text())
+    assert record["values"]["mean_kl"]["value"] == compared["mean_kl"]["value"]
+    assert {"perplexity_low", "arc", "perplexity_increase_high"} <= set(record["values"])
+
+
+def test_the_gate(folder: Path, changed: Path, text: Path, capsys: Capture) -> None:
+    argv = [changed, "--text", text, "--window", 100, "--against", folder]
+    found = evaluated(capsys, *argv, "--max-kl", 1e-6, code=QualityError.exit_code)
+    assert not found["gate"]["passed"]
+    assert main(["eval", *map(str, argv), "--device", "cpu", "--max-kl", "1e-6"]) == 17
+    shown = capsys.readouterr().out
+    (line,) = [line for line in shown.splitlines() if line.startswith("refused")]
+    assert f"mean KL is {found['against']['divergence']['mean_kl']['value']:.5f}" in line
+    assert "allowed is 1e-06" in line
+    itself = evaluated(capsys, folder, *argv[1:], "--max-kl", 0, "--max-ppl-increase", 0)
+    assert itself["gate"]["passed"]
+
+
+def test_what_people_see(
+    folder: Path, text: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    argv = ["eval", str(folder), "--text", str(text), "--window", "100", "--dtype", "bf16"]
+    argv += ["--against", str(folder), "--against-dtype", "fp32", "--layers", "--device", "cpu"]
+    assert main(argv) == 0
+    shown = capsys.readouterr().out
+    for words in ("perplexity", "95% interval", "mean KL", "windows of 100", "signal to error"):
+        assert words in shown
+    assert f"{folder} in fp32, KV in fp32" in " ".join(shown.split())
+    assert "refused" not in shown

@@ -1,0 +1,243 @@
+"""Task scores: reading questions, scoring endings, finding answers, running programs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import make_folder
+
+from ridgeline.engine import Engine
+from ridgeline.engine.naive import prompt_logprobs
+from ridgeline.errors import UsageError
+from ridgeline.quality.tasks import TaskOptions, difference, gsm8k, humaneval, run_task
+from ridgeline.quality.tasks.choices import judged, read_choice, run_choices, with_ending
+from ridgeline.quality.tasks.gsm8k import answer_in, run_gsm8k
+from ridgeline.quality.tasks.humaneval import run_humaneval
+from ridgeline.quality.tasks.sandbox import run_program
+
+HELLASWAG = {
+    "activity_label": "Roof shingle removal",
+    "ctx_a": "A man is on a roof.",
+    "ctx_b": "he",
+    "endings": ["starts [substeps] pulling up roofing.", "is  [title] gone.", "sings."],
+    "label": "1",
+}
+ARC = {"query": "Question: What is wet?", "choices": ["sand", "water"], "gold": 1}
+PROBLEM = {"question": "Two and two?", "answer": "It is 2+2=4.\n#### 4"}
+
+
+def write_rows(path: Path, *rows: Any) -> Path:
+    text = "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows)
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = make_folder(tmp_path_factory.mktemp("model"), max_position_embeddings=1024)
+    return Engine(folder, device="cpu")
+
+
+# --- multiple choice ------------------------------------------------------------------------------
+
+
+def test_hellaswag_rows_are_cleaned() -> None:
+    found = read_choice(HELLASWAG)
+    assert found.context == "Roof shingle removal: A man is on a roof. He"
+    assert found.endings == (" starts pulling up roofing.", " is . gone.", " sings.")
+    assert found.right == 1
+    assert read_choice(ARC) == ("Question: What is wet?\nAnswer:", (" sand", " water"), 1)
+
+
+def test_an_ending_is_divided_by_its_length() -> None:
+    question = read_choice({"query": "q", "choices": ["ab", "abcdefgh"], "gold": 1})
+    scores = [torch.tensor([[-3.0]]), torch.tensor([[-2.0], [-4.0]])]  # -1.5 and -0.75 a letter
+    found = judged([question], scores)
+    assert found.right.tolist() == [1.0]
+    assert found.also == {"unnormalized": 0.0}
+
+
+def test_scores_are_the_plain_loops_with_contexts_computed_once(
+    engine: Engine, tmp_path: Path
+) -> None:
+    long = {**HELLASWAG, "ctx_a": "A man is on a roof. " * 20}
+    path = write_rows(tmp_path / "rows.jsonl.gz", HELLASWAG, long, ARC)
+    before = engine.stats
+    found = run_choices(engine, path)
+    hits = engine.stats.hit_tokens - before.hit_tokens
+    assert engine.tokenizer is not None
+    expected, shareable = [], 0
+    questions = [read_choice(row) for row in (HELLASWAG, long, ARC)]
+    for question in questions:
+        for number, ending in enumerate(question.endings):
+            tokens, first = with_ending(engine.tokenizer, question.context, ending)
+            assert engine.tokenizer.decode(tokens[first:]) == ending
+            rows = prompt_logprobs(engine.model, tokens)[first:]
+            expected.append(torch.tensor([row.logprob for row in rows if row is not None]))
+            shareable += (first - 1) // 64 * 64 if number else 0
+    assert found.right.tolist() == judged(questions, expected).right.tolist()
+    assert found.also == judged(questions, expected).also
+    assert hits >= shareable > 100
+
+
+def test_limits_and_differences(engine: Engine, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", HELLASWAG, "", ARC, "not read")
+    found = run_task("hellaswag", engine, path, TaskOptions(limit=2))
+    assert len(found.right) == 2
+    assert difference(found, found) == (0.0, 0.0, 0.0)
+    assert found.to_json()["num_questions"] == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("{", "line 2 is not JSON"),
+        ("[1]", "line 2 is '[1]'; expected an object"),
+        ({"endings": ["a"]}, "line 2: endings is"),
+        ({"endings": "ab"}, "expected a list of two texts"),
+        ({**HELLASWAG, "label": "3"}, "label is '3'; expected a number from 0 to 2"),
+        ({**HELLASWAG, "label": True}, "label is 'True'"),
+        ({**HELLASWAG, "ctx_a": 5}, "ctx_a is '5'; expected some text"),
+        ({"choices": ["a", "b"], "gold": 0}, "query is missing"),
+        ({**ARC, "gold": -1}, "gold is '-1'"),
+        ({}, "choices is missing"),
+    ],
+)
+def test_rows_that_cannot_be_read(row: Any, says: str, engine: Engine, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", ARC, row)
+    with pytest.raises(UsageError) as caught:
+        run_task("arc", engine, path)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# --- arithmetic -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("so 3 + 4 = 7.\n#### 7", "7"),
+        ("#### $1,234.50 and then #### 9", "1234.5"),
+        ("#### -12", "-12"),
+        ("He has 3 apples and 18.0 pears.", "18"),
+        ("It costs $ 5, or 1,000.", "1000"),
+        ("nothing", None),
+        ("5 #### none", None),
+    ],
+)
+def test_answers_are_found(text: str, number: str | None) -> None:
+    assert answer_in(text) == (None if number is None else Decimal(number))
+
+
+def test_gsm8k(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write_rows(tmp_path / "test.jsonl", PROBLEM, {**PROBLEM, "question": "Twice two?"})
+    shown = write_rows(tmp_path / "train.jsonl", {"question": "One?", "answer": "#### 1"})
+    asked: list[str] = []
+
+    def answers(_: Engine, prompts: list[str], *__: Any) -> list[str]:
+        asked.extend(prompts)
+        return [" It is #### 4.0", " 5"]
+
+    monkeypatch.setattr(gsm8k, "completions", answers)
+    found = run_gsm8k(engine, data, shots=1, examples=shown)
+    assert found.right.tolist() == [1.0, 0.0]
+    assert found.also == {"marked_share": 0.5, "shots": 1.0}
+    start = "Question: One?\nAnswer: #### 1\n\nQuestion: "
+    assert asked == [f"{start}Two and two?\nAnswer:", f"{start}Twice two?\nAnswer:"]
+    for options, says in (
+        ({"shots": 1}, "--examples"),
+        ({"shots": 2, "examples": shown}, "has 1 examples"),
+        ({"shots": 1, "examples": data}, "is a question of"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            run_gsm8k(engine, data, **options)  # type: ignore[arg-type]
+    broken = write_rows(tmp_path / "broken.jsonl", {**PROBLEM, "answer": "four"})
+    with pytest.raises(UsageError, match="line 1: answer is 'four'; expected it to end with ####"):
+        run_gsm8k(engine, broken)
+
+
+def test_gsm8k_through_the_engine(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gsm8k, "MAX_TOKENS", 4)
+    found = run_task("gsm8k", engine, write_rows(tmp_path / "test.jsonl", PROBLEM, PROBLEM))
+    assert len(found.right) == 2
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+EXERCISE = {
+    "task_id": "one",
+    "prompt": 'def double(x):\n    """Twice x."""\n',
+    "entry_point": "double",
+    "test": "def check(candidate):\n    assert candidate(4) == 8\n",
+}
+
+
+def test_humaneval(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write_rows(tmp_path / "rows.jsonl", EXERCISE, EXERCISE, EXERCISE)
+    written = ["    return 2 * x", "    return x + 2", "    return ("]
+    monkeypatch.setattr(humaneval, "completions", lambda *_: written)
+    found = run_humaneval(engine, data, run_code=True)
+    assert found.right.tolist() == [1.0, 0.0, 0.0]
+    assert found.also["problems"] == "AssertionError 1, SyntaxError 1"
+    assert "audit hook" in str(found.also["isolation"])
+
+
+def test_no_code_is_run_without_being_told(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_rows(tmp_path / "rows.jsonl", EXERCISE)
+    monkeypatch.setattr(humaneval, "run_programs", lambda *_: pytest.fail("it was run"))
+    with pytest.raises(UsageError, match="--run-code"):
+        run_humaneval(engine, data)
+    with pytest.raises(UsageError, match="--run-code"):
+        run_task("humaneval", engine, data)
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [
+        ("import math, re, typing, collections, hashlib\nassert math.floor(2.5) == 2", None),
+        ("open('own.txt', 'w').write('x')\nassert open('own.txt').read() == 'x'", None),
+        ("print('x' * 200_000)", None),
+        ("assert False", "AssertionError"),
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("import os; os._exit(0)", "ended early"),
+        ("import socket; socket.socket()", "PermissionError: socket"),
+        ("import subprocess; subprocess.run(['true'])", "PermissionError: subprocess"),
+        ("import os; os.fork()", "PermissionError: os.fork"),
+        ("import os; os.kill(os.getppid(), 0)", "PermissionError: os.kill"),
+        ("import os; os.system('true')", "PermissionError: os.system"),
+        ("open('../outside.txt', 'w')", "PermissionError: open"),
+        ("import os; os.remove('/etc/hostname')", "PermissionError: os.remove"),
+        ("import ctypes; ctypes.CDLL(None)", "PermissionError: ctypes"),
+        ("open('big', 'w').write('x' * 2**22)", "File too large"),
+        ("x = bytearray(2**31)", "MemoryError"),
+    ],
+)
+def test_what_a_program_may_do(program: str, problem: str | None) -> None:
+    verdict = run_program(program)
+    assert verdict.passed == (problem is None), verdict
+    if problem is not None:
+        assert problem in str(verdict.problem)
+
+
+def test_a_program_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridgeline.quality.tasks.sandbox.START_S", 0.5)
+    verdict = run_program("import time; time.sleep(60)", seconds=1)
+    assert verdict == (False, "took longer than 1 s", None)
+
+
+def test_a_program_does_not_see_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET", "x")
+    assert run_program("import os; assert 'A_SECRET' not in os.environ").passed
+    assert run_program("import os; assert os.listdir('.') == []").passed

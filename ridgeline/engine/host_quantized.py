@@ -39,10 +39,19 @@ class HostQuantizedLinear(QuantizedLinear):
         """A layer has one norm before it and one activation behind it, so one is kept."""
         if self.made is not None and self.made[1] is norm and self.made[2] == activation:
             return self.made[0]
-        folded = (None, 1e-6, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)
-        stored = (self.weight, self.scale, self.zero, self.bias)
-        about = (self.in_features, self.dtype, *stored, *folded)
-        product = Product(*about, activation=activation, inputs=self.inputs)
+        product = Product(
+            self.in_features,
+            self.dtype,
+            self.weight,
+            self.scale,
+            self.zero,
+            self.bias,
+            None if norm is None else norm.weight,
+            1e-6 if norm is None else norm.eps,
+            0.0 if norm is None else norm.offset,
+            activation,
+            self.inputs,
+        )
         self.made = (product, norm, activation)
         return product
 

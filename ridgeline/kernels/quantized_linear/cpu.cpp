@@ -16,7 +16,7 @@ using namespace ridgeline;
 constexpr int64_t SIDE = LANES;    // outputs that are finished together
 constexpr int64_t PIECE = 32;      // 4-bit codes in 16 bytes
 constexpr int64_t FEW_ROWS = 4;    // each thread prepares them for itself: sooner than waiting
-constexpr int64_t AHEAD = 2048;    // bytes that are asked for before they are needed
+constexpr int64_t AHEAD = 4096;    // bytes that are asked for before they are needed
 enum Inputs { AS_THEY_ARE = 0, INT8 = 1, FP8 = 2 };
 
 struct Int4 {

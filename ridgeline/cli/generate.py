@@ -136,7 +136,7 @@ def document(name: str, engine: Engine, output: Output, hardware: Hardware) -> d
     middle.
     """
     config, dtype = engine.model.config, engine.recipe.dtype
-    sizes = {
+    sizes: dict[str, Any] = {
         "weight_bytes": read_bytes_per_weight(config, parse_dtype(dtype), scheme_of(engine.recipe)),
         "kv_bytes": dtype_bytes(parse_dtype(engine.recipe.kv.dtype)),
     }

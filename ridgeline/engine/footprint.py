@@ -45,7 +45,8 @@ REFERENCE_COPIES = 4  # fp32 tensors of a weight's size that its reference holds
 
 def weight_bytes(config: ModelConfig, dtype: str, scheme: str | None = None) -> int:
     """All weights: with a scheme, as quantization/sizes.py says."""
-    return sizes.weight_bytes(config, parse_dtype(dtype), scheme and parse_scheme(scheme))
+    known = None if scheme is None else parse_scheme(scheme)
+    return sizes.weight_bytes(config, parse_dtype(dtype), known)
 
 
 def expanded_bytes(config: ModelConfig, recipe: Recipe) -> int:

@@ -10,13 +10,15 @@ from torch.nn import functional
 
 from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.gated_activation.cpu import gated_activation
-from ridgeline.kernels.quantized_linear.cpu import MAX_ROWS, expanded, quantized_linear
+from ridgeline.kernels.quantized_linear.cpu import MAX_ROWS, Product
 from ridgeline.kernels.quantized_linear.reference import BLOCK, spread
 from ridgeline.models.transformer import RMSNorm
 from ridgeline.quantization.linear import QuantizedLinear, Rows
 
 
 class HostQuantizedLinear(QuantizedLinear):
+    made: tuple[Product, RMSNorm | None, Activation | None] | None = None
+
     def forward(
         self,
         x_TD: Tensor | Rows,
@@ -28,27 +30,45 @@ class HostQuantizedLinear(QuantizedLinear):
         assert isinstance(x_TD, Tensor), "codes are made within the kernel"
         if out_TO is not None:
             return out_TO.copy_(self.forward(x_TD, norm, activation, residual_TO))
-        if x_TD.shape[0] > MAX_ROWS:
-            return self._many(x_TD, norm, activation, residual_TO)
-        folded = (None, 1e-6, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)
-        about = (self.weight, self.scale, self.zero, self.bias, residual_TO)
-        return quantized_linear(x_TD, *about, *folded, activation, self.inputs)
+        product = self._product(norm, activation)
+        if x_TD.shape[0] <= MAX_ROWS:
+            return product(x_TD, residual_TO)
+        return self._many(product, x_TD, norm, activation, residual_TO)
+
+    def _product(self, norm: RMSNorm | None, activation: Activation | None) -> Product:
+        """A layer has one norm before it and one activation behind it, so one is kept."""
+        if self.made is not None and self.made[1] is norm and self.made[2] == activation:
+            return self.made[0]
+        product = Product(
+            self.in_features,
+            self.dtype,
+            self.weight,
+            self.scale,
+            self.zero,
+            self.bias,
+            None if norm is None else norm.weight,
+            1e-6 if norm is None else norm.eps,
+            0.0 if norm is None else norm.offset,
+            activation,
+            self.inputs,
+        )
+        self.made = (product, norm, activation)
+        return product
 
     def _many(
         self,
+        product: Product,
         x_TD: Tensor,
         norm: RMSNorm | None,
         activation: Activation | None,
         residual_TO: Tensor | None,
     ) -> Tensor:
-        dtype = x_TD.dtype
         if self.inputs is not None:
             codes_TD, scale = self.rounded(x_TD, norm)
-            x_TD = (codes_TD.float() * spread(scale, codes_TD.shape, (1, BLOCK))).to(dtype)
+            x_TD = codes_TD.float() * spread(scale, codes_TD.shape, (1, BLOCK))
         elif norm is not None:
             x_TD = norm(x_TD)
-        weight_OD = expanded(self.weight, self.scale, self.zero, self.in_features, dtype)
-        y_TO = functional.linear(x_TD, weight_OD, self.bias)
+        y_TO = functional.linear(x_TD.to(self.dtype), product.expanded(), self.bias)
         if activation is not None:
             y_TO = gated_activation(y_TO, activation)
         return y_TO if residual_TO is None else y_TO.add_(residual_TO)

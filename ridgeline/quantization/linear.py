@@ -38,7 +38,7 @@ WORD_PIECE = 16  # int8 codes in a piece of packed words
 class Rows(NamedTuple):
     """What one product leaves for the next, which wants codes."""
 
-    codes_TD: Tensor
+    codes: Tensor  # [T, D]
     scale: Tensor  # [T], or [T, D / 128]
 
 
@@ -49,8 +49,7 @@ class Stored(NamedTuple):
 
 
 class QuantizedLinear(nn.Module):
-    """`dtype` is the model's: what comes in, what goes out, and what scales of groups are kept in.
-    """
+    """`dtype` is the model's: of what comes in and goes out, and of the scales of groups."""
 
     weight: nn.Parameter
     scale: nn.Parameter
@@ -96,8 +95,8 @@ class QuantizedLinear(nn.Module):
             assert residual_TO is None, "codes have no residual"
             y_T2F = quantized_linear(*product, out_dtype=self.dtype)
             return Rows(*gated_activation(y_T2F, activation, self.gives))
-        around = {"residual_MO": residual_TO, "activation": activation, "out_dtype": self.dtype}
-        return quantized_linear(*product, **around)
+        behind = (residual_TO, None, 1e-6, 0.0, activation, self.dtype)
+        return quantized_linear(*product, *behind)
 
     def rounded(self, x_TD: Tensor, norm: RMSNorm | None = None) -> Rows:
         """x, after its norm, as codes."""
@@ -156,9 +155,7 @@ def quantizable(model: nn.Module) -> dict[str, Linear]:
     }
 
 
-def with_schemes(
-    model: Transformer, changes: Mapping[str, tuple[Codes, Scheme]]
-) -> Transformer:
+def with_schemes(model: Transformer, changes: Mapping[str, tuple[Codes, Scheme]]) -> Transformer:
     """A copy of the model that shares all but the projections named, which have these codes."""
     known = quantizable(model)
     copy = with_kinds(model, lambda kind: kind)

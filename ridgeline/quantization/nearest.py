@@ -44,7 +44,7 @@ def quantize_nearest(
     for done, name in enumerate(names):
         if progress is not None:
             progress("quantizing", done, len(names))
-        plain = model.get_submodule(name)
+        plain = quantizable(model)[name]
         place(model, name, nearest(name, plain.weight, plain.bias, scheme, plain.weight.dtype))
     return model
 
@@ -129,8 +129,9 @@ def load_nearest(
 def _fill(model: Transformer, name: str, tensor: Tensor, scheme: Scheme | None) -> None:
     """A parameter that is whole; a bias may come before its weight or after."""
     layer_name, _, own_name = name.rpartition(".")
-    layer = model.get_submodule(layer_name)
     if scheme is None:
-        setattr(layer, own_name, nn.Parameter(tensor, requires_grad=False))
+        parameter = nn.Parameter(tensor, requires_grad=False)
+        setattr(model.get_submodule(layer_name), own_name, parameter)
         return
-    place(model, layer_name, nearest(layer_name, tensor, layer.bias, scheme, tensor.dtype))
+    bias_O = quantizable(model)[layer_name].bias
+    place(model, layer_name, nearest(layer_name, tensor, bias_O, scheme, tensor.dtype))

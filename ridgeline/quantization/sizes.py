@@ -1,4 +1,4 @@
-"""How many bytes quantized weights take, as linear.py keeps them: what memory plans and limits read.
+"""How many bytes quantized weights take, as linear.py keeps them: memory plans and limits ask.
 
 A layer's matrices are stored by the scheme where they fit it; experts, embeddings, head, norms,
 biases and routers stay in the model's dtype.

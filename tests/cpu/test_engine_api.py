@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused_before_it_is_loaded(
 @pytest.mark.parametrize(
     "recipe",
     [
-        Recipe(scheme="int8"),
+        Recipe(scheme="int8", deterministic=True),
     ],
 )
 def test_what_the_engine_cannot_do_yet_is_refused(recipe: Recipe) -> None:

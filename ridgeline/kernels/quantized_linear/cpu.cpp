@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <type_traits>
 
 #include "../host.h"
 
@@ -15,7 +16,7 @@ using namespace ridgeline;
 constexpr int64_t SIDE = LANES;    // outputs that are finished together
 constexpr int64_t PIECE = 32;      // 4-bit codes in 16 bytes
 constexpr int64_t FEW_ROWS = 4;    // each thread prepares them for itself: sooner than waiting
-constexpr int64_t AHEAD = 2048;    // bytes that are asked for before they are needed
+constexpr int64_t AHEAD = 4096;    // bytes that are asked for before they are needed
 enum Inputs { AS_THEY_ARE = 0, INT8 = 1, FP8 = 2 };
 
 struct Int4 {
@@ -29,9 +30,7 @@ struct Scales {
     const uint8_t* zeros;  // laid out alike, or null: 8 for all
     int64_t rows, output_stride, group_stride, group;
 
-    int64_t at(int64_t output, int64_t index) const {
-        return output / rows * output_stride + index * group_stride;
-    }
+    int64_t first(int64_t output) const { return output / rows * output_stride; }
 };
 
 template <class T>
@@ -170,29 +169,30 @@ inline const char* row_of(const W* weight, int64_t output, int64_t depth) {
     return reinterpret_cast<const char*>(weight + output * depth);
 }
 
-// Two rows of the weight with R rows of x. `sums` has a column for each.
-template <int R, class S>
-static void two_outputs(const Int4* weight, const Scales<S>& scales, const int64_t* outputs,
-                        const float* x, int64_t depth, int64_t x_stride, float (*sums)[2]) {
+// Two rows of the weight with R rows of x, PIECES of codes in a group. `sums` has a column for each.
+template <int R, int PIECES, bool ZEROS, class S>
+static void two_of_groups(const Int4* weight, const Scales<S>& scales, const int64_t* outputs,
+                          const float* x, int64_t depth, int64_t x_stride, float (*sums)[2]) {
     const char* codes[2] = {row_of(weight, outputs[0], depth), row_of(weight, outputs[1], depth)};
+    int64_t places[2] = {scales.first(outputs[0]), scales.first(outputs[1])};
     Floats low[R][2] = {}, high[R][2] = {};
-    const int64_t num_groups = depth / scales.group, num_pieces = scales.group / PIECE;
-    for (int64_t group = 0; group < num_groups; ++group) {
-        const int64_t first = scales.at(outputs[0], group), second = scales.at(outputs[1], group);
-        const Values values[2] = {
-            {read(scales.values + first), scales.zeros ? scales.zeros[first] : 8.0f},
-            {read(scales.values + second), scales.zeros ? scales.zeros[second] : 8.0f}};
-        for (int64_t piece = group * num_pieces; piece < (group + 1) * num_pieces; ++piece) {
-            for (int which = 0; which < 2; ++which) {
-                __builtin_prefetch(codes[which] + piece * LANES + AHEAD);
+    for (int64_t start = 0; start < depth; start += PIECES * PIECE) {
+        for (int which = 0; which < 2; ++which) {
+            const int64_t place = places[which];
+            const Values values(read(scales.values + place), ZEROS ? scales.zeros[place] : 8.0f);
+            places[which] += scales.group_stride;
+            const char* from = codes[which] + start / 2;
+            __builtin_prefetch(from + AHEAD);
+#pragma GCC unroll 4
+            for (int piece = 0; piece < PIECES; ++piece) {
                 UnsignedBytes bytes;
-                std::memcpy(&bytes, codes[which] + piece * LANES, sizeof(bytes));
+                std::memcpy(&bytes, from + piece * LANES, sizeof(bytes));
                 const Unsigned wide = widen(bytes);
-                const Floats lower = values[which].of(wide), upper = values[which].of(wide >> 4);
+                const Floats lower = values.of(wide), upper = values.of(wide >> 4);
                 for (int row = 0; row < R; ++row) {
-                    const float* from = x + row * x_stride + piece * PIECE;
-                    low[row][which] += lower * load(from);
-                    high[row][which] += upper * load(from + LANES);
+                    const float* meets = x + row * x_stride + start + piece * PIECE;
+                    low[row][which] += lower * load(meets);
+                    high[row][which] += upper * load(meets + LANES);
                 }
             }
         }
@@ -204,11 +204,25 @@ static void two_outputs(const Int4* weight, const Scales<S>& scales, const int64
     }
 }
 
+template <int R, int PIECES, class S, class... More>
+static void two_with_zeros(const Int4* weight, const Scales<S>& scales, More... more) {
+    if (scales.zeros) return two_of_groups<R, PIECES, true>(weight, scales, more...);
+    two_of_groups<R, PIECES, false>(weight, scales, more...);
+}
+
+template <int R, class S, class... More>
+static void two_of_int4(const Int4* weight, const Scales<S>& scales, More... more) {
+    if (scales.group == 4 * PIECE) return two_with_zeros<R, 4>(weight, scales, more...);
+    if (scales.group == 2 * PIECE) return two_with_zeros<R, 2>(weight, scales, more...);
+    two_with_zeros<R, 1>(weight, scales, more...);
+}
+
 template <int R, class S, class W>
 static void two_outputs(const W* weight, const Scales<S>& scales, const int64_t* outputs,
                         const float* x, int64_t depth, int64_t x_stride, float (*sums)[2]) {
     const W* codes[2] = {weight + outputs[0] * depth, weight + outputs[1] * depth};
     Floats total[R][2] = {};
+    int64_t places[2] = {scales.first(outputs[0]), scales.first(outputs[1])};
     for (int64_t start = 0; start < depth; start += scales.group) {
         const int64_t end = std::min(depth, start + scales.group);
         Floats even[R][2] = {}, odd[R][2] = {};
@@ -232,7 +246,8 @@ static void two_outputs(const W* weight, const Scales<S>& scales, const int64_t*
             }
         }
         for (int which = 0; which < 2; ++which) {
-            const float scale = read(scales.values + scales.at(outputs[which], start / scales.group));
+            const float scale = read(scales.values + places[which]);
+            places[which] += scales.group_stride;
             for (int row = 0; row < R; ++row) {
                 total[row][which] += (even[row][which] + odd[row][which]) * scale;
             }
@@ -256,7 +271,11 @@ static void block(const Linear<T>& of, const W* weight, const Scales<S>& scales,
     for (int i = 0; i < count; i += of.activation ? 1 : 2) {
         const int64_t other = i + 1 < count ? column + i + 1 : column + i;
         const int64_t outputs[2] = {column + i, of.activation ? of.columns + column + i : other};
-        two_outputs<R>(weight, scales, outputs, rows, of.depth, of.padded, sums);
+        if constexpr (std::is_same_v<W, Int4>) {
+            two_of_int4<R>(weight, scales, outputs, rows, of.depth, of.padded, sums);
+        } else {
+            two_outputs<R>(weight, scales, outputs, rows, of.depth, of.padded, sums);
+        }
         for (int r = 0; r < R; ++r) {
             own[r][i] = sums[r][0];
             if (of.activation) {
@@ -282,8 +301,8 @@ static void block(const Linear<T>& of, const W* weight, const Scales<S>& scales,
 }
 
 template <class T, class W, class S>
-static void multiply(const Linear<T>& of, const W* weight, const Scales<S>& scales, bool packed,
-                     int threads) {
+static void multiply(const Linear<T>& of, const W* weight, const Scales<S>& scales, int threads) {
+    constexpr bool packed = std::is_same_v<W, Int4>;
     const int64_t num_items = (of.columns + SIDE - 1) / SIDE;
     const int64_t at_once = std::max<int64_t>(1, num_items / (threads * 8));
     const bool alone = of.rows <= FEW_ROWS;
@@ -320,7 +339,7 @@ static void expand_row(const Int4* weight, const Scales<S>& scales, int64_t outp
     const char* codes = row_of(weight, output, depth);
     float piece[PIECE], ordered[PIECE];
     for (int64_t start = 0; start < depth; start += PIECE) {
-        const int64_t at = scales.at(output, start / scales.group);
+        const int64_t at = scales.first(output) + start / scales.group * scales.group_stride;
         const Values values(read(scales.values + at), scales.zeros ? scales.zeros[at] : 8.0f);
         UnsignedBytes bytes;
         std::memcpy(&bytes, codes + start / 2, sizeof(bytes));
@@ -344,7 +363,8 @@ static void expand_row(const W* weight, const Scales<S>& scales, int64_t output,
     const W* codes = weight + output * depth;
     for (int64_t start = 0; start < depth; start += scales.group) {
         const int64_t end = std::min(depth, start + scales.group);
-        const float scale = read(scales.values + scales.at(output, start / scales.group));
+        const int64_t at = scales.first(output) + start / scales.group * scales.group_stride;
+        const float scale = read(scales.values + at);
         for (int64_t i = start; i < end; i += LANES) {
             const int count = lanes_left(end, i);
             store(out + i, load(codes + i, count) * scale, count);
@@ -361,39 +381,51 @@ static void expand(const W* weight, const Scales<S>& scales, int64_t outputs, in
     }
 }
 
+// What does not change from call to call, as cpu.py lays it out.
+struct Fixed {
+    const void *weight, *scale, *zeros, *bias, *norm;
+    int64_t scale_rows, output_stride, group_stride, group, input_group, depth, outputs;
+    float eps, offset;
+    int inputs, activation;
+
+    template <class S>
+    Scales<S> scales() const {
+        return {static_cast<const S*>(scale), static_cast<const uint8_t*>(zeros), scale_rows,
+                output_stride, group_stride, group};
+    }
+};
+
+template <class T>
+static Linear<T> linear(const Fixed& fixed, const void* x, int64_t x_stride, const void* residual,
+                        int64_t residual_stride, void* out, int64_t rows) {
+    const int64_t columns = fixed.activation ? fixed.outputs / 2 : fixed.outputs;
+    const int64_t padded = (fixed.depth + LANES - 1) / LANES * LANES;
+    return {static_cast<const T*>(x), x_stride, static_cast<const T*>(fixed.bias),
+            static_cast<const T*>(residual), residual_stride, static_cast<const T*>(fixed.norm),
+            fixed.eps, fixed.offset, fixed.inputs, fixed.input_group, fixed.activation,
+            static_cast<T*>(out), rows, fixed.depth, columns, padded};
+}
+
 // Scales of 4-bit groups are of x's type, others fp32.
-#define EXPORT(name, T, W, S, packed)                                                             \
+#define EXPORT(name, T, W, S)                                                                     \
     extern "C" void ridgeline_quantized_linear_##name(                                            \
-        const void* x, int64_t x_stride, const void* weight, const void* scale, const void* zeros, \
-        int64_t scale_rows, int64_t output_stride, int64_t group_stride, int64_t group,           \
-        const void* bias, const void* residual, int64_t residual_stride, const void* norm,        \
-        float eps, float offset, int inputs, int64_t input_group, int activation, void* out,      \
-        int64_t rows, int64_t depth, int64_t columns, int threads) {                              \
-        const Linear<T> of = {static_cast<const T*>(x), x_stride, static_cast<const T*>(bias),    \
-                              static_cast<const T*>(residual), residual_stride,                   \
-                              static_cast<const T*>(norm), eps, offset, inputs, input_group,      \
-                              activation, static_cast<T*>(out), rows, depth, columns,             \
-                              (depth + LANES - 1) / LANES * LANES};                               \
-        const Scales<S> scales = {static_cast<const S*>(scale),                                   \
-                                  static_cast<const uint8_t*>(zeros), scale_rows, output_stride,  \
-                                  group_stride, group};                                           \
-        multiply(of, static_cast<const W*>(weight), scales, packed, threads);                     \
+        const void* fixed, const void* x, int64_t x_stride, const void* residual,                 \
+        int64_t residual_stride, void* out, int64_t rows, int threads) {                          \
+        const Fixed& is = *static_cast<const Fixed*>(fixed);                                      \
+        multiply(linear<T>(is, x, x_stride, residual, residual_stride, out, rows),                \
+                 static_cast<const W*>(is.weight), is.scales<S>(), threads);                      \
     }                                                                                             \
-    extern "C" void ridgeline_quantized_linear_expand_##name(                                     \
-        const void* weight, const void* scale, const void* zeros, int64_t scale_rows,             \
-        int64_t output_stride, int64_t group_stride, int64_t group, int64_t outputs,              \
-        int64_t depth, void* out, int threads) {                                                  \
-        const Scales<S> scales = {static_cast<const S*>(scale),                                   \
-                                  static_cast<const uint8_t*>(zeros), scale_rows, output_stride,  \
-                                  group_stride, group};                                           \
-        expand(static_cast<const W*>(weight), scales, outputs, depth, static_cast<T*>(out),       \
-               threads);                                                                          \
+    extern "C" void ridgeline_quantized_linear_expand_##name(const void* fixed, void* out,        \
+                                                             int threads) {                       \
+        const Fixed& is = *static_cast<const Fixed*>(fixed);                                      \
+        expand(static_cast<const W*>(is.weight), is.scales<S>(), is.outputs, is.depth,            \
+               static_cast<T*>(out), threads);                                                    \
     }
 
-#define EXPORT_ALL(name, T)                        \
-    EXPORT(int4_##name, T, Int4, T, true)          \
-    EXPORT(int8_##name, T, int8_t, float, false)   \
-    EXPORT(fp8_##name, T, Fp8, float, false)
+#define EXPORT_ALL(name, T)              \
+    EXPORT(int4_##name, T, Int4, T)      \
+    EXPORT(int8_##name, T, int8_t, float) \
+    EXPORT(fp8_##name, T, Fp8, float)
 
 EXPORT_ALL(bf16, Bf16)
 EXPORT_ALL(fp16, Fp16)

@@ -1,0 +1,142 @@
+"""Which layers to quantize, by measurement: each shape of matrix that a model has is timed with its
+weights quantized and plain, at the user's batch sizes, on this machine. One that is slower when it
+is quantized stays plain.
+
+    choices = measure_shapes(model.config, scheme, [1, 16], torch.bfloat16, "cuda:0")
+    quantize_nearest(model, scheme, skip=layers_to_keep(model, choices))
+
+On a CPU pass `ready=on_host` (engine/host_model.py), so that its kernels are timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import ceil
+from typing import Any
+
+import torch
+from torch import nn
+
+from ridgeline.errors import UsageError
+from ridgeline.models import ModelConfig, Transformer
+from ridgeline.models.transformer import Linear
+from ridgeline.quantization.linear import quantizable
+from ridgeline.quantization.nearest import nearest
+from ridgeline.quantization.scheme import Scheme
+from ridgeline.quantization.sizes import Matrix, model_matrices
+from ridgeline.timing import Timing, measure
+
+Timer = Callable[..., Timing]
+
+MARGIN = 0.03  # of the plain time: less is noise
+COLD_BYTES = 128 << 20  # weights that are gone through in turn, so that none waits in a cache
+MAX_COPIES = 16
+
+
+@dataclass(frozen=True)
+class Times:
+    """Median seconds of one product."""
+
+    rows: int
+    plain_s: float
+    quantized_s: float
+
+    @property
+    def speedup(self) -> float:
+        return self.plain_s / self.quantized_s
+
+    @property
+    def is_slower(self) -> bool:
+        return self.quantized_s > (1.0 + MARGIN) * self.plain_s
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was measured for the matrices of one shape; no times where the scheme does not fit."""
+
+    num_outputs: int
+    depth: int
+    scheme: str
+    times: tuple[Times, ...]
+
+    @property
+    def quantize(self) -> bool:
+        return bool(self.times) and not any(times.is_slower for times in self.times)
+
+    @property
+    def reason(self) -> str:
+        """`0.83x at 64 rows`, or why nothing was measured."""
+        if not self.times:
+            return f"{self.scheme} does not fit"
+        worst = min(self.times, key=lambda times: times.speedup)
+        return f"{worst.speedup:.2f}x at {worst.rows} row{'s' if worst.rows > 1 else ''}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"quantize": self.quantize, "reason": self.reason}
+
+
+def measure_shapes(
+    config: ModelConfig,
+    scheme: Scheme,
+    batch_sizes: Sequence[int],
+    dtype: torch.dtype,
+    device: str,
+    *,
+    ready: Callable[[Any], nn.Module] = lambda layer: layer,
+    timer: Timer = measure,
+) -> list[Choice]:
+    """A choice for each shape that the model's projections have. `ready` is what the engine does to
+    a layer before it runs it.
+    """
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise UsageError(f"batch sizes are {list(batch_sizes)}; give numbers of at least 1")
+    shapes = dict.fromkeys(model_matrices(config))
+    about = (scheme, batch_sizes, dtype, device, ready, timer)
+    return [Choice(*shape, scheme.name, tuple(_times(shape, *about))) for shape in shapes]
+
+
+def _times(
+    shape: Matrix,
+    scheme: Scheme,
+    batch_sizes: Sequence[int],
+    dtype: torch.dtype,
+    device: str,
+    ready: Callable[[Any], nn.Module],
+    timer: Timer,
+) -> Iterable[Times]:
+    if not scheme.fits(*shape):
+        return
+    plain = [_random_linear(shape, dtype, device) for _ in range(_num_copies(shape, dtype))]
+    quantized = [nearest("a random layer", layer.weight, None, scheme, dtype) for layer in plain]
+    with torch.inference_mode():
+        for rows in sorted(set(batch_sizes)):
+            x_TD = torch.randn(rows, shape.depth, device=device).to(dtype)
+            seconds = [
+                timer(partial(_call, x_TD), device, inputs=[(ready(layer),) for layer in layers])
+                for layers in (plain, quantized)
+            ]
+            yield Times(rows, *(timing.median_s for timing in seconds))
+
+
+def _call(x_TD: torch.Tensor, layer: nn.Module) -> object:
+    return layer(x_TD)
+
+
+def _num_copies(shape: Matrix, dtype: torch.dtype) -> int:
+    num_bytes = shape.num_outputs * shape.depth * dtype.itemsize
+    return min(MAX_COPIES, ceil(COLD_BYTES / num_bytes))
+
+
+def _random_linear(shape: Matrix, dtype: torch.dtype, device: str) -> Linear:
+    layer = Linear(shape.depth, shape.num_outputs, bias=False, dtype=dtype, device=device)
+    nn.init.normal_(layer.weight, std=shape.depth**-0.5)
+    return layer.requires_grad_(False)
+
+
+def layers_to_keep(model: Transformer, choices: Iterable[Choice]) -> list[str]:
+    """Names of the projections that stay plain, as `quantize_nearest(skip=…)` takes them."""
+    kept = {(choice.num_outputs, choice.depth) for choice in choices if not choice.quantize}
+    layers = quantizable(model).items()
+    return [name for name, layer in layers if tuple(layer.weight.shape) in kept]

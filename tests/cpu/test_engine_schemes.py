@@ -1,0 +1,156 @@
+"""`Recipe.scheme`: every family through the engine with quantized weights gives, token by token,
+what the plain loop gives with the same weights decoded.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import assert_exact, engine_for, naive_outputs, prompts_of, tiny
+from tiny_models import save_model
+from torch import Tensor
+
+import ridgeline.quantization.nearest
+from ridgeline.cli import main
+from ridgeline.engine import Engine, Sampling
+from ridgeline.engine.loading import load, planned
+from ridgeline.engine.memory import itemise
+from ridgeline.errors import OutOfMemoryError, UnsupportedError, UsageError
+from ridgeline.models import Transformer
+from ridgeline.models.copies import with_kinds
+from ridgeline.models.shapes import describe_shape
+from ridgeline.models.transformer import Linear
+from ridgeline.quantization.linear import QuantizedLinear, quantizable
+from ridgeline.quantization.nearest import load_nearest
+from ridgeline.quantization.scheme import parse_scheme
+from ridgeline.recipe import Limits, Recipe, with_auto
+
+FAMILIES = ["llama-mqa-bias", "smollm3", "mistral-sliding", "qwen2", "qwen3", "qwen3-moe-mixed",
+            "mixtral", "gemma2", "gemma3", "phi3-longrope-partial", "granite-bias"]  # fmt: skip
+GREEDY = Sampling(max_tokens=6, ignore_eos=True)
+
+
+def decoded(model: Transformer) -> Transformer:
+    """The same model with plain projections, whose weights are what the codes stand for."""
+    copy = with_kinds(model, lambda kind: kind)
+    for name, layer in list(copy.named_modules()):
+        if isinstance(layer, QuantizedLinear):
+            parent, _, own = name.rpartition(".")
+            plain = Linear(layer.in_features, layer.out_features, layer.bias is not None)
+            plain.weight = torch.nn.Parameter(layer.decoded(), requires_grad=False)
+            plain.bias = layer.bias
+            setattr(copy.get_submodule(parent), own, plain)
+    return copy
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_are_those_of_the_decoded_weights(name: str) -> None:
+    """Prompts longer than the kernels for few rows take, and batches that grow and shrink."""
+    engine = engine_for(tiny(name), scheme="int8")
+    assert any(isinstance(m, QuantizedLinear) for m in engine.model.modules())
+    prompts = prompts_of([45, 3])
+    outputs = engine.generate(prompts, [GREEDY] * 2)
+    plain = decoded(engine.model)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert [output.tokens] == naive_outputs(plain, prompt, GREEDY)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize("scheme", ["int4-g32", "int4-g32-asym", "w8a8-int8", "fp8", "fp8-tensor"])
+def test_schemes_through_the_engine(scheme: str, kernels: Any) -> None:
+    """Against the plain loop over the same quantized model, where inputs are rounded too."""
+    engine = engine_for(tiny("phi3-longrope-partial"), scheme=scheme, kernels=kernels)
+    assert engine.recipe.scheme == scheme
+    assert_exact(engine, prompts_of([40, 5]), [GREEDY] * 2)
+
+
+def saved(folder: Path, name: str = "llama-mqa-bias") -> Path:
+    save_model(name, folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["llama-mqa-bias", "llama-tied", "phi3", "mixtral"])
+def test_a_checkpoint_is_quantized_on_its_way_in(name: str) -> None:
+    """The same model as by `Engine(model, …)`, and no plain weights are held longer than needed."""
+    real, given = ridgeline.quantization.nearest.nearest, list[weakref.ref[Tensor]]()
+
+    def watched(layer: str, weight_OD: Tensor, *about: Any) -> QuantizedLinear:
+        assert not any(earlier() is not None for earlier in given), layer
+        given.append(weakref.ref(weight_OD))
+        return real(layer, weight_OD, *about)
+
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ridgeline.quantization.nearest.nearest", watched)
+        path = saved(Path(folder), name)
+        model = load_nearest(path, parse_scheme("int8"), torch.float32, "cpu")
+    assert len(given) == len(quantizable(tiny(name)))
+    expected = engine_for(tiny(name), scheme="int8").model
+    found, wanted = (dict(m.named_parameters()) for m in (model, expected))
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    if name == "llama-tied":
+        assert model.head.weight is model.embed.weight
+
+
+def test_the_plan_is_what_the_model_holds(tmp_path: Path) -> None:
+    recipe = Recipe(dtype="fp32", scheme="int8", limits=Limits(max_batch=2, token_budget=32))
+    loaded = load(saved(tmp_path), recipe, None, "cpu", None)
+    held = sum(parameter.nbytes for parameter in loaded.model.parameters())
+    assert loaded.plan.bytes_of("weights") == held
+    plain = itemise(loaded.model.config, replace(loaded.recipe, scheme=None), 2**30)
+    assert held < plain.bytes_of("weights")
+
+
+def test_a_model_that_was_given_stays_what_it_was() -> None:
+    model = tiny("llama-mha")
+    engine = engine_for(model, scheme="int8")
+    assert not any(isinstance(module, QuantizedLinear) for module in model.modules())
+    assert engine.model.embed.weight is model.embed.weight
+    with pytest.raises(UsageError, match="scheme is int8, and the model is quantized already"):
+        engine_for(engine.model, scheme="int8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"scheme": "int5"}, UsageError, "'int5' is not known; known are int8"),
+        ({"scheme": "int4-g48"}, UsageError, "groups of 48; use 32, 64 or 128"),
+        ({"scheme": "int4-g128"}, UsageError, "int4-g128 fits none"),
+        ({"scheme": "int8", "deterministic": True}, UnsupportedError, "deterministic and scheme"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    changes: dict[str, Any], error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    path = saved(tmp_path, "llama-mha")
+    ways: list[Callable[[], Engine]] = [
+        lambda: engine_for(tiny("llama-mha"), **changes),
+        lambda: Engine(path, Recipe(dtype="fp32", **changes), device="cpu", num_pages=8),
+    ]
+    for way in ways:
+        with pytest.raises(error, match=said) as raised:
+            way()
+        assert "\n" not in str(raised.value)
+
+
+def test_short_memory_is_answered_with_a_scheme() -> None:
+    config = describe_shape("llama-3.1-8b").config
+    given = Recipe(limits=Limits(max_context=1024))
+    filled = with_auto(given, config, torch.bfloat16, "cuda:0")
+    for schemes, said in ((("int8",), "use --scheme int8"), ((), "smaller model")):
+        with pytest.raises(OutOfMemoryError, match=said):
+            planned(config, given, filled, "cpu", 14 * 2**30, schemes=schemes)
+
+
+def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["generate", "demo", "Hi", "--scheme", "int5", "--device", "cpu"])
+    assert code == UsageError.exit_code
+    assert "'int5' is not known" in capsys.readouterr().err

@@ -1,0 +1,90 @@
+"""Schemes on a GPU: each layer near its definition at every number of rows, and an engine whose
+logits are those of the decoded weights.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engines import assert_idle, engine_for, prompts_of
+from test_gpu_engine import shape_model
+from torch import Tensor
+
+from ridgeline.engine import Sampling
+from ridgeline.kernels.launch import target_of
+from ridgeline.models.transformer import RMSNorm
+from ridgeline.quantization.choose import measure_shapes
+from ridgeline.quantization.linear import QuantizedLinear
+from ridgeline.quantization.nearest import nearest
+from ridgeline.quantization.scheme import FP8, parse_scheme
+
+SCHEMES = ["int8", "int4-g64", "int4-g128-asym", "w8a8-int8", "fp8", "fp8-tensor", "fp8-block"]
+BF16 = torch.bfloat16
+
+
+def runs(name: str) -> None:
+    if name.startswith("fp8") and target_of(torch.empty(0, device="cuda")).fp8 != FP8:
+        pytest.skip("this GPU has no e4m3fn")
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device="cuda").to(BF16)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17, 64, 65, 127, 128, 1000])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_layer_is_near_its_definition(name: str, rows: int) -> None:
+    """The definition is the same layer on a CPU. Few rows and many go ways of their own."""
+    runs(name)
+    weight_OD, bias_O = random(1024, 512) * 512**-0.5, random(1024, seed=1)
+    norm = RMSNorm(512, 1e-5, 0.0).to("cuda", BF16).requires_grad_(False)
+    norm.weight.copy_(1 + 0.1 * random(512, seed=2))
+    layer = nearest("a layer", weight_OD, bias_O, parse_scheme(name), BF16)
+    on_cpu = nearest("a layer", weight_OD.cpu(), bias_O.cpu(), parse_scheme(name), BF16)
+    x_TD, residual_TO = random(rows, 512, seed=3), random(rows, 512, seed=4)
+    with torch.inference_mode():
+        for given in ((None, None, None), (norm, "silu", None), (None, "silu", residual_TO)):
+            found = layer(x_TD, *given)
+            host = [part.cpu() if isinstance(part, Tensor) else part for part in given]
+            if given[0] is not None:
+                host[0] = RMSNorm(512, 1e-5, 0.0).to(BF16).requires_grad_(False)
+                host[0].weight.copy_(norm.weight.cpu())
+            expected = on_cpu(x_TD.cpu(), *host).cuda()
+            assert found.shape == expected.shape
+            error = (found.float() - expected.float()).norm() / expected.float().norm()
+            assert error < (0.02 if layer.inputs is not None else 0.008), (given, error)
+
+
+def test_int8_is_packed_for_the_kernels() -> None:
+    layer = nearest("a layer", random(64, 128), None, parse_scheme("int8"), BF16)
+    assert layer.weight.dtype == torch.int32
+    odd = nearest("a layer", random(64, 120), None, parse_scheme("int8"), BF16)
+    assert odd.weight.dtype == torch.int8
+    x_TD = random(4, 120, seed=1)
+    expected = x_TD.float() @ odd.decoded().T
+    assert (odd(x_TD).float() - expected).norm() / expected.norm() < 0.008
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_an_engine_answers_as_its_quantized_model_does(name: str, graphs: bool) -> None:
+    """With random weights tokens part after a near tie, so most of the first ones must agree."""
+    runs(name)
+    model = shape_model()
+    engine = engine_for(model, scheme=name, graphs=graphs, budget=256, max_batch=32, num_pages=400)
+    assert any(isinstance(module, QuantizedLinear) for module in engine.model.modules())
+    prompts = prompts_of([5, 40, 200, 90], vocab_size=1000)
+    outputs = engine.generate(prompts, Sampling(max_tokens=4, ignore_eos=True))
+    assert_idle(engine)
+    plain = engine_for(engine.model, graphs=False, budget=256, max_batch=1, num_pages=400)
+    alone = [plain.generate([p], Sampling(max_tokens=1, ignore_eos=True))[0] for p in prompts]
+    same = [a.tokens[0] == b.tokens[0] for a, b in zip(outputs, alone, strict=True)]
+    assert sum(same) >= 3, (outputs, alone)
+
+
+def test_layers_are_chosen_by_their_times() -> None:
+    config = shape_model(layers=1).config
+    choices = measure_shapes(config, parse_scheme("int8"), [1], BF16, "cuda")
+    assert len(choices) == 4
+    assert any(choice.quantize for choice in choices), [choice.reason for choice in choices]

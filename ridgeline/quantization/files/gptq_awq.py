@@ -30,6 +30,7 @@ from ridgeline.quantization.files.stored import Layout, Module, Tensors, field, 
 from ridgeline.quantization.scheme import GROUPS, Codes, Grid, parse_scheme
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where output 0, 1, 2 … of eight stands in its word
+SORTED = "their columns are sorted into groups"
 SCALES = ("fp16", "bf16", "fp32")
 
 
@@ -63,13 +64,12 @@ def gptq_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
             zero_OG = (zeros + 1) & ((1 << bits) - 1)
         group_of = tensors.get("g_idx")
         if group_of is not None and not in_order(group_of, num_groups, module.name):
-            spread = scale_OG[:, group_of.long()], zero_OG[:, group_of.long()].float()
-            return (codes_OD.float() - spread[1]) * spread[0]
+            return by_columns(codes_OD, scale_OG, zero_OG, group_of)
         return grouped(codes_OD, scale_OG, zero_OG, bits)
 
     reason = why_expanded(bits, depth, num_groups)
     if ordered and config.get("desc_act") and num_groups > 1:
-        reason = "their columns are sorted into groups (desc_act)"
+        reason = SORTED
     names = ["qweight", "qzeros", "scales", "g_idx"]
     return module.layout((num_outputs, depth), names, make, reason)
 
@@ -91,6 +91,12 @@ def in_order(group_of: Tensor, num_groups: int, name: str) -> bool:
         return False
     plain = torch.arange(len(group_of)) // (len(group_of) // num_groups)
     return torch.equal(group_of.long(), plain)
+
+
+def by_columns(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor, group_of: Tensor) -> Tensor:
+    """Weights of codes whose columns each name their group."""
+    columns = group_of.long()
+    return (codes_OD.float() - zero_OG[:, columns].float()) * scale_OG[:, columns]
 
 
 def grouped(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor, bits: int) -> Matrix | Tensor:

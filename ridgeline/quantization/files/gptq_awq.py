@@ -42,18 +42,7 @@ def gptq_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
     if form not in ("gptq", "gptq_v2"):
         raise UnsupportedError(f"GPTQ's checkpoint_format {form!r} is not read; gptq, gptq_v2 are")
     offset = form == "gptq"
-    rows, num_outputs = module.matrix_shape("qweight", "int32")
-    depth, per_word = rows * 32 // bits, 32 // bits
-    num_groups, _ = module.matrix_shape("scales", *SCALES)
-    module.expects("scales", (num_groups, num_outputs))
-    module.matrix_shape("qzeros", "int32")
-    module.expects("qzeros", (num_groups, -(-num_outputs // per_word)))
-    ordered = "g_idx" in module
-    if ordered:
-        module.needs("g_idx", "int32", "int64")
-        module.expects("g_idx", (depth,))
-    if not ordered or num_groups == 1:
-        module.groups("scales", depth, num_groups)
+    num_outputs, depth, num_groups = gptq_sizes(module, bits)
 
     def make(tensors: Tensors) -> Matrix | Tensor:
         codes_OD = unpack_words(tensors["qweight"].t(), bits, depth).contiguous()
@@ -68,10 +57,26 @@ def gptq_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
         return grouped(codes_OD, scale_OG, zero_OG, bits)
 
     reason = why_expanded(bits, depth, num_groups)
-    if ordered and config.get("desc_act") and num_groups > 1:
+    if "g_idx" in module and config.get("desc_act") and num_groups > 1:
         reason = SORTED
     names = ["qweight", "qzeros", "scales", "g_idx"]
     return module.layout((num_outputs, depth), names, make, reason)
+
+
+def gptq_sizes(module: Module, bits: int) -> tuple[int, int, int]:
+    """Outputs, depth and groups, with all tensors in agreement on them."""
+    rows, num_outputs = module.matrix_shape("qweight", "int32")
+    depth, per_word = rows * 32 // bits, 32 // bits
+    num_groups, _ = module.matrix_shape("scales", *SCALES)
+    module.expects("scales", (num_groups, num_outputs))
+    module.matrix_shape("qzeros", "int32")
+    module.expects("qzeros", (num_groups, -(-num_outputs // per_word)))
+    if "g_idx" in module:
+        module.needs("g_idx", "int32", "int64")
+        module.expects("g_idx", (depth,))
+    else:
+        module.groups("scales", depth, num_groups)
+    return num_outputs, depth, num_groups
 
 
 def why_expanded(bits: int, depth: int, num_groups: int) -> str:

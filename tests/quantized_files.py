@@ -109,6 +109,23 @@ def gptq_writer(
     return write
 
 
+def packed_writer(group: int, sort: bool = False) -> Writer:
+    """compressed-tensors' pack-quantized with zero points; `sort` as for GPTQ."""
+    gptq = gptq_writer(group, offset=0, sort=sort)
+
+    def write(layer: str, weight: Tensor) -> Written:
+        stored, back = gptq(layer, weight)
+        tensors = {
+            "weight_packed": stored["qweight"].t(),
+            "weight_scale": stored["scales"].t(),
+            "weight_zero_point": stored["qzeros"].t(),
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        return tensors | ({"weight_g_idx": stored["g_idx"]} if sort else {}), back
+
+    return write
+
+
 def fp8_writer(part: tuple[int, int] | None, scale_name: str, fixed_inputs: bool = False) -> Writer:
     """Scales for blocks of this size, the last ones smaller; None: one for the whole matrix."""
 

@@ -36,6 +36,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "
 DEEPSEEK = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 FP4 = {"num_bits": 4, "type": "float"}
 NVFP4 = files.compressed_config("nvfp4-pack-quantized", {**FP4, "strategy": "tensor_group"})
+PACKED = files.compressed_config("pack-quantized", {"num_bits": 4, "symmetric": False})
 MXFP4 = files.compressed_config("mxfp4-pack-quantized", {**FP4, "strategy": "group"})
 
 # What is written, its config, and the scheme its codes are kept in (None: plain weights).
@@ -57,6 +58,8 @@ CASES: dict[str, tuple[files.Writer, dict[str, Any], str | None]] = {
     "gptq-desc-act": (files.gptq_writer(32, sort=True), GPTQ | {"desc_act": True}, None),
     "gptq-g16": (files.gptq_writer(16), GPTQ | {"group_size": 16}, None),
     "gptq-8-bit": (files.gptq_writer(64, bits=8), GPTQ | {"bits": 8}, None),
+    "packed": (files.packed_writer(64), PACKED, "int4-g64-asym"),
+    "packed-sorted": (files.packed_writer(32, sort=True), PACKED, None),
     "fp8-block-cut-short": (files.fp8_writer((128, 128), "weight_scale_inv"), DEEPSEEK, None),
     "fp8-rows": (
         files.fp8_writer((1, 10**6), "weight_scale"),

@@ -3,7 +3,7 @@
 
 | format | tensors of a layer |
 |---|---|
-| pack-quantized | `weight_packed`: unsigned codes in int32 words along each row; `weight_scale`; `weight_shape`; where asymmetric `weight_zero_point`: words down the outputs |
+| pack-quantized | `weight_packed`: unsigned codes in int32 words along each row; `weight_scale`; `weight_shape`; where asymmetric `weight_zero_point`: words down the outputs; in older ones `weight_g_idx`: each column's group |
 | int-quantized | `weight` int8, `weight_scale` |
 | float-quantized | `weight` e4m3, `weight_scale` [O, 1], [1] or one for each block |
 | nvfp4-pack-quantized, mxfp4-pack-quantized | read only: scaled.py |
@@ -26,7 +26,14 @@ from torch import Tensor
 from ridgeline.errors import CheckpointError
 from ridgeline.formats.words import pack_words, unpack_words
 from ridgeline.quantization.files import scaled
-from ridgeline.quantization.files.gptq_awq import SCALES, grouped, why_expanded
+from ridgeline.quantization.files.gptq_awq import (
+    SCALES,
+    SORTED,
+    by_columns,
+    grouped,
+    in_order,
+    why_expanded,
+)
 from ridgeline.quantization.files.matrix import Matrix
 from ridgeline.quantization.files.stored import FP8_NAME, Layout, Module, Tensors, finite_scale
 from ridgeline.quantization.scheme import BLOCK, Scheme
@@ -136,7 +143,8 @@ def packed_layout(
         module.matrix_shape("weight_zero_point", "int32")
         module.expects("weight_zero_point", (-(-num_outputs // per_word), num_groups))
     if "weight_g_idx" in module:
-        module.wrong("sorts its columns into groups (weight_g_idx), which is not read")
+        module.needs("weight_g_idx", "int32", "int64")
+        module.expects("weight_g_idx", (depth,))
 
     def make(tensors: Tensors) -> Matrix | Tensor:
         codes_OD = unpack_words(tensors["weight_packed"], bits, depth)
@@ -146,10 +154,18 @@ def packed_layout(
             zero_OG = unpack_words(words_GW, bits, num_outputs).t().contiguous()
         else:
             zero_OG = torch.full(scale_OG.shape, ZERO[bits])
+        group_of = tensors.get("weight_g_idx")
+        unused = group_of is None or bool((group_of == -1).all())
+        if group_of is not None and not unused and not in_order(group_of, num_groups, module.name):
+            return by_columns(codes_OD, scale_OG, zero_OG, group_of)
         return grouped(codes_OD.contiguous(), scale_OG, zero_OG, bits)
 
-    names = ["weight_packed", "weight_scale", *(["weight_zero_point"] if zeros else [])]
-    return module.layout(shape, names, make, why_expanded(bits, depth, num_groups))
+    names = ["weight_packed", "weight_scale", "weight_g_idx"]
+    names += ["weight_zero_point"] if zeros else []
+    reason = why_expanded(bits, depth, num_groups)
+    if weights.get("actorder") in ("group", "dynamic", True) and "weight_g_idx" in module:
+        reason = SORTED
+    return module.layout(shape, names, make, reason)
 
 
 def config_group(config: Mapping[str, Any], layer: str) -> Mapping[str, Any]:

@@ -30,6 +30,7 @@ from ridgeline.quantization.files.stored import Layout, Module, Tensors, field, 
 from ridgeline.quantization.scheme import GROUPS, Codes, Grid, parse_scheme
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where output 0, 1, 2 … of eight stands in its word
+SORTED = "their columns are sorted into groups"
 SCALES = ("fp16", "bf16", "fp32")
 
 
@@ -41,18 +42,7 @@ def gptq_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
     if form not in ("gptq", "gptq_v2"):
         raise UnsupportedError(f"GPTQ's checkpoint_format {form!r} is not read; gptq, gptq_v2 are")
     offset = form == "gptq"
-    rows, num_outputs = module.matrix_shape("qweight", "int32")
-    depth, per_word = rows * 32 // bits, 32 // bits
-    num_groups, _ = module.matrix_shape("scales", *SCALES)
-    module.expects("scales", (num_groups, num_outputs))
-    module.matrix_shape("qzeros", "int32")
-    module.expects("qzeros", (num_groups, -(-num_outputs // per_word)))
-    ordered = "g_idx" in module
-    if ordered:
-        module.needs("g_idx", "int32", "int64")
-        module.expects("g_idx", (depth,))
-    if not ordered or num_groups == 1:
-        module.groups("scales", depth, num_groups)
+    num_outputs, depth, num_groups = gptq_sizes(module, bits)
 
     def make(tensors: Tensors) -> Matrix | Tensor:
         codes_OD = unpack_words(tensors["qweight"].t(), bits, depth).contiguous()
@@ -63,15 +53,30 @@ def gptq_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
             zero_OG = (zeros + 1) & ((1 << bits) - 1)
         group_of = tensors.get("g_idx")
         if group_of is not None and not in_order(group_of, num_groups, module.name):
-            spread = scale_OG[:, group_of.long()], zero_OG[:, group_of.long()].float()
-            return (codes_OD.float() - spread[1]) * spread[0]
+            return by_columns(codes_OD, scale_OG, zero_OG, group_of)
         return grouped(codes_OD, scale_OG, zero_OG, bits)
 
     reason = why_expanded(bits, depth, num_groups)
-    if ordered and config.get("desc_act") and num_groups > 1:
-        reason = "their columns are sorted into groups (desc_act)"
+    if "g_idx" in module and config.get("desc_act") and num_groups > 1:
+        reason = SORTED
     names = ["qweight", "qzeros", "scales", "g_idx"]
     return module.layout((num_outputs, depth), names, make, reason)
+
+
+def gptq_sizes(module: Module, bits: int) -> tuple[int, int, int]:
+    """Outputs, depth and groups, with all tensors in agreement on them."""
+    rows, num_outputs = module.matrix_shape("qweight", "int32")
+    depth, per_word = rows * 32 // bits, 32 // bits
+    num_groups, _ = module.matrix_shape("scales", *SCALES)
+    module.expects("scales", (num_groups, num_outputs))
+    module.matrix_shape("qzeros", "int32")
+    module.expects("qzeros", (num_groups, -(-num_outputs // per_word)))
+    if "g_idx" in module:
+        module.needs("g_idx", "int32", "int64")
+        module.expects("g_idx", (depth,))
+    else:
+        module.groups("scales", depth, num_groups)
+    return num_outputs, depth, num_groups
 
 
 def why_expanded(bits: int, depth: int, num_groups: int) -> str:
@@ -91,6 +96,12 @@ def in_order(group_of: Tensor, num_groups: int, name: str) -> bool:
         return False
     plain = torch.arange(len(group_of)) // (len(group_of) // num_groups)
     return torch.equal(group_of.long(), plain)
+
+
+def by_columns(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor, group_of: Tensor) -> Tensor:
+    """Weights of codes whose columns each name their group."""
+    columns = group_of.long()
+    return (codes_OD.float() - zero_OG[:, columns].float()) * scale_OG[:, columns]
 
 
 def grouped(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor, bits: int) -> Matrix | Tensor:

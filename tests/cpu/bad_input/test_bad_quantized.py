@@ -27,17 +27,6 @@ INT4 = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "
 NAN = torch.nan
 
 
-def packed_writer(layer: str, weight: Tensor) -> files.Written:
-    codes, scale, zero, back = files.affine(weight, 32)
-    stored = {
-        "weight_packed": files.in_words(codes.numpy()),
-        "weight_scale": scale,
-        "weight_zero_point": files.in_words(zero.t().numpy()).t(),
-        "weight_shape": torch.tensor(weight.shape),
-    }
-    return stored, back
-
-
 WHOLE: dict[str, tuple[files.Writer, dict[str, Any]]] = {
     "awq": (files.awq_writer(32), {"quant_method": "awq", "bits": 4, "zero_point": True}),
     "gptq": (files.gptq_writer(32), {"quant_method": "gptq", "bits": 4, "group_size": 32}),
@@ -45,7 +34,7 @@ WHOLE: dict[str, tuple[files.Writer, dict[str, Any]]] = {
         files.fp8_writer((128, 128), "weight_scale_inv"),
         {"quant_method": "fp8", "weight_block_size": [128, 128]},
     ),
-    "packed": (packed_writer, files.compressed_config("pack-quantized", INT4)),
+    "packed": (files.packed_writer(32), files.compressed_config("pack-quantized", INT4)),
     "nvfp4": (
         files.nvfp4_writer("weight_packed", "weight_global_scale", True),
         files.compressed_config("nvfp4-pack-quantized", {}),

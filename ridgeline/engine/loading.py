@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine.draft_loading import Draft, check_words, find_draft, load_draft, within_draft
@@ -97,11 +97,21 @@ def _loaded(
     filled = with_host_kernels(recipe, filled, model.config, str(weight.device), progress)
     free = available_memory(str(weight.device)) + _shared_bytes(model, recipe.scheme)
     draft = find_draft(recipe, model.config, None)
-    filled, plan = planned(model.config, recipe, filled, str(weight.device), free, draft)
+    held = _quantized_bytes(model)
+    filled, plan = planned(
+        model.config, recipe, filled, str(weight.device), free, draft, weights=held
+    )
     if recipe.scheme is not None:
         copy = with_kinds(model, lambda kind: kind)
         model = quantize_nearest(copy, parse_scheme(recipe.scheme), progress=progress)
     return Loaded(model, tokenizer, filled, plan, load_draft(draft, model))
+
+
+def _quantized_bytes(model: Transformer) -> int | None:
+    """All bytes of a model that is quantized already."""
+    if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
+        return None
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def _shared_bytes(model: Transformer, name: str | None) -> int:
@@ -109,7 +119,7 @@ def _shared_bytes(model: Transformer, name: str | None) -> int:
     held = sum(parameter.nbytes for parameter in model.parameters())
     if name is None:
         return held
-    if any(isinstance(module, QuantizedLinear) for module in model.modules()):
+    if _quantized_bytes(model) is not None:
         raise UsageError(f"the recipe's scheme is {name}, and the model is quantized already")
     layers, scheme = quantizable(model).values(), parse_scheme(name)
     copied = (layer.weight.nbytes for layer in layers if scheme.fits(*layer.weight.shape))
@@ -145,9 +155,10 @@ def planned(
     free_bytes: int,
     draft: Draft | None = None,
     schemes: Sequence[str] = (),
+    weights: int | None = None,
 ) -> tuple[Recipe, MemoryPlan]:
     """The recipe with a context that fits, if none was named, and the memory it takes; or the one
-    line that says why not. `schemes` may be advised.
+    line that says why not. `schemes` may be advised; `weights` are bytes of quantized ones.
     """
     _check_supported(filled)
     if filled.scheme is not None:
@@ -159,9 +170,10 @@ def planned(
         check_on_device(small, device)
         filled = within_draft(given, filled, draft)
     if given.limits.max_context is None:
-        filled = fitted(config, filled, free_bytes, small)
+        filled = fitted(config, filled, free_bytes, small, weights)
     advised = () if filled.scheme is not None or filled.deterministic else schemes
-    return filled, plan_memory(config, filled, free_bytes, draft=small, schemes=advised)
+    about: dict[str, Any] = {"draft": small, "schemes": advised, "weights": weights}
+    return filled, plan_memory(config, filled, free_bytes, **about)
 
 
 def saved_recipe(path: Path) -> Recipe | None:

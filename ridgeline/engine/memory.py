@@ -79,35 +79,45 @@ def plan_memory(
     *,
     draft: ModelConfig | None = None,
     schemes: Sequence[str] = (),
+    weights: int | None = None,
 ) -> MemoryPlan:
     """The plan, or OutOfMemoryError with a remedy. `draft` is the model that guesses tokens ahead;
-    `schemes` are the quantizations that may be advised, the mildest first.
+    `schemes` are the quantizations that may be advised, the mildest first; `weights` are the bytes
+    of weights that are quantized already, as no recipe says.
     """
-    plan = itemise(config, recipe, free_bytes, draft)
+    plan = itemise(config, recipe, free_bytes, draft, weights)
     if plan.fits:
         return plan
-    fits = _fits_in(config, free_bytes, draft)
+    fits = _fits_in(config, free_bytes, draft, weights)
     ways = [_in_words(recipe, changed) for changed in remedies(recipe, fits, schemes)]
     raise OutOfMemoryError(_shortage(plan) + (" or ".join(ways) or _larger_device(plan)))
 
 
 def fitted(
-    config: ModelConfig, recipe: Recipe, free_bytes: int, draft: ModelConfig | None = None
+    config: ModelConfig,
+    recipe: Recipe,
+    free_bytes: int,
+    draft: ModelConfig | None = None,
+    weights: int | None = None,
 ) -> Recipe:
     """The recipe with a context that fits, for a user who named none: the model's own, or the
     longest below it. Unchanged where no context fits.
     """
-    fits = _fits_in(config, free_bytes, draft)
+    fits = _fits_in(config, free_bytes, draft, weights)
     return recipe if fits(recipe) else lower(recipe, "limits.max_context", fits) or recipe
 
 
 def itemise(
-    config: ModelConfig, recipe: Recipe, free_bytes: int, draft: ModelConfig | None = None
+    config: ModelConfig,
+    recipe: Recipe,
+    free_bytes: int,
+    draft: ModelConfig | None = None,
+    weights: int | None = None,
 ) -> MemoryPlan:
     """The plan, whether it fits or not."""
     limits = recipe.limits.filled()
     usable = int(free_bytes * limits.memory_share)
-    items = list(_fixed_items(config, recipe, draft))
+    items = list(_fixed_items(config, recipe, draft, weights))
     rank = rank_config(config, recipe.parallel.tensor)
     page_bytes = footprint.bytes_per_page(rank, recipe)
     if draft is not None:
@@ -122,17 +132,22 @@ def itemise(
 
 
 def _fits_in(
-    config: ModelConfig, free_bytes: int, draft: ModelConfig | None
+    config: ModelConfig, free_bytes: int, draft: ModelConfig | None, weights: int | None
 ) -> Callable[[Recipe], bool]:
-    return lambda recipe: itemise(config, recipe, free_bytes, draft).fits
+    return lambda recipe: itemise(config, recipe, free_bytes, draft, weights).fits
 
 
-def _fixed_items(config: ModelConfig, recipe: Recipe, draft: ModelConfig | None) -> Iterator[Item]:
+def _fixed_items(
+    config: ModelConfig, recipe: Recipe, draft: ModelConfig | None, weights: int | None
+) -> Iterator[Item]:
     """Everything but the pages."""
     limits, dtype = recipe.limits.filled(), recipe.dtype
     rank = rank_config(config, recipe.parallel.tensor)
     stored = f"{recipe.scheme}, the rest in {dtype}" if recipe.scheme else f"in {dtype}"
-    yield Item("weights", footprint.weight_bytes(rank, dtype, recipe.scheme), stored)
+    if weights is None:
+        yield Item("weights", footprint.weight_bytes(rank, dtype, recipe.scheme), stored)
+    else:
+        yield Item("weights", weights, f"quantized, the rest in {dtype}")
     if draft is not None:
         yield Item("draft weights", footprint.weight_bytes(draft, dtype), f"in {dtype}")
     models = (rank,) if draft is None else (rank, draft)  # which run one after the other

@@ -114,6 +114,8 @@ def test_a_model_that_was_given_stays_what_it_was() -> None:
     engine = engine_for(model, scheme="int8")
     assert not any(isinstance(module, QuantizedLinear) for module in model.modules())
     assert engine.model.embed.weight is model.embed.weight
+    plan = load(engine.model, Recipe(), None, "cpu", None).plan  # quantized before, as it is
+    assert plan.bytes_of("weights") == sum(p.nbytes for p in engine.model.parameters())
     with pytest.raises(UsageError, match="scheme is int8, and the model is quantized already"):
         engine_for(engine.model, scheme="int8")
 

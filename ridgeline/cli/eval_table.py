@@ -93,7 +93,7 @@ def layer_table(layers: list[dict[str, Any]]) -> Table:
     table.add_column("signal to error", justify="right")
     table.add_column("of its block", justify="right")
     for part in layers[:NUM_PARTS]:
-        is_block = part["kind"] == "block"
+        is_block = part["kind"] == "block" or part["name"] == "head"
         name = part["name"] if is_block else f"  {part['name']}"
         table.add_row(
             name, f"{part['db']:.1f} dB", "" if is_block else f"{part['block_db']:.1f} dB"

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
+QUANTILE = 1.96  # of the normal distribution, for that confidence
 NUM_DRAWS = 4000
 DRAWS_AT_ONCE = 200  # of all units, so that ten thousand questions need no gigabyte
 
@@ -59,6 +60,17 @@ def _drawn_sums(rows: Rows, seed: int) -> list[Rows]:
         generator.multinomial(len(rows), share, size=DRAWS_AT_ONCE) @ rows
         for _ in range(NUM_DRAWS // DRAWS_AT_ONCE)
     ]
+
+
+def share_of(right: NDArray[np.float64]) -> Estimate:
+    """The share of ones among ones and zeros. Where all are alike, drawing again tells nothing; the
+    interval is then Wilson's, whose other end is not at 0 or 1.
+    """
+    found, num = mean_of(right), len(right)
+    if num < 2 or 0.0 < found.value < 1.0:
+        return found
+    reach = QUANTILE**2 / (num + QUANTILE**2)
+    return Estimate(found.value, *((0.0, reach) if found.value == 0.0 else (1.0 - reach, 1.0)))
 
 
 def mean_of(values: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> Estimate:

@@ -78,7 +78,9 @@ def _sorted(sums: dict[str, Sum]) -> list[PartError]:
     found = []
     for name, total in sums.items():
         block = ".".join(name.split(".")[:2])
-        kind: Any = "block" if name == block and name != "head" else "matrix"
+        kind: Literal["block", "matrix"] = "matrix"
+        if name == block and name != "head":  # which is a matrix that stands alone
+            kind = "block"
         found.append(PartError(name, kind, total.db, sums[block].db))
     return sorted(found, key=lambda part: (part.block_db, part.kind, part.db))
 

@@ -19,7 +19,7 @@ from ridgeline.models import Transformer
 from ridgeline.quality import divergence as divergence_file
 from ridgeline.quality.divergence import divergence, kl_divergence
 from ridgeline.quality.gate import Bounds
-from ridgeline.quality.intervals import Estimate, estimate, mean_of
+from ridgeline.quality.intervals import Estimate, estimate, mean_of, share_of
 from ridgeline.quality.layers import NO_ERROR_DB, layer_errors
 from ridgeline.quality.perplexity import increase, perplexity
 from ridgeline.quality.windows import Windows, check_window, cut, read_text
@@ -205,6 +205,14 @@ def test_pairs_are_drawn_together() -> None:
     assert 0.09 < found.low < 0.1 < found.high < 0.11
 
 
+def test_a_share_of_all_or_nothing_is_not_certain() -> None:
+    none, every = share_of(np.zeros(5)), share_of(np.ones(5))
+    assert none == (0.0, 0.0, pytest.approx(0.434, abs=1e-3))
+    assert every == (1.0, pytest.approx(0.566, abs=1e-3), 1.0)
+    some = np.array([1.0, 0.0, 1.0, 0.0])
+    assert share_of(some) == mean_of(some)
+
+
 def test_one_unit_has_no_interval() -> None:
     assert mean_of(np.array([3.0])) == Estimate(3.0, None, None)
 
@@ -265,6 +273,21 @@ def test_the_layer_that_hurts_comes_first(name: str, weight: str, part: str) -> 
     for entry in found[2:]:  # what is given the original's inputs and is the same, is right
         assert entry.db == NO_ERROR_DB, entry
     assert {entry.name for entry in found} >= {"head", "layers.0", "layers.0.attn.out"}
+
+
+def test_a_layer_is_given_what_the_original_is() -> None:
+    """An error before it does not change what is said of a layer."""
+    original, weights = tiny("llama-mha"), [f"layers.{i}.mlp.down.weight" for i in (1, 0)]
+    alone, both = noisy(original, weights[0]), noisy(original, *weights)
+    with torch.no_grad():
+        both.layers[1].mlp.down.weight.copy_(alone.layers[1].mlp.down.weight)
+    found = [
+        {entry.name: entry.db for entry in layer_errors(original, changed, prompts_of([40]))}
+        for changed in (alone, both)
+    ]
+    assert found[0]["layers.0"] == NO_ERROR_DB > found[1]["layers.0"]
+    assert found[0]["layers.1"] == found[1]["layers.1"] < 60
+    assert found[0]["layers.1.mlp.down"] == found[1]["layers.1.mlp.down"]
 
 
 def test_decibels() -> None:

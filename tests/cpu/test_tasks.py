@@ -17,6 +17,7 @@ from ridgeline.engine.naive import prompt_logprobs
 from ridgeline.errors import UsageError
 from ridgeline.quality.tasks import TaskOptions, difference, gsm8k, humaneval, run_task
 from ridgeline.quality.tasks.choices import judged, read_choice, run_choices, with_ending
+from ridgeline.quality.tasks.generation import continued
 from ridgeline.quality.tasks.gsm8k import answer_in, run_gsm8k
 from ridgeline.quality.tasks.humaneval import run_humaneval
 from ridgeline.quality.tasks.sandbox import run_program
@@ -190,6 +191,14 @@ def test_humaneval(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found.right.tolist() == [1.0, 0.0, 0.0]
     assert found.also["problems"] == "AssertionError 1, SyntaxError 1"
     assert "audit hook" in str(found.also["isolation"])
+
+
+def test_the_first_space_counts(engine: Engine) -> None:
+    assert engine.tokenizer is not None
+    tokens = engine.tokenizer.encode("    return 1\n\ndef other", add_special_tokens=False)
+    stops = [("\ndef ",), ("zzz",), ("1", "return")]
+    found = [continued(engine.tokenizer, tokens, stop) for stop in stops]
+    assert found == ["    return 1\n", "    return 1\n\ndef other", "    "]
 
 
 def test_no_code_is_run_without_being_told(

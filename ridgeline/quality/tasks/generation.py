@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Sampling
 from ridgeline.progress import Progress
 from ridgeline.quality.tasks.score import tokenizer_for
@@ -20,7 +21,16 @@ def completions(
     for start in range(0, len(tokens), PROMPTS_AT_ONCE):
         for output in engine.generate(tokens[start : start + PROMPTS_AT_ONCE], sampling):
             output.raise_unless_finished()
-            texts.append(output.text)
+            texts.append(continued(tokenizer, output.tokens, sampling.stop))
         if progress is not None:
             progress("questions", len(texts), len(tokens))
     return texts
+
+
+def continued(tokenizer: Tokenizer, tokens: Sequence[int], stop: Sequence[str]) -> str:
+    """The text of tokens behind a prompt, up to the first stop string. Their first space counts, as
+    the indentation of a program does.
+    """
+    decoder = tokenizer.decoder(continuation=True)
+    text = "".join(map(decoder.push, tokens)) + decoder.finish()
+    return text[: min((place for place in map(text.find, stop) if place >= 0), default=None)]

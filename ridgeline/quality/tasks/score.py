@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine
 from ridgeline.errors import UsageError
-from ridgeline.quality.intervals import Estimate, mean_of
+from ridgeline.quality.intervals import Estimate, mean_of, share_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class TaskScore:
 
     @property
     def share(self) -> Estimate:
-        return mean_of(self.right)
+        return share_of(self.right)
 
     def to_json(self) -> dict[str, object]:
         return {

@@ -32,9 +32,9 @@ from ridgeline.quantization.methods import METHODS, Method, parse_sparsity
 from ridgeline.quantization.scheme import NAMES, Scheme, parse_scheme
 
 EXAMPLE = """\
-  ridgeline quantize demo --scheme int8 --out demo-int8
-  ridgeline quantize ./model --scheme int4-g128 --calibration my.txt --out ./model-int4
-  ridgeline quantize ./model --scheme int4-g64 --auto-mixed --max-kl 0.02 --out ./model-mixed"""
+ridgeline quantize demo --scheme int8 --out demo-int8
+ridgeline quantize ./model --scheme int4-g128 --calibration my.txt --out ./model-int4
+ridgeline quantize ./model --scheme int4-g64 --auto-mixed --max-kl 0.02 --out ./model-mixed"""
 
 USUAL_METHODS = {"int8": "rtn", "int4": "gptq", "fp8": "smoothquant"}  # by weights
 NUM_SHOWN = 8  # matrices in the table

@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -67,7 +68,14 @@ def arguments(verb: str, folder: Path) -> list[str]:
         "kernels": ["kernels", "list"],
         "eval": ["eval", str(folder), "--text", str(folder / "config.json"), *device],
         "generate": ["generate", str(folder), "hello", "--max-tokens", "3", *device],
+        "quantize": ["quantize", str(folder), "--scheme", "int8", *quantized(folder), *device],
     }[verb]
+
+
+def quantized(folder: Path) -> list[str]:
+    out = Path(tempfile.mkdtemp(dir=folder.parent)) / "out"
+    quick = ["--sequences", "4", "--window", "40", "--max-kl", "9", "--max-ppl-increase", "0.9"]
+    return ["--out", str(out), "--text", str(folder / "config.json"), *quick]
 
 
 def strict_json(text: str) -> Any:

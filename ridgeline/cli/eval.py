@@ -11,6 +11,7 @@ from typing import Any
 from ridgeline.cli.eval_table import render
 from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.cli.terminal import Terminal
+from ridgeline.data.text_files import read_text
 from ridgeline.engine import Engine
 from ridgeline.engine.loading import saved_recipe
 from ridgeline.errors import QualityError, UnsupportedError, UsageError
@@ -23,7 +24,7 @@ from ridgeline.quality.layers import layer_errors
 from ridgeline.quality.perplexity import perplexity
 from ridgeline.quality.tasks import TASKS, TaskOptions, check_task, difference, run_task
 from ridgeline.quality.tasks.score import tokenizer_for
-from ridgeline.quality.windows import Windows, check_window, cut, read_text
+from ridgeline.quality.windows import Windows, check_window, cut
 from ridgeline.recipe import Recipe
 from ridgeline.records import Record, Value
 

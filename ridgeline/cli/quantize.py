@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.cli.terminal import Terminal
-from ridgeline.data.calibration_text import read_text
+from ridgeline.data.text_files import read_text
 from ridgeline.engine.loading import tokenizer_of
 from ridgeline.errors import QualityError, UnsupportedError, UsageError
 from ridgeline.formats.dtypes import dtype_name
@@ -24,7 +24,6 @@ from ridgeline.ladder.quantize_job import WEIGHT, Job, Quantized, advice, harm, 
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
 from ridgeline.quality.gate import USUAL, Bounds
-from ridgeline.quality.windows import read_text as read_measured
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.files.read import is_quantized
 from ridgeline.quantization.load import choose_dtype, load_model
@@ -71,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="text to measure on (default: the end of the calibration text)",
     )
     parser.add_argument(
-        "--max-bytes", type=int, metavar="N", help="of that text, the first N bytes alone"
+        "--bytes", type=int, metavar="N", help="of that text, the first N bytes alone"
     )
     parser.add_argument("--window", type=int, default=2048, metavar="N", help="tokens of a window")
     parser.add_argument(
@@ -97,8 +96,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     scheme = parse_scheme(args.scheme)
     method = chosen_method(args, scheme)
-    if args.sequences is not None and args.sequences < 1:
-        raise UsageError(f"--sequences is {args.sequences}; give at least 1")
+    for name in ("sequences", "bytes"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} is {value}; give at least 1")
     check_out(args.out)
     path = resolve_model(args.model)
     checkpoint = open_checkpoint(path)
@@ -147,7 +148,7 @@ def asked_job(args: argparse.Namespace, scheme: Scheme, method: Method) -> Job:
         scheme,
         method,
         calibration=None if args.calibration is None else read_text(args.calibration),
-        text=None if args.text is None else read_measured(args.text, args.max_bytes),
+        text=None if args.text is None else read_text(args.text, args.bytes),
         num_sequences=args.sequences,
         window=args.window,
         bounds=bounds,

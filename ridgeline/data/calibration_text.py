@@ -4,13 +4,11 @@ with some code).
 
 Quantizing itself takes tensors and knows no tokenizer; this is where the two meet.
 
-    batches = calibration_batches(tokenizer, read_text(Path("my.txt")))
+    batches = calibration_batches(tokenizer, read_text(Path("my.txt")))     # text_files.py
     quantize_model(model, batches, scheme, Gptq())
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -33,25 +31,6 @@ def default_text() -> str:
             "this Python lacks pydoc_data.topics, the default calibration text; give a text file"
         ) from error
     return "\n\n".join(topics[name] for name in sorted(topics))
-
-
-def read_text(path: Path) -> str:
-    """A user's text file; an error of one line where it is none."""
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"calibration text {path} cannot be read: {error.strerror}") from error
-    if not content.strip():
-        raise UsageError(f"calibration text {path} is empty; give a file with text, or none")
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"calibration text {path} is not UTF-8 text (byte {error.start}); give a plain text"
-        ) from error
-    if "\0" in text:
-        raise UsageError(f"calibration text {path} is binary: it holds NUL; give a plain text")
-    return text
 
 
 def calibration_batches(

@@ -3,17 +3,14 @@
 Windows do not overlap, nothing is put before them (no BOS), and the last short one is kept. A
 window's first token has nothing to be predicted from and is not scored.
 
-    text = read_text(Path("wikitext2_test.txt.gz"), max_bytes=100_000)
+    text = read_text(Path("wikitext2_test.txt.gz"), max_bytes=100_000)     # data/text_files.py
     windows = cut(text, tokenizer, 2048, str(path))
 """
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine
@@ -30,37 +27,6 @@ class Windows:
     @property
     def num_scored(self) -> list[int]:
         return [len(window) - 1 for window in self.tokens]
-
-
-def read_text(path: Path, max_bytes: int | None = None) -> str:
-    """A UTF-8 file, plain or gzip, or its first bytes (a character that they cut is left out)."""
-    data = read_bytes(path, max_bytes)
-    if not data.strip():
-        raise UsageError(f"{path} is empty; give a file with some text")
-    try:
-        text = data.decode("utf-8", errors="strict")
-    except UnicodeDecodeError as error:
-        was_cut = max_bytes is not None and error.start > len(data) - 4 and len(data) == max_bytes
-        if not was_cut:
-            raise UsageError(f"{path} is not UTF-8 text: {error.reason} at {error.start}") from None
-        text = data[: error.start].decode("utf-8")
-    if "\0" in text:
-        raise UsageError(f"{path} is not text: it holds zero bytes; give a UTF-8 text file")
-    return text
-
-
-def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
-    """Of a file as it is, or of what is in a gzip file."""
-    try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rb") if packed else path.open("rb") as source:
-            return bytes(source.read(-1 if max_bytes is None else max_bytes))
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UsageError(f"{path} is a broken gzip file: {error}") from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot read {str(path)!r}: {reason}; give a text file") from error
 
 
 def cut(text: str, tokenizer: Tokenizer, window: int, origin: str = "the text") -> Windows:

@@ -9,7 +9,8 @@ import torch
 from tiny_tokenizers import sentencepiece_metadata
 
 from ridgeline.data import Tokenizer
-from ridgeline.data.calibration_text import calibration_batches, default_text, read_text
+from ridgeline.data.calibration_text import calibration_batches, default_text
+from ridgeline.data.text_files import read_text
 from ridgeline.errors import UsageError
 
 
@@ -55,7 +56,7 @@ def test_a_short_text_gives_all_it_has(tokenizer: Tokenizer) -> None:
     [
         (b"", "is empty"),
         (b" \n\t ", "is empty"),
-        (b"text\x00more", "binary"),
+        (b"text\x00more", "zero bytes"),
         (b"\x89PNG\r\n\x1a\n\xff\xfe", "not UTF-8"),
     ],
 )
@@ -69,7 +70,7 @@ def test_files_that_are_no_text(content: bytes, said: str, tmp_path: Path) -> No
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot read"):
         read_text(tmp_path / "none.txt")
     (tmp_path / "good.txt").write_text("Grüße\n", encoding="utf-8")
     assert read_text(tmp_path / "good.txt") == "Grüße\n"

@@ -13,6 +13,7 @@ from engines import engine_for, prompts_of, tiny
 from tiny_models import make_model
 from torch.nn import functional
 
+from ridgeline.data.text_files import read_text
 from ridgeline.engine.naive import OneSequence
 from ridgeline.errors import ContextLengthError, NumericsError, UsageError
 from ridgeline.models import Transformer
@@ -22,7 +23,7 @@ from ridgeline.quality.gate import Bounds
 from ridgeline.quality.intervals import Estimate, estimate, mean_of, share_of
 from ridgeline.quality.layers import NO_ERROR_DB, layer_errors
 from ridgeline.quality.perplexity import increase, perplexity
-from ridgeline.quality.windows import Windows, check_window, cut, read_text
+from ridgeline.quality.windows import Windows, check_window, cut
 
 NAME = "llama-tied"
 

@@ -33,7 +33,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def argv(folder: Path, out: Path, text: Path, *more: str, scheme: str = "int8") -> list[str]:
-    quick = ["--sequences", "4", "--window", "40", "--max-bytes", "2000", "--device", "cpu"]
+    quick = ["--sequences", "4", "--window", "40", "--bytes", "2000", "--device", "cpu"]
     about = ["--scheme", scheme, "--out", str(out), "--text", str(text)]
     return ["quantize", str(folder), *about, *quick, *more]
 
@@ -82,6 +82,7 @@ def test_outside_the_bound_nothing_is_written(
         (UsageError, "fits none try int8", ["--scheme", "int4-g128"]),
         (UsageError, "--sparsity sparsegpt", ["--sparsity", "2:4"]),
         (UsageError, "--sequences 0", ["--sequences", "0"]),
+        (UsageError, "--bytes -1", ["--bytes", "-1"]),
         (UsageError, "names no projection", ["--skip", "layers.9.*"]),
         (UsageError, "window", ["--window", "1"]),
         (UsageError, "max_kl", ["--max-kl", "-1"]),
@@ -109,7 +110,7 @@ def test_texts_and_folders(
     refused(capsys, UsageError, "--out not empty", *argv(folder, full, text))
     for name, content, words in [
         ("empty.txt", b" \n", "empty"),
-        ("binary.txt", b"\x00\x01abc", "binary"),
+        ("binary.txt", b"\x00\x01abc", "zero bytes"),
         ("short.txt", b"too short", "at least 2048"),
     ]:
         (tmp_path / name).write_bytes(content)

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ridgeline.data.text_files import read_text
 from ridgeline.errors import UsageError
-from ridgeline.quality.windows import read_text
 
 Row = Mapping[str, Any]
 Question = TypeVar("Question")

@@ -1,0 +1,43 @@
+"""Text of a user's file, plain or packed; an error of one line where it is none.
+
+text = read_text(Path("wikitext2_test.txt.gz"), max_bytes=100_000)
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+
+from ridgeline.errors import UsageError
+
+
+def read_text(path: Path, max_bytes: int | None = None) -> str:
+    """A UTF-8 file, plain or gzip, or its first bytes (a character that they cut is left out)."""
+    data = read_bytes(path, max_bytes)
+    if not data.strip():
+        raise UsageError(f"{path} is empty; give a file with some text")
+    try:
+        text = data.decode("utf-8", errors="strict")
+    except UnicodeDecodeError as error:
+        was_cut = max_bytes is not None and error.start > len(data) - 4 and len(data) == max_bytes
+        if not was_cut:
+            raise UsageError(f"{path} is not UTF-8 text: {error.reason} at {error.start}") from None
+        text = data[: error.start].decode("utf-8")
+    if "\0" in text:
+        raise UsageError(f"{path} is not text: it holds zero bytes; give a UTF-8 text file")
+    return text
+
+
+def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
+    """Of a file as it is, or of what is in a gzip file."""
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path, "rb") if packed else path.open("rb") as source:
+            return bytes(source.read(-1 if max_bytes is None else max_bytes))
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UsageError(f"{path} is a broken gzip file: {error}") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read {str(path)!r}: {reason}; give a text file") from error

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from ridgeline.data import Tokenizer
 from ridgeline.data.calibration_text import NUM_SEQUENCES, calibration_batches, default_text
 from ridgeline.engine import Engine
-from ridgeline.errors import UsageError
 from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.families import Description
@@ -34,12 +32,14 @@ from ridgeline.quantization.files.save import save_quantized
 from ridgeline.quantization.linear import quantizable, with_schemes
 from ridgeline.quantization.methods import Rtn
 from ridgeline.quantization.methods.base import Method
+from ridgeline.quantization.nearest import chosen_layers
 from ridgeline.quantization.scheme import Codes, Scheme
 from ridgeline.quantization.work import MatrixReport, Results
 from ridgeline.recipe import KV, Limits, Recipe
 
 MEASURED_PART = 8  # without a text of its own, this part of the calibration text is measured on
 MAX_TRIALS = 8  # mixtures that are measured
+MAX_BATCH = 8  # windows that an engine has at once
 NUM_NAMED = 5  # matrices that a refusal names
 WEIGHT = ".weight"
 
@@ -79,7 +79,7 @@ def quantize(
     batches = calibration_batches(tokenizer, calibration, num_sequences=count)
     window = min(job.window, model.config.max_context)
     windows = cut(text, tokenizer, window)
-    asked = asked_layers(model, job.scheme, job.skip)
+    asked = chosen_layers(model, job.scheme, job.skip)
     trials = Trials(model, tokenizer, job, batches, windows, progress)
     found = trials.run(left=(), asked=asked)
     if found.problem is None or not job.auto_mixed:
@@ -103,23 +103,6 @@ def texts(job: Job) -> tuple[str, str]:
     return calibration[:end], calibration[end:]
 
 
-def asked_layers(model: Transformer, scheme: Scheme, skip: Collection[str]) -> list[str]:
-    """Projections that are to be quantized."""
-    layers = quantizable(model)
-    for word in skip:
-        if not any(fnmatchcase(name, word) for name in layers):
-            raise UsageError(f"skip has {word!r}, which names no projection; try layers.0.*")
-    wanted = [name for name in layers if not any(fnmatchcase(name, word) for word in skip)]
-    fitting = [name for name in wanted if scheme.fits(*layers[name].weight.shape)]
-    if not fitting:
-        depths = sorted({layers[name].weight.shape[1] for name in wanted})
-        raise UsageError(
-            f"scheme {scheme.name} fits none of the projections that are left, whose rows have "
-            f"{' or '.join(map(str, depths)) or 'no'} weights; try int8"
-        )
-    return fitting
-
-
 class Trials:
     """The same model quantized with more or fewer projections, each measured."""
 
@@ -135,8 +118,10 @@ class Trials:
         self.model, self.tokenizer, self.job = model, tokenizer, job
         self.batches, self.windows, self.progress = batches, windows, progress
         longest = max(len(window) for window in windows.tokens)
-        limits = Limits(max_context=longest + 1, max_batch=8)
+        limits = Limits(max_context=longest + 1, max_batch=MAX_BATCH)
         self.recipe = Recipe(kv=KV(prefix_cache=False), limits=limits)
+        # No more than the windows need: two engines share the device, and the model beside them.
+        self.num_pages = MAX_BATCH * (2 + longest // self.recipe.kv.page_size)
         self._original: Engine | None = None
         self.done: list[tuple[int, float, float]] = []
 
@@ -147,7 +132,7 @@ class Trials:
         return self._original
 
     def _engine(self, model: Transformer) -> Engine:
-        return Engine(model, self.recipe, tokenizer=self.tokenizer)
+        return Engine(model, self.recipe, tokenizer=self.tokenizer, num_pages=self.num_pages)
 
     def run(self, left: Collection[str], asked: Sequence[str]) -> Quantized:
         chosen = {name for name in asked if name not in left}
@@ -161,9 +146,8 @@ class Trials:
             progress=self.progress,
         )
         plain, codes = parts_of(self.model, results)
-        quality = divergence(
-            self.original, self._engine(with_schemes(plain, codes)), self.windows, self.progress
-        )
+        with self._engine(with_schemes(plain, codes)) as changed:
+            quality = divergence(self.original, changed, self.windows, self.progress)
         self.done.append((len(left), quality.mean_kl.value, quality.increase.value))
         stays = tuple(name for name in quantizable(self.model) if name not in codes)
         problem = self.job.bounds.broken_by(quality)

@@ -16,7 +16,7 @@ from ridgeline.data.calibration_text import default_text
 from ridgeline.engine import Engine
 from ridgeline.errors import UsageError
 from ridgeline.ladder import quantize_job
-from ridgeline.ladder.quantize_job import Job, advice, asked_layers, quantize, save, texts
+from ridgeline.ladder.quantize_job import Job, advice, quantize, save, texts
 from ridgeline.models import Transformer
 from ridgeline.quality.gate import Bounds
 from ridgeline.quantization import load_model
@@ -122,9 +122,9 @@ def test_skipped_and_unfit_projections_stay(model: Transformer, tokenizer: Token
     assert "layers.0.attn.qkv" in found.stays
     assert all(not name.endswith(".down") for name in found.codes)
     with pytest.raises(UsageError, match="names no projection"):
-        asked_layers(model, parse_scheme("int8"), ["layers.99.*"])
+        quantize(model, tokenizer, job(skip=("layers.99.*",)))
     with pytest.raises(UsageError, match="fits none"):
-        asked_layers(model, parse_scheme("int4-g128"), [])
+        quantize(model, tokenizer, job("int4-g128"))
 
 
 def test_texts_do_not_overlap() -> None:

@@ -8,6 +8,7 @@ Letters: O outputs, D depth.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,7 +35,7 @@ class Calibrated:
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(ABC):
     name: ClassVar[str]
     prunes: ClassVar[bool] = False  # it has work to do without a scheme too
 
@@ -42,14 +43,14 @@ class Method:
         """Whether it can treat a matrix of this size."""
         return scheme is None or scheme.fits(num_outputs, depth)
 
-    def fold(self, calibrated: Calibrated) -> None:
+    def fold(self, calibrated: Calibrated) -> None:  # noqa: B027  (nothing to do is the usual)
         """Move scales between the block's parts, its function unchanged. Most methods do not."""
 
+    @abstractmethod
     def apply(
         self, weight_OD: Tensor, statistics: Statistics, scheme: Scheme | None
     ) -> Codes | Tensor:
         """The codes; without a scheme (pruning) the weights themselves, in fp32."""
-        raise NotImplementedError
 
     def without_data(self, weight_OD: Tensor, scheme: Scheme | None) -> Codes | Tensor:
         """What is done where too few tokens came by: each weight's nearest code."""

@@ -42,6 +42,7 @@ def test_a_layer_is_near_its_definition(name: str, rows: int) -> None:
     norm.weight.copy_(1 + 0.1 * random(512, seed=2))
     layer = nearest("a layer", weight_OD, bias_O, parse_scheme(name), BF16)
     on_cpu = nearest("a layer", weight_OD.cpu(), bias_O.cpu(), parse_scheme(name), BF16)
+    assert torch.equal(layer.decoded().cpu(), on_cpu.decoded())
     x_TD, residual_TO = random(rows, 512, seed=3), random(rows, 512, seed=4)
     with torch.inference_mode():
         for given in ((None, None, None), (norm, "silu", None), (None, "silu", residual_TO)):

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine.draft_loading import Draft, check_words, find_draft, load_draft, within_draft
-from ridgeline.engine.memory import MemoryPlan, fitted, plan_memory
+from ridgeline.engine.layer_speed import measured_choices, usual_batches
+from ridgeline.engine.memory import MemoryPlan, fitted, itemise, plan_memory
 from ridgeline.errors import UnsupportedError, UsageError
-from ridgeline.formats.dtypes import dtype_name
+from ridgeline.formats.dtypes import dtype_name, parse_dtype
 from ridgeline.hardware import detect
 from ridgeline.hardware.detection import available_memory
 from ridgeline.kernels.attention.heads import check_heads
@@ -25,11 +26,13 @@ from ridgeline.models.copies import with_kinds
 from ridgeline.models.families import describe
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
+from ridgeline.quantization.choose import Choice, in_words, slower_shapes
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.linear import QuantizedLinear, quantizable
 from ridgeline.quantization.load import choose_dtype
 from ridgeline.quantization.nearest import load_nearest, quantize_nearest
 from ridgeline.quantization.scheme import parse_scheme
+from ridgeline.quantization.sizes import weight_bytes
 from ridgeline.recipe import FILE_NAME, Recipe, with_auto
 
 log = logging.getLogger(__name__)
@@ -43,6 +46,7 @@ class Loaded(NamedTuple):
     recipe: Recipe  # with nothing left to "auto"
     plan: MemoryPlan
     draft: Transformer | None = None  # the small model that guesses
+    choices: tuple[Choice, ...] = ()  # what was measured of a scheme's layers
 
 
 def load(
@@ -68,13 +72,48 @@ def load(
     filled, plan = planned(config, recipe, filled, hardware.device, free, draft, SCHEMES)
     tokenizer = tokenizer or tokenizer_of(path)
     check_words(draft, tokenizer)
+    choices: tuple[Choice, ...] = ()
     if scheme is None:
         about = {"dtype": dtype_name(dtype), "device": device}
         keep_codes = not recipe.deterministic  # whose products are its own
         loaded = load_model(path, **about, keep_codes=keep_codes, progress=progress)
     else:
-        loaded = load_nearest(path, scheme, dtype, hardware.device, progress)
-    return Loaded(loaded, tokenizer, filled, plan, load_draft(draft, loaded))
+        small = None if draft is None else draft.config
+        plan, choices = with_choices(config, filled, plan, hardware.device, small, progress)
+        plain = slower_shapes(choices)
+        loaded = load_nearest(path, scheme, dtype, hardware.device, progress, plain)
+    return Loaded(loaded, tokenizer, filled, plan, load_draft(draft, loaded), choices)
+
+
+def with_choices(
+    config: ModelConfig,
+    filled: Recipe,
+    plan: MemoryPlan,
+    device: str,
+    draft: ModelConfig | None,
+    progress: Progress | None,
+) -> tuple[MemoryPlan, tuple[Choice, ...]]:
+    """Which matrices of the recipe's scheme are slower here when they are quantized, by
+    measurement, and the plan with these in the model's dtype. None where that would not fit.
+    """
+    assert filled.scheme is not None, "measured are the layers of a scheme"
+    if filled.quantize_all:
+        return plan, ()
+    scheme, dtype = parse_scheme(filled.scheme), parse_dtype(filled.dtype)
+    sizes = usual_batches(device, filled.limits.max_batch)
+    about: dict[str, Any] = {"host_kernels": filled.kernels == "fused", "progress": progress}
+    choices = tuple(measured_choices(config, scheme, sizes, dtype, device, **about))
+    plain = slower_shapes(choices)
+    if not plain:
+        return plan, choices
+    weights = weight_bytes(config, dtype, scheme, plain)
+    larger = itemise(config, filled, plan.free_bytes, draft, weights)
+    said = in_words(choices, filled.dtype)
+    if larger.fits:
+        log.info("%s", said)
+        return larger, choices
+    log.warning("%s, if memory were not too short for it: they are quantized", said)
+    return plan, ()
 
 
 def tokenizer_of(path: Path) -> Tokenizer | None:
@@ -101,10 +140,15 @@ def _loaded(
     filled, plan = planned(
         model.config, recipe, filled, str(weight.device), free, draft, weights=held
     )
+    choices: tuple[Choice, ...] = ()
     if recipe.scheme is not None:
-        copy = with_kinds(model, lambda kind: kind)
-        model = quantize_nearest(copy, parse_scheme(recipe.scheme), progress=progress)
-    return Loaded(model, tokenizer, filled, plan, load_draft(draft, model))
+        small = None if draft is None else draft.config
+        about = (model.config, filled, plan, str(weight.device), small, progress)
+        plan, choices = with_choices(*about)
+        copy, plain = with_kinds(model, lambda kind: kind), slower_shapes(choices)
+        scheme = parse_scheme(recipe.scheme)
+        model = quantize_nearest(copy, scheme, progress=progress, plain=plain)
+    return Loaded(model, tokenizer, filled, plan, load_draft(draft, model), choices)
 
 
 def _quantized_bytes(model: Transformer) -> int | None:

@@ -21,19 +21,20 @@ from ridgeline.hardware.detection import available_memory
 from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.host_library import prepare
 from ridgeline.models import ModelConfig, Transformer
-from ridgeline.models.checkpoint import open_checkpoint, resolve_model
+from ridgeline.models.checkpoint import Checkpoint, open_checkpoint, resolve_model
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.families import describe
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
 from ridgeline.quantization.choose import Choice, in_words, slower_shapes
 from ridgeline.quantization.devices import check_runs
+from ridgeline.quantization.files.read import kv_dtype
 from ridgeline.quantization.linear import QuantizedLinear, quantizable
 from ridgeline.quantization.load import choose_dtype
 from ridgeline.quantization.nearest import load_nearest, quantize_nearest
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.quantization.sizes import weight_bytes
-from ridgeline.recipe import FILE_NAME, Recipe, with_auto
+from ridgeline.recipe import FILE_NAME, Recipe, edited, with_auto
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,9 @@ def load(
     path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
     recipe = recipe or saved_recipe(path) or Recipe()
     hardware = detect(device)
-    config = describe(open_checkpoint(path)).config
+    checkpoint = open_checkpoint(path)
+    config = describe(checkpoint).config
+    recipe = with_saved_kv(recipe, checkpoint)
     scheme = None if recipe.scheme is None else parse_scheme(recipe.scheme)
     dtype = choose_dtype(recipe.dtype, config, hardware, scheme)
     filled = with_auto(recipe, config, dtype, hardware.device)
@@ -114,6 +117,17 @@ def with_choices(
         return larger, choices
     log.warning("%s, if memory were not too short for it: they are quantized", said)
     return plan, ()
+
+
+def with_saved_kv(recipe: Recipe, checkpoint: Checkpoint) -> Recipe:
+    """Where the recipe leaves it open, keys and values are kept as the checkpoint asks for. Its
+    fixed scales are not needed: our pages have one for each token and head.
+    """
+    asked = kv_dtype(checkpoint) if recipe.kv.dtype == "auto" else None
+    if asked is None:
+        return recipe
+    log.info("%s asks for keys and values in %s", checkpoint.path.name, asked)
+    return edited(recipe, "kv.dtype", asked)
 
 
 def tokenizer_of(path: Path) -> Tokenizer | None:

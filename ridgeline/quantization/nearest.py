@@ -70,14 +70,7 @@ def chosen_layers(
     """Which layers are quantized; what is not, and why, in the log. `model` may hold no memory.
     Those of a shape in `plain` were found to be slower (choose.py).
     """
-    layers = quantizable(model)
-    unknown = [word for word in skip if not any(_names(word, name) for name in layers)]
-    if unknown:
-        raise UsageError(
-            f"skip has {unknown[0]!r}, which names no projection of the model; "
-            "try layers.0.* or *.down"
-        )
-    wanted = [name for name in layers if not any(_names(word, name) for word in skip)]
+    layers, wanted = quantizable(model), not_skipped(model, skip)
     fitting = [name for name in wanted if scheme.fits(*layers[name].weight.shape)]
     unfit = [name for name in wanted if name not in fitting]
     if unfit and not fitting:
@@ -91,9 +84,21 @@ def chosen_layers(
             "scheme %s does not fit %d of %d projections (%s …), which stay as they are",
             *(scheme.name, len(unfit), len(wanted), unfit[0]),
         )
+    return [name for name in fitting if tuple(layers[name].weight.shape) not in plain]
+
+
+def not_skipped(model: Transformer, skip: Collection[str]) -> list[str]:
+    """Projections that none of these words names or matches."""
+    layers = quantizable(model)
+    unknown = [word for word in skip if not any(_names(word, name) for name in layers)]
+    if unknown:
+        raise UsageError(
+            f"skip has {unknown[0]!r}, which names no projection of the model; "
+            "try layers.0.* or *.down"
+        )
     if any(isinstance(module, ExpertMLP) for module in model.modules()):
         log.warning("experts are not quantized yet: they stay as they are")
-    return [name for name in fitting if tuple(layers[name].weight.shape) not in plain]
+    return [name for name in layers if not any(_names(word, name) for word in skip)]
 
 
 def _names(word: str, name: str) -> bool:

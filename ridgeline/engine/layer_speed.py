@@ -76,7 +76,8 @@ def measured_choices(
         if choice is None:
             if progress is not None:
                 progress(f"timing {scheme.name}", done, len(shapes))
-            choice = _twice(shape, scheme, sizes, dtype, device, ready, timer)
+            with torch.random.fork_rng([] if on_cpu else [torch.device(device)]):
+                choice = _twice(shape, scheme, sizes, dtype, device, ready, timer)
             kept.put(key, choice)
         found.append(choice)
     kept.save()

@@ -16,7 +16,7 @@ Letters: T tokens, D hidden size, O outputs, V vocabulary, R rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from ridgeline.quantization.blocks import BlockWalk
 from ridgeline.quantization.scheme import Scheme, decode, encode, find_grid
 from ridgeline.quantization.statistics import Statistics, collect, error_db, matrices
 
-TOKENS_ON_CPU, TOKENS_ON_GPU = 256, 4096
+TOKENS_ON_CPU, TOKENS_ON_GPU = 256, 2048  # whose logits of the original are kept, in fp32
 LEAST = 1e-12  # nats: where rounding hits exactly
 ROWS_AT_ONCE = 64  # whose logits are compared together, in fp64
 
@@ -102,7 +102,7 @@ class _Probe:
         self.walk, self.model = walk, walk.model
         inputs = list(walk.inputs)
         self._advance(0)
-        self.original_RV = torch.cat(list(self._logits()))
+        self.original = list(self._logits())
         walk.inputs = inputs
 
     @torch.no_grad()
@@ -113,23 +113,18 @@ class _Probe:
         self.walk.advance(block)
         self._advance(index + 1)
         weight_OD.copy_(before_OD)
-        total, first = 0.0, 0
-        for logits_RV in self._logits():
-            original_RV = self.original_RV[first : first + len(logits_RV)]
-            total += float(kl_divergence(original_RV, logits_RV).sum())
-            first += len(logits_RV)
+        pairs = zip(self.original, self._logits(), strict=True)
+        kl_T = torch.cat([kl_divergence(original_RV, found_RV) for original_RV, found_RV in pairs])
         self.walk.inputs = inputs
-        return max(total / first, LEAST)
+        return max(float(kl_T.mean()), LEAST)
 
     def _advance(self, start: int) -> None:
         for block in self.model.layers[start:]:
             assert isinstance(block, Block)
             self.walk.advance(block)
 
-    def _logits(self) -> list[Tensor]:
-        with torch.no_grad():
-            return [
-                self.model.logits(self.model.norm(rows_RD))
-                for x_TD in self.walk.inputs
-                for rows_RD in x_TD.split(ROWS_AT_ONCE)
-            ]
+    @torch.no_grad()
+    def _logits(self) -> Iterator[Tensor]:
+        for x_TD in self.walk.inputs:
+            for rows_RD in x_TD.split(ROWS_AT_ONCE):
+                yield self.model.logits(self.model.norm(rows_RD))

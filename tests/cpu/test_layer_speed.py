@@ -93,8 +93,10 @@ def test_times_are_kept_for_the_next_start(cache: Path) -> None:
     clock = Clock(lambda depth, rows: 1.5 if depth == 80 else 0.5)
     config, about = tiny("llama-mha").config, (torch.float32, "cpu")
     more: dict[str, Any] = {"host_kernels": False, "timer": clock}
+    state = torch.get_rng_state()
     first = measured_choices(config, INT8, [4, 1], *about, **more)
     assert [choice.quantize for choice in first] == [True, True, True, False]
+    assert torch.equal(torch.get_rng_state(), state)  # random layers are not drawn from it
     # 4 shapes at 2 sizes, plain and quantized; what seems slower once more
     assert len(clock.seen) == 4 * 4 + 4
     assert measured_choices(config, INT8, [1, 4], *about, **more) == first
@@ -138,5 +140,8 @@ def test_the_command_line_says_so(
     assert "48" in json.loads(capsys.readouterr().out)["plain_for_speed"]
     assert main(list(generate(folder, "--scheme", "int8"))) == 0
     assert "int8 is slower here, so these stay in fp32" in capsys.readouterr().err
+    loaded = Engine(folder, RECIPE, device="cpu").model.layers[0]
+    assert type(loaded.mlp.gate_up) is Linear
+    assert type(loaded.mlp.down) is QuantizedLinear
     assert main(list(generate(folder, "--scheme", "int8", "--quantize-all"))) == 0
     assert "slower here" not in capsys.readouterr().err

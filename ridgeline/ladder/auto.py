@@ -18,14 +18,7 @@ from ridgeline.data import Tokenizer
 from ridgeline.errors import QualityError, UnsupportedError, UsageError
 from ridgeline.hardware.units import human_bytes
 from ridgeline.ladder.mixture import Option, Step, furthest, schemes_after, steps
-from ridgeline.ladder.quantize_job import (
-    Job,
-    Placed,
-    Quantized,
-    Trials,
-    prepared,
-    timed,
-)
+from ridgeline.ladder.quantize_job import Job, Placed, Quantized, Trials, prepared, timed
 from ridgeline.ladder.sensitivity import sensitivity
 from ridgeline.models import Transformer
 from ridgeline.models.transformer import Linear

@@ -75,7 +75,7 @@ def arguments(verb: str, folder: Path) -> list[str]:
 def quantized(folder: Path) -> list[str]:
     out = Path(tempfile.mkdtemp(dir=folder.parent)) / "out"
     quick = ["--sequences", "4", "--window", "40", "--max-kl", "9", "--max-ppl-increase", "0.9"]
-    return ["--out", str(out), "--text", str(folder / "config.json"), *quick]
+    return ["--out", str(out), "--text", str(folder / "config.json"), *quick, "--batch-sizes", "none"]
 
 
 def strict_json(text: str) -> Any:

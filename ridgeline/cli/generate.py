@@ -26,6 +26,7 @@ from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.cost import Chunk, StepCost, step_cost
 from ridgeline.models.families import describe
 from ridgeline.profiling import step_limit
+from ridgeline.quantization.choose import in_words
 from ridgeline.quantization.load import choose_dtype
 from ridgeline.quantization.scheme import Scheme, parse_scheme
 from ridgeline.quantization.sizes import read_bytes_per_weight
@@ -137,7 +138,7 @@ def document(name: str, engine: Engine, output: Output, hardware: Hardware) -> d
     """
     config, dtype = engine.model.config, engine.recipe.dtype
     sizes: dict[str, Any] = {
-        "weight_bytes": read_bytes_per_weight(config, parse_dtype(dtype), scheme_of(engine.recipe)),
+        "weight_bytes": read_bytes_per_weight(engine.model),
         "kv_bytes": dtype_bytes(parse_dtype(engine.recipe.kv.dtype)),
     }
     prompt, new = output.num_prompt_tokens, len(output.tokens)
@@ -151,6 +152,7 @@ def document(name: str, engine: Engine, output: Output, hardware: Hardware) -> d
         "device": hardware.name,
         "dtype": dtype,
         "scheme": engine.recipe.scheme,
+        "plain_for_speed": in_words(engine.choices, dtype),
         "text": output.text,
         "tokens": list(output.tokens),
         "finish_reason": output.finish_reason,
@@ -200,6 +202,8 @@ def summary_lines(result: dict[str, Any]) -> list[str]:
     ended = {"stop": "the model ended", "length": "--max-tokens or the context reached"}
     stored = f"{result['scheme']}, " if result["scheme"] else ""
     about = f"{stored}{result['dtype']} on {result['device']}, seed {result['seed']}"
+    if result["plain_for_speed"]:
+        lines.append(result["plain_for_speed"])
     if any(is_beaten(result[key]) for key in ("prefill_limit", "decode_limit")):
         lines.append("over 100%: the ceiling was measured on a busy machine; hardware --refresh")
     return [*lines, f"{ended[result['finish_reason']]}; {about}"]

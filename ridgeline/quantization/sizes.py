@@ -8,13 +8,14 @@ biases and routers stay in the model's dtype.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import torch
 
-from ridgeline.models import LayerConfig, ModelConfig
+from ridgeline.models import LayerConfig, ModelConfig, Transformer
 from ridgeline.models.cost import num_parameters
+from ridgeline.quantization.linear import QuantizedLinear
 from ridgeline.quantization.scheme import BLOCK, Scheme
 
 FP32 = 4
@@ -25,25 +26,34 @@ class Matrix(NamedTuple):
     depth: int
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype, scheme: Scheme | None = None) -> int:
-    """All weights of a model."""
+def weight_bytes(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    scheme: Scheme | None = None,
+    plain: Collection[Matrix] = (),
+) -> int:
+    """All weights of a model; matrices of the shapes in `plain` are not quantized."""
     total = num_parameters(config) * dtype.itemsize
     if scheme is None:
         return total
     for matrix in model_matrices(config):
-        if scheme.fits(*matrix):
-            plain = matrix.num_outputs * matrix.depth * dtype.itemsize
-            total += stored_bytes(scheme, matrix, dtype) - plain
+        if scheme.fits(*matrix) and matrix not in plain:
+            total += stored_bytes(scheme, matrix, dtype) - plain_bytes(matrix, dtype)
     return total
 
 
-def read_bytes_per_weight(
-    config: ModelConfig, dtype: torch.dtype, scheme: Scheme | None = None
-) -> float:
+def plain_bytes(matrix: Matrix, dtype: torch.dtype) -> int:
+    return matrix.num_outputs * matrix.depth * dtype.itemsize
+
+
+def read_bytes_per_weight(model: Transformer) -> float:
     """Of the weights that a step reads, in the mean: all but an embedding of its own."""
-    lookup = 0 if config.tied_embeddings else config.vocab_size * config.hidden_size
-    read = weight_bytes(config, dtype, scheme) - lookup * dtype.itemsize
-    return read / (num_parameters(config) - lookup)
+    embed, config = model.embed.weight, model.config
+    if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
+        return float(embed.dtype.itemsize)
+    lookup = 0 if config.tied_embeddings else embed.numel()
+    held = sum(parameter.nbytes for parameter in model.parameters())
+    return (held - lookup * embed.dtype.itemsize) / (num_parameters(config) - lookup)
 
 
 def model_matrices(config: ModelConfig) -> Iterator[Matrix]:

@@ -8,13 +8,13 @@ biases and routers stay in the model's dtype.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 
-from ridgeline.models import LayerConfig, ModelConfig
-from ridgeline.models.cost import num_parameters
+from ridgeline.models import ModelConfig
+from ridgeline.models.cost import num_expert_parameters, num_parameters
 from ridgeline.quantization.scheme import BLOCK, Scheme
 
 FP32 = 4
@@ -25,16 +25,33 @@ class Matrix(NamedTuple):
     depth: int
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype, scheme: Scheme | None = None) -> int:
-    """All weights of a model."""
+def weight_bytes(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    scheme: Scheme | None = None,
+    kept: Mapping[str, Scheme] | None = None,
+) -> int:
+    """All weights of a model, with a scheme for all its projections or, in `kept`, one for each."""
     total = num_parameters(config) * dtype.itemsize
-    if scheme is None:
-        return total
-    for matrix in model_matrices(config):
-        if scheme.fits(*matrix):
-            plain = matrix.num_outputs * matrix.depth * dtype.itemsize
-            total += stored_bytes(scheme, matrix, dtype) - plain
+    for stored, matrix in stored_matrices(config, scheme, kept):
+        plain = matrix.num_outputs * matrix.depth * dtype.itemsize
+        total += stored_bytes(stored, matrix, dtype) - plain
     return total
+
+
+def stored_matrices(
+    config: ModelConfig, scheme: Scheme | None, kept: Mapping[str, Scheme] | None = None
+) -> Iterator[tuple[Scheme, Matrix]]:
+    """The projections that are held as codes."""
+    for name, matrix in named_matrices(config):
+        stored = (kept or {}).get(name, scheme)
+        if stored is not None and stored.fits(*matrix):
+            yield stored, matrix
+
+
+def expert_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Experts' matrices, which no scheme quantizes."""
+    return num_expert_parameters(config) * dtype.itemsize
 
 
 def read_bytes_per_weight(
@@ -48,17 +65,18 @@ def read_bytes_per_weight(
 
 def model_matrices(config: ModelConfig) -> Iterator[Matrix]:
     """What a scheme quantizes in a model."""
-    for layer in config.layers:
-        yield from layer_matrices(config, layer)
+    return (matrix for _, matrix in named_matrices(config))
 
 
-def layer_matrices(config: ModelConfig, layer: LayerConfig) -> Iterator[Matrix]:
+def named_matrices(config: ModelConfig) -> Iterator[tuple[str, Matrix]]:
+    """The same by the names of the projections: `layers.0.attn.qkv`."""
     hidden = config.hidden_size
-    yield Matrix(config.q_size + 2 * config.kv_size, hidden)
-    yield Matrix(hidden, config.q_size)
-    if layer.experts is None:
-        yield Matrix(2 * config.mlp_size, hidden)
-        yield Matrix(hidden, config.mlp_size)
+    for index, layer in enumerate(config.layers):
+        yield f"layers.{index}.attn.qkv", Matrix(config.q_size + 2 * config.kv_size, hidden)
+        yield f"layers.{index}.attn.out", Matrix(hidden, config.q_size)
+        if layer.experts is None:
+            yield f"layers.{index}.mlp.gate_up", Matrix(2 * config.mlp_size, hidden)
+            yield f"layers.{index}.mlp.down", Matrix(hidden, config.mlp_size)
 
 
 def stored_bytes(scheme: Scheme, matrix: Matrix, dtype: torch.dtype) -> int:

@@ -29,6 +29,7 @@ from ridgeline.quantization.files.read import is_quantized
 from ridgeline.quantization.load import choose_dtype, load_model
 from ridgeline.quantization.methods import METHODS, Method, parse_sparsity
 from ridgeline.quantization.scheme import NAMES, Scheme, parse_scheme
+from ridgeline.quantization.sizes import expert_bytes
 
 EXAMPLE = """\
 ridgeline quantize demo --scheme int8 --out demo-int8
@@ -170,6 +171,8 @@ def document(args: argparse.Namespace, found: Quantized, expanded: bool) -> dict
         "stays": list(found.stays),
         "bytes_before": sum(value.nbytes for value in found.plain.parameters()),
         "bytes_after": size_of(args.out),
+        "dtype": dtype_name(found.plain.embed.weight.dtype),
+        "plain_expert_bytes": expert_bytes(found.plain.config, found.plain.embed.weight.dtype),
         "quality": found.quality.to_json(),
         "trials": [
             {"left": left, "mean_kl": kl, "increase": increase}
@@ -208,6 +211,9 @@ def render(document: dict[str, Any], console: Console) -> None:
     stays = document["stays"]
     if stays:
         console.print(f"{len(stays)} projections stay as they are: {', '.join(stays[:NUM_SHOWN])}")
+    if document["plain_expert_bytes"]:
+        experts = human_bytes(document["plain_expert_bytes"])
+        console.print(f"{experts} stay in {document['dtype']}: they are experts")
     if document["expanded_from_gguf"]:
         console.print("the GGUF's blocks were expanded first")
     console.print(f"{document['num_quantized']} projections quantized; saved in {document['out']}")

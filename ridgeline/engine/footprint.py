@@ -11,6 +11,8 @@ quantization/sizes.py, activations to activations.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ridgeline.engine.activations import FP32, Moment, peak
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.kernels.pages import holds_codes
@@ -19,8 +21,10 @@ from ridgeline.models import ModelConfig
 from ridgeline.models.cost import kv_bytes_per_token
 from ridgeline.parallel.degrees import rank_config
 from ridgeline.quantization import sizes
-from ridgeline.quantization.scheme import parse_scheme
+from ridgeline.quantization.scheme import Scheme, parse_scheme
 from ridgeline.recipe import Recipe
+
+Kept = Mapping[str, Scheme]  # by projection: codes that a checkpoint, or a model, has already
 
 # Allowances for what is not counted tensor by tensor (none of them measured yet, 2026-11-15).
 WORKSPACE_BYTES = {  # scratch of libraries: cuBLAS's and split kernels' sums on a GPU, oneDNN's
@@ -43,25 +47,32 @@ TOKEN_BYTES = 4
 REFERENCE_COPIES = 4  # fp32 tensors of a weight's size that its reference holds at once
 
 
-def weight_bytes(config: ModelConfig, dtype: str, scheme: str | None = None) -> int:
-    """All weights: with a scheme, as quantization/sizes.py says."""
+def weight_bytes(
+    config: ModelConfig, dtype: str, scheme: str | None = None, kept: Kept | None = None
+) -> int:
+    """All weights: with a scheme, or with codes that a checkpoint has already, as
+    quantization/sizes.py says.
+    """
     known = None if scheme is None else parse_scheme(scheme)
-    return sizes.weight_bytes(config, parse_dtype(dtype), known)
+    return sizes.weight_bytes(config, parse_dtype(dtype), known, kept)
 
 
-def expanded_bytes(config: ModelConfig, recipe: Recipe) -> int:
+def expanded_bytes(config: ModelConfig, recipe: Recipe, kept: Kept | None = None) -> int:
     """The largest quantized matrix on its way back to the model's dtype, for steps of many tokens:
     on a GPU a piece of it at a time, or sums of int8 codes, and nothing for fp8.
     """
-    if recipe.scheme is None:
-        return 0
-    scheme, element = parse_scheme(recipe.scheme), dtype_bytes(parse_dtype(recipe.dtype))
-    matrices = [m for m in sizes.model_matrices(config) if scheme.fits(*m)]
-    largest = max((m.num_outputs * m.depth for m in matrices), default=0)
+    known = None if recipe.scheme is None else parse_scheme(recipe.scheme)
+    stored = set(sizes.stored_matrices(config, known, kept))
+    return max((_expanded(recipe, *one) for one in stored), default=0)
+
+
+def _expanded(recipe: Recipe, scheme: Scheme, matrix: sizes.Matrix) -> int:
+    element = dtype_bytes(parse_dtype(recipe.dtype))
+    size = matrix.num_outputs * matrix.depth
     if recipe.graphs:
-        kept = {"fp8": 0, "int8": MAX_COPY_BYTES, "16-bit": largest * element}[scheme.inputs]
-        return min(MAX_COPY_BYTES, kept)
-    return largest * (element if recipe.kernels == "fused" else REFERENCE_COPIES * FP32)
+        whole = {"fp8": 0, "int8": MAX_COPY_BYTES, "16-bit": size * element}[scheme.inputs]
+        return min(MAX_COPY_BYTES, whole)
+    return size * (element if recipe.kernels == "fused" else REFERENCE_COPIES * FP32)
 
 
 def bytes_per_page(config: ModelConfig, recipe: Recipe) -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine.draft_loading import Draft, check_words, find_draft, load_draft, within_draft
+from ridgeline.engine.footprint import Kept
 from ridgeline.engine.memory import MemoryPlan, fitted, plan_memory
 from ridgeline.errors import UnsupportedError, UsageError
 from ridgeline.formats.dtypes import dtype_name
@@ -26,15 +27,19 @@ from ridgeline.models.families import describe
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
 from ridgeline.quantization.devices import check_runs
-from ridgeline.quantization.linear import QuantizedLinear, quantizable
-from ridgeline.quantization.load import choose_dtype
+from ridgeline.quantization.files.fuse import kept_schemes
+from ridgeline.quantization.files.read import is_quantized
+from ridgeline.quantization.linear import quantizable, schemes_of
+from ridgeline.quantization.load import pick_dtype, runnable
 from ridgeline.quantization.nearest import load_nearest, quantize_nearest
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.recipe import FILE_NAME, Recipe, with_auto
 
 log = logging.getLogger(__name__)
 
-SCHEMES = ("int8", "int4-g128")  # what is advised where memory is short, and runs on every device
+# What is advised where memory is short: runs on every device. The shorter groups are for models
+# whose rows those of 128 do not divide.
+SCHEMES = ("int8", "int4-g128", "int4-g64", "int4-g32")
 
 
 class Loaded(NamedTuple):
@@ -58,20 +63,30 @@ def load(
     path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
     recipe = recipe or saved_recipe(path) or Recipe()
     hardware = detect(device)
-    config = describe(open_checkpoint(path)).config
+    checkpoint = open_checkpoint(path)
+    description = describe(checkpoint)
+    config = description.config
     scheme = None if recipe.scheme is None else parse_scheme(recipe.scheme)
-    dtype = choose_dtype(recipe.dtype, config, hardware, scheme)
+    if scheme is not None and is_quantized(checkpoint):
+        raise UsageError(
+            f"the recipe's scheme is {scheme.name}, and {path} is quantized already; leave it out"
+        )
+    keep_codes = scheme is None and not recipe.deterministic  # whose products are its own
+    kept = kept_schemes(checkpoint, description) if keep_codes else {}
+    dtype = pick_dtype(recipe.dtype, config, hardware, scheme, kept)
+    kept, _ = runnable(kept, dtype, hardware.device)
     filled = with_auto(recipe, config, dtype, hardware.device)
     filled = with_host_kernels(recipe, filled, config, hardware.device, progress)
     draft = find_draft(recipe, config, progress)
     free = available_memory(hardware.device)
-    filled, plan = planned(config, recipe, filled, hardware.device, free, draft, SCHEMES)
+    advised = () if is_quantized(checkpoint) else SCHEMES
+    about = (hardware.device, free, draft, advised, kept)
+    filled, plan = planned(config, recipe, filled, *about)
     tokenizer = tokenizer or tokenizer_of(path)
     check_words(draft, tokenizer)
     if scheme is None:
-        about = {"dtype": dtype_name(dtype), "device": device}
-        keep_codes = not recipe.deterministic  # whose products are its own
-        loaded = load_model(path, **about, keep_codes=keep_codes, progress=progress)
+        where = {"dtype": dtype_name(dtype), "device": device}
+        loaded = load_model(path, **where, keep_codes=keep_codes, progress=progress)
     else:
         loaded = load_nearest(path, scheme, dtype, hardware.device, progress)
     return Loaded(loaded, tokenizer, filled, plan, load_draft(draft, loaded))
@@ -97,21 +112,12 @@ def _loaded(
     filled = with_host_kernels(recipe, filled, model.config, str(weight.device), progress)
     free = available_memory(str(weight.device)) + _shared_bytes(model, recipe.scheme)
     draft = find_draft(recipe, model.config, None)
-    held = _quantized_bytes(model)
-    filled, plan = planned(
-        model.config, recipe, filled, str(weight.device), free, draft, weights=held
-    )
+    kept = schemes_of(model)
+    filled, plan = planned(model.config, recipe, filled, str(weight.device), free, draft, kept=kept)
     if recipe.scheme is not None:
         copy = with_kinds(model, lambda kind: kind)
         model = quantize_nearest(copy, parse_scheme(recipe.scheme), progress=progress)
     return Loaded(model, tokenizer, filled, plan, load_draft(draft, model))
-
-
-def _quantized_bytes(model: Transformer) -> int | None:
-    """All bytes of a model that is quantized already."""
-    if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
-        return None
-    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def _shared_bytes(model: Transformer, name: str | None) -> int:
@@ -119,7 +125,7 @@ def _shared_bytes(model: Transformer, name: str | None) -> int:
     held = sum(parameter.nbytes for parameter in model.parameters())
     if name is None:
         return held
-    if _quantized_bytes(model) is not None:
+    if schemes_of(model):
         raise UsageError(f"the recipe's scheme is {name}, and the model is quantized already")
     layers, scheme = quantizable(model).values(), parse_scheme(name)
     copied = (layer.weight.nbytes for layer in layers if scheme.fits(*layer.weight.shape))
@@ -155,10 +161,10 @@ def planned(
     free_bytes: int,
     draft: Draft | None = None,
     schemes: Sequence[str] = (),
-    weights: int | None = None,
+    kept: Kept | None = None,
 ) -> tuple[Recipe, MemoryPlan]:
     """The recipe with a context that fits, if none was named, and the memory it takes; or the one
-    line that says why not. `schemes` may be advised; `weights` are bytes of quantized ones.
+    line that says why not. `schemes` may be advised; `kept` are those of quantized weights.
     """
     _check_supported(filled)
     if filled.scheme is not None:
@@ -170,9 +176,9 @@ def planned(
         check_on_device(small, device)
         filled = within_draft(given, filled, draft)
     if given.limits.max_context is None:
-        filled = fitted(config, filled, free_bytes, small, weights)
+        filled = fitted(config, filled, free_bytes, small, kept)
     advised = () if filled.scheme is not None or filled.deterministic else schemes
-    about: dict[str, Any] = {"draft": small, "schemes": advised, "weights": weights}
+    about: dict[str, Any] = {"draft": small, "schemes": advised, "kept": kept}
     return filled, plan_memory(config, filled, free_bytes, **about)
 
 

@@ -55,11 +55,13 @@ def expert_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
 
 def read_bytes_per_weight(
-    config: ModelConfig, dtype: torch.dtype, scheme: Scheme | None = None
+    config: ModelConfig, dtype: torch.dtype, kept: Mapping[str, Scheme] | None = None
 ) -> float:
-    """Of the weights that a step reads, in the mean: all but an embedding of its own."""
+    """Of the weights that a step reads, in the mean: all but an embedding of its own. `kept`:
+    the schemes of its projections, by name.
+    """
     lookup = 0 if config.tied_embeddings else config.vocab_size * config.hidden_size
-    read = weight_bytes(config, dtype, scheme) - lookup * dtype.itemsize
+    read = weight_bytes(config, dtype, kept=kept) - lookup * dtype.itemsize
     return read / (num_parameters(config) - lookup)
 
 

@@ -19,18 +19,24 @@ from gguf_files import write_gguf
 from test_families import PROMPT, all_logits
 from test_quantized_reading import CASES
 
-from ridgeline.errors import UnsupportedError
+from ridgeline.engine.loading import SCHEMES, load
+from ridgeline.engine.memory import itemise, plan_memory
+from ridgeline.errors import OutOfMemoryError, UnsupportedError, UsageError
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import Checkpoint, open_checkpoint
-from ridgeline.models.families import describe
+from ridgeline.models.families import describe, describe_hf
+from ridgeline.models.shapes import SHAPES, describe_shape
+from ridgeline.models.transformer import ExpertMLP
 from ridgeline.quantization import load_model
 from ridgeline.quantization.files import kept_schemes, open_quantized
 from ridgeline.quantization.linear import QuantizedLinear
 from ridgeline.quantization.load import runnable
 from ridgeline.quantization.scheme import parse_scheme
-from ridgeline.quantization.sizes import weight_bytes
+from ridgeline.quantization.sizes import expert_bytes, named_matrices, weight_bytes
+from ridgeline.recipe import Limits, Recipe, edited, with_auto
 
 Q4_0 = gguf.GGMLQuantizationType.Q4_0
+GIB = 2**30
 FORMATS = ["awq", "gptq", "gptq-sym", "packed", "fp8-rows", "fp8-tensor-static", "q4_0"]
 
 
@@ -150,3 +156,83 @@ def test_a_device_without_the_scheme_expands(monkeypatch: pytest.MonkeyPatch) ->
     run, problem = runnable(schemes, torch.bfloat16, "cuda:0")
     assert list(run) == ["layers.0.attn.out"]
     assert problem == "no fp8"
+
+
+# --- the plan made before ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_plan_is_what_the_tensors_take(
+    form: str, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Codes, scales and zero points, and what stays plain, biases and norms included."""
+    monkeypatch.setattr("ridgeline.engine.loading.tokenizer_of", lambda path: None)
+    path = written(form, tmp_path, "llama-mha" if form == "q4_0" else "llama-mqa-bias")
+    about = {"limits": Limits(max_batch=2, token_budget=32), "kernels": "reference"}
+    loaded = load(path, Recipe(dtype=dtype, **about), None, "cpu", None)
+    assert any(isinstance(module, QuantizedLinear) for module in loaded.model.modules())
+    assert loaded.plan.bytes_of("weights") == held_bytes(loaded.model)
+    assert loaded.plan.bytes_of("expanded weight") == 16 * 2 * 192 * 64  # gate-up, by the reference
+    again = load(loaded.model, Recipe(**about), None, "cpu", None)
+    assert again.plan.bytes_of("weights") == held_bytes(loaded.model)
+    fixed = load(path, Recipe(dtype=dtype, deterministic=True, **about), None, "cpu", None)
+    assert fixed.plan.bytes_of("weights") == held_bytes(fixed.model) > held_bytes(loaded.model)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4-g32", "int4-g64-asym", "fp8-tensor"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe-mixed", "qwen2"])
+def test_the_plan_of_a_scheme_is_what_the_tensors_take(
+    name: str, scheme: str, tmp_path: Path
+) -> None:
+    tiny_models.save_model(name, tmp_path)
+    recipe = Recipe(dtype="bf16", scheme=scheme, limits=Limits(max_batch=2, token_budget=32))
+    loaded = load(tmp_path, recipe, None, "cpu", None)
+    assert loaded.plan.bytes_of("weights") == held_bytes(loaded.model)
+    experts = expert_bytes(loaded.model.config, torch.bfloat16)
+    mlps = [m for m in loaded.model.modules() if isinstance(m, ExpertMLP)]
+    assert experts == sum(mlp.gate_up.nbytes + mlp.down.nbytes for mlp in mlps)
+
+
+def test_a_checkpoint_of_70b_in_4_bits_is_planned_at_its_size() -> None:
+    config = describe_shape("llama-3.1-70b").config
+    codes = {name: parse_scheme("int4-g128") for name, _ in named_matrices(config)}
+    recipe = with_auto(Recipe(limits=Limits(8192, 16)), config, torch.bfloat16, "cuda:0")
+    plan = plan_memory(config, recipe, 80 * GIB, kept=codes)
+    # Layers 68.5 G weights, embedding and head 2.1 G; a scale takes 2 bytes for 128 weights.
+    expected = 68.45e9 * (0.5 + 2 / 128) + 2.1e9 * 2
+    assert plan.bytes_of("weights") == pytest.approx(expected, rel=0.005)
+    with pytest.raises(OutOfMemoryError, match=r"use --scheme int4-g128$"):
+        plan_memory(config, recipe, 80 * GIB, schemes=SCHEMES)
+
+
+def test_the_scheme_advised_is_one_that_fits() -> None:
+    """Rows of 576 have no groups of 128: int4-g128 would leave most of this model as it is."""
+    config = describe_hf(SHAPES["smollm2-135m"] | {"num_hidden_layers": 600}).config
+    recipe = with_auto(Recipe(limits=Limits(256, 8, 256)), config, torch.bfloat16, "cuda:0")
+
+    def needed(scheme: str) -> int:
+        return itemise(config, edited(recipe, "scheme", scheme), GIB).needed_bytes
+
+    assert needed("int4-g64") < needed("int8") < needed("int4-g128")
+    free = int(1.02 * needed("int4-g64") / 0.9)
+    with pytest.raises(OutOfMemoryError, match=r"use --scheme int4-g64$"):
+        plan_memory(config, recipe, free, schemes=SCHEMES)
+    assert itemise(config, edited(recipe, "scheme", "int4-g64"), free).fits
+
+
+def test_the_plan_refuses_before_anything_else_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its line has a remedy; that of `load_model` alone cannot."""
+    for module in ("engine.loading", "quantization.load"):
+        monkeypatch.setattr(f"ridgeline.{module}.available_memory", lambda device: 1000)
+    path = written("q4_0", tmp_path)
+    with pytest.raises(OutOfMemoryError, match=r"^needs .* a device with"):
+        load(path, Recipe(), None, "cpu", None)
+
+
+def test_a_quantized_checkpoint_has_its_scheme(tmp_path: Path) -> None:
+    path = written("awq", tmp_path)
+    with pytest.raises(UsageError, match=r"scheme is int8, and .* is quantized already; leave it"):
+        load(path, Recipe(scheme="int8"), None, "cpu", None)

@@ -168,7 +168,7 @@ def test_the_plan_is_what_the_tensors_take(
 ) -> None:
     """Codes, scales and zero points, and what stays plain, biases and norms included."""
     monkeypatch.setattr("ridgeline.engine.loading.tokenizer_of", lambda path: None)
-    path = written(form, tmp_path, "llama-mha" if form == "q4_0" else "llama-mqa-bias")
+    path = written(form, tmp_path, "llama-mqa-bias")
     about = {"limits": Limits(max_batch=2, token_budget=32), "kernels": "reference"}
     loaded = load(path, Recipe(dtype=dtype, **about), None, "cpu", None)
     assert any(isinstance(module, QuantizedLinear) for module in loaded.model.modules())

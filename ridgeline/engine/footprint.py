@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ridgeline.engine.activations import FP32, Moment, peak
+from ridgeline.engine.fixed_activations import apart_bytes, fixed_peak, trial_bytes
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.kernels.pages import holds_codes
 from ridgeline.kernels.quantized_linear.many_rows import MAX_COPY_BYTES
@@ -86,8 +87,24 @@ def bytes_per_page(config: ModelConfig, recipe: Recipe) -> int:
 
 def step_peak(config: ModelConfig, recipe: Recipe, num_tokens: int) -> Moment:
     """Where a step of this many tokens holds most, and how much; `config` is the device's part."""
-    longest = recipe.limits.filled().max_context
-    return peak(config, recipe.dtype, recipe.kernels, num_tokens=num_tokens, num_keys=longest)
+    limits = recipe.limits.filled()
+    sizes = {"num_tokens": num_tokens, "num_keys": limits.max_context}
+    if recipe.deterministic and recipe.kernels == "reference":
+        rows, page_size = limits.max_batch, recipe.kv.page_size
+        return fixed_peak(config, recipe.dtype, **sizes, num_rows=rows, page_size=page_size)
+    return peak(config, recipe.dtype, recipe.kernels, **sizes)
+
+
+def fixed_bytes(config: ModelConfig, recipe: Recipe, num_tokens: int) -> int:
+    """What `deterministic` takes beside a step's activations."""
+    if not recipe.deterministic:
+        return 0
+    if recipe.kernels == "reference":
+        return trial_bytes(config, recipe.dtype)
+    limits = recipe.limits.filled()
+    rows = min(num_tokens, limits.max_batch)
+    about = {"num_tokens": num_tokens, "num_rows": rows, "num_keys": limits.max_context}
+    return apart_bytes(config, **about)
 
 
 def logit_rows(recipe: Recipe, num_requests: int) -> int:
@@ -136,6 +153,7 @@ def graph_bytes(config: ModelConfig, recipe: Recipe) -> int:
     limits = recipe.limits.filled()
     rank = rank_config(config, recipe.parallel.tensor)
     tensors = step_peak(rank, recipe, limits.max_graph_batch).num_bytes
+    tensors += fixed_bytes(rank, recipe, limits.max_graph_batch)
     rows = logit_rows(recipe, min(limits.max_graph_batch, limits.max_batch))
     rows = min(rows, limits.max_graph_batch)
     pool = GRAPH_POOL_BYTES + tensors + logit_bytes(config, recipe, rows)

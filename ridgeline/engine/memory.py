@@ -154,6 +154,9 @@ def _fixed_items(
     moment = max(moments, key=attrgetter("num_bytes"))
     largest = f"a step of {limits.token_budget} tokens, largest in {moment.name}"
     yield Item("activations", moment.num_bytes, largest)
+    fixed = max(footprint.fixed_bytes(model, recipe, limits.token_budget) for model in models)
+    if fixed:
+        yield Item("deterministic", fixed, "sums of pieces kept apart, at most, or weights tried")
     expanded = footprint.expanded_bytes(rank, recipe, kept)
     if expanded:
         yield Item("expanded weight", expanded, f"one matrix in {dtype}, for steps of many tokens")

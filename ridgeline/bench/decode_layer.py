@@ -26,7 +26,7 @@ from ridgeline.kernels.inputs import has_floats_of, label, normal
 from ridgeline.kernels.op import Case, Inputs, Op
 from ridgeline.kernels.quantized_linear import quantized_linear
 from ridgeline.kernels.quantized_linear import reference as quantized_reference
-from ridgeline.kernels.quantized_linear.op import FP8A16, W4A16, make_weight
+from ridgeline.kernels.quantized_linear.op import FP8A16, W4A16, W8A16, make_weight
 from ridgeline.kernels.rotary_pages import reference as rotary_reference
 from ridgeline.kernels.rotary_pages import rotary_pages
 from ridgeline.kernels.skinny_linear import reference as skinny_reference
@@ -34,6 +34,7 @@ from ridgeline.kernels.skinny_linear import skinny_linear
 
 BF16 = torch.bfloat16
 EPS = 1e-5
+MADE = {"fp8": FP8A16, "int8": W8A16, "int4": W4A16}
 
 
 @dataclass(frozen=True)
@@ -219,13 +220,13 @@ def make(
     device: torch.device,
     generator: torch.Generator,
 ) -> Inputs:
-    """`form` is of the weights: bf16, fp8 (a scale a row) or int4 (groups of 128)."""
+    """`form` is of the weights: bf16, fp8 or int8 (a scale a row), or int4 (groups of 128)."""
     batch, half = len(lengths), shape.head_dim // 2
     draw = partial(normal, dtype=BF16, device=device, generator=generator)
     plain = {name: draw(size, scale=size[1] ** -0.5) for name, size in shape.projections.items()}
     weights = {name: Weight(values) for name, values in plain.items()}
     if form != "bf16":
-        made = FP8A16 if form == "fp8" else W4A16
+        made = MADE[form]
         for name, size in shape.projections.items():
             found = make_weight(made, *size, BF16, device, generator)
             weights[name] = Weight(found["weight"], found["weight_scale"])
@@ -263,7 +264,7 @@ def case(
 ) -> Case:
     """`context` counts the new token; `functions` are our launchers, or what is chosen."""
     shape = shape or Shape()
-    dtype_name = {"fp8": "fp8_e4m3 rows", "int4": "int4 g128"}.get(form, form)
+    dtype_name = {"fp8": "fp8_e4m3 rows", "int8": "int8 rows", "int4": "int4 g128"}.get(form, form)
     # Each of six kernels rounds its result, int4's once more the sum of each group.
     return Case(
         label(f"{batch}x{context}", dtype_name, functions == "chosen" and "as chosen"),
@@ -275,7 +276,7 @@ def case(
 
 
 TINY = Shape(128, 2, 1, 64, 256)
-FORMS = ("bf16", "fp8", "int4")
+FORMS = ("bf16", "fp8", "int8", "int4")
 
 OP = Op(
     name="decode_layer",
@@ -285,7 +286,7 @@ OP = Op(
     cost=cost,
     small_cases=[
         case(batch, 20, form, "launchers", TINY, 16)
-        for batch, form in [(1, "bf16"), (3, "bf16"), (1, "fp8"), (3, "int4")]
+        for batch, form in [(1, "bf16"), (3, "bf16"), (1, "fp8"), (1, "int8"), (3, "int4")]
     ],
     cases=[
         case(batch, 1000, form, functions)

@@ -5,7 +5,8 @@ at most `max_tokens` tokens together. Their sizes are padded up, so that few gra
 graph is the forward pass up to the logits; a second one samples from them, with or without filters,
 so that a grammar's masks can be filled in between; where nothing follows the choice, it also leaves
 the tokens where the host and the next step look for them. All of them share one pool of memory and
-stay within what was planned for them; a step for which no graph is left runs as any other.
+stay within what was planned for them; a step for which no graph is left, or whose capture failed,
+runs as any other.
 
 Capture is safe because the step has just run with the very same tensors: kernels are compiled and
 counters exist, inputs and logits lie where they always lie, and nothing in the captured code reads
@@ -107,6 +108,7 @@ class Graphs:
         self.runner, self.max_tokens, self.budget_bytes = runner, max_tokens, budget_bytes
         self.used_bytes = 0
         self.found: dict[GraphKey, Captured] = {}
+        self.refused: set[GraphKey] = set()  # whose capture failed
         self._pool: Any = None
         # Where every graph leaves its logits: one buffer for all, or each would keep its own.
         most = padded(min(max_tokens, runner.max_rows), _up_to(DECODE_SIZES, max_tokens))
@@ -134,7 +136,9 @@ class Graphs:
         """Run a step through its graphs, captured now if need be; None if it has none."""
         runner = self.runner
         key = graph_key(plan, self.max_tokens, max_length, runner.max_context)
-        if key is None or (key not in self.found and not self._has_room()):
+        if key is None or key in self.refused:
+            return None
+        if key not in self.found and not self._has_room():
             return None
         inputs = runner.send(plan, key.shape)
         count = len(plan.sample_keys)
@@ -156,12 +160,28 @@ class Graphs:
         self, key: GraphKey, inputs: StepInputs, choice: Choice
     ) -> tuple[Tensor, Tensor]:
         """The step itself, eagerly: that also compiles its kernels and makes their counters. Then
-        its graphs, which run nothing now. Should a capture fail, the step is run again: so the last
-        step's tokens are only written over, and guesses judged, when nothing can fail any more.
+        its graphs, which run nothing now. The last step's tokens are only written over, and guesses
+        judged, behind that: what the graphs are captured with must still be there.
         """
         last_tokens, logits_RV = self.runner.last_tokens, self.compute(key, inputs)
         nobody = inputs._replace(judged=self.runner.nobody(inputs.judged))
         tokens_R = self.choose(logits_RV, nobody, choice, torch.empty_like(last_tokens))
+        try:
+            self._add(key, inputs, choice, logits_RV, last_tokens)
+        except Exception as error:
+            self._refuse(key, error)
+        if choice.keeps:
+            self.runner.keep(logits_RV, inputs, tokens_R, last_tokens)
+        return logits_RV, tokens_R
+
+    def _add(
+        self,
+        key: GraphKey,
+        inputs: StepInputs,
+        choice: Choice,
+        logits_RV: Tensor,
+        last_tokens: Tensor,
+    ) -> None:
         reserved_before = torch.cuda.memory_reserved(self.runner.device)
         if key not in self.found:
             with noting(self.runner.model) as notes:
@@ -173,9 +193,15 @@ class Graphs:
         self.found[key].samplers[choice] = sampler
         # What torch took, and not what the device has less of: others may share it.
         self.used_bytes += torch.cuda.memory_reserved(self.runner.device) - reserved_before
-        if choice.keeps:
-            self.runner.keep(logits_RV, inputs, tokens_R, last_tokens)
-        return logits_RV, tokens_R
+
+    def _refuse(self, key: GraphKey, error: Exception) -> None:
+        """Steps of this key run without a graph from now on; the one at hand has run already."""
+        reason = str(error).partition("\n")[0]
+        log.warning("no graph for %s: %s: %s", key, type(error).__name__, reason)
+        self.refused.add(key)
+        self.found.pop(key, None)
+        if not self.found:
+            self._pool = None  # gone with the last graph that used it
 
     def choose(
         self, logits_RV: Tensor, inputs: StepInputs, choice: Choice, last_tokens: Tensor

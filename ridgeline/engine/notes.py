@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class Note(NamedTuple):
@@ -28,7 +28,8 @@ def noting(model: nn.Module) -> Iterator[list[Note]]:
 
     def hook(name: str) -> Callable[..., None]:
         def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-            notes.append(Note(name, tuple(args[0].shape)))
+            first = args[0] if isinstance(args[0], Tensor) else args[0][0]  # codes, with scales
+            notes.append(Note(name, tuple(first.shape)))
 
         return note
 

@@ -17,6 +17,7 @@ NAMES = (
     "prefill_attention",
     "skinny_linear",
     "fixed_linear",
+    "quantize_rows",
     "quantized_linear",
     "dequantize",
     "sampling",

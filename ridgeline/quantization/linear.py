@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from ridgeline.errors import UsageError, near_matches
 from ridgeline.formats.packing import pack_int4, pack_int8
-from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.dequantize.reference import dequantize
 from ridgeline.kernels.gated_activation import Activation, gated_activation
+from ridgeline.kernels.quantize_rows import quantize_rows
 from ridgeline.kernels.quantized_linear import quantized_linear
 from ridgeline.kernels.rms_norm import rms_norm
 from ridgeline.models import Transformer
@@ -33,6 +33,9 @@ from ridgeline.quantization.scheme import BLOCK, FP8, Codes, Scheme
 
 INPUT_DTYPES = {"16-bit": None, "int8": torch.int8, "fp8": FP8}
 WORD_PIECE = 16  # int8 codes in a piece of packed words
+# Products of so few rows are bound by their weights, so x stays in 16 bits where a kernel takes it
+# so: no kernel to round it, and none of its error.
+ROUNDED_FROM = 2
 
 
 class Rows(NamedTuple):
@@ -84,8 +87,7 @@ class QuantizedLinear(nn.Module):
             assert isinstance(y_TO, Tensor), "codes are not left anywhere"
             return out_TO.copy_(y_TO)
         about = (self.weight, self.scale, self.zero)
-        if self.inputs is None:
-            assert isinstance(x_TD, Tensor), "16-bit inputs do not come as codes"
+        if isinstance(x_TD, Tensor) and self.takes_plain(x_TD):
             folded = (None, 1e-6, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)
             around = (self.bias, residual_TO, *folded, activation, x_TD.dtype)
             return quantized_linear(x_TD, *about, None, *around)
@@ -97,6 +99,13 @@ class QuantizedLinear(nn.Module):
             return Rows(*gated_activation(y_T2F, activation, self.gives))
         behind = (residual_TO, None, 1e-6, 0.0, activation, self.dtype)
         return quantized_linear(*product, *behind)
+
+    def takes_plain(self, x_TD: Tensor) -> bool:
+        """Whether x is multiplied as it is. A CPU follows the definition, whatever the rows."""
+        if self.inputs is None:
+            return True
+        few = x_TD.is_cuda and x_TD.numel() < ROUNDED_FROM * x_TD.shape[-1]
+        return few and self.scheme.spread != "block"
 
     def rounded(self, x_TD: Tensor, norm: RMSNorm | None = None) -> Rows:
         """x, after its norm, as codes."""

@@ -9,6 +9,7 @@ import torch
 from engines import assert_idle, engine_for, naive_outputs, prompts_of, tiny
 from tiny_models import MODELS
 
+from ridgeline.capture import capture
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.naive import OneSequence
 from ridgeline.models import Transformer, build_model, fill_random
@@ -196,8 +197,39 @@ def test_many_requests_of_all_kinds_finish() -> None:
     assert {output.status for output in outputs} == {"finished"}
 
 
+def test_a_capture_that_fails_costs_a_graph_and_nobodys_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Among the first captures of a pool, and among later ones."""
+    model = shape_model(layers=2)
+    prompts = prompts_of([30, 7, 12], vocab_size=model.config.vocab_size)
+    sampling = Sampling(max_tokens=12, ignore_eos=True)
+    _, expected = run(model, prompts, sampling, graphs=False)
+    for failing in (1, 3):
+        calls: list[int] = []
+
+        def capture_or_fail(
+            work: Any, pool: Any, failing: int = failing, calls: Any = calls
+        ) -> Any:
+            calls.append(1)
+
+            def fails() -> None:
+                work()
+                raise ValueError("not this one")
+
+            return capture(fails if len(calls) == failing else work, pool)
+
+        monkeypatch.setattr("ridgeline.engine.graphs.capture", capture_or_fail)
+        engine, outputs = run(model, prompts, sampling)
+        assert len(engine.runner.graphs.refused) == 1
+        assert engine.runner.graphs.found
+        assert [output.status for output in outputs] == ["finished"] * 3
+        assert [output.tokens[0] for output in outputs] == [o.tokens[0] for o in expected]
+
+
 def test_a_nan_row_fails_alone() -> None:
-    model = shape_model()
+    """The head is not the embedding here: one that is would make every row's logits NaN."""
+    model = shape_model("llama-2-7b", layers=2)
     with torch.no_grad():
         model.embed.weight[77] = float("nan")
     prompts = prompts_of([30] * 6, vocab_size=model.config.vocab_size)

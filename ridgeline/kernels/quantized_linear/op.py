@@ -26,6 +26,7 @@ from ridgeline.kernels.quantized_linear.tune_space import choice_key, search_spa
 from ridgeline.kernels.skinny_linear.cut import scale_kind
 from ridgeline.kernels.skinny_linear.op import PROJECTIONS
 from ridgeline.kernels.skinny_linear.tune_space import Config, default_config, shortlist
+from ridgeline.kernels.skinny_linear.tune_space import search_space as plain_rows_space
 from ridgeline.kernels.skinny_linear.ways import Way, fits_few, ways
 from ridgeline.kernels.targets import Target
 
@@ -288,6 +289,16 @@ BENCH = [
     for name in PROJECTIONS
     for rows in (1, 16, 64)
 ]
+# As a layer of a model has them.
+GATE_UP = (PROJECTIONS["gate_up"][0] // 2, PROJECTIONS["gate_up"][1])
+for layer_form in (W8A16, W4A16, FP8A16):
+    for num_rows in (1, 16):
+        BENCH += [
+            case(layer_form, (num_rows, *PROJECTIONS["qkv"]), BF16, "norm", name="qkv"),
+            case(layer_form, (num_rows, *GATE_UP), BF16, "norm", "silu", name="gate_up"),
+        ]
+for name in ("o", "down"):
+    BENCH.append(case(FP8A16, (1, *PROJECTIONS[name]), BF16, "residual", name=name))
 COMPILE = [case(form, (rows, 4096, 1024)) for form in FORMS for rows in (1, 16, 64)]
 COMPILE += [
     case(form, (rows, 4096, 1024), BF16, "norm", "silu")
@@ -315,8 +326,20 @@ def search(
         configs = shortlist(space, outputs, gated, target, bits)
     else:  # codes go to the matrix units as they are: what would be chosen, beside the CUDA kernels
         configs = [default_config(x_MD, weight, scale_kind(weight_scale), gated, target)]
-    in_cuda = ways(cuda.kind_of(x_MD, weight), rows, outputs, depth, gated)
-    return Search(*choice_key(x_MD, weight, weight_scale, gated, normed), [*configs, *in_cuda])
+        if x_MD.dtype != weight.dtype:  # and are converted in registers else
+            space = plain_rows_space(rows, outputs, depth, gated, bits)
+            configs += shortlist(space, outputs, gated, target, bits)
+    key = choice_key(x_MD, weight, weight_scale, gated, normed)
+    return Search(*key, [*configs, *_ways_in_cuda(x_MD, weight, rows, outputs, depth, gated)])
+
+
+def _ways_in_cuda(
+    x_MD: Tensor, weight: Tensor, rows: int, outputs: int, depth: int, gated: bool
+) -> list[Way]:
+    try:
+        return ways(cuda.kind_of(x_MD, weight), rows, outputs, depth, gated)
+    except UnsupportedError:
+        return []
 
 
 OP = Op(

@@ -72,9 +72,9 @@ def load(
             f"the recipe's scheme is {scheme.name}, and {path} is quantized already; leave it out"
         )
     keep_codes = scheme is None and not recipe.deterministic  # whose products are its own
-    kept = kept_schemes(checkpoint, description) if keep_codes else {}
-    dtype = pick_dtype(recipe.dtype, config, hardware, scheme, kept)
-    kept, _ = runnable(kept, dtype, hardware.device)
+    stored = kept_schemes(checkpoint, description) if keep_codes else {}
+    dtype = pick_dtype(recipe.dtype, config, hardware, scheme, stored)
+    kept = runnable(stored, dtype, hardware.device)[0] if stored else None
     filled = with_auto(recipe, config, dtype, hardware.device)
     filled = with_host_kernels(recipe, filled, config, hardware.device, progress)
     draft = find_draft(recipe, config, progress)
@@ -112,7 +112,7 @@ def _loaded(
     filled = with_host_kernels(recipe, filled, model.config, str(weight.device), progress)
     free = available_memory(str(weight.device)) + _shared_bytes(model, recipe.scheme)
     draft = find_draft(recipe, model.config, None)
-    kept = schemes_of(model)
+    kept = schemes_of(model) or None
     filled, plan = planned(model.config, recipe, filled, str(weight.device), free, draft, kept=kept)
     if recipe.scheme is not None:
         copy = with_kinds(model, lambda kind: kind)
@@ -164,7 +164,7 @@ def planned(
     kept: Kept | None = None,
 ) -> tuple[Recipe, MemoryPlan]:
     """The recipe with a context that fits, if none was named, and the memory it takes; or the one
-    line that says why not. `schemes` may be advised; `kept` are those of quantized weights.
+    line that says why not. `schemes` may be advised; `kept` are those of codes.
     """
     _check_supported(filled)
     if filled.scheme is not None:

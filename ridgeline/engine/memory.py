@@ -83,12 +83,12 @@ def plan_memory(
 ) -> MemoryPlan:
     """The plan, or OutOfMemoryError with a remedy. `draft` is the model that guesses tokens ahead;
     `schemes` are the quantizations that may be advised, the mildest first; `kept` are those of the
-    projections that are quantized already, as no recipe says.
+    projections that are codes, where the recipe's scheme does not say it.
     """
     plan = itemise(config, recipe, free_bytes, draft, kept)
     if plan.fits:
         return plan
-    fits = _fits_in(config, free_bytes, draft, kept)
+    fits = _fits_in(config, recipe, free_bytes, draft, kept)
     ways = [_in_words(recipe, changed) for changed in remedies(recipe, fits, schemes)]
     raise OutOfMemoryError(_shortage(plan) + (" or ".join(ways) or _larger_device(plan)))
 
@@ -103,7 +103,7 @@ def fitted(
     """The recipe with a context that fits, for a user who named none: the model's own, or the
     longest below it. Unchanged where no context fits.
     """
-    fits = _fits_in(config, free_bytes, draft, kept)
+    fits = _fits_in(config, recipe, free_bytes, draft, kept)
     return recipe if fits(recipe) else lower(recipe, "limits.max_context", fits) or recipe
 
 
@@ -132,9 +132,19 @@ def itemise(
 
 
 def _fits_in(
-    config: ModelConfig, free_bytes: int, draft: ModelConfig | None, kept: Kept | None
+    config: ModelConfig,
+    given: Recipe,
+    free_bytes: int,
+    draft: ModelConfig | None,
+    kept: Kept | None,
 ) -> Callable[[Recipe], bool]:
-    return lambda recipe: itemise(config, recipe, free_bytes, draft, kept).fits
+    """Another scheme than the recipe's own replaces what is kept."""
+
+    def fits(recipe: Recipe) -> bool:
+        held = kept if recipe.scheme == given.scheme else None
+        return itemise(config, recipe, free_bytes, draft, held).fits
+
+    return fits
 
 
 def _fixed_items(
@@ -143,8 +153,8 @@ def _fixed_items(
     """Everything but the pages."""
     limits, dtype = recipe.limits.filled(), recipe.dtype
     rank = rank_config(config, recipe.parallel.tensor)
-    kept = kept if recipe.scheme is None else None  # which replaces what a checkpoint has
-    codes = recipe.scheme or ", ".join(sorted({scheme.name for scheme in (kept or {}).values()}))
+    names = {recipe.scheme} if kept is None else {scheme.name for scheme in kept.values()}
+    codes = ", ".join(sorted(name for name in names if name is not None))
     stored = f"{codes}, the rest in {dtype}" if codes else f"in {dtype}"
     yield Item("weights", footprint.weight_bytes(rank, dtype, recipe.scheme, kept), stored)
     if draft is not None:

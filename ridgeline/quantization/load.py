@@ -162,5 +162,5 @@ def _needed_bytes(
     scheme: Scheme | None,
     kept: Mapping[str, Scheme] | None,
 ) -> int:
-    codes, _ = runnable(kept or {}, dtype, hardware.device)
+    codes = runnable(kept, dtype, hardware.device)[0] if kept else None
     return weight_bytes(config, dtype, scheme, codes)

@@ -31,7 +31,9 @@ def weight_bytes(
     scheme: Scheme | None = None,
     kept: Mapping[str, Scheme] | None = None,
 ) -> int:
-    """All weights of a model, with a scheme for all its projections or, in `kept`, one for each."""
+    """All weights of a model: with a scheme for all its projections, or with `kept`, which has the
+    schemes of those that are codes, by name; others are then plain.
+    """
     total = num_parameters(config) * dtype.itemsize
     for stored, matrix in stored_matrices(config, scheme, kept):
         plain = matrix.num_outputs * matrix.depth * dtype.itemsize
@@ -44,7 +46,7 @@ def stored_matrices(
 ) -> Iterator[tuple[Scheme, Matrix]]:
     """The projections that are held as codes."""
     for name, matrix in named_matrices(config):
-        stored = (kept or {}).get(name, scheme)
+        stored = scheme if kept is None else kept.get(name)
         if stored is not None and stored.fits(*matrix):
             yield stored, matrix
 

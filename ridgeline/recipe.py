@@ -221,6 +221,13 @@ class Recipe:
     scheme: str | None = field(
         default=None, metadata=about("quantization scheme of the weights, as int4-g128 or fp8")
     )
+    quantize_all: bool = field(
+        default=False,
+        metadata=about(
+            "quantize with the scheme all it fits, also matrices whose product is then slower here "
+            "than a plain one, which are found by measuring and stay plain otherwise"
+        ),
+    )
     deterministic: bool = field(
         default=False, metadata=about("same tokens bit for bit whatever shares the batch; slower")
     )

@@ -38,6 +38,7 @@ def engine_for(
 ) -> Engine:
     kv = KV(dtype=kv_dtype, page_size=page_size, prefix_cache=prefix_cache)
     limits = Limits(max_batch=max_batch, token_budget=budget)
+    changes.setdefault("quantize_all", True)  # what is faster does not decide what is tested
     return Engine(model, Recipe(kv=kv, limits=limits, **changes), num_pages=num_pages)
 
 

@@ -27,11 +27,11 @@ from ridgeline.engine.state import Stats
 from ridgeline.engine.step_plan import StepPlan
 from ridgeline.engine.step_watch import StepWatch
 from ridgeline.errors import UsageError
-from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.hardware import Hardware
 from ridgeline.models.cost import Chunk, kv_bytes_per_token, step_cost
 from ridgeline.profiling import step_limit
 from ridgeline.progress import Progress
+from ridgeline.quantization.sizes import read_bytes_per_weight
 from ridgeline.records import Record, Value
 
 LONGEST_SLEEP_S = 0.05
@@ -197,7 +197,7 @@ def limit_of(engine: Engine, steps: Sequence[StepPlan], hardware: Hardware) -> f
     """The least time these steps can take on this machine; None where a ceiling is unknown."""
     config, recipe, total = engine.model.config, engine.recipe, 0.0
     sizes = {
-        "weight_bytes": dtype_bytes(parse_dtype(recipe.dtype)),
+        "weight_bytes": read_bytes_per_weight(engine.model),
         "kv_bytes": bytes_per_page(config, recipe)
         / (recipe.kv.page_size * kv_bytes_per_token(config, 1)),
     }

@@ -30,6 +30,7 @@ from ridgeline.models.families import Description
 from ridgeline.models.shapes import describe_shape, random_model
 from ridgeline.progress import Progress
 from ridgeline.quantization import save_model
+from ridgeline.quantization.choose import in_words
 from ridgeline.quantization.load import choose_dtype
 from ridgeline.recipe import Recipe
 from ridgeline.records import Value
@@ -189,6 +190,8 @@ def document(
         "device": hardware.name,
         "dtype": engine.recipe.dtype,
         "kv_dtype": engine.recipe.kv.dtype,
+        "scheme": engine.recipe.scheme,
+        "plain_for_speed": in_words(engine.choices, engine.recipe.dtype),
         "num_pages": engine.scheduler.config.num_pages,
         "rounds": [run.output_tokens_per_s for run in runs],
         "best_round": best.output_tokens_per_s,
@@ -260,8 +263,11 @@ def run_json(run: EngineRun) -> dict[str, Any]:
 
 
 def render(result: dict[str, Any], console: Console) -> None:
-    about = f"{result['model']} in {result['dtype']}, KV in {result['kv_dtype']}"
+    scheme = f"{result['scheme']}, the rest in " if result["scheme"] else ""
+    about = f"{result['model']} in {scheme}{result['dtype']}, KV in {result['kv_dtype']}"
     console.print(f"{about}, on {result['device']}; workload {result['workload']}")
+    if result["plain_for_speed"]:
+        console.print(result["plain_for_speed"])
     console.print(throughput_table(result))
     console.print(latency_table(result))
     if result["start"] is not None:

@@ -25,6 +25,7 @@ from ridgeline.quality.perplexity import perplexity
 from ridgeline.quality.tasks import TASKS, TaskOptions, check_task, difference, run_task
 from ridgeline.quality.tasks.score import tokenizer_for
 from ridgeline.quality.windows import Windows, check_window, cut
+from ridgeline.quantization.choose import in_words
 from ridgeline.recipe import Recipe
 from ridgeline.records import Record, Value
 
@@ -180,7 +181,8 @@ def prepared(args: argparse.Namespace, progress: Progress) -> Subject:
 
 def about(engine: Engine) -> dict[str, Any]:
     recipe = engine.recipe
-    return {"dtype": recipe.dtype, "kv_dtype": recipe.kv.dtype, "scheme": recipe.scheme}
+    found = {"dtype": recipe.dtype, "kv_dtype": recipe.kv.dtype, "scheme": recipe.scheme}
+    return found | {"plain_for_speed": in_words(engine.choices, recipe.dtype)}
 
 
 def windows_for(args: argparse.Namespace, text: str, subject: Subject) -> Windows:

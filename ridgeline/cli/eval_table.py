@@ -12,6 +12,8 @@ NUM_PARTS = 12  # of the layers that hurt most
 
 def render(document: dict[str, Any], console: Console) -> None:
     console.print(f"{named(document)}, on {document['device']}", markup=False)
+    if document["plain_for_speed"]:
+        console.print(document["plain_for_speed"], markup=False)
     console.print(figures(document))
     layers = (document["against"] or {}).get("layers")
     if layers:

@@ -27,10 +27,11 @@ from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.cost import Chunk, StepCost, step_cost
 from ridgeline.models.families import describe
 from ridgeline.profiling import step_limit
+from ridgeline.quantization.choose import in_words
 from ridgeline.quantization.linear import schemes_of
 from ridgeline.quantization.load import pick_dtype
 from ridgeline.quantization.scheme import Scheme, parse_scheme
-from ridgeline.quantization.sizes import expert_bytes, read_bytes_per_weight, weight_bytes
+from ridgeline.quantization.sizes import expert_bytes, read_bytes_per_weight
 from ridgeline.recipe import Recipe
 
 EXAMPLE = """\
@@ -141,7 +142,7 @@ def document(name: str, engine: Engine, output: Output, hardware: Hardware) -> d
     schemes = schemes_of(engine.model)
     names = sorted({scheme.name for scheme in schemes.values()})
     sizes: dict[str, Any] = {
-        "weight_bytes": read_bytes_per_weight(config, parse_dtype(dtype), schemes),
+        "weight_bytes": read_bytes_per_weight(engine.model),
         "kv_bytes": dtype_bytes(parse_dtype(engine.recipe.kv.dtype)),
     }
     prompt, new = output.num_prompt_tokens, len(output.tokens)
@@ -155,8 +156,9 @@ def document(name: str, engine: Engine, output: Output, hardware: Hardware) -> d
         "device": hardware.name,
         "dtype": dtype,
         "scheme": ", ".join(names) or None,
-        "weight_bytes": weight_bytes(config, parse_dtype(dtype), kept=schemes),
+        "weight_bytes": sum(value.nbytes for value in engine.model.parameters()),
         "plain_expert_bytes": expert_bytes(config, parse_dtype(dtype)) if schemes else 0,
+        "plain_for_speed": in_words(engine.choices, dtype),
         "text": output.text,
         "tokens": list(output.tokens),
         "finish_reason": output.finish_reason,
@@ -208,6 +210,8 @@ def summary_lines(result: dict[str, Any]) -> list[str]:
     about = f"{stored}{result['dtype']} on {result['device']}, seed {result['seed']}"
     if result["plain_expert_bytes"]:
         lines.append(plain_experts(result))
+    if result["plain_for_speed"]:
+        lines.append(result["plain_for_speed"])
     if any(is_beaten(result[key]) for key in ("prefill_limit", "decode_limit")):
         lines.append("over 100%: the ceiling was measured on a busy machine; hardware --refresh")
     return [*lines, f"{ended[result['finish_reason']]}; {about}"]

@@ -1,48 +1,76 @@
 """`ridgeline quantize`: a smaller checkpoint that other engines load too, with its quality measured
-against the original. What falls outside the bound is refused, and nothing is written.
+against the original. What falls outside the bound is refused, and nothing is written. What people
+see of the result is quantize_table.py's.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import Any, Literal
 
 from ridgeline.cli.options import add_flags, from_flags
+from ridgeline.cli.quantize_table import document, render
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.text_files import read_text
+from ridgeline.engine.layer_speed import usual_batches
 from ridgeline.engine.loading import tokenizer_of
 from ridgeline.errors import QualityError, UnsupportedError, UsageError
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware import detect
-from ridgeline.hardware.units import human_bytes
-from ridgeline.ladder.quantize_job import WEIGHT, Job, Quantized, advice, harm, quantize, save
+from ridgeline.hardware.units import parse_bytes
+from ridgeline.ladder.auto import Auto, quantize_auto, usual_schemes
+from ridgeline.ladder.quantize_job import Job, advice, quantize, save
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
 from ridgeline.quality.gate import USUAL, Bounds
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.files.read import is_quantized
 from ridgeline.quantization.load import choose_dtype, load_model
-from ridgeline.quantization.methods import METHODS, Method, parse_sparsity
+from ridgeline.quantization.methods import METHODS, Gptq, Method, SmoothQuant, parse_sparsity
 from ridgeline.quantization.scheme import NAMES, Scheme, parse_scheme
-from ridgeline.quantization.sizes import expert_bytes
 
 EXAMPLE = """\
 ridgeline quantize demo --scheme int8 --out demo-int8
 ridgeline quantize ./model --scheme int4-g128 --calibration my.txt --out ./model-int4
-ridgeline quantize ./model --scheme int4-g64 --auto-mixed --max-kl 0.02 --out ./model-mixed"""
+ridgeline quantize ./model --scheme int4-g64 --auto-mixed --max-kl 0.02 --out ./model-mixed
+ridgeline quantize ./model --auto --memory 4GiB --out ./model-auto"""
 
+__all__ = ["EXAMPLE", "add_arguments", "render", "run"]
+
+KV_DTYPES: dict[str | None, Literal["fp8", "int8"]] = {"kv-fp8": "fp8", "kv-int8": "int8"}
 USUAL_METHODS = {"int8": "rtn", "int4": "gptq", "fp8": "smoothquant"}  # by weights
-NUM_SHOWN = 8  # matrices in the table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="Hugging Face folder or hub name, GGUF file, or `demo`")
-    parser.add_argument("--scheme", required=True, metavar="NAME", help=f"one of {NAMES}")
+    parser.add_argument("--scheme", metavar="NAME", help=f"one of {NAMES}")
+    parser.add_argument(
+        "--auto",
+        action="store_true",
+        help="instead of one scheme: the smallest mixture of schemes inside the bound",
+    )
+    parser.add_argument(
+        "--schemes",
+        metavar="NAMES",
+        help="with --auto: what a projection may become (default: int4 with groups of 128, 64 or "
+        "32, and fp8, or int8 where there is none)",
+    )
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="with --auto: what all weights may take, as 4GiB"
+    )
+    parser.add_argument(
+        "--batch-sizes",
+        metavar="N,N",
+        help="leave projections as they are that are slower when quantized, at one of these batch "
+        "sizes on this device; none: do not measure (default: 1,16 on a GPU, 1 on a CPU)",
+    )
+    parser.add_argument(
+        "--kv",
+        choices=("kv-fp8", "kv-int8"),
+        help="also keep cached keys and values in 8 bits; with calibrated scales in the files",
+    )
     parser.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="new or empty folder"
     )
@@ -50,7 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=("auto", *METHODS),
         default="auto",
-        help="how codes are found (default: gptq for int4, smoothquant for 8-bit inputs, else rtn)",
+        help="how codes are found (default: smoothquant for 8-bit inputs, gptq for int4 and "
+        "--auto, else rtn)",
     )
     parser.add_argument(
         "--sparsity", metavar="WHAT", help="2:4 or a share such as 0.5, with sparsegpt or wanda"
@@ -95,38 +124,80 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
-    scheme = parse_scheme(args.scheme)
-    method = chosen_method(args, scheme)
-    for name in ("sequences", "bytes"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} is {value}; give at least 1")
+    check(args)
     check_out(args.out)
+    schemes = asked_schemes(args)
+    memory = None if args.memory is None else parse_bytes(args.memory)
     path = resolve_model(args.model)
     checkpoint = open_checkpoint(path)
     if is_quantized(checkpoint):
         raise UnsupportedError(f"{path} is quantized already; give the checkpoint it was made from")
-    job = asked_job(args, scheme, method)
     with terminal.progress() as progress:
         hardware = detect(args.device)
         dtype = dtype_name(choose_dtype(args.dtype, describe(checkpoint).config, hardware))
-        check_runs(scheme, dtype, hardware.device)
+        schemes = schemes or usual_schemes(dtype, hardware.device)
+        job = asked_job(args, schemes, hardware.device)
+        for scheme in schemes:
+            check_runs(scheme, dtype, hardware.device)
         tokenizer = tokenizer_of(path)
         if tokenizer is None:
             raise UnsupportedError(f"{path} has no tokenizer, which calibration text needs")
         model = load_model(path, dtype=dtype, device=hardware.device, progress=progress)
-        found = quantize(model, tokenizer, job, progress)
+        if args.auto:
+            found = quantize_auto(model, tokenizer, job, Auto(schemes, memory), progress)
+        else:
+            found = quantize(model, tokenizer, job, progress)
     if found.problem is not None:
         raise QualityError(advice(found))
     save(found, args.out, source=path, tokenizer=tokenizer)
-    return document(args, found, checkpoint.format == "gguf")
+    named = args.scheme or " and ".join(dict.fromkeys(s.name for _, s in found.codes.values()))
+    return document(args.model, named, args.out, found, checkpoint.format == "gguf")
 
 
-def chosen_method(args: argparse.Namespace, scheme: Scheme) -> Method:
+def check(args: argparse.Namespace) -> None:
+    if (args.scheme is None) != args.auto:
+        raise UsageError("give --scheme for one scheme or --auto for a mixture: one of the two")
+    for name in ("schemes", "memory"):
+        if getattr(args, name) is not None and not args.auto:
+            raise UsageError(f"--{name} goes with --auto, which chooses schemes")
+    if args.auto and args.auto_mixed:
+        raise UsageError("--auto leaves projections as they are where needed; drop --auto-mixed")
+    for name in ("sequences", "bytes"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} is {value}; give at least 1")
+
+
+def asked_schemes(args: argparse.Namespace) -> tuple[Scheme, ...]:
+    """None for those that are usual on the device."""
+    names = args.scheme if args.schemes is None else args.schemes
+    if names is None:
+        return ()
+    return tuple(parse_scheme(name.strip()) for name in dict.fromkeys(names.split(",")))
+
+
+def asked_batches(text: str | None, device: str) -> tuple[int, ...]:
+    if text is None:
+        return usual_batches(device)
+    if text == "none":
+        return ()
+    try:
+        sizes = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise UsageError(f"--batch-sizes is {text!r}; give numbers from 1 on as 1,16, or none")
+    return sizes
+
+
+def chosen_method(args: argparse.Namespace, schemes: Sequence[Scheme]) -> Method:
     name = args.method
+    if name == "auto" and args.auto:
+        rounds_inputs = any(scheme.inputs != "16-bit" for scheme in schemes)
+        return SmoothQuant(then=Gptq()) if rounds_inputs else Gptq()
     if name == "auto":
-        usual = "smoothquant" if scheme.inputs != "16-bit" else USUAL_METHODS[scheme.weight]
-        name = usual
+        (scheme,) = schemes
+        name = "smoothquant" if scheme.inputs != "16-bit" else USUAL_METHODS[scheme.weight]
     if args.sparsity is None:
         return METHODS[name]()
     if not METHODS[name].prunes:
@@ -139,15 +210,15 @@ def check_out(folder: Path) -> None:
         raise UsageError(f"--out {folder} is there already and not empty; name a new folder")
 
 
-def asked_job(args: argparse.Namespace, scheme: Scheme, method: Method) -> Job:
+def asked_job(args: argparse.Namespace, schemes: Sequence[Scheme], device: str) -> Job:
     given: Bounds = from_flags(args, Bounds)
     bounds = Bounds(
         USUAL.max_kl if given.max_kl is None else given.max_kl,
         USUAL.max_ppl_increase if given.max_ppl_increase is None else given.max_ppl_increase,
     )
     return Job(
-        scheme,
-        method,
+        None if args.auto else schemes[0],
+        chosen_method(args, schemes),
         calibration=None if args.calibration is None else read_text(args.calibration),
         text=None if args.text is None else read_text(args.text, args.bytes),
         num_sequences=args.sequences,
@@ -155,65 +226,7 @@ def asked_job(args: argparse.Namespace, scheme: Scheme, method: Method) -> Job:
         bounds=bounds,
         skip=tuple(args.skip),
         auto_mixed=args.auto_mixed,
+        batch_sizes=asked_batches(args.batch_sizes, device),
+        kv=KV_DTYPES.get(args.kv),
         work=args.work,
     )
-
-
-def document(args: argparse.Namespace, found: Quantized, expanded: bool) -> dict[str, Any]:
-    reports = {report.name.removesuffix(WEIGHT): report for report in found.reports}
-    return {
-        "what": "quantize",
-        "model": args.model,
-        "scheme": args.scheme,
-        "out": str(args.out),
-        "expanded_from_gguf": expanded,
-        "num_quantized": len(found.codes),
-        "stays": list(found.stays),
-        "bytes_before": sum(value.nbytes for value in found.plain.parameters()),
-        "bytes_after": size_of(args.out),
-        "dtype": dtype_name(found.plain.embed.weight.dtype),
-        "plain_expert_bytes": expert_bytes(found.plain.config, found.plain.embed.weight.dtype),
-        "quality": found.quality.to_json(),
-        "trials": [
-            {"left": left, "mean_kl": kl, "increase": increase}
-            for left, kl, increase in found.trials
-        ],
-        "matrices": [asdict(reports[name]) for name in harm(found.reports, list(found.codes))],
-    }
-
-
-def size_of(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
-
-
-def render(document: dict[str, Any], console: Console) -> None:
-    quality = document["quality"]
-    table = Table(title=f"{document['model']} in {document['scheme']}", title_justify="left")
-    table.add_column("")
-    table.add_column("before", justify="right")
-    table.add_column("after", justify="right")
-    before, after = (human_bytes(document[f"bytes_{when}"]) for when in ("before", "after"))
-    table.add_row("weights", before, after)
-    original = quality["original"]["perplexity"]["value"]
-    increase = quality["perplexity_increase"]["value"]
-    table.add_row("perplexity", f"{original:.3f}", f"{original * (1 + increase):.3f}")
-    table.add_row("", "", f"{increase:+.2%}")
-    table.add_row("mean KL, p99", "", f"{quality['mean_kl']['value']:.5f}, {quality['p99_kl']:.4f}")
-    table.add_row("likeliest token differs", "", f"{quality['changed_share']['value']:.2%}")
-    console.print(table)
-    worst = Table(title="outputs that suffer most", title_justify="left")
-    worst.add_column("projection")
-    worst.add_column("error, dB", justify="right")
-    for row in document["matrices"][:NUM_SHOWN]:
-        error = "–" if row["error_db"] is None else f"{row['error_db']:.1f}"
-        worst.add_row(row["name"].removesuffix(WEIGHT), error)
-    console.print(worst)
-    stays = document["stays"]
-    if stays:
-        console.print(f"{len(stays)} projections stay as they are: {', '.join(stays[:NUM_SHOWN])}")
-    if document["plain_expert_bytes"]:
-        experts = human_bytes(document["plain_expert_bytes"])
-        console.print(f"{experts} stay in {document['dtype']}: they are experts")
-    if document["expanded_from_gguf"]:
-        console.print("the GGUF's blocks were expanded first")
-    console.print(f"{document['num_quantized']} projections quantized; saved in {document['out']}")

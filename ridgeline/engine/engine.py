@@ -68,7 +68,7 @@ class Engine:
     ) -> None:
         """`num_pages` takes fewer pages of KV cache than the memory plan allows."""
         loaded, members = load_on_ranks(model, recipe, tokenizer, device, progress)
-        self.model, self.tokenizer, self.recipe, self.memory_plan, draft = loaded
+        self.model, self.tokenizer, self.recipe, self.memory_plan, draft, self.choices = loaded
         self.config = self.model.config
         pages = min(num_pages or self.memory_plan.num_pages, self.memory_plan.num_pages)
         self.max_context = self.recipe.limits.filled().max_context

@@ -13,27 +13,30 @@ from typing import Any, NamedTuple
 from ridgeline.data import Tokenizer
 from ridgeline.engine.draft_loading import Draft, check_words, find_draft, load_draft, within_draft
 from ridgeline.engine.footprint import Kept
-from ridgeline.engine.memory import MemoryPlan, fitted, plan_memory
+from ridgeline.engine.layer_speed import measured_choices, usual_batches
+from ridgeline.engine.memory import MemoryPlan, fitted, itemise, plan_memory
 from ridgeline.errors import UnsupportedError, UsageError
-from ridgeline.formats.dtypes import dtype_name
+from ridgeline.formats.dtypes import dtype_name, parse_dtype
 from ridgeline.hardware import detect
 from ridgeline.hardware.detection import available_memory
 from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.host_library import prepare
 from ridgeline.models import ModelConfig, Transformer
-from ridgeline.models.checkpoint import open_checkpoint, resolve_model
+from ridgeline.models.checkpoint import Checkpoint, open_checkpoint, resolve_model
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.families import describe
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
+from ridgeline.quantization.choose import Choice, in_words, slower_shapes
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.files.fuse import kept_schemes
-from ridgeline.quantization.files.read import is_quantized
+from ridgeline.quantization.files.read import is_quantized, kv_dtype
 from ridgeline.quantization.linear import quantizable, schemes_of
 from ridgeline.quantization.load import pick_dtype, runnable
 from ridgeline.quantization.nearest import load_nearest, quantize_nearest
 from ridgeline.quantization.scheme import parse_scheme
-from ridgeline.recipe import FILE_NAME, Recipe, with_auto
+from ridgeline.quantization.sizes import named_matrices
+from ridgeline.recipe import FILE_NAME, Recipe, edited, with_auto
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +51,7 @@ class Loaded(NamedTuple):
     recipe: Recipe  # with nothing left to "auto"
     plan: MemoryPlan
     draft: Transformer | None = None  # the small model that guesses
+    choices: tuple[Choice, ...] = ()  # what was measured of a scheme's layers
 
 
 def load(
@@ -66,6 +70,7 @@ def load(
     checkpoint = open_checkpoint(path)
     description = describe(checkpoint)
     config = description.config
+    recipe = with_saved_kv(recipe, checkpoint)
     scheme = None if recipe.scheme is None else parse_scheme(recipe.scheme)
     if scheme is not None and is_quantized(checkpoint):
         raise UsageError(
@@ -84,12 +89,59 @@ def load(
     filled, plan = planned(config, recipe, filled, *about)
     tokenizer = tokenizer or tokenizer_of(path)
     check_words(draft, tokenizer)
+    choices: tuple[Choice, ...] = ()
     if scheme is None:
         where = {"dtype": dtype_name(dtype), "device": device}
         loaded = load_model(path, **where, keep_codes=keep_codes, progress=progress)
     else:
-        loaded = load_nearest(path, scheme, dtype, hardware.device, progress)
-    return Loaded(loaded, tokenizer, filled, plan, load_draft(draft, loaded))
+        small = None if draft is None else draft.config
+        plan, choices = with_choices(config, filled, plan, hardware.device, small, progress)
+        plain = slower_shapes(choices)
+        loaded = load_nearest(path, scheme, dtype, hardware.device, progress, plain)
+    return Loaded(loaded, tokenizer, filled, plan, load_draft(draft, loaded), choices)
+
+
+def with_choices(
+    config: ModelConfig,
+    filled: Recipe,
+    plan: MemoryPlan,
+    device: str,
+    draft: ModelConfig | None,
+    progress: Progress | None,
+) -> tuple[MemoryPlan, tuple[Choice, ...]]:
+    """Which matrices of the recipe's scheme are slower here when they are quantized, by
+    measurement, and the plan with these in the model's dtype. None where that would not fit.
+    """
+    assert filled.scheme is not None, "measured are the layers of a scheme"
+    if filled.quantize_all:
+        return plan, ()
+    scheme, dtype = parse_scheme(filled.scheme), parse_dtype(filled.dtype)
+    sizes = usual_batches(device, filled.limits.max_batch)
+    about: dict[str, Any] = {"host_kernels": filled.kernels == "fused", "progress": progress}
+    choices = tuple(measured_choices(config, scheme, sizes, dtype, device, **about))
+    plain = slower_shapes(choices)
+    if not plain:
+        return plan, choices
+    matrices = named_matrices(config)
+    kept = {name: scheme for name, m in matrices if scheme.fits(*m) and m not in plain}
+    larger = itemise(config, filled, plan.free_bytes, draft, kept)
+    said = in_words(choices, filled.dtype)
+    if larger.fits:
+        log.info("%s", said)
+        return larger, choices
+    log.warning("%s, if memory were not too short for it: they are quantized", said)
+    return plan, ()
+
+
+def with_saved_kv(recipe: Recipe, checkpoint: Checkpoint) -> Recipe:
+    """Where the recipe leaves it open, keys and values are kept as the checkpoint asks for. Its
+    fixed scales are not needed: our pages have one for each token and head.
+    """
+    asked = kv_dtype(checkpoint) if recipe.kv.dtype == "auto" else None
+    if asked is None:
+        return recipe
+    log.info("%s asks for keys and values in %s", checkpoint.path.name, asked)
+    return edited(recipe, "kv.dtype", asked)
 
 
 def tokenizer_of(path: Path) -> Tokenizer | None:
@@ -114,10 +166,15 @@ def _loaded(
     draft = find_draft(recipe, model.config, None)
     kept = schemes_of(model) or None
     filled, plan = planned(model.config, recipe, filled, str(weight.device), free, draft, kept=kept)
+    choices: tuple[Choice, ...] = ()
     if recipe.scheme is not None:
-        copy = with_kinds(model, lambda kind: kind)
-        model = quantize_nearest(copy, parse_scheme(recipe.scheme), progress=progress)
-    return Loaded(model, tokenizer, filled, plan, load_draft(draft, model))
+        small = None if draft is None else draft.config
+        about = (model.config, filled, plan, str(weight.device), small, progress)
+        plan, choices = with_choices(*about)
+        copy, plain = with_kinds(model, lambda kind: kind), slower_shapes(choices)
+        scheme = parse_scheme(recipe.scheme)
+        model = quantize_nearest(copy, scheme, progress=progress, plain=plain)
+    return Loaded(model, tokenizer, filled, plan, load_draft(draft, model), choices)
 
 
 def _shared_bytes(model: Transformer, name: str | None) -> int:

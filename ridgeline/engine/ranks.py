@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine.loading import Loaded, load, planned, saved_recipe
+from ridgeline.engine.loading import Loaded, load, planned, saved_recipe, with_saved_kv
 from ridgeline.engine.memory import MemoryPlan
 from ridgeline.engine.tensor_runner import serve
 from ridgeline.errors import HardwareError, RidgelineError, UnsupportedError, UsageError
@@ -145,6 +145,7 @@ def _task(model: Transformer | Path, recipe: Recipe, device: str) -> Task:
             raise UsageError(f"the recipe's dtype is {recipe.dtype}, and the model is in {name}")
         task = Task(model.config, recipe, weight.device.type, weight.dtype)
     else:
+        recipe = with_saved_kv(recipe, open_checkpoint(model))
         task = Task(model, recipe, _device_type(device, recipe.parallel.tensor))
     _check_recipe(recipe)
     check_degree(task.config, recipe.parallel.tensor)

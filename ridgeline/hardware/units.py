@@ -1,13 +1,17 @@
-"""Figures as people read them: 4.25e12 B/s is `4.25 TB/s`, 1.24e-5 s is `12.4 µs`.
+"""Figures as people read them, 4.25e12 B/s is `4.25 TB/s`, 1.24e-5 s is `12.4 µs`; and sizes as
+people write them.
 
-Stored values are always in base units (bytes, bytes/s, FLOP/s, OP/s, seconds); only rendering calls
-this.
+Stored values are always in base units (bytes, bytes/s, FLOP/s, OP/s, seconds); only rendering and
+flags call this.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+
+from ridgeline.errors import UsageError
 
 LARGE = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 SMALL = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
@@ -30,6 +34,16 @@ def human_bytes(num_bytes: int) -> str:
             return f"{_three_digits(value)} {unit}"
         value /= 1024
     return f"{_three_digits(value)} TiB"
+
+
+def parse_bytes(text: str) -> int:
+    """`4GiB`, `500MB`, `1.5 GiB` or a plain number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise UsageError(f"{text!r} is no size; give one as 4GiB, 500MB or a number of bytes")
+    prefix = (found[2] or "").lower()
+    power = " kmgt".index(prefix[0]) if prefix else 0
+    return int(float(found[1]) * (1024 if prefix.endswith("i") else 1000) ** power)
 
 
 def percent(share: float | None) -> str:

@@ -2,7 +2,8 @@
 
 The changed model runs through the engine, as a user would run it, beside the original on the same
 text. Where it breaks the bound, the matrices whose outputs suffer most are named; with `auto_mixed`
-the fewest of them are left as they are that bring the model back inside.
+the fewest of them are left as they are that bring the model back inside. Matrices whose product is
+slower here when they are quantized are left too. For mixtures of several schemes see auto.py.
 
     found = quantize(model, tokenizer, Job(parse_scheme("int4-g128"), Gptq()))
     if found.problem is None: save(found, Path("out"), source="demo", tokenizer=tokenizer)
@@ -10,15 +11,21 @@ the fewest of them are left as they are that bring the model back inside.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from ridgeline.data import Tokenizer
 from ridgeline.data.calibration_text import NUM_SEQUENCES, calibration_batches, default_text
 from ridgeline.engine import Engine
+from ridgeline.engine.layer_speed import measured_choices
+from ridgeline.errors import UsageError
+from ridgeline.formats.dtypes import dtype_name
+from ridgeline.kernels.host_library import prepare
 from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.families import Description
@@ -27,15 +34,17 @@ from ridgeline.quality.divergence import Divergence, divergence
 from ridgeline.quality.gate import USUAL, Bounds
 from ridgeline.quality.windows import Windows, cut
 from ridgeline.quantization.calibration import quantize_model
+from ridgeline.quantization.choose import Choice, in_words, slower_shapes
 from ridgeline.quantization.files.matrix import Matrix
-from ridgeline.quantization.files.save import save_quantized
+from ridgeline.quantization.files.save import KVScales, save_quantized
 from ridgeline.quantization.linear import quantizable, with_schemes
 from ridgeline.quantization.methods import Rtn
 from ridgeline.quantization.methods.base import Method
+from ridgeline.quantization.methods.kv import KvScales, calibrate_kv
 from ridgeline.quantization.nearest import chosen_layers
-from ridgeline.quantization.scheme import Codes, Scheme
+from ridgeline.quantization.scheme import FP8, Codes, Scheme
 from ridgeline.quantization.work import MatrixReport, Results
-from ridgeline.recipe import KV, Limits, Recipe
+from ridgeline.recipe import KV, Limits, Recipe, edited
 
 MEASURED_PART = 8  # without a text of its own, this part of the calibration text is measured on
 MAX_TRIALS = 8  # mixtures that are measured
@@ -46,7 +55,7 @@ WEIGHT = ".weight"
 
 @dataclass(frozen=True)
 class Job:
-    scheme: Scheme
+    scheme: Scheme | None  # None: auto.py chooses
     method: Method
     calibration: str | None = None  # text; None: the default one
     text: str | None = None  # to measure on; None: the end of the calibration text, not used for it
@@ -55,7 +64,30 @@ class Job:
     bounds: Bounds = USUAL
     skip: tuple[str, ...] = ()  # projections that stay, by name or pattern
     auto_mixed: bool = False
+    batch_sizes: tuple[int, ...] = ()  # for which speed decides; empty: it is not measured
+    kv: Literal["fp8", "int8"] | None = None  # of cached keys and values, with calibrated scales
     work: Path | None = None  # where finished layers are kept, so that a stopped run goes on
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was measured of one mixture."""
+
+    left: int  # projections that are as they were
+    weight_bytes: int  # of all weights, as they run
+    mean_kl: float
+    increase: float  # of the perplexity, as a share
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What became of a projection."""
+
+    name: str
+    scheme: str | None  # None: as it was
+    num_bytes: int  # as it runs
+    kl: float | None  # that it causes alone, in nats, where that was estimated
+    why: str
 
 
 @dataclass(frozen=True)
@@ -64,27 +96,57 @@ class Quantized:
 
     plain: Transformer  # with what the method changed besides the codes, and no codes
     codes: dict[str, tuple[Codes, Scheme]]  # by projection
+    weight_bytes: int  # of all weights, as they run
     quality: Divergence
     reports: list[MatrixReport]
     stays: tuple[str, ...]  # projections that were left as they are, for the bound or as asked
     problem: str | None  # what is outside the bound
-    trials: list[tuple[int, float, float]] = field(default_factory=list)  # left, KL, increase
+    trials: list[Trial] = field(default_factory=list)
+    choices: tuple[Choice, ...] = ()  # times of shapes, plain and quantized
+    places: list[Placed] = field(default_factory=list)  # where schemes were chosen (auto.py)
+    kv: KvScales | None = None
 
 
 def quantize(
     model: Transformer, tokenizer: Tokenizer, job: Job, progress: Progress | None = None
 ) -> Quantized:
+    assert job.scheme is not None, "auto.py chooses schemes"
+    trials = prepared(model, tokenizer, job, progress)
+    asked = chosen_layers(model, job.scheme, job.skip)
+    choices = timed(model, job.scheme, job.batch_sizes, progress)
+    plain = slower_shapes(choices)
+    shapes = {name: layer.weight.shape for name, layer in quantizable(model).items()}
+    faster = [name for name in asked if tuple(shapes[name]) not in plain]
+    if asked and not faster:
+        said = in_words(choices, dtype_name(model.embed.weight.dtype))
+        raise UsageError(f"{said}; none is left to quantize: give --batch-sizes none, or others")
+    found = trials.run(dict.fromkeys(faster, job.scheme))
+    if found.problem is not None and job.auto_mixed:
+        found = fewest_left(trials, found, faster)
+    return trials.finished(replace(found, choices=tuple(choices)))
+
+
+def prepared(
+    model: Transformer, tokenizer: Tokenizer, job: Job, progress: Progress | None
+) -> Trials:
     calibration, text = texts(job)
     count = job.num_sequences or usual_sequences(job.method, model.embed.weight.is_cuda)
     batches = calibration_batches(tokenizer, calibration, num_sequences=count)
-    window = min(job.window, model.config.max_context)
-    windows = cut(text, tokenizer, window)
-    asked = chosen_layers(model, job.scheme, job.skip)
-    trials = Trials(model, tokenizer, job, batches, windows, progress)
-    found = trials.run(left=(), asked=asked)
-    if found.problem is None or not job.auto_mixed:
-        return found
-    return trials.fewest_left(found, asked)
+    windows = cut(text, tokenizer, min(job.window, model.config.max_context))
+    return Trials(model, tokenizer, job, batches, windows, progress)
+
+
+def timed(
+    model: Transformer, scheme: Scheme, batch_sizes: Sequence[int], progress: Progress | None
+) -> list[Choice]:
+    """How fast each shape is, plain and in the scheme, through the engine's kernels."""
+    if not batch_sizes:
+        return []
+    weight = model.embed.weight
+    device, has_experts = str(weight.device), any(layer.experts for layer in model.config.layers)
+    host_kernels = device == "cpu" and not has_experts and prepare(progress)
+    about = (model.config, scheme, batch_sizes, weight.dtype, device)
+    return measured_choices(*about, host_kernels=host_kernels, progress=progress)
 
 
 def usual_sequences(method: Method, on_gpu: bool) -> int:
@@ -123,48 +185,66 @@ class Trials:
         # No more than the windows need: two engines share the device, and the model beside them.
         self.num_pages = MAX_BATCH * (2 + longest // self.recipe.kv.page_size)
         self._original: Engine | None = None
-        self.done: list[tuple[int, float, float]] = []
+        self.done: list[Trial] = []
 
     @property
     def original(self) -> Engine:
         if self._original is None:
-            self._original = self._engine(self.model)
+            self._original = self._engine(self.model, self.recipe)
         return self._original
 
-    def _engine(self, model: Transformer) -> Engine:
-        return Engine(model, self.recipe, tokenizer=self.tokenizer, num_pages=self.num_pages)
+    def _engine(self, model: Transformer, recipe: Recipe) -> Engine:
+        return Engine(model, recipe, tokenizer=self.tokenizer, num_pages=self.num_pages)
 
-    def run(self, left: Collection[str], asked: Sequence[str]) -> Quantized:
-        chosen = {name for name in asked if name not in left}
+    def run(self, schemes: Mapping[str, Scheme]) -> Quantized:
+        """With these projections quantized, each by its scheme."""
         results = quantize_model(
             self.model,
             self.batches,
-            lambda name: self.job.scheme if name.removesuffix(WEIGHT) in chosen else None,
+            lambda name: schemes.get(name.removesuffix(WEIGHT)),
             self.job.method,
             device=self.model.embed.weight.device,
             work=self.job.work,
             progress=self.progress,
         )
         plain, codes = parts_of(self.model, results)
-        with self._engine(with_schemes(plain, codes)) as changed:
-            quality = divergence(self.original, changed, self.windows, self.progress)
-        self.done.append((len(left), quality.mean_kl.value, quality.increase.value))
+        recipe = self.recipe
+        if self.job.kv is not None:
+            recipe = edited(recipe, "kv.dtype", self.job.kv)
+        changed = with_schemes(plain, codes)
+        held = sum(parameter.nbytes for parameter in changed.parameters())
+        with self._engine(changed, recipe) as engine:
+            quality = divergence(self.original, engine, self.windows, self.progress)
         stays = tuple(name for name in quantizable(self.model) if name not in codes)
+        trial = Trial(len(stays), held, quality.mean_kl.value, quality.increase.value)
+        self.done.append(trial)
         problem = self.job.bounds.broken_by(quality)
-        return Quantized(plain, codes, quality, results.reports, stays, problem, self.done)
+        about = (results.reports, stays, problem, self.done)
+        return Quantized(plain, codes, held, quality, *about)
 
-    def fewest_left(self, first: Quantized, asked: Sequence[str]) -> Quantized:
-        """Halving: the matrices that suffer most stay, as many as the bound asks for."""
-        order = harm(first.reports, asked)
-        low, high, best = 0, len(order), None  # low is outside the bound, high not known to be
-        while high - low > 1 and len(self.done) < MAX_TRIALS:
-            middle = (low + high) // 2
-            found = self.run(order[:middle], asked)
-            if found.problem is None:
-                high, best = middle, found
-            else:
-                low = middle
-        return best or first
+    def finished(self, found: Quantized) -> Quantized:
+        """With what is made only of the one that is kept."""
+        if self.job.kv is None or found.problem is not None:
+            return found
+        dtype = torch.int8 if self.job.kv == "int8" else FP8
+        model = with_schemes(found.plain, found.codes)
+        return replace(found, kv=calibrate_kv(model, self.batches, dtype, progress=self.progress))
+
+
+def fewest_left(trials: Trials, first: Quantized, asked: Sequence[str]) -> Quantized:
+    """Halving: the matrices that suffer most stay, as many as the bound asks for."""
+    scheme = trials.job.scheme
+    assert scheme is not None
+    order = harm(first.reports, asked)
+    low, high, best = 0, len(order), None  # low is outside the bound, high not known to be
+    while high - low > 1 and len(trials.done) < MAX_TRIALS:
+        middle = (low + high) // 2
+        found = trials.run(dict.fromkeys(order[middle:], scheme))
+        if found.problem is None:
+            high, best = middle, found
+        else:
+            low = middle
+    return best or first
 
 
 def harm(reports: Sequence[MatrixReport], asked: Collection[str]) -> list[str]:
@@ -206,6 +286,12 @@ def save(
     found: Quantized, folder: Path, *, source: str | Path | Description, tokenizer: Tokenizer
 ) -> None:
     matrices = {name + WEIGHT: Matrix(*pair) for name, pair in found.codes.items()}
+    kv_scales = None if found.kv is None else KVScales(found.kv.dtype, *found.kv.per_layer())
     save_quantized(
-        found.plain, folder, source=source, matrices=matrices, extra_files=tokenizer.files()
+        found.plain,
+        folder,
+        source=source,
+        matrices=matrices,
+        kv_scales=kv_scales,
+        extra_files=tokenizer.files(),
     )

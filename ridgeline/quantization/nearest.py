@@ -27,6 +27,7 @@ from ridgeline.progress import Progress
 from ridgeline.quantization.filling import Filling
 from ridgeline.quantization.linear import QuantizedLinear, place, quantizable
 from ridgeline.quantization.scheme import GROUPS, Scheme, encode, find_grid
+from ridgeline.quantization.sizes import Matrix
 
 log = logging.getLogger(__name__)
 
@@ -36,16 +37,17 @@ def quantize_nearest(
     scheme: Scheme,
     skip: Collection[str] = (),
     progress: Progress | None = None,
+    plain: Collection[Matrix] = (),
 ) -> Transformer:
     """The model itself, **changed in place**: projections but those that `skip` names (or matches,
-    as `layers.0.*`) and those that the scheme does not fit.
+    as `layers.0.*`), those of a shape in `plain`, and those that the scheme does not fit.
     """
-    names = chosen_layers(model, scheme, skip)
+    names = chosen_layers(model, scheme, skip, plain)
     for done, name in enumerate(names):
         if progress is not None:
             progress("quantizing", done, len(names))
-        plain = quantizable(model)[name]
-        place(model, name, nearest(name, plain.weight, plain.bias, scheme, plain.weight.dtype))
+        layer = quantizable(model)[name]
+        place(model, name, nearest(name, layer.weight, layer.bias, scheme, layer.weight.dtype))
     return model
 
 
@@ -59,16 +61,16 @@ def nearest(
     return QuantizedLinear(codes, scheme, dtype, bias_O)
 
 
-def chosen_layers(model: Transformer, scheme: Scheme, skip: Collection[str] = ()) -> list[str]:
-    """Which layers are quantized; what is not, and why, in the log. `model` may hold no memory."""
-    layers = quantizable(model)
-    unknown = [word for word in skip if not any(_names(word, name) for name in layers)]
-    if unknown:
-        raise UsageError(
-            f"skip has {unknown[0]!r}, which names no projection of the model; "
-            "try layers.0.* or *.down"
-        )
-    wanted = [name for name in layers if not any(_names(word, name) for word in skip)]
+def chosen_layers(
+    model: Transformer,
+    scheme: Scheme,
+    skip: Collection[str] = (),
+    plain: Collection[Matrix] = (),
+) -> list[str]:
+    """Which layers are quantized; what is not, and why, in the log. `model` may hold no memory.
+    Those of a shape in `plain` were found to be slower (choose.py).
+    """
+    layers, wanted = quantizable(model), not_skipped(model, skip)
     fitting = [name for name in wanted if scheme.fits(*layers[name].weight.shape)]
     unfit = [name for name in wanted if name not in fitting]
     if unfit and not fitting:
@@ -82,9 +84,21 @@ def chosen_layers(model: Transformer, scheme: Scheme, skip: Collection[str] = ()
             "scheme %s does not fit %d of %d projections (%s …), which stay as they are",
             *(scheme.name, len(unfit), len(wanted), unfit[0]),
         )
+    return [name for name in fitting if tuple(layers[name].weight.shape) not in plain]
+
+
+def not_skipped(model: Transformer, skip: Collection[str]) -> list[str]:
+    """Projections that none of these words names or matches."""
+    layers = quantizable(model)
+    unknown = [word for word in skip if not any(_names(word, name) for name in layers)]
+    if unknown:
+        raise UsageError(
+            f"skip has {unknown[0]!r}, which names no projection of the model; "
+            "try layers.0.* or *.down"
+        )
     if any(isinstance(module, ExpertMLP) for module in model.modules()):
         log.warning("experts are not quantized yet: they stay as they are")
-    return fitting
+    return [name for name in layers if not any(_names(word, name) for word in skip)]
 
 
 def _names(word: str, name: str) -> bool:
@@ -102,12 +116,15 @@ def load_nearest(
     dtype: torch.dtype,
     device: str,
     progress: Progress | None = None,
+    plain: Collection[Matrix] = (),
 ) -> Transformer:
-    """A checkpoint that is not quantized, as a model that is."""
+    """A checkpoint that is not quantized, as a model that is, but for matrices of the shapes in
+    `plain`.
+    """
     checkpoint = open_checkpoint(path)
     description = describe(checkpoint)
     model = build_model(description.config, dtype, "meta")
-    chosen = {f"{layer}.weight" for layer in chosen_layers(model, scheme)}
+    chosen = {f"{layer}.weight" for layer in chosen_layers(model, scheme, plain=plain)}
     filling = Filling(model, description, device)
     for part, tensor in stream_weights(model, checkpoint, description, progress):
         whole = filling.put(part, tensor)

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from ridgeline.models import ModelConfig
+from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.cost import num_expert_parameters, num_parameters
+from ridgeline.quantization.linear import QuantizedLinear
 from ridgeline.quantization.scheme import BLOCK, Scheme
 
 FP32 = 4
@@ -36,8 +37,7 @@ def weight_bytes(
     """
     total = num_parameters(config) * dtype.itemsize
     for stored, matrix in stored_matrices(config, scheme, kept):
-        plain = matrix.num_outputs * matrix.depth * dtype.itemsize
-        total += stored_bytes(stored, matrix, dtype) - plain
+        total += stored_bytes(stored, matrix, dtype) - plain_bytes(matrix, dtype)
     return total
 
 
@@ -56,15 +56,18 @@ def expert_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return num_expert_parameters(config) * dtype.itemsize
 
 
-def read_bytes_per_weight(
-    config: ModelConfig, dtype: torch.dtype, kept: Mapping[str, Scheme] | None = None
-) -> float:
-    """Of the weights that a step reads, in the mean: all but an embedding of its own. `kept`:
-    the schemes of its projections, by name.
-    """
-    lookup = 0 if config.tied_embeddings else config.vocab_size * config.hidden_size
-    read = weight_bytes(config, dtype, kept=kept) - lookup * dtype.itemsize
-    return read / (num_parameters(config) - lookup)
+def plain_bytes(matrix: Matrix, dtype: torch.dtype) -> int:
+    return matrix.num_outputs * matrix.depth * dtype.itemsize
+
+
+def read_bytes_per_weight(model: Transformer) -> float:
+    """Of the weights that a step reads, in the mean: all but an embedding of its own."""
+    embed, config = model.embed.weight, model.config
+    if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
+        return float(embed.dtype.itemsize)
+    lookup = 0 if config.tied_embeddings else embed.numel()
+    held = sum(parameter.nbytes for parameter in model.parameters())
+    return (held - lookup * embed.dtype.itemsize) / (num_parameters(config) - lookup)
 
 
 def model_matrices(config: ModelConfig) -> Iterator[Matrix]:

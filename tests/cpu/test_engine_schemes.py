@@ -101,7 +101,8 @@ def test_a_checkpoint_is_quantized_on_its_way_in(name: str) -> None:
 
 
 def test_the_plan_is_what_the_model_holds(tmp_path: Path) -> None:
-    recipe = Recipe(dtype="fp32", scheme="int8", limits=Limits(max_batch=2, token_budget=32))
+    limits = Limits(max_batch=2, token_budget=32)
+    recipe = Recipe(dtype="fp32", scheme="int8", quantize_all=True, limits=limits)
     loaded = load(saved(tmp_path), recipe, None, "cpu", None)
     held = sum(parameter.nbytes for parameter in loaded.model.parameters())
     assert loaded.plan.bytes_of("weights") == held

@@ -18,7 +18,7 @@ from test_engine_schemes import decoded
 from tiny_tokenizers import byte_level_json
 
 from ridgeline.cli import main
-from ridgeline.cli.quantize import render
+from ridgeline.cli.quantize_table import render
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Sampling
 from ridgeline.models.transformer import DenseMLP, ExpertMLP
@@ -58,14 +58,14 @@ def expert_bytes(path: Path) -> tuple[int, int]:
 
 def test_what_generate_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     experts, all_weights = expert_bytes(folder)
-    found = run_json(capsys, *generate(folder, "--scheme", "int8", "--raw"))
+    found = run_json(capsys, *generate(folder, "--scheme", "int8", "--quantize-all", "--raw"))
     assert found["scheme"] == "int8"
     assert found["plain_expert_bytes"] == experts
     assert experts < found["weight_bytes"] < all_weights
     plain = run_json(capsys, *generate(folder, "--raw"))
     assert (plain["scheme"], plain["plain_expert_bytes"]) == (None, 0)
     assert plain["weight_bytes"] == all_weights
-    assert main(list(generate(folder, "--scheme", "int8", "--raw"))) == 0
+    assert main(list(generate(folder, "--scheme", "int8", "--quantize-all", "--raw"))) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "experts" in line]
     assert len(lines) == 1
     assert "of weights stay in fp32: they are experts" in lines[0]
@@ -75,7 +75,16 @@ def test_answers_are_those_of_the_codes(folder: Path, capsys: pytest.CaptureFixt
     """Attention (and a dense layer among the others) in codes, through the command and the plain
     loop.
     """
-    about = ("--scheme", "int8", "--raw", "--max-tokens", "8", "--temperature", "0")
+    about = (
+        "--scheme",
+        "int8",
+        "--quantize-all",
+        "--raw",
+        "--max-tokens",
+        "8",
+        "--temperature",
+        "0",
+    )
     found = run_json(capsys, *generate(folder, *about))
     model = load_nearest(folder, parse_scheme("int8"), torch.float32, "cpu")
     dense = [m for m in model.modules() if isinstance(m, DenseMLP)]
@@ -95,7 +104,8 @@ def test_what_quantize_says(
     text.write_text(TEXT)
     quick = ("--sequences", "2", "--window", "40", "--bytes", "800", "--device", "cpu")
     bounds = ("--max-kl", "1", "--max-ppl-increase", "0.9", "--text", str(text))
-    about = ("quantize", str(folder), "--scheme", "int8", *quick, *bounds, "--out")
+    every = ("--batch-sizes", "none")
+    about = ("quantize", str(folder), "--scheme", "int8", *every, *quick, *bounds, "--out")
     found = run_json(capsys, *about, str(tmp_path / "out"))
     experts, all_weights = expert_bytes(folder)
     assert found["plain_expert_bytes"] == experts
@@ -103,7 +113,7 @@ def test_what_quantize_says(
     assert found["bytes_after"] < all_weights
     answer = ("--raw", "--max-tokens", "8", "--temperature", "0")
     saved = run_json(capsys, *generate(tmp_path / "out", *answer))
-    at_once = run_json(capsys, *generate(folder, "--scheme", "int8", *answer))
+    at_once = run_json(capsys, *generate(folder, "--scheme", "int8", "--quantize-all", *answer))
     assert saved["tokens"] == at_once["tokens"]
     assert saved["plain_expert_bytes"] == experts
     assert saved["scheme"] == "int8"

@@ -186,7 +186,8 @@ def test_the_plan_of_a_scheme_is_what_the_tensors_take(
     name: str, scheme: str, tmp_path: Path
 ) -> None:
     tiny_models.save_model(name, tmp_path)
-    recipe = Recipe(dtype="bf16", scheme=scheme, limits=Limits(max_batch=2, token_budget=32))
+    limits = Limits(max_batch=2, token_budget=32)
+    recipe = Recipe(dtype="bf16", scheme=scheme, quantize_all=True, limits=limits)
     loaded = load(tmp_path, recipe, None, "cpu", None)
     assert loaded.plan.bytes_of("weights") == held_bytes(loaded.model)
     experts = expert_bytes(loaded.model.config, torch.bfloat16)

@@ -42,8 +42,9 @@ def shorter_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def argv(folder: Path, out: Path, text: Path, *more: str, scheme: str = "int8") -> list[str]:
     quick = ["--sequences", "4", "--window", "40", "--bytes", "2000", "--device", "cpu"]
-    about = ["--scheme", scheme, "--out", str(out), "--text", str(text)]
-    return ["quantize", str(folder), *about, *quick, *more]
+    about = ["--out", str(out), "--text", str(text), "--batch-sizes", "none"]
+    named = ["--scheme", scheme] if scheme else []
+    return ["quantize", str(folder), *named, *about, *quick, *more]
 
 
 def test_a_checkpoint_is_written_and_runs(

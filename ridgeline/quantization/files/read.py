@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -57,6 +57,23 @@ def quantization_config(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
     if found is not None and not isinstance(found, Mapping):
         raise ConfigError(f"{checkpoint.path}/config.json: quantization_config is not an object")
     return found
+
+
+def kv_dtype(checkpoint: Checkpoint) -> Literal["fp8", "int8"] | None:
+    """In what a checkpoint asks for its keys and values to be kept; None where it does not say."""
+    config = quantization_config(checkpoint) or {}
+    scheme = config.get("kv_cache_scheme")
+    if scheme is None:
+        return None
+    kinds: dict[Any, Literal["fp8", "int8"]] = {"float": "fp8", "int": "int8"}
+    if not isinstance(scheme, Mapping) or scheme.get("num_bits") != 8:
+        raise UnsupportedError(
+            f"{checkpoint.path}: kv_cache_scheme is {str(scheme)[:80]}; read are 8 bits, float or "
+            "int; give --kv-dtype to keep keys and values in another"
+        )
+    if scheme.get("type") not in kinds:
+        raise ConfigError(f"{checkpoint.path}: kv_cache_scheme has type {scheme.get('type')!r}")
+    return kinds[scheme["type"]]
 
 
 def is_quantized(checkpoint: Checkpoint) -> bool:

@@ -1,0 +1,138 @@
+"""Which matrices stay plain because their quantized product is slower on this machine.
+
+quantization/choose.py measures; here it does so with the kernels that the engine runs, for the
+batch sizes that its recipe allows. What was measured is kept in a file for each device, so that
+only the first start with a scheme takes these seconds. What seems slower is measured once more, and
+the better times count: on a busy machine one bad moment decides nothing.
+
+    choices = measured_choices(config, parse_scheme("int8"), (1, 16), torch.bfloat16, "cuda:0")
+    plain = slower_shapes(choices)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import ridgeline
+from ridgeline.engine.host_model import on_host
+from ridgeline.errors import OutputError, UsageError
+from ridgeline.formats.dtypes import dtype_name
+from ridgeline.formats.files import atomic_write
+from ridgeline.hardware import detect
+from ridgeline.hardware.ceilings import cache_path
+from ridgeline.models import ModelConfig
+from ridgeline.progress import Progress
+from ridgeline.quantization.choose import Choice, Timer, Times, measure_shape
+from ridgeline.quantization.scheme import Scheme
+from ridgeline.quantization.sizes import Matrix, model_matrices
+from ridgeline.timing import measure
+
+log = logging.getLogger(__name__)
+
+QUICK: Timer = partial(measure, target_s=0.06, warmup_s=0.01)
+ON_GPU, ON_CPU = (1, 16), (1,)  # requests at once; a CPU serves mostly one
+
+
+def usual_batches(device: str, max_batch: int | None = None) -> tuple[int, ...]:
+    sizes = ON_CPU if torch.device(device).type == "cpu" else ON_GPU
+    return tuple(size for size in sizes if max_batch is None or size <= max_batch)
+
+
+def measured_choices(
+    config: ModelConfig,
+    scheme: Scheme,
+    batch_sizes: Sequence[int],
+    dtype: torch.dtype,
+    device: str,
+    *,
+    host_kernels: bool = True,
+    timer: Timer = QUICK,
+    progress: Progress | None = None,
+) -> list[Choice]:
+    """A choice for each shape of the model's projections. `host_kernels`: whether a CPU runs its
+    own kernels, which are built by now, or the references.
+    """
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise UsageError(f"batch sizes are {list(batch_sizes)}; give numbers of at least 1")
+    sizes = sorted(set(batch_sizes))
+    kept = _Kept(device)
+    on_cpu = torch.device(device).type == "cpu"
+    ready: Callable[[Any], nn.Module] = on_host if on_cpu and host_kernels else _as_it_is
+    kernels = "fused" if not on_cpu or host_kernels else "reference"
+    shapes = list(dict.fromkeys(model_matrices(config)))
+    found = []
+    for done, shape in enumerate(shapes):
+        key = f"{scheme.name} {dtype_name(dtype)} {kernels} {tuple(shape)} {sizes}"
+        choice = kept.get(key, shape, scheme)
+        if choice is None:
+            if progress is not None:
+                progress(f"timing {scheme.name}", done, len(shapes))
+            with torch.random.fork_rng([] if on_cpu else [torch.device(device)]):
+                choice = _twice(shape, scheme, sizes, dtype, device, ready, timer)
+            kept.put(key, choice)
+        found.append(choice)
+    kept.save()
+    return found
+
+
+def _as_it_is(layer: nn.Module) -> nn.Module:
+    return layer
+
+
+def _twice(shape: Matrix, scheme: Scheme, sizes: Sequence[int], *about: Any) -> Choice:
+    first = measure_shape(shape, scheme, sizes, *about)
+    if first.quantize or not first.times:
+        return first
+    again = measure_shape(shape, scheme, sizes, *about)
+    best = (
+        Times(one.rows, min(one.plain_s, two.plain_s), min(one.quantized_s, two.quantized_s))
+        for one, two in zip(first.times, again.times, strict=True)
+    )
+    return Choice(*shape, scheme.name, tuple(best))
+
+
+class _Kept:
+    """The file of times of one device; its name says device, driver, torch and Triton."""
+
+    def __init__(self, device: str) -> None:
+        place = cache_path(detect(device))
+        self.file: Path = place.parent.parent / "layers" / place.name
+        self.values: dict[str, Any] = {}
+        self.is_new = False
+        try:
+            document = json.loads(self.file.read_text(encoding="utf-8"))
+            if document["version"] == ridgeline.__version__:  # other kernels have other times
+                self.values = dict(document["times"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            log.warning("%s is not readable (%s); measuring anew", self.file, type(error).__name__)
+
+    def get(self, key: str, shape: Matrix, scheme: Scheme) -> Choice | None:
+        try:
+            times = tuple(Times(**one) for one in self.values[key])
+        except (KeyError, TypeError):
+            return None
+        return Choice(*shape, scheme.name, times)
+
+    def put(self, key: str, choice: Choice) -> None:
+        self.values[key] = [asdict(times) for times in choice.times]
+        self.is_new = True
+
+    def save(self) -> None:
+        if not self.is_new:
+            return
+        try:
+            with atomic_write(self.file) as file:
+                json.dump({"version": ridgeline.__version__, "times": self.values}, file, indent=1)
+        except OutputError as error:
+            log.warning("%s; times of layers are measured again next time", error)

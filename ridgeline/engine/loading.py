@@ -72,10 +72,6 @@ def load(
     config = description.config
     recipe = with_saved_kv(recipe, checkpoint)
     scheme = None if recipe.scheme is None else parse_scheme(recipe.scheme)
-    if scheme is not None and is_quantized(checkpoint):
-        raise UsageError(
-            f"the recipe's scheme is {scheme.name}, and {path} is quantized already; leave it out"
-        )
     keep_codes = scheme is None and not recipe.deterministic  # whose products are its own
     stored = kept_schemes(checkpoint, description) if keep_codes else {}
     dtype = pick_dtype(recipe.dtype, config, hardware, scheme, stored)

@@ -39,6 +39,12 @@ def source(op: str) -> Path:
     return Path(__file__).parent / op / "cuda.cu"
 
 
+def source_text(op: str) -> str:
+    """All that is compiled: the source, and what it includes of its folder."""
+    parts = [source(op), *sorted(source(op).parent.glob("*.cuh"))]
+    return "".join(part.read_text() for part in parts)
+
+
 def sources() -> list[str]:
     """The ops that have one."""
     return [op for op in NAMES if source(op).is_file()]
@@ -70,7 +76,7 @@ def extension_name(op: str, defines: tuple[str, ...] = ()) -> str:
     """Changes with the source, the flags, the compiler's version and the chip."""
     major, minor = torch.cuda.get_device_capability()
     version = torch.version.hip or torch.version.cuda
-    return hashed_name(op, source(op).read_text() + f"{FLAGS} {defines} {version} {major}.{minor}")
+    return hashed_name(op, source_text(op) + f"{FLAGS} {defines} {version} {major}.{minor}")
 
 
 def hashed_name(op: str, text: str) -> str:

@@ -235,5 +235,5 @@ def test_the_plan_refuses_before_anything_else_does(
 
 def test_a_quantized_checkpoint_has_its_scheme(tmp_path: Path) -> None:
     path = written("awq", tmp_path)
-    with pytest.raises(UsageError, match=r"scheme is int8, and .* is quantized already; leave it"):
+    with pytest.raises(UsageError, match=r"scheme is int8, and .* is quantized already; leave"):
         load(path, Recipe(scheme="int8"), None, "cpu", None)

@@ -23,7 +23,7 @@ from ridgeline.kernels.op import Case, Inputs, Op
 from ridgeline.kernels.quantized_linear import op as quantized
 from ridgeline.kernels.skinny_linear import cuda
 from ridgeline.kernels.skinny_linear import op as plain
-from ridgeline.kernels.skinny_linear.ways import Way
+from ridgeline.kernels.skinny_linear.ways import OneRow, Way, one_row_ways
 from ridgeline.kernels.targets import TARGETS
 
 CPU = torch.device("cpu")
@@ -46,6 +46,7 @@ FORMS: dict[str, quantized.Form | None] = {
     "fp8 tensor": quantized.FP8_TENSOR,
     "fp8 blocks": quantized.FP8_BLOCK,
     "int8 codes": quantized.W8A8,
+    "fp8 with 16 bits": quantized.FP8A16,
 }
 # Depths that end within a step of 256 bytes a row, and their halves within one of 128 bytes.
 DEPTH = {"plain": 1008, "int8": 1056, "int4 g128": 1280, "int4 g64": 1152, "int4 g32": 1088}
@@ -60,6 +61,12 @@ MANY_ROWS = [
     (17, Way(warps=4, stages=4, splits=8)),
     (33, Way(warps=4, stages=2, splits=2)),
 ]
+
+
+ONE_ROW = [
+    form for form in FORMS if form.startswith(("int8 words", "int8 rows", "int4", "fp8 with"))
+]
+ONE_ROW_WAYS = [OneRow(2, 4, 2, 1), OneRow(2, 8, 1, 2), OneRow(4, 2, 3, 1), OneRow(4, 4, 2, 2)]
 
 
 def depth_of(form: str) -> int:
@@ -121,7 +128,7 @@ def inputs_of(case: Case) -> Inputs:
     return case.make(CPU, torch.Generator().manual_seed(0))
 
 
-def check(op: Op, case: Case, way: Way | None, variant: str = "cuda") -> Tensor:
+def check(op: Op, case: Case, way: Way | OneRow | None, variant: str = "cuda") -> Tensor:
     inputs = inputs_of(case) | {"config": way}
     found = op.variants[variant](**inputs)
     compare(found, op.reference(**inputs), case)
@@ -130,7 +137,7 @@ def check(op: Op, case: Case, way: Way | None, variant: str = "cuda") -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "fp8 with 16 bits"])
 def test_few_rows(form: str, dtype: torch.dtype) -> None:
     for num_rows, way in FEW_ROWS:
         outputs = 80 if form.startswith("int4") else 75  # not in whole tiles, or not in whole pairs
@@ -138,16 +145,56 @@ def test_few_rows(form: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "fp8 blocks"])
+@pytest.mark.parametrize(
+    "form", [form for form in FORMS if form not in ("fp8 blocks", "fp8 with 16 bits")]
+)
 def test_many_rows(form: str, dtype: torch.dtype) -> None:
     for num_rows, way in MANY_ROWS if dtype == BF16 else MANY_ROWS[1::2]:
         outputs = 144 if form.startswith("int4") else 141
         check(*case_of(form, (num_rows, outputs, depth_of(form) // 2), dtype, "residual"), way)
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("form", ONE_ROW)
+def test_one_row(form: str, dtype: torch.dtype) -> None:
+    """Depths that end within a step of a warp, outputs within what one takes at a time."""
+    for way, depth in zip(ONE_ROW_WAYS, (1, 2, 3, 1), strict=True):
+        outputs = 80 if form.startswith("int4") else 75
+        shape = (1, outputs, depth * depth_of(form))
+        check(*case_of(form, shape, dtype, "norm bias residual"), way)
+    gated = case_of(form, (1, 48, depth_of(form)), dtype, "norm", "silu")
+    plain_x = case_of(form, (1, 40 if form[:4] != "int4" else 48, depth_of(form)), dtype, "")
+    for way in ONE_ROW_WAYS:
+        check(*gated, way)
+        check(*plain_x, way)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0])
+def test_one_row_of_no_number_is_not_taken_for_one(value: float) -> None:
+    for form in ONE_ROW:
+        op, case = case_of(form, (1, 48, depth_of(form)), BF16)
+        inputs = inputs_of(case) | {"config": OneRow(2, 4, 2, 1)}
+        if value == 0.0:
+            inputs["x_MD"].zero_()
+            assert (op.variants["cuda"](**inputs) == 0).all()
+        else:
+            inputs["x_MD"][0, 7] = value
+            assert not op.variants["cuda"](**inputs).isfinite().any()
+
+
+def test_one_row_has_ways_for_every_depth_it_takes() -> None:
+    for depth in (512, 4096, 14336, 28672):
+        for kind in ("int8 words", "int4", "fp8 weights"):
+            assert len(one_row_ways(kind, depth)) >= 4
+    op, case = case_of("int8 words", (2, 48, 256))
+    with pytest.raises(UnsupportedError, match="one, and shorter"):
+        op.variants["cuda"](**inputs_of(case), config=OneRow())
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_portable(form: str) -> None:
-    for num_rows, dtype, extras in ((1, BF16, "bias"), (4, FP16, "residual strided")):
+    rows = 1 if form == "fp8 with 16 bits" else 4
+    for num_rows, dtype, extras in ((1, BF16, "bias"), (rows, FP16, "residual strided")):
         shape = (num_rows, 48, depth_of(form))
         check(*case_of(form, shape, dtype, extras), None, "portable")
 
@@ -224,13 +271,18 @@ def test_a_row_is_the_same_bits_beside_any_others(form: str) -> None:
     assert torch.equal(op.variants["cuda"](**inputs | alone), together[2:3])
 
 
-@pytest.mark.parametrize("way", [Way(1, 4, 2, blocks=1), Way(warps=4, stages=3, splits=2)])
+@pytest.mark.parametrize(
+    "way", [Way(1, 4, 2, blocks=1), Way(warps=4, stages=3, splits=2), OneRow(2, 4, 2, 1)]
+)
 @pytest.mark.parametrize("form", ["plain", "int4 g128", "fp8 rows"])
 def test_the_kernel_before_is_waited_for(
-    form: str, way: Way, builds: dict[str, ctypes.CDLL]
+    form: str, way: Way | OneRow, builds: dict[str, ctypes.CDLL]
 ) -> None:
     """What it writes, x and the residual, is NaN until a block waits."""
-    op, case = case_of(form, (3, 64, depth_of(form)), BF16, "residual")
+    num_rows = 3
+    if isinstance(way, OneRow):
+        num_rows, form = 1, {"plain": "int8 words", "fp8 rows": "fp8 with 16 bits"}.get(form, form)
+    op, case = case_of(form, (num_rows, 64, depth_of(form)), BF16, "residual")
     inputs = inputs_of(case) | {"config": way}
     calm = op.variants["cuda"](**inputs)
     written = [inputs["x_MD"], inputs["residual_MO"]]

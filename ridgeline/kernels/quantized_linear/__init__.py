@@ -24,7 +24,7 @@ from ridgeline.kernels.quantized_linear.reference import default_out
 from ridgeline.kernels.quantized_linear.tune_space import choice_key, search_space
 from ridgeline.kernels.skinny_linear.dispatch import best, run
 from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS, Config
-from ridgeline.kernels.skinny_linear.ways import Way
+from ridgeline.kernels.skinny_linear.ways import OneRow, Way, fits_one_row
 
 __all__ = ["launched", "quantized_linear", "scaled_mm", "search_space"]
 
@@ -78,10 +78,10 @@ def launched(
     offset: float = 0.0,
     activation: Activation | None = None,
     out_dtype: torch.dtype | None = None,
-    config: Config | Way | None = None,
+    config: Config | Way | OneRow | None = None,
 ) -> Tensor:
-    """By our own kernels for few rows: as `config` says, else as measured; else packed weights in
-    CUDA C++ where that is built, the rest in Triton.
+    """By our own kernels for few rows: as `config` says, else as measured; else packed weights, and
+    one row in 16 bits, in CUDA C++ where that is built, the rest in Triton.
     """
     from ridgeline.kernels.quantized_linear import cuda, triton
 
@@ -103,9 +103,13 @@ def launched(
     if config is None and on_gpu:
         gated, normed = activation is not None, norm_weight_D is not None
         config = best(*choice_key(x_MD, weight, weight_scale, gated, normed), x_MD.device)
+    one_row = x_scale is None and fits_one_row(
+        cuda.kind_of(x_MD, weight), x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
+    )
+    in_cuda = on_gpu and (one_row or weight.dtype == torch.int32)
     return run(
         config,
-        on_gpu and weight.dtype == torch.int32 and library("skinny_linear") is not None,
+        in_cuda and library("skinny_linear") is not None,
         lambda way: cuda.quantized_linear(**inputs, config=way),
         lambda way: triton.quantized_linear(**inputs, config=way),
     )

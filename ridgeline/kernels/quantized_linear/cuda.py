@@ -13,7 +13,7 @@ from ridgeline.kernels.quantized_linear.reference import default_out, packed_bit
 from ridgeline.kernels.rms_norm import rms_norm
 from ridgeline.kernels.skinny_linear.cuda import few_rows
 from ridgeline.kernels.skinny_linear.cut import Around
-from ridgeline.kernels.skinny_linear.ways import Kind, Way, fits_few
+from ridgeline.kernels.skinny_linear.ways import Kind, OneRow, Way, fits_few, fits_one_row
 
 
 def quantized_linear(
@@ -29,7 +29,7 @@ def quantized_linear(
     offset: float = 0.0,
     activation: Activation | None = None,
     out_dtype: torch.dtype | None = None,
-    config: Way | None = None,
+    config: Way | OneRow | None = None,
     pdl: bool = True,
     defines: tuple[str, ...] = (),
 ) -> Tensor:
@@ -38,7 +38,8 @@ def quantized_linear(
     """
     kind = kind_of(x_MD, weight)
     rows, depth = x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
-    if norm_weight_D is not None and not fits_few(kind, rows, depth):
+    folds = fits_few(kind, rows, depth) or fits_one_row(kind, rows, depth)
+    if norm_weight_D is not None and not folds:
         x_MD, norm_weight_D = rms_norm(x_MD, norm_weight_D, eps, offset), None
     return few_rows(
         kind,
@@ -60,6 +61,6 @@ def kind_of(x_MD: Tensor, weight: Tensor) -> Kind:
         return "int4" if packed_bits(weight, x_MD.shape[-1]) == 4 else "int8 words"
     if weight.dtype == torch.int8:
         return "int8 codes" if x_MD.dtype == torch.int8 else "int8 rows"
-    if weight.dtype == torch.float8_e4m3fn and x_MD.dtype == weight.dtype:
-        return "fp8"
+    if weight.dtype == torch.float8_e4m3fn:
+        return "fp8" if x_MD.dtype == weight.dtype else "fp8 weights"
     raise UnsupportedError(f"weights of {weight.dtype} with x in {x_MD.dtype}")

@@ -27,7 +27,7 @@ from ridgeline.kernels.skinny_linear.cut import scale_kind
 from ridgeline.kernels.skinny_linear.op import PROJECTIONS
 from ridgeline.kernels.skinny_linear.tune_space import Config, default_config, shortlist
 from ridgeline.kernels.skinny_linear.tune_space import search_space as plain_rows_space
-from ridgeline.kernels.skinny_linear.ways import Way, fits_few, ways
+from ridgeline.kernels.skinny_linear.ways import OneRow, Way, fits_few, ways
 from ridgeline.kernels.targets import Target
 
 BF16, FP16, INT8, FP8 = torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn
@@ -63,7 +63,7 @@ def launch(**inputs: Any) -> Tensor:
     return launched(**_own(inputs))
 
 
-def launch_triton(config: Config | Way | None = None, **inputs: Any) -> Tensor:
+def launch_triton(config: Config | Way | OneRow | None = None, **inputs: Any) -> Tensor:
     from ridgeline.kernels.quantized_linear import triton
 
     chosen = config if isinstance(config, Config) else None
@@ -71,14 +71,14 @@ def launch_triton(config: Config | Way | None = None, **inputs: Any) -> Tensor:
 
 
 def launch_cuda(
-    config: Config | Way | None = None, defines: tuple[str, ...] = (), **inputs: Any
+    config: Config | Way | OneRow | None = None, defines: tuple[str, ...] = (), **inputs: Any
 ) -> Tensor:
     """The kernels in CUDA C++; a way to cut Triton's means nothing to them."""
-    way = config if isinstance(config, Way) else None
+    way = None if isinstance(config, Config) else config
     return cuda.quantized_linear(**_own(inputs), config=way, defines=defines)
 
 
-def define(config: Config | Way | None = None, **inputs: Any) -> Tensor:
+def define(config: Config | Way | OneRow | None = None, **inputs: Any) -> Tensor:
     """The reference, which no way of cutting the work may change."""
     return reference.quantized_linear(**_own(inputs))
 
@@ -329,17 +329,8 @@ def search(
         if x_MD.dtype != weight.dtype:  # and are converted in registers else
             space = plain_rows_space(rows, outputs, depth, gated, bits)
             configs += shortlist(space, outputs, gated, target, bits)
-    key = choice_key(x_MD, weight, weight_scale, gated, normed)
-    return Search(*key, [*configs, *_ways_in_cuda(x_MD, weight, rows, outputs, depth, gated)])
-
-
-def _ways_in_cuda(
-    x_MD: Tensor, weight: Tensor, rows: int, outputs: int, depth: int, gated: bool
-) -> list[Way]:
-    try:
-        return ways(cuda.kind_of(x_MD, weight), rows, outputs, depth, gated)
-    except UnsupportedError:
-        return []
+    in_cuda = ways(cuda.kind_of(x_MD, weight), rows, outputs, depth, gated)
+    return Search(*choice_key(x_MD, weight, weight_scale, gated, normed), [*configs, *in_cuda])
 
 
 OP = Op(

@@ -19,7 +19,7 @@ from ridgeline.kernels.op import outputs
 from ridgeline.kernels.skinny_linear import reference
 from ridgeline.kernels.skinny_linear.dispatch import best, run
 from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS, Config, product_key, search_space
-from ridgeline.kernels.skinny_linear.ways import Way
+from ridgeline.kernels.skinny_linear.ways import OneRow, Way
 
 __all__ = ["MAX_ROWS", "Config", "search_space", "skinny_linear", "unfused"]
 
@@ -62,7 +62,7 @@ def launched(
     offset: float = 0.0,
     activation: Activation | None = None,
     out_MO: Tensor | None = None,
-    config: Config | Way | None = None,
+    config: Config | Way | OneRow | None = None,
 ) -> Tensor:
     """By our own kernels: as `config` says, else as measured, else in Triton."""
     from ridgeline.kernels.skinny_linear import cuda, triton

@@ -10,6 +10,7 @@
 // 128 + code (bf16) or 1024 + code (fp16). One exact subtraction leaves code less zero; the sums
 // of long int4 groups are corrected instead, once a group.
 //
+// one_row_kernel (1 row of codes): one_row.cuh.
 // few_rows_kernel (1 to 4 rows): the warps of a block share the depth of the same outputs; x, its
 // norm's gain applied, waits in shared memory in the order it is multiplied in.
 // many_rows_kernel (5 to 64, Hopper and later): each warp has its own outputs, x streams through
@@ -56,7 +57,8 @@ struct RidgelineJob {
 namespace {
 
 using Job = RidgelineJob;
-enum Kind { kPlain, kInt8Words, kInt8Rows, kInt4, kFp8, kInt8Codes };
+// The names are in ways.py. kFp8Weights: codes with x in 16 bits, one row alone.
+enum Kind { kPlain, kInt8Words, kInt8Rows, kInt4, kFp8, kInt8Codes, kFp8Weights };
 enum Grouped { kWhole, kSums, kWeights };  // where scales of groups go: on sums or on weights
 enum ScaleKind { kNone, kTensor, kRow, kGroup };
 enum Activation { kNoActivation, kSilu, kGelu, kGeluTanh };
@@ -161,6 +163,7 @@ __device__ float weight_at(const Job& job, int row, int k, bool half, float* sca
   *scale = 1.f;
   if (KIND == kPlain) return from_bits(reinterpret_cast<const uint16_t*>(bytes)[k], half);
   if (KIND == kInt8Rows || KIND == kInt8Codes) return float(int8_t(bytes[k]));
+  if (KIND == kFp8Weights) return fp8_value(bytes[k]);
   if (KIND == kFp8) {
     const float* scales = static_cast<const float*>(job.scale);
     if (job.scale_kind == kGroup) *scale = scales[row / 128 * ceil_div(job.depth, 128) + k / 128];
@@ -299,6 +302,23 @@ __device__ inline void mma_e4m3(float (&c)[4], uint32_t a0, uint32_t a1, uint32_
   asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 " RIDGELINE_TILES
       : RIDGELINE_SUMS("f") : RIDGELINE_FACTORS);
 #endif
+}
+
+// Four fp8 codes as two pairs of fp16.
+__device__ inline void convert_e4m3(uint32_t codes, uint32_t& low, uint32_t& high) {
+#if __CUDA_ARCH__ >= 890
+  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h; }"
+      : "=r"(low), "=r"(high) : "r"(codes));
+#endif
+}
+
+// 16 bytes that are read once.
+__device__ inline uint4 load_streaming(const void* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate" RIDGELINE_HINT ".v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+  return v;
 }
 
 __device__ inline uint32_t shared_address(const void* pointer) {
@@ -919,6 +939,10 @@ __global__ void __launch_bounds__(512, 1) few_rows_kernel(const Job job, int sta
   }
 }
 
+// ----------------------------------------------------------------------------------------- 1 row
+
+#include "one_row.cuh"
+
 // ------------------------------------------------------------------------------- 5 to 64 rows
 
 // x's tile of a step in shared memory. A unit is 16 bytes; rows lie apart, and units are swapped in
@@ -1197,6 +1221,31 @@ cudaError_t choose(const Job& job, const Cut& cut) {
   }
 }
 
+template <int KIND, int ROWS, int AHEAD>
+cudaError_t start_one_row(const Job& job, bool half, int warps, int blocks, bool dependent,
+                          cudaStream_t stream) {
+  using L = Line<KIND>;
+  int padded = ceil_div(ceil_div(job.depth / L::kPiece, 32), AHEAD) * AHEAD * 32;
+  int bytes = padded * (L::kUnits * 16 + (KIND == kInt4 ? 4 : 0));
+  int needed = ceil_div(job.outputs, warps * (job.gated ? ROWS / 2 : ROWS));
+  return start(one_row_kernel<KIND, ROWS, AHEAD>, job, half, 0, needed < blocks ? needed : blocks,
+               32 * warps, 0, bytes, dependent, stream);
+}
+
+template <int KIND>
+cudaError_t choose_one_row(const Job& job, bool half, int rows, int ahead, int warps, int blocks,
+                           bool dependent, cudaStream_t stream) {
+  if (rows == 2 && ahead == 4)
+    return start_one_row<KIND, 2, 4>(job, half, warps, blocks, dependent, stream);
+  if (rows == 2 && ahead == 8)
+    return start_one_row<KIND, 2, 8>(job, half, warps, blocks, dependent, stream);
+  if (rows == 4 && ahead == 2)
+    return start_one_row<KIND, 4, 2>(job, half, warps, blocks, dependent, stream);
+  if (rows == 4 && ahead == 4)
+    return start_one_row<KIND, 4, 4>(job, half, warps, blocks, dependent, stream);
+  return cudaErrorInvalidValue;
+}
+
 template <int KIND>
 cudaError_t choose_dtype(const Job& job, const Cut& cut, bool half) {
   return half ? choose<KIND, Fp16>(job, cut) : choose<KIND, Bf16>(job, cut);
@@ -1245,6 +1294,33 @@ extern "C" __attribute__((visibility("default"))) int ridgeline_few_rows(
     case kInt4: return start_portable<kInt4>(*job, half, stream);
     case kFp8: return start_portable<kFp8>(*job, half, stream);
     case kInt8Codes: return start_portable<kInt8Codes>(*job, half, stream);
+  }
+#endif
+  return int(cudaErrorInvalidValue);
+}
+
+// One row of x and codes: `lines` weight rows (2 or 4) a warp at a time, `ahead` pieces of each on
+// their way (lines * ahead is 8 or 16), `warps` a block, at most so many `blocks`.
+extern "C" __attribute__((visibility("default"))) int ridgeline_one_row(
+    const RidgelineJob* job, int kind, int half, int lines, int ahead, int warps, int blocks,
+    int dependent, void* stream_pointer) {
+  cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
+#ifdef RIDGELINE_MMA
+#define RIDGELINE_ONE_ROW(KIND) \
+  case KIND: \
+    return choose_one_row<KIND>(*job, half, lines, ahead, warps, blocks, dependent, stream);
+  switch (kind) {
+    RIDGELINE_ONE_ROW(kInt8Words)
+    RIDGELINE_ONE_ROW(kInt8Rows)
+    RIDGELINE_ONE_ROW(kInt4)
+    RIDGELINE_ONE_ROW(kFp8Weights)
+  }
+#else
+  switch (kind) {
+    case kInt8Words: return start_portable<kInt8Words>(*job, half, stream);
+    case kInt8Rows: return start_portable<kInt8Rows>(*job, half, stream);
+    case kInt4: return start_portable<kInt4>(*job, half, stream);
+    case kFp8Weights: return start_portable<kFp8Weights>(*job, half, stream);
   }
 #endif
   return int(cudaErrorInvalidValue);

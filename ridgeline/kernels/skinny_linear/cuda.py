@@ -25,9 +25,11 @@ from ridgeline.kernels.skinny_linear.ways import (
     KINDS,
     PIECE,
     Kind,
+    OneRow,
     Way,
     default_way,
     fits_few,
+    fits_one_row,
 )
 from ridgeline.kernels.targets import can_wait
 
@@ -60,7 +62,7 @@ def skinny_linear(
     offset: float = 0.0,
     activation: Activation | None = None,
     out_MO: Tensor | None = None,
-    config: Way | None = None,
+    config: Way | OneRow | None = None,
     pdl: bool = True,
     defines: tuple[str, ...] = (),
 ) -> Tensor:
@@ -90,7 +92,7 @@ def few_rows(
     scale: Tensor | None = None,
     zero: Tensor | None = None,
     x_scale: Tensor | None = None,
-    way: Way | None = None,
+    way: Way | OneRow | None = None,
     pdl: bool = True,
     defines: tuple[str, ...] = (),
     out: Tensor | None = None,
@@ -101,7 +103,11 @@ def few_rows(
     num_rows, depth = x_rows.shape
     num_outputs = weight.shape[0] // (2 if around.activation else 1)
     way = way or default_way(kind, num_rows, num_outputs, depth, around.activation is not None)
-    if around.norm_weight is not None and way.splits:
+    if isinstance(way, OneRow) and not fits_one_row(kind, num_rows, depth):
+        raise UnsupportedError(f"{num_rows} rows of {depth} for {kind} weights; one, and shorter")
+    if kind == "fp8 weights" and not isinstance(way, OneRow):
+        raise UnsupportedError(f"{num_rows} rows in 16 bits times fp8; one alone")
+    if around.norm_weight is not None and isinstance(way, Way) and way.splits:
         raise UnsupportedError(f"the norm of {num_rows} rows of {depth} is not folded in")
     functions = library("skinny_linear", defines)
     if functions is None:
@@ -138,19 +144,16 @@ def few_rows(
         around.eps,
         around.offset,
     )
-    error = functions.ridgeline_few_rows(
-        ctypes.byref(job),
-        KINDS.index(kind),
-        x_MD.dtype == torch.float16,
-        way.tiles,
-        way.warps,
-        way.stages,
-        way.splits,
-        way.teams,
-        way.blocks * target_of(x_MD).num_units,
-        pdl and can_wait(target_of(x_MD)),
-        c_void_p(stream_of(x_MD.device)),
-    )
+    shared = (ctypes.byref(job), KINDS.index(kind), x_MD.dtype == torch.float16)
+    blocks = way.blocks * target_of(x_MD).num_units
+    waits = pdl and can_wait(target_of(x_MD))
+    stream = c_void_p(stream_of(x_MD.device))
+    if isinstance(way, OneRow):
+        cut = (way.lines, way.ahead, way.warps, blocks)
+        error = functions.ridgeline_one_row(*shared, *cut, waits, stream)
+    else:
+        tiles = (way.tiles, way.warps, way.stages, way.splits, way.teams, blocks)
+        error = functions.ridgeline_few_rows(*shared, *tiles, waits, stream)
     if error:
         raise HardwareError(f"the CUDA kernel for {kind} weights could not be started: {error}")
     return out
@@ -187,7 +190,8 @@ def check(
             raise UnsupportedError("x, the weight and the norm's must lie at multiples of 16 bytes")
     if weight.stride(0) * weight.element_size() >= 1 << 31:
         raise UnsupportedError("the weight's rows lie 2 GiB apart or more")
-    if not fits_few(kind, num_rows, depth) and not can_wait(target_of(x_rows)):
+    alone = fits_one_row(kind, num_rows, depth)
+    if not alone and not fits_few(kind, num_rows, depth) and not can_wait(target_of(x_rows)):
         raise UnsupportedError(f"{num_rows} rows need clusters: Hopper or later")
     same = [around.bias, around.residual, around.norm_weight, scale if kind == "int4" else None]
     if any(tensor is not None and tensor.dtype != out_dtype for tensor in same):

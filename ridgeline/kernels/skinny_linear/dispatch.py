@@ -1,8 +1,8 @@
 """Which implementation makes a product of few rows: the one measured to be fastest on this kind of
 GPU, of those that can run here.
 
-A choice is a `Config` (Triton) or a `Way` (CUDA C++, once built); where nothing was measured it is
-None, and `prefers_cuda` says which of the two serves.
+A choice is a `Config` (Triton), or a `Way` or `OneRow` (CUDA C++, once built); where nothing was
+measured it is None, and `prefers_cuda` says which of the two serves.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.autotune import chosen
 from ridgeline.kernels.extension import library
 from ridgeline.kernels.skinny_linear.tune_space import Config
-from ridgeline.kernels.skinny_linear.ways import Way
+from ridgeline.kernels.skinny_linear.ways import OneRow, Way
 
 log = logging.getLogger(__name__)
 
 
-def best(op: str, key: str, device: torch.device) -> Config | Way | None:
+def best(op: str, key: str, device: torch.device) -> Config | Way | OneRow | None:
     """What was measured to be fastest, of what can run here."""
     built = device.type == "cuda" and library("skinny_linear") is not None
-    found = chosen(op, key, device, lambda config: built or not is_way(config))
-    return None if found is None else Way(**found) if is_way(found) else Config(**found)
+    found = chosen(op, key, device, lambda config: built or kind_of(config) is Config)
+    return None if found is None else kind_of(found)(**found)
 
 
-def is_way(config: Mapping[str, Any]) -> bool:
-    """Configurations are remembered as plain values; only a Way has tiles."""
-    return "tiles" in config
+def kind_of(config: Mapping[str, Any]) -> type[Config | Way | OneRow]:
+    """Configurations are remembered as plain values; only a Way has tiles, only OneRow lines."""
+    return Way if "tiles" in config else OneRow if "lines" in config else Config
 
 
 def run(
-    way: Config | Way | None,
+    way: Config | Way | OneRow | None,
     prefers_cuda: bool,
-    in_cuda: Callable[[Way | None], Tensor],
+    in_cuda: Callable[[Way | OneRow | None], Tensor],
     in_triton: Callable[[Config | None], Tensor],
 ) -> Tensor:
     """The product as `way` says; Triton makes what the CUDA kernels do not do (a stride that is not
     a multiple of 16 bytes, say).
     """
-    if isinstance(way, Way) or (way is None and prefers_cuda):
+    if isinstance(way, Way | OneRow) or (way is None and prefers_cuda):
         try:
             return in_cuda(way)
         except UnsupportedError as error:

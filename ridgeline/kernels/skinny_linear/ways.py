@@ -11,8 +11,18 @@ from functools import lru_cache
 from math import ceil
 from typing import Literal
 
-Kind = Literal["plain", "int8 words", "int8 rows", "int4", "fp8", "int8 codes"]
-KINDS: tuple[Kind, ...] = ("plain", "int8 words", "int8 rows", "int4", "fp8", "int8 codes")
+# "fp8" and "int8 codes" take x in codes too, the others in 16 bits.
+Kind = Literal["plain", "int8 words", "int8 rows", "int4", "fp8", "int8 codes", "fp8 weights"]
+KINDS: tuple[Kind, ...] = (
+    "plain",
+    "int8 words",
+    "int8 rows",
+    "int4",
+    "fp8",
+    "int8 codes",
+    "fp8 weights",
+)
+ONE_ROW_KINDS = ("int8 words", "int8 rows", "int4", "fp8 weights")
 PIECE = {"plain": 8, "int4": 32}  # weights in 16 bytes; 16 for the rest
 FEW = 4  # rows up to which the warps of a block may share the depth
 STAGED_BYTES = 64 * 1024  # of x in shared memory, beside the weights on their way
@@ -40,6 +50,49 @@ class Way:
         return f"cuda {cut} s{self.stages}"
 
 
+@dataclass(frozen=True)
+class OneRow:
+    """How one row is cut (one_row.cuh): a warp has `lines` weight rows at a time and `ahead` pieces
+    of each on their way, a block `warps`, an SM `blocks`.
+    """
+
+    lines: int = 2
+    ahead: int = 4
+    warps: int = 8
+    blocks: int = 2
+
+    @property
+    def label(self) -> str:
+        return f"cuda row {self.lines}x{self.ahead} w{self.warps} b{self.blocks}"
+
+
+def fits_one_row(kind: Kind, num_rows: int, depth: int) -> bool:
+    """Whether the kernel of one row takes it, x as a whole in shared memory."""
+    x_bytes = 4 if kind == "fp8 weights" else 2
+    return kind in ONE_ROW_KINDS and num_rows == 1 and depth * x_bytes <= 2 * STAGED_BYTES
+
+
+def one_row_ways(kind: Kind, depth: int) -> list[OneRow]:
+    """What is worth timing: 12 to 32 warps an SM, as many as registers and x leave room for."""
+    x_bytes = 4 if kind == "fp8 weights" else 2
+    return [
+        OneRow(lines, ahead, warps, blocks)
+        for lines, ahead in ((2, 4), (2, 8), (4, 2), (4, 4))
+        for warps, blocks in ONE_ROW_BLOCKS
+        if warps * blocks <= (16 if lines * ahead == 16 or kind == "int4" else 20)
+        and blocks * depth * x_bytes <= 3 * STAGED_BYTES
+    ]
+
+
+ONE_ROW_BLOCKS = (
+    *((4, blocks) for blocks in (3, 4, 5)),
+    *((6, blocks) for blocks in (2, 3)),
+    *((8, blocks) for blocks in (1, 2)),
+    *((10, blocks) for blocks in (1, 2)),
+    *((12, 1), (14, 1), (16, 1)),
+)
+
+
 def fits_few(kind: Kind, num_rows: int, depth: int) -> bool:
     """Whether x fits in shared memory as a whole, as the kernel of few rows has it."""
     x_bytes = 1 if kind in ("fp8", "int8 codes") else 2
@@ -47,8 +100,12 @@ def fits_few(kind: Kind, num_rows: int, depth: int) -> bool:
 
 
 @lru_cache
-def default_way(kind: Kind, num_rows: int, num_outputs: int, depth: int, gated: bool) -> Way:
+def default_way(
+    kind: Kind, num_rows: int, num_outputs: int, depth: int, gated: bool
+) -> Way | OneRow:
     """A guess until measured: blocks for every SM, two or three steps on their way."""
+    if fits_one_row(kind, num_rows, depth):
+        return OneRow()
     weight_rows = num_outputs * (2 if gated else 1)
     if fits_few(kind, num_rows, depth):
         return Way(tiles=2 if gated else 1, warps=8, blocks=2)
@@ -56,8 +113,18 @@ def default_way(kind: Kind, num_rows: int, num_outputs: int, depth: int, gated: 
     return Way(warps=4, stages=3, splits=next((s for s in (1, 2, 4, 5) if blocks * s >= 200), 8))
 
 
-def ways(kind: Kind, num_rows: int, num_outputs: int, depth: int, gated: bool) -> list[Way]:
+def ways(
+    kind: Kind, num_rows: int, num_outputs: int, depth: int, gated: bool
+) -> list[Way | OneRow]:
     """What is worth timing."""
+    one_row = one_row_ways(kind, depth) if fits_one_row(kind, num_rows, depth) else []
+    return [*one_row, *tile_ways(kind, num_rows, num_outputs, depth, gated)]
+
+
+def tile_ways(kind: Kind, num_rows: int, num_outputs: int, depth: int, gated: bool) -> list[Way]:
+    """Of the kernels with matrix units."""
+    if kind == "fp8 weights":
+        return []
     weight_rows = num_outputs * (2 if gated else 1)
     found = [
         Way(warps=warps, stages=stages, splits=splits)

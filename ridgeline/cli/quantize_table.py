@@ -143,7 +143,7 @@ def mixture_table(places: Sequence[Placed], dtype: str) -> Table:
     groups: dict[tuple[str, str | None], list[Placed]] = {}
     for place in places:
         groups.setdefault((kind_of(place.name), place.scheme), []).append(place)
-    for (kind, scheme), members in groups.items():
+    for (kind, scheme), members in sorted(groups.items(), key=lambda group: group[0][0]):
         size = human_bytes(sum(place.num_bytes for place in members))
         layers = ranges(int(place.name.split(".")[1]) for place in members)
         least = members[0].why if len({place.why for place in members}) == 1 else why_of(members)

@@ -74,8 +74,9 @@ def arguments(verb: str, folder: Path) -> list[str]:
 
 def quantized(folder: Path) -> list[str]:
     out = Path(tempfile.mkdtemp(dir=folder.parent)) / "out"
-    quick = ["--sequences", "4", "--window", "40", "--max-kl", "9", "--max-ppl-increase", "0.9"]
-    return ["--out", str(out), "--text", str(folder / "config.json"), *quick]
+    quick = ["--sequences", "4", "--window", "40", "--batch-sizes", "none"]
+    bound = ["--max-kl", "9", "--max-ppl-increase", "0.9"]
+    return ["--out", str(out), "--text", str(folder / "config.json"), *quick, *bound]
 
 
 def strict_json(text: str) -> Any:

@@ -345,10 +345,6 @@ inline int dp2a(int x, int codes, int sum, int first) {
 }
 inline int __dp2a_lo(int x, int codes, int sum) { return dp2a(x, codes, sum, 0); }
 inline int __dp2a_hi(int x, int codes, int sum) { return dp2a(x, codes, sum, 2); }
-inline uint4 load_streaming(const void* from) {
-  if ((uintptr_t)from % 16) fail("a load out of line");
-  return *(const uint4*)from;
-}
 
 // Products of tiles, where the PTX manual places their fragments: m16n8k16, or m16n8k32 of bytes,
 // 32 bits of depth in each register either way. `read(word, i)` is the i-th of its PER numbers.
@@ -429,6 +425,8 @@ inline void wait_for_copies() { wait_for_groups(0); }
 inline void copy_16(uint32_t to, const void* from, bool inside) { copy_async<16>(to, from, inside); }
 inline void close_group() { commit_copies(); }
 inline void wait_groups(int pending) { wait_for_groups(pending); }
+template <int PENDING>
+void wait_pending() { wait_for_groups(PENDING); }
 
 // ---- the host's side ----------------------------------------------------------------------------
 

@@ -313,14 +313,6 @@ __device__ inline void convert_e4m3(uint32_t codes, uint32_t& low, uint32_t& hig
 #endif
 }
 
-// 16 bytes that are read once.
-__device__ inline uint4 load_streaming(const void* from) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate" RIDGELINE_HINT ".v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
-  return v;
-}
-
 __device__ inline uint32_t shared_address(const void* pointer) {
   return uint32_t(__cvta_generic_to_shared(pointer));
 }
@@ -343,6 +335,11 @@ __device__ inline void wait_groups(int pending) {
       "cp.async.wait_group 3; @p2 cp.async.wait_group 2;\n"
       "@p1 cp.async.wait_group 1; @p0 cp.async.wait_group 0; }" ::"r"(pending)
       : "memory");
+}
+
+template <int PENDING>
+__device__ inline void wait_pending() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 __device__ inline void wait_for_previous_kernel() {
@@ -1221,28 +1218,28 @@ cudaError_t choose(const Job& job, const Cut& cut) {
   }
 }
 
-template <int KIND, int ROWS, int AHEAD>
+template <int KIND, int ROWS, int STAGES>
 cudaError_t start_one_row(const Job& job, bool half, int warps, int blocks, bool dependent,
                           cudaStream_t stream) {
   using L = Line<KIND>;
-  int padded = ceil_div(ceil_div(job.depth / L::kPiece, 32), AHEAD) * AHEAD * 32;
-  int bytes = padded * (L::kUnits * 16 + (KIND == kInt4 ? 4 : 0));
+  int padded = ceil_div(job.depth / L::kPiece, 32) * 32;
+  int bytes = padded * (L::kUnits * 16 + (KIND == kInt4 ? 4 : 0)) + warps * STAGES * ROWS * 512;
   int needed = ceil_div(job.outputs, warps * (job.gated ? ROWS / 2 : ROWS));
-  return start(one_row_kernel<KIND, ROWS, AHEAD>, job, half, 0, needed < blocks ? needed : blocks,
+  return start(one_row_kernel<KIND, ROWS, STAGES>, job, half, 0, needed < blocks ? needed : blocks,
                32 * warps, 0, bytes, dependent, stream);
 }
 
 template <int KIND>
-cudaError_t choose_one_row(const Job& job, bool half, int rows, int ahead, int warps, int blocks,
+cudaError_t choose_one_row(const Job& job, bool half, int rows, int stages, int warps, int blocks,
                            bool dependent, cudaStream_t stream) {
-  if (rows == 2 && ahead == 4)
-    return start_one_row<KIND, 2, 4>(job, half, warps, blocks, dependent, stream);
-  if (rows == 2 && ahead == 8)
-    return start_one_row<KIND, 2, 8>(job, half, warps, blocks, dependent, stream);
-  if (rows == 4 && ahead == 2)
-    return start_one_row<KIND, 4, 2>(job, half, warps, blocks, dependent, stream);
-  if (rows == 4 && ahead == 4)
+  if (rows == 2 && stages == 6)
+    return start_one_row<KIND, 2, 6>(job, half, warps, blocks, dependent, stream);
+  if (rows == 2 && stages == 12)
+    return start_one_row<KIND, 2, 12>(job, half, warps, blocks, dependent, stream);
+  if (rows == 4 && stages == 4)
     return start_one_row<KIND, 4, 4>(job, half, warps, blocks, dependent, stream);
+  if (rows == 4 && stages == 8)
+    return start_one_row<KIND, 4, 8>(job, half, warps, blocks, dependent, stream);
   return cudaErrorInvalidValue;
 }
 
@@ -1299,16 +1296,16 @@ extern "C" __attribute__((visibility("default"))) int ridgeline_few_rows(
   return int(cudaErrorInvalidValue);
 }
 
-// One row of x and codes: `lines` weight rows (2 or 4) a warp at a time, `ahead` pieces of each on
-// their way (lines * ahead is 8 or 16), `warps` a block, at most so many `blocks`.
+// One row of x and codes: `lines` weight rows a warp at a time (2 or 4), `stages` pieces of each on
+// their way (6 or 12, or 4 or 8), `warps` a block, at most so many `blocks`.
 extern "C" __attribute__((visibility("default"))) int ridgeline_one_row(
-    const RidgelineJob* job, int kind, int half, int lines, int ahead, int warps, int blocks,
+    const RidgelineJob* job, int kind, int half, int lines, int stages, int warps, int blocks,
     int dependent, void* stream_pointer) {
   cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
 #ifdef RIDGELINE_MMA
 #define RIDGELINE_ONE_ROW(KIND) \
   case KIND: \
-    return choose_one_row<KIND>(*job, half, lines, ahead, warps, blocks, dependent, stream);
+    return choose_one_row<KIND>(*job, half, lines, stages, warps, blocks, dependent, stream);
   switch (kind) {
     RIDGELINE_ONE_ROW(kInt8Words)
     RIDGELINE_ONE_ROW(kInt8Rows)

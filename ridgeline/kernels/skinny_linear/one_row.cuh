@@ -1,11 +1,13 @@
 // One row of x times codes in CUDA C++, bound by the memory that holds the codes. Part of cuda.cu.
 //
-// A warp takes ROWS weight rows at a time, all of their depth: a lane reads every 32nd piece of 16
-// bytes straight into registers, AHEAD pieces of each row on their way, those of the next rows too.
-// Once x is staged no warp waits for another, and rows are shared out warp by warp, so that all end
-// together. x waits in shared memory in the order the codes unpack. With int8 and int4 it is whole
-// numbers of 16 bits, its largest 32767: a piece's products and sums (two a cycle and lane, dp2a)
-// are then exact, and its own rounding is finer than bf16's of the largest. With fp8 it is fp32.
+// A warp takes ROWS weight rows at a time, all of their depth. A lane copies every 32nd piece of 16
+// bytes into a ring of its own in shared memory, STAGES pieces of each row on their way, those of
+// the next rows too, and reads back what it copied itself: once x is staged nobody waits for
+// another, and rows are shared out warp by warp, so that all end together. (A ring of registers was
+// tried: a warp has six counters of loads, and with more pieces than that on their way it waits for
+// the newest.) x waits in shared memory in the order the codes unpack. With int8 and int4 it is
+// whole numbers of 16 bits, its largest 32767: a piece's products and sums (dp2a) are then exact,
+// and its own rounding is finer than bf16's of the largest. With fp8 it is fp32.
 
 template <int KIND>
 struct Line {
@@ -19,13 +21,6 @@ struct Line {
     if (KIND == kInt4) return 8 * word + part % 2 * 4 + part / 2;
     return element;
   }
-};
-
-// A lane's piece of each row, with its group's scales and zero points.
-template <int KIND, int ROWS>
-struct LinePieces {
-  uint4 raw[ROWS];
-  uint32_t group[KIND == kInt4 ? ROWS : 1];  // the scale's bits below those of the zero point
 };
 
 template <int KIND>
@@ -153,94 +148,117 @@ __device__ float stage_line(const Job& job, bool half, uint4* staged, int* sums,
   return factor;
 }
 
-template <int KIND, int ROWS, int AHEAD>
+// Which weight rows a warp takes together, and where they begin.
+template <int ROWS>
+struct Lines {
+  int row[ROWS];
+  const uint8_t* begin[ROWS];  // of this lane's first piece
+
+  // From this output on; past the end the last ones are made again, the same.
+  __device__ void aim(const Job& job, int output) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      int of_row = min(output + (job.gated ? r / 2 : r), job.outputs - 1);
+      row[r] = job.gated && r % 2 ? of_row + job.outputs : of_row;
+      begin[r] = static_cast<const uint8_t*>(job.weight) + row[r] * job.weight_stride;
+      begin[r] += threadIdx.x % 32 * 16;
+    }
+  }
+};
+
+// The bits of a piece's group, of int4: its scale below its zero point.
+__device__ inline uint32_t group_bits(const Job& job, int piece, int row) {
+  int weight_rows = job.outputs * (job.gated ? 2 : 1);
+  long long place = (long long)(piece * 32 >> job.group_shift) * weight_rows + row;
+  uint32_t zero = job.zero ? __ldg(job.zero + place) : 8;
+  return zero << 16 | __ldg(static_cast<const uint16_t*>(job.scale) + place);
+}
+
+template <int KIND, int ROWS, int STAGES>
 __global__ void __launch_bounds__(512, 1) one_row_kernel(const Job job, int half, int) {
   using L = Line<KIND>;
+  constexpr int kStage = ROWS * 512;  // bytes of a warp
   __shared__ float scratch[64];
-  uint4* staged = reinterpret_cast<uint4*>(block_memory());
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
-  int num_pieces = job.depth / L::kPiece;
-  int steps = ceil_div(ceil_div(num_pieces, 32), AHEAD) * AHEAD, padded = steps * 32;
+  int num_pieces = job.depth / L::kPiece, steps = ceil_div(num_pieces, 32), padded = steps * 32;
+  uint8_t* ring = block_memory() + warp * (STAGES * kStage) + lane * 16;
+  uint4* staged = reinterpret_cast<uint4*>(block_memory() + num_warps * (STAGES * kStage));
   int* sums = reinterpret_cast<int*>(staged + padded * L::kUnits);
-  int weight_rows = job.outputs * (job.gated ? 2 : 1);
   int outputs_at_once = job.gated ? ROWS / 2 : ROWS;
   int stride = gridDim.x * num_warps * outputs_at_once;
   int output = (blockIdx.x * num_warps + warp) * outputs_at_once;
-  auto row_of = [&](int first, int r) {  // past the end the last ones are made again, the same
-    if (job.gated) return min(first + r / 2, job.outputs - 1) + r % 2 * job.outputs;
-    return min(first + r, job.outputs - 1);
-  };
-  const uint8_t* weights = static_cast<const uint8_t*>(job.weight) + lane * 16;
-  const uint16_t* scales = static_cast<const uint16_t*>(job.scale);
-  // Where the rows begin that pieces are fetched of.
-  long long begin[ROWS];
-  int row[ROWS];
-  auto aim = [&](int first) {
+  // What is copied next, and where to.
+  Lines<ROWS> ahead;
+  int next_output = output, next_step = 0;
+  uint32_t ring_address = shared_address(ring), next_slot = 0;
+  ahead.aim(job, next_output);
+  auto copy_next = [&] {
+    bool inside = next_output < job.outputs && next_step * 32 + lane < num_pieces;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
-      row[r] = row_of(first, r), begin[r] = (long long)row[r] * job.weight_stride;
-  };
-  auto fetch = [&](LinePieces<KIND, ROWS>& into, int step) {
-    bool inside = step * 32 + lane < num_pieces;
-    long long group = 0;
-    if (KIND == kInt4)
-      group = (long long)((step * 32 + lane) * L::kPiece >> job.group_shift) * weight_rows;
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-      into.raw[r] = make_uint4(0, 0, 0, 0);
-      if (inside) into.raw[r] = load_streaming(weights + begin[r] + step * 512);
-      if constexpr (KIND == kInt4) {
-        uint32_t zero = inside && job.zero ? __ldg(job.zero + group + row[r]) : 8;
-        into.group[r] = zero << 16 | (inside ? __ldg(scales + group + row[r]) : 0);
-      }
+      copy_16(ring_address + next_slot + r * 512,
+              inside ? ahead.begin[r] + next_step * 512 : job.weight, inside);
+    close_group();
+    next_slot = next_slot + kStage == STAGES * kStage ? 0 : next_slot + kStage;
+    if (++next_step == steps) {
+      next_step = 0, next_output += stride;
+      ahead.aim(job, next_output);
     }
   };
-  LinePieces<KIND, ROWS> ring[AHEAD];
-  if (output < job.outputs) {
-    aim(output);
 #pragma unroll
-    for (int j = 0; j < AHEAD; ++j) fetch(ring[j], j);
-  }
+  for (int s = 0; s < STAGES; ++s) copy_next();
   wait_for_previous_kernel();
   float factor = stage_line<KIND>(job, half, staged, sums, padded, scratch);
   __syncthreads();
+  uint32_t slot = 0;
   for (; output < job.outputs; output += stride) {
     int mine = min(output + lane, job.outputs - 1);  // this lane's to finish, where it has one
     bool finishes = lane < outputs_at_once;
     Finish by_output;
     FinishRow by_row;
     if (finishes) by_output.load(job, job.gated, mine), by_row.load(job, 0, mine);
+    Lines<ROWS> now;
+    now.aim(job, output);
+    uint32_t group[ROWS] = {};
+    auto load_groups = [&](int step) {
+      int piece = min(step * 32 + lane, num_pieces - 1);
+      if constexpr (KIND == kInt4)
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) group[r] = group_bits(job, piece, now.row[r]);
+    };
+    load_groups(0);
     float total[ROWS] = {};
-    for (int base = 0; base < steps; base += AHEAD) {
-      bool last = base + AHEAD >= steps;
-      if (last) aim(output + stride);  // its rows are not read past the end of the weight
+    for (int step = 0; step < steps; ++step) {
+      uint32_t x[4 * L::kUnits];
 #pragma unroll
-      for (int j = 0; j < AHEAD; ++j) {
-        int step = base + j;
-        if (step * 32 < num_pieces) {
-          uint32_t x[4 * L::kUnits];
-#pragma unroll
-          for (int u = 0; u < L::kUnits; ++u) {
-            uint4 v = staged[u * padded + step * 32 + lane];
-            x[4 * u] = v.x, x[4 * u + 1] = v.y, x[4 * u + 2] = v.z, x[4 * u + 3] = v.w;
-          }
-          int sum_of_x = KIND == kInt4 ? sums[step * 32 + lane] : 0;
-#pragma unroll
-          for (int r = 0; r < ROWS; ++r) {
-            if constexpr (KIND == kFp8Weights) {
-              total[r] = add_fp8(ring[j].raw[r], x, total[r]);
-            } else if constexpr (KIND == kInt4) {
-              int zero = ring[j].group[r] >> 16;
-              int sum = add_whole<KIND>(ring[j].raw[r], x, 0) - zero * sum_of_x;
-              total[r] += from_bits(uint16_t(ring[j].group[r]), half) * float(sum);
-            } else {
-              total[r] += float(add_whole<KIND>(ring[j].raw[r], x, 0));
-            }
-          }
-        }
-        if (!last) fetch(ring[j], step + AHEAD);
-        else if (output + stride < job.outputs) fetch(ring[j], j);
+      for (int u = 0; u < L::kUnits; ++u) {
+        uint4 v = staged[u * padded + step * 32 + lane];
+        x[4 * u] = v.x, x[4 * u + 1] = v.y, x[4 * u + 2] = v.z, x[4 * u + 3] = v.w;
       }
+      int sum_of_x = KIND == kInt4 ? sums[step * 32 + lane] : 0;
+      float scale[ROWS];
+      int zero[ROWS];
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r)
+        scale[r] = from_bits(uint16_t(group[r]), half), zero[r] = group[r] >> 16;
+      if (step + 1 < steps) load_groups(step + 1);
+      wait_pending<STAGES - 1>();
+      uint4 raw[ROWS];
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r)
+        raw[r] = *reinterpret_cast<const uint4*>(ring + slot + r * 512);
+      slot = slot + kStage == STAGES * kStage ? 0 : slot + kStage;
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        if constexpr (KIND == kFp8Weights) {
+          total[r] = add_fp8(raw[r], x, total[r]);
+        } else if constexpr (KIND == kInt4) {
+          total[r] += scale[r] * float(add_whole<KIND>(raw[r], x, 0) - zero[r] * sum_of_x);
+        } else {
+          total[r] += float(add_whole<KIND>(raw[r], x, 0));
+        }
+      }
+      copy_next();  // over what was just read
     }
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
@@ -255,4 +273,5 @@ __global__ void __launch_bounds__(512, 1) one_row_kernel(const Job job, int half
     if (finishes && output + lane < job.outputs)
       finish(job, job.gated, by_output, by_row, gate * factor, up * factor, 0, mine);
   }
+  wait_pending<0>();
 }

@@ -26,6 +26,7 @@ ONE_ROW_KINDS = ("int8 words", "int8 rows", "int4", "fp8 weights")
 PIECE = {"plain": 8, "int4": 32}  # weights in 16 bytes; 16 for the rest
 FEW = 4  # rows up to which the warps of a block may share the depth
 STAGED_BYTES = 64 * 1024  # of x in shared memory, beside the weights on their way
+SHARED_BYTES = 216 * 1024  # of an SM, for the blocks of one row
 GROUPS = (32, 64, 128)  # of 4-bit codes
 
 
@@ -52,18 +53,18 @@ class Way:
 
 @dataclass(frozen=True)
 class OneRow:
-    """How one row is cut (one_row.cuh): a warp has `lines` weight rows at a time and `ahead` pieces
-    of each on their way, a block `warps`, an SM `blocks`.
+    """How one row is cut (one_row.cuh): a warp has `lines` weight rows at a time, `stages` pieces of
+    each on their way, a block `warps`, an SM `blocks`.
     """
 
-    lines: int = 2
-    ahead: int = 4
+    lines: int = 4
+    stages: int = 4
     warps: int = 8
     blocks: int = 2
 
     @property
     def label(self) -> str:
-        return f"cuda row {self.lines}x{self.ahead} w{self.warps} b{self.blocks}"
+        return f"cuda row {self.lines}x{self.stages} w{self.warps} b{self.blocks}"
 
 
 def fits_one_row(kind: Kind, num_rows: int, depth: int) -> bool:
@@ -73,23 +74,24 @@ def fits_one_row(kind: Kind, num_rows: int, depth: int) -> bool:
 
 
 def one_row_ways(kind: Kind, depth: int) -> list[OneRow]:
-    """What is worth timing: 12 to 32 warps an SM, as many as registers and x leave room for."""
+    """What is worth timing: 48 KB or more on their way to an SM, as far as x leaves room."""
     x_bytes = 4 if kind == "fp8 weights" else 2
     return [
-        OneRow(lines, ahead, warps, blocks)
-        for lines, ahead in ((2, 4), (2, 8), (4, 2), (4, 4))
+        OneRow(lines, stages, warps, blocks)
+        for lines, stages in ((2, 6), (2, 12), (4, 4), (4, 8))
         for warps, blocks in ONE_ROW_BLOCKS
-        if warps * blocks <= (16 if lines * ahead == 16 or kind == "int4" else 20)
-        and blocks * depth * x_bytes <= 3 * STAGED_BYTES
+        if lines * stages * warps * blocks * 512 >= 48 * 1024
+        and blocks * (lines * stages * warps * 512 + depth * x_bytes) <= SHARED_BYTES
     ]
 
 
 ONE_ROW_BLOCKS = (
-    *((4, blocks) for blocks in (3, 4, 5)),
+    *((2, blocks) for blocks in (6, 8)),
+    *((4, blocks) for blocks in (2, 3, 4, 5)),
     *((6, blocks) for blocks in (2, 3)),
-    *((8, blocks) for blocks in (1, 2)),
+    *((8, blocks) for blocks in (1, 2, 3)),
     *((10, blocks) for blocks in (1, 2)),
-    *((12, 1), (14, 1), (16, 1)),
+    *((12, 1), (12, 2), (14, 1), (16, 1)),
 )
 
 

@@ -63,8 +63,8 @@ def expanded_bytes(config: ModelConfig, recipe: Recipe, kept: Kept | None = None
     on a GPU a piece of it at a time, or sums of int8 codes, and nothing for fp8.
     """
     known = None if recipe.scheme is None else parse_scheme(recipe.scheme)
-    stored = set(sizes.stored_matrices(config, known, kept))
-    return max((_expanded(recipe, *one) for one in stored), default=0)
+    stored = {(one.name, m): one for one, m in sizes.stored_matrices(config, known, kept)}
+    return max((_expanded(recipe, one, m) for (_, m), one in stored.items()), default=0)
 
 
 def _expanded(recipe: Recipe, scheme: Scheme, matrix: sizes.Matrix) -> int:

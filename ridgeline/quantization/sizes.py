@@ -45,6 +45,8 @@ def stored_matrices(
     config: ModelConfig, scheme: Scheme | None, kept: Mapping[str, Scheme] | None = None
 ) -> Iterator[tuple[Scheme, Matrix]]:
     """The projections that are held as codes."""
+    if scheme is None and not kept:
+        return
     for name, matrix in named_matrices(config):
         stored = scheme if kept is None else kept.get(name)
         if stored is not None and stored.fits(*matrix):

@@ -1218,28 +1218,31 @@ cudaError_t choose(const Job& job, const Cut& cut) {
   }
 }
 
-template <int KIND, int ROWS, int STAGES>
+template <int KIND, int ROWS, int STEPS, int STAGES>
 cudaError_t start_one_row(const Job& job, bool half, int warps, int blocks, bool dependent,
                           cudaStream_t stream) {
   using L = Line<KIND>;
-  int padded = ceil_div(job.depth / L::kPiece, 32) * 32;
-  int bytes = padded * (L::kUnits * 16 + (KIND == kInt4 ? 4 : 0)) + warps * STAGES * ROWS * 512;
+  int padded = ceil_div(ceil_div(job.depth / L::kPiece, 32), STEPS) * STEPS * 32;
+  int bytes = padded * (L::kUnits * 16 + (KIND == kInt4 ? 4 : 0));
+  bytes += warps * STAGES * STEPS * ROWS * 512;
   int needed = ceil_div(job.outputs, warps * (job.gated ? ROWS / 2 : ROWS));
-  return start(one_row_kernel<KIND, ROWS, STAGES>, job, half, 0, needed < blocks ? needed : blocks,
-               32 * warps, 0, bytes, dependent, stream);
+  return start(one_row_kernel<KIND, ROWS, STEPS, STAGES>, job, half, 0,
+               needed < blocks ? needed : blocks, 32 * warps, 0, bytes, dependent, stream);
 }
 
 template <int KIND>
-cudaError_t choose_one_row(const Job& job, bool half, int rows, int stages, int warps, int blocks,
+cudaError_t choose_one_row(const Job& job, bool half, int rows, int steps, int warps, int blocks,
                            bool dependent, cudaStream_t stream) {
-  if (rows == 2 && stages == 6)
-    return start_one_row<KIND, 2, 6>(job, half, warps, blocks, dependent, stream);
-  if (rows == 2 && stages == 12)
-    return start_one_row<KIND, 2, 12>(job, half, warps, blocks, dependent, stream);
-  if (rows == 4 && stages == 4)
-    return start_one_row<KIND, 4, 4>(job, half, warps, blocks, dependent, stream);
-  if (rows == 4 && stages == 8)
-    return start_one_row<KIND, 4, 8>(job, half, warps, blocks, dependent, stream);
+  if (rows == 2 && steps == 1)
+    return start_one_row<KIND, 2, 1, 8>(job, half, warps, blocks, dependent, stream);
+  if (rows == 2 && steps == 4)
+    return start_one_row<KIND, 2, 4, 2>(job, half, warps, blocks, dependent, stream);
+  if (rows == 2 && steps == 8)
+    return start_one_row<KIND, 2, 8, 2>(job, half, warps, blocks, dependent, stream);
+  if (rows == 4 && steps == 1)
+    return start_one_row<KIND, 4, 1, 8>(job, half, warps, blocks, dependent, stream);
+  if (rows == 4 && steps == 4)
+    return start_one_row<KIND, 4, 4, 2>(job, half, warps, blocks, dependent, stream);
   return cudaErrorInvalidValue;
 }
 
@@ -1296,16 +1299,16 @@ extern "C" __attribute__((visibility("default"))) int ridgeline_few_rows(
   return int(cudaErrorInvalidValue);
 }
 
-// One row of x and codes: `lines` weight rows a warp at a time (2 or 4), `stages` pieces of each on
-// their way (6 or 12, or 4 or 8), `warps` a block, at most so many `blocks`.
+// One row of x and codes: `lines` weight rows a warp at a time (2 or 4), asked for in runs of
+// `steps` times 512 bytes (1 or 4; 8 with 2 lines), `warps` a block, at most so many `blocks`.
 extern "C" __attribute__((visibility("default"))) int ridgeline_one_row(
-    const RidgelineJob* job, int kind, int half, int lines, int stages, int warps, int blocks,
+    const RidgelineJob* job, int kind, int half, int lines, int steps, int warps, int blocks,
     int dependent, void* stream_pointer) {
   cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
 #ifdef RIDGELINE_MMA
 #define RIDGELINE_ONE_ROW(KIND) \
   case KIND: \
-    return choose_one_row<KIND>(*job, half, lines, stages, warps, blocks, dependent, stream);
+    return choose_one_row<KIND>(*job, half, lines, steps, warps, blocks, dependent, stream);
   switch (kind) {
     RIDGELINE_ONE_ROW(kInt8Words)
     RIDGELINE_ONE_ROW(kInt8Rows)

@@ -149,7 +149,7 @@ def few_rows(
     waits = pdl and can_wait(target_of(x_MD))
     stream = c_void_p(stream_of(x_MD.device))
     if isinstance(way, OneRow):
-        cut = (way.lines, way.stages, way.warps, blocks)
+        cut = (way.lines, way.steps, way.warps, blocks)
         error = functions.ridgeline_one_row(*shared, *cut, waits, stream)
     else:
         tiles = (way.tiles, way.warps, way.stages, way.splits, way.teams, blocks)

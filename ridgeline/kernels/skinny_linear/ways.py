@@ -53,18 +53,18 @@ class Way:
 
 @dataclass(frozen=True)
 class OneRow:
-    """How one row is cut (one_row.cuh): a warp has `lines` weight rows at a time, `stages` pieces of
-    each on their way, a block `warps`, an SM `blocks`.
+    """How one row is cut (one_row.cuh): a warp has `lines` weight rows at a time, in runs of
+    `steps` times 512 bytes; a block has `warps`, an SM `blocks`.
     """
 
-    lines: int = 4
-    stages: int = 4
+    lines: int = 2
+    steps: int = 4
     warps: int = 8
     blocks: int = 2
 
     @property
     def label(self) -> str:
-        return f"cuda row {self.lines}x{self.stages} w{self.warps} b{self.blocks}"
+        return f"cuda row {self.lines}x{self.steps} w{self.warps} b{self.blocks}"
 
 
 def fits_one_row(kind: Kind, num_rows: int, depth: int) -> bool:
@@ -77,14 +77,15 @@ def one_row_ways(kind: Kind, depth: int) -> list[OneRow]:
     """What is worth timing: 48 KB or more on their way to an SM, as far as x leaves room."""
     x_bytes = 4 if kind == "fp8 weights" else 2
     return [
-        OneRow(lines, stages, warps, blocks)
-        for lines, stages in ((2, 6), (2, 12), (4, 4), (4, 8))
+        OneRow(lines, steps, warps, blocks)
+        for (lines, steps), stages in ONE_ROW_STAGES.items()
         for warps, blocks in ONE_ROW_BLOCKS
-        if lines * stages * warps * blocks * 512 >= 48 * 1024
-        and blocks * (lines * stages * warps * 512 + depth * x_bytes) <= SHARED_BYTES
+        if lines * steps * stages * warps * blocks * 512 >= 48 * 1024
+        and blocks * (lines * steps * stages * warps * 512 + depth * x_bytes) <= SHARED_BYTES
     ]
 
 
+ONE_ROW_STAGES = {(2, 1): 8, (2, 4): 2, (2, 8): 2, (4, 1): 8, (4, 4): 2}  # as cuda.cu has them
 ONE_ROW_BLOCKS = (
     *((2, blocks) for blocks in (6, 8)),
     *((4, blocks) for blocks in (2, 3, 4, 5)),

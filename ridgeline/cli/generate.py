@@ -22,14 +22,16 @@ from ridgeline.engine.naive import check_memory, check_prompt
 from ridgeline.errors import UsageError
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.hardware.units import human_bytes
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.cost import Chunk, StepCost, step_cost
 from ridgeline.models.families import describe
 from ridgeline.profiling import step_limit
 from ridgeline.quantization.choose import in_words
-from ridgeline.quantization.load import choose_dtype
+from ridgeline.quantization.linear import schemes_of
+from ridgeline.quantization.load import pick_dtype
 from ridgeline.quantization.scheme import Scheme, parse_scheme
-from ridgeline.quantization.sizes import read_bytes_per_weight
+from ridgeline.quantization.sizes import expert_bytes, read_bytes_per_weight
 from ridgeline.recipe import Recipe
 
 EXAMPLE = """\
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         room = check_prompt(config, prompt)
         num_tokens = len(prompt) + min(room, sampling.max_tokens)
         recipe = for_one(from_flags(args, Recipe, saved_recipe(path)), num_tokens)
-        dtype = choose_dtype(recipe.dtype, config, hardware, scheme_of(recipe))
+        dtype = pick_dtype(recipe.dtype, config, hardware, scheme_of(recipe))
         check_memory(config, torch.empty(0, dtype=dtype, device=hardware.device), num_tokens)
         engine = Engine(
             path,
@@ -137,6 +139,8 @@ def document(name: str, engine: Engine, output: Output, hardware: Hardware) -> d
     middle.
     """
     config, dtype = engine.model.config, engine.recipe.dtype
+    schemes = schemes_of(engine.model)
+    names = sorted({scheme.name for scheme in schemes.values()})
     sizes: dict[str, Any] = {
         "weight_bytes": read_bytes_per_weight(engine.model),
         "kv_bytes": dtype_bytes(parse_dtype(engine.recipe.kv.dtype)),
@@ -151,7 +155,9 @@ def document(name: str, engine: Engine, output: Output, hardware: Hardware) -> d
         "model": name,
         "device": hardware.name,
         "dtype": dtype,
-        "scheme": engine.recipe.scheme,
+        "scheme": ", ".join(names) or None,
+        "weight_bytes": sum(value.nbytes for value in engine.model.parameters()),
+        "plain_expert_bytes": expert_bytes(config, parse_dtype(dtype)) if schemes else 0,
         "plain_for_speed": in_words(engine.choices, dtype),
         "text": output.text,
         "tokens": list(output.tokens),
@@ -202,11 +208,20 @@ def summary_lines(result: dict[str, Any]) -> list[str]:
     ended = {"stop": "the model ended", "length": "--max-tokens or the context reached"}
     stored = f"{result['scheme']}, " if result["scheme"] else ""
     about = f"{stored}{result['dtype']} on {result['device']}, seed {result['seed']}"
+    if result["plain_expert_bytes"]:
+        lines.append(plain_experts(result))
     if result["plain_for_speed"]:
         lines.append(result["plain_for_speed"])
     if any(is_beaten(result[key]) for key in ("prefill_limit", "decode_limit")):
         lines.append("over 100%: the ceiling was measured on a busy machine; hardware --refresh")
     return [*lines, f"{ended[result['finish_reason']]}; {about}"]
+
+
+def plain_experts(result: dict[str, Any]) -> str:
+    experts, all_weights = (
+        human_bytes(result[name]) for name in ("plain_expert_bytes", "weight_bytes")
+    )
+    return f"{experts} of {all_weights} of weights stay in {result['dtype']}: they are experts"
 
 
 def is_beaten(limit: dict[str, Any] | None) -> bool:

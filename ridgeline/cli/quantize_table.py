@@ -17,7 +17,7 @@ from ridgeline.hardware.units import human_bytes
 from ridgeline.ladder.quantize_job import WEIGHT, Placed, Quantized, harm
 from ridgeline.quantization.choose import in_words
 from ridgeline.quantization.linear import quantizable
-from ridgeline.quantization.sizes import Matrix
+from ridgeline.quantization.sizes import Matrix, expert_bytes
 
 NUM_SHOWN = 8  # matrices in the table
 
@@ -43,6 +43,7 @@ def document(
         "bytes_before": sum(value.nbytes for value in found.plain.parameters()),
         "bytes_after": size_of(out),
         "weight_bytes": found.weight_bytes,
+        "plain_expert_bytes": expert_bytes(found.plain.config, found.plain.embed.weight.dtype),
         "quality": found.quality.to_json(),
         "trials": [asdict(trial) for trial in found.trials],
         "speed": [choice.to_json() for choice in found.choices],
@@ -94,6 +95,9 @@ def render(document: Mapping[str, Any], console: Console) -> None:
         console.print(
             f"keys and values in {kv['dtype']}; the scales in the files round to {errors}"
         )
+    if document["plain_expert_bytes"]:
+        experts = human_bytes(document["plain_expert_bytes"])
+        console.print(f"{experts} stay in {document['dtype']}: they are experts")
     if document["expanded_from_gguf"]:
         console.print("the GGUF's blocks were expanded first")
     console.print(f"{document['num_quantized']} projections quantized; saved in {document['out']}")

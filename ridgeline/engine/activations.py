@@ -42,10 +42,10 @@ def peak(
         else:
             found += _reference(config, layer, element, num_tokens, num_keys)
     name, num_bytes = max(found, key=lambda moment: moment.num_bytes)
-    return Moment(name, num_bytes + num_tokens * _angle_bytes(config))
+    return Moment(name, num_bytes + num_tokens * angle_bytes(config))
 
 
-def _angle_bytes(config: ModelConfig) -> int:
+def angle_bytes(config: ModelConfig) -> int:
     """Cosines and sines, kept through all layers: one pair for each rope that differs."""
     ropes = {layer.rope for layer in config.layers if layer.rope is not None}
     return sum(2 * FP32 * (rope.rotary_dim // 2) for rope in ropes)

@@ -66,7 +66,7 @@ def _block_for(shape: tuple[int, int], dtype: torch.dtype, num_threads: int) -> 
         for place in range(BLOCK):
             x_BD = other.repeat(BLOCK, 1)
             x_BD[place] = row_D
-            found.append(functional.linear(x_BD, weight_OD)[place])
+            found.append(functional.linear(x_BD, weight_OD)[place].clone())
     return BLOCK if all(torch.equal(y, found[0]) for y in found) else 1
 
 

@@ -19,10 +19,9 @@ from ridgeline.engine.paged import CpuSequences, PagedSequences
 from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.kernels.pages import Pages
 from ridgeline.kernels.prefill_attention import prefill_attention
+from ridgeline.kernels.prefill_attention.splits import SPLIT
 from ridgeline.kernels.rotary_pages import rotary_pages
 from ridgeline.models.transformer import Attention
-
-SPLIT = 512  # keys of a split, at multiples of this position; not measured yet
 
 
 class FixedSequences(PagedSequences):

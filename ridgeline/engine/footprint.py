@@ -11,7 +11,10 @@ quantization/sizes.py, activations to activations.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ridgeline.engine.activations import FP32, Moment, peak
+from ridgeline.engine.fixed_activations import apart_bytes, fixed_peak, trial_bytes
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.kernels.pages import holds_codes
 from ridgeline.kernels.quantized_linear.many_rows import MAX_COPY_BYTES
@@ -19,8 +22,10 @@ from ridgeline.models import ModelConfig
 from ridgeline.models.cost import kv_bytes_per_token
 from ridgeline.parallel.degrees import rank_config
 from ridgeline.quantization import sizes
-from ridgeline.quantization.scheme import parse_scheme
+from ridgeline.quantization.scheme import Scheme, parse_scheme
 from ridgeline.recipe import Recipe
+
+Kept = Mapping[str, Scheme]  # by projection: codes that a checkpoint, or a model, has already
 
 # Allowances for what is not counted tensor by tensor (none of them measured yet, 2026-11-15).
 WORKSPACE_BYTES = {  # scratch of libraries: cuBLAS's and split kernels' sums on a GPU, oneDNN's
@@ -43,25 +48,32 @@ TOKEN_BYTES = 4
 REFERENCE_COPIES = 4  # fp32 tensors of a weight's size that its reference holds at once
 
 
-def weight_bytes(config: ModelConfig, dtype: str, scheme: str | None = None) -> int:
-    """All weights: with a scheme, as quantization/sizes.py says."""
+def weight_bytes(
+    config: ModelConfig, dtype: str, scheme: str | None = None, kept: Kept | None = None
+) -> int:
+    """All weights: with a scheme, or with codes that a checkpoint has already, as
+    quantization/sizes.py says.
+    """
     known = None if scheme is None else parse_scheme(scheme)
-    return sizes.weight_bytes(config, parse_dtype(dtype), known)
+    return sizes.weight_bytes(config, parse_dtype(dtype), known, kept)
 
 
-def expanded_bytes(config: ModelConfig, recipe: Recipe) -> int:
+def expanded_bytes(config: ModelConfig, recipe: Recipe, kept: Kept | None = None) -> int:
     """The largest quantized matrix on its way back to the model's dtype, for steps of many tokens:
     on a GPU a piece of it at a time, or sums of int8 codes, and nothing for fp8.
     """
-    if recipe.scheme is None:
-        return 0
-    scheme, element = parse_scheme(recipe.scheme), dtype_bytes(parse_dtype(recipe.dtype))
-    matrices = [m for m in sizes.model_matrices(config) if scheme.fits(*m)]
-    largest = max((m.num_outputs * m.depth for m in matrices), default=0)
+    known = None if recipe.scheme is None else parse_scheme(recipe.scheme)
+    stored = {(one.name, m): one for one, m in sizes.stored_matrices(config, known, kept)}
+    return max((_expanded(recipe, one, m) for (_, m), one in stored.items()), default=0)
+
+
+def _expanded(recipe: Recipe, scheme: Scheme, matrix: sizes.Matrix) -> int:
+    element = dtype_bytes(parse_dtype(recipe.dtype))
+    size = matrix.num_outputs * matrix.depth
     if recipe.graphs:
-        kept = {"fp8": 0, "int8": MAX_COPY_BYTES, "16-bit": largest * element}[scheme.inputs]
-        return min(MAX_COPY_BYTES, kept)
-    return largest * (element if recipe.kernels == "fused" else REFERENCE_COPIES * FP32)
+        whole = {"fp8": 0, "int8": MAX_COPY_BYTES, "16-bit": size * element}[scheme.inputs]
+        return min(MAX_COPY_BYTES, whole)
+    return size * (element if recipe.kernels == "fused" else REFERENCE_COPIES * FP32)
 
 
 def bytes_per_page(config: ModelConfig, recipe: Recipe) -> int:
@@ -75,8 +87,24 @@ def bytes_per_page(config: ModelConfig, recipe: Recipe) -> int:
 
 def step_peak(config: ModelConfig, recipe: Recipe, num_tokens: int) -> Moment:
     """Where a step of this many tokens holds most, and how much; `config` is the device's part."""
-    longest = recipe.limits.filled().max_context
-    return peak(config, recipe.dtype, recipe.kernels, num_tokens=num_tokens, num_keys=longest)
+    limits = recipe.limits.filled()
+    sizes = {"num_tokens": num_tokens, "num_keys": limits.max_context}
+    if recipe.deterministic and recipe.kernels == "reference":
+        rows, page_size = limits.max_batch, recipe.kv.page_size
+        return fixed_peak(config, recipe.dtype, **sizes, num_rows=rows, page_size=page_size)
+    return peak(config, recipe.dtype, recipe.kernels, **sizes)
+
+
+def fixed_bytes(config: ModelConfig, recipe: Recipe, num_tokens: int) -> int:
+    """What `deterministic` takes beside a step's activations."""
+    if not recipe.deterministic:
+        return 0
+    if recipe.kernels == "reference":
+        return trial_bytes(config, recipe.dtype)
+    limits = recipe.limits.filled()
+    rows = min(num_tokens, limits.max_batch)
+    about = {"num_tokens": num_tokens, "num_rows": rows, "num_keys": limits.max_context}
+    return apart_bytes(config, **about)
 
 
 def logit_rows(recipe: Recipe, num_requests: int) -> int:
@@ -125,6 +153,7 @@ def graph_bytes(config: ModelConfig, recipe: Recipe) -> int:
     limits = recipe.limits.filled()
     rank = rank_config(config, recipe.parallel.tensor)
     tensors = step_peak(rank, recipe, limits.max_graph_batch).num_bytes
+    tensors += fixed_bytes(rank, recipe, limits.max_graph_batch)
     rows = logit_rows(recipe, min(limits.max_graph_batch, limits.max_batch))
     rows = min(rows, limits.max_graph_batch)
     pool = GRAPH_POOL_BYTES + tensors + logit_bytes(config, recipe, rows)

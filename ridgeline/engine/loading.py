@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine.draft_loading import Draft, check_words, find_draft, load_draft, within_draft
+from ridgeline.engine.footprint import Kept
 from ridgeline.engine.layer_speed import measured_choices, usual_batches
 from ridgeline.engine.memory import MemoryPlan, fitted, itemise, plan_memory
 from ridgeline.errors import UnsupportedError, UsageError
@@ -28,17 +29,20 @@ from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
 from ridgeline.quantization.choose import Choice, in_words, slower_shapes
 from ridgeline.quantization.devices import check_runs
-from ridgeline.quantization.files.read import kv_dtype
-from ridgeline.quantization.linear import QuantizedLinear, quantizable
-from ridgeline.quantization.load import choose_dtype
+from ridgeline.quantization.files.fuse import kept_schemes
+from ridgeline.quantization.files.read import is_quantized, kv_dtype
+from ridgeline.quantization.linear import quantizable, schemes_of
+from ridgeline.quantization.load import pick_dtype, runnable
 from ridgeline.quantization.nearest import load_nearest, quantize_nearest
 from ridgeline.quantization.scheme import parse_scheme
-from ridgeline.quantization.sizes import weight_bytes
+from ridgeline.quantization.sizes import named_matrices
 from ridgeline.recipe import FILE_NAME, Recipe, edited, with_auto
 
 log = logging.getLogger(__name__)
 
-SCHEMES = ("int8", "int4-g128")  # what is advised where memory is short, and runs on every device
+# What is advised where memory is short: runs on every device. The shorter groups are for models
+# whose rows those of 128 do not divide.
+SCHEMES = ("int8", "int4-g128", "int4-g64", "int4-g32")
 
 
 class Loaded(NamedTuple):
@@ -64,22 +68,27 @@ def load(
     recipe = recipe or saved_recipe(path) or Recipe()
     hardware = detect(device)
     checkpoint = open_checkpoint(path)
-    config = describe(checkpoint).config
+    description = describe(checkpoint)
+    config = description.config
     recipe = with_saved_kv(recipe, checkpoint)
     scheme = None if recipe.scheme is None else parse_scheme(recipe.scheme)
-    dtype = choose_dtype(recipe.dtype, config, hardware, scheme)
+    keep_codes = scheme is None and not recipe.deterministic  # whose products are its own
+    stored = kept_schemes(checkpoint, description) if keep_codes else {}
+    dtype = pick_dtype(recipe.dtype, config, hardware, scheme, stored)
+    kept = runnable(stored, dtype, hardware.device)[0] if stored else None
     filled = with_auto(recipe, config, dtype, hardware.device)
     filled = with_host_kernels(recipe, filled, config, hardware.device, progress)
     draft = find_draft(recipe, config, progress)
     free = available_memory(hardware.device)
-    filled, plan = planned(config, recipe, filled, hardware.device, free, draft, SCHEMES)
+    advised = () if is_quantized(checkpoint) else SCHEMES
+    about = (hardware.device, free, draft, advised, kept)
+    filled, plan = planned(config, recipe, filled, *about)
     tokenizer = tokenizer or tokenizer_of(path)
     check_words(draft, tokenizer)
     choices: tuple[Choice, ...] = ()
     if scheme is None:
-        about = {"dtype": dtype_name(dtype), "device": device}
-        keep_codes = not recipe.deterministic  # whose products are its own
-        loaded = load_model(path, **about, keep_codes=keep_codes, progress=progress)
+        where = {"dtype": dtype_name(dtype), "device": device}
+        loaded = load_model(path, **where, keep_codes=keep_codes, progress=progress)
     else:
         small = None if draft is None else draft.config
         plan, choices = with_choices(config, filled, plan, hardware.device, small, progress)
@@ -109,8 +118,9 @@ def with_choices(
     plain = slower_shapes(choices)
     if not plain:
         return plan, choices
-    weights = weight_bytes(config, dtype, scheme, plain)
-    larger = itemise(config, filled, plan.free_bytes, draft, weights)
+    matrices = named_matrices(config)
+    kept = {name: scheme for name, m in matrices if scheme.fits(*m) and m not in plain}
+    larger = itemise(config, filled, plan.free_bytes, draft, kept)
     said = in_words(choices, filled.dtype)
     if larger.fits:
         log.info("%s", said)
@@ -150,10 +160,8 @@ def _loaded(
     filled = with_host_kernels(recipe, filled, model.config, str(weight.device), progress)
     free = available_memory(str(weight.device)) + _shared_bytes(model, recipe.scheme)
     draft = find_draft(recipe, model.config, None)
-    held = _quantized_bytes(model)
-    filled, plan = planned(
-        model.config, recipe, filled, str(weight.device), free, draft, weights=held
-    )
+    kept = schemes_of(model) or None
+    filled, plan = planned(model.config, recipe, filled, str(weight.device), free, draft, kept=kept)
     choices: tuple[Choice, ...] = ()
     if recipe.scheme is not None:
         small = None if draft is None else draft.config
@@ -165,19 +173,12 @@ def _loaded(
     return Loaded(model, tokenizer, filled, plan, load_draft(draft, model), choices)
 
 
-def _quantized_bytes(model: Transformer) -> int | None:
-    """All bytes of a model that is quantized already."""
-    if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
-        return None
-    return sum(parameter.nbytes for parameter in model.parameters())
-
-
 def _shared_bytes(model: Transformer, name: str | None) -> int:
     """What the engine takes over of a model that is there: all of it, but what a scheme copies."""
     held = sum(parameter.nbytes for parameter in model.parameters())
     if name is None:
         return held
-    if _quantized_bytes(model) is not None:
+    if schemes_of(model):
         raise UsageError(f"the recipe's scheme is {name}, and the model is quantized already")
     layers, scheme = quantizable(model).values(), parse_scheme(name)
     copied = (layer.weight.nbytes for layer in layers if scheme.fits(*layer.weight.shape))
@@ -213,10 +214,10 @@ def planned(
     free_bytes: int,
     draft: Draft | None = None,
     schemes: Sequence[str] = (),
-    weights: int | None = None,
+    kept: Kept | None = None,
 ) -> tuple[Recipe, MemoryPlan]:
     """The recipe with a context that fits, if none was named, and the memory it takes; or the one
-    line that says why not. `schemes` may be advised; `weights` are bytes of quantized ones.
+    line that says why not. `schemes` may be advised; `kept` are those of codes.
     """
     _check_supported(filled)
     if filled.scheme is not None:
@@ -228,9 +229,9 @@ def planned(
         check_on_device(small, device)
         filled = within_draft(given, filled, draft)
     if given.limits.max_context is None:
-        filled = fitted(config, filled, free_bytes, small, weights)
+        filled = fitted(config, filled, free_bytes, small, kept)
     advised = () if filled.scheme is not None or filled.deterministic else schemes
-    about: dict[str, Any] = {"draft": small, "schemes": advised, "weights": weights}
+    about: dict[str, Any] = {"draft": small, "schemes": advised, "kept": kept}
     return filled, plan_memory(config, filled, free_bytes, **about)
 
 

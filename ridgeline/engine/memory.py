@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ridgeline.engine import footprint
-from ridgeline.engine.footprint import PENALTY_TABLE_BYTES, WORKSPACE_BYTES
+from ridgeline.engine.footprint import PENALTY_TABLE_BYTES, WORKSPACE_BYTES, Kept
 from ridgeline.errors import OutOfMemoryError
 from ridgeline.hardware.units import human_bytes
 from ridgeline.models import ModelConfig
@@ -79,16 +79,16 @@ def plan_memory(
     *,
     draft: ModelConfig | None = None,
     schemes: Sequence[str] = (),
-    weights: int | None = None,
+    kept: Kept | None = None,
 ) -> MemoryPlan:
     """The plan, or OutOfMemoryError with a remedy. `draft` is the model that guesses tokens ahead;
-    `schemes` are the quantizations that may be advised, the mildest first; `weights` are the bytes
-    of weights that are quantized already, as no recipe says.
+    `schemes` are the quantizations that may be advised, the mildest first; `kept` are those of the
+    projections that are codes, where the recipe's scheme does not say it.
     """
-    plan = itemise(config, recipe, free_bytes, draft, weights)
+    plan = itemise(config, recipe, free_bytes, draft, kept)
     if plan.fits:
         return plan
-    fits = _fits_in(config, free_bytes, draft, weights)
+    fits = _fits_in(config, recipe, free_bytes, draft, kept)
     ways = [_in_words(recipe, changed) for changed in remedies(recipe, fits, schemes)]
     raise OutOfMemoryError(_shortage(plan) + (" or ".join(ways) or _larger_device(plan)))
 
@@ -98,12 +98,12 @@ def fitted(
     recipe: Recipe,
     free_bytes: int,
     draft: ModelConfig | None = None,
-    weights: int | None = None,
+    kept: Kept | None = None,
 ) -> Recipe:
     """The recipe with a context that fits, for a user who named none: the model's own, or the
     longest below it. Unchanged where no context fits.
     """
-    fits = _fits_in(config, free_bytes, draft, weights)
+    fits = _fits_in(config, recipe, free_bytes, draft, kept)
     return recipe if fits(recipe) else lower(recipe, "limits.max_context", fits) or recipe
 
 
@@ -112,12 +112,12 @@ def itemise(
     recipe: Recipe,
     free_bytes: int,
     draft: ModelConfig | None = None,
-    weights: int | None = None,
+    kept: Kept | None = None,
 ) -> MemoryPlan:
     """The plan, whether it fits or not."""
     limits = recipe.limits.filled()
     usable = int(free_bytes * limits.memory_share)
-    items = list(_fixed_items(config, recipe, draft, weights))
+    items = list(_fixed_items(config, recipe, draft, kept))
     rank = rank_config(config, recipe.parallel.tensor)
     page_bytes = footprint.bytes_per_page(rank, recipe)
     if draft is not None:
@@ -132,22 +132,31 @@ def itemise(
 
 
 def _fits_in(
-    config: ModelConfig, free_bytes: int, draft: ModelConfig | None, weights: int | None
+    config: ModelConfig,
+    given: Recipe,
+    free_bytes: int,
+    draft: ModelConfig | None,
+    kept: Kept | None,
 ) -> Callable[[Recipe], bool]:
-    return lambda recipe: itemise(config, recipe, free_bytes, draft, weights).fits
+    """Another scheme than the recipe's own replaces what is kept."""
+
+    def fits(recipe: Recipe) -> bool:
+        held = kept if recipe.scheme == given.scheme else None
+        return itemise(config, recipe, free_bytes, draft, held).fits
+
+    return fits
 
 
 def _fixed_items(
-    config: ModelConfig, recipe: Recipe, draft: ModelConfig | None, weights: int | None
+    config: ModelConfig, recipe: Recipe, draft: ModelConfig | None, kept: Kept | None
 ) -> Iterator[Item]:
     """Everything but the pages."""
     limits, dtype = recipe.limits.filled(), recipe.dtype
     rank = rank_config(config, recipe.parallel.tensor)
-    stored = f"{recipe.scheme}, the rest in {dtype}" if recipe.scheme else f"in {dtype}"
-    if weights is None:
-        yield Item("weights", footprint.weight_bytes(rank, dtype, recipe.scheme), stored)
-    else:
-        yield Item("weights", weights, f"quantized, the rest in {dtype}")
+    names = {recipe.scheme} if kept is None else {scheme.name for scheme in kept.values()}
+    codes = ", ".join(sorted(name for name in names if name is not None))
+    stored = f"{codes}, the rest in {dtype}" if codes else f"in {dtype}"
+    yield Item("weights", footprint.weight_bytes(rank, dtype, recipe.scheme, kept), stored)
     if draft is not None:
         yield Item("draft weights", footprint.weight_bytes(draft, dtype), f"in {dtype}")
     models = (rank,) if draft is None else (rank, draft)  # which run one after the other
@@ -155,7 +164,10 @@ def _fixed_items(
     moment = max(moments, key=attrgetter("num_bytes"))
     largest = f"a step of {limits.token_budget} tokens, largest in {moment.name}"
     yield Item("activations", moment.num_bytes, largest)
-    expanded = footprint.expanded_bytes(rank, recipe)
+    fixed = max(footprint.fixed_bytes(model, recipe, limits.token_budget) for model in models)
+    if fixed:
+        yield Item("deterministic", fixed, "sums of pieces kept apart, at most, or weights tried")
+    expanded = footprint.expanded_bytes(rank, recipe, kept)
     if expanded:
         yield Item("expanded weight", expanded, f"one matrix in {dtype}, for steps of many tokens")
     rows = footprint.logit_rows(recipe, limits.max_batch)

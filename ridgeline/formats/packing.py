@@ -27,7 +27,7 @@ ZERO = {4: 8, 8: 128}  # by bits: the code of 0.0 where no zero points are store
 
 def pack_int4(codes_OD: Tensor) -> Tensor:
     """[O, D] codes of 0 … 15, in any integer dtype, to [O, D / 8] int32 words."""
-    return _pack(codes_OD.to(torch.int32), 4)
+    return _pack(codes_OD, 4)
 
 
 def unpack_int4(packed_OW: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def unpack_int4(packed_OW: Tensor) -> Tensor:
 
 def pack_int8(weight_OD: Tensor) -> Tensor:
     """[O, D] int8 to [O, D / 4] int32 words."""
-    return _pack(weight_OD.to(torch.int32) + ZERO[8], 8)
+    return _pack(weight_OD, 8, ZERO[8])
 
 
 def unpack_int8(packed_OW: Tensor) -> Tensor:
@@ -45,7 +45,8 @@ def unpack_int8(packed_OW: Tensor) -> Tensor:
     return (_unpack(packed_OW, 8) - ZERO[8]).to(torch.int8)
 
 
-def _pack(codes_OD: Tensor, bits: int) -> Tensor:
+def _pack(codes_OD: Tensor, bits: int, added: int = 0) -> Tensor:
+    """A part of all words at a time: one fills a word, so no more is held in 32 bits."""
     num_rows, depth = codes_OD.shape
     parts = 32 // bits
     piece = WORDS * parts
@@ -54,9 +55,10 @@ def _pack(codes_OD: Tensor, bits: int) -> Tensor:
             f"rows of {depth} {bits}-bit codes; the length must be a multiple of {piece}"
         )
     pieces = codes_OD.reshape(num_rows, depth // piece, parts, WORDS)
-    packed = torch.zeros_like(pieces[:, :, 0])
+    packed = torch.zeros_like(pieces[:, :, 0], dtype=torch.int32)
     for part in range(parts):
-        packed |= (pieces[:, :, part] & ((1 << bits) - 1)) << (bits * part)
+        codes = (pieces[:, :, part].to(torch.int32) + added).bitwise_and_((1 << bits) - 1)
+        packed |= codes.bitwise_left_shift_(bits * part)
     return packed.reshape(num_rows, depth // parts)
 
 

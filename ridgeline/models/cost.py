@@ -61,6 +61,15 @@ def num_parameters(config: ModelConfig) -> int:
     return config.vocab_size * config.hidden_size + layers + config.hidden_size + head
 
 
+def num_expert_parameters(config: ModelConfig) -> int:
+    """Those of experts' matrices, routers left out."""
+    return sum(
+        layer.experts.num_experts * _expert_matrices(config, layer)
+        for layer in config.layers
+        if layer.experts is not None
+    )
+
+
 def num_active_parameters(config: ModelConfig) -> int:
     """Parameters one token is multiplied with: the experts it goes through, the head, no embedding
     table.

@@ -45,15 +45,24 @@ def stream_weights(
     """Each part of the model's parameters with the tensor that is to be copied there, before the
     next one is asked for. `model` says what fits; it may hold no memory.
     """
-    parameters = dict(model.named_parameters())
-    wanted = {part.name: part for part in parts(description.config, description.names)}
-    stored = canonical_names(checkpoint.tensors, description)
-    _check_fit(parameters, wanted, stored, checkpoint, description)
-    part_of = {stored[name]: part for name, part in wanted.items()}
+    part_of = stored_parts(model, checkpoint, description)
     for name, tensor in checkpoint.read(part_of.keys(), progress=progress):
         part = part_of[name]
         yield part, part.change(tensor) if part.change else tensor
         del tensor
+
+
+def stored_parts(
+    model: Transformer, checkpoint: Checkpoint, description: Description
+) -> dict[str, Part]:
+    """By the name it is stored under: what each tensor is. An error that lists all that does not
+    fit the model.
+    """
+    parameters = dict(model.named_parameters())
+    wanted = {part.name: part for part in parts(description.config, description.names)}
+    stored = canonical_names(checkpoint.tensors, description)
+    _check_fit(parameters, wanted, stored, checkpoint, description)
+    return {stored[name]: part for name, part in wanted.items()}
 
 
 def checkpoint_tensors(

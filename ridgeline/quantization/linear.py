@@ -164,6 +164,12 @@ def quantizable(model: nn.Module) -> dict[str, Linear]:
     }
 
 
+def schemes_of(model: nn.Module) -> dict[str, Scheme]:
+    """Of the projections that are quantized, by name."""
+    found = ((name, m) for name, m in model.named_modules() if isinstance(m, QuantizedLinear))
+    return {name: module.scheme for name, module in found}
+
+
 def with_schemes(model: Transformer, changes: Mapping[str, tuple[Codes, Scheme]]) -> Transformer:
     """A copy of the model that shares all but the projections named, which have these codes."""
     known = quantizable(model)

@@ -6,6 +6,7 @@ model = load_model("demo", dtype="fp32", device="cpu")
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -17,11 +18,12 @@ from ridgeline.hardware.detection import available_memory
 from ridgeline.models import ModelConfig, Transformer, build_model
 from ridgeline.models.checkpoint import Checkpoint, open_checkpoint, resolve_model
 from ridgeline.models.families import Description, describe
-from ridgeline.models.weights import load_weights
+from ridgeline.models.weights import load_weights, stored_parts
 from ridgeline.progress import Progress
 from ridgeline.quantization.devices import check_runs
-from ridgeline.quantization.files.fuse import fused_matrices
-from ridgeline.quantization.files.read import decoded, is_quantized
+from ridgeline.quantization.files.fuse import Whole, kept_schemes, model_weights
+from ridgeline.quantization.files.read import decoded
+from ridgeline.quantization.filling import Filling
 from ridgeline.quantization.linear import QuantizedLinear, place, quantizable
 from ridgeline.quantization.scheme import Scheme
 from ridgeline.quantization.sizes import weight_bytes
@@ -45,57 +47,120 @@ def load_model(
     it is: `Path("demo")` is a folder of that name.
 
     `dtype="auto"` is bf16 on a GPU; on a CPU fp32, which is the faster one there at batch 1 (KV and
-    activations included), unless only bf16 fits into memory. A checkpoint that is quantized comes
-    with plain weights, or with `keep_codes` as it is where this device can run that.
+    activations included), unless only bf16 fits into memory. A checkpoint that is quantized (a GGUF
+    of Q4_0 too) comes with plain weights, or with `keep_codes` as it is where this device can run
+    that; those codes are never expanded on the way.
     """
     hardware = detect(device)
     path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
     checkpoint = open_checkpoint(path)
     description = describe(checkpoint)
-    chosen = choose_dtype(dtype, description.config, hardware)
-    loaded = build_model(description.config, chosen, hardware.device)
+    config = description.config
+    kept = kept_schemes(checkpoint, description) if keep_codes else {}
+    chosen = choose_dtype(dtype, config, hardware, kept=kept)
+    kept, problem = runnable(kept, chosen, hardware.device)
+    if problem:
+        log.warning("%s: codes are expanded: %s", checkpoint.path.name, problem)
+    if kept:
+        return load_codes(checkpoint, description, kept, chosen, hardware.device, progress)
+    loaded = build_model(config, chosen, hardware.device)
     load_weights(loaded, decoded(checkpoint), description, progress)
-    if keep_codes and is_quantized(checkpoint):
-        place_codes(loaded, checkpoint, description)
     return loaded
 
 
-def place_codes(model: Transformer, checkpoint: Checkpoint, description: Description) -> None:
-    """The checkpoint's own codes instead of what they stand for, **in place**."""
-    layers, weight = quantizable(model), model.embed.weight
-    for parameter, matrix in fused_matrices(checkpoint, description):
-        name = parameter.removesuffix(".weight")
-        if name not in layers:
-            continue
+def runnable(
+    kept: Mapping[str, Scheme], dtype: torch.dtype, device: str
+) -> tuple[dict[str, Scheme], str]:
+    """Those of a checkpoint's projections that this device multiplies as codes, and why others are
+    expanded.
+    """
+    problems: dict[Scheme, str] = {}
+    for scheme in set(kept.values()):
         try:
-            check_runs(matrix.scheme, dtype_name(weight.dtype), str(weight.device))
+            check_runs(scheme, dtype_name(dtype), device)
         except UnsupportedError as error:
-            log.warning("%s: codes are expanded: %s", checkpoint.path.name, error)
-            return
-        codes = codes_on(matrix.codes, weight.device)
-        place(model, name, QuantizedLinear(codes, matrix.scheme, weight.dtype, layers[name].bias))
+            problems[scheme] = str(error)
+    run = {name: scheme for name, scheme in kept.items() if scheme not in problems}
+    return run, "; ".join(problems.values())
+
+
+def load_codes(
+    checkpoint: Checkpoint,
+    description: Description,
+    kept: Mapping[str, Scheme],
+    dtype: torch.dtype,
+    device: str,
+    progress: Progress | None = None,
+) -> Transformer:
+    """A model with the checkpoint's own codes in the projections that `kept` names, which are never
+    expanded: besides the model one matrix at a time is held.
+    """
+    model = build_model(description.config, dtype, "meta")
+    part_of = stored_parts(model, decoded(checkpoint), description)
+    filling = Filling(model, description, device)
+    for found in model_weights(checkpoint, part_of, kept.keys(), progress):
+        if isinstance(found, Whole):
+            codes = codes_on(found.matrix.codes, device)
+            bias_O = quantizable(model)[found.layer].bias
+            layer = QuantizedLinear(codes, found.matrix.scheme, dtype, bias_O)
+            place(model, found.layer, layer)
+            del codes
+        else:
+            whole = filling.put(found.part, found.tensor)
+            if whole is not None:
+                filling.set(found.part.parameter, whole)
+        del found
+    return filling.finished()
 
 
 def choose_dtype(
-    name: str, config: ModelConfig, hardware: Hardware, scheme: Scheme | None = None
+    name: str,
+    config: ModelConfig,
+    hardware: Hardware,
+    scheme: Scheme | None = None,
+    kept: Mapping[str, Scheme] | None = None,
 ) -> torch.dtype:
     """The dtype to load in; an error before anything is allocated when the weights cannot fit, as
-    they will be if a scheme quantizes them on the way in.
+    they will be if a scheme quantizes them on the way in, or if the checkpoint's codes are kept.
     """
+    chosen = pick_dtype(name, config, hardware, scheme, kept)
+    needed = _needed_bytes(config, chosen, hardware, scheme, kept)
     free = available_memory(hardware.device)
-    if name == "auto":
-        fits_fp32 = weight_bytes(config, torch.float32, scheme) <= 0.8 * free
-        chosen = torch.float32 if hardware.device == "cpu" and fits_fp32 else torch.bfloat16
-    else:
-        chosen = parse_dtype(name)
-        if chosen not in COMPUTE_DTYPES:
-            allowed = ", ".join(dtype_name(dtype) for dtype in COMPUTE_DTYPES)
-            raise UnsupportedError(f"a model cannot be run in {name}; use one of {allowed}")
-    needed = weight_bytes(config, chosen, scheme)
     if needed > free:
-        stored = dtype_name(chosen) if scheme is None else f"{scheme.name} and {dtype_name(chosen)}"
+        codes = scheme.name if scheme is not None else "codes" if kept else None
+        stored = dtype_name(chosen) if codes is None else f"{codes} and {dtype_name(chosen)}"
         raise OutOfMemoryError(
             f"the weights need {needed / _GIB:.1f} GiB in {stored}; "
             f"{free / _GIB:.1f} GiB are free on {hardware.device}; try a smaller model"
         )
     return chosen
+
+
+def pick_dtype(
+    name: str,
+    config: ModelConfig,
+    hardware: Hardware,
+    scheme: Scheme | None = None,
+    kept: Mapping[str, Scheme] | None = None,
+) -> torch.dtype:
+    """The same whether the weights fit or not: the engine's plan says that, and what to do."""
+    if name == "auto":
+        needed = _needed_bytes(config, torch.float32, hardware, scheme, kept)
+        fits_fp32 = needed <= 0.8 * available_memory(hardware.device)
+        return torch.float32 if hardware.device == "cpu" and fits_fp32 else torch.bfloat16
+    chosen = parse_dtype(name)
+    if chosen not in COMPUTE_DTYPES:
+        allowed = ", ".join(dtype_name(dtype) for dtype in COMPUTE_DTYPES)
+        raise UnsupportedError(f"a model cannot be run in {name}; use one of {allowed}")
+    return chosen
+
+
+def _needed_bytes(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    hardware: Hardware,
+    scheme: Scheme | None,
+    kept: Mapping[str, Scheme] | None,
+) -> int:
+    codes = runnable(kept, dtype, hardware.device)[0] if kept else None
+    return weight_bytes(config, dtype, scheme, codes)

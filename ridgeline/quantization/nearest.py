@@ -10,21 +10,22 @@ A layer at a time, whose 16-bit weights are let go before the next: from a check
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ridgeline.errors import NumericsError, UsageError
 from ridgeline.models import Transformer, build_model
 from ridgeline.models.checkpoint import open_checkpoint
-from ridgeline.models.families import describe, parts
+from ridgeline.models.families import describe
 from ridgeline.models.transformer import ExpertMLP
 from ridgeline.models.weights import stream_weights
 from ridgeline.progress import Progress
+from ridgeline.quantization.files.read import is_quantized
+from ridgeline.quantization.filling import Filling
 from ridgeline.quantization.linear import QuantizedLinear, place, quantizable
 from ridgeline.quantization.scheme import GROUPS, Scheme, encode, find_grid
 from ridgeline.quantization.sizes import Matrix
@@ -122,33 +123,25 @@ def load_nearest(
     `plain`.
     """
     checkpoint = open_checkpoint(path)
+    if is_quantized(checkpoint):
+        raise UsageError(
+            f"the recipe's scheme is {scheme.name}, and {path} is quantized already; "
+            "leave the scheme out"
+        )
     description = describe(checkpoint)
     model = build_model(description.config, dtype, "meta")
-    chosen = {f"{name}.weight" for name in chosen_layers(model, scheme, plain=plain)}
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    missing = Counter(p.parameter for p in parts(description.config, description.names))
-    open_parts: dict[str, Tensor] = {}
+    chosen = {f"{layer}.weight" for layer in chosen_layers(model, scheme, plain=plain)}
+    filling = Filling(model, description, device)
     for part, tensor in stream_weights(model, checkpoint, description, progress):
-        name = part.parameter
-        if name not in open_parts:
-            open_parts[name] = torch.empty(shapes[name], dtype=dtype, device=device)
-        open_parts[name][part.index].copy_(tensor)
+        whole = filling.put(part, tensor)
         del tensor
-        missing[name] -= 1
-        if not missing[name]:
-            _fill(model, name, open_parts.pop(name), scheme if name in chosen else None)
-    if model.config.tied_embeddings:
-        model.head.weight = model.embed.weight
-    assert not any(p.is_meta for p in model.parameters()), "every parameter has its parts"
-    return model
-
-
-def _fill(model: Transformer, name: str, tensor: Tensor, scheme: Scheme | None) -> None:
-    """A parameter that is whole; a bias may come before its weight or after."""
-    layer_name, _, own_name = name.rpartition(".")
-    if scheme is None:
-        parameter = nn.Parameter(tensor, requires_grad=False)
-        setattr(model.get_submodule(layer_name), own_name, parameter)
-        return
-    bias_O = quantizable(model)[layer_name].bias
-    place(model, layer_name, nearest(layer_name, tensor, bias_O, scheme, tensor.dtype))
+        if whole is None:
+            continue
+        if part.parameter in chosen:
+            name = part.parameter.removesuffix(".weight")
+            bias_O = quantizable(model)[name].bias
+            place(model, name, nearest(name, whole, bias_O, scheme, dtype))
+        else:
+            filling.set(part.parameter, whole)
+        del whole
+    return filling.finished()

@@ -8,13 +8,13 @@ biases and routers stay in the model's dtype.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 
-from ridgeline.models import LayerConfig, ModelConfig, Transformer
-from ridgeline.models.cost import num_parameters
+from ridgeline.models import ModelConfig, Transformer
+from ridgeline.models.cost import num_expert_parameters, num_parameters
 from ridgeline.quantization.linear import QuantizedLinear
 from ridgeline.quantization.scheme import BLOCK, Scheme
 
@@ -30,16 +30,32 @@ def weight_bytes(
     config: ModelConfig,
     dtype: torch.dtype,
     scheme: Scheme | None = None,
-    plain: Collection[Matrix] = (),
+    kept: Mapping[str, Scheme] | None = None,
 ) -> int:
-    """All weights of a model; matrices of the shapes in `plain` are not quantized."""
+    """All weights of a model: with a scheme for all its projections, or with `kept`, which has the
+    schemes of those that are codes, by name; others are then plain.
+    """
     total = num_parameters(config) * dtype.itemsize
-    if scheme is None:
-        return total
-    for matrix in model_matrices(config):
-        if scheme.fits(*matrix) and matrix not in plain:
-            total += stored_bytes(scheme, matrix, dtype) - plain_bytes(matrix, dtype)
+    for stored, matrix in stored_matrices(config, scheme, kept):
+        total += stored_bytes(stored, matrix, dtype) - plain_bytes(matrix, dtype)
     return total
+
+
+def stored_matrices(
+    config: ModelConfig, scheme: Scheme | None, kept: Mapping[str, Scheme] | None = None
+) -> Iterator[tuple[Scheme, Matrix]]:
+    """The projections that are held as codes."""
+    if scheme is None and not kept:
+        return
+    for name, matrix in named_matrices(config):
+        stored = scheme if kept is None else kept.get(name)
+        if stored is not None and stored.fits(*matrix):
+            yield stored, matrix
+
+
+def expert_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Experts' matrices, which no scheme quantizes."""
+    return num_expert_parameters(config) * dtype.itemsize
 
 
 def plain_bytes(matrix: Matrix, dtype: torch.dtype) -> int:
@@ -58,17 +74,18 @@ def read_bytes_per_weight(model: Transformer) -> float:
 
 def model_matrices(config: ModelConfig) -> Iterator[Matrix]:
     """What a scheme quantizes in a model."""
-    for layer in config.layers:
-        yield from layer_matrices(config, layer)
+    return (matrix for _, matrix in named_matrices(config))
 
 
-def layer_matrices(config: ModelConfig, layer: LayerConfig) -> Iterator[Matrix]:
+def named_matrices(config: ModelConfig) -> Iterator[tuple[str, Matrix]]:
+    """The same by the names of the projections: `layers.0.attn.qkv`."""
     hidden = config.hidden_size
-    yield Matrix(config.q_size + 2 * config.kv_size, hidden)
-    yield Matrix(hidden, config.q_size)
-    if layer.experts is None:
-        yield Matrix(2 * config.mlp_size, hidden)
-        yield Matrix(hidden, config.mlp_size)
+    for index, layer in enumerate(config.layers):
+        yield f"layers.{index}.attn.qkv", Matrix(config.q_size + 2 * config.kv_size, hidden)
+        yield f"layers.{index}.attn.out", Matrix(hidden, config.q_size)
+        if layer.experts is None:
+            yield f"layers.{index}.mlp.gate_up", Matrix(2 * config.mlp_size, hidden)
+            yield f"layers.{index}.mlp.down", Matrix(hidden, config.mlp_size)
 
 
 def stored_bytes(scheme: Scheme, matrix: Matrix, dtype: torch.dtype) -> int:

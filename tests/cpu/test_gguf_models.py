@@ -21,6 +21,7 @@ from ridgeline.quantization import load_model
 # renormalized, Qwen's upper windows, biases of the output projection beside Qwen3's.
 WRITABLE = [
     "llama-mha",
+    "llama-mqa-bias",
     "llama-wide-heads",
     "llama-tied",
     "llama-rope-llama3",
@@ -30,6 +31,7 @@ WRITABLE = [
     "mixtral",
     "smollm3",
     "granite",
+    "granite-bias",
     "qwen2",
     "qwen3",
     "qwen3-moe",

@@ -25,7 +25,7 @@ from ridgeline.quantization.methods import Gptq, Rtn, SmoothQuant
 from ridgeline.quantization.scheme import parse_scheme
 
 ALL = Bounds(max_kl=10.0, max_ppl_increase=0.99)
-TEXT = default_text()[:4000]
+TEXT, CALIBRATION = default_text()[:3000], default_text()[10_000:40_000]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,8 @@ def model(folder: Path) -> Transformer:
 
 
 def job(scheme: str = "int8", method: Any = None, **changes: Any) -> Job:
-    about = {"num_sequences": 4, "text": TEXT, "window": 60, "bounds": ALL} | changes
+    about = {"num_sequences": 4, "text": TEXT, "window": 60, "bounds": ALL}
+    about |= {"calibration": CALIBRATION} | changes
     return Job(parse_scheme(scheme), method or Rtn(), **about)
 
 
@@ -128,7 +129,7 @@ def test_skipped_and_unfit_projections_stay(model: Transformer, tokenizer: Token
 
 
 def test_texts_do_not_overlap() -> None:
-    calibration, measured = texts(replace(job(), text=None))
+    calibration, measured = texts(replace(job(), text=None, calibration=None))
     assert calibration + measured == default_text()
     assert len(measured) > 10_000
     assert texts(job())[1] == TEXT

@@ -11,6 +11,7 @@ from command_line import make_folder, refused
 from safetensors.torch import load_file, save_file
 
 from ridgeline.cli import main
+from ridgeline.data.calibration_text import default_text
 from ridgeline.errors import (
     CheckpointError,
     QualityError,
@@ -30,6 +31,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "measured.txt"
     path.write_text("The quick brown fox jumps over the lazy dog, and again. " * 60)
     return path
+
+
+@pytest.fixture(autouse=True)
+def shorter_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default calibration text is half a megabyte, which takes longest of all to tokenize."""
+    text = default_text()[:40_000]
+    monkeypatch.setattr("ridgeline.ladder.quantize_job.default_text", lambda: text)
 
 
 def argv(folder: Path, out: Path, text: Path, *more: str, scheme: str = "int8") -> list[str]:

@@ -10,12 +10,13 @@ import pytest
 import tiny_models
 import torch
 from gguf_files import write_gguf
+from test_quantized_reading import whole_matrices
 
 from ridgeline.errors import CheckpointError
 from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.models.families import describe
 from ridgeline.quantization import load_model
-from ridgeline.quantization.files import Matrix, decoded_matrix, fused_matrices, read_quantized
+from ridgeline.quantization.files import Matrix, decoded_matrix, kept_schemes, read_quantized
 from ridgeline.quantization.files.gguf import q4_0_matrix
 
 TYPES = gguf.GGMLQuantizationType
@@ -46,7 +47,7 @@ def test_a_q4_0_file_keeps_its_codes(name: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path / "model.gguf")
     model = load_model(tmp_path / "model.gguf", dtype="fp32", device="cpu")
     parameters = dict(model.named_parameters())
-    fused = dict(fused_matrices(checkpoint, describe(checkpoint)))
+    fused = dict(whole_matrices(checkpoint, describe(checkpoint), model))
     words = ("attn.qkv", "attn.out", "mlp.gate_up", "mlp.down")
     assert fused.keys() == {f"layers.0.{word}" for word in words}
     for key, matrix in fused.items():
@@ -60,7 +61,7 @@ def test_other_types_become_weights(kind: TYPES, tmp_path: Path) -> None:
     found = dict(read_quantized(checkpoint))
     assert found.keys() == checkpoint.tensors.keys()
     assert not any(isinstance(one, Matrix) for one in found.values())
-    assert not dict(fused_matrices(checkpoint, describe(checkpoint)))
+    assert not kept_schemes(checkpoint, describe(checkpoint))
 
 
 def test_scales_that_are_no_numbers(tmp_path: Path) -> None:

@@ -16,19 +16,25 @@ import transformers
 from safetensors.torch import save_file
 from test_families import PROMPT, all_logits
 
-from ridgeline.models.checkpoint import open_checkpoint
-from ridgeline.models.families import describe
+from ridgeline.models import Transformer
+from ridgeline.models.checkpoint import Checkpoint, open_checkpoint
+from ridgeline.models.families import Description, describe
+from ridgeline.models.weights import stored_parts
 from ridgeline.quantization import load_model, save_model
 from ridgeline.quantization.files import (
     Matrix,
     cut,
+    decoded,
     decoded_matrix,
-    fused_matrices,
     is_quantized,
     join,
+    kept_schemes,
+    model_weights,
     open_quantized,
     read_quantized,
 )
+from ridgeline.quantization.files.fuse import Whole
+from ridgeline.quantization.files.matrix import joined_scheme
 from ridgeline.quantization.scheme import encode, find_grid, parse_scheme
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}
@@ -132,6 +138,13 @@ def test_whole_blocks_are_kept_and_transformers_agrees(
     torch.testing.assert_close(all_logits(model, PROMPT), theirs, atol=1e-4, rtol=1e-4)
 
 
+def whole_matrices(checkpoint: Checkpoint, description: Description, model: Transformer) -> Any:
+    """All projections whose codes can be kept, by name."""
+    part_of = stored_parts(model, decoded(checkpoint), description)
+    kept = kept_schemes(checkpoint, description).keys()
+    return [w for w in model_weights(checkpoint, part_of, kept) if isinstance(w, Whole)]
+
+
 @pytest.mark.parametrize("case", ["awq", "gptq", "gptq-sym", "fp8-rows", "fp8-tensor-static"])
 def test_pieces_become_the_models_own_matrices(case: str, tmp_path: Path) -> None:
     writer, config, _ = CASES[case]
@@ -139,7 +152,9 @@ def test_pieces_become_the_models_own_matrices(case: str, tmp_path: Path) -> Non
     model = load_model(tmp_path, dtype="fp32", device="cpu")
     parameters = dict(model.named_parameters())
     checkpoint = open_checkpoint(tmp_path)
-    fused = dict(fused_matrices(checkpoint, describe(checkpoint)))
+    description = describe(checkpoint)
+    fused = dict(whole_matrices(checkpoint, description, model))
+    assert {k: one.scheme for k, one in fused.items()} == kept_schemes(checkpoint, description)
     words = ("attn.qkv", "attn.out", "mlp.gate_up", "mlp.down")
     assert fused.keys() == {f"layers.0.{word}" for word in words}
     for name, matrix in fused.items():
@@ -164,6 +179,7 @@ def test_joined_and_cut_rows_stand_for_the_same_weights() -> None:
         ]
         whole = join(pieces)
         assert (whole.scheme.name if whole else None) == joined
+        assert joined_scheme(schemes) == (whole.scheme if whole else None)
         if whole is None:
             continue
         stacked = torch.cat([decoded_matrix(piece) for piece in pieces])

@@ -17,10 +17,12 @@ from math import ceil
 
 import torch
 
-from ridgeline.kernels.targets import Target
+from ridgeline.kernels.targets import TARGETS, Target
 
+FP32 = 4
 PIECE = 4096  # columns of the depth that are summed in one go
 FEW_ROWS = 64
+FULL = 0.9  # tiles for each SM from which on a program takes all pieces of its tiles
 ENOUGH = 0.45  # programs for each SM below which smaller tiles are better
 
 
@@ -97,3 +99,18 @@ def _paired(tile: Tile, gated: bool) -> Tile:
 
 def num_programs(tile: Tile, num_rows: int, num_outputs: int) -> int:
     return ceil(num_rows / tile.block_m) * ceil(num_outputs / tile.across)
+
+
+def most_kept_bytes(num_outputs: int, depth: int, num_rows: int) -> int:
+    """What is kept of pieces until they are summed, at most on any chip and with any tile."""
+    num_pieces = ceil(depth / PIECE)
+    if num_pieces == 1:
+        return 0
+    tiles = {"cuda": (FEW, *HOPPER, *AMPERE, AMPERE_FEW, ONE, EXACT), "hip": (AMD, EXACT)}
+    most = 0
+    for target in TARGETS.values():
+        for tile in tiles.get(target.backend, ()):
+            programs = num_programs(tile, num_rows, num_outputs)
+            apart = min(programs, ceil(FULL * target.num_units))
+            most = max(most, num_pieces * apart * tile.num_sums(gated=False) * FP32)
+    return most

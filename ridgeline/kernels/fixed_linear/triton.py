@@ -21,14 +21,13 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
-from ridgeline.kernels.fixed_linear.tiles import PIECE, Tile, choose, num_programs
+from ridgeline.kernels.fixed_linear.tiles import FULL, PIECE, Tile, choose, num_programs
 from ridgeline.kernels.gated_activation.activations import activate
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import launch, target_of
 from ridgeline.kernels.rows import as_rows
 from ridgeline.kernels.skinny_linear.cut import MAX_TILES, split_counters
 
-FULL = 0.9  # tiles for each SM from which on a program takes all pieces of its tiles
 MOST_HELD = 32  # sums a thread can hold together with what is added to them
 BAND = 8  # blocks of rows that share each block of weights before the next: it is still in L2 then
 

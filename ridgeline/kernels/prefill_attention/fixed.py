@@ -22,10 +22,9 @@ from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.attention.triton import check_pages, heads_together, num_columns
 from ridgeline.kernels.decode_attention.splits import arrival_counters, longest_sequence
 from ridgeline.kernels.launch import launch, target_of
+from ridgeline.kernels.prefill_attention.splits import BUSY, count_splits
 from ridgeline.kernels.prefill_attention.triton import Tiles, attend, choose_tiles, sequence_of
 from ridgeline.kernels.targets import Target
-
-BUSY = 4  # programs for each SM from which on they take all splits of their tiles
 
 
 @triton.jit
@@ -305,14 +304,6 @@ def prefill_attention(
         options={"enable_fp_fusion": False},
     )
     return out_TNH
-
-
-def count_splits(longest: int, split_tokens: int, window: int | None, tokens: int) -> int:
-    """How many splits the keys of a tile of `tokens` queries can touch."""
-    num_splits = triton.cdiv(longest, split_tokens)
-    if window is not None:
-        num_splits = min(num_splits, triton.cdiv(window + tokens - 2, split_tokens) + 1)
-    return num_splits
 
 
 def fixed_tiles(

@@ -110,6 +110,7 @@ def hf_config(checkpoint: Checkpoint) -> dict[str, Any]:
     config |= {
         "tie_word_embeddings": GGUF_NAMES.head not in checkpoint.tensors,
         "attention_bias": "blk.0.attn_q.bias" in checkpoint.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in checkpoint.tensors,
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
     }

@@ -1,6 +1,6 @@
 """Quantized checkpoints: those of others read, and ours written."""
 
-from ridgeline.quantization.files.fuse import fused_matrices
+from ridgeline.quantization.files.fuse import kept_schemes, model_weights
 from ridgeline.quantization.files.matrix import Matrix, cut, decoded_matrix, join
 from ridgeline.quantization.files.read import (
     decoded,
@@ -15,9 +15,10 @@ __all__ = [
     "cut",
     "decoded",
     "decoded_matrix",
-    "fused_matrices",
     "is_quantized",
     "join",
+    "kept_schemes",
+    "model_weights",
     "open_quantized",
     "read_quantized",
     "save_quantized",

@@ -32,6 +32,7 @@ from ridgeline.quantization.files.gptq_awq import (
     by_columns,
     grouped,
     in_order,
+    likely_scheme,
     why_expanded,
 )
 from ridgeline.quantization.files.matrix import Matrix
@@ -165,7 +166,8 @@ def packed_layout(
     reason = why_expanded(bits, depth, num_groups)
     if weights.get("actorder") in ("group", "dynamic", True) and "weight_g_idx" in module:
         reason = SORTED
-    return module.layout(shape, names, make, reason)
+    scheme = likely_scheme(bits, depth, num_groups, symmetric=not zeros)
+    return module.layout(shape, names, make, reason, scheme)
 
 
 def config_group(config: Mapping[str, Any], layer: str) -> Mapping[str, Any]:

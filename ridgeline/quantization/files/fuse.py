@@ -1,59 +1,132 @@
-"""Matrices of a checkpoint as the model's own parameters have them: q, k and v in one, gate and up
-in one, and rows in our order.
+"""A quantized checkpoint as the model's own parameters want it: q, k and v in one, gate and up in
+one, and rows in our order. Codes stay codes where they are to be kept, and no layer's weights are
+written out then; the rest comes as plain tensors.
 
-    for layer, matrix in fused_matrices(checkpoint, describe(checkpoint)): ...
+    kept = kept_schemes(checkpoint, description)
+    for found in model_weights(checkpoint, part_of, kept.keys()): ...   # a Whole or a Piece
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from torch import Tensor
 
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.families import Description, Part, parts
 from ridgeline.models.weights import canonical_names
 from ridgeline.progress import Progress
-from ridgeline.quantization.files.matrix import Matrix, join
+from ridgeline.quantization.files import gguf
+from ridgeline.quantization.files.matrix import Matrix, decoded_matrix, join, joined_scheme
 from ridgeline.quantization.files.read import open_quantized, read_quantized
-from ridgeline.quantization.scheme import Codes, Grid
+from ridgeline.quantization.scheme import Codes, Grid, Scheme, parse_scheme
+
+WEIGHT = ".weight"
+PROJECTIONS = (".qkv.weight", ".out.weight", ".gate_up.weight", ".down.weight")
 
 
-def fused_matrices(
-    checkpoint: Checkpoint, description: Description, progress: Progress | None = None
-) -> Iterator[tuple[str, Matrix]]:
-    """The projections of the model's layers (`layers.0.attn.qkv`) whose codes can be kept whole:
-    each piece is a matrix, and all are of one scheme. The rest, experts too, loads through
-    `decoded`.
+class Whole(NamedTuple):
+    """All of a projection, as codes."""
+
+    layer: str  # layers.0.attn.qkv
+    matrix: Matrix
+
+
+class Piece(NamedTuple):
+    """What is copied into a part of a parameter."""
+
+    part: Part
+    tensor: Tensor
+
+
+def kept_schemes(checkpoint: Checkpoint, description: Description) -> dict[str, Scheme]:
+    """The projections (`layers.0.attn.qkv`) whose codes can be kept whole, by the headers alone:
+    each piece is a matrix of ours, and all are of one scheme. Experts, routers, embedding and head
+    are not among them.
     """
-    wanted: dict[str, list[Part]] = {}
-    for part in parts(description.config, description.names):
-        if part.parameter.startswith("layers.") and part.parameter.endswith(".weight"):
-            wanted.setdefault(part.parameter, []).append(part)
-    wanted = {name: pieces for name, pieces in wanted.items() if _are_rows(pieces)}
+    schemes = _schemes_by_name(checkpoint)
+    if not schemes:
+        return {}
+    stored = canonical_names(schemes, description)
+    found = {}
+    for parameter, pieces in _projections(description).items():
+        names = [stored.get(part.name) for part in pieces]
+        known = [schemes[name] for name in names if name is not None]
+        scheme = joined_scheme(known) if len(known) == len(pieces) else None
+        if scheme is not None:
+            found[parameter.removesuffix(WEIGHT)] = scheme
+    return found
+
+
+def _schemes_by_name(checkpoint: Checkpoint) -> dict[str, Scheme]:
+    """Of the matrices whose codes can be kept, by the weights' names."""
+    if checkpoint.format == "gguf":
+        scheme = parse_scheme(gguf.SCHEME)
+        return {n: scheme for n, info in checkpoint.tensors.items() if gguf.keeps_codes(info)}
     quantized = open_quantized(checkpoint)
-    names = checkpoint.tensors if quantized is None else quantized.names
-    stored = canonical_names(names, description)
-    part_of = {
-        stored[part.name]: part
-        for pieces in wanted.values()
-        for part in pieces
-        if part.name in stored
-    }
-    have: dict[str, dict[str, Matrix]] = {}
+    layouts = {} if quantized is None else quantized.layouts
+    return {name: parse_scheme(one.scheme) for name, one in layouts.items() if one.scheme}
+
+
+def _projections(description: Description) -> dict[str, list[Part]]:
+    """The pieces of each layer's matrices, which are rows of them."""
+    found: dict[str, list[Part]] = {}
+    for part in parts(description.config, description.names):
+        name = part.parameter
+        if name.endswith(PROJECTIONS):
+            found.setdefault(name, []).append(part)
+    return found
+
+
+def model_weights(
+    checkpoint: Checkpoint,
+    part_of: Mapping[str, Part],
+    kept: Collection[str],
+    progress: Progress | None = None,
+) -> Iterator[Whole | Piece]:
+    """Every part of the model (`part_of`: by stored name) once. Pieces of the layers in `kept` wait
+    until all are there; should their codes turn out to be no matrix, they come as plain pieces.
+    """
+    count: dict[str, int] = {}
+    for part in part_of.values():
+        count[part.parameter] = count.get(part.parameter, 0) + 1
+    waiting: dict[str, list[tuple[Part, Matrix]]] = {}
+    plain = {parameter for parameter in count if parameter.removesuffix(WEIGHT) not in kept}
     for name, found in read_quantized(checkpoint, part_of.keys(), progress):
         part = part_of[name]
-        if not isinstance(found, Matrix):
+        parameter = part.parameter
+        if parameter in plain or not isinstance(found, Matrix):
+            plain.add(parameter)
+            yield _plain(part, found)
+            yield from (_plain(*one) for one in waiting.pop(parameter, []))
             continue
-        pieces = have.setdefault(part.parameter, {})
-        pieces[part.name] = _changed(found, part)
-        if len(pieces) == len(wanted[part.parameter]):
-            whole = join([pieces[one.name] for one in wanted[part.parameter]])
-            del have[part.parameter]
-            if whole is not None:
-                yield part.parameter.removesuffix(".weight"), whole
+        pieces = waiting.setdefault(parameter, [])
+        pieces.append((part, found))
+        del found  # the caller's own copy is then the only one
+        if len(pieces) == count[parameter]:
+            yield from _joined(waiting.pop(parameter))
 
 
-def _are_rows(pieces: list[Part]) -> bool:
-    return all(piece.index == () or isinstance(piece.index[0], slice) for piece in pieces)
+def _joined(pieces: list[tuple[Part, Matrix]]) -> Iterator[Whole | Piece]:
+    pieces.sort(key=lambda piece: _first_row(piece[0]))
+    whole = join([_changed(matrix, part) for part, matrix in pieces])
+    if whole is not None:
+        layer = pieces[0][0].parameter.removesuffix(WEIGHT)
+        pieces.clear()
+        yield Whole(layer, whole)
+    yield from (_plain(*piece) for piece in pieces)
+
+
+def _first_row(part: Part) -> int:
+    rows = part.index[0] if part.index else slice(0, None)
+    assert isinstance(rows, slice), f"{part.name} is no piece of rows"
+    return int(rows.start)
+
+
+def _plain(part: Part, found: Matrix | Tensor) -> Piece:
+    tensor = decoded_matrix(found) if isinstance(found, Matrix) else found
+    return Piece(part, part.change(tensor) if part.change else tensor)
 
 
 def _changed(matrix: Matrix, part: Part) -> Matrix:

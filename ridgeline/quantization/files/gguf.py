@@ -23,6 +23,7 @@ from ridgeline.quantization.files.matrix import Matrix
 from ridgeline.quantization.scheme import Codes, Grid, parse_scheme
 
 GROUP = 32
+SCHEME = f"int4-g{GROUP}"
 BLOCK_BYTES = 2 + GROUP // 2  # the scale; low halves hold codes 0 … 15, high halves 16 … 31
 
 
@@ -49,4 +50,4 @@ def q4_0_matrix(raw: Tensor, num_outputs: int) -> Matrix:
     scale_OG = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1).float()
     halves = blocks[..., 2:]
     codes_OD = torch.cat((halves & 0xF, halves >> 4), -1).flatten(1)
-    return Matrix(Codes(codes_OD, Grid(scale_OG)), parse_scheme(f"int4-g{GROUP}"))
+    return Matrix(Codes(codes_OD, Grid(scale_OG)), parse_scheme(SCHEME))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ridgeline.errors import CheckpointError, UnsupportedError
 from ridgeline.formats.words import unpack_words
-from ridgeline.quantization.files.matrix import Matrix, expanded, int4_matrix
+from ridgeline.quantization.files.matrix import Matrix, expanded, int4_matrix, longest_group
 from ridgeline.quantization.files.stored import Layout, Module, Tensors, field, finite_scale
 from ridgeline.quantization.scheme import GROUPS, Codes, Grid, parse_scheme
 
@@ -60,7 +60,8 @@ def gptq_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
     if "g_idx" in module and config.get("desc_act") and num_groups > 1:
         reason = SORTED
     names = ["qweight", "qzeros", "scales", "g_idx"]
-    return module.layout((num_outputs, depth), names, make, reason)
+    scheme = likely_scheme(bits, depth, num_groups, bool(config.get("sym")))
+    return module.layout((num_outputs, depth), names, make, reason, scheme)
 
 
 def gptq_sizes(module: Module, bits: int) -> tuple[int, int, int]:
@@ -86,6 +87,14 @@ def why_expanded(bits: int, depth: int, num_groups: int) -> str:
     if bits == 8 and num_groups > 1:
         return "8-bit codes in groups are not one of our schemes"
     return "2-bit codes are not one of our schemes" if bits == 2 else ""
+
+
+def likely_scheme(bits: int, depth: int, num_groups: int, symmetric: bool) -> str:
+    """What `grouped` will make of such codes, if zero points are what the config says of them."""
+    if bits == 4:
+        group = longest_group(depth // num_groups)
+        return f"int4-g{group}{'' if symmetric else '-asym'}" if group else ""
+    return "int8" if bits == 8 and num_groups == 1 and symmetric else ""
 
 
 def in_order(group_of: Tensor, num_groups: int, name: str) -> bool:
@@ -141,7 +150,9 @@ def awq_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
         return grouped(codes_OD, scale_OG, zero_OG, 4)
 
     reason = why_expanded(4, depth, num_groups)
-    return module.layout((num_outputs, depth), ["qweight", "qzeros", "scales"], make, reason)
+    scheme = likely_scheme(4, depth, num_groups, "qzeros" not in module)
+    names = ["qweight", "qzeros", "scales"]
+    return module.layout((num_outputs, depth), names, make, reason, scheme)
 
 
 def awq_codes(words_DW: Tensor) -> Tensor:

@@ -77,6 +77,28 @@ def join(matrices: Sequence[Matrix]) -> Matrix | None:
     return Matrix(Codes(_stacked(matrices), grid), matrices[0].scheme)
 
 
+def joined_scheme(schemes: Sequence[Scheme]) -> Scheme | None:
+    """The scheme of what `join` makes of matrices with these."""
+    if len(schemes) == 1:
+        return schemes[0]
+    by_row = [_row_scheme(scheme) for scheme in schemes]
+    if not all(scheme.symmetric for scheme in by_row):
+        by_row = [_zeros_scheme(scheme) for scheme in by_row]
+    return by_row[0] if len(set(by_row)) == 1 else None
+
+
+def _row_scheme(scheme: Scheme) -> Scheme:
+    if scheme.spread != "tensor":
+        return scheme
+    return replace(parse_scheme("fp8"), inputs=scheme.inputs)
+
+
+def _zeros_scheme(scheme: Scheme) -> Scheme:
+    if scheme.weight != "int4" or not scheme.symmetric:
+        return scheme
+    return parse_scheme(f"int4-g{scheme.group}-asym")
+
+
 def _stacked(matrices: Sequence[Matrix]) -> Tensor:
     parts = [matrix.codes.values for matrix in matrices]
     if parts[0].dtype == FP8:  # fp8 tensors move as bytes
@@ -90,8 +112,7 @@ def by_rows(matrix: Matrix) -> Matrix:
         return matrix
     values, grid = matrix.codes
     scale = grid.scale.expand(values.shape[0], 1).contiguous()
-    scheme = replace(parse_scheme("fp8"), inputs=matrix.scheme.inputs)
-    return Matrix(Codes(values, Grid(scale)), scheme)
+    return Matrix(Codes(values, Grid(scale)), _row_scheme(matrix.scheme))
 
 
 def alike(matrices: list[Matrix]) -> list[Matrix]:
@@ -106,7 +127,7 @@ def with_zeros(matrix: Matrix) -> Matrix:
     if scheme.weight != "int4":
         return matrix
     zero = torch.full(grid.scale.shape, 8, dtype=torch.uint8)
-    return Matrix(Codes(values, Grid(grid.scale, zero)), parse_scheme(f"int4-g{scheme.group}-asym"))
+    return Matrix(Codes(values, Grid(grid.scale, zero)), _zeros_scheme(scheme))
 
 
 def int4_matrix(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor | None) -> Matrix | None:
@@ -114,7 +135,7 @@ def int4_matrix(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor | None) -> M
     points that are 8 throughout are left out.
     """
     length = codes_OD.shape[1] // scale_OG.shape[1]
-    group = max((size for size in GROUPS if length % size == 0), default=0)
+    group = longest_group(length)
     if not group:
         return None
     repeats = length // group
@@ -123,6 +144,11 @@ def int4_matrix(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor | None) -> M
         return Matrix(Codes(codes_OD, Grid(scale)), parse_scheme(f"int4-g{group}"))
     zero = zero_OG.to(torch.uint8).repeat_interleave(repeats, 1)
     return Matrix(Codes(codes_OD, Grid(scale, zero)), parse_scheme(f"int4-g{group}-asym"))
+
+
+def longest_group(length: int) -> int:
+    """Of our groups the longest that divides one of this length; 0: none does."""
+    return max((size for size in GROUPS if length % size == 0), default=0)
 
 
 def expanded(

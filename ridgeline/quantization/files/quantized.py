@@ -5,6 +5,7 @@ the names it would have had.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class Quantized:
     """What `open_quantized` returns (read.py)."""
 
     def __init__(self, checkpoint: Checkpoint, layouts: list[Layout]) -> None:
-        self.checkpoint = checkpoint
+        self.checkpoint = by_layer(checkpoint)
         self.layouts = {layout.name: layout for layout in layouts}
         used = {name for layout in layouts for name in layout.tensors.values()}
         self.plain = [
@@ -99,6 +100,18 @@ class Quantized:
             name for name in self.checkpoint.tensors if name.endswith((".k_scale", ".v_scale"))
         ]
         return {name: scale.float().clone() for name, scale in self.checkpoint.read(names)}
+
+
+def by_layer(checkpoint: Checkpoint) -> Checkpoint:
+    """The same one, read layer by layer: files are often sorted by dtype, and all their codes would
+    wait for the first of the scales.
+    """
+    layers: dict[tuple[Path, str], list[TensorInfo]] = {}
+    for info in checkpoint.tensors.values():
+        layers.setdefault((info.file, info.name.rpartition(".")[0]), []).append(info)
+    ordered = copy.copy(checkpoint)
+    ordered.tensors = {info.name: info for infos in layers.values() for info in infos}
+    return ordered
 
 
 class Decoded(Checkpoint):

@@ -149,9 +149,14 @@ def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
 def _read_gguf(
     checkpoint: Checkpoint, names: Collection[str] | None, progress: Progress | None
 ) -> Iterator[tuple[str, Matrix | Tensor]]:
-    wanted = [name for name in checkpoint.tensors if names is None or name in names]
-    kept = [name for name in wanted if gguf.keeps_codes(checkpoint.tensors[name])]
-    for name in kept:
-        yield name, gguf.read_matrix(checkpoint, name)
-    rest = set(wanted) - set(kept)
-    yield from checkpoint.read(rest, progress)
+    """In the order of the file, so that the pieces of a layer come together."""
+    infos = [info for name, info in checkpoint.tensors.items() if names is None or name in names]
+    total_bytes, done_bytes = sum(info.stored_bytes for info in infos), 0
+    for info in infos:
+        if gguf.keeps_codes(info):
+            yield info.name, gguf.read_matrix(checkpoint, info.name)
+        else:
+            yield from checkpoint.read([info.name])
+        done_bytes += info.stored_bytes
+        if progress is not None:
+            progress(f"reading {info.file.name}", done_bytes, total_bytes)

@@ -71,7 +71,7 @@ def fp8_matrix(module: Module, scale_name: str, inputs_scaled: bool) -> Layout:
             return expanded(tensors["weight"], scale, part)
         return Matrix(Codes(tensors["weight"], Grid(scale)), scheme)
 
-    return module.layout(shape, ["weight", scale_name], make, reason)
+    return module.layout(shape, ["weight", scale_name], make, reason, scheme.name)
 
 
 def int8_matrix(module: Module, inputs_scaled: bool, zeros: bool) -> Layout:
@@ -101,7 +101,7 @@ def int8_matrix(module: Module, inputs_scaled: bool, zeros: bool) -> Layout:
         return Matrix(Codes(tensors["weight"], Grid(by_row)), scheme)
 
     names = ["weight", "weight_scale", *(["weight_zero_point"] if zeros else [])]
-    return module.layout(shape, names, make, reason)
+    return module.layout(shape, names, make, reason, scheme.name)
 
 
 def scale_spread(module: Module, name: str, shape: tuple[int, int], blocks: bool = True) -> str:

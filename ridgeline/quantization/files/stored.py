@@ -36,6 +36,7 @@ class Layout:
     tensors: Mapping[str, str]  # the name `make` knows it by → the one it is stored under
     make: Callable[[Tensors], Matrix | Tensor]
     expanded: str = ""  # why it becomes plain weights; empty where codes are kept
+    scheme: str = ""  # what codes are kept in, as far as headers tell; empty for plain weights
 
 
 class Module:
@@ -91,9 +92,11 @@ class Module:
         names: list[str],
         make: Callable[[Tensors], Matrix | Tensor],
         expanded: str = "",
+        scheme: str = "",
     ) -> Layout:
         tensors = {last: self.infos[last].name for last in names if last in self.infos}
-        return Layout(f"{self.name}.weight", shape, tensors, make, expanded)
+        kept = "" if expanded else scheme
+        return Layout(f"{self.name}.weight", shape, tensors, make, expanded, kept)
 
 
 def finite_scale(scale: Tensor, name: str) -> Tensor:

@@ -228,6 +228,13 @@ class Recipe:
             "than a plain one, which are found by measuring and stay plain otherwise"
         ),
     )
+    copies: bool | None = field(
+        default=None,
+        metadata=about(
+            "hold int8 and int4 weights in the dtype too, for steps of many tokens "
+            "(default: on a GPU, where that takes at most 15% of the room for pages)"
+        ),
+    )
     deterministic: bool = field(
         default=False, metadata=about("same tokens bit for bit whatever shares the batch; slower")
     )

@@ -67,6 +67,16 @@ def expanded_bytes(config: ModelConfig, recipe: Recipe, kept: Kept | None = None
     return max((_expanded(recipe, one, m) for (_, m), one in stored.items()), default=0)
 
 
+def copied_bytes(config: ModelConfig, recipe: Recipe, kept: Kept | None = None) -> int:
+    """Of weights that are codes, in the model's dtype too."""
+    if not recipe.copies:
+        return 0
+    known = None if recipe.scheme is None else parse_scheme(recipe.scheme)
+    stored = sizes.stored_matrices(config, known, kept)
+    weights = sum(m.num_outputs * m.depth for scheme, m in stored if scheme.inputs == "16-bit")
+    return weights * dtype_bytes(parse_dtype(recipe.dtype))
+
+
 def _expanded(recipe: Recipe, scheme: Scheme, matrix: sizes.Matrix) -> int:
     element = dtype_bytes(parse_dtype(recipe.dtype))
     size = matrix.num_outputs * matrix.depth

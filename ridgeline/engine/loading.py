@@ -31,7 +31,7 @@ from ridgeline.quantization.choose import Choice, in_words, slower_shapes
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.files.fuse import kept_schemes
 from ridgeline.quantization.files.read import is_quantized, kv_dtype
-from ridgeline.quantization.linear import quantizable, schemes_of
+from ridgeline.quantization.linear import keep_copies, quantizable, schemes_of
 from ridgeline.quantization.load import pick_dtype, runnable
 from ridgeline.quantization.nearest import load_nearest, quantize_nearest
 from ridgeline.quantization.scheme import parse_scheme
@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 # What is advised where memory is short: runs on every device. The shorter groups are for models
 # whose rows those of 128 do not divide.
 SCHEMES = ("int8", "int4-g128", "int4-g64", "int4-g32")
+
+
+COPIES_SHARE = 0.15  # of the room for pages, that copies of weights may take unasked
 
 
 class Loaded(NamedTuple):
@@ -86,14 +89,15 @@ def load(
     tokenizer = tokenizer or tokenizer_of(path)
     check_words(draft, tokenizer)
     choices: tuple[Choice, ...] = ()
+    small = None if draft is None else draft.config
     if scheme is None:
         where = {"dtype": dtype_name(dtype), "device": device}
         loaded = load_model(path, **where, keep_codes=keep_codes, progress=progress)
     else:
-        small = None if draft is None else draft.config
         plan, choices = with_choices(config, filled, plan, hardware.device, small, progress)
         plain = slower_shapes(choices)
         loaded = load_nearest(path, scheme, dtype, hardware.device, progress, plain)
+    filled, plan = with_copies(loaded, filled, plan, small)
     return Loaded(loaded, tokenizer, filled, plan, load_draft(draft, loaded), choices)
 
 
@@ -127,6 +131,26 @@ def with_choices(
         return larger, choices
     log.warning("%s, if memory were not too short for it: they are quantized", said)
     return plan, ()
+
+
+def with_copies(
+    model: Transformer, filled: Recipe, plan: MemoryPlan, draft: ModelConfig | None
+) -> tuple[Recipe, MemoryPlan]:
+    """Copies of weights that are codes, **made in the model** where they are wanted or take little
+    of the room for pages; and the plan with them.
+    """
+    kept = schemes_of(model)
+    if filled.copies is None:
+        asked = replace(filled, copies=bool(kept) and model.embed.weight.is_cuda)
+        larger = itemise(model.config, asked, plan.free_bytes, draft, kept)
+        allowed = COPIES_SHARE * plan.bytes_of("KV pages")
+        if larger.fits and 0 < larger.bytes_of("copies") <= allowed:
+            filled, plan = asked, larger
+        else:
+            filled = replace(filled, copies=False)
+    if filled.copies:
+        keep_copies(model)
+    return filled, plan
 
 
 def with_saved_kv(recipe: Recipe, checkpoint: Checkpoint) -> Recipe:
@@ -170,6 +194,9 @@ def _loaded(
         copy, plain = with_kinds(model, lambda kind: kind), slower_shapes(choices)
         scheme = parse_scheme(recipe.scheme)
         model = quantize_nearest(copy, scheme, progress=progress, plain=plain)
+    else:  # the caller's model is changed only where that is asked for
+        filled = replace(filled, copies=bool(filled.copies))
+    filled, plan = with_copies(model, filled, plan, None if draft is None else draft.config)
     return Loaded(model, tokenizer, filled, plan, load_draft(draft, model), choices)
 
 
@@ -222,6 +249,8 @@ def planned(
     _check_supported(filled)
     if filled.scheme is not None:
         check_runs(parse_scheme(filled.scheme), filled.dtype, device)
+    if filled.copies and device == "cpu":
+        raise UnsupportedError("copies of weights are for steps of many tokens on a GPU, not a CPU")
     check_on_device(config, device)
     small = None
     if draft is not None:

@@ -170,6 +170,9 @@ def _fixed_items(
     expanded = footprint.expanded_bytes(rank, recipe, kept)
     if expanded:
         yield Item("expanded weight", expanded, f"one matrix in {dtype}, for steps of many tokens")
+    copies = footprint.copied_bytes(rank, recipe, kept)
+    if copies:
+        yield Item("copies", copies, f"codes in {dtype} too, for steps of many tokens")
     rows = footprint.logit_rows(recipe, limits.max_batch)
     logits = footprint.logit_bytes(config, recipe, rows)
     yield Item("logits", logits, f"{rows} rows of {config.vocab_size}")

@@ -98,38 +98,40 @@ class Linear(nn.Linear):
         residual_TO: Tensor | None = None,
         out_TO: Tensor | None = None,
     ) -> Tensor:
-        """`activation(norm(x) @ weightᵀ + bias) + residual`. **The residual may be changed in
-        place** on a GPU where no gradient is wanted: cuBLAS then adds it for nothing. A plain
-        product can be left in `out_TO`, of the weight's dtype.
-        """
-        on_gpu = x_TD.is_cuda and not torch.is_grad_enabled()
-        if on_gpu and x_TD.shape[0] <= MAX_ROWS and x_TD.dtype == torch.bfloat16:
-            return self._folded(x_TD, norm, activation, residual_TO, out_TO)
-        if norm is not None:
-            x_TD = norm(x_TD)
-        if out_TO is not None:
-            assert (self.bias, activation, residual_TO) == (None, None, None), "a plain product"
-            return torch.mm(x_TD, self.weight.t(), out=out_TO)
-        if on_gpu and residual_TO is not None and self.bias is None:
-            return residual_TO.addmm_(x_TD, self.weight.t())
-        y_TO = functional.linear(x_TD, self.weight, self.bias)
-        if activation is not None:
-            y_TO = gated_activation(y_TO, activation)
-        return y_TO if residual_TO is None else residual_TO + y_TO
+        """See `projected`."""
+        return projected(x_TD, self.weight, self.bias, norm, activation, residual_TO, out_TO)
 
-    def _folded(
-        self,
-        x_TD: Tensor,
-        norm: RMSNorm | None,
-        activation: Activation | None,
-        residual_TO: Tensor | None,
-        out_TO: Tensor | None,
-    ) -> Tensor:
-        about = (x_TD, self.weight, self.bias, residual_TO)
+
+def projected(
+    x_TD: Tensor,
+    weight_OD: Tensor,
+    bias_O: Tensor | None = None,
+    norm: RMSNorm | None = None,
+    activation: Activation | None = None,
+    residual_TO: Tensor | None = None,
+    out_TO: Tensor | None = None,
+) -> Tensor:
+    """`activation(norm(x) @ weightᵀ + bias) + residual`. **The residual may be changed in place**
+    on a GPU where no gradient is wanted: cuBLAS then adds it for nothing. A plain product can be
+    left in `out_TO`, of the weight's dtype.
+    """
+    on_gpu = x_TD.is_cuda and not torch.is_grad_enabled()
+    if on_gpu and x_TD.shape[0] <= MAX_ROWS and x_TD.dtype == torch.bfloat16:
+        about = (x_TD, weight_OD, bias_O, residual_TO)
         if norm is None:
             return skinny_linear(*about, activation=activation, out_MO=out_TO)
-        normed = (norm.weight, norm.eps, norm.offset)
-        return skinny_linear(*about, *normed, activation, out_TO)
+        return skinny_linear(*about, norm.weight, norm.eps, norm.offset, activation, out_TO)
+    if norm is not None:
+        x_TD = norm(x_TD)
+    if out_TO is not None:
+        assert (bias_O, activation, residual_TO) == (None, None, None), "a plain product"
+        return torch.mm(x_TD, weight_OD.t(), out=out_TO)
+    if on_gpu and residual_TO is not None and bias_O is None:
+        return residual_TO.addmm_(x_TD, weight_OD.t())
+    y_TO = functional.linear(x_TD, weight_OD, bias_O)
+    if activation is not None:
+        y_TO = gated_activation(y_TO, activation)
+    return y_TO if residual_TO is None else residual_TO + y_TO
 
 
 class Attention(nn.Module):

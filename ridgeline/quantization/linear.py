@@ -28,7 +28,7 @@ from ridgeline.kernels.quantized_linear import quantized_linear
 from ridgeline.kernels.rms_norm import rms_norm
 from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
-from ridgeline.models.transformer import DenseMLP, Linear, RMSNorm
+from ridgeline.models.transformer import DenseMLP, Linear, RMSNorm, projected
 from ridgeline.quantization.scheme import BLOCK, FP8, Codes, Scheme
 
 INPUT_DTYPES = {"16-bit": None, "int8": torch.int8, "fp8": FP8}
@@ -36,6 +36,9 @@ WORD_PIECE = 16  # int8 codes in a piece of packed words
 # Products of so few rows are bound by their weights, so x stays in 16 bits where a kernel takes it
 # so: no kernel to round it, and none of its error.
 ROUNDED_FROM = 2
+# From here on products with 16-bit inputs are bound by the units or by converting codes, and a copy
+# of the weight in the model's dtype is faster, where there is one.
+COPIED_FROM = 17
 
 
 class Rows(NamedTuple):
@@ -59,6 +62,7 @@ class QuantizedLinear(nn.Module):
     zero: nn.Parameter | None
     bias: nn.Parameter | None
     gives: torch.dtype | None  # codes that the product behind the activation wants
+    copy: Tensor | None  # of the weight in the model's dtype, for many rows
 
     def __init__(
         self, codes: Codes, scheme: Scheme, dtype: torch.dtype, bias_O: Tensor | None = None
@@ -72,6 +76,7 @@ class QuantizedLinear(nn.Module):
         self.scale = _constant(stored.scale)
         self.zero = None if stored.zero is None else _constant(stored.zero)
         self.bias = None if bias_O is None else _constant(bias_O)
+        self.register_buffer("copy", None, persistent=False)
 
     def forward(
         self,
@@ -82,6 +87,8 @@ class QuantizedLinear(nn.Module):
         out_TO: Tensor | None = None,
     ) -> Tensor | Rows:
         """As `Linear`: `activation(norm(x) @ weightᵀ + bias) + residual`."""
+        if self.copy is not None and isinstance(x_TD, Tensor) and len(x_TD) >= COPIED_FROM:
+            return projected(x_TD, self.copy, self.bias, norm, activation, residual_TO, out_TO)
         if out_TO is not None:
             y_TO = self.forward(x_TD, norm, activation, residual_TO)
             assert isinstance(y_TO, Tensor), "codes are not left anywhere"
@@ -99,6 +106,10 @@ class QuantizedLinear(nn.Module):
             return Rows(*gated_activation(y_T2F, activation, self.gives))
         behind = (residual_TO, None, 1e-6, 0.0, activation, self.dtype)
         return quantized_linear(*product, *behind)
+
+    def keep_copy(self) -> None:
+        """Hold the weight in the model's dtype too."""
+        self.copy = self.decoded().to(self.dtype)
 
     def takes_plain(self, x_TD: Tensor) -> bool:
         """Whether x is multiplied as it is. A CPU follows the definition, whatever the rows."""
@@ -151,6 +162,13 @@ def quantize_blocks(x_TD: Tensor, dtype: torch.dtype) -> Rows:
     """Codes with a scale for each 128 columns of a row."""
     codes, scale = quantize_rows(x_TD.unflatten(-1, (-1, BLOCK)), dtype)
     return Rows(codes.flatten(-2), scale.contiguous())
+
+
+def keep_copies(model: nn.Module) -> None:
+    """Of all layers whose codes are only a smaller weight: the inputs stay in 16 bits."""
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear) and module.inputs is None:
+            module.keep_copy()
 
 
 def quantizable(model: nn.Module) -> dict[str, Linear]:

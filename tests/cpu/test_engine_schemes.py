@@ -27,9 +27,10 @@ from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.shapes import describe_shape
 from ridgeline.models.transformer import Linear
-from ridgeline.quantization.linear import QuantizedLinear, quantizable
-from ridgeline.quantization.nearest import load_nearest
+from ridgeline.quantization.linear import COPIED_FROM, QuantizedLinear, quantizable
+from ridgeline.quantization.nearest import load_nearest, nearest
 from ridgeline.quantization.scheme import parse_scheme
+from ridgeline.quantization.sizes import named_matrices
 from ridgeline.recipe import Limits, Recipe, with_auto
 
 FAMILIES = ["llama-mqa-bias", "smollm3", "mistral-sliding", "qwen2", "qwen3", "qwen3-moe-mixed",
@@ -157,3 +158,29 @@ def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["generate", "demo", "Hi", "--scheme", "int5", "--device", "cpu"])
     assert code == UsageError.exit_code
     assert "'int5' is not known" in capsys.readouterr().err
+
+
+def test_copies_are_counted_and_refused_where_they_serve_nobody() -> None:
+    """Only codes with 16-bit inputs have them; on a CPU the flag would be ignored."""
+    config = tiny("llama-mha").config
+    recipe = with_auto(Recipe(scheme="int8", copies=True), config, torch.bfloat16, "cuda")
+    plan = itemise(config, recipe, 1 << 34)
+    matrices = sum(m.num_outputs * m.depth for _, m in named_matrices(config))
+    assert plan.bytes_of("copies") == 2 * matrices
+    assert itemise(config, replace(recipe, copies=False), 1 << 34).bytes_of("copies") == 0
+    assert itemise(config, replace(recipe, scheme="fp8"), 1 << 34).bytes_of("copies") == 0
+    with pytest.raises(UnsupportedError, match="on a GPU, not a CPU"):
+        Engine(tiny("llama-mha"), Recipe(scheme="int8", copies=True), num_pages=8)
+
+
+def test_many_rows_go_to_the_copy_and_few_to_the_codes() -> None:
+    """A copy that was changed shows who read it."""
+    layer = nearest("a layer", torch.randn(64, 96), None, parse_scheme("int8"), torch.float32)
+    x_TD = torch.randn(COPIED_FROM, 96)
+    by_codes = layer(x_TD)
+    layer.keep_copy()
+    torch.testing.assert_close(layer(x_TD), by_codes)
+    layer.copy.zero_()
+    assert (layer(x_TD) == 0).all()
+    torch.testing.assert_close(layer(x_TD[:-1]), by_codes[:-1])
+    assert "copy" not in layer.state_dict()

@@ -4,19 +4,22 @@ logits are those of the decoded weights.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from engines import assert_idle, engine_for, prompts_of
 from test_gpu_engine import shape_model
 from torch import Tensor
 
-from ridgeline.engine import Sampling
+from ridgeline.engine import Engine, Sampling
 from ridgeline.kernels.launch import target_of
 from ridgeline.models.transformer import RMSNorm
 from ridgeline.quantization.choose import measure_shapes
 from ridgeline.quantization.linear import ROUNDED_FROM, QuantizedLinear
 from ridgeline.quantization.nearest import nearest
 from ridgeline.quantization.scheme import FP8, parse_scheme
+from ridgeline.recipe import Limits, Recipe
 
 SCHEMES = ["int8", "int4-g64", "int4-g128-asym", "w8a8-int8", "fp8", "fp8-tensor", "fp8-block"]
 BF16 = torch.bfloat16
@@ -84,6 +87,22 @@ def test_an_engine_answers_as_its_quantized_model_does(name: str, graphs: bool) 
     alone = [plain.generate([p], Sampling(max_tokens=1, ignore_eos=True))[0] for p in prompts]
     same = [a.tokens[0] == b.tokens[0] for a, b in zip(outputs, alone, strict=True)]
     assert sum(same) >= 3, (outputs, alone)
+
+
+def test_an_engine_holds_copies_for_steps_of_many_tokens() -> None:
+    """As asked, and by itself where there is room; the plan counts them."""
+    recipe = Recipe(scheme="int4-g128", limits=Limits(max_context=2048, max_batch=8))
+    engine = Engine(shape_model(layers=2), recipe)
+    assert engine.recipe.copies
+    layers = [m for m in engine.model.modules() if isinstance(m, QuantizedLinear)]
+    held = sum(layer.copy.nbytes for layer in layers if layer.copy is not None)
+    assert held == engine.memory_plan.bytes_of("copies") > 0
+    prompts = prompts_of([5, 300], vocab_size=1000)
+    outputs = engine.generate(prompts, Sampling(max_tokens=4, ignore_eos=True))
+    assert [output.status for output in outputs] == ["finished"] * 2
+    del engine
+    without = Engine(shape_model(layers=2), replace(recipe, copies=False))
+    assert all(m.copy is None for m in without.model.modules() if isinstance(m, QuantizedLinear))
 
 
 def test_layers_are_chosen_by_their_times() -> None:

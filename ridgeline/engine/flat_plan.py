@@ -71,6 +71,12 @@ def flattened(plan: StepPlan, guesses: Guesses, one_token_rows: bool) -> StepPla
     return _with_one_token_rows(plan, flat) if one_token_rows else flat
 
 
+def of_own_sequences(plan: StepPlan) -> bool:
+    """Whether each decode row is of another sequence: not where drafts have become rows."""
+    seats = plan.seats[: plan.num_decode_rows]
+    return len(set(seats)) == len(seats)
+
+
 def without_drafts(plan: StepPlan) -> StepPlan:
     """The same step with nothing guessed."""
     flat = flattened(plan, Guesses(0, 0), one_token_rows=True)

@@ -10,6 +10,8 @@ Letters as in paged.py.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from ridgeline.engine.paged import PagedSequences, norms_of
@@ -26,18 +28,9 @@ class DecodeRows(PagedSequences):
         if not in_one_kernel(qkv_TC, k, self.tables_BP, self.max_length):
             return super().attend_projected(layer, qkv_TC, angles)
         self._note("projected_attention", qkv_TC)
-        return projected_attention(
-            qkv_TC,
-            *(angles if angles is not None else (None, None)),
-            self.inputs.slots,
-            k,
-            v,
-            self.tables_BP,
-            self.inputs.totals,
-            layer.spec,
-            k_scale,
-            v_scale,
-            **norms_of(layer),
-            max_length=self.max_length,
-            order_B=self.inputs.order,
-        )
+        cos_TA, sin_TA = angles if angles is not None else (None, None)
+        about: dict[str, Any] = {"k_scale_PKS": k_scale, "v_scale_PKS": v_scale}
+        about |= {"max_length": self.max_length, "order_B": self.inputs.order} | norms_of(layer)
+        attended = (self.tables_BP, self.inputs.totals, layer.spec)
+        slots_T = self.inputs.slots
+        return projected_attention(qkv_TC, cos_TA, sin_TA, slots_T, k, v, *attended, **about)

@@ -333,8 +333,7 @@ class Runner:
                 return pending
         shape = shape_of(plan)
         inputs = self.send(plan, shape)
-        own = of_own_sequences(plan)
-        hidden_TD = self.forward(inputs, shape, max_length, own_sequences=own)
+        hidden_TD = self.forward(inputs, shape, max_length, None, of_own_sequences(plan))
         pending = extras.of_rows(plan, jobs, hidden_TD, self.model.logits)
         if samples:
             logits_RV = self.logits(hidden_TD.index_select(0, inputs.logit_tokens))

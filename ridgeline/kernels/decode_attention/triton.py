@@ -14,6 +14,7 @@ page_table_BM and lengths_B int32.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -394,7 +395,7 @@ def memory_of_splits(
     return partial, lse, arrival_counters(batch * num_kv_heads, device)
 
 
-def sizes_of_tiles(group: int, head_dim: int, block: int, num_splits: int) -> dict[str, int]:
+def sizes_of_tiles(group: int, head_dim: int, block: int, num_splits: int) -> dict[str, Any]:
     """The constants of a kernel that follow from how the work is cut."""
     columns, group_rows = num_columns(head_dim), int(triton.next_power_of_2(group))
     return {

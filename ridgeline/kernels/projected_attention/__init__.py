@@ -58,14 +58,15 @@ def projected_attention(
     """
     turning = (qkv_BC, cos_BA, sin_BA, slots_B, k_pages_PKSH, v_pages_PKSH)
     attending = (page_table_BM, lengths_B)
-    optional = (k_scale_PKS, v_scale_PKS, q_norm_H, k_norm_H, eps, offset)
-    about = (max_length, split_tokens, order_B)
+    scales, norms = (k_scale_PKS, v_scale_PKS), (q_norm_H, k_norm_H)
+    numbers = (eps, offset, max_length, split_tokens, order_B)
     if torch.compiler.is_compiling():
-        numbers = (spec.scale, spec.window, spec.softcap)
-        return traced(*turning, *attending, *numbers, *optional, *about)
-    if qkv_BC.device.type == "cpu":
-        return reference.projected_attention(*turning, *attending, spec, *optional, *about)
-    return launched(*turning, *attending, spec, *optional, *about)
+        about = (spec.scale, spec.window, spec.softcap)
+        return traced(*turning, *attending, *about, *scales, *norms, *numbers)
+    on_cpu = qkv_BC.device.type == "cpu"
+    function: Any = reference.projected_attention if on_cpu else launched
+    found: Tensor = function(*turning, *attending, spec, *scales, *norms, *numbers)
+    return found
 
 
 def launched(
@@ -95,17 +96,21 @@ def launched(
     from ridgeline.kernels.projected_attention import triton
     from ridgeline.kernels.rotary_pages import triton as turning
 
-    scales, norms = (k_scale_PKS, v_scale_PKS), (q_norm_H, k_norm_H, eps, offset)
     projected = (qkv_BC, cos_BA, sin_BA, slots_B, k_pages_PKSH, v_pages_PKSH)
-    about = (max_length, split_tokens)
+    scales = (k_scale_PKS, v_scale_PKS)
+    norms: dict[str, Any] = {"q_norm_H": q_norm_H, "k_norm_H": k_norm_H}
+    norms |= {"eps": eps, "offset": offset}
+    about: dict[str, Any] = {"max_length": max_length, "split_tokens": split_tokens}
+    about["order_B"] = order_B
     if config is None:
         config = _way(qkv_BC, k_pages_PKSH, page_table_BM, max_length, split_tokens)
     if isinstance(config, Apart):
-        q_BNH = turning.rotary_pages(*projected, *scales, *norms)
-        attending = (k_pages_PKSH, v_pages_PKSH, page_table_BM, lengths_B)
-        return decoding.launched(q_BNH, *attending, spec, *scales, *about, order_B=order_B)
-    attended = (page_table_BM, lengths_B, spec, *scales, *norms, *about, order_B)
-    return triton.projected_attention(*projected, *attended, config=config)
+        q_BNH = turning.rotary_pages(*projected, *scales, **norms)
+        pages = (k_pages_PKSH, v_pages_PKSH, page_table_BM, lengths_B)
+        return decoding.launched(q_BNH, *pages, spec, *scales, **about)
+    attending = (page_table_BM, lengths_B)
+    about["config"] = config
+    return triton.projected_attention(*projected, *attending, spec, *scales, **norms, **about)
 
 
 def in_one_kernel(
@@ -171,8 +176,9 @@ def traced(
 ) -> Tensor:
     turning = (qkv, cos, sin, slots, k_pages, v_pages, page_table, lengths)
     spec = AttentionSpec(scale, window, softcap)
-    optional = (k_scale, v_scale, q_norm, k_norm, eps, offset)
-    return projected_attention(*turning, spec, *optional, max_length, split_tokens, order)
+    optional = (k_scale, v_scale, q_norm, k_norm)
+    numbers = (eps, offset, max_length, split_tokens)
+    return projected_attention(*turning, spec, *optional, *numbers, order)
 
 
 @traced.register_fake

@@ -52,45 +52,38 @@ from ridgeline.kernels.targets import Target
 
 @triton.jit
 def load_pairs(
-    ptr,  # [R, 1]: where heads begin
-    keep,
+    ptr,  # [ROWS, 1]: where heads begin
+    in_group,  # [ROWS, 1]
     TURNS: tl.constexpr,
     ANGLES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Heads [R, COLUMNS] and for each number the one it is turned with: a second load of the same
-    lines costs less than an exchange between threads.
+    """Heads [ROWS, COLUMNS] and for each number the one it is turned with: a second load of the
+    same lines costs less than an exchange between threads.
+
+    The newest K, the angles and the norms' weights are loaded so too, the same for every row: what
+    meets in arithmetic is then in one layout, and nothing goes through shared memory.
     """
     columns = tl.arange(0, COLUMNS)[None, :]
-    rows = tl.load(ptr + columns, mask=keep & (columns < HEAD_DIM), other=0.0)
+    rows = tl.load(ptr + columns, mask=in_group & (columns < HEAD_DIM), other=0.0)
     partners = rows  # stands for nothing where no one is turned
     if TURNS:
         beside = tl.where(columns < ANGLES, columns + ANGLES, columns - ANGLES)
-        partners = tl.load(ptr + beside, mask=keep & (columns < 2 * ANGLES), other=0.0)
+        partners = tl.load(ptr + beside, mask=in_group & (columns < 2 * ANGLES), other=0.0)
     return rows, partners
 
 
 @triton.jit
-def load_angles(cos_ptr, sin_ptr, ANGLES: tl.constexpr, COLUMNS: tl.constexpr):
-    """Factors of a number and of its partner [1, COLUMNS]; numbers past the angles stay."""
+def load_angles(ptr, in_group, beyond, ANGLES: tl.constexpr, COLUMNS: tl.constexpr):
+    """cos or sin for each number [ROWS, COLUMNS]; `beyond` for those that no angle turns."""
     columns = tl.arange(0, COLUMNS)[None, :]
     angles = tl.where(columns < ANGLES, columns, columns - ANGLES)
-    cos = tl.load(cos_ptr + angles, mask=columns < 2 * ANGLES, other=1.0)
-    sin = tl.load(sin_ptr + angles, mask=columns < 2 * ANGLES, other=0.0)
-    return cos, tl.where(columns < ANGLES, -sin, sin)
+    return tl.load(ptr + angles, mask=in_group & (columns < 2 * ANGLES), other=beyond)
 
 
 @triton.jit
-def normed(
-    rows,
-    partners,
-    weights,
-    partner_weights,
-    eps,
-    offset,
-    HEAD_DIM: tl.constexpr,
-):
+def normed(rows, partners, weights, partner_weights, eps, offset, HEAD_DIM: tl.constexpr):
     """fp32 in; numbers past the head dim are zero and stay so."""
     scale = tl.rsqrt(tl.sum(rows * rows, axis=1, keep_dims=True) / HEAD_DIM + eps)
     rows = rows * scale * (weights.to(tl.float32) + offset)
@@ -99,14 +92,14 @@ def normed(
 
 @triton.jit
 def as_held(x, dtype: tl.constexpr, LARGEST: tl.constexpr, SMALLEST_AMAX: tl.constexpr):
-    """A head [1, COLUMNS] in fp32 as a page of `dtype` holds it, and its scale."""
+    """Heads in fp32 as a page of `dtype` holds them, and their scales [ROWS]."""
     if LARGEST > 0:
-        scale = row_scale(tl.max(tl.abs(x)), LARGEST, SMALLEST_AMAX)
-        held = to_codes(x * (1.0 / scale), dtype)
+        scales = row_scale(tl.max(tl.abs(x), axis=1), LARGEST, SMALLEST_AMAX)
+        held = to_codes(x * (1.0 / scales)[:, None], dtype)
     else:
-        scale = 1.0
+        scales = 1.0  # stands for nothing; no one reads it
         held = x.to(dtype)
-    return held, scale
+    return held, scales
 
 
 @triton.jit
@@ -165,75 +158,73 @@ def projected_attention_kernel(
     written_to = tl.load(slots_ptr + sequence).to(tl.int64)
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)[None, :]
+    in_group = (rows < GROUP)[:, None]
+    same = tl.zeros((ROWS, 1), tl.int32)  # a place for every row, the same one
     qkv_ptr += sequence * qkv_stride
-    q, q_partners = load_pairs(
-        qkv_ptr + (head * GROUP + rows)[:, None] * HEAD_DIM,
-        (rows < GROUP)[:, None],
-        TURNS,
-        ANGLES,
-        HEAD_DIM,
-        COLUMNS,
-    )
-    one = tl.zeros((1, 1), tl.int32)
+    heads = (head * GROUP + rows)[:, None] * HEAD_DIM
+    q, q_beside = load_pairs(qkv_ptr + heads, in_group, TURNS, ANGLES, HEAD_DIM, COLUMNS)
     k_start = (num_kv_heads * GROUP + head) * HEAD_DIM
-    k, k_partners = load_pairs(qkv_ptr + k_start + one, one == 0, TURNS, ANGLES, HEAD_DIM, COLUMNS)
+    k, k_beside = load_pairs(qkv_ptr + k_start + same, in_group, TURNS, ANGLES, HEAD_DIM, COLUMNS)
     v_start = k_start + num_kv_heads * HEAD_DIM
-    v = tl.load(qkv_ptr + v_start + columns, mask=columns < HEAD_DIM, other=0.0)
+    v = tl.load(qkv_ptr + v_start + columns, mask=columns < HEAD_DIM, other=0.0)  # [1, COLUMNS]
     if TURNS:
-        cos, sin = load_angles(
-            cos_ptr + sequence * ANGLES, sin_ptr + sequence * ANGLES, ANGLES, COLUMNS
-        )
+        angles = sequence * ANGLES + same
+        cos = load_angles(cos_ptr + angles, in_group, 1.0, ANGLES, COLUMNS)
+        sin = load_angles(sin_ptr + angles, in_group, 0.0, ANGLES, COLUMNS)
     if NORMED:
-        q_weights, q_beside = load_pairs(
-            q_norm_ptr + one, one == 0, TURNS, ANGLES, HEAD_DIM, COLUMNS
+        q_gain, q_gain_beside = load_pairs(
+            q_norm_ptr + same, in_group, TURNS, ANGLES, HEAD_DIM, COLUMNS
         )
-        k_weights, k_beside = load_pairs(
-            k_norm_ptr + one, one == 0, TURNS, ANGLES, HEAD_DIM, COLUMNS
+        k_gain, k_gain_beside = load_pairs(
+            k_norm_ptr + same, in_group, TURNS, ANGLES, HEAD_DIM, COLUMNS
         )
 
     first = tl.maximum(length - window, 0) if WINDOWED else 0
     split = first // split_tokens + slot
     begin = tl.maximum(split * split_tokens, first)
     end = tl.minimum(split * split_tokens + split_tokens, length)
+    older = tl.minimum(end, length - 1)  # where the tokens end that are in the pages
+    table_ptr += sequence * table_stride
+    pages = pages_of_tile(table_ptr, begin // BLOCK * BLOCK, older, PAGE, BLOCK)
     if not ONE_SPLIT:  # noqa: SIM102  (known to the compiler; the other is not)
         if begin >= end and slot > 0:  # the first one stays: a length of zero gives zeros
             return
     has_newest = (end == length) & (begin < end)
-    end = tl.minimum(end, length - 1)  # from here on the older tokens, which are in the pages
-    table_ptr += sequence * table_stride
-    pages = pages_of_tile(table_ptr, begin // BLOCK * BLOCK, end, PAGE, BLOCK)
 
     # fp32 from load to rounding, as rotary_pages has it.
     dot_type: tl.constexpr = q.dtype
-    q, q_partners = q.to(tl.float32), q_partners.to(tl.float32)
-    k, k_partners = k.to(tl.float32), k_partners.to(tl.float32)
+    q, q_beside = q.to(tl.float32), q_beside.to(tl.float32)
+    k, k_beside = k.to(tl.float32), k_beside.to(tl.float32)
     if NORMED:
-        q, q_partners = normed(q, q_partners, q_weights, q_beside, eps, offset, HEAD_DIM)
-        k, k_partners = normed(k, k_partners, k_weights, k_beside, eps, offset, HEAD_DIM)
+        q, q_beside = normed(q, q_beside, q_gain, q_gain_beside, eps, offset, HEAD_DIM)
+        k, k_beside = normed(k, k_beside, k_gain, k_gain_beside, eps, offset, HEAD_DIM)
     if TURNS:
-        q = q * cos + q_partners * sin
-        k = k * cos + k_partners * sin
+        sin = tl.where(columns < ANGLES, -sin, sin)
+        q = q * cos + q_beside * sin
+        k = k * cos + k_beside * sin
     q = q.to(dot_type)
-    k, k_scale = as_held(k, k_ptr.dtype.element_ty, LARGEST, SMALLEST_AMAX)
+    k, k_scales = as_held(k, k_ptr.dtype.element_ty, LARGEST, SMALLEST_AMAX)
     v, v_scale = as_held(v.to(tl.float32), v_ptr.dtype.element_ty, LARGEST, SMALLEST_AMAX)
 
     place = (written_to // PAGE * num_kv_heads + head) * PAGE + written_to % PAGE
     written_to = tl.where(has_newest, written_to, -1)
-    # Compared as a tensor: the interpreter makes no tensor of a bool.
-    kept = (one + written_to >= 0) & (columns < HEAD_DIM)
-    tl.store(k_ptr + place * HEAD_DIM + columns, k, mask=kept)
-    tl.store(v_ptr + place * HEAD_DIM + columns, v, mask=kept)
+    # Of K the first of its equal rows. Compared as tensors: the interpreter makes none of a bool.
+    one, in_head = tl.arange(0, 1), columns < HEAD_DIM
+    kept, kept_v = (rows == 0) & (rows + written_to >= 0), one + written_to >= 0
+    k_place, v_place = place + rows, place + one
+    tl.store(k_ptr + k_place[:, None] * HEAD_DIM + columns, k, mask=kept[:, None] & in_head)
+    tl.store(v_ptr + v_place[:, None] * HEAD_DIM + columns, v, mask=kept_v[:, None] & in_head)
     if QUANTIZED:
-        tl.store(k_scale_ptr + place, k_scale, mask=written_to >= 0)
-        tl.store(v_scale_ptr + place, v_scale, mask=written_to >= 0)
+        tl.store(k_scale_ptr + k_place, k_scales, mask=kept)
+        tl.store(v_scale_ptr + v_place, v_scale, mask=kept_v)
 
     # The softmax begins with the newest token, of weight one, or with nothing.
     products = q.to(tl.float32) * for_dot(k, dot_type).to(tl.float32)
     scores = tl.sum(products, axis=1) * score_scale  # [ROWS]
     v = for_dot(v, dot_type).to(tl.float32)
     if QUANTIZED:
-        scores *= k_scale
-        v *= v_scale
+        scores *= k_scales
+        v *= v_scale[:, None]
     if CAPPED:
         scores = soft_capped(scores, cap)
     largest = tl.where(has_newest, scores * LOG2E, float("-inf"))
@@ -251,7 +242,7 @@ def projected_attention_kernel(
         table_ptr,
         pages,
         begin,
-        end,
+        older,
         head,
         num_kv_heads,
         score_scale,

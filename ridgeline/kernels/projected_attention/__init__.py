@@ -109,8 +109,8 @@ def launched(
         pages = (k_pages_PKSH, v_pages_PKSH, page_table_BM, lengths_B)
         return decoding.launched(q_BNH, *pages, spec, *scales, **about)
     attending = (page_table_BM, lengths_B)
-    about["config"] = config
-    return triton.projected_attention(*projected, *attending, spec, *scales, **norms, **about)
+    about |= norms | {"config": config}
+    return triton.projected_attention(*projected, *attending, spec, *scales, **about)
 
 
 def in_one_kernel(

@@ -121,12 +121,11 @@ def attend_tokens(
     QUANTIZED: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
-    """The softmax gone on over tokens `begin` to `end` of the pages; over none, it stays."""
+    """The softmax gone on over tokens `begin` to `end` of the pages. There may be none, if it has
+    one already: a tile with all of its tokens hidden would make NaN of a maximum of -inf.
+    """
     TOGETHER: tl.constexpr = PAGE >= BLOCK
-    first = begin // BLOCK * BLOCK
-    # Without a token there is no tile either: one with all hidden would make NaN of -inf - -inf.
-    stop = tl.where(begin < end, end, first)
-    for start in range(first, stop, BLOCK):
+    for start in range(begin // BLOCK * BLOCK, end, BLOCK):
         tokens = start + tl.arange(0, BLOCK)
         keep = (tokens >= begin) & (tokens < end)
         places = places_of_tile(pages, start, head, num_kv_heads, PAGE, BLOCK)

@@ -1,5 +1,5 @@
-"""One decode step through a whole layer of Llama-3.1-8B's shape: six kernels, with the norms,
-SwiGLU and the residuals folded into the projections.
+"""One decode step through a whole layer of Llama-3.1-8B's shape: five kernels, with the norms,
+SwiGLU and the residuals folded into the projections, and the rotary embedding into attention.
 
 The layer is written once (`decode_layer`) over the functions it calls: our launchers, what the
 public functions choose (which may be cuBLAS), or the references. Letters: B sequences, D hidden
@@ -20,15 +20,13 @@ from torch.nn import functional
 from ridgeline.kernels.attention.inputs import contiguous_of_size, random_cache
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.cost import OpCost
-from ridgeline.kernels.decode_attention import decode_attention
-from ridgeline.kernels.decode_attention import reference as attention_reference
 from ridgeline.kernels.inputs import has_floats_of, label, normal
 from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.projected_attention import projected_attention
+from ridgeline.kernels.projected_attention import reference as attention_reference
 from ridgeline.kernels.quantized_linear import quantized_linear
 from ridgeline.kernels.quantized_linear import reference as quantized_reference
 from ridgeline.kernels.quantized_linear.op import FP8A16, W4A16, W8A16, make_weight
-from ridgeline.kernels.rotary_pages import reference as rotary_reference
-from ridgeline.kernels.rotary_pages import rotary_pages
 from ridgeline.kernels.skinny_linear import reference as skinny_reference
 from ridgeline.kernels.skinny_linear import skinny_linear
 
@@ -68,8 +66,7 @@ class Functions(NamedTuple):
     """What a layer is made of; each takes what the op's reference takes."""
 
     linear: Callable[..., Tensor]
-    rotary_pages: Callable[..., Tensor]
-    decode_attention: Callable[..., Tensor]
+    attention: Callable[..., Tensor]
 
 
 def linear(
@@ -86,31 +83,25 @@ def linear(
 
 def launchers() -> Functions:
     """Our kernels, whatever was measured to be faster."""
-    from ridgeline.kernels.decode_attention import triton as attention
+    from ridgeline.kernels.projected_attention import triton as attention
     from ridgeline.kernels.quantized_linear import triton as quantized
-    from ridgeline.kernels.rotary_pages import triton as rotary
     from ridgeline.kernels.skinny_linear import triton as skinny
 
     return Functions(
         partial(linear, skinny.skinny_linear, quantized.quantized_linear),
-        rotary.rotary_pages,
-        attention.decode_attention,
+        attention.projected_attention,
     )
 
 
 def chosen() -> Functions:
-    return Functions(
-        partial(linear, skinny_linear, quantized_linear),
-        rotary_pages,
-        partial(decode_attention, settled=True),  # rotary_pages writes q and the newest token
-    )
+    """What the engine calls in a step of decode rows alone."""
+    return Functions(partial(linear, skinny_linear, quantized_linear), projected_attention)
 
 
 def references() -> Functions:
     return Functions(
         partial(linear, skinny_reference.skinny_linear, quantized_reference.quantized_linear),
-        rotary_reference.rotary_pages,
-        attention_reference.decode_attention,
+        attention_reference.projected_attention,
     )
 
 
@@ -133,9 +124,16 @@ def decode_layer(
     pages = (k_pages_PKSH, v_pages_PKSH)
     linear = partial(functions.linear, eps=EPS)
     qkv = linear(x_BD, weights["qkv"], norm_weight_D=norms["attention"])
-    q_BNH = functions.rotary_pages(qkv, cos_BA, sin_BA, slots_B, *pages)
-    attended = functions.decode_attention(
-        q_BNH, *pages, page_table_BM, lengths_B, spec, max_length=max_length
+    attended = functions.attention(
+        qkv,
+        cos_BA,
+        sin_BA,
+        slots_B,
+        *pages,
+        page_table_BM,
+        lengths_B,
+        spec,
+        max_length=max_length,
     )
     hidden = linear(attended.flatten(1), weights["o"], residual_MO=x_BD)
     inner = linear(hidden, weights["gate_up"], norm_weight_D=norms["mlp"], activation="silu")
@@ -265,7 +263,7 @@ def case(
     """`context` counts the new token; `functions` are our launchers, or what is chosen."""
     shape = shape or Shape()
     dtype_name = {"fp8": "fp8_e4m3 rows", "int8": "int8 rows", "int4": "int4 g128"}.get(form, form)
-    # Each of six kernels rounds its result, int4's once more the sum of each group.
+    # Each of five kernels rounds its result, attention also q, and int4 the sum of each group.
     return Case(
         label(f"{batch}x{context}", dtype_name, functions == "chosen" and "as chosen"),
         partial(make, shape, (context,) * batch, form, functions, page_size),
@@ -280,7 +278,7 @@ FORMS = ("bf16", "fp8", "int8", "int4")
 
 OP = Op(
     name="decode_layer",
-    summary="A decode step through a layer of Llama-3.1-8B's shape, in six kernels",
+    summary="A decode step through a layer of Llama-3.1-8B's shape, in five kernels",
     reference=define,
     launch=launch,
     cost=cost,

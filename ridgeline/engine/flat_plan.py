@@ -71,6 +71,18 @@ def flattened(plan: StepPlan, guesses: Guesses, one_token_rows: bool) -> StepPla
     return _with_one_token_rows(plan, flat) if one_token_rows else flat
 
 
+def of_own_sequences(plan: StepPlan) -> bool:
+    """Whether each decode row is of another sequence: not where drafts have become rows."""
+    seats = plan.seats[: plan.num_decode_rows]
+    return len(set(seats)) == len(seats)
+
+
+def of_fresh_prompts(plan: StepPlan) -> bool:
+    """Whether the step is the beginnings of prompts and nothing else, all of one length."""
+    fresh = not plan.num_decode_rows and not any(plan.first_positions)
+    return fresh and len(set(plan.num_tokens)) == 1
+
+
 def without_drafts(plan: StepPlan) -> StepPlan:
     """The same step with nothing guessed."""
     flat = flattened(plan, Guesses(0, 0), one_token_rows=True)

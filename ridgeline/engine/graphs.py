@@ -27,6 +27,7 @@ from torch import Tensor
 from ridgeline.capture import capture
 from ridgeline.engine.batch import StepInputs, StepShape, shape_of
 from ridgeline.engine.extras import Jobs, Pending
+from ridgeline.engine.flat_plan import of_own_sequences
 from ridgeline.engine.footprint import NUM_GRAPHS, driver_bytes
 from ridgeline.engine.notes import Note, noting
 from ridgeline.engine.sampling import plain
@@ -49,6 +50,7 @@ SHORTEST_LENGTH = 1024
 class GraphKey(NamedTuple):
     shape: StepShape
     max_length: int  # of sequences in decode rows
+    own_sequences: bool = True  # whether each decode row is of another one: see decode_rows.py
 
 
 class Choice(NamedTuple):
@@ -87,7 +89,8 @@ def graph_key(
         bound = SHORTEST_LENGTH
         while bound < max_length:
             bound *= LENGTH_STEP
-        return GraphKey(StepShape(size, size, 0, size), min(bound, max_context))
+        shape = StepShape(size, size, 0, size)
+        return GraphKey(shape, min(bound, max_context), of_own_sequences(plan))
     if shape.num_decode_rows or shape.num_prompt_rows >= PROMPT_ROWS:
         return None
     size = padded(shape.num_tokens, _up_to(PROMPT_SIZES, max_tokens))
@@ -215,7 +218,7 @@ class Graphs:
     def compute(self, key: GraphKey, inputs: StepInputs, notes: list[Note] | None = None) -> Tensor:
         """The forward pass up to the logits, which are left in their buffer."""
         runner = self.runner
-        rows_RD = runner.forward(inputs, key.shape, key.max_length, notes)
+        rows_RD = runner.forward(inputs, key.shape, key.max_length, notes, key.own_sequences)
         if key.shape.num_prompt_rows:  # without, each token has a row of logits, in their order
             rows_RD = rows_RD.index_select(0, inputs.logit_tokens)
         return runner.model.logits(rows_RD, out=self.logits_RV[: key.shape.num_samples])

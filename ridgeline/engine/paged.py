@@ -1,13 +1,16 @@
 """The sequences of a step as the model asks for them: keys and values in pages.
 
 On a GPU one kernel norms, turns and stores the projection, decode rows go to decode attention and
-all others to prefill attention over pages; on a CPU the reference stores, and cpu_attention.py
-attends. Letters as in batch.py, and P pages of a sequence at most, N query heads, H head dim.
+all others to prefill attention over pages (steps of decode rows alone may need less: see
+decode_rows.py); on a CPU the reference stores, and cpu_attention.py attends. Letters as in
+batch.py, and P pages of a sequence at most, N query heads, H head dim.
 
     hidden_TD = model(ids_T, PagedSequences(kv, ropes, inputs, table, shape))
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +36,14 @@ from ridgeline.models.transformer import Attention, ProjectedSequences, RopeAngl
 def num_table_pages(shape: StepShape, max_length: int, page_size: int) -> int | None:
     """How much of the page table a step needs; None: all of it."""
     return -(-max_length // page_size) if shape.num_tokens == shape.num_decode_rows else None
+
+
+def norms_of(layer: Attention) -> dict[str, Any]:
+    """The layer's q/k norm as the kernels take it; nothing, if it has none."""
+    if layer.q_norm is None or layer.k_norm is None:
+        return {}
+    weights = {"q_norm_H": layer.q_norm.weight, "k_norm_H": layer.k_norm.weight}
+    return weights | {"eps": layer.q_norm.eps, "offset": layer.q_norm.offset}
 
 
 class PagedSequences(ProjectedSequences):
@@ -103,12 +114,7 @@ class PagedSequences(ProjectedSequences):
     ) -> Tensor:
         """K and V, normed and turned, into their slots; the queries likewise."""
         cos_TA, sin_TA = angles if angles is not None else (None, None)
-        slots_T = self.inputs.slots
-        if layer.q_norm is None or layer.k_norm is None:
-            return rotary_pages(qkv_TC, cos_TA, sin_TA, slots_T, *pages)
-        weights = (layer.q_norm.weight, layer.k_norm.weight)
-        about = (layer.q_norm.eps, layer.q_norm.offset)
-        return rotary_pages(qkv_TC, cos_TA, sin_TA, slots_T, *pages, *weights, *about)
+        return rotary_pages(qkv_TC, cos_TA, sin_TA, self.inputs.slots, *pages, **norms_of(layer))
 
     def _decode(self, q_DNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
         k, v, k_scale, v_scale = pages

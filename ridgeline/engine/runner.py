@@ -31,11 +31,19 @@ from ridgeline.engine.batch import (
     views,
     write,
 )
+from ridgeline.engine.decode_rows import DecodeRows
 from ridgeline.engine.deterministic import deterministic
 from ridgeline.engine.extras import Extras, Jobs, Pending
 from ridgeline.engine.faults import Run, is_out_of_memory, raise_if_lost, reason_of, run_in_parts
 from ridgeline.engine.fixed_attention import FixedCpuSequences, FixedSequences
-from ridgeline.engine.flat_plan import Guesses, first_rows, flattened, without_drafts
+from ridgeline.engine.flat_plan import (
+    Guesses,
+    first_rows,
+    flattened,
+    of_own_sequences,
+    without_drafts,
+)
+from ridgeline.engine.fresh_prompts import FreshPrompts
 from ridgeline.engine.graphs import Graphs
 from ridgeline.engine.guessing import Guesser, KnownTokens, PromptLookup
 from ridgeline.engine.host_model import on_host
@@ -326,7 +334,8 @@ class Runner:
                 return pending
         shape = shape_of(plan)
         inputs = self.send(plan, shape)
-        hidden_TD = self.forward(inputs, shape, max_length)
+        own, fresh = of_own_sequences(plan), of_fresh_prompts(plan)
+        hidden_TD = self.forward(inputs, shape, max_length, None, own, fresh)
         pending = extras.of_rows(plan, jobs, hidden_TD, self.model.logits)
         if samples:
             logits_RV = self.logits(hidden_TD.index_select(0, inputs.logit_tokens))
@@ -393,20 +402,40 @@ class Runner:
         shape: StepShape,
         max_length: int,
         notes: list[Note] | None = None,
+        own_sequences: bool = False,
+        fresh_prompts: bool = False,
     ) -> Tensor:
-        """Hidden states of all tokens [T, D]."""
+        """Hidden states of all tokens [T, D]. `own_sequences`: no two decode rows are of one;
+        `fresh_prompts`: all rows are the beginnings of prompts, of one length.
+        """
+        sequences = self._sequences_for(shape, own_sequences, fresh_prompts)
         if self.starts_at_once:
-            return self._forward_started(inputs, shape, max_length, notes)
+            return self._forward_started(sequences, inputs, shape, max_length, notes)
         sampled_T = self.last_tokens.index_select(0, inputs.sources.clamp(min=0))
         ids_T = torch.where(inputs.sources >= 0, sampled_T, inputs.ids)
         about = (self.kv, self.ropes, inputs, shape, self.page_table, max_length, notes)
-        hidden_TD = self.model(ids_T, self.sequences(*about))
+        hidden_TD = self.model(ids_T, sequences(*about))
         if issubclass(self.sequences, CpuSequences) and not hidden_TD.isfinite().all():
             self.kv.holds_nan = True  # those hide scores, which does not stop NaN
         return hidden_TD
 
+    def _sequences_for(
+        self, shape: StepShape, own_sequences: bool, fresh_prompts: bool
+    ) -> type[PagedSequences]:
+        """Decode rows alone may read pages while others are written, if none of them shares one."""
+        if self.sequences is not PagedSequences:
+            return self.sequences
+        if own_sequences and shape.num_tokens == shape.num_decode_rows:
+            return DecodeRows
+        return FreshPrompts if fresh_prompts else PagedSequences
+
     def _forward_started(
-        self, inputs: StepInputs, shape: StepShape, max_length: int, notes: list[Note] | None
+        self,
+        kind: type[PagedSequences],
+        inputs: StepInputs,
+        shape: StepShape,
+        max_length: int,
+        notes: list[Note] | None,
     ) -> Tensor:
         """The same, with all that comes before the first layer in one launch."""
         if notes is not None:
@@ -414,9 +443,7 @@ class Runner:
         num_pages = num_table_pages(shape, max_length, self.kv.page_size)
         table = self.page_table[:, :num_pages]
         about = (self.kv, self.ropes, inputs, shape, self.page_table, max_length, notes)
-        sequences = self.sequences(
-            *about, start(self.model, inputs, self.ropes, table, self.last_tokens)
-        )
+        sequences = kind(*about, start(self.model, inputs, self.ropes, table, self.last_tokens))
         hidden_TD: Tensor = self.model(None, sequences)
         return hidden_TD
 

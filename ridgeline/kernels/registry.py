@@ -14,6 +14,7 @@ NAMES = (
     "rotary_pages",
     "gated_activation",
     "decode_attention",
+    "projected_attention",
     "prefill_attention",
     "skinny_linear",
     "fixed_linear",

@@ -166,11 +166,12 @@ def test_graphs_are_replayed_and_stay_within_their_memory() -> None:
     before = len(graphs.found)
     engine.generate(prompts, samplings)
     assert len(graphs.found) <= before + 2
-    for notes in graphs.notes.values():
+    for key, notes in graphs.notes.items():
         assert notes[0].op == "step_start"
         assert [note.op for note in notes[-2:]] == ["sampling", "keep_tokens"]
         names = [note.op for note in notes]
-        assert names.count("rotary_pages") == model.config.num_layers
+        op = "rotary_pages" if key.shape.num_prompt_rows else "projected_attention"
+        assert names.count(op) == model.config.num_layers
 
 
 def test_the_memory_plan_is_what_is_used() -> None:

@@ -27,7 +27,7 @@ def test_it_agrees_with_its_references(op: Op, tried: Case) -> None:
 
 
 def test_a_layer_replayed_from_a_graph_gives_the_same() -> None:
-    """Six kernels that start before the last one ended: none may run ahead of what it reads."""
+    """Five kernels that start before the last one ended: none may run ahead of what it reads."""
     inputs = make_inputs(LAYER.cases[0], CUDA)
     expected = LAYER.launch(**inputs)
     graph = torch.cuda.CUDAGraph()

@@ -43,6 +43,9 @@ def test_guesses_right_and_wrong(name: str, graphs: bool) -> None:
     assert_guessed_exact(engine, prompts_of([7]), [GREEDY])
     if engine.runner.graphs is not None:
         assert any(key.shape.num_samples == 8 for key in engine.runner.graphs.found)
+        for key, notes in engine.runner.graphs.notes.items():
+            fused = key.own_sequences and not key.shape.num_prompt_rows
+            assert ("projected_attention" in [note.op for note in notes]) == fused
 
 
 @pytest.mark.parametrize("graphs", [True, False])

@@ -14,6 +14,7 @@ page_table_BM and lengths_B int32.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -96,6 +97,114 @@ def merge_splits(
 
 
 @triton.jit
+def attend_tokens(
+    q,  # [ROWS, COLUMNS]
+    largest,  # [ROWS]: the softmax so far, as are total [ROWS] and acc [ROWS, COLUMNS]
+    total,
+    acc,
+    k_ptr,
+    v_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    table_ptr,  # the sequence's line
+    pages,  # of the first tile
+    begin,
+    end,
+    head,
+    num_kv_heads,
+    score_scale,
+    cap,
+    HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+    CAPPED: tl.constexpr,
+):
+    """The softmax gone on over tokens `begin` to `end` of the pages. There may be none, if it has
+    one already: a tile with all of its tokens hidden would make NaN of a maximum of -inf.
+    """
+    TOGETHER: tl.constexpr = PAGE >= BLOCK
+    for start in range(begin // BLOCK * BLOCK, end, BLOCK):
+        tokens = start + tl.arange(0, BLOCK)
+        keep = (tokens >= begin) & (tokens < end)
+        places = places_of_tile(pages, start, head, num_kv_heads, PAGE, BLOCK)
+        # A tile's pages are fetched one tile ahead, so that no address waits on another load.
+        pages = pages_of_tile(table_ptr, start + BLOCK, end, PAGE, BLOCK)
+        k = load_rows(k_ptr, places, keep, HEAD_DIM, HEAD_DIM, COLUMNS, BLOCK, TOGETHER)
+        scores = tl.dot(q, tl.trans(for_dot(k, q.dtype)), input_precision="ieee") * score_scale
+        if QUANTIZED:
+            scores *= load_scales(k_scale_ptr, places, keep, BLOCK, TOGETHER)[None, :]
+        if CAPPED:
+            scores = soft_capped(scores, cap)
+        scores = tl.where(keep[None, :], scores * LOG2E, float("-inf"))  # [ROWS, BLOCK]
+        larger = tl.maximum(largest, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - larger[:, None])
+        decay = tl.exp2(largest - larger)
+        v = load_rows(v_ptr, places, keep, HEAD_DIM, HEAD_DIM, COLUMNS, BLOCK, TOGETHER)
+        v_scales = load_scales(v_scale_ptr, places, keep, BLOCK, TOGETHER) if QUANTIZED else None
+        acc, total = add_values(
+            acc * decay[:, None], total * decay, weights, v, v_scales, QUANTIZED, q.dtype
+        )
+        largest = larger
+    return largest, total, acc
+
+
+@triton.jit
+def end_split(
+    largest,
+    total,
+    acc,
+    out_ptr,
+    partial_ptr,
+    lse_ptr,
+    counter_ptr,
+    index,  # of the sequence's KV head among all
+    slot,
+    num_used,
+    num_splits,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ONE_SPLIT: tl.constexpr,
+):
+    """The output, if this split is all there is; else its part of it, and the last to come merges
+    them.
+    """
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)
+    inside = rows[:, None] * HEAD_DIM + columns[None, :]
+    in_group = (rows < GROUP)[:, None] & (columns < HEAD_DIM)[None, :]
+    out = acc / tl.where(total > 0.0, total, 1.0)[:, None]  # a length of zero gives zeros
+    num_used = 1 if ONE_SPLIT else num_used  # known to the compiler
+    if num_used <= 1:
+        place = index * GROUP * HEAD_DIM + inside
+        tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=in_group)
+    else:
+        part = (index * num_splits + slot) * GROUP
+        tl.store(partial_ptr + part * HEAD_DIM + inside, out, mask=in_group)
+        tl.store(lse_ptr + part + rows, largest + tl.log2(total), mask=rows < GROUP)
+        tl.debug_barrier()  # every thread has stored before one of them counts the program in
+        arrived = tl.atomic_add(counter_ptr + index, 1, sem="acq_rel", scope="gpu")
+        if arrived == num_used - 1:
+            tl.store(counter_ptr + index, 0)  # as the next launch must find it
+            merge_splits(
+                partial_ptr + index * num_splits * GROUP * HEAD_DIM,
+                lse_ptr + index * num_splits * GROUP,
+                out_ptr + index * GROUP * HEAD_DIM,
+                num_used,
+                GROUP,
+                GROUP_ROWS,
+                HEAD_DIM,
+                COLUMNS,
+                CHUNK,
+            )
+
+
+@triton.jit
 def decode_attention_kernel(
     q_ptr,
     k_ptr,
@@ -149,60 +258,51 @@ def decode_attention_kernel(
     inside = (head * GROUP + rows)[:, None] * HEAD_DIM + columns[None, :]
     q = tl.load(q_ptr + sequence * q_stride + inside, mask=in_q, other=0.0)  # [ROWS, COLUMNS]
     table_ptr += sequence * table_stride
-    largest = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-    TOGETHER: tl.constexpr = PAGE >= BLOCK
-    start_first = begin // BLOCK * BLOCK
-    # A tile's pages are fetched one tile ahead, so that its address never waits on another load.
-    pages = pages_of_tile(table_ptr, start_first, end, PAGE, BLOCK)
-    for start in range(start_first, end, BLOCK):
-        tokens = start + tl.arange(0, BLOCK)
-        keep = (tokens >= begin) & (tokens < end)
-        places = places_of_tile(pages, start, head, num_kv_heads, PAGE, BLOCK)
-        pages = pages_of_tile(table_ptr, start + BLOCK, end, PAGE, BLOCK)
-        k = load_rows(k_ptr, places, keep, HEAD_DIM, HEAD_DIM, COLUMNS, BLOCK, TOGETHER)
-        scores = tl.dot(q, tl.trans(for_dot(k, q.dtype)), input_precision="ieee") * score_scale
-        if QUANTIZED:
-            scores *= load_scales(k_scale_ptr, places, keep, BLOCK, TOGETHER)[None, :]
-        if CAPPED:
-            scores = soft_capped(scores, cap)
-        scores = tl.where(keep[None, :], scores * LOG2E, float("-inf"))  # [ROWS, BLOCK]
-        larger = tl.maximum(largest, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - larger[:, None])
-        decay = tl.exp2(largest - larger)
-        v = load_rows(v_ptr, places, keep, HEAD_DIM, HEAD_DIM, COLUMNS, BLOCK, TOGETHER)
-        v_scales = load_scales(v_scale_ptr, places, keep, BLOCK, TOGETHER) if QUANTIZED else None
-        acc, total = add_values(
-            acc * decay[:, None], total * decay, weights, v, v_scales, QUANTIZED, q.dtype
-        )
-        largest = larger
-    out = acc / tl.where(total > 0.0, total, 1.0)[:, None]  # a length of zero gives zeros
-    index = sequence * num_kv_heads + head
-    num_used = 1 if ONE_SPLIT else tl.cdiv(length, split_tokens) - first // split_tokens
-    if num_used <= 1:
-        place = index * GROUP * HEAD_DIM + rows[:, None] * HEAD_DIM + columns[None, :]
-        tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=in_q)
-    else:
-        part = (index * num_splits + slot) * GROUP
-        place = part * HEAD_DIM + rows[:, None] * HEAD_DIM + columns[None, :]
-        tl.store(partial_ptr + place, out, mask=in_q)
-        tl.store(lse_ptr + part + rows, largest + tl.log2(total), mask=rows < GROUP)
-        tl.debug_barrier()  # every thread has stored before one of them counts the program in
-        arrived = tl.atomic_add(counter_ptr + index, 1, sem="acq_rel", scope="gpu")
-        if arrived == num_used - 1:
-            tl.store(counter_ptr + index, 0)  # as the next launch must find it
-            merge_splits(
-                partial_ptr + index * num_splits * GROUP * HEAD_DIM,
-                lse_ptr + index * num_splits * GROUP,
-                out_ptr + index * GROUP * HEAD_DIM,
-                num_used,
-                GROUP,
-                GROUP_ROWS,
-                HEAD_DIM,
-                COLUMNS,
-                CHUNK,
-            )
+    pages = pages_of_tile(table_ptr, begin // BLOCK * BLOCK, end, PAGE, BLOCK)
+    largest, total, acc = attend_tokens(
+        q,
+        tl.full((ROWS,), float("-inf"), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+        tl.zeros((ROWS, COLUMNS), tl.float32),
+        k_ptr,
+        v_ptr,
+        k_scale_ptr,
+        v_scale_ptr,
+        table_ptr,
+        pages,
+        begin,
+        end,
+        head,
+        num_kv_heads,
+        score_scale,
+        cap,
+        HEAD_DIM,
+        COLUMNS,
+        PAGE,
+        BLOCK,
+        QUANTIZED,
+        CAPPED,
+    )
+    end_split(
+        largest,
+        total,
+        acc,
+        out_ptr,
+        partial_ptr,
+        lse_ptr,
+        counter_ptr,
+        sequence * num_kv_heads + head,
+        slot,
+        tl.cdiv(length, split_tokens) - first // split_tokens,
+        num_splits,
+        GROUP,
+        ROWS,
+        GROUP_ROWS,
+        HEAD_DIM,
+        COLUMNS,
+        CHUNK,
+        ONE_SPLIT,
+    )
 
 
 def decode_attention(
@@ -229,24 +329,13 @@ def decode_attention(
     longest = longest_sequence(page_table_BM, page_size, max_length)
     if split_tokens is None:
         split_tokens = choose_split(batch * num_kv_heads, longest, target)
-    if split_tokens % tiles.block:
-        raise ValueError(f"split_tokens={split_tokens} is not a multiple of {tiles.block}")
+    check_split(split_tokens, tiles)
     num_splits = count_splits(longest, split_tokens, spec.window)
     out_BNH = torch.empty(q_BNH.shape, dtype=q_BNH.dtype, device=q_BNH.device)
     if not out_BNH.numel():
         return out_BNH
-    partial, lse, counters = out_BNH, lengths_B, lengths_B
-    if num_splits > 1:
-        shape = (batch, num_kv_heads, num_splits, num_heads // num_kv_heads)
-        partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q_BNH.device)
-        lse = torch.empty(shape, dtype=torch.float32, device=q_BNH.device)
-        counters = arrival_counters(batch * num_kv_heads, q_BNH.device)
     q_BNH = q_BNH if heads_together(q_BNH) else q_BNH.contiguous()
-    columns = num_columns(head_dim)
-    group = num_heads // num_kv_heads
-    group_rows = triton.next_power_of_2(group)
-    # Where all programs start at once no order helps, and reading it would only take time.
-    ordered = order_B is not None and batch * num_kv_heads > PROGRAMS_PER_UNIT * target.num_units
+    ordered = order_B is not None and order_helps(batch * num_kv_heads, target)
     launch(
         decode_attention_kernel,
         (num_kv_heads, batch, num_splits),
@@ -260,9 +349,7 @@ def decode_attention(
             lengths_B,
             order_B if ordered else lengths_B,
             out_BNH,
-            partial,
-            lse,
-            counters,
+            *memory_of_splits(out_BNH, num_kv_heads, num_splits, lengths_B),
             q_BNH.stride(0),
             page_table_BM.stride(0),
             num_kv_heads,
@@ -272,15 +359,8 @@ def decode_attention(
             split_tokens,
             num_splits,
         ),
-        GROUP=group,
-        ROWS=max(16, group_rows),  # 16 rows: the least a dot takes
-        GROUP_ROWS=group_rows,
-        HEAD_DIM=head_dim,
-        COLUMNS=columns,
+        **sizes_of_tiles(num_heads // num_kv_heads, head_dim, tiles.block, num_splits),
         PAGE=page_size,
-        BLOCK=tiles.block,
-        CHUNK=merged_at_once(num_splits, group_rows * columns),
-        ONE_SPLIT=num_splits == 1,
         QUANTIZED=k_scale_PKS is not None,
         CAPPED=spec.softcap is not None,
         WINDOWED=spec.window is not None,
@@ -289,6 +369,44 @@ def decode_attention(
         num_stages=tiles.num_stages,
     )
     return out_BNH
+
+
+def check_split(split_tokens: int, tiles: Tiles) -> None:
+    if split_tokens % tiles.block:
+        raise ValueError(f"split_tokens={split_tokens} is not a multiple of {tiles.block}")
+
+
+def order_helps(num_rows: int, target: Target) -> bool:
+    """Where all programs start at once no order does, and reading it would only take time."""
+    return num_rows > PROGRAMS_PER_UNIT * target.num_units
+
+
+def memory_of_splits(
+    out_BNH: Tensor, num_kv_heads: int, num_splits: int, unused: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Parts of the output, their weights and the counters; where there is one split, `unused`."""
+    if num_splits == 1:
+        return out_BNH, unused, unused
+    batch, num_heads, head_dim = out_BNH.shape
+    shape, device = (batch, num_kv_heads, num_splits, num_heads // num_kv_heads), out_BNH.device
+    partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=device)
+    lse = torch.empty(shape, dtype=torch.float32, device=device)
+    return partial, lse, arrival_counters(batch * num_kv_heads, device)
+
+
+def sizes_of_tiles(group: int, head_dim: int, block: int, num_splits: int) -> dict[str, Any]:
+    """The constants of a kernel that follow from how the work is cut."""
+    columns, group_rows = num_columns(head_dim), int(triton.next_power_of_2(group))
+    return {
+        "GROUP": group,
+        "ROWS": max(16, group_rows),  # 16 rows: the least a dot takes
+        "GROUP_ROWS": group_rows,
+        "HEAD_DIM": head_dim,
+        "COLUMNS": columns,
+        "BLOCK": block,
+        "CHUNK": merged_at_once(num_splits, group_rows * columns),
+        "ONE_SPLIT": num_splits == 1,
+    }
 
 
 def merged_at_once(num_splits: int, numbers: int) -> int:

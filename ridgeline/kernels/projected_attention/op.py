@@ -1,0 +1,316 @@
+"""What the registry knows of decode attention straight from the projection: its work, its shapes,
+what it is timed against.
+
+A case is decode_attention's cache with a projection before it. The newest token's place in the
+pages holds NaN before: who reads it instead of taking the token from the projection is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.attention.inputs import random_cache
+from ridgeline.kernels.attention.reference import AttentionSpec
+from ridgeline.kernels.cost import OpCost
+from ridgeline.kernels.decode_attention import op as decoding
+from ridgeline.kernels.decode_attention.splits import longest_sequence
+from ridgeline.kernels.inputs import has_floats_of, label, normal, strided_rows
+from ridgeline.kernels.launch import target_of
+from ridgeline.kernels.op import Case, Inputs, Op, Search
+from ridgeline.kernels.pages import holds_codes
+from ridgeline.kernels.projected_attention import Apart, launched, reference, tune_key
+from ridgeline.kernels.rotary.op import make_angles
+from ridgeline.kernels.rotary_pages import op as turning
+
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+INT8, FP8, FP8_AMD = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
+WHOLE = 1 << 30  # pages up to this many numbers are compared whole: all that are timed are
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One case: decode attention's, and what comes before it."""
+
+    attention: decoding.Setting
+    angles: int | None = 0  # 0: all dims are turned; None: none are
+    normed: bool = False
+    held: bool = False  # every second token is in its page already, and has no slot
+    gap: int = 0  # columns between the rows of qkv
+
+    @property
+    def label(self) -> str:
+        return label(
+            self.attention.label,
+            "no angles" if self.angles is None else self.angles and f"{self.angles} angles",
+            self.normed and "norm",
+            self.held and "held",
+            self.gap and ("strided" if self.gap < 1000 else "far"),
+        )
+
+
+def make(setting: Setting, device: torch.device, generator: torch.Generator) -> Inputs:
+    given = setting.attention
+    num_heads, num_kv_heads = given.heads
+    head_dim, batch = given.head_dim, len(given.lengths)
+    cache = random_cache(
+        given.lengths,
+        num_kv_heads,
+        head_dim,
+        given.page_size,
+        given.cache or given.dtype,
+        device,
+        generator,
+        given.spare_pages,
+    )
+    columns = (num_heads + 2 * num_kv_heads) * head_dim
+    qkv = normal((batch, columns), given.dtype, device, generator)
+    cos = sin = None
+    if setting.angles is not None:
+        cos, sin = make_angles(batch, setting.angles or head_dim // 2, device, generator)
+    inputs: Inputs = {
+        "qkv_BC": strided_rows(qkv, setting.gap) if setting.gap else qkv,
+        "cos_BA": cos,
+        "sin_BA": sin,
+        "slots_B": slots_of(cache, given.page_size),
+        **cache,
+        "spec": AttentionSpec(head_dim**-0.5, given.window, given.softcap),
+    }
+    if setting.normed:
+        for name in ("q_norm_H", "k_norm_H"):
+            inputs[name] = normal((head_dim,), given.dtype, device, generator)
+        inputs["offset"] = 1.0 if setting.gap else 0.0
+    if given.split_tokens is not None:
+        inputs["split_tokens"] = given.split_tokens
+    if given.ordered:
+        inputs["order_B"] = inputs["lengths_B"].argsort(descending=True).int()
+    poison(inputs)
+    if setting.held:
+        written = inputs["slots_B"].clone()
+        written[1::2] = -1
+        reference.projected_attention(**inputs)
+        inputs["slots_B"] = written
+    return inputs
+
+
+def slots_of(cache: Inputs, page_size: int) -> Tensor:
+    """Of each sequence's newest token; -1 where the length is zero."""
+    newest = cache["lengths_B"].long() - 1
+    pages = cache["page_table_BM"].gather(1, (newest.clamp(min=0) // page_size).unsqueeze(1))
+    slots = pages.squeeze(1).long() * page_size + newest % page_size
+    return torch.where(newest >= 0, slots, -1).int()
+
+
+def poison(inputs: Inputs) -> None:
+    """NaN where the newest tokens go: in values, or in the scales of codes."""
+    page_size = inputs["k_pages_PKSH"].shape[2]
+    slots = inputs["slots_B"][inputs["slots_B"] >= 0].long()
+    codes = holds_codes(inputs["k_pages_PKSH"].dtype)
+    for name in ("k_scale_PKS", "v_scale_PKS") if codes else ("k_pages_PKSH", "v_pages_PKSH"):
+        inputs[name][slots // page_size, :, slots % page_size] = float("nan")
+
+
+def with_what_changed(function: Callable[..., Tensor], **inputs: Any) -> tuple[Tensor, ...]:
+    """The result, and the pages and scales; of pages too many to compare, the tokens written."""
+    found = function(**inputs)
+    names = ("k_pages_PKSH", "v_pages_PKSH", "k_scale_PKS", "v_scale_PKS")
+    changed = [inputs[name] for name in names if inputs.get(name) is not None]
+    if changed[0].numel() > WHOLE:
+        slots, page_size = inputs["slots_B"].long(), changed[0].shape[2]
+        slots = slots[slots >= 0]
+        changed = [pages[slots // page_size, :, slots % page_size] for pages in changed]
+    return found, *changed
+
+
+def fused(config: Any = None, **inputs: Any) -> Tensor:
+    """The one kernel, whatever was measured to be faster."""
+    from ridgeline.kernels.projected_attention import triton
+
+    return triton.projected_attention(**inputs, config=config)
+
+
+def launch(config: Any = None, **inputs: Any) -> tuple[Tensor, ...]:
+    """The one kernel but where a tuner asks for two, so that tests and compiler see it."""
+    function = launched if isinstance(config, Apart) else fused
+    return with_what_changed(partial(function, config=config), **inputs)
+
+
+def apart(**inputs: Any) -> Tensor:
+    return launched(**inputs, config=Apart())
+
+
+def case(setting: Setting) -> Case:
+    given = setting.attention
+    reduction = given.head_dim + max(given.lengths)
+    return Case(setting.label, partial(make, setting), given.dtype, reduction)
+
+
+def cost(qkv_BC: Tensor, lengths_B: Tensor, k_pages_PKSH: Tensor, **inputs: Any) -> OpCost:
+    """decode_attention's and rotary_pages', but for q between them and the newest K and V, which
+    are not read again.
+    """
+    batch, (num_kv_heads, _, head_dim) = len(qkv_BC), k_pages_PKSH.shape[1:]
+    num_heads = qkv_BC.shape[1] // head_dim - 2 * num_kv_heads
+    q_BNH = qkv_BC[:, : num_heads * head_dim].view(batch, num_heads, head_dim)
+    common = {"k_pages_PKSH": k_pages_PKSH, **inputs}
+    attended = decoding.cost(q_BNH=q_BNH, lengths_B=lengths_B, **common)
+    turned = turning.cost(
+        qkv_BC, inputs["cos_BA"], inputs["slots_B"], k_pages_PKSH, inputs.get("q_norm_H")
+    )
+    q_bytes = q_BNH.numel() * q_BNH.element_size()
+    newest_bytes = turned.written_bytes - q_bytes
+    return OpCost(
+        attended.read_bytes + turned.read_bytes - q_bytes - newest_bytes,
+        attended.written_bytes + newest_bytes,
+        attended.flops,
+        attended.matrix_dtype,
+    )
+
+
+def search(
+    qkv_BC: Tensor,
+    k_pages_PKSH: Tensor,
+    page_table_BM: Tensor,
+    max_length: int | None = None,
+    **_: Any,
+) -> Search:
+    """Ways of the one kernel, and the two: one list, so that the faster is what is found."""
+    from ridgeline.kernels.projected_attention import triton
+
+    key = tune_key(qkv_BC, k_pages_PKSH, page_table_BM, max_length)
+    num_kv_heads, page_size, head_dim = k_pages_PKSH.shape[1:]
+    longest = longest_sequence(page_table_BM, page_size, max_length)
+    about = (head_dim, k_pages_PKSH.dtype, target_of(qkv_BC))
+    ways: list[Any] = triton.ways(len(qkv_BC) * num_kv_heads, longest, *about)
+    return Search("projected_attention", key, [*ways, Apart()])
+
+
+TINY = decoding.TINY
+SMALL = [
+    *(Setting(replace(TINY, dtype=dtype), gap=16) for dtype in (FP32, BF16, FP16)),
+    *(
+        Setting(replace(TINY, dtype=dtype, cache=cache), normed=cache == FP8)
+        for dtype in (FP32, BF16, FP16)
+        for cache in (INT8, FP8)
+    ),
+    Setting(replace(TINY, dtype=FP32, cache=BF16, heads=(8, 1)), normed=True),
+    Setting(replace(TINY, dtype=FP32, head_dim=80, heads=(3, 1), page_size=32), 16, normed=True),
+    Setting(replace(TINY, head_dim=96, heads=(2, 2), page_size=128, cache=INT8), 36),
+    Setting(replace(TINY, dtype=FP32, head_dim=128, heads=(7, 1), softcap=5.0), None, gap=16),
+    Setting(replace(TINY, dtype=FP16, head_dim=256, heads=(32, 1), page_size=256), 64),
+    # The newest token alone in its split (129, 257), at a split's end (128, 256), a sequence of it.
+    Setting(replace(TINY, dtype=FP32, lengths=(129, 128, 1, 0, 257), split_tokens=128)),
+    Setting(replace(TINY, dtype=FP32, lengths=(257, 256, 1, 300), split_tokens=128, window=1)),
+    Setting(replace(TINY, dtype=FP32, lengths=(129, 130, 258, 2), split_tokens=128, window=2)),
+    Setting(
+        replace(TINY, dtype=FP32, lengths=(600, 129, 7), split_tokens=128, window=150),
+        normed=True,
+        gap=16,
+    ),
+    Setting(
+        replace(TINY, lengths=(513, 300), split_tokens=128, window=257, head_dim=80, cache=FP8),
+        normed=True,
+    ),
+    Setting(replace(TINY, dtype=FP32, lengths=(300, 40, 129), window=1, softcap=20.0, cache=INT8)),
+    Setting(replace(TINY, dtype=FP32, lengths=(0, 0))),
+    Setting(replace(TINY, lengths=(5, 70, 0, 33), ordered=True), normed=True),
+    Setting(replace(TINY, dtype=FP32, lengths=(70, 1, 33, 16), split_tokens=128), held=True),
+    Setting(replace(TINY, dtype=FP32, lengths=(40, 129, 7), cache=INT8), held=True, normed=True),
+    Setting(replace(TINY, dtype=FP32, head_dim=12, page_size=32), 5, gap=16),
+    Setting(replace(TINY, head_dim=72, lengths=(300, 129), split_tokens=128, softcap=5.0)),
+    Setting(replace(TINY, dtype=FP32, head_dim=33, lengths=(40, 7)), None, normed=True),
+]
+LARGE = [
+    Setting(
+        replace(
+            decoding.Setting((4097, 1, 63, 1000, 0, 32768, 4096)),
+            heads=heads,
+            head_dim=head_dim,
+            page_size=page_size,
+            dtype=dtype,
+            cache=cache,
+            window=window,
+            softcap=softcap,
+        ),
+        angles,
+        normed,
+        gap=16 if normed else 0,
+    )
+    for head_dim, page_size, heads, angles in [
+        (64, 16, (32, 8), 0),
+        (80, 32, (16, 16), 16),
+        (96, 64, (32, 8), 36),
+        (128, 64, (32, 8), 0),
+        (128, 16, (64, 8), 32),
+        (256, 256, (8, 1), 64),
+        (72, 64, (16, 4), None),
+        (250, 64, (16, 4), 0),
+    ]
+    for dtype, cache, normed in [
+        (BF16, None, True),
+        (FP16, None, False),
+        (BF16, FP8, True),
+        (BF16, INT8, False),
+    ]
+    for window, softcap in [(None, None), (1000, 30.0)]
+] + [
+    Setting(decoding.Setting((1000, 5000, 257), dtype=FP32), normed=True),
+    Setting(decoding.Setting(decoding._mixed(100, 0, 900), ordered=True)),
+    Setting(decoding.Setting((1000, 5000, 64, 65)), held=True),
+    # past 2^31 elements
+    Setting(decoding.Setting((1000, 500, 70)), gap=1 << 30),
+    Setting(decoding.Setting((1000, 5000), spare_pages=40_000)),
+    Setting(decoding.Setting((1000, 5000), spare_pages=20_000, page_size=128, cache=INT8)),
+]
+BENCH = [
+    Setting(decoding.Setting((length,) * batch, cache=cache))
+    for cache in (None, FP8, INT8)
+    for batch, length in [(1, 1024), (1, 4096), (16, 1024), (64, 1024), (64, 8192)]
+] + [
+    Setting(decoding.Setting((32768,))),
+    Setting(decoding.Setting((1024,)), normed=True),
+    Setting(decoding.Setting(decoding._mixed(256, 100, 2048), ordered=True)),
+]
+COMPILE = [
+    Setting(decoding.Setting((1024,), heads=heads, head_dim=head_dim, cache=cache), angles, normed)
+    for head_dim, heads, cache, angles, normed in [
+        (128, (32, 8), None, 0, False),
+        (128, (32, 8), None, 0, True),
+        (128, (8, 8), None, 0, False),
+        (128, (64, 8), None, 32, True),
+        (128, (32, 8), FP8, 0, True),
+        (128, (32, 8), FP8_AMD, 0, True),
+        (128, (32, 8), INT8, 0, False),
+        (64, (32, 8), None, 0, False),
+        (80, (32, 32), None, 16, False),
+        (96, (32, 8), None, 36, True),
+        (256, (16, 8), None, 0, True),
+        (256, (8, 1), INT8, 64, True),
+        (20, (8, 2), INT8, 5, True),
+        (72, (8, 2), None, None, False),
+    ]
+] + [
+    Setting(decoding.Setting((1024,) * 100, ordered=True)),
+    Setting(decoding.Setting((64,), window=32, softcap=30.0, page_size=16), normed=True),
+]
+
+OP = Op(
+    name="projected_attention",
+    summary="q/k norm, rotary embedding, the page write and decode attention as one kernel",
+    reference=partial(with_what_changed, reference.projected_attention),
+    launch=launch,
+    cost=cost,
+    small_cases=[case(setting) for setting in SMALL],
+    cases=[case(setting) for setting in SMALL + LARGE],
+    bench_cases=[case(setting) for setting in BENCH],
+    compile_cases=[case(setting) for setting in COMPILE],
+    baselines={"two kernels": apart},
+    variants={"two kernels": partial(with_what_changed, apart)},
+    search=search,
+    supports=has_floats_of,
+)

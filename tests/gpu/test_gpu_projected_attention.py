@@ -1,0 +1,111 @@
+"""Norm, rotary embedding, page write and attention as one kernel on the GPU, step after step: the
+tokens it writes are those it reads in the next one, through graphs too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from engines import engine_for, prompts_of
+from torch import Tensor
+
+from ridgeline.engine import Sampling
+from ridgeline.kernels.decode_attention.op import Setting as Attention
+from ridgeline.kernels.inputs import normal
+from ridgeline.kernels.projected_attention import Apart, launched
+from ridgeline.kernels.projected_attention.op import Setting, fused, make, slots_of
+from ridgeline.kernels.projected_attention.triton import Fused
+from ridgeline.kernels.tolerance import check
+from ridgeline.models import build_model, fill_random
+from ridgeline.models.shapes import describe_shape
+
+CUDA = torch.device("cuda")
+STEPS = 70  # over the ends of pages of 64 and of splits
+START = (1, 60, 190, 0, 250, 505)  # tokens; the row without any stays a padded one
+
+
+def sequences(**attention: Any) -> dict[str, Any]:
+    """Caches with room for all steps, and the rows at their start."""
+    given = replace(Attention(tuple(n and n + STEPS for n in START)), **attention)
+    inputs = make(Setting(given, normed=True), CUDA, torch.Generator(CUDA).manual_seed(0))
+    inputs["lengths_B"] = torch.tensor(START, dtype=torch.int32, device=CUDA)
+    inputs["max_length"] = max(START) + STEPS
+    return inputs
+
+
+def advance(inputs: dict[str, Any], generator: torch.Generator) -> None:
+    """The next token of every sequence: its projection, length and slot. In place."""
+    inputs["lengths_B"] += (inputs["lengths_B"] > 0).int()
+    page_size = inputs["k_pages_PKSH"].shape[2]
+    inputs["slots_B"].copy_(slots_of(inputs, page_size))
+    qkv = inputs["qkv_BC"]
+    qkv.copy_(normal(tuple(qkv.shape), qkv.dtype, CUDA, generator))
+
+
+def pages_of(inputs: dict[str, Any]) -> list[Tensor]:
+    names = ("k_pages_PKSH", "v_pages_PKSH", "k_scale_PKS", "v_scale_PKS")
+    return [inputs[name] for name in names if name in inputs]
+
+
+@pytest.mark.parametrize("split", [None, 64])
+@pytest.mark.parametrize("cache", [None, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("window", [None, 1, 100])
+def test_step_after_step_as_two_kernels(
+    window: int | None, cache: torch.dtype | None, split: int | None
+) -> None:
+    """From the same start the caches stay the same, and so do the results, in tolerance."""
+    one, two = (sequences(window=window, cache=cache) for _ in range(2))
+    draws = [torch.Generator(CUDA).manual_seed(1) for _ in range(2)]
+    way = Fused(64, 4, 2, split)
+    for _ in range(STEPS):
+        advance(one, draws[0])
+        advance(two, draws[1])
+        found, expected = fused(**one, config=way), launched(**two, config=Apart())
+        # Codes on the edge of two may fall to either side, and stay in the cache.
+        roundings = 1 if cache is None else 16
+        check(found, expected, torch.bfloat16, 700, roundings)
+    for ours, theirs in zip(pages_of(one), pages_of(two), strict=True):
+        differ = ours.float().nan_to_num(0.0) != theirs.float().nan_to_num(0.0)
+        assert differ.float().mean() < 0.002
+        assert torch.equal(ours.float().isnan(), theirs.float().isnan())
+
+
+@pytest.mark.parametrize("split", [None, 64])
+def test_replayed_it_gives_the_same_bits(split: int | None) -> None:
+    """Several layers over one cache in a graph, many times: programs come in any order, and the
+    sums are in one.
+    """
+    inputs = sequences()
+    advance(inputs, torch.Generator(CUDA).manual_seed(1))
+    way = Fused(64, 4, 2, split)
+    expected = fused(**inputs, config=way)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [fused(**inputs, config=way) for _ in range(8)]
+    for _ in range(50):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert expected.isfinite().all()
+    for out in found:
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
+def test_the_engine_says_what_it_launches(kv_dtype: str) -> None:
+    config = describe_shape("llama-3.2-1b", num_layers=2).config
+    model = fill_random(build_model(config, torch.bfloat16, "cuda"))
+    engine = engine_for(model, num_pages=100, kv_dtype=kv_dtype)
+    prompts = prompts_of([20, 90], vocab_size=config.vocab_size)
+    engine.generate(prompts, Sampling(max_tokens=12, ignore_eos=True))
+    graphs = engine.runner.graphs
+    assert graphs is not None
+    decoding = [notes for key, notes in graphs.notes.items() if not key.shape.num_prompt_rows]
+    assert decoding
+    for notes in decoding:
+        ops = {note.op for note in notes}
+        apart = {"rotary_pages", "decode_attention"}
+        assert ops & {"projected_attention", *apart} in (apart, {"projected_attention"})
+        assert kv_dtype == "fp8" or "projected_attention" in ops  # of codes, what was measured

@@ -1,4 +1,4 @@
-"""The sequences of a step on a GPU that is the beginnings of prompts alone, all of one length: their
+"""The sequences of a step on a GPU that is the beginnings of prompts alone, all of one length:
 attention has nothing to look up before them, and may be cuDNN's. Letters as in paged.py.
 
     sequences = FreshPrompts if of_fresh_prompts(plan) else PagedSequences

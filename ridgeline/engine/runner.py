@@ -40,6 +40,7 @@ from ridgeline.engine.flat_plan import (
     Guesses,
     first_rows,
     flattened,
+    of_fresh_prompts,
     of_own_sequences,
     without_drafts,
 )

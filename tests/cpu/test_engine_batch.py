@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from ridgeline.engine.batch import (
     write,
 )
 from ridgeline.engine.deterministic import deterministic
+from ridgeline.engine.flat_plan import of_fresh_prompts
 from ridgeline.engine.footprint import driver_bytes
 from ridgeline.engine.graphs import PROMPT_ROWS, Choice, GraphKey, Graphs, graph_key
 from ridgeline.engine.notes import noting
@@ -298,3 +300,11 @@ def test_argmax_by_groups_is_argmax(vocab_size: int) -> None:
     logits[4] = float("-inf")
     expected = np.asarray([row.argmax() for row in logits])
     assert (_argmax(logits).numpy() == expected).all()
+
+
+def test_fresh_prompts_of_one_length_are_known() -> None:
+    fresh = StepPlan(0, first_positions=[0, 0], num_tokens=[64, 64])
+    assert of_fresh_prompts(fresh)
+    assert not of_fresh_prompts(replace(fresh, num_tokens=[64, 63]))
+    assert not of_fresh_prompts(replace(fresh, first_positions=[0, 16]))
+    assert not of_fresh_prompts(replace(fresh, num_decode_rows=1))

@@ -254,3 +254,16 @@ def test_embeddings_and_prompt_logprobs_run() -> None:
     embeddings = engine.embed(prompts)
     assert embeddings.shape == (2, model.config.hidden_size)
     assert embeddings.norm(dim=1).tolist() == pytest.approx([1.0, 1.0], abs=1e-3)
+
+
+def test_fresh_prompts_of_one_length_are_as_right_as_any() -> None:
+    """Their attention is cuDNN's, where it has one; beside a prompt of another length it is not."""
+    model = shape_model(layers=2)
+    prompts = prompts_of([2048, 2048], vocab_size=model.config.vocab_size)
+    limits = {"budget": 4096, "max_batch": 4, "num_pages": 300, "graphs": False}
+    sampling = Sampling(max_tokens=1, logprobs=1, ignore_eos=True)
+    even = engine_for(model, **limits, prefix_cache=False).generate(prompts, sampling)
+    other = prompts_of([700], seed=9, vocab_size=model.config.vocab_size)
+    mixed = engine_for(model, **limits, prefix_cache=False).generate(other + prompts, sampling)[1:]
+    for a, b in zip(even, mixed, strict=True):
+        assert a.logprobs[0].logprob == pytest.approx(b.logprobs[0].logprob, abs=0.05)

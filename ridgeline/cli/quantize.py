@@ -5,6 +5,7 @@ against the original. What falls outside the bound is refused, and nothing is wr
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.figures import divergence_figures, figure, peak_host_bytes
 from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.text_files import read_text
 from ridgeline.engine.loading import tokenizer_of
 from ridgeline.errors import QualityError, UnsupportedError, UsageError
 from ridgeline.formats.dtypes import dtype_name
-from ridgeline.hardware import detect
+from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.units import human_bytes
 from ridgeline.ladder.quantize_job import WEIGHT, Job, Quantized, advice, harm, quantize, save
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
@@ -29,6 +31,7 @@ from ridgeline.quantization.files.read import is_quantized
 from ridgeline.quantization.load import choose_dtype, load_model
 from ridgeline.quantization.methods import METHODS, Method, parse_sparsity
 from ridgeline.quantization.scheme import NAMES, Scheme, parse_scheme
+from ridgeline.records import Record
 
 EXAMPLE = """\
 ridgeline quantize demo --scheme int8 --out demo-int8
@@ -88,6 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--work", type=Path, metavar="DIR", help="keep finished layers there, to go on after a stop"
     )
+    parser.add_argument(
+        "--save", type=Path, metavar="DIR", help="also write a record there, refused or not"
+    )
     parser.add_argument("--dtype", default="auto", help="of what stays: fp32, bf16 or fp16")
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
     add_flags(parser, Bounds)
@@ -100,12 +106,16 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name} is {value}; give at least 1")
+    if args.bytes is not None and args.text is None:
+        raise UsageError("--bytes is about a text to measure on; give --text FILE")
     check_out(args.out)
     path = resolve_model(args.model)
+    check_work(args.work, path)
     checkpoint = open_checkpoint(path)
     if is_quantized(checkpoint):
         raise UnsupportedError(f"{path} is quantized already; give the checkpoint it was made from")
     job = asked_job(args, scheme, method)
+    begun = time.perf_counter()
     with terminal.progress() as progress:
         hardware = detect(args.device)
         dtype = dtype_name(choose_dtype(args.dtype, describe(checkpoint).config, hardware))
@@ -115,10 +125,18 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
             raise UnsupportedError(f"{path} has no tokenizer, which calibration text needs")
         model = load_model(path, dtype=dtype, device=hardware.device, progress=progress)
         found = quantize(model, tokenizer, job, progress)
+    if found.problem is None:
+        save(found, args.out, source=path, tokenizer=tokenizer)
+    made = document(args, found)
+    made |= {"method": method.name, "dtype": dtype}
+    made |= {"expanded_from_gguf": checkpoint.format == "gguf"}
+    made |= {"total_seconds": time.perf_counter() - begun, "peak_host_bytes": peak_host_bytes()}
+    if args.save is not None:
+        record = kept_record(made, hardware, found.problem)
+        made["record"] = str(record.save(args.save))
     if found.problem is not None:
         raise QualityError(advice(found))
-    save(found, args.out, source=path, tokenizer=tokenizer)
-    return document(args, found, checkpoint.format == "gguf")
+    return made
 
 
 def chosen_method(args: argparse.Namespace, scheme: Scheme) -> Method:
@@ -136,6 +154,16 @@ def chosen_method(args: argparse.Namespace, scheme: Scheme) -> Method:
 def check_out(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--out {folder} is there already and not empty; name a new folder")
+
+
+def check_work(folder: Path | None, model: Path) -> None:
+    if folder is None:
+        return
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--work {folder} is a file; name a folder, new or of an earlier run")
+    original = model if model.is_dir() else model.parent
+    if folder.resolve().is_relative_to(original.resolve()):
+        raise UsageError(f"--work {folder} lies in the original's folder; name another")
 
 
 def asked_job(args: argparse.Namespace, scheme: Scheme, method: Method) -> Job:
@@ -158,18 +186,37 @@ def asked_job(args: argparse.Namespace, scheme: Scheme, method: Method) -> Job:
     )
 
 
-def document(args: argparse.Namespace, found: Quantized, expanded: bool) -> dict[str, Any]:
+def kept_record(made: dict[str, Any], hardware: Hardware, problem: str | None) -> Record:
+    """What a model outside the bound measured is kept too, with the reason for its refusal."""
+    values = {
+        **divergence_figures(made["quality"]),
+        **figure("num_tokens", made["quality"]["original"]["num_tokens"], "token"),
+        **figure("num_quantized", made["num_quantized"], "1"),
+        **figure("num_left", len(made["stays"]), "1"),
+        **figure("bytes_before", made["bytes_before"], "B"),
+        **figure("bytes_after", made["bytes_after"], "B"),
+        **figure("quantizing_seconds", made["quantizing_seconds"], "s"),
+        **figure("total_seconds", made["total_seconds"], "s"),
+        **figure("peak_host_bytes", made["peak_host_bytes"], "B"),
+    }
+    notes = [f"against the original in {made['dtype']}; method {made['method']}"]
+    notes += [] if problem is None else [f"refused: {problem}"]
+    name = f"quantize-{Path(made['model']).stem}-{made['scheme']}-{made['method']}"
+    return Record.create(name, hardware, values, notes=notes)
+
+
+def document(args: argparse.Namespace, found: Quantized) -> dict[str, Any]:
     reports = {report.name.removesuffix(WEIGHT): report for report in found.reports}
     return {
         "what": "quantize",
         "model": args.model,
         "scheme": args.scheme,
         "out": str(args.out),
-        "expanded_from_gguf": expanded,
         "num_quantized": len(found.codes),
         "stays": list(found.stays),
         "bytes_before": sum(value.nbytes for value in found.plain.parameters()),
-        "bytes_after": size_of(args.out),
+        "bytes_after": size_of(args.out) if found.problem is None else None,
+        "quantizing_seconds": found.seconds,
         "quality": found.quality.to_json(),
         "trials": [
             {"left": left, "mean_kl": kl, "increase": increase}

@@ -10,8 +10,9 @@ the fewest of them are left as they are that bring the model back inside.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -69,6 +70,7 @@ class Quantized:
     stays: tuple[str, ...]  # projections that were left as they are, for the bound or as asked
     problem: str | None  # what is outside the bound
     trials: list[tuple[int, float, float]] = field(default_factory=list)  # left, KL, increase
+    seconds: float = 0.0  # of finding codes, in all trials; measuring them comes on top
 
 
 def quantize(
@@ -124,6 +126,7 @@ class Trials:
         self.num_pages = MAX_BATCH * (2 + longest // self.recipe.kv.page_size)
         self._original: Engine | None = None
         self.done: list[tuple[int, float, float]] = []
+        self.seconds = 0.0
 
     @property
     def original(self) -> Engine:
@@ -136,6 +139,7 @@ class Trials:
 
     def run(self, left: Collection[str], asked: Sequence[str]) -> Quantized:
         chosen = {name for name in asked if name not in left}
+        begun = time.perf_counter()
         results = quantize_model(
             self.model,
             self.batches,
@@ -145,13 +149,15 @@ class Trials:
             work=self.job.work,
             progress=self.progress,
         )
+        self.seconds += time.perf_counter() - begun
         plain, codes = parts_of(self.model, results)
         with self._engine(with_schemes(plain, codes)) as changed:
             quality = divergence(self.original, changed, self.windows, self.progress)
         self.done.append((len(left), quality.mean_kl.value, quality.increase.value))
         stays = tuple(name for name in quantizable(self.model) if name not in codes)
         problem = self.job.bounds.broken_by(quality)
-        return Quantized(plain, codes, quality, results.reports, stays, problem, self.done)
+        about = (results.reports, stays, problem, self.done, self.seconds)
+        return Quantized(plain, codes, quality, *about)
 
     def fewest_left(self, first: Quantized, asked: Sequence[str]) -> Quantized:
         """Halving: the matrices that suffer most stay, as many as the bound asks for."""
@@ -164,7 +170,7 @@ class Trials:
                 high, best = middle, found
             else:
                 low = middle
-        return best or first
+        return replace(best or first, seconds=self.seconds)
 
 
 def harm(reports: Sequence[MatrixReport], asked: Collection[str]) -> list[str]:

@@ -5,6 +5,8 @@ against the original. What falls outside the bound is refused, and nothing is wr
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -18,8 +20,8 @@ from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.text_files import read_text
 from ridgeline.engine.loading import tokenizer_of
-from ridgeline.errors import QualityError, UnsupportedError, UsageError
-from ridgeline.formats.dtypes import dtype_name
+from ridgeline.errors import OutputError, QualityError, UnsupportedError, UsageError
+from ridgeline.formats.dtypes import dtype_name, parse_dtype
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.units import human_bytes
 from ridgeline.ladder.quantize_job import WEIGHT, Job, Quantized, advice, harm, quantize, save
@@ -29,8 +31,9 @@ from ridgeline.quality.gate import USUAL, Bounds
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.files.read import is_quantized
 from ridgeline.quantization.load import choose_dtype, load_model
-from ridgeline.quantization.methods import METHODS, Method, parse_sparsity
+from ridgeline.quantization.methods import METHODS, Method, parse_sparsity, usual_method
 from ridgeline.quantization.scheme import NAMES, Scheme, parse_scheme
+from ridgeline.quantization.sizes import weight_bytes
 from ridgeline.records import Record
 
 EXAMPLE = """\
@@ -38,7 +41,6 @@ ridgeline quantize demo --scheme int8 --out demo-int8
 ridgeline quantize ./model --scheme int4-g128 --calibration my.txt --out ./model-int4
 ridgeline quantize ./model --scheme int4-g64 --auto-mixed --max-kl 0.02 --out ./model-mixed"""
 
-USUAL_METHODS = {"int8": "rtn", "int4": "gptq", "fp8": "smoothquant"}  # by weights
 NUM_SHOWN = 8  # matrices in the table
 
 
@@ -52,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=("auto", *METHODS),
         default="auto",
-        help="how codes are found (default: gptq for int4, smoothquant for 8-bit inputs, else rtn)",
+        help="how codes are found (default: gptq for int4, smoothquant for 8-bit inputs, and gptq "
+        "behind it for fp8, else rtn)",
     )
     parser.add_argument(
         "--sparsity", metavar="WHAT", help="2:4 or a share such as 0.5, with sparsegpt or wanda"
@@ -118,8 +121,10 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     begun = time.perf_counter()
     with terminal.progress() as progress:
         hardware = detect(args.device)
-        dtype = dtype_name(choose_dtype(args.dtype, describe(checkpoint).config, hardware))
+        config = describe(checkpoint).config
+        dtype = dtype_name(choose_dtype(args.dtype, config, hardware))
         check_runs(scheme, dtype, hardware.device)
+        check_room(args.out, weight_bytes(config, parse_dtype(dtype), scheme))
         tokenizer = tokenizer_of(path)
         if tokenizer is None:
             raise UnsupportedError(f"{path} has no tokenizer, which calibration text needs")
@@ -128,7 +133,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     if found.problem is None:
         save(found, args.out, source=path, tokenizer=tokenizer)
     made = document(args, found)
-    made |= {"method": method.name, "dtype": dtype}
+    made |= {"method": method.name, "method_options": repr(method), "dtype": dtype}
     made |= {"expanded_from_gguf": checkpoint.format == "gguf"}
     made |= {"total_seconds": time.perf_counter() - begun, "peak_host_bytes": peak_host_bytes()}
     if args.save is not None:
@@ -141,12 +146,9 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
 
 def chosen_method(args: argparse.Namespace, scheme: Scheme) -> Method:
     name = args.method
-    if name == "auto":
-        usual = "smoothquant" if scheme.inputs != "16-bit" else USUAL_METHODS[scheme.weight]
-        name = usual
     if args.sparsity is None:
-        return METHODS[name]()
-    if not METHODS[name].prunes:
+        return usual_method(scheme) if name == "auto" else METHODS[name]()
+    if name == "auto" or not METHODS[name].prunes:
         raise UsageError(f"--sparsity goes with sparsegpt or wanda, not with {name}")
     return METHODS[name](parse_sparsity(args.sparsity))  # type: ignore[call-arg]
 
@@ -154,6 +156,19 @@ def chosen_method(args: argparse.Namespace, scheme: Scheme) -> Method:
 def check_out(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--out {folder} is there already and not empty; name a new folder")
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """Hours of work should not end at a full disk, or at one that may not be written to."""
+    parent = next(path for path in folder.resolve().parents if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise OutputError(f"cannot write {folder}: {parent} takes no new folder; name another")
+    free = shutil.disk_usage(parent).free
+    if needed > free:
+        raise OutputError(
+            f"{folder} will take {human_bytes(needed)}, and {human_bytes(free)} are free there; "
+            "name a folder on another disk"
+        )
 
 
 def check_work(folder: Path | None, model: Path) -> None:
@@ -199,7 +214,7 @@ def kept_record(made: dict[str, Any], hardware: Hardware, problem: str | None) -
         **figure("total_seconds", made["total_seconds"], "s"),
         **figure("peak_host_bytes", made["peak_host_bytes"], "B"),
     }
-    notes = [f"against the original in {made['dtype']}; method {made['method']}"]
+    notes = [f"against the original in {made['dtype']}; method {made['method_options']}"]
     notes += [] if problem is None else [f"refused: {problem}"]
     name = f"quantize-{Path(made['model']).stem}-{made['scheme']}-{made['method']}"
     return Record.create(name, hardware, values, notes=notes)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ridgeline.data import Tokenizer
 from ridgeline.data.calibration_text import NUM_SEQUENCES, calibration_batches, default_text
 from ridgeline.engine import Engine
+from ridgeline.errors import UsageError
 from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.families import Description
@@ -82,6 +83,8 @@ def quantize(
     window = min(job.window, model.config.max_context)
     windows = cut(text, tokenizer, window)
     asked = chosen_layers(model, job.scheme, job.skip)
+    if not asked and not job.method.prunes:
+        raise UsageError(f"{', '.join(job.skip)} leaves no projection to quantize; skip fewer")
     trials = Trials(model, tokenizer, job, batches, windows, progress)
     found = trials.run(left=(), asked=asked)
     if found.problem is None or not job.auto_mixed:
@@ -120,7 +123,7 @@ class Trials:
         self.model, self.tokenizer, self.job = model, tokenizer, job
         self.batches, self.windows, self.progress = batches, windows, progress
         longest = max(len(window) for window in windows.tokens)
-        limits = Limits(max_context=longest + 1, max_batch=MAX_BATCH)
+        limits = Limits(max_context=longest, max_batch=MAX_BATCH)
         self.recipe = Recipe(kv=KV(prefix_cache=False), limits=limits)
         # No more than the windows need: two engines share the device, and the model beside them.
         self.num_pages = MAX_BATCH * (2 + longest // self.recipe.kv.page_size)

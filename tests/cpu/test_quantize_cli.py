@@ -94,7 +94,7 @@ def test_a_record_is_kept_refused_or_not(
     assert 0 < values["quantizing_seconds"].value < values["total_seconds"].value
     assert values["peak_host_bytes"].value > 2**20
     assert ("bytes_after" in values) == (max_kl == "1")
-    assert record.notes[0] == "against the original in fp32; method rtn"
+    assert record.notes[0] == "against the original in fp32; method Rtn(clip=False)"
     assert [note[:8] for note in record.notes[1:]] == ["refused:"] * (max_kl == "0")
 
 

@@ -25,6 +25,7 @@ from ridgeline.models.families import describe, parts
 from ridgeline.models.transformer import ExpertMLP
 from ridgeline.models.weights import stream_weights
 from ridgeline.progress import Progress
+from ridgeline.quantization.files.read import is_quantized
 from ridgeline.quantization.linear import QuantizedLinear, place, quantizable
 from ridgeline.quantization.scheme import GROUPS, Scheme, encode, find_grid
 from ridgeline.quantization.sizes import Matrix
@@ -122,6 +123,11 @@ def load_nearest(
     `plain`.
     """
     checkpoint = open_checkpoint(path)
+    if is_quantized(checkpoint):
+        raise UsageError(
+            f"the recipe's scheme is {scheme.name}, and {path} is quantized already; "
+            "leave the scheme out"
+        )
     description = describe(checkpoint)
     model = build_model(description.config, dtype, "meta")
     chosen = {f"{name}.weight" for name in chosen_layers(model, scheme, plain=plain)}

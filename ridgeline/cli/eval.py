@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.cli.eval_table import render
+from ridgeline.cli.figures import divergence_figures, figure
 from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.text_files import read_text
@@ -260,29 +261,17 @@ def saved(args: argparse.Namespace, found: dict[str, Any], hardware: Hardware) -
 def record_values(found: dict[str, Any]) -> dict[str, Value]:
     """Each figure, with the ends of its interval as figures of their own."""
     values: dict[str, Value] = {}
-
-    def add(name: str, figure: dict[str, float | None] | float | None, unit: str) -> None:
-        ends = figure if isinstance(figure, dict) else {"value": figure}
-        for end, value in ends.items():
-            if value is not None:
-                values[name if end == "value" else f"{name}_{end}"] = Value(float(value), unit)
-
     text, task, against = found["text"], found["task"], found["against"]
     if text is not None:
-        add("perplexity", text["perplexity"], "1")
-        add("bits_per_byte", text["bits_per_byte"], "bit/B")
-        add("num_tokens", text["num_tokens"], "token")
-        add("seconds", text["seconds"], "s")
+        values |= figure("perplexity", text["perplexity"], "1")
+        values |= figure("bits_per_byte", text["bits_per_byte"], "bit/B")
+        values |= figure("num_tokens", text["num_tokens"], "token")
+        values |= figure("seconds", text["seconds"], "s")
     if against is not None and against["divergence"] is not None:
-        compared = against["divergence"]
-        add("original_perplexity", compared["original"]["perplexity"], "1")
-        add("perplexity_increase", compared["perplexity_increase"], "1")
-        add("mean_kl", compared["mean_kl"], "nat")
-        add("p99_kl", compared["p99_kl"], "nat")
-        add("changed_share", compared["changed_share"], "1")
+        values |= divergence_figures(against["divergence"])
     if task is not None:
-        add(task["name"], task["score"], "1")
-        add(f"{task['name']}_questions", task["num_questions"], "1")
-        add(f"{task['name']}_seconds", task["seconds"], "s")
-        add(f"{task['name']}_difference", task.get("difference"), "1")
+        values |= figure(task["name"], task["score"], "1")
+        values |= figure(f"{task['name']}_questions", task["num_questions"], "1")
+        values |= figure(f"{task['name']}_seconds", task["seconds"], "s")
+        values |= figure(f"{task['name']}_difference", task.get("difference"), "1")
     return values

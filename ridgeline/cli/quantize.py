@@ -6,20 +6,24 @@ see of the result is quantize_table.py's.
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from ridgeline.cli.figures import divergence_figures, figure, peak_host_bytes
 from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.cli.quantize_table import document, render
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.text_files import read_text
 from ridgeline.engine.layer_speed import usual_batches
 from ridgeline.engine.loading import tokenizer_of
-from ridgeline.errors import QualityError, UnsupportedError, UsageError
-from ridgeline.formats.dtypes import dtype_name
-from ridgeline.hardware import detect
-from ridgeline.hardware.units import parse_bytes
+from ridgeline.errors import OutputError, QualityError, UnsupportedError, UsageError
+from ridgeline.formats.dtypes import dtype_name, parse_dtype
+from ridgeline.hardware import Hardware, detect
+from ridgeline.hardware.units import human_bytes, parse_bytes
 from ridgeline.ladder.auto import Auto, quantize_auto, usual_schemes
 from ridgeline.ladder.quantize_job import Job, advice, quantize, save
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
@@ -28,8 +32,17 @@ from ridgeline.quality.gate import USUAL, Bounds
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.files.read import is_quantized
 from ridgeline.quantization.load import choose_dtype, load_model
-from ridgeline.quantization.methods import METHODS, Gptq, Method, SmoothQuant, parse_sparsity
+from ridgeline.quantization.methods import (
+    METHODS,
+    Gptq,
+    Method,
+    SmoothQuant,
+    parse_sparsity,
+    usual_method,
+)
 from ridgeline.quantization.scheme import NAMES, Scheme, parse_scheme
+from ridgeline.quantization.sizes import weight_bytes
+from ridgeline.records import Record
 
 EXAMPLE = """\
 ridgeline quantize demo --scheme int8 --out demo-int8
@@ -40,7 +53,6 @@ ridgeline quantize ./model --auto --memory 4GiB --out ./model-auto"""
 __all__ = ["EXAMPLE", "add_arguments", "render", "run"]
 
 KV_DTYPES: dict[str | None, Literal["fp8", "int8"]] = {"kv-fp8": "fp8", "kv-int8": "int8"}
-USUAL_METHODS = {"int8": "rtn", "int4": "gptq", "fp8": "smoothquant"}  # by weights
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,8 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=("auto", *METHODS),
         default="auto",
-        help="how codes are found (default: smoothquant for 8-bit inputs, gptq for int4 and "
-        "--auto, else rtn)",
+        help="how codes are found (default: gptq for int4 and --auto, smoothquant for 8-bit inputs "
+        "with gptq behind it for fp8 and --auto, else rtn)",
     )
     parser.add_argument(
         "--sparsity", metavar="WHAT", help="2:4 or a share such as 0.5, with sparsegpt or wanda"
@@ -118,6 +130,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--work", type=Path, metavar="DIR", help="keep finished layers there, to go on after a stop"
     )
+    parser.add_argument(
+        "--save", type=Path, metavar="DIR", help="also write a record there, refused or not"
+    )
     parser.add_argument("--dtype", default="auto", help="of what stays: fp32, bf16 or fp16")
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
     add_flags(parser, Bounds)
@@ -129,16 +144,21 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     schemes = asked_schemes(args)
     memory = None if args.memory is None else parse_bytes(args.memory)
     path = resolve_model(args.model)
+    check_work(args.work, path)
     checkpoint = open_checkpoint(path)
     if is_quantized(checkpoint):
         raise UnsupportedError(f"{path} is quantized already; give the checkpoint it was made from")
+    begun = time.perf_counter()
     with terminal.progress() as progress:
         hardware = detect(args.device)
-        dtype = dtype_name(choose_dtype(args.dtype, describe(checkpoint).config, hardware))
+        config = describe(checkpoint).config
+        dtype = dtype_name(choose_dtype(args.dtype, config, hardware))
         schemes = schemes or usual_schemes(dtype, hardware.device)
         job = asked_job(args, schemes, hardware.device)
         for scheme in schemes:
             check_runs(scheme, dtype, hardware.device)
+        sizes = [weight_bytes(config, parse_dtype(dtype), scheme) for scheme in schemes]
+        check_room(args.out, min(sizes))
         tokenizer = tokenizer_of(path)
         if tokenizer is None:
             raise UnsupportedError(f"{path} has no tokenizer, which calibration text needs")
@@ -147,11 +167,19 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
             found = quantize_auto(model, tokenizer, job, Auto(schemes, memory), progress)
         else:
             found = quantize(model, tokenizer, job, progress)
+    if found.problem is None:
+        save(found, args.out, source=path, tokenizer=tokenizer)
+    named = args.scheme or " and ".join(dict.fromkeys(s.name for _, s in found.codes.values()))
+    made = document(args.model, named, args.out, found)
+    made |= {"method": job.method.name, "method_options": repr(job.method)}
+    made |= {"expanded_from_gguf": checkpoint.format == "gguf"}
+    made |= {"total_seconds": time.perf_counter() - begun, "peak_host_bytes": peak_host_bytes()}
+    if args.save is not None:
+        record = kept_record(made, hardware, found.problem, "auto" if args.auto else named)
+        made["record"] = str(record.save(args.save))
     if found.problem is not None:
         raise QualityError(advice(found))
-    save(found, args.out, source=path, tokenizer=tokenizer)
-    named = args.scheme or " and ".join(dict.fromkeys(s.name for _, s in found.codes.values()))
-    return document(args.model, named, args.out, found, checkpoint.format == "gguf")
+    return made
 
 
 def check(args: argparse.Namespace) -> None:
@@ -166,6 +194,8 @@ def check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name} is {value}; give at least 1")
+    if args.bytes is not None and args.text is None:
+        raise UsageError("--bytes is about a text to measure on; give --text FILE")
 
 
 def asked_schemes(args: argparse.Namespace) -> tuple[Scheme, ...]:
@@ -192,22 +222,44 @@ def asked_batches(text: str | None, device: str) -> tuple[int, ...]:
 
 def chosen_method(args: argparse.Namespace, schemes: Sequence[Scheme]) -> Method:
     name = args.method
-    if name == "auto" and args.auto:
+    if args.sparsity is not None:
+        if name == "auto" or not METHODS[name].prunes:
+            raise UsageError(f"--sparsity goes with sparsegpt or wanda, not with {name}")
+        return METHODS[name](parse_sparsity(args.sparsity))  # type: ignore[call-arg]
+    if name != "auto":
+        return METHODS[name]()
+    if args.auto:
         rounds_inputs = any(scheme.inputs != "16-bit" for scheme in schemes)
         return SmoothQuant(then=Gptq()) if rounds_inputs else Gptq()
-    if name == "auto":
-        (scheme,) = schemes
-        name = "smoothquant" if scheme.inputs != "16-bit" else USUAL_METHODS[scheme.weight]
-    if args.sparsity is None:
-        return METHODS[name]()
-    if not METHODS[name].prunes:
-        raise UsageError(f"--sparsity goes with sparsegpt or wanda, not with {name}")
-    return METHODS[name](parse_sparsity(args.sparsity))  # type: ignore[call-arg]
+    return usual_method(schemes[0])
 
 
 def check_out(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--out {folder} is there already and not empty; name a new folder")
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """Hours of work should not end at a full disk, or at one that may not be written to."""
+    parent = next(path for path in folder.resolve().parents if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise OutputError(f"cannot write {folder}: {parent} takes no new folder; name another")
+    free = shutil.disk_usage(parent).free
+    if needed > free:
+        raise OutputError(
+            f"{folder} will take {human_bytes(needed)}, and {human_bytes(free)} are free there; "
+            "name a folder on another disk"
+        )
+
+
+def check_work(folder: Path | None, model: Path) -> None:
+    if folder is None:
+        return
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--work {folder} is a file; name a folder, new or of an earlier run")
+    original = model if model.is_dir() else model.parent
+    if folder.resolve().is_relative_to(original.resolve()):
+        raise UsageError(f"--work {folder} lies in the original's folder; name another")
 
 
 def asked_job(args: argparse.Namespace, schemes: Sequence[Scheme], device: str) -> Job:
@@ -230,3 +282,24 @@ def asked_job(args: argparse.Namespace, schemes: Sequence[Scheme], device: str) 
         kv=KV_DTYPES.get(args.kv),
         work=args.work,
     )
+
+
+def kept_record(
+    made: dict[str, Any], hardware: Hardware, problem: str | None, scheme: str
+) -> Record:
+    """What a model outside the bound measured is kept too, with the reason for its refusal."""
+    values = {
+        **divergence_figures(made["quality"]),
+        **figure("num_tokens", made["quality"]["original"]["num_tokens"], "token"),
+        **figure("num_quantized", made["num_quantized"], "1"),
+        **figure("num_left", len(made["stays"]), "1"),
+        **figure("bytes_before", made["bytes_before"], "B"),
+        **figure("bytes_after", made["bytes_after"], "B"),
+        **figure("quantizing_seconds", made["quantizing_seconds"], "s"),
+        **figure("total_seconds", made["total_seconds"], "s"),
+        **figure("peak_host_bytes", made["peak_host_bytes"], "B"),
+    }
+    notes = [f"against the original in {made['dtype']}; method {made['method_options']}"]
+    notes += [] if problem is None else [f"refused: {problem}"]
+    name = f"quantize-{Path(made['model']).stem}-{scheme}-{made['method']}"
+    return Record.create(name, hardware, values, notes=notes)

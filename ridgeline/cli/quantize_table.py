@@ -22,9 +22,7 @@ from ridgeline.quantization.sizes import Matrix, expert_bytes
 NUM_SHOWN = 8  # matrices in the table
 
 
-def document(
-    model: str, scheme: str, out: Path, found: Quantized, expanded: bool
-) -> dict[str, Any]:
+def document(model: str, scheme: str, out: Path, found: Quantized) -> dict[str, Any]:
     reports = {report.name.removesuffix(WEIGHT): report for report in found.reports}
     dtype = dtype_name(found.plain.embed.weight.dtype)
     by_scheme: dict[str, list[Any]] = {}
@@ -37,13 +35,13 @@ def document(
         "scheme": scheme,
         "dtype": dtype,
         "out": str(out),
-        "expanded_from_gguf": expanded,
         "num_quantized": len(found.codes),
         "stays": list(found.stays),
         "bytes_before": sum(value.nbytes for value in found.plain.parameters()),
-        "bytes_after": size_of(out),
+        "bytes_after": size_of(out) if found.problem is None else None,
         "weight_bytes": found.weight_bytes,
         "plain_expert_bytes": expert_bytes(found.plain.config, found.plain.embed.weight.dtype),
+        "quantizing_seconds": found.seconds,
         "quality": found.quality.to_json(),
         "trials": [asdict(trial) for trial in found.trials],
         "speed": [choice.to_json() for choice in found.choices],

@@ -11,6 +11,7 @@ slower here when they are quantized are left too. For mixtures of several scheme
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -105,6 +106,7 @@ class Quantized:
     choices: tuple[Choice, ...] = ()  # times of shapes, plain and quantized
     places: list[Placed] = field(default_factory=list)  # where schemes were chosen (auto.py)
     kv: KvScales | None = None
+    seconds: float = 0.0  # of finding codes, in all trials; measuring them comes on top
 
 
 def quantize(
@@ -113,6 +115,8 @@ def quantize(
     assert job.scheme is not None, "auto.py chooses schemes"
     trials = prepared(model, tokenizer, job, progress)
     asked = chosen_layers(model, job.scheme, job.skip)
+    if not asked and not job.method.prunes:
+        raise UsageError(f"{', '.join(job.skip)} leaves no projection to quantize; skip fewer")
     choices = timed(model, job.scheme, job.batch_sizes, progress)
     plain = slower_shapes(choices)
     shapes = {name: layer.weight.shape for name, layer in quantizable(model).items()}
@@ -180,12 +184,13 @@ class Trials:
         self.model, self.tokenizer, self.job = model, tokenizer, job
         self.batches, self.windows, self.progress = batches, windows, progress
         longest = max(len(window) for window in windows.tokens)
-        limits = Limits(max_context=longest + 1, max_batch=MAX_BATCH)
+        limits = Limits(max_context=longest, max_batch=MAX_BATCH)
         self.recipe = Recipe(kv=KV(prefix_cache=False), limits=limits)
         # No more than the windows need: two engines share the device, and the model beside them.
         self.num_pages = MAX_BATCH * (2 + longest // self.recipe.kv.page_size)
         self._original: Engine | None = None
         self.done: list[Trial] = []
+        self.seconds = 0.0
 
     @property
     def original(self) -> Engine:
@@ -198,6 +203,7 @@ class Trials:
 
     def run(self, schemes: Mapping[str, Scheme]) -> Quantized:
         """With these projections quantized, each by its scheme."""
+        begun = time.perf_counter()
         results = quantize_model(
             self.model,
             self.batches,
@@ -207,6 +213,7 @@ class Trials:
             work=self.job.work,
             progress=self.progress,
         )
+        self.seconds += time.perf_counter() - begun
         plain, codes = parts_of(self.model, results)
         recipe = self.recipe
         if self.job.kv is not None:
@@ -223,7 +230,8 @@ class Trials:
         return Quantized(plain, codes, held, quality, *about)
 
     def finished(self, found: Quantized) -> Quantized:
-        """With what is made only of the one that is kept."""
+        """With the time of all, and what is made only of the one that is kept."""
+        found = replace(found, seconds=self.seconds)
         if self.job.kv is None or found.problem is not None:
             return found
         dtype = torch.int8 if self.job.kv == "int8" else FP8

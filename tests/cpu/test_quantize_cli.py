@@ -19,6 +19,7 @@ from ridgeline.errors import (
     UnsupportedError,
     UsageError,
 )
+from ridgeline.records import Record
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,29 @@ def test_outside_the_bound_nothing_is_written(
     assert not out.exists()
 
 
+@pytest.mark.parametrize("max_kl", ["0", "1"])
+def test_a_record_is_kept_refused_or_not(
+    folder: Path,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    max_kl: str,
+) -> None:
+    more = ["--max-kl", max_kl, "--max-ppl-increase", "0.9", "--save", str(tmp_path / "records")]
+    code = main(argv(folder, tmp_path / "out", text, *more, "--json"))
+    assert code == (QualityError.exit_code if max_kl == "0" else 0)
+    (file,) = (tmp_path / "records").iterdir()
+    record = Record.from_json(json.loads(file.read_text()))
+    values = record.values
+    assert values["mean_kl_low"].value <= values["mean_kl"].value <= values["mean_kl_high"].value
+    assert values["num_quantized"].value == 8
+    assert 0 < values["quantizing_seconds"].value < values["total_seconds"].value
+    assert values["peak_host_bytes"].value > 2**20
+    assert ("bytes_after" in values) == (max_kl == "1")
+    assert record.notes[0] == "against the original in fp32; method Rtn(clip=False)"
+    assert [note[:8] for note in record.notes[1:]] == ["refused:"] * (max_kl == "0")
+
+
 @pytest.mark.parametrize(
     ("kind", "words", "more"),
     [
@@ -127,6 +151,13 @@ def test_texts_and_folders(
         refused(capsys, UsageError, words, *argv(folder, tmp_path / "out", text, *more))
     absent = argv(folder, tmp_path / "out", tmp_path / "absent.txt")
     refused(capsys, UsageError, "absent.txt", *absent)
+    unmeasured = ["quantize", str(folder), "--scheme", "int8", "--out", str(tmp_path / "out")]
+    refused(capsys, UsageError, "--bytes --text", *unmeasured, "--bytes", "100")
+    inside = argv(folder, tmp_path / "out", text, "--work", str(folder / "work"))
+    refused(capsys, UsageError, "--work original", *inside)
+    (tmp_path / "work").write_text("x")
+    inside = argv(folder, tmp_path / "out", text, "--work", str(tmp_path / "work"))
+    refused(capsys, UsageError, "--work is a file", *inside)
 
 
 def test_weights_that_are_no_numbers(

@@ -7,6 +7,7 @@ from ridgeline.quantization.methods.rtn import Rtn
 from ridgeline.quantization.methods.smoothquant import SmoothQuant
 from ridgeline.quantization.methods.sparsegpt import SparseGpt
 from ridgeline.quantization.methods.sparsity import parse_sparsity
+from ridgeline.quantization.methods.usual import usual_method
 from ridgeline.quantization.methods.wanda import Wanda
 
 METHODS: dict[str, type[Method]] = {
@@ -23,4 +24,5 @@ __all__ = [
     "SparseGpt",
     "Wanda",
     "parse_sparsity",
+    "usual_method",
 ]

@@ -24,6 +24,7 @@ from ridgeline.quantization.methods import Awq, Gptq, Method, Rtn, SmoothQuant, 
 from ridgeline.quantization.methods.base import Calibrated
 from ridgeline.quantization.methods.folding import _divide_norm, fold, places
 from ridgeline.quantization.methods.kv import calibrate_kv
+from ridgeline.quantization.methods.usual import usual_method
 from ridgeline.quantization.scheme import Codes, Scheme, decode, encode, find_grid, parse_scheme
 from ridgeline.quantization.statistics import Statistics, collect, matrices
 from ridgeline.quantization.work import Results, dequantized
@@ -108,6 +109,7 @@ def mean_db(results: Results) -> float:
         ("int4-g32-asym", Awq(points=4, then=Gptq(clip=False)), 0),
         ("w8a8-int8", SmoothQuant(), 0),
         ("w8a8-int8", SmoothQuant(alpha=0.5), 4),
+        ("fp8", usual_method(parse_scheme("fp8")), 0),
     ],
     ids=repr,
 )
@@ -118,6 +120,15 @@ def test_methods_beat_rounding(scheme: str, better: Method, experts: int) -> Non
     found = quantize_model(model, batches, asked, better, min_tokens=8)
     assert mean_db(found) < mean_db(plain) - 1.0
     assert {report.method for report in found.reports} == {better.name}
+
+
+def test_what_is_usual_for_a_scheme() -> None:
+    names = {"int8": "rtn", "int4-g32": "gptq", "w8a8-int8": "smoothquant", "fp8": "smoothquant"}
+    assert {name: usual_method(parse_scheme(name)).name for name in names} == names
+    for name in ("fp8", "fp8-tensor", "fp8-block"):
+        method = usual_method(parse_scheme(name))
+        assert isinstance(method, SmoothQuant)
+        assert isinstance(method.then, Gptq), name
 
 
 def test_the_result_is_what_was_asked() -> None:

@@ -19,6 +19,8 @@ from ridgeline.errors import (
     UnsupportedError,
     UsageError,
 )
+from ridgeline.quantization.methods import usual_method
+from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.records import Record
 
 
@@ -73,6 +75,18 @@ def test_people_see_a_table(
     shown = capsys.readouterr().out
     for words in ("perplexity", "mean KL", "projections stay", "saved in"):
         assert words in shown
+
+
+def test_without_a_method_the_usual_one_is_taken(
+    folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = ["--max-kl", "5", "--max-ppl-increase", "0.9", "--json"]
+    assert main(argv(folder, tmp_path / "usual", text, *wide, scheme="fp8")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["method_options"] == repr(usual_method(parse_scheme("fp8")))
+    named = argv(folder, tmp_path / "named", text, *wide, "--method", "rtn", scheme="fp8")
+    assert main(named) == 0
+    assert json.loads(capsys.readouterr().out)["method"] == "rtn"
 
 
 def test_outside_the_bound_nothing_is_written(

@@ -30,7 +30,7 @@ from ridgeline.models.checkpoint import save as saving
 from ridgeline.quantization.devices import check_target
 
 Capture = pytest.CaptureFixture[str]
-LAYERS = 6
+LAYERS = 3
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_stopped_in_the_middle_it_goes_on(
     folder: Path, text: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     out, work = tmp_path / "out", tmp_path / "work"
-    more = ["--method", "gptq", "--sequences", "150", "--work", str(work)]
+    more = ["--method", "gptq", "--sequences", "32", "--work", str(work)]
     command = [sys.executable, "-m", "ridgeline", *argv(folder, out, text, *more)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     layers = until_some(work, process)
@@ -163,10 +163,9 @@ def test_a_window_as_long_as_the_context(
     folder: Path, text: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """Longer ones are cut to it: the default is longer than some models reach."""
-    for window in ("128", "2048"):
-        out = tmp_path / window
-        assert main(argv(folder, out, text, "--window", window)) == 0, capsys.readouterr().err
-        assert (out / "config.json").is_file()
+    out = tmp_path / "out"
+    assert main(argv(folder, out, text, "--window", "2048")) == 0, capsys.readouterr().err
+    assert (out / "config.json").is_file()
 
 
 def test_a_quantized_checkpoint_has_no_other_scheme(

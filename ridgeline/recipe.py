@@ -232,7 +232,7 @@ class Recipe:
         default=None,
         metadata=about(
             "hold int8 and int4 weights in the dtype too, for steps of many tokens "
-            "(default: on a GPU, where that takes at most 15% of the room for pages)"
+            "(default: on a GPU, where that takes little of the room for pages)"
         ),
     )
     deterministic: bool = field(

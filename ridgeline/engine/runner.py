@@ -421,7 +421,7 @@ class Runner:
         return hidden_TD
 
     def _sequences_for(
-        self, shape: StepShape, own_sequences: bool, fresh_prompts: bool
+        self, shape: StepShape, own_sequences: bool, fresh_prompts: bool = False
     ) -> type[PagedSequences]:
         """Decode rows alone may read pages while others are written, if none of them shares one."""
         if self.sequences is not PagedSequences:

@@ -78,22 +78,28 @@ def test_training_lowers_the_rounded_loss(experts: int) -> None:
 
 
 def test_training_with_rounding_beats_rounding_afterwards() -> None:
-    """A regression over inputs that go together: 100 steps with rounding in the loop."""
+    """Regressions over inputs that go together: 100 steps with rounding in the loop. How much that
+    gains differs from one set of weights to the next, from a tenth to two thirds.
+    """
     scheme, x = parse_scheme("int4-g32"), correlated(256, 32)
-    target = x @ random_weight(8, 32).t()
-    linear = Linear(32, 8, bias=False)
-    with torch.no_grad():
-        linear.weight.copy_(random_weight(8, 32))  # the exact answer, before rounding
-    wrapped = FakeQuantLinear(linear, scheme)
-    rounded_afterwards = functional.mse_loss(wrapped(x), target).item()
-    optimizer, least = torch.optim.Adam(linear.parameters(), lr=0.01), rounded_afterwards
-    for _ in range(100):
-        optimizer.zero_grad()
-        loss = functional.mse_loss(wrapped(x), target)
-        loss.backward()
-        optimizer.step()
-        least = min(least, loss.item())
-    assert least < 0.8 * rounded_afterwards
+    shares = []
+    for seed in range(8):
+        target = x @ random_weight(8, 32, seed).t()
+        linear = Linear(32, 8, bias=False)
+        with torch.no_grad():
+            linear.weight.copy_(random_weight(8, 32, seed))  # the exact answer, before rounding
+        wrapped = FakeQuantLinear(linear, scheme)
+        rounded_afterwards = functional.mse_loss(wrapped(x), target).item()
+        optimizer, least = torch.optim.Adam(linear.parameters(), lr=0.003), rounded_afterwards
+        for _ in range(100):
+            optimizer.zero_grad()
+            loss = functional.mse_loss(wrapped(x), target)
+            loss.backward()
+            optimizer.step()
+            least = min(least, loss.item())
+        shares.append(least / rounded_afterwards)
+    assert max(shares) < 1.0
+    assert sum(shares) / len(shares) < 0.75
 
 
 def test_what_stays() -> None:

@@ -90,6 +90,7 @@ def load(
     check_words(draft, tokenizer)
     choices: tuple[Choice, ...] = ()
     small = None if draft is None else draft.config
+    filled, plan = with_copies_chosen(config, filled, plan, hardware.device, small, kept)
     if scheme is None:
         where = {"dtype": dtype_name(dtype), "device": device}
         loaded = load_model(path, **where, keep_codes=keep_codes, progress=progress)
@@ -97,7 +98,7 @@ def load(
         plan, choices = with_choices(config, filled, plan, hardware.device, small, progress)
         plain = slower_shapes(choices)
         loaded = load_nearest(path, scheme, dtype, hardware.device, progress, plain)
-    filled, plan = with_copies(loaded, filled, plan, small)
+    make_copies(loaded, filled, choices)
     return Loaded(loaded, tokenizer, filled, plan, load_draft(draft, loaded), choices)
 
 
@@ -119,6 +120,8 @@ def with_choices(
     sizes = usual_batches(device, filled.limits.max_batch)
     about: dict[str, Any] = {"host_kernels": filled.kernels == "fused", "progress": progress}
     choices = tuple(measured_choices(config, scheme, sizes, dtype, device, **about))
+    if filled.copies and scheme.inputs == "16-bit":
+        choices = tuple(choice.with_copy() for choice in choices)
     plain = slower_shapes(choices)
     if not plain:
         return plan, choices
@@ -133,24 +136,36 @@ def with_choices(
     return plan, ()
 
 
-def with_copies(
-    model: Transformer, filled: Recipe, plan: MemoryPlan, draft: ModelConfig | None
+def with_copies_chosen(
+    config: ModelConfig,
+    filled: Recipe,
+    plan: MemoryPlan,
+    device: str,
+    draft: ModelConfig | None,
+    kept: Kept | None,
 ) -> tuple[Recipe, MemoryPlan]:
-    """Copies of weights that are codes, **made in the model** where they are wanted or take little
-    of the room for pages; and the plan with them.
+    """Whether copies of weights that are codes are held, where that was left open: if they take
+    little of the room for pages. And the plan with them.
     """
-    kept = schemes_of(model)
-    if filled.copies is None:
-        asked = replace(filled, copies=bool(kept) and model.embed.weight.is_cuda)
-        larger = itemise(model.config, asked, plan.free_bytes, draft, kept)
-        allowed = COPIES_SHARE * plan.bytes_of("KV pages")
-        if larger.fits and 0 < larger.bytes_of("copies") <= allowed:
-            filled, plan = asked, larger
-        else:
-            filled = replace(filled, copies=False)
+    if filled.copies is not None:
+        return filled, plan
+    asked = replace(filled, copies=device != "cpu" and not filled.deterministic)
+    larger = itemise(config, asked, plan.free_bytes, draft, kept)
+    allowed = COPIES_SHARE * plan.bytes_of("KV pages")
+    if larger.fits and 0 < larger.bytes_of("copies") <= allowed:
+        return asked, larger
+    return replace(filled, copies=False), plan
+
+
+def make_copies(model: Transformer, filled: Recipe, choices: Sequence[Choice]) -> None:
+    """**In the model**, if the recipe has them."""
     if filled.copies:
-        keep_copies(model)
-    return filled, plan
+        early = {
+            (choice.num_outputs, choice.depth): choice.copied_from
+            for choice in choices
+            if choice.copied_from is not None
+        }
+        keep_copies(model, early)
 
 
 def with_saved_kv(recipe: Recipe, checkpoint: Checkpoint) -> Recipe:
@@ -188,15 +203,15 @@ def _loaded(
     filled, plan = planned(model.config, recipe, filled, str(weight.device), free, draft, kept=kept)
     choices: tuple[Choice, ...] = ()
     if recipe.scheme is not None:
-        small = None if draft is None else draft.config
-        about = (model.config, filled, plan, str(weight.device), small, progress)
-        plan, choices = with_choices(*about)
+        small, device = None if draft is None else draft.config, str(weight.device)
+        filled, plan = with_copies_chosen(model.config, filled, plan, device, small, None)
+        plan, choices = with_choices(model.config, filled, plan, device, small, progress)
         copy, plain = with_kinds(model, lambda kind: kind), slower_shapes(choices)
         scheme = parse_scheme(recipe.scheme)
         model = quantize_nearest(copy, scheme, progress=progress, plain=plain)
     else:  # the caller's model is changed only where that is asked for
         filled = replace(filled, copies=bool(filled.copies))
-    filled, plan = with_copies(model, filled, plan, None if draft is None else draft.config)
+    make_copies(model, filled, choices)
     return Loaded(model, tokenizer, filled, plan, load_draft(draft, model), choices)
 
 

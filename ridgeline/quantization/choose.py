@@ -11,7 +11,7 @@ On a CPU pass `ready=on_host` (engine/host_model.py), so that its kernels are ti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil
 from typing import Any
@@ -59,11 +59,18 @@ class Choice:
     num_outputs: int
     depth: int
     scheme: str
-    times: tuple[Times, ...]
+    times: tuple[Times, ...]  # by rows
+    copied_from: int | None = None  # rows from which on a copy in the model's dtype serves
 
     @property
     def quantize(self) -> bool:
-        return bool(self.times) and not any(times.is_slower for times in self.times)
+        by_codes = [t for t in self.times if self.copied_from is None or t.rows < self.copied_from]
+        return bool(self.times) and not any(times.is_slower for times in by_codes)
+
+    def with_copy(self) -> Choice:
+        """Beside a copy, only what is slower for the fewest rows stays plain."""
+        slower = next((i for i, times in enumerate(self.times) if times.is_slower), 0)
+        return replace(self, copied_from=self.times[slower - 1].rows + 1) if slower else self
 
     @property
     def reason(self) -> str:

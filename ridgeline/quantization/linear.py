@@ -63,6 +63,7 @@ class QuantizedLinear(nn.Module):
     bias: nn.Parameter | None
     gives: torch.dtype | None  # codes that the product behind the activation wants
     copy: Tensor | None  # of the weight in the model's dtype, for many rows
+    copied_from: int  # so many
 
     def __init__(
         self, codes: Codes, scheme: Scheme, dtype: torch.dtype, bias_O: Tensor | None = None
@@ -77,6 +78,7 @@ class QuantizedLinear(nn.Module):
         self.zero = None if stored.zero is None else _constant(stored.zero)
         self.bias = None if bias_O is None else _constant(bias_O)
         self.register_buffer("copy", None, persistent=False)
+        self.copied_from = COPIED_FROM
 
     def forward(
         self,
@@ -87,7 +89,7 @@ class QuantizedLinear(nn.Module):
         out_TO: Tensor | None = None,
     ) -> Tensor | Rows:
         """As `Linear`: `activation(norm(x) @ weightᵀ + bias) + residual`."""
-        if self.copy is not None and isinstance(x_TD, Tensor) and len(x_TD) >= COPIED_FROM:
+        if self.copy is not None and isinstance(x_TD, Tensor) and len(x_TD) >= self.copied_from:
             return projected(x_TD, self.copy, self.bias, norm, activation, residual_TO, out_TO)
         if out_TO is not None:
             y_TO = self.forward(x_TD, norm, activation, residual_TO)
@@ -164,11 +166,15 @@ def quantize_blocks(x_TD: Tensor, dtype: torch.dtype) -> Rows:
     return Rows(codes.flatten(-2), scale.contiguous())
 
 
-def keep_copies(model: nn.Module) -> None:
-    """Of all layers whose codes are only a smaller weight: the inputs stay in 16 bits."""
+def keep_copies(model: nn.Module, copied_from: Mapping[tuple[int, int], int] | None = None) -> None:
+    """Of all layers whose codes are only a smaller weight: the inputs stay in 16 bits.
+    `copied_from` has, by shape, from how many rows on the copy serves, where that is known.
+    """
     for module in model.modules():
         if isinstance(module, QuantizedLinear) and module.inputs is None:
             module.keep_copy()
+            shape = (module.out_features, module.in_features)
+            module.copied_from = (copied_from or {}).get(shape, COPIED_FROM)
 
 
 def quantizable(model: nn.Module) -> dict[str, Linear]:

@@ -27,7 +27,8 @@ from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.shapes import describe_shape
 from ridgeline.models.transformer import Linear
-from ridgeline.quantization.linear import COPIED_FROM, QuantizedLinear, quantizable
+from ridgeline.quantization.choose import Choice, Times
+from ridgeline.quantization.linear import COPIED_FROM, QuantizedLinear, keep_copies, quantizable
 from ridgeline.quantization.nearest import load_nearest, nearest
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.quantization.sizes import named_matrices
@@ -184,3 +185,23 @@ def test_many_rows_go_to_the_copy_and_few_to_the_codes() -> None:
     assert (layer(x_TD) == 0).all()
     torch.testing.assert_close(layer(x_TD[:-1]), by_codes[:-1])
     assert "copy" not in layer.state_dict()
+
+
+def test_beside_a_copy_only_what_is_slower_for_the_fewest_rows_stays_plain() -> None:
+    def choice(*speedups: float) -> Choice:
+        rows = (1, 16, 64)
+        times = [Times(n, x, 1.0) for n, x in zip(rows, speedups, strict=False)]
+        return Choice(64, 96, "int8", tuple(times))
+
+    assert choice(1.5, 1.2).with_copy().copied_from is None
+    early = choice(1.5, 0.9).with_copy()
+    assert (early.copied_from, early.quantize) == (2, True)
+    assert choice(1.5, 1.2, 0.8).with_copy().copied_from == 17
+    never = choice(0.9, 1.2).with_copy()
+    assert (never.copied_from, never.quantize) == (None, False)
+
+    layer = nearest("a layer", torch.randn(64, 96), None, parse_scheme("int8"), torch.float32)
+    keep_copies(torch.nn.Sequential(layer), {(64, 96): 2})
+    layer.copy.zero_()
+    assert (layer(torch.ones(2, 96)) == 0).all()
+    assert (layer(torch.ones(1, 96)) != 0).any()

@@ -4,13 +4,11 @@ never read, how work is cut, what is refused.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.attention import AttentionSpec
@@ -129,46 +127,6 @@ def test_torch_paths_agree_with_the_definition() -> None:
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         sdpa_out = sdpa.equal_prompts(*packed, 2, inputs["spec"], None)
     torch.testing.assert_close(sdpa_out, prefill_op.reference(**inputs), rtol=1e-4, atol=1e-4)
-
-
-def test_torch_over_pages_agrees_with_the_definition() -> None:
-    """Prompts that end within a page, in pages that lie anywhere."""
-    inputs = prefill_inputs(
-        replace(PREFILL, before=(0, 0), new=(33, 33), dtype=torch.float32, page_size=16)
-    )
-    names = ("q_TNH", "k_pages_PKSH", "v_pages_PKSH", "page_table_BM", "spec")
-    found = sdpa.from_pages(*(inputs[name] for name in names), backend=None)
-    torch.testing.assert_close(found, prefill_op.reference(**inputs), rtol=1e-4, atol=1e-4)
-
-
-def test_fresh_prompts_over_pages_go_to_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not with a prefix, 8-bit pages, or a length that does not come again."""
-    taken: list[Tensor] = []
-
-    def from_pages(q_TNH: Tensor, *_: Any) -> Tensor:
-        taken.append(q_TNH)
-        return q_TNH
-
-    monkeypatch.setattr(sdpa, "from_pages", from_pages)
-    q = torch.empty(4096, 2, 64, dtype=torch.bfloat16, device="meta")
-    pages = torch.empty(64, 2, 64, 64, dtype=torch.bfloat16, device="meta")
-    scale = torch.empty(64, 2, 64, device="meta")
-    starts, lengths = torch.empty(3, device="meta"), torch.empty(2, device="meta")
-    table = torch.empty(2, 32, device="meta", dtype=torch.int32)
-    about = (starts, pages, pages, table, lengths, AttentionSpec(0.1))
-
-    def goes(scales: tuple[Any, Any] = (None, None), **more: Any) -> bool:
-        before = len(taken)
-        with recording(H200), suppress(Exception):
-            prefill_attention(q, *about, *scales, **more)
-        return len(taken) > before
-
-    assert goes(max_new=2048, fresh=True)
-    assert not goes(max_new=2048)
-    assert not goes((scale, scale), max_new=2048, fresh=True)
-    assert not goes(max_new=2048, fresh=True, split_tokens=256)
-    q = q[:4094]
-    assert not goes(max_new=2047, fresh=True)
 
 
 def test_compiled_graphs_hold_the_ops() -> None:

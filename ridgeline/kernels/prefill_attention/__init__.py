@@ -30,12 +30,10 @@ def prefill_attention(
     max_new: int | None = None,
     split_tokens: int | None = None,
     max_length: int | None = None,
-    fresh: bool = False,
 ) -> Tensor:
-    """See reference.py. `fresh`: all tokens of all sequences are new, and with `max_new`, the
-    longest one's length, cuDNN can be chosen. With `split_tokens` given, a token's result is the
-    same bits whatever else is in the batch and however many of its sequence's tokens come with it
-    (fixed.py); `max_length`, which no sequence passes, then lets few sequences fill the chip.
+    """See reference.py. With `split_tokens` given, a token's result is the same bits whatever else
+    is in the batch and however many of its sequence's tokens come with it (fixed.py); `max_length`,
+    which no sequence passes, then lets few sequences fill the chip.
     """
     pages = (starts, k_pages_PKSH, v_pages_PKSH, page_table_BM, lengths_B)
     scales = (k_scale_PKS, v_scale_PKS)
@@ -45,10 +43,6 @@ def prefill_attention(
         return traced_prefill(q_TNH, *pages, *numbers, *scales, max_new)
     if q_TNH.device.type == "cpu":
         return reference.prefill_attention(q_TNH, *pages, spec, *scales)
-    if fresh and split_tokens is None and k_scale_PKS is None and max_new is not None:
-        path = sdpa.choose_path(q_TNH, page_table_BM.shape[0], spec, max_new)
-        if path == "cudnn" and max_new % sdpa.PAGED_STEP == 0:
-            return sdpa.from_pages(q_TNH, k_pages_PKSH, v_pages_PKSH, page_table_BM, spec)
     from ridgeline.kernels.prefill_attention import fixed, triton
 
     if split_tokens is not None:

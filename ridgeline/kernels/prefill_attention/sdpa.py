@@ -2,8 +2,6 @@
 
 cuDNN's kernel is the fastest there is for plain causal prompts on sm_90, but it knows sequences of
 one length only, and builds a plan for each new shape: it is taken for long prompts of equal length.
-Where keys and values lie in pages they are copied together first, which takes a twentieth of the
-time, and only lengths that come again are taken.
 `varlen_attn` takes packed prompts of any lengths, at about half cuDNN's speed.
 """
 
@@ -24,7 +22,6 @@ from ridgeline.kernels.launch import target_of
 CUDNN_MAX_HEAD_DIM = 128
 # A heuristic until measured: prompts so long that attention outweighs the launch and the plan.
 CUDNN_MIN_TOKENS = 2048
-PAGED_STEP = 1024  # over pages, lengths that are multiples of this
 
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
@@ -57,51 +54,19 @@ def equal_prompts(
     are enabled).
     """
 
-    q, k, v = (_batched(x, num_sequences) for x in (q_TNH, k_TKH, v_TKH))
-    return _attend(q, k, v, spec, backend).reshape(q_TNH.shape)
+    def batched(x_TNH: Tensor) -> Tensor:
+        return x_TNH.unflatten(0, (num_sequences, -1)).transpose(1, 2)
 
-
-def _batched(x_TNH: Tensor, num_sequences: int) -> Tensor:
-    return x_TNH.unflatten(0, (num_sequences, -1)).transpose(1, 2)
-
-
-def _attend(
-    q_BNLH: Tensor,
-    k_BKLH: Tensor,
-    v_BKLH: Tensor,
-    spec: AttentionSpec,
-    backend: Literal["cudnn", "flash"] | None,
-) -> Tensor:
-    """[B, L, N, H]"""
     with sdpa_kernel(BACKENDS[backend]) if backend else nullcontext():
         out = functional.scaled_dot_product_attention(
-            q_BNLH, k_BKLH, v_BKLH, is_causal=True, scale=spec.scale, enable_gqa=True
+            batched(q_TNH),
+            batched(k_TKH),
+            batched(v_TKH),
+            is_causal=True,
+            scale=spec.scale,
+            enable_gqa=True,
         )
-    return out.transpose(1, 2)
-
-
-def from_pages(
-    q_TNH: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    spec: AttentionSpec,
-    backend: Literal["cudnn", "flash"] | None = "cudnn",
-) -> Tensor:
-    """Prompts of one length whose keys and values, and no others, were just written to pages."""
-    num_sequences = page_table_BM.shape[0]
-    length = q_TNH.shape[0] // num_sequences
-    pages = -(-length // k_pages_PKSH.shape[2])
-    used = page_table_BM[:, :pages].reshape(-1)
-
-    def gathered(pages_PKSH: Tensor) -> Tensor:
-        """[B, K, L, H], by one copy."""
-        heads = pages_PKSH.transpose(0, 1).index_select(1, used)
-        heads = heads.unflatten(1, (num_sequences, pages)).flatten(2, 3)
-        return heads[:, :, :length].transpose(0, 1)
-
-    k, v = gathered(k_pages_PKSH), gathered(v_pages_PKSH)
-    return _attend(_batched(q_TNH, num_sequences), k, v, spec, backend).reshape(q_TNH.shape)
+    return out.transpose(1, 2).reshape(q_TNH.shape)
 
 
 def any_prompts(

@@ -65,7 +65,8 @@ def argv(folder: Path, out: Path, text: Path, *more: str, scheme: str = "int8") 
     return ["quantize", str(folder), *about, *quick, *more]
 
 
-# Ctrl-C reaches the process when its first layer is kept, whatever the machine's speed.
+# Ctrl-C reaches the process when its first layer is kept, whatever the machine's speed; also where
+# tests run in the background, whose children a shell lets ignore it.
 STOPPED = """
 import os, signal, sys
 from ridgeline.cli import main
@@ -76,6 +77,7 @@ def keep_and_stop(self, index, result, keep=Results.put):
     os.kill(os.getpid(), signal.SIGINT)
 
 Results.put = keep_and_stop
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -291,6 +291,8 @@ def _check_supported(recipe: Recipe) -> None:
     for asked, what in (
         (recipe.deterministic and recipe.scheme, f"deterministic and scheme {recipe.scheme}"),
         (recipe.deterministic and _codes_in_fp16(recipe), "deterministic, fp16 and an 8-bit KV"),
+        (recipe.deterministic and recipe.copies, "deterministic and copies"),
+        (recipe.parallel.tensor > 1 and recipe.copies, "tensor parallel and copies"),
         (on_gpu_by_reference, "kernels reference on a GPU"),
     ):
         if asked:

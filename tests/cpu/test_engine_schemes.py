@@ -32,7 +32,7 @@ from ridgeline.quantization.linear import COPIED_FROM, QuantizedLinear, keep_cop
 from ridgeline.quantization.nearest import load_nearest, nearest
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.quantization.sizes import named_matrices
-from ridgeline.recipe import Limits, Recipe, with_auto
+from ridgeline.recipe import Limits, Parallel, Recipe, with_auto
 
 FAMILIES = ["llama-mqa-bias", "smollm3", "mistral-sliding", "qwen2", "qwen3", "qwen3-moe-mixed",
             "mixtral", "gemma2", "gemma3", "phi3-longrope-partial", "granite-bias"]  # fmt: skip
@@ -170,8 +170,14 @@ def test_copies_are_counted_and_refused_where_they_serve_nobody() -> None:
     assert plan.bytes_of("copies") == 2 * matrices
     assert itemise(config, replace(recipe, copies=False), 1 << 34).bytes_of("copies") == 0
     assert itemise(config, replace(recipe, scheme="fp8"), 1 << 34).bytes_of("copies") == 0
-    with pytest.raises(UnsupportedError, match="on a GPU, not a CPU"):
-        Engine(tiny("llama-mha"), Recipe(scheme="int8", copies=True), num_pages=8)
+    for refused, why in (
+        (Recipe(scheme="int8", copies=True), "on a GPU, not a CPU"),
+        (Recipe(deterministic=True, copies=True), "deterministic and copies"),
+        (Recipe(parallel=Parallel(2), copies=True), "tensor parallel and copies"),
+    ):
+        filled = with_auto(refused, config, torch.bfloat16, "cpu")
+        with pytest.raises(UnsupportedError, match=why):
+            planned(config, refused, filled, "cpu", 1 << 34)
 
 
 def test_many_rows_go_to_the_copy_and_few_to_the_codes() -> None:

@@ -423,6 +423,7 @@ inline void wait_for_groups(size_t num_left) {
 inline void wait_for_oldest(int stages) { wait_for_groups(stages - 1); }
 inline void wait_for_copies() { wait_for_groups(0); }
 inline void copy_16(uint32_t to, const void* from, bool inside) { copy_async<16>(to, from, inside); }
+inline void copy_4(uint32_t to, const void* from, bool inside) { copy_async<4>(to, from, inside); }
 inline void close_group() { commit_copies(); }
 inline void wait_groups(int pending) { wait_for_groups(pending); }
 template <int PENDING>

@@ -66,7 +66,8 @@ MANY_ROWS = [
 ONE_ROW = [
     form for form in FORMS if form.startswith(("int8 words", "int8 rows", "int4", "fp8 with"))
 ]
-ONE_ROW_WAYS = [OneRow(2, 2, 1), OneRow(2, 1, 2), OneRow(4, 3, 1), OneRow(4, 2, 2)]
+# int4 needs a multiple of four outputs a block, as its scales are copied.
+ONE_ROW_WAYS = [OneRow(2, 4, 1), OneRow(2, 4, 2, 4), OneRow(4, 6, 1), OneRow(4, 2, 2, 4)]
 
 
 def depth_of(form: str) -> int:
@@ -173,7 +174,7 @@ def test_one_row(form: str, dtype: torch.dtype) -> None:
 def test_one_row_of_no_number_is_not_taken_for_one(value: float) -> None:
     for form in ONE_ROW:
         op, case = case_of(form, (1, 48, depth_of(form)), BF16)
-        inputs = inputs_of(case) | {"config": OneRow(2, 2, 1)}
+        inputs = inputs_of(case) | {"config": OneRow(2, 4, 1)}
         if value == 0.0:
             inputs["x_MD"].zero_()
             assert (op.variants["cuda"](**inputs) == 0).all()
@@ -272,7 +273,7 @@ def test_a_row_is_the_same_bits_beside_any_others(form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "way", [Way(1, 4, 2, blocks=1), Way(warps=4, stages=3, splits=2), OneRow(2, 2, 1)]
+    "way", [Way(1, 4, 2, blocks=1), Way(warps=4, stages=3, splits=2), OneRow(2, 4, 1)]
 )
 @pytest.mark.parametrize("form", ["plain", "int4 g128", "fp8 rows"])
 def test_the_kernel_before_is_waited_for(

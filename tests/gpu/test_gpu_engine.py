@@ -266,4 +266,5 @@ def test_fresh_prompts_of_one_length_are_as_right_as_any() -> None:
     other = prompts_of([700], seed=9, vocab_size=model.config.vocab_size)
     mixed = engine_for(model, **limits, prefix_cache=False).generate(other + prompts, sampling)[1:]
     for a, b in zip(even, mixed, strict=True):
-        assert a.logprobs[0].logprob == pytest.approx(b.logprobs[0].logprob, abs=0.05)
+        one, other = a.completions[0].logprobs, b.completions[0].logprobs
+        assert one[0].logprob == pytest.approx(other[0].logprob, abs=0.05)

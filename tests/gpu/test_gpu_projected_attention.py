@@ -68,6 +68,9 @@ def test_step_after_step_as_two_kernels(
         roundings = 1 if cache is None else 16
         check(found, expected, torch.bfloat16, 700, roundings)
     for ours, theirs in zip(pages_of(one), pages_of(two), strict=True):
+        if ours.dtype == torch.float32:  # scales: sums of squares may be taken in another order
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0.0, equal_nan=True)
+            continue
         differ = ours.float().nan_to_num(0.0) != theirs.float().nan_to_num(0.0)
         assert differ.float().mean() < 0.002
         assert torch.equal(ours.float().isnan(), theirs.float().isnan())

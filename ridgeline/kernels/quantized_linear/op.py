@@ -27,7 +27,7 @@ from ridgeline.kernels.skinny_linear.cut import scale_kind
 from ridgeline.kernels.skinny_linear.op import PROJECTIONS
 from ridgeline.kernels.skinny_linear.tune_space import Config, default_config, shortlist
 from ridgeline.kernels.skinny_linear.tune_space import search_space as plain_rows_space
-from ridgeline.kernels.skinny_linear.ways import OneRow, Way, fits_few, ways
+from ridgeline.kernels.skinny_linear.ways import Groups, OneRow, Way, fits_few, ways
 from ridgeline.kernels.targets import Target
 
 BF16, FP16, INT8, FP8 = torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn
@@ -311,6 +311,7 @@ def search(
     x_MD: Tensor,
     weight: Tensor,
     weight_scale: Tensor,
+    zero_GO: Tensor | None = None,
     norm_weight_D: Tensor | None = None,
     activation: Activation | None = None,
     **_: Any,
@@ -330,6 +331,10 @@ def search(
             space = plain_rows_space(rows, outputs, depth, gated, bits)
             configs += shortlist(space, outputs, gated, target, bits)
     in_cuda = ways(cuda.kind_of(x_MD, weight), rows, outputs, depth, gated)
+    if packed and bits == 4:
+        groups = Groups(depth // weight_scale.shape[0], zero_GO is not None)
+        shape = (outputs, depth, gated, target.num_units)
+        in_cuda = [w for w in in_cuda if isinstance(w, Way) or groups.fits(w, *shape)]
     return Search(*choice_key(x_MD, weight, weight_scale, gated, normed), [*configs, *in_cuda])
 
 

@@ -324,6 +324,12 @@ __device__ inline void copy_16(uint32_t to, const void* from, bool inside) {
                : "memory");
 }
 
+__device__ inline void copy_4(uint32_t to, const void* from, bool inside) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(inside ? 4 : 0)
+               : "memory");
+}
+
 __device__ inline void close_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Until at most `pending` (0 to 3) of this thread's groups of copies are under way. Predicated: as
@@ -1218,23 +1224,39 @@ cudaError_t choose(const Job& job, const Cut& cut) {
   }
 }
 
-template <int KIND, int ROWS>
-cudaError_t start_one_row(const Job& job, bool half, int warps, int blocks, bool dependent,
-                          cudaStream_t stream) {
+struct RowCut {
+  int lines, warps, stages, blocks;
+  bool dependent;
+  cudaStream_t stream;
+};
+
+template <int KIND, int ROWS, int STAGES>
+cudaError_t start_one_row(const Job& job, bool half, const RowCut& cut) {
   using L = Line<KIND>;
+  int outputs_at_once = job.gated ? ROWS / 2 : ROWS;
+  int needed = ceil_div(job.outputs, cut.warps * outputs_at_once);
+  int blocks = needed < cut.blocks ? needed : cut.blocks;
   int padded = ceil_div(job.depth / L::kPiece, 32) * 32;
-  int bytes = padded * (L::kUnits * 16 + (KIND == kInt4 ? 4 : 0));
-  bytes += warps * kLineStages * ROWS * 512;
-  int needed = ceil_div(job.outputs, warps * (job.gated ? ROWS / 2 : ROWS));
-  return start(one_row_kernel<KIND, ROWS>, job, half, 0, needed < blocks ? needed : blocks,
-               32 * warps, 0, bytes, dependent, stream);
+  int bytes = padded * L::kUnits * 16 + cut.warps * STAGES * ROWS * 512;
+  if (KIND == kInt4) {
+    bytes += padded * 4 + Groups(job, cut.warps, outputs_at_once, blocks, 2).bytes();
+    if (job.zero) bytes += Groups(job, cut.warps, outputs_at_once, blocks, 1).bytes();
+  }
+  return start(one_row_kernel<KIND, ROWS, STAGES>, job, half, 0, blocks, 32 * cut.warps, 0, bytes,
+               cut.dependent, cut.stream);
+}
+
+template <int KIND, int ROWS>
+cudaError_t choose_stages(const Job& job, bool half, const RowCut& cut) {
+  if (cut.stages == 4) return start_one_row<KIND, ROWS, 4>(job, half, cut);
+  if (cut.stages == 8) return start_one_row<KIND, ROWS, 8>(job, half, cut);
+  return cudaErrorInvalidValue;
 }
 
 template <int KIND>
-cudaError_t choose_one_row(const Job& job, bool half, int rows, int warps, int blocks,
-                           bool dependent, cudaStream_t stream) {
-  if (rows == 2) return start_one_row<KIND, 2>(job, half, warps, blocks, dependent, stream);
-  if (rows == 4) return start_one_row<KIND, 4>(job, half, warps, blocks, dependent, stream);
+cudaError_t choose_one_row(const Job& job, bool half, const RowCut& cut) {
+  if (cut.lines == 2) return choose_stages<KIND, 2>(job, half, cut);
+  if (cut.lines == 4) return choose_stages<KIND, 4>(job, half, cut);
   return cudaErrorInvalidValue;
 }
 
@@ -1292,15 +1314,16 @@ extern "C" __attribute__((visibility("default"))) int ridgeline_few_rows(
 }
 
 // One row of x and codes: `lines` weight rows a warp at a time (2 or 4), `warps` a block, at most so
-// many `blocks`.
+// many `blocks`; `stages`, 4 or 8, are the steps of weights on their way.
 extern "C" __attribute__((visibility("default"))) int ridgeline_one_row(
-    const RidgelineJob* job, int kind, int half, int lines, int warps, int blocks, int dependent,
-    void* stream_pointer) {
+    const RidgelineJob* job, int kind, int half, int lines, int warps, int stages, int blocks,
+    int dependent, void* stream_pointer) {
   cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
 #ifdef RIDGELINE_MMA
+  RowCut cut = {lines, warps, stages, blocks, dependent != 0, stream};
 #define RIDGELINE_ONE_ROW(KIND) \
   case KIND: \
-    return choose_one_row<KIND>(*job, half, lines, warps, blocks, dependent, stream);
+    return choose_one_row<KIND>(*job, half, cut);
   switch (kind) {
     RIDGELINE_ONE_ROW(kInt8Words)
     RIDGELINE_ONE_ROW(kInt8Rows)

@@ -24,6 +24,7 @@ from ridgeline.kernels.skinny_linear.ways import (
     GROUPS,
     KINDS,
     PIECE,
+    Groups,
     Kind,
     OneRow,
     Way,
@@ -105,6 +106,11 @@ def few_rows(
     way = way or default_way(kind, num_rows, num_outputs, depth, around.activation is not None)
     if isinstance(way, OneRow) and not fits_one_row(kind, num_rows, depth):
         raise UnsupportedError(f"{num_rows} rows of {depth} for {kind} weights; one, and shorter")
+    if isinstance(way, OneRow) and kind == "int4" and scale is not None:
+        groups = Groups(depth // scale.shape[0], zero is not None)
+        shape = (num_outputs, depth, around.activation is not None, target_of(x_MD).num_units)
+        if not groups.fits(way, *shape):
+            raise UnsupportedError(f"{way.label} with the scales of {num_outputs} outputs")
     if kind == "fp8 weights" and not isinstance(way, OneRow):
         raise UnsupportedError(f"{num_rows} rows in 16 bits times fp8; one alone")
     if around.norm_weight is not None and isinstance(way, Way) and way.splits:
@@ -149,7 +155,7 @@ def few_rows(
     waits = pdl and can_wait(target_of(x_MD))
     stream = c_void_p(stream_of(x_MD.device))
     if isinstance(way, OneRow):
-        cut = (way.lines, way.warps, blocks)
+        cut = (way.lines, way.warps, way.stages, blocks)
         error = functions.ridgeline_one_row(*shared, *cut, waits, stream)
     else:
         tiles = (way.tiles, way.warps, way.stages, way.splits, way.teams, blocks)

@@ -1,15 +1,14 @@
 // One row of x times codes in CUDA C++, bound by the memory that holds the codes. Part of cuda.cu.
 //
 // A warp takes ROWS weight rows at a time, all of their depth. A lane copies every 32nd piece of 16
-// bytes into a ring of its own in shared memory, eight of each row on their way, those of the next
+// bytes into a ring of its own in shared memory, STAGES of each row on their way, those of the next
 // rows too, and reads back what it copied itself: once x is staged nobody waits for another, and
 // rows are shared out warp by warp, so that all end together. (A ring of registers was tried: a
 // warp has six counters of loads, and with more than that on their way it waits for the newest.)
+// A short ring leaves room on the SM for the next kernel's blocks, whose copies then start early.
 // x waits in shared memory in the order the codes unpack. With int8 and int4 it is whole numbers of
 // 16 bits, its largest 32767: a piece's products and sums (dp2a) are then exact, and its own
 // rounding is finer than bf16's of the largest. With fp8 it is fp32.
-
-constexpr int kLineStages = 8;
 
 template <int KIND>
 struct Line {
@@ -168,18 +167,44 @@ struct Lines {
   }
 };
 
-// The bits of a piece's group, of int4: its scale below its zero point.
-__device__ inline uint32_t group_bits(const Job& job, int piece, int row) {
-  int weight_rows = job.outputs * (job.gated ? 2 : 1);
-  long long place = (long long)(piece * 32 >> job.group_shift) * weight_rows + row;
-  uint32_t zero = job.zero ? __ldg(job.zero + place) : 8;
-  return zero << 16 | __ldg(static_cast<const uint16_t*>(job.scale) + place);
-}
+// The scales of int4 groups, and their zero points, that a block needs: all of them, from the start
+// on. Rows that lie side by side are copied together; a warp by itself would fetch a sector of 32
+// bytes for every scale (which took as long as the weights).
+struct Groups {
+  int rows, rounds, sides, pitch;  // rows of a round and side; bytes from a group to the next
+  int num_groups, size;            // bytes of an element
 
-template <int KIND, int ROWS>
+  __host__ __device__ Groups(const Job& job, int warps, int rows_at_once, int blocks, int size)
+      : rows(warps * rows_at_once), rounds(ceil_div(job.outputs, rows * blocks)),
+        sides(job.gated ? 2 : 1), pitch(rows * size + 4),
+        num_groups(job.depth >> job.group_shift), size(size) {}
+  __host__ __device__ int bytes() const { return (rounds * sides * num_groups * pitch + 15) & ~15; }
+
+  __host__ __device__ int place(int round, int side) const {
+    return (round * sides + side) * num_groups * pitch;
+  }
+
+  // Four bytes a lane; a warp takes whole groups, of `at_once` rounds and sides together.
+  __device__ void copy(const Job& job, const void* column, uint32_t to) const {
+    int units = rows * size / 4, at_once = 32 / units, weight_rows = job.outputs * sides;
+    int lane = threadIdx.x % 32, unit = lane % units, first = blockIdx.x * rows + unit * 4 / size;
+    if (lane >= at_once * units) return;
+    for (int group = threadIdx.x / 32; group < num_groups; group += blockDim.x / 32)
+      for (int i = lane / units; i < rounds * sides; i += at_once) {
+        int round = job.gated ? i / 2 : i, side = job.gated ? i % 2 : 0;
+        int row = first + round * gridDim.x * rows;
+        bool inside = row < job.outputs;
+        long long element = (long long)group * weight_rows + side * job.outputs + row;
+        copy_4(to + place(round, side) + group * pitch + unit * 4,
+               inside ? static_cast<const uint8_t*>(column) + element * size : column, inside);
+      }
+  }
+};
+
+template <int KIND, int ROWS, int STAGES>
 __global__ void __launch_bounds__(512, 1) one_row_kernel(const Job job, int half, int) {
   using L = Line<KIND>;
-  constexpr int kStage = ROWS * 512, kRing = kLineStages * kStage;  // bytes of a warp
+  constexpr int kStage = ROWS * 512, kRing = STAGES * kStage;  // bytes of a warp
   __shared__ float scratch[64];
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
   int num_pieces = job.depth / L::kPiece, steps = ceil_div(num_pieces, 32), padded = steps * 32;
@@ -187,6 +212,10 @@ __global__ void __launch_bounds__(512, 1) one_row_kernel(const Job job, int half
   uint4* staged = reinterpret_cast<uint4*>(block_memory() + num_warps * kRing);
   int* sums = reinterpret_cast<int*>(staged + padded * L::kUnits);
   int outputs_at_once = job.gated ? ROWS / 2 : ROWS;
+  const Groups scales(job, num_warps, outputs_at_once, gridDim.x, 2);
+  const Groups zeros(job, num_warps, outputs_at_once, gridDim.x, 1);
+  uint8_t* scales_at = reinterpret_cast<uint8_t*>(sums + padded);
+  uint8_t* zeros_at = scales_at + scales.bytes();
   int stride = gridDim.x * num_warps * outputs_at_once;
   int output = (blockIdx.x * num_warps + warp) * outputs_at_once;
   // What is copied next, and where to.
@@ -194,41 +223,45 @@ __global__ void __launch_bounds__(512, 1) one_row_kernel(const Job job, int half
   int next_output = output, next_step = 0;
   uint32_t ring_address = shared_address(ring), next_slot = 0;
   ahead.aim(job, next_output);
-  auto copy_next = [&] {
+  auto copy_next = [&](bool close = true) {
     bool inside = next_output < job.outputs && next_step * 32 + lane < num_pieces;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
       copy_16(ring_address + next_slot + r * 512,
               inside ? ahead.begin[r] + next_step * 512 : job.weight, inside);
-    close_group();
+    if (close) close_group();
     next_slot = next_slot + kStage == kRing ? 0 : next_slot + kStage;
     if (++next_step == steps) {
       next_step = 0, next_output += stride;
       ahead.aim(job, next_output);
     }
   };
+  if constexpr (KIND == kInt4) {  // the scales come with the first step
+    copy_next(false);
+    scales.copy(job, job.scale, shared_address(scales_at));
+    if (job.zero) zeros.copy(job, job.zero, shared_address(zeros_at));
+    close_group();
+  }
 #pragma unroll
-  for (int s = 0; s < kLineStages; ++s) copy_next();
+  for (int s = KIND == kInt4; s < STAGES; ++s) copy_next();
   wait_for_previous_kernel();
   float factor = stage_line<KIND>(job, half, staged, sums, padded, scratch);
+  if (KIND == kInt4) wait_pending<STAGES - 1>();  // for scales that other lanes copied
   __syncthreads();
   uint32_t slot = 0;
-  for (; output < job.outputs; output += stride) {
+  for (int round = 0; output < job.outputs; output += stride, ++round) {
     int mine = min(output + lane, job.outputs - 1);  // this lane's to finish, where it has one
     bool finishes = lane < outputs_at_once;
     Finish by_output;
     FinishRow by_row;
     if (finishes) by_output.load(job, job.gated, mine), by_row.load(job, 0, mine);
-    Lines<ROWS> now;
-    now.aim(job, output);
-    uint32_t group[ROWS] = {};
-    auto load_groups = [&](int step) {
-      int piece = min(step * 32 + lane, num_pieces - 1);
-      if constexpr (KIND == kInt4)
+    const uint8_t *scale_from[ROWS], *zero_from[ROWS];  // in the first group, of int4
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) group[r] = group_bits(job, piece, now.row[r]);
-    };
-    load_groups(0);
+    for (int r = 0; r < ROWS; ++r) {
+      int side = job.gated ? r % 2 : 0, column = warp * outputs_at_once + (job.gated ? r / 2 : r);
+      scale_from[r] = scales_at + scales.place(round, side) + column * 2;
+      zero_from[r] = zeros_at + zeros.place(round, side) + column;
+    }
     float total[ROWS] = {};
     for (int step = 0; step < steps; ++step) {
       uint32_t x[4 * L::kUnits];
@@ -238,13 +271,8 @@ __global__ void __launch_bounds__(512, 1) one_row_kernel(const Job job, int half
         x[4 * u] = v.x, x[4 * u + 1] = v.y, x[4 * u + 2] = v.z, x[4 * u + 3] = v.w;
       }
       int sum_of_x = KIND == kInt4 ? sums[step * 32 + lane] : 0;
-      float scale[ROWS];
-      int zero[ROWS];
-#pragma unroll
-      for (int r = 0; r < ROWS; ++r)
-        scale[r] = from_bits(uint16_t(group[r]), half), zero[r] = group[r] >> 16;
-      if (step + 1 < steps) load_groups(step + 1);
-      wait_pending<kLineStages - 1>();
+      int group = min(step * 32 + lane, num_pieces - 1) * 32 >> job.group_shift;
+      wait_pending<STAGES - 1>();
       uint4 raw[ROWS];
 #pragma unroll
       for (int r = 0; r < ROWS; ++r)
@@ -255,7 +283,11 @@ __global__ void __launch_bounds__(512, 1) one_row_kernel(const Job job, int half
         if constexpr (KIND == kFp8Weights) {
           total[r] = add_fp8(raw[r], x, total[r]);
         } else if constexpr (KIND == kInt4) {
-          total[r] += scale[r] * float(add_whole<KIND>(raw[r], x, 0) - zero[r] * sum_of_x);
+          uint16_t scale =
+              *reinterpret_cast<const uint16_t*>(scale_from[r] + group * scales.pitch);
+          int zero = job.zero ? zero_from[r][group * zeros.pitch] : 8;
+          total[r] += from_bits(scale, half) *
+                      float(add_whole<KIND>(raw[r], x, 0) - zero * sum_of_x);
         } else {
           total[r] += float(add_whole<KIND>(raw[r], x, 0));
         }

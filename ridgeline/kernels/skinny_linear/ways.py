@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from math import ceil
 from typing import Literal
 
@@ -54,16 +55,39 @@ class Way:
 @dataclass(frozen=True)
 class OneRow:
     """How one row is cut (one_row.cuh): a warp has `lines` weight rows at a time, a block `warps`,
-    an SM `blocks`.
+    an SM `blocks`; `stages` (4 or 8) steps of 512 bytes a line are on their way.
     """
 
     lines: int = 2
     warps: int = 16
     blocks: int = 1
+    stages: int = 8
 
     @property
     def label(self) -> str:
-        return f"cuda row {self.lines} w{self.warps} b{self.blocks}"
+        return f"cuda row {self.lines} w{self.warps} b{self.blocks} s{self.stages}"
+
+    @property
+    def ring_bytes(self) -> int:
+        """Of a block, in shared memory."""
+        return self.lines * self.warps * self.stages * 512
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Of 4-bit codes: how long they are, whether they have zero points."""
+
+    size: int = 128
+    zeros: bool = False
+
+    def fits(self, way: OneRow, num_outputs: int, depth: int, gated: bool, num_units: int) -> bool:
+        """Whether a block can copy its scales: by four bytes, and all of them at once."""
+        rows = way.warps * (way.lines // 2 if gated else way.lines)
+        rounds = ceil(num_outputs / (rows * way.blocks * num_units))
+        columns = rounds * (2 if gated else 1) * depth // self.size
+        bytes_ = columns * (rows * 2 + 4) + (columns * (rows + 4) if self.zeros else 0)
+        room = SHARED_BYTES // way.blocks - way.ring_bytes - depth * 17 // 8  # x and its sums
+        return rows % 4 == 0 and rows <= 64 and bytes_ <= room
 
 
 def fits_one_row(kind: Kind, num_rows: int, depth: int) -> bool:
@@ -76,15 +100,15 @@ def one_row_ways(kind: Kind, depth: int) -> list[OneRow]:
     """What is worth timing: 48 KB or more on their way to an SM, as far as x leaves room."""
     x_bytes = 4 if kind == "fp8 weights" else 2
     return [
-        OneRow(lines, warps, blocks)
-        for lines in (2, 4)
+        way
+        for stages, lines in product((8, 4), (2, 4))
         for warps, blocks in ONE_ROW_BLOCKS
-        if lines * warps * blocks * ONE_ROW_STAGES * 512 >= 48 * 1024
-        and blocks * (lines * warps * ONE_ROW_STAGES * 512 + depth * x_bytes) <= SHARED_BYTES
+        for way in [OneRow(lines, warps, blocks, stages)]
+        if way.ring_bytes * blocks >= 48 * 1024
+        and blocks * (way.ring_bytes + depth * x_bytes) <= SHARED_BYTES
     ]
 
 
-ONE_ROW_STAGES = 8  # steps of 512 bytes on their way, as one_row.cuh has it
 ONE_ROW_BLOCKS = (
     *((2, blocks) for blocks in (6, 8)),
     *((4, blocks) for blocks in (2, 3, 4, 5)),

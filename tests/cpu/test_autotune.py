@@ -39,6 +39,17 @@ def test_the_fastest_is_chosen_and_old_times_stay() -> None:
     assert autotune._ranked("Another", "op", "M=1") == []
 
 
+def test_times_are_taken_again_where_they_hold_no_longer() -> None:
+    """Also of a configuration that is not asked for: its old time would be held against the new."""
+    first = {8: 1.0, 16: 2.0, 32: 4.0}
+    autotune.tune("op", "k", [{"block": 8}, {"block": 16}], lambda c: first[c["block"]], DEVICE)
+    second = {8: 9.0, 16: 8.0, 32: 7.0}
+    configs = [{"block": 16}, {"block": 32}]
+    times = autotune.tune("op", "k", configs, lambda c: second[c["block"]], DEVICE, again=True)
+    assert sorted(times.values()) == [7.0, 8.0, 9.0]
+    assert autotune._ranked(DEVICE, "op", "k") == [{"block": 32}, {"block": 16}, {"block": 8}]
+
+
 def test_a_configuration_that_fails_is_never_chosen_nor_tried_again() -> None:
     tries = []
 

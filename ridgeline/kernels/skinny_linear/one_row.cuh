@@ -59,15 +59,47 @@ __device__ inline float add_fp8(const uint4& raw, const uint32_t* x, float sum) 
   return sum + other;
 }
 
-// x times the norm's gain, rounded as the other kernels have it, as 8 numbers from `first` on; `raw`
-// gets x itself.
-__device__ inline void load_gained(const Job& job, bool half, int first, float (&raw)[8],
-                                   float (&values)[8]) {
-  uint4 v = __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(job.x) + first));
-  uint4 g = make_uint4(0, 0, 0, 0);
-  if (job.gain)
-    g = __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(job.gain) + first));
-  const uint32_t xs[4] = {v.x, v.y, v.z, v.w}, gains[4] = {g.x, g.y, g.z, g.w};
+// Eight numbers of x and of the norm's gain, as they lie.
+struct Eight {
+  uint4 x, gain;
+};
+
+// What a thread has of x for the whole start, from its first eight numbers on: a second load of
+// them would be a second wait. The gain is there before the kernel that writes x has ended.
+constexpr int kHeld = 4;
+struct HeldX {
+  Eight eight[kHeld];
+
+  __device__ static int first(int i) { return (i * blockDim.x + threadIdx.x) * 8; }
+  __device__ static uint4 load(const Job& job, const void* from, int i) {
+    if (!from || first(i) >= job.depth) return make_uint4(0, 0, 0, 0);
+    return __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(from) + first(i)));
+  }
+  __device__ void load_gains(const Job& job) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) eight[i].gain = load(job, job.gain, i);
+  }
+  __device__ void load_x(const Job& job) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) eight[i].x = load(job, job.x, i);
+  }
+
+  // `take(first, eight)` for every eight numbers of this thread, as far as `end`.
+  template <class Take>
+  __device__ void each(const Job& job, int end, Take take) const {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if (first(i) < end) take(first(i), eight[i]);
+    for (int i = kHeld; first(i) < end; ++i)
+      take(first(i), Eight{load(job, job.x, i), load(job, job.gain, i)});
+  }
+};
+
+// x times the norm's gain, rounded as the other kernels have it; `raw` gets x itself.
+__device__ inline void gain_x(const Job& job, bool half, const Eight& eight, float (&raw)[8],
+                              float (&values)[8]) {
+  const uint32_t xs[4] = {eight.x.x, eight.x.y, eight.x.z, eight.x.w};
+  const uint32_t gains[4] = {eight.gain.x, eight.gain.y, eight.gain.z, eight.gain.w};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     raw[i] = from_bits(uint16_t(xs[i / 2] >> 16 * (i % 2)), half);
@@ -78,18 +110,18 @@ __device__ inline void load_gained(const Job& job, bool half, int first, float (
 
 // The row's sum of squares and, as bits, its largest magnitude: of bits NaN is the largest, so that
 // it is not lost.
-__device__ inline void measure_x(const Job& job, bool half, float* scratch, float& squares,
-                                 uint32_t& largest) {
+__device__ inline void measure_x(const Job& job, bool half, const HeldX& held, float* scratch,
+                                 float& squares, uint32_t& largest) {
   squares = 0, largest = 0;
-  for (int first = threadIdx.x * 8; first < job.depth; first += blockDim.x * 8) {
+  held.each(job, job.depth, [&](int, const Eight& eight) {
     float raw[8], values[8];
-    load_gained(job, half, first, raw, values);
+    gain_x(job, half, eight, raw, values);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       squares += raw[i] * raw[i];
       largest = max(largest, __float_as_uint(values[i]) & 0x7fffffffu);
     }
-  }
+  });
   for (int distance = 16; distance; distance /= 2) {
     squares += __shfl_xor_sync(~0u, squares, distance);
     largest = max(largest, __shfl_xor_sync(~0u, largest, distance));
@@ -107,12 +139,12 @@ __device__ inline void measure_x(const Job& job, bool half, float* scratch, floa
 // x to shared memory, zeros past the depth; `sums`, of int4: what a piece's whole numbers add up
 // to. Returns what a sum of products is multiplied by. The caller synchronises.
 template <int KIND>
-__device__ float stage_line(const Job& job, bool half, uint4* staged, int* sums, int padded,
-                            float* scratch) {
+__device__ float stage_line(const Job& job, bool half, const HeldX& held, uint4* staged, int* sums,
+                            int padded, float* scratch) {
   using L = Line<KIND>;
   float squares = 0, factor = 1.f, scale = 1.f;
   uint32_t bits = 0;
-  if (L::kWhole || job.gain) measure_x(job, half, scratch, squares, bits);
+  if (L::kWhole || job.gain) measure_x(job, half, held, scratch, squares, bits);
   if (L::kWhole) {
     float largest = __uint_as_float(bits);
     bool finite = bits < 0x7f800000u;
@@ -121,9 +153,9 @@ __device__ float stage_line(const Job& job, bool half, uint4* staged, int* sums,
   }
   if (job.gain) factor *= rsqrtf(squares / job.depth + job.eps);
   // Eight numbers a thread at a time; the threads of a piece are neighbours in a warp.
-  for (int first = threadIdx.x * 8; first < padded * L::kPiece; first += blockDim.x * 8) {
-    float raw[8], values[8] = {};
-    if (first < job.depth) load_gained(job, half, first, raw, values);
+  held.each(job, padded * L::kPiece, [&](int first, const Eight& eight) {
+    float raw[8], values[8];
+    gain_x(job, half, eight, raw, values);
     int piece = first / L::kPiece;
     if constexpr (L::kWhole) {
       int16_t* shorts = reinterpret_cast<int16_t*>(staged);
@@ -145,7 +177,7 @@ __device__ float stage_line(const Job& job, bool half, uint4* staged, int* sums,
       units[unit * padded + piece] = make_float4(values[0], values[1], values[2], values[3]);
       units[(unit + 1) * padded + piece] = make_float4(values[4], values[5], values[6], values[7]);
     }
-  }
+  });
   return factor;
 }
 
@@ -244,8 +276,11 @@ __global__ void __launch_bounds__(512, 1) one_row_kernel(const Job job, int half
   }
 #pragma unroll
   for (int s = KIND == kInt4; s < STAGES; ++s) copy_next();
+  HeldX held;
+  held.load_gains(job);
   wait_for_previous_kernel();
-  float factor = stage_line<KIND>(job, half, staged, sums, padded, scratch);
+  held.load_x(job);
+  float factor = stage_line<KIND>(job, half, held, staged, sums, padded, scratch);
   if (KIND == kInt4) wait_pending<STAGES - 1>();  // for scales that other lanes copied
   __syncthreads();
   uint32_t slot = 0;

@@ -3,8 +3,8 @@
 Alone, calls of one kernel follow each other and each begins while the one before ends. In a layer
 its neighbours are others: who starts early, who leaves room and what lies in L2 differ, and so does
 the ranking. On the H200 at batch 1 the fastest four products, each alone, made 238 tokens/s where
-their seconds and thirds made 251. A time in place holds for the neighbours it was taken with, so all
-that are known are taken anew, or an old layer's would be held against a new one's.
+their seconds and thirds made 251. A time in place holds for the neighbours it was taken with:
+all that are known are taken anew, or an old layer's would be held against a new one's.
 
     for row in tune_in_place(hardware): print(row.key, row.best, row.seconds)
 """

@@ -5,9 +5,7 @@ It is decode_attention's kernel with another beginning. Every program norms and 
 queries. The newest token is never read from its page: the program whose split it falls into takes
 it from the projection, rounded as the page will hold it, begins its softmax with it, and writes it.
 All others, and the rest of that split, are older tokens, so nothing is read that this launch
-writes. What does not depend on the length is loaded before the length has come. It starts while the
-projection ends, and lets the product after it start, whose weights then come while it waits for K
-and V (programmatic dependent launch).
+writes. What does not depend on the length is loaded before the length has come.
 
 Layouts: rows of qkv_BC contiguous (all query heads, all K heads, all V heads); pages and scales
 contiguous; page_table_BM, lengths_B int32.
@@ -49,7 +47,7 @@ from ridgeline.kernels.decode_attention.triton import (
 )
 from ridgeline.kernels.launch import launch, target_of
 from ridgeline.kernels.rows import row_scale, to_codes
-from ridgeline.kernels.targets import Target, can_wait
+from ridgeline.kernels.targets import Target
 
 
 @triton.jit
@@ -125,6 +123,7 @@ def projected_attention_kernel(
     counter_ptr,  # [B, K], zero before and after
     qkv_stride,
     table_stride,
+    table_width,
     num_kv_heads,
     eps,
     offset,
@@ -150,12 +149,8 @@ def projected_attention_kernel(
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
     ORDERED: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     QUANTIZED: tl.constexpr = LARGEST > 0
-    if PDL:  # the product that follows may fetch its weights meanwhile
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     head = tl.program_id(0)
     sequence = tl.load(order_ptr + tl.program_id(1)) if ORDERED else tl.program_id(1)
     sequence = sequence.to(tl.int64)  # int64: offsets pass 2^31
@@ -191,7 +186,10 @@ def projected_attention_kernel(
     end = tl.minimum(split * split_tokens + split_tokens, length)
     older = tl.minimum(end, length - 1)  # where the tokens end that are in the pages
     table_ptr += sequence * table_stride
-    pages = pages_of_tile(table_ptr, begin // BLOCK * BLOCK, older, PAGE, BLOCK)
+    # Where the first tile does not depend on the length, its page is asked for before that has come:
+    # an entry that may hold anything, if no token of it is then kept.
+    known_end = older if WINDOWED else table_width * PAGE
+    pages = pages_of_tile(table_ptr, begin // BLOCK * BLOCK, known_end, PAGE, BLOCK)
     if not ONE_SPLIT:  # noqa: SIM102  (known to the compiler; the other is not)
         if begin >= end and slot > 0:  # the first one stays: a length of zero gives zeros
             return
@@ -335,7 +333,6 @@ def projected_attention(
     if not out_BNH.numel():
         return out_BNH
     ordered = order_B is not None and order_helps(batch * num_kv_heads, target)
-    waits = can_wait(target)
     launch(
         projected_attention_kernel,
         (num_kv_heads, batch, num_splits),
@@ -357,6 +354,7 @@ def projected_attention(
             *memory_of_splits(out_BNH, num_kv_heads, num_splits, lengths_B),
             qkv_BC.stride(0),
             page_table_BM.stride(0),
+            page_table_BM.shape[1],
             num_kv_heads,
             float(eps),
             float(offset),
@@ -376,10 +374,8 @@ def projected_attention(
         CAPPED=spec.softcap is not None,
         WINDOWED=spec.window is not None,
         ORDERED=ordered,
-        PDL=waits,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
-        options={"launch_pdl": True} if waits else None,
     )
     return out_BNH
 

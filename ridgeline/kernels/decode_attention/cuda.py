@@ -212,14 +212,10 @@ def max_rows(head_dim: int) -> int:
 
 
 def stage_bytes(head_dim: int, dtype: torch.dtype) -> int:
-    """Shared memory that one step on its way takes of a warp: rows in whole rounds of 4 lanes (K)
-    and of 8 (V), and scales. As cuda.cu's Layout has it.
+    """Shared memory that one step on its way takes of a warp: rows of K and V, and their scales. As
+    cuda.cu's Layout has it.
     """
-    row = head_dim * dtype.itemsize
-    k_bytes = -(-row // 64) * 64 * STEP
-    v_round = 64 if row == 64 else 128
-    v_bytes = -(-row // v_round) * v_round * STEP
-    return k_bytes + v_bytes + (8 * STEP if dtype.itemsize == 1 else 0)
+    return 2 * STEP * head_dim * dtype.itemsize + (8 * STEP if dtype.itemsize == 1 else 0)
 
 
 def choose_cut(head_dim: int, dtype: torch.dtype, target: Target) -> Cut:

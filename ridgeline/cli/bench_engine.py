@@ -149,7 +149,11 @@ def prepared(args: argparse.Namespace, hardware: Hardware, progress: Progress) -
     model = random_model(args.shape, dtype, hardware.device)
     if args.save_model is not None:
         save_model(model, args.save_model, source=description)
-    return Subject(args.shape, description, Engine(model, recipe))
+    engine = Engine(model, recipe)
+    del model  # where the engine made codes of it, its own weights are gone now
+    if torch.device(hardware.device).type == "cuda":
+        torch.cuda.reset_peak_memory_stats(hardware.device)
+    return Subject(args.shape, description, engine)
 
 
 def asked_workload(
@@ -246,7 +250,9 @@ def saved(
         if value is not None:
             more[f"memory_{name.removesuffix('_bytes')}"] = Value(float(value), "B")
     model = Path(found["model"]).name.removesuffix(".gguf")  # a name may have dots of its own
-    name = f"bench-engine-{model}-{found['dtype']}-{found['workload']}"
+    pages = found["kv_dtype"] if found["kv_dtype"] != found["dtype"] else None
+    form = "-".join(filter(None, (found["scheme"] or found["dtype"], pages and f"kv-{pages}")))
+    name = f"bench-engine-{model}-{form}-{found['workload']}"
     return found | {"record": str(as_record(name, runs, hardware, **more).save(args.save))}
 
 

@@ -186,8 +186,8 @@ def projected_attention_kernel(
     end = tl.minimum(split * split_tokens + split_tokens, length)
     older = tl.minimum(end, length - 1)  # where the tokens end that are in the pages
     table_ptr += sequence * table_stride
-    # Where the first tile does not depend on the length, its page is asked for before that has come:
-    # an entry that may hold anything, if no token of it is then kept.
+    # Where the first tile does not depend on the length, its page is asked for ahead of that: an
+    # entry that may hold anything, if no token of it is then kept.
     known_end = older if WINDOWED else table_width * PAGE
     pages = pages_of_tile(table_ptr, begin // BLOCK * BLOCK, known_end, PAGE, BLOCK)
     if not ONE_SPLIT:  # noqa: SIM102  (known to the compiler; the other is not)

@@ -27,14 +27,26 @@ class Out(NamedTuple):
     launched: float  # when the host was done with it
 
 
+class Verified(NamedTuple):
+    """A step with drafts that has come back, before it is known what the one after it waited."""
+
+    keys: frozenset[Key]
+    num_tokens: int
+    most_drafts: int
+    seconds: float
+
+
 class Drafting:
     """`on_host`: a step is computed while it is launched, so nothing is won by launching early;
-    `overlap`: elsewhere plain steps are launched before the last one's tokens are here.
+    `overlap`: elsewhere plain steps are launched before the last one's tokens are here. After one
+    with drafts the next cannot be, and what the device then waits for the host is part of what the
+    drafts have cost, whatever that next step is.
     """
 
     def __init__(self, policy: DraftPolicy, on_host: bool, overlap: bool) -> None:
         self.policy, self.on_host, self.overlap = policy, on_host, overlap
         self._host_s = 0.0  # what the host takes to plan and launch a step
+        self._verified: Verified | None = None
 
     def wanted(self, num_rows: int) -> dict[Key, int]:
         return self.policy.wanted(num_rows)
@@ -68,17 +80,32 @@ class Drafting:
             ),
             plan.sample_drafts,
         )
+        waited = self.overlap and not self.on_host and out.begun >= last
+        self._close(plan, max(out.launched - last, 0.0) if waited else 0.0)
         num_rows = plan.num_decode_rows + plan.num_draft_rows
         if num_rows < len(plan.seats) or out.in_flight.plan is not plan:
             return  # a step with prompts, or not run as planned: of no use to the table
-        begun, ended = max(out.begun, last), now
+        seconds = now - max(out.launched if waited else out.begun, last)
         if self.on_host:
-            begun, ended = out.begun, out.launched
-        elif self.overlap and not plan.num_draft_rows and out.begun >= last:
-            return  # it had to wait for a step with drafts: plain decoding would not
-        self.policy.costs.note(
-            len(plan.token_ids), ended - begun, max(plan.sample_drafts, default=0)
-        )
+            seconds = out.launched - out.begun
+        self._note(plan, seconds, waited)
+
+    def _note(self, plan: StepPlan, seconds: float, waited: bool) -> None:
+        num_tokens, most_drafts = len(plan.token_ids), max(plan.sample_drafts, default=0)
+        if most_drafts and self.overlap and not self.on_host:
+            keys = frozenset(plan.sample_keys)
+            self._verified = Verified(keys, num_tokens, most_drafts, seconds)
+        elif not waited:  # plain decoding does not wait for the host
+            self.policy.costs.note(num_tokens, seconds, most_drafts)
+
+    def _close(self, plan: StepPlan, idle_s: float) -> None:
+        """The step after one with drafts has come back. Where none of its streams goes on, the time
+        between them was nobody's.
+        """
+        before, self._verified = self._verified, None
+        if before is not None and not before.keys.isdisjoint(plan.sample_keys):
+            seconds = before.seconds + idle_s
+            self.policy.costs.note(before.num_tokens, seconds, before.most_drafts)
 
 
 def accepted_tokens(

@@ -266,3 +266,30 @@ def test_only_times_that_mean_something_are_noted() -> None:
     prompt = replace(decode_plan(1), num_decode_rows=0)
     assert noted(prompt, begun=4.0) == (0, 0.0)
     assert noted(draft_plan(2), begun=5.5) == (0, 0.0)
+
+
+def test_what_the_device_waits_after_drafts_is_their_cost() -> None:
+    """Plain steps take a second each, one behind the other. One with drafts takes 1.1, and the next
+    is launched 0.7 after it has come back: single ones in a row of plain steps cost 1.8.
+    """
+    policy = DraftPolicy(StepCosts(), max_drafts=3)
+    drafting = Drafting(policy, on_host=False, overlap=True)
+
+    def receive(plan: StepPlan, begun: float, launched: float, last: float, now: float) -> None:
+        run = SimpleNamespace(plan=plan)
+        output = StepOutput([5] * len(plan.logit_tokens), [False], verdicts=Verdicts([1], [0], [0]))
+        drafting.received(Out(run, plan, begun, launched), output, last, now)  # type: ignore[arg-type]
+
+    receive(decode_plan(1), 0.1, 0.4, last=1.0, now=2.0)
+    receive(draft_plan(2), 1.1, 1.4, last=2.0, now=3.1)
+    assert policy.costs.of(3, most_drafts=2) == policy.costs.of(3)  # not known yet
+    receive(decode_plan(1), 3.2, 3.8, last=3.1, now=4.8)  # waited: not a plain step's time
+    assert policy.costs.num_plain(1) == 1
+    assert policy.costs.of(3, most_drafts=2) == pytest.approx(1.8)
+    # Two in a row: each has its own wait, and of the last nobody knows.
+    receive(draft_plan(2), 4.0, 4.1, last=4.8, now=5.9)
+    receive(draft_plan(2), 6.0, 6.6, last=5.9, now=7.7)
+    assert policy.costs.more._last[2][-1] == pytest.approx(1.8 - policy.costs.of(3))
+    other = replace(decode_plan(1), sample_keys=[("another", 0)])
+    receive(other, 9.0, 9.5, last=7.7, now=10.5)
+    assert len(policy.costs.more._last[2]) == 2

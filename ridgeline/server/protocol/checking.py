@@ -45,13 +45,15 @@ def _unsupported(param: str, message: str) -> ApiError:
 
 
 def _told(details: list[ErrorDetails], given: dict[str, Any], kind: type[Body]) -> ApiError:
-    """The error that reaches deepest into the request, and of those one over more than a type:
-    where one of several forms was meant, the others fail earlier.
+    """Of all errors the most telling: a `type` that is not known, something other than a wrong type,
+    the one deepest in the request. Where one of several forms was meant, the others fail earlier.
     """
     paths = [_path(detail, given) for detail in details]
 
-    def weight(number: int) -> tuple[int, bool, int]:
-        return len(paths[number]), not details[number]["type"].endswith(TYPE_ERRORS), -number
+    def weight(number: int) -> tuple[bool, bool, int, int]:
+        kind, path = details[number]["type"], paths[number]
+        is_tag = kind == "literal_error" and path[-1:] == ["type"]
+        return is_tag, not kind.endswith(TYPE_ERRORS), len(path), -number
 
     index = max(range(len(details)), key=weight)
     detail, path = details[index], paths[index]

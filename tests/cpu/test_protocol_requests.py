@@ -1,6 +1,7 @@
 """Requests of the server's API: what passes, what is refused and by which name."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -347,6 +348,18 @@ def test_numbers_and_nesting_are_bounded_by_name() -> None:
     assert "nested" not in refused_body(fine).message
 
 
+@pytest.mark.parametrize(
+    "value", [["x"] * 300_000, [[]] * 300_000, {"a" * 9 + str(n): 1 for n in range(5000)}]
+)
+def test_many_wrong_values_are_one_error(value: Any) -> None:
+    """Each must not be looked at, kept and told."""
+    body = json.dumps({"model": MODEL, "messages": HELLO, "prompt": value, "stop": value}).encode()
+    started = time.process_time()
+    assert refused_body(body, "completions").status == 400
+    assert refused_body(body, "chat").status == 400
+    assert time.process_time() - started < 0.5
+
+
 def test_an_error_has_openais_shape() -> None:
     body = json.loads(error_body(ApiError(400, "é is wrong", param="n", code="invalid_value")))
     assert body == {
@@ -385,12 +398,13 @@ VALUES = st.recursive(
 def only_api_errors(route: Route, body: bytes) -> Asked | None:
     try:
         return parse(route, body, limits_of(demo()))
-    except ApiError as error:
-        assert error.status in (400, 404)
-        assert error.message
-        assert "\n" not in error.message
-        json.loads(error_body(error))
-        return None
+    except ApiError as caught:
+        error = caught
+    assert error.status in (400, 404)
+    assert error.message
+    assert "\n" not in error.message
+    json.loads(error_body(error))
+    return None
 
 
 @settings(max_examples=150, deadline=None)

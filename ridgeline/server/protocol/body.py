@@ -16,6 +16,8 @@ from ridgeline.server.protocol.errors import ApiError
 
 LARGEST = 2**64 - 1  # a seed may have 64 bits
 SMALLEST = -(2**63)
+MAX_ENTRIES = 4096  # of one object: each of them may be an error to tell of
+MAX_CONTAINERS = 50_000  # lists and objects of a body
 
 
 class _BadValueError(Exception):
@@ -35,23 +37,29 @@ def read_json(body: bytes, max_depth: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ApiError(400, f"the body is {describe(value)}; give a JSON object")
     try:
-        _check(value, max_depth)
+        _check(value, max_depth, [0])
     except _BadValueError as error:
-        path = path_text(list(reversed(error.path)))
+        path = path_text(list(reversed(error.path))) or "the body"
         raise ApiError(400, f"{path} {error.problem}", param=path) from None
     return value
 
 
-def _check(value: dict[str, Any] | list[Any], depth: int) -> None:
+def _check(value: dict[str, Any] | list[Any], depth: int, count: list[int]) -> None:
+    """`count` holds the number of lists and objects so far."""
+    count[0] += 1
+    if count[0] > MAX_CONTAINERS:
+        raise _BadValueError(f"has too many lists and objects; give at most {MAX_CONTAINERS}")
     if depth == 0:
         raise _BadValueError("is nested too deeply; give fewer lists and objects in one another")
+    if isinstance(value, dict) and len(value) > MAX_ENTRIES:
+        raise _BadValueError(f"has {len(value)} entries; give at most {MAX_ENTRIES}")
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         kind = type(item)
         if kind is str or kind is bool or item is None:
             continue
         try:
             if kind is dict or kind is list:
-                _check(item, depth - 1)
+                _check(item, depth - 1, count)
             elif kind is int:
                 if not SMALLEST <= item <= LARGEST:
                     raise _BadValueError("is a number of more than 64 bits; give a smaller one")

@@ -360,6 +360,12 @@ def test_many_wrong_values_are_one_error(value: Any) -> None:
     assert time.process_time() - started < 0.5
 
 
+def test_brackets_in_texts_are_no_lists() -> None:
+    text = '[{"\\' * 30_000
+    asked = asked_for("completions", prompt=text)
+    assert asked.request.prompt == text
+
+
 def test_an_error_has_openais_shape() -> None:
     body = json.loads(error_body(ApiError(400, "é is wrong", param="n", code="invalid_value")))
     assert body == {

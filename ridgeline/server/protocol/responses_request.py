@@ -70,6 +70,8 @@ class CallItem(Body):
     id: str | None = None
     status: ItemStatus | None = None
     parsed_arguments: Any = None
+    caller: None = None
+    namespace: None = None
 
 
 class CallOutputItem(Body):
@@ -77,7 +79,10 @@ class CallOutputItem(Body):
     call_id: str
     output: str | Parts
     id: str | None = None
+    name: str | None = None
     status: ItemStatus | None = None
+    caller: None = None
+    namespace: None = None
 
 
 def _item_type(item: Any) -> str:

@@ -1,26 +1,23 @@
 """Tools: how calls are found in outputs, how tools reach a template, and what forces a call."""
 
 import json
-from dataclasses import replace
+import random
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from api_outputs import HELLO, asked_for, rendered, reply_to
-from engines import tiny
+from api_outputs import HELLO, asked_for, output_of, rendered, reply_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tokenizers import byte_level_metadata, demo
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine import Engine, Grammar
-from ridgeline.engine.matching import Grammars
+from ridgeline.engine import Completion
+from ridgeline.engine.matching import Grammars, Matcher
 from ridgeline.errors import GrammarError
-from ridgeline.models import build_model, fill_random
-from ridgeline.recipe import KV, Limits, Recipe
-from ridgeline.server.protocol import ApiError
+from ridgeline.server.protocol import ApiError, Prompt
 from ridgeline.server.protocol.asked import Calls, ToolFormat
 from ridgeline.server.protocol.call_parser import CallEnd, CallParser, CallPart, CallStart, Text
 from ridgeline.server.protocol.call_scanner import CallScanner
@@ -293,40 +290,51 @@ def test_arguments_that_are_no_object(arguments: str) -> None:
 # What a grammar holds calls to.
 
 
-@cache
-def engine() -> Engine:
-    """A random model that speaks a real vocabulary."""
-    tokenizer = tokenizer_with(HERMES)
-    config = replace(tiny("llama-mha").config, vocab_size=tokenizer.vocab_size, max_context=1024)
-    model = fill_random(build_model(config, torch.float32, "cpu"), seed=4)
-    recipe = Recipe(kv=KV(page_size=16), limits=Limits(token_budget=512, max_context=1024))
-    return Engine(model, recipe, tokenizer=tokenizer, num_pages=400)
+def matcher_of(prompt: Prompt, tokenizer: Tokenizer) -> Matcher:
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    assert prompt.sampling.grammar is not None
+    compiled = grammars.compile(prompt.sampling.grammar).result()
+    return grammars.matcher(compiled, prompt.sampling, tokenizer.eos_ids)
+
+
+def written(prompt: Prompt, tokenizer: Tokenizer, seed: int) -> str:
+    """What a model without any sense would write."""
+    matcher, draw, tokens = matcher_of(prompt, tokenizer), random.Random(seed), []
+    while not matcher.is_complete:
+        bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
+        tokens.append(int(draw.choice(np.flatnonzero(bits))))
+        matcher.accept(tokens[-1])
+        assert len(tokens) < 2000
+    return tokenizer.decode(tokens)
+
+
+def messages_of(format: ToolFormat, **fields: Any) -> list[dict[str, Any]]:
+    """The answers to a request whose calls are forced."""
+    tokenizer = tokenizer_with(HERMES if format == "hermes" else LLAMA3)
+    found = []
+    for seed in range(12):
+        reply, (prompt,) = reply_to("chat", tokenizer, messages=HELLO, tools=TOOLS, **fields)
+        text = written(prompt, tokenizer, seed)
+        output = output_of(prompt, (Completion(text, (), "stop", None),))
+        (choice,) = json.loads(reply.whole([output]))["choices"]
+        assert choice["finish_reason"] == "tool_calls", text
+        assert choice["message"]["content"] is None
+        found.append(choice["message"])
+    return found
 
 
 @pytest.fixture
 def _little_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random models love white space."""
     monkeypatch.setattr("ridgeline.server.protocol.tools.MAX_WHITESPACE", 1)
-
-
-def message_of(format: ToolFormat, **fields: Any) -> list[dict[str, Any]]:
-    tokenizer = tokenizer_with(HERMES if format == "hermes" else LLAMA3)
-    fields = {"messages": HELLO, "tools": TOOLS, "max_tokens": 400, "n": 4, "seed": 5, **fields}
-    reply, prompts = reply_to("chat", tokenizer, **fields)
-    outputs = engine().generate(prompts[0].ids, prompts[0].sampling)
-    choices = json.loads(reply.whole(outputs))["choices"]
-    assert all(choice["finish_reason"] == "tool_calls" for choice in choices), choices
-    return [choice["message"] for choice in choices]
 
 
 @pytest.mark.usefixtures("_little_space")
 @pytest.mark.parametrize("format", ["hermes", "llama3"])
 def test_a_named_tool_is_called_once_by_its_schema(format: ToolFormat) -> None:
     named = {"type": "function", "function": {"name": "add"}}
-    for message in message_of(format, tool_choice=named):
+    for message in messages_of(format, tool_choice=named):
         (call,) = message["tool_calls"]
         values = json.loads(call["function"]["arguments"])
-        assert message["content"] is None
         assert call["function"]["name"] == "add"
         assert list(values) == ["a", "b"]
         assert 0 <= values["a"] <= 99
@@ -336,37 +344,37 @@ def test_a_named_tool_is_called_once_by_its_schema(format: ToolFormat) -> None:
 @pytest.mark.usefixtures("_little_space")
 @pytest.mark.parametrize("format", ["hermes", "llama3"])
 def test_some_tool_is_called_where_one_is_required(format: ToolFormat) -> None:
-    fields = {"tool_choice": "required", "parallel_tool_calls": False, "n": 8}
-    names = set()
-    for message in message_of(format, **fields):
-        (call,) = message["tool_calls"]
-        names.add(call["function"]["name"])
-        json.loads(call["function"]["arguments"])
+    names, counts = set(), set()
+    for message in messages_of(format, tool_choice="required"):
+        calls = [call["function"] for call in message["tool_calls"]]
+        names |= {call["name"] for call in calls}
+        counts.add(len(calls))
+        assert all(isinstance(json.loads(call["arguments"]), dict) for call in calls)
     assert names == {"add", "get_time"}
+    assert min(counts) == 1
+    assert max(counts) > 1
+    one = messages_of(format, tool_choice="required", parallel_tool_calls=False)
+    assert all(len(message["tool_calls"]) == 1 for message in one)
 
 
-def accepts(grammar: Grammar, text: str) -> bool:
+def accepts(prompt: Prompt, text: str) -> bool:
     """Whether an output may be this text, token by token, and end there."""
     tokenizer = tokenizer_with(HERMES)
-    grammars = Grammars(tokenizer, tokenizer.vocab_size)
-    (prompt,) = rendered(asked_for("completions", prompt="x"), tokenizer)
-    compiled = grammars.compile(grammar).result()
-    matcher = grammars.matcher(compiled, prompt.sampling, tokenizer.eos_ids)
+    matcher, end = matcher_of(prompt, tokenizer), tokenizer.eos_ids[0]
     try:
-        for token in (*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_ids[0]):
+        for token in (*tokenizer.encode(text, add_special_tokens=False), end):
             if matcher.is_complete:
-                return token == tokenizer.eos_ids[0]
+                return token == end
             matcher.accept(token)
     except GrammarError:
         return False
     return True
 
 
-def grammar_of(format: ToolFormat, **fields: Any) -> Grammar:
+def prompt_of(format: ToolFormat, **fields: Any) -> Prompt:
     tokenizer = tokenizer_with(HERMES if format == "hermes" else LLAMA3)
     (prompt,) = rendered(asked_for("chat", messages=HELLO, **fields), tokenizer)
-    assert prompt.sampling.grammar is not None
-    return prompt.sampling.grammar
+    return prompt
 
 
 RIGHT = '<tool_call>\n{"name": "add", "arguments": {"a": 7, "b": 3}}\n</tool_call>'
@@ -374,35 +382,35 @@ LLAMA_RIGHT = '{"name": "add", "parameters": {"a": 7, "b": 3}}'
 
 
 def test_strict_tools_keep_to_their_schemas_where_calls_are_free() -> None:
-    grammar = grammar_of("hermes", tools=STRICT)
-    assert accepts(grammar, "Just words, no call.")
-    assert accepts(grammar, f"First:\n{RIGHT}\n{RIGHT}")
-    assert not accepts(grammar, RIGHT.replace("7", "100"))
-    assert not accepts(grammar, RIGHT.replace("add", "sub"))
-    assert accepts(grammar, RIGHT.replace("add", "get_time"))  # which is not strict
-    grammar = grammar_of("llama3", tools=STRICT)
-    assert accepts(grammar, "Just words.")
-    assert accepts(grammar, LLAMA_RIGHT)
-    assert not accepts(grammar, LLAMA_RIGHT.replace("7", '"7"'))
+    prompt = prompt_of("hermes", tools=STRICT)
+    assert accepts(prompt, "Just words, no call.")
+    assert accepts(prompt, f"First:\n{RIGHT}\n{RIGHT}")
+    assert not accepts(prompt, RIGHT.replace("7", "100"))
+    assert not accepts(prompt, RIGHT.replace("add", "sub"))
+    assert accepts(prompt, RIGHT.replace("add", "get_time"))  # which is not strict
+    prompt = prompt_of("llama3", tools=STRICT)
+    assert accepts(prompt, "Just words.")
+    assert accepts(prompt, LLAMA_RIGHT)
+    assert not accepts(prompt, LLAMA_RIGHT.replace("7", '"7"'))
 
 
 def test_an_answer_of_a_form_or_a_call() -> None:
     format = {"type": "json_schema", "json_schema": {"name": "n", "schema": ADD["parameters"]}}
-    grammar = grammar_of("hermes", tools=TOOLS, response_format=format)
-    assert accepts(grammar, '{"a": 7, "b": 3}')
-    assert accepts(grammar, RIGHT)
-    assert not accepts(grammar, "Just words.")
+    prompt = prompt_of("hermes", tools=TOOLS, response_format=format)
+    assert accepts(prompt, '{"a": 7, "b": 3}')
+    assert accepts(prompt, RIGHT)
+    assert not accepts(prompt, "Just words.")
     choice = {"type": "choice", "choices": ["yes", "no"]}
-    grammar = grammar_of("hermes", tools=TOOLS, response_format=choice)
-    assert accepts(grammar, "no")
-    assert accepts(grammar, f"{RIGHT}\n{RIGHT}")
-    assert not accepts(grammar, "maybe")
+    prompt = prompt_of("hermes", tools=TOOLS, response_format=choice)
+    assert accepts(prompt, "no")
+    assert accepts(prompt, f"{RIGHT}\n{RIGHT}")
+    assert not accepts(prompt, "maybe")
 
 
 def test_several_calls_only_where_they_are_allowed() -> None:
     fields = {"tools": TOOLS, "tool_choice": "required"}
-    assert accepts(grammar_of("hermes", **fields), f"{RIGHT}\n{RIGHT}")
-    one = grammar_of("hermes", **fields, parallel_tool_calls=False)
+    assert accepts(prompt_of("hermes", **fields), f"{RIGHT}\n{RIGHT}")
+    one = prompt_of("hermes", **fields, parallel_tool_calls=False)
     assert accepts(one, RIGHT)
     assert not accepts(one, f"{RIGHT}\n{RIGHT}")
     (prompt,) = rendered(asked_for("chat", messages=HELLO, tools=TOOLS, parallel_tool_calls=False))

@@ -68,13 +68,17 @@ ERROR_SCHEMA: dict[str, Any] = {
 }
 
 
-def openapi_document(version: str, *, has_key: bool = False) -> dict[str, Any]:
-    """OpenAPI 3.1; `has_key` where requests need an API key."""
+def openapi_document(
+    version: str, *, has_key: bool = False, models: Sequence[str] = ()
+) -> dict[str, Any]:
+    """OpenAPI 3.1; `has_key` where requests need an API key, `models` are those that are served."""
     pairs: list[Any] = [(kind, "validation") for kind in REQUESTS.values()]
     refs, definitions = models_json_schema(pairs, ref_template="#/components/schemas/{model}")
     schemas = {**definitions["$defs"], "Error": ERROR_SCHEMA}
     for kind in REQUESTS.values():
         _add_not_done(schemas[kind.__name__], kind)
+        if models:
+            schemas[kind.__name__]["properties"]["model"] = {"enum": list(models)}
     paths: dict[str, Any] = {}
     for route, path in PATHS.items():
         schema = refs[REQUESTS[route], "validation"]

@@ -20,9 +20,12 @@ from api_outputs import (
 from openai.types import Completion as TextCompletion
 from openai.types import CompletionUsage, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from tiny_tokenizers import demo
+from tiny_tokenizers import byte_level_metadata, demo
 
-from ridgeline.engine import Completion, Delta, Output
+from ridgeline.data import Tokenizer
+from ridgeline.engine import Completion, Delta, Grammar, Output
+from ridgeline.engine.matching import Grammars, stuck_message
+from ridgeline.errors import GrammarError
 from ridgeline.server.protocol import ApiError, Prompt, answer_now, error_of, merged
 
 TEXT = 'Say "née" 日本\u2028 👩‍👧\n\tand \\ done'
@@ -32,6 +35,20 @@ TOOLS = [
 CALLS = 'So:\n<tool_call>\n{"name": "add", "arguments": {"a": "é"}}\n</tool_call>\n' + (
     '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
 )
+
+
+def _reason_for(grammar: Grammar) -> str:
+    """As the engine has it from where grammars are compiled."""
+    with pytest.raises(GrammarError) as caught:
+        Grammars(byte_level(), byte_level().vocab_size).compile(grammar).result()
+    return str(caught.value)
+
+
+def byte_level() -> Tokenizer:
+    return Tokenizer.from_gguf(byte_level_metadata("smollm"))
+
+
+BAD_GRAMMAR = _reason_for(Grammar.structural_tag({"type": "nothing"}))
 
 
 def chat_chunks(stream: bytes) -> list[ChatCompletionChunk]:
@@ -366,6 +383,8 @@ def test_tokenize_and_back() -> None:
             "the json_schema cannot be followed: no text matches it",
             (400, "invalid_grammar"),
         ),
+        ("failed", stuck_message(3), (400, "invalid_grammar")),
+        ("failed", BAD_GRAMMAR, (400, "invalid_grammar")),
         ("failed", "the model's logits are not numbers (NaN)", (503, "engine_failed")),
         ("failed", "the engine died each time this request was running", (503, "engine_failed")),
         ("cancelled", "its deadline of 5.0 passed", (408, "deadline_exceeded")),

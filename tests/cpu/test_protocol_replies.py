@@ -407,6 +407,10 @@ def test_prompts_that_do_not_fit() -> None:
     with pytest.raises(ApiError, match="maximum context length") as caught:
         rendered(asked_for("completions", prompt="word " * 3000))
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+    with pytest.raises(ApiError, match="maximum context length") as caught:
+        rendered(asked_for("responses", input="word " * 100_000))
+    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
+    assert "characters" in caught.value.message  # it was not split into tokens
     with pytest.raises(ApiError, match="no tokens"):
         rendered(asked_for("embeddings", input=["a", ""]))
 

@@ -181,6 +181,11 @@ def test_what_is_not_supported_is_refused_by_name(route: Route, name: str, value
     assert name in error.message
 
 
+def test_an_error_says_what_to_use_instead() -> None:
+    assert "use tools" in refused("chat", functions=[]).message
+    assert "send the whole conversation" in refused("responses", conversation="c").message
+
+
 def test_a_misspelt_field_is_told_what_it_may_be() -> None:
     assert "did you mean 'temperature'?" in refused("chat", temprature=1).message
 

@@ -87,10 +87,10 @@ Connect = Callable[[Server], OpenAI]
 def test_chats(client: Connect) -> None:
     server = Server("Hello née")
     chats = client(server).chat.completions
-    made = chats.create(model=MODEL, messages=HELLO, seed=1, user="me")  # type: ignore[call-overload]
+    made = chats.create(model=MODEL, messages=HELLO, seed=1, user="me")
     assert made.choices[0].message.content == "Hello née"
     options = {"stream_options": {"include_usage": True}, "extra_body": {"top_k": 5}}
-    chunks = list(chats.create(model=MODEL, messages=HELLO, stream=True, **options))  # type: ignore[call-overload]
+    chunks = list(chats.create(model=MODEL, messages=HELLO, stream=True, **options))
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello née"
     assert chunks[-1].usage == made.usage
     assert server.prompts[1].sampling.top_k == 5
@@ -100,7 +100,7 @@ def test_structured_output(client: Connect) -> None:
     server = Server('{"a": 1, "b": 2}')
     made = client(server).chat.completions.parse(
         model=MODEL,
-        messages=HELLO,  # type: ignore[arg-type]
+        messages=HELLO,
         response_format=Add,
     )
     assert made.choices[0].message.parsed == Add(a=1, b=2)
@@ -117,18 +117,18 @@ def test_tools_and_the_way_back(client: Connect) -> None:
     server = Server(CALL)
     chats = client(server).chat.completions
     tools = [pydantic_function_tool(Add)]
-    made = chats.parse(model=MODEL, messages=HELLO, tools=tools)  # type: ignore[arg-type]
+    made = chats.parse(model=MODEL, messages=HELLO, tools=tools)
     message = made.choices[0].message
     assert message.tool_calls is not None
     assert message.tool_calls[0].function.parsed_arguments == Add(a=1, b=2)
     assert server.prompts[0].sampling.grammar is not None  # the client asks for strict tools
     answer = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
-    chats.create(model=MODEL, messages=[*HELLO, message, answer], tools=tools)  # type: ignore[list-item]
+    chats.create(model=MODEL, messages=[*HELLO, message, answer], tools=tools)
     text = demo().decode(server.prompts[-1].ids, skip_special_tokens=False)
     assert text.count('{"name": "Add", "arguments": {"a": 1, "b": 2}}') == 1
-    with chats.stream(model=MODEL, messages=HELLO, tools=tools) as stream:  # type: ignore[arg-type]
+    with chats.stream(model=MODEL, messages=HELLO, tools=tools) as stream:
         final = stream.get_final_completion()
-    assert final.choices[0].message.tool_calls[0].function.parsed_arguments == Add(a=1, b=2)  # type: ignore[index]
+    assert final.choices[0].message.tool_calls[0].function.parsed_arguments == Add(a=1, b=2)
 
 
 def test_responses(client: Connect) -> None:
@@ -147,7 +147,7 @@ def test_responses(client: Connect) -> None:
         *made.output,
         {"role": "user", "content": "Go on"},
     ]
-    responses.create(model=MODEL, input=again)  # type: ignore[arg-type]
+    responses.create(model=MODEL, input=again)
     text = demo().decode(server.prompts[-1].ids, skip_special_tokens=False)
     assert "<|im_start|>assistant\nHello née<|im_end|>" in text
 
@@ -155,11 +155,11 @@ def test_responses(client: Connect) -> None:
 def test_calls_of_responses(client: Connect) -> None:
     tools = [{"type": "function", "name": "Add", "parameters": Add.model_json_schema()}]
     responses = client(Server(CALL)).responses
-    made = responses.create(model=MODEL, input="Hello", tools=tools)  # type: ignore[call-overload]
+    made = responses.create(model=MODEL, input="Hello", tools=tools)
     call = made.output[0]
     assert (call.name, json.loads(call.arguments)) == ("Add", {"a": 1, "b": 2})
     answer = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
-    responses.create(model=MODEL, input=[call, answer], tools=tools)  # type: ignore[list-item, arg-type]
+    responses.create(model=MODEL, input=[call, answer], tools=tools)
 
 
 def test_embeddings(client: Connect) -> None:
@@ -172,5 +172,5 @@ def test_embeddings(client: Connect) -> None:
 
 def test_errors(client: Connect) -> None:
     with pytest.raises(BadRequestError) as caught:
-        client(Server("")).chat.completions.create(model=MODEL, messages=HELLO, n=0)  # type: ignore[call-overload]
+        client(Server("")).chat.completions.create(model=MODEL, messages=HELLO, n=0)
     assert (caught.value.param, caught.value.code) == ("n", "invalid_value")

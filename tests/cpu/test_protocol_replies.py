@@ -178,7 +178,7 @@ def test_logprobs_of_a_chat() -> None:
     assert [top.logprob for top in logprobs.content[0].top_logprobs] == [-0.25, -9999.0]
     chunks = streamed_chat([TEXT], logprobs=True, top_logprobs=2)
     assert gathered(chunks, 0)["logprobs"] == logprobs.content
-    assert whole_chat(["a"], logprobs=True).choices[0].logprobs.content[0].top_logprobs == []  # type: ignore[union-attr, index]
+    assert whole_chat(["a"], logprobs=True).choices[0].logprobs.content[0].top_logprobs == []
 
 
 def test_calls_of_a_chat() -> None:
@@ -187,7 +187,7 @@ def test_calls_of_a_chat() -> None:
     assert message.tool_calls is not None
     assert message.content == "So:"
     assert made.choices[0].finish_reason == "tool_calls"
-    calls = [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls]  # type: ignore[union-attr]
+    calls = [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls]
     assert calls == [("call_r1-0-0", "add", '{"a": "é"}'), ("call_r1-0-1", "add", "{}")]
     assert made.choices[1].message.tool_calls is None
     assert made.choices[1].finish_reason == "stop"

@@ -102,7 +102,7 @@ def test_bounds_are_described(route: Route, name: str, value: Any, param: str) -
 
 # Fields whose values can be at odds with another field's.
 AT_ODDS = {"max_tokens", "min_tokens", "best_of", "n", "echo", "top_logprobs", "stream_options"} | {
-    "add_special_tokens", "add_generation_prompt", "tools", "tool_choice", "messages", "input",
+    "include", "add_special_tokens", "add_generation_prompt", "tools", "tool_choice", "messages", "input",
 }  # fmt: skip
 
 

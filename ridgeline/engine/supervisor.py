@@ -297,7 +297,8 @@ class SupervisedEngine(Engine):
         path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
         self.tokenizer = tokenizer_of(path)
         self._supervisor = Supervisor(Order(path, recipe, device, num_pages, setup))
-        self.config, self.recipe, self.memory_plan = self._supervisor.wait_until_ready()
+        ready = self._supervisor.wait_until_ready()
+        self.config, self.recipe, self.memory_plan, self.costs = ready
         self.max_context = self.recipe.limits.filled().max_context
         self._loop = self._supervisor
         self._events: list[Event] = []

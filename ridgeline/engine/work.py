@@ -55,6 +55,9 @@ class StepTotals(NamedTuple):
         )
 
 
+NONE = (0.0,) * (len(BOUNDS_S) + 1)
+
+
 class Work(NamedTuple):
     """Totals since the engine's process began."""
 
@@ -62,18 +65,22 @@ class Work(NamedTuple):
     prefill: StepTotals = StepTotals()
     gap_s: float = 0.0  # the device was idle between steps, though there was work
     waited_s: float = 0.0  # of all requests, from their arrival to their first step
-    wait_counts: tuple[float, ...] = (0.0,) * (len(BOUNDS_S) + 1)  # of those, by histogram.py
+    first_s: float = 0.0  # of all requests, from their first step to their first token
+    wait_counts: tuple[float, ...] = NONE  # of those waits, by histogram.py
+    first_counts: tuple[float, ...] = NONE  # of those times to the first token
 
     def numbers(self) -> list[float]:
         """All of it in a row, as shared memory takes it."""
-        return [*self.decode, *self.prefill, self.gap_s, self.waited_s, *self.wait_counts]
+        times = (self.gap_s, self.waited_s, self.first_s)
+        return [*self.decode, *self.prefill, *times, *self.wait_counts, *self.first_counts]
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Work:
         size = len(StepTotals._fields)
         decode, prefill = StepTotals(*numbers[:size]), StepTotals(*numbers[size : 2 * size])
-        gap_s, waited_s, *counts = numbers[2 * size :]
-        return cls(decode, prefill, gap_s, waited_s, tuple(counts))
+        gap_s, waited_s, first_s, *counts = numbers[2 * size :]
+        waits, firsts = tuple(counts[: len(NONE)]), tuple(counts[len(NONE) :])
+        return cls(decode, prefill, gap_s, waited_s, first_s, waits, firsts)
 
 
 NUM_NUMBERS = len(Work().numbers())
@@ -88,12 +95,15 @@ class StepMeter(StepWatch):
         self._gap_s = 0.0
         self._last_end: Mark | None = None
         self._arrivals: dict[Hashable, float] = {}  # of requests that wait for their first step
-        self._waits = Histogram()
+        self._starts: dict[Hashable, float] = {}  # of those that wait for their first token
+        self._waits, self._firsts = Histogram(), Histogram()
 
     @property
     def work(self) -> Work:
-        waits = self._waits
-        return Work(self._decode, self._prefill, self._gap_s, waits.total, tuple(waits.counts))
+        waits, firsts = self._waits, self._firsts
+        counts = tuple(waits.counts), tuple(firsts.counts)
+        times = self._gap_s, waits.total, firsts.total
+        return Work(self._decode, self._prefill, *times, *counts)
 
     def count_finished(self) -> None:
         """Take in the steps that the device is through with."""
@@ -120,11 +130,19 @@ class StepMeter(StepWatch):
         for _, (request_id, _) in plan.joined:
             arrival = self._arrivals.pop(request_id, None)
             if arrival is not None:
-                self._waits.add(max(0.0, time.monotonic() - arrival))
+                self._starts[request_id] = now = time.monotonic()
+                self._waits.add(max(0.0, now - arrival))
+
+    def answered(self, request_id: Hashable) -> None:
+        """A token of it is there. Only the first one counts."""
+        start = self._starts.pop(request_id, None)
+        if start is not None:
+            self._firsts.add(time.monotonic() - start)
 
     def left(self, request_id: Hashable) -> None:
         """It has ended, perhaps without ever having run."""
         self._arrivals.pop(request_id, None)
+        self._starts.pop(request_id, None)
 
 
 def _is_over(mark: Mark) -> bool:

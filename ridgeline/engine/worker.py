@@ -125,6 +125,7 @@ class Relay(LiveRequest):
     def push(
         self, sample: int, token: int, logprob: TokenLogprob | None, reason: FinishReason | None
     ) -> bool:
+        self.meter.answered(self.number)
         self.outbox.append(Token(self.number, sample, token, logprob, reason))
         return False
 

@@ -83,7 +83,10 @@ def test_waiting_ends_with_the_first_step_only() -> None:
     meter.left(3)
     meter.joined(StepPlan(1, joined=[(0, (1, 0)), (1, (2, 0)), (2, (3, 0))]))
     meter.joined(StepPlan(2, joined=[(0, (1, 0))]))  # it was put back, and joins again
+    for number in (1, 1, 3):
+        meter.answered(number)
     work = meter.work
+    assert sum(work.first_counts) == 1
     assert sum(work.wait_counts) == 2
     assert work.waited_s == pytest.approx(3.0, abs=0.2)
 
@@ -91,7 +94,8 @@ def test_waiting_ends_with_the_first_step_only() -> None:
 def test_totals_travel_in_the_heartbeat() -> None:
     heartbeat = Heartbeat(get_context("spawn"))
     counts = tuple(float(index) for index in range(len(Work().wait_counts)))
-    work = Work(StepTotals(*range(1, 8)), StepTotals(*range(11, 18)), 0.25, 1.5, counts)
+    totals = StepTotals(*range(1, 8)), StepTotals(*range(11, 18))
+    work = Work(*totals, 0.25, 1.5, 2.5, counts, counts[::-1])
     stats = Stats(*range(len(Stats._fields)))
     heartbeat.note(EngineProgress(3, 0.5, 0.0), stats, work)
     assert heartbeat.progress.work == work

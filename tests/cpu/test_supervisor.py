@@ -224,6 +224,12 @@ def assert_stuck_is_seen(engine: SupervisedEngine) -> None:
     assert longest > STUCK_S / 2
     assert engine.progress.num_steps == steps + 4  # two pieces of the prompt, and two tokens
     assert engine.progress.last_step_s > 0
+    work = engine.progress.work
+    assert (work.prefill.num_steps, work.decode.num_steps) == (2, 2)
+    assert work.prefill.busy_s > 0
+    assert sum(work.wait_counts) == sum(work.first_counts) == 1
+    assert engine.costs is not None
+    assert engine.costs.bytes_per_weight == 4.0
 
 
 def test_a_process_that_is_given_up_is_replaced(

@@ -1,25 +1,36 @@
 """What a request asks for, once it is checked: `Asked`, and the `Prompt`s that the engine runs.
 
-asked = parse("chat", body, limits)                 # raises ApiError
-prompts = render(asked, tokenizer, limits)          # blocking: in a thread
-for prompt in prompts:
-    engine.add(prompt.ids, prompt.sampling, priority=asked.priority,
-               timeout_s=asked.deadline_s, salt=asked.cache_salt)
+parsing.py makes the first, rendering.py the second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from ridgeline.data import Tokenizer
 from ridgeline.engine import Sampling
 from ridgeline.engine.extras import Pooling
-from ridgeline.server.protocol.limits import Limits
+from ridgeline.server.protocol.tool_fields import Choice, Tool
 
 Route = Literal["chat", "completions", "responses", "embeddings", "tokenize", "detokenize"]
 ROUTES: tuple[Route, ...] = get_args(Route)
+ToolFormat = Literal["hermes", "llama3"]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a chat template is given."""
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[Tool, ...] = ()
+    choice: Choice = field(default_factory=Choice)
+    parallel: bool = True  # several calls in one output
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def usable_tools(self) -> tuple[Tool, ...]:
+        return () if self.choice.word == "none" else self.tools
 
 
 @dataclass(frozen=True)
@@ -29,10 +40,23 @@ class Asked:
     route: Route
     model: str  # the name that the client used
     request: Any
+    sampling: Sampling | None = None  # without what only the tokenizer's template can tell
+    conversation: Conversation | None = None
     stream: bool = False
+    include_usage: bool = False  # in a stream
     priority: int = 0
     deadline_s: float | None = None  # from its arrival
     cache_salt: str = ""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """How calls of tools are found in an output."""
+
+    format: ToolFormat
+    names: frozenset[str]
+    is_forced: bool  # the output is the JSON of one call and nothing else
+    parallel: bool
 
 
 @dataclass(frozen=True)
@@ -43,21 +67,4 @@ class Prompt:
     sampling: Sampling
     text: str = ""  # what `echo` repeats
     pooling: Pooling | None = None  # embeddings: nothing is sampled
-    facts: Mapping[str, Any] | None = None  # what the reply has to know of how it was rendered
-
-
-def parse(route: Route, body: bytes, limits: Limits) -> Asked:
-    """The request in a body, checked. Quick for small bodies; in a thread for large ones."""
-    raise NotImplementedError
-
-
-def render(asked: Asked, tokenizer: Tokenizer, limits: Limits) -> list[Prompt]:
-    """The prompts of a request and how each is sampled. Raises ApiError. Blocking: in a thread.
-    None for tokenize and detokenize, which `answer_now` answers.
-    """
-    raise NotImplementedError
-
-
-def answer_now(asked: Asked, tokenizer: Tokenizer) -> bytes:
-    """The JSON that answers a tokenize or detokenize request. Blocking: in a thread."""
-    raise NotImplementedError
+    calls: Calls | None = None

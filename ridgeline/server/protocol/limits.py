@@ -1,6 +1,7 @@
-"""What a server allows in a request, and what it is called: the numbers that parsing checks against.
+"""What a server is and allows, as far as checking a request needs it.
 
-The size of a body and the number of connections are the front's; here is what is inside a body.
+The size of a body and the number of connections are the front's; bounds that do not depend on the
+model stand with the fields they bound.
 
     Limits(models=("demo",), max_context=8192, vocab_size=49152)
 """
@@ -16,12 +17,4 @@ class Limits:
     max_context: int  # tokens of prompt and output together
     vocab_size: int  # token ids in a request are below it
     max_depth: int = 64  # of lists and objects in a body
-    max_stops: int = 16  # stop strings of a request
-    max_stop_characters: int = 256  # of one stop string
-    max_messages: int = 4096  # of a conversation, or items of an input
-    max_prompts: int = 256  # prompts of a request, or inputs to embed
-    max_outputs: int = 128  # n and best_of, and prompts × best_of
-    max_tools: int = 128
-    max_characters: int = 8_000_000  # of one text
-    max_schema_characters: int = 200_000  # of a JSON schema, written as JSON
-    max_deadline_s: float = 86_400.0
+    max_outputs: int = 128  # that one request may have made: prompts × best_of

@@ -330,7 +330,8 @@ class SupervisedEngine(Engine):
             self._supervisor.kill()
             self._supervisor.close()
             raise
-        self.config, self.recipe, self.memory_plan = self._supervisor.wait_until_ready()
+        ready = self._supervisor.wait_until_ready()
+        self.config, self.recipe, self.memory_plan, self.costs = ready
         self.max_context = self.recipe.limits.filled().max_context
         self._loop = self._supervisor
         self._events: list[Event] = []

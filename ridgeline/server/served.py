@@ -9,19 +9,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.engine.supervisor import SupervisedEngine
-from ridgeline.hardware import Hardware
-from ridgeline.models import ModelConfig
+from ridgeline.engine.work import CostBase
+from ridgeline.profiling import Roof, roof_of
 from ridgeline.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class Served:
     model: str  # the name that clients use
-    config: ModelConfig
     recipe: Recipe  # with nothing left to "auto"
-    hardware: Hardware  # with the ceilings that are known; none is measured for this
+    costs: CostBase | None  # None: what the work costs is not known, and no share is told
+
+    @property
+    def max_batch(self) -> int:
+        return self.recipe.limits.filled().max_batch
+
+    @property
+    def device(self) -> str:
+        return "an unknown device" if self.costs is None else self.costs.hardware.name
+
+    @property
+    def roof(self) -> Roof | None:
+        """None where a ceiling has not been measured and no datasheet states it."""
+        return None if self.costs is None else roof_of(self.costs.hardware, self.costs.dtype)
 
 
 def served_by(engine: SupervisedEngine, model: str) -> Served:
-    """The facts of an engine that is up."""
-    raise NotImplementedError("comes with the engine's own news of its machine")
+    """The facts of an engine that is up. Nothing is measured for it: the ceilings are those that
+    `ridgeline hardware` has found before, or the datasheet's.
+    """
+    return Served(model, engine.recipe, engine.costs)

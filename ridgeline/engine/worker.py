@@ -12,11 +12,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -242,6 +242,10 @@ class Worker:
     def send(self, command: Command) -> None:
         with suppress(OSError):  # it has died, as `receive` tells: all is sent again then
             self._connection.send(command)
+
+    def wait(self, others: Sequence[int], seconds: float) -> None:
+        """Until it has news, has died, or one of these file descriptors can be read."""
+        wait([self._connection, *others], seconds)
 
     def receive(self, seconds: float) -> list[Message] | None:
         """What has come, waited for up to so long; None when it has died."""

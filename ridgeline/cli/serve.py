@@ -66,7 +66,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
 
 def share_cores() -> None:
     """Threads that wait for work sleep: those of the engine would take the cores that requests are
-    read and answered with. (256 tokens of `demo` took 91 s instead of 8 on two busy cores, 2026-11.)
+    read and answered with. (256 tokens of `demo` took 91 s instead of 8 on busy cores, 2026-11.)
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

@@ -99,7 +99,7 @@ class Routes:
         await exchange.answer(200, self._answering.meters.render(), CONTENT_TYPE)
 
     async def openapi(self, exchange: Exchange) -> None:
-        await exchange.answer(200, self._openapi)
+        await exchange.answer(200, await self._answering.in_thread(lambda: self._openapi))
 
     @cached_property
     def _openapi(self) -> bytes:

@@ -8,6 +8,7 @@ nesting that is too deep, and anything but an object at the top. Fields are chec
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic_core import from_json
@@ -16,6 +17,11 @@ from ridgeline.server.protocol.errors import ApiError
 
 LARGEST = 2**64 - 1  # a seed may have 64 bits
 SMALLEST = -(2**63)
+EXACT = 2**53  # up to here a float is exactly the whole number it looks like
+MAX_ENTRIES = 4096  # of one object: each of them may be an error to tell of
+# Lists and objects of a body: half a million keep the interpreter for half a second (2026-11).
+MAX_CONTAINERS = 50_000
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
 class _BadValueError(Exception):
@@ -28,6 +34,7 @@ class _BadValueError(Exception):
 
 def read_json(body: bytes, max_depth: int) -> dict[str, Any]:
     """The object in a body. Raises ApiError."""
+    _check_containers(body)
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -37,14 +44,32 @@ def read_json(body: bytes, max_depth: int) -> dict[str, Any]:
     try:
         _check(value, max_depth)
     except _BadValueError as error:
-        path = path_text(list(reversed(error.path)))
+        path = path_text(list(reversed(error.path))) or "the body"
         raise ApiError(400, f"{path} {error.problem}", param=path) from None
     return value
 
 
+def _check_containers(body: bytes) -> None:
+    """Before anything is made of it. Brackets in texts count for nothing."""
+    if (
+        _num_brackets(body) > MAX_CONTAINERS
+        and _num_brackets(_STRING.sub(b"", body)) > MAX_CONTAINERS
+    ):
+        raise ApiError(
+            400, f"the body is too intricate; give at most {MAX_CONTAINERS} lists and objects"
+        )
+
+
+def _num_brackets(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
+
+
 def _check(value: dict[str, Any] | list[Any], depth: int) -> None:
+    """In JSON 2.0 is a whole number: it becomes one."""
     if depth == 0:
         raise _BadValueError("is nested too deeply; give fewer lists and objects in one another")
+    if isinstance(value, dict) and len(value) > MAX_ENTRIES:
+        raise _BadValueError(f"has {len(value)} entries; give at most {MAX_ENTRIES}")
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         kind = type(item)
         if kind is str or kind is bool or item is None:
@@ -57,6 +82,8 @@ def _check(value: dict[str, Any] | list[Any], depth: int) -> None:
                     raise _BadValueError("is a number of more than 64 bits; give a smaller one")
             elif not -1e308 <= item <= 1e308:
                 raise _BadValueError("is a number beyond 1e308; give a smaller one")
+            elif item.is_integer() and -EXACT <= item <= EXACT:
+                value[key] = int(item)  # type: ignore[index]
         except _BadValueError as error:
             error.path.append(key)
             raise
@@ -71,7 +98,8 @@ def path_text(path: list[str | int]) -> str:
         if isinstance(step, int):
             text += f"[{step}]"
         else:
-            text += f".{step[:64]}" if text else step[:64]
+            name = "".join(char if char.isprintable() else "?" for char in step[:64])
+            text += f".{name}" if text else name
     return text[:300]
 
 

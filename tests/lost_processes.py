@@ -14,6 +14,7 @@ import torch
 from ridgeline.engine import Engine
 from ridgeline.engine.heartbeat import Heartbeat, WatchedRunner
 from ridgeline.engine.loop import Loop
+from ridgeline.engine.work import StepMeter
 from ridgeline.engine.worker import Command, End, Message, Order, Ready, Token, _obey
 
 DEADLY, SLOW = 45, 90  # positions; no request of a test reaches them but those that are meant to
@@ -67,7 +68,9 @@ class StandIn:
         self.is_ready = self.has_answered = self.is_dead = False
         self.inbox: list[Command] = []
         self.outbox: list[Message] = []
-        self.loop.runner = WatchedRunner(engine.runner, self.heartbeat)  # type: ignore[assignment]
+        self.meter = StepMeter(engine.runner.device)
+        watched = WatchedRunner(engine.runner, self.heartbeat, self.meter)
+        self.loop.runner = watched  # type: ignore[assignment]
         forward = engine.runner.forward
 
         def dying(inputs: Any, *rest: Any) -> torch.Tensor:
@@ -100,7 +103,7 @@ class StandIn:
             self._advance()
         except Killed:
             self.is_dead = True
-        self.heartbeat.note(self.loop.progress, self.loop.scheduler.stats())
+        self.heartbeat.note(self.loop.progress, self.loop.scheduler.stats(), self.meter.work)
         found, self.outbox[:] = list(self.outbox), []
         self.has_answered = self.has_answered or any(
             isinstance(message, (Token, End)) for message in found
@@ -115,7 +118,7 @@ class StandIn:
             )  # so that requests with grammars are there from the start
         self.loop.advance()
         for command in self.inbox:
-            _obey(self.loop, command, self.outbox)
+            _obey(self.loop, command, self.outbox, self.meter)
         self.inbox.clear()
 
     def bury(self) -> str:

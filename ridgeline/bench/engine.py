@@ -21,17 +21,16 @@ import numpy as np
 
 from ridgeline.data.workload import Workload
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.footprint import bytes_per_page
 from ridgeline.engine.outputs import Output
 from ridgeline.engine.state import Stats
 from ridgeline.engine.step_plan import StepPlan
 from ridgeline.engine.step_watch import StepWatch
+from ridgeline.engine.work import cost_base
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware
-from ridgeline.models.cost import Chunk, kv_bytes_per_token, step_cost
+from ridgeline.models.cost import Chunk, step_cost
 from ridgeline.profiling import step_limit
 from ridgeline.progress import Progress
-from ridgeline.quantization.sizes import read_bytes_per_weight
 from ridgeline.records import Record, Value
 
 LONGEST_SLEEP_S = 0.05
@@ -195,24 +194,20 @@ def _per_token_s(output: Output) -> float:
 
 def limit_of(engine: Engine, steps: Sequence[StepPlan], hardware: Hardware) -> float | None:
     """The least time these steps can take on this machine; None where a ceiling is unknown."""
-    config, recipe, total = engine.model.config, engine.recipe, 0.0
-    sizes = {
-        "weight_bytes": read_bytes_per_weight(engine.model),
-        "kv_bytes": bytes_per_page(config, recipe)
-        / (recipe.kv.page_size * kv_bytes_per_token(config, 1)),
-    }
+    base, total = cost_base(engine.model, engine.recipe, hardware, engine.ranks_a_device), 0.0
+    sizes = {"weight_bytes": base.bytes_per_weight, "kv_bytes": base.bytes_per_kv}
     for plan in steps:
         chunks = [
             Chunk(new, past)
             for new, past in zip(plan.num_tokens, plan.first_positions, strict=True)
         ]
         rows = len(plan.logit_tokens)
-        cost = step_cost(config, chunks, logit_rows=rows, **sizes)
-        limit = step_limit(cost, hardware, recipe.dtype)
+        cost = step_cost(base.config, chunks, logit_rows=rows, **sizes)
+        limit = step_limit(cost, hardware, base.dtype)
         if limit is None:
             return None
         total += limit.seconds
-    return total * engine.ranks_a_device
+    return total * base.ranks_a_device
 
 
 def check_fits(workload: Workload, max_context: int) -> None:

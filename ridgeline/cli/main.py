@@ -37,6 +37,7 @@ from ridgeline.errors import (
 VERBS = {
     "hardware": "what this machine can really do, measured beside the datasheet",
     "generate": "text from a model, with tokens/s and the share of the machine's limit reached",
+    "serve": "an OpenAI-compatible server with in-flight batching and a live page",
     "eval": "how good a model is as it is run: perplexity, distance from the original, task scores",
     "kernels": "the kernel library: list, check, compile for chips that are not here",
     "quantize": "a smaller checkpoint, with its quality measured against the original",

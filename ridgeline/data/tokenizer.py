@@ -129,6 +129,11 @@ class Tokenizer:
             self._pieces, skip_special_tokens=skip_special_tokens, strip_start=not continuation
         )
 
+    def template_for(self, *, has_tools: bool) -> str | None:
+        """The chat template for conversations with or without tools: some models have two."""
+        with_tools = self._vocabulary.chat_templates.get("tool_use") if has_tools else None
+        return with_tools or self.chat_template
+
     def chat_text(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -138,9 +143,7 @@ class Tokenizer:
         **variables: Any,
     ) -> str:
         """The conversation as the model's template writes it, which also sees `variables`."""
-        templates = self._vocabulary.chat_templates
-        template = templates.get("tool_use") if tools else None
-        template = template or self.chat_template
+        template = self.template_for(has_tools=bool(tools))
         if template is None:
             raise UsageError(
                 "the model has no chat template: give a plain prompt, or a model tuned for chat"

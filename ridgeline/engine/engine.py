@@ -188,9 +188,12 @@ class Engine:
         priority: int = 0,
         timeout_s: float | None = None,
         salt: str = "",
+        pooling: Pooling | None = None,
     ) -> Hashable:
-        """Take a request; its events come from `step`. `salt` keeps tenants' prefixes apart."""
-        job = self.job(prompt, sampling or Sampling())
+        """Take a request; its events come from `step`. `salt` keeps tenants' prefixes apart;
+        with `pooling` it is a prompt to embed.
+        """
+        job = self.job(prompt, sampling or Sampling(), pooling)
         return self._submit(
             job, self._events.append, request_id, priority=priority, timeout_s=timeout_s, salt=salt
         )

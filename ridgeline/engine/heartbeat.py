@@ -23,11 +23,14 @@ from ridgeline.engine.runner import InFlight, Runner, StepOutput
 from ridgeline.engine.scheduler import MAX_STEPS_OUT
 from ridgeline.engine.state import Stats
 from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.work import NUM_NUMBERS, StepMeter, Work
 
 MAX_ROWS = 16384  # of a step: more than any engine runs at once
 NUM_STEPS, LAST_STEP_S, LAST_TIME = range(3)
+NO_WORK = Work()
 STATS = slice(3, 3 + len(Stats._fields))
-HEAD = STATS.stop
+WORK = slice(STATS.stop, STATS.stop + NUM_NUMBERS)
+HEAD = WORK.stop
 
 
 class Heartbeat:
@@ -59,17 +62,19 @@ class Heartbeat:
         slots = (self._slot(index) for index in range(MAX_STEPS_OUT))
         return {int(number) for slot in slots for number in slot[1 : 1 + int(slot[0])]}
 
-    def note(self, progress: EngineProgress, stats: Stats) -> None:
+    def note(self, progress: EngineProgress, stats: Stats, work: Work = NO_WORK) -> None:
         values = self._values
         values[NUM_STEPS], values[LAST_STEP_S] = progress.num_steps, progress.last_step_s
         values[LAST_TIME] = time.monotonic() - progress.idle_s
         values[STATS] = stats
+        values[WORK] = work.numbers()
 
     @property
     def progress(self) -> EngineProgress:
         values = self._values
         idle_s = time.monotonic() - float(values[LAST_TIME])
-        return EngineProgress(int(values[NUM_STEPS]), float(values[LAST_STEP_S]), idle_s)
+        work = Work.of(values[WORK].tolist())
+        return EngineProgress(int(values[NUM_STEPS]), float(values[LAST_STEP_S]), idle_s, work)
 
     @property
     def stats(self) -> Stats:
@@ -83,17 +88,26 @@ class Heartbeat:
 class WatchedRunner:
     """A runner that shows which steps it has out; otherwise the same."""
 
-    def __init__(self, runner: Runner, heartbeat: Heartbeat) -> None:
-        self._runner, self._heartbeat = runner, heartbeat
+    def __init__(
+        self, runner: Runner, heartbeat: Heartbeat, meter: StepMeter | None = None
+    ) -> None:
+        """`meter`, where there is one, counts what the steps are made of."""
+        self._runner, self._heartbeat, self._meter = runner, heartbeat, meter
+        if meter is not None:
+            runner.watch = meter
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
     def launch(self, plan: StepPlan, *rest: Any) -> InFlight:
         self._heartbeat.begin(plan)
+        if self._meter is not None:
+            self._meter.joined(plan)
         return self._runner.launch(plan, *rest)
 
     def collect(self, in_flight: InFlight) -> StepOutput:
         output = self._runner.collect(in_flight)
         self._heartbeat.end(in_flight.plan)
+        if self._meter is not None:
+            self._meter.count_finished()
         return output

@@ -27,6 +27,7 @@ from ridgeline.engine.runner import Runner, StepOutput
 from ridgeline.engine.scheduler import MAX_STEPS_OUT, Received, Scheduler
 from ridgeline.engine.state import Ask, Key
 from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.work import Work
 from ridgeline.errors import UsageError
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class EngineProgress(NamedTuple):
     num_steps: int
     last_step_s: float  # how long the last step took, from its planning to its tokens
     idle_s: float  # since tokens last came
+    work: Work = Work()  # what its steps were made of, where that is counted
 
 
 class Stepping(Protocol):

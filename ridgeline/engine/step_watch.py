@@ -50,7 +50,7 @@ class StepWatch:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         pairs = zip(self.steps, self.steps[1:], strict=False)
-        return [max(0.0, _between_s(before.ended, after.began)) for before, after in pairs]
+        return [max(0.0, between_s(before.ended, after.began)) for before, after in pairs]
 
     def _mark(self) -> Mark:
         if self.device.type != "cuda":
@@ -60,7 +60,7 @@ class StepWatch:
         return event
 
 
-def _between_s(start: Mark, end: Mark) -> float:
+def between_s(start: Mark, end: Mark) -> float:
     if isinstance(start, torch.cuda.Event):
         assert isinstance(end, torch.cuda.Event), "marks of one watch are of one kind"
         return start.elapsed_time(end) / 1000

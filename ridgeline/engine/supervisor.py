@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -60,6 +60,7 @@ class Supervisor:
 
     def __init__(self, order: Order) -> None:
         self.num_restarts = 0
+        self.patience_s = WAIT_S
         self._order, self._worker = order, Worker(order)
         self._numbers = count(1)
         self._held: dict[Hashable, Held] = {}  # in the order in which they came
@@ -82,6 +83,29 @@ class Supervisor:
     def stats(self) -> Stats:
         """Of the process that runs now."""
         return self._worker.heartbeat.stats
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the process is loaded; it may have died a moment ago."""
+        return self._worker.is_ready and self._broken is None
+
+    @property
+    def broken(self) -> RidgelineError | None:
+        """Why no process is started any more."""
+        return self._broken
+
+    def wait(self, others: Sequence[int], seconds: float) -> None:
+        """Until the process has news, or one of these file descriptors can be read."""
+        if self._broken is None:
+            self._worker.wait(others, SHORT_WAIT_S if self._suspects else seconds)
+        else:
+            time.sleep(SHORT_WAIT_S)
+
+    def revive(self) -> None:
+        """Once more, after it was given up; the next death in vain gives up at once."""
+        assert self._broken is not None, "an engine that runs is not revived"
+        self._broken, self._num_barren = None, MAX_BARREN - 1
+        self._begin_anew()
 
     def wait_until_ready(self) -> Ready:
         """The first process must come up; why not is an error."""
@@ -120,7 +144,8 @@ class Supervisor:
                 self._end(held, End(held.ask.request_id, "cancelled", reason))
         if self._broken is not None:
             return
-        messages = self._worker.receive(SHORT_WAIT_S if self._suspects else WAIT_S)
+        shortest = SHORT_WAIT_S if self._suspects else WAIT_S
+        messages = self._worker.receive(min(shortest, self.patience_s))
         if messages is None:
             self._restart()
             return
@@ -242,6 +267,9 @@ class Supervisor:
             error = HardwareError(f"the engine died {MAX_BARREN} times in a row: {reason}")
             self._give_up(error, "failed")
             return
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self.num_restarts += 1
         self._worker = Worker(self._order)
 
@@ -295,9 +323,15 @@ class SupervisedEngine(Engine):
         if not isinstance(model, (str, Path)):
             raise UsageError("a supervised engine loads its model itself: give its name or path")
         path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
-        self.tokenizer = tokenizer_of(path)
         self._supervisor = Supervisor(Order(path, recipe, device, num_pages, setup))
-        self.config, self.recipe, self.memory_plan = self._supervisor.wait_until_ready()
+        try:
+            self.tokenizer = tokenizer_of(path)  # while the process loads
+        except BaseException:
+            self._supervisor.kill()
+            self._supervisor.close()
+            raise
+        ready = self._supervisor.wait_until_ready()
+        self.config, self.recipe, self.memory_plan, self.costs = ready
         self.max_context = self.recipe.limits.filled().max_context
         self._loop = self._supervisor
         self._events: list[Event] = []
@@ -311,6 +345,30 @@ class SupervisedEngine(Engine):
     def num_restarts(self) -> int:
         """Processes that were started after the first."""
         return self._supervisor.num_restarts
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a process is there that takes requests; until then they wait."""
+        return self._supervisor.is_up
+
+    @property
+    def broken(self) -> RidgelineError | None:
+        """Why nothing is tried any more, where processes died in a row. `revive` tries again."""
+        return self._supervisor.broken
+
+    def wait(self, others: Sequence[int], seconds: float) -> None:
+        """Until there is something for `step` to take, or one of these file descriptors can be
+        read: for a caller who waits for other things too (see `be_patient`).
+        """
+        self._supervisor.wait(others, seconds)
+
+    def be_patient(self, seconds: float) -> None:
+        """How long `step` waits for news at most."""
+        self._supervisor.patience_s = seconds
+
+    def revive(self) -> None:
+        """Start a process again after all that were tried had died."""
+        self._supervisor.revive()
 
     def forget_prefixes(self) -> None:
         raise UnsupportedError("a supervised engine keeps its prefixes; use Engine to measure")

@@ -12,11 +12,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -33,7 +33,9 @@ from ridgeline.engine.loop import Loop
 from ridgeline.engine.memory import MemoryPlan
 from ridgeline.engine.request import FinishReason
 from ridgeline.engine.state import Ask, End
+from ridgeline.engine.work import CostBase, StepMeter, cost_base
 from ridgeline.errors import HardwareError, RidgelineError
+from ridgeline.hardware import Hardware, detect, load_cached
 from ridgeline.models import ModelConfig
 from ridgeline.recipe import Recipe
 
@@ -58,6 +60,7 @@ class Ready(NamedTuple):
     config: ModelConfig
     recipe: Recipe
     memory_plan: MemoryPlan
+    costs: CostBase | None = None  # what work is held against
 
 
 class Refused(NamedTuple):
@@ -112,14 +115,17 @@ Command = Add | Cancel | Finish
 class Relay(LiveRequest):
     """Stands for a request where it is computed: what comes is passed on as it is."""
 
-    def __init__(self, request_id: Hashable, job: Job, outbox: list[Message]) -> None:
+    def __init__(
+        self, request_id: Hashable, job: Job, outbox: list[Message], meter: StepMeter
+    ) -> None:
         assert isinstance(request_id, int), "supervisor.py numbers requests"
         self.request_id, self.job, self.outbox = request_id, job, outbox
-        self.number = request_id
+        self.number, self.meter = request_id, meter
 
     def push(
         self, sample: int, token: int, logprob: TokenLogprob | None, reason: FinishReason | None
     ) -> bool:
+        self.meter.answered(self.number)
         self.outbox.append(Token(self.number, sample, token, logprob, reason))
         return False
 
@@ -130,6 +136,7 @@ class Relay(LiveRequest):
         self.outbox.append(State(self.number, part.first, part.num_tokens, part.state.numpy()))
 
     def end(self, end: End) -> None:
+        self.meter.left(self.number)
         self.outbox.append(end)
 
 
@@ -145,13 +152,21 @@ def run_worker(connection: Connection, heartbeat: Heartbeat, order: Order) -> No
         connection.send([Refused(known)])
         return
     heartbeat.note(engine.progress, engine.stats)
-    connection.send([Ready(engine.config, engine.recipe, engine.memory_plan)])
+    costs = cost_base(engine.model, engine.recipe, machine_of(engine), engine.ranks_a_device)
+    connection.send([Ready(engine.config, engine.recipe, engine.memory_plan, costs)])
     inbox: SimpleQueue[Command] = SimpleQueue()
     threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()
     loop = engine._loop
     assert isinstance(loop, Loop), "an Engine runs its own steps"
-    loop.runner = WatchedRunner(loop.runner, heartbeat)  # type: ignore[assignment]
-    _serve(loop, connection, heartbeat, inbox)
+    meter = StepMeter(loop.runner.device)
+    loop.runner = WatchedRunner(loop.runner, heartbeat, meter)  # type: ignore[assignment]
+    _serve(loop, connection, heartbeat, inbox, meter)
+
+
+def machine_of(engine: Engine) -> Hardware:
+    """The device with the ceilings that were measured before; nothing is measured here."""
+    device = engine.runner.device
+    return load_cached(detect("cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"))
 
 
 def _read(connection: Connection, inbox: SimpleQueue[Command]) -> None:
@@ -163,12 +178,18 @@ def _read(connection: Connection, inbox: SimpleQueue[Command]) -> None:
 
 
 def _serve(
-    loop: Loop, connection: Connection, heartbeat: Heartbeat, inbox: SimpleQueue[Command]
+    loop: Loop,
+    connection: Connection,
+    heartbeat: Heartbeat,
+    inbox: SimpleQueue[Command],
+    meter: StepMeter,
 ) -> None:
     outbox: list[Message] = []
     while True:
         while not loop.has_work or not inbox.empty():
-            _obey(loop, inbox.get(), outbox)
+            if not loop.has_work:
+                meter.rest()
+            _obey(loop, inbox.get(), outbox, meter)
             if outbox:
                 break
         try:
@@ -177,18 +198,21 @@ def _serve(
             outbox.append(Lost(reason_of(error)))
             connection.send(outbox)
             os._exit(LOST_EXIT_CODE)  # a device in this state may not let a process end in order
-        heartbeat.note(loop.progress, loop.scheduler.stats())
+        heartbeat.note(loop.progress, loop.scheduler.stats(), meter.work)
         if outbox:
             connection.send(outbox)
             outbox.clear()
 
 
-def _obey(loop: Loop, command: Command, outbox: list[Message]) -> None:
+def _obey(loop: Loop, command: Command, outbox: list[Message], meter: StepMeter) -> None:
     match command:
         case Add(ask, job):
+            if not ask.output:  # those with output have run before
+                meter.arrived(ask.request_id, ask.arrival)
             try:
-                loop.submit(ask, Relay(ask.request_id, job, outbox))
+                loop.submit(ask, Relay(ask.request_id, job, outbox, meter))
             except RidgelineError as error:
+                meter.left(ask.request_id)
                 outbox.append(End(ask.request_id, "failed", str(error)))
         case Cancel(number):
             loop.cancel(number)
@@ -218,6 +242,10 @@ class Worker:
     def send(self, command: Command) -> None:
         with suppress(OSError):  # it has died, as `receive` tells: all is sent again then
             self._connection.send(command)
+
+    def wait(self, others: Sequence[int], seconds: float) -> None:
+        """Until it has news, has died, or one of these file descriptors can be read."""
+        wait([self._connection, *others], seconds)
 
     def receive(self, seconds: float) -> list[Message] | None:
         """What has come, waited for up to so long; None when it has died."""

@@ -124,5 +124,7 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:
-    """The types a value may have, None aside."""
+    """The types a value may have, None aside; of a tuple's entries nothing is said."""
+    if get_origin(hint) is tuple:
+        return (tuple,)
     return tuple(kind for kind in get_args(hint) or (hint,) if kind is not NoneType)

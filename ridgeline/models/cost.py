@@ -31,6 +31,17 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class MeanStep:
+    """What a step had in the mean of many."""
+
+    rows: float  # sequences
+    tokens: float  # computed
+    logit_rows: float  # tokens that went through the head
+    pairs: float  # of a token and a token it may see, itself included, windows left aside
+    keys: float  # tokens whose keys a sequence reads, windows left aside, over the sequences
+
+
+@dataclass(frozen=True)
 class StepCost:
     matrix_flops: float  # weights times tokens
     attention_flops: float  # scores and their use, counting only keys a token may see
@@ -92,12 +103,50 @@ def step_cost(
     """
     tokens = sum(chunk.new for chunk in chunks)
     rows = len(chunks) if logit_rows is None else logit_rows
-    head = config.vocab_size * config.hidden_size
-    matrices = sum(_active_matrices(config, layer) for layer in config.layers)
     windows = Counter(layer.window for layer in config.layers).items()
     seen = sum(num * _seen_pairs(chunk, window) for window, num in windows for chunk in chunks)
     all_pairs = sum(chunk.new * chunk.total for chunk in chunks) * config.num_layers
     keys_read = sum(num * _keys_read(chunk, window) for window, num in windows for chunk in chunks)
+    return _cost(config, tokens, rows, seen, all_pairs, keys_read, weight_bytes, kv_bytes)
+
+
+def mean_step_cost(
+    config: ModelConfig,
+    mean: MeanStep,
+    *,
+    weight_bytes: float,
+    kv_bytes: float,
+) -> StepCost:
+    """One of many steps of which only the means are known. Exact where costs are sums of what was
+    counted; a little high where the means hide that some contexts are shorter than a layer's
+    window, or that steps of few tokens meet fewer experts.
+    """
+    windows = Counter(layer.window for layer in config.layers).items()
+    seen = keys_read = 0.0
+    for window, num in windows:
+        if window is None:
+            seen, keys_read = seen + num * mean.pairs, keys_read + num * mean.keys
+        else:
+            seen += num * min(mean.pairs, mean.tokens * window)
+            keys_read += num * min(mean.keys, mean.rows * (window - 1) + mean.tokens)
+    all_pairs = float("nan")  # a product of what was summed: not to be had from means
+    rows = mean.logit_rows
+    return _cost(config, mean.tokens, rows, seen, all_pairs, keys_read, weight_bytes, kv_bytes)
+
+
+def _cost(
+    config: ModelConfig,
+    tokens: float,
+    rows: float,
+    seen: float,
+    all_pairs: float,
+    keys_read: float,
+    weight_bytes: float,
+    kv_bytes: float,
+) -> StepCost:
+    """From what was counted, over all layers."""
+    head = config.vocab_size * config.hidden_size
+    matrices = sum(_active_matrices(config, layer) for layer in config.layers)
     return StepCost(
         matrix_flops=2.0 * (tokens * matrices + rows * head),
         attention_flops=4.0 * config.q_size * seen,
@@ -179,7 +228,7 @@ def _layer_vectors(config: ModelConfig, layer: LayerConfig) -> int:
     return norms + biases
 
 
-def _weights_read(config: ModelConfig, tokens: int, rows: int) -> float:
+def _weights_read(config: ModelConfig, tokens: float, rows: float) -> float:
     """Elements of all weights a step touches: the embedding rows of its tokens, and of the experts
     those that at least one token is expected to choose when the router spreads evenly.
     """

@@ -249,7 +249,9 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Given a table, or it would draw one, for which torch imports its compiler: a second or two.
+        shape = config.vocab_size, config.hidden_size
+        self.embed = nn.Embedding(*shape, _weight=torch.empty(*shape))
         self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, config.norm_offset)
         self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -318,8 +320,9 @@ def build_model(config: ModelConfig, dtype: torch.dtype, device: str | torch.dev
     with torch.device("meta"):
         model = Transformer(config).to(dtype)
     if config.tied_embeddings:
-        model.head.register_parameter("weight", None)  # or to_empty would give it memory of its own
-    model = model.to_empty(device=device)
+        model.head.register_parameter("weight", None)  # or it would get memory of its own
+    # As `to_empty`, for which torch imports sympy: half a second.
+    model._apply(lambda table: torch.empty(table.shape, dtype=table.dtype, device=device))
     if config.tied_embeddings:
         model.head.weight = model.embed.weight
     return model.requires_grad_(False).eval()

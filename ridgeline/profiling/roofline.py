@@ -10,7 +10,7 @@ limit rather than a flattering one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ridgeline.hardware import Ceiling, Hardware
 from ridgeline.models.cost import StepCost
@@ -23,12 +23,31 @@ class Limit:
     ceiling: Ceiling  # the one that bounds it
 
 
-def step_limit(cost: StepCost, hardware: Hardware, dtype: str) -> Limit | None:
-    """The limit of one step with matrices in `dtype` ("bf16"); None where a ceiling is unknown."""
+class Roof(NamedTuple):
+    """The two ceilings over any step."""
+
+    memory: Ceiling  # B/s
+    matrix: Ceiling  # FLOP/s
+
+    @property
+    def ridge(self) -> float:
+        """FLOPs a byte from which on matrices bound a step."""
+        return self.matrix.value / self.memory.value
+
+
+def roof_of(hardware: Hardware, dtype: str) -> Roof | None:
+    """For matrices in `dtype` ("bf16"); None where a ceiling is unknown."""
     memory = hardware.ceiling("read_bandwidth") or hardware.ceiling("memory_bandwidth")
     matrix = hardware.ceiling(f"matrix_{dtype}")
-    if memory is None or matrix is None:
+    return None if memory is None or matrix is None else Roof(memory, matrix)
+
+
+def step_limit(cost: StepCost, hardware: Hardware, dtype: str) -> Limit | None:
+    """The limit of one step with matrices in `dtype` ("bf16"); None where a ceiling is unknown."""
+    roof = roof_of(hardware, dtype)
+    if roof is None:
         return None
+    memory, matrix = roof
     memory_s, matrix_s = cost.bytes / memory.value, cost.flops / matrix.value
     if memory_s >= matrix_s:
         return Limit(memory_s, "memory", memory)

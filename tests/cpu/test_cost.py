@@ -17,8 +17,10 @@ from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.models import Transformer, build_model, fill_random, transformer
 from ridgeline.models.cost import (
     Chunk,
+    MeanStep,
     activation_bytes,
     kv_bytes_per_token,
+    mean_step_cost,
     num_active_parameters,
     num_parameters,
     step_cost,
@@ -120,6 +122,36 @@ def test_batched_decode_reads_weights_once() -> None:
     assert many.weight_bytes == pytest.approx(one.weight_bytes, rel=1e-4)
     assert many.kv_read_bytes == 64 * one.kv_read_bytes
     assert many.flops == 64 * one.flops
+
+
+def test_means_of_steps_cost_what_the_steps_did() -> None:
+    """Exact without windows and experts, whatever the steps were."""
+    config = llama_8b()
+    steps = [[Chunk(1, 100), Chunk(1, 3)], [Chunk(200, 0), Chunk(1, 7), Chunk(31, 64)]]
+    chunks = [chunk for step in steps for chunk in step]
+    mean = MeanStep(
+        rows=len(chunks) / 2,
+        tokens=sum(chunk.new for chunk in chunks) / 2,
+        logit_rows=len(chunks) / 2,
+        pairs=sum(brute_force_pairs(chunk, None) for chunk in chunks) / 2,
+        keys=sum(chunk.total for chunk in chunks) / 2,
+    )
+    found = mean_step_cost(config, mean, weight_bytes=2, kv_bytes=1)
+    each = [step_cost(config, step, weight_bytes=2, kv_bytes=1) for step in steps]
+    for name in ("matrix_flops", "attention_flops", "weight_bytes", "kv_read_bytes"):
+        assert getattr(found, name) == pytest.approx(sum(getattr(cost, name) for cost in each) / 2)
+    assert found.bytes == pytest.approx(sum(cost.bytes for cost in each) / 2)
+
+
+def test_a_mean_beyond_the_window_is_exact_too() -> None:
+    config = tiny("mistral-sliding").config
+    window = config.layers[0].window
+    assert window is not None
+    chunk = Chunk(1, 5 * window)
+    mean = MeanStep(rows=1, tokens=1, logit_rows=1, pairs=chunk.total, keys=chunk.total)
+    found = mean_step_cost(config, mean, weight_bytes=2, kv_bytes=2)
+    exact = step_cost(config, [chunk], weight_bytes=2, kv_bytes=2)
+    assert (found.bytes, found.flops) == (exact.bytes, exact.flops)
 
 
 def test_experts_read_grow_with_tokens_and_end_at_all() -> None:

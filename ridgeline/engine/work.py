@@ -1,0 +1,179 @@
+"""What an engine's steps were made of and how long the device was at them, in totals that never
+fall: enough to say later what share of the machine's limit any stretch of time has reached.
+
+A step that computes any prompt is a prefill step, all others are decode steps (those with drafts
+too). A few sums a step, so that keeping them costs microseconds; costs are computed by whoever
+reads (models/cost.py).
+
+    meter = StepMeter(runner.device)
+    runner.watch = meter
+    ...
+    meter.count_finished(); meter.work.decode.busy_s
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ridgeline.engine.footprint import bytes_per_page
+from ridgeline.engine.histogram import BOUNDS_S, Histogram
+from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.step_watch import Mark, StepWatch, between_s
+from ridgeline.hardware import Hardware
+from ridgeline.models import ModelConfig, Transformer
+from ridgeline.models.cost import kv_bytes_per_token
+from ridgeline.quantization.sizes import read_bytes_per_weight
+from ridgeline.recipe import Recipe
+
+
+class StepTotals(NamedTuple):
+    """Of all steps of one kind."""
+
+    num_steps: float = 0.0
+    busy_s: float = 0.0  # the device was at them
+    num_rows: float = 0.0  # streams that took part, summed over the steps
+    num_tokens: float = 0.0  # that went through the model
+    num_logits: float = 0.0  # that went through the head
+    num_pairs: float = 0.0  # of a token and a token it may see, itself included
+    num_keys: float = 0.0  # tokens whose keys a row reads, summed over the rows
+
+    def plus(self, plan: StepPlan, busy_s: float) -> StepTotals:
+        num_tokens = len(plan.positions)
+        return StepTotals(
+            self.num_steps + 1,
+            self.busy_s + busy_s,
+            self.num_rows + len(plan.num_tokens),
+            self.num_tokens + num_tokens,
+            self.num_logits + len(plan.logit_tokens),
+            self.num_pairs + sum(plan.positions) + num_tokens,
+            self.num_keys + sum(plan.first_positions) + num_tokens,
+        )
+
+
+NONE = (0.0,) * (len(BOUNDS_S) + 1)
+
+
+class Work(NamedTuple):
+    """Totals since the engine's process began."""
+
+    decode: StepTotals = StepTotals()
+    prefill: StepTotals = StepTotals()
+    gap_s: float = 0.0  # the device was idle between steps, though there was work
+    waited_s: float = 0.0  # of all requests, from their arrival to their first step
+    first_s: float = 0.0  # of all requests, from their first step to their first token
+    wait_counts: tuple[float, ...] = NONE  # of those waits, by histogram.py
+    first_counts: tuple[float, ...] = NONE  # of those times to the first token
+
+    def numbers(self) -> list[float]:
+        """All of it in a row, as shared memory takes it."""
+        times = (self.gap_s, self.waited_s, self.first_s)
+        return [*self.decode, *self.prefill, *times, *self.wait_counts, *self.first_counts]
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> Work:
+        size = len(StepTotals._fields)
+        decode, prefill = StepTotals(*numbers[:size]), StepTotals(*numbers[size : 2 * size])
+        gap_s, waited_s, first_s, *counts = numbers[2 * size :]
+        waits, firsts = tuple(counts[: len(NONE)]), tuple(counts[len(NONE) :])
+        return cls(decode, prefill, gap_s, waited_s, first_s, waits, firsts)
+
+
+NUM_NUMBERS = len(Work().numbers())
+
+
+class StepMeter(StepWatch):
+    """Watches steps as they run and adds up those that are done. Never makes anybody wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._decode = self._prefill = StepTotals()
+        self._gap_s = 0.0
+        self._last_end: Mark | None = None
+        self._arrivals: dict[Hashable, float] = {}  # of requests that wait for their first step
+        self._starts: dict[Hashable, float] = {}  # of those that wait for their first token
+        self._waits, self._firsts = Histogram(), Histogram()
+
+    @property
+    def work(self) -> Work:
+        waits, firsts = self._waits, self._firsts
+        counts = tuple(waits.counts), tuple(firsts.counts)
+        times = self._gap_s, waits.total, firsts.total
+        return Work(self._decode, self._prefill, *times, *counts)
+
+    def count_finished(self) -> None:
+        """Take in the steps that the device is through with."""
+        while self.steps and _is_over(self.steps[0].ended):
+            plan, began, ended = self.steps.pop(0)
+            if self._last_end is not None:
+                self._gap_s += max(0.0, between_s(self._last_end, began))
+            busy_s, self._last_end = between_s(began, ended), ended
+            if plan.num_decode_rows + plan.num_draft_rows == len(plan.num_tokens):
+                self._decode = self._decode.plus(plan, busy_s)
+            else:
+                self._prefill = self._prefill.plus(plan, busy_s)
+
+    def rest(self) -> None:
+        """There is no work: that the device is idle until the next step is nobody's fault."""
+        self._last_end = None
+
+    def arrived(self, request_id: Hashable, arrival: float) -> None:
+        """A request waits for its first step since `arrival`, by time.monotonic()."""
+        self._arrivals[request_id] = arrival
+
+    def joined(self, plan: StepPlan) -> None:
+        """Of who is in a step for the first time, the waiting is over."""
+        for _, (request_id, _) in plan.joined:
+            arrival = self._arrivals.pop(request_id, None)
+            if arrival is not None:
+                self._starts[request_id] = now = time.monotonic()
+                self._waits.add(max(0.0, now - arrival))
+
+    def answered(self, request_id: Hashable) -> None:
+        """A token of it is there. Only the first one counts."""
+        start = self._starts.pop(request_id, None)
+        if start is not None:
+            self._firsts.add(time.monotonic() - start)
+
+    def left(self, request_id: Hashable) -> None:
+        """It has ended, perhaps without ever having run."""
+        self._arrivals.pop(request_id, None)
+        self._starts.pop(request_id, None)
+
+
+def _is_over(mark: Mark) -> bool:
+    return mark.query() if isinstance(mark, torch.cuda.Event) else True
+
+
+@dataclass(frozen=True)
+class CostBase:
+    """What turns counted work into bytes, FLOPs and shares of the machine: one rank's part of the
+    model and the device it runs on.
+    """
+
+    config: ModelConfig  # of one rank
+    dtype: str  # of the matrices: "bf16"
+    bytes_per_weight: float  # read in a step, in the mean
+    bytes_per_kv: float  # of one element of keys or values, scales included
+    ranks_a_device: int  # that share its bandwidth and matrix units
+    hardware: Hardware  # with the ceilings that are known already
+
+
+def cost_base(
+    model: Transformer, recipe: Recipe, hardware: Hardware, ranks_a_device: int = 1
+) -> CostBase:
+    """`recipe` has nothing left to "auto"."""
+    config = model.config
+    page_tokens = recipe.kv.page_size * kv_bytes_per_token(config, 1)
+    return CostBase(
+        config,
+        recipe.dtype,
+        read_bytes_per_weight(model),
+        bytes_per_page(config, recipe) / page_tokens,
+        ranks_a_device,
+        hardware,
+    )

@@ -1,0 +1,168 @@
+"""From a request's body to its answer: parsed and tokenized in a thread, run by the engine, sent
+whole or piece by piece. Whatever happens it has an answer, unless its client has gone, and then the
+engine stops working on it.
+
+    await answering.answer(exchange, "chat")
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from ridgeline.data import Tokenizer
+from ridgeline.engine import Output
+from ridgeline.server.exchange import Bodies, Exchange
+from ridgeline.server.gate import Gate, Place
+from ridgeline.server.mailbox import Mailbox
+from ridgeline.server.metrics import Meters
+from ridgeline.server.protocol import (
+    ApiError,
+    Asked,
+    Limits,
+    Prompt,
+    Reply,
+    Route,
+    answer_now,
+    error_of,
+    parse,
+    render,
+    reply_for,
+)
+from ridgeline.server.pump import Pump, Ticket
+from ridgeline.server.refusals import ClientGoneError
+
+NOW: tuple[Route, ...] = ("tokenize", "detokenize")  # answered without the engine
+
+
+@dataclass(frozen=True)
+class Answering:
+    pump: Pump
+    gate: Gate
+    bodies: Bodies
+    meters: Meters
+    tokenizer: Tokenizer
+    limits: Limits
+    threads: ThreadPoolExecutor  # for what would keep the event loop
+    log_prompts: bool = False
+
+    async def answer(self, exchange: Exchange, route: Route) -> None:
+        self.gate.check(exchange.tenant)  # before its body is read
+        body = await exchange.body(self.bodies)
+        if self.log_prompts:
+            exchange.facts["body"] = body.decode("utf-8", "replace")
+        if route not in NOW:
+            self.pump.check_up()
+        place = self.gate.enter(exchange.tenant)
+        try:
+            await self._answer_inside(exchange, route, body, place)
+        finally:
+            place.leave()
+
+    async def _answer_inside(
+        self, exchange: Exchange, route: Route, body: bytes, place: Place
+    ) -> None:
+        if route in NOW:
+            await exchange.answer(200, await self._in_thread(self._now, route, body))
+            return
+        asked, prompts = await self._in_thread(self._prepared, route, body)
+        num_outputs = sum(prompt.sampling.num_samples for prompt in prompts)
+        place.widen(num_outputs)
+        num_tokens = sum(len(prompt.ids) for prompt in prompts)
+        exchange.facts |= {"prompt_tokens": num_tokens, "stream": asked.stream}
+        self.meters.arrived(exchange.request_id, exchange.scope["path"], exchange.tenant)
+        try:
+            reply = reply_for(asked, prompts, self.tokenizer, exchange.request_id)
+            async with self._running(exchange, asked, prompts) as mailbox:
+                self.meters.admitted(exchange.request_id, num_tokens)
+                send = self._send_stream if asked.stream else self._send_whole
+                await send(exchange, reply, mailbox)
+        except BaseException as error:
+            status = "cancelled" if isinstance(error, ClientGoneError) else "failed"
+            self.meters.ended(exchange.request_id, status, type(error).__name__)  # type: ignore[arg-type]
+            raise
+
+    def _now(self, route: Route, body: bytes) -> bytes:
+        return answer_now(parse(route, body, self.limits), self.tokenizer)
+
+    def _prepared(self, route: Route, body: bytes) -> tuple[Asked, list[Prompt]]:
+        asked = parse(route, body, self.limits)
+        return asked, render(asked, self.tokenizer, self.limits)
+
+    @asynccontextmanager
+    async def _running(
+        self, exchange: Exchange, asked: Asked, prompts: Sequence[Prompt]
+    ) -> AsyncIterator[Mailbox]:
+        """In the engine, for as long as somebody waits for it."""
+        mailbox = Mailbox(len(prompts), asked.stream)
+        due = None if asked.deadline_s is None else exchange.began + asked.deadline_s
+        salt = f"{exchange.tenant}/{asked.cache_salt}"
+        ticket = Ticket(exchange.request_id, prompts, mailbox, asked.priority, due, salt)
+        watching = asyncio.create_task(_watch(exchange, mailbox))
+        self.pump.submit(ticket)
+        try:
+            yield mailbox
+        finally:
+            self.pump.release(ticket)
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+
+    async def _send_whole(self, exchange: Exchange, reply: Reply, mailbox: Mailbox) -> None:
+        await mailbox.take()
+        outputs = mailbox.outputs()
+        self._note_end(exchange, outputs)
+        _raise_if_failed(outputs)
+        await exchange.answer(200, await self._in_thread(reply.whole, outputs))
+
+    async def _send_stream(self, exchange: Exchange, reply: Reply, mailbox: Mailbox) -> None:
+        """Nothing is sent before something has come: until then an error has a status."""
+        taken = await mailbox.take()
+        if mailbox.has_all:
+            _raise_if_failed(mailbox.outputs())
+        await exchange.begin_stream()
+        data = b"".join(reply.start())
+        try:
+            while True:
+                data += b"".join(reply.delta(delta, prompt) for prompt, delta in taken)
+                if mailbox.is_complete:
+                    break
+                await exchange.write(data)
+                data, taken = b"", await mailbox.take()
+            outputs = mailbox.outputs()
+            self._note_end(exchange, outputs)
+            _raise_if_failed(outputs)
+        except ApiError as error:
+            exchange.facts |= {"code": error.code, "failed": error.status}
+            await exchange.end_stream(data + reply.failed(error))
+            self.meters.ended(exchange.request_id, "failed", error.code or "failed")
+            return
+        await exchange.end_stream(data + b"".join(reply.finish(outputs)))
+
+    def _note_end(self, exchange: Exchange, outputs: Sequence[Output]) -> None:
+        num_tokens = sum(len(part.tokens) for output in outputs for part in output.completions)
+        worst = next((output for output in outputs if output.status != "finished"), outputs[0])
+        exchange.facts |= {
+            "output_tokens": num_tokens,
+            "first_token_s": min((output.first_token_s or 0.0 for output in outputs), default=0.0),
+            "end": worst.reason if worst.status == "finished" else worst.status,
+        }
+        self.meters.ended(exchange.request_id, worst.status, worst.reason)
+
+    async def _in_thread(self, work, *args):  # type: ignore[no-untyped-def]
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work, *args)
+
+
+async def _watch(exchange: Exchange, mailbox: Mailbox) -> None:
+    await exchange.until_gone()
+    mailbox.fail(ClientGoneError())
+
+
+def _raise_if_failed(outputs: Sequence[Output]) -> None:
+    for output in outputs:
+        error = error_of(output)
+        if error is not None:
+            raise error

@@ -1,0 +1,97 @@
+"""How a server behaves towards its clients: where it listens, who may use it, how much it takes on
+and how long it waits. The flags of `ridgeline serve` are read from these fields.
+
+    ServerConfig(port=0, api_key=("secret",), max_waiting=64)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ridgeline.errors import UsageError
+from ridgeline.formats.fields import about, check_fields
+
+MIB = 1 << 20
+LEAST_KEY = 8  # characters
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    host: str = field(
+        default="127.0.0.1", metadata=about("address to listen on; 0.0.0.0 is all of them")
+    )
+    port: int = field(
+        default=8000, metadata=about("port; 0 takes a free one", minimum=0, maximum=65535)
+    )
+    served_name: str | None = field(
+        default=None, metadata=about("the model's name for clients (default: as it was given)")
+    )
+    api_key: tuple[str, ...] = field(
+        default=(),
+        metadata=about("clients must send this key (several times: any of them); others see it"),
+    )
+    api_key_file: str | None = field(
+        default=None, metadata=about("a file with such keys, one a line")
+    )
+    max_waiting: int = field(
+        default=256,
+        metadata=about("outputs that wait beyond --max-batch; more are refused", minimum=0),
+    )
+    max_per_key: int = field(
+        default=256, metadata=about("requests of one key at a time", minimum=1)
+    )
+    max_connections: int = field(
+        default=2048, metadata=about("open connections; more are refused", minimum=1)
+    )
+    max_body_mib: int = field(
+        default=8, metadata=about("size of a request, in MiB", minimum=1, maximum=1024)
+    )
+    client_timeout: float = field(
+        default=30.0,
+        metadata=about(
+            "seconds a client may take to send a request, or to read what it was sent", minimum=0.1
+        ),
+    )
+    step_timeout: float = field(
+        default=120.0,
+        metadata=about("seconds without a step after which the engine is restarted", minimum=0.1),
+    )
+    drain_seconds: float = field(
+        default=30.0,
+        metadata=about("seconds that running requests get to end after SIGTERM", minimum=0.0),
+    )
+    log_prompts: bool = field(
+        default=False, metadata=about("write requests as they came into the log")
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.host:
+            raise UsageError("host is empty; give an address, as 127.0.0.1 or 0.0.0.0")
+
+    def keys(self) -> tuple[str, ...]:
+        """All keys, of the flag and of the file; none where neither was given."""
+        return tuple(_checked(key) for key in (*self.api_key, *self._keys_of_file()))
+
+    def _keys_of_file(self) -> list[str]:
+        if self.api_key_file is None:
+            return []
+        try:
+            lines = Path(self.api_key_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read --api-key-file {self.api_key_file}: {error}") from error
+        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not keys:
+            raise UsageError(f"--api-key-file {self.api_key_file} holds no key; write one a line")
+        return keys
+
+
+def _checked(key: str) -> str:
+    """A key that a header can hold; an empty one, from an unset variable, would guard nothing."""
+    if len(key) < LEAST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+        raise UsageError(
+            f"an API key has {len(key)} characters or some that a header cannot hold; give at "
+            f"least {LEAST_KEY} visible ASCII characters"
+        )
+    return key

@@ -1,0 +1,143 @@
+"""The application: every request comes in here and leaves with an answer.
+
+Checks who asks, finds the route, and turns whatever is raised into an error of OpenAI's shape. No
+answer of ours is a 5xx but 503: what nobody foresaw is logged with its traceback, and its client is
+told the request's id. One line of the log for each request.
+
+    app = Front(keys, routes, pump, meters)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Router
+from starlette.types import Receive, Scope, Send
+
+from ridgeline.server.exchange import Exchange, clean_request_id
+from ridgeline.server.keys import Keys
+from ridgeline.server.logs import log_facts
+from ridgeline.server.metrics import Meters
+from ridgeline.server.origin import check_origin
+from ridgeline.server.page.routes import CHALLENGE
+from ridgeline.server.protocol import ApiError
+from ridgeline.server.refusals import ClientGoneError, RefusalError, shutting_down
+from ridgeline.server.wire import ABORT
+
+log = logging.getLogger(__name__)
+
+EXCHANGE = "ridgeline.exchange"  # in a request's scope
+OPEN = ("/health",)  # what nobody needs a key for
+QUIET = ("/health", "/ready", "/metrics", "/live")  # asked for all the time: not logged when well
+GONE = 499  # in the log: the client left before its answer
+
+
+class Front:
+    """An ASGI application."""
+
+    def __init__(self, keys: Keys, routes: Sequence[BaseRoute], meters: Meters) -> None:
+        self._keys, self._meters = keys, meters
+        self._router = Router(routes, redirect_slashes=False, default=_not_found)
+        self._in_flight: set[str] = set()  # request ids
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", f"only HTTP comes here, not {scope['type']}"
+        exchange = Exchange(scope, receive, send, "")
+        exchange.request_id = self._unique(clean_request_id(exchange.header(b"x-request-id")))
+        scope[EXCHANGE], scope["app"] = exchange, self  # Starlette raises where there is an app
+        self._in_flight.add(exchange.request_id)
+        try:
+            await self._guarded(exchange)
+        finally:
+            self._in_flight.discard(exchange.request_id)
+            self._log(exchange)
+
+    def _unique(self, request_id: str) -> str:
+        """Clients may use one id several times, but not at a time."""
+        number, unique = 1, request_id
+        while unique in self._in_flight:
+            number += 1
+            unique = f"{request_id}-{number}"
+        return unique
+
+    async def _guarded(self, exchange: Exchange) -> None:
+        try:
+            self._check(exchange)
+            await self._router(exchange.scope, exchange.receive, exchange.send)
+        except ApiError as error:
+            await self._refuse(exchange, error)
+        except HTTPException as error:
+            await self._refuse(exchange, _of_starlette(error), dict(error.headers or {}))
+        except ClientGoneError:
+            exchange.facts["end"] = "the client has gone"
+            exchange.status = GONE
+        except asyncio.CancelledError:  # the server is being stopped, and waits no longer
+            await self._refuse(exchange, shutting_down())
+        except Exception:
+            log.exception("request %s failed in an unforeseen way", exchange.request_id)
+            message = f"the server failed at this request ({exchange.request_id}); its log says why"
+            await self._refuse(exchange, RefusalError(503, message, code="unforeseen"))
+
+    def _check(self, exchange: Exchange) -> None:
+        path = exchange.scope["path"]
+        is_open = not self._keys.are_asked_for
+        check_origin(exchange.header(b"host"), exchange.header(b"origin"), is_open)
+        if path in OPEN:
+            return
+        tenant = self._keys.tenant_of(exchange.header(b"authorization"))
+        if tenant is None:
+            raise RefusalError(
+                401,
+                "the API key is missing or not known; send it as `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+            )
+        exchange.tenant = tenant
+
+    async def _refuse(
+        self, exchange: Exchange, error: ApiError, headers: dict[str, str] | None = None
+    ) -> None:
+        if exchange.status is None:
+            self._meters.refused(exchange.scope["path"], error.status)
+            if error.status == 401:
+                headers = {**(headers or {}), "www-authenticate": _challenge(exchange)}
+            with suppress(asyncio.CancelledError):
+                await exchange.refuse(error, headers)
+        elif not exchange.is_complete:  # half an answer must not look like a whole one
+            exchange.facts |= {"code": error.code, "failed": error.status}
+            exchange.scope.get(ABORT, lambda: None)()
+
+    def _log(self, exchange: Exchange) -> None:
+        path, status = exchange.scope["path"], exchange.status
+        if path in QUIET and status is not None and status < 400:
+            return
+        about = {
+            "request_id": exchange.request_id,
+            "method": exchange.scope["method"],
+            "path": path[:200],
+            "status": status,
+            "tenant": exchange.tenant,
+            "client": (exchange.scope.get("client") or ("",))[0],
+            "total_s": round(time.monotonic() - exchange.began, 4),
+        }
+        log_facts(log, "request", {**about, **exchange.facts})
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    raise ApiError(404, f"there is no {scope['path'][:200]}; see /openapi.json for what there is")
+
+
+def _of_starlette(error: HTTPException) -> ApiError:
+    detail = error.detail.lower() if error.status_code < 500 else "the server cannot do this now"
+    return ApiError(min(error.status_code, 503), f"{detail}; see /openapi.json for what there is")
+
+
+def _challenge(exchange: Exchange) -> str:
+    """A browser at the page is asked for the key as a password; programs for a bearer token."""
+    accepts = exchange.header(b"accept") or ""
+    is_page = exchange.scope["method"] == "GET" and "text/html" in accepts
+    return CHALLENGE if is_page else "Bearer"

@@ -1,0 +1,80 @@
+"""What has come for one HTTP request and was not sent yet. A client that lags gets fewer, larger
+pieces: deltas of one output that wait are merged, so that what waits is never more than the rest of
+the answer.
+
+    mailbox = Mailbox(num_prompts=1, wants_deltas=True)
+    mailbox.put(0, event)                        # from the event loop
+    while not mailbox.is_complete:
+        for prompt, delta in await mailbox.take(): ...
+    mailbox.outputs()
+
+For the event loop's thread alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ridgeline.engine import Delta, Output
+from ridgeline.engine.outputs import Event
+from ridgeline.server.protocol import ApiError, merged
+
+
+class Mailbox:
+    def __init__(self, num_prompts: int, wants_deltas: bool) -> None:
+        self._wants_deltas = wants_deltas
+        self._waiting: dict[tuple[int, int], list[Delta]] = {}  # by prompt and sample
+        self._outputs: dict[int, Output] = {}
+        self._num_prompts = num_prompts
+        self._news = asyncio.Event()
+        self.error: Exception | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """All outputs are there, and all deltas were taken."""
+        return len(self._outputs) == self._num_prompts and not self._waiting
+
+    @property
+    def has_all(self) -> bool:
+        return len(self._outputs) == self._num_prompts
+
+    def put(self, prompt: int, event: Event) -> None:
+        if isinstance(event, Output):
+            self._outputs[prompt] = event
+        elif self._wants_deltas:
+            self._waiting.setdefault((prompt, event.sample), []).append(event)
+        else:
+            return
+        self._news.set()
+
+    def fail(self, error: ApiError | Exception) -> None:
+        """End the waiting with an error; the first one counts."""
+        self.error = self.error or error
+        self._news.set()
+
+    async def take(self) -> list[tuple[int, Delta]]:
+        """What has come, one delta an output; waited for if there is nothing. Raises the error that
+        `fail` was given.
+        """
+        while True:
+            if self.error is not None:
+                raise self.error
+            if self._waiting or self.has_all:
+                break
+            self._news.clear()
+            await self._news.wait()
+        taken, self._waiting = self._waiting, {}
+        return [(prompt, _joined(deltas)) for (prompt, _), deltas in taken.items()]
+
+    def outputs(self) -> list[Output]:
+        """Of all prompts, in their order."""
+        return [self._outputs[prompt] for prompt in range(self._num_prompts)]
+
+
+def _joined(deltas: list[Delta]) -> Delta:
+    """In pairs, so that long ones are not copied once for each short one."""
+    while len(deltas) > 1:
+        pairs = zip(deltas[::2], deltas[1::2], strict=False)
+        odd = deltas[-1:] if len(deltas) % 2 else []
+        deltas = [*(merged(first, second) for first, second in pairs), *odd]
+    return deltas[0]

@@ -1,0 +1,39 @@
+"""OpenAI's protocol without sockets: bytes in, what to run out; engine events in, bytes out.
+
+asked = parse("chat", body, limits)                 # raises ApiError, and nothing else
+prompts = render(asked, tokenizer, limits)          # blocking: in a thread
+for prompt in prompts:
+    engine.add(prompt.ids, prompt.sampling, priority=asked.priority,
+               timeout_s=asked.deadline_s, salt=asked.cache_salt)
+reply = reply_for(asked, prompts, tokenizer, request_id)    # then see reply.py
+"""
+
+from ridgeline.server.protocol.asked import ROUTES, Asked, Prompt, Route
+from ridgeline.server.protocol.errors import ApiError, error_body, error_of, refusal
+from ridgeline.server.protocol.limits import Limits
+from ridgeline.server.protocol.openapi import model_body, models_body, openapi_document
+from ridgeline.server.protocol.parsing import parse
+from ridgeline.server.protocol.rendering import answer_now, render
+from ridgeline.server.protocol.replies import reply_for
+from ridgeline.server.protocol.reply import Reply, merged
+
+__all__ = [
+    "ROUTES",
+    "ApiError",
+    "Asked",
+    "Limits",
+    "Prompt",
+    "Reply",
+    "Route",
+    "answer_now",
+    "error_body",
+    "error_of",
+    "merged",
+    "model_body",
+    "models_body",
+    "openapi_document",
+    "parse",
+    "refusal",
+    "render",
+    "reply_for",
+]

@@ -1,0 +1,86 @@
+"""A body's bytes become plain JSON values that nothing behind has to fear.
+
+Refused here: what is no UTF-8 or no JSON, NaN and Infinity, numbers beyond 64 bits or a float,
+nesting that is too deep, and anything but an object at the top. Fields are checking.py's.
+
+    read_json(b'{"model": "demo"}', max_depth=64)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic_core import from_json
+
+from ridgeline.server.protocol.errors import ApiError
+
+LARGEST = 2**64 - 1  # a seed may have 64 bits
+SMALLEST = -(2**63)
+
+
+class _BadValueError(Exception):
+    """A value that cannot be taken; `path` grows on the way out, the innermost step first."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        self.path: list[str | int] = []
+
+
+def read_json(body: bytes, max_depth: int) -> dict[str, Any]:
+    """The object in a body. Raises ApiError."""
+    try:
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+    if not isinstance(value, dict):
+        raise ApiError(400, f"the body is {describe(value)}; give a JSON object")
+    try:
+        _check(value, max_depth)
+    except _BadValueError as error:
+        path = path_text(list(reversed(error.path)))
+        raise ApiError(400, f"{path} {error.problem}", param=path) from None
+    return value
+
+
+def _check(value: dict[str, Any] | list[Any], depth: int) -> None:
+    if depth == 0:
+        raise _BadValueError("is nested too deeply; give fewer lists and objects in one another")
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        kind = type(item)
+        if kind is str or kind is bool or item is None:
+            continue
+        try:
+            if kind is dict or kind is list:
+                _check(item, depth - 1)
+            elif kind is int:
+                if not SMALLEST <= item <= LARGEST:
+                    raise _BadValueError("is a number of more than 64 bits; give a smaller one")
+            elif not -1e308 <= item <= 1e308:
+                raise _BadValueError("is a number beyond 1e308; give a smaller one")
+        except _BadValueError as error:
+            error.path.append(key)
+            raise
+
+
+def path_text(path: list[str | int]) -> str:
+    """`messages[0].content` for the steps to a value; what a client chose to call something is cut
+    short.
+    """
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            text += f".{step[:64]}" if text else step[:64]
+    return text[:300]
+
+
+def describe(value: Any) -> str:
+    """What was given, in a few words."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, str):
+        return repr(value) if len(value) <= 60 else f"a text of {len(value)} characters"
+    return {None: "null", True: "true", False: "false"}.get(value, repr(value))

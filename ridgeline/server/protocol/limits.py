@@ -1,0 +1,20 @@
+"""What a server is and allows, as far as checking a request needs it.
+
+The size of a body and the number of connections are the front's; bounds that do not depend on the
+model stand with the fields they bound.
+
+    Limits(models=("demo",), max_context=8192, vocab_size=49152)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    models: tuple[str, ...]  # names under which the model is served; the first is its own
+    max_context: int  # tokens of prompt and output together
+    vocab_size: int  # token ids in a request are below it
+    max_depth: int = 64  # of lists and objects in a body
+    max_outputs: int = 128  # that one request may have made: prompts × best_of

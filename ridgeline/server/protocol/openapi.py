@@ -1,0 +1,169 @@
+"""The OpenAPI document, made from the models that check the requests, and the list of models.
+
+openapi_document("0.1.0")["paths"]["/v1/chat/completions"]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from ridgeline.server.protocol.asked import Route
+from ridgeline.server.protocol.parsing import REQUESTS, check_model
+
+PATHS: dict[Route, str] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+    "embeddings": "/v1/embeddings",
+    "tokenize": "/tokenize",
+    "detokenize": "/detokenize",
+}
+SUMMARIES: dict[Route, str] = {
+    "chat": "The next message of a conversation",
+    "completions": "Text that goes on from prompts",
+    "responses": "A response to an input, with text and function calls",
+    "embeddings": "Texts as unit vectors",
+    "tokenize": "Token ids of a text or a conversation",
+    "detokenize": "The text of token ids",
+}
+STREAMED: tuple[Route, ...] = ("chat", "completions", "responses")
+# What each answer has in any case.
+ANSWERS: dict[Route, list[str]] = {
+    "chat": ["id", "object", "created", "model", "choices", "usage"],
+    "completions": ["id", "object", "created", "model", "choices", "usage"],
+    "responses": ["id", "object", "created_at", "model", "output", "status", "usage"],
+    "embeddings": ["object", "data", "model", "usage"],
+    "tokenize": ["tokens", "count"],
+    "detokenize": ["prompt"],
+}
+ERRORS = {
+    400: "A field that is missing, wrong or not supported; `param` names it",
+    401: "No API key, or a wrong one",
+    404: "No such model or page",
+    408: "The deadline of the request passed",
+    413: "The body is too large",
+    429: "Too many requests; Retry-After says when to try again",
+    503: "The server cannot answer now, and says why",
+}
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def openapi_document(version: str, *, has_key: bool = False) -> dict[str, Any]:
+    """OpenAPI 3.1; `has_key` where requests need an API key."""
+    pairs: list[Any] = [(kind, "validation") for kind in REQUESTS.values()]
+    refs, definitions = models_json_schema(pairs, ref_template="#/components/schemas/{model}")
+    schemas = {**definitions["$defs"], "Error": ERROR_SCHEMA}
+    paths: dict[str, Any] = {}
+    for route, path in PATHS.items():
+        schema = refs[REQUESTS[route], "validation"]
+        paths[path] = {"post": _operation(route, schema)}
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Ridgeline", "version": version},
+        "paths": {**paths, **_model_paths(), **_state_paths()},
+        "components": {"schemas": schemas},
+    }
+    if has_key:
+        key = {"type": "http", "scheme": "bearer"}
+        document["components"]["securitySchemes"] = {"key": key}
+        document["security"] = [{"key": []}]
+        document["paths"]["/health"]["get"]["security"] = []
+    return document
+
+
+def models_body(models: Sequence[str], created: float, max_context: int) -> bytes:
+    """The answer of GET /v1/models."""
+    entries = [_model(name, created, max_context) for name in models]
+    return json.dumps({"object": "list", "data": entries}).encode()
+
+
+def model_body(name: str, models: Sequence[str], created: float, max_context: int) -> bytes:
+    """The answer of GET /v1/models/{name}. Raises ApiError (404) for one that is not served."""
+    check_model(name, tuple(models))
+    return json.dumps(_model(name, created, max_context)).encode()
+
+
+def _model(name: str, created: float, max_context: int) -> dict[str, Any]:
+    about = {"id": name, "object": "model", "created": int(created), "owned_by": "ridgeline"}
+    return {**about, "max_model_len": max_context}
+
+
+def _operation(route: Route, schema: Any) -> dict[str, Any]:
+    content = {"application/json": {"schema": _answer(ANSWERS[route])}}
+    if route in STREAMED:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return {
+        "operationId": route,
+        "summary": SUMMARIES[route],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {
+            "200": {"description": "The answer", "content": content},
+            **_errors(*ERRORS),
+        },
+    }
+
+
+def _model_paths() -> dict[str, Any]:
+    name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+    listed = _json_answer(["object", "data"])
+    one = _json_answer(["id", "object", "created", "owned_by"])
+    return {
+        "/v1/models": {"get": _get("models", "The models served", listed, 401)},
+        "/v1/models/{model}": {
+            "get": {**_get("model", "One of them", one, 401, 404), "parameters": [name]}
+        },
+    }
+
+
+def _state_paths() -> dict[str, Any]:
+    plain = {"text/plain": {"schema": {"type": "string"}}}
+    return {
+        "/health": {"get": _get("health", "Whether the process is alive", None)},
+        "/ready": {"get": _get("ready", "Whether the engine makes progress", None, 401, 503)},
+        "/metrics": {"get": _get("metrics", "Prometheus metrics", plain, 401)},
+    }
+
+
+def _get(name: str, summary: str, content: Any, *errors: int) -> dict[str, Any]:
+    answer = (
+        {"description": summary}
+        if content is None
+        else {"description": summary, "content": content}
+    )
+    return {
+        "operationId": name,
+        "summary": summary,
+        "responses": {"200": answer, **_errors(*errors)},
+    }
+
+
+def _json_answer(required: list[str]) -> dict[str, Any]:
+    return {"application/json": {"schema": _answer(required)}}
+
+
+def _answer(required: list[str]) -> dict[str, Any]:
+    return {"type": "object", "required": required}
+
+
+def _errors(*statuses: int) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {str(status): {"description": ERRORS[status], "content": content} for status in statuses}

@@ -1,0 +1,148 @@
+"""`Asked` becomes prompts: templates and tokenizers at work, so all of this blocks.
+
+prompts = render(asked, tokenizer, limits)          # in a thread; raises ApiError
+body = answer_now(asked, tokenizer)                 # for /tokenize and /detokenize
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ridgeline.data import Tokenizer
+from ridgeline.engine import Grammar, Sampling
+from ridgeline.engine.extras import Pooling
+from ridgeline.errors import RidgelineError
+from ridgeline.server.protocol.asked import Asked, Calls, Conversation, Prompt
+from ridgeline.server.protocol.errors import TOO_LONG, ApiError, refusal
+from ridgeline.server.protocol.limits import Limits
+from ridgeline.server.protocol.tools import (
+    CLOSE_TAG,
+    OPENINGS,
+    calls_of,
+    forcing_grammar,
+    takes_tools,
+    with_tools_in_text,
+)
+
+
+def render(asked: Asked, tokenizer: Tokenizer, limits: Limits) -> list[Prompt]:
+    """The prompts of a request and how each is sampled: none for tokenize and detokenize."""
+    if asked.sampling is None:
+        return []
+    if asked.conversation is not None:
+        prompts = [_conversation(asked.conversation, asked.sampling, tokenizer)]
+        field = "input" if asked.route == "responses" else "messages"
+    else:
+        field = "input" if asked.route == "embeddings" else "prompt"
+        prompts = _plain(asked, getattr(asked.request, field), tokenizer, field)
+    for prompt in prompts:
+        _check_length(prompt, field, limits)
+    return prompts
+
+
+def answer_now(asked: Asked, tokenizer: Tokenizer) -> bytes:
+    """The JSON that answers a tokenize or detokenize request."""
+    request = asked.request
+    if asked.route == "detokenize":
+        skip = bool(request.skip_special_tokens)
+        answer: dict[str, Any] = {
+            "prompt": tokenizer.decode(request.tokens, skip_special_tokens=skip)
+        }
+    else:
+        ids = _tokenized(asked, tokenizer)
+        answer = {"tokens": ids, "count": len(ids)}
+    return json.dumps(answer).encode()
+
+
+def _tokenized(asked: Asked, tokenizer: Tokenizer) -> list[int]:
+    request = asked.request
+    if asked.conversation is None:
+        return _encoded(
+            tokenizer, request.prompt, "prompt", request.add_special_tokens is not False
+        )
+    text, _ = _chat_text(asked.conversation, tokenizer, request.add_generation_prompt is not False)
+    return _encoded(tokenizer, text, "messages", False)
+
+
+def _conversation(conversation: Conversation, sampling: Sampling, tokenizer: Tokenizer) -> Prompt:
+    text, calls = _chat_text(conversation, tokenizer)
+    if calls is not None and calls.is_forced:
+        text += OPENINGS[calls.format]
+        sampling = replace(sampling, grammar=_forcing(conversation, calls))
+    elif calls is not None and calls.format == "hermes" and not calls.parallel:
+        sampling = replace(sampling, stop=(*sampling.stop, CLOSE_TAG))
+    ids = tuple(_encoded(tokenizer, text, "messages", False))
+    return Prompt(ids, sampling, calls=calls)
+
+
+def _forcing(conversation: Conversation, calls: Calls) -> Grammar:
+    try:
+        return forcing_grammar(conversation, calls.format)
+    except RidgelineError as error:
+        raise refusal(error, "tools") from error
+
+
+def _chat_text(
+    conversation: Conversation, tokenizer: Tokenizer, add_generation_prompt: bool = True
+) -> tuple[str, Calls | None]:
+    """The conversation as the model's template writes it, and how calls will look."""
+    tools, messages = conversation.usable_tools, list(conversation.messages)
+    template = tokenizer.template_for(has_tools=bool(tools)) or ""
+    calls = calls_of(conversation, template)
+    if "tool_calls" not in template:
+        messages = with_tools_in_text(messages, () if takes_tools(template) else tools)
+    given = [tool.for_template() for tool in tools] if tools and takes_tools(template) else None
+    try:
+        text = tokenizer.chat_text(
+            messages,
+            tools=given,
+            add_generation_prompt=add_generation_prompt,
+            **conversation.variables,
+        )
+    except RidgelineError as error:
+        raise refusal(error, "messages") from error
+    return text, calls
+
+
+def _plain(asked: Asked, given: Any, tokenizer: Tokenizer, field: str) -> list[Prompt]:
+    """Texts or token ids, one or several."""
+    assert asked.sampling is not None, "routes with prompts have a sampling"
+    several: Sequence[Any] = (
+        [given] if isinstance(given, str) or isinstance(given[0], int) else given
+    )
+    pooling: Pooling | None = (
+        (asked.request.pooling or "last") if asked.route == "embeddings" else None
+    )
+    echo = asked.route == "completions" and asked.request.echo
+    prompts = []
+    for each in several:
+        ids = _encoded(tokenizer, each, field, True) if isinstance(each, str) else each
+        text = ""
+        if echo:
+            text = each if isinstance(each, str) else tokenizer.decode(ids)
+        prompts.append(Prompt(tuple(ids), asked.sampling, text, pooling))
+    return prompts
+
+
+def _encoded(tokenizer: Tokenizer, text: str, field: str, add_special_tokens: bool) -> list[int]:
+    try:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    except RidgelineError as error:
+        raise refusal(error, field) from error
+
+
+def _check_length(prompt: Prompt, field: str, limits: Limits) -> None:
+    length = len(prompt.ids)
+    if not length:
+        raise ApiError(400, f"{field} has no tokens; give some text", param=field)
+    if length >= limits.max_context:
+        raise ApiError(
+            400,
+            f"{field} has {length} tokens; the maximum context length here is "
+            f"{limits.max_context}, output included; give less",
+            param=field,
+            code=TOO_LONG,
+        )

@@ -1,0 +1,263 @@
+"""The one thread that touches the engine: it takes requests from the event loop, runs the engine,
+and hands what came back over in batches.
+
+While the event loop is busy batches pile up into one; a thread that is stuck with the engine keeps
+nobody from being answered. The engine's process may die: its requests go on in another one (see
+supervisor.py). When none stays alive, it is tried again after growing pauses.
+
+    pump = Pump(engine, meters)
+    pump.start(asyncio.get_running_loop())
+    pump.submit(ticket)                 # its mailbox gets the events
+    pump.release(ticket)                # cancels what has not ended
+    pump.close()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ridgeline.engine import Delta, SupervisedEngine
+from ridgeline.engine.faults import reason_of
+from ridgeline.engine.outputs import Event
+from ridgeline.errors import RidgelineError
+from ridgeline.server.mailbox import Mailbox
+from ridgeline.server.metrics import Meters
+from ridgeline.server.protocol import ApiError, Prompt, refusal
+from ridgeline.server.refusals import RefusalError
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 0.1  # without anything to do
+SAMPLE_S = 1.0  # between two looks at where the engine stands
+DOWN_S = 10.0  # that new requests wait for an engine which is being started
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before an engine that was given up is tried again
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One HTTP request in the engine: an engine request for each of its prompts."""
+
+    request_id: str
+    prompts: Sequence[Prompt]
+    mailbox: Mailbox
+    priority: int = 0
+    due: float | None = None  # when it is to be given up, by the monotonic clock
+    salt: str = ""
+
+
+class Failed(NamedTuple):
+    """A request that the engine did not take."""
+
+    request_id: Hashable
+    error: ApiError
+
+
+class Pump:
+    def __init__(self, engine: SupervisedEngine, meters: Meters) -> None:
+        self.engine, self._meters = engine, meters
+        self.busy_since = self.down_since = self.up_since = None  # type: float | None
+        self._commands: deque[Callable[[], None]] = deque()
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+        self._tickets: dict[str, Ticket] = {}  # the event loop's
+        self._lock = threading.Lock()
+        self._out: list[Event | Failed] = []  # to be handed over
+        self._is_closing = False
+        self._sampled = 0.0
+        self._pause_s, self._revive_at = FIRST_PAUSE_S, None  # type: float, float | None
+        self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
+        engine.be_patient(0.0)
+
+    # The event loop's side.
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._thread.start()
+
+    def check_up(self) -> None:
+        """Refuse what would have to wait for an engine for long."""
+        down, error = self.down_since, self.engine.broken
+        if down is None or (error is None and time.monotonic() - down < DOWN_S):
+            return
+        why = "is being started again" if error is None else f"could not be started: {error}"
+        message = f"the engine {why}; try again later"
+        raise RefusalError(503, message, code="engine_down", retry_after_s=5)
+
+    def submit(self, ticket: Ticket) -> None:
+        self._tickets[ticket.request_id] = ticket
+        self._command(lambda: self._add(ticket))
+
+    def release(self, ticket: Ticket) -> None:
+        """Nobody waits for it any more."""
+        self._tickets.pop(ticket.request_id, None)
+        if not ticket.mailbox.has_all:
+            self._command(lambda: self._cancel(ticket))
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request as if it had failed; False if there is none."""
+        ticket = self._tickets.get(request_id)
+        if ticket is None:
+            return False
+        self._command(lambda: self._cancel(ticket))
+        return True
+
+    def fail_all(self, error: ApiError) -> None:
+        for ticket in self._tickets.values():
+            ticket.mailbox.fail(error)
+
+    def holds(self, request_id: str) -> bool:
+        return request_id in self._tickets
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """End the thread, and the engine with it. Blocking."""
+        self._command(self._stop)
+        self._thread.join()
+        os.close(self._reader)
+        os.close(self._writer)
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long there has been work and no step."""
+        busy, up = self.busy_since, self.up_since
+        if busy is None or up is None or not self.engine.is_up:
+            return 0.0
+        since = time.monotonic() - max(busy, up)
+        return max(0.0, min(since, self.engine.progress.idle_s))
+
+    def _command(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        with suppress(BlockingIOError):  # full: it will wake up
+            os.write(self._writer, b"!")
+
+    def _deliver(self) -> None:
+        with self._lock:
+            events, self._out = self._out, []
+        for event in events:
+            if isinstance(event, Failed):
+                ticket = self._tickets.get(str(event.request_id))
+                if ticket is not None:
+                    ticket.mailbox.fail(event.error)
+                continue
+            name, prompt = _parts_of(event)
+            ticket = self._tickets.get(name)
+            if ticket is not None:
+                ticket.mailbox.put(prompt, event)
+
+    # The thread's side.
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            try:
+                self._turn()
+            except Exception:  # ours alone: another process may have what this one lost
+                log.exception("the engine's thread failed, and goes on with another process")
+                self.engine.restart()
+                time.sleep(WAIT_S)
+        self.engine.close()
+        self._hand_over(self.engine.step())
+
+    def _turn(self) -> None:
+        self.engine.wait((self._reader,), WAIT_S)
+        with suppress(BlockingIOError):
+            os.read(self._reader, 4096)
+        while self._commands:
+            self._commands.popleft()()
+        self._look()
+        self._hand_over(self.engine.step())
+
+    def _stop(self) -> None:
+        self._is_closing = True
+
+    def _add(self, ticket: Ticket) -> None:
+        left = None if ticket.due is None else max(0.0, ticket.due - time.monotonic())
+        try:
+            for index, prompt in enumerate(ticket.prompts):
+                self.engine.add(
+                    prompt.ids,
+                    prompt.sampling,
+                    request_id=(ticket.request_id, index),
+                    priority=ticket.priority,
+                    timeout_s=left,
+                    salt=ticket.salt,
+                    pooling=prompt.pooling,
+                )
+        except Exception as error:
+            if not isinstance(error, RidgelineError):
+                log.exception("request %s could not be added", ticket.request_id)
+                failure = ApiError(503, f"the engine failed: {reason_of(error)}", "server_error")
+            else:
+                failure = refusal(error)
+            self._cancel(ticket)
+            self._hand_over([Failed(ticket.request_id, failure)])
+
+    def _cancel(self, ticket: Ticket) -> None:
+        for index in range(len(ticket.prompts)):
+            self.engine.cancel((ticket.request_id, index))
+
+    def _look(self) -> None:
+        """See how the engine is getting on."""
+        now, engine = time.monotonic(), self.engine
+        self.busy_since = (self.busy_since or now) if engine.has_work else None
+        if engine.is_up != (self.down_since is None) or self.up_since is None:
+            self._note_turn(engine.is_up, now)
+        if engine.broken is not None:
+            self._revive_later(now)
+        if now - self._sampled >= SAMPLE_S:
+            self._sampled = now
+            self._meters.sample(engine.stats, engine.progress, engine.num_restarts)
+
+    def _note_turn(self, is_up: bool, now: float) -> None:
+        if is_up and self.down_since is not None:
+            log.warning("the engine is up again after %.1f s", now - self.down_since)
+        self.up_since, self.down_since = (now, None) if is_up else (None, self.down_since or now)
+
+    def _revive_later(self, now: float) -> None:
+        if self._revive_at is None:
+            log.error("the engine is tried again in %.0f s: %s", self._pause_s, self.engine.broken)
+            self._revive_at = now + self._pause_s
+            self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2)
+        elif now >= self._revive_at:
+            self._revive_at = None
+            self.engine.revive()
+
+    def _hand_over(self, events: Sequence[Event | Failed]) -> None:
+        if not events:
+            return
+        self._count(events)
+        with self._lock:
+            is_first = not self._out
+            self._out.extend(events)
+        if is_first:
+            with suppress(RuntimeError):  # the event loop has ended: nobody is there
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _count(self, events: Sequence[Event | Failed]) -> None:
+        counts: Counter[str] = Counter()
+        for event in events:
+            if isinstance(event, Delta):
+                counts[_parts_of(event)[0]] += len(event.tokens)
+        now = time.monotonic()
+        for request_id, num_tokens in counts.items():
+            self._meters.tokens(request_id, num_tokens, now)
+        if counts:
+            self._pause_s = FIRST_PAUSE_S  # it works
+
+
+def _parts_of(event: Event) -> tuple[str, int]:
+    """Of an event's request: the HTTP request's id, and the number of the prompt."""
+    parts: tuple[str, int] = event.request_id  # type: ignore[assignment]
+    return parts

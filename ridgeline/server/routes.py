@@ -1,0 +1,113 @@
+"""Which path is answered by what. Requests for the model go to answering.py; here is what tells
+about the server itself: whether it is alive, whether it gets on, and what it offers.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable
+from functools import cached_property
+
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+import ridgeline
+from ridgeline.server.answering import Answering
+from ridgeline.server.exchange import Exchange
+from ridgeline.server.front import EXCHANGE
+from ridgeline.server.metrics import CONTENT_TYPE
+from ridgeline.server.page import page_routes
+from ridgeline.server.protocol import Route as Kind
+from ridgeline.server.protocol import model_body, models_body, openapi_document
+
+KINDS: dict[str, Kind] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/embeddings": "embeddings",
+    "/tokenize": "tokenize",
+    "/detokenize": "detokenize",
+}
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class Endpoint:
+    """A handler of exchanges as Starlette takes it: an application of its own."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handler(scope[EXCHANGE])
+
+
+class Routes:
+    """`slow_s`: without a step for so long, the server is not ready."""
+
+    def __init__(self, answering: Answering, slow_s: float, has_key: bool) -> None:
+        self._answering, self._slow_s, self._has_key = answering, slow_s, has_key
+        self._started = time.time()
+
+    def all(self) -> list[BaseRoute]:
+        told: dict[str, Handler] = {
+            "/health": self.health,
+            "/ready": self.ready,
+            "/metrics": self.metrics,
+            "/openapi.json": self.openapi,
+            "/v1/models": self.models,
+            "/v1/models/{name:path}": self.model,
+        }
+        asked = {path: self._asking(kind) for path, kind in KINDS.items()}
+        return [
+            *(Route(path, Endpoint(handler), methods=["POST"]) for path, handler in asked.items()),
+            *(Route(path, Endpoint(handler), methods=["GET"]) for path, handler in told.items()),
+            *page_routes(self._answering.meters, self._answering.pump.cancel),
+        ]
+
+    def _asking(self, kind: Kind) -> Handler:
+        return lambda exchange: self._answering.answer(exchange, kind)
+
+    async def health(self, exchange: Exchange) -> None:
+        """Whether the process is alive: it answers, and so does the engine's thread."""
+        is_alive = self._answering.pump.is_alive
+        status = {"status": "alive"} if is_alive else {"status": "dead"}
+        await exchange.answer(200 if is_alive else 503, json.dumps(status).encode())
+
+    async def ready(self, exchange: Exchange) -> None:
+        """Whether a request would get on: an engine is up, and its steps end."""
+        reason = self._why_not_ready()
+        about = {"status": "ready"} if reason is None else {"status": "not ready", "reason": reason}
+        headers = {} if reason is None else {"retry-after": "1"}
+        status = 200 if reason is None else 503
+        await exchange.answer(status, json.dumps(about).encode(), headers=headers)
+
+    def _why_not_ready(self) -> str | None:
+        pump = self._answering.pump
+        if self._answering.gate.is_closed:
+            return "the server is shutting down"
+        if pump.down_since is not None or not pump.engine.is_up:
+            return "the engine is being started"
+        if pump.stalled_s > self._slow_s:
+            return f"no step has ended for {pump.stalled_s:.1f} s"
+        return None
+
+    async def metrics(self, exchange: Exchange) -> None:
+        await exchange.answer(200, self._answering.meters.render(), CONTENT_TYPE)
+
+    async def openapi(self, exchange: Exchange) -> None:
+        await exchange.answer(200, self._openapi)
+
+    @cached_property
+    def _openapi(self) -> bytes:
+        return json.dumps(openapi_document(ridgeline.__version__, has_key=self._has_key)).encode()
+
+    async def models(self, exchange: Exchange) -> None:
+        limits = self._answering.limits
+        await exchange.answer(200, models_body(limits.models, self._started, limits.max_context))
+
+    async def model(self, exchange: Exchange) -> None:
+        name, limits = Request(exchange.scope).path_params["name"], self._answering.limits
+        body = model_body(name, limits.models, self._started, limits.max_context)
+        await exchange.answer(200, body)

@@ -1,0 +1,116 @@
+"""What an engine's steps were made of, counted as they run."""
+
+from __future__ import annotations
+
+import time
+from multiprocessing import get_context
+
+import pytest
+import torch
+from test_engine_api import writer
+
+from ridgeline.engine import Engine, Sampling
+from ridgeline.engine.heartbeat import Heartbeat, WatchedRunner
+from ridgeline.engine.histogram import BOUNDS_S, Histogram, percentile
+from ridgeline.engine.loop import EngineProgress, Loop
+from ridgeline.engine.state import Stats
+from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.step_watch import StepWatch
+from ridgeline.engine.work import StepMeter, StepTotals, Work
+from ridgeline.recipe import KV, Limits, Recipe
+
+RECIPE = Recipe(
+    dtype="fp32",
+    kv=KV(page_size=16),
+    limits=Limits(max_batch=4, token_budget=16, memory_share=0.02),
+)
+
+
+def test_totals_are_sums_over_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the plans themselves, with a prompt in pieces beside rows that decode."""
+    model, tokenizer = writer()
+    engine = Engine(model, RECIPE, tokenizer=tokenizer, num_pages=64)
+    loop, meter = engine._loop, StepMeter(engine.runner.device)
+    assert isinstance(loop, Loop)
+    plans: list[StepPlan] = []
+    end = StepWatch.end
+    monkeypatch.setattr(
+        StepWatch, "end", lambda self, plan: (plans.append(plan), end(self, plan))[1]
+    )
+    watched = WatchedRunner(engine.runner, Heartbeat(get_context("spawn")), meter)
+    loop.runner = watched  # type: ignore[assignment]
+    settings = Sampling(max_tokens=9, ignore_eos=True)
+    for number, prompt in enumerate([list(range(1, 40)), [5, 6, 7], [9, 8]]):
+        engine.add(prompt, settings, request_id=number)
+    while engine.has_work:
+        engine.step()
+
+    work, prefills = meter.work, [plan for plan in plans if max(plan.num_tokens) > 1]
+    decodes = [plan for plan in plans if plan not in prefills]
+    assert prefills
+    assert decodes
+    for kind, of_kind in ((work.prefill, prefills), (work.decode, decodes)):
+        assert kind.num_steps == len(of_kind)
+        assert kind.num_tokens == sum(len(plan.token_ids) for plan in of_kind)
+        assert kind.num_rows == sum(len(plan.keys) for plan in of_kind)
+        assert kind.num_logits == sum(len(plan.logit_tokens) for plan in of_kind)
+        assert kind.num_pairs == sum(p + 1 for plan in of_kind for p in plan.positions)
+        spans = [zip(p.first_positions, p.num_tokens, strict=True) for p in of_kind]
+        assert kind.num_keys == sum(first + new for span in spans for first, new in span)
+        assert kind.busy_s > 0
+
+
+def test_gaps_count_only_while_there_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step from 1 to 3, one from 4 to 6, a rest, one from 100 to 101."""
+    marks = iter([1.0, 3.0, 4.0, 6.0, 100.0, 101.0])
+    monkeypatch.setattr("ridgeline.engine.step_watch.time.perf_counter", lambda: next(marks))
+    meter = StepMeter(torch.device("cpu"))
+    plan = StepPlan(1, num_decode_rows=1, num_tokens=[1], positions=[7], first_positions=[7])
+    for rests in (False, True, False):
+        meter.begin()
+        meter.end(plan)
+        meter.count_finished()
+        if rests:
+            meter.rest()
+    assert meter.work.gap_s == 1.0
+    assert meter.work.decode == StepTotals(3, 5.0, 3, 3, 0, 24, 24)
+
+
+def test_waiting_ends_with_the_first_step_only() -> None:
+    meter = StepMeter(torch.device("cpu"))
+    for number in (1, 2, 3):
+        meter.arrived(number, time.monotonic() - number)
+    meter.left(3)
+    meter.joined(StepPlan(1, joined=[(0, (1, 0)), (1, (2, 0)), (2, (3, 0))]))
+    meter.joined(StepPlan(2, joined=[(0, (1, 0))]))  # it was put back, and joins again
+    for number in (1, 1, 3):
+        meter.answered(number)
+    work = meter.work
+    assert sum(work.first_counts) == 1
+    assert sum(work.wait_counts) == 2
+    assert work.waited_s == pytest.approx(3.0, abs=0.2)
+
+
+def test_totals_travel_in_the_heartbeat() -> None:
+    heartbeat = Heartbeat(get_context("spawn"))
+    counts = tuple(float(index) for index in range(len(Work().wait_counts)))
+    totals = StepTotals(*range(1, 8)), StepTotals(*range(11, 18))
+    work = Work(*totals, 0.25, 1.5, 2.5, counts, counts[::-1])
+    stats = Stats(*range(len(Stats._fields)))
+    heartbeat.note(EngineProgress(3, 0.5, 0.0), stats, work)
+    assert heartbeat.progress.work == work
+    assert heartbeat.stats == stats
+    assert heartbeat.in_steps() == set()
+
+
+def test_percentiles_lie_where_the_values_do() -> None:
+    times = Histogram()
+    for index in range(1, 1001):
+        times.add(index / 1000)
+    for share in (0.5, 0.95, 0.99):
+        assert percentile(times.counts, share) == pytest.approx(share, rel=0.02)
+    assert times.total == pytest.approx(500.5)
+    assert percentile([0] * (len(BOUNDS_S) + 1), 0.5) is None
+    slow = Histogram()
+    slow.add(1e6, 3)
+    assert percentile(slow.counts, 0.5) == BOUNDS_S[-1]

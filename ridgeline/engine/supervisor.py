@@ -302,7 +302,9 @@ class Supervisor:
 
 
 def _has_passed(tried: Held) -> bool:
-    return bool(tried.numbers) and tried.num_tokens >= TRIAL_TOKENS * len(tried.live.samples)
+    """Who has all its tokens stays for the news of its end."""
+    enough = TRIAL_TOKENS * len(tried.live.samples)
+    return bool(tried.numbers and tried.open_samples) and tried.num_tokens >= enough
 
 
 class SupervisedEngine(Engine):

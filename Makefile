@@ -4,6 +4,7 @@
 #   make test                      lint, types and tests, on a machine without a GPU
 #   make demo PYTHON=python3       under a Python that already has torch with CUDA or ROCm, as it is
 #   make smoke                     the minute before a commit
+#   make browser                   a Chromium for the tests of the server's page, where apt has one
 #   make gpu-test, make gpu-bench  on a machine with a GPU, under the Python that is active there
 
 BASE_PYTHON ?= python3
@@ -19,7 +20,7 @@ ifeq ($(origin PYTHON),undefined)
 endif
 RUN := PYTHONPATH=$(CURDIR) $(PYTHON)
 
-.PHONY: help env demo test smoke lint gpu-test gpu-bench clean
+.PHONY: help env demo test smoke lint browser gpu-test gpu-bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -40,8 +41,20 @@ demo: $(NEEDS)
 	$(RUN) -m ridgeline hardware
 	$(RUN) -m ridgeline generate demo "Why is the sky blue? Answer in two sentences." --max-tokens 96
 
-test: lint
+test: lint browser
 	$(RUN) -m pytest -n 2 --dist loadfile tests/cpu
+
+# The page's tests need a browser, and say so where there is none. Installing one needs root: it is
+# done here only where that is given already, as in a container on Debian or Ubuntu.
+browser:
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+	  if command -v $$name >/dev/null; then exit 0; fi; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq -o Acquire::http::Timeout=10 >/dev/null \
+	    && apt-get install -y -qq --no-install-recommends chromium >/dev/null && exit 0; \
+	fi; \
+	echo "no Chromium here: tests of the server's page are skipped; install chromium to run them"
 
 smoke: lint
 	$(RUN) -m pytest -m smoke tests/cpu

@@ -92,6 +92,12 @@ class Feed:
         progress = EngineProgress(int(self._totals["num_steps"]), step_s, 0.0, self._work)
         self.meters.sample(running, progress, 0)
 
+    def cancel(self, request_id: str) -> bool:
+        if self._live.pop(request_id, None) is None:
+            return False
+        self.meters.ended(request_id, "cancelled", "cancelled")
+        return True
+
     def _arrive(self) -> None:
         self._number += 1
         name, size = f"chatcmpl-{self._number:06x}a9", int(self._random.lognormvariate(6, 0.8))

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from ridgeline.errors import UsageError, near_matches
 
-Kind = Literal["json_schema", "json_object", "regex", "ebnf", "choice"]
+Kind = Literal["json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag"]
 
 MAX_CHARACTERS = 1_000_000  # of a grammar's text
 
@@ -25,7 +25,8 @@ MAX_CHARACTERS = 1_000_000  # of a grammar's text
 @dataclass(frozen=True)
 class Grammar:
     kind: Kind
-    text: str = ""  # JSON for a json_schema, and a JSON list for a choice; none for a json_object
+    # JSON for a json_schema and a structural_tag, a JSON list for a choice, none for a json_object.
+    text: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -70,6 +71,13 @@ class Grammar:
             raise UsageError(f"choice is the text {texts!r}; give a list of texts")
         return cls("choice", json.dumps(list(texts), ensure_ascii=False))
 
+    @classmethod
+    def structural_tag(cls, format: Mapping[str, Any]) -> Grammar:
+        """Text of which parts have a form of their own, as xgrammar's structural tags say it: calls
+        of tools between free text, for one.
+        """
+        return cls("structural_tag", json.dumps({"type": "structural_tag", "format": format}))
+
     @property
     def choices(self) -> list[str]:
         assert self.kind == "choice", f"a {self.kind} has no choices"
@@ -82,7 +90,7 @@ class Grammar:
                 raise UsageError("a json_object has no text; for a schema use json_schema")
         elif not self.text:
             raise UsageError(f"the {self.kind} is empty; give one")
-        if self.kind in ("json_schema", "choice"):
+        if self.kind in ("json_schema", "choice", "structural_tag"):
             self._check_json()
 
     def _check_json(self) -> None:
@@ -92,6 +100,8 @@ class Grammar:
             raise UsageError(f"the {self.kind} is not JSON: {error}") from error
         if self.kind == "json_schema" and not isinstance(value, (dict, bool)):
             raise UsageError(f"the json_schema is {self.text[:60]}; expected a JSON object")
+        if self.kind == "structural_tag" and not isinstance(value, dict):
+            raise UsageError(f"the structural_tag is {self.text[:60]}; expected a JSON object")
         if self.kind == "choice" and not _are_texts(value):
             raise UsageError(f"the choice is {self.text[:60]}; give a list of texts, none empty")
 

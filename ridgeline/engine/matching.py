@@ -246,6 +246,8 @@ def _compiled(compiler: Any, grammar: Grammar) -> Any:
         case "choice":
             texts = (json.dumps(text, ensure_ascii=False) for text in grammar.choices)
             return compiler.compile_grammar(f"root ::= {' | '.join(texts)}")
+        case "structural_tag":
+            return compiler.compile_structural_tag(grammar.text)
         case "json_schema" | "json_object":
             schema = grammar.text or ANY_OBJECT
             return compiler.compile_json_schema(schema, max_whitespace_cnt=MAX_WHITESPACE)

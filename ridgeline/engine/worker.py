@@ -153,7 +153,10 @@ def run_worker(connection: Connection, heartbeat: Heartbeat, order: Order) -> No
         return
     heartbeat.note(engine.progress, engine.stats)
     costs = cost_base(engine.model, engine.recipe, machine_of(engine), engine.ranks_a_device)
-    connection.send([Ready(engine.config, engine.recipe, engine.memory_plan, costs)])
+    try:
+        connection.send([Ready(engine.config, engine.recipe, engine.memory_plan, costs)])
+    except BrokenPipeError:
+        return  # nobody is there any more
     inbox: SimpleQueue[Command] = SimpleQueue()
     threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()
     loop = engine._loop

@@ -77,7 +77,7 @@ class Answering:
         try:
             reply = reply_for(asked, prompts, self.tokenizer, exchange.request_id)
             async with self._running(exchange, asked, prompts) as mailbox:
-                self.meters.admitted(exchange.request_id, num_tokens)
+                self.meters.admitted(exchange.request_id, num_tokens, num_outputs)
                 send = self._send_stream if asked.stream else self._send_whole
                 await send(exchange, reply, mailbox)
         except BaseException as error:
@@ -147,9 +147,11 @@ class Answering:
         worst = next((output for output in outputs if output.status != "finished"), outputs[0])
         exchange.facts |= {
             "output_tokens": num_tokens,
-            "first_token_s": min((output.first_token_s or 0.0 for output in outputs), default=0.0),
             "end": worst.reason if worst.status == "finished" else worst.status,
         }
+        firsts = [output.first_token_s for output in outputs if output.first_token_s is not None]
+        if firsts:
+            exchange.facts["first_token_s"] = round(min(firsts), 4)
         self.meters.ended(exchange.request_id, worst.status, worst.reason)
 
     async def _in_thread(self, work, *args):  # type: ignore[no-untyped-def]

@@ -15,6 +15,25 @@ from ridgeline.engine.state import Status
 from ridgeline.server.requests import RequestTable, Row
 
 TOKEN_BOUNDS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
+# Paths that are counted by name. Others are whatever somebody typed: one name for all of them, so
+# that nobody fills the server's memory, or the monitoring's, with names.
+ROUTES = frozenset(
+    (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/models",
+        "/tokenize",
+        "/detokenize",
+        "/health",
+        "/ready",
+        "/metrics",
+        "/live",
+        "/",
+    )
+)
+OTHER = "other"
 REASONS: dict[Status, str] = {"cancelled": "abort", "failed": "error", "refused": "error"}
 
 
@@ -35,7 +54,10 @@ class Counts:
 
     def arrived(self, request_id: str, route: str, tenant: str, now: float) -> None:
         self.table.live[request_id] = Row(request_id, route, tenant, now)
-        self.num_arrived[route] += 1
+        self.num_arrived[route_name(route)] += 1
+
+    def refused(self, route: str, status: int) -> None:
+        self.num_refused[route_name(route), status] += 1
 
     def admitted(self, request_id: str, num_prompt_tokens: int, num_samples: int) -> None:
         row = self.table.live.get(request_id)
@@ -78,3 +100,7 @@ class Counts:
             if row.num_tokens > row.num_samples:
                 more = row.num_tokens / row.num_samples - 1
                 self.per_token.add((row.last - row.first) / more)
+
+
+def route_name(path: str) -> str:
+    return path if path in ROUTES else OTHER

@@ -43,6 +43,7 @@ class Front:
     def __init__(self, keys: Keys, routes: Sequence[BaseRoute], meters: Meters) -> None:
         self._keys, self._meters = keys, meters
         self._router = Router(routes, redirect_slashes=False, default=_not_found)
+        self._paths = {getattr(route, "path", "") for route in routes}
         self._in_flight: set[str] = set()  # request ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +103,8 @@ class Front:
         self, exchange: Exchange, error: ApiError, headers: dict[str, str] | None = None
     ) -> None:
         if exchange.status is None:
-            self._meters.refused(exchange.scope["path"], error.status)
+            path = exchange.scope["path"]
+            self._meters.refused(path if path in self._paths else "other", error.status)
             if error.status == 401:
                 headers = {**(headers or {}), "www-authenticate": _challenge(exchange)}
             with suppress(asyncio.CancelledError):

@@ -14,6 +14,7 @@ from ridgeline.engine.histogram import percentile
 from ridgeline.server.window import Phase, Sample, Window
 
 KEPT = 600  # points: ten minutes at one a second
+RATE_SAMPLES = 5  # over which a rate is told: prompts come in lumps
 LATENCY_SAMPLES = 15  # whose times make a percentile
 
 Counts = tuple[Sequence[int], Sequence[int]]  # times to the first token, and between tokens
@@ -23,7 +24,7 @@ class History:
     def __init__(self) -> None:
         self._points: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._counts: deque[tuple[list[int], list[int]]] = deque(maxlen=LATENCY_SAMPLES)
-        self._last: tuple[float, tuple[int, int]] | None = None
+        self._tokens: deque[tuple[float, tuple[int, int]]] = deque(maxlen=RATE_SAMPLES)
 
     def add(
         self,
@@ -44,12 +45,12 @@ class History:
         return [point for point in self._points if time is None or point["t"] > time]
 
     def _rates(self, time: float, num_tokens: tuple[int, int]) -> dict[str, float | None]:
-        last, self._last = self._last, (time, num_tokens)
-        if last is None or time <= last[0]:
+        first = self._tokens[0] if self._tokens else (time, num_tokens)
+        self._tokens.append((time, num_tokens))
+        if time <= first[0]:
             return {"prompt_per_s": None, "output_per_s": None}
-        prompt, output = (
-            (now - then) / (time - last[0]) for now, then in zip(num_tokens, last[1], strict=True)
-        )
+        pairs = zip(num_tokens, first[1], strict=True)
+        prompt, output = ((now - then) / (time - first[0]) for now, then in pairs)
         return {"prompt_per_s": prompt, "output_per_s": output}
 
     def _percentiles(self, latencies: Counts) -> dict[str, float | None]:

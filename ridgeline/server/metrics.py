@@ -68,7 +68,7 @@ class Meters:
     def refused(self, route: str, status: int) -> None:
         """Turned away before it arrived: an HTTP status of 400 and above."""
         with self._lock:
-            self._counts.num_refused[route, status] += 1
+            self._counts.refused(route, status)
 
     def sample(self, stats: Stats, progress: EngineProgress, num_restarts: int) -> None:
         """Where the engine stands; called about once a second, while idle too."""

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -100,7 +101,8 @@ class Serving:
             config.log_prompts,
         )
         routes = Routes(answering, config.step_timeout / 2, keys.are_asked_for)
-        self._server = QuietServer(self._uvicorn(Front(keys, routes.all(), self.meters)))
+        self.front = Front(keys, routes.all(), self.meters)
+        self._server = QuietServer(self._uvicorn(self.front))
         self._watchdog = Watchdog(self.pump, config.step_timeout)
         self._drain: asyncio.Task[None] | None = None
 
@@ -131,8 +133,9 @@ class Serving:
 
     async def _run(self, on_ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.begin_drain)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.begin_drain)
         self.pump.start(loop)
         self._watchdog.start()
         try:

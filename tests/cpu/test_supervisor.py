@@ -236,13 +236,21 @@ def test_real_processes(tmp_path: Path) -> None:
 
 def assert_stuck_is_seen(engine: SupervisedEngine) -> None:
     engine.add(prompts_of([SLOW])[0], replace(SETTINGS[0], max_tokens=3))
-    longest, steps = 0.0, engine.progress.num_steps
+    longest, steps, before = 0.0, engine.progress.num_steps, engine.progress.work
     while engine.has_work:
         engine.step()
         longest = max(longest, engine.progress.idle_s)
     assert longest > STUCK_S / 2
     assert engine.progress.num_steps == steps + 4  # two pieces of the prompt, and two tokens
     assert engine.progress.last_step_s > 0
+    work = engine.progress.work
+    assert work.prefill.num_steps == before.prefill.num_steps + 2
+    assert work.decode.num_steps == before.decode.num_steps + 2
+    assert work.prefill.busy_s > before.prefill.busy_s
+    assert sum(work.wait_counts) == sum(before.wait_counts) + 1
+    assert sum(work.first_counts) == sum(before.first_counts) + 1
+    assert engine.costs is not None
+    assert engine.costs.bytes_per_weight == 4.0
 
 
 def test_a_process_that_is_given_up_is_replaced(

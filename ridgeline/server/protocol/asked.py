@@ -25,7 +25,7 @@ class Conversation:
     messages: tuple[dict[str, Any], ...]
     tools: tuple[Tool, ...] = ()
     choice: Choice = field(default_factory=Choice)
-    parallel: bool = True  # several calls in one output
+    parallel: bool = True
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -55,8 +55,7 @@ class Calls:
 
     format: ToolFormat
     names: frozenset[str]
-    is_forced: bool  # the output is the JSON of one call and nothing else
-    parallel: bool
+    parallel: bool  # several in one output
 
 
 @dataclass(frozen=True)

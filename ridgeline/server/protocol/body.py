@@ -8,6 +8,7 @@ nesting that is too deep, and anything but an object at the top. Fields are chec
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic_core import from_json
@@ -16,6 +17,10 @@ from ridgeline.server.protocol.errors import ApiError
 
 LARGEST = 2**64 - 1  # a seed may have 64 bits
 SMALLEST = -(2**63)
+MAX_ENTRIES = 4096  # of one object: each of them may be an error to tell of
+# Lists and objects of a body: half a million keep the interpreter for half a second (2026-11).
+MAX_CONTAINERS = 50_000
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
 class _BadValueError(Exception):
@@ -28,6 +33,7 @@ class _BadValueError(Exception):
 
 def read_json(body: bytes, max_depth: int) -> dict[str, Any]:
     """The object in a body. Raises ApiError."""
+    _check_containers(body)
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -37,14 +43,31 @@ def read_json(body: bytes, max_depth: int) -> dict[str, Any]:
     try:
         _check(value, max_depth)
     except _BadValueError as error:
-        path = path_text(list(reversed(error.path)))
+        path = path_text(list(reversed(error.path))) or "the body"
         raise ApiError(400, f"{path} {error.problem}", param=path) from None
     return value
+
+
+def _check_containers(body: bytes) -> None:
+    """Before anything is made of it. Brackets in texts count for nothing."""
+    if (
+        _num_brackets(body) > MAX_CONTAINERS
+        and _num_brackets(_STRING.sub(b"", body)) > MAX_CONTAINERS
+    ):
+        raise ApiError(
+            400, f"the body is too intricate; give at most {MAX_CONTAINERS} lists and objects"
+        )
+
+
+def _num_brackets(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
 
 
 def _check(value: dict[str, Any] | list[Any], depth: int) -> None:
     if depth == 0:
         raise _BadValueError("is nested too deeply; give fewer lists and objects in one another")
+    if isinstance(value, dict) and len(value) > MAX_ENTRIES:
+        raise _BadValueError(f"has {len(value)} entries; give at most {MAX_ENTRIES}")
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         kind = type(item)
         if kind is str or kind is bool or item is None:

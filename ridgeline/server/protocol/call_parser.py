@@ -54,8 +54,6 @@ class CallParser:
         self._is_text = calls is None  # no call can come any more
         self._is_after = False  # of a call: what closes it is skipped
         self._is_silent = False  # one call was wanted, and it is over
-        if calls is not None and calls.is_forced:
-            self._scanner = CallScanner(calls.names)
 
     def push(self, text: str) -> list[Event]:
         if self._is_text:
@@ -111,7 +109,7 @@ class CallParser:
         events.append(CallEnd(self.num_calls - 1))
         assert self._calls is not None, "calls are read where there are tools"
         self._is_after = True
-        self._is_silent = self._calls.is_forced or not self._calls.parallel
+        self._is_silent = not self._calls.parallel
         return True
 
     def _look_for_tag(self, events: list[Event]) -> bool:

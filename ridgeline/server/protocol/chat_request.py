@@ -78,11 +78,11 @@ class AssistantMessage(Body):
     content: Content | None = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     # Clients send the message they got: these are its empty fields.
     audio: None = None
     function_call: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = None
     parsed: Any = None
 
     @model_validator(mode="after")
@@ -102,7 +102,7 @@ class ToolMessage(Body):
 Message = Annotated[
     SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
 ]
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 Variable = bool | int | float | Annotated[str, Field(max_length=1024)] | None
 VariableName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 Variables = Annotated[dict[VariableName, Variable], Field(max_length=16)]
@@ -129,13 +129,13 @@ class ChatRequest(SamplingFields, CourseFields):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ChoiceWord | ChatNamedChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Variables | None = Field(
         None, description="variables for the model's own chat template, as enable_thinking"
     )
     # Sent as a matter of course.
-    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] | None = None
     reasoning_effort: Literal["none"] | None = None
     verbosity: Literal["medium"] | None = None

@@ -20,7 +20,6 @@ from ridgeline.server.protocol.fields import Body
 
 Request = TypeVar("Request", bound=Body)
 TYPE_ERRORS = ("_type", "_required", "literal_error")
-MAX_ERRORS = 50  # of which the most telling one is told
 
 
 def checked(kind: type[Request], values: dict[str, Any]) -> Request:
@@ -36,7 +35,7 @@ def checked(kind: type[Request], values: dict[str, Any]) -> Request:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=True)[:MAX_ERRORS]
+        details = error.errors(include_url=False)
         raise _told(details, given, kind) from None
 
 
@@ -45,13 +44,16 @@ def _unsupported(param: str, message: str) -> ApiError:
 
 
 def _told(details: list[ErrorDetails], given: dict[str, Any], kind: type[Body]) -> ApiError:
-    """The error that reaches deepest into the request, and of those one over more than a type:
-    where one of several forms was meant, the others fail earlier.
+    """Of all errors the most telling: a `type` that is not known, something other than a wrong
+    type, the one deepest in the request. Where one of several forms was meant, the others fail
+    earlier.
     """
     paths = [_path(detail, given) for detail in details]
 
-    def weight(number: int) -> tuple[int, bool, int]:
-        return len(paths[number]), not details[number]["type"].endswith(TYPE_ERRORS), -number
+    def weight(number: int) -> tuple[bool, bool, int, int]:
+        kind, path = details[number]["type"], paths[number]
+        is_tag = kind == "literal_error" and path[-1:] == ["type"]
+        return is_tag, not kind.endswith(TYPE_ERRORS), len(path), -number
 
     index = max(range(len(details)), key=weight)
     detail, path = details[index], paths[index]

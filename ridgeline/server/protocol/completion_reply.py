@@ -62,7 +62,8 @@ class CompletionReply(Reply):
                 return b""
             return self._text_heads[index] + quoted(text).encode() + self._text_tail
         self._ended[index] = delta.finish_reason is not None
-        return self._chunk(index, text, logprobs, delta.finish_reason)
+        reason = "length" if self._only_echoes else delta.finish_reason
+        return self._chunk(index, text, logprobs, reason)
 
     def finish(self, outputs: Sequence[Output]) -> list[bytes]:
         events = [

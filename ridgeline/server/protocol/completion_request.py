@@ -55,12 +55,12 @@ class TokenizeRequest(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     add_special_tokens: bool | None = Field(None, description="for a prompt; true if not given")
     add_generation_prompt: bool | None = Field(None, description="for messages; true if not given")
 
 
 class DetokenizeRequest(Body):
     model: str | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_IDS)]
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_IDS, fail_fast=True)]
     skip_special_tokens: bool | None = Field(None, description="false if not given")

@@ -105,7 +105,7 @@ def _add_items(messages: list[dict[str, Any]], items: Sequence[Any], max_depth: 
         else:
             assert isinstance(item, CallOutputItem), f"an item is a {type(item).__name__}"
             answer = {"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id}
-            messages.append({**answer, "name": names.get(item.call_id, "")})
+            messages.append({**answer, "name": item.name or names.get(item.call_id, "")})
 
 
 def _call(call_id: str, name: str, arguments: str, place: str, max_depth: int) -> dict[str, Any]:

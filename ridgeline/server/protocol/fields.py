@@ -33,16 +33,16 @@ class Body(BaseModel):
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS, fail_fast=True)]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
-StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS)]
+StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
 BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Label = Annotated[str, Field(max_length=512)]
 Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)]
 # A text, its token ids, or several of either.
-Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-IdLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+IdLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 Prompts = str | TokenIds | Texts | IdLists
 
 
@@ -68,7 +68,7 @@ class SamplingFields(Body):
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     min_tokens: int | None = Field(None, ge=0, lt=2**31)
     ignore_eos: bool | None = Field(None, description="end-of-text tokens end nothing")
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="higher runs first")
     deadline_s: float | None = Field(
         None, gt=0, le=DAY_S, description="seconds from its arrival after which it is given up"

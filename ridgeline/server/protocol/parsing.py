@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ridgeline.engine import Grammar, Sampling
+from ridgeline.engine import Sampling
 from ridgeline.engine.choosing import check_tokens
 from ridgeline.errors import UsageError
 from ridgeline.server.protocol.asked import Asked, Conversation, Route
@@ -67,7 +67,6 @@ def _chat(request: ChatRequest, limits: Limits) -> Asked:
         raise _conflict("max_tokens", "max_tokens and max_completion_tokens differ; give one")
     grammar = grammar_of(request.response_format, "response_format")
     conversation = of_chat(request, limits.max_depth)
-    _check_grammar_with_tools(grammar, conversation, "response_format")
     sampling = _sampling(
         request,
         limits,
@@ -108,7 +107,6 @@ def _responses(request: ResponsesRequest, limits: Limits) -> Asked:
         raise _conflict("stream_options.include_usage", "the responses route always tells usage")
     grammar = grammar_of(request.text and request.text.format, "text.format")
     conversation = of_responses(request, limits.max_depth)
-    _check_grammar_with_tools(grammar, conversation, "text.format")
     wants_logprobs = bool(request.include) or bool(request.top_logprobs)
     sampling = _sampling(
         request,
@@ -226,14 +224,6 @@ def _check_outputs(sampling: Sampling, prompts: int, request: Any, limits: Limit
             f"the request asks for {count} outputs; give at most {limits.max_outputs}",
             param="n" if prompts == 1 else "prompt",
             code="invalid_value",
-        )
-
-
-def _check_grammar_with_tools(grammar: Grammar | None, conversation: Any, param: str) -> None:
-    tools, choice = conversation.usable_tools, conversation.choice
-    if grammar is not None and tools and not choice.is_forced:
-        raise _conflict(
-            param, f"{param} together with tools needs tool_choice to be none, required or a name"
         )
 
 

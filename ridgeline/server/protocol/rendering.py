@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine import Grammar, Sampling
+from ridgeline.engine import Sampling
 from ridgeline.engine.extras import Pooling
 from ridgeline.errors import RidgelineError
 from ridgeline.server.protocol.asked import Asked, Calls, Conversation, Prompt
@@ -20,9 +20,8 @@ from ridgeline.server.protocol.errors import TOO_LONG, ApiError, refusal
 from ridgeline.server.protocol.limits import Limits
 from ridgeline.server.protocol.tools import (
     CLOSE_TAG,
-    OPENINGS,
+    call_grammar,
     calls_of,
-    forcing_grammar,
     takes_tools,
     with_tools_in_text,
 )
@@ -69,20 +68,21 @@ def _tokenized(asked: Asked, tokenizer: Tokenizer) -> list[int]:
 
 def _conversation(conversation: Conversation, sampling: Sampling, tokenizer: Tokenizer) -> Prompt:
     text, calls = _chat_text(conversation, tokenizer)
-    if calls is not None and calls.is_forced:
-        text += OPENINGS[calls.format]
-        sampling = replace(sampling, grammar=_forcing(conversation, calls))
-    elif calls is not None and calls.format == "hermes" and not calls.parallel:
-        sampling = replace(sampling, stop=(*sampling.stop, CLOSE_TAG))
+    if calls is not None:
+        sampling = _with_calls(sampling, conversation, calls)
     ids = tuple(_encoded(tokenizer, text, "messages", False))
     return Prompt(ids, sampling, calls=calls)
 
 
-def _forcing(conversation: Conversation, calls: Calls) -> Grammar:
+def _with_calls(sampling: Sampling, conversation: Conversation, calls: Calls) -> Sampling:
+    """The sampling with what makes calls come, keeps them to their schemas, or to one."""
     try:
-        return forcing_grammar(conversation, calls.format)
+        grammar = call_grammar(conversation, calls.format, sampling.grammar)
     except RidgelineError as error:
         raise refusal(error, "tools") from error
+    if grammar is None and calls.format == "hermes" and not calls.parallel:
+        return replace(sampling, stop=(*sampling.stop, CLOSE_TAG))
+    return replace(sampling, grammar=grammar)
 
 
 def _chat_text(

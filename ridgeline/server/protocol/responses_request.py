@@ -34,7 +34,7 @@ class OutputText(Body):
 
     type: Literal["output_text"]
     text: str
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = None
     logprobs: list[Any] | None = None
     parsed: Any = None
 
@@ -49,7 +49,7 @@ class OutputRefusal(Body):
 
 
 Part = Annotated[InputText | OutputText | OutputRefusal, Field(discriminator="type")]
-Parts = Annotated[list[Part], Field(min_length=1, max_length=MAX_MESSAGES)]
+Parts = Annotated[list[Part], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -70,6 +70,8 @@ class CallItem(Body):
     id: str | None = None
     status: ItemStatus | None = None
     parsed_arguments: Any = None
+    caller: None = None
+    namespace: None = None
 
 
 class CallOutputItem(Body):
@@ -77,7 +79,10 @@ class CallOutputItem(Body):
     call_id: str
     output: str | Parts
     id: str | None = None
+    name: str | None = None
     status: ItemStatus | None = None
+    caller: None = None
+    namespace: None = None
 
 
 def _item_type(item: Any) -> str:
@@ -91,7 +96,7 @@ Item = Annotated[
     | Annotated[CallOutputItem, Tag("function_call_output")],
     Discriminator(_item_type),
 ]
-Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
+Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class TextOptions(Body):
@@ -121,11 +126,14 @@ class ResponsesRequest(SamplingFields, CourseFields):
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     include: (
-        Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=1)] | None
+        Annotated[
+            list[Literal["message.output_text.logprobs"]], Field(max_length=1, fail_fast=True)
+        ]
+        | None
     ) = None
     stream_options: StreamOptions | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ChoiceWord | FlatNamedChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Variables | None = None

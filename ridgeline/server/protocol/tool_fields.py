@@ -148,7 +148,8 @@ class ChoiceFormat(Body):
 
     type: Literal["choice"]
     choices: Annotated[
-        list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)
+        list[Annotated[str, Field(min_length=1)]],
+        Field(min_length=1, max_length=1024, fail_fast=True),
     ]
 
     def grammar(self) -> Grammar | None:

@@ -2,8 +2,8 @@
 
 A template that takes tools decides the form: `<tool_call>` tags (Qwen, Hermes) or bare JSON with
 "parameters" (Llama 3). One that takes none gets them in the system message, in the tagged form, and
-earlier calls and answers as plain text. A call that must be made is forced by a grammar: the prompt
-ends with what comes before its JSON.
+earlier calls and answers as plain text. Calls that must be made, and those of strict tools, are
+held to their schemas by a grammar.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.engine import Grammar
+from ridgeline.engine.matching import MAX_WHITESPACE
 from ridgeline.server.protocol.asked import Calls, Conversation, ToolFormat
 from ridgeline.server.protocol.errors import ApiError
 from ridgeline.server.protocol.tool_fields import Tool
 
 OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
 ARGUMENTS: dict[ToolFormat, str] = {"hermes": "arguments", "llama3": "parameters"}
-# What stands in a prompt before the JSON of a call that is forced.
-OPENINGS: dict[ToolFormat, str] = {"hermes": f"{OPEN_TAG}\n", "llama3": ""}
+AROUND: dict[ToolFormat, tuple[str, str]] = {
+    "hermes": (f"{OPEN_TAG}\n", f"\n{CLOSE_TAG}"),
+    "llama3": ("", ""),
+}
+SEPARATORS: dict[ToolFormat, str] = {"hermes": "\n", "llama3": "; "}
+TRIGGERS: dict[ToolFormat, str] = {"hermes": OPEN_TAG, "llama3": '{"name": "'}
+ANY_OBJECT = {"type": "object"}
 
 _INSTRUCTIONS = """\
 You can call these functions:
@@ -40,7 +46,9 @@ def takes_tools(template: str) -> bool:
 
 def format_of(template: str) -> ToolFormat:
     """The form in which the model was taught to write calls. Raises ApiError for other forms."""
-    if OPEN_TAG in template or not takes_tools(template):
+    if not takes_tools(template):
+        return "hermes"
+    if OPEN_TAG in template and "<function=" not in template:  # which has XML between the tags
         return "hermes"
     if "<|start_header_id|>" in template and "parameters" in template:
         return "llama3"
@@ -60,43 +68,68 @@ def calls_of(conversation: Conversation, template: str) -> Calls | None:
         return None
     named = conversation.choice.name
     names = frozenset([named] if named is not None else [tool.name for tool in tools])
-    return Calls(format_of(template), names, conversation.choice.is_forced, conversation.parallel)
+    return Calls(format_of(template), names, conversation.parallel)
 
 
-def forcing_grammar(conversation: Conversation, format: ToolFormat) -> Grammar:
-    """JSON of one call, of the tool that is named or of any."""
-    named, key = conversation.choice.name, ARGUMENTS[format]
-    tools = [tool for tool in conversation.tools if named is None or tool.name == named]
-    calls = [_call_schema(tool.name, key, f"#/$defs/{index}") for index, tool in enumerate(tools)]
-    schema: dict[str, Any] = dict(calls[0]) if len(calls) == 1 else {"anyOf": calls}
-    schema["$defs"] = {
-        str(index): _rebased(tool.parameters, f"#/$defs/{index}")
-        for index, tool in enumerate(tools)
+def call_grammar(
+    conversation: Conversation, format: ToolFormat, answer: Grammar | None
+) -> Grammar | None:
+    """What an output with tools must look like, where anything is asked of it: calls that must be
+    made, calls that keep to a strict schema, or an `answer` of a form of its own.
+    """
+    choice = conversation.choice
+    tools = [tool for tool in conversation.tools if choice.name in (None, tool.name)]
+    tags = [_tag(tool, format, tool.strict or choice.is_forced) for tool in tools]
+    is_one = choice.name is not None or not conversation.parallel
+    calls = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": SEPARATORS[format],
+        "at_least_one": True,
+        "stop_after_first": is_one,
     }
-    return Grammar.json_schema(schema)
+    if choice.is_forced:
+        return Grammar.structural_tag(calls)
+    if answer is not None:
+        return Grammar.structural_tag({"type": "or", "elements": [_element(answer), calls]})
+    if any(tool.strict for tool in tools):
+        trigger = {"type": "triggered_tags", "triggers": [TRIGGERS[format]], "tags": tags}
+        return Grammar.structural_tag({**trigger, "stop_after_first": is_one})
+    return None
 
 
-def _call_schema(name: str, key: str, parameters: str) -> dict[str, Any]:
+def _tag(tool: Tool, format: ToolFormat, is_strict: bool) -> dict[str, Any]:
+    """A call, as models write it."""
+    schema = tool.parameters if is_strict else ANY_OBJECT
+    name = json.dumps(tool.name)
+    opening, closing = AROUND[format]
     return {
-        "type": "object",
-        "properties": {"name": {"const": name}, key: {"$ref": parameters}},
-        "required": ["name", key],
-        "additionalProperties": False,
+        "type": "tag",
+        "begin": f'{opening}{{"name": {name}, "{ARGUMENTS[format]}": ',
+        "content": _schema_element(schema),
+        "end": f"}}{closing}",
     }
 
 
-def _rebased(schema: Any, base: str) -> Any:
-    """The schema for a place inside another one: its references are counted from there."""
-    if isinstance(schema, list):
-        return [_rebased(item, base) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: base + value[1:]
-        if key == "$ref" and isinstance(value, str) and value.startswith("#")
-        else _rebased(value, base)
-        for key, value in schema.items()
-    }
+def _element(grammar: Grammar) -> dict[str, Any]:
+    """A grammar as a part of another one."""
+    match grammar.kind:
+        case "json_schema":
+            return _schema_element(json.loads(grammar.text))
+        case "json_object":
+            return _schema_element(ANY_OBJECT)
+        case "regex":
+            return {"type": "regex", "pattern": grammar.text}
+        case "ebnf":
+            return {"type": "grammar", "grammar": grammar.text}
+        case "choice":
+            texts = [{"type": "const_string", "value": text} for text in grammar.choices]
+            return texts[0] if len(texts) == 1 else {"type": "or", "elements": texts}
+    raise AssertionError(f"no response format makes a {grammar.kind}")
+
+
+def _schema_element(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_WHITESPACE}
 
 
 def with_tools_in_text(

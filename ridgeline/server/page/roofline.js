@@ -1,0 +1,138 @@
+// The roofline: what the machine allows, and where its steps are now. Both axes are logarithmic.
+
+import { element, large, percent, shape } from "/page/format.js";
+
+const HEIGHT = 190;
+const EDGE = { left: 58, right: 12, top: 24, bottom: 36 };
+const TRAIL = 45; // seconds of points that fade behind
+
+export class Roofline {
+  constructor(figure) {
+    this.figure = figure;
+    this.svg = shape("svg", { role: "img" });
+    this.legend = element("ul", "legend");
+    figure.append(element("h2", "", "Roofline"), this.legend, this.svg);
+    new ResizeObserver(() => this.draw()).observe(figure);
+  }
+
+  update(roof, verdict, points) {
+    Object.assign(this, { roof, points });
+    this.phases = [
+      { name: "Decode", key: "decode", className: "one", phase: verdict.decode },
+      { name: "Prefill", key: "prefill", className: "two", phase: verdict.prefill },
+    ];
+    this.draw();
+  }
+
+  draw() {
+    const width = this.figure.clientWidth;
+    if (!width || !this.phases) return;
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    this.svg.replaceChildren();
+    if (!this.roof) {
+      this.legend.replaceChildren(element("li", "", "This machine's limits are not known; “ridgeline hardware” measures them once."));
+      this.svg.setAttribute("aria-label", "Roofline: the machine's limits are not known.");
+      return;
+    }
+    this.scales(width);
+    this.drawAxes(width);
+    this.drawRoof();
+    for (const each of this.phases) if (each.phase) this.drawPhase(each);
+    this.tell();
+  }
+
+  scales(width) {
+    const { memory, matrix } = this.roof;
+    const ridge = matrix.value / memory.value;
+    const now = this.phases.filter(({ phase }) => phase?.flops_per_s).map(({ phase }) => phase);
+    const low = Math.min(ridge / 100, ...now.map((phase) => phase.intensity / 2));
+    const high = Math.max(ridge * 30, ...now.map((phase) => phase.intensity * 2));
+    const bottom = Math.min(low * memory.value, ...now.map((phase) => phase.flops_per_s / 2));
+    const top = matrix.value * 2.5;
+    this.x = scale(low, high, EDGE.left, width - EDGE.right);
+    this.y = scale(bottom, top, HEIGHT - EDGE.bottom, EDGE.top);
+    Object.assign(this, { ridge, low, high });
+  }
+
+  drawAxes(width) {
+    const end = HEIGHT - EDGE.bottom;
+    for (const value of decades(this.x.low, this.x.high)) {
+      this.svg.append(
+        shape("line", { class: "grid", x1: this.x(value), x2: this.x(value), y1: EDGE.top, y2: end }),
+        shape("text", { x: this.x(value), y: end + 15, "text-anchor": "middle" }, plain(value)),
+      );
+    }
+    for (const value of decades(this.y.low, this.y.high)) {
+      this.svg.append(
+        shape("line", { class: "grid", x1: EDGE.left, x2: width - EDGE.right, y1: this.y(value), y2: this.y(value) }),
+        shape("text", { x: EDGE.left - 8, y: this.y(value) + 4, "text-anchor": "end" }, large(value)),
+      );
+    }
+    this.svg.append(
+      shape("line", { class: "axis", x1: EDGE.left, x2: width - EDGE.right, y1: end, y2: end }),
+      shape("text", { x: width - EDGE.right, y: HEIGHT - 4, "text-anchor": "end" }, "FLOP per byte moved"),
+      shape("text", { x: EDGE.left - 8, y: 10, "text-anchor": "end" }, "FLOP/s"),
+    );
+  }
+
+  drawRoof() {
+    const { memory, matrix } = this.roof;
+    const points = [[this.low, this.low * memory.value], [this.ridge, matrix.value], [this.high, matrix.value]];
+    const middle = Math.sqrt(this.low * this.ridge);
+    const path = points.map(([x, y]) => `${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}`).join("L");
+    this.svg.append(
+      shape("path", { class: "roof", d: `M${path}` }),
+      shape("text", { class: "halo", x: this.x(this.high), y: this.y(matrix.value) - 6, "text-anchor": "end" }, large(matrix.value, "FLOP/s")),
+      shape("text", { class: "halo", x: this.x(middle) - 8, y: this.y(middle * memory.value) - 4, "text-anchor": "end" }, large(memory.value, "B/s")),
+    );
+  }
+
+  drawPhase({ name, key, className, phase }) {
+    const recent = this.points.slice(-TRAIL).map((point) => point[key]).filter((each) => each?.flops_per_s);
+    for (const each of recent) {
+      this.svg.append(shape("circle", { class: `dot trail ${className}`, cx: this.x(each.intensity), cy: this.y(each.flops_per_s), r: 3 }));
+    }
+    if (!phase.flops_per_s) return;
+    const [x, y] = [this.x(phase.intensity), this.y(phase.flops_per_s)];
+    const limit = Math.min(phase.intensity * this.roof.memory.value, this.roof.matrix.value);
+    const isRight = phase.intensity > this.ridge;
+    this.svg.append(
+      shape("line", { class: `drop ${className}`, x1: x, x2: x, y1: this.y(limit), y2: y }),
+      key === "decode"
+        ? shape("circle", { class: `dot ${className}`, cx: x, cy: y, r: 6 })
+        : shape("rect", { class: `dot ${className}`, x: x - 5.5, y: y - 5.5, width: 11, height: 11 }),
+      shape("text", { class: "name halo", x: x + (isRight ? 0 : 11), y: y + (isRight ? 21 : 5), "text-anchor": isRight ? "middle" : "start" }, name),
+    );
+  }
+
+  tell() {
+    const source = this.roof.memory.source === "measured" ? "measured here" : "of the datasheet";
+    const told = this.phases.filter(({ phase }) => phase?.flops_per_s).map(({ name, phase }) => {
+      const isMemory = phase.memory_share >= phase.matrix_share;
+      const share = percent(Math.max(phase.memory_share, phase.matrix_share));
+      return [name, share, isMemory ? "of bandwidth" : "of matrix rate"];
+    });
+    this.legend.replaceChildren(
+      ...told.map(([name, share, what]) => element("li", "", `${name} `, element("b", "", share), ` ${what}`)),
+      element("li", "", `limits ${source}`),
+    );
+    const text = told.map((parts) => parts.join(" ")).join(", ") || "no step yet";
+    this.svg.setAttribute("aria-label", `Roofline. ${text}. Limits ${source}.`);
+  }
+}
+
+function scale(low, high, from, to) {
+  const map = (value) => from + Math.log(value / low) / Math.log(high / low) * (to - from);
+  return Object.assign(map, { low, high });
+}
+
+/** Powers of ten inside, every second one where there are many. */
+function decades(low, high) {
+  const [first, last] = [Math.ceil(Math.log10(low)), Math.floor(Math.log10(high))];
+  const step = last - first > 4 ? 2 : 1;
+  return Array.from({ length: Math.max(0, Math.floor((last - first) / step) + 1) }, (_, index) => 10 ** (first + index * step));
+}
+
+function plain(value) {
+  return value >= 1 ? value.toLocaleString("en-US") : String(Number(value.toPrecision(1)));
+}

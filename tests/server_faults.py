@@ -1,0 +1,32 @@
+"""Faults for a server's engine process, switched on by files. Imported there: it imports little."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ridgeline.engine import Engine
+
+FAULTS = "RIDGELINE_TEST_FAULTS"  # names a folder, in the environment
+STUCK_S, SLOW_S = 600.0, 0.05
+
+
+def make_breakable(engine: Engine) -> None:
+    """A file `stuck` makes one step last, `slow` all of them a while, `deadly` ends the process."""
+    folder, forward = Path(os.environ[FAULTS]), engine.runner.forward
+
+    def breaking(inputs: Any, *rest: Any) -> torch.Tensor:
+        if (folder / "stuck").exists():
+            (folder / "stuck").unlink()
+            time.sleep(STUCK_S)
+        if (folder / "slow").exists():
+            time.sleep(SLOW_S)
+        if (folder / "deadly").exists():
+            os._exit(9)
+        return forward(inputs, *rest)
+
+    engine.runner.forward = breaking  # type: ignore[method-assign]

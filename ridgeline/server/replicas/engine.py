@@ -76,6 +76,7 @@ def needs_of(recipe: Recipe, device: str, num_replicas: int) -> Needs:
 
 
 def start_ray() -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers of each start
     ray = load_ray()
     if ray.is_initialized():
         return

@@ -166,6 +166,7 @@ class Pool:
         if any(replica.holds(ask.request_id) for replica in self.replicas):
             raise UsageError(f"request {ask.request_id!r} is already there; give each its own id")
         replica = self._chosen(ask)
+        self._moved.discard(ask.request_id)  # of an earlier one with the same id
         self._at[ask.request_id] = replica
         replica.submit(ask, live)
 

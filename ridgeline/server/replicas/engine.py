@@ -48,6 +48,7 @@ class ReplicatedEngine(SupervisedEngine):
             raise UsageError(f"--device is {device}; Ray chooses among GPUs: give cuda or cpu")
         path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
         tokenizer = tokenizer_of(path)
+        self.num_replicas = num_replicas
         needs = needs_of(recipe or Recipe(), device, num_replicas)
         start_ray()
         check_room(needs, num_replicas)

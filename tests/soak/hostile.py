@@ -1,7 +1,7 @@
 """Thousands of requests that nobody should send: no crash, no 500, every one that asks for an
 answer gets one, and memory stays.
 
-    PYTHONPATH=$PWD:$PWD/tests/soak python tests/soak/hostile.py demo --requests 10000
+    PYTHONPATH=$PWD:$PWD/tests python -m soak.hostile demo --requests 10000
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hostile_bodies import Hostile, draw_hostile
-from raw_http import Reply, exchange, post
-from server_process import ServerProcess
+from soak.hostile_bodies import Hostile, draw_hostile
+from soak.raw_http import Reply, exchange, post
+from soak.server_process import ServerProcess
 
 NUM_CLIENTS = 24
+RESTARTS = "ridgeline:engine_restarts_total"
 WARM_SHARE = 0.3  # of the requests, after which memory must stay
 FLAGS = ("--client-timeout", "3", "--max-context", "2048", "--memory-share", "0.08")
 
@@ -93,6 +94,7 @@ async def still_serves(server: ServerProcess) -> str:
 def besiege(server: ServerProcess, num_requests: int, seed: int = 0) -> dict[str, Any]:
     """Everything that was promised, as figures; `problems` is empty when it was kept."""
     siege = Siege(server, num_requests, seed)
+    before = server.metric(RESTARTS)
     started = time.monotonic()
     asyncio.run(siege.run())
     seconds = time.monotonic() - started
@@ -100,7 +102,7 @@ def besiege(server: ServerProcess, num_requests: int, seed: int = 0) -> dict[str
     if not server.is_alive:
         problems.append("the server has died")
         return {"num_problems": len(problems), "problems": problems[:20]}
-    restarts = server.metric("ridgeline:engine_restarts_total")
+    restarts = server.metric(RESTARTS) - before
     problems += [f"the engine was restarted {restarts:.0f} times"] if restarts else []
     problems += [text] if (text := asyncio.run(still_serves(server))) else []
     idle = server.wait_until_idle(60.0)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from raw_http import post
+from soak.raw_http import post
 
 PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize",
@@ -205,7 +205,7 @@ def slow_loris(draw: random.Random, model: str) -> Hostile:
     path, body = base(draw, model)
     data = post(path, body)
     cut = draw.randint(10, len(data) - 10)
-    return Hostile([data[:cut], *(data[at : at + 1] for at in range(cut, cut + 5))], pause_s=1.0,
+    return Hostile([data[:cut], *(data[at : at + 1] for at in range(cut, cut + 3))], pause_s=1.0,
                    stop_after=1)  # fmt: skip
 
 

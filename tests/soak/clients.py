@@ -2,7 +2,7 @@
 must end with an answer or a stated refusal, nothing may be left behind, memory must stay, and the
 same prompts must give the same answers before and after.
 
-    PYTHONPATH=$PWD:$PWD/tests/soak python tests/soak/soak.py demo --seconds 300
+    PYTHONPATH=$PWD:$PWD/tests python -m soak.clients demo --seconds 300
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from raw_http import Reply, exchange, post
-from server_process import ServerProcess
+from soak.raw_http import Reply, exchange, post
+from soak.server_process import ServerProcess
 
 PROMPTS = [
     f"{start} {thing}"

@@ -22,7 +22,7 @@ from server_faults import FAULTS, make_breakable
 from tiny_tokenizers import byte_level_json
 
 from ridgeline.engine import SupervisedEngine
-from ridgeline.recipe import KV, Limits, Recipe
+from ridgeline.recipe import KV, Limits, Recipe, edited
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.serving import Serving, bind, url_of
 
@@ -80,14 +80,18 @@ def write_model(folder: Path) -> None:
 
 
 class LiveServer:
-    def __init__(self, folder: Path, config: ServerConfig) -> None:
+    def __init__(self, folder: Path, config: ServerConfig, max_context: int | None = None) -> None:
         self.faults = folder / "faults"
         self.faults.mkdir(exist_ok=True)
         os.environ[FAULTS] = str(self.faults)
         bound = bind(config)
         self.url = url_of(bound)
         self.engine = SupervisedEngine(
-            folder, RECIPE, device="cpu", num_pages=1024, setup=make_breakable
+            folder,
+            edited(RECIPE, "limits.max_context", max_context),
+            device="cpu",
+            num_pages=1024,
+            setup=make_breakable,
         )
         self.serving = Serving(self.engine, "tiny", config, bound)
         self._ready = threading.Event()
@@ -159,9 +163,11 @@ def events_of(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def live_server(folder: Path, **changes: Any) -> Iterator[LiveServer]:
+def live_server(
+    folder: Path, max_context: int | None = None, **changes: Any
+) -> Iterator[LiveServer]:
     write_model(folder)
-    server = LiveServer(folder, ServerConfig(port=0, **changes))
+    server = LiveServer(folder, ServerConfig(port=0, **changes), max_context)
     server.start()
     try:
         yield server

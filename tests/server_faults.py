@@ -10,9 +10,15 @@ from typing import Any
 import torch
 
 from ridgeline.engine import Engine
+from ridgeline.server.engine_process import prepare
 
 FAULTS = "RIDGELINE_TEST_FAULTS"  # names a folder, in the environment
 STUCK_S, SLOW_S = 600.0, 0.05
+
+
+def make_breakable_for_server(engine: Engine) -> None:
+    prepare(engine)
+    make_breakable(engine)
 
 
 def make_breakable(engine: Engine) -> None:

@@ -33,7 +33,8 @@ def machine(source: str = "measured") -> Hardware:
 def served(hardware: Hardware | None = None, **changes: object) -> Served:
     """`changes` are fields of the recipe."""
     limits = Limits(MAX_BATCH * 128, MAX_BATCH, 8192, 512, 0.9)
-    recipe = Recipe(dtype="bf16", kernels="fused", graphs=True, limits=limits, **changes)  # type: ignore[arg-type]
+    values = {"dtype": "bf16", "kernels": "fused", "graphs": True, "limits": limits} | changes
+    recipe = Recipe(**values)  # type: ignore[arg-type]
     config = describe_shape("llama-3.1-8b").config
     costs = CostBase(config, "bf16", 2.0, 2.0, 1, hardware or machine())
     return Served("llama-3.1-8b-instruct", recipe, costs)

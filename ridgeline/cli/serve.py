@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import time
 from pathlib import Path
@@ -21,12 +22,15 @@ from ridgeline.recipe import Recipe
 
 try:
     from ridgeline.server.config import ServerConfig
-    from ridgeline.server.logs import start_logging
+    from ridgeline.server.engine_process import prepare
+    from ridgeline.server.logs import log_facts, start_logging
     from ridgeline.server.serving import Serving, bind, url_of
 except ModuleNotFoundError as error:
     raise MissingPackageError(
         f"`ridgeline serve` needs the package {error.name}; try: pip install 'ridgeline[serve]'"
     ) from error
+
+log = logging.getLogger(__name__)
 
 EXAMPLE = """\
 ridgeline serve demo
@@ -52,13 +56,15 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     with terminal.progress() as progress:
         path = resolve_model(args.model, progress=progress)
         recipe = from_flags(args, Recipe, saved_recipe(path))
-        engine = SupervisedEngine(path, recipe, device=args.device)
+        engine = SupervisedEngine(path, recipe, device=args.device, setup=prepare)
     name = config.served_name or name_of(args.model)
     serving = Serving(engine, name, config, bound)
 
     def on_ready() -> None:
+        url, seconds = url_of(bound), time.monotonic() - began
+        log_facts(log, "ready", {"url": url, "model": name, "seconds": round(seconds, 2)})
         if not terminal.json:
-            print(ready_line(url_of(bound), name, engine, time.monotonic() - began), flush=True)
+            print(ready_line(url, name, engine, seconds), flush=True)
 
     serving.run(on_ready)
     return {"model": name, "served_s": time.monotonic() - began, "restarts": engine.num_restarts}
@@ -66,7 +72,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
 
 def share_cores() -> None:
     """Threads that wait for work sleep: those of the engine would take the cores that requests are
-    read and answered with. (256 tokens of `demo` took 91 s instead of 8 on two busy cores, 2026-11.)
+    read and answered with. (256 tokens of `demo` took 91 s instead of 8 on busy cores, 2026-11.)
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

@@ -94,6 +94,8 @@ class StepMeter(StepWatch):
         self._decode = self._prefill = StepTotals()
         self._gap_s = 0.0
         self._last_end: Mark | None = None
+        self._has_rested = True
+        self._rests: list[bool] = []  # of each of `steps`, whether there was no work before it
         self._arrivals: dict[Hashable, float] = {}  # of requests that wait for their first step
         self._starts: dict[Hashable, float] = {}  # of those that wait for their first token
         self._waits, self._firsts = Histogram(), Histogram()
@@ -105,11 +107,18 @@ class StepMeter(StepWatch):
         times = self._gap_s, waits.total, firsts.total
         return Work(self._decode, self._prefill, *times, *counts)
 
+    def end(self, plan: StepPlan) -> None:
+        num_steps = len(self.steps)
+        super().end(plan)
+        if len(self.steps) > num_steps:
+            self._rests.append(self._has_rested)
+            self._has_rested = False
+
     def count_finished(self) -> None:
         """Take in the steps that the device is through with."""
         while self.steps and _is_over(self.steps[0].ended):
             plan, began, ended = self.steps.pop(0)
-            if self._last_end is not None:
+            if not self._rests.pop(0) and self._last_end is not None:
                 self._gap_s += max(0.0, between_s(self._last_end, began))
             busy_s, self._last_end = between_s(began, ended), ended
             if plan.num_decode_rows + plan.num_draft_rows == len(plan.num_tokens):
@@ -119,7 +128,7 @@ class StepMeter(StepWatch):
 
     def rest(self) -> None:
         """There is no work: that the device is idle until the next step is nobody's fault."""
-        self._last_end = None
+        self._has_rested = True
 
     def arrived(self, request_id: Hashable, arrival: float) -> None:
         """A request waits for its first step since `arrival`, by time.monotonic()."""

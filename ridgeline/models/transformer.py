@@ -249,7 +249,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        # Given a table, or it would draw one, for which torch imports its compiler: a second or two.
+        # Given a table, or it would draw one, for which torch imports its compiler: a second.
         shape = config.vocab_size, config.hidden_size
         self.embed = nn.Embedding(*shape, _weight=torch.empty(*shape))
         self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_layers))

@@ -8,10 +8,11 @@ engine stops working on it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Output
@@ -35,6 +36,7 @@ from ridgeline.server.protocol import (
 from ridgeline.server.pump import Pump, Ticket
 from ridgeline.server.refusals import ClientGoneError
 
+Result = TypeVar("Result")
 NOW: tuple[Route, ...] = ("tokenize", "detokenize")  # answered without the engine
 
 
@@ -66,9 +68,9 @@ class Answering:
         self, exchange: Exchange, route: Route, body: bytes, place: Place
     ) -> None:
         if route in NOW:
-            await exchange.answer(200, await self._in_thread(self._now, route, body))
+            await exchange.answer(200, await self.in_thread(self._now, route, body))
             return
-        asked, prompts = await self._in_thread(self._prepared, route, body)
+        asked, prompts = await self.in_thread(self._prepared, route, body)
         num_outputs = sum(prompt.sampling.num_samples for prompt in prompts)
         place.widen(num_outputs)
         num_tokens = sum(len(prompt.ids) for prompt in prompts)
@@ -116,7 +118,7 @@ class Answering:
         outputs = mailbox.outputs()
         self._note_end(exchange, outputs)
         _raise_if_failed(outputs)
-        await exchange.answer(200, await self._in_thread(reply.whole, outputs))
+        await exchange.answer(200, await self.in_thread(reply.whole, outputs))
 
     async def _send_stream(self, exchange: Exchange, reply: Reply, mailbox: Mailbox) -> None:
         """Nothing is sent before something has come: until then an error has a status."""
@@ -154,7 +156,7 @@ class Answering:
             exchange.facts["first_token_s"] = round(min(firsts), 4)
         self.meters.ended(exchange.request_id, worst.status, worst.reason)
 
-    async def _in_thread(self, work, *args):  # type: ignore[no-untyped-def]
+    async def in_thread(self, work: Callable[..., Result], *args: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self.threads, work, *args)
 
 

@@ -14,6 +14,9 @@ from ridgeline.formats.fields import about, check_fields
 
 MIB = 1 << 20
 LEAST_KEY = 8  # characters
+# Bytes of a request for each token of the context, at least a MiB: text has 4 or so. A tokenizer
+# takes seconds for a few MiB that will not fit anyway.
+BODY_BYTES_A_TOKEN = 32
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,13 @@ class ServerConfig:
     max_connections: int = field(
         default=2048, metadata=about("open connections; more are refused", minimum=1)
     )
-    max_body_mib: int = field(
-        default=8, metadata=about("size of a request, in MiB", minimum=1, maximum=1024)
+    max_body_mib: int | None = field(
+        default=None,
+        metadata=about(
+            "size of a request, in MiB (default: what fills the context several times over)",
+            minimum=1,
+            maximum=1024,
+        ),
     )
     client_timeout: float = field(
         default=30.0,
@@ -69,6 +77,11 @@ class ServerConfig:
         check_fields(self)
         if not self.host:
             raise UsageError("host is empty; give an address, as 127.0.0.1 or 0.0.0.0")
+
+    def max_body_bytes(self, max_context: int) -> int:
+        if self.max_body_mib is not None:
+            return self.max_body_mib * MIB
+        return max(MIB, max_context * BODY_BYTES_A_TOKEN)
 
     def keys(self) -> tuple[str, ...]:
         """All keys, of the flag and of the file; none where neither was given."""

@@ -20,9 +20,10 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 from ridgeline.engine import Delta, SupervisedEngine
@@ -52,12 +53,21 @@ class Ticket:
     priority: int = 0
     due: float | None = None  # when it is to be given up, by the monotonic clock
     salt: str = ""
+    number: int = 0  # given by the pump: ids may come again, while the engine still ends the last
+
+
+class Key(NamedTuple):
+    """The engine's id of a request: of which ticket, which prompt, and for the log its name."""
+
+    number: int
+    prompt: int
+    name: str
 
 
 class Failed(NamedTuple):
     """A request that the engine did not take."""
 
-    request_id: Hashable
+    number: int
     error: ApiError
 
 
@@ -69,7 +79,8 @@ class Pump:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
-        self._tickets: dict[str, Ticket] = {}  # the event loop's
+        self._tickets: dict[int, Ticket] = {}  # the event loop's, by their numbers
+        self._numbers = count(1)
         self._lock = threading.Lock()
         self._out: list[Event | Failed] = []  # to be handed over
         self._is_closing = False
@@ -94,29 +105,34 @@ class Pump:
         raise RefusalError(503, message, code="engine_down", retry_after_s=5)
 
     def submit(self, ticket: Ticket) -> None:
-        self._tickets[ticket.request_id] = ticket
+        ticket.number = next(self._numbers)
+        self._tickets[ticket.number] = ticket
         self._command(lambda: self._add(ticket))
 
     def release(self, ticket: Ticket) -> None:
         """Nobody waits for it any more."""
-        self._tickets.pop(ticket.request_id, None)
+        self._tickets.pop(ticket.number, None)
         if not ticket.mailbox.has_all:
             self._command(lambda: self._cancel(ticket))
 
     def cancel(self, request_id: str) -> bool:
         """End a request as if it had failed; False if there is none."""
-        ticket = self._tickets.get(request_id)
+        ticket = self._named(request_id)
         if ticket is None:
             return False
         self._command(lambda: self._cancel(ticket))
         return True
+
+    def _named(self, request_id: str) -> Ticket | None:
+        tickets = self._tickets.values()
+        return next((ticket for ticket in tickets if ticket.request_id == request_id), None)
 
     def fail_all(self, error: ApiError) -> None:
         for ticket in self._tickets.values():
             ticket.mailbox.fail(error)
 
     def holds(self, request_id: str) -> bool:
-        return request_id in self._tickets
+        return self._named(request_id) is not None
 
     @property
     def is_alive(self) -> bool:
@@ -147,15 +163,14 @@ class Pump:
         with self._lock:
             events, self._out = self._out, []
         for event in events:
+            number = event.number if isinstance(event, Failed) else _key_of(event).number
+            ticket = self._tickets.get(number)
+            if ticket is None:
+                continue  # nobody waits for it any more
             if isinstance(event, Failed):
-                ticket = self._tickets.get(str(event.request_id))
-                if ticket is not None:
-                    ticket.mailbox.fail(event.error)
-                continue
-            name, prompt = _parts_of(event)
-            ticket = self._tickets.get(name)
-            if ticket is not None:
-                ticket.mailbox.put(prompt, event)
+                ticket.mailbox.fail(event.error)
+            else:
+                ticket.mailbox.put(_key_of(event).prompt, event)
 
     # The thread's side.
 
@@ -189,7 +204,7 @@ class Pump:
                 self.engine.add(
                     prompt.ids,
                     prompt.sampling,
-                    request_id=(ticket.request_id, index),
+                    request_id=Key(ticket.number, index, ticket.request_id),
                     priority=ticket.priority,
                     timeout_s=left,
                     salt=ticket.salt,
@@ -202,11 +217,11 @@ class Pump:
             else:
                 failure = refusal(error)
             self._cancel(ticket)
-            self._hand_over([Failed(ticket.request_id, failure)])
+            self._hand_over([Failed(ticket.number, failure)])
 
     def _cancel(self, ticket: Ticket) -> None:
         for index in range(len(ticket.prompts)):
-            self.engine.cancel((ticket.request_id, index))
+            self.engine.cancel(Key(ticket.number, index, ticket.request_id))
 
     def _look(self) -> None:
         """See how the engine is getting on."""
@@ -249,7 +264,7 @@ class Pump:
         counts: Counter[str] = Counter()
         for event in events:
             if isinstance(event, Delta):
-                counts[_parts_of(event)[0]] += len(event.tokens)
+                counts[_key_of(event).name] += len(event.tokens)
         now = time.monotonic()
         for request_id, num_tokens in counts.items():
             self._meters.tokens(request_id, num_tokens, now)
@@ -257,7 +272,7 @@ class Pump:
             self._pause_s = FIRST_PAUSE_S  # it works
 
 
-def _parts_of(event: Event) -> tuple[str, int]:
-    """Of an event's request: the HTTP request's id, and the number of the prompt."""
-    parts: tuple[str, int] = event.request_id  # type: ignore[assignment]
-    return parts
+def _key_of(event: Event) -> Key:
+    key = event.request_id
+    assert isinstance(key, Key), f"only the pump adds requests, not who added {key!r}"
+    return key

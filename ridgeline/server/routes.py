@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from functools import cached_property
+from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
@@ -21,14 +22,15 @@ from ridgeline.server.metrics import CONTENT_TYPE
 from ridgeline.server.page import page_routes
 from ridgeline.server.protocol import Route as Kind
 from ridgeline.server.protocol import model_body, models_body, openapi_document
+from ridgeline.server.protocol.openapi import PATHS
 
-KINDS: dict[str, Kind] = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
-    "/v1/responses": "responses",
-    "/v1/embeddings": "embeddings",
-    "/tokenize": "tokenize",
-    "/detokenize": "detokenize",
+# What the door answers, before the protocol has seen anything, by method.
+DOOR = {
+    "get": {"403": "From a page of another origin, or under a name that is not allowed"},
+    "post": {
+        "403": "From a page of another origin, or under a name that is not allowed",
+        "415": "The body is not plain JSON",
+    },
 }
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -59,7 +61,7 @@ class Routes:
             "/v1/models": self.models,
             "/v1/models/{name:path}": self.model,
         }
-        asked = {path: self._asking(kind) for path, kind in KINDS.items()}
+        asked = {path: self._asking(kind) for kind, path in PATHS.items()}
         return [
             *(Route(path, Endpoint(handler), methods=["POST"]) for path, handler in asked.items()),
             *(Route(path, Endpoint(handler), methods=["GET"]) for path, handler in told.items()),
@@ -97,11 +99,11 @@ class Routes:
         await exchange.answer(200, self._answering.meters.render(), CONTENT_TYPE)
 
     async def openapi(self, exchange: Exchange) -> None:
-        await exchange.answer(200, self._openapi)
+        await exchange.answer(200, await self._answering.in_thread(lambda: self._openapi))
 
     @cached_property
     def _openapi(self) -> bytes:
-        return json.dumps(openapi_document(ridgeline.__version__, has_key=self._has_key)).encode()
+        return json.dumps(document(self._has_key)).encode()
 
     async def models(self, exchange: Exchange) -> None:
         limits = self._answering.limits
@@ -111,3 +113,14 @@ class Routes:
         name, limits = Request(exchange.scope).path_params["name"], self._answering.limits
         body = model_body(name, limits.models, self._started, limits.max_context)
         await exchange.answer(200, body)
+
+
+def document(has_key: bool) -> dict[str, Any]:
+    """The OpenAPI document of the whole server."""
+    whole = openapi_document(ridgeline.__version__, has_key=has_key)
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    for methods in whole["paths"].values():
+        for method, operation in methods.items():
+            for status, meaning in DOOR[method].items():
+                operation["responses"][status] = {"description": meaning, "content": error}
+    return whole

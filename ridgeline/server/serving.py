@@ -89,11 +89,10 @@ class Serving:
         limits = engine.recipe.limits.filled()
         self.gate = Gate(limits.max_batch, config.max_waiting, config.max_per_key)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
-        max_body = config.max_body_mib * MIB
         answering = Answering(
             self.pump,
             self.gate,
-            Bodies(max_body, BODIES_TOTAL),
+            Bodies(config.max_body_bytes(limits.max_context), BODIES_TOTAL),
             self.meters,
             engine.tokenizer,
             Limits((name,), limits.max_context, engine.config.vocab_size),

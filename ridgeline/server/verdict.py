@@ -135,13 +135,15 @@ def _next(kind: Kind, window: Window, served: Served) -> str:
 
 
 def _against_overhead(window: Window, served: Served) -> str:
-    hardware = None if served.costs is None else served.costs.hardware
-    if hardware is not None and hardware.device_type != "cpu" and not served.recipe.graphs:
-        return "captured graphs, which this recipe switches off"
+    on_cpu = served.costs is not None and served.costs.hardware.device_type == "cpu"
+    if not on_cpu and not served.recipe.graphs:
+        return f"leave out {_no('graphs')}, so that small steps are replayed at once"
     name, phase = main_phase(window)
     if name == "decode" and phase.rows < served.max_batch / 4:
         return "more requests at once: the same steps would carry them"
-    return "`ridgeline profile` shows which kernels take the time"
+    if on_cpu:
+        return "look for other programs on these cores, which take time and bandwidth"
+    return "`ridgeline bench kernels` shows what each kernel reaches here"
 
 
 def _against_compute(name: str, served: Served) -> str:

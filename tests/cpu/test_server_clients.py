@@ -133,9 +133,7 @@ def test_structured_output(client: openai.OpenAI) -> None:
 
 
 def test_responses_embeddings_and_models(client: openai.OpenAI) -> None:
-    whole = client.responses.create(
-        model="tiny", input="hello", max_output_tokens=8, temperature=0
-    )
+    whole = client.responses.create(model="tiny", input="hello", max_output_tokens=8, temperature=0)
     assert whole.usage is not None
     assert whole.usage.output_tokens == 8
     with client.responses.stream(

@@ -37,6 +37,7 @@ def started(folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     try:
         yield process
@@ -76,7 +77,7 @@ def assert_drains(process: subprocess.Popen[str], model: str) -> None:
             )
             for body in bodies
         ]
-        process.send_signal(signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGTERM)  # as service managers do: the engine gets it too
         began = time.monotonic()
         short = list(streams[0].iter_lines())
         assert "data: [DONE]" in short

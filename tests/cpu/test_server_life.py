@@ -240,13 +240,12 @@ def test_requests_outlive_an_engine_that_is_killed(server: LiveServer) -> None:
     expected = [stream_text(server, body) for body in bodies]
     found: dict[int, str] = {}
     restarts = server.engine.num_restarts
+
+    def run(number: int) -> None:
+        found[number] = stream_text(server, bodies[number])
+
     with server.fault("slow"):
-        threads = [
-            threading.Thread(
-                target=lambda number=number: found.update({number: stream_text(server, bodies[number])})
-            )
-            for number in range(8)
-        ]
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
         until(lambda: server.engine.stats.num_decoding == 8)

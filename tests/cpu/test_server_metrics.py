@@ -141,6 +141,12 @@ def test_overhead() -> None:
     found = verdict(decode=totals(20, 0.9, rows=1))
     assert found.kind == "overhead"
     assert "only 8% of this machine's memory bandwidth" in found.bound
+    assert found.next.startswith("more requests at once")
+    busy = totals(20, 0.9, rows=MAX_BATCH, past=10)
+    assert "ridgeline bench kernels" in verdict(decode=busy).next
+    assert "--no-graphs" in verdict(decode=busy, whom=served(graphs=False)).next
+    host = replace(machine(), device_type="cpu")
+    assert "other programs" in verdict(decode=busy, whom=served(host, graphs=False)).next
 
 
 def test_unknown_limits_are_not_guessed() -> None:

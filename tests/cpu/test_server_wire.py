@@ -40,7 +40,7 @@ class App:
         if scope["path"] == "/much":
             for _ in range(400):
                 await send({"type": "http.response.body", "body": PIECE, "more_body": True})
-                if (await self._is_gone(receive)):
+                if await self._is_gone(receive):
                     self.ended.append("dropped")
                     return
         await send({"type": "http.response.body", "body": str(length).encode()})

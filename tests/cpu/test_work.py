@@ -76,6 +76,25 @@ def test_gaps_count_only_while_there_is_work(monkeypatch: pytest.MonkeyPatch) ->
     assert meter.work.decode == StepTotals(3, 5.0, 3, 3, 0, 24, 24)
 
 
+def test_steps_the_device_is_not_through_with_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last step before a rest is often counted only after it: the rest is no gap even so."""
+    marks = iter([1.0, 3.0, 100.0, 101.0, 101.5, 102.0])
+    monkeypatch.setattr("ridgeline.engine.step_watch.time.perf_counter", lambda: next(marks))
+    meter, plan = StepMeter(torch.device("cpu")), StepPlan(1)
+    over = {3.0: False, 101.0: True, 102.0: True}
+    monkeypatch.setattr("ridgeline.engine.work._is_over", lambda mark: over[mark])
+    for rests in (True, False, False):
+        meter.begin()
+        meter.end(plan)
+        meter.count_finished()
+        if rests:
+            assert meter.work.decode.num_steps == 0
+            meter.rest()
+            over[3.0] = True
+    assert meter.work.decode.num_steps == 3
+    assert meter.work.gap_s == 0.5
+
+
 def test_waiting_ends_with_the_first_step_only() -> None:
     meter = StepMeter(torch.device("cpu"))
     for number in (1, 2, 3):

@@ -221,7 +221,7 @@ def main() -> int:
     parser.add_argument("--max-growth", type=float, default=0.02)
     parser.add_argument("--log", type=Path, help="file for the server's log")
     args = parser.parse_args()
-    flags = ("--device", "cpu", "--memory-share", "0.08", "--max-context", "2048")
+    flags = ("--device", "cpu", "--memory-share", "0.06", "--max-context", "2048")
     with ServerProcess(args.model, *flags, log=args.log) as server:
         found = soak(server, args.seconds, args.clients)
         found["exit_code"] = server.stop()

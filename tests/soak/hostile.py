@@ -24,7 +24,7 @@ from soak.server_process import ServerProcess
 NUM_CLIENTS = 24
 RESTARTS = "ridgeline:engine_restarts_total"
 WARM_SHARE = 0.3  # of the requests, after which memory must stay
-FLAGS = ("--client-timeout", "3", "--max-context", "2048", "--memory-share", "0.08")
+FLAGS = ("--client-timeout", "3", "--max-context", "2048", "--memory-share", "0.06")
 
 
 @dataclass

@@ -126,7 +126,7 @@ function decades(low, high) {
 }
 
 function timeTicks(span, width, x, last) {
-  const step = [5, 10, 30, 60].find((each) => span / each <= 5) ?? 60;
+  const step = [5, 10, 15, 20, 30, 60].find((each) => span / each <= 5) ?? 60;
   const found = [];
   for (let ago = 0; ago <= span + 0.5; ago += step) {
     const text = ago === 0 ? "now" : step >= 60 ? `${ago / 60} min` : `${ago} s`;

@@ -37,6 +37,7 @@ export class Roofline {
     this.scales(width);
     this.drawAxes(width);
     this.drawRoof();
+    this.named = [];
     for (const each of this.phases) if (each.phase) this.drawPhase(each);
     this.tell();
   }
@@ -101,8 +102,19 @@ export class Roofline {
       key === "decode"
         ? shape("circle", { class: `dot ${className}`, cx: x, cy: y, r: 6 })
         : shape("rect", { class: `dot ${className}`, x: x - 5.5, y: y - 5.5, width: 11, height: 11 }),
-      shape("text", { class: "name halo", x: x + (isRight ? 0 : 11), y: y + (isRight ? 21 : 5), "text-anchor": isRight ? "middle" : "start" }, name),
+      this.label(name, x, y, isRight),
     );
+  }
+
+  /** Right of the point, or below it where the roof ends; above it where that is taken. */
+  label(name, x, y, isRight) {
+    const below = { x, y: y + 21, anchor: "middle", left: x - 24 };
+    const beside = { x: x + 11, y: y + 5, anchor: "start", left: x + 11 };
+    const above = { x, y: y - 12, anchor: "middle", left: x - 24 };
+    const isFree = (place) => this.named.every((other) => Math.abs(other.left - place.left) > 52 || Math.abs(other.y - place.y) > 15);
+    const place = [isRight ? below : beside, below, above].find(isFree) ?? above;
+    this.named.push(place);
+    return shape("text", { class: "name halo", x: place.x, y: place.y, "text-anchor": place.anchor }, name);
   }
 
   tell() {

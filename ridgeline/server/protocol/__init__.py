@@ -11,13 +11,14 @@ reply = reply_for(asked, prompts, tokenizer, request_id)    # then see reply.py
 from ridgeline.server.protocol.asked import ROUTES, Asked, Prompt, Route
 from ridgeline.server.protocol.errors import ApiError, error_body, error_of, refusal
 from ridgeline.server.protocol.limits import Limits
-from ridgeline.server.protocol.openapi import model_body, models_body, openapi_document
+from ridgeline.server.protocol.openapi import PATHS, model_body, models_body, openapi_document
 from ridgeline.server.protocol.parsing import parse
 from ridgeline.server.protocol.rendering import answer_now, render
 from ridgeline.server.protocol.replies import reply_for
 from ridgeline.server.protocol.reply import Reply, merged
 
 __all__ = [
+    "PATHS",
     "ROUTES",
     "ApiError",
     "Asked",

@@ -17,6 +17,7 @@ from ridgeline.server.protocol.errors import ApiError
 
 LARGEST = 2**64 - 1  # a seed may have 64 bits
 SMALLEST = -(2**63)
+EXACT = 2**53  # up to here a float is exactly the whole number it looks like
 MAX_ENTRIES = 4096  # of one object: each of them may be an error to tell of
 # Lists and objects of a body: half a million keep the interpreter for half a second (2026-11).
 MAX_CONTAINERS = 50_000
@@ -64,6 +65,7 @@ def _num_brackets(text: bytes) -> int:
 
 
 def _check(value: dict[str, Any] | list[Any], depth: int) -> None:
+    """In JSON 2.0 is a whole number: it becomes one."""
     if depth == 0:
         raise _BadValueError("is nested too deeply; give fewer lists and objects in one another")
     if isinstance(value, dict) and len(value) > MAX_ENTRIES:
@@ -80,6 +82,8 @@ def _check(value: dict[str, Any] | list[Any], depth: int) -> None:
                     raise _BadValueError("is a number of more than 64 bits; give a smaller one")
             elif not -1e308 <= item <= 1e308:
                 raise _BadValueError("is a number beyond 1e308; give a smaller one")
+            elif item.is_integer() and -EXACT <= item <= EXACT:
+                value[key] = int(item)  # type: ignore[index]
         except _BadValueError as error:
             error.path.append(key)
             raise
@@ -94,7 +98,8 @@ def path_text(path: list[str | int]) -> str:
         if isinstance(step, int):
             text += f"[{step}]"
         else:
-            text += f".{step[:64]}" if text else step[:64]
+            name = "".join(char if char.isprintable() else "?" for char in step[:64])
+            text += f".{name}" if text else name
     return text[:300]
 
 

@@ -11,6 +11,7 @@ from ridgeline.server.protocol.fields import (
     MAX_MESSAGES,
     MAX_SAMPLES,
     MAX_TOOLS,
+    ONLY_THESE,
     Body,
     CourseFields,
     SamplingFields,
@@ -105,7 +106,9 @@ Message = Annotated[
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 Variable = bool | int | float | Annotated[str, Field(max_length=1024)] | None
 VariableName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
-Variables = Annotated[dict[VariableName, Variable], Field(max_length=16)]
+Variables = Annotated[
+    dict[VariableName, Variable], Field(max_length=16, json_schema_extra=ONLY_THESE)
+]
 
 
 class ChatRequest(SamplingFields, CourseFields):

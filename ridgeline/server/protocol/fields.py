@@ -38,6 +38,8 @@ StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
 BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+ONLY_THESE = {"additionalProperties": False}  # keys that do not match their pattern
+Biases = Annotated[dict[BiasKey, Bias], Field(max_length=MAX_BIASED, json_schema_extra=ONLY_THESE)]
 Label = Annotated[str, Field(max_length=512)]
 Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)]
 # A text, its token ids, or several of either.
@@ -60,7 +62,7 @@ class SamplingFields(Body):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
     stop: StopText | StopTexts | None = None
-    logit_bias: Annotated[dict[BiasKey, Bias], Field(max_length=MAX_BIASED)] | None = None
+    logit_bias: Biases | None = None
     stream: bool | None = None
     # Beyond OpenAI's API.
     top_k: int | None = Field(None, ge=-1, lt=2**31, description="0 and -1: all tokens")

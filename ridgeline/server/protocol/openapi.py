@@ -12,6 +12,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from ridgeline.server.protocol.asked import Route
+from ridgeline.server.protocol.fields import Body
 from ridgeline.server.protocol.parsing import REQUESTS, check_model
 
 PATHS: dict[Route, str] = {
@@ -67,11 +68,17 @@ ERROR_SCHEMA: dict[str, Any] = {
 }
 
 
-def openapi_document(version: str, *, has_key: bool = False) -> dict[str, Any]:
-    """OpenAPI 3.1; `has_key` where requests need an API key."""
+def openapi_document(
+    version: str, *, has_key: bool = False, models: Sequence[str] = ()
+) -> dict[str, Any]:
+    """OpenAPI 3.1; `has_key` where requests need an API key, `models` are those that are served."""
     pairs: list[Any] = [(kind, "validation") for kind in REQUESTS.values()]
     refs, definitions = models_json_schema(pairs, ref_template="#/components/schemas/{model}")
     schemas = {**definitions["$defs"], "Error": ERROR_SCHEMA}
+    for kind in REQUESTS.values():
+        _add_not_done(schemas[kind.__name__], kind)
+        if models:
+            schemas[kind.__name__]["properties"]["model"] = {"enum": list(models)}
     paths: dict[str, Any] = {}
     for route, path in PATHS.items():
         schema = refs[REQUESTS[route], "validation"]
@@ -88,6 +95,13 @@ def openapi_document(version: str, *, has_key: bool = False) -> dict[str, Any]:
         document["security"] = [{"key": []}]
         document["paths"]["/health"]["get"]["security"] = []
     return document
+
+
+def _add_not_done(schema: dict[str, Any], kind: type[Body]) -> None:
+    """Fields that are refused, but for null."""
+    for name, advice in kind.not_done.items():
+        about = {"type": "null", "description": f"not supported; {advice}"}
+        schema["properties"][name] = about
 
 
 def models_body(models: Sequence[str], created: float, max_context: int) -> bytes:
@@ -136,19 +150,17 @@ def _model_paths() -> dict[str, Any]:
 
 def _state_paths() -> dict[str, Any]:
     plain = {"text/plain": {"schema": {"type": "string"}}}
-    return {
-        "/health": {"get": _get("health", "Whether the process is alive", None)},
-        "/ready": {"get": _get("ready", "Whether the engine makes progress", None, 401, 503)},
-        "/metrics": {"get": _get("metrics", "Prometheus metrics", plain, 401)},
-    }
+    status = _json_answer(["status"])
+    health = _get("health", "Whether the process is alive", status)
+    ready = _get("ready", "Whether the engine makes progress", status, 401)
+    for operation in (health, ready):
+        operation["responses"]["503"] = {"description": "It is not, and why", "content": status}
+    metrics = _get("metrics", "Prometheus metrics", plain, 401)
+    return {"/health": {"get": health}, "/ready": {"get": ready}, "/metrics": {"get": metrics}}
 
 
 def _get(name: str, summary: str, content: Any, *errors: int) -> dict[str, Any]:
-    answer = (
-        {"description": summary}
-        if content is None
-        else {"description": summary, "content": content}
-    )
+    answer = {"description": summary, "content": content}
     return {
         "operationId": name,
         "summary": summary,

@@ -79,7 +79,8 @@ def call_grammar(
     """
     choice = conversation.choice
     tools = [tool for tool in conversation.tools if choice.name in (None, tool.name)]
-    tags = [_tag(tool, format, tool.strict or choice.is_forced) for tool in tools]
+    is_held = choice.is_forced or answer is not None  # there is a grammar in any case
+    tags = [_tag(tool, format, tool.strict or is_held) for tool in tools]
     is_one = choice.name is not None or not conversation.parallel
     calls = {
         "type": "tags_with_separator",

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
+from ridgeline.engine.engine import Engine
 from ridgeline.engine.loading import tokenizer_of
 from ridgeline.engine.outputs import Event
 from ridgeline.engine.supervisor import SupervisedEngine
@@ -40,8 +42,11 @@ class ReplicatedEngine(SupervisedEngine):
         device: str = "auto",
         num_pages: int | None = None,
         progress: Progress | None = None,
+        setup: Callable[[Engine], None] | None = None,
     ) -> None:
-        """A model that is a path must be at the same place on every machine."""
+        """A model that is a path must be at the same place on every machine. `setup` is called with
+        the engine in its process, as by SupervisedEngine.
+        """
         if not 1 <= num_replicas <= MAX_REPLICAS:
             raise UsageError(f"--replicas is {num_replicas}; give 1 to {MAX_REPLICAS}")
         if ":" in device:
@@ -52,7 +57,7 @@ class ReplicatedEngine(SupervisedEngine):
         needs = needs_of(recipe or Recipe(), device, num_replicas)
         start_ray()
         check_room(needs, num_replicas)
-        order = Order(path, recipe, device, num_pages, None)
+        order = Order(path, recipe, device, num_pages, setup)
         name = str(model)
 
         def start(order: Order) -> RayWorker:

@@ -80,12 +80,13 @@ def test_replicas_share_the_work(pooled: Callable[..., SupervisedEngine]) -> Non
 def test_requests_of_a_replica_that_dies_go_on_elsewhere(
     pooled: Callable[..., SupervisedEngine], settings: Sampling
 ) -> None:
-    """The first replica dies with four rows in a step, and stays as long as it is not needed."""
+    """The first replica dies in its first step, with half of the requests."""
     expected = plain_engine().generate(PROMPTS, settings)
     engine = pooled(lambda replica, process, positions, num_rows: replica + process == 0)
     for found, right in zip(run(engine, PROMPTS, [settings] * 8), expected, strict=True):
         assert_same(found, right)
     assert engine.num_restarts == 1
+    assert pool_of(engine).replicas[0].stats.prompt_tokens == 0  # nothing waited for it
 
 
 def test_who_ends_two_replicas_ends_no_third(pooled: Callable[..., SupervisedEngine]) -> None:

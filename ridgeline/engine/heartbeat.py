@@ -27,7 +27,6 @@ from ridgeline.engine.work import NUM_NUMBERS, StepMeter, Work
 
 MAX_ROWS = 16384  # of a step: more than any engine runs at once
 NUM_STEPS, LAST_STEP_S, LAST_TIME = range(3)
-NO_WORK = Work()
 STATS = slice(3, 3 + len(Stats._fields))
 WORK = slice(STATS.stop, STATS.stop + NUM_NUMBERS)
 HEAD = WORK.stop
@@ -62,12 +61,14 @@ class Heartbeat:
         slots = (self._slot(index) for index in range(MAX_STEPS_OUT))
         return {int(number) for slot in slots for number in slot[1 : 1 + int(slot[0])]}
 
-    def note(self, progress: EngineProgress, stats: Stats, work: Work = NO_WORK) -> None:
+    def note(self, progress: EngineProgress, stats: Stats, work: Work | None = None) -> None:
+        """`work` stays as it was where none is given."""
         values = self._values
         values[NUM_STEPS], values[LAST_STEP_S] = progress.num_steps, progress.last_step_s
         values[LAST_TIME] = time.monotonic() - progress.idle_s
         values[STATS] = stats
-        values[WORK] = work.numbers()
+        if work is not None:
+            values[WORK] = work.numbers()
 
     @property
     def progress(self) -> EngineProgress:

@@ -42,18 +42,6 @@ class StepTotals(NamedTuple):
     num_pairs: float = 0.0  # of a token and a token it may see, itself included
     num_keys: float = 0.0  # tokens whose keys a row reads, summed over the rows
 
-    def plus(self, plan: StepPlan, busy_s: float) -> StepTotals:
-        num_tokens = len(plan.positions)
-        return StepTotals(
-            self.num_steps + 1,
-            self.busy_s + busy_s,
-            self.num_rows + len(plan.num_tokens),
-            self.num_tokens + num_tokens,
-            self.num_logits + len(plan.logit_tokens),
-            self.num_pairs + sum(plan.positions) + num_tokens,
-            self.num_keys + sum(plan.first_positions) + num_tokens,
-        )
-
 
 NONE = (0.0,) * (len(BOUNDS_S) + 1)
 
@@ -83,7 +71,8 @@ class Work(NamedTuple):
         return cls(decode, prefill, gap_s, waited_s, first_s, waits, firsts)
 
 
-NUM_NUMBERS = len(Work().numbers())
+NUM_NUMBERS, NUM_TOTALS = len(Work().numbers()), len(StepTotals._fields)
+NEWS_S = 0.05  # between two times that totals are shown
 
 
 class StepMeter(StepWatch):
@@ -91,7 +80,8 @@ class StepMeter(StepWatch):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self._decode = self._prefill = StepTotals()
+        self._decode, self._prefill = [0.0] * NUM_TOTALS, [0.0] * NUM_TOTALS
+        self._told = 0.0  # when `news` last had any
         self._gap_s = 0.0
         self._last_end: Mark | None = None
         self._has_rested = True
@@ -105,7 +95,15 @@ class StepMeter(StepWatch):
         waits, firsts = self._waits, self._firsts
         counts = tuple(waits.counts), tuple(firsts.counts)
         times = self._gap_s, waits.total, firsts.total
-        return Work(self._decode, self._prefill, *times, *counts)
+        return Work(StepTotals(*self._decode), StepTotals(*self._prefill), *times, *counts)
+
+    def news(self, at_once: bool) -> Work | None:
+        """What to show, if it is time: to write all of it takes longer than a step's sums."""
+        now = time.monotonic()
+        if not at_once and now < self._told + NEWS_S:
+            return None
+        self._told = now
+        return self.work
 
     def end(self, plan: StepPlan) -> None:
         num_steps = len(self.steps)
@@ -121,10 +119,8 @@ class StepMeter(StepWatch):
             if not self._rests.pop(0) and self._last_end is not None:
                 self._gap_s += max(0.0, between_s(self._last_end, began))
             busy_s, self._last_end = between_s(began, ended), ended
-            if plan.num_decode_rows + plan.num_draft_rows == len(plan.num_tokens):
-                self._decode = self._decode.plus(plan, busy_s)
-            else:
-                self._prefill = self._prefill.plus(plan, busy_s)
+            is_decode = plan.num_decode_rows + plan.num_draft_rows == len(plan.num_tokens)
+            _add(self._decode if is_decode else self._prefill, plan, busy_s)
 
     def rest(self) -> None:
         """There is no work: that the device is idle until the next step is nobody's fault."""
@@ -152,6 +148,18 @@ class StepMeter(StepWatch):
         """It has ended, perhaps without ever having run."""
         self._arrivals.pop(request_id, None)
         self._starts.pop(request_id, None)
+
+
+def _add(totals: list[float], plan: StepPlan, busy_s: float) -> None:
+    """In the order of StepTotals."""
+    num_tokens = len(plan.positions)
+    totals[0] += 1
+    totals[1] += busy_s
+    totals[2] += len(plan.num_tokens)
+    totals[3] += num_tokens
+    totals[4] += len(plan.logit_tokens)
+    totals[5] += sum(plan.positions) + num_tokens
+    totals[6] += sum(plan.first_positions) + num_tokens
 
 
 def _is_over(mark: Mark) -> bool:

@@ -201,7 +201,8 @@ def _serve(
             outbox.append(Lost(reason_of(error)))
             connection.send(outbox)
             os._exit(LOST_EXIT_CODE)  # a device in this state may not let a process end in order
-        heartbeat.note(loop.progress, loop.scheduler.stats(), meter.work)
+        work = meter.news(at_once=not loop.has_work)
+        heartbeat.note(loop.progress, loop.scheduler.stats(), work)
         if outbox:
             connection.send(outbox)
             outbox.clear()

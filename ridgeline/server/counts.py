@@ -81,15 +81,17 @@ class Counts:
         row.num_tokens += num_tokens
         self.num_output_tokens += num_tokens
 
-    def ended(self, request_id: str, status: Status, reason: str, now: float) -> None:
+    def ended(self, request_id: str, status: Status, reason: str, now: float) -> Row | None:
+        """The request, for the last time; None if it has ended already."""
         row = self.table.live.get(request_id)
         if row is None:
-            return
+            return None
         self.table.end(row, status, reason, now)
         finished = "length" if reason == "length" else "stop"
         self.num_ended[REASONS.get(status, finished)] += 1
         if status == "finished":
             self._finished(row, now)
+        return row
 
     def _finished(self, row: Row, now: float) -> None:
         self.request.add(now - row.arrived)

@@ -25,6 +25,7 @@ from ridgeline.server.exposition import CONTENT_TYPE, View, render
 from ridgeline.server.history import History
 from ridgeline.server.served import Served
 from ridgeline.server.snapshot import about, verdict_json
+from ridgeline.server.tracing import from_environment
 from ridgeline.server.verdict import Verdict, judge
 from ridgeline.server.window import Sample, Totalled, Window, window_of
 
@@ -44,6 +45,7 @@ class Meters:
         self._counts, self._history, self._totalled = Counts(), History(), Totalled()
         self._samples: deque[Sample] = deque(maxlen=WINDOW_SAMPLES)
         self._num_restarts = 0
+        self.on_end = from_environment(served.model)  # told of each request when it has ended
 
     def arrived(self, request_id: str, route: str, tenant: str) -> None:
         """A request was accepted at the door; `tenant` is a name for its key, never the key."""
@@ -63,7 +65,10 @@ class Meters:
     def ended(self, request_id: str, status: Status, reason: str) -> None:
         """It has ended; one that is not known is ignored, so that ending twice does no harm."""
         with self._lock:
-            self._counts.ended(request_id, status, reason, self._clock())
+            now = self._clock()
+            row = self._counts.ended(request_id, status, reason, now)
+        if row is not None and self.on_end is not None:
+            self.on_end(row, now)
 
     def refused(self, route: str, status: int) -> None:
         """Turned away before it arrived: an HTTP status of 400 and above."""

@@ -5,7 +5,7 @@ import re
 from functools import cache
 from typing import Any
 
-import jsonschema
+import jsonschema_rs
 import pytest
 import schemathesis
 from api_outputs import MODEL, limits_of
@@ -37,7 +37,9 @@ def document() -> dict[str, Any]:
 def validator(route: Route) -> Any:
     operation = document()["paths"][PATHS[route]]["post"]
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
-    return jsonschema.Draft202012Validator({**schema, "components": document()["components"]})
+    whole = {**schema, "components": document()["components"]}
+    assert jsonschema_rs.meta.is_valid(whole)
+    return jsonschema_rs.Draft202012Validator(whole)
 
 
 def refusal_of(route: Route, value: Any) -> ApiError | None:
@@ -55,7 +57,6 @@ def test_each_route_is_described(route: Route) -> None:
     assert statuses == {"200", "400", "401", "404", "408", "413", "429", "503"}
     streams = "text/event-stream" in operation["responses"]["200"]["content"]
     assert streams == (route in ("chat", "completions", "responses"))
-    jsonschema.Draft202012Validator.check_schema(validator(route).schema)
     assert validator(route).is_valid({"model": MODEL, **ASKED[route]})
 
 
@@ -92,9 +93,7 @@ BEYOND: dict[Route, set[str]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("route", "name", "value", "param"), [case for case in WRONG if len(str(case[2])) < 100_000]
-)
+@pytest.mark.parametrize(("route", "name", "value", "param"), WRONG)
 def test_bounds_are_described(route: Route, name: str, value: Any, param: str) -> None:
     body = {"model": MODEL, **ASKED[route], name: value}
     is_described = not validator(route).is_valid(body)

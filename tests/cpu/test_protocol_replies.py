@@ -20,9 +20,12 @@ from api_outputs import (
 from openai.types import Completion as TextCompletion
 from openai.types import CompletionUsage, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from tiny_tokenizers import demo
+from tiny_tokenizers import byte_level_metadata, demo
 
-from ridgeline.engine import Completion, Delta, Output
+from ridgeline.data import Tokenizer
+from ridgeline.engine import Completion, Delta, Grammar, Output
+from ridgeline.engine.matching import Grammars, stuck_message
+from ridgeline.errors import GrammarError
 from ridgeline.server.protocol import ApiError, Prompt, answer_now, error_of, merged
 
 TEXT = 'Say "née" 日本\u2028 👩‍👧\n\tand \\ done'
@@ -32,6 +35,20 @@ TOOLS = [
 CALLS = 'So:\n<tool_call>\n{"name": "add", "arguments": {"a": "é"}}\n</tool_call>\n' + (
     '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
 )
+
+
+def _reason_for(grammar: Grammar) -> str:
+    """As the engine has it from where grammars are compiled."""
+    with pytest.raises(GrammarError) as caught:
+        Grammars(byte_level(), byte_level().vocab_size).compile(grammar).result()
+    return str(caught.value)
+
+
+def byte_level() -> Tokenizer:
+    return Tokenizer.from_gguf(byte_level_metadata("smollm"))
+
+
+BAD_GRAMMAR = _reason_for(Grammar.structural_tag({"type": "nothing"}))
 
 
 def chat_chunks(stream: bytes) -> list[ChatCompletionChunk]:
@@ -161,7 +178,7 @@ def test_logprobs_of_a_chat() -> None:
     assert [top.logprob for top in logprobs.content[0].top_logprobs] == [-0.25, -9999.0]
     chunks = streamed_chat([TEXT], logprobs=True, top_logprobs=2)
     assert gathered(chunks, 0)["logprobs"] == logprobs.content
-    assert whole_chat(["a"], logprobs=True).choices[0].logprobs.content[0].top_logprobs == []  # type: ignore[union-attr, index]
+    assert whole_chat(["a"], logprobs=True).choices[0].logprobs.content[0].top_logprobs == []
 
 
 def test_calls_of_a_chat() -> None:
@@ -170,7 +187,7 @@ def test_calls_of_a_chat() -> None:
     assert message.tool_calls is not None
     assert message.content == "So:"
     assert made.choices[0].finish_reason == "tool_calls"
-    calls = [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls]  # type: ignore[union-attr]
+    calls = [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls]
     assert calls == [("call_r1-0-0", "add", '{"a": "é"}'), ("call_r1-0-1", "add", "{}")]
     assert made.choices[1].message.tool_calls is None
     assert made.choices[1].finish_reason == "stop"
@@ -366,6 +383,8 @@ def test_tokenize_and_back() -> None:
             "the json_schema cannot be followed: no text matches it",
             (400, "invalid_grammar"),
         ),
+        ("failed", stuck_message(3), (400, "invalid_grammar")),
+        ("failed", BAD_GRAMMAR, (400, "invalid_grammar")),
         ("failed", "the model's logits are not numbers (NaN)", (503, "engine_failed")),
         ("failed", "the engine died each time this request was running", (503, "engine_failed")),
         ("cancelled", "its deadline of 5.0 passed", (408, "deadline_exceeded")),
@@ -388,6 +407,10 @@ def test_prompts_that_do_not_fit() -> None:
     with pytest.raises(ApiError, match="maximum context length") as caught:
         rendered(asked_for("completions", prompt="word " * 3000))
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+    with pytest.raises(ApiError, match="maximum context length") as caught:
+        rendered(asked_for("responses", input="word " * 100_000))
+    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
+    assert "characters" in caught.value.message  # it was not split into tokens
     with pytest.raises(ApiError, match="no tokens"):
         rendered(asked_for("embeddings", input=["a", ""]))
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tiny_tokenizers import demo
 
 from ridgeline.engine import Grammar
-from ridgeline.server.protocol import ROUTES, ApiError, Asked, Route, error_body, parse
+from ridgeline.server.protocol import ROUTES, ApiError, Asked, Route, error_body, parse, render
 from ridgeline.server.protocol.parsing import REQUESTS
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -178,6 +179,11 @@ def test_what_is_not_supported_is_refused_by_name(route: Route, name: str, value
     error = refused(route, **{name: value})
     assert (error.status, error.param, error.code) == (400, name, "unsupported_parameter")
     assert name in error.message
+
+
+def test_an_error_says_what_to_use_instead() -> None:
+    assert "use tools" in refused("chat", functions=[]).message
+    assert "send the whole conversation" in refused("responses", conversation="c").message
 
 
 def test_a_misspelt_field_is_told_what_it_may_be() -> None:
@@ -357,7 +363,7 @@ def test_many_wrong_values_are_one_error(value: Any) -> None:
     started = time.process_time()
     assert refused_body(body, "completions").status == 400
     assert refused_body(body, "chat").status == 400
-    assert time.process_time() - started < 0.5
+    assert time.process_time() - started < 1.5
 
 
 def test_brackets_in_texts_are_no_lists() -> None:
@@ -438,4 +444,9 @@ def test_arbitrary_bodies_raise_nothing_else(route: Route, body: Any) -> None:
     changes=st.dictionaries(st.sampled_from(NAMES), VALUES, min_size=1, max_size=3),
 )
 def test_arbitrary_fields_raise_nothing_else(route: Route, changes: dict[str, Any]) -> None:
-    only_api_errors(route, json.dumps({"model": MODEL, **ASKED[route], **changes}).encode())
+    body = json.dumps({"model": MODEL, **ASKED[route], **changes}).encode()
+    asked = only_api_errors(route, body)
+    if asked is not None:
+        with suppress(ApiError):
+            prompts = render(asked, demo(), limits_of(demo()))
+            assert bool(prompts) == (route not in ("tokenize", "detokenize"))

@@ -96,9 +96,9 @@ def test_calls_are_items(before: str) -> None:
     kinds = [item.type for item in made.output]
     assert kinds == (["message"] if before else []) + ["function_call"] * 2
     calls = made.output[-2:]
-    assert [call.arguments for call in calls] == ['{"a": 1}'] * 2  # type: ignore[union-attr]
-    assert len({call.call_id for call in calls}) == 2  # type: ignore[union-attr]
-    assert all(item.status == "completed" for item in made.output)  # type: ignore[union-attr]
+    assert [call.arguments for call in calls] == ['{"a": 1}'] * 2
+    assert len({call.call_id for call in calls}) == 2
+    assert all(item.status == "completed" for item in made.output)
     events = events_of(text, tools=[TOOL])
     message = MESSAGE if before else []
     assert kinds_of(events) == [*CREATED, *message, *FUNCTION, *FUNCTION, "response.completed"]
@@ -117,7 +117,7 @@ def test_what_was_cut_is_incomplete() -> None:
         assert made.status == "incomplete"
         assert made.incomplete_details is not None
         assert made.incomplete_details.reason == "max_output_tokens"
-        assert made.output[0].status == "incomplete"  # type: ignore[union-attr]
+        assert made.output[0].status == "incomplete"
         events = events_of(text, "length", tools=[TOOL])
         assert events[-1].type == "response.incomplete"
         assert same(events[-1].response, made)
@@ -131,7 +131,7 @@ def test_nothing_is_an_empty_message() -> None:
 
 def test_logprobs() -> None:
     made = whole("a b née", top_logprobs=1)
-    (content,) = made.output[0].content  # type: ignore[union-attr]
+    (content,) = made.output[0].content
     assert made.usage is not None
     assert len(content.logprobs) == made.usage.output_tokens
     assert content.logprobs[0].top_logprobs[0].logprob == -0.25
@@ -142,7 +142,7 @@ def test_logprobs() -> None:
     ]
     assert shown == [entry.token for entry in content.logprobs[:-1]]
     plain = whole("a b", include=["message.output_text.logprobs"])
-    assert plain.output[0].content[0].logprobs[0].top_logprobs == []  # type: ignore[union-attr]
+    assert plain.output[0].content[0].logprobs[0].top_logprobs == []
 
 
 def test_a_failed_stream_ends_with_a_failed_response() -> None:
@@ -178,6 +178,6 @@ def test_the_response_says_what_was_asked() -> None:
     assert made.text.format is not None
     assert made.text.format.model_dump(by_alias=True, exclude_none=True) == schema
     assert made.tool_choice == "required"
-    assert made.tools[0].name == "add"  # type: ignore[union-attr]
+    assert made.tools[0].name == "add"
     named = whole(CALL, tools=[TOOL], tool_choice={"type": "function", "name": "add"})
-    assert named.tool_choice.name == "add"  # type: ignore[union-attr]
+    assert named.tool_choice.name == "add"

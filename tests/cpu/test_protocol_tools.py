@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tiny_tokenizers import byte_level_metadata, demo
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine import Completion
+from ridgeline.engine import Completion, Grammar
 from ridgeline.engine.matching import Grammars, Matcher
-from ridgeline.errors import GrammarError
+from ridgeline.errors import GrammarError, UsageError
 from ridgeline.server.protocol import ApiError, Prompt
 from ridgeline.server.protocol.asked import Calls, ToolFormat
 from ridgeline.server.protocol.call_parser import CallEnd, CallParser, CallPart, CallStart, Text
@@ -123,6 +123,7 @@ HERMES_CASES: list[tuple[str, Found]] = [
     # What is no call stays as it is.
     ('<tool_call>{"name": "rm", "arguments": {}}</tool_call>',
      ('<tool_call>{"name": "rm", "arguments": {}}</tool_call>', [])),
+    ("So: \n<tool_call>add</tool_call>", ("So: \n<tool_call>add</tool_call>", [])),
     ("<tool_call>add(1)</tool_call>", ("<tool_call>add(1)</tool_call>", [])),
     ('<tool_call>{"arguments": {}}</tool_call>', ('<tool_call>{"arguments": {}}</tool_call>', [])),
     ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
@@ -159,7 +160,7 @@ def test_calls_are_found_letter_by_letter(format: ToolFormat, text: str, expecte
     assert found_in(list(text), format) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     parts=st.lists(
         st.sampled_from([case[1] for case in CASES]) | st.text('<tol_ca>{}"n: \n;', max_size=12),
@@ -405,6 +406,13 @@ def test_an_answer_of_a_form_or_a_call() -> None:
     assert accepts(prompt, "no")
     assert accepts(prompt, f"{RIGHT}\n{RIGHT}")
     assert not accepts(prompt, "maybe")
+
+
+def test_a_structural_tag_is_an_object() -> None:
+    with pytest.raises(UsageError, match="expected a JSON object"):
+        Grammar("structural_tag", "[]")
+    with pytest.raises(UsageError, match="not JSON"):
+        Grammar("structural_tag", "{")
 
 
 def test_several_calls_only_where_they_are_allowed() -> None:

@@ -14,6 +14,7 @@ from live_server import LiveServer, live_server, until
 from pydantic import BaseModel
 
 MESSAGES: Any = [{"role": "user", "content": "hello there"}]
+SURE: Any = {"max_tokens": 200, "temperature": 0}  # this model, asked so, comes to an end
 WEATHER: Any = {
     "type": "function",
     "function": {
@@ -104,7 +105,7 @@ def test_many_at_once(server: LiveServer, client: openai.OpenAI) -> None:
 
 
 def test_tools(client: openai.OpenAI) -> None:
-    asked: Any = {"model": "tiny", "messages": MESSAGES, "tools": [WEATHER], "max_tokens": 200}
+    asked: Any = {"model": "tiny", "messages": MESSAGES, "tools": [WEATHER], **SURE}
     whole = client.chat.completions.create(**asked, tool_choice="required")
     (choice,) = whole.choices
     assert choice.finish_reason == "tool_calls"
@@ -123,11 +124,11 @@ def test_tools(client: openai.OpenAI) -> None:
 
 def test_structured_output(client: openai.OpenAI) -> None:
     parsed = client.chat.completions.parse(
-        model="tiny", messages=MESSAGES, response_format=Verdict, max_tokens=100
+        model="tiny", messages=MESSAGES, response_format=Verdict, **SURE
     )
     assert isinstance(parsed.choices[0].message.parsed, Verdict)
     answer = client.responses.parse(
-        model="tiny", input="hello", text_format=Verdict, max_output_tokens=100
+        model="tiny", input="hello", text_format=Verdict, max_output_tokens=200, temperature=0
     )
     assert isinstance(answer.output_parsed, Verdict)
 
@@ -179,7 +180,8 @@ def test_langchain(server: LiveServer) -> None:
         model="tiny",
         base_url=f"{server.url}/v1",
         api_key="key-for-clients",  # type: ignore[arg-type]
-        max_completion_tokens=100,
+        temperature=0,
+        max_completion_tokens=200,
     )
     assert isinstance(judge.with_structured_output(Verdict).invoke("hello"), Verdict)
     calls = judge.bind_tools([WEATHER], tool_choice="weather").invoke("hello").tool_calls

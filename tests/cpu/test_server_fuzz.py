@@ -15,7 +15,7 @@ from schemathesis import checks
 
 from ridgeline.server.routes import document
 
-MAX_EXAMPLES = 8  # of each of the operations
+MAX_EXAMPLES = 20  # of each of the operations
 
 schema = schemathesis.openapi.from_dict(document(has_key=False))
 checks.load_all_checks()
@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     deadline=None,
     derandomize=True,
     database=None,
-    phases=[Phase.explicit, Phase.generate],
+    phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
 def test_everything_is_answered(case: Any, server: LiveServer) -> None:
@@ -47,4 +47,5 @@ def test_everything_is_answered(case: Any, server: LiveServer) -> None:
         case.body["model"] = "tiny"  # or nothing behind the name would be looked at
     answer = case.call(base_url=server.url)
     assert answer.status_code < 500 or answer.status_code == 503, answer.text
-    case.validate_response(answer, checks=CHECKS)
+    is_stream = answer.headers["content-type"][0].startswith("text/event-stream")
+    case.validate_response(answer, checks=CHECKS[1:] if is_stream else CHECKS)

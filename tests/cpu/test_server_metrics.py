@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from server_feed import MAX_BATCH, NUM_PAGES, Feed, machine, served, stats, tota
 
 from ridgeline.engine.loop import EngineProgress
 from ridgeline.engine.work import StepTotals, Work
+from ridgeline.errors import UsageError
 from ridgeline.models.cost import Chunk, step_cost
 from ridgeline.profiling import step_limit
 from ridgeline.recipe import KV
@@ -20,6 +22,7 @@ from ridgeline.server.counts import ROUTES
 from ridgeline.server.dashboard import PANELS, dashboard
 from ridgeline.server.metrics import Meters
 from ridgeline.server.served import Served
+from ridgeline.server.tracing import from_environment, spans
 from ridgeline.server.verdict import Verdict, judge
 from ridgeline.server.window import Sample, Totalled, Window, window_of
 
@@ -365,6 +368,43 @@ def test_a_long_day_takes_no_more_memory() -> None:
     assert len(snapshot["points"]) == 600
     assert len(snapshot["requests"]["ended"]) == 20
     assert snapshot["verdict"]["kind"] == "memory"
+
+
+def test_spans_of_requests(meters: Meters, clock: Clock) -> None:
+    trace = pytest.importorskip("opentelemetry.sdk.trace")
+    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    export = pytest.importorskip("opentelemetry.sdk.trace.export")
+    kept, provider = memory.InMemorySpanExporter(), trace.TracerProvider()
+    provider.add_span_processor(export.SimpleSpanProcessor(kept))
+    meters.on_end = spans(provider.get_tracer("test"), "demo")
+    one_request(meters, clock)
+    meters.arrived("b", "/v1/completions", "key-1")
+    meters.ended("b", "failed", "it broke")
+    good, bad = kept.get_finished_spans()
+    assert (good.end_time - good.start_time) / 1e9 == pytest.approx(0.7, abs=0.01)
+    assert good.attributes["gen_ai.usage.output_tokens"] == 5
+    assert good.attributes["gen_ai.response.finish_reasons"] == ("length",)
+    (first,) = good.events
+    assert (first.timestamp - good.start_time) / 1e9 == pytest.approx(0.5, abs=0.01)
+    assert good.status.is_ok
+    assert bad.status.description == "it broke"
+
+
+def test_each_end_is_told_once(meters: Meters, clock: Clock) -> None:
+    told: list[str] = []
+    meters.on_end = lambda row, now: told.append(f"{row.request_id} {row.state} {row.reason}")
+    one_request(meters, clock)
+    meters.ended("a", "failed", "again")
+    meters.ended("nobody", "finished", "stop")
+    assert told == ["a finished length"]
+
+
+def test_spans_that_cannot_be_sent_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert from_environment("demo") is None
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(UsageError, match=r"OTEL_EXPORTER_OTLP_ENDPOINT is set.*ridgeline\[otel\]"):
+        from_environment("demo")
 
 
 def test_the_dashboard_asks_for_what_there_is(meters: Meters, clock: Clock) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live_server import live_server
 from page_server import FLAGS, PageServer, find_browser
 from server_feed import Feed
 from starlette.applications import Starlette
@@ -110,6 +111,7 @@ def test_text_stands_out(which: int) -> None:
 # In a browser.
 
 Open = Callable[..., Any]
+WIDE = {"width": 1440, "height": 1000}
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +161,13 @@ def show(browser: Any, server: PageServer) -> Iterator[Open]:
 def ready(page: Any) -> Any:
     page.wait_for_selector("#figures dd")
     return page
+
+
+def picture(page: Any, name: str) -> None:
+    """Kept where RIDGELINE_PICTURES names a folder, for people to look at; drawn in any case."""
+    folder = os.environ.get("RIDGELINE_PICTURES")
+    path = {"path": Path(folder) / f"page-{name}.png"} if folder else {}
+    assert len(page.screenshot(**path)) > 20_000  # an empty page has a few
 
 
 def test_what_is_seen(show: Open) -> None:
@@ -218,12 +227,16 @@ def test_a_chat_can_be_stopped(show: Open, server: PageServer) -> None:
     assert server.num_dropped == 2
 
 
-def test_a_refusal_is_shown(show: Open) -> None:
+def test_a_refusal_is_shown(show: Open, server: PageServer) -> None:
     page = ready(show())
     page.fill("#chat-input", "break off")
     page.press("#chat-input", "Enter")
     page.wait_for_selector(".message.failed")
     assert "the engine was closed" in page.inner_text(".message.failed .note")
+    page.fill("#chat-input", "Again")
+    page.press("#chat-input", "Enter")
+    page.wait_for_selector("#chat-log > .message:nth-child(4):not(.busy)")
+    assert [message["content"] for message in server.asked[1]["messages"]] == ["Again"]
 
 
 def test_requests_are_cancelled(show: Open, server: PageServer) -> None:
@@ -260,10 +273,12 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Any) -> None:
 
 def test_light_and_dark(show: Open) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
-    dark = ready(show(color_scheme="dark"))
-    light = ready(show(color_scheme="light"))
+    dark = ready(show(color_scheme="dark", viewport=WIDE))
+    light = ready(show(color_scheme="light", viewport=WIDE))
     assert dark.evaluate(ground) == "rgb(19, 21, 25)"
     assert light.evaluate(ground) == "rgb(251, 250, 247)"
+    picture(dark, "dark")
+    picture(light, "light")
     light.click("#theme")
     light.click("#theme")
     assert light.inner_text("#theme") == "Theme: dark"
@@ -278,6 +293,7 @@ def test_narrow_screens(show: Open, width: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert page.locator("#chat-send").is_visible()
     assert page.locator("td.act button").first.is_visible()
+    picture(page, f"{width}")
 
 
 def test_the_keyboard_reaches_everything(show: Open) -> None:
@@ -309,14 +325,26 @@ def test_a_server_that_is_gone_is_told(browser: Any) -> None:
     page.close()
 
 
-def test_pictures(show: Open) -> None:
-    """Kept where RIDGELINE_PICTURES names a folder, for people to look at; drawn in any case."""
-    folder = os.environ.get("RIDGELINE_PICTURES")
-    for name, size, scheme in (
-        ("light", (1440, 1000), "light"),
-        ("dark", (1440, 1000), "dark"),
-        ("phone", (390, 844), "light"),
-    ):
-        page = ready(show(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme))
-        path = {"path": Path(folder) / f"page-{name}.png"} if folder else {}
-        assert len(page.screenshot(**path)) > 20_000  # an empty page has a few
+def test_with_the_real_server(browser: Any, tmp_path: Path) -> None:
+    """Its routes and its engine, with a key that the browser gives as a password."""
+    with live_server(tmp_path, api_key=("page-key-1",)) as real:
+        context = browser.new_context(http_credentials={"username": "me", "password": "page-key-1"})
+        page = context.new_page()
+        page.goto(real.url)
+        ready(page)
+        page.click("summary")
+        page.fill("#chat-tokens", "9")
+        page.fill("#chat-input", "hello")
+        page.press("#chat-input", "Enter")
+        page.wait_for_selector(".message.assistant:not(.busy)")
+        assert page.locator(".message.failed").count() == 0
+        assert "9 tokens" in page.inner_text(".message.assistant .note")
+        page.wait_for_selector("#requests-rows .state.finished")
+        assert "/v1/chat/completions · key-" in page.inner_text("#requests-rows td.route")
+        context.close()
+        told = real.get("/metrics", headers={"authorization": "Bearer page-key-1"}).text
+    assert told.startswith("# Verdict: ")
+    assert 'vllm:generation_tokens_total{engine="0",model_name="tiny"} 9.0' in told
+    steps = re.search(r'ridgeline:steps_total{.*phase="decode"} ([0-9.]+)', told)
+    assert steps is not None
+    assert float(steps[1]) >= 8

@@ -16,7 +16,7 @@ from ridgeline.engine.loop import EngineProgress, Loop
 from ridgeline.engine.state import Stats
 from ridgeline.engine.step_plan import StepPlan
 from ridgeline.engine.step_watch import StepWatch
-from ridgeline.engine.work import StepMeter, StepTotals, Work
+from ridgeline.engine.work import NEWS_S, StepMeter, StepTotals, Work
 from ridgeline.recipe import KV, Limits, Recipe
 
 RECIPE = Recipe(
@@ -110,6 +110,16 @@ def test_waiting_ends_with_the_first_step_only() -> None:
     assert work.waited_s == pytest.approx(3.0, abs=0.2)
 
 
+def test_news_are_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter, now = StepMeter(torch.device("cpu")), 50.0
+    monkeypatch.setattr("ridgeline.engine.work.time.monotonic", lambda: now)
+    assert meter.news(at_once=False) is not None
+    assert meter.news(at_once=False) is None
+    assert meter.news(at_once=True) is not None
+    now += NEWS_S + 0.001
+    assert meter.news(at_once=False) is not None
+
+
 def test_totals_travel_in_the_heartbeat() -> None:
     heartbeat = Heartbeat(get_context("spawn"))
     counts = tuple(float(index) for index in range(len(Work().wait_counts)))
@@ -117,6 +127,7 @@ def test_totals_travel_in_the_heartbeat() -> None:
     work = Work(*totals, 0.25, 1.5, 2.5, counts, counts[::-1])
     stats = Stats(*range(len(Stats._fields)))
     heartbeat.note(EngineProgress(3, 0.5, 0.0), stats, work)
+    heartbeat.note(EngineProgress(4, 0.5, 0.0), stats)
     assert heartbeat.progress.work == work
     assert heartbeat.stats == stats
     assert heartbeat.in_steps() == set()

@@ -37,7 +37,8 @@ get("chat-new").addEventListener("click", () => {
 async function answer(text) {
   input.value = "";
   show("user", text);
-  messages.push({ role: "user", content: text });
+  const mine = { role: "user", content: text };
+  messages.push(mine);
   const { block, said, note } = show("assistant busy", "");
   const current = running = new AbortController();
   send.textContent = "Stop";
@@ -51,7 +52,10 @@ async function answer(text) {
     note.textContent = isStop ? summary(so, "stopped") : error.message;
   }
   block.classList.remove("busy");
-  if (so.text && messages.at(-1)?.content === text) messages.push({ role: "assistant", content: so.text });
+  if (messages.at(-1) === mine) { // unless a new chat was begun
+    if (so.text) messages.push({ role: "assistant", content: so.text });
+    else messages.pop(); // templates want an answer to each question
+  }
   if (running === current) { running = null; send.textContent = "Send"; }
   follow();
 }

@@ -34,6 +34,7 @@ const charts = [
 const roofline = new Roofline(get("roofline"));
 let points = [];
 let uptime = -1;
+let timer = 0;
 
 async function poll() {
   try {
@@ -45,8 +46,16 @@ async function poll() {
   } catch {
     get("link").textContent = "No answer from the server; trying again";
   }
-  setTimeout(poll, document.hidden ? 10000 : 1000);
+  timer = setTimeout(poll, document.hidden ? 10000 : 1000);
 }
+
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden && timer) {
+    clearTimeout(timer);
+    timer = 0; // until this one is answered
+    poll();
+  }
+});
 
 function show(now) {
   if (now.uptime_s < uptime) points = []; // another server: its clock began again

@@ -123,8 +123,9 @@ class CallParser:
             self._is_after = False
         before, tag, behind = self._held.partition(OPEN_TAG)
         if tag:
-            _add_text(events, before.rstrip(SPACE))
-            self._begin(tag, behind)
+            content = before.rstrip(SPACE)
+            _add_text(events, content)
+            self._begin(before[len(content) :] + tag, behind)
             return True
         keep = _end_to_keep(self._held, OPEN_TAG)
         _add_text(events, self._held[: len(self._held) - keep])

@@ -23,9 +23,9 @@ class CallScanner:
     def __init__(self, names: frozenset[str]) -> None:
         self.phase: Phase = "open"
         self.name: str | None = None  # known once arguments go out
-        self.raw = ""  # all that was read, until arguments go out
         self.rest = ""  # what came behind the call, or with what made it none
         self._names = names
+        self._raw: list[str] = []  # all that was read, until arguments go out
         self._found_name: str | None = None
         self._key = ""
         self._piece: list[str] = []  # of the key or value that is being read
@@ -38,12 +38,17 @@ class CallScanner:
     def is_over(self) -> bool:
         return self.phase in ("done", "failed")
 
+    @property
+    def raw(self) -> str:
+        """What it has read, of something that is no call."""
+        return "".join(self._raw)
+
     def push(self, text: str) -> str:
         """Take text; the part of the arguments that may go out."""
         out = []
         for index, char in enumerate(text):
             if self.name is None:
-                self.raw += char
+                self._raw.append(char)
             out.append(self._take(char))
             if self.is_over:
                 self.rest = text[index + 1 :]
@@ -108,7 +113,7 @@ class CallScanner:
         if is_first and char == "{" and self._key in ARGUMENT_KEYS and self.name is None:
             self._is_streaming = self._found_name is not None
             if self._is_streaming:
-                self.name, self.raw = self._found_name, ""
+                self.name = self._found_name
         is_ended = not self._depth and not self._in_string and char in '}]"'
         out = char if self._is_streaming else ""
         return out + self._end_value() if is_ended else out
@@ -137,7 +142,7 @@ class CallScanner:
         if self._found_name is None:
             self._fail()
             return ""
-        self.phase, self.name, self.raw = "done", self._found_name, ""
+        self.phase, self.name = "done", self._found_name
         return self._arguments or "{}"
 
     def _fail(self) -> None:

@@ -5,44 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ridgeline.data import Tokenizer
 from ridgeline.engine import Completion, Delta, Output
-from ridgeline.server.protocol.asked import Asked, Prompt
 from ridgeline.server.protocol.call_parser import CallParser, CallPart, CallStart, Event, Text
 from ridgeline.server.protocol.logprobs import TokenTexts
-from ridgeline.server.protocol.reply import Reply, check_ended_well, usage_of
-from ridgeline.server.protocol.sse import DONE, compact, data, quoted
+from ridgeline.server.protocol.reply import ChunkReply, check_ended_well, usage_of
+from ridgeline.server.protocol.sse import compact, data, quoted
 
 
-class ChatReply(Reply):
+class ChatReply(ChunkReply):
     prefix = "chatcmpl-"
+    chunk_object = "chat.completion.chunk"
 
-    def __init__(
-        self,
-        asked: Asked,
-        prompts: Sequence[Prompt],
-        tokenizer: Tokenizer,
-        request_id: str,
-        created: float | None = None,
-    ) -> None:
-        super().__init__(asked, prompts, tokenizer, request_id, created)
-        (prompt,) = prompts
+    def prepare(self) -> None:
+        (prompt,) = self.prompts
         self._calls, num = prompt.calls, prompt.sampling.n
-        self._texts = TokenTexts(tokenizer)
+        self._texts = TokenTexts(self.tokenizer)
         self._wants_logprobs = prompt.sampling.logprobs is not None
         self._is_plain = self._calls is None and not self._wants_logprobs
         self._parsers = [CallParser(self._calls) for _ in range(num)]
-        self._ended = [False] * num
-        common = f'"created":{self.created},"model":{quoted(asked.model)}'
-        self._head = (
-            f'{{"id":{quoted(self.id)},"object":"chat.completion.chunk",{common},"choices":['
-        )
-        self._tail = '],"usage":null}' if asked.include_usage else "]}"
+        self.prepare_chunks(num)
         self._text_heads = [
-            f'data: {self._head}{{"index":{index},"delta":{{"content":'.encode()
+            f'data: {self.head}{{"index":{index},"delta":{{"content":'.encode()
             for index in range(num)
         ]
-        self._text_tail = f'}},"logprobs":null,"finish_reason":null}}{self._tail}\n\n'.encode()
+        self._text_tail = f'}},"logprobs":null,"finish_reason":null}}{self.tail}\n\n'.encode()
 
     def start(self) -> list[bytes]:
         return [
@@ -63,24 +49,15 @@ class ChatReply(Reply):
         events = [
             self._chunk(index, "", finish_reason=self._reason(index, made.finish_reason))
             for index, made in enumerate(output.completions)
-            if not self._ended[index]
+            if not self.ended[index]
         ]
-        if self.asked.include_usage:
-            events.append(data(f'{self._head}],"usage":{compact(usage_of(outputs))}}}'))
-        return [*events, DONE]
+        return [*events, *self.last_events(usage_of(outputs))]
 
     def whole(self, outputs: Sequence[Output]) -> bytes:
         check_ended_well(outputs)
         (output,) = outputs
-        answer = {
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.asked.model,
-            "choices": [self._choice(*each) for each in enumerate(output.completions)],
-            "usage": usage_of(outputs),
-        }
-        return compact(answer).encode()
+        choices = [self._choice(*each) for each in enumerate(output.completions)]
+        return self.whole_body("chat.completion", choices, usage_of(outputs))
 
     def _delta(self, delta: Delta) -> bytes:
         index, parser = delta.sample, self._parsers[delta.sample]
@@ -98,7 +75,7 @@ class ChatReply(Reply):
             chunks.append(self._chunk(index, field, logprobs))
             logprobs = "null"
         if delta.finish_reason is not None:
-            self._ended[index] = True
+            self.ended[index] = True
             reason = self._reason(index, delta.finish_reason)
             chunks.append(self._chunk(index, "", finish_reason=reason))
         return b"".join(chunks)
@@ -125,7 +102,7 @@ class ChatReply(Reply):
     ) -> bytes:
         reason = "null" if finish_reason is None else f'"{finish_reason}"'
         choice = f'"index":{index},"delta":{{{field}}},"logprobs":{logprobs}'
-        return data(f'{self._head}{{{choice},"finish_reason":{reason}}}{self._tail}')
+        return data(f'{self.head}{{{choice},"finish_reason":{reason}}}{self.tail}')
 
     def _reason(self, index: int, reason: str | None) -> str:
         called = self._parsers[index].num_calls > 0

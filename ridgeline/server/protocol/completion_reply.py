@@ -5,26 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ridgeline.data import Tokenizer
 from ridgeline.engine import Completion, Delta, Output
-from ridgeline.server.protocol.asked import Asked, Prompt
+from ridgeline.server.protocol.asked import Prompt
 from ridgeline.server.protocol.logprobs import Columns, TokenTexts
-from ridgeline.server.protocol.reply import Reply, check_ended_well, usage_of
-from ridgeline.server.protocol.sse import DONE, compact, data, quoted
+from ridgeline.server.protocol.reply import ChunkReply, check_ended_well, usage_of
+from ridgeline.server.protocol.sse import compact, data, quoted
 
 
-class CompletionReply(Reply):
+class CompletionReply(ChunkReply):
     prefix = "cmpl-"
+    chunk_object = "text_completion"
 
-    def __init__(
-        self,
-        asked: Asked,
-        prompts: Sequence[Prompt],
-        tokenizer: Tokenizer,
-        request_id: str,
-        created: float | None = None,
-    ) -> None:
-        super().__init__(asked, prompts, tokenizer, request_id, created)
+    def prepare(self) -> None:
+        asked, prompts, tokenizer = self.asked, self.prompts, self.tokenizer
         sampling = prompts[0].sampling
         self._n, num = sampling.n, sampling.n * len(prompts)
         self._echoes = bool(asked.request.echo)
@@ -32,14 +25,11 @@ class CompletionReply(Reply):
         self._wants_logprobs = sampling.logprobs is not None
         self._texts = TokenTexts(tokenizer)
         self._columns: dict[int, Columns] = {}
-        self._ended = [False] * num
-        common = f'"created":{self.created},"model":{quoted(asked.model)}'
-        self._head = f'{{"id":{quoted(self.id)},"object":"text_completion",{common},"choices":['
-        self._tail = '],"usage":null}' if asked.include_usage else "]}"
+        self.prepare_chunks(num)
         self._text_heads = [
-            f'data: {self._head}{{"index":{index},"text":'.encode() for index in range(num)
+            f'data: {self.head}{{"index":{index},"text":'.encode() for index in range(num)
         ]
-        self._text_tail = f',"logprobs":null,"finish_reason":null}}{self._tail}\n\n'.encode()
+        self._text_tail = f',"logprobs":null,"finish_reason":null}}{self.tail}\n\n'.encode()
 
     def start(self) -> list[bytes]:
         if not self._echoes:
@@ -61,7 +51,7 @@ class CompletionReply(Reply):
             if not text:
                 return b""
             return self._text_heads[index] + quoted(text).encode() + self._text_tail
-        self._ended[index] = delta.finish_reason is not None
+        self.ended[index] = delta.finish_reason is not None
         reason = "length" if self._only_echoes else delta.finish_reason
         return self._chunk(index, text, logprobs, reason)
 
@@ -69,27 +59,18 @@ class CompletionReply(Reply):
         events = [
             self._chunk(index, "", finish_reason=made.finish_reason or "stop")
             for index, made in enumerate(made for output in outputs for made in output.completions)
-            if not self._ended[index]
+            if not self.ended[index]
         ]
-        if self.asked.include_usage:
-            events.append(data(f'{self._head}],"usage":{compact(self._usage(outputs))}}}'))
-        return [*events, DONE]
+        return [*events, *self.last_events(self._usage(outputs))]
 
     def whole(self, outputs: Sequence[Output]) -> bytes:
         check_ended_well(outputs)
-        answer = {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.asked.model,
-            "choices": [
-                self._choice(number, sample, output, made)
-                for number, output in enumerate(outputs)
-                for sample, made in enumerate(output.completions)
-            ],
-            "usage": self._usage(outputs),
-        }
-        return compact(answer).encode()
+        choices = [
+            self._choice(number, sample, output, made)
+            for number, output in enumerate(outputs)
+            for sample, made in enumerate(output.completions)
+        ]
+        return self.whole_body("text_completion", choices, self._usage(outputs))
 
     def _usage(self, outputs: Sequence[Output]) -> dict[str, Any]:
         return usage_of(outputs, 0 if self._only_echoes else None)
@@ -104,7 +85,7 @@ class CompletionReply(Reply):
     ) -> bytes:
         reason = "null" if finish_reason is None else f'"{finish_reason}"'
         choice = f'"index":{index},"text":{quoted(text)},"logprobs":{logprobs}'
-        return data(f'{self._head}{{{choice},"finish_reason":{reason}}}{self._tail}')
+        return data(f'{self.head}{{{choice},"finish_reason":{reason}}}{self.tail}')
 
     def _choice(self, number: int, sample: int, output: Output, made: Completion) -> dict[str, Any]:
         prompt = self.prompts[number]

@@ -60,34 +60,36 @@ def of_responses(request: ResponsesRequest, max_depth: int) -> Conversation:
 
 
 def chat_messages(messages: Sequence[Message], max_depth: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
     names: dict[str, str] = {}  # of functions, by the ids of their calls
-    for index, message in enumerate(messages):
-        plain: dict[str, Any] = {"role": _role(message.role), "content": _text(message.content)}
-        if message.name is not None:
-            plain["name"] = message.name
-        if isinstance(message, ToolMessage):
-            plain["tool_call_id"] = message.tool_call_id
-            plain.setdefault("name", names.get(message.tool_call_id, ""))
-        elif isinstance(message, AssistantMessage):
-            plain["content"] = plain["content"] or message.refusal or ""
-            calls = message.tool_calls or ()
-            names |= {call.id: call.function.name for call in calls}
-            place = f"messages[{index}].tool_calls"
-            found_calls = [
+    found = [
+        _plain(message, f"messages[{index}]", names, max_depth)
+        for index, message in enumerate(messages)
+    ]
+    return _one_system(found)
+
+
+def _plain(message: Message, place: str, names: dict[str, str], max_depth: int) -> dict[str, Any]:
+    plain: dict[str, Any] = {"role": _role(message.role), "content": _text(message.content)}
+    if message.name is not None:
+        plain["name"] = message.name
+    if isinstance(message, ToolMessage):
+        plain["tool_call_id"] = message.tool_call_id
+        plain.setdefault("name", names.get(message.tool_call_id, ""))
+    elif isinstance(message, AssistantMessage):
+        plain["content"] = plain["content"] or message.refusal or ""
+        if message.tool_calls:
+            plain["tool_calls"] = [
                 _call(
                     call.id,
                     call.function.name,
                     call.function.arguments,
-                    f"{place}[{number}].function.arguments",
+                    f"{place}.tool_calls[{number}].function.arguments",
                     max_depth,
                 )
-                for number, call in enumerate(calls)
+                for number, call in enumerate(message.tool_calls)
             ]
-            if found_calls:
-                plain["tool_calls"] = found_calls
-        found.append(plain)
-    return _one_system(found)
+            names |= {call.id: call.function.name for call in message.tool_calls}
+    return plain
 
 
 def _add_items(messages: list[dict[str, Any]], items: Sequence[Any], max_depth: int) -> None:

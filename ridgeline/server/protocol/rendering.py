@@ -26,17 +26,25 @@ from ridgeline.server.protocol.tools import (
     with_tools_in_text,
 )
 
+# No text has so long tokens on average: one that would need them is refused unread, because
+# splitting megabytes takes seconds.
+CHARACTERS_A_TOKEN = 64
+
 
 def render(asked: Asked, tokenizer: Tokenizer, limits: Limits) -> list[Prompt]:
     """The prompts of a request and how each is sampled: none for tokenize and detokenize."""
     if asked.sampling is None:
         return []
     if asked.conversation is not None:
-        prompts = [_conversation(asked.conversation, asked.sampling, tokenizer)]
         field = "input" if asked.route == "responses" else "messages"
+        text, calls = _chat_text(asked.conversation, tokenizer, field)
+        _check_characters(text, field, limits)
+        ids = tuple(_encoded(tokenizer, text, field, add_special_tokens=False))
+        sampling = _with_calls(asked.sampling, asked.conversation, calls)
+        prompts = [Prompt(ids, sampling, calls=calls)]
     else:
         field = "input" if asked.route == "embeddings" else "prompt"
-        prompts = _plain(asked, getattr(asked.request, field), tokenizer, field)
+        prompts = _plain(asked, getattr(asked.request, field), tokenizer, field, limits)
     for prompt in prompts:
         _check_length(prompt, field, limits)
     return prompts
@@ -59,23 +67,17 @@ def answer_now(asked: Asked, tokenizer: Tokenizer) -> bytes:
 def _tokenized(asked: Asked, tokenizer: Tokenizer) -> list[int]:
     request = asked.request
     if asked.conversation is None:
-        return _encoded(
-            tokenizer, request.prompt, "prompt", request.add_special_tokens is not False
-        )
-    text, _ = _chat_text(asked.conversation, tokenizer, request.add_generation_prompt is not False)
-    return _encoded(tokenizer, text, "messages", False)
+        adds = request.add_special_tokens is not False
+        return _encoded(tokenizer, request.prompt, "prompt", add_special_tokens=adds)
+    adds = request.add_generation_prompt is not False
+    text, _ = _chat_text(asked.conversation, tokenizer, "messages", adds)
+    return _encoded(tokenizer, text, "messages", add_special_tokens=False)
 
 
-def _conversation(conversation: Conversation, sampling: Sampling, tokenizer: Tokenizer) -> Prompt:
-    text, calls = _chat_text(conversation, tokenizer)
-    if calls is not None:
-        sampling = _with_calls(sampling, conversation, calls)
-    ids = tuple(_encoded(tokenizer, text, "messages", False))
-    return Prompt(ids, sampling, calls=calls)
-
-
-def _with_calls(sampling: Sampling, conversation: Conversation, calls: Calls) -> Sampling:
+def _with_calls(sampling: Sampling, conversation: Conversation, calls: Calls | None) -> Sampling:
     """The sampling with what makes calls come, keeps them to their schemas, or to one."""
+    if calls is None:
+        return sampling
     try:
         grammar = call_grammar(conversation, calls.format, sampling.grammar)
     except RidgelineError as error:
@@ -86,7 +88,7 @@ def _with_calls(sampling: Sampling, conversation: Conversation, calls: Calls) ->
 
 
 def _chat_text(
-    conversation: Conversation, tokenizer: Tokenizer, add_generation_prompt: bool = True
+    conversation: Conversation, tokenizer: Tokenizer, field: str, add_generation_prompt: bool = True
 ) -> tuple[str, Calls | None]:
     """The conversation as the model's template writes it, and how calls will look."""
     tools, messages = conversation.usable_tools, list(conversation.messages)
@@ -103,11 +105,13 @@ def _chat_text(
             **conversation.variables,
         )
     except RidgelineError as error:
-        raise refusal(error, "messages") from error
+        raise refusal(error, field) from error
     return text, calls
 
 
-def _plain(asked: Asked, given: Any, tokenizer: Tokenizer, field: str) -> list[Prompt]:
+def _plain(
+    asked: Asked, given: Any, tokenizer: Tokenizer, field: str, limits: Limits
+) -> list[Prompt]:
     """Texts or token ids, one or several."""
     assert asked.sampling is not None, "routes with prompts have a sampling"
     several: Sequence[Any] = (
@@ -119,7 +123,10 @@ def _plain(asked: Asked, given: Any, tokenizer: Tokenizer, field: str) -> list[P
     echo = asked.route == "completions" and asked.request.echo
     prompts = []
     for each in several:
-        ids = _encoded(tokenizer, each, field, True) if isinstance(each, str) else each
+        ids = each
+        if isinstance(each, str):
+            _check_characters(each, field, limits)
+            ids = _encoded(tokenizer, each, field, add_special_tokens=True)
         text = ""
         if echo:
             text = each if isinstance(each, str) else tokenizer.decode(ids)
@@ -127,11 +134,23 @@ def _plain(asked: Asked, given: Any, tokenizer: Tokenizer, field: str) -> list[P
     return prompts
 
 
-def _encoded(tokenizer: Tokenizer, text: str, field: str, add_special_tokens: bool) -> list[int]:
+def _encoded(tokenizer: Tokenizer, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
     try:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
     except RidgelineError as error:
         raise refusal(error, field) from error
+
+
+def _check_characters(text: str, field: str, limits: Limits) -> None:
+    most = limits.max_context * CHARACTERS_A_TOKEN
+    if len(text) > most:
+        raise ApiError(
+            400,
+            f"{field} has {len(text)} characters; give at most {most}: the maximum context length "
+            f"here is {limits.max_context} tokens",
+            param=field,
+            code=TOO_LONG,
+        )
 
 
 def _check_length(prompt: Prompt, field: str, limits: Limits) -> None:

@@ -20,7 +20,7 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine import Delta, Output
 from ridgeline.server.protocol.asked import Asked, Prompt
 from ridgeline.server.protocol.errors import ApiError, error_body, error_of
-from ridgeline.server.protocol.sse import DONE
+from ridgeline.server.protocol.sse import DONE, compact, data, quoted
 
 
 class Reply:
@@ -39,6 +39,10 @@ class Reply:
         self.asked, self.prompts, self.tokenizer = asked, prompts, tokenizer
         self.request_id, self.id = request_id, self.prefix + request_id
         self.created = int(time.time() if created is None else created)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make what this kind of reply needs beside."""
 
     def start(self) -> list[bytes]:
         """The events before the first token."""
@@ -59,6 +63,29 @@ class Reply:
     def whole(self, outputs: Sequence[Output]) -> bytes:
         """The JSON body. Raises ApiError where an output did not end well."""
         raise NotImplementedError
+
+
+class ChunkReply(Reply):
+    """One that is streamed as chunks with choices: their first and last parts never change."""
+
+    chunk_object = ""
+
+    def prepare_chunks(self, num: int) -> None:
+        """For so many choices."""
+        self.ended = [False] * num  # whether a choice's finish reason was told
+        common = f'"created":{self.created},"model":{quoted(self.asked.model)}'
+        about = f'"id":{quoted(self.id)},"object":"{self.chunk_object}",{common}'
+        self.head = f'{{{about},"choices":['
+        self.tail = '],"usage":null}' if self.asked.include_usage else "]}"
+
+    def last_events(self, usage: dict[str, Any]) -> list[bytes]:
+        if not self.asked.include_usage:
+            return [DONE]
+        return [data(f'{self.head}],"usage":{compact(usage)}}}'), DONE]
+
+    def whole_body(self, name: str, choices: list[Any], usage: dict[str, Any]) -> bytes:
+        about = {"id": self.id, "object": name, "created": self.created, "model": self.asked.model}
+        return compact({**about, "choices": choices, "usage": usage}).encode()
 
 
 def check_ended_well(outputs: Sequence[Output]) -> None:

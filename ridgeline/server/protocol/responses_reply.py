@@ -6,9 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ridgeline.data import Tokenizer
 from ridgeline.engine import Delta, Output
-from ridgeline.server.protocol.asked import Asked, Prompt
 from ridgeline.server.protocol.call_parser import CallParser
 from ridgeline.server.protocol.errors import SERVER_ERROR, ApiError
 from ridgeline.server.protocol.logprobs import TokenTexts
@@ -22,21 +20,13 @@ TEXT_DELTA = "response.output_text.delta"
 class ResponsesReply(Reply):
     prefix = "resp_"
 
-    def __init__(
-        self,
-        asked: Asked,
-        prompts: Sequence[Prompt],
-        tokenizer: Tokenizer,
-        request_id: str,
-        created: float | None = None,
-    ) -> None:
-        super().__init__(asked, prompts, tokenizer, request_id, created)
-        (prompt,) = prompts
-        self._calls, self._texts = prompt.calls, TokenTexts(tokenizer)
+    def prepare(self) -> None:
+        (prompt,) = self.prompts
+        self._calls, self._texts = prompt.calls, TokenTexts(self.tokenizer)
         self._wants_logprobs = prompt.sampling.logprobs is not None
         self._is_plain = self._calls is None and not self._wants_logprobs
         self._parser = CallParser(self._calls)
-        self._items = ResponseItems(request_id)
+        self._items = ResponseItems(self.request_id)
         self._reason: str | None = None  # the finish reason, once it is known
         self._number = 0  # of the next event
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from ridgeline.engine.request import MAX_LOGPROBS
-from ridgeline.server.protocol.chat_request import Variables
+from ridgeline.server.protocol.chat_request import RefusalPart, Variables
 from ridgeline.server.protocol.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -39,16 +39,7 @@ class OutputText(Body):
     parsed: Any = None
 
 
-class OutputRefusal(Body):
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
-
-
-Part = Annotated[InputText | OutputText | OutputRefusal, Field(discriminator="type")]
+Part = Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type")]
 Parts = Annotated[list[Part], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

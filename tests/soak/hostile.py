@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from soak.hostile_bodies import LARGEST, Hostile, draw_hostile
+from soak.hostile_bodies import LARGEST, Hostile, bad_grammar, draw_hostile
 from soak.raw_http import Reply, exchange, post
 from soak.server_process import ServerProcess, memory_flags
 
 NUM_CLIENTS = 24
+NUM_GRAMMARS = 500  # before memory is looked at; compiled ones are kept, up to a bound
 RESTARTS = "ridgeline:engine_restarts_total"
 WARM_SHARE = 0.3  # of the requests, after which memory must stay
 FLAGS = ("--device", "cpu", "--client-timeout", "3", "--max-context", "2048")
@@ -86,8 +87,8 @@ class Siege:
 
 
 async def warm_up(server: ServerProcess) -> None:
-    """Until it has been as large as it gets: every page of the cache used once, and the largest
-    requests that are answered, as many at a time as there are threads for them.
+    """Until it has been as large as it gets: every page of the cache used once, the grammars that
+    it keeps compiled, and the largest requests that are answered, many at a time.
     """
     words = "one two three four five six seven " * 250
     for number in range(200):
@@ -95,6 +96,9 @@ async def warm_up(server: ServerProcess) -> None:
         await exchange(server.port, post("/v1/completions", body), timeout_s=300.0)
         if server.metric('ridgeline:kv_pages{state="free"}') < 3 and number > 2:
             break
+    for number in range(NUM_GRAMMARS):
+        grammar = bad_grammar(random.Random(-number), server.model)
+        await exchange(server.port, grammar.parts)
     for path, value in LARGEST.items():
         data = post(path, {"model": server.model, **value})
         await asyncio.gather(*(exchange(server.port, data) for _ in range(NUM_CLIENTS)))

@@ -5,6 +5,7 @@
 #   make demo PYTHON=python3       under a Python that already has torch with CUDA or ROCm, as it is
 #   make smoke                     the minute before a commit
 #   make browser                   a Chromium for the tests of the server's page, where apt has one
+#   make soak                      ten minutes of many clients, and of hostile ones, on a server
 #   make gpu-test, make gpu-bench  on a machine with a GPU, under the Python that is active there
 
 BASE_PYTHON ?= python3
@@ -20,7 +21,7 @@ ifeq ($(origin PYTHON),undefined)
 endif
 RUN := PYTHONPATH=$(CURDIR) $(PYTHON)
 
-.PHONY: help env demo test smoke lint browser gpu-test gpu-bench clean
+.PHONY: help env demo test smoke lint browser soak gpu-test gpu-bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -63,6 +64,10 @@ lint: $(NEEDS)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+
+soak: $(NEEDS)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak.clients demo --seconds 300
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak.hostile demo --requests 10000
 
 gpu-test:
 	PYTHONPATH=$(CURDIR) $(ACTIVE) -m pytest tests/gpu

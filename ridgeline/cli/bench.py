@@ -8,18 +8,20 @@ from typing import Any
 
 from rich.console import Console
 
-from ridgeline.cli import bench_engine, bench_kernels
+from ridgeline.cli import bench_engine, bench_kernels, bench_serve
 from ridgeline.cli.terminal import Terminal
 
 PARTS: dict[str, tuple[ModuleType, str]] = {
     "kernels": (bench_kernels, "every kernel beside the machine's ceilings and torch's own ways"),
     "sequences": (bench_kernels, "kernels that belong together: a decode layer, norm and product"),
     "engine": (bench_engine, "a workload through the engine: throughput, latencies, the limit"),
+    "serve": (bench_serve, "load on any OpenAI endpoint: latencies, goodput, the highest rate"),
 }
 EXAMPLE = """\
 ridgeline bench kernels --op rms_norm --only residual --no-compile --save results
 ridgeline bench sequences --op decode_layer --save results
-ridgeline bench engine demo --workload cpu --peer transformers"""
+ridgeline bench engine demo --workload cpu --peer transformers
+ridgeline bench serve --url http://127.0.0.1:8000 --rate 4 --ttft-ms 500 --plot serve.png"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 | file | columns or keys |
 |---|---|
 | Azure's LLM traces, `.csv` | TIMESTAMP (a date), ContextTokens, GeneratedTokens |
+| BurstGPT's traces, `.csv` | Timestamp (s), Request tokens, Response tokens |
 | Mooncake's traces, `.jsonl` | timestamp (ms), input_length, output_length, hash_ids (of 512) |
 | prompts, `.jsonl` | prompt, or turns (the first is taken); category, where there is one |
 
@@ -31,6 +32,7 @@ Row = tuple[int, Mapping[str, Any]]  # line number, values
 MAX_LENGTH = 10_000_000  # tokens of a prompt or output; beyond it a column was misread
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BURST_GPT = ("Timestamp", "Request tokens", "Response tokens")
 MOONCAKE = ("timestamp", "input_length", "output_length", "hash_ids")
 MOONCAKE_BLOCK_TOKENS = 512
 
@@ -63,13 +65,16 @@ def _reader(
     """How rows with these columns are read."""
     if set(AZURE) <= row.keys():
         return _azure_request
+    if set(BURST_GPT) <= row.keys():
+        return _burst_gpt_request
     if {"timestamp", "input_length", "output_length"} <= row.keys():
         return _mooncake_request
     if {"prompt", "turns"} & row.keys():
         if tokenizer is None:
             raise UsageError(f"{path} holds text; give the tokenizer of the model that reads it")
         return lambda row: _prompt_request(row, tokenizer, num_output_tokens)
-    forms = f"{', '.join(AZURE)}; {', '.join(MOONCAKE)}; or prompt, or turns"
+    tables = "; ".join(", ".join(names) for names in (AZURE, BURST_GPT, MOONCAKE))
+    forms = f"{tables}; or prompt, or turns"
     raise UsageError(f"{path} has {', '.join(map(str, row))[:80]!r}; a workload has {forms}")
 
 
@@ -100,6 +105,17 @@ def _azure_request(row: Mapping[str, Any]) -> WorkloadRequest:
         _count(row, "GeneratedTokens"),
         (arrival - datetime(1970, 1, 1)).total_seconds(),
     )
+
+
+def _burst_gpt_request(row: Mapping[str, Any]) -> WorkloadRequest:
+    try:
+        arrival = float(row["Timestamp"])
+    except ValueError:
+        raise UsageError(f"Timestamp is {row['Timestamp']!r}; expected seconds") from None
+    if str(row["Response tokens"]) == "0":
+        without = "give the trace without failures, as its authors publish it too"
+        raise UsageError(f"Response tokens is 0, a request that failed; {without}")
+    return WorkloadRequest(_count(row, "Request tokens"), _count(row, "Response tokens"), arrival)
 
 
 def _mooncake_request(row: Mapping[str, Any]) -> WorkloadRequest:

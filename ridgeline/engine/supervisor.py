@@ -61,7 +61,8 @@ class Supervisor:
     def __init__(self, order: Order) -> None:
         self.num_restarts = 0
         self.patience_s = WAIT_S
-        self._order, self._worker = order, Worker(order)
+        self._order = order
+        self._worker = self._new_worker()
         self._numbers = count(1)
         self._held: dict[Hashable, Held] = {}  # in the order in which they came
         self._parts: dict[int, Part] = {}  # those in the process, by their numbers there
@@ -271,7 +272,10 @@ class Supervisor:
 
     def _begin_anew(self) -> None:
         self.num_restarts += 1
-        self._worker = Worker(self._order)
+        self._worker = self._new_worker()
+
+    def _new_worker(self) -> Worker:
+        return Worker(self._order)
 
     def _suspected(self, numbers: set[int]) -> list[Held]:
         """Who was in the lost steps; if none was out, who was in the process at all."""
@@ -298,7 +302,9 @@ class Supervisor:
 
 
 def _has_passed(tried: Held) -> bool:
-    return bool(tried.numbers) and tried.num_tokens >= TRIAL_TOKENS * len(tried.live.samples)
+    """Who has all its tokens stays for the news of its end."""
+    enough = TRIAL_TOKENS * len(tried.live.samples)
+    return bool(tried.numbers and tried.open_samples) and tried.num_tokens >= enough
 
 
 class SupervisedEngine(Engine):

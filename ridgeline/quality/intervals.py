@@ -13,7 +13,7 @@ With few units the interval is too narrow (percentile bootstrap); with one there
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -78,3 +78,27 @@ def mean_of(values: NDArray[np.float64], weights: NDArray[np.float64] | None = N
     parts = np.ones(len(values)) if weights is None else weights
     rows = np.stack([values, parts], axis=1).astype(np.float64)
     return estimate(rows, lambda sums: sums[..., 0] / sums[..., 1])
+
+
+def share_of_counts(num_right: float, num: float) -> Estimate:
+    """A share of many units that are alike, with Wilson's interval: a formula, for thousands."""
+    assert 0 <= num_right <= num > 0, (num_right, num)
+    share, square = num_right / num, QUANTILE**2
+    middle = (share + square / (2 * num)) / (1 + square / num)
+    spread = QUANTILE * (share * (1 - share) / num + square / (4 * num**2)) ** 0.5
+    reach = spread / (1 + square / num)
+    return Estimate(share, max(0.0, middle - reach), min(1.0, middle + reach))
+
+
+def independent_count(flags: Sequence[bool]) -> float:
+    """How many units that know nothing of each other say as much as these, which came one after the
+    other and resemble their neighbours (a queue that is long stays long): n (1 - r) / (1 + r) of n,
+    where r is their correlation with the next.
+    """
+    values = np.array(flags, dtype=np.float64)
+    centred = values - values.mean()
+    power = float(centred @ centred)
+    if power == 0.0:
+        return float(len(values))
+    correlation = min(max(float(centred[1:] @ centred[:-1]) / power, 0.0), 0.99)
+    return max(2.0, len(values) * (1 - correlation) / (1 + correlation))

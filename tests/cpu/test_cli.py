@@ -35,6 +35,7 @@ from ridgeline.models.checkpoint.source import hub_bar
 Capture = pytest.CaptureFixture[str]
 NAMES = sorted(VERBS)
 NEED_GPU = {"bench"}  # their documents are looked at where there is one
+LASTING = {"serve"}  # ends by a signal: see test_server_command.py
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,7 @@ def test_each_verb_has_help_with_an_example(verb: str, capsys: Capture) -> None:
 # --- JSON -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", sorted(set(NAMES) - NEED_GPU))
+@pytest.mark.parametrize("verb", sorted(set(NAMES) - NEED_GPU - LASTING))
 @pytest.mark.usefixtures("loud_measuring")
 @pytest.mark.filterwarnings("ignore:something is odd")
 def test_json_is_one_document_and_nothing_else(verb: str, folder: Path, capsys: Capture) -> None:

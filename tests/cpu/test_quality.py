@@ -20,7 +20,14 @@ from ridgeline.models import Transformer
 from ridgeline.quality import divergence as divergence_file
 from ridgeline.quality.divergence import divergence, kl_divergence
 from ridgeline.quality.gate import Bounds
-from ridgeline.quality.intervals import Estimate, estimate, mean_of, share_of
+from ridgeline.quality.intervals import (
+    Estimate,
+    estimate,
+    independent_count,
+    mean_of,
+    share_of,
+    share_of_counts,
+)
 from ridgeline.quality.layers import NO_ERROR_DB, layer_errors
 from ridgeline.quality.perplexity import increase, perplexity
 from ridgeline.quality.windows import Windows, check_window, cut
@@ -212,6 +219,21 @@ def test_a_share_of_all_or_nothing_is_not_certain() -> None:
     assert every == (1.0, pytest.approx(0.566, abs=1e-3), 1.0)
     some = np.array([1.0, 0.0, 1.0, 0.0])
     assert share_of(some) == mean_of(some)
+
+
+def test_a_share_of_counts_has_wilsons_interval() -> None:
+    assert share_of_counts(0, 20).low == 0.0
+    assert share_of_counts(20, 20)[:2] == (1.0, pytest.approx(20 / (20 + 1.96**2)))
+    found = share_of_counts(90, 100)
+    assert found == (0.9, pytest.approx(0.8256, abs=1e-4), pytest.approx(0.9448, abs=1e-4))
+
+
+def test_neighbours_that_are_alike_say_less() -> None:
+    draw = np.random.default_rng(0).random(4000)
+    assert independent_count(list(draw < 0.9)) == pytest.approx(4000, rel=0.1)
+    runs = np.repeat(draw[:400] < 0.9, 10)  # ten in a row are the same
+    assert independent_count(list(runs)) < 400
+    assert independent_count([True] * 50) == 50
 
 
 def test_one_unit_has_no_interval() -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from command_line import refused
 from live_server import chat, events_of, write_model
 from server_faults import FAULTS
 
+from ridgeline.cli import main, serve
 from ridgeline.errors import MissingPackageError, UsageError
 
 KEY = "the-key-of-the-file"
@@ -110,3 +112,17 @@ def test_what_cannot_start_is_one_line(
     monkeypatch.setitem(sys.modules, "ridgeline.server.serving", None)
     monkeypatch.delitem(sys.modules, "ridgeline.cli.serve", raising=False)
     refused(capsys, MissingPackageError, "ridgeline[serve]", "serve", "demo")
+
+
+def test_json_is_one_document_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an engine that is none, and serving that ends at once."""
+    write_model(tmp_path)
+    monkeypatch.setattr(serve, "SupervisedEngine", lambda *_, **__: SimpleNamespace(num_restarts=2))
+    served = SimpleNamespace(run=lambda on_ready: on_ready())
+    monkeypatch.setattr(serve, "Serving", lambda *_: served)
+    monkeypatch.setattr(serve, "start_logging", lambda: None)
+    assert main(["serve", str(tmp_path), "--port", "0", "--served-name", "mine", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["model"], document["restarts"]) == ("mine", 2)

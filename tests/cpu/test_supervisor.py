@@ -21,7 +21,7 @@ from tiny_tokenizers import byte_level_metadata
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Delta, Engine, Grammar, Output, Sampling, SupervisedEngine
 from ridgeline.engine.heartbeat import Heartbeat
-from ridgeline.engine.supervisor import MAX_BARREN
+from ridgeline.engine.supervisor import MAX_BARREN, TRIAL_TOKENS
 from ridgeline.engine.worker import Order, Refused, run_worker
 from ridgeline.errors import ContextLengthError, HardwareError, ModelNotFoundError, UsageError
 from ridgeline.quantization import load_model
@@ -142,6 +142,25 @@ def test_who_kills_the_process_is_found(
         (completion,) = outputs[index].completions
         assert completion.tokens == expected[index].tokens[: len(completion.tokens)]
     assert engine.num_restarts == 3  # the first time, and once for each of the two
+
+
+@pytest.mark.parametrize("left", range(2, 2 * TRIAL_TOKENS))
+def test_a_suspect_whose_trial_ends_with_its_last_token_ends(
+    supervised: Callable[[Deadly], SupervisedEngine], left: int
+) -> None:
+    """The process dies when there are so many tokens left to be made."""
+    engine = supervised(lambda process, positions, num_rows: process == 0 and max(positions) == 12)
+    (prompt,) = prompts_of([9])
+    sampling = replace(SETTINGS[0], max_tokens=3 + left)
+    expected = plain_engine().generate([prompt], sampling)
+    engine.add(prompt, sampling, request_id="r0")
+    events: list[object] = []
+    for _ in range(60):
+        events += engine.step()
+    (output,) = (event for event in events if isinstance(event, Output))
+    assert_same(output, expected[0])
+    assert not engine.has_work
+    assert engine.num_restarts == 1
 
 
 def test_a_device_that_is_gone_ends_everything(

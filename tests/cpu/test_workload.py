@@ -27,6 +27,11 @@ TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:50.9951690,396,109
 2023-11-16 18:17:00.0000000,91,16
 """
+BURST_GPT = """\
+Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45.5,GPT-4,1087,230,1317,API log
+"""
 MOONCAKE: list[dict[str, Any]] = [
     {"timestamp": 500, "input_length": 1300, "output_length": 5, "hash_ids": [0, 1, 2]},
     {"timestamp": 1500, "input_length": 1100, "output_length": 7, "hash_ids": [0, 1, 3]},
@@ -98,6 +103,14 @@ def test_an_unknown_name_lists_the_known_ones(source: str) -> None:
     with pytest.raises(UsageError, match="throughput, batch-1, prefill, cpu"):
         named_workload(source)
     assert load_workload("prefill") == MIXES["prefill"]()
+
+
+def test_a_burst_gpt_trace(tmp_path: Path) -> None:
+    (tmp_path / "burst.csv").write_text(BURST_GPT)
+    first, second = load_workload(tmp_path / "burst.csv").requests
+    assert (first.num_prompt_tokens, first.num_output_tokens, first.arrival_s) == (472, 18, 0.0)
+    assert (second.num_prompt_tokens, second.num_output_tokens) == (1087, 230)
+    assert second.arrival_s == 40.5
 
 
 def test_an_azure_trace(tmp_path: Path) -> None:
@@ -210,6 +223,8 @@ def test_rows_out_of_order_are_put_in_order(tmp_path: Path) -> None:
         ("a.csv", AZURE + "\n2023-11-16 18:18:00,1,0\n", "line 6: GeneratedTokens is '0'"),
         ("a.csv", "time,size\n1,2\n", "has 'time, size'; a workload has TIMESTAMP"),
         ("a.csv", AZURE.splitlines()[0], "has no rows"),
+        ("a.csv", BURST_GPT + "9,GPT-4,5,0,5,API log\n", "line 4: Response tokens is 0, a request"),
+        ("a.csv", BURST_GPT + "soon,GPT-4,5,1,6,API log\n", "line 4: Timestamp is 'soon'"),
         ("a.jsonl", "", "has no rows"),
         ("a.jsonl", '{"timestamp": 0', "line 1 is not JSON"),
         ("a.jsonl", "[1]\n", "line 1 is '[1]'; expected an object"),

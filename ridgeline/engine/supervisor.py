@@ -315,6 +315,8 @@ class SupervisedEngine(Engine):
     imports it.
     """
 
+    num_replicas = 1  # engines behind this one
+
     def __init__(
         self,
         model: str | Path,

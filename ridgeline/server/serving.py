@@ -87,7 +87,8 @@ class Serving:
         self.meters = Meters(served_by(engine, name))
         self.pump = Pump(engine, self.meters)
         limits = engine.recipe.limits.filled()
-        self.gate = Gate(limits.max_batch, config.max_waiting, config.max_per_key)
+        max_running = limits.max_batch * engine.num_replicas
+        self.gate = Gate(max_running, config.max_waiting, config.max_per_key)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
         answering = Answering(
             self.pump,

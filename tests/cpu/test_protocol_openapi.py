@@ -72,7 +72,7 @@ def test_what_is_refused_is_not_described(route: Route, name: str, value: Any) -
     assert not validator(route).is_valid({"model": MODEL, **ASKED[route], name: value})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     route=st.sampled_from(ROUTES),
     changes=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=2),

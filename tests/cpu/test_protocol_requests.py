@@ -438,7 +438,7 @@ def test_arbitrary_bodies_raise_nothing_else(route: Route, body: Any) -> None:
     only_api_errors(route, body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     route=st.sampled_from(ROUTES),
     changes=st.dictionaries(st.sampled_from(NAMES), VALUES, min_size=1, max_size=3),

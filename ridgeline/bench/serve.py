@@ -143,7 +143,8 @@ def summary(report: Report, wanted: Sequence[int], arrivals: Arrivals, bound: Bo
     met = [bound.is_met(answer) for answer in answers]
     prompts = [answer.num_prompt_tokens for answer in good if answer.num_prompt_tokens is not None]
     samples = samples_of(good)
-    details = dict.fromkeys(f"{answer.error}: {answer.detail}" for answer in failed)
+    said = [answer for answer in failed if answer.error != CUT]
+    details = dict.fromkeys(f"{answer.error}: {answer.detail}" for answer in said)
     return ServeRun(
         num_requests=len(answers),
         num_answered=len(good),

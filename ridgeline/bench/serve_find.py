@@ -20,6 +20,7 @@ from ridgeline.errors import RequestError, UsageError
 
 GUESS_CLIENTS = 16  # that say roughly what the server can do
 GUESS_REQUESTS = 48
+GRACE_S = 10.0  # after a probe for answers that have begun, where nothing bounds the rest of them
 BEGIN_SHARE = 0.7  # of that, which the first probe has
 
 
@@ -90,6 +91,7 @@ def probed(
     else:
         arrivals = Arrivals.at_rate(rate, num, settings.pattern, seed)
     longest = max(request.num_output_tokens for request in workload.requests)
+    grace_s = GRACE_S if bound.tpot_s is None else 0.0
     return measure(
         load,
         met,
@@ -98,7 +100,7 @@ def probed(
         bound,
         seed=seed,
         timeout_s=settings.timeout_s,
-        drain_s=bound.longest_s(longest),
+        drain_s=bound.longest_s(longest) + grace_s,
     )
 
 

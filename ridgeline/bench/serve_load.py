@@ -31,7 +31,7 @@ from ridgeline.errors import HardwareError
 
 LEAD_S = 0.05  # from the word to start until the clock's zero
 TICK_S = 0.01  # between looks at how late the event loop is
-CUT = "cut"  # the kind of error of what was ended when the time was up
+CUT = "cut off"  # the kind of error of what was not done when the time was up
 
 
 class Shot(NamedTuple):

@@ -119,30 +119,64 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     workload = asked_workload(args, tokenizer)
     arrivals = asked_arrivals(args, workload)
     mets = [meet(endpoint, args.api, args.model, tokenizer) for endpoint in endpoints]
-    runs: dict[str, list[ServeRun]] = {url: [] for url in args.url}
     found: dict[str, Found] = {}
     with terminal.progress() as progress, LoadProcesses(args.processes) as load:
-        if settings is not None:
-            for met in mets:
-                found[met.endpoint.url], best = find_rate(
-                    load, met, workload, settings, Told(met, progress, settings)
-                )
-                runs[met.endpoint.url].append(best)
+        if settings is None:
+            runs = measured(args, load, mets, workload, arrivals, bound, progress)
         else:
-            for number, met in enumerate(mets * args.rounds):
-                seed = args.seed + 1000 * (number // len(mets))
-                run = measure(
-                    load, met, workload, arrivals, bound, seed=seed, timeout_s=args.timeout_s
-                )
-                runs[met.endpoint.url].append(run)
-                progress("endpoints and rounds", number + 1, len(mets) * args.rounds)
-    middles = {url: middle(each) for url, each in runs.items()}
+            runs, found = searched(load, mets, workload, settings, progress)
     document = documented(args, workload, arrivals, mets, runs, found)
+    return written(args, document, {url: middle(each) for url, each in runs.items()}, found, bound)
+
+
+def measured(
+    args: argparse.Namespace,
+    load: LoadProcesses,
+    mets: list[Met],
+    workload: Workload,
+    arrivals: Arrivals,
+    bound: Bound,
+    progress: Progress,
+) -> dict[str, list[ServeRun]]:
+    """All rounds of each endpoint: they take turns, so that what changes meanwhile is shared."""
+    runs: dict[str, list[ServeRun]] = {met.endpoint.url: [] for met in mets}
+    for number, met in enumerate(mets * args.rounds):
+        seed = args.seed + 1000 * (number // len(mets))
+        run = measure(load, met, workload, arrivals, bound, seed=seed, timeout_s=args.timeout_s)
+        runs[met.endpoint.url].append(run)
+        progress("endpoints and rounds", number + 1, len(mets) * args.rounds)
+    return runs
+
+
+def searched(
+    load: LoadProcesses,
+    mets: list[Met],
+    workload: Workload,
+    settings: FindSettings,
+    progress: Progress,
+) -> tuple[dict[str, list[ServeRun]], dict[str, Found]]:
+    """The run at each endpoint's highest rate, and how that was found."""
+    runs, found = {}, {}
+    for met in mets:
+        told = Told(met, progress, settings)
+        found[met.endpoint.url], run = find_rate(load, met, workload, settings, told)
+        runs[met.endpoint.url] = [run]
+    return runs, found
+
+
+def written(
+    args: argparse.Namespace,
+    document: dict[str, Any],
+    runs: dict[str, ServeRun],
+    found: dict[str, Found],
+    bound: Bound,
+) -> dict[str, Any]:
+    """With the files that were asked for."""
     if args.plot is not None:
-        draw(args.plot, middles, found, bound)
+        draw(args.plot, runs, found, bound)
         document["plot"] = str(args.plot)
     if args.save is not None:
-        document["record"] = str(record_of(document, middles, found).save(args.save))
+        document["record"] = str(record_of(document, runs, found).save(args.save))
     return document
 
 
@@ -158,37 +192,49 @@ class Told:
         self.progress(self.label, self.num, self.most)
 
 
+EXCLUDING = (
+    ("concurrency", "rate"),
+    ("concurrency", "arrivals"),
+    ("find", "concurrency"),
+    ("find", "requests"),
+)
+SEARCH_FLAGS = {"target": "share", "precision": "precision", "probe_s": "probe-s",
+                "max_probes": "max-probes"}  # fmt: skip
+
+
 def checked(args: argparse.Namespace) -> Bound:
     """What contradicts itself is refused before anything is sent."""
-    for name, least in (("rounds", 1), ("processes", 1), ("requests", 1), ("output_tokens", 1)):
+    for name in ("rounds", "processes", "requests", "output_tokens"):
         value = getattr(args, name)
-        if value is not None and value < least:
-            raise UsageError(f"--{name.replace('_', '-')} is {value}; give at least {least}")
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} is {value}; give at least 1")
     if not 0 < args.timeout_s < float("inf"):
         raise UsageError(f"--timeout-s is {args.timeout_s:g}; give seconds above 0")
     if len(set(args.url)) < len(args.url):
         raise UsageError("--url names an endpoint twice; give each once")
-    for first, second in (("concurrency", "rate"), ("concurrency", "arrivals"),
-                          ("find", "concurrency"), ("find", "requests")):  # fmt: skip
+    for first, second in EXCLUDING:
         if getattr(args, first) and getattr(args, second):
             raise UsageError(f"--{first} and --{second} exclude each other; give one of them")
-    for name in ("target", "precision", "probe_s", "max_probes"):
-        if getattr(args, name) is not None and not args.find:
-            flag = {"target": "share"}.get(name, name.replace("_", "-"))
-            raise UsageError(f"--{flag} is for a search; give --find too")
-    if args.find and args.rounds > 1:
-        raise UsageError("--find repeats what it is unsure of by itself; leave --rounds out")
     if args.arrivals in ("poisson", "fixed") and args.rate is None and not args.find:
         raise UsageError(f"--arrivals {args.arrivals} needs a --rate")
+    _check_search(args)
     if args.plot is not None:
         check_plot(args.plot)
     in_s = [None if ms is None else ms / 1000 for ms in (args.ttft_ms, args.tpot_ms)]
     return Bound(*in_s)
 
 
+def _check_search(args: argparse.Namespace) -> None:
+    for name, flag in SEARCH_FLAGS.items():
+        if getattr(args, name) is not None and not args.find:
+            raise UsageError(f"--{flag} is for a search; give --find too")
+    if args.find and args.rounds > 1:
+        raise UsageError("--find repeats what it is unsure of by itself; leave --rounds out")
+
+
 def find_settings(args: argparse.Namespace, bound: Bound) -> FindSettings:
-    names = ("target", "precision", "probe_s", "max_probes")
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    given = {name: getattr(args, name) for name in SEARCH_FLAGS}
+    given = {name: value for name, value in given.items() if value is not None}
     return FindSettings(
         bound,
         **given,

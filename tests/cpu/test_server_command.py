@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,8 @@ from server_faults import FAULTS
 
 from ridgeline.cli import main, serve
 from ridgeline.errors import MissingPackageError, UsageError
+from ridgeline.recipe import Recipe
+from ridgeline.server import replicas
 
 KEY = "the-key-of-the-file"
 SCRIPT = Path(__file__).parent.parent / "breakable_cli.py"
@@ -154,3 +157,19 @@ def test_the_engine_begins_early_and_ends_with_a_signal(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_replicas_are_asked_for_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, dict[str, Any]]] = []
+    replicated, plain = (
+        lambda *_, kind=kind, **about: made.append((kind, about)) for kind in ("several", "one")
+    )
+    monkeypatch.setattr(replicas, "ReplicatedEngine", replicated)
+    monkeypatch.setattr(serve, "SupervisedEngine", plain)
+    for number in (3, None):
+        serve.make_engine(Namespace(device="cpu", replicas=number), Path("model"), Recipe())
+    assert [(kind, about.get("num_replicas")) for kind, about in made] == [
+        ("several", 3),
+        ("one", None),
+    ]
+    assert made[1][1]["early"] is None  # everything is imported here: nothing was begun

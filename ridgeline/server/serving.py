@@ -90,7 +90,7 @@ class Serving:
         max_running = limits.max_batch * engine.num_replicas
         self.gate = Gate(max_running, config.max_waiting, config.max_per_key)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
-        answering = Answering(
+        self.answering = Answering(
             self.pump,
             self.gate,
             Bodies(config.max_body_bytes(limits.max_context), BODIES_TOTAL),
@@ -100,7 +100,7 @@ class Serving:
             self._threads,
             config.log_prompts,
         )
-        routes = Routes(answering, config.step_timeout / 2, keys.are_asked_for)
+        routes = Routes(self.answering, config.step_timeout / 2, keys.are_asked_for)
         self.front = Front(keys, routes.all(), self.meters)
         self._server = QuietServer(self._uvicorn(self.front))
         self._watchdog = Watchdog(self.pump, config.step_timeout)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ import pytest
 from live_server import LiveServer, chat, events_of, live_server, until
 
 from ridgeline.server import answering, pump
+from ridgeline.server.answering import Answering
 from ridgeline.server.keys import Keys
 
 STEP_TIMEOUT = 1.0
@@ -209,6 +211,7 @@ def test_salts_keep_prefixes_apart(server: LiveServer) -> None:
 def test_logs_hold_no_prompts(
     server: LiveServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    answer = Answering.answer
     with caplog.at_level(logging.DEBUG, "ridgeline"):
         headers = {"x-request-id": "seen-1"}
         server.post("/v1/chat/completions", chat("pelican", max_tokens=2), headers=headers)
@@ -218,6 +221,11 @@ def test_logs_hold_no_prompts(
     lines = [f"{record.getMessage()} {record.__dict__.get('facts')}" for record in caplog.records]
     assert any("seen-1" in line and "'prompt_tokens'" in line for line in lines)
     assert not any("pelican" in line for line in lines)
+    logged = replace(server.serving.answering, log_prompts=True)
+    monkeypatch.setattr(Answering, "answer", lambda _, *args: answer(logged, *args))
+    with caplog.at_level(logging.INFO, "ridgeline"):
+        server.post("/v1/chat/completions", chat("pelican", max_tokens=2))
+        until(lambda: "pelican" in str(caplog.records[-1].__dict__.get("facts")))
 
 
 def test_the_unforeseen_is_a_503(

@@ -22,13 +22,14 @@ from ridgeline.server import answering, pump
 from ridgeline.server.answering import Answering
 from ridgeline.server.keys import Keys
 
-STEP_TIMEOUT = 1.0
+STEP_TIMEOUT, CLIENT_TIMEOUT = 1.0, 2.0
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("life")
-    with live_server(folder, max_body_mib=1, step_timeout=STEP_TIMEOUT) as found:
+    times = {"step_timeout": STEP_TIMEOUT, "client_timeout": CLIENT_TIMEOUT}
+    with live_server(folder, max_body_mib=1, **times) as found:
         yield found
 
 
@@ -52,6 +53,7 @@ def open_stream(server: LiveServer, body: dict[str, Any]) -> socket.socket:
     sent = json.dumps({**body, "stream": True}).encode()
     host, port = server.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=10)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}:{port}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(sent)}\r\n\r\n"
@@ -156,6 +158,20 @@ def test_who_goes_is_forgotten_within_two_steps(server: LiveServer) -> None:
             connection.close()
             until(server.is_idle)
             assert server.engine.progress.num_steps - steps <= 3  # one was running already
+
+
+def test_who_does_not_read_is_dropped(
+    server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Long before its answer would have ended, and what waited for it was merged."""
+    wide = chat(n=8, logprobs=True, top_logprobs=20, max_tokens=1900)
+    with caplog.at_level(logging.INFO, "ridgeline"), closing(open_stream(server, wide)):
+        until(lambda: len(caplog.records) == 1, 30)
+    facts = caplog.records[0].__dict__["facts"]
+    assert facts["status"] == 499
+    assert facts["total_s"] > CLIENT_TIMEOUT
+    assert "output_tokens" not in facts
+    until(server.is_idle)
 
 
 def connection_address(server: LiveServer) -> tuple[str, int]:

@@ -101,9 +101,9 @@ def test_bounds_are_described(route: Route, name: str, value: Any, param: str) -
 
 
 # Fields whose values can be at odds with another field's.
-AT_ODDS = {"max_tokens", "min_tokens", "best_of", "n", "echo", "top_logprobs", "stream_options"} | {
-    "add_special_tokens", "add_generation_prompt", "tools", "tool_choice", "messages", "input",
-}  # fmt: skip
+AT_ODDS = {"max_tokens", "min_tokens", "best_of", "n", "echo", "top_logprobs", "stream_options"}
+AT_ODDS |= {"include", "add_special_tokens", "add_generation_prompt", "tools", "tool_choice"}
+AT_ODDS |= {"messages", "input"}
 
 
 @pytest.mark.parametrize("route", ROUTES)

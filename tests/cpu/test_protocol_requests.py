@@ -16,6 +16,7 @@ from ridgeline.server.protocol import ROUTES, ApiError, Asked, Route, error_body
 from ridgeline.server.protocol.parsing import REQUESTS
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+FLAT_TOOL = {"type": "function", "name": "add"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ASKED: dict[Route, dict[str, Any]] = {
     "chat": {"messages": HELLO},
@@ -291,6 +292,8 @@ CONFLICTS: list[tuple[Route, dict[str, Any], str]] = [
     ("completions", {"stream": True, "echo": True, "logprobs": 1}, "echo"),
     ("completions", {"prompt": ["a"] * 70, "n": 2}, "prompt"),
     ("tokenize", {"add_generation_prompt": True}, "add_generation_prompt"),
+    ("responses", {"top_logprobs": 1, "tools": [FLAT_TOOL]}, "top_logprobs"),
+    ("responses", {"include": ["message.output_text.logprobs"], "tools": [FLAT_TOOL]}, "include"),
     ("responses", {"stream": True, "stream_options": {"include_usage": True}}, "stream_options"),
 ]
 

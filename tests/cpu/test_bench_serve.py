@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -242,6 +244,21 @@ def test_a_client_that_lags_says_so(load: LoadProcesses) -> None:
         assert "--processes" in note
     assert run.own.cpu_share > 0
     assert 0 < run.own.cpu_s_per_event < 0.1
+
+
+def test_a_process_can_take_five_thousand_events_a_second(load: LoadProcesses) -> None:
+    """By its own processor time, which others on the machine do not change much."""
+    with FakeEndpoint() as fake:
+        arrivals = Arrivals.of_clients(4, 8)
+        run = measure(load, met_of(fake, "chat"), workload(output=800), arrivals, Bound())
+    assert run.num_output_tokens == 6400
+    assert run.own.cpu_s_per_event < 1 / 5000
+
+
+def test_load_processes_import_nothing_heavy() -> None:
+    code = "import sys, ridgeline.bench.serve_load; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
 
 
 def test_percentile_is_one_of_the_values() -> None:

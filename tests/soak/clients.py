@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from soak.raw_http import Reply, exchange, post
-from soak.server_process import ServerProcess
+from soak.server_process import ServerProcess, memory_flags
 
 PROMPTS = [
     f"{start} {thing}"
@@ -31,6 +31,7 @@ PROMPTS = [
 ]
 WARM_SHARE = 0.4  # of the run, after which memory must stay
 KILL_SHARE = 0.2
+MEMORY_BYTES = 1400 << 20  # of `demo`: 200 pages or so for 64 clients
 REFUSALS = {429, 503}
 MALFORMED = [
     b"{", b'{"model": ', b"[]", b"null", b'"text"', b"\xff\xfe", b'{"messages": 3}',
@@ -221,7 +222,7 @@ def main() -> int:
     parser.add_argument("--max-growth", type=float, default=0.02)
     parser.add_argument("--log", type=Path, help="file for the server's log")
     args = parser.parse_args()
-    flags = ("--device", "cpu", "--memory-share", "0.06", "--max-context", "2048")
+    flags = ("--device", "cpu", "--max-context", "2048", *memory_flags(MEMORY_BYTES))
     with ServerProcess(args.model, *flags, log=args.log) as server:
         found = soak(server, args.seconds, args.clients)
         found["exit_code"] = server.stop()

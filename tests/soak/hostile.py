@@ -17,14 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from soak.hostile_bodies import Hostile, draw_hostile
+from soak.hostile_bodies import LARGEST, Hostile, draw_hostile
 from soak.raw_http import Reply, exchange, post
-from soak.server_process import ServerProcess
+from soak.server_process import ServerProcess, memory_flags
 
 NUM_CLIENTS = 24
 RESTARTS = "ridgeline:engine_restarts_total"
 WARM_SHARE = 0.3  # of the requests, after which memory must stay
-FLAGS = ("--client-timeout", "3", "--max-context", "2048", "--memory-share", "0.06")
+FLAGS = ("--device", "cpu", "--client-timeout", "3", "--max-context", "2048")
+MEMORY_BYTES = 1200 << 20
 
 
 @dataclass
@@ -84,6 +85,21 @@ class Siege:
         }
 
 
+async def warm_up(server: ServerProcess) -> None:
+    """Until it has been as large as it gets: every page of the cache used once, and the largest
+    requests that are answered, as many at a time as there are threads for them.
+    """
+    words = "one two three four five six seven " * 250
+    for number in range(200):
+        body = {"model": server.model, "prompt": f"{number} {words}", "max_tokens": 1}
+        await exchange(server.port, post("/v1/completions", body), timeout_s=300.0)
+        if server.metric('ridgeline:kv_pages{state="free"}') < 3 and number > 2:
+            break
+    for path, value in LARGEST.items():
+        data = post(path, {"model": server.model, **value})
+        await asyncio.gather(*(exchange(server.port, data) for _ in range(NUM_CLIENTS)))
+
+
 async def still_serves(server: ServerProcess) -> str:
     """What a plain request gives; empty when it is as it should be."""
     body = {"model": server.model, "prompt": "The sky is", "max_tokens": 4, "temperature": 0}
@@ -126,7 +142,9 @@ def main() -> int:
     parser.add_argument("--max-growth", type=float, default=0.02)
     parser.add_argument("--log", type=Path, help="file for the server's log")
     args = parser.parse_args()
-    with ServerProcess(args.model, "--device", "cpu", *FLAGS, log=args.log) as server:
+    flags = (*FLAGS, *memory_flags(MEMORY_BYTES))
+    with ServerProcess(args.model, *flags, log=args.log) as server:
+        asyncio.run(warm_up(server))
         found = besiege(server, args.requests, args.seed)
         if server.is_alive:
             found["exit_code"] = server.stop()

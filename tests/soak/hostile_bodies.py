@@ -47,6 +47,13 @@ SCHEMAS: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+LARGEST: dict[str, dict[str, Any]] = {  # requests that are in order
+    "/tokenize": {"prompt": "word " * 200_000},
+    "/detokenize": {"tokens": [3] * 250_000},
+    "/v1/completions": {"prompt": [1] * 1500, "max_tokens": 1},
+}
+
+
 class Hostile(NamedTuple):
     parts: list[bytes]
     pause_s: float = 0.0  # between the parts

@@ -15,16 +15,23 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 START_S = 120.0
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
+def memory_flags(num_bytes: int) -> tuple[str, str]:
+    """So much for weights and pages, however much is free: a cache that can be filled."""
+    found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    assert found is not None
+    return "--memory-share", f"{min(0.9, num_bytes / (int(found[1]) * 1024)):.4f}"
+
+
 class ServerProcess:
     def __init__(self, model: str, *flags: str, log: Path | None = None) -> None:
         self._command = [sys.executable, "-m", "ridgeline", "serve", model, "--port", "0", *flags]
-        self._log: IO[bytes] | int = subprocess.DEVNULL if log is None else log.open("wb")
+        self._log = open(log or os.devnull, "w+b")  # noqa: SIM115 - as long as the server lives
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -35,7 +42,9 @@ class ServerProcess:
         found = re.match(r"http://127\.0\.0\.1:(\d+) serves (.+?):", line)
         if found is None:
             self._process.kill()
-            raise RuntimeError(f"the server did not start: {line!r}")
+            self._log.seek(0)
+            said = self._log.read()[-300:] or "see its log, with --log FILE"
+            raise RuntimeError(f"the server did not start: {line!r} {said!r}")
         self.port, self.model = int(found[1]), found[2]
         return self
 
@@ -43,6 +52,7 @@ class ServerProcess:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
+        self._log.close()
 
     def stop(self, seconds: float = 60.0) -> int:
         """Its exit code after SIGTERM."""

@@ -160,9 +160,7 @@ def test_who_goes_is_forgotten_within_two_steps(server: LiveServer) -> None:
             assert server.engine.progress.num_steps - steps <= 3  # one was running already
 
 
-def test_who_does_not_read_is_dropped(
-    server: LiveServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_does_not_read_is_dropped(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     """Long before its answer would have ended, and what waited for it was merged."""
     wide = chat(n=8, logprobs=True, top_logprobs=20, max_tokens=1900)
     with caplog.at_level(logging.INFO, "ridgeline"), closing(open_stream(server, wide)):

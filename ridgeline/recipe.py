@@ -336,8 +336,12 @@ def _filled_limits(limits: Limits, model_context: int, on_gpu: bool) -> Limits:
         max_context=context,
         max_batch=batch,
         token_budget=limits.token_budget or max(budget, batch),
-        memory_share=limits.memory_share or (0.9 if on_gpu else 0.5),
+        memory_share=limits.memory_share or usual_memory_share(on_gpu),
     )
+
+
+def usual_memory_share(on_gpu: bool) -> float:
+    return 0.9 if on_gpu else 0.5
 
 
 def _read_object(path: Path) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ridgeline.cli import bench_engine, bench_kernels, bench_serve
+from ridgeline.cli import bench_compare, bench_engine, bench_kernels, bench_serve
 from ridgeline.cli.terminal import Terminal
 
 PARTS: dict[str, tuple[ModuleType, str]] = {
@@ -17,10 +17,12 @@ PARTS: dict[str, tuple[ModuleType, str]] = {
     "engine": (bench_engine, "a workload through the engine: throughput, latencies, the limit"),
     "serve": (bench_serve, "load on any OpenAI endpoint: latencies, goodput, the highest rate"),
 }
+COMPARE = "compare"  # `engine` with --compare
 EXAMPLE = """\
 ridgeline bench kernels --op rms_norm --only residual --no-compile --save results
 ridgeline bench sequences --op decode_layer --save results
 ridgeline bench engine demo --workload cpu --peer transformers
+ridgeline bench engine demo --workload batch-1 --compare fp32,bf16,int8 --rounds 7
 ridgeline bench serve --url http://127.0.0.1:8000 --rate 4 --ttft-ms 500 --plot serve.png"""
 
 
@@ -32,11 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
-    module, _ = PARTS[args.what]
-    document: dict[str, Any] = {"what": args.what, **module.run(args, terminal)}
+    what = args.what if getattr(args, COMPARE, None) is None else COMPARE
+    document: dict[str, Any] = {"what": what, **_module(what).run(args, terminal)}
     return document
 
 
 def render(document: dict[str, Any], console: Console) -> None:
-    module, _ = PARTS[document["what"]]
-    module.render(document, console)
+    _module(document["what"]).render(document, console)
+
+
+def _module(what: str) -> ModuleType:
+    return bench_compare if what == COMPARE else PARTS[what][0]

@@ -76,6 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="rounds before, not counted (default: 1 on a GPU, else a few tokens)",
     )
+    parser.add_argument(
+        "--compare",
+        metavar="NAMES",
+        help="dtypes and schemes in rounds that take turns, as fp32,bf16,int8: schemes have the "
+        "rest of the model in --dtype",
+    )
     parser.add_argument("--peer", choices=PEERS, help="run this peer on the same workload too")
     parser.add_argument(
         "--start",
@@ -249,11 +255,15 @@ def saved(
     for name, value in found["memory"].items():
         if value is not None:
             more[f"memory_{name.removesuffix('_bytes')}"] = Value(float(value), "B")
-    model = Path(found["model"]).name.removesuffix(".gguf")  # a name may have dots of its own
     pages = found["kv_dtype"] if found["kv_dtype"] != found["dtype"] else None
     form = "-".join(filter(None, (found["scheme"] or found["dtype"], pages and f"kv-{pages}")))
-    name = f"bench-engine-{model}-{form}-{found['workload']}"
+    name = record_name(found["model"], form, found["workload"])
     return found | {"record": str(as_record(name, runs, hardware, **more).save(args.save))}
+
+
+def record_name(model: str, variant: str, workload: str) -> str:
+    model = Path(model).name.removesuffix(".gguf")  # a name may have dots of its own
+    return f"bench-engine-{model}-{variant}-{workload}"
 
 
 def run_json(run: EngineRun) -> dict[str, Any]:

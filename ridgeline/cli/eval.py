@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ridgeline.bench.peers import PEERS, transformers_peer
 from ridgeline.cli.eval_table import render
 from ridgeline.cli.figures import divergence_figures, figure
 from ridgeline.cli.options import add_flags, from_flags
@@ -22,7 +24,8 @@ from ridgeline.progress import Progress
 from ridgeline.quality.divergence import Divergence, check_same_words, divergence
 from ridgeline.quality.gate import Bounds
 from ridgeline.quality.layers import layer_errors
-from ridgeline.quality.perplexity import perplexity
+from ridgeline.quality.peer import peer_perplexity
+from ridgeline.quality.perplexity import Perplexity, increase, perplexity
 from ridgeline.quality.tasks import TASKS, TaskOptions, check_task, difference, run_task
 from ridgeline.quality.tasks.score import tokenizer_for
 from ridgeline.quality.windows import Windows, check_window, cut
@@ -31,7 +34,7 @@ from ridgeline.recipe import Recipe
 from ridgeline.records import Record, Value
 
 EXAMPLE = """\
-ridgeline eval demo --text book.txt
+ridgeline eval demo --text book.txt --peer transformers
 ridgeline eval demo --text book.txt --kv-dtype int8 --against demo --max-kl 0.02
 ridgeline eval demo --task hellaswag --data hellaswag_val.jsonl.gz --limit 200"""
 
@@ -52,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=2048,
         metavar="N",
         help="tokens of a window; windows do not overlap (default: %(default)s)",
+    )
+    text.add_argument(
+        "--peer",
+        choices=PEERS,
+        help="also what this peer makes of the same token ids, in plain weights of the same dtype",
     )
     against = parser.add_argument_group("against the original")
     against.add_argument(
@@ -102,6 +110,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         engine, original = subject.engine, subject.original
         found: dict[str, Any] = {"model": args.model, **about(engine), "against": None}
         found |= {"device": subject.hardware.name, "text": None, "task": None, "gate": None}
+        found["peer"] = None
         if original is not None:
             found["against"] = {"model": args.against, **about(original), "divergence": None}
         if text is not None:
@@ -129,6 +138,7 @@ def check(args: argparse.Namespace) -> tuple[Bounds, TaskOptions]:
     if args.bytes is not None and args.bytes < 1:
         raise UsageError(f"--bytes is {args.bytes}; give at least 1")
     needs_text = {"--bytes": args.bytes is not None, "--layers": args.layers}
+    needs_text |= {"--peer": args.peer is not None}
     needs_text |= {"--max-kl or --max-ppl-increase": bounds.are_given}
     for flag, given in needs_text.items():
         if given and args.text is None:
@@ -221,11 +231,29 @@ def measure_text(
     seconds = time.perf_counter() - begun
     about = {"file": str(args.text), "window": args.window, "seconds": seconds}
     found["text"] = about | measured.to_json()
+    if args.peer is not None:
+        found["peer"] = measure_peer(args, subject, windows, measured, progress)
     if args.layers:
         assert subject.original is not None, "layers are compared with an original's"
         few = windows.tokens[: max(1, LAYER_TOKENS // args.window)]
         parts = layer_errors(subject.original.model, subject.engine.model, few, progress)
         found["against"]["layers"] = [part._asdict() for part in parts]
+
+
+def measure_peer(
+    args: argparse.Namespace,
+    subject: Subject,
+    windows: Windows,
+    ours: Perplexity,
+    progress: Progress,
+) -> dict[str, Any]:
+    """In this process, from the same file, on the same ids."""
+    begun, dtype = time.perf_counter(), subject.engine.recipe.dtype
+    peer = transformers_peer(resolve_model(args.model), dtype, subject.hardware.device)
+    theirs = peer_perplexity(peer, windows, progress)
+    seconds = time.perf_counter() - begun
+    about = {"name": args.peer, "version": version(args.peer), "dtype": dtype, "seconds": seconds}
+    return about | theirs.to_json() | {"difference": increase(theirs, ours).to_json()}
 
 
 def judged(bounds: Bounds, compared: Divergence) -> dict[str, Any] | None:
@@ -255,7 +283,9 @@ def saved(args: argparse.Namespace, found: dict[str, Any], hardware: Hardware) -
         return found
     values = record_values(found)
     name = f"eval-{Path(found['model']).stem}-{found['scheme'] or found['dtype']}"
-    return found | {"record": str(Record.create(name, hardware, values).save(args.save))}
+    notes = () if found["peer"] is None else (f"{args.peer} {found['peer']['version']}",)
+    record = Record.create(name, hardware, values, notes=notes)
+    return found | {"record": str(record.save(args.save))}
 
 
 def record_values(found: dict[str, Any]) -> dict[str, Value]:
@@ -267,6 +297,10 @@ def record_values(found: dict[str, Any]) -> dict[str, Value]:
         values |= figure("bits_per_byte", text["bits_per_byte"], "bit/B")
         values |= figure("num_tokens", text["num_tokens"], "token")
         values |= figure("seconds", text["seconds"], "s")
+    if found["peer"] is not None:
+        name = found["peer"]["name"]
+        values |= figure(f"{name}_perplexity", found["peer"]["perplexity"], "1")
+        values |= figure(f"difference_from_{name}", found["peer"]["difference"], "1")
     if against is not None and against["divergence"] is not None:
         values |= divergence_figures(against["divergence"])
     if task is not None:

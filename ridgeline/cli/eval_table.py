@@ -39,6 +39,8 @@ def figures(document: dict[str, Any]) -> Table:
     table.add_column("")
     if document["text"] is not None:
         text_rows(table, document["text"])
+    if document["peer"] is not None:
+        peer_rows(table, document["peer"])
     against = document["against"]
     if against is not None and against["divergence"] is not None:
         divergence_rows(table, against)
@@ -52,6 +54,12 @@ def text_rows(table: Table, text: dict[str, Any]) -> None:
     row(table, "perplexity", text["perplexity"], "{:.3f}", size)
     if text["bits_per_byte"] is not None:
         row(table, "bits per byte", text["bits_per_byte"], "{:.4f}", f"{text['seconds']:.1f} s")
+
+
+def peer_rows(table: Table, peer: dict[str, Any]) -> None:
+    about = f"{peer['version']}, plain in {peer['dtype']}, {peer['seconds']:.1f} s"
+    row(table, peer["name"], peer["perplexity"], "{:.3f}", about)
+    row(table, "difference", peer["difference"], "{:+.4%}", "of ours, on the same ids, paired")
 
 
 def divergence_rows(table: Table, against: dict[str, Any]) -> None:

@@ -125,7 +125,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--auto-mixed",
         action="store_true",
-        help="leave as few as needed of the worst projections, to stay inside the bound",
+        help="with --scheme: leave as few projections as needed as they are, to stay inside the "
+        "bound",
     )
     parser.add_argument(
         "--work", type=Path, metavar="DIR", help="keep finished layers there, to go on after a stop"
@@ -163,7 +164,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         if tokenizer is None:
             raise UnsupportedError(f"{path} has no tokenizer, which calibration text needs")
         model = load_model(path, dtype=dtype, device=hardware.device, progress=progress)
-        if args.auto:
+        if args.auto or args.auto_mixed:
             found = quantize_auto(model, tokenizer, job, Auto(schemes, memory), progress)
         else:
             found = quantize(model, tokenizer, job, progress)
@@ -175,7 +176,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     made |= {"expanded_from_gguf": checkpoint.format == "gguf"}
     made |= {"total_seconds": time.perf_counter() - begun, "peak_host_bytes": peak_host_bytes()}
     if args.save is not None:
-        record = kept_record(made, hardware, found.problem, "auto" if args.auto else named)
+        label = "auto" if args.auto else f"{named}-mixed" if args.auto_mixed else named
+        record = kept_record(made, hardware, found.problem, label)
         made["record"] = str(record.save(args.save))
     if found.problem is not None:
         raise QualityError(advice(found))
@@ -200,10 +202,10 @@ def check(args: argparse.Namespace) -> None:
 
 def asked_schemes(args: argparse.Namespace) -> tuple[Scheme, ...]:
     """None for those that are usual on the device."""
-    names = args.scheme if args.schemes is None else args.schemes
-    if names is None:
-        return ()
-    return tuple(parse_scheme(name.strip()) for name in dict.fromkeys(names.split(",")))
+    if args.scheme is not None:
+        return (parse_scheme(args.scheme),)
+    names = () if args.schemes is None else dict.fromkeys(args.schemes.split(","))
+    return tuple(parse_scheme(name.strip()) for name in names)
 
 
 def asked_batches(text: str | None, device: str) -> tuple[int, ...]:
@@ -269,7 +271,7 @@ def asked_job(args: argparse.Namespace, schemes: Sequence[Scheme], device: str) 
         USUAL.max_ppl_increase if given.max_ppl_increase is None else given.max_ppl_increase,
     )
     return Job(
-        None if args.auto else schemes[0],
+        None if args.auto or args.auto_mixed else schemes[0],
         chosen_method(args, schemes),
         calibration=None if args.calibration is None else read_text(args.calibration),
         text=None if args.text is None else read_text(args.text, args.bytes),
@@ -277,7 +279,6 @@ def asked_job(args: argparse.Namespace, schemes: Sequence[Scheme], device: str) 
         window=args.window,
         bounds=bounds,
         skip=tuple(args.skip),
-        auto_mixed=args.auto_mixed,
         batch_sizes=asked_batches(args.batch_sizes, device),
         kv=KV_DTYPES.get(args.kv),
         work=args.work,
@@ -295,6 +296,8 @@ def kept_record(
         **figure("num_left", len(made["stays"]), "1"),
         **figure("bytes_before", made["bytes_before"], "B"),
         **figure("bytes_after", made["bytes_after"], "B"),
+        **figure("weight_bytes", made["weight_bytes"], "B"),
+        **figure("num_trials", len(made["trials"]), "1"),
         **figure("quantizing_seconds", made["quantizing_seconds"], "s"),
         **figure("total_seconds", made["total_seconds"], "s"),
         **figure("peak_host_bytes", made["peak_host_bytes"], "B"),

@@ -1,9 +1,11 @@
-"""The cheapest mixture of schemes inside a quality bound and a memory budget: `quantize --auto`.
+"""The cheapest mixture of schemes inside a quality bound and a memory budget: `quantize --auto`,
+and `--auto-mixed` for one scheme beside what stays as it is.
 
 Cheapest is fewest bytes of weights, which is also what a decode step takes. For each projection:
 which schemes fit it, which of these are not slower here than it is, and what each would cost
 (sensitivity.py); then how far one can go (mixture.py), by quantizing and measuring whole mixtures
-through the engine, as `quantize_job` does for one scheme.
+through the engine, as `quantize_job` does for one scheme. One scheme alone is first tried for all:
+where that is inside the bound, nothing has to be estimated.
 
     schemes = usual_schemes("bf16", "cuda:0")
     found = quantize_auto(model, tokenizer, Job(None, Gptq()), Auto(schemes, memory=4 * 2**30))
@@ -80,11 +82,19 @@ def quantize_auto(
     }
     candidates = possible(model, auto.schemes, job.skip, speeds)
     check_budget(model, candidates, auto, speeds)
-    costs = sensitivity(model, trials.batches, candidates, progress)
-    options = options_of(model, candidates, costs)
-    found = _search(trials, steps(options), weight_bytes(model.config, model.embed.weight.dtype))
+    trials.expect(candidates)
+    whole = _whole(trials, candidates) if len(auto.schemes) == 1 else None
+    if whole is not None and whole.problem is None:
+        found, options = whole, options_of(model, candidates, None)
+    else:
+        costs = sensitivity(model, trials.batches, candidates, progress)
+        options = options_of(model, candidates, costs)
+        total_bytes = weight_bytes(model.config, model.embed.weight.dtype)
+        found = _search(trials, steps(options), total_bytes, whole)
     _check_memory(found, auto)
     places = placed(model, found, options, job.skip, speeds)
+    if found is whole:
+        places = [replace(place, kl=None) for place in places]
     return trials.finished(replace(found, places=places, choices=tuple(speeds.values())))
 
 
@@ -108,15 +118,17 @@ def _suits(scheme: Scheme, layer: Linear, speeds: Speeds) -> bool:
 def options_of(
     model: Transformer,
     candidates: Mapping[str, Sequence[Scheme]],
-    costs: Mapping[str, Mapping[str, float]],
+    costs: Mapping[str, Mapping[str, float]] | None,
 ) -> dict[str, list[Option]]:
+    """Without costs, which only a search needs, all are free."""
     found = {}
     for name, layer in quantizable(model).items():
         matrix, dtype = Matrix(*layer.weight.shape), layer.weight.dtype
         options = [Option(None, plain_bytes(matrix, dtype), 0.0)]
         for scheme in candidates[name]:
             size = stored_bytes(scheme, matrix, dtype)
-            options.append(Option(scheme, size, costs[name][scheme.name]))
+            kl = 0.0 if costs is None else costs[name][scheme.name]
+            options.append(Option(scheme, size, kl))
         found[name] = options
     return found
 
@@ -129,12 +141,11 @@ def check_budget(
     slower = any(not choice.quantize and choice.times for choice in speeds.values())
     hint = "; --batch-sizes none allows slower ones" if slower else ""
     if not any(candidates.values()):
-        raise UsageError(f"no projection can be quantized in {names}{hint}; try --schemes int8")
+        raise UsageError(f"no projection can be quantized in {names}{hint}; try int8")
     if auto.memory is None:
         return
-    free = {name: dict.fromkeys((s.name for s in known), 0.0) for name, known in candidates.items()}
     smallest = weight_bytes(model.config, model.embed.weight.dtype)
-    for options in options_of(model, candidates, free).values():
+    for options in options_of(model, candidates, None).values():
         smallest -= options[0].num_bytes - min(option.num_bytes for option in options)
     if smallest > auto.memory:
         raise UsageError(
@@ -143,8 +154,16 @@ def check_budget(
         )
 
 
-def _search(trials: Trials, path: list[Step], total_bytes: int) -> Quantized:
-    last, inside = list[Quantized](), list[Quantized]()
+def _whole(trials: Trials, candidates: Mapping[str, Sequence[Scheme]]) -> Quantized:
+    """Everything that may be quantized, in its only scheme."""
+    return trials.run({name: schemes[0] for name, schemes in candidates.items() if schemes})
+
+
+def _search(
+    trials: Trials, path: list[Step], total_bytes: int, whole: Quantized | None
+) -> Quantized:
+    """`whole` is what all steps together came to, where that was tried."""
+    last, inside = [] if whole is None else [whole], list[Quantized]()
 
     def share_of_bound(count: int) -> float:
         found = trials.run(schemes_after(path[:count]))
@@ -154,12 +173,13 @@ def _search(trials: Trials, path: list[Step], total_bytes: int) -> Quantized:
         return bound_share(trials.job.bounds, found.quality)
 
     likely = 1.0 / trials.job.bounds.max_kl if trials.job.bounds.max_kl else 0.0
-    furthest(path, share_of_bound, likely=likely, total_bytes=total_bytes)
+    known = None if whole is None else bound_share(trials.job.bounds, whole.quality)
+    furthest(path, share_of_bound, likely=likely, total_bytes=total_bytes, whole=known)
     if not inside:
         raise QualityError(
             f"{last[0].problem}, with {len(last[0].codes)} projections quantized, and none of the "
             f"{len(trials.done)} mixtures measured is inside the bound; nothing is written; "
-            "allow more with --max-kl and --max-ppl-increase, or give larger --schemes"
+            "allow more with --max-kl and --max-ppl-increase, or give larger schemes"
         )
     return inside[0]
 

@@ -82,17 +82,23 @@ def furthest(
     likely: float,
     total_bytes: int,
     max_trials: int = MAX_TRIALS,
+    whole: float | None = None,
 ) -> int:
     """How many steps stay inside the bound, as far as so many measurements tell; 0 for none.
 
     `share_of_bound` measures the mixture of so many steps: up to 1 is inside. `likely` is what a
-    nat of added-up cost takes of the bound, which the first guess goes by.
+    nat of added-up cost takes of the bound, which the first guess goes by; or it goes by `whole`,
+    the share of all steps, where that is known and outside.
     """
     costs = [0.0, *accumulate(step.kl for step in path)]
     saved = [0, *accumulate(step.saved for step in path)]
     low, low_share = 0, 0.0  # inside
     high, high_share = len(path) + 1, None  # outside, or beyond the last
+    if whole is not None:
+        high, high_share = len(path), whole
     for _ in range(max_trials):
+        if high_share is not None and math.isinf(high_share):  # a bound of nothing
+            break
         if high - low < 2 or (high_share and saved[high] - saved[low] <= CLOSE * total_bytes):
             break
         if high_share is None:
@@ -106,8 +112,6 @@ def furthest(
             low, low_share = count, share
         else:
             high, high_share = count, share
-            if math.isinf(share):  # a bound of nothing
-                break
         likely = share / costs[count] if costs[count] > 0 else likely
     return low
 

@@ -1,9 +1,9 @@
 """Quantize a model, measure what it does to the answers, and keep it or say why not.
 
 The changed model runs through the engine, as a user would run it, beside the original on the same
-text. Where it breaks the bound, the matrices whose outputs suffer most are named; with `auto_mixed`
-the fewest of them are left as they are that bring the model back inside. Matrices whose product is
-slower here when they are quantized are left too. For mixtures of several schemes see auto.py.
+text. Where it breaks the bound, the matrices whose outputs suffer most are named. Matrices whose
+product is slower here when they are quantized are left. For mixtures, of several schemes or of one
+and what stays, see auto.py, which measures more than one model: `Trials` keeps what these share.
 
     found = quantize(model, tokenizer, Job(parse_scheme("int4-g128"), Gptq()))
     if found.problem is None: save(found, Path("out"), source="demo", tokenizer=tokenizer)
@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,14 +26,16 @@ from ridgeline.engine import Engine
 from ridgeline.engine.layer_speed import measured_choices
 from ridgeline.errors import UsageError
 from ridgeline.formats.dtypes import dtype_name
+from ridgeline.hardware.detection import available_memory
 from ridgeline.kernels.host_library import prepare
 from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.families import Description
 from ridgeline.progress import Progress
-from ridgeline.quality.divergence import Divergence, divergence
+from ridgeline.quality.divergence import KEPT_BYTES, Divergence, Original
 from ridgeline.quality.gate import USUAL, Bounds
 from ridgeline.quality.windows import Windows, cut
+from ridgeline.quantization.alternatives import Alternatives, Candidates, find_alternatives
 from ridgeline.quantization.calibration import quantize_model
 from ridgeline.quantization.choose import Choice, in_words, slower_shapes
 from ridgeline.quantization.files.matrix import Matrix
@@ -44,14 +46,15 @@ from ridgeline.quantization.methods.base import Method
 from ridgeline.quantization.methods.kv import KvScales, calibrate_kv
 from ridgeline.quantization.nearest import chosen_layers
 from ridgeline.quantization.scheme import FP8, Codes, Scheme
-from ridgeline.quantization.work import MatrixReport, Results
+from ridgeline.quantization.work import MatrixReport, Results, codes_on
 from ridgeline.recipe import KV, Limits, Recipe, edited
 
 MEASURED_PART = 8  # without a text of its own, this part of the calibration text is measured on
-MAX_TRIALS = 8  # mixtures that are measured
+KEPT_SHARE = 4  # on a CPU, a quarter of the free memory may hold the original's logits
 MAX_BATCH = 8  # windows that an engine has at once
 NUM_NAMED = 5  # matrices that a refusal names
 WEIGHT = ".weight"
+ByProjection = dict[str, tuple[Codes, Scheme]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,6 @@ class Job:
     window: int = 2048
     bounds: Bounds = USUAL
     skip: tuple[str, ...] = ()  # projections that stay, by name or pattern
-    auto_mixed: bool = False
     batch_sizes: tuple[int, ...] = ()  # for which speed decides; empty: it is not measured
     kv: Literal["fp8", "int8"] | None = None  # of cached keys and values, with calibrated scales
     work: Path | None = None  # where finished layers are kept, so that a stopped run goes on
@@ -96,7 +98,7 @@ class Quantized:
     """What came of it."""
 
     plain: Transformer  # with what the method changed besides the codes, and no codes
-    codes: dict[str, tuple[Codes, Scheme]]  # by projection
+    codes: ByProjection
     weight_bytes: int  # of all weights, as they run
     quality: Divergence
     reports: list[MatrixReport]
@@ -125,8 +127,6 @@ def quantize(
         said = in_words(choices, dtype_name(model.embed.weight.dtype))
         raise UsageError(f"{said}; none is left to quantize: give --batch-sizes none, or others")
     found = trials.run(dict.fromkeys(faster, job.scheme))
-    if found.problem is not None and job.auto_mixed:
-        found = fewest_left(trials, found, faster)
     return trials.finished(replace(found, choices=tuple(choices)))
 
 
@@ -169,6 +169,14 @@ def texts(job: Job) -> tuple[str, str]:
     return calibration[:end], calibration[end:]
 
 
+class Coded(NamedTuple):
+    """What a mixture is made of."""
+
+    plain: Transformer
+    codes: ByProjection
+    reports: list[MatrixReport]
+
+
 class Trials:
     """The same model quantized with more or fewer projections, each measured."""
 
@@ -188,14 +196,32 @@ class Trials:
         self.recipe = Recipe(kv=KV(prefix_cache=False), limits=limits)
         # No more than the windows need: two engines share the device, and the model beside them.
         self.num_pages = MAX_BATCH * (2 + longest // self.recipe.kv.page_size)
-        self._original: Engine | None = None
+        self._original: Original | None = None
+        self._kept_bytes = KEPT_BYTES
+        self._alternatives: Alternatives | None = None
         self.done: list[Trial] = []
         self.seconds = 0.0
 
+    def expect(self, candidates: Candidates) -> None:
+        """Many mixtures of these are to come: what they share is made once. On a GPU that is not
+        the original's logits: to make them again is cheaper than their memory.
+        """
+        device = self.model.embed.weight.device
+        if device.type == "cpu":
+            self._kept_bytes = max(KEPT_BYTES, available_memory("cpu") // KEPT_SHARE)
+        if self.job.method.folds:
+            return
+        begun = time.perf_counter()
+        about = (self.model, self.batches, candidates, self.job.method)
+        more = {"work": self.job.work, "progress": self.progress}
+        self._alternatives = find_alternatives(*about, **more)  # type: ignore[arg-type]
+        self.seconds += time.perf_counter() - begun
+
     @property
-    def original(self) -> Engine:
+    def original(self) -> Original:
         if self._original is None:
-            self._original = self._engine(self.model, self.recipe)
+            engine = self._engine(self.model, self.recipe)
+            self._original = Original(engine, self.windows, self._kept_bytes)
         return self._original
 
     def _engine(self, model: Transformer, recipe: Recipe) -> Engine:
@@ -204,6 +230,28 @@ class Trials:
     def run(self, schemes: Mapping[str, Scheme]) -> Quantized:
         """With these projections quantized, each by its scheme."""
         begun = time.perf_counter()
+        plain, codes, reports = self._coded(schemes)
+        self.seconds += time.perf_counter() - begun
+        recipe = self.recipe
+        if self.job.kv is not None:
+            recipe = edited(recipe, "kv.dtype", self.job.kv)
+        changed = coded_model(plain, codes)
+        held = sum(parameter.nbytes for parameter in changed.parameters())
+        with self._engine(changed, recipe) as engine:
+            quality = self.original.compare(engine, self.progress)
+        stays = tuple(name for name in quantizable(self.model) if name not in codes)
+        trial = Trial(len(stays), held, quality.mean_kl.value, quality.increase.value)
+        self.done.append(trial)
+        problem = self.job.bounds.broken_by(quality)
+        return Quantized(plain, codes, held, quality, reports, stays, problem, self.done)
+
+    def _coded(self, schemes: Mapping[str, Scheme]) -> Coded:
+        if self._alternatives is not None:
+            codes, reports = (
+                self._alternatives.codes(schemes),
+                self._alternatives.reports(schemes),
+            )
+            return Coded(with_kinds(self.model, lambda kind: kind), codes, reports)
         results = quantize_model(
             self.model,
             self.batches,
@@ -213,21 +261,7 @@ class Trials:
             work=self.job.work,
             progress=self.progress,
         )
-        self.seconds += time.perf_counter() - begun
-        plain, codes = parts_of(self.model, results)
-        recipe = self.recipe
-        if self.job.kv is not None:
-            recipe = edited(recipe, "kv.dtype", self.job.kv)
-        changed = with_schemes(plain, codes)
-        held = sum(parameter.nbytes for parameter in changed.parameters())
-        with self._engine(changed, recipe) as engine:
-            quality = divergence(self.original, engine, self.windows, self.progress)
-        stays = tuple(name for name in quantizable(self.model) if name not in codes)
-        trial = Trial(len(stays), held, quality.mean_kl.value, quality.increase.value)
-        self.done.append(trial)
-        problem = self.job.bounds.broken_by(quality)
-        about = (results.reports, stays, problem, self.done)
-        return Quantized(plain, codes, held, quality, *about)
+        return Coded(*parts_of(self.model, results), results.reports)
 
     def finished(self, found: Quantized) -> Quantized:
         """With the time of all, and what is made only of the one that is kept."""
@@ -235,24 +269,8 @@ class Trials:
         if self.job.kv is None or found.problem is not None:
             return found
         dtype = torch.int8 if self.job.kv == "int8" else FP8
-        model = with_schemes(found.plain, found.codes)
+        model = coded_model(found.plain, found.codes)
         return replace(found, kv=calibrate_kv(model, self.batches, dtype, progress=self.progress))
-
-
-def fewest_left(trials: Trials, first: Quantized, asked: Sequence[str]) -> Quantized:
-    """Halving: the matrices that suffer most stay, as many as the bound asks for."""
-    scheme = trials.job.scheme
-    assert scheme is not None
-    order = harm(first.reports, asked)
-    low, high, best = 0, len(order), None  # low is outside the bound, high not known to be
-    while high - low > 1 and len(trials.done) < MAX_TRIALS:
-        middle = (low + high) // 2
-        found = trials.run(dict.fromkeys(order[middle:], scheme))
-        if found.problem is None:
-            high, best = middle, found
-        else:
-            low = middle
-    return best or first
 
 
 def harm(reports: Sequence[MatrixReport], asked: Collection[str]) -> list[str]:
@@ -261,12 +279,16 @@ def harm(reports: Sequence[MatrixReport], asked: Collection[str]) -> list[str]:
     return sorted(asked, key=lambda name: -(known.get(name) or -1e9))
 
 
-def parts_of(
-    model: Transformer, results: Results
-) -> tuple[Transformer, dict[str, tuple[Codes, Scheme]]]:
+def coded_model(plain: Transformer, codes: ByProjection) -> Transformer:
+    """The model that runs. Codes may have waited on the host."""
+    device = plain.embed.weight.device
+    return with_schemes(plain, {name: (codes_on(c, device), s) for name, (c, s) in codes.items()})
+
+
+def parts_of(model: Transformer, results: Results) -> tuple[Transformer, ByProjection]:
     """A copy of the model with all floats that the method changed, and the codes."""
     plain = with_kinds(model, lambda kind: kind)
-    codes: dict[str, tuple[Codes, Scheme]] = {}
+    codes: ByProjection = {}
     for name, value in results.tensors():
         if isinstance(value, Codes):
             scheme = results.schemes[name]

@@ -145,8 +145,8 @@ def _quantize_block(
     }
     reports = []
     for name, weight_OD in calibrated.weights.items():
-        made, report = _treat(name, calibrated, schemes[name], method)
-        reports.append(_named(report, index))
+        made, report = treat(name, calibrated, schemes[name], method)
+        reports.append(named(report, index))
         if isinstance(made, Codes):
             codes[name] = codes_on(made, "cpu")
         elif made is not None or weight_OD is not original[name]:
@@ -156,7 +156,7 @@ def _quantize_block(
     return LayerResult(codes, floats, reports)
 
 
-def _treat(
+def treat(
     name: str, calibrated: Calibrated, wanted: Scheme | None, method: Method
 ) -> tuple[Codes | Tensor | None, MatrixReport]:
     """A matrix's codes, or floats, or None where it stays; and its row of the table."""
@@ -202,7 +202,7 @@ def _others(block: Block) -> dict[str, Tensor]:
     }
 
 
-def _named(report: MatrixReport, index: int) -> MatrixReport:
+def named(report: MatrixReport, index: int) -> MatrixReport:
     values = vars(report) | {"name": f"layers.{index}.{report.name}"}
     return MatrixReport(**values)
 

@@ -79,17 +79,26 @@ class Statistics:
 
 
 def collect(
-    block: Block, walk: BlockWalk, on_batch: Callable[[], None] = lambda: None
+    block: Block,
+    walk: BlockWalk,
+    on_batch: Callable[[], None] = lambda: None,
+    *,
+    advance: bool = False,
 ) -> dict[str, Statistics]:
-    """Run the data through the block and watch what its matrices are given."""
+    """Run the data through the block and watch what its matrices are given. With `advance`, what
+    comes out is the next block's input.
+    """
     rows_a_call = -(-SAMPLE_ROWS // walk.num_batches)
     found = {
         name: Statistics(weight.shape[1], walk.device, rows_a_call)
         for name, weight in {**matrices(block), **_router(block)}.items()
     }
     with _watching(block, found):
-        for _ in walk.run(block):
-            on_batch()
+        if advance:
+            walk.advance(block, on_batch)
+        else:
+            for _ in walk.run(block):
+                on_batch()
     return found
 
 

@@ -14,6 +14,7 @@ from engines import engine_for, tiny
 
 from ridgeline.bench import engine as bench
 from ridgeline.bench import start
+from ridgeline.bench.compare import memory_share
 from ridgeline.bench.engine import EngineRun, Percentiles, as_record, limit_of, run_workload
 from ridgeline.bench.peers import peer_runs, transformers_peer
 from ridgeline.cli import main
@@ -179,7 +180,8 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     def known(found: Hardware, *_: Any) -> Hardware:
         return replace(found, ceilings=hardware().ceilings)
 
-    monkeypatch.setattr("ridgeline.cli.bench_engine.measure", known)
+    for name in ("bench_engine", "bench_compare"):
+        monkeypatch.setattr(f"ridgeline.cli.{name}.measure", known)
 
 
 def test_a_model_a_workload_and_a_peer(
@@ -203,6 +205,51 @@ def test_a_model_a_workload_and_a_peer(
     shown = capsys.readouterr().out
     for text in ("output tokens/s", "of the limit", "transformers one by one", "first token"):
         assert text in shown
+
+
+def test_variants_take_turns(
+    folder: Path, prompts: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of one variant lie between those of the others, and rates are held against the
+    fastest plain one.
+    """
+    seconds = iter([4.0, 1.0, 0.5, 2.0, 1.0, 0.25, 8.0, 2.0, 1.0])
+    turns: list[tuple[str, str | None]] = []
+
+    def timed(engine: Any, *about: Any) -> EngineRun:
+        turns.append((engine.recipe.dtype, engine.recipe.scheme))
+        return replace(run_workload(engine, *about), wall_s=next(seconds))
+
+    monkeypatch.setattr("ridgeline.bench.compare.run_workload", timed)
+    argv = ["bench", "engine", str(folder), "--workload", str(prompts), "--output-tokens", "4"]
+    argv += ["--compare", "fp32,bf16,int8", "--rounds", "3", "--device", "cpu", "--dtype", "fp32"]
+    argv += ["--max-context", "512", "--quantize-all"]
+    assert main([*argv, "--json", "--save", str(tmp_path / "results")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert turns == [("fp32", None), ("bf16", None), ("fp32", "int8")] * 3
+    assert found["base"] == "bf16"
+    rows = {row["name"]: row for row in found["variants"]}
+    assert rows["int8"]["rounds"] == [16.0, 32.0, 8.0]
+    assert [rows[name]["median"] for name in rows] == [2.0, 8.0, 16.0]
+    assert [rows[name]["speedup"] for name in rows] == [0.25, 1.0, 2.0]
+    assert (rows["int8"]["best"], rows["int8"]["best_speedup"]) == (32.0, 4.0)
+    record = json.loads(Path(rows["int8"]["record"]).read_text())
+    assert record["values"]["times_bf16"]["value"] == 2.0
+    assert record["values"]["output_tokens_per_s"]["num_samples"] == 3
+    assert "int8" in Path(rows["int8"]["record"]).name
+    seconds = iter([1.0] * 9)
+    assert main(argv) == 0
+    shown = capsys.readouterr().out
+    for text in ("rounds that take turns", "int8, the rest in fp32", "1.00x", "times fp32"):
+        assert text in shown
+
+
+def test_engines_share_the_memory() -> None:
+    free, taken = 1.0, []
+    for index in range(4):
+        taken.append(free * memory_share(0.9, index, 4))
+        free -= taken[-1]
+    assert taken == pytest.approx([0.225] * 4)
 
 
 def test_a_shape_that_is_kept(tmp_path: Path, capsys: Capture) -> None:
@@ -237,6 +284,11 @@ def test_a_shape_that_is_kept(tmp_path: Path, capsys: Capture) -> None:
         (["--shape", "tiny", "--kv-dtype", "fp9"], "kv_dtype is 'fp9' one of fp8"),
         (["--shape", "tiny", "--max-context", "100", "--workload", "cpu"], "--fitting"),
         (["--shape", "tiny", "--peer", "vllm"], "--peer 'vllm' transformers"),
+        (["--shape", "tiny", "--compare", "int8"], "--compare 'int8' at least two bf16,int8"),
+        (["--shape", "tiny", "--compare", "fp32,fp32"], "fp32 twice"),
+        (["--shape", "tiny", "--compare", "fp32,int3"], "scheme 'int3' known"),
+        (["--shape", "tiny", "--compare", "fp32,int8", "--scheme", "int8"], "--scheme --compare"),
+        (["demo", "--compare", "fp32,int8", "--peer", "transformers"], "--peer --compare"),
     ],
 )
 def test_refused(argv: list[str], says: str, capsys: Capture) -> None:

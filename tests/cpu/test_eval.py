@@ -64,6 +64,27 @@ def test_perplexity_of_a_text(folder: Path, text: Path, capsys: Capture) -> None
     assert part["text"]["num_tokens"] < found["text"]["num_tokens"] / 3
 
 
+@pytest.mark.parametrize(("dtype", "near"), [("fp32", 1e-5), ("bf16", 3e-3)])
+def test_a_peer_on_the_same_ids(
+    folder: Path, text: Path, tmp_path: Path, capsys: Capture, dtype: str, near: float
+) -> None:
+    argv = [folder, "--text", text, "--window", 100, "--peer", "transformers", "--dtype", dtype]
+    found = evaluated(capsys, *argv, "--save", tmp_path / "records")
+    ours, peer = found["text"], found["peer"]
+    assert (peer["name"], peer["dtype"]) == ("transformers", dtype)
+    assert (peer["num_tokens"], peer["num_windows"]) == (ours["num_tokens"], ours["num_windows"])
+    share = ours["perplexity"]["value"] / peer["perplexity"]["value"] - 1
+    assert peer["difference"]["value"] == pytest.approx(share, rel=1e-3, abs=1e-9)
+    assert abs(share) < near
+    values = json.loads(Path(found["record"]).read_text())["values"]
+    assert values["transformers_perplexity"]["value"] == peer["perplexity"]["value"]
+    assert values["difference_from_transformers"]["value"] == peer["difference"]["value"]
+    assert main(["eval", *map(str, argv), "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert f"plain in {dtype}" in shown
+    assert "on the same ids" in shown
+
+
 def test_a_recipe_is_obeyed(folder: Path, text: Path, tmp_path: Path, capsys: Capture) -> None:
     path = Recipe(dtype="bf16", kv=KV(dtype="int8")).save(tmp_path)
     argv = (folder, "--text", text, "--window", 100, "--recipe", path)

@@ -100,3 +100,21 @@ def test_the_ends() -> None:
     assert furthest(path, lambda count: never(count) * math.inf, likely=0, total_bytes=400) == 0
     assert len(asked) == 1
     assert furthest([], never, likely=1.0, total_bytes=400) == 0
+
+
+@pytest.mark.parametrize("bend", [0.5, 1.0, 2.0])
+def test_where_all_steps_lead_is_not_measured_again(bend: float) -> None:
+    path = path_of([0.1 * 1.02**i for i in range(200)])
+    costs = [0.0, *accumulate(step.kl for step in path)]
+    asked = []
+
+    def share_of_bound(count: int) -> float:
+        asked.append(count)
+        return (costs[count] / 20.0) ** bend
+
+    about = {"likely": 1e-3, "total_bytes": 4000}  # far off: it would begin at the end
+    found = furthest(path, share_of_bound, **about, whole=(costs[-1] / 20.0) ** bend)
+    right = sum(cost <= 20.0 for cost in costs) - 1
+    assert 0.8 * right - 4 <= found <= right
+    assert len(path) not in asked
+    assert furthest(path, share_of_bound, **about, whole=math.inf) == 0

@@ -18,7 +18,7 @@ from ridgeline.engine.naive import OneSequence
 from ridgeline.errors import ContextLengthError, NumericsError, UsageError
 from ridgeline.models import Transformer
 from ridgeline.quality import divergence as divergence_file
-from ridgeline.quality.divergence import divergence, kl_divergence
+from ridgeline.quality.divergence import Original, divergence, kl_divergence
 from ridgeline.quality.gate import Bounds
 from ridgeline.quality.intervals import (
     Estimate,
@@ -168,6 +168,25 @@ def test_divergence_is_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.changed.perplexity.value == pytest.approx(alone.perplexity.value, rel=1e-6)
     first = perplexity(engine_for(original), windows)
     assert found.increase == pytest.approx(increase(first, alone), rel=1e-4)
+
+
+@pytest.mark.parametrize(("kept_bytes", "num_passes"), [(2**30, 1), (2 * 70 * 131 * 4, 4)])
+def test_an_original_that_is_kept_runs_once(
+    kept_bytes: int, num_passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For two changed models: once where all windows fit, else each of two groups anew."""
+    model, windows = tiny(NAME), windows_of(70, 70, 70, 9)
+    engine, passes = engine_for(model), []
+    score = engine.score
+    monkeypatch.setattr(engine, "score", lambda *about: passes.append(1) or score(*about))
+    original = Original(engine, windows, kept_bytes)
+    for share in (0.3, 0.1):
+        changed = noisy(model, "layers.1.mlp.down.weight", share=share)
+        found = original.compare(engine_for(changed))
+        alone = divergence(engine_for(model), engine_for(changed), windows)
+        assert found.mean_kl == alone.mean_kl
+        assert found.increase == alone.increase
+    assert len(passes) == num_passes
 
 
 def test_a_model_does_not_diverge_from_itself() -> None:

@@ -107,17 +107,6 @@ def test_a_model_outside_the_bound_is_refused_with_advice(
     assert len(found.trials) == 1
 
 
-def test_a_mixture_is_found_inside_the_bound(model: Transformer, tokenizer: Tokenizer) -> None:
-    whole = quantize(model, tokenizer, job("int8")).quality.mean_kl.value
-    bounds = Bounds(max_kl=whole / 2)
-    found = quantize(model, tokenizer, job("int8", bounds=bounds, auto_mixed=True))
-    assert found.problem is None
-    assert found.quality.mean_kl.value <= whole / 2
-    assert found.stays
-    assert found.codes
-    assert len(found.trials) > 2
-
-
 def test_skipped_and_unfit_projections_stay(model: Transformer, tokenizer: Tokenizer) -> None:
     found = quantize(model, tokenizer, job(skip=("layers.0.*", "*.down")))
     assert "layers.0.attn.qkv" in found.stays

@@ -29,14 +29,16 @@ from ridgeline.models import Transformer
 from ridgeline.models.transformer import Linear
 from ridgeline.quality.gate import Bounds
 from ridgeline.quantization import load_model
+from ridgeline.quantization.calibration import quantize_model
 from ridgeline.quantization.choose import Choice, Times
 from ridgeline.quantization.linear import QuantizedLinear, quantizable
-from ridgeline.quantization.methods import Rtn, Wanda
+from ridgeline.quantization.methods import Awq, Method, Rtn, Wanda
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.quantization.sizes import Matrix
 
 HURT = "layers.1.mlp.down"
 INT8, INT4 = parse_scheme("int8"), parse_scheme("int4-g32")
+NO_ROOM = ["--max-kl", "0", "--max-ppl-increase", "0"]
 ALL = Bounds(max_kl=100.0, max_ppl_increase=None)
 JOB = Job(None, Rtn(), num_sequences=4, text=default_text()[:2000], window=60, bounds=ALL)
 
@@ -152,6 +154,57 @@ def test_what_is_saved_has_each_layers_scheme(
     torch.testing.assert_close(ours, theirs[:-1], atol=2e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("method", [Rtn(), Awq(points=2)], ids=["rtn", "awq"])
+def test_one_scheme_and_what_stays(
+    method: Method,
+    model: Transformer,
+    tokenizer: Tokenizer,
+    half: Bounds,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The whole is tried first, the sensitive layer stays, and codes that depend on nothing else
+    are found once.
+    """
+    calibrated = []
+
+    def counted(*about: Any, **more: Any) -> Any:
+        calibrated.append(1)
+        return quantize_model(*about, **more)
+
+    monkeypatch.setattr("ridgeline.ladder.quantize_job.quantize_model", counted)
+    bounds = half
+    if method.folds:  # which keeps large weights whole: a bound of its own
+        whole = quantize(model, tokenizer, replace(JOB, scheme=INT4, method=method))
+        bounds = Bounds(max_kl=whole.quality.mean_kl.value / 2)
+        calibrated.clear()
+    job = replace(JOB, bounds=bounds, method=method)
+    found = quantize_auto(model, tokenizer, job, Auto((INT4,)))
+    assert found.problem is None
+    assert found.quality.mean_kl.value <= (bounds.max_kl or 0)
+    assert found.trials[0].left == 0
+    assert found.trials[0].mean_kl > (bounds.max_kl or 0)
+    assert 0 < len(found.stays) < len(found.codes)
+    assert {scheme.name for _, scheme in found.codes.values()} == {"int4-g32"}
+    assert {row.name for row in found.reports if row.scheme} == {f"{n}.weight" for n in found.codes}
+    assert len(calibrated) == (len(found.trials) if method.folds else 0)
+    if not method.folds:
+        assert HURT in found.stays
+
+
+def test_one_scheme_inside_the_bound_needs_no_search(
+    model: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ridgeline.ladder.auto.sensitivity", None)
+    job = replace(JOB, skip=(HURT,))
+    found = quantize_auto(model, tokenizer, job, Auto((INT8,)))
+    assert found.stays == (HURT,)
+    assert len(found.trials) == 1
+    assert {place.kl for place in found.places} == {None}
+    same = quantize(model, tokenizer, replace(job, scheme=INT8))
+    assert found.quality.mean_kl == same.quality.mean_kl
+    assert [row.name for row in found.reports] == [r.name for r in same.reports if r.scheme]
+
+
 def test_budgets_that_cannot_be_met(
     model: Transformer,
     tokenizer: Tokenizer,
@@ -220,6 +273,11 @@ def test_on_the_command_line(
     assert document["weight_bytes"] == document["trials"][-1]["weight_bytes"]
     assert document["kv"] is None
     assert document["speed"] == []
+    save = ["--scheme", "int4-g32", "--auto-mixed", "--save", str(tmp_path / "records")]
+    assert main(argv(folder, tmp_path / "three", *bound[1:], *save)) == 0
+    assert "what became of the projections" in capsys.readouterr().out
+    (record,) = (tmp_path / "records").iterdir()
+    assert "int4-g32-mixed-rtn" in record.name
 
 
 @pytest.mark.parametrize(
@@ -231,6 +289,8 @@ def test_on_the_command_line(
         (UsageError, "--memory --auto", ["--scheme", "int8", "--memory", "4GiB"]),
         (UsageError, "drop --auto-mixed", ["--auto", "--auto-mixed"]),
         (UsageError, "scheme int3 known", ["--auto", "--schemes", "int8,int3"]),
+        (UsageError, "scheme int8,int4-g32 known", ["--scheme", "int8,int4-g32", "--auto-mixed"]),
+        (QualityError, "none of the 1 mixtures", ["--scheme", "int8", "--auto-mixed", *NO_ROOM]),
         (UsageError, "no size 4GiB", ["--auto", "--memory", "lots"]),
         (UsageError, "--batch-sizes 1,16 none", ["--auto", "--batch-sizes", "1,0"]),
         (UsageError, "no projection int4-g128", ["--auto", "--schemes", "int4-g128"]),

@@ -39,6 +39,11 @@ class Method(ABC):
     name: ClassVar[str]
     prunes: ClassVar[bool] = False  # it has work to do without a scheme too
 
+    @property
+    def folds(self) -> bool:
+        """Whether a matrix's codes depend on what is done to the others of its block."""
+        return type(self).fold is not Method.fold
+
     def fits(self, num_outputs: int, depth: int, scheme: Scheme | None) -> bool:
         """Whether it can treat a matrix of this size."""
         return scheme is None or scheme.fits(num_outputs, depth)

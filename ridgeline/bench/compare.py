@@ -1,0 +1,117 @@
+"""One model in several dtypes and schemes on the same workload, in rounds that take turns: what
+else the machine does meanwhile happens to all of them.
+
+All engines are there at once, each with its share of the memory. The fastest plain dtype is what
+the others are held against; the median of a variant's rounds counts, and its best is told.
+
+    variants = variants_of("fp32,bf16,int8", "bf16")
+    found = compared({name: Engine(path, recipe) ...}, workload, hardware, rounds=7)
+    found.base.name, found.speedup(found.variants[2]), found.best_speedup(found.variants[2])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple, get_args
+
+from ridgeline.bench.engine import EngineRun, run_workload
+from ridgeline.data.workload import Workload
+from ridgeline.engine import Engine
+from ridgeline.errors import UsageError
+from ridgeline.hardware import Hardware
+from ridgeline.progress import Progress
+from ridgeline.quantization.scheme import parse_scheme
+from ridgeline.recipe import Dtype
+
+PLAIN = tuple(name for name in get_args(Dtype) if name != "auto")
+
+
+class Edit(NamedTuple):
+    """What a variant changes of the recipe."""
+
+    dtype: str
+    scheme: str | None
+
+
+class Variant(NamedTuple):
+    name: str
+    runs: list[EngineRun]
+
+    @property
+    def is_plain(self) -> bool:
+        return self.name in PLAIN
+
+    @property
+    def rates(self) -> list[float]:
+        """Output tokens a second of each round."""
+        return [run.output_tokens_per_s for run in self.runs]
+
+    @property
+    def median(self) -> float:
+        return median(self.rates)
+
+    @property
+    def best(self) -> float:
+        return max(self.rates)
+
+
+@dataclass(frozen=True)
+class Compared:
+    variants: list[Variant]
+
+    @property
+    def base(self) -> Variant:
+        """The fastest that is plain; without one, the first."""
+        plain = [variant for variant in self.variants if variant.is_plain]
+        return max(plain, key=lambda variant: variant.median, default=self.variants[0])
+
+    def speedup(self, variant: Variant) -> float:
+        """By the medians."""
+        return variant.median / self.base.median
+
+    def best_speedup(self, variant: Variant) -> float:
+        """Best against best of any that is plain."""
+        plain = [each.best for each in self.variants if each.is_plain]
+        return variant.best / max(plain, default=self.base.best)
+
+
+def variants_of(names: str, dtype: str) -> dict[str, Edit]:
+    """`fp32,int8` by name: a dtype is plain, a scheme has the rest of the model in `dtype`."""
+    found: dict[str, Edit] = {}
+    for word in names.split(","):
+        name = word.strip()
+        if name in found:
+            raise UsageError(f"--compare names {name} twice; give each dtype or scheme once")
+        if name in PLAIN:
+            found[name] = Edit(name, None)
+        else:
+            found[name] = Edit(dtype, parse_scheme(name).name)
+    if len(found) < 2:
+        raise UsageError(
+            f"--compare is {names!r}; give at least two of {', '.join(PLAIN)} and the schemes, "
+            "as bf16,int8"
+        )
+    return found
+
+
+def memory_share(share: float, index: int, count: int) -> float:
+    """Of what is free when `index` engines of `count` are there: all take the same."""
+    return share / (count - index * share)
+
+
+def compared(
+    engines: Mapping[str, Engine],
+    workload: Workload,
+    hardware: Hardware,
+    rounds: int,
+    progress: Progress | None = None,
+) -> Compared:
+    variants = [Variant(name, []) for name in engines]
+    for number in range(rounds):
+        for variant in variants:
+            if progress is not None:
+                progress(f"round {number + 1}, {variant.name}", number, rounds)
+            variant.runs.append(run_workload(engines[variant.name], workload, hardware))
+    return Compared(variants)

@@ -23,6 +23,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 import ridgeline
+from ridgeline.cli import early
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import (
     INTERNAL_EXIT_CODE,
@@ -118,6 +119,8 @@ def run(arguments: list[str]) -> int:
     parser = top_level_parser()
     verb = next((word for word in arguments if not word.startswith("-")), None)
     if verb in VERBS:
+        if verb == "serve" and not {"--help", "-h", "--replicas"} & set(arguments):
+            early.begin()
         module = import_module(f"ridgeline.cli.{verb}")
         add_verb_arguments(parser, verb, module)
     try:

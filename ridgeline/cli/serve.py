@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ridgeline.cli import early
 from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.engine import SupervisedEngine
@@ -42,39 +43,47 @@ curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/jso
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="Hugging Face folder or hub name, GGUF file, or `demo`")
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument(
+        "--replicas", type=int, metavar="N", help="engines, each a process that Ray places"
+    )
     add_flags(parser, ServerConfig)
     add_flags(parser, Recipe)
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
-    began = time.monotonic()
     config = from_flags(args, ServerConfig)
     config.keys()  # what is wrong with them is said first
     bound = bind(config)
     start_logging()
-    share_cores()
+    early.share_cores()
     with terminal.progress() as progress:
         path = resolve_model(args.model, progress=progress)
         recipe = from_flags(args, Recipe, saved_recipe(path))
-        engine = SupervisedEngine(path, recipe, device=args.device, setup=prepare)
+        engine = make_engine(args, path, recipe)
     name = config.served_name or name_of(args.model)
     serving = Serving(engine, name, config, bound)
 
     def on_ready() -> None:
-        url, seconds = url_of(bound), time.monotonic() - began
+        url, seconds = url_of(bound), time.monotonic() - early.BEGAN
         log_facts(log, "ready", {"url": url, "model": name, "seconds": round(seconds, 2)})
         if not terminal.json:
             print(ready_line(url, name, engine, seconds), flush=True)
 
     serving.run(on_ready)
-    return {"model": name, "served_s": time.monotonic() - began, "restarts": engine.num_restarts}
+    return {
+        "model": name,
+        "served_s": time.monotonic() - early.BEGAN,
+        "restarts": engine.num_restarts,
+    }
 
 
-def share_cores() -> None:
-    """Threads that wait for work sleep: those of the engine would take the cores that requests are
-    read and answered with. (256 tokens of `demo` took 91 s instead of 8 on busy cores, 2026-11.)
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+def make_engine(args: argparse.Namespace, path: Path, recipe: Recipe) -> SupervisedEngine:
+    about: dict[str, Any] = {"device": args.device, "setup": prepare}
+    if args.replicas is not None:
+        from ridgeline.server.replicas import ReplicatedEngine
+
+        return ReplicatedEngine(path, recipe, num_replicas=args.replicas, **about)
+    return SupervisedEngine(path, recipe, early=early.taken(), **about)
 
 
 def name_of(model: str) -> str:

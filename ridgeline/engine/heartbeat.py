@@ -35,8 +35,14 @@ HEAD = WORK.stop
 class Heartbeat:
     """Numbers are kept as fp64, which holds integers exactly up to 2^53."""
 
-    def __init__(self, context: SpawnContext) -> None:
-        self._memory: Any = context.RawArray("d", HEAD + MAX_STEPS_OUT * (1 + MAX_ROWS))
+    def __init__(self, context: SpawnContext | None = None, memory: Any = None) -> None:
+        """In new memory, or in some that both processes have already."""
+        size = HEAD + MAX_STEPS_OUT * (1 + MAX_ROWS)
+        if memory is None:
+            assert context is not None, "new memory needs a context"
+            memory = context.RawArray("d", size)
+        assert len(memory) >= size, f"{len(memory)} numbers, and a heartbeat has {size}"
+        self._memory: Any = memory
         self._values[LAST_TIME] = time.monotonic()  # one clock for all processes of a machine
 
     def __getstate__(self) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from ridgeline.engine.worker import (
     Order,
     Ready,
     Refused,
+    Started,
     State,
     Token,
     Worker,
@@ -58,11 +59,12 @@ MAX_BARREN = 5  # processes in a row that died before they had answered anything
 class Supervisor:
     """Plays the loop's part (loop.py), with the loop in another process."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, early: Started | None = None) -> None:
+        """`early` is the first process, where that has begun already."""
         self.num_restarts = 0
         self.patience_s = WAIT_S
         self._order = order
-        self._worker = self._new_worker()
+        self._worker = self._new_worker() if early is None else Worker(order, early)
         self._numbers = count(1)
         self._held: dict[Hashable, Held] = {}  # in the order in which they came
         self._parts: dict[int, Part] = {}  # those in the process, by their numbers there
@@ -313,6 +315,8 @@ class SupervisedEngine(Engine):
     imports it.
     """
 
+    num_replicas = 1  # engines behind this one
+
     def __init__(
         self,
         model: str | Path,
@@ -322,14 +326,15 @@ class SupervisedEngine(Engine):
         num_pages: int | None = None,
         progress: Progress | None = None,
         setup: Callable[[Engine], None] | None = None,
+        early: Started | None = None,
     ) -> None:
         """`setup`, a function of a module, is called with the engine in its process whenever one
-        has started.
+        has started. `early` is a process that waits for what to load (cli/early.py).
         """
         if not isinstance(model, (str, Path)):
             raise UsageError("a supervised engine loads its model itself: give its name or path")
         path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
-        self._supervisor = Supervisor(Order(path, recipe, device, num_pages, setup))
+        self._supervisor = Supervisor(Order(path, recipe, device, num_pages, setup), early)
         try:
             self.tokenizer = tokenizer_of(path)  # while the process loads
         except BaseException:

@@ -19,7 +19,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -52,6 +52,19 @@ class Order:
     device: str
     num_pages: int | None
     setup: Callable[[Engine], None] | None  # called with it before it runs; found by its name
+
+
+class Started(Protocol):
+    """A process that waits for an order (cli/early.py), and the ways to it."""
+
+    @property
+    def process(self) -> Any: ...
+
+    @property
+    def connection(self) -> Connection: ...
+
+    @property
+    def memory(self) -> Any: ...
 
 
 class Ready(NamedTuple):
@@ -166,6 +179,15 @@ def run_worker(connection: Connection, heartbeat: Heartbeat, order: Order) -> No
     _serve(loop, connection, heartbeat, inbox, meter)
 
 
+def run_early(connection: Connection, memory: Any) -> None:
+    """The process, where it was started before it was known what to load."""
+    try:
+        order: Order = connection.recv()
+    except (EOFError, OSError):
+        return  # nothing: the other one has ended
+    run_worker(connection, Heartbeat(memory=memory), order)
+
+
 def machine_of(engine: Engine) -> Hardware:
     """The device with the ceilings that were measured before; nothing is measured here."""
     device = engine.runner.device
@@ -227,7 +249,20 @@ def _obey(loop: Loop, command: Command, outbox: list[Message], meter: StepMeter)
 class Worker:
     """The handle of such a process, from its start to its end."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, early: Started | None = None) -> None:
+        """`early` is a process that has begun already."""
+        if early is None:
+            self._start(order)
+        else:
+            self.heartbeat = Heartbeat(memory=early.memory)
+            self._connection, self._process = early.connection, early.process
+            with suppress(OSError):  # it has died, as `receive` tells
+                self._connection.send(order)
+        self.is_ready = False
+        self.has_answered = False  # with a token, or the end of a request
+        self._reason = ""
+
+    def _start(self, order: Order) -> None:
         context = get_context("spawn")  # a fork would share the device, and locks that others hold
         self.heartbeat = Heartbeat(context)
         self._connection, theirs = context.Pipe()
@@ -239,9 +274,6 @@ class Worker:
         )
         self._process.start()
         theirs.close()
-        self.is_ready = False
-        self.has_answered = False  # with a token, or the end of a request
-        self._reason = ""
 
     def send(self, command: Command) -> None:
         with suppress(OSError):  # it has died, as `receive` tells: all is sent again then

@@ -4,7 +4,7 @@ Checks who asks, finds the route, and turns whatever is raised into an error of 
 answer of ours is a 5xx but 503: what nobody foresaw is logged with its traceback, and its client is
 told the request's id. One line of the log for each request.
 
-    app = Front(keys, routes, pump, meters)
+    app = Front(keys, routes, meters, is_local=True)
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ GONE = 499  # in the log: the client left before its answer
 class Front:
     """An ASGI application."""
 
-    def __init__(self, keys: Keys, routes: Sequence[BaseRoute], meters: Meters) -> None:
-        self._keys, self._meters = keys, meters
+    def __init__(
+        self, keys: Keys, routes: Sequence[BaseRoute], meters: Meters, is_local: bool
+    ) -> None:
+        """`is_local`: it listens on this machine alone."""
+        self._keys, self._meters, self._is_local = keys, meters, is_local
         self._router = Router(routes, redirect_slashes=False, default=_not_found)
         self._paths = {getattr(route, "path", "") for route in routes}
         self._in_flight: set[str] = set()  # request ids
@@ -86,7 +89,7 @@ class Front:
 
     def _check(self, exchange: Exchange) -> None:
         path = exchange.scope["path"]
-        is_open = not self._keys.are_asked_for
+        is_open = self._is_local and not self._keys.are_asked_for
         check_origin(exchange.header(b"host"), exchange.header(b"origin"), is_open)
         if path in OPEN:
             return

@@ -14,21 +14,22 @@ from ridgeline.server.refusals import RefusalError
 
 
 def check_origin(host: str | None, origin: str | None, is_open: bool) -> None:
-    """`is_open`: the server asks for no key, so that whoever reaches it may use it. Then it must be
-    called by an address or as localhost, which no other site can have for a name.
+    """`is_open`: the server listens on this machine alone and asks for no key, so that a browser
+    on it may use it. Then it must be called by an address or as localhost, which no other site can
+    have for a name.
     """
     if origin is not None and _place_of(origin) != (host or "").lower():
         raise RefusalError(
             403,
-            "the request comes from a page of another origin; use the server's own page, or a "
-            "client that is no browser",
+            "the request comes from a page of another origin; use the server's own page or a "
+            "client that is no browser, and let a proxy pass the Host header on",
             code="other_origin",
         )
     if is_open and host is not None and not _is_address(host):
         raise RefusalError(
             403,
-            "the server was called by a name other than localhost, which it allows only with an "
-            "API key; use an address, or start it with --api-key-file",
+            "the server was called by a name other than localhost, which one that listens on its "
+            "own machine alone allows only with an API key; use its address, or --api-key-file",
             code="unknown_host",
         )
 

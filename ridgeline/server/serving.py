@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from ipaddress import ip_address
 
 import uvicorn
 
@@ -77,6 +78,11 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def is_local(bound: socket.socket) -> bool:
+    """Whether only this machine can reach it."""
+    return ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
+
+
 class Serving:
     def __init__(
         self, engine: SupervisedEngine, name: str, config: ServerConfig, bound: socket.socket
@@ -87,9 +93,10 @@ class Serving:
         self.meters = Meters(served_by(engine, name))
         self.pump = Pump(engine, self.meters)
         limits = engine.recipe.limits.filled()
-        self.gate = Gate(limits.max_batch, config.max_waiting, config.max_per_key)
+        max_running = limits.max_batch * engine.num_replicas
+        self.gate = Gate(max_running, config.max_waiting, config.max_per_key)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
-        answering = Answering(
+        self.answering = Answering(
             self.pump,
             self.gate,
             Bodies(config.max_body_bytes(limits.max_context), BODIES_TOTAL),
@@ -99,8 +106,10 @@ class Serving:
             self._threads,
             config.log_prompts,
         )
-        routes = Routes(answering, config.step_timeout / 2, keys.are_asked_for)
-        self.front = Front(keys, routes.all(), self.meters)
+        routes = Routes(self.answering, config.step_timeout / 2, keys.are_asked_for)
+        self.front = Front(keys, routes.all(), self.meters, is_local(bound))
+        if not (is_local(bound) or keys.are_asked_for):
+            log.warning("whoever reaches %s may use it: it asks for no API key", url_of(bound))
         self._server = QuietServer(self._uvicorn(self.front))
         self._watchdog = Watchdog(self.pump, config.step_timeout)
         self._drain: asyncio.Task[None] | None = None

@@ -16,6 +16,7 @@ from ridgeline.server.protocol import ROUTES, ApiError, Asked, Route, error_body
 from ridgeline.server.protocol.parsing import REQUESTS
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+FLAT_TOOL = {"type": "function", "name": "add"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ASKED: dict[Route, dict[str, Any]] = {
     "chat": {"messages": HELLO},
@@ -291,6 +292,8 @@ CONFLICTS: list[tuple[Route, dict[str, Any], str]] = [
     ("completions", {"stream": True, "echo": True, "logprobs": 1}, "echo"),
     ("completions", {"prompt": ["a"] * 70, "n": 2}, "prompt"),
     ("tokenize", {"add_generation_prompt": True}, "add_generation_prompt"),
+    ("responses", {"top_logprobs": 1, "tools": [FLAT_TOOL]}, "top_logprobs"),
+    ("responses", {"include": ["message.output_text.logprobs"], "tools": [FLAT_TOOL]}, "include"),
     ("responses", {"stream": True, "stream_options": {"include_usage": True}}, "stream_options"),
 ]
 
@@ -438,7 +441,7 @@ def test_arbitrary_bodies_raise_nothing_else(route: Route, body: Any) -> None:
     only_api_errors(route, body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     route=st.sampled_from(ROUTES),
     changes=st.dictionaries(st.sampled_from(NAMES), VALUES, min_size=1, max_size=3),

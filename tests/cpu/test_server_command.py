@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,8 @@ from server_faults import FAULTS
 
 from ridgeline.cli import main, serve
 from ridgeline.errors import MissingPackageError, UsageError
+from ridgeline.recipe import Recipe
+from ridgeline.server import replicas
 
 KEY = "the-key-of-the-file"
 SCRIPT = Path(__file__).parent.parent / "breakable_cli.py"
@@ -34,7 +37,7 @@ def started(folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, FAULTS: str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(SCRIPT), "serve", str(folder), "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(
-        [*command, "--memory-share", "0.02", *flags],
+        [*command, "--memory-share", "0.05", *flags],
         env=environment,
         text=True,
         stdout=subprocess.PIPE,
@@ -62,7 +65,7 @@ def assert_drains(process: subprocess.Popen[str], model: str) -> None:
     assert process.stdout is not None
     line = process.stdout.readline()
     found = re.fullmatch(
-        r"(http://127\.0\.0\.1:\d+) serves (\S+): weights .* KiB, KV pages .* MiB \(.* tokens\), "
+        r"(http://127\.0\.0\.1:\d+) serves (\S+): weights .* KiB, KV pages .* [MG]iB \(.* tokens\), "
         r"context 2,048; ready in \d+\.\d s\n",
         line,
     )
@@ -126,3 +129,47 @@ def test_json_is_one_document_and_nothing_else(
     assert main(["serve", str(tmp_path), "--port", "0", "--served-name", "mine", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["model"], document["restarts"]) == ("mine", 2)
+
+
+def test_the_engine_begins_early_and_ends_with_a_signal(tmp_path: Path) -> None:
+    """As users start it; the engine's process is there before this one knows what to load."""
+    write_model(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    flags = ("--port", "0", "--device", "cpu", "--memory-share", "0.05")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ridgeline", "serve", str(tmp_path), *flags],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().split(" ")[0]
+        answer = httpx.post(
+            url + "/v1/chat/completions", json=chat(max_tokens=2, model=tmp_path.name), timeout=30
+        )
+        assert answer.status_code == 200
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert process.returncode == 0, err
+        assert "0 restarts" in out
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_replicas_are_asked_for_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, dict[str, Any]]] = []
+    replicated, plain = (
+        lambda *_, kind=kind, **about: made.append((kind, about)) for kind in ("several", "one")
+    )
+    monkeypatch.setattr(replicas, "ReplicatedEngine", replicated)
+    monkeypatch.setattr(serve, "SupervisedEngine", plain)
+    for number in (3, None):
+        serve.make_engine(Namespace(device="cpu", replicas=number), Path("model"), Recipe())
+    assert [(kind, about.get("num_replicas")) for kind, about in made] == [
+        ("several", 3),
+        ("one", None),
+    ]
+    assert made[1][1]["early"] is None  # everything is imported here: nothing was begun

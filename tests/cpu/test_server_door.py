@@ -14,6 +14,7 @@ from ridgeline.server.gate import Gate
 from ridgeline.server.keys import Keys
 from ridgeline.server.origin import check_origin
 from ridgeline.server.refusals import RefusalError, retry_after
+from ridgeline.server.serving import bind, is_local, url_of
 
 
 def basic(user: str, password: str) -> str:
@@ -74,6 +75,15 @@ def test_origins() -> None:
         with pytest.raises(RefusalError) as caught:
             check_origin(host, origin, is_open)
         assert caught.value.status == 403
+
+
+@pytest.mark.parametrize(
+    ("host", "local"), [("127.0.0.1", True), ("localhost", True), ("0.0.0.0", False)]
+)
+def test_where_it_listens(host: str, local: bool) -> None:
+    with bind(ServerConfig(host=host, port=0)) as bound:
+        assert is_local(bound) == local
+        assert url_of(bound).startswith("http://")
 
 
 def test_the_gate_counts_outputs_and_requests_of_a_key() -> None:

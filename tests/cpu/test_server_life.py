@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -18,15 +19,17 @@ import pytest
 from live_server import LiveServer, chat, events_of, live_server, until
 
 from ridgeline.server import answering, pump
+from ridgeline.server.answering import Answering
 from ridgeline.server.keys import Keys
 
-STEP_TIMEOUT = 1.0
+STEP_TIMEOUT, CLIENT_TIMEOUT = 1.0, 2.0
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("life")
-    with live_server(folder, max_body_mib=1, step_timeout=STEP_TIMEOUT) as found:
+    times = {"step_timeout": STEP_TIMEOUT, "client_timeout": CLIENT_TIMEOUT}
+    with live_server(folder, max_body_mib=1, **times) as found:
         yield found
 
 
@@ -50,6 +53,7 @@ def open_stream(server: LiveServer, body: dict[str, Any]) -> socket.socket:
     sent = json.dumps({**body, "stream": True}).encode()
     host, port = server.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=10)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}:{port}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(sent)}\r\n\r\n"
@@ -156,6 +160,18 @@ def test_who_goes_is_forgotten_within_two_steps(server: LiveServer) -> None:
             assert server.engine.progress.num_steps - steps <= 3  # one was running already
 
 
+def test_who_does_not_read_is_dropped(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+    """Long before its answer would have ended, and what waited for it was merged."""
+    wide = chat(n=8, logprobs=True, top_logprobs=20, max_tokens=1900)
+    with caplog.at_level(logging.INFO, "ridgeline"), closing(open_stream(server, wide)):
+        until(lambda: len(caplog.records) == 1, 30)
+    facts = caplog.records[0].__dict__["facts"]
+    assert facts["status"] == 499
+    assert facts["total_s"] > CLIENT_TIMEOUT
+    assert "output_tokens" not in facts
+    until(server.is_idle)
+
+
 def connection_address(server: LiveServer) -> tuple[str, int]:
     host, port = server.url.removeprefix("http://").split(":")
     return host, int(port)
@@ -209,6 +225,7 @@ def test_salts_keep_prefixes_apart(server: LiveServer) -> None:
 def test_logs_hold_no_prompts(
     server: LiveServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    answer = Answering.answer
     with caplog.at_level(logging.DEBUG, "ridgeline"):
         headers = {"x-request-id": "seen-1"}
         server.post("/v1/chat/completions", chat("pelican", max_tokens=2), headers=headers)
@@ -218,6 +235,11 @@ def test_logs_hold_no_prompts(
     lines = [f"{record.getMessage()} {record.__dict__.get('facts')}" for record in caplog.records]
     assert any("seen-1" in line and "'prompt_tokens'" in line for line in lines)
     assert not any("pelican" in line for line in lines)
+    logged = replace(server.serving.answering, log_prompts=True)
+    monkeypatch.setattr(Answering, "answer", lambda _, *args: answer(logged, *args))
+    with caplog.at_level(logging.INFO, "ridgeline"):
+        server.post("/v1/chat/completions", chat("pelican", max_tokens=2))
+        until(lambda: "pelican" in str(caplog.records[-1].__dict__.get("facts")))
 
 
 def test_the_unforeseen_is_a_503(

@@ -78,7 +78,9 @@ def openapi_document(
     for kind in REQUESTS.values():
         _add_not_done(schemas[kind.__name__], kind)
         if models:
-            schemas[kind.__name__]["properties"]["model"] = {"enum": list(models)}
+            may_miss = not kind.model_fields["model"].is_required()
+            names = [*models, None] if may_miss else list(models)
+            schemas[kind.__name__]["properties"]["model"] = {"enum": names}
     paths: dict[str, Any] = {}
     for route, path in PATHS.items():
         schema = refs[REQUESTS[route], "validation"]

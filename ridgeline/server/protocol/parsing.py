@@ -108,6 +108,11 @@ def _responses(request: ResponsesRequest, limits: Limits) -> Asked:
     grammar = grammar_of(request.text and request.text.format, "text.format")
     conversation = of_responses(request, limits.max_depth)
     wants_logprobs = bool(request.include) or bool(request.top_logprobs)
+    if wants_logprobs and conversation.usable_tools:  # calls have no place for theirs
+        raise _conflict(
+            "top_logprobs" if request.top_logprobs else "include",
+            "log-probabilities and tools do not go together here; set tool_choice to none",
+        )
     sampling = _sampling(
         request,
         limits,

@@ -82,7 +82,6 @@ class ResponseItems:
         return [added, ItemEvent("response.content_part.added", fields)]
 
     def _open_call(self, name: str) -> list[ItemEvent]:
-        self._waiting.clear()  # they are of the call's tokens
         events = self._close()
         call = {"id": "fc", "type": "function_call", "name": name, "arguments": ""}
         added = self._begin({**call, "status": "in_progress"})

@@ -35,7 +35,7 @@ TEMPLATE = (
 RECIPE = Recipe(
     dtype="fp32",
     kv=KV(page_size=16),
-    limits=Limits(max_batch=32, token_budget=256, memory_share=0.02),
+    limits=Limits(max_batch=32, token_budget=256, memory_share=0.2),
 )
 
 

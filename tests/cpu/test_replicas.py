@@ -219,7 +219,7 @@ def ray() -> Iterator[Any]:
 def test_a_replica_is_killed_under_load(ray: Any, tmp_path: Path) -> None:
     """Two replicas in processes that Ray has placed; one is killed with requests in it."""
     path = saved_model(tmp_path)
-    recipe = replace(RECIPE, limits=replace(LIMITS, max_batch=8))
+    recipe = replace(RECIPE, limits=replace(LIMITS, max_batch=8, memory_share=0.1))
     long = replace(GREEDY, max_tokens=40)
     alone = Engine(load_model(path, dtype="fp32", device="cpu"), recipe, num_pages=64)
     expected = alone.generate(PROMPTS * 2, long)

@@ -37,7 +37,7 @@ def started(folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, FAULTS: str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(SCRIPT), "serve", str(folder), "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(
-        [*command, "--memory-share", "0.02", *flags],
+        [*command, "--memory-share", "0.05", *flags],
         env=environment,
         text=True,
         stdout=subprocess.PIPE,
@@ -65,8 +65,8 @@ def assert_drains(process: subprocess.Popen[str], model: str) -> None:
     assert process.stdout is not None
     line = process.stdout.readline()
     found = re.fullmatch(
-        r"(http://127\.0\.0\.1:\d+) serves (\S+): weights .* KiB, KV pages .* MiB \(.* tokens\), "
-        r"context 2,048; ready in \d+\.\d s\n",
+        r"(http://127\.0\.0\.1:\d+) serves (\S+): weights .* KiB, "
+        r"KV pages .* [MG]iB \(.* tokens\), context 2,048; ready in \d+\.\d s\n",
         line,
     )
     assert found, line + (process.communicate(timeout=20)[1] if not line else "")
@@ -135,7 +135,7 @@ def test_the_engine_begins_early_and_ends_with_a_signal(tmp_path: Path) -> None:
     """As users start it; the engine's process is there before this one knows what to load."""
     write_model(tmp_path)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    flags = ("--port", "0", "--device", "cpu", "--memory-share", "0.02")
+    flags = ("--port", "0", "--device", "cpu", "--memory-share", "0.05")
     process = subprocess.Popen(
         [sys.executable, "-m", "ridgeline", "serve", str(tmp_path), *flags],
         env=environment,

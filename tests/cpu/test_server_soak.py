@@ -12,14 +12,14 @@ from command_line import make_folder
 from live_server import TEMPLATE
 from soak.clients import soak
 from soak.hostile import besiege
-from soak.server_process import ServerProcess
+from soak.server_process import ServerProcess, memory_flags
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder: Path = tmp_path_factory.mktemp("model")
     make_folder(folder, TEMPLATE, max_position_embeddings=2048)
-    flags = ("--device", "cpu", "--memory-share", "0.02", "--page-size", "16")
+    flags = ("--device", "cpu", "--page-size", "16", *memory_flags(300 << 20))
     with ServerProcess(str(folder), *flags, "--client-timeout", "5") as server:
         yield server
         assert server.stop() == 0

@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="NAME", help="as the endpoint calls it (default: the first it names)"
     )
-    parser.add_argument("--api", choices=tuple(PATHS), default="completions")
+    parser.add_argument(
+        "--api", choices=tuple(PATHS), default="completions", help="(default: %(default)s)"
+    )
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="the key is its text")
     _add_load(parser)
     _add_bound(parser)
@@ -48,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--processes", type=int, default=1, metavar="N", help="of the client (default: %(default)s)"
     )
     parser.add_argument(
-        "--timeout-s", type=float, default=600.0, help="of a request (default: %(default)s)"
+        "--timeout-s", type=float, default=600.0, metavar="S", help="of a request (default: 600)"
     )
     parser.add_argument(
         "--rounds", type=int, default=1, metavar="N", help="endpoints in turn (default: 1)"
@@ -68,7 +70,12 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "BurstGPT, Mooncake) or with prompts (default: %(default)s)",
     )
     group.add_argument("--requests", type=int, metavar="N", help="how many; a workload repeats")
-    group.add_argument("--rate", type=float, metavar="X", help="requests a second, on average")
+    group.add_argument(
+        "--rate",
+        type=float,
+        metavar="X",
+        help="requests a second, on average; with --find the first that is tried",
+    )
     group.add_argument(
         "--arrivals",
         choices=PATTERNS,

@@ -341,6 +341,10 @@ class SupervisedEngine(Engine):
             self._supervisor.kill()
             self._supervisor.close()
             raise
+        self._begin()
+
+    def _begin(self) -> None:
+        """When the process is up: what it says of itself."""
         ready = self._supervisor.wait_until_ready()
         self.config, self.recipe, self.memory_plan, self.costs = ready
         self.max_context = self.recipe.limits.filled().max_context

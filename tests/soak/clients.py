@@ -23,15 +23,16 @@ from typing import Any
 
 from soak.raw_http import Reply, exchange, post
 from soak.server_process import ServerProcess, memory_flags
+from soak.warming import fill_pages
 
 PROMPTS = [
     f"{start} {thing}"
     for start in ("Tell me about", "Why do people like", "Write a line on", "What is")
     for thing in ("the sea", "old maps", "rain", "bread", "a quiet street", "the moon", "tin")
 ]
-WARM_SHARE = 0.4  # of the run, after which memory must stay
-KILL_SHARE = 0.2
-MEMORY_BYTES = 1400 << 20  # of `demo`: 200 pages or so for 64 clients
+WARM_SHARE = 0.5  # of the run, after which memory must stay
+KILL_SHARE = 0.15
+MEMORY_BYTES = 1200 << 20  # of `demo`: 160 pages or so for 64 clients
 REFUSALS = {429, 503}
 MALFORMED = [
     b"{", b'{"model": ', b"[]", b"null", b'"text"', b"\xff\xfe", b'{"messages": 3}',
@@ -58,6 +59,7 @@ class Story:
 class Soak:
     server: ServerProcess
     seconds: float
+    fills: bool = True
     max_tokens: int = 24
     seed: int = 0
     story: Story = field(default_factory=Story)
@@ -134,8 +136,11 @@ class Soak:
         await killing
 
     async def _kill(self) -> None:
+        """The engine's process; the next one's cache is filled at once."""
         await asyncio.sleep(self.seconds * KILL_SHARE)
         self.server.kill_engine()
+        if self.fills:
+            await fill_pages(self.server)
 
     async def greedy(self) -> list[str]:
         """Of a few prompts, one after the other."""
@@ -182,10 +187,12 @@ class Memory:
 
 
 def soak(
-    server: ServerProcess, seconds: float, num_clients: int, max_tokens: int = 24
+    server: ServerProcess, seconds: float, num_clients: int, fills: bool = True
 ) -> dict[str, Any]:
-    """Everything that was promised, as figures; `problems` is empty when it was kept."""
-    run = Soak(server, seconds, max_tokens)
+    """Everything that was promised, as figures; `problems` is empty when it was kept. `fills` has
+    the cache filled, without which memory says nothing.
+    """
+    run = Soak(server, seconds, fills)
     before = asyncio.run(run.greedy())
     memory = Memory(server, min(1.0, seconds / 50))
     memory.start()

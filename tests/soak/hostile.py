@@ -20,6 +20,7 @@ from typing import Any
 from soak.hostile_bodies import LARGEST, Hostile, bad_grammar, draw_hostile
 from soak.raw_http import Reply, exchange, post
 from soak.server_process import ServerProcess, memory_flags
+from soak.warming import fill_pages
 
 NUM_CLIENTS = 24
 NUM_GRAMMARS = 500  # before memory is looked at; compiled ones are kept, up to a bound
@@ -90,12 +91,7 @@ async def warm_up(server: ServerProcess) -> None:
     """Until it has been as large as it gets: every page of the cache used once, the grammars that
     it keeps compiled, and the largest requests that are answered, many at a time.
     """
-    words = "one two three four five six seven " * 250
-    for number in range(200):
-        body = {"model": server.model, "prompt": f"{number} {words}", "max_tokens": 1}
-        await exchange(server.port, post("/v1/completions", body), timeout_s=300.0)
-        if server.metric('ridgeline:kv_pages{state="free"}') < 3 and number > 2:
-            break
+    await fill_pages(server)
     for number in range(NUM_GRAMMARS):
         grammar = bad_grammar(random.Random(-number), server.model)
         await exchange(server.port, grammar.parts)

@@ -12,12 +12,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.loading import tokenizer_of
-from ridgeline.engine.outputs import Event
 from ridgeline.engine.supervisor import SupervisedEngine
 from ridgeline.engine.worker import Order
 from ridgeline.errors import HardwareError, OfflineError, UsageError
@@ -65,12 +63,7 @@ class ReplicatedEngine(SupervisedEngine):
 
         self._supervisor = Pool(order, [start] * num_replicas)  # type: ignore[assignment]
         self.tokenizer = tokenizer
-        ready = self._supervisor.wait_until_ready()
-        self.config, self.recipe, self.memory_plan, self.costs = ready
-        self.max_context = self.recipe.limits.filled().max_context
-        self._loop = self._supervisor
-        self._events: list[Event] = []
-        self._numbers = count()
+        self._begin()
 
 
 def needs_of(recipe: Recipe, device: str, num_replicas: int) -> Needs:

@@ -21,7 +21,7 @@ Config = TypeVar("Config")
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
-    group = parser.add_argument_group(config.__name__.lower())
+    group = parser.add_argument_group(config.__name__.lower().removesuffix("config"))
     types = hints(config)
     for entry in _flag_fields(config):
         if is_dataclass(types[entry.name]):

@@ -2,7 +2,9 @@
 else the machine does meanwhile happens to all of them.
 
 All engines are there at once, each with its share of the memory. The fastest plain dtype is what
-the others are held against; the median of a variant's rounds counts, and its best is told.
+the others are held against; the median of a variant's rounds counts, and its best is told. Where
+others use the machine too, tokens by second of processor time say more: on a CPU, with one thread
+(threads that wait for each other spend time as well).
 
     variants = variants_of("fp32,bf16,int8", "bf16")
     found = compared({name: Engine(path, recipe) ...}, workload, hardware, rounds=7)
@@ -25,6 +27,7 @@ from ridgeline.progress import Progress
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.recipe import Dtype
 
+SHORTEST_S = 1e-6  # a clock's step, where nothing else is seen
 PLAIN = tuple(name for name in get_args(Dtype) if name != "auto")
 
 
@@ -56,6 +59,11 @@ class Variant(NamedTuple):
     def best(self) -> float:
         return max(self.rates)
 
+    @property
+    def cpu_median(self) -> float:
+        """Output tokens by second of processor time."""
+        return median(run.num_output_tokens / max(run.cpu_s, SHORTEST_S) for run in self.runs)
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -70,6 +78,11 @@ class Compared:
     def speedup(self, variant: Variant) -> float:
         """By the medians."""
         return variant.median / self.base.median
+
+    def cpu_speedup(self, variant: Variant) -> float:
+        """By processor time, against the fastest plain one by that measure."""
+        plain = [each.cpu_median for each in self.variants if each.is_plain]
+        return variant.cpu_median / max(plain, default=self.base.cpu_median)
 
     def best_speedup(self, variant: Variant) -> float:
         """Best against best of any that is plain."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -73,6 +73,7 @@ class EngineRun:
     num_preemptions: int
     drafted_tokens: int  # guessed ahead and verified
     accepted_tokens: int  # of those, right
+    cpu_s: float  # processor time of this process, all its threads together
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -109,12 +110,13 @@ def run_workload(
     before = engine.stats
     engine.runner.watch = watch = StepWatch(engine.runner.device)
     try:
-        started = time.monotonic()
+        started, cpu_started = time.monotonic(), time.process_time()
         seen = _replay(engine, workload, prompts, progress)
-        wall_s = time.monotonic() - started
+        wall_s, cpu_s = time.monotonic() - started, time.process_time() - cpu_started
     finally:
         engine.runner.watch = None
-    return _summary(engine, workload, seen, watch, wall_s, hardware, before)
+    found = _summary(engine, workload, seen, watch, wall_s, hardware, before)
+    return replace(found, cpu_s=cpu_s)
 
 
 def _replay(
@@ -180,6 +182,7 @@ def _summary(
         peak_page_share=max(seen.page_shares, default=0.0),
         gap=Percentiles.of(watch.gaps_s()),
         limit_s=limit_of(engine, steps, hardware),
+        cpu_s=0.0,
         **{
             name: getattr(after, name) - getattr(before, name)
             for name in ("hit_tokens", "num_preemptions", "drafted_tokens", "accepted_tokens")

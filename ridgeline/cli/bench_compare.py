@@ -82,6 +82,8 @@ def document(
                 "best_output_tokens_per_s": Value(variant.best, "token/s"),
                 f"times_{found.base.name}": Value(found.speedup(variant), "1"),
                 "times_best_plain": Value(found.best_speedup(variant), "1"),
+                "output_tokens_per_cpu_s": Value(variant.cpu_median, "token/s"),
+                "times_plain_by_cpu_s": Value(found.cpu_speedup(variant), "1"),
             }
             name = f"{record_name(subject.name, variant.name, variant.runs[0].workload)}-compared"
             record = as_record(name, variant.runs, hardware, **more)
@@ -108,6 +110,8 @@ def row(found: Compared, variant: Variant, subject: Subject) -> dict[str, Any]:
         "best": variant.best,
         "speedup": found.speedup(variant),
         "best_speedup": found.best_speedup(variant),
+        "per_cpu_s": variant.cpu_median,
+        "cpu_speedup": found.cpu_speedup(variant),
         "share_of_limit": sorted(variant.runs, key=lambda run: run.output_tokens_per_s)[
             len(variant.runs) // 2
         ].share_of_limit,
@@ -120,19 +124,19 @@ def render(result: dict[str, Any], console: Console) -> None:
     console.print(f"{about}, {result['num_rounds']} rounds that take turns")
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("output tokens/s")
-    for name in ("median", "best", f"times {result['base']}", "best of best", "of the limit"):
+    for name in ("median", "best", "by CPU second", "of the limit"):
         table.add_column(name, justify="right")
     for entry in result["variants"]:
-        rest = f", the rest in {entry['dtype']}" if entry["scheme"] else ""
+        rest = f", rest {entry['dtype']}" if entry["scheme"] else ""
         share = entry["share_of_limit"]
         table.add_row(
             entry["name"] + rest,
-            f"{entry['median']:.1f}",
-            f"{entry['best']:.1f}",
-            f"{entry['speedup']:.2f}x",
-            f"{entry['best_speedup']:.2f}x",
+            f"{entry['median']:.1f} ({entry['speedup']:.2f}x)",
+            f"{entry['best']:.1f} ({entry['best_speedup']:.2f}x)",
+            f"{entry['per_cpu_s']:.1f} ({entry['cpu_speedup']:.2f}x)",
             "unknown" if share is None else f"{share:.0%}",
         )
+    table.caption = f"times the fastest plain one, which is {result['base']} by the median"
     console.print(table)
     for entry in result["variants"]:
         if entry["plain_for_speed"]:

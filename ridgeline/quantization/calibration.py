@@ -2,9 +2,10 @@
 
 For each block: its inputs go through it once and are watched (statistics.py), the method folds and
 rounds, the result is kept (work.py), and the inputs go through the block once more, now rounded, to
-become the next block's. The device holds one block, its statistics and, unless they wait on the
-host, the activations; the model itself may lie on the host and is never changed. A run that was
-stopped goes on at the first layer that its work folder lacks, and ends with the same bytes.
+become the next block's; methods that are to see the original's activations spare that. The device
+holds one block, its statistics and, unless they wait on the host, the activations; the model itself
+may lie on the host and is never changed. A run that was stopped goes on at the first layer that its
+work folder lacks, and ends with the same bytes.
 
 Which text the tokens come from is for data/calibration_text.py.
 
@@ -67,17 +68,20 @@ def quantize_model(
         work = work / fingerprint(model, tokens, schemes, method, min_tokens)
     results = Results(model.config.num_layers, schemes, work)
     walk = BlockWalk(model, tokens, device, keep_on_host)
-    meter = _Meter(progress, results, walk.num_batches)
+    meter = _Meter(progress, results, walk.num_batches, method)
     for index in range(results.num_layers):
         block = walk.copy_block(index)
         layer_schemes = _inside(schemes, index)
+        has_advanced = False
         if results.has(index):
             result = results.layer(index)
         else:
             result = _quantize_block(block, walk, layer_schemes, method, index, min_tokens, meter)
             results.put(index, result)
-        if index + 1 < results.num_layers:
-            write_into(block, result, layer_schemes)
+            has_advanced = method.sees_original
+        if index + 1 < results.num_layers and not has_advanced:
+            if not method.sees_original:
+                write_into(block, result, layer_schemes)
             walk.advance(block, meter.step)
     meter.finish()
     return results
@@ -130,7 +134,7 @@ def _quantize_block(
 ) -> LayerResult:
     before = {name: value.detach().clone() for name, value in _others(block).items()}
     original = {name: value.detach().float() for name, value in matrices(block).items()}
-    statistics = collect(block, walk, meter.step)
+    statistics = collect(block, walk, meter.step, advance=method.sees_original)
     fitting = {
         name: scheme if _fits(method, original[name], scheme) else None
         for name, scheme in schemes.items()
@@ -212,11 +216,14 @@ class _Meter:
     a matrix is one.
     """
 
-    def __init__(self, progress: Progress | None, results: Results, num_batches: int) -> None:
+    def __init__(
+        self, progress: Progress | None, results: Results, num_batches: int, method: Method
+    ) -> None:
         layers = results.num_layers
-        fresh = [index for index in range(layers) if not results.has(index)]
+        fresh = sum(not results.has(index) for index in range(layers))
         inside = sum(name.startswith("layers.0.") for name in results.schemes)
-        self.total = (layers - 1) * num_batches + len(fresh) * (num_batches + inside)
+        passes = layers if method.sees_original else layers - 1 + fresh
+        self.total = passes * num_batches + fresh * inside
         self.progress, self.done = progress, 0
 
     def step(self) -> None:

@@ -66,6 +66,7 @@ def test_counts_and_times() -> None:
     assert 0 < run.gap.p50 < run.wall_s / 8
     assert 0 < run.peak_page_share <= 7 / 32
     assert run.output_tokens_per_s == pytest.approx(15 / run.wall_s)
+    assert run.cpu_s > 0
 
 
 def test_each_round_begins_with_an_empty_prefix_cache() -> None:
@@ -218,7 +219,8 @@ def test_variants_take_turns(
 
     def timed(engine: Any, *about: Any) -> EngineRun:
         turns.append((engine.recipe.dtype, engine.recipe.scheme))
-        return replace(run_workload(engine, *about), wall_s=next(seconds))
+        taken = next(seconds)
+        return replace(run_workload(engine, *about), wall_s=taken, cpu_s=taken / 10)
 
     monkeypatch.setattr("ridgeline.bench.compare.run_workload", timed)
     argv = ["bench", "engine", str(folder), "--workload", str(prompts), "--output-tokens", "4"]
@@ -233,6 +235,8 @@ def test_variants_take_turns(
     assert [rows[name]["median"] for name in rows] == [2.0, 8.0, 16.0]
     assert [rows[name]["speedup"] for name in rows] == [0.25, 1.0, 2.0]
     assert (rows["int8"]["best"], rows["int8"]["best_speedup"]) == (32.0, 4.0)
+    assert rows["int8"]["per_cpu_s"] == pytest.approx(160.0)
+    assert rows["int8"]["cpu_speedup"] == pytest.approx(2.0)
     record = json.loads(Path(rows["int8"]["record"]).read_text())
     assert record["values"]["times_bf16"]["value"] == 2.0
     assert record["values"]["output_tokens_per_s"]["num_samples"] == 3
@@ -240,7 +244,7 @@ def test_variants_take_turns(
     seconds = iter([1.0] * 9)
     assert main(argv) == 0
     shown = capsys.readouterr().out
-    for text in ("rounds that take turns", "int8, the rest in fp32", "1.00x", "times fp32"):
+    for text in ("rounds that take turns", "int8, rest fp32", "1.00x", "which is fp32"):
         assert text in shown
 
 

@@ -5,6 +5,7 @@ refused.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,7 @@ def test_what_is_usual_for_a_scheme() -> None:
         method = usual_method(parse_scheme(name))
         assert isinstance(method, SmoothQuant)
         assert isinstance(method.then, Gptq), name
+        assert method.sees_original, name
 
 
 def test_the_result_is_what_was_asked() -> None:
@@ -243,6 +245,39 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(method: Method, tmp_path: Path)
     assert len(files(tmp_path / "whole")) == 3
     assert told == sorted(told)
     assert told[-1] == (20, 20)  # two layers anew, and the first one's outputs again
+
+
+def test_what_the_original_hands_on_may_be_asked_for(tmp_path: Path) -> None:
+    """The second block's codes are then those of a model whose first block stays; a stopped run
+    goes on to the same bytes.
+    """
+    model, scheme = outlier_model(layers=3), parse_scheme("int4-g32")
+    method = SmoothQuant(alpha=0.5, then=Gptq(clip=False), on_original=True)
+    folder, told = tmp_path / "cut", list[tuple[int, int]]()
+    with pytest.raises(StoppedError):  # a layer is 3 batches and 4 matrices
+        quantize_model(model, token_batches(), scheme, method, work=folder, progress=stop_after(10))
+    found = quantize_model(
+        model,
+        token_batches(),
+        scheme,
+        method,
+        work=folder,
+        progress=lambda label, done, total: told.append((done, total)),
+    )
+    assert told[0] == (1, 17)  # the first layer's outputs again, two layers anew
+    assert told[-1] == (17, 17)
+    quantize_model(model, token_batches(), scheme, method, work=tmp_path / "whole")
+    assert files(folder) == files(tmp_path / "whole")
+    rounded = quantize_model(model, token_batches(), scheme, replace(method, on_original=False))
+
+    def only_last(name: str) -> Scheme | None:
+        return scheme if name.startswith("layers.2.") else None
+
+    alone = quantize_model(model, token_batches(), only_last, replace(method, on_original=False))
+    key = "mlp.down.weight"
+    ours, theirs, other = (each.layer(2).codes[key] for each in (found, alone, rounded))
+    assert torch.equal(ours.values, theirs.values)
+    assert not torch.equal(ours.values, other.values)
 
 
 def test_what_decides_the_result_decides_the_folder(tmp_path: Path) -> None:

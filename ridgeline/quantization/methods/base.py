@@ -40,6 +40,13 @@ class Method(ABC):
     prunes: ClassVar[bool] = False  # it has work to do without a scheme too
 
     @property
+    def sees_original(self) -> bool:
+        """Whether a block is calibrated on what the original hands it, not on what comes out of the
+        blocks before it when they are rounded.
+        """
+        return False
+
+    @property
     def folds(self) -> bool:
         """Whether a matrix's codes depend on what is done to the others of its block."""
         return type(self).fold is not Method.fold

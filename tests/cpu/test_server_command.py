@@ -65,8 +65,8 @@ def assert_drains(process: subprocess.Popen[str], model: str) -> None:
     assert process.stdout is not None
     line = process.stdout.readline()
     found = re.fullmatch(
-        r"(http://127\.0\.0\.1:\d+) serves (\S+): weights .* KiB, KV pages .* [MG]iB \(.* tokens\), "
-        r"context 2,048; ready in \d+\.\d s\n",
+        r"(http://127\.0\.0\.1:\d+) serves (\S+): weights .* KiB, "
+        r"KV pages .* [MG]iB \(.* tokens\), context 2,048; ready in \d+\.\d s\n",
         line,
     )
     assert found, line + (process.communicate(timeout=20)[1] if not line else "")

@@ -10,7 +10,7 @@ from soak.raw_http import exchange, post
 from soak.server_process import ServerProcess
 
 WORDS = "one two three four five six seven " * 250
-AT_ONCE = 4
+AT_ONCE = 8
 MOST = 60  # rounds
 
 

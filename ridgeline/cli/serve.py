@@ -56,6 +56,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     bound = bind(config)
     start_logging()
     early.share_cores()
+    early.one_arena()
     with terminal.progress() as progress:
         path = resolve_model(args.model, progress=progress)
         recipe = from_flags(args, Recipe, saved_recipe(path))
@@ -82,7 +83,8 @@ def make_engine(args: argparse.Namespace, path: Path, recipe: Recipe) -> Supervi
     if args.replicas is not None:
         from ridgeline.server.replicas import ReplicatedEngine
 
-        return ReplicatedEngine(path, recipe, num_replicas=args.replicas, **about)
+        # By its name: on another machine it is found, or fetched, at another place.
+        return ReplicatedEngine(args.model, recipe, num_replicas=args.replicas, **about)
     return SupervisedEngine(path, recipe, early=early.taken(), **about)
 
 

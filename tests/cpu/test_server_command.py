@@ -167,7 +167,9 @@ def test_replicas_are_asked_for_with_their_number(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(replicas, "ReplicatedEngine", replicated)
     monkeypatch.setattr(serve, "SupervisedEngine", plain)
     for number in (3, None):
-        serve.make_engine(Namespace(device="cpu", replicas=number), Path("model"), Recipe())
+        serve.make_engine(
+            Namespace(model="demo", device="cpu", replicas=number), Path("model"), Recipe()
+        )
     assert [(kind, about.get("num_replicas")) for kind, about in made] == [
         ("several", 3),
         ("one", None),

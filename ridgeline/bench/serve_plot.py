@@ -84,8 +84,14 @@ def _logarithmic(axis: Any, label: str) -> None:
     axis.set(xlabel=label, ylabel="share", ylim=(0, 1.02), xscale="log")
     low, high = axis.get_xlim()
     axis.xaxis.set_major_formatter("{x:g}")
-    axis.xaxis.set_minor_formatter("{x:g}" if high < 30 * low else "")
+    axis.xaxis.set_minor_formatter(_few_numbers if high < 30 * low else "")
     axis.tick_params(axis="x", which="both", labelsize=8)
+
+
+def _few_numbers(value: float, _: int) -> str:
+    """2, 3 and 5 of every decade: the others would run into each other."""
+    text = f"{value:g}"
+    return text if text.strip("0.")[:1] in "235" else ""
 
 
 def _rates(axis: Any, found: Mapping[str, Found]) -> None:

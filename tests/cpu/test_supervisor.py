@@ -235,8 +235,8 @@ def test_real_processes(tmp_path: Path) -> None:
 
 
 def assert_stuck_is_seen(engine: SupervisedEngine) -> None:
-    engine.add(prompts_of([SLOW])[0], replace(SETTINGS[0], max_tokens=3))
     longest, steps, before = 0.0, engine.progress.num_steps, engine.progress.work
+    engine.add(prompts_of([SLOW])[0], replace(SETTINGS[0], max_tokens=3))  # begins at once
     while engine.has_work:
         engine.step()
         longest = max(longest, engine.progress.idle_s)

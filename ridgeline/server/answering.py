@@ -27,6 +27,7 @@ from ridgeline.server.protocol import (
     Prompt,
     Reply,
     Route,
+    StreamedReply,
     answer_now,
     error_of,
     parse,
@@ -75,13 +76,17 @@ class Answering:
         place.widen(num_outputs)
         num_tokens = sum(len(prompt.ids) for prompt in prompts)
         exchange.facts |= {"prompt_tokens": num_tokens, "stream": asked.stream}
-        self.meters.arrived(exchange.request_id, exchange.scope["path"], exchange.tenant)
+        about = (exchange.scope["path"], exchange.tenant, exchange.began)
+        self.meters.arrived(exchange.request_id, *about)
         try:
             reply = reply_for(asked, prompts, self.tokenizer, exchange.request_id)
             async with self._running(exchange, asked, prompts) as mailbox:
                 self.meters.admitted(exchange.request_id, num_tokens, num_outputs)
-                send = self._send_stream if asked.stream else self._send_whole
-                await send(exchange, reply, mailbox)
+                if asked.stream:
+                    assert isinstance(reply, StreamedReply), f"{route} has no streams"
+                    await self._send_stream(exchange, reply, mailbox)
+                else:
+                    await self._send_whole(exchange, reply, mailbox)
         except BaseException as error:
             status = "cancelled" if isinstance(error, ClientGoneError) else "failed"
             self.meters.ended(exchange.request_id, status, type(error).__name__)  # type: ignore[arg-type]
@@ -120,7 +125,9 @@ class Answering:
         _raise_if_failed(outputs)
         await exchange.answer(200, await self.in_thread(reply.whole, outputs))
 
-    async def _send_stream(self, exchange: Exchange, reply: Reply, mailbox: Mailbox) -> None:
+    async def _send_stream(
+        self, exchange: Exchange, reply: StreamedReply, mailbox: Mailbox
+    ) -> None:
         """Nothing is sent before something has come: until then an error has a status."""
         taken = await mailbox.take()
         if mailbox.has_all:

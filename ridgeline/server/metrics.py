@@ -47,10 +47,14 @@ class Meters:
         self._num_restarts = 0
         self.on_end = from_environment(served.model)  # told of each request when it has ended
 
-    def arrived(self, request_id: str, route: str, tenant: str) -> None:
-        """A request was accepted at the door; `tenant` is a name for its key, never the key."""
+    def arrived(self, request_id: str, route: str, tenant: str, began: float | None = None) -> None:
+        """A request was accepted at the door; `tenant` is a name for its key, never the key. Times
+        count from when it `began`, or from now: reading it and its template are in them.
+        """
         with self._lock:
-            self._counts.arrived(request_id, route, tenant, self._clock())
+            self._counts.arrived(
+                request_id, route, tenant, self._clock() if began is None else began
+            )
 
     def admitted(self, request_id: str, num_prompt_tokens: int, num_samples: int = 1) -> None:
         """Its prompt is known and it was handed to the engine, for so many outputs."""

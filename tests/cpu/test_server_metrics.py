@@ -421,3 +421,12 @@ def test_the_dashboard_asks_for_what_there_is(meters: Meters, clock: Clock) -> N
     assert asked
     assert asked <= told
     assert len(dashboard()["panels"]) == len(PANELS)
+
+
+def test_times_count_from_when_the_request_began(meters: Meters, clock: Clock) -> None:
+    """Not from when its text had been read and its template filled in."""
+    clock.now = 101.0
+    meters.arrived("a", "/v1/completions", "", began=100.0)
+    meters.admitted("a", 9)
+    meters.tokens("a", 1, 101.5)
+    assert figure(meters, "vllm:time_to_first_token_seconds_sum") == pytest.approx(1.5)

@@ -15,7 +15,7 @@ from ridgeline.server.protocol.openapi import PATHS, model_body, models_body, op
 from ridgeline.server.protocol.parsing import parse
 from ridgeline.server.protocol.rendering import answer_now, render
 from ridgeline.server.protocol.replies import reply_for
-from ridgeline.server.protocol.reply import Reply, merged
+from ridgeline.server.protocol.reply import Reply, StreamedReply, merged
 
 __all__ = [
     "PATHS",
@@ -26,6 +26,7 @@ __all__ = [
     "Prompt",
     "Reply",
     "Route",
+    "StreamedReply",
     "answer_now",
     "error_body",
     "error_of",

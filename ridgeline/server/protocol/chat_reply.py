@@ -9,7 +9,7 @@ from ridgeline.engine import Completion, Delta, Output
 from ridgeline.server.protocol.call_parser import CallParser, CallPart, CallStart, Event, Text
 from ridgeline.server.protocol.logprobs import TokenTexts
 from ridgeline.server.protocol.reply import ChunkReply, check_ended_well, usage_of
-from ridgeline.server.protocol.sse import compact, data, quoted
+from ridgeline.server.protocol.sse import compact, quoted
 
 
 class ChatReply(ChunkReply):
@@ -100,9 +100,7 @@ class ChatReply(ChunkReply):
     def _chunk(
         self, index: int, field: str, logprobs: str = "null", finish_reason: str | None = None
     ) -> bytes:
-        reason = "null" if finish_reason is None else f'"{finish_reason}"'
-        choice = f'"index":{index},"delta":{{{field}}},"logprobs":{logprobs}'
-        return data(f'{self.head}{{{choice},"finish_reason":{reason}}}{self.tail}')
+        return self.chunk(index, f'"delta":{{{field}}}', logprobs, finish_reason)
 
     def _reason(self, index: int, reason: str | None) -> str:
         called = self._parsers[index].num_calls > 0

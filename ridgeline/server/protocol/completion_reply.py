@@ -9,7 +9,7 @@ from ridgeline.engine import Completion, Delta, Output
 from ridgeline.server.protocol.asked import Prompt
 from ridgeline.server.protocol.logprobs import Columns, TokenTexts
 from ridgeline.server.protocol.reply import ChunkReply, check_ended_well, usage_of
-from ridgeline.server.protocol.sse import compact, data, quoted
+from ridgeline.server.protocol.sse import compact, quoted
 
 
 class CompletionReply(ChunkReply):
@@ -83,9 +83,7 @@ class CompletionReply(ChunkReply):
     def _chunk(
         self, index: int, text: str, logprobs: str = "null", finish_reason: str | None = None
     ) -> bytes:
-        reason = "null" if finish_reason is None else f'"{finish_reason}"'
-        choice = f'"index":{index},"text":{quoted(text)},"logprobs":{logprobs}'
-        return data(f'{self.head}{{{choice},"finish_reason":{reason}}}{self.tail}')
+        return self.chunk(index, f'"text":{quoted(text)}', logprobs, finish_reason)
 
     def _choice(self, number: int, sample: int, output: Output, made: Completion) -> dict[str, Any]:
         prompt = self.prompts[number]

@@ -13,6 +13,7 @@ No locks: one thread at a time for one reply.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from ridgeline.server.protocol.errors import ApiError, error_body, error_of
 from ridgeline.server.protocol.sse import DONE, compact, data, quoted
 
 
-class Reply:
+class Reply(ABC):
     """One request's answer. `prompt` is the number of the prompt in what `render` gave."""
 
     prefix = ""  # of the answer's id
@@ -39,33 +40,41 @@ class Reply:
         self.asked, self.prompts, self.tokenizer = asked, prompts, tokenizer
         self.request_id, self.id = request_id, self.prefix + request_id
         self.created = int(time.time() if created is None else created)
+
+    @abstractmethod
+    def whole(self, outputs: Sequence[Output]) -> bytes:
+        """The JSON body. Raises ApiError where an output did not end well."""
+
+
+class StreamedReply(Reply):
+    """One that can be told as it comes."""
+
+    def __init__(self, *about: Any, **more: Any) -> None:
+        super().__init__(*about, **more)
         self.prepare()
 
+    @abstractmethod
     def prepare(self) -> None:
         """Make what this kind of reply needs beside."""
 
+    @abstractmethod
     def start(self) -> list[bytes]:
         """The events before the first token."""
-        raise NotImplementedError
 
+    @abstractmethod
     def delta(self, delta: Delta, prompt: int = 0) -> bytes:
         """The events that a delta makes; several of one output may be `merged` into one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, outputs: Sequence[Output]) -> list[bytes]:
         """The last events, once every output has ended well."""
-        raise NotImplementedError
 
     def failed(self, error: ApiError) -> bytes:
         """The last events of a stream that cannot be finished."""
         return b"data: " + error_body(error) + b"\n\n" + DONE
 
-    def whole(self, outputs: Sequence[Output]) -> bytes:
-        """The JSON body. Raises ApiError where an output did not end well."""
-        raise NotImplementedError
 
-
-class ChunkReply(Reply):
+class ChunkReply(StreamedReply):
     """One that is streamed as chunks with choices: their first and last parts never change."""
 
     chunk_object = ""
@@ -77,6 +86,12 @@ class ChunkReply(Reply):
         about = f'"id":{quoted(self.id)},"object":"{self.chunk_object}",{common}'
         self.head = f'{{{about},"choices":['
         self.tail = '],"usage":null}' if self.asked.include_usage else "]}"
+
+    def chunk(self, index: int, content: str, logprobs: str, finish_reason: str | None) -> bytes:
+        """One event; `content` is the choice's own field."""
+        reason = "null" if finish_reason is None else f'"{finish_reason}"'
+        choice = f'"index":{index},{content},"logprobs":{logprobs},"finish_reason":{reason}'
+        return data(f"{self.head}{{{choice}}}{self.tail}")
 
     def last_events(self, usage: dict[str, Any]) -> list[bytes]:
         if not self.asked.include_usage:

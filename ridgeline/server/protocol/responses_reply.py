@@ -10,14 +10,14 @@ from ridgeline.engine import Delta, Output
 from ridgeline.server.protocol.call_parser import CallParser
 from ridgeline.server.protocol.errors import SERVER_ERROR, ApiError
 from ridgeline.server.protocol.logprobs import TokenTexts
-from ridgeline.server.protocol.reply import Reply, check_ended_well, usage_of
+from ridgeline.server.protocol.reply import StreamedReply, check_ended_well, usage_of
 from ridgeline.server.protocol.response_items import ItemEvent, ResponseItems
 from ridgeline.server.protocol.sse import compact, event, quoted
 
 TEXT_DELTA = "response.output_text.delta"
 
 
-class ResponsesReply(Reply):
+class ResponsesReply(StreamedReply):
     prefix = "resp_"
 
     def prepare(self) -> None:

@@ -123,7 +123,6 @@ def projected_attention_kernel(
     counter_ptr,  # [B, K], zero before and after
     qkv_stride,
     table_stride,
-    table_width,
     num_kv_heads,
     eps,
     offset,
@@ -186,10 +185,7 @@ def projected_attention_kernel(
     end = tl.minimum(split * split_tokens + split_tokens, length)
     older = tl.minimum(end, length - 1)  # where the tokens end that are in the pages
     table_ptr += sequence * table_stride
-    # Where the first tile does not depend on the length, its page is asked for ahead of that: an
-    # entry that may hold anything, if no token of it is then kept.
-    known_end = older if WINDOWED else table_width * PAGE
-    pages = pages_of_tile(table_ptr, begin // BLOCK * BLOCK, known_end, PAGE, BLOCK)
+    pages = pages_of_tile(table_ptr, begin // BLOCK * BLOCK, older, PAGE, BLOCK)
     if not ONE_SPLIT:  # noqa: SIM102  (known to the compiler; the other is not)
         if begin >= end and slot > 0:  # the first one stays: a length of zero gives zeros
             return
@@ -354,7 +350,6 @@ def projected_attention(
             *memory_of_splits(out_BNH, num_kv_heads, num_splits, lengths_B),
             qkv_BC.stride(0),
             page_table_BM.stride(0),
-            page_table_BM.shape[1],
             num_kv_heads,
             float(eps),
             float(offset),

@@ -77,10 +77,11 @@ def measured_choices(
     on_cpu = torch.device(device).type == "cpu"
     ready: Callable[[Any], nn.Module] = on_host if on_cpu and host_kernels else _as_it_is
     kernels = "fused" if not on_cpu or host_kernels else "reference"
+    how = "by the clock" if on_cpu else "in graphs"  # other times are not comparable
     shapes = list(dict.fromkeys(model_matrices(config)))
     found = []
     for done, shape in enumerate(shapes):
-        key = f"{scheme.name} {dtype_name(dtype)} {kernels} {tuple(shape)} {sizes}"
+        key = f"{scheme.name} {dtype_name(dtype)} {kernels} {how} {tuple(shape)} {sizes}"
         choice = kept.get(key, shape, scheme)
         if choice is None:
             if progress is not None:

@@ -57,11 +57,11 @@ class Sequences(Protocol):
 class ProjectedSequences(ABC):
     """Sequences that take the projection as it is, and norm, turn and keep it in one pass."""
 
+    @abstractmethod
     def take_embeddings(self) -> Tensor:
         """The tokens' embeddings [T, D], where they are looked up with all else of a step. Given
         out once, not kept, and **the model may change them in place**.
         """
-        raise NotImplementedError(f"{type(self).__name__} looks no embeddings up")
 
     @abstractmethod
     def angles(self, rope: RopeConfig) -> tuple[Tensor, Tensor]:

@@ -107,25 +107,31 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     with terminal.progress() as progress:
         hardware = detect(args.device)
         subject = prepared(args, hardware, progress)
-        engine = subject.engine
-        dtype = engine.recipe.dtype
-        workload = asked_workload(args, engine.tokenizer, hardware)
-        if args.fitting:
-            workload = workload.within(engine.max_context)
-        check_fits(workload, engine.max_context)
-        hardware = measure(hardware, {"read_bandwidth", f"matrix_{dtype}"}, progress)
-        warm_up(engine, workload, hardware, args.warm_up)
-        runs = [run_workload(engine, workload, hardware, progress) for _ in range(args.rounds)]
-        peers = []
-        if args.peer is not None:
-            peer = transformers_peer(subject.source, dtype, hardware.device)
-            peers = list(peer_runs(peer, workload, progress))
-            del peer
+        hardware, runs, peers = measured(args, subject, hardware, progress)
     found = document(args, subject, runs, peers, hardware)
-    found |= {"memory": memory_json(engine), "start": None}
+    found |= {"memory": memory_json(subject.engine), "start": None}
     if args.start is not None:
         found["start"] = timed_start(args, subject)
     return saved(args, found, runs, hardware)
+
+
+def measured(
+    args: argparse.Namespace, subject: Subject, hardware: Hardware, progress: Progress
+) -> tuple[Hardware, list[EngineRun], list[PeerRun]]:
+    """The machine with the ceilings that are needed, the rounds, and the peer's."""
+    engine = subject.engine
+    dtype = engine.recipe.dtype
+    workload = asked_workload(args, engine.tokenizer, hardware)
+    if args.fitting:
+        workload = workload.within(engine.max_context)
+    check_fits(workload, engine.max_context)
+    hardware = measure(hardware, {"read_bandwidth", f"matrix_{dtype}"}, progress)
+    warm_up(engine, workload, hardware, args.warm_up)
+    runs = [run_workload(engine, workload, hardware, progress) for _ in range(args.rounds)]
+    if args.peer is None:
+        return hardware, runs, []
+    peer = transformers_peer(subject.source, dtype, hardware.device)
+    return hardware, runs, list(peer_runs(peer, workload, progress))
 
 
 def check(args: argparse.Namespace) -> None:
@@ -227,7 +233,9 @@ def memory_json(engine: Engine) -> dict[str, Any]:
 
 
 def timed_start(args: argparse.Namespace, subject: Subject) -> dict[str, Any]:
-    """The engine that was measured goes first: the new one needs its memory."""
+    """The engine that was measured goes first, and nobody else holds it: the new one needs its
+    memory.
+    """
     path = subject.source if isinstance(subject.source, Path) else args.save_model
     recipe = subject.engine.recipe
     del subject.engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,9 @@ from ridgeline.bench import start
 from ridgeline.bench.compare import memory_share
 from ridgeline.bench.engine import EngineRun, Percentiles, as_record, limit_of, run_workload
 from ridgeline.bench.peers import peer_runs, transformers_peer
-from ridgeline.cli import main
+from ridgeline.cli import bench_engine, main
 from ridgeline.data.workload import Workload, WorkloadRequest
+from ridgeline.engine import Engine
 from ridgeline.engine.step_watch import StepWatch
 from ridgeline.errors import HardwareError, UsageError
 from ridgeline.hardware import Hardware, detect
@@ -174,6 +176,25 @@ def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "one two"}\n{"prompt": "three"}\n')
     return path
+
+
+def test_a_start_is_timed_once_the_measured_engine_is_gone(
+    folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def engines() -> int:
+        return sum(type(each) is Engine for each in gc.get_objects())
+
+    gc.collect()
+    before, seen = engines(), []
+
+    def timed(*_: object, **__: object) -> start.Start:
+        seen.append(engines() - before)
+        return start.Start(1.0, 2.0)
+
+    monkeypatch.setattr(bench_engine, "time_start", timed)
+    argv = ["bench", "engine", str(folder), "--workload", str(prompts), "--output-tokens", "2"]
+    assert main([*argv, "--device", "cpu", "--start", "warm", "--json"]) == 0
+    assert seen == [0]
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from ridgeline.engine.choosing import TokenLogprob
 from ridgeline.engine.draft_policy import DraftPolicy, Outcome
 from ridgeline.engine.extras import Extras, Jobs
 from ridgeline.engine.flat_plan import first_rows
+from ridgeline.engine.pace import Pace
 from ridgeline.engine.runner import InFlight, StepOutput
 from ridgeline.engine.state import Key
 from ridgeline.engine.step_plan import StepPlan
@@ -47,9 +48,11 @@ class Drafting:
         self.policy, self.on_host, self.overlap = policy, on_host, overlap
         self._host_s = 0.0  # what the host takes to plan and launch a step
         self._verified: Verified | None = None
+        self.pace = Pace()
+        self._last_keys: frozenset[Key] = frozenset()  # of the step that came back last
 
     def wanted(self, num_rows: int) -> dict[Key, int]:
-        return self.policy.wanted(num_rows)
+        return self.policy.wanted(num_rows) if self.pace.allows(num_rows) else {}
 
     def waits(self, plan: StepPlan) -> bool:
         """Whether the next step waits for this one, which is the last that was launched."""
@@ -80,6 +83,7 @@ class Drafting:
             ),
             plan.sample_drafts,
         )
+        self._keep_pace(plan, sum(verdicts.counts), now - last)
         waited = self.overlap and not self.on_host and out.begun >= last
         self._close(plan, max(out.launched - last, 0.0) if waited else 0.0)
         num_rows = plan.num_decode_rows + plan.num_draft_rows
@@ -97,6 +101,15 @@ class Drafting:
             self._verified = Verified(keys, num_tokens, most_drafts, seconds)
         elif not waited:  # plain decoding does not wait for the host
             self.policy.costs.note(num_tokens, seconds, most_drafts)
+
+    def _keep_pace(self, plan: StepPlan, num_tokens: int, seconds: float) -> None:
+        """All of the time between two steps of the same streams is theirs. Where others come or go
+        there are prompts, or nobody was there to be served.
+        """
+        num_rows, keys = plan.num_decode_rows + plan.num_draft_rows, frozenset(plan.sample_keys)
+        if num_rows == len(plan.seats) and keys == self._last_keys:
+            self.pace.note(num_rows, plan.num_draft_rows > 0, num_tokens, seconds)
+        self._last_keys = keys
 
     def _close(self, plan: StepPlan, idle_s: float) -> None:
         """The step after one with drafts has come back. Where none of its streams goes on, the time

@@ -293,3 +293,31 @@ def test_what_the_device_waits_after_drafts_is_their_cost() -> None:
     other = replace(decode_plan(1), sample_keys=[("another", 0)])
     receive(other, 9.0, 9.5, last=7.7, now=10.5)
     assert len(policy.costs.more._last[2]) == 2
+
+
+def test_the_pace_counts_steps_whose_streams_go_on() -> None:
+    """What lies between two of them is theirs; a pause with nobody there, or a prompt, is not."""
+    drafting = Drafting(DraftPolicy(StepCosts(), max_drafts=3), on_host=False, overlap=True)
+    seen: list[tuple[Any, ...]] = []
+    drafting.pace.note = lambda *noted: seen.append(noted)  # type: ignore[method-assign]
+
+    def receive(plan: StepPlan, count: int, last: float, now: float) -> None:
+        output = StepOutput([5] * 3, [False], verdicts=Verdicts([count], [0], [0]))
+        run = SimpleNamespace(plan=plan)
+        drafting.received(Out(run, plan, last, last), output, last, now)  # type: ignore[arg-type]
+
+    receive(replace(decode_plan(1), num_decode_rows=0), 1, last=0.0, now=9.0)  # a prompt
+    receive(decode_plan(1), 1, last=9.0, now=10.0)
+    receive(draft_plan(2), 3, last=10.0, now=12.5)
+    other = replace(decode_plan(1), sample_keys=[("another", 0)])
+    receive(other, 1, last=12.5, now=90.0)
+    assert seen == [(1, False, 1, 1.0), (1, True, 3, 2.5)]
+
+
+def test_where_drafts_lose_the_policy_is_not_asked() -> None:
+    policy = DraftPolicy(StepCosts(), max_drafts=3)
+    drafting = Drafting(policy, on_host=False, overlap=True)
+    policy.wanted = lambda num_rows: {("a", 0): 2}  # type: ignore[method-assign]
+    assert drafting.wanted(1)
+    drafting.pace.allows = lambda num_rows: False  # type: ignore[method-assign]
+    assert drafting.wanted(1) == {}

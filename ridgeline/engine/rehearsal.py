@@ -72,18 +72,18 @@ def _launch(runner: Runner, plan: StepPlan) -> InFlight:
     return in_flight
 
 
-def decode_plan(num_rows: int) -> StepPlan:
+def decode_plan(num_rows: int, first_position: int = 0) -> StepPlan:
     """One token for each of some seats."""
-    zeros, keys = [0] * num_rows, [KEY] * num_rows
+    zeros, keys, first = [0] * num_rows, [KEY] * num_rows, [first_position] * num_rows
     return StepPlan(
         step_id=0,
         num_decode_rows=num_rows,
         keys=keys,
         seats=list(range(num_rows)),
-        first_positions=zeros,
+        first_positions=first,
         num_tokens=[1] * num_rows,
         token_ids=zeros,
-        positions=zeros,
+        positions=first,
         slots=[NOT_WRITTEN] * num_rows,
         sample_keys=keys,
         sample_seats=list(range(num_rows)),
@@ -109,4 +109,22 @@ def draft_plan(num_drafts: int) -> StepPlan:
         sample_seats=[0],
         sample_drafts=[num_drafts],
         logit_tokens=list(range(count)),
+    )
+
+
+def prompt_plan(num_tokens: int) -> StepPlan:
+    """The beginning of one prompt, with a sample."""
+    return StepPlan(
+        step_id=0,
+        keys=[KEY],
+        seats=[0],
+        first_positions=[0],
+        num_tokens=[num_tokens],
+        token_ids=[0] * num_tokens,
+        positions=list(range(num_tokens)),
+        slots=[NOT_WRITTEN] * num_tokens,
+        sample_keys=[KEY],
+        sample_seats=[0],
+        sample_drafts=[0],
+        logit_tokens=[num_tokens - 1],
     )

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ridgeline.engine.ahead import Ahead
 from ridgeline.engine.choosing import TokenLogprob
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.extras import EmbeddingPart, Job, PromptPart
@@ -41,6 +42,7 @@ from ridgeline.recipe import Recipe
 
 LOST_EXIT_CODE = 3
 END_S = 5.0  # that a process is given to end by itself
+QUIET_S = 0.5  # without a request, before time is taken for a graph
 
 
 @dataclass(frozen=True)
@@ -174,9 +176,9 @@ def run_worker(connection: Connection, heartbeat: Heartbeat, order: Order) -> No
     threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()
     loop = engine._loop
     assert isinstance(loop, Loop), "an Engine runs its own steps"
-    meter = StepMeter(loop.runner.device)
+    meter, ahead = StepMeter(loop.runner.device), Ahead(engine.runner)
     loop.runner = WatchedRunner(loop.runner, heartbeat, meter)  # type: ignore[assignment]
-    _serve(loop, connection, heartbeat, inbox, meter)
+    _serve(loop, connection, heartbeat, inbox, meter, ahead)
 
 
 def run_early(connection: Connection, memory: Any) -> None:
@@ -208,13 +210,14 @@ def _serve(
     heartbeat: Heartbeat,
     inbox: SimpleQueue[Command],
     meter: StepMeter,
+    ahead: Ahead,
 ) -> None:
     outbox: list[Message] = []
     while True:
         while not loop.has_work or not inbox.empty():
             if not loop.has_work:
                 meter.rest()
-            _obey(loop, inbox.get(), outbox, meter)
+            _obey(loop, _next(loop, inbox, ahead), outbox, meter)
             if outbox:
                 break
         try:
@@ -228,6 +231,17 @@ def _serve(
         if outbox:
             connection.send(outbox)
             outbox.clear()
+
+
+def _next(loop: Loop, inbox: SimpleQueue[Command], ahead: Ahead) -> Command:
+    """The next command; where nobody is served and none comes, the time is used meanwhile."""
+    has_more = not loop.has_work
+    while has_more:
+        try:
+            return inbox.get(timeout=QUIET_S)
+        except Empty:
+            has_more = ahead.one()
+    return inbox.get()
 
 
 def _obey(loop: Loop, command: Command, outbox: list[Message], meter: StepMeter) -> None:

@@ -11,6 +11,7 @@ from tiny_models import MODELS
 
 from ridgeline.capture import capture
 from ridgeline.engine import Engine, Sampling
+from ridgeline.engine.ahead import Ahead
 from ridgeline.engine.naive import OneSequence
 from ridgeline.models import Transformer, build_model, fill_random
 from ridgeline.models.shapes import describe_shape
@@ -268,3 +269,26 @@ def test_fresh_prompts_of_one_length_are_as_right_as_any() -> None:
     for a, b in zip(even, mixed, strict=True):
         one, other = a.completions[0].logprobs, b.completions[0].logprobs
         assert one[0].logprob == pytest.approx(other[0].logprob, abs=0.05)
+
+
+def test_graphs_captured_ahead_change_no_answer() -> None:
+    """Among requests and their cached prefixes, and all that requests then need are there."""
+    model = shape_model()
+    prompts = prompts_of([40, 70, 33, 90], vocab_size=model.config.vocab_size)
+    engine, expected = run(model, prompts, GREEDY)
+    captured = len(engine.runner.graphs.found)
+    ahead = Ahead(engine.runner)
+    while ahead.one():
+        pass
+    assert len(engine.runner.graphs.found) > captured
+    again = engine.generate(prompts, GREEDY)
+    assert [output.tokens for output in again] == [output.tokens for output in expected]
+    fresh = engine_for(model, budget=256, max_batch=32, num_pages=400)
+    ahead = Ahead(fresh.runner)
+    while ahead.one():
+        pass
+    captured = len(fresh.runner.graphs.found)
+    assert [output.tokens for output in fresh.generate(prompts, GREEDY)] == [
+        output.tokens for output in expected
+    ]
+    assert len(fresh.runner.graphs.found) == captured

@@ -22,7 +22,7 @@ from ridgeline.kernels.fixed_linear import triton as linear
 from ridgeline.kernels.fixed_linear.tiles import FEW, HOPPER, _paired
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.moe import triton as moe
-from ridgeline.kernels.prefill_attention import fixed
+from ridgeline.kernels.prefill_attention import fixed, fixed_decode
 from ridgeline.kernels.rms_norm import triton as norm
 from ridgeline.kernels.sampling import sample_rows
 from ridgeline.models import Transformer, build_model, fill_random
@@ -140,6 +140,19 @@ def test_attention_of_any_piece(window: int | None, cache: torch.dtype, head_dim
     rows = torch.tensor([start for start, _ in alone], device=device)
     for how in ({}, {"apart": True}, {"apart": False}):
         assert torch.equal(attend(alone, max_new=1, max_length=length, **how), whole[rows]), how
+    order = torch.randperm(len(alone), device=device, generator=generator).int()
+    for parts in (None, 1, 2, 4):
+        single = fixed_decode.decode_rows(
+            q[rows],
+            page_table_BM=table.expand(len(alone), -1).contiguous(),
+            lengths_B=(rows + 1).int(),
+            spec=spec,
+            order_B=order,
+            max_length=length,
+            parts=parts,
+            **pages,
+        )
+        assert torch.equal(single, whole[rows]), parts
     cuts = [0, 1, 5, 64, 100, 512, 513, 1023, 1500, length]
     for apart in (True, False):
         pieces = attend(list(pairwise(cuts)), max_length=length, apart=apart)

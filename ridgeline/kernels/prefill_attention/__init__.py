@@ -48,10 +48,10 @@ def prefill_attention(
     from ridgeline.kernels.prefill_attention import fixed, fixed_decode, triton
 
     if split_tokens is not None and order_B is not None:
-        about = (q_TNH, *pages[1:], spec, *scales)
-        how = {"split_tokens": split_tokens, "max_length": max_length}
-        if fixed_decode.fits(q_TNH, k_pages_PKSH, page_table_BM, spec, **how):
-            return fixed_decode.decode_rows(*about, order_B=order_B, **how)
+        cut = (split_tokens, max_length)
+        if fixed_decode.fits(q_TNH, k_pages_PKSH, page_table_BM, spec, *cut):
+            about = (q_TNH, *pages[1:], spec, *scales)
+            return fixed_decode.decode_rows(*about, order_B, *cut)
     if split_tokens is not None:
         return fixed.prefill_attention(
             q_TNH, *pages, spec, *scales, max_new, split_tokens=split_tokens, max_length=max_length

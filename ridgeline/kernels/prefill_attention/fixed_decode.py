@@ -6,7 +6,7 @@ one run of keys instead of three (a mask that hides nothing changes no bit), the
 first, and splits always apart: what is kept of one is a hundredth of its keys, so programs of equal
 size cost less than one that holds two sums. Splits are fixed.py's, put together in its order.
 
-    decode_rows(q, k_pages, v_pages, tables, lengths, spec, order_B=order, max_length=2048)
+    decode_rows(q, k_pages, v_pages, tables, lengths, spec, order_B=longest_first)
 """
 
 from __future__ import annotations
@@ -178,14 +178,13 @@ def decode_rows(
     spec: AttentionSpec,
     k_scale_PKS: Tensor | None = None,
     v_scale_PKS: Tensor | None = None,
-    *,
-    order_B: Tensor,
-    max_length: int | None = None,
+    order_B: Tensor | None = None,
     split_tokens: int = SPLIT,
+    max_length: int | None = None,
     parts: int | None = None,
 ) -> Tensor:
-    """The launcher. `order_B` names each row once; `parts`, programs that share a row's splits, is
-    chosen where it is not given. Of all these only `split_tokens` changes bits.
+    """The launcher. `order_B` names each row once (None: as they come); `parts`, programs that share
+    a row's splits, is chosen where it is not given. Of all these only `split_tokens` changes bits.
     """
     check_pages(k_pages_PKSH, v_pages_PKSH, k_scale_PKS, v_scale_PKS)
     batch, num_heads, head_dim = q_BNH.shape
@@ -195,6 +194,8 @@ def decode_rows(
     if not out_BNH.numel():
         return out_BNH
     q_BNH = q_BNH if heads_together(q_BNH) else q_BNH.contiguous()
+    if order_B is None:
+        order_B = torch.arange(batch, dtype=torch.int32, device=q_BNH.device)
     group, target = num_heads // num_kv_heads, target_of(q_BNH)
     windowed = spec.window is not None
     tiles = fixed_tiles(group, head_dim, k_pages_PKSH.dtype, windowed, target)

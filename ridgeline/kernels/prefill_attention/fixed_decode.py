@@ -183,8 +183,8 @@ def decode_rows(
     max_length: int | None = None,
     parts: int | None = None,
 ) -> Tensor:
-    """The launcher. `order_B` names each row once (None: as they come); `parts`, programs that share
-    a row's splits, is chosen where it is not given. Of all these only `split_tokens` changes bits.
+    """The launcher. `order_B` names each row once (None: as they come); `parts`, the programs that
+    share a row's splits, is chosen where it is not given. Only `split_tokens` changes bits.
     """
     check_pages(k_pages_PKSH, v_pages_PKSH, k_scale_PKS, v_scale_PKS)
     batch, num_heads, head_dim = q_BNH.shape

@@ -19,6 +19,7 @@ from torch.nn import functional
 from ridgeline.engine.cpu_fixed import BLOCK, activated, block_for, check_functions, in_blocks
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.fixed_linear import fixed_linear
+from ridgeline.kernels.fixed_linear.agreement import tiles_agree
 from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.moe import route
 from ridgeline.kernels.rms_norm import reference as norm_reference
@@ -27,14 +28,24 @@ from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import Attention, Block, DenseMLP, ExpertMLP, Linear, RMSNorm
 
 
-def deterministic(model: Transformer, one_tile: bool = False) -> Transformer:
-    """A copy that shares the model's weights. `one_tile`: see kernels/fixed_linear."""
-    if model.embed.weight.device.type == "cpu":
+def deterministic(model: Transformer, one_tile: bool | None = None) -> Transformer:
+    """A copy that shares the model's weights. `one_tile`: see kernels/fixed_linear; where it is not
+    given, the chip is asked.
+    """
+    device, dtype = model.embed.weight.device, model.embed.weight.dtype
+    if device.type == "cpu":
         check_functions(torch.get_num_threads())
+    elif one_tile is None:
+        one_tile = not tiles_agree(device, dtype)
     copy = with_kinds(model, _kind_of)
+    if one_tile and any(isinstance(module, FixedExperts) for module in copy.modules()):
+        raise UnsupportedError(
+            "deterministic needs tiles that give the same bits for a mixture of experts, and this "
+            "chip's do not; leave --deterministic out"
+        )
     for module in copy.modules():
         if isinstance(module, FixedLinear):
-            module.one_tile = one_tile
+            module.one_tile = bool(one_tile)
     return copy
 
 
@@ -75,13 +86,13 @@ class FixedLinear(Linear):
         out_TO: Tensor | None = None,
     ) -> Tensor:
         """`activation(norm(x) @ weightᵀ + bias) + residual`, in this order on every device."""
-        if out_TO is not None:
-            return out_TO.copy_(self.forward(x_TD, norm, activation, residual_TO))
         if norm is not None:
             x_TD = norm(x_TD)
         if x_TD.device.type != "cpu":
-            about = (self.bias, residual_TO, activation, self.one_tile)
+            about = (self.bias, residual_TO, activation, self.one_tile, out_TO)
             return fixed_linear(x_TD, self.weight, *about)
+        if out_TO is not None:
+            return out_TO.copy_(self.forward(x_TD, None, activation, residual_TO))
         y_TO = in_blocks(_product(self.weight, self.bias), block_for(self.weight), x_TD)
         if activation is not None:
             y_TO = activated(y_TO, activation)

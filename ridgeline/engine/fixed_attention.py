@@ -1,8 +1,8 @@
 """The sequences of a step for `deterministic`: attention whose bits do not depend on the batch, on
 how a prompt was cut, or on whether a token came with others or alone.
 
-On a GPU one kernel serves prompts and decode rows, with keys in tiles and splits at fixed
-positions; on a CPU see cpu_fixed_attention.py. Letters as in paged.py.
+On a GPU keys come in tiles and splits at fixed positions, for prompts and decode rows alike; on a
+CPU see cpu_fixed_attention.py. Letters as in paged.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ridgeline.models.transformer import Attention
 
 
 class FixedSequences(PagedSequences):
-    """Decode rows are prompts of one token: the same kernel, cut along the keys."""
+    """Decode rows are prompts of one token, which a kernel of their own does with the same sums."""
 
     def __init__(self, *about: Any, **more: Any) -> None:
         super().__init__(*about, **more)
@@ -34,8 +34,8 @@ class FixedSequences(PagedSequences):
 
     def _decode(self, q_DNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
         D, longest = self.num_decode, self.max_length
-        about = (self.tables_BP[:D], self.inputs.totals[:D])
-        return _fixed(q_DNH, self.decode_starts, pages, *about, spec, max_new=1, max_length=longest)
+        about = (self.tables_BP[:D], self.inputs.totals[:D], spec, 1, longest, self.inputs.order)
+        return _fixed(q_DNH, self.decode_starts, pages, *about)
 
     def _prompts(self, q_TNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
         D = self.num_decode
@@ -52,10 +52,11 @@ def _fixed(
     spec: AttentionSpec,
     max_new: int | None = None,
     max_length: int | None = None,
+    order: Tensor | None = None,
 ) -> Tensor:
     k, v, k_scale, v_scale = pages
-    about = (tables, totals, spec, k_scale, v_scale, max_new)
-    return prefill_attention(q_TNH, starts, k, v, *about, split_tokens=SPLIT, max_length=max_length)
+    about = (tables, totals, spec, k_scale, v_scale, max_new, SPLIT, max_length, order)
+    return prefill_attention(q_TNH, starts, k, v, *about)
 
 
 class FixedCpuSequences(CpuSequences):

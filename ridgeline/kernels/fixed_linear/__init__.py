@@ -26,12 +26,16 @@ def fixed_linear(
     residual_MO: Tensor | None = None,
     activation: Activation | None = None,
     one_tile: bool = False,
+    out_MO: Tensor | None = None,
 ) -> Tensor:
     """See reference.py. No gradients. `one_tile` cuts every number of rows alike: slower, for chips
-    whose matrix instructions are not known to agree between tiles.
+    whose matrix instructions do not agree between tiles (agreement.py). The result is left in
+    `out_MO`, where that is given: contiguous, of x's dtype.
     """
     if x_MD.device.type == "cpu":
-        return reference.fixed_linear(x_MD, weight_OD, bias_O, residual_MO, activation)
+        out = reference.fixed_linear(x_MD, weight_OD, bias_O, residual_MO, activation)
+        return out if out_MO is None else out_MO.copy_(out)
     from ridgeline.kernels.fixed_linear import triton
 
-    return triton.fixed_linear(x_MD, weight_OD, bias_O, residual_MO, activation, one_tile)
+    about = (x_MD, weight_OD, bias_O, residual_MO, activation, one_tile)
+    return triton.fixed_linear(*about, out_MO=out_MO)

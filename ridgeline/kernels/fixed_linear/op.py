@@ -10,10 +10,12 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.fixed_linear import reference
-from ridgeline.kernels.fixed_linear.tiles import FEW, HOPPER, Tile
+from ridgeline.kernels.fixed_linear.tiles import HOPPER, HOPPER_FEW, Tile
+from ridgeline.kernels.fixed_linear.tune_space import search_space, tune_key
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.inputs import label, normal, strided_rows
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.launch import target_of
+from ridgeline.kernels.op import Case, Inputs, Op, Search
 from ridgeline.kernels.skinny_linear import unfused
 from ridgeline.kernels.skinny_linear.op import cost as product_cost
 
@@ -30,10 +32,11 @@ NARROW = Tile(16, 32, 32, 4, 2)  # of steps that the short pieces of small cases
 WIDE = Tile(16, 32, 32, 4, 2, wide=True)
 
 
-def launch(**inputs: Any) -> Tensor:
+def launch(config: Tile | None = None, **inputs: Any) -> Tensor:
+    """`config` is what a tuner tries."""
     from ridgeline.kernels.fixed_linear import triton
 
-    return triton.fixed_linear(**inputs)
+    return triton.fixed_linear(**(inputs if config is None else {**inputs, "tile": config}))
 
 
 def define(tile: Tile | None = None, piece: int = 0, apart: bool = False, **inputs: Any) -> Tensor:
@@ -132,7 +135,7 @@ LARGE = [
 BENCH = [
     case((rows, outputs, depth), BF16, extras, activation, name)
     for name, (outputs, depth, extras, activation) in PROJECTIONS.items()
-    for rows in (1, 64, 256, 512, 2048, 8192)
+    for rows in (1, 64, 128, 256, 512, 1024, 2048, 8192)
 ] + [case((rows, 128256, 4096), name="head") for rows in (1, 256)]
 # What is compiled depends on the constants, so the weights are few rows or shallow where they can.
 COMPILE = [
@@ -144,10 +147,22 @@ COMPILE = [
     case((300, 512, 8192), FP16, "", "gelu"),
     case((300, 512, 256), FP32, "residual"),
 ] + [
-    case((4096, 1024, 8192), BF16, extras, activation, tile=tile, apart=apart)
-    for tile in (FEW, *HOPPER)
-    for extras, activation, apart in [("residual", None, False), ("", None, True)]
+    case((4096, 1024, 8192 if tile.block_m < 256 else 256), BF16, extras, tile=tile, apart=apart)
+    for tile in (*HOPPER_FEW, *HOPPER)
+    for extras, apart in [("residual", False), ("", True)]
 ]
+
+
+def search(
+    x_MD: Tensor, weight_OD: Tensor, activation: Activation | None = None, **_: Any
+) -> Search | None:
+    """The tiles that keep bits. No peers: cuBLAS does not."""
+    (rows, depth), gated = x_MD.shape, activation is not None
+    outputs = weight_OD.shape[0] // (2 if gated else 1)
+    tiles = search_space(rows, outputs, depth, gated, target_of(x_MD))
+    if not tiles or x_MD.dtype == FP32:
+        return None
+    return Search("fixed_linear", tune_key(rows, outputs, depth, gated, x_MD.dtype), tiles)
 
 
 def supports(target: Any, one: Case) -> bool:
@@ -166,5 +181,6 @@ OP = Op(
     bench_cases=BENCH,
     compile_cases=COMPILE,
     baselines={"cublas": cublas},
+    search=search,
     supports=supports,
 )

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.fixed_linear.tiles import FULL, PIECE, Tile, choose, num_programs
+from ridgeline.kernels.fixed_linear.tune_space import tune_key, tuned
 from ridgeline.kernels.gated_activation.activations import activate
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import launch, target_of
@@ -348,21 +349,29 @@ def fixed_linear(
     tile: Tile | None = None,
     piece: int = PIECE,
     apart: bool | None = None,
+    out_MO: Tensor | None = None,
 ) -> Tensor:
     """The launcher; arguments and result are reference.py's. `tile` and `apart` are chosen where
-    they are not given, and change no bit; `piece` does, and is only ever given by tests.
+    they are not given, and change no bit; `piece` does, and is only ever given by tests. The result
+    is left in `out_MO`, where that is given: contiguous, of x's dtype.
     """
     _check(x_MD, weight_OD)
     x_rows = as_rows(x_MD)
     num_rows, depth = x_rows.shape
     gated = activation is not None
     num_outputs = weight_OD.shape[0] // (2 if gated else 1)
-    out = torch.empty((*x_MD.shape[:-1], num_outputs), dtype=x_MD.dtype, device=x_MD.device)
+    out = out_MO
+    if out is None:
+        out = torch.empty((*x_MD.shape[:-1], num_outputs), dtype=x_MD.dtype, device=x_MD.device)
+    assert out.is_contiguous(), "the result's rows are apart"
     if not out.numel():
         return out
     residual = None if residual_MO is None else as_rows(residual_MO)
     target = target_of(x_MD)
     num_pieces = max(1, triton.cdiv(depth, piece))
+    if tile is None and not one_tile:
+        key = tune_key(num_rows, num_outputs, depth, gated, x_MD.dtype)
+        tile = tuned(key, x_MD.device, target)
     if tile is None:
         about = (num_rows, num_outputs, num_pieces, gated, x_MD.dtype)
         tile = choose(*about, target, one_tile)

@@ -30,10 +30,12 @@ def prefill_attention(
     max_new: int | None = None,
     split_tokens: int | None = None,
     max_length: int | None = None,
+    order_B: Tensor | None = None,
 ) -> Tensor:
     """See reference.py. With `split_tokens` given, a token's result is the same bits whatever else
     is in the batch and however many of its sequence's tokens come with it (fixed.py); `max_length`,
-    which no sequence passes, then lets few sequences fill the chip.
+    which no sequence passes, then lets few sequences fill the chip. `order_B` says that each
+    sequence has one new token, and in which order they may be taken up (fixed_decode.py).
     """
     pages = (starts, k_pages_PKSH, v_pages_PKSH, page_table_BM, lengths_B)
     scales = (k_scale_PKS, v_scale_PKS)
@@ -43,8 +45,13 @@ def prefill_attention(
         return traced_prefill(q_TNH, *pages, *numbers, *scales, max_new)
     if q_TNH.device.type == "cpu":
         return reference.prefill_attention(q_TNH, *pages, spec, *scales)
-    from ridgeline.kernels.prefill_attention import fixed, triton
+    from ridgeline.kernels.prefill_attention import fixed, fixed_decode, triton
 
+    if split_tokens is not None and order_B is not None:
+        cut = (split_tokens, max_length)
+        if fixed_decode.fits(q_TNH, k_pages_PKSH, page_table_BM, spec, *cut):
+            about = (q_TNH, *pages[1:], spec, *scales)
+            return fixed_decode.decode_rows(*about, order_B, *cut)
     if split_tokens is not None:
         return fixed.prefill_attention(
             q_TNH, *pages, spec, *scales, max_new, split_tokens=split_tokens, max_length=max_length

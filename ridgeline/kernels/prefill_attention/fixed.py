@@ -321,5 +321,5 @@ def fixed_tiles(
     if target.name == "sm_100" and dtype != torch.float32:
         return Tiles(64, min(most.block, 32), 4, 2)
     if target.name == "sm_90" and dtype != torch.float32 and num_rows <= 64 and most.rows > 64:
-        return Tiles(64, most.block, 4, 2 if dtype.itemsize == 2 else most.num_stages)
+        return Tiles(64, most.block, 4, most.num_stages)
     return most

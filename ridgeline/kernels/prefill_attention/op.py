@@ -26,14 +26,18 @@ from ridgeline.kernels.prefill_attention import sdpa
 from ridgeline.kernels.targets import Target
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
-FIXED = ("split_tokens", "max_length", "apart")  # what only fixed.py takes
+FIXED = ("split_tokens", "max_length", "apart", "order_B", "parts")  # what only fixed kernels take
 INT8, FP8, FP8_AMD = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
 
 
 def launch(**inputs: Any) -> Tensor:
     """Our own kernel, also where the public function would hand the work to cuDNN."""
-    from ridgeline.kernels.prefill_attention import fixed, triton
+    from ridgeline.kernels.prefill_attention import fixed, fixed_decode, triton
 
+    if "order_B" in inputs:
+        inputs["q_BNH"] = inputs.pop("q_TNH")
+        skipped = ("starts", "max_new", "apart")
+        return fixed_decode.decode_rows(**{k: v for k, v in inputs.items() if k not in skipped})
     if "split_tokens" in inputs:
         return fixed.prefill_attention(**inputs)
     if "k_TKH" in inputs:
@@ -65,6 +69,7 @@ class Setting:
     spare_pages: int = 3
     split: int | None = None  # fixed.py's, with this many keys a split
     apart: bool | None = None
+    parts: int | None = None  # fixed_decode.py's, with this many programs for a row's splits
 
     @property
     def label(self) -> str:
@@ -81,6 +86,7 @@ class Setting:
             self.spare_pages > 3 and "far pages",
             self.split and f"split {self.split}",
             self.apart is not None and ("apart" if self.apart else "together"),
+            self.parts is not None and f"in order, {self.parts or 'some'} parts",
         )
 
 
@@ -110,6 +116,9 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
         inputs |= {"split_tokens": setting.split, "apart": setting.apart}
         if setting.before is not None and max(setting.new) <= 8:
             inputs["max_length"] = max(map(sum, zip(setting.new, setting.before, strict=True)))
+    if setting.parts is not None:
+        order = torch.randperm(len(setting.new), device=device, generator=generator)
+        inputs |= {"order_B": order.int(), "parts": setting.parts or None}
     if setting.before is None:
         return inputs | {"k_TKH": packed(num_kv_heads), "v_TKH": packed(num_kv_heads)}
     return inputs | random_cache(
@@ -242,6 +251,16 @@ SMALL = [
         )
     ),
     replace(PAGED, dtype=BF16, new=(1, 1, 1), before=(300, 0, 63), split=64),
+    *(
+        replace(PAGED, new=(1, 1, 1), before=(300, 0, 63), split=64, parts=parts, **more)
+        for parts, more in (
+            (0, {"dtype": BF16}),
+            (1, {"dtype": FP32, "window": 70}),
+            (2, {"dtype": BF16, "cache": INT8, "strided": True}),
+            (9, {"dtype": FP16, "head_dim": 80, "heads": (3, 1), "softcap": 5.0}),
+        )
+    ),
+    replace(PAGED, dtype=BF16, new=(1, 1), before=(40, 0), split=64, parts=0),
     replace(TINY, dtype=FP32, head_dim=12, strided=True),
     replace(TINY, head_dim=20, heads=(3, 1)),
     replace(TINY, dtype=FP32, head_dim=33, new=(40, 7)),
@@ -285,6 +304,10 @@ LARGE = [
         for new, before in (((1000, 1, 63), (0, 3000, 1500)), ((1,) * 5, (0, 511, 512, 3000, 7000)))
         for window, cache in ((None, None), (500, None), (None, FP8), (None, INT8))
     ),
+    *(
+        Setting((1,) * 5, (0, 511, 512, 3000, 7000), window=window, cache=cache, split=512, parts=2)
+        for window, cache in ((None, None), (500, None), (None, FP8), (None, INT8))
+    ),
     Setting((4096,), heads=(64, 1), head_dim=64, strided=True),
 ]
 BENCH = [
@@ -302,6 +325,10 @@ BENCH = [
     Setting((2048,), before=(8192,), split=512),
     *(Setting((1,) * batch, before=(1023,) * batch, split=512) for batch in (1, 64, 256)),
     Setting((1,), before=(8191,), split=512),
+    *(
+        Setting((1,) * batch, before=(1023,) * batch, split=512, parts=parts)
+        for batch, parts in ((1, 0), (64, 0), (256, 0), (256, 1))
+    ),
 ]
 COMPILE = [
     replace(Setting((256, 2)), before=before, head_dim=head_dim, page_size=page_size, cache=cache)
@@ -334,6 +361,16 @@ COMPILE = [
             (20, {}),
             (256, {"window": 300}),
             (128, {"window": 300, "cache": FP8}),
+        )
+    ),
+    *(
+        Setting((1, 1), before=(before,) * 2, head_dim=head_dim, split=512, parts=2, **more)
+        for before, head_dim, more in (
+            (900, 128, {}),
+            (300, 128, {}),
+            (900, 64, {"cache": INT8}),
+            (900, 256, {"window": 700}),
+            (900, 128, {"window": 700, "cache": FP8}),
         )
     ),
 ]

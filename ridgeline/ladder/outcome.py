@@ -1,0 +1,169 @@
+"""What a climb came to: each rung with what was predicted and what was achieved, and what is shown
+of the model before and after. The ladder writes it (`climb.json`), reports are drawn from it.
+
+    climb = Climb.from_json(json.loads(Path("out/climb.json").read_text()))
+    for rung in climb.rungs: print(rung.title, rung.status, rung.achieved)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from ridgeline.formats.files import reject_unknown_keys
+from ridgeline.profiling.prediction import Loop, Prediction
+
+SCHEMA = 1
+
+Area = Literal["fuse", "tensor cores", "overhead", "quantize", "custom kernels", "batch and memory"]
+Status = Literal[
+    "kept",
+    "dropped",  # measured, and not faster beyond noise, or outside the quality bound
+    "failed",  # its process ended or it raised; recorded, and the climb goes on
+    "not applicable",  # with the reason; nothing was run
+    "not reached",  # the budget was spent, or the climb was stopped
+]
+Goal = Literal["latency", "throughput"]
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Of one recipe over another, from interleaved rounds, with its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+    before: tuple[float, ...]  # the goal's figure of each round: output tokens/s
+    after: tuple[float, ...]
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        return self.low > 1.0
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Against the unmodified model, with 95% intervals (None where one window gave none)."""
+
+    mean_kl: float
+    mean_kl_low: float | None
+    mean_kl_high: float | None
+    ppl_increase: float  # share: 0.02 is 2%
+    ppl_increase_low: float | None
+    ppl_increase_high: float | None
+    num_tokens: int
+    problem: str | None  # what is outside the bound; None: inside
+    task: str | None = None  # where task data was given
+    task_score: float | None = None
+    task_score_before: float | None = None
+
+
+@dataclass(frozen=True)
+class RungOutcome:
+    name: str  # "int8", as in rungs/
+    area: Area
+    title: str  # a few words: "weights in int8"
+    edit: Mapping[str, Any]  # dotted recipe fields and their values; "loop" for the loop
+    status: Status
+    reason: str  # one line: why it applies, was kept, dropped, failed
+    predicted: Prediction | None = None
+    achieved: Speedup | None = None
+    quality: Quality | None = None  # None: not measured (and `reason` says why)
+    seconds: float = 0.0  # it took
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of one recipe on the workload."""
+
+    output_tokens_per_s: float
+    first_token_s: float | None  # medians
+    per_output_token_s: float | None
+    request_s: float | None
+    share_of_limit: float | None
+    weight_bytes: int
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    batch: int
+    output_tokens_per_s: float
+    per_output_token_s: float
+
+
+@dataclass(frozen=True)
+class RoofPoint:
+    """Where a phase of the model lies under the roofline."""
+
+    label: str  # "decode, before"
+    flops_per_byte: float
+    flops_per_s: float
+    share: float  # of the ceiling above it
+    bound: Literal["memory", "compute"]
+
+
+@dataclass(frozen=True)
+class MemoryItem:
+    name: str
+    num_bytes: int
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Side:
+    """The model before or after the climb."""
+
+    recipe: Mapping[str, Any]
+    loop: Loop
+    figures: Figures
+    curve: tuple[CurvePoint, ...] = ()
+    roof: tuple[RoofPoint, ...] = ()
+    memory: tuple[MemoryItem, ...] = ()
+
+
+@dataclass(frozen=True)
+class Climb:
+    model: str  # as the user named it
+    goal: Goal
+    workload: str
+    command: tuple[str, ...]  # repeats it
+    created: str  # UTC, ISO 8601
+    seconds: float
+    hardware: Mapping[str, Any]  # Hardware.summary()
+    versions: Mapping[str, str]
+    bandwidth: float | None  # B/s, the ceiling used; None where unknown
+    bandwidth_source: str | None
+    matrix_rates: Mapping[str, float]  # FLOP/s by dtype
+    bounds: Mapping[str, float | None]  # max_kl, max_ppl_increase; empty: quality was off
+    before: Side
+    after: Side
+    rungs: tuple[RungOutcome, ...]
+    total: Speedup | None  # after over before, measured in the same rounds
+    notes: tuple[str, ...] = ()  # what a reader must know: started from another rung, stopped, …
+    serve_command: tuple[str, ...] = ()
+    schema: int = field(default=SCHEMA)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Climb:
+        found: Climb = _made(cls, document, "a climb")
+        return found
+
+
+def _made(kind: Any, value: Any, name: str) -> Any:
+    """The dataclass, tuple or plain value that `asdict` wrote."""
+    if isinstance(kind, UnionType):
+        if value is None:
+            return None
+        kind = next(each for each in get_args(kind) if each is not NoneType)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        reject_unknown_keys(value, {each.name for each in fields(kind)}, name)
+        return kind(**{key: _made(hints[key], each, key) for key, each in value.items()})  # type: ignore[operator]
+    if get_origin(kind) is tuple:
+        return tuple(_made(get_args(kind)[0], each, name) for each in value)
+    return value

@@ -1,0 +1,64 @@
+"""What a change is expected to give, and the state it would be made in: the words that predictions
+are made of. gains.py makes them; the ladder's rungs, `profile` and the report read them.
+
+    prediction = Prediction(2.1, 1.7, 2.6, "weights of 8.0 instead of 16.1 GB a step")
+    prediction.speedup, prediction.holds(1.9)   # 2.1, True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ridgeline.hardware import Hardware
+from ridgeline.models import ModelConfig
+from ridgeline.models.cost import MeanStep
+from ridgeline.recipe import Recipe
+
+Loop = Literal["naive", "engine"]  # the plain loop that defines the answer, or the engine
+Phase = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How many times faster the workload is to be, end to end."""
+
+    speedup: float
+    low: float  # of an interval that most outcomes fall into
+    high: float
+    why: str  # one line, with the figures it rests on
+
+    def holds(self, achieved: float) -> bool:
+        return self.low <= achieved <= self.high
+
+    def to_json(self) -> dict[str, float | str]:
+        return {"speedup": self.speedup, "low": self.low, "high": self.high, "why": self.why}
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """One kind of step of a workload: how many there were, of what work, and where the time of one
+    went. The parts of `division` add up to `step_s`.
+    """
+
+    phase: Phase
+    num_steps: float
+    step_s: float  # wall time of one, untraced
+    work: MeanStep
+    # "matrices", "attention", "other kernels", "gaps" (the device waits for launches), "host" (it
+    # waits for the host's other work), "copies"; empty where a step was not divided
+    division: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is known when a change is considered."""
+
+    config: ModelConfig
+    recipe: Recipe  # nothing left to "auto"
+    loop: Loop
+    hardware: Hardware  # with its ceilings
+    bytes_per_weight: float  # read in a step, in the mean
+    bytes_per_kv: float  # of one element of keys or values, scales included
+    phases: tuple[PhaseTime, ...]  # measured; empty: only the roofline is known

@@ -5,6 +5,7 @@ the plain loop gives; its bytes are counted, and it stays plain where that is fa
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from command_line import generate, make_folder
 from engines import assert_exact, engine_for, naive_outputs, prompts_of, tiny
 from safetensors.torch import load_file, save_file
+from speculation import LOOKUP, force_drafts, markov
 from test_choose_layers import Clock
 from test_engine_schemes import decoded
 from test_layer_speed import use_clock
@@ -41,7 +43,7 @@ from ridgeline.quantization.linear import QuantizedLinear
 from ridgeline.quantization.nearest import nearest
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.quantization.sizes import head_matrix, read_bytes_per_weight
-from ridgeline.recipe import KV, Limits, Parallel, Recipe, Speculation, with_auto
+from ridgeline.recipe import KV, Limits, Parallel, Recipe, with_auto
 
 INT8 = parse_scheme("int8")
 GREEDY = Sampling(max_tokens=6, ignore_eos=True)
@@ -89,11 +91,11 @@ def test_guessing_ahead_scoring_and_embedding() -> None:
     """Several rows of a request are verified at once; prompts get the head's logits, and what is
     embedded never meets it.
     """
-    guessing = Speculation("prompt-lookup", max_draft_tokens=4)
-    engine = engine_for(tiny("llama-tied"), head="int8", speculation=guessing)
-    repeated = prompts_of([6])[0] * 6
-    assert_exact(engine, [repeated], [Sampling(max_tokens=24, ignore_eos=True)])
-    assert engine.stats.drafted_tokens > 0
+    model = markov(deepcopy(tiny("llama-mha")))
+    engine = engine_for(model, head="int8", speculation=LOOKUP)
+    force_drafts(engine)
+    assert_exact(engine, prompts_of([9, 20]), [Sampling(max_tokens=40)] * 2)
+    assert engine.stats.accepted_tokens > 10
     plain = engine_for(decoded(engine.model))
     asked, (prompt,) = Sampling(max_tokens=1, prompt_logprobs=0), prompts_of([60], seed=5)
     found, right = (each.generate([prompt], asked)[0] for each in (engine, plain))
@@ -101,7 +103,7 @@ def test_guessing_ahead_scoring_and_embedding() -> None:
     assert right.prompt_logprobs is not None
     pairs = list(zip(found.prompt_logprobs, right.prompt_logprobs, strict=True))[1:]
     assert all(one.logprob == pytest.approx(two.logprob, abs=1e-4) for one, two in pairs)
-    untouched = engine_for(tiny("llama-tied")).embed([prompt])
+    untouched = engine_for(model).embed([prompt])
     torch.testing.assert_close(engine.embed([prompt]), untouched)
 
 

@@ -38,6 +38,7 @@ VERSION = 1  # of the file's schema; raised when a field changes its meaning
 Dtype = Literal["auto", "bf16", "fp16", "fp32"]
 KVDtype = Literal["auto", "bf16", "fp16", "fp32", "fp8", "int8"]
 Kernels = Literal["auto", "fused", "reference"]
+Head = Literal["plain", "int8"]
 SpeculationMethod = Literal["none", "prompt-lookup", "draft"]
 
 
@@ -221,11 +222,18 @@ class Recipe:
     scheme: str | None = field(
         default=None, metadata=about("quantization scheme of the weights, as int4-g128 or fp8")
     )
+    head: Head = field(
+        default="plain",
+        metadata=about(
+            "the matrix that makes logits: in the dtype, or int8 with a scale a row, which a tied "
+            "embedding then is beside"
+        ),
+    )
     quantize_all: bool = field(
         default=False,
         metadata=about(
-            "quantize with the scheme all it fits, also matrices whose product is then slower here "
-            "than a plain one, which are found by measuring and stay plain otherwise"
+            "quantize all that scheme and head ask for, also matrices whose product is then slower "
+            "here than a plain one, which are found by measuring and stay plain otherwise"
         ),
     )
     copies: bool | None = field(

@@ -28,7 +28,7 @@ from ridgeline.quantization.choose import in_words
 from ridgeline.recipe import usual_memory_share
 from ridgeline.records import Value
 
-ALONE = ("peer", "start", "scheme", "save_model")  # belong to a run of one engine
+ALONE = ("peer", "start", "scheme", "head", "save_model")  # belong to a run of one engine
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
@@ -104,6 +104,7 @@ def row(found: Compared, variant: Variant, subject: Subject) -> dict[str, Any]:
         "name": variant.name,
         "dtype": recipe.dtype,
         "scheme": recipe.scheme,
+        "head": recipe.head,
         "kv_dtype": recipe.kv.dtype,
         "rounds": variant.rates,
         "median": variant.median,
@@ -127,7 +128,7 @@ def render(result: dict[str, Any], console: Console) -> None:
     for name in ("median", "best", "by CPU second", "of the limit"):
         table.add_column(name, justify="right")
     for entry in result["variants"]:
-        rest = f", rest {entry['dtype']}" if entry["scheme"] else ""
+        rest = f", rest {entry['dtype']}" if entry["scheme"] or entry["head"] != "plain" else ""
         share = entry["share_of_limit"]
         table.add_row(
             entry["name"] + rest,

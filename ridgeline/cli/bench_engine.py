@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare",
         metavar="NAMES",
         help="dtypes and schemes in rounds that take turns, as fp32,bf16,int8: schemes have the "
-        "rest of the model in --dtype",
+        "rest of the model in --dtype; int8+head has the head in int8 too",
     )
     parser.add_argument("--peer", choices=PEERS, help="run this peer on the same workload too")
     parser.add_argument(
@@ -207,6 +207,7 @@ def document(
         "dtype": engine.recipe.dtype,
         "kv_dtype": engine.recipe.kv.dtype,
         "scheme": engine.recipe.scheme,
+        "head": engine.recipe.head,
         "plain_for_speed": in_words(engine.choices, engine.recipe.dtype),
         "num_pages": engine.scheduler.config.num_pages,
         "rounds": [run.output_tokens_per_s for run in runs],
@@ -264,7 +265,9 @@ def saved(
         if value is not None:
             more[f"memory_{name.removesuffix('_bytes')}"] = Value(float(value), "B")
     pages = found["kv_dtype"] if found["kv_dtype"] != found["dtype"] else None
-    form = "-".join(filter(None, (found["scheme"] or found["dtype"], pages and f"kv-{pages}")))
+    head = found["head"] if found["head"] != "plain" else None
+    parts = (found["scheme"] or found["dtype"], head and f"head-{head}", pages and f"kv-{pages}")
+    form = "-".join(filter(None, parts))
     name = record_name(found["model"], form, found["workload"])
     return found | {"record": str(as_record(name, runs, hardware, **more).save(args.save))}
 
@@ -287,7 +290,9 @@ def run_json(run: EngineRun) -> dict[str, Any]:
 
 
 def render(result: dict[str, Any], console: Console) -> None:
-    scheme = f"{result['scheme']}, the rest in " if result["scheme"] else ""
+    head = f"head {result['head']}" if result["head"] != "plain" else None
+    codes = ", ".join(filter(None, (result["scheme"], head)))
+    scheme = f"{codes}, the rest in " if codes else ""
     about = f"{result['model']} in {scheme}{result['dtype']}, KV in {result['kv_dtype']}"
     console.print(f"{about}, on {result['device']}; workload {result['workload']}")
     if result["plain_for_speed"]:

@@ -193,6 +193,7 @@ def prepared(args: argparse.Namespace, progress: Progress) -> Subject:
 def about(engine: Engine) -> dict[str, Any]:
     recipe = engine.recipe
     found = {"dtype": recipe.dtype, "kv_dtype": recipe.kv.dtype, "scheme": recipe.scheme}
+    found["head"] = recipe.head
     return found | {"plain_for_speed": in_words(engine.choices, recipe.dtype)}
 
 

@@ -28,6 +28,7 @@ def render(document: dict[str, Any], console: Console) -> None:
 
 def named(about: dict[str, Any]) -> str:
     scheme = f", {about['scheme']}" if about["scheme"] else ""
+    scheme += f", head {about['head']}" if about["head"] != "plain" else ""
     return f"{about['model']} in {about['dtype']}{scheme}, KV in {about['kv_dtype']}"
 
 

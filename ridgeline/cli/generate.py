@@ -28,6 +28,7 @@ from ridgeline.models.cost import Chunk, StepCost, step_cost
 from ridgeline.models.families import describe
 from ridgeline.profiling import step_limit
 from ridgeline.quantization.choose import in_words
+from ridgeline.quantization.head import HEAD
 from ridgeline.quantization.linear import schemes_of
 from ridgeline.quantization.load import pick_dtype
 from ridgeline.quantization.scheme import Scheme, parse_scheme
@@ -140,6 +141,7 @@ def document(name: str, engine: Engine, output: Output, hardware: Hardware) -> d
     """
     config, dtype = engine.model.config, engine.recipe.dtype
     schemes = schemes_of(engine.model)
+    head = schemes.pop(HEAD, None)
     names = sorted({scheme.name for scheme in schemes.values()})
     sizes: dict[str, Any] = {
         "weight_bytes": read_bytes_per_weight(engine.model),
@@ -156,6 +158,7 @@ def document(name: str, engine: Engine, output: Output, hardware: Hardware) -> d
         "device": hardware.name,
         "dtype": dtype,
         "scheme": ", ".join(names) or None,
+        "head": "plain" if head is None else head.name,
         "weight_bytes": sum(value.nbytes for value in engine.model.parameters()),
         "plain_expert_bytes": expert_bytes(config, parse_dtype(dtype)) if schemes else 0,
         "plain_for_speed": in_words(engine.choices, dtype),
@@ -207,6 +210,7 @@ def summary_lines(result: dict[str, Any]) -> list[str]:
         lines.append(decode + share_of(result["decode_limit"], "tok/s"))
     ended = {"stop": "the model ended", "length": "--max-tokens or the context reached"}
     stored = f"{result['scheme']}, " if result["scheme"] else ""
+    stored += f"head {result['head']}, " if result["head"] != "plain" else ""
     about = f"{stored}{result['dtype']} on {result['device']}, seed {result['seed']}"
     if result["plain_expert_bytes"]:
         lines.append(plain_experts(result))

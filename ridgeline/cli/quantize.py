@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ridgeline.cli.figures import divergence_figures, figure, peak_host_bytes
 from ridgeline.cli.options import add_flags, from_flags
@@ -42,6 +42,7 @@ from ridgeline.quantization.methods import (
 )
 from ridgeline.quantization.scheme import NAMES, Scheme, parse_scheme
 from ridgeline.quantization.sizes import weight_bytes
+from ridgeline.recipe import Head
 from ridgeline.records import Record
 
 EXAMPLE = """\
@@ -82,6 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv",
         choices=("kv-fp8", "kv-int8"),
         help="also keep cached keys and values in 8 bits; with calibrated scales in the files",
+    )
+    parser.add_argument(
+        "--head",
+        choices=get_args(Head),
+        default="plain",
+        help="int8: measure the model with such a head, and save a recipe that asks for it beside "
+        "the checkpoint, whose own head stays as it is for other engines",
     )
     parser.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="new or empty folder"
@@ -169,10 +177,11 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         else:
             found = quantize(model, tokenizer, job, progress)
     if found.problem is None:
-        save(found, args.out, source=path, tokenizer=tokenizer)
+        save(found, args.out, source=path, tokenizer=tokenizer, head=job.head)
     named = args.scheme or " and ".join(dict.fromkeys(s.name for _, s in found.codes.values()))
     made = document(args.model, named, args.out, found)
     made |= {"method": job.method.name, "method_options": repr(job.method)}
+    made |= {"head": job.head}
     made |= {"expanded_from_gguf": checkpoint.format == "gguf"}
     made |= {"total_seconds": time.perf_counter() - begun, "peak_host_bytes": peak_host_bytes()}
     if args.save is not None:
@@ -280,6 +289,7 @@ def asked_job(args: argparse.Namespace, schemes: Sequence[Scheme], device: str) 
         bounds=bounds,
         skip=tuple(args.skip),
         batch_sizes=asked_batches(args.batch_sizes, device),
+        head=args.head,
         kv=KV_DTYPES.get(args.kv),
         work=args.work,
     )

@@ -93,6 +93,8 @@ def render(document: Mapping[str, Any], console: Console) -> None:
         console.print(
             f"keys and values in {kv['dtype']}; the scales in the files round to {errors}"
         )
+    if document["head"] != "plain":
+        console.print(f"head {document['head']} by the recipe beside it; measured so")
     if document["plain_expert_bytes"]:
         experts = human_bytes(document["plain_expert_bytes"])
         console.print(f"{experts} stay in {document['dtype']}: they are experts")

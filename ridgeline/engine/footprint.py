@@ -11,7 +11,7 @@ quantization/sizes.py, activations to activations.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ridgeline.engine.activations import FP32, Moment, peak
 from ridgeline.engine.fixed_activations import apart_bytes, fixed_peak, trial_bytes
@@ -22,8 +22,9 @@ from ridgeline.models import ModelConfig
 from ridgeline.models.cost import kv_bytes_per_token
 from ridgeline.parallel.degrees import rank_config
 from ridgeline.quantization import sizes
+from ridgeline.quantization.head import HEAD
 from ridgeline.quantization.scheme import Scheme, parse_scheme
-from ridgeline.recipe import Recipe
+from ridgeline.recipe import Head, Recipe
 
 Kept = Mapping[str, Scheme]  # by projection: codes that a checkpoint, or a model, has already
 
@@ -49,21 +50,29 @@ REFERENCE_COPIES = 4  # fp32 tensors of a weight's size that its reference holds
 
 
 def weight_bytes(
-    config: ModelConfig, dtype: str, scheme: str | None = None, kept: Kept | None = None
+    config: ModelConfig,
+    dtype: str,
+    scheme: str | None = None,
+    kept: Kept | None = None,
+    head: Head = "plain",
 ) -> int:
     """All weights: with a scheme, or with codes that a checkpoint has already, as
     quantization/sizes.py says.
     """
     known = None if scheme is None else parse_scheme(scheme)
-    return sizes.weight_bytes(config, parse_dtype(dtype), known, kept)
+    return sizes.weight_bytes(config, parse_dtype(dtype), known, kept, _head_scheme(head, kept))
+
+
+def _head_scheme(head: Head, kept: Kept | None) -> Scheme | None:
+    """What the recipe asks for, or what the model that is there has."""
+    return (kept or {}).get(HEAD) if head == "plain" else parse_scheme(head)
 
 
 def expanded_bytes(config: ModelConfig, recipe: Recipe, kept: Kept | None = None) -> int:
     """The largest quantized matrix on its way back to the model's dtype, for steps of many tokens:
     on a GPU a piece of it at a time, or sums of int8 codes, and nothing for fp8.
     """
-    known = None if recipe.scheme is None else parse_scheme(recipe.scheme)
-    stored = {(one.name, m): one for one, m in sizes.stored_matrices(config, known, kept)}
+    stored = {(one.name, m): one for one, m in _stored(config, recipe, kept)}
     return max((_expanded(recipe, one, m) for (_, m), one in stored.items()), default=0)
 
 
@@ -71,10 +80,16 @@ def copied_bytes(config: ModelConfig, recipe: Recipe, kept: Kept | None = None) 
     """Of weights that are codes, in the model's dtype too."""
     if not recipe.copies:
         return 0
-    known = None if recipe.scheme is None else parse_scheme(recipe.scheme)
-    stored = sizes.stored_matrices(config, known, kept)
+    stored = _stored(config, recipe, kept)
     weights = sum(m.num_outputs * m.depth for scheme, m in stored if scheme.inputs == "16-bit")
     return weights * dtype_bytes(parse_dtype(recipe.dtype))
+
+
+def _stored(
+    config: ModelConfig, recipe: Recipe, kept: Kept | None
+) -> Iterator[tuple[Scheme, sizes.Matrix]]:
+    known = None if recipe.scheme is None else parse_scheme(recipe.scheme)
+    return sizes.stored_matrices(config, known, kept, _head_scheme(recipe.head, kept))
 
 
 def _expanded(recipe: Recipe, scheme: Scheme, matrix: sizes.Matrix) -> int:

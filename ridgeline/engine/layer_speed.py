@@ -67,8 +67,25 @@ def measured_choices(
     timer: Timer = as_run,
     progress: Progress | None = None,
 ) -> list[Choice]:
-    """A choice for each shape of the model's projections. `host_kernels`: whether a CPU runs its
-    own kernels, which are built by now, or the references.
+    """A choice for each shape of the model's projections."""
+    shapes = list(dict.fromkeys(model_matrices(config)))
+    about: dict[str, Any] = {"host_kernels": host_kernels, "timer": timer, "progress": progress}
+    return measured_shapes(shapes, scheme, batch_sizes, dtype, device, **about)
+
+
+def measured_shapes(
+    shapes: Sequence[Matrix],
+    scheme: Scheme,
+    batch_sizes: Sequence[int],
+    dtype: torch.dtype,
+    device: str,
+    *,
+    host_kernels: bool = True,
+    timer: Timer = as_run,
+    progress: Progress | None = None,
+) -> list[Choice]:
+    """A choice for each. `host_kernels`: whether a CPU runs its own kernels, which are built by
+    now, or the references.
     """
     if not batch_sizes or min(batch_sizes) < 1:
         raise UsageError(f"batch sizes are {list(batch_sizes)}; give numbers of at least 1")
@@ -78,7 +95,6 @@ def measured_choices(
     ready: Callable[[Any], nn.Module] = on_host if on_cpu and host_kernels else _as_it_is
     kernels = "fused" if not on_cpu or host_kernels else "reference"
     how = "by the clock" if on_cpu else "in graphs"  # other times are not comparable
-    shapes = list(dict.fromkeys(model_matrices(config)))
     found = []
     for done, shape in enumerate(shapes):
         key = f"{scheme.name} {dtype_name(dtype)} {kernels} {how} {tuple(shape)} {sizes}"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ridgeline.data import Tokenizer
 from ridgeline.engine.draft_loading import Draft, check_words, find_draft, load_draft, within_draft
 from ridgeline.engine.footprint import Kept
+from ridgeline.engine.head_choice import measured_head, with_asked_head, with_head_chosen
 from ridgeline.engine.layer_speed import measured_choices, usual_batches
 from ridgeline.engine.memory import MemoryPlan, fitted, itemise, plan_memory
 from ridgeline.errors import UnsupportedError, UsageError
@@ -31,6 +32,7 @@ from ridgeline.quantization.choose import Choice, in_words, slower_shapes
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.files.fuse import kept_schemes
 from ridgeline.quantization.files.read import is_quantized, kv_dtype
+from ridgeline.quantization.head import check_head
 from ridgeline.quantization.linear import keep_copies, quantizable, schemes_of
 from ridgeline.quantization.load import pick_dtype, runnable
 from ridgeline.quantization.nearest import load_nearest, quantize_nearest
@@ -74,6 +76,8 @@ def load(
     description = describe(checkpoint)
     config = description.config
     recipe = with_saved_kv(recipe, checkpoint)
+    if recipe.head != "plain":
+        check_head(checkpoint, description, parse_scheme(recipe.head))
     scheme = None if recipe.scheme is None else parse_scheme(recipe.scheme)
     keep_codes = scheme is None and not recipe.deterministic  # whose products are its own
     stored = kept_schemes(checkpoint, description) if keep_codes else {}
@@ -91,6 +95,8 @@ def load(
     choices: tuple[Choice, ...] = ()
     small = None if draft is None else draft.config
     filled, plan = with_copies_chosen(config, filled, plan, hardware.device, small, kept)
+    head = measured_head(config, filled, hardware.device, progress)
+    filled, plan = with_head_chosen(config, filled, plan, small, kept, head)
     if scheme is None:
         where = {"dtype": dtype_name(dtype), "device": device}
         loaded = load_model(path, **where, keep_codes=keep_codes, progress=progress)
@@ -98,6 +104,7 @@ def load(
         plan, choices = with_choices(config, filled, plan, hardware.device, small, progress)
         plain = slower_shapes(choices)
         loaded = load_nearest(path, scheme, dtype, hardware.device, progress, plain)
+    loaded, choices = with_asked_head(loaded, filled), choices + _known(head)
     make_copies(loaded, filled, choices)
     return Loaded(loaded, tokenizer, filled, plan, load_draft(draft, loaded), choices)
 
@@ -197,27 +204,38 @@ def _loaded(
         raise UsageError(f"the recipe's dtype is {recipe.dtype}, and the model is in {name}")
     filled = with_auto(recipe, model.config, weight.dtype, str(weight.device))
     filled = with_host_kernels(recipe, filled, model.config, str(weight.device), progress)
-    free = available_memory(str(weight.device)) + _shared_bytes(model, recipe.scheme)
+    free = available_memory(str(weight.device)) + _shared_bytes(model, recipe)
     draft = find_draft(recipe, model.config, None)
     kept = schemes_of(model) or None
     filled, plan = planned(model.config, recipe, filled, str(weight.device), free, draft, kept=kept)
     choices: tuple[Choice, ...] = ()
+    small, device = None if draft is None else draft.config, str(weight.device)
+    if recipe.scheme is not None or (recipe.head != "plain" and kept is None):
+        filled, plan = with_copies_chosen(model.config, filled, plan, device, small, kept)
+    head = measured_head(model.config, filled, device, progress)
+    filled, plan = with_head_chosen(model.config, filled, plan, small, kept, head)
     if recipe.scheme is not None:
-        small, device = None if draft is None else draft.config, str(weight.device)
-        filled, plan = with_copies_chosen(model.config, filled, plan, device, small, None)
         plan, choices = with_choices(model.config, filled, plan, device, small, progress)
         copy, plain = with_kinds(model, lambda kind: kind), slower_shapes(choices)
         scheme = parse_scheme(recipe.scheme)
         model = quantize_nearest(copy, scheme, progress=progress, plain=plain)
     else:  # the caller's model is changed only where that is asked for
         filled = replace(filled, copies=bool(filled.copies))
+    model, choices = with_asked_head(model, filled), choices + _known(head)
     make_copies(model, filled, choices)
     return Loaded(model, tokenizer, filled, plan, load_draft(draft, model), choices)
 
 
-def _shared_bytes(model: Transformer, name: str | None) -> int:
-    """What the engine takes over of a model that is there: all of it, but what a scheme copies."""
+def _known(choice: Choice | None) -> tuple[Choice, ...]:
+    return () if choice is None else (choice,)
+
+
+def _shared_bytes(model: Transformer, recipe: Recipe) -> int:
+    """What the engine takes over of a model that is there: all of it, but what becomes codes."""
     held = sum(parameter.nbytes for parameter in model.parameters())
+    if recipe.head != "plain" and not model.config.tied_embeddings:
+        held -= model.head.weight.nbytes
+    name = recipe.scheme
     if name is None:
         return held
     if schemes_of(model):
@@ -264,6 +282,8 @@ def planned(
     _check_supported(filled)
     if filled.scheme is not None:
         check_runs(parse_scheme(filled.scheme), filled.dtype, device)
+    if filled.head != "plain":
+        check_runs(parse_scheme(filled.head), filled.dtype, device)
     if filled.copies and device == "cpu":
         raise UnsupportedError("copies of weights are for steps of many tokens on a GPU, not a CPU")
     check_on_device(config, device)
@@ -290,6 +310,7 @@ def _check_supported(recipe: Recipe) -> None:
     on_gpu_by_reference = recipe.kernels == "reference" and recipe.graphs
     for asked, what in (
         (recipe.deterministic and recipe.scheme, f"deterministic and scheme {recipe.scheme}"),
+        (recipe.deterministic and recipe.head != "plain", f"deterministic and head {recipe.head}"),
         (recipe.deterministic and _codes_in_fp16(recipe), "deterministic, fp16 and an 8-bit KV"),
         (recipe.deterministic and recipe.copies, "deterministic and copies"),
         (recipe.parallel.tensor > 1 and recipe.copies, "tensor parallel and copies"),

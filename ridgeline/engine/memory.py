@@ -154,9 +154,11 @@ def _fixed_items(
     limits, dtype = recipe.limits.filled(), recipe.dtype
     rank = rank_config(config, recipe.parallel.tensor)
     names = {recipe.scheme} if kept is None else {scheme.name for scheme in kept.values()}
-    codes = ", ".join(sorted(name for name in names if name is not None))
-    stored = f"{codes}, the rest in {dtype}" if codes else f"in {dtype}"
-    yield Item("weights", footprint.weight_bytes(rank, dtype, recipe.scheme, kept), stored)
+    codes = sorted(filter(None, names))
+    codes += [] if recipe.head == "plain" else [f"head {recipe.head}"]
+    stored = f"{', '.join(codes)}, the rest in {dtype}" if codes else f"in {dtype}"
+    held = footprint.weight_bytes(rank, dtype, recipe.scheme, kept, recipe.head)
+    yield Item("weights", held, stored)
     if draft is not None:
         yield Item("draft weights", footprint.weight_bytes(draft, dtype), f"in {dtype}")
     models = (rank,) if draft is None else (rank, draft)  # which run one after the other

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 
 from ridgeline.data import Tokenizer
+from ridgeline.engine.head_choice import measured_head, with_plain_head
 from ridgeline.engine.loading import Loaded, load, planned, saved_recipe, with_saved_kv
 from ridgeline.engine.memory import MemoryPlan
 from ridgeline.engine.tensor_runner import serve
@@ -38,10 +39,13 @@ from ridgeline.parallel.group import Group
 from ridgeline.parallel.launch import Place, Ranks, started, torchrun_place
 from ridgeline.parallel.links import Gone, join, nobody_knows
 from ridgeline.parallel.shards import cut_weights, load_split_weights, sent_parameters
-from ridgeline.parallel.tensor import split_model
+from ridgeline.parallel.tensor import quantize_split_head, split_model
 from ridgeline.progress import Progress
+from ridgeline.quantization.choose import in_words
 from ridgeline.quantization.files.read import decoded
+from ridgeline.quantization.head import check_head
 from ridgeline.quantization.load import COMPUTE_DTYPES, choose_dtype
+from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.recipe import Recipe, with_auto
 
 
@@ -145,7 +149,10 @@ def _task(model: Transformer | Path, recipe: Recipe, device: str) -> Task:
             raise UsageError(f"the recipe's dtype is {recipe.dtype}, and the model is in {name}")
         task = Task(model.config, recipe, weight.device.type, weight.dtype)
     else:
-        recipe = with_saved_kv(recipe, open_checkpoint(model))
+        checkpoint = open_checkpoint(model)
+        recipe = with_saved_kv(recipe, checkpoint)
+        if recipe.head != "plain":
+            check_head(checkpoint, describe(checkpoint), parse_scheme(recipe.head))
         task = Task(model, recipe, _device_type(device, recipe.parallel.tensor))
     _check_recipe(recipe)
     check_degree(task.config, recipe.parallel.tensor)
@@ -224,6 +231,7 @@ def load_part(
     free = group.smallest(available_memory(device) // (num_local if on_cpu else 1))
     filled = with_auto(task.recipe, config, dtype, device)
     filled, plan = group.together(lambda: planned(config, task.recipe, filled, device, free))
+    filled, plan = _with_head_agreed(config, filled, plan, device, group)
     model = group.together(lambda: split_model(config, dtype, device, group))
     if isinstance(task.source, Path):
         checkpoint, shown = open_checkpoint(task.source), progress if group.rank == 0 else None
@@ -237,7 +245,20 @@ def load_part(
         assert whole is not None, "a model that is not sent is there"
         held = dict(whole.named_parameters())
         cut_weights(model, config, group, held.__getitem__)
+    if filled.head != "plain":
+        group.together(lambda: quantize_split_head(model, parse_scheme(filled.head)))
     return model, filled, plan
+
+
+def _with_head_agreed(
+    config: ModelConfig, filled: Recipe, plan: MemoryPlan, device: str, group: Group
+) -> tuple[Recipe, MemoryPlan]:
+    """Each rank times its own part of the head: what is slower on one is plain on all."""
+    own = group.together(lambda: measured_head(config, filled, device))
+    if own is None or not group.largest(not own.quantize):
+        return filled, plan
+    said = in_words([own], filled.dtype) or f"head {filled.head} is slower on another rank"
+    return with_plain_head(config, filled, plan, None, None, said)
 
 
 def _agreed_dtype(task: Task, config: ModelConfig, device: str, group: Group) -> torch.dtype:

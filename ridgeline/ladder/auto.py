@@ -81,7 +81,8 @@ def quantize_auto(
         for choice in timed(model, scheme, job.batch_sizes, progress)
     }
     candidates = possible(model, auto.schemes, job.skip, speeds)
-    check_budget(model, candidates, auto, speeds)
+    all_bytes = weight_bytes(model.config, model.embed.weight.dtype, head=trials.head)
+    check_budget(model, candidates, auto, speeds, all_bytes)
     trials.expect(candidates)
     whole = _whole(trials, candidates) if len(auto.schemes) == 1 else None
     if whole is not None and whole.problem is None:
@@ -89,8 +90,7 @@ def quantize_auto(
     else:
         costs = sensitivity(model, trials.batches, candidates, progress)
         options = options_of(model, candidates, costs)
-        total_bytes = weight_bytes(model.config, model.embed.weight.dtype)
-        found = _search(trials, steps(options), total_bytes, whole)
+        found = _search(trials, steps(options), all_bytes, whole)
     _check_memory(found, auto)
     places = placed(model, found, options, job.skip, speeds)
     if found is whole:
@@ -134,9 +134,15 @@ def options_of(
 
 
 def check_budget(
-    model: Transformer, candidates: Mapping[str, Sequence[Scheme]], auto: Auto, speeds: Speeds
+    model: Transformer,
+    candidates: Mapping[str, Sequence[Scheme]],
+    auto: Auto,
+    speeds: Speeds,
+    all_bytes: int,
 ) -> None:
-    """What no mixture can do is said before anything is measured."""
+    """What no mixture can do is said before anything is measured. `all_bytes` are those of the
+    model with plain projections.
+    """
     names = ", ".join(scheme.name for scheme in auto.schemes)
     slower = any(not choice.quantize and choice.times for choice in speeds.values())
     hint = "; --batch-sizes none allows slower ones" if slower else ""
@@ -144,7 +150,7 @@ def check_budget(
         raise UsageError(f"no projection can be quantized in {names}{hint}; try int8")
     if auto.memory is None:
         return
-    smallest = weight_bytes(model.config, model.embed.weight.dtype)
+    smallest = all_bytes
     for options in options_of(model, candidates, None).values():
         smallest -= options[0].num_bytes - min(option.num_bytes for option in options)
     if smallest > auto.memory:

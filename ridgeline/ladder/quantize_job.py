@@ -40,14 +40,15 @@ from ridgeline.quantization.calibration import quantize_model
 from ridgeline.quantization.choose import Choice, in_words, slower_shapes
 from ridgeline.quantization.files.matrix import Matrix
 from ridgeline.quantization.files.save import KVScales, save_quantized
+from ridgeline.quantization.head import with_head
 from ridgeline.quantization.linear import quantizable, with_schemes
 from ridgeline.quantization.methods import Rtn
 from ridgeline.quantization.methods.base import Method
 from ridgeline.quantization.methods.kv import KvScales, calibrate_kv
 from ridgeline.quantization.nearest import chosen_layers
-from ridgeline.quantization.scheme import FP8, Codes, Scheme
+from ridgeline.quantization.scheme import FP8, Codes, Scheme, parse_scheme
 from ridgeline.quantization.work import MatrixReport, Results, codes_on
-from ridgeline.recipe import KV, Limits, Recipe, edited
+from ridgeline.recipe import KV, Head, Limits, Recipe, edited
 
 MEASURED_PART = 8  # without a text of its own, this part of the calibration text is measured on
 KEPT_SHARE = 4  # on a CPU, a quarter of the free memory may hold the original's logits
@@ -68,6 +69,7 @@ class Job:
     bounds: Bounds = USUAL
     skip: tuple[str, ...] = ()  # projections that stay, by name or pattern
     batch_sizes: tuple[int, ...] = ()  # for which speed decides; empty: it is not measured
+    head: Head = "plain"  # as the recipe beside the checkpoint will have it
     kv: Literal["fp8", "int8"] | None = None  # of cached keys and values, with calibrated scales
     work: Path | None = None  # where finished layers are kept, so that a stopped run goes on
 
@@ -218,6 +220,10 @@ class Trials:
         self.seconds += time.perf_counter() - begun
 
     @property
+    def head(self) -> Scheme | None:
+        return None if self.job.head == "plain" else parse_scheme(self.job.head)
+
+    @property
     def original(self) -> Original:
         if self._original is None:
             engine = self._engine(self.model, self.recipe)
@@ -236,6 +242,8 @@ class Trials:
         if self.job.kv is not None:
             recipe = edited(recipe, "kv.dtype", self.job.kv)
         changed = coded_model(plain, codes)
+        if self.head is not None:
+            changed = with_head(changed, self.head)
         held = sum(parameter.nbytes for parameter in changed.parameters())
         with self._engine(changed, recipe) as engine:
             quality = self.original.compare(engine, self.progress)
@@ -313,8 +321,16 @@ def advice(found: Quantized) -> str:
 
 
 def save(
-    found: Quantized, folder: Path, *, source: str | Path | Description, tokenizer: Tokenizer
+    found: Quantized,
+    folder: Path,
+    *,
+    source: str | Path | Description,
+    tokenizer: Tokenizer,
+    head: Head = "plain",
 ) -> None:
+    """The head's own weights are saved, which every engine reads: ours makes codes of them where
+    the recipe beside them says so.
+    """
     matrices = {name + WEIGHT: Matrix(*pair) for name, pair in found.codes.items()}
     kv_scales = None if found.kv is None else KVScales(found.kv.dtype, *found.kv.per_layer())
     save_quantized(
@@ -325,3 +341,5 @@ def save(
         kv_scales=kv_scales,
         extra_files=tokenizer.files(),
     )
+    if head != "plain":
+        Recipe(head=head).save(folder)

@@ -286,10 +286,10 @@ class Transformer(nn.Module):
 
     @property
     def logits_dtype(self) -> torch.dtype:
-        """What holds logits without loss: the head's dtype, or fp32 where they are scaled or capped
-        behind it.
+        """What holds logits without loss: what the head makes (its weights may be codes), or fp32
+        where they are scaled or capped behind it.
         """
-        return torch.float32 if self._changes_logits else self.head.weight.dtype
+        return torch.float32 if self._changes_logits else self.embed.weight.dtype
 
     @property
     def _changes_logits(self) -> bool:

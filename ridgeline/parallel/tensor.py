@@ -25,6 +25,9 @@ from ridgeline.models import ModelConfig, Transformer, build_model
 from ridgeline.models.transformer import ExpertMLP, Linear, RMSNorm
 from ridgeline.parallel.degrees import rank_config
 from ridgeline.parallel.group import Group
+from ridgeline.quantization.head import HEAD, quantized_head
+from ridgeline.quantization.linear import QuantizedLinear, Rows, place
+from ridgeline.quantization.scheme import Scheme
 
 Kind = TypeVar("Kind", bound=nn.Module)
 
@@ -86,12 +89,37 @@ class VocabHead(Linear):
         residual_TO: Tensor | None = None,
         out_TO: Tensor | None = None,
     ) -> Tensor:
-        parts = self.group.all_gather(super().forward(x_TD, norm, activation, residual_TO))
-        held = len(self.weight)  # of which the last ranks' may be there to fill up
-        counts = [min(max(self.vocab_size - rank * held, 0), held) for rank in range(len(parts))]
-        return torch.cat(
-            [part[:, :count] for part, count in zip(parts, counts, strict=True)], dim=1, out=out_TO
-        )
+        own_TV = super().forward(x_TD, norm, activation, residual_TO)
+        return gathered(self.group, own_TV, self.vocab_size, out_TO)
+
+
+class QuantizedVocabHead(QuantizedLinear):
+    """The same, each rank's entries as codes."""
+
+    group: Group
+    vocab_size: int
+
+    def forward(
+        self,
+        x_TD: Tensor | Rows,
+        norm: RMSNorm | None = None,
+        activation: Activation | None = None,
+        residual_TO: Tensor | None = None,
+        out_TO: Tensor | None = None,
+    ) -> Tensor:
+        own_TV = super().forward(x_TD, norm, activation, residual_TO)
+        assert isinstance(own_TV, Tensor), "logits are no codes"
+        return gathered(self.group, own_TV, self.vocab_size, out_TO)
+
+
+def gathered(group: Group, own_TV: Tensor, vocab_size: int, out_TV: Tensor | None) -> Tensor:
+    """All entries of a vocabulary of which each rank has as many."""
+    parts, held = group.all_gather(own_TV), own_TV.shape[1]
+    # The last ranks' may be there to fill up.
+    counts = [min(max(vocab_size - rank * held, 0), held) for rank in range(len(parts))]
+    return torch.cat(
+        [part[:, :count] for part, count in zip(parts, counts, strict=True)], dim=1, out=out_TV
+    )
 
 
 def split_model(
@@ -113,6 +141,14 @@ def split_model(
     model.head.vocab_size = config.vocab_size
     model.config = replace(model.config, vocab_size=config.vocab_size)
     return model
+
+
+def quantize_split_head(model: Transformer, scheme: Scheme) -> None:
+    """**In the model**, whose weights are there: this rank's entries, rounded to nearest."""
+    plain: Any = model.head
+    head = _as(QuantizedVocabHead, quantized_head(model, scheme), plain.group)
+    head.vocab_size = plain.vocab_size
+    place(model, HEAD, head)
 
 
 def _row_linear(linear: Linear, group: Group) -> RowLinear:

@@ -168,11 +168,16 @@ def layers_to_keep(model: Transformer, choices: Iterable[Choice]) -> list[str]:
 
 
 def in_words(choices: Iterable[Choice], dtype: str) -> str | None:
-    """`int8 is slower here, so these stay in bf16: 576 x 576 (0.83x at 16 rows)`; None where
-    nothing is slower.
+    """`int8 is slower here, so these stay in bf16: 576 x 576 (0.83x at 16 rows)`, for each scheme;
+    None where nothing is slower.
     """
-    slower = [choice for choice in choices if choice.times and not choice.quantize]
-    if not slower:
-        return None
-    shapes = ", ".join(f"{one.num_outputs} x {one.depth} ({one.reason})" for one in slower)
-    return f"{slower[0].scheme} is slower here, so these stay in {dtype}: {shapes}"
+    slower: dict[str, list[str]] = {}
+    for one in choices:
+        if one.times and not one.quantize:
+            shape = f"{one.num_outputs} x {one.depth} ({one.reason})"
+            slower.setdefault(one.scheme, []).append(shape)
+    said = (
+        f"{scheme} is slower here, so these stay in {dtype}: {', '.join(shapes)}"
+        for scheme, shapes in slower.items()
+    )
+    return "; ".join(said) or None

@@ -24,13 +24,16 @@ from ridgeline.models.families import describe
 from ridgeline.models.transformer import ExpertMLP
 from ridgeline.models.weights import stream_weights
 from ridgeline.progress import Progress
+from ridgeline.quantization.files.matrix import Matrix, join
 from ridgeline.quantization.files.read import is_quantized
 from ridgeline.quantization.filling import Filling
 from ridgeline.quantization.linear import QuantizedLinear, place, quantizable
-from ridgeline.quantization.scheme import GROUPS, Scheme, encode, find_grid
-from ridgeline.quantization.sizes import Matrix
+from ridgeline.quantization.scheme import GROUPS, Codes, Scheme, encode, find_grid
+from ridgeline.quantization.sizes import Matrix as Shape
 
 log = logging.getLogger(__name__)
+
+AT_ONCE = 1 << 25  # weights
 
 
 def quantize_nearest(
@@ -38,7 +41,7 @@ def quantize_nearest(
     scheme: Scheme,
     skip: Collection[str] = (),
     progress: Progress | None = None,
-    plain: Collection[Matrix] = (),
+    plain: Collection[Shape] = (),
 ) -> Transformer:
     """The model itself, **changed in place**: projections but those that `skip` names (or matches,
     as `layers.0.*`), those of a shape in `plain`, and those that the scheme does not fit.
@@ -56,17 +59,28 @@ def quantize_nearest(
 def nearest(
     name: str, weight_OD: Tensor, bias_O: Tensor | None, scheme: Scheme, dtype: torch.dtype
 ) -> QuantizedLinear:
+    """Some rows at a time where they have scales of their own: in between weights are in fp32, and
+    a head is large.
+    """
+    alone = scheme.spread in ("row", "group")
+    rows = max(1, AT_ONCE // weight_OD.shape[1]) if alone else len(weight_OD)
+    pieces = [Matrix(_codes(name, piece, scheme), scheme) for piece in weight_OD.split(rows)]
+    whole = join(pieces)
+    assert whole is not None, "the pieces have one scheme"
+    return QuantizedLinear(whole.codes, scheme, dtype, bias_O)
+
+
+def _codes(name: str, weight_OD: Tensor, scheme: Scheme) -> Codes:
     if not weight_OD.isfinite().all():
         raise NumericsError(f"{name} has weights that are NaN or infinite; they have no codes")
-    codes = encode(weight_OD, find_grid(weight_OD, scheme), scheme)
-    return QuantizedLinear(codes, scheme, dtype, bias_O)
+    return encode(weight_OD, find_grid(weight_OD, scheme), scheme)
 
 
 def chosen_layers(
     model: Transformer,
     scheme: Scheme,
     skip: Collection[str] = (),
-    plain: Collection[Matrix] = (),
+    plain: Collection[Shape] = (),
 ) -> list[str]:
     """Which layers are quantized; what is not, and why, in the log. `model` may hold no memory.
     Those of a shape in `plain` were found to be slower (choose.py).
@@ -117,7 +131,7 @@ def load_nearest(
     dtype: torch.dtype,
     device: str,
     progress: Progress | None = None,
-    plain: Collection[Matrix] = (),
+    plain: Collection[Shape] = (),
 ) -> Transformer:
     """A checkpoint that is not quantized, as a model that is, but for matrices of the shapes in
     `plain`.

@@ -1,7 +1,7 @@
 """How many bytes quantized weights take, as linear.py keeps them: memory plans and limits ask.
 
-A layer's matrices are stored by the scheme where they fit it; experts, embeddings, head, norms,
-biases and routers stay in the model's dtype.
+A layer's matrices are stored by the scheme where they fit it, the head by one of its own where it
+has one; experts, embeddings, norms, biases and routers stay in the model's dtype.
 
     weight_bytes(config, torch.bfloat16, parse_scheme("int4-g128"))
 """
@@ -31,20 +31,28 @@ def weight_bytes(
     dtype: torch.dtype,
     scheme: Scheme | None = None,
     kept: Mapping[str, Scheme] | None = None,
+    head: Scheme | None = None,
 ) -> int:
     """All weights of a model: with a scheme for all its projections, or with `kept`, which has the
-    schemes of those that are codes, by name; others are then plain.
+    schemes of those that are codes, by name; others are then plain. `head` is the head's scheme: a
+    tied embedding stays beside it.
     """
     total = num_parameters(config) * dtype.itemsize
-    for stored, matrix in stored_matrices(config, scheme, kept):
+    for stored, matrix in stored_matrices(config, scheme, kept, head):
         total += stored_bytes(stored, matrix, dtype) - plain_bytes(matrix, dtype)
-    return total
+    stays = head is not None and config.tied_embeddings
+    return total + plain_bytes(head_matrix(config), dtype) * stays
 
 
 def stored_matrices(
-    config: ModelConfig, scheme: Scheme | None, kept: Mapping[str, Scheme] | None = None
+    config: ModelConfig,
+    scheme: Scheme | None,
+    kept: Mapping[str, Scheme] | None = None,
+    head: Scheme | None = None,
 ) -> Iterator[tuple[Scheme, Matrix]]:
-    """The projections that are held as codes."""
+    """The projections that are held as codes, and the head if it is."""
+    if head is not None:
+        yield head, head_matrix(config)
     if scheme is None and not kept:
         return
     for name, matrix in named_matrices(config):
@@ -63,18 +71,23 @@ def plain_bytes(matrix: Matrix, dtype: torch.dtype) -> int:
 
 
 def read_bytes_per_weight(model: Transformer) -> float:
-    """Of the weights that a step reads, in the mean: all but an embedding of its own."""
+    """Of the weights that a step reads, in the mean: all but an embedding that is no head."""
     embed, config = model.embed.weight, model.config
     if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
         return float(embed.dtype.itemsize)
-    lookup = 0 if config.tied_embeddings else embed.numel()
     held = sum(parameter.nbytes for parameter in model.parameters())
-    return (held - lookup * embed.dtype.itemsize) / (num_parameters(config) - lookup)
+    only_looked_up = 0 if model.head.weight is embed else embed.nbytes
+    unread = 0 if config.tied_embeddings else embed.numel()
+    return (held - only_looked_up) / (num_parameters(config) - unread)
 
 
 def model_matrices(config: ModelConfig) -> Iterator[Matrix]:
     """What a scheme quantizes in a model."""
     return (matrix for _, matrix in named_matrices(config))
+
+
+def head_matrix(config: ModelConfig) -> Matrix:
+    return Matrix(config.vocab_size, config.hidden_size)
 
 
 def named_matrices(config: ModelConfig) -> Iterator[tuple[str, Matrix]]:

@@ -34,6 +34,7 @@ UNUSUAL = Recipe(
     kernels="reference",
     graphs=False,
     scheme="int4-g128",
+    head="int8",
     quantize_all=True,
     copies=True,
     deterministic=True,
@@ -82,7 +83,7 @@ def test_every_field_has_a_meaning_and_a_flag_of_its_own() -> None:
     table = dotted_fields(Recipe)
     assert all(entry.metadata["help"] for entry in table.values())
     flags = [flag(name) for name in table]
-    assert len(set(flags)) == len(flags) == 22
+    assert len(set(flags)) == len(flags) == 23
     assert flag("kv.dtype") == "--kv-dtype"
     assert flag("limits.max_context") == "--max-context"
 

@@ -297,6 +297,8 @@ for layer_form in (W8A16, W4A16, FP8A16):
             case(layer_form, (num_rows, *PROJECTIONS["qkv"]), BF16, "norm", name="qkv"),
             case(layer_form, (num_rows, *GATE_UP), BF16, "norm", "silu", name="gate_up"),
         ]
+# The head of Llama-3.1-8B, where a recipe has it in int8.
+BENCH += [case(W8A16, (rows, 128256, 4096), BF16, "baseline", name="head") for rows in (1, 16)]
 for name in ("o", "down"):
     BENCH.append(case(FP8A16, (1, *PROJECTIONS[name]), BF16, "residual", name=name))
 COMPILE = [case(form, (rows, 4096, 1024)) for form in FORMS for rows in (1, 16, 64)]

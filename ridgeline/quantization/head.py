@@ -1,0 +1,52 @@
+"""The head in codes: the product that makes logits, as `Recipe.head` asks for it.
+
+It reads the largest matrix of a small model, and with 4-bit layers a share that grows. An embedding
+that it is tied to stays as it is, for it is looked up, row by row: the codes are a copy then. Of a
+head that a checkpoint has as codes already no others are made.
+
+    model = with_head(model, parse_scheme("int8"))
+"""
+
+from __future__ import annotations
+
+from ridgeline.errors import UsageError
+from ridgeline.models import Transformer
+from ridgeline.models.checkpoint import Checkpoint
+from ridgeline.models.copies import with_kinds
+from ridgeline.models.families import Description
+from ridgeline.models.weights import canonical_names
+from ridgeline.quantization.files.read import open_quantized
+from ridgeline.quantization.linear import QuantizedLinear, place
+from ridgeline.quantization.nearest import nearest
+from ridgeline.quantization.scheme import Scheme
+
+HEAD = "head"  # its name in the model
+
+
+def with_head(model: Transformer, scheme: Scheme) -> Transformer:
+    """A copy of the model that shares all but the head, whose weights are rounded to nearest."""
+    if isinstance(model.head, QuantizedLinear):
+        raise UsageError(
+            f"the recipe's head is {scheme.name}, and the model's is {model.head.scheme.name} "
+            "already; leave --head out"
+        )
+    copy = with_kinds(model, lambda kind: kind)
+    place(copy, HEAD, quantized_head(model, scheme))
+    return copy
+
+
+def quantized_head(model: Transformer, scheme: Scheme) -> QuantizedLinear:
+    return nearest("the head", model.head.weight, None, scheme, model.embed.weight.dtype)
+
+
+def check_head(checkpoint: Checkpoint, description: Description, scheme: Scheme) -> None:
+    """A GGUF's blocks are expanded whatever they are; what someone quantized is not rounded again,
+    to other codes.
+    """
+    quantized = open_quantized(checkpoint)
+    layouts = {} if quantized is None else quantized.layouts
+    if description.names.head in canonical_names(layouts, description):
+        raise UsageError(
+            f"the recipe's head is {scheme.name}, and that of {checkpoint.path} is quantized "
+            "already (it runs in plain weights here); leave --head out"
+        )

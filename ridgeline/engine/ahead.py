@@ -4,7 +4,7 @@ wait for them. Several ranks, which would have to agree on it, capture theirs as
 A graph is made when a step of its size is first met, which takes as long as dozens of steps: longer
 still where a kernel has to be compiled. Between requests a server has the time. The steps belong to
 nobody, as in rehearsal.py, and come one at a time: whoever arrives waits for one at most. Half of
-the graphs and of their memory are left to what requests turn out to need.
+the graphs that may be made are left to what requests turn out to need.
 
     ahead = Ahead(runner)
     while nobody_is_there() and ahead.one(): ...
@@ -60,7 +60,7 @@ class Ahead:
         for plan in plans(self.runner.max_batch, self.runner.max_context, graphs.max_tokens):
             length = 1 + max(plan.first_positions[: plan.num_decode_rows], default=0)
             key = graph_key(plan, graphs.max_tokens, length, self.runner.max_context)
-            if len(graphs.found) >= NUM_GRAPHS // 2 or graphs.used_bytes > graphs.budget_bytes // 2:
+            if len(graphs.found) >= NUM_GRAPHS // 2 or graphs.used_bytes >= graphs.budget_bytes:
                 return
             if key is not None and key not in graphs.found and key not in graphs.refused:
                 yield plan

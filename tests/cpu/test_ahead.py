@@ -81,10 +81,10 @@ def test_half_of_the_graphs_are_left_to_requests(runner: FakeRunner) -> None:
     assert runner.watch == "somebody"
 
 
-def test_memory_for_others_is_left(runner: FakeRunner) -> None:
+def test_it_ends_where_the_memory_for_graphs_does(runner: FakeRunner) -> None:
     ahead = Ahead(runner)  # type: ignore[arg-type]
     assert ahead.one()
-    runner.graphs.used_bytes = runner.graphs.budget_bytes // 2 + 1
+    runner.graphs.used_bytes = runner.graphs.budget_bytes
     assert not ahead.one()
 
 

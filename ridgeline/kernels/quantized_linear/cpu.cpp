@@ -327,6 +327,10 @@ static void prepare_digits(const Linear<T>& of, int64_t row, int64_t group, cons
     find_digits(floats, of.depth, group, to.chunks + row * to.size, to.sums + row * to.groups);
 }
 
+static const uint8_t* bytes_of(const Int4* weight, int64_t output, int64_t depth) {
+    return reinterpret_cast<const uint8_t*>(row_of(weight, output, depth));
+}
+
 // Sixteen outputs from `first` on, of R rows from `row` on.
 template <int R, int PIECES, class S>
 static void sixteen(const Int4* weight, const Scales<S>& scales, const DigitRows& x, int64_t row,
@@ -337,7 +341,8 @@ static void sixteen(const Int4* weight, const Scales<S>& scales, const DigitRows
     for (int64_t group = 0; group < groups; ++group) {
         const int64_t at = first + group * scales.group_stride;
         const Floats scale = load(scales.values + at, count);
-        store(table + group * LANES, scale);
+        const float own = R > 1 ? 1.0f : x.chunks[row * x.size + group * PIECES / CHUNK_PIECES].scale[group * PIECES % CHUNK_PIECES * 4];
+        store(table + group * LANES, scale * own);
         Floats zero = fill(8.0f);
         for (int i = 0; scales.zeros && i < count; ++i) zero[i] = scales.zeros[at + i];
         for (int r = 0; r < R; ++r) {
@@ -346,10 +351,15 @@ static void sixteen(const Int4* weight, const Scales<S>& scales, const DigitRows
     }
     std::memset(table + groups * LANES, 0, CHUNK_PIECES * LANES * sizeof(float));
     __m512 totals[R * LANES] = {};
-    for (int i = 0; i < count; ++i) {
-        const char* codes = row_of(weight, first + i, depth);
-        digit_sums<R, PIECES>(reinterpret_cast<const uint8_t*>(codes), table + i,
-                              x.chunks + row * x.size, x.size, depth, AHEAD, totals + i);
+    const Digits* rows = x.chunks + row * x.size;
+    int i = 0;
+    for (; i + 2 <= count; i += 2) {
+        digit_sums<R, 2, PIECES>(bytes_of(weight, first + i, depth), table + i, rows, x.size, depth,
+                                 AHEAD, totals + i);
+    }
+    if (i < count) {
+        digit_sums<R, 1, PIECES>(bytes_of(weight, first + i, depth), table + i, rows, x.size, depth,
+                                 AHEAD, totals + i);
     }
     for (int r = 0; r < R; ++r) results[r] = added_up(totals + r * LANES) - taken[r];
 }

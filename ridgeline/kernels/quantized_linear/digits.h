@@ -76,36 +76,57 @@ inline __m512 scale_lanes(const float* scales) {
 }
 
 inline __m512 digit_product(__m512i lower, __m512i upper, const Digits& x) {
-    __m512i high = _mm512_setzero_si512(), low = high;
-    high = _mm512_dpbusd_epi32(high, lower, _mm512_load_si512(x.high[0]));
-    low = _mm512_dpbusd_epi32(low, lower, _mm512_load_si512(x.low[0]));
-    high = _mm512_dpbusd_epi32(high, upper, _mm512_load_si512(x.high[1]));
-    low = _mm512_dpbusd_epi32(low, upper, _mm512_load_si512(x.low[1]));
-    return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
+    __m512i total = _mm512_dpbusd_epi32(_mm512_setzero_si512(), lower, _mm512_load_si512(x.high[0]));
+    total = _mm512_dpbusd_epi32(total, upper, _mm512_load_si512(x.high[1]));
+    total = _mm512_slli_epi32(total, 8);
+    total = _mm512_dpbusd_epi32(total, lower, _mm512_load_si512(x.low[0]));
+    return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(total, upper, _mm512_load_si512(x.low[1])));
 }
 
-// One row of codes with R rows of x, which lie `stride` chunks apart: lanes to be added up.
-template <int R, int PIECES>
-inline void digit_sums(const uint8_t* codes, const float* scales, const Digits* x, int64_t stride,
-                       int64_t depth, int64_t ahead, __m512* totals) {
+// Of O neighbouring outputs, whose codes lie `depth / 2` bytes apart, a chunk with R rows of x.
+// With one row the scales have x's in them already.
+template <int R, int O, int PIECES>
+inline void digit_chunk(const uint8_t* codes, int64_t depth, __mmask64 there, const float* scales,
+                        const Digits* x, int64_t stride, __m512 (*own)[R]) {
     const __m512i mask = _mm512_set1_epi8(15);
-    __m512 own[R];
-    for (int row = 0; row < R; ++row) own[row] = _mm512_setzero_ps();
-    for (int64_t start = 0; start < depth; start += CHUNK) {
-        const int64_t bytes_left = (depth - start) / 2;
-        const __mmask64 there = bytes_left >= 64 ? ~0ull : (1ull << bytes_left) - 1;
-        const __m512i bytes = _mm512_maskz_loadu_epi8(there, codes + start / 2);
-        __builtin_prefetch(codes + start / 2 + ahead);
+#pragma GCC unroll 4
+    for (int output = 0; output < O; ++output) {
+        const __m512i bytes = _mm512_maskz_loadu_epi8(there, codes + output * (depth / 2));
         const __m512i lower = _mm512_and_si512(bytes, mask);
         const __m512i upper = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
-        const __m512 scale = scale_lanes<PIECES>(scales + start / (PIECES * 2 * LANES) * LANES);
+        const __m512 scale = scale_lanes<PIECES>(scales + output);
         for (int row = 0; row < R; ++row) {
-            const Digits& digits = x[row * stride + start / CHUNK];
-            const __m512 both = _mm512_mul_ps(scale, _mm512_load_ps(digits.scale));
-            own[row] = _mm512_fmadd_ps(digit_product(lower, upper, digits), both, own[row]);
+            const Digits& digits = x[row * stride];
+            __m512 both = scale;
+            if constexpr (R > 1) both = _mm512_mul_ps(scale, _mm512_load_ps(digits.scale));
+            own[output][row] =
+                _mm512_fmadd_ps(digit_product(lower, upper, digits), both, own[output][row]);
         }
     }
-    for (int row = 0; row < R; ++row) totals[row * LANES] = own[row];
+}
+
+// All chunks: lanes to be added up. Rows of x lie `stride` chunks apart.
+template <int R, int O, int PIECES>
+inline void digit_sums(const uint8_t* codes, const float* scales, const Digits* x, int64_t stride,
+                       int64_t depth, int64_t ahead, __m512* totals) {
+    constexpr int64_t GROUPS = CHUNK_PIECES / PIECES;
+    __m512 own[O][R] = {};
+    int64_t chunk = 0;
+    for (; (chunk + 1) * CHUNK <= depth; ++chunk) {
+        for (int output = 0; output < O; ++output) {
+            __builtin_prefetch(codes + output * (depth / 2) + chunk * 64 + ahead);
+        }
+        digit_chunk<R, O, PIECES>(codes + chunk * 64, depth, ~0ull, scales + chunk * GROUPS * LANES,
+                                  x + chunk, stride, own);
+    }
+    if (chunk * CHUNK < depth) {
+        const __mmask64 there = (1ull << (depth - chunk * CHUNK) / 2) - 1;
+        digit_chunk<R, O, PIECES>(codes + chunk * 64, depth, there, scales + chunk * GROUPS * LANES,
+                                  x + chunk, stride, own);
+    }
+    for (int output = 0; output < O; ++output) {
+        for (int row = 0; row < R; ++row) totals[row * LANES + output] = own[output][row];
+    }
 }
 
 // The sums of sixteen vectors' lanes.

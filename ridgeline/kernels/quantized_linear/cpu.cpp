@@ -1,5 +1,5 @@
 // Products of few rows with 4-bit groups, int8 or fp8 weights on a CPU: the codes are read once, in
-// order, become fp32 lanes in registers and are multiplied there; x in 16 bits meets 4-bit ones in
+// order, become fp32 lanes in registers and are multiplied there; x in bf16 meets 4-bit ones in
 // integers, where the processor can (digits.h). Norm, activation and residual are folded in; where a
 // scheme has 8-bit inputs, x is rounded to its codes first.
 //
@@ -313,6 +313,10 @@ struct DigitRows {
     float* sums;
     int64_t size, groups;
 
+    // Of the group that a piece belongs to.
+    float scale(int64_t row, int64_t piece) const {
+        return chunks[row * size + piece / CHUNK_PIECES].scale[piece % CHUNK_PIECES * 4];
+    }
     static int64_t floats(int64_t rows, int64_t size, int64_t groups) {
         return rows * (size * static_cast<int64_t>(sizeof(Digits) / sizeof(float)) + groups);
     }
@@ -341,13 +345,11 @@ static void sixteen(const Int4* weight, const Scales<S>& scales, const DigitRows
     for (int64_t group = 0; group < groups; ++group) {
         const int64_t at = first + group * scales.group_stride;
         const Floats scale = load(scales.values + at, count);
-        const float own = R > 1 ? 1.0f : x.chunks[row * x.size + group * PIECES / CHUNK_PIECES].scale[group * PIECES % CHUNK_PIECES * 4];
-        store(table + group * LANES, scale * own);
-        Floats zero = fill(8.0f);
-        for (int i = 0; scales.zeros && i < count; ++i) zero[i] = scales.zeros[at + i];
-        for (int r = 0; r < R; ++r) {
-            taken[r] += scale * zero * x.sums[(row + r) * x.groups + group];
-        }
+        store(table + group * LANES, R > 1 ? scale : scale * x.scale(row, group * PIECES));
+        UnsignedBytes zeros = UnsignedBytes{} + 8;
+        if (scales.zeros) std::memcpy(&zeros, scales.zeros + at, count);
+        const Floats scaled = scale * __builtin_convertvector(same_bits<Words>(widen(zeros)), Floats);
+        for (int r = 0; r < R; ++r) taken[r] += scaled * x.sums[(row + r) * x.groups + group];
     }
     std::memset(table + groups * LANES, 0, CHUNK_PIECES * LANES * sizeof(float));
     __m512 totals[R * LANES] = {};
@@ -423,7 +425,7 @@ template <class T, class W, class S>
 static void multiply(const Linear<T>& of, const W* weight, const Scales<S>& scales, int threads) {
     constexpr bool packed = std::is_same_v<W, Int4>;
 #ifdef RIDGELINE_DIGITS
-    if constexpr (packed && !std::is_same_v<T, float>) {
+    if constexpr (packed && std::is_same_v<T, Bf16>) {  // fp16 has more bits, fp32 far more
         return multiply_digits(of, weight, scales, threads);
     }
 #endif

@@ -1,10 +1,11 @@
-// Products of x in 16 bits with 4-bit groups, in integers: 64 codes an instruction (AVX-512 VNNI),
-// where lanes of fp32 take sixteen and have to be made first.
+// Products of x in bf16 with 4-bit groups, in integers: 64 codes an instruction (AVX-512 VNNI), where
+// lanes of fp32 take sixteen and have to be made first. 1.4 to 1.9 times as fast (Xeon, 1 thread, 1
+// to 32 rows, 2026-11-15).
 //
-// x becomes whole numbers of 16 bits, group by group, each two digits of 8: as exact as fp16 beside
-// the group's largest number. Both digits meet the codes as they lie, the sum of a group is exact,
-// and it is scaled in fp32. What the codes' zero point adds is a sum over x alone, taken off at the
-// end.
+// x becomes whole numbers of 16 bits, group by group, each two digits of 8: what it loses is 2^-16 of
+// the group's largest number, where bf16 has kept 2^-9 of each. Both digits meet the codes as they
+// lie, the sum of a group is exact, and it is scaled in fp32. What the codes' zero point adds is a
+// sum over x alone, taken off at the end.
 #pragma once
 
 #include "../host.h"

@@ -225,8 +225,8 @@ class Recipe:
     head: Head = field(
         default="plain",
         metadata=about(
-            "the matrix that makes logits: in the dtype, or int8 with a scale a row, which a tied "
-            "embedding then is beside"
+            "the matrix that makes logits: in the dtype, or int8 with a scale a row (a tied "
+            "embedding stays as it is, and the codes are a copy)"
         ),
     )
     quantize_all: bool = field(

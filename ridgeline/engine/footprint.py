@@ -142,10 +142,10 @@ def logit_rows(recipe: Recipe, num_requests: int) -> int:
 def logit_bytes(config: ModelConfig, recipe: Recipe, rows: int) -> int:
     """Logits in the model's dtype and, on a CPU, then in fp32 (a recipe without graphs may be for
     one); scaling and soft-cap write them again, in fp32. Each of several devices makes its part of
-    the vocabulary, and then holds all of it.
+    the vocabulary, and then holds all of it. A head of codes makes them in a place of its own.
     """
     element = dtype_bytes(parse_dtype(recipe.dtype))
-    made = element * (1 + (recipe.parallel.tensor > 1))
+    made = element * (1 + (recipe.parallel.tensor > 1 or recipe.head != "plain"))
     if not recipe.graphs and element != FP32:
         made += FP32
     scaled = 2 * FP32 if config.logit_scale != 1.0 else 0

@@ -81,7 +81,8 @@ def processor() -> str:
 
 def built_path(op: str, compiler: str) -> Path:
     """Changes with the sources, the flags, the compiler and the processor."""
-    text = source(op).read_text() + SHARED_HEADER.read_text()
+    parts = [source(op), *sorted(source(op).parent.glob("*.h")), SHARED_HEADER]
+    text = "".join(part.read_text() for part in parts)
     about = f"{FLAGS} {compiler_version(compiler)} {processor()}"
     return library_path(hashed_name(f"{op}_host", text + about))
 

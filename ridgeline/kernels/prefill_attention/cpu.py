@@ -50,7 +50,7 @@ def prefill_attention(
         v_pages_PKSH.data_ptr(),
         address(k_scale_PKS),
         address(v_scale_PKS),
-        len(lengths_B),
+        lengths_B.shape[0],
         num_heads,
         num_kv_heads,
         head_dim,

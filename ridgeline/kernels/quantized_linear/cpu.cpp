@@ -1,6 +1,7 @@
 // Products of few rows with 4-bit groups, int8 or fp8 weights on a CPU: the codes are read once, in
-// order, become fp32 lanes in registers and are multiplied there. Norm, activation and residual are
-// folded in; where a scheme has 8-bit inputs, x is rounded to its codes first.
+// order, become fp32 lanes in registers and are multiplied there; x in bf16 meets 4-bit ones in
+// integers, where the processor can (digits.h). Norm, activation and residual are folded in; where a
+// scheme has 8-bit inputs, x is rounded to its codes first.
 //
 // 4-bit codes lie as formats/packing.py says: byte 4i + j of a piece of 32 holds elements 8j + i and
 // 8j + i + 4. x, which is small, is laid out the same way once, so no code has to move.
@@ -10,6 +11,7 @@
 #include <type_traits>
 
 #include "../host.h"
+#include "digits.h"
 
 using namespace ridgeline;
 
@@ -60,7 +62,8 @@ struct Freed {
     void operator()(float* memory) const { std::free(memory); }
 };
 
-// Memory of a thread's own, kept for the next product.
+// Memory of a thread's own, kept for the next product; `USE` tells apart what is held at once.
+template <int USE = 0>
 static float* room(int64_t count) {
     static thread_local std::unique_ptr<float, Freed> memory;
     static thread_local int64_t held = 0;
@@ -260,6 +263,19 @@ static void two_outputs(const W* weight, const Scales<S>& scales, const int64_t*
 
 // --- products ------------------------------------------------------------------------------------
 
+// What stands behind a product: `up` is its other half, where there is an activation.
+template <class T>
+static void finish(const Linear<T>& of, Floats lanes, Floats up, int64_t row, int64_t column,
+                   int count) {
+    if (of.bias) lanes += load(of.bias + column, count);
+    if (of.activation) {
+        if (of.bias) up += load(of.bias + of.columns + column, count);
+        lanes = activate(lanes, of.activation) * up;
+    }
+    if (of.residual) lanes += load(of.residual + row * of.residual_stride + column, count);
+    store(of.out + row * of.columns + column, lanes, count);
+}
+
 // Sixteen columns from `column` on, of R rows from `row` on.
 template <int R, class T, class W, class S>
 static void block(const Linear<T>& of, const W* weight, const Scales<S>& scales, const float* x,
@@ -286,23 +302,133 @@ static void block(const Linear<T>& of, const W* weight, const Scales<S>& scales,
         }
     }
     for (int r = 0; r < R; ++r) {
-        Floats lanes = load(own[r], count);
-        if (of.bias) lanes += load(of.bias + column, count);
-        if (of.activation) {
-            Floats second = load(up[r], count);
-            if (of.bias) second += load(of.bias + of.columns + column, count);
-            lanes = activate(lanes, of.activation) * second;
-        }
-        if (of.residual) {
-            lanes += load(of.residual + (row + r) * of.residual_stride + column, count);
-        }
-        store(of.out + (row + r) * of.columns + column, lanes, count);
+        finish(of, load(own[r], count), load(up[r], count), row + r, column, count);
     }
 }
+
+#ifdef RIDGELINE_DIGITS
+// Rows of x in digits: `size` chunks each, then what their groups add up to, `groups` numbers each.
+struct DigitRows {
+    Digits* chunks;
+    float* sums;
+    int64_t size, groups;
+
+    // Of the group that a piece belongs to.
+    float scale(int64_t row, int64_t piece) const {
+        return chunks[row * size + piece / CHUNK_PIECES].scale[piece % CHUNK_PIECES * 4];
+    }
+    static int64_t floats(int64_t rows, int64_t size, int64_t groups) {
+        return rows * (size * static_cast<int64_t>(sizeof(Digits) / sizeof(float)) + groups);
+    }
+};
+
+template <class T>
+static void prepare_digits(const Linear<T>& of, int64_t row, int64_t group, const DigitRows& to) {
+    Linear<T> alone = of;
+    alone.x += row * of.x_stride;
+    float* floats = room<1>(of.padded);
+    prepare_row(alone, 0, true, floats);
+    find_digits(floats, of.depth, group, to.chunks + row * to.size, to.sums + row * to.groups);
+}
+
+static const uint8_t* bytes_of(const Int4* weight, int64_t output, int64_t depth) {
+    return reinterpret_cast<const uint8_t*>(row_of(weight, output, depth));
+}
+
+// Sixteen outputs from `first` on, of R rows from `row` on.
+template <int R, int PIECES, class S>
+static void sixteen(const Int4* weight, const Scales<S>& scales, const DigitRows& x, int64_t row,
+                    int64_t first, int count, int64_t depth, Floats* results) {
+    const int64_t groups = depth / (PIECES * PIECE);
+    float* table = room<2>((groups + CHUNK_PIECES) * LANES);
+    Floats taken[R] = {};  // by the zero points
+    for (int64_t group = 0; group < groups; ++group) {
+        const int64_t at = first + group * scales.group_stride;
+        const Floats scale = load(scales.values + at, count);
+        store(table + group * LANES, R > 1 ? scale : scale * x.scale(row, group * PIECES));
+        UnsignedBytes zeros = UnsignedBytes{} + 8;
+        if (scales.zeros) std::memcpy(&zeros, scales.zeros + at, count);
+        const Floats scaled = scale * __builtin_convertvector(same_bits<Words>(widen(zeros)), Floats);
+        for (int r = 0; r < R; ++r) taken[r] += scaled * x.sums[(row + r) * x.groups + group];
+    }
+    std::memset(table + groups * LANES, 0, CHUNK_PIECES * LANES * sizeof(float));
+    __m512 totals[R * LANES] = {};
+    const Digits* rows = x.chunks + row * x.size;
+    int i = 0;
+    for (; i + 2 <= count; i += 2) {
+        digit_sums<R, 2, PIECES>(bytes_of(weight, first + i, depth), table + i, rows, x.size, depth,
+                                 AHEAD, totals + i);
+    }
+    if (i < count) {
+        digit_sums<R, 1, PIECES>(bytes_of(weight, first + i, depth), table + i, rows, x.size, depth,
+                                 AHEAD, totals + i);
+    }
+    for (int r = 0; r < R; ++r) results[r] = added_up(totals + r * LANES) - taken[r];
+}
+
+template <int R, class S, class... More>
+static void sixteen_of(const Int4* weight, const Scales<S>& scales, More... more) {
+    if (scales.group == 4 * PIECE) return sixteen<R, 4>(weight, scales, more...);
+    if (scales.group == 2 * PIECE) return sixteen<R, 2>(weight, scales, more...);
+    sixteen<R, 1>(weight, scales, more...);
+}
+
+template <int R, class T, class S>
+static void digit_block(const Linear<T>& of, const Int4* weight, const Scales<S>& scales,
+                        const DigitRows& x, int64_t row, int64_t column) {
+    const int count = lanes_left(of.columns, column);
+    Floats own[R], up[R] = {};
+    sixteen_of<R>(weight, scales, x, row, column, count, of.depth, own);
+    if (of.activation) {
+        sixteen_of<R>(weight, scales, x, row, of.columns + column, count, of.depth, up);
+    }
+    for (int r = 0; r < R; ++r) finish(of, own[r], up[r], row + r, column, count);
+}
+
+template <class T, class S>
+static void multiply_digits(const Linear<T>& of, const Int4* weight, const Scales<S>& scales,
+                            int threads) {
+    const int64_t num_items = (of.columns + SIDE - 1) / SIDE;
+    const int64_t at_once = std::max<int64_t>(1, num_items / (threads * 8));
+    const int64_t size = num_chunks(of.depth), groups = of.depth / scales.group;
+    const bool alone = of.rows <= FEW_ROWS;
+    const int64_t floats = DigitRows::floats(of.rows, size, groups);
+    float* shared = alone ? nullptr : room(floats);
+#pragma omp parallel num_threads(threads)
+    {
+        float* memory = alone ? room(floats) : shared;
+        Digits* chunks = reinterpret_cast<Digits*>(memory);
+        const DigitRows x = {chunks, reinterpret_cast<float*>(chunks + of.rows * size), size, groups};
+        if (alone) {
+            for (int64_t row = 0; row < of.rows; ++row) prepare_digits(of, row, scales.group, x);
+        } else {
+#pragma omp for schedule(static)
+            for (int64_t row = 0; row < of.rows; ++row) prepare_digits(of, row, scales.group, x);
+        }
+#pragma omp for schedule(dynamic, at_once) nowait
+        for (int64_t item = 0; item < num_items; ++item) {
+            int64_t row = 0;
+            for (; row + 4 <= of.rows; row += 4) {
+                digit_block<4>(of, weight, scales, x, row, item * SIDE);
+            }
+            if (row + 2 <= of.rows) {
+                digit_block<2>(of, weight, scales, x, row, item * SIDE);
+                row += 2;
+            }
+            if (row < of.rows) digit_block<1>(of, weight, scales, x, row, item * SIDE);
+        }
+    }
+}
+#endif
 
 template <class T, class W, class S>
 static void multiply(const Linear<T>& of, const W* weight, const Scales<S>& scales, int threads) {
     constexpr bool packed = std::is_same_v<W, Int4>;
+#ifdef RIDGELINE_DIGITS
+    if constexpr (packed && std::is_same_v<T, Bf16>) {  // fp16 has more bits, fp32 far more
+        return multiply_digits(of, weight, scales, threads);
+    }
+#endif
     const int64_t num_items = (of.columns + SIDE - 1) / SIDE;
     const int64_t at_once = std::max<int64_t>(1, num_items / (threads * 8));
     const bool alone = of.rows <= FEW_ROWS;

@@ -63,7 +63,15 @@ def gated(gate_up_T2F: Tensor, activation: Any, **_: Any) -> Tensor:
     return gated_cpu.gated_activation(gate_up_T2F, activation)
 
 
-NOT_OURS = ("max_new", "max_length", "split_tokens", "order_B", "apart", "config")  # a GPU's ways
+NOT_OURS = (
+    "max_new",
+    "max_length",
+    "split_tokens",
+    "order_B",
+    "apart",
+    "parts",
+    "config",
+)  # a GPU's
 
 
 def prefill(**inputs: Any) -> Tensor:

@@ -1,6 +1,6 @@
 """A climb in the terminal: what report.html shows, in tables.
 
-    console.print(climb_table(climb))
+console.print(climb_table(climb))
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The report of a climb: one HTML file that needs no network.
 
-    write_report(climb, Path("out/report.html"))
+write_report(climb, Path("out/report.html"))
 """
 
 from __future__ import annotations

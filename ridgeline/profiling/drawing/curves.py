@@ -1,6 +1,6 @@
 """Lines over a number, such as throughput over the batch: told apart by colour, stroke and mark.
 
-    curves([Series("after", ((1, 250.0), (8, 1800.0)))], "Throughput", "batch", "tokens/s")
+curves([Series("after", ((1, 250.0), (8, 1800.0)))], "Throughput", "batch", "tokens/s")
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Figures with their intervals on one axis, beside the bound that they are held to.
 
-    intervals([Interval("weights in int8", 0.004, 0.003, 0.005, "inside")], "mean KL", bound=0.02)
+intervals([Interval("weights in int8", 0.004, 0.003, 0.005, "inside")], "mean KL", bound=0.02)
 """
 
 from __future__ import annotations

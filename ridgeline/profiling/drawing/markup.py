@@ -1,7 +1,7 @@
 """HTML and SVG that cannot be broken by what is put into it: text is escaped unless it is Markup.
 
-    element("p", "a < b", class_="note")        # <p class="note">a &lt; b</p>
-    element("circle", cx="40%", cy=12, r=5)     # <circle cx="40%" cy="12" r="5"></circle>
+element("p", "a < b", class_="note")        # <p class="note">a &lt; b</p>
+element("circle", cx="40%", cy=12, r=5)     # <circle cx="40%" cy="12" r="5"></circle>
 """
 
 from __future__ import annotations

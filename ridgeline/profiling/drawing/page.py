@@ -1,7 +1,7 @@
 """A page in one file: style, script and icon are inside, nothing is fetched, and a policy in it
 forbids what is not ours to run.
 
-    Path("report.html").write_text(page("Profile of demo", "demo", "Decode is bound by …", sections))
+    text = page("Profile of demo", "demo", "Profile", "Decode is bound by …", sections)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The roofline: what the machine allows, and where the work lies under it. Both axes logarithmic.
 
-    roofline([Dot("decode", 1.9, 4.1e12, "46% of bandwidth")], Roofs(4.2e12, {"bf16": 7.3e14}))
+roofline([Dot("decode", 1.9, 4.1e12, "46% of bandwidth")], Roofs(4.2e12, {"bf16": 7.3e14}))
 """
 
 from __future__ import annotations

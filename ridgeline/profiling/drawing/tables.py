@@ -1,6 +1,6 @@
 """Tables that become lists of cards on a narrow screen, so that nothing scrolls sideways.
 
-    table([Column("kernel"), Column("time", is_number=True)], [("rms_norm", "12 µs")], "Kernels")
+table([Column("kernel"), Column("time", is_number=True)], [("rms_norm", "12 µs")], "Kernels")
 """
 
 from __future__ import annotations

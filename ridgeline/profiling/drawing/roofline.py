@@ -50,6 +50,11 @@ class Dot:
     def is_drawable(self) -> bool:
         return is_drawable(self.flops_per_byte, self.flops_per_s)
 
+    @property
+    def reached(self) -> str:
+        """Its rate as people read it."""
+        return human(self.flops_per_s, "FLOP/s") if math.isfinite(self.flops_per_s) else "–"
+
 
 def roofline(dots: Sequence[Dot], roofs: Roofs | None, *, title: str = "Roofline") -> Markup:
     """A figure. Every dot takes the keyboard's focus and shows its figures then, as under the
@@ -179,7 +184,7 @@ def _ways(dots: Sequence[Dot], roofs: Roofs | None, across: Scale, up: Scale) ->
 def _dot(dot: Dot, across: Scale, up: Scale) -> Markup:
     size = 1.15 if dot.weight is None else 0.6 + 1.8 * math.sqrt(min(1.0, max(0.0, dot.weight)))
     x, y = across.percent(dot.flops_per_byte), up.pixels(dot.flops_per_s, BOTTOM, TOP)
-    said = f"{dot.label}: {human(dot.flops_per_s, 'FLOP/s')}, {dot.figures}"
+    said = f"{dot.label}: {dot.reached}, {dot.figures}"
     return point(x, y, said, mark(dot.series, dot.hollow, size), key=dot.label)
 
 
@@ -233,7 +238,7 @@ def _table(dots: Sequence[Dot]) -> Markup:
             _plain(dot.flops_per_byte)
             if dot.flops_per_byte >= 100
             else f"{dot.flops_per_byte:.3g}",
-            human(dot.flops_per_s, "FLOP/s"),
+            dot.reached,
             dot.figures,
         ]
         for dot in dots

@@ -12,15 +12,20 @@ VOID = {"br", "hr", "img", "meta", "col", "wbr", "link", "input"}
 class Node:
     name: str
     attributes: dict[str, str]
-    texts: list[str] = field(default_factory=list)
-    children: list[Node] = field(default_factory=list)
+    content: list[Node | str] = field(default_factory=list)
+
+    @property
+    def children(self) -> list[Node]:
+        return [each for each in self.content if isinstance(each, Node)]
+
+    @property
+    def raw(self) -> str:
+        return "".join(each if isinstance(each, str) else each.raw for each in self.content)
 
     @property
     def text(self) -> str:
-        return " ".join("".join(self._all_text()).split())
-
-    def _all_text(self) -> list[str]:
-        return [*self.texts, *(part for child in self.children for part in child._all_text())]
+        """With single spaces, as it is read."""
+        return " ".join(self.raw.split())
 
     def all(self, name: str = "", look: str = "") -> list[Node]:
         """Below this one, of a name and a class where given."""
@@ -45,19 +50,19 @@ class _Parser(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         node = Node(tag, {key: value or "" for key, value in attrs})
         assert len(node.attributes) == len(attrs), f"{tag} has an attribute twice: {attrs}"
-        self.open[-1].children.append(node)
+        self.open[-1].content.append(node)
         if tag not in VOID:
             self.open.append(node)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.open[-1].children.append(Node(tag, {key: value or "" for key, value in attrs}))
+        self.open[-1].content.append(Node(tag, {key: value or "" for key, value in attrs}))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open[-1].name == tag, f"</{tag}> inside <{self.open[-1].name}>"
         self.open.pop()
 
     def handle_data(self, data: str) -> None:
-        self.open[-1].texts.append(data)
+        self.open[-1].content.append(data)
 
 
 def tree(html: str) -> Node:

@@ -86,7 +86,7 @@ def _render_accuracy(document: dict[str, Any], console: Console) -> None:
         console.print(_accuracy_table(document))
         console.print(
             "Error: predicted over achieved speedup, less one; bias: with its sign. The next "
-            f"interval is the prediction ÷ and × that; {document['coverage']:.0%} of such are in it.",
+            f"interval is the prediction ÷ and × that, for {document['coverage']:.0%} of them.",
             style="dim",
         )
     if document["num_broken"]:

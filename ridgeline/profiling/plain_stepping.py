@@ -47,6 +47,7 @@ class NaiveSteps:
     def __init__(self, model: Transformer, recipe: Recipe) -> None:
         self.model, self.recipe, self.device = model, recipe, model.embed.weight.device
         self.notes: list[Note] | None = None
+        self.pages: Tensor | None = None
 
     @contextmanager
     def decoding(self, batch: int, context: int, num_steps: int) -> Iterator[Step]:

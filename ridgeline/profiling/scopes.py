@@ -110,6 +110,7 @@ class Scopes:
     def __init__(self, model: nn.Module, marks: Marks) -> None:
         self.model, self.marks = model, marks
         self.calls: list[Call] = []
+        self.first_of_step: list[int] = []  # calls, where whoever steps says so
         self.notes: list[Note] = _Notes(self)
         self._open: list[Call] = []
 

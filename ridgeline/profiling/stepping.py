@@ -38,6 +38,7 @@ class Stepping(Protocol):
     recipe: Recipe  # with nothing left open
     loop: Any  # "engine" or "naive"
     device: torch.device
+    pages: Tensor | None  # of the first layer's keys
 
     def decoding(self, batch: int, context: int, num_steps: int) -> Any: ...
 
@@ -62,6 +63,7 @@ class EngineSteps:
             )
         assert engine.recipe.speculation.method == "none", "plain steps are profiled"
         self.model, self.device = engine.runner.model, engine.runner.device
+        self.pages: Tensor | None = engine.runner.kv.layers[0].k_pages
 
     @contextmanager
     def decoding(self, batch: int, context: int, num_steps: int) -> Iterator[Step]:

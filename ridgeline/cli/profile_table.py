@@ -14,6 +14,8 @@ from ridgeline.hardware.units import human
 from ridgeline.profiling.document import PARTS
 from ridgeline.profiling.profile_page import achieved_text, share_text
 
+WIDE = 112  # columns of a terminal that has room for everything
+NARROW = ("calls", "bytes", "FLOPs")  # what others leave out
 LEAST_SHARE = 0.005  # of the step: ops with less stand together in one line
 COUNTERS = ("occupancy", "dram", "tensor")
 
@@ -25,7 +27,7 @@ def draw(found: Mapping[str, Any], console: Console) -> None:
     for step in found["steps"]:
         console.print()
         console.print(f"[bold]{step['label']}[/bold]: {headline(step)}")
-        console.print(ops_table(step))
+        console.print(ops_table(step, is_wide=console.width >= WIDE))
         console.print(totals_line(step))
     console.print()
     console.print(". ".join(step["sentence"].capitalize() for step in found["steps"]) + ".")
@@ -48,38 +50,38 @@ def headline(step: Mapping[str, Any]) -> str:
     return text
 
 
-def ops_table(step: Mapping[str, Any]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("op", no_wrap=True)
+def ops_table(step: Mapping[str, Any], is_wide: bool = True) -> Table:
     counted = [name for name in COUNTERS if any(row[name] is not None for row in step["rows"])]
-    names = ("calls", "time", "share", "bytes", "FLOPs", "achieved", "of ceiling", *counted)
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("bound by")
+    lines = [cells(row, counted) for row in step["rows"] if row["share"] >= LEAST_SHARE]
     small = [row for row in step["rows"] if row["share"] < LEAST_SHARE]
-    for row in step["rows"]:
-        if row["share"] >= LEAST_SHARE:
-            table.add_row(*cells(row, counted))
     if small:
         seconds, share = sum(r["seconds"] for r in small), sum(r["share"] for r in small)
-        blank = [""] * (4 + len(counted))
-        table.add_row(f"{len(small)} more", "", human(seconds, "s"), f"{share:.1%}", *blank, "")
+        lines.append({"op": f"{len(small)} more", "time": human(seconds, "s")})
+        lines[-1]["share"] = f"{share:.1%}"
+    names = ["op", "calls", "time", "share", "bytes", "FLOPs", "achieved", "of ceiling", *counted]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    shown = [name for name in [*names, "bound by"] if is_wide or name not in NARROW]
+    for name in shown:
+        is_text = name in ("op", "bound by")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
+    for line in lines:
+        table.add_row(*(line.get(name, "") for name in shown))
     return table
 
 
-def cells(row: Mapping[str, Any], counted: Sequence[str]) -> list[str]:
-    return [
-        row["op"].removeprefix("layers.*."),
-        f"{row['calls']:.0f}",
-        human(row["seconds"], "s"),
-        f"{row['share']:.1%}",
-        human(row["bytes"], "B") if row["bytes"] else "",
-        human(row["flops"], "FLOP") if row["flops"] else "",
-        achieved_text(row),
-        share_text(row["share_of_ceiling"]),
-        *(share_text(row[name]) for name in counted),
-        row["verdict"],
-    ]
+def cells(row: Mapping[str, Any], counted: Sequence[str]) -> dict[str, str]:
+    return {
+        "op": row["op"].removeprefix("layers.*."),
+        "calls": f"{row['calls']:.0f}",
+        "time": human(row["seconds"], "s"),
+        "share": f"{row['share']:.1%}",
+        "bytes": human(row["bytes"], "B") if row["bytes"] else "",
+        "FLOPs": human(row["flops"], "FLOP") if row["flops"] else "",
+        "achieved": achieved_text(row),
+        "of ceiling": share_text(row["share_of_ceiling"]),
+        "bound by": row["verdict"],
+        **{name: share_text(row[name]) for name in counted},
+    }
 
 
 def totals_line(step: Mapping[str, Any]) -> str:

@@ -91,6 +91,9 @@ def predict(situation: Situation, edit: Mapping[str, Any]) -> Prediction:
         worst.see(phase, phase.num_steps * parts.total, parts, changed, factor)
     speedup = before_s / max(after_s, 1e-12)
     guessed = _method(before) != _method(after)
+    if guessed:
+        tokens = _tokens_a_row(after)
+        worst.text = f"about {tokens:.2f} tokens a step are expected; it hangs on the text"
     width = _width(speedup, guessed, area_of(edit), situation.hardware.name)
     return with_interval(speedup, width, worst.why(before, after))
 
@@ -130,21 +133,14 @@ def state_of(situation: Situation) -> State:
 
 
 def divided(phase: PhaseTime, state: State) -> Divided:
-    """A step as it was measured to divide, or as the model divides it: what that does not explain
-    is waiting for the host.
-    """
+    """A step as it was measured to divide, or as the model divides it."""
     if phase.division:
         names = ("matrices", "attention", "other kernels", "gaps", "host", "copies")
         found = Divided(*(float(phase.division.get(name, 0.0)) for name in names))
         scale = phase.step_s / found.total if found.total > 0 else 1.0
         return Divided(*(part * scale for part in found))
-    parts = modelled(state, phase.work)
-    kernels = parts.matrices_s + parts.attention_s + parts.other_s
-    scale = min(1.0, phase.step_s / max(kernels, 1e-12))
-    busy = (parts.matrices_s * scale, parts.attention_s * scale, parts.other_s * scale)
-    left = max(0.0, phase.step_s - sum(busy))
-    host = min(left, parts.host_s)
-    return Divided(*busy, left - host, host, 0.0)
+    found = _of_model(modelled(state, phase.work), state)
+    return Divided(*(part * phase.step_s / found.total for part in found))
 
 
 def _changed(situation: Situation, edit: Mapping[str, Any]) -> State:

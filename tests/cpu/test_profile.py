@@ -12,14 +12,21 @@ import torch
 from engines import engine_for, tiny
 
 from ridgeline.engine import Sampling
+from ridgeline.engine.step_watch import StepWatch
 from ridgeline.errors import ContextLengthError, OutOfMemoryError, OutputError, UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.facts import Ceiling
 from ridgeline.models.cost import Chunk, step_cost
 from ridgeline.profiling.host_division import divide_host
-from ridgeline.profiling.model_profile import StepProfile, profile_decode, profile_prefill
+from ridgeline.profiling.model_profile import (
+    StepProfile,
+    divided_phases,
+    profile_decode,
+    profile_prefill,
+)
 from ridgeline.profiling.plain_stepping import NaiveSteps
 from ridgeline.profiling.scopes import Call, ClockMarks, Scopes, Span
+from ridgeline.profiling.situation import phases_of
 from ridgeline.profiling.stepping import EngineSteps
 from ridgeline.profiling.trace import STEP
 from ridgeline.profiling.tracing import save_trace
@@ -120,6 +127,21 @@ def test_quantized_weights_are_counted_as_codes() -> None:
         for found in both
     )
     assert 0.25 < codes / full < 0.35
+
+
+def test_a_workloads_phases_are_divided() -> None:
+    engine = engine_for(tiny("llama-tied"), num_pages=16)
+    engine.runner.watch = watch = StepWatch(engine.runner.device)
+    engine.generate([[5] * 20, [6] * 12], Sampling(max_tokens=6, ignore_eos=True))
+    engine.runner.watch = None
+    phases = phases_of(watch.steps)
+    found = divided_phases(EngineSteps(engine), hardware(), phases)
+    for before, after in zip(phases, found, strict=True):
+        assert (before.step_s, before.work) == (after.step_s, after.work)
+        assert sum(after.division.values()) == pytest.approx(after.step_s, rel=0.03)
+        assert after.num_kernels
+    too_many = replace(phases[1], work=replace(phases[1].work, rows=8.0, keys=800.0))
+    assert divided_phases(EngineSteps(engine), hardware(), [too_many]) == (too_many,)
 
 
 def test_the_context_is_the_one_asked_for() -> None:

@@ -67,7 +67,8 @@ def test_the_plain_loop(folder: Path, capsys: Capture) -> None:
     assert main([*command, "--loop", "naive", "--dtype", "fp32", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["loop"] == "naive"
-    assert [each["edit"]["loop"] for each in found["next"]] == ["engine"]
+    assert {each["edit"]["loop"] for each in found["next"]} <= {"engine"}
+    assert {row["op"] for row in found["steps"][1]["rows"]} >= {"attention", "sampling", "head"}
     refused(capsys, UsageError, "--scheme is for the engine --dtype alone",
             *command, "--loop", "naive", "--scheme", "int8")  # fmt: skip
 

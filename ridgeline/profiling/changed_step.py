@@ -45,12 +45,17 @@ class Divided(NamedTuple):
 
 
 def divided(phase: PhaseTime, state: State) -> Divided:
-    """A step as it was measured to divide, or as the model divides it."""
+    """A step as it was measured to divide, or as the model divides it. What that does not explain
+    is spread over all parts; on a GPU that is launched kernel by kernel, it is waiting for that.
+    """
     if phase.division:
         found = Divided(*(float(phase.division.get(name, 0.0)) for name in NAMES))
         scale = phase.step_s / found.total if found.total > 0 else 1.0
         return Divided(*(part * scale for part in found))
     found = of_model(modelled(state, phase.work), state)
+    left = phase.step_s - found.busy - found.host
+    if state.on_gpu and not state.uses_graphs and left > found.gaps:
+        return found._replace(gaps=left)
     return Divided(*(part * phase.step_s / found.total for part in found))
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ridgeline.engine.layer_speed import known_speedup
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.hardware import Hardware
+from ridgeline.kernels.pages import holds_codes
 from ridgeline.kernels.skinny_linear import MAX_ROWS
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import MeanStep, StepCost, mean_step_cost, num_parameters
@@ -37,7 +38,6 @@ SMALL_KERNEL_S = {True: 2e-6, False: 5e-6}
 # Of the loop, for each step: the plain one waits for its token, the engine's own work is hidden
 # behind the device where steps overlap (18 µs on the H200, 2026-11-15; 250 on a CPU).
 HOST_S = {"naive": 50e-6, "apart": 250e-6, "overlapped": 20e-6}
-ALL_REDUCE_S = 15e-6  # of a layer's output over two and more devices, two a layer
 
 
 class Kernels(NamedTuple):
@@ -223,7 +223,8 @@ def _experts_s(state: State, work: MeanStep) -> float:
 
 def _attention_s(state: State, work: MeanStep) -> float:
     cost, layers = state.cost(work), state.config.num_layers
-    reach = attention_reach(on_gpu=state.on_gpu, fused=state.is_fused)
+    codes = holds_codes(parse_dtype(state.recipe.kv.dtype)) and state.loop == "engine"
+    reach = attention_reach(on_gpu=state.on_gpu, fused=state.is_fused, codes=codes)
     reach = reach._replace(fixed_s=reach.fixed_s * layers)
     num_bytes = cost.kv_read_bytes + cost.kv_write_bytes
     dtype = state.recipe.dtype if state.is_fused else "fp32"  # the reference computes in fp32

@@ -27,7 +27,7 @@ from ridgeline.profiling.model_profile import (
 from ridgeline.profiling.plain_stepping import NaiveSteps
 from ridgeline.profiling.scopes import Call, ClockMarks, Scopes, Span
 from ridgeline.profiling.situation import phases_of
-from ridgeline.profiling.stepping import EngineSteps
+from ridgeline.profiling.stepping import EngineSteps, _of_one_graph
 from ridgeline.profiling.trace import STEP
 from ridgeline.profiling.tracing import save_trace
 from ridgeline.recipe import Recipe, with_auto
@@ -152,6 +152,21 @@ def test_the_context_is_the_one_asked_for() -> None:
         seen = [len(engine.scheduler.known_tokens((("profile", row), 0))) for row in range(2)]
     assert all(60 < length < 75 for length in seen)
     assert not engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("first", "context", "expected"),
+    [(100, 130, 100), (988, 1024, 954), (1000, 1030, 1024), (1024, 1060, 1024), (5000, 5040, 5000)],
+)
+def test_steps_stay_with_one_graph(first: int, context: int, expected: int) -> None:
+    """Decode graphs are made for lengths up to 1024, 4096, …"""
+    found = _of_one_graph(first, context, 70)
+    assert found == expected
+    key = [
+        next(b for b in (1024, 4096, 16384) if length <= b)
+        for length in range(found + 1, found + 71)
+    ]
+    assert len(set(key)) == 1
 
 
 def test_engines_answer_as_before_a_profile() -> None:

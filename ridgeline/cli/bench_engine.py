@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.loading import saved_recipe
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.units import human_bytes
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.models.families import Description
@@ -107,16 +109,21 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     with terminal.progress() as progress:
         hardware = detect(args.device)
         subject = prepared(args, hardware, progress)
-        hardware, runs, peers = measured(args, subject, hardware, progress)
+        clocks = ClockSampler(hardware)
+        hardware, runs, peers = measured(args, subject, hardware, clocks, progress)
     found = document(args, subject, runs, peers, hardware)
     found |= {"memory": memory_json(subject.engine), "start": None}
     if args.start is not None:
         found["start"] = timed_start(args, subject)
-    return saved(args, found, runs, hardware)
+    return saved(args, found, runs, hardware, clocks.median)
 
 
 def measured(
-    args: argparse.Namespace, subject: Subject, hardware: Hardware, progress: Progress
+    args: argparse.Namespace,
+    subject: Subject,
+    hardware: Hardware,
+    clocks: ClockSampler,
+    progress: Progress,
 ) -> tuple[Hardware, list[EngineRun], list[PeerRun]]:
     """The machine with the ceilings that are needed, the rounds, and the peer's."""
     engine = subject.engine
@@ -127,7 +134,8 @@ def measured(
     check_fits(workload, engine.max_context)
     hardware = measure(hardware, {"read_bandwidth", f"matrix_{dtype}"}, progress)
     warm_up(engine, workload, hardware, args.warm_up)
-    runs = [run_workload(engine, workload, hardware, progress) for _ in range(args.rounds)]
+    with clocks:
+        runs = [run_workload(engine, workload, hardware, progress) for _ in range(args.rounds)]
     if args.peer is None:
         return hardware, runs, []
     peer = transformers_peer(subject.source, dtype, hardware.device)
@@ -149,14 +157,20 @@ def check(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} is {value}; give at least {least}")
 
 
-def prepared(args: argparse.Namespace, hardware: Hardware, progress: Progress) -> Subject:
+def prepared(
+    args: argparse.Namespace,
+    hardware: Hardware,
+    progress: Progress,
+    edit: Callable[[Recipe], Recipe] = lambda recipe: recipe,
+) -> Subject:
+    """The engine that was asked for; `edit` has the last word on its recipe."""
     if args.shape is None:
         path = resolve_model(args.model, progress=progress)
-        recipe = from_flags(args, Recipe, saved_recipe(path))
+        recipe = edit(from_flags(args, Recipe, saved_recipe(path)))
         engine = Engine(path, recipe, device=args.device, progress=progress)
         return Subject(str(args.model), path, engine)
     description = describe_shape(args.shape)
-    recipe = from_flags(args, Recipe)
+    recipe = edit(from_flags(args, Recipe))
     dtype = choose_dtype(recipe.dtype, description.config, hardware)
     model = random_model(args.shape, dtype, hardware.device)
     if args.save_model is not None:
@@ -248,7 +262,11 @@ def timed_start(args: argparse.Namespace, subject: Subject) -> dict[str, Any]:
 
 
 def saved(
-    args: argparse.Namespace, found: dict[str, Any], runs: list[EngineRun], hardware: Hardware
+    args: argparse.Namespace,
+    found: dict[str, Any],
+    runs: list[EngineRun],
+    hardware: Hardware,
+    clocks: Clocks | None,
 ) -> dict[str, Any]:
     if args.save is None:
         return found
@@ -269,7 +287,7 @@ def saved(
     parts = (found["scheme"] or found["dtype"], head and f"head-{head}", pages and f"kv-{pages}")
     form = "-".join(filter(None, parts))
     name = record_name(found["model"], form, found["workload"])
-    return found | {"record": str(as_record(name, runs, hardware, **more).save(args.save))}
+    return found | {"record": str(as_record(name, runs, hardware, clocks, **more).save(args.save))}
 
 
 def record_name(model: str, variant: str, workload: str) -> str:

@@ -1,0 +1,204 @@
+"""`ridgeline.profile`: where the time of any callable goes, by module and op, under the roofline.
+
+    found = ridgeline.profile(module, x)
+    rich.print(found.table())
+    found.save_trace("trace.json.gz")
+
+The call is timed untraced, then traced (tracing.py), its work counted op by op (counting.py). It
+runs as the caller has it: with gradients where those are on, in the mode the module is in. So a
+training step works too, and its optimizer then makes some dozen steps.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import UsageError
+from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.profiling.modules import gains
+from ridgeline.profiling.modules.found import ModuleProfile, judge, launch_s, rows_of
+from ridgeline.profiling.modules.gains import Work
+from ridgeline.profiling.modules.paths import names_of, parameters_of
+from ridgeline.profiling.modules.placing import device_of, move
+from ridgeline.profiling.modules.tracing import Traced, TracedOp, trace
+from ridgeline.progress import Progress
+from ridgeline.timing import Timing, time_host
+
+MAX_TRACE_BYTES = 50_000_000
+DEFAULT_STEPS = 10
+TARGET_S = 0.5
+CEILINGS = {
+    "cpu": ("read_bandwidth", "matrix_fp32", "matrix_bf16"),
+    "cuda": (
+        *("read_bandwidth", "matrix_fp32", "matrix_tf32", "matrix_bf16", "matrix_fp16"),
+        *("eager_launch", "graph_step"),
+    ),
+}
+
+
+def profile(
+    work: Callable[..., Any],
+    *inputs: Any,
+    steps: int = DEFAULT_STEPS,
+    device: str | torch.device | None = None,
+    hardware: Hardware | None = None,
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> ModuleProfile:
+    """Of one call `work(*inputs, **keywords)`, timed at least `steps` times. On another `device`
+    than the module's, a copy of it runs. `hardware` with its ceilings is measured where not given.
+    """
+    if steps < 1:
+        raise UsageError(f"steps is {steps}; give at least 1")
+    if not callable(work):
+        raise UsageError(f"{type(work).__name__} is not callable; give a function or an nn.Module")
+    given = (inputs, keywords)
+    place = device_of(work, given) if device is None else torch.device(device)
+    hardware = hardware or measured(place, progress)
+    if device is not None:
+        work, given = move(work, given, place)
+    args, named = given
+
+    def call() -> Any:
+        return work(*args, **named)
+
+    names = names_of(work)
+    parameters = list(parameters_of(names))
+    timing, peak_bytes = _timed(call, place, steps)
+    traced = trace(call, names, parameters, place)
+    return _found(_name(work), timing, traced, hardware, peak_bytes, _grad(parameters))
+
+
+def measured(device: torch.device, progress: Progress | None = None) -> Hardware:
+    where = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
+    keys = CEILINGS["cpu" if device.type == "cpu" else "cuda"]
+    return measure(detect(where), set(keys), progress)
+
+
+def _timed(call: Callable[[], Any], device: torch.device, steps: int) -> tuple[Timing, int | None]:
+    if device.type == "cpu":
+        return time_host(call, min_samples=steps, target_s=TARGET_S), None
+    torch.cuda.reset_peak_memory_stats(device)
+    timing = time_host(call, device=device, min_samples=steps, target_s=TARGET_S)
+    return timing, torch.cuda.max_memory_allocated(device)
+
+
+def _grad(parameters: Sequence[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(each.requires_grad for each in parameters)
+
+
+def _found(
+    name: str,
+    timing: Timing,
+    traced: Traced,
+    hardware: Hardware,
+    peak_bytes: int | None,
+    grad: bool,
+) -> ModuleProfile:
+    work, division = divide(timing, traced, hardware, grad)
+    tf32 = hardware.device_type != "cpu" and torch.backends.cuda.matmul.allow_tf32
+    rows = rows_of(work.ops, 1.0, timing.median_s, hardware, tf32)
+    document, trace_note = bounded_trace(traced.events)
+    return ModuleProfile(
+        name=name,
+        device=hardware.device,
+        hardware=hardware.summary(),
+        call=timing,
+        division=division,
+        rows=rows,
+        verdict=judge(rows, division, hardware.device_type != "cpu"),
+        next=() if traced.problem else gains.suggestions(work),
+        num_kernels=traced.num_kernels,
+        peak_bytes=peak_bytes,
+        notes=tuple(filter(None, (*_notes(traced, work), trace_note))),
+        trace=document,
+    )
+
+
+def divide(
+    timing: Timing, traced: Traced, hardware: Hardware, grad: bool
+) -> tuple[Work, dict[str, float]]:
+    """The untraced call, divided as the trace was: parts add up to it. Where ops took longer in the
+    trace than the whole call does without, they are taken to be shorter in the same proportion.
+    """
+    call_s, on_gpu = timing.median_s, hardware.device_type != "cpu"
+    copies_s = min(traced.copies_s, call_s)
+    busy_s = min(traced.busy_s, call_s - copies_s)
+    by_op_s = sum(each.seconds for each in traced.ops)
+    ops = gains.scaled(traced.ops, busy_s / by_op_s if by_op_s > 0 else 1.0)
+    idle_s = max(0.0, call_s - busy_s - copies_s)
+    gaps_s = min(idle_s, traced.num_kernels * launch_s(hardware)) if on_gpu else 0.0
+    kinds = {"matrix": "matrices", "attention": "attention"}
+    division = dict.fromkeys(("matrices", "attention", "other kernels"), 0.0)
+    for each in ops:
+        division[kinds.get(each.op.kind, "other kernels")] += each.seconds
+    if by_op_s <= 0:
+        division["other kernels"] += busy_s
+    division |= {"copies": copies_s, "gaps": gaps_s, "host": idle_s - gaps_s}
+    return Work(ops, call_s, idle_s, traced.num_kernels, hardware, grad), division
+
+
+def _notes(traced: Traced, work: Work) -> list[str]:
+    notes = []
+    if traced.problem is not None:
+        notes.append(traced.problem)
+    elif traced.busy_s > 1.03 * work.call_s:
+        notes.append(
+            f"in the trace ops took {traced.busy_s / work.call_s:.2f} times the untraced call: "
+            "their times are scaled to it"
+        )
+    unknown = sorted(_unknown_ops(work.ops, work.call_s))
+    if unknown and traced.problem is None:
+        notes.append(f"no FLOPs are counted for {', '.join(unknown)}")
+    return notes
+
+
+def _unknown_ops(ops: Sequence[TracedOp], call_s: float) -> set[str]:
+    """Ops with weights that take a share of the time and have no formula."""
+    spent: dict[str, float] = {}
+    for traced in ops:
+        if traced.op.kind == "other" and traced.op.weight_bytes:
+            spent[traced.op.name] = spent.get(traced.op.name, 0.0) + traced.seconds
+    return {name for name, seconds in spent.items() if seconds > 0.05 * call_s}
+
+
+def _name(work: Callable[..., Any]) -> str:
+    if isinstance(work, nn.Module):
+        return type(getattr(work, "_orig_mod", work)).__name__
+    return getattr(work, "__qualname__", type(work).__name__).split(".<locals>.")[-1]
+
+
+def bounded_trace(profiler: Any, max_bytes: int = MAX_TRACE_BYTES) -> tuple[bytes, str | None]:
+    """The Chrome trace, compressed, and a note where its shortest events were left out so that it
+    stays within `max_bytes` (uncompressed).
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        data = path.read_bytes()
+    note = None
+    if len(data) > max_bytes:
+        document = json.loads(data)
+        num_left_out = shorten(document, max_bytes / len(data))
+        data = json.dumps(document, separators=(",", ":")).encode()
+        note = f"the trace leaves the {num_left_out} shortest events out, to stay within 50 MB"
+    return gzip.compress(data, 6), note
+
+
+def shorten(document: Mapping[str, Any], share: float) -> int:
+    """Keep a share of the events, **in place**: the longest, and all that names threads."""
+    events = document["traceEvents"]
+    named = [event for event in events if event.get("ph") == "M"]
+    timed = [event for event in events if event.get("ph") != "M"]
+    keep = int(0.9 * share * len(timed))  # json writes some spaces that the profiler does not
+    longest = sorted(timed, key=lambda event: -event.get("dur", 0.0))[:keep]
+    events[:] = named + sorted(longest, key=lambda event: event.get("ts", 0.0))
+    return len(timed) - keep

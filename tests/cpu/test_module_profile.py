@@ -241,7 +241,7 @@ def traced(seconds: float, **about: Any) -> TracedOp:
 
 def work(*ops: TracedOp, host_s: float = 0.0, kind: str = "cpu", **ceilings: float) -> Work:
     call_s = sum(op.seconds for op in ops) + host_s
-    return Work(ops, call_s, host_s, len(ops), hardware(kind, **ceilings), grad=True)
+    return Work(ops, call_s, host_s, len(ops), hardware(kind, **ceilings), True, frozenset("x"))
 
 
 def gain(given: Work, name: str) -> float:

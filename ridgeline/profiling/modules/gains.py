@@ -53,6 +53,7 @@ class Work:
     num_kernels: int
     hardware: Hardware
     grad: bool  # autograd watched
+    linears: frozenset[str] = frozenset()  # paths of nn.Linear: whose weights may become codes
 
     @property
     def on_gpu(self) -> bool:
@@ -64,6 +65,7 @@ class Piece(NamedTuple):
 
     kind: str
     name: str
+    path: str
     seconds: float
     num_bytes: float
     weight_bytes: float
@@ -90,10 +92,15 @@ def predict(work: Work, before: Form, after: Form, change: Change) -> Prediction
     old, new = modelled(work, before), modelled(work, after)
     speedup = _total(work, old) / max(_total(work, new), 1e-9)
     why = _why(work, old, new)
-    known = interval_factor(change.area, work.hardware.name)
+    known = interval_factor(accuracy_area(change.area), work.hardware.name)
     if known.num_outcomes == 0:
         return with_interval(speedup, why, change.is_guess)
     return Prediction(speedup, speedup / known.factor, speedup * known.factor, why)
+
+
+def accuracy_area(area: str) -> str:
+    """Under which the errors of these predictions are kept: recipes have areas of their own."""
+    return f"{area} of modules"
 
 
 def suggestions(work: Work) -> tuple[Suggestion, ...]:
@@ -148,7 +155,8 @@ def _total(work: Work, parts: Parts) -> float:
 def piece_of(traced: TracedOp) -> Piece:
     op = traced.op
     work = (float(op.num_bytes), float(op.weight_bytes), op.flops)
-    return Piece(op.kind, op.name, traced.seconds, *work, op.dtype, max(traced.num_kernels, 1))
+    about = (op.kind, op.name, op.path, traced.seconds)
+    return Piece(*about, *work, op.dtype, max(traced.num_kernels, 1))
 
 
 def fused(pieces: Sequence[Piece]) -> list[Piece]:
@@ -208,7 +216,7 @@ def _attention(pieces: Sequence[Piece], work: Work) -> Piece:
     num_bytes = max(first.num_bytes + last.num_bytes - 2 * scores, 1.0)
     flops = first.flops + last.flops
     seconds = sum(piece.seconds for piece in pieces)
-    piece = Piece("attention", "sdpa", seconds, num_bytes, 0.0, flops, first.dtype, 1)
+    piece = Piece("attention", "sdpa", first.path, seconds, num_bytes, 0.0, flops, first.dtype, 1)
     return piece._replace(seconds=min(seconds, _limit(piece, work, Form())))
 
 
@@ -231,11 +239,12 @@ def _limit(piece: Piece, work: Work, form: Form) -> float:
     roof = roof_of(work.hardware, dtype if dtype in RATES else "fp32")
     if roof is None or not piece.dtype:
         return 0.0
-    num_bytes = _bytes(piece, form, work.on_gpu)
+    has_codes = form.scheme is not None and piece.path in work.linears
+    num_bytes = _bytes(piece, form, work.on_gpu, has_codes)
     if piece.kind == "attention":
         reach = attention_reach(on_gpu=work.on_gpu, fused=True)
     elif piece.kind == "matrix":
-        scheme = form.scheme if piece.weight_bytes else None
+        scheme = form.scheme if has_codes else None
         plain = "fp32" if dtype in ("fp32", "tf32") else dtype
         reach = product_reach(scheme, plain, on_gpu=work.on_gpu, fused=scheme is not None)
     else:
@@ -247,14 +256,14 @@ def _limit(piece: Piece, work: Work, form: Form) -> float:
 RATES = ("fp32", "tf32", "bf16", "fp16", "int8")
 
 
-def _bytes(piece: Piece, form: Form, on_gpu: bool) -> float:
+def _bytes(piece: Piece, form: Form, on_gpu: bool, has_codes: bool) -> float:
     """Under a form, of what moves `num_bytes` as it is."""
     weights, others, size = piece.weight_bytes, piece.num_bytes - piece.weight_bytes, 1.0
     if piece.dtype == "fp32" and form.dtype is not None:
         size = 0.5
     elif piece.dtype == "fp32" and form.autocast is not None and piece.kind == "matrix":
         return 0.5 * others + 2.0 * weights  # read whole, written and read again in half
-    if form.scheme is None or piece.kind != "matrix" or "conv" in piece.name:
+    if not has_codes or form.scheme is None or piece.kind != "matrix":
         return size * piece.num_bytes
     plain = dtype_bytes(parse_dtype(piece.dtype))
     codes = weights * parse_scheme(form.scheme).bits / (8 * plain)

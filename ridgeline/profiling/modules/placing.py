@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -61,6 +61,22 @@ def mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return copy.deepcopy(tree, {id(tensor): change(tensor) for tensor in found})
 
 
+def converted(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Containers and dataclasses with other tensors; objects of other kinds stay as they are."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        values = {f.name: getattr(tree, f.name, None) for f in fields(tree) if f.init}
+        return replace(tree, **{name: converted(value, change) for name, value in values.items()})
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(converted(each, change) for each in tree))
+    if type(tree) in (list, tuple):
+        return type(tree)(converted(each, change) for each in tree)
+    if type(tree) is dict:
+        return {key: converted(each, change) for key, each in tree.items()}
+    return tree
+
+
 def device_of(work: Callable[..., Any], inputs: Any) -> torch.device:
     """Of the module's weights, or of the first tensor that goes in; a CPU without either."""
     parameters = (tensor for module in names_of(work) for tensor in module.parameters())
@@ -79,6 +95,8 @@ def move(
     """
     if device.type == "cuda" and not torch.cuda.is_available():
         raise HardwareError(f"device {device} is not here: torch sees no GPU; use device='cpu'")
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     if isinstance(work, nn.Module) and device_of(work, inputs) != device:
         work = copy.deepcopy(work).to(device)
     return work, mapped(inputs, lambda tensor: tensor.to(device))

@@ -16,7 +16,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -65,16 +65,33 @@ def profile(
     hardware = hardware or measured(place, progress)
     if device is not None:
         work, given = move(work, given, place)
-    args, named = given
+    return profiled(work, *given, hardware, place, steps)[0]
+
+
+def profiled(
+    work: Callable[..., Any],
+    args: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    hardware: Hardware,
+    device: torch.device,
+    steps: int = DEFAULT_STEPS,
+) -> tuple[ModuleProfile, Work]:
+    """The profile, and what predictions start from."""
 
     def call() -> Any:
-        return work(*args, **named)
+        return work(*args, **keywords)
 
     names = names_of(work)
     parameters = list(parameters_of(names))
-    timing, peak_bytes = _timed(call, place, steps)
-    traced = trace(call, names, parameters, place)
-    return _found(_name(work), timing, traced, hardware, peak_bytes, _grad(parameters))
+    timing, peak_bytes = _timed(call, device, steps)
+    traced = trace(call, names, parameters, device)
+    known = Known(
+        name_of(work),
+        hardware,
+        _grad(parameters),
+        frozenset(path for module, path in names.items() if type(module) is nn.Linear),
+    )
+    return _found(known, timing, traced, peak_bytes)
 
 
 def measured(device: torch.device, progress: Progress | None = None) -> Hardware:
@@ -95,20 +112,25 @@ def _grad(parameters: Sequence[Tensor]) -> bool:
     return torch.is_grad_enabled() and any(each.requires_grad for each in parameters)
 
 
+class Known(NamedTuple):
+    """Before it ran."""
+
+    name: str
+    hardware: Hardware
+    grad: bool  # autograd watches
+    linears: frozenset[str]  # paths of nn.Linear
+
+
 def _found(
-    name: str,
-    timing: Timing,
-    traced: Traced,
-    hardware: Hardware,
-    peak_bytes: int | None,
-    grad: bool,
-) -> ModuleProfile:
-    work, division = divide(timing, traced, hardware, grad)
-    tf32 = hardware.device_type != "cpu" and torch.backends.cuda.matmul.allow_tf32
+    known: Known, timing: Timing, traced: Traced, peak_bytes: int | None
+) -> tuple[ModuleProfile, Work]:
+    hardware = known.hardware
+    work, division = divide(timing, traced, known)
+    tf32 = hardware.device_type != "cpu" and torch.backends.cuda.matmul.fp32_precision == "tf32"
     rows = rows_of(work.ops, 1.0, timing.median_s, hardware, tf32)
     document, trace_note = bounded_trace(traced.events)
-    return ModuleProfile(
-        name=name,
+    found = ModuleProfile(
+        name=known.name,
         device=hardware.device,
         hardware=hardware.summary(),
         call=timing,
@@ -121,15 +143,15 @@ def _found(
         notes=tuple(filter(None, (*_notes(traced, work), trace_note))),
         trace=document,
     )
+    return found, work
 
 
-def divide(
-    timing: Timing, traced: Traced, hardware: Hardware, grad: bool
-) -> tuple[Work, dict[str, float]]:
+def divide(timing: Timing, traced: Traced, known: Known) -> tuple[Work, dict[str, float]]:
     """The untraced call, divided as the trace was: parts add up to it. Where ops took longer in the
     trace than the whole call does without, they are taken to be shorter in the same proportion.
     """
-    call_s, on_gpu = timing.median_s, hardware.device_type != "cpu"
+    hardware, call_s = known.hardware, timing.median_s
+    on_gpu = hardware.device_type != "cpu"
     copies_s = min(traced.copies_s, call_s)
     busy_s = min(traced.busy_s, call_s - copies_s)
     by_op_s = sum(each.seconds for each in traced.ops)
@@ -143,7 +165,8 @@ def divide(
     if by_op_s <= 0:
         division["other kernels"] += busy_s
     division |= {"copies": copies_s, "gaps": gaps_s, "host": idle_s - gaps_s}
-    return Work(ops, call_s, idle_s, traced.num_kernels, hardware, grad), division
+    about = (hardware, known.grad, known.linears)
+    return Work(ops, call_s, idle_s, traced.num_kernels, *about), division
 
 
 def _notes(traced: Traced, work: Work) -> list[str]:
@@ -170,7 +193,7 @@ def _unknown_ops(ops: Sequence[TracedOp], call_s: float) -> set[str]:
     return {name for name, seconds in spent.items() if seconds > 0.05 * call_s}
 
 
-def _name(work: Callable[..., Any]) -> str:
+def name_of(work: Callable[..., Any]) -> str:
     if isinstance(work, nn.Module):
         return type(getattr(work, "_orig_mod", work)).__name__
     return getattr(work, "__qualname__", type(work).__name__).split(".<locals>.")[-1]

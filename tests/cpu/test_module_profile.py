@@ -17,7 +17,7 @@ from torch.nn import functional
 import ridgeline
 from ridgeline.errors import HardwareError, UsageError
 from ridgeline.hardware import Ceiling, Hardware
-from ridgeline.profiling.modules import ModuleProfile, profile
+from ridgeline.profiling.modules import ModuleProfile, profile, run
 from ridgeline.profiling.modules.changes import CHANGES
 from ridgeline.profiling.modules.counting import Counting, Op
 from ridgeline.profiling.modules.form import Form
@@ -26,6 +26,11 @@ from ridgeline.profiling.modules.gains import Work, has_plain_attention, predict
 from ridgeline.profiling.modules.paths import Following, names_of, parameters_of
 from ridgeline.profiling.modules.run import shorten
 from ridgeline.profiling.modules.tracing import TracedOp, uncounted
+
+
+@pytest.fixture(autouse=True)
+def _briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "TARGET_S", 0.02)
 
 
 def hardware(kind: Any = "cpu", **more: float) -> Hardware:

@@ -21,7 +21,7 @@ from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.ladder.modules.attention import switch
 from ridgeline.ladder.modules.copies import copied, weight_bytes
 from ridgeline.ladder.modules.graphed import Graphed
-from ridgeline.ladder.modules.linears import quantize
+from ridgeline.ladder.modules.linears import CodedLinear, quantize
 from ridgeline.profiling.modules.form import Form
 from ridgeline.profiling.modules.placing import converted
 from ridgeline.quantization.scheme import parse_scheme
@@ -95,9 +95,18 @@ def build(
         switch(made)
     if form.scheme is not None:
         quantize(made, parse_scheme(form.scheme))
+        if form.compile is not None:
+            _keep_untraced(made)
     if form.layout == "channels_last":
         _to_channels_last(made)
     return Built(made, form, example, back)
+
+
+def _keep_untraced(module: nn.Module) -> None:
+    """What torch.compile cannot look into runs as it is, **in place**."""
+    for part in module.modules():
+        if isinstance(part, CodedLinear) and not part.is_traceable:
+            part.forward = torch.compiler.disable(part.forward)  # type: ignore[method-assign]
 
 
 def _to_channels_last(module: nn.Module) -> None:

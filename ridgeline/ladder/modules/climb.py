@@ -38,6 +38,7 @@ from ridgeline.progress import Progress
 from ridgeline.timing import time_device, time_host
 
 AGAIN = ("sdpa", "channels-last", "compile")  # what may gain once other changes are kept
+WORTH = 1.01  # times as fast: less is not worth a change, however sure
 RECOMPILES = 64  # forms of one module are, to torch.compile, one function that changes
 log = logging.getLogger(__name__)
 
@@ -168,8 +169,9 @@ class Climber:
         if found.problem is not None:
             return self._outcome(change, "dropped", found.problem, difference=found)
         speedup = self.compared(self.best, built)
-        if not speedup.is_beyond_noise:
-            reason = f"not faster beyond noise: {in_words(speedup)}; {why}"
+        if not speedup.is_beyond_noise or speedup.value < WORTH:
+            which = "beyond noise" if not speedup.is_beyond_noise else f"by {WORTH - 1:.0%}"
+            reason = f"not faster {which}: {in_words(speedup)}; {why}"
             return self._outcome(change, "dropped", reason, speedup, found)
         self.best, self.form = built, form
         return self._outcome(change, "kept", f"faster: {in_words(speedup)}; {why}", speedup, found)
@@ -208,9 +210,9 @@ class Climber:
         )  # fmt: skip
 
     def _release(self) -> None:
-        """What a dropped form held."""
-        gc.collect()
+        """What a dropped form held on a GPU; looking for cycles takes a third of a second."""
         if self.device.type != "cpu":
+            gc.collect()
             torch.cuda.empty_cache()
 
 

@@ -31,6 +31,11 @@ class CodedLinear(nn.Module):
         self.inner = inner
         self.in_features, self.out_features = inner.in_features, inner.out_features
 
+    @property
+    def is_traceable(self) -> bool:
+        """By torch.compile: kernels of the host are called past torch."""
+        return not isinstance(self.inner, HostQuantizedLinear)
+
     def forward(self, x: Tensor) -> Tensor:
         rows_TD = x.reshape(-1, self.in_features)
         y_TO = self.inner(rows_TD.to(self.inner.dtype))

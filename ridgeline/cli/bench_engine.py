@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -143,14 +144,20 @@ def check(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} is {value}; give at least {least}")
 
 
-def prepared(args: argparse.Namespace, hardware: Hardware, progress: Progress) -> Subject:
+def prepared(
+    args: argparse.Namespace,
+    hardware: Hardware,
+    progress: Progress,
+    edit: Callable[[Recipe], Recipe] = lambda recipe: recipe,
+) -> Subject:
+    """The engine that was asked for; `edit` has the last word on its recipe."""
     if args.shape is None:
         path = resolve_model(args.model, progress=progress)
-        recipe = from_flags(args, Recipe, saved_recipe(path))
+        recipe = edit(from_flags(args, Recipe, saved_recipe(path)))
         engine = Engine(path, recipe, device=args.device, progress=progress)
         return Subject(str(args.model), path, engine)
     description = describe_shape(args.shape)
-    recipe = from_flags(args, Recipe)
+    recipe = edit(from_flags(args, Recipe))
     dtype = choose_dtype(recipe.dtype, description.config, hardware)
     model = random_model(args.shape, dtype, hardware.device)
     if args.save_model is not None:

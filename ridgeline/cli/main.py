@@ -41,6 +41,7 @@ VERBS = {
     "serve": "an OpenAI-compatible server with in-flight batching and a live page",
     "eval": "how good a model is as it is run: perplexity, distance from the original, task scores",
     "kernels": "the kernel library: list, check, compile for chips that are not here",
+    "profile": "where the time of each step goes, what bounds it, and what to change next",
     "quantize": "a smaller checkpoint, with its quality measured against the original",
     "bench": "kernels timed beside this machine's ceilings and torch's own ways",
 }

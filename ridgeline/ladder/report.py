@@ -51,22 +51,16 @@ def report(climb: Climb) -> str:
         summary.headline(climb),
         [section for section in found if section is not None],
         lead=_lead(climb),
-        footer=f"Measured {climb.created} by Ridgeline {climb.versions.get('ridgeline', '')}",
+        footer=f"Measured {summary.when(climb)} by Ridgeline {climb.versions.get('ridgeline', '')}",
     )
 
 
 def _lead(climb: Climb) -> Markup:
-    facts = []
-    if climb.total is not None:
-        total = climb.total
-        facts.append(f"95% interval {total.low:.2f} to {total.high:.2f}×")
-    facts += [text for text in (summary.quality_in_words(climb),) if text]
-    counts = f"{len(summary.kept(climb))} of {len(climb.rungs)} changes kept"
-    facts.append(f"{counts} in {summary.duration(climb.seconds)}")
+    facts = "; ".join(summary.facts(climb))
     notes = [element("li", note) for note in climb.notes]
     return join(
         [
-            element("p", "; ".join(facts), ".", class_="facts"),
+            element("p", facts[:1].upper() + facts[1:], ".", class_="facts"),
             element("ul", *notes, class_="notes") if notes else None,
             _figures(climb),
         ]

@@ -4,7 +4,7 @@ None where there is nothing to show. Drawings come from profiling/drawing, words
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ridgeline.hardware.units import human, human_bytes, percent
 from ridgeline.ladder import summary
@@ -49,12 +49,13 @@ def ladder_section(climb: Climb) -> Section:
     return Section(
         "ladder",
         "The ladder",
-        waterfall([_step(rung) for rung in rungs], total=rise),
+        waterfall([step_of(rung) for rung in rungs], total=rise),
         join([intro, element("b", f"{said}.") if said else None]),
     )
 
 
-def _step(rung: RungOutcome) -> Step:
+def step_of(rung: RungOutcome) -> Step:
+    """A row of the waterfall."""
     said, came = rung.predicted, rung.achieved
     return Step(
         rung.title,
@@ -79,22 +80,32 @@ def _detail(rung: RungOutcome) -> Markup:
 
 
 def roofline_section(climb: Climb) -> Section:
-    roofs = None
-    if climb.bandwidth is not None and climb.matrix_rates:
-        source = {"measured": "measured here", "datasheet": "from the datasheet"}
-        words = source.get(climb.bandwidth_source or "", climb.bandwidth_source or "given")
-        roofs = Roofs(climb.bandwidth, climb.matrix_rates, words)
-    dots = [
-        dot
-        for name, side in _sides(climb)
-        for dot in _dots(side, is_before=name == "before", others=climb.after.roof)
-    ]
+    roofs = roofs_of(climb)
     told = "" if roofs is None else f" Limits are {roofs.source}."
     intro = (
         "Left of the ridge memory bounds the work, right of it the matrix units. The roof is the "
         f"limit; hollow is before, filled after.{told}"
     )
-    return Section("roofline", "Roofline, before and after", roofline(dots, roofs), intro)
+    return Section(
+        "roofline", "Roofline, before and after", roofline(roof_dots(climb), roofs), intro
+    )
+
+
+def roofs_of(climb: Climb) -> Roofs | None:
+    """None where a ceiling is unknown."""
+    if climb.bandwidth is None or not climb.matrix_rates:
+        return None
+    source = {"measured": "measured here", "datasheet": "from the datasheet"}
+    words = source.get(climb.bandwidth_source or "", climb.bandwidth_source or "given")
+    return Roofs(climb.bandwidth, climb.matrix_rates, words)
+
+
+def roof_dots(climb: Climb) -> list[Dot]:
+    return [
+        dot
+        for name, side in _sides(climb)
+        for dot in _dots(side, is_before=name == "before", others=climb.after.roof)
+    ]
 
 
 def _dots(side: Side, *, is_before: bool, others: tuple[RoofPoint, ...]) -> list[Dot]:
@@ -164,18 +175,14 @@ def memory_section(climb: Climb) -> Section | None:
 def quality_section(climb: Climb) -> Section:
     rungs = [rung for rung in climb.rungs if rung.quality is not None]
     if not rungs:
-        words = (
-            "No change that was run alters the model's answers, so none was compared."
-            if climb.bounds
-            else "Quality was not measured in this climb (--quality off)."
-        )
+        words = summary.no_quality(climb)
         return Section("quality", "Quality", element("p", words, class_="soft"))
     body = join(
         [
             _interval_figure(climb, rungs, "mean_kl", "max_kl", "Mean KL divergence, nats a token",
-                             lambda value: f"{value:.4g}"),
+                             lambda value: f"{value:.3g}"),
             _interval_figure(climb, rungs, "ppl_increase", "max_ppl_increase",
-                             "Increase of the perplexity", lambda value: f"{100 * value:+.3g}%"),
+                             "Increase of the perplexity", _signed),
             _tasks(rungs),
         ]
     )  # fmt: skip
@@ -230,13 +237,15 @@ def _score(value: float | None) -> str:
 def dropped_section(climb: Climb) -> Section:
     rungs = summary.not_kept(climb)
     if not rungs:
-        body = element("p", "Every change that applies here was kept.", class_="soft")
+        words = "Every change was kept." if climb.rungs else "No change was tried."
+        body = element("p", words, class_="soft")
         return Section("dropped", "What was dropped, and why", body)
     items = [
         element(
             "li",
             element("div", element("b", rung.title), element("small", rung.area, class_="soft")),
-            element("div", _word(rung), element("p", rung.reason)),
+            _word(rung),
+            element("p", rung.reason),
         )
         for rung in rungs
     ]
@@ -245,7 +254,7 @@ def dropped_section(climb: Climb) -> Section:
 
 def _word(rung: RungOutcome) -> Markup:
     look = f"outcome {rung.status.replace(' ', '-')}"
-    return element("small", rung.status, class_=look)
+    return element("span", rung.status, class_=look)
 
 
 def repeat_section(climb: Climb) -> Section:
@@ -257,7 +266,7 @@ def repeat_section(climb: Climb) -> Section:
     ]
     if changed:
         columns = (Column("field"), Column("before"), Column("after"))
-        parts.append(element("h3", "The recipe, where it changed", class_="spaced"))
+        parts.append(element("h3", "What changed in the recipe"))
         parts.append(table(columns, changed, "Fields of the recipe that changed"))
     parts.append(_circumstances(climb))
     return Section("repeat", "Repeat it", join(parts))
@@ -278,16 +287,24 @@ def _circumstances(climb: Climb) -> Markup:
         "memory bandwidth": _ceiling_text(climb),
         "workload": climb.workload,
         "goal": climb.goal,
-        "bounds": _bounds(climb),
-        "measured": f"{climb.created}, in {summary.duration(climb.seconds)}",
-        **climb.versions,
+        "bounds": summary.bounds_in_words(climb),
+        "measured": f"{summary.when(climb)}, in {summary.duration(climb.seconds)}",
     }
+    lists = [_facts("Where and how", rows)]
+    if climb.versions:
+        lists.append(_facts("Versions", climb.versions))
+    return element("div", *lists, class_="pair")
+
+
+def _facts(title: str, rows: Mapping[str, object]) -> Markup:
     known = [(name, value) for name, value in rows.items() if value]
-    return element(
-        "dl",
-        *(element("dt", name) + element("dd", str(value)) for name, value in known),
-        class_="facts-list",
-    )
+    pairs = [element("dt", name) + element("dd", str(value)) for name, value in known]
+    return element("div", element("h3", title), element("dl", *pairs, class_="facts-list"))
+
+
+def _signed(share: float) -> str:
+    text = f"{100 * share:+.3g}%" if share else "0%"
+    return text.replace("-", "−")
 
 
 def _bytes(value: object) -> str:
@@ -298,16 +315,6 @@ def _ceiling_text(climb: Climb) -> str:
     if climb.bandwidth is None:
         return "unknown"
     return f"{human(climb.bandwidth, 'B/s')}, {climb.bandwidth_source or 'source unknown'}"
-
-
-def _bounds(climb: Climb) -> str:
-    names = {"max_kl": "mean KL at most {:g}", "max_ppl_increase": "perplexity at most {:+.2%}"}
-    known = [
-        names[key].format(value)
-        for key, value in climb.bounds.items()
-        if value is not None and key in names
-    ]
-    return ", ".join(known) or "none: quality was off"
 
 
 def _sides(climb: Climb) -> tuple[tuple[str, Side], ...]:

@@ -10,6 +10,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from ridgeline.hardware.units import human, human_bytes, percent
@@ -38,7 +39,8 @@ def headline(climb: Climb) -> str:
     before = rate(climb.before.figures.output_tokens_per_s)
     after = rate(climb.after.figures.output_tokens_per_s)
     if not kept(climb):
-        return f"Nothing was kept: {before} output tokens/s, as before"
+        word = "kept" if climb.rungs else "tried"
+        return f"Nothing was {word}: {before} output tokens/s, as before"
     gain = climb.total.value if climb.total else _ratio(climb)
     if gain is None:
         return f"{after} output tokens/s instead of {before}"
@@ -121,6 +123,33 @@ def quality_in_words(climb: Climb) -> str:
     return f"mean KL {last.mean_kl:.4f} nats, perplexity {last.ppl_increase:+.2%}: {where}"
 
 
+def no_quality(climb: Climb) -> str:
+    """Why there is none to show."""
+    if climb.bounds:
+        return "No change that was run alters the model's answers, so none was compared."
+    return "Quality was not measured in this climb (--quality off)."
+
+
+def bounds_in_words(climb: Climb) -> str:
+    names = {"max_kl": "mean KL at most {:g}", "max_ppl_increase": "perplexity at most {:+.2%}"}
+    known = [
+        names[key].format(value)
+        for key, value in climb.bounds.items()
+        if value is not None and key in names
+    ]
+    return ", ".join(known) or "none: quality was off"
+
+
+def facts(climb: Climb) -> list[str]:
+    """Below the headline."""
+    found = []
+    if climb.total is not None:
+        found.append(f"95% interval {climb.total.low:.2f} to {climb.total.high:.2f}×")
+    found += [text for text in (quality_in_words(climb),) if text]
+    count = f"{len(kept(climb))} of {len(climb.rungs)} changes kept"
+    return [*found, f"{count} in {duration(climb.seconds)}"]
+
+
 def figure_pairs(climb: Climb) -> list[Pair]:
     """What is known of one side at least."""
     before, after = climb.before.figures, climb.after.figures
@@ -174,7 +203,7 @@ def edit_in_words(rung: RungOutcome) -> str:
 
 def plain(value: Any) -> str:
     if value is None:
-        return "none"
+        return "not set"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return value if isinstance(value, str) else json.dumps(value, default=str)
@@ -191,6 +220,15 @@ def seconds(value: float | None) -> str:
 def duration(total_s: float) -> str:
     minutes, rest = divmod(round(total_s), 60)
     return f"{minutes} min {rest} s" if minutes else f"{total_s:.3g} s"
+
+
+def when(climb: Climb) -> str:
+    """`2026-11-15 19:02 UTC`; as it is where it is no such time."""
+    try:
+        made = datetime.fromisoformat(climb.created)
+    except ValueError:
+        return climb.created
+    return f"{made.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if made.tzinfo else climb.created
 
 
 def shell(command: tuple[str, ...]) -> str:

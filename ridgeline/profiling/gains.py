@@ -22,13 +22,14 @@ from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.kernels.pages import holds_codes
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import MeanStep
+from ridgeline.profiling.accuracy import interval_factor
 from ridgeline.profiling.prediction import Loop, PhaseTime, Prediction, Situation
 from ridgeline.profiling.roofline import step_limit
 from ridgeline.profiling.step_model import Parts, State, modelled, planned_bytes_per_weight
 from ridgeline.recipe import Recipe, edited, edited_at_once
 
-# How far off a prediction is taken to be before any was compared with what came of it: of the gain
-# itself, and of everything (noise of the measurement).
+# How far off a prediction is taken to be while too few were compared with what came of them (see
+# accuracy.py): of the gain itself, and of everything (noise of the measurement).
 USUAL_ERROR, LEAST_ERROR = 0.25, 0.06
 GUESSED_ERROR = 0.3  # where the gain hangs on the text: how many guessed tokens are right
 # Tokens of which more than one comes from a step, beyond the first: prompt lookup gave 0.85 to
@@ -40,6 +41,12 @@ CHECKED = {
     "prompt-lookup": 1.0,
     "draft": 5.0,
 }  # rows that a step verifies, in the mean
+AREAS: dict[str, tuple[str, ...]] = {
+    "fuse": ("loop", "kernels"),
+    "tensor cores": ("dtype",),
+    "overhead": ("graphs", "overlap"),
+    "quantize": ("scheme", "quantize_all", "copies", "kv.dtype"),
+}
 DETERMINISTIC = 1 / 0.75  # of all kernels' time: 24.5% slower on the H200 (2026-11-15)
 UNKNOWN_CONTEXT = 1024  # tokens, where no step was measured
 
@@ -84,13 +91,30 @@ def predict(situation: Situation, edit: Mapping[str, Any]) -> Prediction:
         worst.see(phase, phase.num_steps * parts.total, parts, changed, factor)
     speedup = before_s / max(after_s, 1e-12)
     guessed = _method(before) != _method(after)
-    return with_interval(speedup, worst.why(before, after), guessed)
+    width = _width(speedup, guessed, area_of(edit), situation.hardware.name)
+    return with_interval(speedup, width, worst.why(before, after))
 
 
-def with_interval(speedup: float, why: str, guessed: bool = False) -> Prediction:
-    """The usual interval around a speedup: wider where more is promised."""
+def area_of(edit: Mapping[str, Any]) -> str:
+    """The area of the ladder (see ladder/outcome.py) that an edit belongs to: of several, the first
+    that the ladder comes to.
+    """
+    for area, names in AREAS.items():
+        if any(name.startswith(names) for name in edit):
+            return area
+    return "batch and memory"
+
+
+def _width(speedup: float, guessed: bool, area: str, device: str) -> float:
+    """Of the interval, as a logarithm: from earlier predictions where there are enough of them."""
+    known = interval_factor(area, device)
+    if known.num_outcomes and not guessed:
+        return math.log(known.factor)
     width = GUESSED_ERROR if guessed else LEAST_ERROR
-    width += USUAL_ERROR * abs(math.log(max(speedup, 1e-9)))
+    return width + USUAL_ERROR * abs(math.log(max(speedup, 1e-9)))
+
+
+def with_interval(speedup: float, width: float, why: str) -> Prediction:
     return Prediction(speedup, speedup * math.exp(-width), speedup * math.exp(width), why)
 
 
@@ -299,8 +323,9 @@ class _Largest:
             if moved > self.moved:
                 share = was / before.total
                 self.moved = moved
+                name = "other kernels" if name == "other" else name
                 self.text = (
-                    f"{name} are {share:.0%} of a {phase.phase} step: "
+                    f"{name}: {share:.0%} of a {phase.phase} step, "
                     f"{1e3 * was:.3g} to {1e3 * now:.3g} ms"
                 )
 

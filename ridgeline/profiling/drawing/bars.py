@@ -75,7 +75,7 @@ def _table(
     rows: list[list[Markup | str]] = []
     for index, name in enumerate(names):
         found = [next((part for part in bar.parts if part.name == name), None) for bar in bars]
-        meaning = next((part.meaning for part in found if part and part.meaning), "")
+        meaning = next((part.meaning for part in reversed(found) if part and part.meaning), "")
         values = ["–" if part is None else read(part.value) for part in found]
         rows.append([swatch(index) + " " + name, *values, meaning])
     if whole:

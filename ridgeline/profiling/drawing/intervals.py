@@ -88,7 +88,7 @@ def _row(
         "tr",
         element("th", row.label, " ", remark, scope="row"),
         element("td", cell_chart(drawn, said), class_="chart"),
-        element("td", read(row.value), class_="number", data_name="value"),
-        element("td", ends or "–", class_="number", data_name="95% interval"),
+        element("td", read(row.value), class_="number", data_name="value:"),
+        element("td", ends or "–", class_="number", data_name="95%:"),
         class_="outside" if row.is_outside else None,
     )

@@ -46,7 +46,7 @@ def y_axis(
 
 def axis_names(x_name: str, y_name: str, bottom: float) -> Markup:
     return element("text", x_name, class_="tick end", x="100%", y=bottom + 34) + element(
-        "text", y_name, class_="tick", x=-8, y=-10, text_anchor="end" if len(y_name) < 8 else None
+        "text", y_name, class_="tick end", x=-8, y=4
     )
 
 

@@ -16,11 +16,14 @@ from ridgeline.profiling.drawing.plots import axis_names, plot, x_axis, y_axis
 from ridgeline.profiling.drawing.scales import Scale, decades, is_drawable
 from ridgeline.profiling.drawing.tables import Column, table
 
-HEIGHT = 300
-TOP, BOTTOM = 14.0, 256.0
+HEIGHT = 380
+TOP, BOTTOM = 18.0, 336.0
 WIDTH = 760  # pixels, for which names are kept apart; narrower screens show none
 NUM_NAMED = 8  # dots whose names are written beside them
-LINE = 15  # pixels of a line of text
+ALIKE = 0.97  # of another rate: one line for both
+
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def roofline(dots: Sequence[Dot], roofs: Roofs | None, *, title: str = "Roofline
     """A figure. Every dot takes the keyboard's focus and shows its figures then, as under the
     pointer; the same stand in a table below. Without roofs, dots only, and a line that says so.
     """
-    roofs = _known(roofs)
+    roofs = known_roofs(roofs)
     shown = [dot for dot in dots if dot.is_drawable]
     parts = [] if roofs else [_unknown()]
     if shown or roofs:
@@ -61,7 +64,7 @@ def roofline(dots: Sequence[Dot], roofs: Roofs | None, *, title: str = "Roofline
     return element("figure", *parts, class_="roofline")
 
 
-def _known(roofs: Roofs | None) -> Roofs | None:
+def known_roofs(roofs: Roofs | None) -> Roofs | None:
     """Without rates that are no numbers; None where no roof is left."""
     if roofs is None or not is_drawable(roofs.bandwidth):
         return None
@@ -76,21 +79,22 @@ def _unknown() -> Markup:
 
 
 def _plot(dots: Sequence[Dot], roofs: Roofs | None, title: str) -> Markup:
-    across, up = _scales(dots, roofs)
+    across, up = scales(dots, roofs)
     drawn = x_axis(across, decades(across.low, across.high), BOTTOM, _plain)
-    drawn += y_axis(up, decades(up.low, up.high), BOTTOM, TOP, lambda rate: human(rate, "FLOP/s"))
-    drawn += axis_names("FLOP per byte moved", "", BOTTOM)
+    drawn += y_axis(up, decades(up.low, up.high), BOTTOM, TOP, lambda rate: human(rate, "").strip())
+    drawn += axis_names("FLOP per byte moved", "FLOP/s", BOTTOM)
+    taken = [_around(dot, across, up) for dot in dots]
     if roofs:
-        drawn += _roof(roofs, across, up)
+        drawn += _roof(roofs, across, up, taken)
     drawn += _ways(dots, roofs, across, up)
     drawn += join(_dot(dot, across, up) for dot in dots)
-    drawn += _names(dots, across, up)
+    drawn += _names(dots, across, up, taken)
     said = "; ".join(f"{dot.label}: {dot.figures}" for dot in dots) or "nothing measured"
     source = f" Limits {roofs.source}." if roofs else ""
     return plot(HEIGHT, drawn, f"{title}. {said}.{source}")
 
 
-def _scales(dots: Sequence[Dot], roofs: Roofs | None) -> tuple[Scale, Scale]:
+def scales(dots: Sequence[Dot], roofs: Roofs | None) -> tuple[Scale, Scale]:
     xs = [dot.flops_per_byte for dot in dots]
     ys = [dot.flops_per_s for dot in dots]
     low, high = min(xs, default=1.0) / 3, max(xs, default=1.0) * 3
@@ -104,7 +108,7 @@ def _scales(dots: Sequence[Dot], roofs: Roofs | None) -> tuple[Scale, Scale]:
     return Scale(low, high, is_log=True), Scale(bottom, max(top, bottom * 10), is_log=True)
 
 
-def _roof(roofs: Roofs, across: Scale, up: Scale) -> Markup:
+def _roof(roofs: Roofs, across: Scale, up: Scale, taken: list[Box]) -> Markup:
     """The slope up to the highest flat, and a flat for each dtype with its name."""
     highest = max(roofs.rates.values())
     first = max(across.low, up.low / roofs.bandwidth)
@@ -118,28 +122,39 @@ def _roof(roofs: Roofs, across: Scale, up: Scale) -> Markup:
         "text", human(roofs.bandwidth, "B/s"), class_="halo end", x=across.percent(middle),
         y=up.pixels(middle * roofs.bandwidth, BOTTOM, TOP), dx=-9, dy=-5,
     )  # fmt: skip
-    return slope + join(_flats(roofs, across, up)) + name
+    return slope + _flats(roofs, across, up, taken) + name
 
 
-def _flats(roofs: Roofs, across: Scale, up: Scale) -> list[Markup]:
-    """Rates that are nearly alike share a line; names that would run into each other step aside."""
-    merged: list[tuple[list[str], float]] = []
-    for dtype, rate in sorted(roofs.rates.items(), key=lambda each: -each[1]):
-        if merged and rate > 0.97 * merged[-1][1]:
-            merged[-1][0].append(dtype)
-        else:
-            merged.append(([dtype], rate))
-    found, last, aside = [], -math.inf, 0
-    for dtypes, rate in merged:
-        y, ridge = up.pixels(rate, BOTTOM, TOP), rate / roofs.bandwidth
-        aside = aside + 1 if y - last < LINE else 0
-        last = y
-        look = "roof" if rate == merged[0][1] else "roof lower"
+def _flats(roofs: Roofs, across: Scale, up: Scale, taken: list[Box]) -> Markup:
+    """Rates that are nearly alike share a line. Names stand at its right end, or where it begins
+    if that is taken: the highest above its line, the others below theirs. Adds to `taken`.
+    """
+    found = []
+    for rank, (dtypes, rate) in enumerate(merged_rates(roofs.rates)):
+        y, first = up.pixels(rate, BOTTOM, TOP), across.percent(rate / roofs.bandwidth)
         text = f"{', '.join(dtypes)} {human(rate, 'FLOP/s')}"
+        line = y + 14 if rank else y - 6
+        wide, left = 6.2 * len(text), across.share(rate / roofs.bandwidth) * WIDTH
+        right_box = (WIDTH - wide, line - 10, float(WIDTH), line + 3)
+        is_free = not any(_meet(right_box, other) for other in taken)
+        taken.append(right_box if is_free else (left, line - 10, left + wide, line + 3))
+        place = {"x": "100%", "class_": "halo end"} if is_free else {"x": first, "class_": "halo"}
+        look = "roof lower" if rank else "roof"
         found += [
-            element("line", class_=look, x1=across.percent(ridge), x2="100%", y1=y, y2=y),
-            element("text", text, class_="halo end", x="100%", dx=-150 * aside, y=y - 6),
+            element("line", class_=look, x1=first, x2="100%", y1=y, y2=y),
+            element("text", text, y=line, dx=0 if is_free else 14, **place),
         ]
+    return join(found)
+
+
+def merged_rates(rates: Mapping[str, float]) -> list[tuple[list[str], float]]:
+    """Those that are nearly alike together; the highest first."""
+    found: list[tuple[list[str], float]] = []
+    for dtype, rate in sorted(rates.items(), key=lambda each: -each[1]):
+        if found and rate > ALIKE * found[-1][1]:
+            found[-1][0].append(dtype)
+        else:
+            found.append(([dtype], rate))
     return found
 
 
@@ -168,11 +183,9 @@ def _dot(dot: Dot, across: Scale, up: Scale) -> Markup:
     return point(x, y, said, mark(dot.series, dot.hollow, size), key=dot.label)
 
 
-def _names(dots: Sequence[Dot], across: Scale, up: Scale) -> Markup:
+def _names(dots: Sequence[Dot], across: Scale, up: Scale, taken: list[Box]) -> Markup:
     """Beside the dot, where no other name or dot is; the heaviest first."""
     heaviest = sorted(dots, key=lambda dot: -(dot.weight or 0.0))[:NUM_NAMED]
-    taken = [_place(dot, across, up) for dot in dots]
-    boxes = [(x - 8, y - 8, x + 8, y + 8) for x, y in taken]
     found = []
     for dot in heaviest:
         x, y = _place(dot, across, up)
@@ -182,8 +195,8 @@ def _names(dots: Sequence[Dot], across: Scale, up: Scale) -> Markup:
             ("end", -12, 4, -12 - wide),
         ):  # fmt: skip
             box = (x + left, y + dy - 11, x + left + wide, y + dy + 3)
-            if box[0] >= 0 and box[2] <= WIDTH and not any(_meet(box, other) for other in boxes):
-                boxes.append(box)
+            if box[0] >= 0 and box[2] <= WIDTH and not any(_meet(box, other) for other in taken):
+                taken.append(box)
                 look = f"name halo {anchor}".strip()
                 at = {"x": across.percent(dot.flops_per_byte), "y": y, "dx": dx, "dy": dy}
                 found.append(element("text", dot.label, class_=look, **at))
@@ -191,14 +204,16 @@ def _names(dots: Sequence[Dot], across: Scale, up: Scale) -> Markup:
     return join(found)
 
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom
-
-
 def _place(dot: Dot, across: Scale, up: Scale) -> tuple[float, float]:
     return (
         across.share(dot.flops_per_byte) * WIDTH,
         up.pixels(dot.flops_per_s, BOTTOM, TOP),
     )
+
+
+def _around(dot: Dot, across: Scale, up: Scale) -> Box:
+    x, y = _place(dot, across, up)
+    return (x - 8, y - 8, x + 8, y + 8)
 
 
 def _meet(one: Box, other: Box) -> bool:
@@ -215,7 +230,9 @@ def _table(dots: Sequence[Dot]) -> Markup:
     rows: list[list[Markup | str]] = [
         [
             inline_mark(dot.series, dot.hollow) + " " + dot.label,
-            f"{dot.flops_per_byte:.3g}",
+            _plain(dot.flops_per_byte)
+            if dot.flops_per_byte >= 100
+            else f"{dot.flops_per_byte:.3g}",
             human(dot.flops_per_s, "FLOP/s"),
             dot.figures,
         ]
@@ -226,3 +243,7 @@ def _table(dots: Sequence[Dot]) -> Markup:
 
 def _plain(value: float) -> str:
     return f"{value:,.0f}" if value >= 1 else f"{value:g}"
+
+
+def digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

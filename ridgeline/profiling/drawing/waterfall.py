@@ -62,8 +62,8 @@ def waterfall(steps: Sequence[Step], *, total: Rise | None = None) -> Markup:
     """A figure with a row for each step, those without figures included, and one for the total.
     With no step achieved (predictions only) the predicted ones are what rows begin at.
     """
-    starts = _starts(steps)
-    scale = _scale(steps, starts, total)
+    starts = waterfall_starts(steps)
+    scale = waterfall_scale(steps, starts, total)
     ticks = scale.ticks()
     rows = [_row(step, start, scale, ticks) for step, start in zip(steps, starts, strict=True)]
     if total is not None:
@@ -85,7 +85,7 @@ def _tick(value: float) -> str:
     return f"{value:g}×"
 
 
-def _starts(steps: Sequence[Step]) -> list[float]:
+def waterfall_starts(steps: Sequence[Step]) -> list[float]:
     """Where each row begins: what the ones before it that count came to."""
     is_plan = not any(step.achieved for step in steps)
     found, reached = [], 1.0
@@ -97,7 +97,7 @@ def _starts(steps: Sequence[Step]) -> list[float]:
     return found
 
 
-def _scale(steps: Sequence[Step], starts: Sequence[float], total: Rise | None) -> Scale:
+def waterfall_scale(steps: Sequence[Step], starts: Sequence[float], total: Rise | None) -> Scale:
     values = [1.0]
     for step, start in zip(steps, starts, strict=True):
         for rise in (step.predicted, step.achieved):

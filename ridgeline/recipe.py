@@ -235,6 +235,19 @@ class Recipe:
             "(default: on a GPU, where that takes little of the room for pages)"
         ),
     )
+    tf32: bool = field(
+        default=False,
+        metadata=about(
+            "round what fp32 products multiply to tf32's 10 bits, for a GPU's matrix units"
+        ),
+    )
+    tuned: bool = field(
+        default=True,
+        metadata=about(
+            "on a GPU, use the kernel choices measured on its kind and the kernels built in CUDA "
+            "C++; without, Triton by its rules of thumb"
+        ),
+    )
     deterministic: bool = field(
         default=False, metadata=about("same tokens bit for bit whatever shares the batch; slower")
     )

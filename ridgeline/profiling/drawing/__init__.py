@@ -1,0 +1,33 @@
+"""Pictures of measurements as HTML and SVG strings: pure functions, safe to put into a page."""
+
+from ridgeline.profiling.drawing.bars import Bar, Part, stacked_bars
+from ridgeline.profiling.drawing.curves import Series, curves
+from ridgeline.profiling.drawing.intervals import Interval, intervals
+from ridgeline.profiling.drawing.markup import Markup, element, join
+from ridgeline.profiling.drawing.page import Section, page
+from ridgeline.profiling.drawing.roofline import Dot, Roofs, roofline
+from ridgeline.profiling.drawing.tables import Column, table
+from ridgeline.profiling.drawing.waterfall import Rise, Step, waterfall
+
+__all__ = [
+    "Bar",
+    "Column",
+    "Dot",
+    "Interval",
+    "Markup",
+    "Part",
+    "Rise",
+    "Roofs",
+    "Section",
+    "Series",
+    "Step",
+    "curves",
+    "element",
+    "intervals",
+    "join",
+    "page",
+    "roofline",
+    "stacked_bars",
+    "table",
+    "waterfall",
+]

@@ -306,6 +306,22 @@ def edited(recipe: Recipe, name: str, value: Any) -> Recipe:
     return replace(recipe, **{part: replace(getattr(recipe, part), **{own: value})})
 
 
+def edited_at_once(recipe: Recipe, edit: Mapping[str, Any]) -> Recipe:
+    """The recipe with several fields changed; what does not go together is checked in the end."""
+    reject_unknown_keys(edit, field_table(), "a recipe")
+    whole = {name: value for name, value in edit.items() if "." not in name}
+    parts: dict[str, dict[str, Any]] = {}
+    for name, value in edit.items():
+        part, _, own = name.rpartition(".")
+        if part:
+            parts.setdefault(part, {})[own] = value
+    return replace(
+        recipe,
+        **whole,
+        **{part: replace(getattr(recipe, part), **values) for part, values in parts.items()},
+    )
+
+
 def flag(name: str) -> str:
     """The flag of a field: `--kv-dtype` for `kv.dtype`."""
     return "--" + flag_of(field_table()[name])

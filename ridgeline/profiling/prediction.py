@@ -49,6 +49,7 @@ class PhaseTime:
     # "matrices", "attention", "other kernels", "gaps" (the device waits for launches), "host" (it
     # waits for the host's other work), "copies"; empty where a step was not divided
     division: Mapping[str, float] = field(default_factory=dict)
+    num_kernels: float | None = None  # launched in one; None: not counted
 
 
 @dataclass(frozen=True)
@@ -62,3 +63,5 @@ class Situation:
     bytes_per_weight: float  # read in a step, in the mean
     bytes_per_kv: float  # of one element of keys or values, scales included
     phases: tuple[PhaseTime, ...]  # measured; empty: only the roofline is known
+    concurrency: float = 1.0  # requests of the workload that are there at once, in the mean
+    prefix_share: float = 0.0  # of prompt tokens, that an earlier prompt begins with

@@ -1,0 +1,65 @@
+"""How much of a ceiling kernels reach: the share of bandwidth or matrix rate that one gets to, and
+the time it takes to start and end. Defaults only, each with the measurement behind it; where a step
+was divided, what it reached there stands in their place (gains.py scales what was measured).
+
+    reach = product_reach("int8", "bf16", on_gpu=True, fused=True)
+    seconds = num_bytes / (reach.bandwidth * ceiling) + reach.fixed_s
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Reach(NamedTuple):
+    bandwidth: float  # share of the read bandwidth
+    matrix: float  # share of the matrix rate
+    fixed_s: float  # start and end of one kernel, beyond what its bytes take
+
+
+# H200, batch 1 of an 8B shape, 2026-11-15 (results/LOG.md): a layer's four products take 107 µs in
+# bf16, 62 in int8, 61 in fp8 and 43 in int4-g128, where their bytes alone take 100, 50, 50 and 26.
+# Steps of many tokens: 0.88 of the bf16 rate (44,181 tok/s), 0.86 of the fp8 rate.
+GPU_PRODUCT = {
+    "plain": Reach(1.0, 0.88, 1.9e-6),
+    "fp32": Reach(0.9, 0.9, 2.5e-6),  # not measured: cuBLAS
+    "int8": Reach(1.0, 0.84, 3.1e-6),
+    "fp8": Reach(1.0, 0.86, 2.9e-6),
+    "int4": Reach(1.0, 0.84, 4.3e-6),
+    "w8a8-int8": Reach(1.0, 0.45, 6.0e-6),  # 25,260 tok/s of prefill: scaling in separate kernels
+}
+# Xeon with AMX, 2 threads, 2026-11-15: `demo` at batch 1 in fp32, bf16, int8, int4-g64 makes 34,
+# 56, 85 and 98 tok/s. Without our kernels torch multiplies a row in bf16 slower than in fp32.
+CPU_PRODUCT = {
+    "plain": Reach(0.6, 0.7, 3e-6),
+    "fp32": Reach(0.6, 0.8, 3e-6),
+    "int8": Reach(0.6, 0.5, 5e-6),
+    "fp8": Reach(0.3, 0.3, 5e-6),
+    "int4": Reach(0.45, 0.5, 5e-6),
+    "w8a8-int8": Reach(0.5, 0.5, 8e-6),
+}
+CPU_BF16_BY_TORCH = Reach(0.2, 0.7, 8e-6)
+DEQUANTIZED = 0.15  # share of the bandwidth where a reference writes the weight back first
+
+# Decode attention over 64 x 8192 tokens reads at 0.97 of the bandwidth in bf16 and 0.85 in fp8; one
+# short sequence takes 8 µs. The plain loop's attention copies keys to fp32 and repeats them.
+GPU_ATTENTION, PLAIN_ATTENTION = Reach(0.9, 0.55, 6e-6), Reach(0.12, 0.08, 25e-6)
+CPU_ATTENTION, CPU_PLAIN_ATTENTION = Reach(0.4, 0.2, 10e-6), Reach(0.12, 0.1, 60e-6)
+
+
+def product_reach(scheme: str | None, dtype: str, *, on_gpu: bool, fused: bool) -> Reach:
+    """Of a matrix product with weights in this scheme (None: plain)."""
+    table = GPU_PRODUCT if on_gpu else CPU_PRODUCT
+    if scheme is None:
+        if not on_gpu and not fused and dtype != "fp32":
+            return CPU_BF16_BY_TORCH
+        return table["fp32" if dtype == "fp32" else "plain"]
+    family = next(name for name in ("w8a8-int8", "int8", "fp8", "int4") if scheme.startswith(name))
+    found = table[family]
+    return found if fused or on_gpu else found._replace(bandwidth=DEQUANTIZED)
+
+
+def attention_reach(*, on_gpu: bool, fused: bool) -> Reach:
+    if on_gpu:
+        return GPU_ATTENTION if fused else PLAIN_ATTENTION
+    return CPU_ATTENTION if fused else CPU_PLAIN_ATTENTION

@@ -358,7 +358,7 @@ def _filled_limits(limits: Limits, model_context: int, on_gpu: bool) -> Limits:
             f"give at most {model_context}"
         )
     # One of the two may be given: the other then follows it, so that each request has its token.
-    batch, budget = (512, 8192) if on_gpu else (128, 512)
+    batch, budget = usual_limits(on_gpu)
     batch = limits.max_batch or min(batch, limits.token_budget or batch)
     return replace(
         limits,
@@ -367,6 +367,15 @@ def _filled_limits(limits: Limits, model_context: int, on_gpu: bool) -> Limits:
         token_budget=limits.token_budget or max(budget, batch),
         memory_share=limits.memory_share or usual_memory_share(on_gpu),
     )
+
+
+class UsualLimits(NamedTuple):
+    max_batch: int
+    token_budget: int
+
+
+def usual_limits(on_gpu: bool) -> UsualLimits:
+    return UsualLimits(512, 8192) if on_gpu else UsualLimits(128, 512)
 
 
 def usual_memory_share(on_gpu: bool) -> float:

@@ -23,7 +23,7 @@ from ridgeline.data.workload import Workload, WorkloadRequest
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.naive import OneSequence, forward, generate_tokens
 from ridgeline.engine.step_watch import StepWatch
-from ridgeline.engine.work import StepMeter, StepTotals, cost_base
+from ridgeline.engine.work import cost_base
 from ridgeline.errors import RequestError
 from ridgeline.formats.dtypes import dtype_bytes
 from ridgeline.hardware import Hardware
@@ -31,7 +31,8 @@ from ridgeline.ladder.outcome import CurvePoint, Goal
 from ridgeline.models import Transformer
 from ridgeline.models.cost import Chunk, MeanStep, step_cost
 from ridgeline.profiling import step_limit
-from ridgeline.profiling.prediction import Phase, PhaseTime
+from ridgeline.profiling.prediction import PhaseTime
+from ridgeline.profiling.situation import mean_work, phases_of
 
 CURVE_PROMPT, CURVE_OUTPUT = 64, 24  # tokens, of each request of a point of the curve
 
@@ -128,22 +129,16 @@ class NaiveRuns:
         steps = [each.num_output_tokens - 1 for each in timed]
         decode_s = sum(each.total_s - each.first_token_s for each in timed)
         prompts = [request.num_prompt_tokens for request in requests]
-        found = [
-            PhaseTime(
-                "prefill",
-                len(prompts),
-                sum(each.first_token_s for each in timed) / len(prompts),
-                _mean_of([Chunk(prompt, 0) for prompt in prompts]),
-            )
-        ]
+        first_s = sum(each.first_token_s for each in timed) / len(prompts)
+        work = _mean([Chunk(prompt, 0) for prompt in prompts])
+        found = [PhaseTime("prefill", len(prompts), first_s, work)]
         chunks = [
             Chunk(1, prompt + done)
             for prompt, count in zip(prompts, steps, strict=True)
             for done in range(count)
         ]
         if chunks:
-            mean = _mean_of(chunks)
-            found.append(PhaseTime("decode", len(chunks), decode_s / len(chunks), mean))
+            found.append(PhaseTime("decode", len(chunks), decode_s / len(chunks), _mean(chunks)))
         return found
 
     def curve(self, batches: Sequence[int]) -> list[CurvePoint]:
@@ -194,14 +189,13 @@ class EngineRuns:
         return Timed(len(output.tokens), output.first_token_s, output.total_s)
 
     def phases(self, workload: Workload) -> list[PhaseTime]:
-        """What the steps of a round were made of; the time between them counts as the host's."""
+        """What the steps of a round were made of."""
         engine = self.engine
         engine.forget_prefixes()
-        engine.runner.watch = meter = StepMeter(engine.runner.device)
+        engine.runner.watch = watch = StepWatch(engine.runner.device)
         try:
             if self.goal == "throughput":
-                ids = [workload.prompt_ids(i, engine.config.vocab_size) for i in _all(workload)]
-                engine.generate(ids, [_sampling(workload, workload.requests[i], i) for i in _all(workload)])
+                self._all_at_once(workload)
             else:
                 for index in _all(workload):
                     self._one(workload, index)
@@ -209,15 +203,13 @@ class EngineRuns:
             engine.runner.watch = None
         if engine.runner.device.type == "cuda":
             torch.cuda.synchronize(engine.runner.device)
-        meter.count_finished()
-        work = meter.work
-        num_steps = work.prefill.num_steps + work.decode.num_steps
-        gap_s = work.gap_s / max(num_steps, 1.0)
-        kinds: tuple[tuple[Phase, StepTotals], ...] = (
-            ("prefill", work.prefill),
-            ("decode", work.decode),
-        )
-        return [_phase(kind, totals, gap_s) for kind, totals in kinds if totals.num_steps]
+        return list(phases_of(watch.steps))
+
+    def _all_at_once(self, workload: Workload) -> None:
+        ids = [workload.prompt_ids(i, self.engine.config.vocab_size) for i in _all(workload)]
+        samplings = [_sampling(workload, workload.requests[i], i) for i in _all(workload)]
+        for output in self.engine.generate(ids, samplings):
+            output.raise_unless_finished()
 
     def curve(self, batches: Sequence[int]) -> list[CurvePoint]:
         found = []
@@ -236,6 +228,12 @@ class EngineRuns:
             "bytes_per_kv": base.bytes_per_kv,
             "memory": [list(item) for item in engine.memory_plan.items],
         }
+
+
+def _mean(chunks: Sequence[Chunk]) -> MeanStep:
+    """Of steps with one of these each."""
+    sums, num = mean_work(chunks), len(chunks)
+    return MeanStep(1.0, sums.tokens / num, 1.0, sums.pairs / num, sums.keys / num)
 
 
 def _all(workload: Workload) -> range:
@@ -271,23 +269,3 @@ def _as_round(run: EngineRun) -> Round:
         run.share_of_limit,
         run.mean_batch,
     )
-
-
-def _mean_of(chunks: Sequence[Chunk]) -> MeanStep:
-    """Of steps with one of these each."""
-    num = len(chunks)
-    pairs = sum((chunk.past + 1 + chunk.total) * chunk.new / 2 for chunk in chunks)
-    keys = sum(chunk.total for chunk in chunks)
-    return MeanStep(1.0, sum(c.new for c in chunks) / num, 1.0, pairs / num, keys / num)
-
-
-def _phase(kind: Phase, totals: StepTotals, gap_s: float) -> PhaseTime:
-    num = totals.num_steps
-    work = MeanStep(
-        totals.num_rows / num,
-        totals.num_tokens / num,
-        totals.num_logits / num,
-        totals.num_pairs / num,
-        totals.num_keys / num,
-    )
-    return PhaseTime(kind, num, totals.busy_s / num + gap_s, work)

@@ -19,7 +19,7 @@ from ridgeline.data.workload import Workload
 from ridgeline.hardware import Hardware
 from ridgeline.models import ModelConfig
 from ridgeline.profiling.prediction import Loop
-from ridgeline.recipe import VERSION, Recipe, edited, recipe_from
+from ridgeline.recipe import VERSION, Recipe, edited_at_once, recipe_from
 
 Edit = Mapping[str, Any]  # dotted recipe fields and their values; "loop"; "folder"
 
@@ -48,18 +48,17 @@ def baseline(device: str, dtype: Any = "fp32") -> State:
     would choose a faster way.
     """
     on_cpu = device == "cpu"
-    plain = Recipe(dtype=dtype, kernels="reference", graphs=False, copies=False, overlap=False)
+    plain = Recipe(dtype=dtype, kernels="reference", graphs=False, overlap=False)
     return State(replace(plain, tuned=on_cpu), "naive")
 
 
 def applied(state: State, edit: Edit) -> State:
-    recipe, rest = state.recipe, {"loop": state.loop, "folder": state.folder}
-    for name, value in edit.items():
-        if name in rest:
-            rest[name] = value
-        else:
-            recipe = edited(recipe, name, value)
-    return State(recipe, **rest)  # type: ignore[arg-type]
+    fields = {name: value for name, value in edit.items() if name not in ("loop", "folder")}
+    return State(
+        edited_at_once(state.recipe, fields),
+        edit.get("loop", state.loop),
+        edit.get("folder", state.folder),
+    )
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -320,6 +321,11 @@ def edited_at_once(recipe: Recipe, edit: Mapping[str, Any]) -> Recipe:
         **whole,
         **{part: replace(getattr(recipe, part), **values) for part, values in parts.items()},
     )
+
+
+def dotted_values(recipe: Recipe) -> dict[str, Any]:
+    """Every field by its dotted name."""
+    return {name: attrgetter(name)(recipe) for name in field_table()}
 
 
 def flag(name: str) -> str:

@@ -42,6 +42,7 @@ VERBS = {
     "eval": "how good a model is as it is run: perplexity, distance from the original, task scores",
     "kernels": "the kernel library: list, check, compile for chips that are not here",
     "quantize": "a smaller checkpoint, with its quality measured against the original",
+    "optimize": "the main job: climb the ladder, keep what is faster and still right, prove it",
     "bench": "kernels timed beside this machine's ceilings and torch's own ways",
 }
 

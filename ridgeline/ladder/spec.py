@@ -56,7 +56,11 @@ def write_workload(workload: Workload, path: Path) -> None:
 
 
 def read_workload(path: str) -> Workload:
-    values = json.loads(Path(path).read_text(encoding="utf-8"))
+    return workload_from(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+def workload_from(document: Mapping[str, Any]) -> Workload:
+    values = dict(document)
     requests = tuple(_request(each) for each in values.pop("requests"))
     return Workload(requests=requests, **values)
 

@@ -1,4 +1,4 @@
-"""Quantize: weights in 8 or 4 bits, what they are multiplied with in 8, cached keys and values in 8.
+"""Quantize: weights in 8 or 4 bits, what they are multiplied with in 8, keys and values in 8.
 Schemes exclude each other; each is measured against the best so far, the largest predicted gain
 first.
 """
@@ -35,7 +35,7 @@ def weights(name: str, place: Place) -> Offer | str:
         return "the checkpoint is quantized already; climb from the one it was made from"
     if place.state.recipe.scheme == name and place.state.folder is None:
         return "it is on already"
-    shapes = model_matrices(place.config)
+    shapes = list(model_matrices(place.config))
     fitting = sum(scheme.fits(*shape) for shape in shapes)
     if not fitting:
         return f"no matrix of the model has rows that {name} divides"

@@ -7,7 +7,7 @@ from ridgeline.profiling.drawing.markup import Markup, element, join
 from ridgeline.profiling.drawing.page import Section, page
 from ridgeline.profiling.drawing.roofline import Dot, Roofs, roofline
 from ridgeline.profiling.drawing.tables import Column, table
-from ridgeline.profiling.drawing.waterfall import Rise, Step, waterfall
+from ridgeline.profiling.drawing.waterfall import Rise, Step, times, waterfall
 
 __all__ = [
     "Bar",
@@ -29,5 +29,6 @@ __all__ = [
     "roofline",
     "stacked_bars",
     "table",
+    "times",
     "waterfall",
 ]

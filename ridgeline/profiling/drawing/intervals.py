@@ -5,10 +5,16 @@ intervals([Interval("weights in int8", 0.004, 0.003, 0.005, "inside")], "mean KL
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ridgeline.profiling.drawing.markup import Markup
+from ridgeline.profiling.drawing.marks import mark
+from ridgeline.profiling.drawing.markup import Markup, element
+from ridgeline.profiling.drawing.plots import cell_axis, cell_chart, cell_grid, whisker
+from ridgeline.profiling.drawing.scales import Scale
+
+FURTHEST = 3.0  # times the bound: what lies beyond is drawn at the edge
 
 
 @dataclass(frozen=True)
@@ -29,4 +35,60 @@ def intervals(
     bound: float | None = None,
 ) -> Markup:
     """A figure with a row for each. The axis begins at zero, or below it where a value does."""
-    raise NotImplementedError
+    scale = _scale(rows, bound)
+    ticks = scale.ticks()
+    limit = "" if bound is None else f" · allowed {read(bound)}"
+    head = element(
+        "tr",
+        element("th", "change", scope="col"),
+        element("th", cell_axis(scale, ticks, read), scope="col", class_="chart"),
+        element("th", "value", scope="col", class_="number"),
+        element("th", "95% interval", scope="col", class_="number"),
+    )
+    body = [_row(row, scale, ticks, read, bound) for row in rows]
+    caption = element("caption", element("b", title), limit)
+    table = element("table", caption, element("thead", head), element("tbody", *body))
+    return element("figure", table, class_="chart-table intervals")
+
+
+def _scale(rows: Sequence[Interval], bound: float | None) -> Scale:
+    values = [value for row in rows for value in (row.value, row.low, row.high, bound)]
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    high = max([0.0, *known])
+    if bound:
+        high = min(high, FURTHEST * bound)
+    low = max(min([0.0, *known]), -high if high > 0 else -math.inf)
+    span = high - low or 1.0
+    return Scale(low - 0.04 * span * (low < 0), high + 0.08 * span)
+
+
+def _row(
+    row: Interval,
+    scale: Scale,
+    ticks: Sequence[float],
+    read: Callable[[float], str],
+    bound: float | None,
+) -> Markup:
+    look = "outside" if row.is_outside else "s0"
+    drawn = cell_grid(scale, ticks)
+    if bound is not None:
+        x = scale.percent(bound)
+        drawn += element("line", class_="bound", x1=x, x2=x, y1=0, y2="100%")
+    if row.low is not None and row.high is not None:
+        drawn += whisker(scale, row.low, row.high, 0, look)
+    shape = mark(2 if row.is_outside else 0)
+    drawn += element(
+        "svg", element("g", shape, class_=look), x=scale.percent(row.value), y="50%",
+        overflow="visible",
+    )  # fmt: skip
+    ends = "" if row.low is None or row.high is None else f"{read(row.low)} to {read(row.high)}"
+    said = f"{row.label}: {read(row.value)}" + (f", 95% interval {ends}" if ends else "")
+    remark = element("small", row.remark) if row.remark else ""
+    return element(
+        "tr",
+        element("th", row.label, " ", remark, scope="row"),
+        element("td", cell_chart(drawn, said), class_="chart"),
+        element("td", read(row.value), class_="number", data_name="value:"),
+        element("td", ends or "–", class_="number", data_name="95%:"),
+        class_="outside" if row.is_outside else None,
+    )

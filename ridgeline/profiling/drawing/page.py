@@ -6,10 +6,26 @@ forbids what is not ours to run.
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from urllib.parse import quote
+
+from jinja2 import Environment, StrictUndefined, Template
 
 from ridgeline.profiling.drawing.markup import Markup
+
+FOLDER = Path(__file__).parent
+ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">'
+    '<rect width="32" height="32" rx="7" fill="#1f4e96"/>'
+    '<path d="M5 24 15 11h12" fill="none" stroke="#fff" stroke-width="3" stroke-linecap="round"/>'
+    '<circle cx="11" cy="16.2" r="3" fill="#ffc27a"/></svg>'
+)
 
 
 @dataclass(frozen=True)
@@ -31,4 +47,39 @@ def page(
     footer: Markup | str = "",
 ) -> str:
     """The whole document, with a link to each section. Readable without JavaScript."""
-    raise NotImplementedError
+    assert all(re.fullmatch(r"[a-z-]+", each.key) for each in sections), "anchors are plain words"
+    script = (FOLDER / "page.js").read_text(encoding="utf-8")
+    return _template().render(
+        title=title,
+        about=about,
+        eyebrow=eyebrow,
+        headline=headline,
+        sections=sections,
+        lead=lead,
+        footer=footer,
+        policy=_policy(script),
+        icon="data:image/svg+xml," + quote(ICON),
+        style=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+    )
+
+
+def _policy(script: str) -> str:
+    """Only this script, by its hash; nothing from anywhere else."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src 'sha256-{digest}'",
+            "style-src 'unsafe-inline'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    return environment.from_string((FOLDER / "page.html").read_text(encoding="utf-8"))

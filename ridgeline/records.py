@@ -78,8 +78,11 @@ class Record:
         values: Mapping[str, Value],
         command: Sequence[str] | None = None,
         notes: Sequence[str] = (),
+        clocks: Clocks | None = None,
     ) -> Record:
-        """Stamp values with time, device and versions. `command` defaults to this process's."""
+        """Stamp values with time, device and versions. `command` defaults to this process's;
+        `clocks` are those of the run (`ClockSampler`), else they are read now.
+        """
         commit, dirty = source_commit()
         return cls(
             name=name,
@@ -89,7 +92,7 @@ class Record:
             dirty=dirty,
             hardware=hardware.summary(),
             versions=_versions(hardware),
-            clocks=read_clocks(hardware),
+            clocks=clocks if clocks is not None else read_clocks(hardware),
             values=dict(values),
             notes=tuple(notes),
         )

@@ -1,7 +1,8 @@
 """The one timer. Whatever Ridgeline claims to have timed went through one of these functions.
 
 `time_host` reads the host clock, `time_device` records device events (CUDA or HIP), `time_graph`
-captures many calls and times replays. All warm up first, repeat until `target_s` is spent, and
+captures many calls and times replays, `time_loop` takes the steps of a loop that runs ahead of its
+device. The others warm up first, repeat until `target_s` is spent, and
 return a `Timing`: median and spread, per call. Device work is kept queued ahead of the device, so
 that a slow host does not show up in a kernel's time.
 
@@ -19,7 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 from typing import Any
 
 import torch
@@ -184,6 +185,28 @@ def time_graph(
         p90_s=replays.p90_s / num_calls,
         num_samples=replays.num_samples,
     )
+
+
+def time_loop(
+    step: Callable[[], object],
+    num_steps: int,
+    *,
+    device: str | torch.device = "cpu",
+    clock: Callable[[], float] = time.perf_counter,
+) -> Timing:
+    """Host seconds a call of a loop that keeps the device busy by itself, such as an engine's: each
+    sample is from one return to the next. Warming up is the caller's; what is still queued at the
+    end is waited for and belongs to the last one.
+    """
+    wait = _waiter(device)
+    wait()
+    marks = [clock()]
+    for number in range(num_steps):
+        step()
+        if number + 1 == num_steps:
+            wait()
+        marks.append(clock())
+    return Timing.from_samples(b - a for a, b in pairwise(marks))
 
 
 def _warm_up(sample: Callable[[], float], warmup_s: float) -> float:

@@ -112,6 +112,7 @@ class Graphs:
         self.used_bytes = 0
         self.found: dict[GraphKey, Captured] = {}
         self.refused: set[GraphKey] = set()  # whose capture failed
+        self.by_hand = False  # run what is captured launch by launch, for whoever traces it
         self._pool: Any = None
         # Where every graph leaves its logits: one buffer for all, or each would keep its own.
         most = padded(min(max_tokens, runner.max_rows), _up_to(DECODE_SIZES, max_tokens))
@@ -154,6 +155,9 @@ class Graphs:
         captured = self.found.get(key)
         if captured is None or choice not in captured.samplers:
             return self._run_and_capture(key, inputs, choice)
+        if self.by_hand:
+            logits_RV = self.compute(key, inputs, self.runner.notes)
+            return logits_RV, self.choose(logits_RV, inputs, choice, self.runner.last_tokens)
         captured.forward.replay()
         graph, tokens_R = captured.samplers[choice]
         graph.replay()
@@ -210,8 +214,10 @@ class Graphs:
         self, logits_RV: Tensor, inputs: StepInputs, choice: Choice, last_tokens: Tensor
     ) -> Tensor:
         """Tokens of all rows, kept where that is asked for."""
+        self.runner.note("sampling", logits_RV)
         tokens_R = plain(logits_RV, inputs, choice.filtered)
         if choice.keeps:
+            self.runner.note("keep_tokens", logits_RV)
             self.runner.keep(logits_RV, inputs, tokens_R, last_tokens)
         return tokens_R
 

@@ -19,6 +19,9 @@ class Note(NamedTuple):
     shape: tuple[int, ...]  # of its first input
 
 
+END = Note("", ())  # what follows belongs to no op
+
+
 @contextmanager
 def noting(model: nn.Module) -> Iterator[list[Note]]:
     """The model's innermost modules as they are called; ops between them are for whoever calls

@@ -50,7 +50,7 @@ from ridgeline.engine.guessing import Guesser, KnownTokens, PromptLookup
 from ridgeline.engine.host_model import on_host
 from ridgeline.engine.host_sequences import HostSequences
 from ridgeline.engine.kv_cache import KVCache
-from ridgeline.engine.notes import Note
+from ridgeline.engine.notes import END, Note
 from ridgeline.engine.paged import CpuSequences, PagedSequences, num_table_pages
 from ridgeline.engine.rope_tables import RopeTables
 from ridgeline.engine.sampling import Special, plain
@@ -148,6 +148,7 @@ class Runner:
         self._flat: StepPlan | None = None  # the same with its drafts as rows
         self._kept = False  # whether its samples are in `last_tokens` already, and judged
         self.watch: StepWatch | None = None  # told of each step, where somebody measures
+        self.notes: list[Note] | None = None  # of steps without a graph, where somebody traces
         wants_graphs = bool(recipe.graphs) and self.device.type == "cuda"
         self.graphs: Graphs | None = None
         if wants_graphs:
@@ -339,13 +340,19 @@ class Runner:
         shape = shape_of(plan)
         inputs = self.send(plan, shape)
         own, fresh = of_own_sequences(plan), of_fresh_prompts(plan)
-        hidden_TD = self.forward(inputs, shape, max_length, None, own, fresh)
+        hidden_TD = self.forward(inputs, shape, max_length, self.notes, own, fresh)
         pending = extras.of_rows(plan, jobs, hidden_TD, self.model.logits)
         if samples:
             logits_RV = self.logits(hidden_TD.index_select(0, inputs.logit_tokens))
+            self.note("sampling", logits_RV)
             tokens_R = plain(logits_RV, inputs, self.is_filtered(plan))
             pending += self.finish(plan, jobs, logits_RV, inputs, tokens_R, samples)
         return pending
+
+    def note(self, op: str, x: Tensor) -> None:
+        """An op follows, for whoever traces steps that run without a graph."""
+        if self.notes is not None:
+            self.notes.append(Note(op, tuple(x.shape)))
 
     def finish(
         self,
@@ -364,12 +371,15 @@ class Runner:
             self._kept = True
             return []
         self.special.choose(logits_RV, inputs, plan, tokens_R)
+        self.note("keep_tokens", logits_RV)
         if samples == list(range(len(samples))):
             keep_tokens(logits_RV, tokens_R, self.results[:2])
         else:
             found_2R = self.results.new_empty(2, len(samples))
             keep_tokens(logits_RV, tokens_R, found_2R)
             self.results[:2, to_device(samples, self.device)] = found_2R
+        if self.notes is not None:
+            self.notes.append(END)
         return extras.output_logprobs(plan, jobs, logits_RV, tokens_R, samples)
 
     def send(self, plan: StepPlan, shape: StepShape) -> StepInputs:

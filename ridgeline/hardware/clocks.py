@@ -1,8 +1,9 @@
 """Clocks, power and temperature as the vendor's tool reports them, for the record of a run. Read
 only: nothing is ever set.
 
-read_clocks(detect()) # Clocks(sm_mhz=1980.0, power_limit_w=700.0, …) or None on a CPU or without
-the tool
+    read_clocks(detect())       # Clocks(sm_mhz=1980.0, …), or None on a CPU or without the tool
+    with ClockSampler(hardware) as clocks: ...
+    clocks.median               # of what was read while the block ran
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import median
+from threading import Event, Thread
+from typing import Any, Self
 
 import torch
 
@@ -46,6 +49,63 @@ class Clocks:
     power_limit_w: float | None = None
     power_draw_w: float | None = None
     temperature_c: float | None = None
+    num_samples: int | None = None  # while the run lasted, of which these are medians; None: one
+
+
+SAMPLE_S = 0.5  # between two readings: the tool takes a core for a tenth of that
+
+
+class ClockSampler:
+    """Reads the clocks from a thread of its own while a block runs. A run that is over before the
+    first reading has that one; a CPU has none, and no thread either.
+    """
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        interval_s: float = SAMPLE_S,
+        read: Callable[[Hardware], Clocks | None] | None = None,
+    ) -> None:
+        self.samples: list[Clocks] = []
+        self._hardware, self._interval_s = hardware, interval_s
+        self._read = read_clocks if read is None else read
+        self._stop = Event()
+        self._thread: Thread | None = None
+
+    def __enter__(self) -> Self:
+        if self._hardware.device_type != "cpu":
+            self._thread = Thread(target=self._run, name="clocks", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def median(self) -> Clocks | None:
+        return median_clocks(self.samples)
+
+    def _run(self) -> None:
+        while True:
+            found = self._read(self._hardware)
+            if found is None:  # no tool: it will not appear
+                return
+            self.samples.append(found)
+            if self._stop.wait(self._interval_s):
+                return
+
+
+def median_clocks(samples: Sequence[Clocks]) -> Clocks | None:
+    """Of each figure by itself; None where nothing was read."""
+    if not samples:
+        return None
+    found: dict[str, Any] = {"num_samples": len(samples)}
+    for name in (entry.name for entry in fields(Clocks) if entry.name != "num_samples"):
+        known = [getattr(each, name) for each in samples if getattr(each, name) is not None]
+        found[name] = median(known) if known else None
+    return Clocks(**found)
 
 
 def read_clocks(hardware: Hardware) -> Clocks | None:
@@ -70,7 +130,8 @@ def parse_nvidia_smi(text: str) -> Clocks | None:
     cells = text.strip().splitlines()[0].split(",") if text.strip() else []
     if len(cells) != len(NVIDIA_FIELDS):
         return None
-    return Clocks(**{name: _number(cell) for name, cell in zip(NVIDIA_FIELDS, cells, strict=True)})
+    found: dict[str, Any] = dict(zip(NVIDIA_FIELDS, map(_number, cells), strict=True))
+    return Clocks(**found)
 
 
 def parse_rocm_smi(text: str) -> Clocks | None:
@@ -80,7 +141,7 @@ def parse_rocm_smi(text: str) -> Clocks | None:
     except ValueError:
         return None
     card: Mapping[str, Any] = next((v for v in cards.values() if isinstance(v, dict)), {})
-    found = {
+    found: dict[str, Any] = {
         name: next((_number(str(v)) for key, v in card.items() if key.startswith(prefix)), None)
         for name, prefix in AMD_FIELDS.items()
     }

@@ -1,0 +1,56 @@
+"""How steps on a CPU divide: by a clock that is read where scopes open and close.
+
+What is inside modules and ops that compute is theirs. What is between them, in the modules around
+them, is the price of many small calls, which counts as gaps; what is outside the model and its
+sampling is the host's: planning, writing the step's numbers, telling who has ended.
+
+    division = divide_host(spans, scopes.calls, windows, step_s)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from ridgeline.models.transformer import Attention, ExpertMLP
+from ridgeline.profiling.division import Division, by_group
+from ridgeline.profiling.scopes import Call, Span
+
+Window = tuple[float, float]  # seconds: from and to
+
+
+def divide_host(
+    spans: Sequence[Span],
+    calls: Sequence[Call],
+    windows: Sequence[Window],
+    step_s: float,
+    plain: bool = False,
+) -> Division:
+    """`windows` are the steps that were watched; `plain`: in the plain loop, whose attention
+    modules turn queries and keys by themselves.
+    """
+    total = sum(end - begin for begin, end in windows)
+    own = {span.call: span.end - span.begin for span in spans}
+    for span in spans:
+        if span.parent is not None:
+            own[span.parent] -= span.end - span.begin
+    work = {i: max(0.0, s) for i, s in own.items() if computes(calls[i], plain)}
+    between = sum(max(0.0, s) for i, s in own.items() if i not in work)
+    count = len(windows)
+    ops = by_group(work, calls, count)
+    gaps_s = between / count
+    host_s = max(0.0, (total - sum(work.values()) - between) / count)
+    num_ops = len(work) / count
+    watched = Division(total / count, ops, 0.0, gaps_s, host_s, num_ops)
+    return watched.scaled(step_s)
+
+
+def computes(call: Call, plain: bool) -> bool:
+    """Whether a scope's own time is work: of an op, of a module without parts, or with its own."""
+    if call.kind == "op" or isinstance(call.module, ExpertMLP):
+        return True
+    if plain and isinstance(call.module, Attention):
+        return True
+    assert isinstance(call.module, nn.Module), f"{call.name} is neither op nor module"
+    return next(call.module.children(), None) is None

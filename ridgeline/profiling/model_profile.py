@@ -1,0 +1,250 @@
+"""A model's prefill and decode steps, timed, divided, and placed under the roofline.
+
+The time of a step is taken first, without anything that watches. Then a few steps are watched: by
+the clock of scopes on a CPU, by torch.profiler on a GPU; that says how the time divides.
+
+    subject = EngineSteps(engine)
+    found = profile_decode(subject, hardware, batch=1, context=1024, num_steps=30)
+    found.timing.median_s, found.division.parts, found.verdict.sentence
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ridgeline.formats.dtypes import parse_dtype
+from ridgeline.hardware import Hardware
+from ridgeline.kernels.cost import OpCost
+from ridgeline.models.cost import Chunk, MeanStep, StepCost, step_cost
+from ridgeline.profiling.device_division import Label, divide_device, labelled
+from ridgeline.profiling.division import Division
+from ridgeline.profiling.host_division import Window, divide_host
+from ridgeline.profiling.op_costs import Facts, op_costs
+from ridgeline.profiling.placing import Placed, StepVerdict, judge_step, place
+from ridgeline.profiling.prediction import Phase, PhaseTime
+from ridgeline.profiling.roofline import Limit, step_limit
+from ridgeline.profiling.scopes import Call, ClockMarks, Scopes, TraceMarks
+from ridgeline.profiling.situation import mean_work, sizes_of
+from ridgeline.profiling.stepping import Step, Stepping
+from ridgeline.profiling.trace import read_trace
+from ridgeline.profiling.tracing import traced
+from ridgeline.timing import Timing, time_loop
+
+WARM_UP = 4  # steps before any is timed: kernels compile, graphs are captured
+WATCHED = 5  # steps that are watched
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    phase: Phase
+    label: str  # "decode, batch 1, context 1024"
+    timing: Timing
+    division: Division
+    placed: tuple[Placed, ...]  # longest first
+    cost: StepCost  # of the step
+    work: MeanStep
+    limit: Limit | None
+    verdict: StepVerdict
+    num_tokens: float  # computed in the step
+    documents: tuple[dict[str, Any], ...] = field(default=(), repr=False)  # traces, for a file
+
+    @property
+    def step_s(self) -> float:
+        return self.timing.median_s
+
+    @property
+    def share_of_limit(self) -> float | None:
+        return None if self.limit is None else self.limit.seconds / self.step_s
+
+    def phase_time(self, num_steps: float) -> PhaseTime:
+        """As predictions want it, for a workload with so many of these."""
+        parts, kernels = self.division.parts, self.division.num_kernels
+        return PhaseTime(self.phase, num_steps, self.step_s, self.work, parts, kernels)
+
+
+def profile_decode(
+    subject: Stepping,
+    hardware: Hardware,
+    *,
+    batch: int = 1,
+    context: int = 1024,
+    num_steps: int = 30,
+) -> StepProfile:
+    planned = WARM_UP + num_steps + 3 * (WATCHED + 2)
+    pieces = [[Chunk(1, context - 1)] * batch]
+    with subject.decoding(batch, context, planned) as step:
+        label = f"decode, batch {batch}, context {context}"
+        return _profile(subject, hardware, "decode", label, step, pieces, num_steps)
+
+
+def profile_prefill(
+    subject: Stepping, hardware: Hardware, *, batch: int = 1, length: int = 512, num_steps: int = 5
+) -> StepProfile:
+    """Of `batch` prompts to their first token, in as many steps as that takes."""
+    pieces = subject.pieces(batch, length)
+    with subject.prefilling(batch, length) as run:
+        label = f"prefill, {batch} x {length} tokens"
+        if len(pieces) > 1:
+            label += f" in {len(pieces)} steps"
+        return _profile(subject, hardware, "prefill", label, run, pieces, num_steps)
+
+
+def _profile(
+    subject: Stepping,
+    hardware: Hardware,
+    phase: Phase,
+    label: str,
+    step: Step,
+    pieces: Sequence[Sequence[Chunk]],
+    num_steps: int,
+) -> StepProfile:
+    for _ in range(WARM_UP if phase == "decode" else 2):
+        step()
+    with _no_collecting():
+        timing = time_loop(step, num_steps, device=subject.device)
+        watch = _watch_host if subject.device.type == "cpu" else _watch_device
+        division, calls, documents = watch(subject, step, timing.median_s)
+    cost = _cost(subject, hardware, phase, pieces)
+    costs = op_costs(calls, _facts(subject, cost, pieces))
+    placed = tuple(place(op, costs.get(op.name), timing.median_s, hardware) for op in division.ops)
+    dtype = _matrix_dtype(subject)
+    limit = step_limit(cost, hardware, dtype)
+    verdict = _judged(phase, division, cost, timing.median_s, hardware, dtype)
+    work = _mean(pieces)
+    return StepProfile(
+        phase, label, timing, division, placed, cost, work, limit, verdict, work.tokens, documents
+    )
+
+
+Watched = tuple[Division, list[Call], tuple[dict[str, Any], ...]]
+
+
+def _watch_host(subject: Stepping, step: Step, step_s: float) -> Watched:
+    """By the clock; then once more by torch.profiler, for the file of the trace."""
+    marks = ClockMarks()
+    scopes = Scopes(subject.model, marks)
+    windows: list[Window] = []
+    first: list[Call] = []
+    subject.noting(scopes.notes)
+    try:
+        with scopes.watching():
+            for _ in range(WATCHED):
+                begin = time.perf_counter()
+                step()
+                windows.append((begin, time.perf_counter()))
+                first = first or list(scopes.calls)
+    finally:
+        subject.noting(None)
+    plain = subject.loop == "naive"
+    division = divide_host(marks.spans, scopes.calls, windows, step_s, plain)
+    document, _ = _traced_steps(subject, step, 2, scoped=True)
+    return division, first, (document,)
+
+
+def _watch_device(subject: Stepping, step: Step, step_s: float) -> Watched:
+    """Steps as they run; where they are graphs, also launch by launch under scopes."""
+    replays = subject.by_hand(False)
+    document, scopes = _traced_steps(subject, step, WATCHED, scoped=not replays)
+    trace = read_trace(document)
+    labels: list[Label] = []
+    documents = [document]
+    if any(event.in_graph for event in trace.events):
+        subject.by_hand(True)
+        try:
+            by_hand, scopes = _traced_steps(subject, step, 2, scoped=True)
+        finally:
+            subject.by_hand(False)
+        labels = labelled(read_trace(by_hand))
+        documents.append(by_hand)
+    elif replays:  # graphs there are, but not for this step
+        document, scopes = _traced_steps(subject, step, WATCHED, scoped=True)
+        trace, documents = read_trace(document), [document]
+    division = divide_device(trace, labels, scopes.calls, step_s)
+    return division, _last_step(scopes), tuple(documents)
+
+
+def _traced_steps(
+    subject: Stepping, step: Step, num_steps: int, scoped: bool
+) -> tuple[dict[str, Any], Scopes]:
+    """The trace of some steps, with the model's scopes in it or without."""
+    scopes = Scopes(subject.model, TraceMarks())
+    if not scoped:
+        return traced(step, num_steps, subject.device), scopes
+    subject.noting(scopes.notes)
+    begins: list[int] = []
+
+    def noted() -> None:
+        begins.append(len(scopes.calls))
+        step()
+
+    try:
+        with scopes.watching():
+            document = traced(noted, num_steps, subject.device)
+    finally:
+        subject.noting(None)
+    scopes.first_of_step = begins
+    return document, scopes
+
+
+def _last_step(scopes: Scopes) -> list[Call]:
+    return scopes.calls[scopes.first_of_step[-1] if scopes.first_of_step else 0 :]
+
+
+def _cost(
+    subject: Stepping, hardware: Hardware, phase: Phase, pieces: Sequence[Sequence[Chunk]]
+) -> StepCost:
+    """Of all steps of one pass: weights are read in each."""
+    sizes = sizes_of(subject.model, subject.recipe, hardware)
+    found = []
+    for number, chunks in enumerate(pieces):
+        last = number + 1 == len(pieces)
+        rows = len(chunks) if phase == "decode" or last else 0
+        found.append(step_cost(subject.model.config, list(chunks), logit_rows=rows, **sizes))
+    names = StepCost.__dataclass_fields__
+    return StepCost(**{name: sum(getattr(each, name) for each in found) for name in names})
+
+
+def _facts(subject: Stepping, cost: StepCost, pieces: Sequence[Sequence[Chunk]]) -> Facts:
+    dtype = parse_dtype(subject.recipe.dtype)
+    tokens = sum(chunk.new for chunks in pieces for chunk in chunks)
+    return Facts(subject.model, dtype, subject.recipe.dtype, cost, subject.pages, tokens)
+
+
+def _matrix_dtype(subject: Stepping) -> str:
+    return str(subject.recipe.dtype)
+
+
+def _judged(
+    phase: Phase, division: Division, cost: StepCost, step_s: float, hardware: Hardware, dtype: str
+) -> StepVerdict:
+    whole = OpCost(cost.bytes, 0.0, cost.flops, dtype)
+    read = hardware.ceiling("read_bandwidth") or hardware.ceiling("memory_bandwidth")
+    rate = hardware.ceiling(f"matrix_{dtype}")
+    memory = None if read is None else whole.bytes / step_s / read.value
+    matrix = None if rate is None else whole.flops / step_s / rate.value
+    return judge_step(phase, division, memory, matrix)
+
+
+def _mean(pieces: Sequence[Sequence[Chunk]]) -> MeanStep:
+    """All steps of a pass as one: what it computes, and which keys it reads."""
+    works = [mean_work(list(chunks)) for chunks in pieces]
+    names = ("rows", "tokens", "logit_rows", "pairs", "keys")
+    return MeanStep(*(sum(getattr(work, name) for work in works) for name in names))
+
+
+@contextmanager
+def _no_collecting() -> Iterator[None]:
+    """Python's collector stays out of what is timed."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,173 @@
+"""The work of each op of a step: bytes it must move and FLOPs it must do, as kernels/cost.py counts
+them for kernels and models/cost.py for attention over all layers.
+
+Tensors are only asked for their sizes, so those that a call no longer has are made without memory.
+
+    costs = op_costs(scopes.calls, facts)
+    costs["layers.*.attn.qkv"].bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.kernels.cost import OpCost
+from ridgeline.kernels.keep_tokens import op as keep_tokens
+from ridgeline.kernels.moe import op as moe
+from ridgeline.kernels.quantized_linear import op as quantized_linear
+from ridgeline.kernels.rms_norm import op as rms_norm
+from ridgeline.kernels.rotary_pages import op as rotary_pages
+from ridgeline.kernels.sampling import op as sampling
+from ridgeline.kernels.skinny_linear import op as skinny_linear
+from ridgeline.models.cost import StepCost
+from ridgeline.models.transformer import ExpertMLP, Linear, RMSNorm, Transformer
+from ridgeline.profiling.division import ATTENTION_OPS, group_of
+from ridgeline.profiling.scopes import Call
+from ridgeline.quantization.linear import QuantizedLinear
+
+STORING = ("projected_attention", "attention")  # which also write the new keys and values
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What calls do not say of a step."""
+
+    model: Transformer
+    dtype: torch.dtype
+    matrix: str  # which matrix ceiling its products have: "bf16"
+    cost: StepCost  # of the whole step, for attention
+    pages: Tensor | None  # of the first layer's keys; None in the plain loop
+    num_tokens: int
+
+
+def op_costs(calls: Sequence[Call], facts: Facts) -> dict[str, OpCost]:
+    """By group; what is not counted, such as additions, is left out. `calls` are one step's."""
+    found: dict[str, OpCost] = {}
+    for call in calls:
+        cost = cost_of(call, facts)
+        if cost is not None:
+            name = group_of(call)
+            found[name] = _sum(found[name], cost) if name in found else cost
+    for name in ATTENTION_OPS:
+        if any(call.name == name for call in calls):
+            found[name] = attention_cost(name, facts)
+    return found
+
+
+def cost_of(call: Call, facts: Facts) -> OpCost | None:
+    """Of one call; attention's is known for all layers together only."""
+    counted = OF_OPS.get(call.name)
+    if call.kind == "op":
+        return None if counted is None else counted(call, facts)
+    module = call.module
+    if isinstance(module, QuantizedLinear):
+        return _quantized(call, module, facts)
+    if isinstance(module, Linear):
+        return _product(call, module, facts)
+    if isinstance(module, RMSNorm):
+        return rms_norm.cost(_like(call.shape, facts.dtype), module.weight)
+    if isinstance(module, ExpertMLP):
+        return _experts(call, module, facts)
+    if isinstance(module, nn.Embedding):
+        moved = facts.num_tokens * module.weight.shape[1] * module.weight.element_size()
+        return OpCost(moved, moved)
+    return None
+
+
+def attention_cost(name: str, facts: Facts) -> OpCost:
+    """Keys and values once, queries in and the output out."""
+    cost, config = facts.cost, facts.model.config
+    q_bytes = facts.num_tokens * config.q_size * config.num_layers * facts.dtype.itemsize
+    written = q_bytes + (cost.kv_write_bytes if name in STORING else 0.0)
+    return OpCost(cost.kv_read_bytes + q_bytes, written, cost.attention_flops, facts.matrix)
+
+
+def _product(call: Call, module: Linear, facts: Facts) -> OpCost:
+    x = _like(call.shape, facts.dtype)
+    about = {"bias_O": module.bias, "norm_weight_D": call.norm}
+    residual = _like((*call.shape[:-1], module.weight.shape[0]), facts.dtype)
+    cost = skinny_linear.cost(
+        x,
+        module.weight,
+        residual_MO=residual if call.has_residual else None,
+        activation=call.activation,  # type: ignore[arg-type]
+        **about,
+    )
+    return OpCost(cost.read_bytes, cost.written_bytes, cost.flops, facts.matrix)
+
+
+def _quantized(call: Call, module: QuantizedLinear, facts: Facts) -> OpCost:
+    rows = call.shape[0]
+    if module.copy is not None and rows >= module.copied_from:
+        weight, matrix = module.copy, facts.matrix
+        num_bytes, outputs = float(weight.nbytes), weight.shape[0]
+        x_bytes = rows * weight.shape[1] * facts.dtype.itemsize
+        written = rows * outputs * facts.dtype.itemsize
+        return OpCost(num_bytes + x_bytes, written, 2.0 * rows * weight.numel(), matrix)
+    x = _like((rows, module.in_features), module.inputs or facts.dtype)
+    found = quantized_linear.cost(
+        x, module.weight, module.scale, module.zero, bias_O=module.bias, norm_weight_D=call.norm
+    )
+    flops = 2.0 * rows * module.out_features * module.in_features
+    matrix = {torch.int8: "int8"}.get(module.inputs or facts.dtype, found.matrix_dtype)
+    matrix = matrix if module.inputs is not None else facts.matrix
+    return OpCost(found.read_bytes, found.written_bytes, flops, matrix)
+
+
+def _experts(call: Call, module: ExpertMLP, facts: Facts) -> OpCost:
+    logits = _like((call.shape[0], module.gate_up.shape[0]), facts.dtype)
+    x = _like(call.shape, facts.dtype)
+    found = moe.cost(x, logits, module.gate_up, module.down, module.experts_per_token)
+    return OpCost(found.read_bytes, found.written_bytes, found.flops, facts.matrix)
+
+
+def _rotary_pages(call: Call, facts: Facts) -> OpCost | None:
+    if facts.pages is None:
+        return None
+    slots = _like(call.shape[:1], torch.int32)
+    return rotary_pages.cost(_like(call.shape, facts.dtype), None, slots, facts.pages)
+
+
+def _sampling(call: Call, facts: Facts) -> OpCost:
+    return sampling.cost(_like(call.shape, _logits_dtype(facts)))
+
+
+def _keep_tokens(call: Call, facts: Facts) -> OpCost:
+    logits = _like(call.shape, _logits_dtype(facts))
+    return keep_tokens.cost(logits, _like(call.shape[:1], torch.int64))
+
+
+def _step_start(call: Call, facts: Facts) -> OpCost:
+    weight = facts.model.embed.weight
+    moved = call.shape[0] * weight.shape[1] * weight.element_size()
+    return OpCost(moved, moved)
+
+
+OF_OPS: dict[str, Callable[[Call, Facts], OpCost | None]] = {
+    "rotary_pages": _rotary_pages,
+    "sampling": _sampling,
+    "keep_tokens": _keep_tokens,
+    "step_start": _step_start,
+}
+
+
+def _logits_dtype(facts: Facts) -> torch.dtype:
+    on_cpu = facts.model.embed.weight.device.type == "cpu"
+    return torch.float32 if on_cpu else facts.model.logits_dtype
+
+
+def _like(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty(tuple(shape), dtype=dtype, device="meta")
+
+
+def _sum(one: OpCost, other: OpCost) -> OpCost:
+    return OpCost(
+        one.read_bytes + other.read_bytes,
+        one.written_bytes + other.written_bytes,
+        one.flops + other.flops,
+        one.matrix_dtype or other.matrix_dtype,
+    )

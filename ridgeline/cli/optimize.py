@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

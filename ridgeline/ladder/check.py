@@ -66,7 +66,7 @@ def check_folder(
     hardware = detect(saved["device"] if device == "auto" else device)
     subject = _subject(saved, hardware.device)
     state = State(Recipe.load(folder), saved["loop"], None if saved["shape"] else str(folder))
-    remarks = ()
+    remarks: tuple[str, ...] = ()
     if hardware.name != saved["device_name"]:
         remarks = (f"the record is of {saved['device_name']}, this is {hardware.name}",)
     measured, bounds = Measured(**saved["measured"]), Bounds(**saved["bounds"])
@@ -132,9 +132,7 @@ def unpaired(before: Sequence[float], after: Sequence[float]) -> Speedup:
 def speed_problems(speed: Speedup) -> list[str]:
     if speed.high >= 1.0 or speed.value >= 1.0 - ALLOWED_FALL:
         return []
-    return [
-        f"speed fell to {speed.value:.2f} of the record ({speed.low:.2f} to {speed.high:.2f})"
-    ]
+    return [f"speed fell to {speed.value:.2f} of the record ({speed.low:.2f} to {speed.high:.2f})"]
 
 
 def quality_problems(before: Quality | None, now: Quality | None) -> list[str]:

@@ -4,7 +4,6 @@ other record, with clocks and power as they were while rounds ran.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from ridgeline.hardware import Hardware
@@ -22,9 +21,10 @@ def climb_records(climb: Climb, hardware: Hardware, clocks: Clocks | None) -> li
     for rung in climb.rungs:
         if rung.achieved is not None:
             named[f"{stem}-{rung.name}"] = rung_values(rung)
-    about = {"command": climb.command, "notes": climb.notes}
-    found = [Record.create(name, hardware, values, **about) for name, values in named.items()]
-    return [replace(record, clocks=clocks or record.clocks) for record in found]
+    return [
+        Record.create(name, hardware, values, climb.command, climb.notes, clocks)
+        for name, values in named.items()
+    ]
 
 
 def figure_values(figures: Figures) -> dict[str, Value]:

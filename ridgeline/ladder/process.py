@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -21,6 +22,7 @@ from ridgeline.errors import RidgelineError
 
 Kind = Literal["memory", "refused", "failed", "died", "hung"]
 CLOSE_S = 10.0  # for a worker to end by itself
+COMMAND = (sys.executable, "-m", "ridgeline.ladder.worker")
 ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}
 
 
@@ -35,13 +37,13 @@ class WorkerError(RidgelineError):
 
 
 class Process:
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, command: Sequence[str] = COMMAND) -> None:
         """It begins to import at once; what it and its libraries print goes to `log`."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         with open(log, "wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ridgeline.ladder.worker"],
+                list(command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -29,6 +29,14 @@ from ridgeline.ladder.rounds import MIN_ROUNDS
 from ridgeline.ladder.rungs import STAGES, Offer, Place, Rung
 from ridgeline.ladder.seen import Seen
 from ridgeline.ladder.state import Edit, State, applied, baseline, digest
+from ridgeline.ladder.words import (
+    busy_words,
+    faster_words,
+    quality_words,
+    slower_words,
+    state_words,
+    with_remarks,
+)
 from ridgeline.models import ModelConfig
 from ridgeline.profiling.gains import predict
 from ridgeline.profiling.prediction import Prediction, Situation
@@ -139,6 +147,8 @@ class Search:
         for rung in self._left():
             why = "the climb was stopped" if found.is_stopped else "the budget was spent"
             self._add(rung, "not reached", why, self._offer(rung))
+        busy = busy_words(found.outcomes)
+        found.notes += [] if busy is None else [busy]
         return found
 
     def start(self) -> Found:
@@ -156,7 +166,7 @@ class Search:
             if number:
                 found.notes.append(
                     f"the plain loop in fp32 does not fit ({problem}); it starts from "
-                    f"{_in_words(state)}"
+                    f"{state_words(state)}"
                 )
             if not seen.is_deterministic:
                 found.notes.append(
@@ -226,6 +236,8 @@ class Search:
 
     def _offer(self, rung: Rung) -> Offer | str:
         facts, now = self.facts, self._now
+        if now.best.loop == "naive" and not rung.is_essential:
+            return "it changes how the engine runs, and the engine was not kept"
         about = {name: getattr(facts, name) for name in SHARED}
         return rung.offer(
             Place(**about, state=now.best, filled=now.seen.filled, outcomes=self._latest)
@@ -308,7 +320,7 @@ class Search:
         saved = {"outcome": asdict(outcome), "state": None, "seen": None}
         if outcome.status == "kept":
             now.best, now.seen = state, self.bench.keep(state)
-            outcome = replace(outcome, reason=_with_remarks(outcome.reason, now.seen))
+            outcome = replace(outcome, reason=with_remarks(outcome.reason, now.seen))
             saved |= {"outcome": asdict(outcome), "state": state.to_json()}
             saved |= {"seen": now.seen.to_json()}
         self._append(outcome)
@@ -331,10 +343,10 @@ class Search:
             base = replace(base, achieved=achieved)
             if not achieved.is_beyond_noise:
                 self.bench.drop(candidate)
-                return replace(base, status="dropped", reason=_not_faster(achieved)), candidate
+                return replace(base, status="dropped", reason=slower_words(achieved)), candidate
             if not (rung.changes_answers and self.options.quality):
                 why = "quality was not measured" if rung.changes_answers else SAME_ARITHMETIC
-                reason = f"{_faster(achieved)}; {offer.reason}; {why}"
+                reason = f"{faster_words(achieved)}; {offer.reason}; {why}"
                 return replace(base, status="kept", reason=reason), candidate
             return self._judged(base, candidate)
         except WorkerError as error:
@@ -345,10 +357,10 @@ class Search:
         quality = self.bench.judge(candidate)
         assert base.achieved is not None, "it was compared"
         if quality.problem is None:
-            reason = f"{_faster(base.achieved)}; {_quality_words(quality)}"
+            reason = f"{faster_words(base.achieved)}; {quality_words(quality)}"
             return replace(base, status="kept", quality=quality, reason=reason), candidate
         refused = replace(base, status="dropped", quality=quality)
-        reason = f"{_faster(base.achieved)}, but {quality.problem}"
+        reason = f"{faster_words(base.achieved)}, but {quality.problem}"
         if not _can_calibrate(candidate) or not self._has_time():
             self.bench.drop(candidate)
             return replace(refused, reason=reason), candidate
@@ -368,8 +380,8 @@ class Search:
         found = replace(refused, achieved=achieved, quality=quality)
         if not achieved.is_beyond_noise:
             self.bench.drop(better)
-            return replace(found, reason=f"codes found on data: {_not_faster(achieved)}"), better
-        said = f"{_faster(achieved)} with codes found on data; {_quality_words(quality)}"
+            return replace(found, reason=f"codes found on data: {slower_words(achieved)}"), better
+        said = f"{faster_words(achieved)} with codes found on data; {quality_words(quality)}"
         return replace(found, status="kept", reason=said), better
 
     def _add(self, rung: Rung, status: str, reason: str, offer: Offer | str | None = None) -> None:
@@ -412,32 +424,9 @@ def start_states(device: str) -> Sequence[State]:
     return [plain, half, engine, *smaller]
 
 
-def _in_words(state: State) -> str:
-    loop = "the plain loop" if state.loop == "naive" else "the engine"
-    return f"{loop} in {state.recipe.scheme or state.recipe.dtype}"
-
-
 def _can_calibrate(state: State) -> bool:
     """Whether the scheme has a better method than rounding, and has it not been used yet."""
     if state.recipe.scheme is None or state.folder is not None:
         return False
     scheme = parse_scheme(state.recipe.scheme)
     return scheme.weight == "int4" or scheme.inputs != "16-bit"
-
-
-def _faster(speedup: Speedup) -> str:
-    return f"{speedup.value:.2f}x ({speedup.low:.2f} to {speedup.high:.2f})"
-
-
-def _not_faster(speedup: Speedup) -> str:
-    word = "slower" if speedup.high < 1.0 else "not faster beyond noise"
-    return f"{word}: {_faster(speedup)} in {len(speedup.before)} rounds"
-
-
-def _quality_words(quality: Quality) -> str:
-    task = "" if quality.task is None else f", {quality.task} {quality.task_score:.1%}"
-    return f"mean KL {quality.mean_kl:.5f}, perplexity {quality.ppl_increase:+.2%}{task}"
-
-
-def _with_remarks(reason: str, seen: Seen) -> str:
-    return "; ".join((reason, *seen.remarks))

@@ -168,6 +168,12 @@ class Climb:
         return found
 
 
+def outcome_from(document: Mapping[str, Any]) -> RungOutcome:
+    """One rung, as `asdict` wrote it."""
+    found: RungOutcome = _made(RungOutcome, document, "a rung")
+    return found
+
+
 def _made(kind: Any, value: Any, name: str) -> Any:
     """The dataclass, tuple or plain value that `asdict` wrote."""
     if isinstance(kind, UnionType):

@@ -36,6 +36,8 @@ UNUSUAL = Recipe(
     scheme="int4-g128",
     quantize_all=True,
     copies=True,
+    tf32=True,
+    tuned=False,
     deterministic=True,
     overlap=False,
     kv=KV("int8", 128, False),
@@ -82,7 +84,7 @@ def test_every_field_has_a_meaning_and_a_flag_of_its_own() -> None:
     table = dotted_fields(Recipe)
     assert all(entry.metadata["help"] for entry in table.values())
     flags = [flag(name) for name in table]
-    assert len(set(flags)) == len(flags) == 22
+    assert len(set(flags)) == len(flags) == 24
     assert flag("kv.dtype") == "--kv-dtype"
     assert flag("limits.max_context") == "--max-context"
 

@@ -15,19 +15,10 @@ from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ridgeline.errors import UsageError
-from ridgeline.formats.files import atomic_write
 from ridgeline.ladder.outcome import SCHEMA, Climb
 
 FILE_NAME = "climb.json"
 WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-
-
-def save_climb(climb: Climb, folder: Path) -> Path:
-    path = folder / FILE_NAME
-    with atomic_write(path) as file:
-        json.dump(climb.to_json(), file, indent=2, allow_nan=False)
-        file.write("\n")
-    return path
 
 
 def load_climb(path: Path) -> Climb:

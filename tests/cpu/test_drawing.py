@@ -317,6 +317,11 @@ def test_intervals_and_their_bound() -> None:
     assert len(figure.all("g", "whisker")) == 2
     assert len(figure.all("tr", "outside")) == 1
     assert "0.003 to 0.005" in figure.text
+    gains = [Interval("a", 1.5, 1.2, 1.9), Interval("b", 1.0, 0.9, 1.1)]
+    made = tree(intervals(gains, "gain", read=str, origin=1.0, ends_name="expected"))
+    marks = [svg for svg in made.one("tbody").all("svg") if svg.attributes.get("y") == "50%"]
+    assert min(share(svg.attributes["x"]) for svg in marks) < 10  # the axis does not begin at zero
+    assert "expected" in made.one("thead").text
     low = intervals([Interval("x", -0.1, -0.2, 0.0)], "ppl", read=str)
     assert tree(low).one("tbody")
     assert tree(intervals([], "none", read=str, bound=0.0)).one("tbody").children == []

@@ -22,7 +22,7 @@ from ridgeline.errors import OutputError, UsageError
 from ridgeline.ladder import summary
 from ridgeline.ladder.outcome import Climb, RoofPoint
 from ridgeline.ladder.report import report, write_report
-from ridgeline.ladder.saved import load_climb, save_climb
+from ridgeline.ladder.saved import load_climb
 from ridgeline.profiling.accuracy import remember
 
 HOSTILE = """</script></style><img src=x onerror=alert(1)>"'&[bold]"""
@@ -299,6 +299,13 @@ def test_what_changed_in_the_recipe() -> None:
 
 
 # Files and commands.
+
+
+def save_climb(climb: Climb, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "climb.json"
+    path.write_text(json.dumps(climb.to_json()), encoding="utf-8")
+    return path
 
 
 def test_a_climb_comes_back_from_its_folder(tmp_path: Path, climb: Climb) -> None:

@@ -129,6 +129,9 @@ def test_a_climb_is_written_and_read_again(rates: Callable[[Rate], None], tmp_pa
     assert "1.50× (1.50 to 1.50) the speed" in shown.file.getvalue()  # type: ignore[attr-defined]
     html = found.report(tmp_path / "report.html").read_text()
     assert "Wide" in html
+    assert "calls/s" in html
+    assert "tokens/s" not in html
+    assert "relative error" in html
     remembered = known_errors().outcomes
     assert {each.rung for each in remembered} >= {"inference", "int8"}
     assert {each.area for each in remembered} == {
@@ -332,9 +335,24 @@ def test_wrong_uses_say_what_to_do() -> None:
     with pytest.raises(UsageError, match="function is no nn"):
         optimized(lambda x: x, x)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="inputs are missing"):
-        optimize(module)
+        optimize(module, None)
     with pytest.raises(UsageError, match=r"input 0.0 is on meta, and the module on cpu"):
         optimized(module, x.to("meta"))
+
+
+def test_a_models_name_goes_to_its_own_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ridgeline.ladder import climb as models
+
+    orders: list[models.Order] = []
+    monkeypatch.setattr(models, "climb_model", lambda order, progress: orders.append(order))
+    optimize("demo", for_="throughput", budget_s=60.0, max_kl=0.5, workload="chat", rounds=7)
+    (order,) = orders
+    assert (order.model, order.goal, order.budget_s) == ("demo", "throughput", 60.0)
+    assert (order.workload, order.rounds, order.bounds.max_kl) == ("chat", 7, 0.5)
+    with pytest.raises(UsageError, match="skip and hardware go with a module"):
+        optimize("demo", skip=("compile",))
+    with pytest.raises(UsageError, match="did you mean 'workload'"):
+        optimize("demo", workloads="chat")
 
 
 def test_the_name_is_lazy() -> None:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
-from ridgeline.errors import UsageError
+from ridgeline.errors import UsageError, near_matches
 from ridgeline.hardware import Hardware
 from ridgeline.ladder.modules.building import Built, Example
 from ridgeline.ladder.modules.climb import Climber, Settings
@@ -37,9 +37,18 @@ from ridgeline.profiling.modules.run import measured, name_of, profiled
 from ridgeline.profiling.modules.tracing import first_line
 from ridgeline.profiling.roofline import roof_of
 from ridgeline.progress import Progress
+from ridgeline.quality.gate import USUAL
 from ridgeline.records import Record
 
 RATES = ("fp32", "tf32", "bf16", "fp16")
+
+
+@overload
+def optimize(module: nn.Module, inputs: Any, **options: Any) -> OptimizedModule: ...
+
+
+@overload
+def optimize(module: str | Path, **options: Any) -> Climb: ...
 
 
 def optimize(
@@ -56,13 +65,21 @@ def optimize(
     hardware: Hardware | None = None,
     progress: Progress | None = None,
     **options: Any,
-) -> Any:
-    """An `OptimizedModule`. `inputs` are one tensor, a tuple of positional ones, or a mapping of
-    those with names. `max_error` bounds the relative error of any output, `max_kl` that of logits;
-    `skip` names rungs to leave out. For a model's name, `options` are those of its own ladder.
+) -> OptimizedModule | Climb:
+    """An `OptimizedModule`; for a model's name, its `Climb`. `inputs` are one tensor, a tuple of
+    positional ones, or a mapping of those with names. `max_error` bounds the relative error of any
+    output, `max_kl` that of logits; `skip` names rungs to leave out. `options` are for a model's
+    name: see ladder/climb.py's Order.
     """
     if isinstance(module, str | Path):
-        return _climbed_model(module, budget_s=budget_s, for_=for_, max_kl=max_kl, **options)
+        usual = (max_error, round_s) == (Bounds.max_error, Settings.round_s)
+        if inputs is not None or hardware is not None or skip or not usual:
+            raise UsageError(
+                f"{str(module)!r} is a model's name: inputs, max_error, round_s, skip and hardware "
+                "go with a module"
+            )
+        common = {"goal": for_, "budget_s": budget_s, "rounds": rounds}
+        return _climbed_model(str(module), max_kl, {**common, **options}, progress)
     if options:
         raise UsageError(f"{sorted(options)[0]} is no option for a module, only for a model's name")
     settings = Settings(Bounds(max_error, max_kl), for_, budget_s, rounds, round_s, tuple(skip))
@@ -82,8 +99,21 @@ def optimize(
     return OptimizedModule(climber.best, climb, profile)
 
 
-def _climbed_model(module: str | Path, **options: Any) -> Any:
-    raise UsageError(f"{module!r} is a model's name; run `ridgeline optimize {module}`")
+def _climbed_model(
+    model: str, max_kl: float | None, options: dict[str, Any], progress: Progress | None
+) -> Climb:
+    """Its folder holds the result. Options are the fields of an Order."""
+    from ridgeline.ladder.climb import Order, climb_model  # pulls the engine in: only for models
+
+    known = [each.name for each in fields(Order)]
+    for name in options:
+        if name not in known:
+            hint = near_matches(name, known)
+            raise UsageError(f"{name} is no option; use some of {', '.join(known)}{hint}")
+    if max_kl is not None:
+        options.setdefault("bounds", replace(USUAL, max_kl=max_kl))
+    options.setdefault("command", ("python", *sys.argv))
+    return climb_model(Order(model, **options), progress)
 
 
 def example_of(module: object, inputs: Any) -> Example:

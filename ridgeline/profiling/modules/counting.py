@@ -22,12 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ridgeline.formats.dtypes import dtype_name
-from ridgeline.profiling.modules.paths import Following
+from ridgeline.profiling.modules.paths import Following, Numbered
 
 Kind = Literal["matrix", "attention", "pointwise", "reduction", "copy", "look-up", "other"]
 Phase = Literal["forward", "backward"]
 
-OP_RANGE = "ridgeline.op "  # how the ranges of ops begin in a trace
 NO_NODE = 2**64 - 1  # sequence number of the nodes that sum gradients up
 GRADIENTS = "(gradients)"  # the path of what no module's forward made
 NOTHING_MOVES = {"_unsafe_view", "_reshape_alias", "lift_fresh", "empty_like", "new_empty"} | {
@@ -60,14 +59,15 @@ class Op:
 
 
 class Counting(TorchDispatchMode):
-    """Sees each op when it runs. With ranges, a trace of it tells op by op where time went."""
+    """Sees each op when it runs, within a scope of its own where scopes are given."""
 
     def __init__(
-        self, following: Following, parameters: Iterable[Tensor], with_ranges: bool = False
+        self, following: Following, parameters: Iterable[Tensor], scopes: Numbered | None = None
     ) -> None:
         super().__init__()
         self.ops: list[Op] = []
-        self._following, self._with_ranges = following, with_ranges
+        self.numbers: list[int] = []  # of their scopes
+        self._following, self._scopes = following, scopes
         self._weights = {_place(tensor) for tensor in parameters}
         self._paths: dict[int, str] = {}  # of the forward op, by autograd's number
 
@@ -81,13 +81,18 @@ class Counting(TorchDispatchMode):
             if made is not NotImplemented:
                 return made
         phase, path = self._where()
-        if not self._with_ranges:
-            out = func(*args, **kwargs)
-        else:
-            with torch.profiler.record_function(f"{OP_RANGE}{len(self.ops)}"):
-                out = func(*args, **kwargs)
+        out = self._run(path, lambda: func(*args, **kwargs))
         self.ops.append(counted(func, args, kwargs, out, self._weights, phase, path))
         return out
+
+    def _run(self, path: str, call: Callable[[], Any]) -> Any:
+        if self._scopes is None:
+            return call()
+        self.numbers.append(self._scopes.begin(path))
+        try:
+            return call()
+        finally:
+            self._scopes.end()
 
     def _where(self) -> tuple[Phase, str]:
         node = torch._C._current_autograd_node()

@@ -14,23 +14,22 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import RenderableType
 
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware import Hardware
+from ridgeline.kernels.cost import OpCost
+from ridgeline.profiling.division import Division, OpTime, Part
 from ridgeline.profiling.modules.tracing import TracedOp
+from ridgeline.profiling.placing import StepVerdict, Verdict, judge_step, place
 from ridgeline.profiling.prediction import Prediction
-from ridgeline.profiling.roofline import roof_of
 from ridgeline.timing import Timing
 
-Bound = Literal["memory", "compute", "overhead", "host", "unknown"]
 SCHEMA = 1
-LOW_SHARE = 0.35  # of its limit: an op that reaches less and is short is bound by its launch
-IDLE_SHARE = 0.35  # of a call, in which no op runs: more, and the host is what bounds it
-SHORT_CALLS = 4  # launches: an op that is not longer is short
-CPU_CALL_S = 4e-6  # an op of torch on a CPU, without work (Xeon, 2026-11-15)
+MATRIX_DTYPES = ("fp32", "tf32", "bf16", "fp16", "int8")
+PARTS: dict[str, Part] = {"matrix": "matrices", "attention": "attention"}
 
 
 @dataclass(frozen=True)
@@ -46,16 +45,22 @@ class Row:
     flops: float
     num_bytes: int
     dtype: str
-    limit_s: float | None  # the roofline's; None where the work or a ceiling is not known
-    bound: Bound
+    memory_share: float | None  # of the bandwidth; None where the work or a ceiling is not known
+    matrix_share: float | None  # of the matrix rate in its dtype
+    bound: Verdict
     kernels: tuple[str, ...] = ()
 
     @property
     def share_of_limit(self) -> float | None:
         """1 is as fast as the machine's memory and matrices allow; above: data came from caches."""
-        if not self.limit_s or self.seconds <= 0:
-            return None
-        return self.limit_s / self.seconds
+        known = [share for share in (self.memory_share, self.matrix_share) if share is not None]
+        return max(known, default=None)
+
+    @property
+    def limit_s(self) -> float | None:
+        """No call of it is faster by the roofline."""
+        share = self.share_of_limit
+        return None if share is None else share * self.seconds
 
 
 @dataclass(frozen=True)
@@ -63,12 +68,6 @@ class Suggestion:
     title: str
     how: str  # a line to do it by
     prediction: Prediction
-
-
-@dataclass(frozen=True)
-class Verdict:
-    bound: Bound
-    sentence: str
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class ModuleProfile:
     # for), "host" (all else that it waits for); they add up to the call
     division: Mapping[str, float]
     rows: tuple[Row, ...]  # the longest first
-    verdict: Verdict
+    verdict: StepVerdict
     next: tuple[Suggestion, ...]  # the largest gain first
     num_kernels: int
     peak_bytes: int | None  # of the device's memory during a call; None on a CPU
@@ -106,7 +105,7 @@ class ModuleProfile:
         document = asdict(replace(self, trace=b""))
         del document["trace"]
         document["rows"] = [
-            {**row, "share_of_limit": found.share_of_limit}
+            {**row, "share_of_limit": found.share_of_limit, "limit_s": found.limit_s}
             for row, found in zip(document["rows"], self.rows, strict=True)
         ]
         return {"schema": SCHEMA, "flops": self.flops, "num_bytes": self.num_bytes, **document}
@@ -121,99 +120,51 @@ class ModuleProfile:
 
 
 def rows_of(
-    ops: Sequence[TracedOp], scale: float, call_s: float, hardware: Hardware, tf32: bool
+    ops: Sequence[TracedOp], call_s: float, hardware: Hardware, tf32: bool
 ) -> tuple[Row, ...]:
-    """Ops of the same name and module together; `scale` takes traced seconds to untraced ones."""
+    """Ops of the same name and module together; `tf32`: products of fp32 are in it."""
     groups: dict[tuple[str, str, str, str], list[TracedOp]] = defaultdict(list)
     for traced in ops:
         if traced.seconds > 0 or traced.op.num_bytes > 0:
             op = traced.op
             groups[op.path, op.name, op.phase, op.dtype].append(traced)
-    rows = [_row(key, group, scale, call_s, hardware, tf32) for key, group in groups.items()]
+    rows = [_row(group, call_s, hardware, tf32) for group in groups.values()]
     return tuple(sorted(rows, key=lambda row: -row.seconds))
 
 
-def _row(
-    key: tuple[str, str, str, str],
-    group: Sequence[TracedOp],
-    scale: float,
-    call_s: float,
-    hardware: Hardware,
-    tf32: bool,
-) -> Row:
-    path, name, phase, dtype = key
-    seconds = scale * sum(traced.seconds for traced in group)
-    limits = [limit_of(traced, hardware, tf32) for traced in group]
-    known = [limit for limit in limits if limit is not None]
-    limit_s = sum(s for s, _ in known) if len(known) == len(limits) else None
-    bound: Bound = "unknown"
-    if limit_s is not None:
-        bound = _bound(limit_s, max(known)[1], seconds, seconds / len(group), hardware)
+def _row(group: Sequence[TracedOp], call_s: float, hardware: Hardware, tf32: bool) -> Row:
+    op = group[0].op
+    seconds = sum(traced.seconds for traced in group)
+    flops = sum(traced.op.flops for traced in group)
+    num_bytes = sum(traced.op.num_bytes for traced in group)
+    time = OpTime(op.name, PARTS.get(op.kind, "other kernels"), seconds, len(group))
+    cost = OpCost(num_bytes, 0.0, flops, matrix_dtype(op.dtype, tf32)) if op.dtype else None
+    placed = place(time, cost, call_s, hardware)
     kernels = tuple(dict.fromkeys(kernel for traced in group for kernel in traced.kernels))
     return Row(
-        path, name, phase, len(group), seconds, seconds / call_s,
-        sum(traced.op.flops for traced in group), sum(traced.op.num_bytes for traced in group),
-        dtype, limit_s, bound, kernels,
+        op.path, op.name, op.phase, len(group), seconds, placed.share_of_step, flops, num_bytes,
+        op.dtype, placed.memory_share, placed.matrix_share, placed.verdict, kernels,
     )  # fmt: skip
 
 
-def limit_of(
-    traced: TracedOp, hardware: Hardware, tf32: bool
-) -> tuple[float, Literal["memory", "compute"]] | None:
-    """The least time of an op, and what it is bound by then."""
-    op = traced.op
-    if not op.dtype:
-        return None
-    dtype = "tf32" if tf32 and op.dtype == "fp32" else op.dtype
-    known = dtype if dtype in ("fp32", "tf32", "bf16", "fp16", "int8") else "fp32"
-    roof = roof_of(hardware, known)
-    if roof is None:
-        return None
-    memory_s, matrix_s = op.num_bytes / roof.memory.value, op.flops / roof.matrix.value
-    return (memory_s, "memory") if memory_s >= matrix_s else (matrix_s, "compute")
+def matrix_dtype(dtype: str, tf32: bool) -> str | None:
+    """Whose ceiling is above products of this dtype; None where none is measured."""
+    if dtype == "fp32" and tf32:
+        return "tf32"
+    return dtype if dtype in MATRIX_DTYPES else None
 
 
-def _bound(
-    limit_s: float, longest: Bound, seconds: float, each_s: float, hardware: Hardware
-) -> Bound:
-    is_short = each_s < SHORT_CALLS * launch_s(hardware)
-    if limit_s == 0.0 or (limit_s < LOW_SHARE * seconds and is_short):
-        return "overhead"
-    return longest
-
-
-def launch_s(hardware: Hardware) -> float:
-    known = hardware.ceiling("eager_launch")
-    return CPU_CALL_S if known is None else known.value
-
-
-def judge(rows: Sequence[Row], division: Mapping[str, float], on_gpu: bool) -> Verdict:
-    """What bounds the whole call: the host where little runs, else what most of the time is."""
-    total = sum(division.values()) or 1.0
-    gaps, host = division["gaps"] / total, division["host"] / total
-    if gaps + host >= IDLE_SHARE:
-        if gaps > host:
-            return Verdict(
-                "overhead",
-                f"bound by launches: the device waits for them {gaps:.0%} of the call, and "
-                f"{host:.0%} for the rest of the host's work",
-            )
-        waits = f"the device waits for it {host + gaps:.0%} of the call"
-        runs = f"{host:.0%} of the call is Python and dispatch between ops"
-        return Verdict("host", f"bound by the host: {waits if on_gpu else runs}")
-    spent: dict[Bound, float] = defaultdict(float)
-    for row in rows:
-        spent[row.bound] += row.seconds
-    bound: Bound = max(spent, key=lambda each: spent[each], default="unknown")
-    share = spent[bound] / total
-    words = {
-        "memory": f"bound by memory: ops that move data are {share:.0%} of the call",
-        "compute": f"bound by matrix units: products are {share:.0%} of the call",
-        "overhead": f"bound by many short ops: they are {share:.0%} of the call",
-        "host": "bound by the host",
-        "unknown": "no ceiling or no count is known, so what bounds it is not either",
-    }
-    return Verdict(bound, words[bound])
+def judge(
+    rows: Sequence[Row], division: Mapping[str, float], num_kernels: int, call_s: float
+) -> StepVerdict:
+    """What bounds the whole call, by all of its work over all of its time."""
+    waits = (division["copies"], division["gaps"], division["host"])
+    shares = []
+    for name in ("memory_share", "matrix_share"):
+        known = [(getattr(row, name), row.seconds) for row in rows]
+        found = [share * seconds for share, seconds in known if share is not None]
+        shares.append(sum(found) / call_s if found else None)
+    return judge_step("the call", Division(call_s, (), *waits, num_kernels), *shares)
 
 
 def grouped(rows: Sequence[Row]) -> list[Row]:
@@ -229,15 +180,27 @@ def grouped(rows: Sequence[Row]) -> list[Row]:
 def _merged(path: str, group: Sequence[Row]) -> Row:
     if len(group) == 1:
         return group[0]
-    longest = max(group, key=lambda row: row.seconds)
-    limits = [row.limit_s for row in group if row.limit_s is not None]
+    seconds = sum(row.seconds for row in group)
+    spent: dict[Verdict, float] = defaultdict(float)
+    for row in group:
+        spent[row.bound] += row.seconds
     return replace(
-        longest,
+        group[0],
         path=path,
+        bound=max(spent, key=lambda bound: spent[bound]),
         num_calls=sum(row.num_calls for row in group),
-        seconds=sum(row.seconds for row in group),
+        seconds=seconds,
         share=sum(row.share for row in group),
         flops=sum(row.flops for row in group),
         num_bytes=sum(row.num_bytes for row in group),
-        limit_s=sum(limits) if len(limits) == len(group) else None,
+        memory_share=_mean_share([(row.memory_share, row.seconds) for row in group]),
+        matrix_share=_mean_share([(row.matrix_share, row.seconds) for row in group]),
     )
+
+
+def _mean_share(known: Sequence[tuple[float | None, float]]) -> float | None:
+    """By time."""
+    total = sum(seconds for _, seconds in known)
+    if total <= 0 or any(share is None for share, _ in known):
+        return None
+    return sum((share or 0.0) * seconds for share, seconds in known) / total

@@ -20,10 +20,10 @@ from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.units import human
 from ridgeline.profiling.accuracy import interval_factor
-from ridgeline.profiling.gains import with_interval
+from ridgeline.profiling.gains import GUESSED_ERROR, LEAST_ERROR, USUAL_ERROR, with_interval
 from ridgeline.profiling.modules.changes import CHANGES, Change
 from ridgeline.profiling.modules.form import Form
-from ridgeline.profiling.modules.found import CPU_CALL_S, Suggestion
+from ridgeline.profiling.modules.found import Suggestion
 from ridgeline.profiling.modules.tracing import TracedOp
 from ridgeline.profiling.prediction import Prediction
 from ridgeline.profiling.reach import attention_reach, product_reach
@@ -32,6 +32,7 @@ from ridgeline.quantization.scheme import parse_scheme
 
 WORTH = 1.03  # a change predicted to give less is not suggested
 FUSIBLE = ("pointwise", "reduction", "copy")
+CPU_CALL_S = 4e-6  # an op of torch on a CPU, without work (Xeon, 2026-11-15)
 KERNEL_S = 2e-6  # no kernel is shorter on a GPU
 OP_HOST_S = 8e-6  # an eager op on the host of a GPU (H200's host, 2026-11-15: 6 to 10 µs)
 GRADLESS = 0.85  # of the host's time, without autograd's bookkeeping
@@ -91,11 +92,17 @@ def predict(work: Work, before: Form, after: Form, change: Change) -> Prediction
     """How many times faster `after` is to be than `before`."""
     old, new = modelled(work, before), modelled(work, after)
     speedup = _total(work, old) / max(_total(work, new), 1e-9)
-    why = _why(work, old, new)
-    known = interval_factor(accuracy_area(change.area), work.hardware.name)
-    if known.num_outcomes == 0:
-        return with_interval(speedup, why, change.is_guess)
-    return Prediction(speedup, speedup / known.factor, speedup * known.factor, why)
+    width = _width(speedup, change, work.hardware.name)
+    return with_interval(speedup, width, _why(work, old, new))
+
+
+def _width(speedup: float, change: Change, device: str) -> float:
+    """Of the interval, as a logarithm: from earlier predictions where there are enough of them."""
+    known = interval_factor(accuracy_area(change.area), device)
+    if known.num_outcomes:
+        return math.log(known.factor)
+    least = GUESSED_ERROR if change.is_guess else LEAST_ERROR
+    return least + USUAL_ERROR * abs(math.log(max(speedup, 1e-9)))
 
 
 def accuracy_area(area: str) -> str:

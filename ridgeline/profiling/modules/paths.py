@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
+from torch.profiler import record_function
+
+from ridgeline.profiling.scopes import Marks
 
 MODULE_RANGE = "ridgeline.module "  # how the ranges of modules begin in a trace
 
@@ -78,17 +80,58 @@ def _held(name: str, value: Any) -> Iterator[tuple[str, nn.Module]]:
         yield name, value
 
 
+class Scopes(Protocol):
+    """What is told of modules that begin and end; they nest."""
+
+    def begin(self, path: str) -> int: ...
+
+    def end(self) -> None: ...
+
+
+class Named:
+    """Ranges in a trace that a reader understands."""
+
+    def __init__(self) -> None:
+        self._open: list[Any] = []
+
+    def begin(self, path: str) -> int:
+        entered = record_function(f"{MODULE_RANGE}{path}")
+        entered.__enter__()
+        self._open.append(entered)
+        return len(self._open)
+
+    def end(self) -> None:
+        self._open.pop().__exit__(None, None, None)
+
+
+class Numbered:
+    """Scopes by their number, in the order in which they begin: for a clock or a trace."""
+
+    def __init__(self, marks: Marks) -> None:
+        self.paths: list[str] = []  # of each number
+        self._marks = marks
+
+    def begin(self, path: str) -> int:
+        number = len(self.paths)
+        self.paths.append(path)
+        self._marks.begin(number)
+        return number
+
+    def end(self) -> None:
+        self._marks.end()
+
+
 class Following:
     """Keeps the path of the module that runs, forward; modules may call each other, and raise."""
 
-    def __init__(self, names: Mapping[nn.Module, str], with_ranges: bool = True) -> None:
-        self.names, self.with_ranges = names, with_ranges
-        self._running: list[tuple[str, Any]] = []
+    def __init__(self, names: Mapping[nn.Module, str], scopes: Scopes | None = None) -> None:
+        self.names, self.scopes = names, scopes
+        self._running: list[str] = []
         self._handles: list[Any] = []
 
     @property
     def path(self) -> str:
-        return self._running[-1][0] if self._running else ""
+        return self._running[-1] if self._running else ""
 
     def __enter__(self) -> Following:
         self._handles = [
@@ -105,14 +148,12 @@ class Following:
 
     def _begin(self, module: nn.Module, inputs: Any) -> None:
         path = self.names.get(module, type(module).__name__)
-        range_ = None
-        if self.with_ranges:
-            range_ = torch.profiler.record_function(f"{MODULE_RANGE}{path}")
-            range_.__enter__()
-        self._running.append((path, range_))
+        if self.scopes is not None:
+            self.scopes.begin(path)
+        self._running.append(path)
 
     def _end(self, *about: Any) -> None:
         if self._running:
-            _, range_ = self._running.pop()
-            if range_ is not None:
-                range_.__exit__(None, None, None)
+            self._running.pop()
+            if self.scopes is not None:
+                self.scopes.end()

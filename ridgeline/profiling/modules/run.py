@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,17 +22,18 @@ from torch import Tensor, nn
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect, measure
 from ridgeline.profiling.modules import gains
-from ridgeline.profiling.modules.found import ModuleProfile, judge, launch_s, rows_of
+from ridgeline.profiling.modules.found import PARTS, ModuleProfile, judge, rows_of
 from ridgeline.profiling.modules.gains import Work
 from ridgeline.profiling.modules.paths import names_of, parameters_of
 from ridgeline.profiling.modules.placing import device_of, move
-from ridgeline.profiling.modules.tracing import Traced, TracedOp, trace
+from ridgeline.profiling.modules.tracing import TracedOp, Watched, watch
+from ridgeline.profiling.tracing import MAX_BYTES
 from ridgeline.progress import Progress
 from ridgeline.timing import Timing, time_host
 
-MAX_TRACE_BYTES = 50_000_000
 DEFAULT_STEPS = 10
 TARGET_S = 0.5
+USUAL_LAUNCH_S = 5e-6  # where it was not measured
 CEILINGS = {
     "cpu": ("read_bandwidth", "matrix_fp32", "matrix_bf16"),
     "cuda": (
@@ -84,14 +83,14 @@ def profiled(
     names = names_of(work)
     parameters = list(parameters_of(names))
     timing, peak_bytes = _timed(call, device, steps)
-    traced = trace(call, names, parameters, device)
+    watched = watch(call, names, parameters, device)
     known = Known(
         name_of(work),
         hardware,
         _grad(parameters),
         frozenset(path for module, path in names.items() if type(module) is nn.Linear),
     )
-    return _found(known, timing, traced, peak_bytes)
+    return _found(known, timing, watched, peak_bytes)
 
 
 def measured(device: torch.device, progress: Progress | None = None) -> Hardware:
@@ -122,13 +121,13 @@ class Known(NamedTuple):
 
 
 def _found(
-    known: Known, timing: Timing, traced: Traced, peak_bytes: int | None
+    known: Known, timing: Timing, watched: Watched, peak_bytes: int | None
 ) -> tuple[ModuleProfile, Work]:
     hardware = known.hardware
-    work, division = divide(timing, traced, known)
+    work, division = divide(timing, watched, known)
     tf32 = hardware.device_type != "cpu" and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    rows = rows_of(work.ops, 1.0, timing.median_s, hardware, tf32)
-    document, trace_note = bounded_trace(traced.events)
+    rows = rows_of(work.ops, timing.median_s, hardware, tf32)
+    document, trace_note = bounded_trace(watched.document)
     found = ModuleProfile(
         name=known.name,
         device=hardware.device,
@@ -136,50 +135,51 @@ def _found(
         call=timing,
         division=division,
         rows=rows,
-        verdict=judge(rows, division, hardware.device_type != "cpu"),
-        next=() if traced.problem else gains.suggestions(work),
-        num_kernels=traced.num_kernels,
+        verdict=judge(rows, division, watched.num_kernels, timing.median_s),
+        next=() if watched.problem else gains.suggestions(work),
+        num_kernels=watched.num_kernels,
         peak_bytes=peak_bytes,
-        notes=tuple(filter(None, (*_notes(traced, work), trace_note))),
+        notes=tuple(filter(None, (*_notes(watched, work), trace_note))),
         trace=document,
     )
     return found, work
 
 
-def divide(timing: Timing, traced: Traced, known: Known) -> tuple[Work, dict[str, float]]:
+def divide(timing: Timing, watched: Watched, known: Known) -> tuple[Work, dict[str, float]]:
     """The untraced call, divided as the trace was: parts add up to it. Where ops took longer in the
     trace than the whole call does without, they are taken to be shorter in the same proportion.
     """
     hardware, call_s = known.hardware, timing.median_s
     on_gpu = hardware.device_type != "cpu"
-    copies_s = min(traced.copies_s, call_s)
-    busy_s = min(traced.busy_s, call_s - copies_s)
-    by_op_s = sum(each.seconds for each in traced.ops)
-    ops = gains.scaled(traced.ops, busy_s / by_op_s if by_op_s > 0 else 1.0)
+    copies_s = min(watched.copies_s, call_s)
+    busy_s = min(watched.busy_s, call_s - copies_s)
+    by_op_s = sum(each.seconds for each in watched.ops)
+    ops = gains.scaled(watched.ops, busy_s / by_op_s if by_op_s > 0 else 1.0)
     idle_s = max(0.0, call_s - busy_s - copies_s)
-    gaps_s = min(idle_s, traced.num_kernels * launch_s(hardware)) if on_gpu else 0.0
-    kinds = {"matrix": "matrices", "attention": "attention"}
+    launch = hardware.ceiling("eager_launch")
+    launch_s = USUAL_LAUNCH_S if launch is None else launch.value
+    gaps_s = min(idle_s, watched.num_kernels * launch_s) if on_gpu else 0.0
     division = dict.fromkeys(("matrices", "attention", "other kernels"), 0.0)
     for each in ops:
-        division[kinds.get(each.op.kind, "other kernels")] += each.seconds
+        division[PARTS.get(each.op.kind, "other kernels")] += each.seconds
     if by_op_s <= 0:
         division["other kernels"] += busy_s
     division |= {"copies": copies_s, "gaps": gaps_s, "host": idle_s - gaps_s}
     about = (hardware, known.grad, known.linears)
-    return Work(ops, call_s, idle_s, traced.num_kernels, *about), division
+    return Work(ops, call_s, idle_s, watched.num_kernels, *about), division
 
 
-def _notes(traced: Traced, work: Work) -> list[str]:
+def _notes(watched: Watched, work: Work) -> list[str]:
     notes = []
-    if traced.problem is not None:
-        notes.append(traced.problem)
-    elif traced.busy_s > 1.03 * work.call_s:
+    if watched.problem is not None:
+        notes.append(watched.problem)
+    elif watched.busy_s > 1.03 * work.call_s:
         notes.append(
-            f"in the trace ops took {traced.busy_s / work.call_s:.2f} times the untraced call: "
+            f"in the trace ops took {watched.busy_s / work.call_s:.2f} times the untraced call: "
             "their times are scaled to it"
         )
     unknown = sorted(_unknown_ops(work.ops, work.call_s))
-    if unknown and traced.problem is None:
+    if unknown and watched.problem is None:
         notes.append(f"no FLOPs are counted for {', '.join(unknown)}")
     return notes
 
@@ -199,21 +199,20 @@ def name_of(work: Callable[..., Any]) -> str:
     return getattr(work, "__qualname__", type(work).__name__).split(".<locals>.")[-1]
 
 
-def bounded_trace(profiler: Any, max_bytes: int = MAX_TRACE_BYTES) -> tuple[bytes, str | None]:
+def bounded_trace(document: dict[str, Any], max_bytes: int = MAX_BYTES) -> tuple[bytes, str | None]:
     """The Chrome trace, compressed, and a note where its shortest events were left out so that it
     stays within `max_bytes` (uncompressed).
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        data = path.read_bytes()
-    note = None
+    note, data = None, _text(document)
     if len(data) > max_bytes:
-        document = json.loads(data)
         num_left_out = shorten(document, max_bytes / len(data))
-        data = json.dumps(document, separators=(",", ":")).encode()
+        data = _text(document)
         note = f"the trace leaves the {num_left_out} shortest events out, to stay within 50 MB"
     return gzip.compress(data, 6), note
+
+
+def _text(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def shorten(document: Mapping[str, Any], share: float) -> int:
@@ -221,7 +220,7 @@ def shorten(document: Mapping[str, Any], share: float) -> int:
     events = document["traceEvents"]
     named = [event for event in events if event.get("ph") == "M"]
     timed = [event for event in events if event.get("ph") != "M"]
-    keep = int(0.9 * share * len(timed))  # json writes some spaces that the profiler does not
+    keep = int(0.9 * share * len(timed))  # the longest have longer names
     longest = sorted(timed, key=lambda event: -event.get("dur", 0.0))[:keep]
     events[:] = named + sorted(longest, key=lambda event: event.get("ts", 0.0))
     return len(timed) - keep

@@ -52,15 +52,15 @@ def _cells(row: Row) -> tuple[str, ...]:
         human_bytes(row.num_bytes) if row.num_bytes else "",
         human(row.flops, "FLOP") if row.flops else "",
         _achieved(row),
-        percent(row.share_of_limit),
+        percent(row.share_of_limit or None),
         row.bound,
     )
 
 
 def _achieved(row: Row) -> str:
-    if row.seconds <= 0 or row.limit_s is None:
+    if row.seconds <= 0 or row.share_of_limit is None:
         return ""
-    if row.bound == "compute":
+    if (row.matrix_share or 0.0) > (row.memory_share or 0.0):
         return human(row.flops / row.seconds, "FLOP/s")
     return human(row.num_bytes / row.seconds, "B/s") if row.num_bytes else ""
 

@@ -29,14 +29,20 @@ class Graphed:
         self._inputs = mapped((args, dict(keywords)), lambda tensor: tensor.detach().clone())
         self._kept = dict(leaves(self._inputs))
         self._told = False
+        on_gpu = [tensor for tensor in tensors(self._inputs) if tensor.is_cuda]
+        self._device = on_gpu[0].device if on_gpu else torch.device("cuda:0")
+        with torch.cuda.device(self._device):
+            self._capture()
+
+    def _capture(self) -> None:
         own_args, own_keywords = self._inputs
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
-                call(*own_args, **own_keywords)
+                self.call(*own_args, **own_keywords)
         torch.cuda.current_stream().wait_stream(side)
-        self._graph, self._output = capture(lambda: call(*own_args, **own_keywords))
+        self._graph, self._output = capture(lambda: self.call(*own_args, **own_keywords))
         seen: list[Tensor] = []
         converted(self._output, lambda tensor: seen.append(tensor) or tensor)  # type: ignore[func-returns-value]
         # Objects of other kinds, such as a cache, are copied as a whole, which takes longer.
@@ -49,11 +55,12 @@ class Graphed:
                 log.warning("inputs unlike those of the graph: this call runs without it")
                 self._told = True
             return self.call(*args, **keywords)
-        for path, kept in self._kept.items():
-            if isinstance(kept, Tensor):
-                kept.copy_(given[path])
-        self._graph.replay()
-        return self._copied(self._output, Tensor.clone)
+        with torch.no_grad(), torch.cuda.device(self._device):
+            for path, kept in self._kept.items():
+                if isinstance(kept, Tensor):
+                    kept.copy_(given[path])
+            self._graph.replay()
+            return self._copied(self._output, Tensor.clone)
 
     def _fits(self, given: Mapping[str, Any]) -> bool:
         if given.keys() != self._kept.keys():
@@ -63,9 +70,7 @@ class Graphed:
 
 def _alike(kept: Any, given: Any) -> bool:
     if isinstance(kept, Tensor):
-        return (
-            isinstance(given, Tensor)
-            and (given.shape, given.dtype, given.device) == (kept.shape, kept.dtype, kept.device)
-            and not (torch.is_grad_enabled() and given.requires_grad)
-        )
+        if not isinstance(given, Tensor):
+            return False
+        return (given.shape, given.dtype, given.device) == (kept.shape, kept.dtype, kept.device)
     return type(kept) is type(given) and bool(kept == given)

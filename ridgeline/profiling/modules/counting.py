@@ -24,6 +24,8 @@ from torch.utils.flop_counter import flop_registry
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.profiling.modules.paths import Following, Numbered
 
+DispatchKey: Any = torch._C.DispatchKey
+REDUCTION_TAG = getattr(torch.Tag, "reduction", None)  # torch 2.13 has it
 Kind = Literal["matrix", "attention", "pointwise", "reduction", "copy", "look-up", "other"]
 Phase = Literal["forward", "backward"]
 
@@ -107,7 +109,9 @@ class Counting(TorchDispatchMode):
 
 def _is_composite(func: Any) -> bool:
     """Made of other ops, which are then seen instead: in inference mode they come undivided."""
-    return func._overloadpacket not in flop_registry and bool(func._can_decompose())
+    if func._overloadpacket in flop_registry:
+        return False
+    return bool(func.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd))
 
 
 def counted(
@@ -187,7 +191,7 @@ def _kind(func: Any, own: str, flops: float) -> Kind:
     if own in LOOK_UPS:
         return "look-up"
     tags = func.tags
-    if own in REDUCTIONS or torch.Tag.reduction in tags:
+    if own in REDUCTIONS or (REDUCTION_TAG is not None and REDUCTION_TAG in tags):
         return "reduction"
     return "pointwise" if torch.Tag.pointwise in tags else "other"
 

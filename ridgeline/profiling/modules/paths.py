@@ -55,12 +55,13 @@ def _roots(work: Any) -> Iterator[tuple[str, nn.Module]]:
         yield from _roots(work.func)
         for key, value in (*enumerate(work.args), *work.keywords.items()):
             yield from _held(str(key), value)
-    owner = getattr(work, "__self__", None)
+    code = getattr(work, "__code__", None)
+    owner = getattr(work, "__self__", work if code is None else None)
     if owner is not None:
         yield from _held("", owner)
         for name, value in getattr(owner, "__dict__", {}).items():
             yield from _held(name, value)
-    code = getattr(work, "__code__", None)
+        yield from _held("", getattr(owner, "module", None))  # of wrappers, ours among them
     if code is not None:
         yield from _enclosed(work, code)
 

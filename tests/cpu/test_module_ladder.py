@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import StringIO
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,6 +151,17 @@ def test_nothing_kept_is_the_module_as_it_was(rates: Callable[[Rate], None]) -> 
     assert "not faster beyond noise: 1.00×" in reasons["bf16"]
 
 
+def test_a_gain_inside_the_noise_is_not_kept(rates: Callable[[Rate], None]) -> None:
+    noise = cycle([80.0, 190.0, 85.0, 200.0, 90.0, 210.0])
+    rates(lambda form: 100.0 if form.grad else next(noise))
+    found = optimized(Wide(), torch.randn(1, 128))
+    rung = {rung.name: rung for rung in found.rungs}["inference"]
+    assert rung.achieved is not None
+    assert rung.achieved.value > 1.1
+    assert rung.status == "dropped"
+    assert "not faster beyond noise" in rung.reason
+
+
 def test_a_gain_that_is_sure_and_tiny_is_not_worth_it(rates: Callable[[Rate], None]) -> None:
     rates(lambda form: 100.0 if form.grad else 100.5)
     found = optimized(Wide(), torch.randn(1, 128))
@@ -229,8 +241,15 @@ def test_inputs_that_are_changed_in_place_are_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.add_(1.0)
 
+    class Growing(nn.Module):
+        def forward(self, x: Tensor, seen: list[Tensor]) -> Tensor:
+            seen.append(x)
+            return x + len(seen)
+
     with pytest.raises(UsageError, match="changes its inputs in place"):
         optimized(Writing(), torch.zeros(3))
+    with pytest.raises(UsageError, match="changes its inputs in place"):
+        optimized(Growing(), (torch.zeros(3), []))
 
 
 def test_a_budget_takes_the_best_first_and_then_ends(

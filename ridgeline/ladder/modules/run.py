@@ -11,7 +11,7 @@ The original is never changed, nor run: copies of it are.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, overload
@@ -153,12 +153,11 @@ def _reference(original: Built, example: Example, bounds: Bounds) -> tuple[Any, 
     """
     before = [tensor.clone() for tensor in tensors(tuple(example))]
     first = _detached(original(*example.args, **example.keywords))
-    for given, kept in zip(tensors(tuple(example)), before, strict=True):
-        if not torch.equal(given, kept) and not torch.isnan(kept).any():
-            raise UsageError(
-                "the module changes its inputs in place, so no second call is like the first; "
-                "wrap it so that it works on a copy"
-            )
+    if not _unchanged(tensors(tuple(example)), before):
+        raise UsageError(
+            "the module changes its inputs in place, so no second call is like the first; "
+            "wrap it so that it works on a copy"
+        )
     again = difference(first, original(*example.args, **example.keywords), bounds)
     if again.problem is not None:
         hint = " call .eval() first," if original.module.training else ""
@@ -170,6 +169,16 @@ def _reference(original: Built, example: Example, bounds: Bounds) -> tuple[Any, 
         shown = max(again.relative_error, again.changed_share)
         return first, [f"the module itself differs between two calls, by {shown:.1e}"]
     return first, []
+
+
+def _unchanged(given: Sequence[Tensor], kept: Sequence[Tensor]) -> bool:
+    """NaN is like NaN."""
+    return len(given) == len(kept) and all(
+        torch.equal(now.nan_to_num(), before.nan_to_num())
+        if now.is_floating_point()
+        else torch.equal(now, before)
+        for now, before in zip(given, kept, strict=True)
+    )
 
 
 def _detached(out: Any) -> Any:

@@ -27,6 +27,8 @@ _LAZY = {
     "Tokenizer": "ridgeline.data",
     "generate": "ridgeline.engine",
     "load_model": "ridgeline.quantization",
+    "optimize": "ridgeline.ladder.modules",
+    "profile": "ridgeline.profiling.modules",
     "resolve_model": "ridgeline.models.checkpoint",
     "save_model": "ridgeline.quantization",
 }

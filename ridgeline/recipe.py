@@ -19,6 +19,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -243,6 +244,19 @@ class Recipe:
             "(default: on a GPU, where that takes little of the room for pages)"
         ),
     )
+    tf32: bool = field(
+        default=False,
+        metadata=about(
+            "round what fp32 products multiply to tf32's 10 bits, for a GPU's matrix units"
+        ),
+    )
+    tuned: bool = field(
+        default=True,
+        metadata=about(
+            "on a GPU, use the kernel choices measured on its kind and the kernels built in CUDA "
+            "C++; without, Triton by its rules of thumb"
+        ),
+    )
     deterministic: bool = field(
         default=False, metadata=about("same tokens bit for bit whatever shares the batch; slower")
     )
@@ -317,6 +331,11 @@ def edited_at_once(recipe: Recipe, edit: Mapping[str, Any]) -> Recipe:
     )
 
 
+def dotted_values(recipe: Recipe) -> dict[str, Any]:
+    """Every field by its dotted name."""
+    return {name: attrgetter(name)(recipe) for name in field_table()}
+
+
 def flag(name: str) -> str:
     """The flag of a field: `--kv-dtype` for `kv.dtype`."""
     return "--" + flag_of(field_table()[name])
@@ -353,7 +372,7 @@ def _filled_limits(limits: Limits, model_context: int, on_gpu: bool) -> Limits:
             f"give at most {model_context}"
         )
     # One of the two may be given: the other then follows it, so that each request has its token.
-    batch, budget = (512, 8192) if on_gpu else (128, 512)
+    batch, budget = usual_limits(on_gpu)
     batch = limits.max_batch or min(batch, limits.token_budget or batch)
     return replace(
         limits,
@@ -362,6 +381,15 @@ def _filled_limits(limits: Limits, model_context: int, on_gpu: bool) -> Limits:
         token_budget=limits.token_budget or max(budget, batch),
         memory_share=limits.memory_share or usual_memory_share(on_gpu),
     )
+
+
+class UsualLimits(NamedTuple):
+    max_batch: int
+    token_budget: int
+
+
+def usual_limits(on_gpu: bool) -> UsualLimits:
+    return UsualLimits(512, 8192) if on_gpu else UsualLimits(128, 512)
 
 
 def usual_memory_share(on_gpu: bool) -> float:

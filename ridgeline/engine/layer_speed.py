@@ -31,6 +31,7 @@ from ridgeline.formats.dtypes import dtype_name
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.ceilings import cache_path
+from ridgeline.kernels.autotune import is_tuned
 from ridgeline.models import ModelConfig
 from ridgeline.progress import Progress
 from ridgeline.quantization.choose import Choice, Timer, Times, measure_shape
@@ -95,6 +96,7 @@ def measured_shapes(
     on_cpu = torch.device(device).type == "cpu"
     ready: Callable[[Any], nn.Module] = on_host if on_cpu and host_kernels else _as_it_is
     kernels = "fused" if not on_cpu or host_kernels else "reference"
+    kernels += "" if on_cpu or is_tuned() else " untuned"
     how = "by the clock" if on_cpu else "in graphs"  # other times are not comparable
     found = []
     for done, shape in enumerate(shapes):

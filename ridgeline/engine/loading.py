@@ -16,6 +16,7 @@ from ridgeline.engine.footprint import Kept
 from ridgeline.engine.head_choice import measured_head, with_asked_head, with_head_chosen
 from ridgeline.engine.layer_speed import measured_choices, usual_batches
 from ridgeline.engine.memory import MemoryPlan, fitted, itemise, plan_memory
+from ridgeline.engine.switches import check_switches, switches
 from ridgeline.errors import UnsupportedError, UsageError
 from ridgeline.formats.dtypes import dtype_name, parse_dtype
 from ridgeline.hardware import detect
@@ -126,7 +127,8 @@ def with_choices(
     scheme, dtype = parse_scheme(filled.scheme), parse_dtype(filled.dtype)
     sizes = usual_batches(device, filled.limits.max_batch)
     about: dict[str, Any] = {"host_kernels": filled.kernels == "fused", "progress": progress}
-    choices = tuple(measured_choices(config, scheme, sizes, dtype, device, **about))
+    with switches(filled)():
+        choices = tuple(measured_choices(config, scheme, sizes, dtype, device, **about))
     if filled.copies and scheme.inputs == "16-bit":
         choices = tuple(choice.with_copy() for choice in choices)
     plain = slower_shapes(choices)
@@ -280,6 +282,7 @@ def planned(
     line that says why not. `schemes` may be advised; `kept` are those of codes.
     """
     _check_supported(filled)
+    check_switches(filled, device)
     if filled.scheme is not None:
         check_runs(parse_scheme(filled.scheme), filled.dtype, device)
     if filled.head != "plain":

@@ -58,6 +58,7 @@ from ridgeline.engine.scheduler import MAX_STEPS_OUT
 from ridgeline.engine.starting import serves, start
 from ridgeline.engine.step_plan import StepPlan
 from ridgeline.engine.step_watch import StepWatch
+from ridgeline.engine.switches import switches
 from ridgeline.engine.transfer import to_device, to_host
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.kernels.keep_tokens import keep_tokens
@@ -153,7 +154,7 @@ class Runner:
         if wants_graphs:
             self.graphs = self.graphs_type(self, limits.max_graph_batch, graph_bytes)
         self.starts_at_once = self.device.type == "cuda" and serves(model)
-        self.deterministic = recipe.deterministic
+        self.deterministic, self.switches = recipe.deterministic, switches(recipe)
         self.sequences: type[PagedSequences] = PagedSequences
         if recipe.deterministic:
             self.model = deterministic(model)
@@ -182,7 +183,8 @@ class Runner:
         def run(part: StepPlan, samples: list[int]) -> None:
             pending.extend(self._run(part, jobs, samples))
 
-        plan, out_of_memory = self._run_whole(plan, run, failed, known_tokens)
+        with self.switches():
+            plan, out_of_memory = self._run_whole(plan, run, failed, known_tokens)
         num_rows = len(plan.logit_tokens)
         self.share_results(num_rows)
         if not self._kept:
@@ -203,7 +205,8 @@ class Runner:
     def run(self, plan: StepPlan, jobs: Jobs) -> None:
         """Enqueue a plain step whose tokens nobody waits for; the next one may take them."""
         self._whole, self._flat, self._kept = plan, None, False
-        self._run(plan, jobs, list(range(len(plan.sample_keys))))
+        with self.switches():
+            self._run(plan, jobs, list(range(len(plan.sample_keys))))
         if not self._kept:
             self._keep_samples(plan)
         self._num_launched += 1

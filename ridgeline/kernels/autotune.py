@@ -8,7 +8,7 @@ measuring the old ones again. `chosen` is what a launcher asks: a dictionary loo
 machine where nothing was measured, where the launcher's own heuristic serves at once.
 
 Choices shipped for known GPUs are in kernels/choices/; those of a user's machine in the cache, and
-win.
+win. Inside `untuned` none of them counts.
 
 A time is a kernel's own, back to back with itself. Where it stands among others the ranking may
 differ: times under the op's name "in place" (bench/tune_place.py) are of all that a kernel stands
@@ -39,6 +39,7 @@ Question = tuple[str, str]  # op and key
 IN_PLACE = " in place"
 _forced: dict[Question, dict[str, Any]] = {}
 _asked: list[dict[Question, list[dict[str, Any]]]] = []
+_untuned = 0  # blocks of `untuned` that are open
 log = logging.getLogger(__name__)
 
 
@@ -48,7 +49,7 @@ def chosen(
     """The fastest configuration measured for this op and key on this kind of device, of those that
     can be used here.
     """
-    if device.type == "cpu":
+    if device.type == "cpu" or _untuned:
         return None
     name, question = _device_name(device.index or 0), (op, key)
     ranked = (*_ranked(name, op + IN_PLACE, key), *_ranked(name, op, key))
@@ -72,6 +73,21 @@ def asking() -> Iterator[dict[Question, list[dict[str, Any]]]]:
 
 
 @contextmanager
+def untuned() -> Iterator[None]:
+    """Inside, nothing was measured and nothing was built: rules of thumb choose."""
+    global _untuned
+    _untuned += 1
+    try:
+        yield
+    finally:
+        _untuned -= 1
+
+
+def is_tuned() -> bool:
+    return not _untuned
+
+
+@contextmanager
 def forced(op: str, key: str, config: Config) -> Iterator[None]:
     """Inside, this is the answer, whatever was measured."""
     _forced[op, key] = dict(config)
@@ -83,7 +99,7 @@ def forced(op: str, key: str, config: Config) -> Iterator[None]:
 
 def beaten_by(op: str, key: str, device: torch.device) -> str | None:
     """The peer ("cublas") that was measured to be faster than every configuration, if one was."""
-    if device.type == "cpu":
+    if device.type == "cpu" or _untuned:
         return None
     return _beaten_by(_device_name(device.index or 0), op, key)
 

@@ -27,6 +27,7 @@ import torch
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.hardware.paths import cache_dir
+from ridgeline.kernels.autotune import is_tuned
 from ridgeline.kernels.compile import Compiled
 from ridgeline.kernels.registry import NAMES
 from ridgeline.kernels.targets import Target
@@ -50,11 +51,16 @@ def sources() -> list[str]:
     return [op for op in NAMES if source(op).is_file()]
 
 
-@lru_cache
 def library(op: str, defines: tuple[str, ...] = ()) -> ctypes.CDLL | None:
-    """The built kernels of an op for this machine's GPU; None where they were not built. `defines`
-    name another build of the same source ("RIDGELINE_PORTABLE").
+    """The built kernels of an op for this machine's GPU; None where they were not built, or are not
+    to be used (autotune.py). `defines` name another build of the same source
+    ("RIDGELINE_PORTABLE").
     """
+    return _library(op, defines) if is_tuned() else None
+
+
+@lru_cache
+def _library(op: str, defines: tuple[str, ...]) -> ctypes.CDLL | None:
     if not torch.cuda.is_available():
         return None
     path = built_path(op, defines)
@@ -91,7 +97,7 @@ def build(op: str, defines: tuple[str, ...] = ()) -> Path:
     path = built_path(op, defines)
     if not path.is_file():
         _compile_extension(op, path, defines)
-        library.cache_clear()
+        _library.cache_clear()
     return path
 
 

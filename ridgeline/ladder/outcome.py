@@ -61,6 +61,18 @@ class Quality:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """Of a module's outputs from those of the original, on the same inputs; the worst tensor."""
+
+    relative_error: float  # size of the difference over the size of the original
+    cosine: float
+    changed_share: float  # of outputs that are no fractions: tokens, classes, flags
+    mean_kl: float | None  # of outputs that are logits, in nats; None where there are none
+    num_tensors: int
+    problem: str | None  # what is outside the bound; None: inside
+
+
+@dataclass(frozen=True)
 class RungOutcome:
     name: str  # "int8", as in rungs/
     area: Area
@@ -72,6 +84,7 @@ class RungOutcome:
     achieved: Speedup | None = None
     quality: Quality | None = None  # None: not measured (and `reason` says why)
     seconds: float = 0.0  # it took
+    difference: Difference | None = None  # for a module outside our families, instead of quality
 
 
 @dataclass(frozen=True)
@@ -143,6 +156,7 @@ class Climb:
     total: Speedup | None  # after over before, measured in the same rounds
     notes: tuple[str, ...] = ()  # what a reader must know: started from another rung, stopped, …
     serve_command: tuple[str, ...] = ()
+    unit: str = "tokens/s"  # of the rates, here and in speedups; a module has "calls/s"
     schema: int = field(default=SCHEMA)
 
     def to_json(self) -> dict[str, Any]:
@@ -152,6 +166,12 @@ class Climb:
     def from_json(cls, document: Mapping[str, Any]) -> Climb:
         found: Climb = _made(cls, document, "a climb")
         return found
+
+
+def outcome_from(document: Mapping[str, Any]) -> RungOutcome:
+    """One rung, as `asdict` wrote it."""
+    found: RungOutcome = _made(RungOutcome, document, "a rung")
+    return found
 
 
 def _made(kind: Any, value: Any, name: str) -> Any:

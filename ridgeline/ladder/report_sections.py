@@ -178,6 +178,8 @@ def memory_bars(climb: Climb) -> list[Bar]:
 
 def quality_section(climb: Climb) -> Section:
     rungs = [rung for rung in climb.rungs if rung.quality is not None]
+    if any(rung.difference is not None for rung in climb.rungs):
+        return _differences_section(climb)
     if not rungs:
         words = summary.no_quality(climb)
         return Section("quality", "Quality", element("p", words, class_="soft"))
@@ -192,6 +194,22 @@ def quality_section(climb: Climb) -> Section:
     )  # fmt: skip
     intro = "Against the unmodified model, through the way each change really runs."
     return Section("quality", "Quality", body, intro)
+
+
+def _differences_section(climb: Climb) -> Section:
+    """Of a module, whose outputs are compared."""
+    rows: list[list[Markup | str]] = [
+        [rung.title, f"{rung.difference.relative_error:.2e}", f"{rung.difference.cosine:.6f}",
+         f"{rung.difference.changed_share:.2%}",
+         summary.NONE if rung.difference.mean_kl is None else f"{rung.difference.mean_kl:.3g}",
+         rung.difference.problem or "inside the bound"]
+        for rung in climb.rungs
+        if rung.difference is not None
+    ]  # fmt: skip
+    names = ("relative error", "cosine", "changed", "mean KL")
+    columns = (Column("change"), *(Column(name, True) for name in names), Column("bound"))
+    intro = "Outputs against the original module's, on the inputs given; the worst tensor."
+    return Section("quality", "Outputs", table(columns, rows, "Differences"), intro)
 
 
 def _interval_figure(

@@ -40,10 +40,20 @@ def headline(climb: Climb) -> str:
     after = rate(climb.after.figures.output_tokens_per_s)
     if not kept(climb):
         word = "kept" if climb.rungs else "tried"
-        return f"Nothing was {word}: {before} output tokens/s, as before"
+        return f"Nothing was {word}: {before} {unit(climb)}, as before"
     if climb.total is None:
         return f"About {times(kept_product(climb))} the speed, by the changes kept one by one"
-    return f"{times(climb.total.value)} the speed: {after} output tokens/s instead of {before}"
+    return f"{times(climb.total.value)} the speed: {after} {unit(climb)} instead of {before}"
+
+
+def unit(climb: Climb) -> str:
+    """Of its rates."""
+    return f"output {climb.unit}" if is_of_tokens(climb) else climb.unit
+
+
+def is_of_tokens(climb: Climb) -> bool:
+    """Not of a module outside our families, whose rates are calls."""
+    return climb.unit == "tokens/s"
 
 
 def kept_product(climb: Climb) -> float:
@@ -114,6 +124,9 @@ def quality_in_words(climb: Climb) -> str:
     """Of the model as it is now: what the last kept rung with a measurement says."""
     if not climb.bounds:
         return "quality was not measured (--quality off)"
+    differences = [rung.difference for rung in kept(climb) if rung.difference is not None]
+    if differences:
+        return f"outputs differ by {differences[-1].relative_error:.1e} of their size"
     found = [rung.quality for rung in kept(climb) if rung.quality is not None]
     if not found:
         return "nothing kept changes the model's answers" if kept(climb) else ""
@@ -155,19 +168,19 @@ def figure_pairs(climb: Climb) -> list[Pair]:
     """What is known of one side at least."""
     before, after = climb.before.figures, climb.after.figures
     rows = [
-        Pair("output tokens/s", rate(before.output_tokens_per_s), rate(after.output_tokens_per_s)),
-        *_time_pairs(before, after),
+        Pair(unit(climb), rate(before.output_tokens_per_s), rate(after.output_tokens_per_s)),
+        *_time_pairs(climb, before, after),
         Pair("of the machine's limit", _share(before), _share(after)),
         Pair("weights", human_bytes(before.weight_bytes), human_bytes(after.weight_bytes)),
     ]
     return [row for row in rows if (row.before, row.after) != (NONE, NONE)]
 
 
-def _time_pairs(before: Figures, after: Figures) -> list[Pair]:
+def _time_pairs(climb: Climb, before: Figures, after: Figures) -> list[Pair]:
     names = {
         "first_token_s": "to the first token",
         "per_output_token_s": "per output token",
-        "request_s": "whole request",
+        "request_s": "whole request" if is_of_tokens(climb) else "a call",
     }
     return [
         Pair(name, seconds(getattr(before, key)), seconds(getattr(after, key)))

@@ -37,6 +37,8 @@ UNUSUAL = Recipe(
     head="int8",
     quantize_all=True,
     copies=True,
+    tf32=True,
+    tuned=False,
     deterministic=True,
     overlap=False,
     kv=KV("int8", 128, False),
@@ -83,7 +85,7 @@ def test_every_field_has_a_meaning_and_a_flag_of_its_own() -> None:
     table = dotted_fields(Recipe)
     assert all(entry.metadata["help"] for entry in table.values())
     flags = [flag(name) for name in table]
-    assert len(set(flags)) == len(flags) == 23
+    assert len(set(flags)) == len(flags) == 25
     assert flag("kv.dtype") == "--kv-dtype"
     assert flag("limits.max_context") == "--max-context"
 

@@ -1,0 +1,70 @@
+"""What a recipe switches for the time of a step: torch's tf32, and choices made for this GPU. Both
+are states of the process, so they are put back behind every step: engines with other recipes may
+live beside.
+
+    with switches(recipe)(): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+
+import torch
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.autotune import untuned
+from ridgeline.recipe import Recipe
+
+Switches = Callable[[], AbstractContextManager[None]]
+
+
+def switches(recipe: Recipe) -> Switches:
+    """What to enter around each step. As nothing is switched in most recipes, mostly nothing."""
+    if recipe.tuned and not recipe.tf32:
+        return nullcontext
+    return lambda: _switched(recipe)
+
+
+@contextmanager
+def _switched(recipe: Recipe) -> Iterator[None]:
+    with ExitStack() as stack:
+        if not recipe.tuned:
+            stack.enter_context(untuned())
+        if recipe.tf32:
+            stack.enter_context(_tf32())
+        yield
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
+
+
+def check_switches(recipe: Recipe, device: str) -> None:
+    """`recipe` has nothing left to "auto"."""
+    if recipe.tf32 and device == "cpu":
+        raise UnsupportedError("tf32 is of a GPU's matrix units, and the device is a CPU; drop it")
+    if not recipe.tuned and device == "cpu":
+        raise UnsupportedError(
+            "tuned is off, which is about kernels of a GPU, and the device is a CPU; leave it on"
+        )
+    if recipe.tf32 and recipe.dtype != "fp32":
+        raise UnsupportedError(
+            f"tf32 is about products of fp32, and the dtype is {recipe.dtype}; drop one of them"
+        )
+    for switched, what in ((recipe.tf32, "tf32"), (not recipe.tuned, "no tuned kernels")):
+        for asked, other in (
+            (recipe.deterministic, "deterministic"),
+            (recipe.parallel.tensor > 1, "tensor parallel"),
+        ):
+            if switched and asked:
+                raise UnsupportedError(
+                    f"the recipe has {what} and {other}, which the engine does not do yet"
+                )

@@ -1,0 +1,58 @@
+"""How long a climb may take, and how much of it is left: time goes to the rungs with the largest
+predicted gain.
+
+    budget = Budget(parse_duration("10m"))
+    budget.fits(rung_s=25.0)     # so many rungs still fit
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ridgeline.errors import UsageError
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+FINISH_SHARE, LEAST_FINISH_S = 0.15, 10.0  # kept for the last comparison, curves and the report
+
+
+def parse_duration(text: str) -> float:
+    """`90s`, `10m`, `1.5h` in seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if found is None or float(found[1]) <= 0:
+        raise UsageError(f"--budget is {text!r}; give a time as 90s, 10m or 1h")
+    return float(found[1]) * UNITS[found[2]]
+
+
+@dataclass
+class Budget:
+    seconds: float | None  # None: as long as it takes
+    clock: Callable[[], float] = time.monotonic
+    began: float = field(default=0.0)
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+
+    @property
+    def used_s(self) -> float:
+        return self.clock() - self.began
+
+    @property
+    def left_s(self) -> float:
+        """For rungs: the end of the climb has its part."""
+        if self.seconds is None:
+            return float("inf")
+        kept = max(FINISH_SHARE * self.seconds, LEAST_FINISH_S)
+        return self.seconds - kept - self.used_s
+
+    @property
+    def is_spent(self) -> bool:
+        return self.left_s <= 0
+
+    def fits(self, rung_s: float) -> int | None:
+        """Rungs that there is time for, if each takes so long; None: any number."""
+        if self.seconds is None:
+            return None
+        return max(0, int(self.left_s // max(rung_s, 1e-3)))

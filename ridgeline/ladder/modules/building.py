@@ -1,0 +1,133 @@
+"""A module in a form: a copy of it, changed as the form says, behind a call that is the original's.
+
+Inputs are converted to what the form computes in, outputs back to the dtypes that they had; what is
+switched for a call (tf32, autocast, inference mode) is put back after it. The original is only
+read.
+
+    built = build(module, Form(grad=False, dtype="bf16"), example)
+    built(*example.args, **example.keywords)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.formats.dtypes import parse_dtype
+from ridgeline.ladder.modules.attention import switch
+from ridgeline.ladder.modules.copies import copied, weight_bytes
+from ridgeline.ladder.modules.graphed import Graphed
+from ridgeline.ladder.modules.linears import CodedLinear, quantize
+from ridgeline.profiling.modules.form import Form
+from ridgeline.profiling.modules.placing import converted
+from ridgeline.quantization.scheme import parse_scheme
+
+
+class Example(NamedTuple):
+    """What the module is called with."""
+
+    args: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+
+
+class Built:
+    """A module in a form; called like the module."""
+
+    def __init__(self, module: nn.Module, form: Form, example: Example, back: torch.dtype | None):
+        self.module, self.form = module, form
+        self._inner = module if form.compile is None else torch.compile(module, mode=form.compile)
+        self._device_type = next((p.device.type for p in module.parameters()), "cpu")
+        self._into = parse_dtype(form.dtype) if form.dtype is not None else None
+        self._back = back
+        self.call: Callable[..., Any] = self._call
+        if form.graphs:
+            self.call = Graphed(self._call, example.args, example.keywords)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self.call(*args, **keywords)
+
+    @property
+    def weight_bytes(self) -> int:
+        return weight_bytes(self.module)
+
+    def _call(self, *args: Any, **keywords: Any) -> Any:
+        with ExitStack() as stack:
+            for context in self._contexts():
+                stack.enter_context(context)
+            if self._into is not None or self.form.layout is not None:
+                args, keywords = converted((args, keywords), self._enter)
+            out = self._inner(*args, **keywords)
+            if self._into is not None or self.form.autocast is not None:
+                out = converted(out, self._leave)
+            return out
+
+    def _contexts(self) -> Iterator[AbstractContextManager[Any]]:
+        if not self.form.grad:
+            yield torch.inference_mode()
+        if self.form.tf32:
+            yield tf32()
+        if self.form.autocast is not None:
+            yield torch.autocast(self._device_type, parse_dtype(self.form.autocast))
+
+    def _enter(self, tensor: Tensor) -> Tensor:
+        if self._into is not None and tensor.is_floating_point():
+            tensor = tensor.to(self._into)
+        if self.form.layout == "channels_last" and tensor.dim() == 4:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        return tensor
+
+    def _leave(self, tensor: Tensor) -> Tensor:
+        is_half = tensor.dtype in (torch.bfloat16, torch.float16)
+        return tensor.to(self._back) if is_half and self._back is not None else tensor
+
+
+def build(
+    module: nn.Module, form: Form, example: Example, back: torch.dtype | None = None
+) -> Built:
+    """`back` is the dtype of the original's outputs, where all fractions in them have one."""
+    dtype = parse_dtype(form.dtype) if form.dtype is not None else None
+    made = copied(module, dtype)
+    if form.attention == "sdpa":
+        switch(made)
+    if form.scheme is not None:
+        quantize(made, parse_scheme(form.scheme))
+        if form.compile is not None:
+            _keep_untraced(made)
+    if form.layout == "channels_last":
+        _to_channels_last(made)
+    return Built(made, form, example, back)
+
+
+def _keep_untraced(module: nn.Module) -> None:
+    """What torch.compile cannot look into runs as it is, **in place**."""
+    for part in module.modules():
+        if isinstance(part, CodedLinear) and not part.is_traceable:
+            part.forward = torch.compiler.disable(part.forward)  # type: ignore[method-assign]
+
+
+def _to_channels_last(module: nn.Module) -> None:
+    """Weights of convolutions, **in place** but in memory of their own: others share them."""
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and parameter.dim() == 4:
+                moved = parameter.detach().contiguous(memory_format=torch.channels_last)
+                part._parameters[name] = nn.Parameter(moved, parameter.requires_grad)
+
+
+@contextmanager
+def tf32() -> Iterator[None]:
+    """Products and convolutions of fp32 in tf32, until it ends."""
+    cudnn: Any = torch.backends.cudnn
+    settings: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv)
+    before = [each.fp32_precision for each in settings]
+    try:
+        for each in settings:
+            each.fp32_precision = "tf32"
+        yield
+    finally:
+        for each, precision in zip(settings, before, strict=True):
+            each.fp32_precision = precision

@@ -1,0 +1,212 @@
+"""Whether a change applies to a module here, and why not: one function for each, that says so in a
+line. What the changes are is in profiling/modules/changes.py.
+
+    applies(CHANGES["graphs"], Candidate(module, form, work, example, outcomes))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.formats.dtypes import dtype_name
+from ridgeline.ladder.modules.attention import switchable
+from ridgeline.ladder.modules.linears import largest_group, replaceable
+from ridgeline.ladder.outcome import RungOutcome
+from ridgeline.profiling.modules.changes import Change
+from ridgeline.profiling.modules.form import Form
+from ridgeline.profiling.modules.gains import Work, has_plain_attention
+from ridgeline.quantization.devices import check_runs
+from ridgeline.quantization.scheme import parse_scheme
+
+ALIGNED = 8  # elements: tensor cores take rows in multiples of it
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a rung looks at."""
+
+    module: nn.Module  # the original
+    form: Form  # what was kept so far
+    work: Work  # of the original
+    outcomes: Mapping[str, RungOutcome]  # of rungs before, by name
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.work.on_gpu
+
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        return {p.dtype for p in self.module.parameters() if p.is_floating_point()}
+
+    def was_kept(self, name: str) -> bool:
+        return name in self.outcomes and self.outcomes[name].status == "kept"
+
+
+@dataclass(frozen=True)
+class Answer:
+    applies: bool
+    reason: str
+    change: Change | None = None  # where it is another than the usual: the group of int4
+
+
+def applies(change: Change, candidate: Candidate) -> Answer:
+    return _RULES[change.name](change, candidate)
+
+
+def no(reason: str) -> Answer:
+    return Answer(False, reason)
+
+
+def yes(reason: str) -> Answer:
+    return Answer(True, reason)
+
+
+def _inference(change: Change, about: Candidate) -> Answer:
+    if about.work.grad:
+        return yes("autograd watches the calls: weights require gradients")
+    return no("gradients are off already")
+
+
+def _sdpa(change: Change, about: Candidate) -> Answer:
+    found = switchable(about.module)
+    if found is not None:
+        return yes(found)
+    if has_plain_attention(about.work):
+        return no("attention is computed product by product, in code that has no switch for it")
+    return no("no attention that a switch would change")
+
+
+def _channels_last(change: Change, about: Candidate) -> Answer:
+    convolutions = [part for part in about.module.modules() if isinstance(part, nn.Conv2d)]
+    if not convolutions:
+        return no("no two-dimensional convolution")
+    if all(_is_last(part.weight) for part in convolutions):
+        return no("weights have their channels last already")
+    return yes(f"{len(convolutions)} convolutions")
+
+
+def _is_last(weight: torch.Tensor) -> bool:
+    last = weight.is_contiguous(memory_format=torch.channels_last)
+    return last and not weight.is_contiguous()
+
+
+def _compile(change: Change, about: Candidate) -> Answer:
+    fusible = sum(each.op.kind in ("pointwise", "reduction") for each in about.work.ops)
+    return yes(f"{fusible} pointwise ops and reductions stand alone")
+
+
+def _tf32(change: Change, about: Candidate) -> Answer:
+    if not about.on_gpu:
+        return no("tf32 is of a GPU's matrix units")
+    if about.form.dtype or about.form.autocast or torch.float32 not in about.dtypes:
+        return no("products are not in fp32")
+    if torch.backends.cuda.matmul.fp32_precision == "tf32":
+        return no("tf32 is on already")
+    return yes(f"products are in fp32{unaligned(about.module)}")
+
+
+def _half(change: Change, about: Candidate) -> Answer:
+    name = change.edit["dtype"]
+    if torch.float32 not in about.dtypes:
+        held = ", ".join(sorted(map(dtype_name, about.dtypes))) or "no fractions"
+        return no(f"weights are in {held}")
+    if name == "fp16":
+        if not about.on_gpu:
+            return no("a CPU multiplies fp16 no faster than bf16")
+        if about.was_kept("bf16"):
+            return no("bf16 was kept")
+    return yes(f"weights are in fp32{unaligned(about.module)}")
+
+
+def _autocast(change: Change, about: Candidate) -> Answer:
+    name = change.edit["autocast"]
+    if about.form.dtype is not None or about.form.autocast is not None:
+        return no(f"{about.form.dtype or about.form.autocast} was kept")
+    if torch.float32 not in about.dtypes:
+        return no("weights are not in fp32")
+    if name == "fp16" and not about.on_gpu:
+        return no("a CPU multiplies fp16 no faster than bf16")
+    plain = about.outcomes.get(name)
+    if plain is None or plain.status == "failed" or plain.difference is None:
+        return yes("weights stay in fp32, products are cast")
+    if plain.difference.problem is None:
+        return no(f"weights in {name} gave no speed, and casting them each time gives less")
+    return yes(f"weights in {name} are outside the bound; here only products are")
+
+
+def _graphs(change: Change, about: Candidate) -> Answer:
+    if not about.on_gpu:
+        return no("graphs are of a GPU: a CPU has no launches to spare")
+    return yes(f"{about.work.num_kernels} launches a call")
+
+
+def _weights(change: Change, about: Candidate) -> Answer:
+    name = change.edit["scheme"]
+    if change.name == "int4":
+        group = largest_group(about.module)
+        if group is None:
+            return no("no linear layer has rows of a multiple of 32")
+        name = f"int4-g{group}"
+        change = replace(change, edit={"scheme": name})
+    scheme = parse_scheme(name)
+    count = len(replaceable(about.module, scheme))
+    if count == 0:
+        return no("no linear layer whose weights would be replaced")
+    kept = about.form.dtype or dtype_name(next(iter(about.dtypes), torch.float32))
+    try:
+        check_runs(scheme, kept, about.work.hardware.device)
+    except UnsupportedError as error:
+        return no(str(error).replace("--dtype ", ""))
+    return Answer(True, f"weights of {count} linear layers", change)
+
+
+def _autotune(change: Change, about: Candidate) -> Answer:
+    if not about.on_gpu:
+        return no("torch tunes its kernels for GPUs only")
+    if about.form.compile is None:
+        return no("torch.compile was not kept")
+    return yes("torch.compile was kept")
+
+
+def unaligned(module: nn.Module) -> str:
+    """For a line: which sizes keep products from a GPU's matrix units."""
+    odd = {
+        size
+        for part in module.modules()
+        if isinstance(part, nn.Linear)
+        for size in (part.in_features, part.out_features)
+        if size % ALIGNED
+    }
+    odd |= {
+        size
+        for part in module.modules()
+        if isinstance(part, nn.Conv2d)
+        for size in (part.in_channels // part.groups, part.out_channels)
+        if size % ALIGNED and part.groups == 1
+    }
+    if not odd:
+        return "; all sizes are multiples of 8"
+    shown = ", ".join(map(str, sorted(odd)[:6]))
+    return f"; sizes {shown} are no multiples of {ALIGNED}: pad them for the matrix units"
+
+
+_RULES: dict[str, Callable[[Change, Candidate], Answer]] = {
+    "inference": _inference,
+    "sdpa": _sdpa,
+    "channels-last": _channels_last,
+    "compile": _compile,
+    "tf32": _tf32,
+    "bf16": _half,
+    "fp16": _half,
+    "autocast-bf16": _autocast,
+    "autocast-fp16": _autocast,
+    "graphs": _graphs,
+    "int8": _weights,
+    "int4": _weights,
+    "autotune": _autotune,
+}

@@ -1,0 +1,78 @@
+"""The ladder before it is climbed: each rung with what it would give if all that is predicted to
+help were kept. Nothing is run; the naive loop's own speed is the model's, not a measurement.
+
+    preview(prepared(order))["rungs"]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ridgeline.formats.dtypes import parse_dtype
+from ridgeline.ladder.climb import Job
+from ridgeline.ladder.rungs import STAGES, Offer, Place, Rung
+from ridgeline.ladder.search import SHARED
+from ridgeline.ladder.state import State, applied, baseline
+from ridgeline.profiling.gains import kv_bytes, predict
+from ridgeline.profiling.prediction import Prediction, Situation
+from ridgeline.profiling.step_model import planned_bytes_per_weight
+from ridgeline.recipe import Recipe, with_auto
+
+NOTE = "predicted from the roofline alone; `ridgeline optimize` measures each"
+
+
+def preview(job: Job) -> dict[str, Any]:
+    state, rows = baseline(job.subject.device), list[dict[str, Any]]()
+    for stage in STAGES:
+        remaining = list(stage)
+        while remaining:
+            offers = {rung.name: _offer(job, state, rung) for rung in remaining}
+            gains = {
+                name: _predicted(job, state, offer)
+                for name, offer in offers.items()
+                if isinstance(offer, Offer)
+            }
+            if not gains:
+                rows += [_row(rung, str(offers[rung.name]), None) for rung in remaining]
+                break
+            best = max(gains, key=lambda name: gains[name].speedup)
+            rung = next(rung for rung in remaining if rung.name == best)
+            remaining.remove(rung)
+            offer = offers[best]
+            assert isinstance(offer, Offer), "gains are of offers"
+            rows.append(_row(rung, offer.reason, gains[best]))
+            if gains[best].speedup > 1.0 or rung.is_essential:
+                state = applied(state, offer.edit)
+    about = {"model": job.subject.name, "device": job.hardware.name}
+    return about | {"workload": job.workload.name, "rungs": rows, "note": NOTE}
+
+
+def _filled(job: Job, state: State) -> Recipe:
+    dtype = parse_dtype(state.recipe.dtype)
+    return with_auto(state.recipe, job.subject.config, dtype, job.subject.device)
+
+
+def _offer(job: Job, state: State, rung: Rung) -> Offer | str:
+    about = {name: getattr(job.facts, name) for name in SHARED}
+    return rung.offer(Place(**about, state=state, filled=_filled(job, state)))
+
+
+def _predicted(job: Job, state: State, offer: Offer) -> Prediction:
+    filled, config, facts = _filled(job, state), job.subject.config, job.facts
+    situation = Situation(
+        config,
+        filled,
+        state.loop,
+        job.hardware,
+        planned_bytes_per_weight(config, filled),
+        kv_bytes(config, filled),
+        (),
+        float(facts.concurrency),
+        facts.prefix_share,
+    )
+    return predict(situation, {k: v for k, v in offer.edit.items() if k != "folder"})
+
+
+def _row(rung: Rung, reason: str, predicted: Prediction | None) -> dict[str, Any]:
+    gain = None if predicted is None else predicted.to_json()
+    return {"name": rung.name, "title": rung.title, "reason": reason, "predicted": gain}

@@ -1,0 +1,66 @@
+"""A climb as records: the model before, after, and each rung that was measured, stamped like every
+other record, with clocks and power as they were while rounds ran.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ridgeline.hardware import Hardware
+from ridgeline.hardware.clocks import Clocks
+from ridgeline.ladder.outcome import Climb, Figures, RungOutcome, Speedup
+from ridgeline.records import Record, Value
+
+
+def climb_records(climb: Climb, hardware: Hardware, clocks: Clocks | None) -> list[Record]:
+    stem = f"optimize-{Path(climb.model).name.removesuffix('.gguf')}-{climb.goal}"
+    named = {
+        f"{stem}-before": figure_values(climb.before.figures),
+        f"{stem}-after": figure_values(climb.after.figures) | total_values(climb.total),
+    }
+    for rung in climb.rungs:
+        if rung.achieved is not None:
+            named[f"{stem}-{rung.name}"] = rung_values(rung)
+    return [
+        Record.create(name, hardware, values, climb.command, climb.notes, clocks)
+        for name, values in named.items()
+    ]
+
+
+def figure_values(figures: Figures) -> dict[str, Value]:
+    rate = Value(figures.output_tokens_per_s, "token/s")
+    values = {"output_tokens_per_s": rate, "weight_bytes": Value(float(figures.weight_bytes), "B")}
+    for name in ("first_token_s", "per_output_token_s", "request_s"):
+        seconds = getattr(figures, name)
+        if seconds is not None:
+            values[name.removesuffix("_s")] = Value(seconds, "s")
+    if figures.share_of_limit is not None:
+        values["share_of_limit"] = Value(figures.share_of_limit, "1")
+    return values
+
+
+def total_values(total: Speedup | None) -> dict[str, Value]:
+    return {} if total is None else speedup_values(total)
+
+
+def speedup_values(speedup: Speedup) -> dict[str, Value]:
+    rates = sorted(speedup.after)
+    spread = (rates[-1] - rates[0]) / rates[len(rates) // 2]
+    count = len(speedup.before)
+    return {
+        "speedup": Value(speedup.value, "1", num_samples=count),
+        "speedup_low": Value(speedup.low, "1"),
+        "speedup_high": Value(speedup.high, "1"),
+        "rate": Value(rates[len(rates) // 2], "token/s", spread=spread, num_samples=count),
+    }
+
+
+def rung_values(rung: RungOutcome) -> dict[str, Value]:
+    assert rung.achieved is not None, "a rung that was measured"
+    values = speedup_values(rung.achieved) | {"seconds": Value(rung.seconds, "s")}
+    if rung.predicted is not None:
+        values["predicted"] = Value(rung.predicted.speedup, "1")
+    if rung.quality is not None:
+        values["mean_kl"] = Value(rung.quality.mean_kl, "nat")
+        values["perplexity_increase"] = Value(rung.quality.ppl_increase, "1")
+    return values

@@ -1,0 +1,60 @@
+"""A rung: does it apply here and why, and the edit of the recipe. What it would give is predicted
+by profiling/gains.py; whether it does is for the climb to measure.
+
+A file holds the rungs of one area. To add one: write a function from a `Place` to an `Offer`, or to
+one line that says why not, and name it in the file's RUNGS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ridgeline.hardware import Hardware
+from ridgeline.ladder.outcome import Area, Goal, RungOutcome
+from ridgeline.ladder.state import Edit, State
+from ridgeline.models import ModelConfig
+from ridgeline.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a rung looks at."""
+
+    config: ModelConfig
+    hardware: Hardware
+    goal: Goal
+    state: State  # the best so far
+    filled: Recipe  # its recipe with nothing left to "auto"
+    concurrency: int = 1  # requests that are there at once
+    prefix_share: float = 0.0  # of prompt tokens, that an earlier prompt begins with
+    longest_prompt: int = 1
+    has_text: bool = False  # whether prompts are text, as users write it
+    has_random_weights: bool = False
+    is_quantized: bool = False  # the checkpoint itself
+    outcomes: Mapping[str, RungOutcome] = field(default_factory=dict)  # so far, by name
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.hardware.device_type == "cpu"
+
+    def was(self, name: str, *status: str) -> bool:
+        return name in self.outcomes and self.outcomes[name].status in status
+
+
+@dataclass(frozen=True)
+class Offer:
+    edit: Edit
+    reason: str  # why it applies
+
+
+@dataclass(frozen=True)
+class Rung:
+    name: str
+    area: Area
+    title: str
+    offer: Callable[[Place], Offer | str]
+    changes_answers: bool = False  # beyond the rounding of sums in another order
+    is_essential: bool = False  # others are edits of what it makes
+    # Rungs that, kept later, may turn a near miss of this one: it is then tried once more.
+    again_after: tuple[str, ...] = ()

@@ -1,0 +1,92 @@
+"""Batch and memory: requests that share steps, how many tokens a step takes, pages, beginnings that
+are kept, tokens guessed ahead.
+
+That requests share steps at all comes early: what every later rung gives depends on the batch.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ridgeline.kernels.pages import PAGE_SIZES
+from ridgeline.ladder.outcome import Area
+from ridgeline.ladder.rungs.base import Offer, Place, Rung
+from ridgeline.recipe import usual_limits
+
+LEAST_BUDGET = 256  # tokens: smaller steps leave matrix units idle
+
+
+def batching(place: Place) -> Offer | str:
+    if place.concurrency < 2:
+        return "requests come one after the other"
+    batch = usual_limits(not place.on_cpu).max_batch
+    if place.filled.limits.max_batch == batch:
+        return "they share steps already"
+    return Offer(
+        {"limits.max_batch": batch}, f"up to {batch} requests share the weights read in a step"
+    )
+
+
+def larger_batch(place: Place) -> Offer | str:
+    now = place.filled.limits.filled().max_batch
+    if place.concurrency <= now:
+        return f"no more than {place.concurrency} requests are there at once"
+    edit = {"limits.max_batch": 2 * now}
+    if place.filled.limits.filled().token_budget < 2 * now:
+        edit["limits.token_budget"] = 2 * now
+    return Offer(edit, f"{place.concurrency} requests wait for {now} places")
+
+
+def token_budget(factor: float, place: Place) -> Offer | str:
+    limits = place.filled.limits.filled()
+    wanted = int(factor * limits.token_budget)
+    tokens = place.longest_prompt * place.concurrency
+    if tokens <= limits.token_budget:
+        return f"all prompts together have {tokens} tokens; a step takes {limits.token_budget}"
+    if wanted < max(LEAST_BUDGET, limits.max_batch):
+        return f"a step of {wanted} tokens would be too small"
+    more = "fewer, larger steps" if factor > 1 else "prompts hold up running requests less"
+    return Offer({"limits.token_budget": wanted}, more)
+
+
+def page_size(size: int, place: Place) -> Offer | str:
+    if size not in PAGE_SIZES:
+        return f"pages of {size} tokens are not made"
+    now = place.filled.kv.page_size
+    if now == size:
+        return "pages have that size already"
+    return Offer({"kv.page_size": size}, f"pages of {size} tokens instead of {now}")
+
+
+def prefix_cache(place: Place) -> Offer | str:
+    if place.prefix_share <= 0:
+        return "no two prompts of the workload begin alike; it stays on, which costs nothing"
+    if place.state.recipe.kv.prefix_cache:
+        return "it is on already"
+    share = f"{place.prefix_share:.0%} of the prompt tokens came before"
+    return Offer({"kv.prefix_cache": True}, share)
+
+
+def prompt_lookup(place: Place) -> Offer | str:
+    if place.has_random_weights:
+        return (
+            "random weights repeat themselves: what is guessed right says nothing of a real model"
+        )
+    if not place.has_text:
+        return "the workload's prompts are not text: how much can be guessed depends on it"
+    if place.state.recipe.speculation.method != "none":
+        return "tokens are guessed ahead already"
+    return Offer({"speculation.method": "prompt-lookup"}, "outputs may repeat their prompts")
+
+
+AREA: Area = "batch and memory"
+BATCHING = Rung("batching", AREA, "requests that share steps", batching)
+RUNGS = (
+    Rung("larger-batch", AREA, "twice as many requests at once", larger_batch),
+    Rung("more-tokens", AREA, "steps of twice the tokens", partial(token_budget, 2.0)),
+    Rung("fewer-tokens", AREA, "steps of half the tokens", partial(token_budget, 0.5)),
+    Rung("pages-128", AREA, "pages of 128 tokens", partial(page_size, 128)),
+    Rung("pages-32", AREA, "pages of 32 tokens", partial(page_size, 32)),
+    Rung("prefix-cache", AREA, "beginnings kept for others", prefix_cache),
+    Rung("prompt-lookup", AREA, "tokens guessed from the text so far", prompt_lookup),
+)

@@ -1,0 +1,28 @@
+"""Custom kernels: tiles chosen by measuring on this kind of GPU, and kernels in CUDA C++ built for
+it, in the place of Triton's rules of thumb.
+"""
+
+from __future__ import annotations
+
+from ridgeline.kernels import autotune
+from ridgeline.kernels.extension import find_nvcc
+from ridgeline.ladder.rungs.base import Offer, Place, Rung
+
+
+def tuned(place: Place) -> Offer | str:
+    if place.on_cpu:
+        return "on a CPU the fused kernels are its own already"
+    if place.state.recipe.tuned:
+        return "they are on already"
+    has_choices, nvcc = bool(autotune.load(place.hardware.name)), find_nvcc()
+    if not has_choices and nvcc is None:
+        return (
+            f"no choices were measured for {place.hardware.name}, and there is no nvcc to build "
+            "kernels with; run `ridgeline kernels tune`"
+        )
+    known = "measured choices" if has_choices else "no measured choices"
+    built = "kernels in CUDA C++ are built" if nvcc else "no nvcc, so Triton alone"
+    return Offer({"tuned": True}, f"{known} for {place.hardware.name}; {built}")
+
+
+RUNGS = (Rung("tuned", "custom kernels", "kernels tuned for this GPU", tuned),)

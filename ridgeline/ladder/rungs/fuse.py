@@ -1,0 +1,41 @@
+"""Fuse: from the plain loop to the engine, whose kernels do several ops at once, whose keys and
+values lie in pages, and which samples on the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ridgeline.ladder.rungs.base import Offer, Place, Rung
+
+
+def fused(place: Place) -> Offer | str:
+    if place.state.loop == "engine":
+        return "the engine runs it already"
+    if place.on_cpu and any(layer.experts for layer in place.config.layers):
+        return "CPU kernels for experts are not written"
+    why = "norms, products, rotary and attention each write what the next reads; fused they do not"
+    return Offer(_engine(place, "fused"), why)
+
+
+def plain_engine(place: Place) -> Offer | str:
+    if place.state.loop == "engine":
+        return "the engine runs it already"
+    if not place.on_cpu:
+        return "on a GPU the engine has fused kernels alone"
+    return Offer(_engine(place, "reference"), "fused kernels cannot be had here; pages can")
+
+
+def _engine(place: Place, kernels: str) -> dict[str, Any]:
+    edit: dict[str, Any] = {"loop": "engine", "kernels": kernels}
+    if place.concurrency > 1:  # one at a time as before: that they share steps is a rung of its own
+        edit |= {"limits.max_batch": 1}
+    if place.prefix_share > 0:  # so is that they share beginnings
+        edit |= {"kv.prefix_cache": False}
+    return edit
+
+
+RUNGS = (
+    Rung("fused", "fuse", "the engine with fused kernels", fused, is_essential=True),
+    Rung("engine", "fuse", "the engine with plain kernels", plain_engine, is_essential=True),
+)

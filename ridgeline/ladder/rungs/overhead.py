@@ -1,0 +1,27 @@
+"""Less overhead: a step as a captured graph instead of hundreds of launches, and the next step
+launched before the last one's tokens reach the host.
+"""
+
+from __future__ import annotations
+
+from ridgeline.ladder.rungs.base import Offer, Place, Rung
+
+
+def graphs(place: Place) -> Offer | str:
+    if place.on_cpu:
+        return "a CPU launches nothing"
+    return Offer(
+        {"graphs": True}, "small steps, and the choice of tokens, are replayed as captured graphs"
+    )
+
+
+def overlap(place: Place) -> Offer | str:
+    if place.on_cpu:
+        return "a CPU computes a step when it is launched: there is nothing to overlap"
+    return Offer({"overlap": True}, "the device need not wait until the host has read its tokens")
+
+
+RUNGS = (
+    Rung("graphs", "overhead", "steps as captured graphs", graphs),
+    Rung("overlap", "overhead", "the next step launched ahead", overlap),
+)

@@ -1,0 +1,95 @@
+"""Quantize: weights in 8 or 4 bits, what they are multiplied with in 8, keys and values in 8.
+Schemes exclude each other; each is measured against the best so far, the largest predicted gain
+first.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.hardware.probes import fp8_dtype
+from ridgeline.ladder.rungs.base import Offer, Place, Rung
+from ridgeline.quantization.devices import check_runs
+from ridgeline.quantization.scheme import Scheme, parse_scheme
+from ridgeline.quantization.sizes import model_matrices
+
+WEIGHTS = {
+    "int8": "weights in int8",
+    "fp8": "weights and activations in fp8",
+    "w8a8-int8": "weights and activations in int8",
+    "int4-g128": "weights in int4, groups of 128",
+    "int4-g64": "weights in int4, groups of 64",
+    "int4-g32": "weights in int4, groups of 32",
+}
+FINER = {
+    "int4-g64": "int4-g128",
+    "int4-g32": "int4-g64",
+}  # tried where the coarser one was not kept
+
+
+def weights(name: str, place: Place) -> Offer | str:
+    scheme = parse_scheme(name)
+    if place.is_quantized:
+        return "the checkpoint is quantized already; climb from the one it was made from"
+    if place.state.recipe.scheme == name and place.state.folder is None:
+        return "it is on already"
+    shapes = list(model_matrices(place.config))
+    fitting = sum(scheme.fits(*shape) for shape in shapes)
+    if not fitting:
+        return f"no matrix of the model has rows that {name} divides"
+    coarser = FINER.get(name)
+    if coarser is not None and _suffices(place, coarser):
+        return f"{coarser} fits, is smaller, and was not outside the quality bound"
+    if place.on_cpu and scheme.weight == "fp8":
+        return "a CPU only decodes fp8; int8 is measured"
+    try:
+        check_runs(scheme, place.filled.dtype, place.hardware.device)
+    except UnsupportedError as error:
+        return str(error)
+    edit: dict[str, Any] = {"scheme": name}
+    if place.state.folder is not None:
+        edit["folder"] = None
+    return Offer(edit, _why(scheme, fitting, len(shapes)))
+
+
+def _suffices(place: Place, coarser: str) -> bool:
+    shapes, outcome = model_matrices(place.config), place.outcomes.get(coarser)
+    fits = all(parse_scheme(coarser).fits(*shape) for shape in shapes)
+    broke = outcome is not None and outcome.quality is not None and outcome.quality.problem
+    return fits and not broke
+
+
+def _why(scheme: Scheme, fitting: int, count: int) -> str:
+    some = "all matrices" if fitting == count else f"{fitting} of {count} matrices"
+    inputs = "" if scheme.inputs == "16-bit" else f", multiplied with inputs in {scheme.inputs}"
+    return f"{some} in {scheme.bits} bits{inputs}: fewer bytes in every step"
+
+
+def kv(name: str, place: Place) -> Offer | str:
+    now = place.filled.kv.dtype
+    if now in ("fp8", "int8"):
+        return f"keys and values are in {now} already"
+    if name == "fp8" and (place.on_cpu or fp8_dtype(place.hardware) is None):
+        return f"{place.hardware.name} has no fp8; int8 is measured"
+    if place.filled.dtype == "fp32" and not place.on_cpu:
+        return "on a GPU 8-bit pages go with 16-bit work, and the dtype is fp32"
+    return Offer({"kv.dtype": name}, "attention reads half the bytes, and twice the tokens fit")
+
+
+SCHEMES = tuple(
+    Rung(name, "quantize", title, partial(weights, name), True, again_after=("tuned", "batching"))
+    for name, title in WEIGHTS.items()
+)
+PAGES = tuple(
+    Rung(
+        f"kv-{name}",
+        "quantize",
+        f"keys and values in {name}",
+        partial(kv, name),
+        True,
+        again_after=("tuned",),
+    )
+    for name in ("fp8", "int8")
+)

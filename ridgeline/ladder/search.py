@@ -1,0 +1,432 @@
+"""The climb itself: which rung is tried next, what is kept and what is dropped. Measuring is
+somebody else's (`Bench`; bench_processes.py), so that decisions can be tested in milliseconds.
+
+Greedy, stage by stage (rungs/): in a stage the rung with the largest predicted gain comes first,
+and what is kept changes what the others are measured against. Where a rung that is kept later may
+turn a near miss (kernels tuned for codes, a batch), that one is tried once more from there. With a
+budget, rungs that are not among as many as there is time for are put off, and tried at the end if
+time is left.
+
+    search = Search(facts, bench, Budget(600.0), options)
+    found = search.run()
+    found.best, found.outcomes
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Protocol
+
+from ridgeline.errors import RidgelineError, UsageError
+from ridgeline.hardware import Hardware
+from ridgeline.ladder.budget import Budget
+from ridgeline.ladder.finished import Finished
+from ridgeline.ladder.outcome import Goal, Quality, RungOutcome, Speedup, outcome_from
+from ridgeline.ladder.process import WorkerError
+from ridgeline.ladder.rounds import MIN_ROUNDS
+from ridgeline.ladder.rungs import STAGES, Offer, Place, Rung
+from ridgeline.ladder.seen import Seen
+from ridgeline.ladder.state import Edit, State, applied, baseline, digest
+from ridgeline.ladder.words import (
+    busy_words,
+    faster_words,
+    quality_words,
+    slower_words,
+    state_words,
+    with_remarks,
+)
+from ridgeline.models import ModelConfig
+from ridgeline.profiling.gains import predict
+from ridgeline.profiling.prediction import Prediction, Situation
+from ridgeline.progress import Progress
+from ridgeline.quantization.scheme import parse_scheme
+
+log = logging.getLogger(__name__)
+
+MORE_ROUNDS = (3, 7)  # beyond the least: when an undecided rung is looked at again
+WORTH = 1.01  # an interval that ends below is not worth more rounds
+NEAR = 0.9  # of the best's speed, at the interval's upper end: a near miss
+FIRST_RUNG_S = 25.0  # taken until one was measured
+Enough = Callable[[Speedup], bool]
+Predict = Callable[[Situation, Edit], Prediction]
+
+
+class Bench(Protocol):
+    """Measures. Raises WorkerError where a state cannot be run."""
+
+    def open(self, state: State) -> Seen:
+        """Load it and look at its steps; it is the best so far."""
+
+    def compare(self, before: State, after: State, enough: Enough) -> Speedup:
+        """In rounds that take turns, until it is enough; `after` stays loaded."""
+
+    def keep(self, state: State) -> Seen:
+        """`state` was compared, and is the best now; what it was held against is let go."""
+
+    def drop(self, state: State) -> None:
+        """Let it go."""
+
+    def judge(self, state: State) -> Quality:
+        """Against the unmodified model."""
+
+    def calibrated(self, state: State) -> State:
+        """The same scheme with codes found on data, from a checkpoint of its own."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What does not change during a climb."""
+
+    config: ModelConfig
+    hardware: Hardware
+    goal: Goal
+    setting: str  # all that measurements depend on (state.py)
+    concurrency: int = 1
+    prefix_share: float = 0.0
+    longest_prompt: int = 1
+    has_text: bool = False
+    has_random_weights: bool = False
+    is_quantized: bool = False
+
+
+@dataclass(frozen=True)
+class Options:
+    rounds: int = MIN_ROUNDS
+    quality: bool = True
+    stages: tuple[tuple[Rung, ...], ...] = STAGES
+
+    def __post_init__(self) -> None:
+        if self.rounds < MIN_ROUNDS:
+            raise UsageError(f"--rounds is {self.rounds}; give at least {MIN_ROUNDS}")
+
+
+@dataclass
+class Found:
+    """What a climb came to, so far."""
+
+    start: State
+    start_seen: Seen
+    best: State
+    seen: Seen
+    outcomes: list[RungOutcome] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    is_stopped: bool = False
+    measured: list[RungOutcome] = field(default_factory=list)  # in this run, not in an earlier one
+
+
+class Search:
+    def __init__(
+        self,
+        facts: Facts,
+        bench: Bench,
+        budget: Budget,
+        options: Options | None = None,
+        finished: Finished | None = None,
+        progress: Progress | None = None,
+        predictor: Predict = predict,
+    ) -> None:
+        self.facts, self.bench, self.budget = facts, bench, budget
+        self.options = options or Options()
+        self.finished = finished or Finished(None)
+        self.progress, self.predictor = progress, predictor
+        self.found: Found | None = None
+        self._rung_s: list[float] = []  # that measured rungs took
+        self._latest: dict[str, RungOutcome] = {}
+        self._put_off: list[Rung] = []
+        self._done = 0
+
+    def run(self) -> Found:
+        found = self.found = self.start()
+        try:
+            self._climb()
+        except KeyboardInterrupt:
+            found.is_stopped = True
+            found.notes.append("stopped by Ctrl-C; what was measured until then is here")
+        for rung in self._left():
+            why = "the climb was stopped" if found.is_stopped else "the budget was spent"
+            self._add(rung, "not reached", why, self._offer(rung))
+        busy = busy_words(found.outcomes)
+        found.notes += [] if busy is None else [busy]
+        return found
+
+    def start(self) -> Found:
+        """The plain loop in fp32; where that does not fit, the smallest step from it that does."""
+        problem = None
+        for number, state in enumerate(start_states(self.facts.hardware.device)):
+            try:
+                seen = self._seen_of(state)
+            except WorkerError as error:
+                if error.kind != "memory":
+                    raise
+                problem = problem or str(error)
+                continue
+            found = Found(state, seen, state, seen)
+            if number:
+                found.notes.append(
+                    f"the plain loop in fp32 does not fit ({problem}); it starts from "
+                    f"{state_words(state)}"
+                )
+            if not seen.is_deterministic:
+                found.notes.append(
+                    "the model is not deterministic: the same prompt gave other logits; measured "
+                    "differences hold that noise too"
+                )
+            return found
+        raise WorkerError("memory", f"nothing of it fits here: {problem}")
+
+    def _seen_of(self, state: State) -> Seen:
+        key = digest([self.facts.setting, "seen", state.key])
+        entry = self.finished.get(key)
+        if entry is not None:
+            return Seen.from_json(entry)
+        seen = self.bench.open(state)
+        self.finished.put(key, seen.to_json())
+        return seen
+
+    def _climb(self) -> None:
+        for stage in self.options.stages:
+            before = self._now.best
+            self._climb_stage(list(stage))
+            if self._now.best != before:
+                self._look_again()
+        while self._put_off and self._has_time():
+            rung = max(self._put_off, key=self._gain)
+            self._put_off.remove(rung)
+            self._try(rung)
+
+    def _climb_stage(self, remaining: list[Rung]) -> None:
+        while remaining:
+            open_rungs = [rung for rung in remaining if isinstance(self._offer(rung), Offer)]
+            if not open_rungs:
+                break
+            rung = max(open_rungs, key=self._gain)  # of equals the first
+            remaining.remove(rung)
+            if rung.is_essential or self._is_worth(rung):
+                self._try(rung)
+            else:
+                self._put_off.append(rung)
+        for rung in remaining:
+            reason = self._offer(rung)
+            assert isinstance(reason, str), "all that could be tried was"
+            self._add(rung, "not applicable", reason)
+
+    def _look_again(self) -> None:
+        """Near misses of earlier stages, if what was kept last may turn them."""
+        kept = {o.name for o in self._now.outcomes if o.status == "kept"}
+        rungs = {rung.name: rung for stage in self.options.stages for rung in stage}
+        for outcome in list(self._latest.values()):
+            rung, achieved = rungs[outcome.name], outcome.achieved
+            newer = kept & set(rung.again_after) - self._kept_before(outcome)
+            broke = outcome.quality is not None and outcome.quality.problem is not None
+            if outcome.status != "dropped" or achieved is None or broke or not newer:
+                continue
+            if achieved.high >= NEAR and isinstance(self._offer(rung), Offer) and self._has_time():
+                self._try(rung, again=True)
+
+    def _kept_before(self, outcome: RungOutcome) -> set[str]:
+        place = self._now.outcomes.index(outcome)
+        return {o.name for o in self._now.outcomes[:place] if o.status == "kept"}
+
+    @property
+    def _now(self) -> Found:
+        assert self.found is not None, "`start` comes first"
+        return self.found
+
+    def _offer(self, rung: Rung) -> Offer | str:
+        facts, now = self.facts, self._now
+        if now.best.loop == "naive" and not rung.is_essential:
+            return "it changes how the engine runs, and the engine was not kept"
+        about = {name: getattr(facts, name) for name in SHARED}
+        return rung.offer(
+            Place(**about, state=now.best, filled=now.seen.filled, outcomes=self._latest)
+        )
+
+    def _predicted(self, offer: Offer) -> Prediction | None:
+        facts, now = self.facts, self._now
+        situation = now.seen.situation(
+            facts.config,
+            now.best.loop,
+            facts.hardware,
+            float(facts.concurrency),
+            facts.prefix_share,
+        )
+        edit = {name: value for name, value in offer.edit.items() if name != "folder"}
+        try:
+            return self.predictor(situation, edit)
+        except RidgelineError as error:
+            log.info("no prediction for %s: %s", dict(edit), error)
+            return None
+
+    def _gain(self, rung: Rung) -> float:
+        offer = self._offer(rung)
+        predicted = self._predicted(offer) if isinstance(offer, Offer) else None
+        return 1.0 if predicted is None else predicted.speedup
+
+    def _left(self) -> list[Rung]:
+        """Rungs nothing is said of yet."""
+        rungs = [rung for stage in self.options.stages for rung in stage]
+        return [rung for rung in rungs if rung.name not in self._latest]
+
+    @property
+    def _usual_s(self) -> float:
+        times = self._rung_s[-4:]
+        return sum(times) / len(times) if times else FIRST_RUNG_S
+
+    def _has_time(self) -> bool:
+        fits = self.budget.fits(self._usual_s)
+        return fits is None or fits > 0
+
+    def _is_worth(self, rung: Rung) -> bool:
+        """Whether it is among as many of the rungs that are left as there is time for."""
+        fits = self.budget.fits(self._usual_s)
+        if fits is None:
+            return True
+        others = [other for other in self._left() if isinstance(self._offer(other), Offer)]
+        better = [other for other in others if self._gain(other) > self._gain(rung)]
+        return len(better) < fits
+
+    def _enough(self, speedup: Speedup) -> bool:
+        count, least = len(speedup.before), self.options.rounds
+        if count < least:
+            return False
+        looks = (least, *(least + more for more in MORE_ROUNDS))
+        if count >= looks[-1] or self.budget.is_spent:
+            return True
+        decided = speedup.low > 1.0 or speedup.high < WORTH
+        return decided and count in looks
+
+    def _try(self, rung: Rung, again: bool = False) -> None:
+        offer = self._offer(rung)
+        if not isinstance(offer, Offer):
+            self._add(rung, "not applicable", offer)
+            return
+        self._tell(rung)
+        now, began = self._now, self.budget.used_s
+        candidate, predicted = applied(now.best, offer.edit), self._predicted(offer)
+        key = digest(
+            [self.facts.setting, now.best.key, candidate.key, self.options.rounds, rung.name]
+        )
+        title = rung.title + (", tried again" if again else "")
+        entry = self.finished.get(key)
+        if entry is not None:
+            self._replay(entry)
+            return
+        outcome, state = self._measured(rung, offer, candidate)
+        seconds = self.budget.used_s - began
+        outcome = replace(outcome, title=title, predicted=predicted, seconds=seconds)
+        self._rung_s.append(seconds)
+        saved = {"outcome": asdict(outcome), "state": None, "seen": None}
+        if outcome.status == "kept":
+            now.best, now.seen = state, self.bench.keep(state)
+            outcome = replace(outcome, reason=with_remarks(outcome.reason, now.seen))
+            saved |= {"outcome": asdict(outcome), "state": state.to_json()}
+            saved |= {"seen": now.seen.to_json()}
+        self._append(outcome)
+        now.measured.append(outcome)
+        if outcome.status != "failed":
+            self.finished.put(key, saved)
+
+    def _replay(self, entry: dict[str, object]) -> None:
+        """As it was measured in an earlier run."""
+        outcome = outcome_from(entry["outcome"])  # type: ignore[arg-type]
+        self._append(outcome)
+        if outcome.status == "kept":
+            self._now.best = State.from_json(entry["state"])  # type: ignore[arg-type]
+            self._now.seen = Seen.from_json(entry["seen"])  # type: ignore[arg-type]
+
+    def _measured(self, rung: Rung, offer: Offer, candidate: State) -> tuple[RungOutcome, State]:
+        base = RungOutcome(rung.name, rung.area, rung.title, offer.edit, "failed", offer.reason)
+        try:
+            achieved = self.bench.compare(self._now.best, candidate, self._enough)
+            base = replace(base, achieved=achieved)
+            if not achieved.is_beyond_noise:
+                self.bench.drop(candidate)
+                return replace(base, status="dropped", reason=slower_words(achieved)), candidate
+            if not (rung.changes_answers and self.options.quality):
+                why = "quality was not measured" if rung.changes_answers else SAME_ARITHMETIC
+                reason = f"{faster_words(achieved)}; {offer.reason}; {why}"
+                return replace(base, status="kept", reason=reason), candidate
+            return self._judged(base, candidate)
+        except WorkerError as error:
+            self.bench.drop(candidate)
+            return replace(base, reason=f"{error.kind}: {error}"), candidate
+
+    def _judged(self, base: RungOutcome, candidate: State) -> tuple[RungOutcome, State]:
+        quality = self.bench.judge(candidate)
+        assert base.achieved is not None, "it was compared"
+        if quality.problem is None:
+            reason = f"{faster_words(base.achieved)}; {quality_words(quality)}"
+            return replace(base, status="kept", quality=quality, reason=reason), candidate
+        refused = replace(base, status="dropped", quality=quality)
+        reason = f"{faster_words(base.achieved)}, but {quality.problem}"
+        if not _can_calibrate(candidate) or not self._has_time():
+            self.bench.drop(candidate)
+            return replace(refused, reason=reason), candidate
+        self.bench.drop(candidate)
+        return self._calibrated(refused, candidate, reason)
+
+    def _calibrated(
+        self, refused: RungOutcome, candidate: State, reason: str
+    ) -> tuple[RungOutcome, State]:
+        """Rounding to nearest is outside the bound: codes found on data may be inside."""
+        better = self.bench.calibrated(candidate)
+        quality = self.bench.judge(better)
+        if quality.problem is not None:
+            said = f"{reason}; with codes found on data: {quality.problem}"
+            return replace(refused, quality=quality, reason=said), candidate
+        achieved = self.bench.compare(self._now.best, better, self._enough)
+        found = replace(refused, achieved=achieved, quality=quality)
+        if not achieved.is_beyond_noise:
+            self.bench.drop(better)
+            return replace(found, reason=f"codes found on data: {slower_words(achieved)}"), better
+        said = f"{faster_words(achieved)} with codes found on data; {quality_words(quality)}"
+        return replace(found, status="kept", reason=said), better
+
+    def _add(self, rung: Rung, status: str, reason: str, offer: Offer | str | None = None) -> None:
+        edit = offer.edit if isinstance(offer, Offer) else {}
+        predicted = self._predicted(offer) if isinstance(offer, Offer) else None
+        if isinstance(offer, str):
+            status, reason = "not applicable", offer
+        about = (rung.name, rung.area, rung.title, edit, status, reason, predicted)
+        self._append(RungOutcome(*about))  # type: ignore[arg-type]
+
+    def _append(self, outcome: RungOutcome) -> None:
+        self._now.outcomes.append(outcome)
+        self._latest[outcome.name] = outcome
+
+    def _tell(self, rung: Rung) -> None:
+        if self.progress is not None:
+            total = sum(map(len, self.options.stages))
+            self.progress(rung.title, len(self._latest), total)
+
+
+SHARED = (
+    "config",
+    "hardware",
+    "goal",
+    "concurrency",
+    "prefix_share",
+    "longest_prompt",
+    "has_text",
+    "has_random_weights",
+    "is_quantized",
+)
+SAME_ARITHMETIC = "the same arithmetic, so its quality was not measured"
+
+
+def start_states(device: str) -> Sequence[State]:
+    """The plain loop, and where that does not fit smaller and smaller ones."""
+    plain, half = baseline(device), baseline(device, "bf16")
+    engine = applied(half, {"loop": "engine", "kernels": "fused"})
+    smaller = [applied(engine, {"scheme": name}) for name in ("int8", "int4-g128")]
+    return [plain, half, engine, *smaller]
+
+
+def _can_calibrate(state: State) -> bool:
+    """Whether the scheme has a better method than rounding, and has it not been used yet."""
+    if state.recipe.scheme is None or state.folder is not None:
+        return False
+    scheme = parse_scheme(state.recipe.scheme)
+    return scheme.weight == "int4" or scheme.inputs != "16-bit"

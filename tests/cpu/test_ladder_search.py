@@ -1,0 +1,353 @@
+"""What a climb decides, with scripted speeds: order, keeping and dropping, failures, budget, going
+on after a stop. Nothing is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.errors import UsageError
+from ridgeline.hardware import Hardware
+from ridgeline.ladder.budget import Budget, parse_duration
+from ridgeline.ladder.finished import Finished
+from ridgeline.ladder.outcome import Figures, Quality, Speedup
+from ridgeline.ladder.process import WorkerError
+from ridgeline.ladder.rounds import speedup_of
+from ridgeline.ladder.rungs import Offer, Place, Rung
+from ridgeline.ladder.search import Enough, Facts, Found, Options, Search
+from ridgeline.ladder.seen import Seen
+from ridgeline.ladder.state import State
+from ridgeline.models.shapes import describe_shape
+from ridgeline.profiling.prediction import Prediction, Situation
+from ridgeline.recipe import Recipe
+
+CPU = Hardware("intel", "cpu", "cpu", "some CPU", "x86_64", 8 << 30, 2, "6.1")
+CONFIG = describe_shape("tiny").config
+FINE = Quality(0.001, None, None, 0.001, None, None, 100, None)
+BAD = replace(FINE, mean_kl=0.5, problem="mean KL is 0.5, allowed is 0.02")
+
+
+def rung(
+    name: str,
+    edit: Mapping[str, Any],
+    *,
+    changes: bool = False,
+    essential: bool = False,
+    **more: Any,
+) -> Rung:
+    def offer(place: Place) -> Offer | str:
+        return Offer(edit, f"{name} applies")
+
+    return Rung(name, "overhead", name, offer, changes, essential, **more)
+
+
+ENGINE = rung("engine", {"loop": "engine"}, essential=True)
+BF16 = rung("bf16", {"dtype": "bf16"}, changes=True)
+INT8 = rung("int8", {"scheme": "int8"}, changes=True)
+INT4 = rung("int4-g64", {"scheme": "int4-g64"}, changes=True)
+PAGES = rung("pages", {"kv.page_size": 128})
+
+
+@dataclass
+class FakeBench:
+    """Speeds by a function of the state; a clock that goes on with every round."""
+
+    speed: Callable[[State], float]
+    quality: Callable[[State], Quality] = lambda state: FINE
+    noise: float = 0.01
+    round_s: float = 1.0
+    now: float = 0.0
+    failing: dict[str, WorkerError] = field(default_factory=dict)  # by scheme or dtype
+    too_large: Callable[[State], bool] = lambda state: False
+    asked: list[str] = field(default_factory=list)
+    stop_at: int | None = None  # comparisons, after which Ctrl-C comes
+    is_deterministic: bool = True
+    draws: int = 0
+
+    def open(self, state: State) -> Seen:
+        self.asked.append("open")
+        if self.too_large(state):
+            raise WorkerError("memory", "needs 40 GiB")
+        return self.seen(state)
+
+    def seen(self, state: State) -> Seen:
+        figures = Figures(self.speed(state), None, None, None, None, 1000)
+        return Seen(
+            state.recipe, 1000, 4.0, 4.0, is_deterministic=self.is_deterministic, figures=figures
+        )
+
+    def compare(self, before: State, after: State, enough: Enough) -> Speedup:
+        self.asked.append(f"compare {label(after)}")
+        if self.stop_at is not None and len(self.asked) > self.stop_at:
+            raise KeyboardInterrupt
+        failure = self.failing.get(label(after))
+        if failure is not None:
+            raise failure
+        rates: tuple[list[float], list[float]] = ([], [])
+        while True:
+            for state, kept in zip((before, after), rates, strict=True):
+                self.draws += 1
+                self.now += self.round_s
+                wiggle = 1 + self.noise * ((self.draws * 7) % 5 - 2) / 2
+                kept.append(self.speed(state) * wiggle)
+            if len(rates[0]) > 1 and enough(found := speedup_of(*rates)):
+                return found
+
+    def keep(self, state: State) -> Seen:
+        self.asked.append(f"keep {label(state)}")
+        return self.seen(state)
+
+    def drop(self, state: State) -> None:
+        self.asked.append(f"drop {label(state)}")
+
+    def judge(self, state: State) -> Quality:
+        self.asked.append(f"judge {label(state)}")
+        return self.quality(state)
+
+    def calibrated(self, state: State) -> State:
+        self.asked.append(f"calibrate {label(state)}")
+        return State(replace(state.recipe, scheme=None), state.loop, "folder")
+
+
+def label(state: State) -> str:
+    recipe = state.recipe
+    return state.folder or recipe.scheme or (recipe.dtype if state.loop == "engine" else "naive")
+
+
+def predictor(gains: Mapping[str, float]) -> Callable[[Situation, Mapping[str, Any]], Prediction]:
+    def predict(situation: Situation, edit: Mapping[str, Any]) -> Prediction:
+        gain = next((gains[str(v)] for v in edit.values() if str(v) in gains), 1.0)
+        return Prediction(gain, gain / 1.3, gain * 1.3, "scripted")
+
+    return predict
+
+
+SPEEDS = {"fp32": 20.0, "bf16": 30.0, "int8": 45.0, "int4-g64": 60.0, "naive": 10.0, "folder": 58.0}
+
+
+def by_label(state: State) -> float:
+    return SPEEDS[label(state)]
+
+
+def climb(
+    bench: FakeBench,
+    *rungs: Rung,
+    gains: Mapping[str, float] | None = None,
+    budget_s: float | None = None,
+    finished: Finished | None = None,
+    quality: bool = True,
+    stages: tuple[tuple[Rung, ...], ...] | None = None,
+) -> Found:
+    facts = Facts(CONFIG, CPU, "latency", "setting")
+    options = Options(quality=quality, stages=stages or ((ENGINE,), *((each,) for each in rungs)))
+    budget = Budget(budget_s, clock=lambda: bench.now)
+    search = Search(facts, bench, budget, options, finished, None, predictor(gains or {}))
+    return search.run()
+
+
+def statuses(found: Found) -> dict[str, str]:
+    return {outcome.name: outcome.status for outcome in found.outcomes}
+
+
+def test_what_is_faster_is_kept_and_the_next_is_held_against_it() -> None:
+    bench = FakeBench(by_label)
+    found = climb(bench, BF16, INT8)
+    assert statuses(found) == {"engine": "kept", "bf16": "kept", "int8": "kept"}
+    gains = [o.achieved.value for o in found.outcomes if o.achieved]
+    assert gains == pytest.approx([2.0, 1.5, 1.5], rel=0.02)
+    assert found.best.recipe.scheme == "int8"
+    assert found.best.recipe.dtype == "bf16"
+
+
+def test_a_slower_rung_is_dropped_after_the_least_rounds_and_leaves_no_trace() -> None:
+    bench = FakeBench(lambda state: 5.0 if state.recipe.dtype == "bf16" else by_label(state))
+    found = climb(bench, BF16, INT8)
+    dropped = found.outcomes[1]
+    assert dropped.status == "dropped"
+    assert "slower" in dropped.reason
+    assert dropped.achieved is not None
+    assert len(dropped.achieved.before) == 5
+    assert "judge bf16" not in bench.asked
+    assert found.best.recipe.dtype == "fp32"
+
+
+def test_what_is_within_noise_gets_more_rounds_and_is_dropped() -> None:
+    bench = FakeBench(by_label, noise=0.2)
+    found = climb(bench, PAGES)
+    outcome = found.outcomes[1]
+    assert outcome.status == "dropped"
+    assert "beyond noise" in outcome.reason
+    assert outcome.achieved is not None
+    assert len(outcome.achieved.before) == 12
+
+
+def test_outside_the_quality_bound_is_dropped_with_the_numbers() -> None:
+    bench = FakeBench(by_label, quality=lambda state: BAD)
+    found = climb(bench, INT8)
+    assert found.outcomes[1].status == "dropped"
+    assert "0.5" in found.outcomes[1].reason
+    assert found.outcomes[1].quality == BAD
+    assert found.best.recipe.scheme is None
+
+
+def test_int4_outside_the_bound_is_calibrated_and_measured_again() -> None:
+    bench = FakeBench(by_label, quality=lambda state: FINE if state.folder else BAD)
+    found = climb(bench, INT4)
+    assert found.outcomes[1].status == "kept"
+    assert found.best.folder == "folder"
+    assert found.best.recipe.scheme is None
+    assert "compare folder" in bench.asked
+
+
+def test_quality_off_is_said_and_nothing_is_judged() -> None:
+    bench = FakeBench(by_label, quality=lambda state: BAD)
+    found = climb(bench, INT8, quality=False)
+    assert found.outcomes[1].status == "kept"
+    assert "not measured" in found.outcomes[1].reason
+    assert not any(word.startswith("judge") for word in bench.asked)
+
+
+@pytest.mark.parametrize("kind", ["died", "hung", "memory", "failed"])
+def test_a_rung_whose_process_fails_is_recorded_and_the_climb_goes_on(kind: Any) -> None:
+    bench = FakeBench(by_label, failing={"bf16": WorkerError(kind, "ended by SIGKILL")})
+    found = climb(bench, BF16, INT8)
+    assert statuses(found) == {"engine": "kept", "bf16": "failed", "int8": "kept"}
+    assert "SIGKILL" in found.outcomes[1].reason
+    assert "drop bf16" in bench.asked
+
+
+def test_without_the_engine_nothing_else_applies() -> None:
+    bench = FakeBench(lambda state: 1.0)
+    found = climb(bench, BF16)
+    assert statuses(found) == {"engine": "dropped", "bf16": "not applicable"}
+    assert found.best == found.start
+
+
+def test_in_a_stage_the_largest_predicted_gain_comes_first() -> None:
+    bench = FakeBench(by_label)
+    gains = {"int8": 1.5, "int4-g64": 2.5}
+    found = climb(bench, stages=((ENGINE,), (INT8, INT4)), gains=gains)
+    assert [outcome.name for outcome in found.outcomes] == ["engine", "int4-g64", "int8"]
+    assert statuses(found)["int8"] == "dropped"  # held against int4
+
+
+def test_a_model_that_does_not_fit_starts_from_what_does_and_says_so() -> None:
+    bench = FakeBench(by_label, too_large=lambda state: state.recipe.scheme is None)
+    found = climb(bench)
+    assert found.start.recipe.scheme == "int8"
+    assert "40 GiB" in found.notes[0]
+    with pytest.raises(WorkerError, match="40 GiB"):
+        climb(FakeBench(by_label, too_large=lambda state: True))
+
+
+def test_a_model_that_is_not_deterministic_is_told() -> None:
+    found = climb(FakeBench(by_label, is_deterministic=False))
+    assert any("not deterministic" in note for note in found.notes)
+
+
+def test_the_budget_goes_to_the_largest_gains() -> None:
+    """A rung takes ten seconds, and there is time for two more behind the engine."""
+    bench = FakeBench(lambda state: by_label(state) * state.recipe.kv.page_size)
+    gains = {"bf16": 1.02, "int8": 1.6, "128": 1.3}
+    found = climb(bench, BF16, PAGES, INT8, gains=gains, budget_s=40.0)
+    assert statuses(found)["int8"] == "kept"
+    assert statuses(found)["pages"] == "kept"
+    assert statuses(found)["bf16"] == "not reached"
+
+
+def test_time_that_is_left_goes_to_what_was_put_off() -> None:
+    bench = FakeBench(by_label)
+    gains = {"bf16": 1.02, "int8": 1.6, "128": 1.3}
+
+    def quick(state: State) -> float:
+        bench.round_s = 0.2  # the first rung was slow, the others are not
+        return by_label(state)
+
+    bench.round_s, bench.speed = 3.0, quick
+    found = climb(bench, BF16, PAGES, INT8, gains=gains, budget_s=60.0)
+    assert statuses(found)["bf16"] == "kept"
+
+
+def test_a_near_miss_is_tried_again_when_what_it_hangs_on_was_kept() -> None:
+    tuned = rung("tuned", {"tuned": False})  # any edit
+    scheme = rung("int8", {"scheme": "int8"}, again_after=("tuned",))
+
+    def speed(state: State) -> float:
+        if state.loop == "naive":
+            return 10.0
+        if state.recipe.tuned:
+            return 20.0 if state.recipe.scheme is None else 19.8
+        return 21.0 if state.recipe.scheme is None else 30.0
+
+    found = climb(FakeBench(speed, noise=0.005), scheme, tuned)
+    names = [(outcome.name, outcome.status) for outcome in found.outcomes]
+    assert names == [("engine", "kept"), ("int8", "dropped"), ("tuned", "kept"), ("int8", "kept")]
+    assert "again" in found.outcomes[-1].title
+
+
+def test_ctrl_c_keeps_what_was_done() -> None:
+    bench = FakeBench(by_label, stop_at=4)  # open, compare, keep, compare bf16
+    found = climb(bench, BF16, INT8, quality=False)
+    assert found.is_stopped
+    assert statuses(found)["engine"] == "kept"
+    assert statuses(found)["int8"] == "not reached"
+    assert found.best.loop == "engine"
+
+
+def test_a_stopped_climb_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "finished.json"
+    first = FakeBench(by_label, stop_at=5)
+    stopped = climb(first, BF16, INT8, finished=Finished(path), quality=False)
+    assert stopped.is_stopped
+    second = FakeBench(by_label)
+    found = climb(second, BF16, INT8, finished=Finished(path), quality=False)
+    assert statuses(found) == {"engine": "kept", "bf16": "kept", "int8": "kept"}
+    assert [word for word in second.asked if word.startswith("compare")] == ["compare int8"]
+    assert [outcome.name for outcome in found.measured] == ["int8"]
+    assert found.outcomes[0].achieved == stopped.outcomes[0].achieved
+
+
+def test_a_failure_is_tried_again_when_the_climb_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "finished.json"
+    broken = FakeBench(by_label, failing={"int8": WorkerError("died", "killed")})
+    climb(broken, INT8, finished=Finished(path))
+    found = climb(FakeBench(by_label), INT8, finished=Finished(path))
+    assert statuses(found)["int8"] == "kept"
+
+
+def test_a_torn_file_of_finished_rungs_is_measured_anew(tmp_path: Path) -> None:
+    path = tmp_path / "finished.json"
+    path.write_text('{"schema": 1, "entr')
+    assert Finished(path).entries == {}
+
+
+def test_a_busy_machine_is_told() -> None:
+    found = climb(FakeBench(by_label, noise=0.6), PAGES)
+    assert any("not quiet" in note for note in found.notes)
+    assert not any("not quiet" in note for note in climb(FakeBench(by_label), PAGES).notes)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0)])
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["10", "m", "-3m", "0s", "10 minutes", ""])
+def test_durations_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="--budget"):
+        parse_duration(text)
+
+
+def test_too_few_rounds_are_refused() -> None:
+    with pytest.raises(UsageError, match="--rounds is 4"):
+        Options(rounds=4)
+
+
+def test_the_seen_survives_its_file() -> None:
+    seen = Seen(Recipe(dtype="bf16"), 7, 2.0, 1.0, plain_shapes=((4, 5),), remarks=("slow",))
+    assert Seen.from_json(seen.to_json()) == seen

@@ -1,0 +1,214 @@
+"""The process of a rung: what it measures, and what becomes of the climb when it dies, hangs or is
+refused. Tiny random models; few processes, because each imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ridgeline.data.workload import Workload, WorkloadRequest, named_workload
+from ridgeline.hardware import detect
+from ridgeline.ladder.bench_processes import Processes, common_prefix_share
+from ridgeline.ladder.budget import Budget
+from ridgeline.ladder.part import Part, first_part, longer
+from ridgeline.ladder.process import Process, WorkerError
+from ridgeline.ladder.rungs import fuse
+from ridgeline.ladder.running import NaiveRuns
+from ridgeline.ladder.search import Facts, Options, Search
+from ridgeline.ladder.spec import Spec, read_workload, write_workload
+from ridgeline.ladder.state import State, Subject, applied, baseline
+from ridgeline.ladder.worker import Worker
+from ridgeline.models.shapes import describe_shape, random_model
+from ridgeline.recipe import KV
+
+SHORT = Workload("short", tuple(WorkloadRequest(12, 6) for _ in range(4)))
+BASE = baseline("cpu")
+ENGINE = applied(BASE, {"loop": "engine"})
+
+
+def script(text: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", f"import os, signal, sys, time\n{text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("sys.stdin.readline(); os.kill(os.getpid(), signal.SIGKILL)", "died", "SIGKILL"),
+        ("sys.stderr.write('no room\\n'); sys.exit(3)", "died", "code 3: no room"),
+        ("time.sleep(60)", "hung", "within 1 s"),
+        (
+            'sys.stdin.readline(); print(\'{"error": "too large", "kind": "memory"}\', flush=True)',
+            "memory",
+            "too large",
+        ),
+    ],
+)
+def test_a_worker_that_fails_says_how_and_is_gone(
+    tmp_path: Path, text: str, kind: str, words: str
+) -> None:
+    process = Process(tmp_path / "log", script(text))
+    with pytest.raises(WorkerError, match=words) as caught:
+        process.ask("load", limit_s=1.0 if kind == "hung" else 30.0)
+    assert caught.value.kind == kind
+    assert not process.is_alive
+
+
+def ask_worker(tmp_path: Path, state: State, goal: Any = "latency") -> Worker:
+    write_workload(SHORT, tmp_path / "workload.json")
+    spec = Spec(
+        None, "tiny", "cpu", state.loop, state.recipe, goal, str(tmp_path / "workload.json")
+    )
+    worker = Worker()
+    worker.answer({"do": "load", "spec": spec.to_json()})
+    return worker
+
+
+@pytest.mark.parametrize("goal", ["latency", "throughput"])
+@pytest.mark.parametrize("state", [BASE, ENGINE], ids=["naive", "engine"])
+def test_rounds_count_every_token_once(tmp_path: Path, state: State, goal: Any) -> None:
+    worker = ask_worker(tmp_path, state, goal)
+    found = worker.answer({"do": "round", "part": Part(4).to_json()})
+    assert found["output_tokens_per_s"] * found["wall_s"] == pytest.approx(24)
+    phases = worker.answer({"do": "phases", "part": Part(4).to_json()})["phases"]
+    prefill, decode = phases
+    steps_at_once = 4 if goal == "throughput" and state.loop == "engine" else 1
+    assert prefill["work"]["tokens"] == 12 * steps_at_once
+    assert decode["work"]["rows"] == steps_at_once
+    assert decode["num_steps"] * steps_at_once == 4 * 5
+    assert decode["work"]["keys"] == steps_at_once * (13 + 17) / 2
+    points = worker.answer({"do": "curve", "batches": [1, 2]})["points"]
+    assert [point["batch"] for point in points] == ([1] if state.loop == "naive" else [1, 2])
+
+
+def test_warming_up_finds_a_part_of_the_time_asked_for(tmp_path: Path) -> None:
+    worker = ask_worker(tmp_path, BASE)
+    asked = {"do": "warm", "part": first_part(SHORT, 1).to_json(), "seconds": 0.2}
+    part = Part.from_json(worker.answer(asked)["part"])
+    assert part.share == 1.0
+    assert part.repeats > 1  # one short request is over sooner
+
+
+def test_a_worker_answers_errors_by_kind(tmp_path: Path) -> None:
+    recipe = replace(ENGINE.recipe, kernels="fused", graphs=True)
+    with pytest.raises(ValueError, match="GPU"):
+        ask_worker(tmp_path, State(recipe, "engine"))
+
+
+def test_a_model_that_answers_otherwise_the_second_time_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs = NaiveRuns(random_model("tiny", torch.float32, "cpu"), detect("cpu"))
+    assert runs.same_logits([1, 2, 3])
+    plain = runs.model.logits
+    monkeypatch.setattr(runs.model, "logits", lambda x: plain(x) + torch.rand(1))
+    assert not runs.same_logits([1, 2, 3])
+
+
+def test_parts_keep_requests_and_proportions() -> None:
+    workload = named_workload("throughput")
+    part = Part(512, 0.25).of(workload)
+    assert len(part.requests) == 512
+    assert part.num_output_tokens / workload.num_output_tokens == pytest.approx(0.25, rel=0.01)
+    assert part.num_prompt_tokens / workload.num_prompt_tokens == pytest.approx(0.25, rel=0.01)
+    assert part.requests[3].prompt == workload.requests[3].prompt[: len(part.requests[3].prompt)]  # type: ignore[index, arg-type]
+    assert Part(512).of(workload) == workload
+    assert "25%" in Part(512, 0.25).words(workload)
+
+
+def test_a_part_grows_to_its_whole_length_and_then_repeats() -> None:
+    assert longer(Part(1, 0.1), 1.0, 4.0) == Part(1, 0.4, 1)
+    assert longer(Part(1, 0.5), 1.0, 6.0) == Part(1, 1.0, 3)
+    assert longer(Part(1, 0.5), 4.0, 1.0) == Part(1, 0.125, 1)
+    assert longer(Part(1, 1.0), 1e-9, 10.0).repeats <= 16
+
+
+def test_prompts_that_begin_alike_are_counted() -> None:
+    assert common_prefix_share(named_workload("shared-prefix"), 10_240) > 0.9
+    assert common_prefix_share(named_workload("throughput"), 10_240) == 0.0
+
+
+def test_a_workload_survives_its_file(tmp_path: Path) -> None:
+    for workload in (named_workload("cpu"), SHORT):
+        write_workload(workload, tmp_path / "w.json")
+        assert read_workload(str(tmp_path / "w.json")) == workload
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Processes]:
+    subject = Subject("tiny", None, "tiny", describe_shape("tiny").config, "cpu")
+    about = (subject, SHORT, "latency", detect("cpu"), tmp_path)
+    with Processes(*about, round_s=0.05) as found:  # type: ignore[arg-type]
+        yield found
+
+
+def test_a_rung_whose_process_is_killed_is_recorded_and_the_climb_goes_on(
+    bench: Processes,
+) -> None:
+    """For real: SIGKILL while its rounds run."""
+    facts = Facts(bench.subject.config, bench.hardware, "latency", "setting")
+    fused = replace(fuse.RUNGS[1], name="again")  # plain kernels: nothing has to be built
+    options = Options(quality=False, stages=((fuse.RUNGS[1],), (fused,)))
+    search = Search(facts, bench, Budget(None), options)
+    bench.round_s = 0.05
+    killer = threading.Thread(target=kill_second, args=(bench,))
+    killer.start()
+    found = search.run()
+    killer.join()
+    assert found.outcomes[0].status == "failed"
+    assert "SIGKILL" in found.outcomes[0].reason
+    assert found.outcomes[1].achieved is not None  # measured, by a new process
+    assert found.start_seen.figures is not None
+
+
+def kill_second(bench: Processes) -> None:
+    """The candidate's process, once there are two."""
+    deadline = time.monotonic() + 120
+    while len(bench._running) < 2 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    second = list(bench._running.values())[1]
+    os.kill(second.process.pid, signal.SIGKILL)
+
+
+def test_two_that_do_not_fit_are_measured_in_turns(
+    bench: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = []
+
+    class Fake:
+        def __init__(self, state: State) -> None:
+            self.state = state
+
+        def ask(self, do: str, **_: Any) -> dict[str, Any]:
+            assert do == "round"
+            rate = 10.0 if self.state == BASE else 20.0
+            return {"output_tokens_per_s": rate, "wall_s": 1.0, "mean_batch": 1.0} | dict.fromkeys(
+                ("first_token_s", "per_output_token_s", "request_s", "share_of_limit")
+            )
+
+        def close(self, at_once: bool = False) -> None: ...
+
+    def start(state: State) -> Any:
+        from ridgeline.ladder.bench_processes import Running
+
+        if bench._running:
+            raise WorkerError("memory", "no room for two")
+        most.append(state)
+        return Running(state, Fake(state), None, Part(1), 1)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bench, "_start", start)
+    found = bench.compare(BASE, ENGINE, lambda speedup: True)
+    assert found.value == pytest.approx(2.0)
+    assert most == [BASE, ENGINE, BASE, ENGINE]
+    other = applied(ENGINE, {"kv.page_size": KV().page_size * 2})
+    assert bench.compare(ENGINE, other, lambda speedup: True).value == pytest.approx(1.0)

@@ -1,0 +1,138 @@
+"""Profiles and the ladder of foreign modules on a GPU: kernels found by their ops, graphs, tf32,
+16-bit weights and codes. Small modules; how much faster they get is for the benchmark.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ridgeline.hardware import Hardware
+from ridgeline.ladder.modules import optimize
+from ridgeline.ladder.modules.building import Example, build
+from ridgeline.profiling.modules import profile
+from ridgeline.profiling.modules.form import Form
+from ridgeline.profiling.modules.run import measured
+
+
+@pytest.fixture(scope="module")
+def here() -> Hardware:
+    return measured(torch.device("cuda:0"))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Hardware) -> None:
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(512),
+            nn.Linear(512, 2048),
+            nn.Linear(2048, 512),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def block() -> nn.Module:
+    return nn.Sequential(*(Block() for _ in range(4))).eval().to("cuda")
+
+
+def test_kernels_are_found_by_their_ops(here: Hardware) -> None:
+    x = torch.randn(256, 512, device="cuda")
+    found = profile(block(), x, hardware=here)
+    products = [row for row in found.rows if row.op == "aten.addmm"]
+    assert len(products) == 8
+    assert all(row.kernels and row.seconds > 0 and row.share_of_limit for row in products)
+    assert found.flops == 4 * 2 * 2 * 256 * 512 * 2048
+    assert found.num_kernels >= 4 * 5
+    assert sum(found.division.values()) == pytest.approx(found.call.median_s, rel=0.03)
+    known = sum(row.seconds for row in found.rows if row.path != "(outside modules)")
+    kernels = sum(found.division[key] for key in ("matrices", "attention", "other kernels"))
+    assert known == pytest.approx(kernels, rel=0.03)
+    assert found.division["matrices"] > 0
+    assert found.peak_bytes is not None
+
+
+def test_backward_kernels_belong_to_their_modules(here: Hardware) -> None:
+    model, x = block(), torch.randn(64, 512, device="cuda")
+
+    def step() -> None:
+        model(x).square().mean().backward()
+
+    found = profile(step, hardware=here, device="cuda")
+    rows = [row for row in found.rows if row.phase == "backward" and row.op == "aten.mm"]
+    assert {row.path for row in rows} >= {f"model.{i}.up" for i in range(4)}
+    assert all(row.kernels for row in rows)
+
+
+def test_a_graph_gives_what_the_module_gives() -> None:
+    module, x = block(), torch.randn(8, 512, device="cuda")
+    example = Example((x,), {})
+    built = build(module, Form(grad=False, graphs=True), example)
+    other = torch.randn_like(x)
+    first, second = built(x), built(other)
+    with torch.no_grad():
+        torch.testing.assert_close(first, module(x))  # not overwritten by the second call
+        torch.testing.assert_close(second, module(other))
+        longer = torch.randn(9, 512, device="cuda")
+        torch.testing.assert_close(built(longer), module(longer))  # without the graph
+
+
+def test_what_is_replayed_is_told_by_its_kernels(here: Hardware) -> None:
+    module, x = block(), torch.randn(8, 512, device="cuda")
+    built = build(module, Form(grad=False, graphs=True), Example((x,), {}))
+    found = profile(built, x, hardware=here)
+    assert any("replayed from a graph" in note for note in found.notes)
+    assert sum(row.seconds for row in found.rows) > 0
+
+
+@pytest.mark.parametrize("for_", ["latency", "throughput"])
+def test_a_climb(here: Hardware, for_: Any, tmp_path: Path) -> None:
+    module, x = block(), torch.randn(1, 512, device="cuda")
+    with torch.no_grad():
+        expected = module(x)
+    precision = torch.backends.cuda.matmul.fp32_precision
+    found = optimize(
+        module, x, for_=for_, max_error=0.02, skip=("compile", "autotune"), hardware=here,
+        round_s=0.05,
+    )  # fmt: skip
+    statuses = {rung.name: rung.status for rung in found.rungs}
+    assert "failed" not in statuses.values(), [(r.name, r.reason) for r in found.rungs]
+    assert statuses["graphs"] == "kept"  # 20 launches of a few microseconds each
+    assert found.form.graphs
+    error = (found(x) - expected).norm() / expected.norm()
+    assert error < 0.02
+    assert found.speedup is not None
+    assert found.speedup.low > 1.0
+    assert torch.backends.cuda.matmul.fp32_precision == precision
+    assert next(module.parameters()).dtype == torch.float32
+    assert found.report(tmp_path / "report.html").stat().st_size > 0
+
+
+def test_a_climb_with_the_compiler(here: Hardware) -> None:
+    module, x = block(), torch.randn(64, 512, device="cuda")
+    found = optimize(module, x, skip=("autotune", "int4"), hardware=here, round_s=0.05)
+    statuses = {rung.name: rung.status for rung in found.rungs}
+    assert statuses["compile"] in ("kept", "dropped"), [(r.name, r.reason) for r in found.rungs]
+    with torch.no_grad():
+        torch.testing.assert_close(found(x), module(x), rtol=0.05, atol=0.05)
+
+
+def test_a_convolution_with_channels_last(here: Hardware) -> None:
+    module = nn.Sequential(nn.Conv2d(8, 32, 3), nn.BatchNorm2d(32), nn.ReLU()).eval().to("cuda")
+    x = torch.randn(4, 8, 32, 32, device="cuda")
+    built = build(module, Form(grad=False, layout="channels_last", dtype="fp16"), Example((x,), {}),
+                  torch.float32)  # fmt: skip
+    with torch.no_grad():
+        torch.testing.assert_close(built(x), module(x), rtol=0.02, atol=0.02, check_stride=False)
+    assert module[0].weight.is_contiguous()

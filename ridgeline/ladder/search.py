@@ -41,6 +41,7 @@ from ridgeline.models import ModelConfig
 from ridgeline.profiling.gains import predict
 from ridgeline.profiling.prediction import Prediction, Situation
 from ridgeline.progress import Progress
+from ridgeline.quality.gate import USUAL, Bounds
 from ridgeline.quantization.scheme import parse_scheme
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 MORE_ROUNDS = (3, 7)  # beyond the least: when an undecided rung is looked at again
 WORTH = 1.01  # an interval that ends below is not worth more rounds
 NEAR = 0.9  # of the best's speed, at the interval's upper end: a near miss
+CALIBRATION_S = 240.0  # that must be left to find codes on data: `demo` takes 200 s on a CPU
+CALIBRATION_GAIN = 8.0  # times the bound: what is further outside stays outside
 FIRST_RUNG_S = 25.0  # taken until one was measured
 Enough = Callable[[Speedup], bool]
 Predict = Callable[[Situation, Edit], Prediction]
@@ -95,6 +98,7 @@ class Facts:
 class Options:
     rounds: int = MIN_ROUNDS
     quality: bool = True
+    bounds: Bounds = USUAL
     stages: tuple[tuple[Rung, ...], ...] = STAGES
 
     def __post_init__(self) -> None:
@@ -361,10 +365,13 @@ class Search:
             return replace(base, status="kept", quality=quality, reason=reason), candidate
         refused = replace(base, status="dropped", quality=quality)
         reason = f"{faster_words(base.achieved)}, but {quality.problem}"
-        if not _can_calibrate(candidate) or not self._has_time():
-            self.bench.drop(candidate)
-            return replace(refused, reason=reason), candidate
         self.bench.drop(candidate)
+        if not _can_calibrate(candidate):
+            return replace(refused, reason=reason), candidate
+        is_near = _is_near(quality, self.options.bounds)
+        if not is_near or self.budget.left_s < CALIBRATION_S:
+            why = "there is no time to" if is_near else "it is too far outside to"
+            return replace(refused, reason=f"{reason}; {why} find codes on data"), candidate
         return self._calibrated(refused, candidate, reason)
 
     def _calibrated(
@@ -422,6 +429,12 @@ def start_states(device: str) -> Sequence[State]:
     engine = applied(half, {"loop": "engine", "kernels": "fused"})
     smaller = [applied(engine, {"scheme": name}) for name in ("int8", "int4-g128")]
     return [plain, half, engine, *smaller]
+
+
+def _is_near(quality: Quality, bounds: Bounds) -> bool:
+    """Whether codes found on data may bring it inside: they take some bits' worth of error away."""
+    pairs = ((quality.mean_kl, bounds.max_kl), (quality.ppl_increase, bounds.max_ppl_increase))
+    return all(allowed is None or value <= CALIBRATION_GAIN * allowed for value, allowed in pairs)
 
 
 def _can_calibrate(state: State) -> bool:

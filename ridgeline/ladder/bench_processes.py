@@ -23,6 +23,7 @@ from ridgeline.data.workload import Workload
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.clocks import Clocks, read_clocks
 from ridgeline.hardware.detection import available_memory
+from ridgeline.kernels.extension import find_nvcc
 from ridgeline.ladder.judging import Measured
 from ridgeline.ladder.outcome import CurvePoint, Figures, Goal, Quality, Speedup
 from ridgeline.ladder.part import MAX_REPEATS, Part, first_part
@@ -40,6 +41,7 @@ ROUND_S = 1.5
 LOAD_LIMIT_S, WORK_LIMIT_S, JUDGE_LIMIT_S = 600.0, 180.0, 1800.0
 OPEN_ROUNDS = 3
 LARGEST_SHARE = 0.95  # of what is free, for one of two
+CURVE_S = 6.0
 CURVE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -100,6 +102,11 @@ class Processes:
         self._spare: Process | None = None
         self._numbers = count()
         self._one_at_a_time = False  # two were found not to fit
+        self._builder: Process | None = None
+        if subject.device != "cpu" and find_nvcc() is not None:
+            # What a later rung needs is built meanwhile; there it waits until that is done.
+            self._builder = self._new_process()
+            self._builder.begin("build")
         self._workload_file = work / "workload.json"
         write_workload(workload, self._workload_file)
 
@@ -139,7 +146,7 @@ class Processes:
         parts: dict[str, Part] = {}
         few, rest = MIN_ROUNDS // 2 + 1, MIN_ROUNDS // 2
         for state, rounds in ((after, few), (before, MIN_ROUNDS), (after, rest)):
-            self._let_go()
+            self.let_go()
             running = self._ensure(state)
             part = parts.setdefault(state.key, running.part)
             self._used[state.key] = part
@@ -205,7 +212,8 @@ class Processes:
     def curve(self, state: State) -> tuple[CurvePoint, ...]:
         running = self._ensure(state)
         batches = [batch for batch in CURVE_BATCHES if batch <= self._largest_batch(state)]
-        found = running.process.ask("curve", batches=batches, limit_s=WORK_LIMIT_S)
+        asked = {"batches": batches, "seconds": CURVE_S}
+        found = running.process.ask("curve", **asked, limit_s=WORK_LIMIT_S)
         return tuple(CurvePoint(**point) for point in found["points"])
 
     def judge(self, state: State) -> Quality:
@@ -225,7 +233,7 @@ class Processes:
         except WorkerError as error:
             if error.kind != "memory" or not self._running:
                 raise
-        self._let_go()  # those that were measured make room, and are loaded again when needed
+        self.let_go()  # those that were measured make room, and are loaded again when needed
         return self._ask_judge(asked)
 
     def _ask_judge(self, asked: dict[str, Any]) -> Quality:
@@ -242,7 +250,7 @@ class Processes:
         assert scheme is not None, "a state that is calibrated has a scheme"
         folder = self.work / f"{scheme}-{dtype}"
         if not (folder / "config.json").is_file():
-            self._let_go()
+            self.let_go()
             about = {"path": str(self.subject.path), "device": self.subject.device}
             about |= {"scheme": scheme, "dtype": dtype, "folder": str(folder)}
             with self._new_process() as process:
@@ -355,7 +363,8 @@ class Processes:
     def _new_process(self) -> Process:
         return Process(self.work / f"worker-{next(self._numbers)}.log")
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Of all that are loaded; they are loaded again when they are needed."""
         while self._running:
             self._running.popitem()[1].process.close()
 
@@ -365,11 +374,13 @@ class Processes:
         self._judge = None
 
     def close(self) -> None:
-        self._let_go()
+        self.let_go()
         self._end_judge()
         if self._spare is not None:
             self._spare.close(at_once=True)
-        self._spare = None
+        if self._builder is not None:  # a build that is killed leaves a lock behind
+            self._builder.leave()
+        self._spare = self._builder = None
 
     def __enter__(self) -> Self:
         return self

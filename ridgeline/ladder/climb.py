@@ -127,6 +127,7 @@ def prepared(order: Order, progress: Progress | None = None) -> Job:
         has_text=has_text,
         has_random_weights=subject.has_random_weights,
         is_quantized=quantized,
+        bounds=order.bounds,
     )
     return Job(order, subject, workload, hardware, facts, measured)
 
@@ -168,7 +169,7 @@ def climb_model(order: Order, progress: Progress | None = None) -> Climb:
             job.facts,
             bench,
             budget,
-            Options(order.rounds, order.quality, order.bounds),
+            Options(order.rounds, order.quality),
             Finished(folder.work / "finished.json"),
             progress,
         )
@@ -244,6 +245,7 @@ def measure_last(found: Found, saved: State, bench: Processes) -> Last:
     """Before and after in the same rounds. The plain loop runs from the original."""
     if saved.loop == "naive":
         return Last(before=found.start_seen.figures, after=found.seen.figures)
+    bench.let_go()
     total = bench.compare(found.start, saved, lambda speedup: len(speedup.before) >= MIN_ROUNDS)
     before, after = bench.figures(found.start), bench.figures(saved)
     said = []

@@ -92,13 +92,13 @@ class Facts:
     has_text: bool = False
     has_random_weights: bool = False
     is_quantized: bool = False
+    bounds: Bounds = USUAL
 
 
 @dataclass(frozen=True)
 class Options:
     rounds: int = MIN_ROUNDS
     quality: bool = True
-    bounds: Bounds = USUAL
     stages: tuple[tuple[Rung, ...], ...] = STAGES
 
     def __post_init__(self) -> None:
@@ -368,7 +368,7 @@ class Search:
         self.bench.drop(candidate)
         if not _can_calibrate(candidate):
             return replace(refused, reason=reason), candidate
-        is_near = _is_near(quality, self.options.bounds)
+        is_near = _is_near(quality, self.facts.bounds)
         if not is_near or self.budget.left_s < CALIBRATION_S:
             why = "there is no time to" if is_near else "it is too far outside to"
             return replace(refused, reason=f"{reason}; {why} find codes on data"), candidate
@@ -419,6 +419,7 @@ SHARED = (
     "has_text",
     "has_random_weights",
     "is_quantized",
+    "bounds",
 )
 SAME_ARITHMETIC = "the same arithmetic, so its quality was not measured"
 

@@ -45,7 +45,7 @@ from ridgeline.records import Record
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:46.68,16,8\n" * 2
 STAGES = (
-    (fuse.RUNGS[1],),
+    (fuse.RUNGS[-1],),
     tuple(rung for rung in quantize.SCHEMES if rung.name == "int8"),
     (quantize.PAGES[1],),
 )

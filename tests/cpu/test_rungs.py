@@ -121,10 +121,20 @@ def test_schemes_that_the_device_cannot_run_say_why(monkeypatch: pytest.MonkeyPa
 def test_finer_groups_are_for_where_coarser_ones_did_not_do() -> None:
     assert offered("int4-g128", place(CPU, ENGINE)) == {"scheme": "int4-g128"}
     assert "int4-g128 fits" in refused("int4-g64", place(CPU, ENGINE))
-    broken = Quality(0.1, None, None, 0.1, None, None, 10, "mean KL is 0.1")
-    outcome = RungOutcome("int4-g128", "quantize", "", {}, "dropped", "", quality=broken)
-    where = place(CPU, ENGINE, outcomes={"int4-g128": outcome})
-    assert offered("int4-g64", where) == {"scheme": "int4-g64"}
+
+    def after(name: str, kl: float) -> Place:
+        broken = Quality(kl, None, None, 0.1, None, None, 10, "mean KL is too much")
+        outcome = RungOutcome(name, "quantize", "", {}, "dropped", "", quality=broken)
+        return place(CPU, ENGINE, outcomes={name: outcome})
+
+    assert offered("int4-g64", after("int4-g128", 0.05)) == {"scheme": "int4-g64"}
+    assert "far outside" in refused("int4-g64", after("int4-g128", 0.5))
+    assert "finer" in refused("int4-g128", after("int4-g64", 0.05))
+
+
+def test_a_gpu_that_cannot_fuse_fp32_goes_on_in_bf16() -> None:
+    assert offered("fused-bf16", place()) == ENGINE | BF16
+    assert "already" in refused("fused-bf16", place(GPU, ENGINE))
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.loading import saved_recipe
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.units import human_bytes
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.models.families import Description
@@ -115,7 +117,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         check_fits(workload, engine.max_context)
         hardware = measure(hardware, {"read_bandwidth", f"matrix_{dtype}"}, progress)
         warm_up(engine, workload, hardware, args.warm_up)
-        runs = [run_workload(engine, workload, hardware, progress) for _ in range(args.rounds)]
+        with ClockSampler(hardware) as clocks:
+            runs = [run_workload(engine, workload, hardware, progress) for _ in range(args.rounds)]
         peers = []
         if args.peer is not None:
             peer = transformers_peer(subject.source, dtype, hardware.device)
@@ -125,7 +128,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     found |= {"memory": memory_json(engine), "start": None}
     if args.start is not None:
         found["start"] = timed_start(args, subject)
-    return saved(args, found, runs, hardware)
+    return saved(args, found, runs, hardware, clocks.median)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -143,14 +146,20 @@ def check(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} is {value}; give at least {least}")
 
 
-def prepared(args: argparse.Namespace, hardware: Hardware, progress: Progress) -> Subject:
+def prepared(
+    args: argparse.Namespace,
+    hardware: Hardware,
+    progress: Progress,
+    edit: Callable[[Recipe], Recipe] = lambda recipe: recipe,
+) -> Subject:
+    """The engine that was asked for; `edit` has the last word on its recipe."""
     if args.shape is None:
         path = resolve_model(args.model, progress=progress)
-        recipe = from_flags(args, Recipe, saved_recipe(path))
+        recipe = edit(from_flags(args, Recipe, saved_recipe(path)))
         engine = Engine(path, recipe, device=args.device, progress=progress)
         return Subject(str(args.model), path, engine)
     description = describe_shape(args.shape)
-    recipe = from_flags(args, Recipe)
+    recipe = edit(from_flags(args, Recipe))
     dtype = choose_dtype(recipe.dtype, description.config, hardware)
     model = random_model(args.shape, dtype, hardware.device)
     if args.save_model is not None:
@@ -239,7 +248,11 @@ def timed_start(args: argparse.Namespace, subject: Subject) -> dict[str, Any]:
 
 
 def saved(
-    args: argparse.Namespace, found: dict[str, Any], runs: list[EngineRun], hardware: Hardware
+    args: argparse.Namespace,
+    found: dict[str, Any],
+    runs: list[EngineRun],
+    hardware: Hardware,
+    clocks: Clocks | None,
 ) -> dict[str, Any]:
     if args.save is None:
         return found
@@ -258,7 +271,7 @@ def saved(
     pages = found["kv_dtype"] if found["kv_dtype"] != found["dtype"] else None
     form = "-".join(filter(None, (found["scheme"] or found["dtype"], pages and f"kv-{pages}")))
     name = record_name(found["model"], form, found["workload"])
-    return found | {"record": str(as_record(name, runs, hardware, **more).save(args.save))}
+    return found | {"record": str(as_record(name, runs, hardware, clocks, **more).save(args.save))}
 
 
 def record_name(model: str, variant: str, workload: str) -> str:

@@ -157,8 +157,7 @@ def _roofline(climb: Climb) -> RenderableType:
         name = (
             Text().append(f"{mark} ", STYLES[dot.series % len(STYLES)]).append_text(said(dot.label))
         )
-        reached = human(dot.flops_per_s, "FLOP/s")
-        table.add_row(name, digits(dot.flops_per_byte), reached, said(dot.figures, "dim"))
+        table.add_row(name, digits(dot.flops_per_byte), dot.reached, said(dot.figures, "dim"))
     plot = roofline_plot(dots, roofs_of(climb))
     if plot is None:
         hint = "This machine's limits are not known; `ridgeline hardware` measures them once."

@@ -51,8 +51,8 @@ def percent(share: float | None) -> str:
 
 
 def _three_digits(value: float) -> str:
-    if value == 0:
-        return "0"
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
     text = f"{value:.{min(decimals, 3)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -11,7 +11,6 @@ side; the faster one repeats it. Where both do not fit at once, each is loaded i
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -21,7 +20,7 @@ from typing import Any, Self
 
 from ridgeline.data.workload import Workload
 from ridgeline.hardware import Hardware
-from ridgeline.hardware.clocks import Clocks, read_clocks
+from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.detection import available_memory
 from ridgeline.kernels.extension import find_nvcc
 from ridgeline.ladder.judging import Measured
@@ -95,7 +94,7 @@ class Processes:
         self.subject, self.workload, self.goal, self.hardware = subject, workload, goal, hardware
         self.work, self.round_s = work, round_s
         self.measured, self.bounds = measured or Measured(), bounds
-        self.clocks: Clocks | None = None  # while something ran
+        self.clocks: Clocks | None = None  # while rounds ran last
         self._running: dict[str, Running] = {}
         self._used: dict[str, Part] = {}  # in the last comparison of a state
         self._judge: Process | None = None
@@ -126,12 +125,18 @@ class Processes:
             return self._in_turns(before, after)
         parts = self._parts(first, second)
         self._used |= {before.key: parts[0], after.key: parts[1]}
+        with ClockSampler(self.hardware) as sampler:
+            found = self._rounds((first, second), parts, enough)
+        self.clocks = sampler.median or self.clocks
+        return found
+
+    def _rounds(
+        self, sides: tuple[Running, Running], parts: tuple[Part, Part], enough: Enough
+    ) -> Speedup:
         rates: tuple[list[float], list[float]] = ([], [])
         while True:
-            turns = list(zip((first, second), parts, rates, strict=True))
+            turns = list(zip(sides, parts, rates, strict=True))
             number = len(rates[0])
-            if number == 1:
-                self._watch_clocks()
             for side, part, kept in turns if number % 2 == 0 else reversed(turns):
                 kept.append(side.round(part))
             if number and enough(found := speedup_of(*rates)):
@@ -351,14 +356,6 @@ class Processes:
             batch, CURVE_BATCHES[-1]
         )
         return max(sum(needs[:batch]), curve, math.ceil(self.context / size) + 1)
-
-    def _watch_clocks(self) -> None:
-        """Once, while a round runs."""
-        if self.clocks is None and self.subject.device != "cpu":
-            threading.Thread(target=self._read_clocks, daemon=True).start()
-
-    def _read_clocks(self) -> None:
-        self.clocks = read_clocks(self.hardware)
 
     def _new_process(self) -> Process:
         return Process(self.work / f"worker-{next(self._numbers)}.log")

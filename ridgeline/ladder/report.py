@@ -51,7 +51,7 @@ def report(climb: Climb) -> str:
         summary.headline(climb),
         [section for section in found if section is not None],
         lead=_lead(climb),
-        footer=f"Measured {summary.when(climb)} by Ridgeline {climb.versions.get('ridgeline', '')}",
+        footer=f"Measured {summary.when(climb)} by Ridgeline",
     )
 
 

@@ -260,7 +260,8 @@ def _word(rung: RungOutcome) -> Markup:
 def repeat_section(climb: Climb) -> Section:
     parts = [_command("Repeats this climb", climb.command)]
     if climb.serve_command:
-        parts.append(_command("Serves the result", climb.serve_command))
+        word = "Serves" if "serve" in climb.serve_command else "Runs"
+        parts.append(_command(f"{word} the result", climb.serve_command))
     changed: list[list[Markup | str]] = [
         [element("code", row.name), row.before, row.after] for row in summary.changed_fields(climb)
     ]

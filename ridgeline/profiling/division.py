@@ -115,14 +115,15 @@ def by_group(
     seconds: Mapping[int, float], calls: Sequence[Call], num_steps: int
 ) -> tuple[OpTime, ...]:
     """Ops from the time of each call, over some steps."""
-    found: dict[str, OpTime] = {}
-    for index, spent in seconds.items():
-        call = calls[index]
-        name = group_of(call)
-        known = found.get(name, OpTime(name, part_of(call), 0.0, 0.0))
-        found[name] = replace(
-            known,
-            seconds=known.seconds + spent / num_steps,
-            num_calls=known.num_calls + 1 / num_steps,
+    groups: dict[str, list[int]] = {}
+    for index in seconds:
+        groups.setdefault(group_of(calls[index]), []).append(index)
+    return sorted_ops(
+        OpTime(
+            name,
+            part_of(calls[found[0]]),
+            sum(seconds[index] for index in found) / num_steps,
+            len(found) / num_steps,
         )
-    return sorted_ops(found.values())
+        for name, found in groups.items()
+    )

@@ -17,6 +17,7 @@ from ridgeline.models.transformer import Attention, ExpertMLP
 from ridgeline.profiling.division import Division, by_group
 from ridgeline.profiling.scopes import Call, Span
 
+WORTH_SAYING = 0.25  # of a step: watched ones that differ by more are told of
 Window = tuple[float, float]  # seconds: from and to
 
 
@@ -30,6 +31,8 @@ def divide_host(
     """`windows` are the steps that were watched; `plain`: in the plain loop, whose attention
     modules turn queries and keys by themselves.
     """
+    windows = _undisturbed(windows)
+    spans = [span for span in spans if any(a <= span.begin <= b for a, b in windows)]
     total = sum(end - begin for begin, end in windows)
     own = {span.call: span.end - span.begin for span in spans}
     for span in spans:
@@ -43,7 +46,15 @@ def divide_host(
     host_s = max(0.0, (total - sum(work.values()) - between) / count)
     num_ops = len(work) / count
     watched = Division(total / count, ops, 0.0, gaps_s, host_s, num_ops)
-    return watched.scaled(step_s)
+    apart = total / count / step_s - 1.0
+    note = f"steps took {apart:+.0%} when they were watched; all parts are scaled"
+    return watched.scaled(step_s, *([note] if abs(apart) > WORTH_SAYING else []))
+
+
+def _undisturbed(windows: Sequence[Window]) -> list[Window]:
+    """The shorter half: what else a machine does makes steps longer, never shorter."""
+    ordered = sorted(windows, key=lambda window: window[1] - window[0])
+    return ordered[: (len(ordered) + 1) // 2]
 
 
 def computes(call: Call, plain: bool) -> bool:

@@ -73,7 +73,7 @@ def cost_of(call: Call, facts: Facts) -> OpCost | None:
     if isinstance(module, ExpertMLP):
         return _experts(call, module, facts)
     if isinstance(module, nn.Embedding):
-        moved = facts.num_tokens * module.weight.shape[1] * module.weight.element_size()
+        moved = call.shape[0] * module.weight.shape[1] * module.weight.element_size()
         return OpCost(moved, moved)
     return None
 
@@ -101,20 +101,17 @@ def _product(call: Call, module: Linear, facts: Facts) -> OpCost:
 
 
 def _quantized(call: Call, module: QuantizedLinear, facts: Facts) -> OpCost:
-    rows = call.shape[0]
+    """By codes, or by the copy in the model's dtype that serves many rows."""
+    rows, outputs, depth = call.shape[0], module.out_features, module.in_features
+    flops = 2.0 * rows * outputs * depth
     if module.copy is not None and rows >= module.copied_from:
-        weight, matrix = module.copy, facts.matrix
-        num_bytes, outputs = float(weight.nbytes), weight.shape[0]
-        x_bytes = rows * weight.shape[1] * facts.dtype.itemsize
-        written = rows * outputs * facts.dtype.itemsize
-        return OpCost(num_bytes + x_bytes, written, 2.0 * rows * weight.numel(), matrix)
-    x = _like((rows, module.in_features), module.inputs or facts.dtype)
-    found = quantized_linear.cost(
-        x, module.weight, module.scale, module.zero, bias_O=module.bias, norm_weight_D=call.norm
-    )
-    flops = 2.0 * rows * module.out_features * module.in_features
-    matrix = {torch.int8: "int8"}.get(module.inputs or facts.dtype, found.matrix_dtype)
-    matrix = matrix if module.inputs is not None else facts.matrix
+        element = facts.dtype.itemsize
+        read = module.copy.nbytes + rows * depth * element
+        return OpCost(read, rows * outputs * element, flops, facts.matrix)
+    x = _like((rows, depth), module.inputs or facts.dtype)
+    stored = (module.weight, module.scale, module.zero)
+    found = quantized_linear.cost(x, *stored, bias_O=module.bias, norm_weight_D=call.norm)
+    matrix = facts.matrix if module.inputs is None else found.matrix_dtype
     return OpCost(found.read_bytes, found.written_bytes, flops, matrix)
 
 

@@ -88,6 +88,4 @@ def judge_step(
         share = f"{matrix_share:.0%}"
         return StepVerdict(kind, f"{phase} is bound by matrix math at {share} of the rate")
     best = max(memory_share or 0.0, matrix_share or 0.0)
-    return StepVerdict(
-        kind, f"{phase} reaches only {best:.0%} of either ceiling: its kernels are too small"
-    )
+    return StepVerdict(kind, f"{phase} reaches only {best:.0%} of either ceiling")

@@ -10,6 +10,7 @@ from its end, and says so.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ MAX_BYTES = 50_000_000
 
 def traced(step: Callable[[], object], num_steps: int, device: torch.device) -> dict[str, Any]:
     """The trace of some calls, each in a range of its own."""
+    # Read when the tracer first starts: it would write lines of its own to stderr (torch 2.13).
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)

@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
+from ridgeline.formats.files import atomic_write
 from ridgeline.profiling import accuracy
 from ridgeline.profiling.accuracy import (
     DEFAULT_FACTOR,
@@ -111,21 +117,39 @@ def test_the_file_is_bounded_and_keeps_the_latest(
     assert len(kept) >= 5
 
 
-def _remember_many(path: Path, area: str) -> None:
+def _remember_many(path: Path, area: str, barrier: Barrier) -> None:
+    barrier.wait()
     for value in range(1, 41):
         remember([outcome(float(value), 1.0, area)], path)
+        time.sleep(0.001)
 
 
-def test_two_writers_lose_nothing(path: Path) -> None:
+@contextmanager
+def _slow_write(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[Any]:
+    time.sleep(0.03)  # in which the other writer could add what is then lost
+    with atomic_write(path, mode) as file:
+        yield file
+
+
+def test_two_writers_lose_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 80 lines the 61st makes it keep 30, and 19 follow: nothing in between is missing."""
+    monkeypatch.setattr(accuracy, "MAX_LINES", 60)
+    monkeypatch.setattr(accuracy, "atomic_write", _slow_write)
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_remember_many, args=(path, name)) for name in ("a", "b")]
+    barrier = context.Barrier(2)
+    workers = [
+        context.Process(target=_remember_many, args=(path, name, barrier)) for name in ("a", "b")
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
+    known = known_errors(path=path)
+    assert known.num_broken == 0
+    assert len(known.outcomes) == 49
     for area in ("a", "b"):
-        values = [each.predicted for each in known_errors(area, path=path).outcomes]
-        assert values == [float(value) for value in range(1, 41)]
+        values = [each.predicted for each in known.outcomes if each.area == area]
+        assert values == [float(40 - back) for back in range(len(values))][::-1]
 
 
 def test_a_place_that_cannot_be_written_is_only_a_warning(

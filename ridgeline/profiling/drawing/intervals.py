@@ -33,9 +33,13 @@ def intervals(
     *,
     read: Callable[[float], str],
     bound: float | None = None,
+    origin: float = 0.0,
+    ends_name: str = "95% interval",
 ) -> Markup:
-    """A figure with a row for each. The axis begins at zero, or below it where a value does."""
-    scale = _scale(rows, bound)
+    """A figure with a row for each. The axis begins at `origin`, or below it where a value does:
+    0 for what is best at zero, 1 for speedups. `ends_name` says what the intervals are.
+    """
+    scale = _scale(rows, bound, origin)
     ticks = scale.ticks()
     limit = "" if bound is None else f" · allowed {read(bound)}"
     head = element(
@@ -43,23 +47,23 @@ def intervals(
         element("th", "change", scope="col"),
         element("th", cell_axis(scale, ticks, read), scope="col", class_="chart"),
         element("th", "value", scope="col", class_="number"),
-        element("th", "95% interval", scope="col", class_="number"),
+        element("th", ends_name, scope="col", class_="number"),
     )
-    body = [_row(row, scale, ticks, read, bound) for row in rows]
+    body = [_row(row, scale, ticks, read, bound, ends_name) for row in rows]
     caption = element("caption", element("b", title), limit)
     table = element("table", caption, element("thead", head), element("tbody", *body))
     return element("figure", table, class_="chart-table intervals")
 
 
-def _scale(rows: Sequence[Interval], bound: float | None) -> Scale:
+def _scale(rows: Sequence[Interval], bound: float | None, origin: float) -> Scale:
     values = [value for row in rows for value in (row.value, row.low, row.high, bound)]
     known = [value for value in values if value is not None and math.isfinite(value)]
-    high = max([0.0, *known])
+    high = max([origin, *known])
     if bound:
-        high = min(high, FURTHEST * bound)
-    low = max(min([0.0, *known]), -high if high > 0 else -math.inf)
+        high = min(high, max(origin, FURTHEST * bound))
+    low = max(min([origin, *known]), 2 * origin - high if high > origin else -math.inf)
     span = high - low or 1.0
-    return Scale(low - 0.04 * span * (low < 0), high + 0.08 * span)
+    return Scale(low - 0.04 * span * (low < origin), high + 0.08 * span)
 
 
 def _row(
@@ -68,6 +72,7 @@ def _row(
     ticks: Sequence[float],
     read: Callable[[float], str],
     bound: float | None,
+    ends_name: str,
 ) -> Markup:
     look = "outside" if row.is_outside else "s0"
     drawn = cell_grid(scale, ticks)
@@ -82,13 +87,13 @@ def _row(
         overflow="visible",
     )  # fmt: skip
     ends = "" if row.low is None or row.high is None else f"{read(row.low)} to {read(row.high)}"
-    said = f"{row.label}: {read(row.value)}" + (f", 95% interval {ends}" if ends else "")
+    said = f"{row.label}: {read(row.value)}" + (f", {ends_name} {ends}" if ends else "")
     remark = element("small", row.remark) if row.remark else ""
     return element(
         "tr",
         element("th", row.label, " ", remark, scope="row"),
         element("td", cell_chart(drawn, said), class_="chart"),
         element("td", read(row.value), class_="number", data_name="value:"),
-        element("td", ends or "–", class_="number", data_name="95%:"),
+        element("td", ends or "–", class_="number", data_name="interval:"),
         class_="outside" if row.is_outside else None,
     )

@@ -20,6 +20,7 @@ HEIGHT = 380
 TOP, BOTTOM = 18.0, 336.0
 WIDTH = 760  # pixels, for which names are kept apart; narrower screens show none
 NUM_NAMED = 8  # dots whose names are written beside them
+LONGEST_NAME = 30  # characters of a name in the plot
 ALIKE = 0.97  # of another rate: one line for both
 
 
@@ -49,6 +50,11 @@ class Dot:
     @property
     def is_drawable(self) -> bool:
         return is_drawable(self.flops_per_byte, self.flops_per_s)
+
+    @property
+    def reached(self) -> str:
+        """Its rate as people read it."""
+        return human(self.flops_per_s, "FLOP/s") if math.isfinite(self.flops_per_s) else "–"
 
 
 def roofline(dots: Sequence[Dot], roofs: Roofs | None, *, title: str = "Roofline") -> Markup:
@@ -132,7 +138,7 @@ def _flats(roofs: Roofs, across: Scale, up: Scale, taken: list[Box]) -> Markup:
     found = []
     for rank, (dtypes, rate) in enumerate(merged_rates(roofs.rates)):
         y, first = up.pixels(rate, BOTTOM, TOP), across.percent(rate / roofs.bandwidth)
-        text = f"{', '.join(dtypes)} {human(rate, 'FLOP/s')}"
+        text = f"{shortened(', '.join(dtypes))} {human(rate, 'FLOP/s')}"
         line = y + 14 if rank else y - 6
         wide, left = 6.2 * len(text), across.share(rate / roofs.bandwidth) * WIDTH
         right_box = (WIDTH - wide, line - 10, float(WIDTH), line + 3)
@@ -179,7 +185,7 @@ def _ways(dots: Sequence[Dot], roofs: Roofs | None, across: Scale, up: Scale) ->
 def _dot(dot: Dot, across: Scale, up: Scale) -> Markup:
     size = 1.15 if dot.weight is None else 0.6 + 1.8 * math.sqrt(min(1.0, max(0.0, dot.weight)))
     x, y = across.percent(dot.flops_per_byte), up.pixels(dot.flops_per_s, BOTTOM, TOP)
-    said = f"{dot.label}: {human(dot.flops_per_s, 'FLOP/s')}, {dot.figures}"
+    said = f"{dot.label}: {dot.reached}, {dot.figures}"
     return point(x, y, said, mark(dot.series, dot.hollow, size), key=dot.label)
 
 
@@ -189,7 +195,8 @@ def _names(dots: Sequence[Dot], across: Scale, up: Scale, taken: list[Box]) -> M
     found = []
     for dot in heaviest:
         x, y = _place(dot, across, up)
-        wide = 6.6 * len(dot.label)
+        name = shortened(dot.label)
+        wide = 6.6 * len(name)
         for anchor, dx, dy, left in (
             ("", 12, 4, 12.0), ("middle", 0, 22, -wide / 2), ("middle", 0, -13, -wide / 2),
             ("end", -12, 4, -12 - wide),
@@ -199,7 +206,7 @@ def _names(dots: Sequence[Dot], across: Scale, up: Scale, taken: list[Box]) -> M
                 taken.append(box)
                 look = f"name halo {anchor}".strip()
                 at = {"x": across.percent(dot.flops_per_byte), "y": y, "dx": dx, "dy": dy}
-                found.append(element("text", dot.label, class_=look, **at))
+                found.append(element("text", name, class_=look, **at))
                 break
     return join(found)
 
@@ -233,12 +240,17 @@ def _table(dots: Sequence[Dot]) -> Markup:
             _plain(dot.flops_per_byte)
             if dot.flops_per_byte >= 100
             else f"{dot.flops_per_byte:.3g}",
-            human(dot.flops_per_s, "FLOP/s"),
+            dot.reached,
             dot.figures,
         ]
         for dot in dots
     ]
     return table(columns, rows, "Figures of the roofline", keys=[dot.label for dot in dots])
+
+
+def shortened(name: str) -> str:
+    """For a plot; in full it stands in the table."""
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
 def _plain(value: float) -> str:

@@ -41,8 +41,8 @@ class Scale(NamedTuple):
 
 
 def is_drawable(*values: float | None) -> bool:
-    """Whether a logarithmic axis can show them: numbers above zero."""
-    return all(value is not None and 0 < value < math.inf for value in values)
+    """Whether a logarithmic axis can show them: numbers above zero that something could be."""
+    return all(value is not None and 1e-30 < value < 1e30 for value in values)
 
 
 def spanning(values: Iterable[float], *, least: float = 1.2, room: float = 1.0) -> Scale:

@@ -39,7 +39,12 @@ class Rise:
         return is_drawable(self.value, self.low, self.high)
 
     def __str__(self) -> str:
-        return f"{times(self.value)} ({self.low:.2f} to {self.high:.2f})"
+        return f"{times(self.value)} ({self.ends})"
+
+    @property
+    def ends(self) -> str:
+        low, high = (f"{end:.2f}" if end < 1000 else f"{end:.3g}" for end in (self.low, self.high))
+        return f"{low} to {high}"
 
 
 @dataclass(frozen=True)
@@ -159,10 +164,8 @@ def _bar(rise: Rise, start: float, scale: Scale, offset: float, look: str) -> Ma
 def _figures(rise: Rise | None, name: str) -> Markup:
     if rise is None:
         return element("td", "–", class_="number none", data_name=name)
-    ends = element("small", f"{rise.low:.2f} to {rise.high:.2f}")
-    return element(
-        "td", element("b", times(rise.value)), " ", ends, class_="number", data_name=name
-    )
+    value, ends = element("b", times(rise.value)), element("small", rise.ends)
+    return element("td", value, " ", ends, class_="number", data_name=name)
 
 
 def _total(total: Rise, scale: Scale, ticks: Sequence[float]) -> Markup:

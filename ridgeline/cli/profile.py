@@ -1,0 +1,248 @@
+"""`ridgeline profile MODEL`: where the time of a prefill and of a decode step goes, what bounds
+each of its ops, and what to change next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+import ridgeline
+from ridgeline.cli.options import add_flags
+from ridgeline.cli.profile_subject import CONTEXT, Prompts, check, sizes_of, subject_of
+from ridgeline.cli.profile_table import draw
+from ridgeline.cli.terminal import Terminal
+from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.hardware.clocks import ClockSampler
+from ridgeline.profiling.counters import Absent, Counted, child_command, count
+from ridgeline.profiling.document import document
+from ridgeline.profiling.model_profile import StepProfile, profile_decode, profile_prefill
+from ridgeline.profiling.next_steps import Advice, what_next
+from ridgeline.profiling.profile_page import write_page
+from ridgeline.profiling.situation import situation_of
+from ridgeline.profiling.stepping import Stepping
+from ridgeline.profiling.tracing import save_trace
+from ridgeline.progress import Progress
+from ridgeline.recipe import Recipe
+from ridgeline.records import Record, Value
+
+EXAMPLE = """\
+ridgeline profile demo
+ridgeline profile demo --loop naive --dtype fp32 --prefill 128
+ridgeline profile --shape llama-3.1-8b --batch 8 --context 4096 --prefill 4x2048 --html p.html"""
+
+OUTPUT_TOKENS = 128  # of each request, where gains are predicted end to end
+STEPS = {"cpu": 20, "gpu": 50}
+COUNTED = "--counted-steps"  # of the child that runs under a profiler with counters
+CPU_CEILINGS = {"read_bandwidth", "matrix_fp32", "matrix_bf16"}
+GPU_CEILINGS = CPU_CEILINGS | {"matrix_fp8", "matrix_int8", "eager_launch"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", nargs="?", help="Hugging Face folder or hub name, GGUF file, or `demo`"
+    )
+    parser.add_argument(
+        "--shape", metavar="NAME", help="a model of this shape with random weights instead"
+    )
+    parser.add_argument(
+        "--loop",
+        choices=("engine", "naive"),
+        default="engine",
+        help="what runs the steps: the engine, or the plain loop (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch", type=int, default=1, metavar="N", help="sequences that decode (default: 1)"
+    )
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help=f"tokens that each of them has (default: {CONTEXT}, or half of the model's context)",
+    )
+    parser.add_argument(
+        "--prefill",
+        metavar="N",
+        help="prompts that are computed: 2048, or 16x2048 for several (default: as --context)",
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help=f"decode steps that are timed (default: {STEPS['gpu']} on a GPU, {STEPS['cpu']} on a "
+        "CPU)",
+    )
+    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="also write a record there")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="also write Chrome's trace there, 50 MB at most"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page there")
+    parser.add_argument(
+        "--counters",
+        action="store_true",
+        help="run once more under ncu, nsys or rocprofv3, where there is one, for their counters",
+    )
+    parser.add_argument(COUNTED, action="store_true", help=argparse.SUPPRESS)
+    parser.set_defaults(save_model=None)
+    add_flags(parser, Recipe)
+
+
+def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
+    check(args)
+    with terminal.progress() as progress:
+        hardware = detect(args.device)
+        ceilings = CPU_CEILINGS if hardware.device_type == "cpu" else GPU_CEILINGS
+        hardware = measure(hardware, ceilings, progress)
+        notes: list[str] = []
+        subject = subject_of(args, hardware, progress, notes)
+        hardware = measure(hardware, {f"matrix_{subject.recipe.dtype}"}, progress)
+        context, prompts = sizes_of(args, subject)
+        if args.counted_steps:
+            return counted_steps(args, subject, context, prompts)
+        with ClockSampler(hardware) as clocks:
+            steps = profiled(args, subject, hardware, context, prompts, progress)
+    advice = advised(args, subject, hardware, steps, prompts)
+    counted = asked_counters(args, hardware, notes)
+    if args.trace is not None:
+        left = save_trace([each for step in steps for each in step.documents], args.trace)
+        notes += [f"{args.trace}: {left}"] if left else []
+    found = document(about(args, subject, prompts), steps, advice, hardware, counted, notes)
+    if args.html is not None:
+        write_page(found, args.html)
+    found |= {"trace": text_of(args.trace), "html": text_of(args.html), "record": None}
+    if args.save is not None:
+        record = as_record(found, steps, hardware, clocks)
+        found["record"] = str(record.save(args.save))
+    return found
+
+
+def render(found: dict[str, Any], console: Console) -> None:
+    draw(found, console)
+
+
+def profiled(
+    args: argparse.Namespace,
+    subject: Stepping,
+    hardware: Hardware,
+    context: int,
+    prompts: Prompts,
+    progress: Progress,
+) -> list[StepProfile]:
+    num_steps = args.steps or STEPS["cpu" if subject.device.type == "cpu" else "gpu"]
+    progress("profiling", 0, 2)
+    decode = profile_decode(
+        subject, hardware, batch=args.batch, context=context, num_steps=num_steps
+    )
+    progress("profiling", 1, 2)
+    passes = max(3, num_steps // 10)
+    asked = {"batch": prompts.batch, "length": prompts.length, "num_steps": passes}
+    prefill = profile_prefill(subject, hardware, **asked)
+    progress("profiling", 2, 2)
+    return [prefill, decode]
+
+
+def advised(
+    args: argparse.Namespace,
+    subject: Stepping,
+    hardware: Hardware,
+    steps: Sequence[StepProfile],
+    prompts: Prompts,
+) -> list[Advice]:
+    """For requests of these prompts, as many at once as decode here."""
+    counts = {"prefill": args.batch / prompts.batch, "decode": float(OUTPUT_TOKENS)}
+    phases = [step.phase_time(counts[step.phase]) for step in steps]
+    about: dict[str, Any] = {"loop": subject.loop, "concurrency": float(args.batch)}
+    return what_next(situation_of(subject, hardware, phases, **about))
+
+
+def asked_counters(
+    args: argparse.Namespace, hardware: Hardware, notes: list[str]
+) -> Counted | None:
+    if not args.counters:
+        return None
+    found = count(child_command(sys.argv[1:], COUNTED), hardware.device_type)
+    if isinstance(found, Absent):
+        notes.append(found.reason)
+        return None
+    return found
+
+
+def counted_steps(
+    args: argparse.Namespace, subject: Stepping, context: int, prompts: Prompts
+) -> dict[str, Any]:
+    """One step of each kind between the marks that profilers with counters go by."""
+    with subject.prefilling(*prompts) as run:
+        run()
+        run()
+        _marked(run)
+    with subject.decoding(args.batch, context, 8) as step:
+        for _ in range(4):
+            step()
+        _marked(step)
+    return {"counted": 2}
+
+
+def _marked(step: Any) -> None:
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+def about(args: argparse.Namespace, subject: Stepping, prompts: Prompts) -> dict[str, Any]:
+    recipe = subject.recipe
+    words = [recipe.dtype, recipe.scheme and f"weights in {recipe.scheme}"]
+    if recipe.kv.dtype != recipe.dtype:
+        words.append(f"keys and values in {recipe.kv.dtype}")
+    requests = f"{args.batch} requests" if args.batch > 1 else "a request"
+    return {
+        "model": args.model or args.shape,
+        "loop": subject.loop,
+        "form": ", ".join(word for word in words if word),
+        "dtype": recipe.dtype,
+        "scheme": recipe.scheme,
+        "kv_dtype": recipe.kv.dtype,
+        "graphs": bool(recipe.graphs),
+        "assumed": f"Gains are for {requests} with {prompts.length} tokens in and "
+        f"{OUTPUT_TOKENS} out.",
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": ridgeline.__version__,
+    }
+
+
+def text_of(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def as_record(
+    found: dict[str, Any], steps: Sequence[StepProfile], hardware: Hardware, clocks: ClockSampler
+) -> Record:
+    values: dict[str, Value] = {}
+    for step in steps:
+        phase, timing = step.phase, step.timing
+        source = None if step.limit is None else step.limit.ceiling.source
+        values[f"{phase}_step"] = Value(
+            timing.median_s,
+            "s",
+            timing.spread,
+            timing.num_samples,
+            step.share_of_limit,
+            source,
+        )
+        for part, seconds in step.division.parts.items():
+            values[f"{phase}_{part.replace(' ', '_')}"] = Value(seconds, "s")
+    form = "-".join(filter(None, (found["scheme"] or found["dtype"], found["loop"])))
+    labels = [step.label for step in steps]
+    name = f"profile-{Path(found['model']).name}-{form}"
+    return Record.create(
+        name, hardware, values, notes=[*labels, *found["notes"]], clocks=clocks.median
+    )

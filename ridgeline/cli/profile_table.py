@@ -1,0 +1,106 @@
+"""A profile in the terminal: a table of ops for each kind of step, where its time went, and what to
+change next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.hardware.units import human
+from ridgeline.profiling.document import PARTS
+from ridgeline.profiling.profile_page import achieved_text, share_text
+
+WIDE = 112  # columns of a terminal that has room for everything
+NARROW = ("calls", "bytes", "FLOPs")  # what others leave out
+LEAST_SHARE = 0.005  # of the step: ops with less stand together in one line
+COUNTERS = ("occupancy", "dram", "tensor")
+
+
+def draw(found: Mapping[str, Any], console: Console) -> None:
+    if "steps" not in found:  # a run under a profiler, which nobody reads
+        return
+    console.print(f"{found['model']} on {found['device']}: {found['loop']}, {found['form']}")
+    for step in found["steps"]:
+        console.print()
+        console.print(f"[bold]{step['label']}[/bold]: {headline(step)}")
+        console.print(ops_table(step, is_wide=console.width >= WIDE))
+        console.print(totals_line(step))
+    console.print()
+    console.print(". ".join(step["sentence"].capitalize() for step in found["steps"]) + ".")
+    if found["next"]:
+        console.print()
+        console.print(f"[bold]What next[/bold] ({found['assumed']})")
+        console.print(next_table(found["next"]))
+    for note in found["notes"]:
+        console.print(f"note: {note}", soft_wrap=True)
+    for what in ("trace", "html", "record"):
+        if found[what] is not None:
+            console.print(f"{what}: {found[what]}", soft_wrap=True)
+
+
+def headline(step: Mapping[str, Any]) -> str:
+    text = f"{human(step['step_s'], 's')}, {step['tokens_per_s']:.4g} tokens/s"
+    if step["share_of_limit"] is not None:
+        limit, source = human(step["limit_s"], "s"), step["ceiling_source"]
+        text += f", {step['share_of_limit']:.0%} of the limit ({limit}, {step['bound']}, {source})"
+    return text
+
+
+def ops_table(step: Mapping[str, Any], is_wide: bool = True) -> Table:
+    counted = [name for name in COUNTERS if any(row[name] is not None for row in step["rows"])]
+    lines = [cells(row, counted) for row in step["rows"] if row["share"] >= LEAST_SHARE]
+    small = [row for row in step["rows"] if row["share"] < LEAST_SHARE]
+    if small:
+        seconds, share = sum(r["seconds"] for r in small), sum(r["share"] for r in small)
+        lines.append({"op": f"{len(small)} more", "time": human(seconds, "s")})
+        lines[-1]["share"] = f"{share:.1%}"
+    names = ["op", "calls", "time", "share", "bytes", "FLOPs", "achieved", "of ceiling", *counted]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    shown = [name for name in [*names, "bound by"] if is_wide or name not in NARROW]
+    for name in shown:
+        is_text = name in ("op", "bound by")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
+    for line in lines:
+        table.add_row(*(line.get(name, "") for name in shown))
+    return table
+
+
+def cells(row: Mapping[str, Any], counted: Sequence[str]) -> dict[str, str]:
+    return {
+        "op": row["op"].removeprefix("layers.*."),
+        "calls": f"{row['calls']:.0f}",
+        "time": human(row["seconds"], "s"),
+        "share": f"{row['share']:.1%}",
+        "bytes": human(row["bytes"], "B") if row["bytes"] else "",
+        "FLOPs": human(row["flops"], "FLOP") if row["flops"] else "",
+        "achieved": achieved_text(row),
+        "of ceiling": share_text(row["share_of_ceiling"]),
+        "bound by": row["verdict"],
+        **{name: share_text(row[name]) for name in counted},
+    }
+
+
+def totals_line(step: Mapping[str, Any]) -> str:
+    parts = [
+        f"{name} {seconds / step['step_s']:.0%}"
+        for name, seconds in ((name, step["totals"][name]) for name in PARTS)
+    ]
+    kernels = f"{step['num_kernels']:.0f} kernels or ops"
+    return f"[dim]{', '.join(parts)}; {kernels}[/dim]"
+
+
+def next_table(advice: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("change")
+    table.add_column("gain", justify="right", no_wrap=True)
+    table.add_column("likely", justify="right", no_wrap=True)
+    table.add_column("why")
+    for each in advice:
+        span = f"{each['low']:.2f}–{each['high']:.2f}x"
+        title = each["title"] + (f" ({each['flags']})" if each["flags"] else "")
+        table.add_row(title, f"{each['speedup']:.2f}x", span, each["why"])
+    return table

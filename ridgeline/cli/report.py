@@ -1,0 +1,114 @@
+"""`ridgeline report …`: a saved climb drawn again, and how good predictions usually are."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli.optimize_table import climb_table
+from ridgeline.cli.plots import said
+from ridgeline.cli.terminal import Terminal
+from ridgeline.errors import UsageError
+from ridgeline.ladder.outcome import Climb
+from ridgeline.ladder.report import write_report
+from ridgeline.ladder.saved import load_climb
+from ridgeline.profiling import accuracy
+
+EXAMPLE = """\
+ridgeline report show out
+ridgeline report show out --html report.html
+ridgeline report accuracy"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parts = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    show = parts.add_parser("show", help="a climb that `optimize` saved, in the terminal")
+    show.add_argument("folder", type=Path, metavar="FOLDER", help="what `optimize --out` named")
+    show.add_argument("--html", type=Path, metavar="FILE", help="write the report's page here too")
+    parts.add_parser("accuracy", help="how far off predictions were on this machine, by area")
+
+
+def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
+    return {"what": args.what, **(_show(args) if args.what == "show" else _accuracy())}
+
+
+def _show(args: argparse.Namespace) -> dict[str, Any]:
+    climb = load_climb(args.folder)
+    document: dict[str, Any] = {"climb": climb.to_json()}
+    if args.html is not None:
+        if args.html.is_dir():
+            raise UsageError(f"--html is the folder {args.html}; name a file in it: report.html")
+        write_report(climb, args.html)
+        document["html"] = str(args.html)
+    return document
+
+
+def _accuracy() -> dict[str, Any]:
+    path = accuracy.store_path()
+    known = accuracy.known_errors(path=path)
+    found = accuracy.accuracy_by_area(known.outcomes)
+    if len(found) > 1:
+        found.append(accuracy.accuracy_of(known.outcomes, "all"))
+    areas = [each.to_json() | {"factor": _factor(known, each.area)} for each in found]
+    return {
+        "file": str(path),
+        "num": len(known.outcomes),
+        "num_broken": known.num_broken,
+        "default_factor": accuracy.DEFAULT_FACTOR,
+        "coverage": accuracy.COVERAGE,
+        "areas": areas,
+    }
+
+
+def _factor(known: accuracy.Known, area: str) -> float | None:
+    """What the next prediction's interval would be; None where the default is still used."""
+    own = [each for each in known.outcomes if area in ("all", each.area)]
+    return accuracy.factor_of(own)
+
+
+def render(document: dict[str, Any], console: Console) -> None:
+    if document["what"] == "accuracy":
+        _render_accuracy(document, console)
+        return
+    console.print(climb_table(Climb.from_json(document["climb"])))
+    if "html" in document:
+        console.print(said(f"page: {document['html']}"))
+
+
+def _render_accuracy(document: dict[str, Any], console: Console) -> None:
+    if not document["num"]:
+        console.print("no prediction has been measured yet; `ridgeline optimize` remembers its own")
+    else:
+        console.print(_accuracy_table(document))
+        console.print(
+            "Error: predicted over achieved speedup, less one; bias: with its sign. The next "
+            f"interval is the prediction ÷ and × that, for {document['coverage']:.0%} of them.",
+            style="dim",
+        )
+    if document["num_broken"]:
+        console.print(said(f"{document['num_broken']} lines of {document['file']} cannot be read"))
+
+
+def _accuracy_table(document: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("area", no_wrap=True)
+    for name in ("number", "median error", "bias", "within ±20%", "in interval"):
+        table.add_column(name, justify="right")
+    table.add_column("next interval", no_wrap=True)
+    for row in document["areas"]:
+        held, factor = row["share_held"], row["factor"]
+        table.add_row(
+            said(row["area"]),
+            str(row["num"]),
+            f"{row['median_error']:.1%}",
+            f"{row['bias']:+.1%}",
+            f"{row['share_close']:.0%}",
+            "–" if held is None else f"{held:.0%}",
+            f"÷× {document['default_factor']:.2f} (default)" if factor is None
+            else f"÷× {factor:.2f}",
+        )  # fmt: skip
+    return table

@@ -1,0 +1,122 @@
+"""A profile as one document: what programs read, and what the table and the page are drawn from.
+
+found = document(steps, advice, hardware, …)
+found["steps"][0]["rows"][0]["share_of_ceiling"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ridgeline.hardware import Hardware
+from ridgeline.profiling.counters import Counted
+from ridgeline.profiling.model_profile import StepProfile
+from ridgeline.profiling.next_steps import Advice
+from ridgeline.profiling.placing import Placed
+
+PARTS = {  # of a step: the words of the division, and what they mean
+    "matrices": "products with weights",
+    "attention": "attention over the keys and values",
+    "other kernels": "norms, rotations, activations, sampling",
+    "copies": "between host and device, and on it",
+    "gaps": "between kernels: launches, or on a CPU many small calls",
+    "host": "planning, sending, receiving: the device waits",
+}
+
+
+def document(
+    about: Mapping[str, Any],
+    steps: Sequence[StepProfile],
+    advice: Sequence[Advice],
+    hardware: Hardware,
+    counted: Counted | None = None,
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    return {
+        **about,
+        "device": hardware.name,
+        "ceilings": {key: value.to_json() for key, value in _ceilings(hardware).items()},
+        "steps": [step_json(step, counted) for step in steps],
+        "next": [each.to_json() for each in advice],
+        "counters": None if counted is None else counted.tool,
+        "notes": [*notes, *(note for step in steps for note in step.division.notes)],
+    }
+
+
+def step_json(step: StepProfile, counted: Counted | None = None) -> dict[str, Any]:
+    division, timing = step.division, step.timing
+    return {
+        "phase": step.phase,
+        "label": step.label,
+        "step_s": timing.median_s,
+        "spread": timing.spread,
+        "num_samples": timing.num_samples,
+        "tokens_per_s": step.num_tokens / timing.median_s,
+        "bytes": step.cost.bytes,
+        "flops": step.cost.flops,
+        "limit_s": None if step.limit is None else step.limit.seconds,
+        "bound": None if step.limit is None else step.limit.bound,
+        "ceiling_source": None if step.limit is None else step.limit.ceiling.source,
+        "share_of_limit": step.share_of_limit,
+        "verdict": step.verdict.kind,
+        "sentence": step.verdict.sentence,
+        "num_kernels": division.num_kernels,
+        "busy_s": division.busy_s,
+        "totals": {name: division.parts[name] for name in PARTS},
+        "rows": [_row(placed, counted) for placed in step.placed],
+    }
+
+
+def _row(placed: Placed, counted: Counted | None) -> dict[str, Any]:
+    op, cost = placed.op, placed.cost
+    kernels = [_kernel(kernel.name, counted) | vars(kernel) for kernel in op.kernels]
+    return {
+        "op": op.name,
+        "part": op.part,
+        "seconds": op.seconds,
+        "share": placed.share_of_step,
+        "calls": op.num_calls,
+        "bytes": None if cost is None else cost.bytes,
+        "flops": None if cost is None else cost.flops,
+        "matrix_dtype": None if cost is None else cost.matrix_dtype,
+        "bytes_per_s": placed.bytes_per_s,
+        "flops_per_s": placed.flops_per_s,
+        "memory_share": placed.memory_share,
+        "matrix_share": placed.matrix_share,
+        "share_of_ceiling": placed.share_of_ceiling,
+        "verdict": placed.verdict,
+        "kernels": kernels,
+        **_weighted(kernels),
+    }
+
+
+def _kernel(name: str, counted: Counted | None) -> dict[str, Any]:
+    return {} if counted is None else {"counters": counted.of(name)}
+
+
+def _weighted(kernels: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Of an op's kernels, by their time: occupancy, and what counters say where they were read."""
+    found: dict[str, float | None] = {}
+    for name in ("occupancy", "dram", "tensor"):
+        values = [(kernel["seconds"], _figure(kernel, name)) for kernel in kernels]
+        known = [(seconds, value) for seconds, value in values if value is not None]
+        total = sum(seconds for seconds, _ in known)
+        found[name] = sum(s * v for s, v in known) / total if total > 0 else None
+    return found
+
+
+def _figure(kernel: Mapping[str, Any], name: str) -> float | None:
+    """As counted, or the tracer's own estimate."""
+    counters = kernel.get("counters") or {}
+    value = counters.get(name)
+    if value is None and name == "occupancy":
+        value = kernel["occupancy"]
+    return None if value is None else float(value)
+
+
+def _ceilings(hardware: Hardware) -> dict[str, Any]:
+    keys = ("read_bandwidth", "memory_bandwidth")
+    matrices = [f"matrix_{name}" for name in ("fp32", "tf32", "bf16", "fp16", "fp8", "int8")]
+    known = {key: hardware.ceiling(key) for key in (*keys, *matrices)}
+    return {key: ceiling for key, ceiling in known.items() if ceiling is not None}

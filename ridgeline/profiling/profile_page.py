@@ -1,0 +1,158 @@
+"""A profile as a page: one HTML file that needs no network, drawn from the document.
+
+write_page(found, Path("profile.html"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ridgeline.formats.files import atomic_write
+from ridgeline.hardware.units import human
+from ridgeline.profiling.document import PARTS
+from ridgeline.profiling.drawing import (
+    Bar,
+    Column,
+    Dot,
+    Interval,
+    Markup,
+    Part,
+    Roofs,
+    Section,
+    element,
+    intervals,
+    join,
+    page,
+    roofline,
+    stacked_bars,
+    table,
+)
+
+COLUMNS = (
+    Column("op"),
+    Column("time", is_number=True),
+    Column("of the step", is_number=True),
+    Column("bytes", is_number=True),
+    Column("FLOPs", is_number=True),
+    Column("achieved", is_number=True),
+    Column("of the ceiling", is_number=True),
+    Column("verdict"),
+)
+Found = Mapping[str, Any]
+
+
+def write_page(found: Found, path: Path) -> None:
+    """Whole or not at all; OutputError where the file cannot be written."""
+    with atomic_write(path) as file:
+        file.write(profile_page(found))
+
+
+def profile_page(found: Found) -> str:
+    steps = found["steps"]
+    sections = [
+        Section("where", "Where the time goes", _bars(steps), "The parts add up to the step."),
+        Section("roofline", "Under the roofline", _roofline(found)),
+        *(Section(step["phase"], step["label"], _ops(step)) for step in steps),
+    ]
+    if found["next"]:
+        sections.append(Section("next", "What next", _next(found["next"]), found["assumed"]))
+    name = found["model"]
+    return page(
+        f"Profile of {name} · Ridgeline",
+        join([element("b", name), f" on {found['device']}"]),
+        f"{found['loop']} · {found['form']}",
+        "; ".join(step["sentence"] for step in steps) + ".",
+        sections,
+        lead=_notes(found["notes"]),
+        footer=f"Measured {found['created']} by Ridgeline {found['version']}",
+    )
+
+
+def _notes(notes: Sequence[str]) -> Markup | str:
+    return element("ul", *(element("li", note) for note in notes), class_="notes") if notes else ""
+
+
+def _bars(steps: Sequence[Found]) -> Markup:
+    bars = [
+        Bar(
+            step["label"],
+            [Part(name, step["totals"][name], meaning) for name, meaning in PARTS.items()],
+        )
+        for step in steps
+    ]
+    return stacked_bars(bars, lambda seconds: human(seconds, "s"), whole="the step")
+
+
+def _roofline(found: Found) -> Markup:
+    dots = [
+        Dot(
+            f"{row['op']} ({step['phase']})",
+            row["flops"] / row["bytes"],
+            row["flops_per_s"],
+            f"{share_text(row['share_of_ceiling'])} of the ceiling, {row['share']:.0%} of the step",
+            series=number % 6,
+            weight=min(1.0, row["share"]),
+        )
+        for number, step in enumerate(found["steps"])
+        for row in step["rows"]
+        if row["flops"] and row["bytes"] and row["flops_per_s"]
+    ]
+    return roofline(dots, _roofs(found["ceilings"]))
+
+
+def _roofs(ceilings: Found) -> Roofs | None:
+    memory = ceilings.get("read_bandwidth") or ceilings.get("memory_bandwidth")
+    rates = {
+        key.removeprefix("matrix_"): value["value"]
+        for key, value in ceilings.items()
+        if key.startswith("matrix_")
+    }
+    if memory is None or not rates:
+        return None
+    source = "measured here" if memory["source"] == "measured" else "from the datasheet"
+    return Roofs(memory["value"], rates, source)
+
+
+def _ops(step: Found) -> Markup:
+    rows = [_op_cells(row) for row in step["rows"]]
+    for name in ("copies", "gaps", "host"):
+        seconds = step["totals"][name]
+        share = seconds / step["step_s"]
+        rows.append((name, human(seconds, "s"), f"{share:.1%}", "", "", "", "", PARTS[name]))
+    return table(COLUMNS, rows, step["label"])
+
+
+def _op_cells(row: Found) -> tuple[str, ...]:
+    return (
+        row["op"],
+        human(row["seconds"], "s"),
+        f"{row['share']:.1%}",
+        human(row["bytes"], "B") if row["bytes"] else "",
+        human(row["flops"], "FLOP") if row["flops"] else "",
+        achieved_text(row),
+        share_text(row["share_of_ceiling"]),
+        row["verdict"],
+    )
+
+
+def achieved_text(row: Found) -> str:
+    """By what bounds it: bytes or FLOPs a second."""
+    if row["bytes_per_s"] is None:
+        return ""
+    if row["verdict"] == "compute" and row["flops_per_s"]:
+        return human(row["flops_per_s"], "FLOP/s")
+    return human(row["bytes_per_s"], "B/s")
+
+
+def share_text(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+def _next(advice: Sequence[Found]) -> Markup:
+    rows = [
+        Interval(each["title"], each["speedup"], each["low"], each["high"], each["why"])
+        for each in advice
+    ]
+    return intervals(rows, "predicted gain, end to end", read=lambda value: f"{value:.2f}x")

@@ -1,0 +1,206 @@
+"""Traces of a GPU that was never there: what is read from them is what was put in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+
+from ridgeline.models.transformer import Linear
+from ridgeline.profiling.device_division import Label, divide_device, labelled, owners
+from ridgeline.profiling.division import UNKNOWN
+from ridgeline.profiling.scopes import PREFIX, Call
+from ridgeline.profiling.trace import STEP, DeviceEvent, read_trace
+
+MICRO = 1e-6
+LINEAR = Linear(4, 4, bias=False)
+CALLS = [
+    Call(0, "", "module", (), None, nn.Identity()),
+    Call(1, "layers.0.attn.qkv", "module", (1, 4), None, LINEAR),
+    Call(2, "decode_attention", "op", (1, 4, 4)),
+    Call(3, "layers.1.attn.qkv", "module", (1, 4), None, LINEAR),
+    Call(4, "sampling", "op", (1, 10)),
+]
+# Of one step: which call launches, the kernel, how long it runs (µs).
+KERNELS = [(1, "product", 40.0), (2, "attend", 20.0), (3, "product", 40.0), (4, "choose", 5.0)]
+
+
+def row(category: str, name: str, begin: float, duration: float, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "ts": begin, "dur": duration, "args": args}
+
+
+class Fake:
+    """Writes traces as torch.profiler does. Times in µs."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 0}]
+        self.now = self.device = 1000.0
+        self.number = 0
+
+    def kernel(self, name: str, duration: float, gap: float, correlation: int) -> None:
+        begin = max(self.device + gap, self.now)
+        self.rows.append(
+            row("kernel", name, begin, duration, correlation=correlation,
+                **{"est. achieved occupancy %": 50})
+        )  # fmt: skip
+        self.device = begin + duration
+
+    def copy(self, duration: float, gap: float) -> None:
+        correlation = self.launch("cudaMemcpyAsync")
+        begin = max(self.device + gap, self.now)
+        self.rows.append(row("gpu_memcpy", "Memcpy HtoD", begin, duration, correlation=correlation))
+        self.device = begin + duration
+
+    def launch(self, name: str = "cudaLaunchKernel") -> int:
+        self.number += 1
+        category = "cuda_driver" if name.startswith("cu") and name[2].isupper() else "cuda_runtime"
+        self.rows.append(row(category, name, self.now, 2.0, correlation=self.number))
+        self.now += 3.0
+        return self.number
+
+    def eager_step(self, gap: float = 2.0, lead: float = 10.0) -> None:
+        """Launched one by one under scopes; each product by Triton's driver call."""
+        begin = self.now
+        scopes = []
+        self.copy(3.0, lead)
+        for call, name, duration in KERNELS:
+            start = self.now
+            self.kernel(name, duration, gap, self.launch("cuLaunchKernelEx"))
+            scopes.append(row("user_annotation", f"{PREFIX}{call}", start, self.now - start))
+        self.rows += scopes
+        self.rows.append(row("user_annotation", STEP, begin, self.now - begin))
+        self.now += 50.0
+
+    def graph_step(self, gap: float = 1.0, lead: float = 10.0, extra: str | None = None) -> None:
+        begin = self.now
+        self.copy(3.0, lead)
+        forward = self.launch("cudaGraphLaunch")
+        for _, name, duration in KERNELS[:3]:
+            self.kernel(name, duration, gap, forward)
+        if extra is not None:
+            self.kernel(extra, 7.0, gap, forward)
+        self.kernel("choose", 5.0, gap, self.launch("cudaGraphLaunch"))
+        self.rows.append(row("user_annotation", STEP, begin, self.now - begin))
+
+    def document(self) -> dict[str, Any]:
+        return {"traceEvents": self.rows}
+
+
+def by_hand() -> list[Label]:
+    fake = Fake()
+    fake.eager_step()
+    fake.eager_step()
+    return labelled(read_trace(fake.document()))
+
+
+def test_kernels_launched_one_by_one_belong_to_the_scope_of_their_launch() -> None:
+    trace = read_trace(_eager().document())
+    assert trace.num_steps == 4
+    kernels = [event for event in trace.events if not event.is_copy]
+    assert [event.scope for event in kernels[:4]] == [1, 2, 3, 4]
+    assert [event.step for event in trace.events[:5]] == [0] * 5
+    assert kernels[0].occupancy == 0.5
+    assert not any(event.in_graph for event in trace.events)
+
+
+def _eager(**about: float) -> Fake:
+    fake = Fake()
+    for _ in range(4):
+        fake.eager_step(**about)
+    return fake
+
+
+def test_a_step_without_graphs_adds_up() -> None:
+    step_s = 140 * MICRO
+    division = divide_device(read_trace(_eager().document()), [], CALLS, step_s)
+    assert division.total_s == pytest.approx(step_s, rel=0.03)
+    assert division.parts["matrices"] == pytest.approx(80 * MICRO)
+    assert division.parts["attention"] == pytest.approx(20 * MICRO)
+    assert division.parts["other kernels"] == pytest.approx(5 * MICRO)
+    assert division.copies_s == pytest.approx(3 * MICRO)
+    # 108 µs of work in 140: the other 32 were waited, 4 gaps of 2 to a lead of 10 in the trace.
+    assert division.gaps_s == pytest.approx(32 * MICRO * 8 / 18)
+    assert division.host_s == pytest.approx(32 * MICRO * 10 / 18)
+    assert division.busy_s == pytest.approx(108 * MICRO)
+    names = {op.name: op for op in division.ops}
+    assert names["layers.*.attn.qkv"].num_calls == 2
+    assert names["layers.*.attn.qkv"].kernels[0].count == 2
+    assert division.num_kernels == 4
+    assert division.notes == ()
+
+
+def test_kernels_of_graphs_are_told_apart_by_their_order() -> None:
+    fake = Fake()
+    for _ in range(4):
+        fake.graph_step()
+    trace = read_trace(fake.document())
+    assert all(event.in_graph for event in trace.events if not event.is_copy)
+    step_s = 125 * MICRO
+    division = divide_device(trace, by_hand(), CALLS, step_s)
+    seconds = {op.name: op.seconds / MICRO for op in division.ops}
+    assert seconds == pytest.approx(
+        {"layers.*.attn.qkv": 80.0, "decode_attention": 20.0, "sampling": 5.0}
+    )
+    assert division.gaps_s == pytest.approx(4 * MICRO)  # as the trace had them
+    assert division.host_s == pytest.approx(step_s - 112 * MICRO)
+    assert division.total_s == pytest.approx(step_s, rel=0.03)
+    assert division.notes == ()
+
+
+def test_a_kernel_that_nobody_knows_is_told_of() -> None:
+    fake = Fake()
+    for _ in range(3):
+        fake.graph_step(extra="mystery")
+    division = divide_device(read_trace(fake.document()), by_hand(), CALLS, 150 * MICRO)
+    seconds = {op.name: op.seconds / MICRO for op in division.ops}
+    assert seconds["layers.*.attn.qkv"] == pytest.approx(87.0)  # the op before it
+    assert "1 kernels of a graph" in division.notes[0]
+    assert division.total_s == pytest.approx(150 * MICRO)
+    without = divide_device(read_trace(fake.document()), [], CALLS, 150 * MICRO)
+    assert [op.name for op in without.ops] == [UNKNOWN]
+
+
+def test_a_trace_that_is_slower_than_the_step_is_scaled() -> None:
+    division = divide_device(read_trace(_eager().document()), [], CALLS, 54 * MICRO)
+    assert division.total_s == pytest.approx(54 * MICRO)
+    assert division.parts["matrices"] == pytest.approx(40 * MICRO)
+    assert (division.gaps_s, division.host_s) == (0.0, 0.0)
+    assert "100% longer in the trace" in division.notes[0]
+
+
+def test_what_overlaps_counts_once() -> None:
+    fake = Fake()
+    for _ in range(3):
+        fake.eager_step()
+    attended = [each for each in fake.rows if each["name"] == "attend"]
+    for each in attended:
+        begin, correlation = each["ts"] + 1.0, each["args"]["correlation"]
+        fake.rows.append(row("gpu_memcpy", "Memcpy", begin, 30.0, correlation=correlation))
+    division = divide_device(read_trace(fake.document()), [], CALLS, 200 * MICRO)
+    # It runs 11 µs beyond `attend`, and into the product behind that, which has less then.
+    assert division.copies_s == pytest.approx((3 + 11) * MICRO)
+    assert division.parts["matrices"] == pytest.approx((80 - 9) * MICRO)
+    assert division.total_s == pytest.approx(200 * MICRO)
+
+
+def test_owners_survive_kernels_that_are_missing() -> None:
+    labels = by_hand()
+    events = [
+        DeviceEvent(name, number, number + 1, False, 0, None, True)
+        for number, name in enumerate(("product", "product", "choose"))
+    ]
+    found, missed = owners(events, labels)
+    assert missed == 0
+    assert found[-1] == 4
+    assert set(found[:2]) == {1, 3}
+
+
+def test_a_trace_without_steps_or_kernels_is_empty() -> None:
+    assert read_trace({}).events == ()
+    fake = Fake()
+    fake.kernel("alone", 5.0, 1.0, correlation=99)  # launched by nobody that was seen
+    assert read_trace(fake.document()).events[0].step is None
+    division = divide_device(read_trace(fake.document()), [], CALLS, 1e-3)
+    assert division.total_s == pytest.approx(1e-3)
+    assert division.ops == ()

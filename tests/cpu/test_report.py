@@ -1,0 +1,387 @@
+"""The report of a climb, as a page and in the terminal, and `ridgeline report`."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sample_climbs
+from html_tree import tree
+from rich.console import Console
+
+from ridgeline.cli import main
+from ridgeline.cli.optimize_table import climb_table
+from ridgeline.errors import OutputError, UsageError
+from ridgeline.ladder import summary
+from ridgeline.ladder.outcome import Climb, RoofPoint
+from ridgeline.ladder.report import report, write_report
+from ridgeline.ladder.saved import load_climb
+from ridgeline.profiling.accuracy import remember
+
+HOSTILE = """</script></style><img src=x onerror=alert(1)>"'&[bold]"""
+
+
+def one_rung() -> Climb:
+    climb = sample_climbs.cpu()
+    return replace(climb, rungs=climb.rungs[:1])
+
+
+def all_failed() -> Climb:
+    climb = sample_climbs.h200()
+    rungs = [replace(each, status="failed", achieved=None, quality=None) for each in climb.rungs]
+    return replace(climb, rungs=tuple(rungs), after=climb.before, total=None)
+
+
+def no_ceilings() -> Climb:
+    climb = sample_climbs.h200()
+    return replace(climb, bandwidth=None, bandwidth_source=None, matrix_rates={})
+
+
+def no_quality() -> Climb:
+    climb = sample_climbs.h200()
+    rungs = [replace(each, quality=None) for each in climb.rungs]
+    return replace(climb, rungs=tuple(rungs), bounds={})
+
+
+CLIMBS: dict[str, Callable[[], Climb]] = {
+    "h200": sample_climbs.h200,
+    "cpu": sample_climbs.cpu,
+    "empty": sample_climbs.empty,
+    "one rung": one_rung,
+    "all failed": all_failed,
+    "no ceilings": no_ceilings,
+    "no quality": no_quality,
+}
+
+
+@pytest.fixture(params=list(CLIMBS))
+def climb(request: pytest.FixtureRequest) -> Climb:
+    return CLIMBS[request.param]()
+
+
+def in_terminal(climb: Climb, width: int = 120) -> str:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(climb_table(climb))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+# The page.
+
+
+def test_it_is_a_whole_document(climb: Climb) -> None:
+    document = tree(report(climb))
+    assert climb.model in document.one("head").one("title").text
+    for landmark in ("header", "nav", "main", "footer", "h1"):
+        assert len(document.all(landmark)) == 1
+    assert document.one("html").attributes["lang"] == "en"
+    ids = [node.attributes["id"] for node in document.all() if "id" in node.attributes]
+    assert len(ids) == len(set(ids))
+    for section in document.one("main").all("section"):
+        assert section.attributes["aria-labelledby"] in ids
+    for link in document.one("nav").all("a"):
+        assert link.attributes["href"].removeprefix("#") in ids
+
+
+def test_it_asks_nobody_for_anything(climb: Climb) -> None:
+    html = report(climb)
+    for node in tree(html).all():
+        for key in ("src", "href", "action", "srcset", "data", "poster"):
+            target = node.attributes.get(key, "#")
+            assert target.startswith(("#", "data:image/svg+xml,")), (node.name, target)
+        assert node.name not in ("iframe", "object", "embed", "img", "base", "form")
+        assert not any(key.startswith("on") for key in node.attributes)
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|import\(", html)
+
+
+def test_every_picture_has_words(climb: Climb) -> None:
+    for svg in tree(report(climb)).all("svg"):
+        if svg.attributes.get("role") in ("img", "group"):
+            assert svg.attributes["aria-label"]
+        elif "x" not in svg.attributes:  # those with a place are parts of another
+            assert svg.attributes["aria-hidden"] == "true"
+
+
+def test_every_rung_is_named_with_its_reason(climb: Climb) -> None:
+    text = tree(report(climb)).one("main").text
+    for rung in climb.rungs:
+        assert rung.title in text
+        assert rung.status in text
+        assert words(rung.reason) in text
+        if rung.predicted is not None and rung.status != "not applicable":
+            assert f"{rung.predicted.low:.2f} to {rung.predicted.high:.2f}" in text
+            assert rung.predicted.why in text
+        if rung.achieved is not None:
+            assert f"{rung.achieved.low:.2f} to {rung.achieved.high:.2f}" in text
+
+
+def test_all_that_was_promised_is_there() -> None:
+    """The issue's list, one by one."""
+    climb = sample_climbs.h200()
+    document = tree(report(climb))
+    sections = {node.attributes.get("id", ""): node for node in document.all("section")[1:]}
+    assert " ".join(sections) == "ladder roofline batch memory quality dropped repeat"
+    assert len(sections["ladder"].one("tbody").all("tr")) == len(summary.measured(climb)) + 1
+    marks = sections["roofline"].one("svg", "plot").all("path", "mark")
+    assert [("hollow" in mark.attributes["class"]) for mark in marks] == [True, True, False, False]
+    assert len(sections["batch"].all("svg", "plot")) == 2
+    assert len(sections["batch"].all("g", "point")) == 4 * 9
+    assert [bar.text for bar in sections["memory"].all("p", "bar-name")] == [
+        "before 48.6 GiB",
+        "after 109 GiB",
+    ]
+    assert len(sections["quality"].all("g", "whisker")) == 2 * 4
+    assert "allowed 0.02" in sections["quality"].text
+    assert "allowed +2%" in sections["quality"].text
+    assert len(sections["dropped"].all("li")) == 5
+    commands = [node.text for node in sections["repeat"].all("div", "command")]
+    assert commands[0].startswith("ridgeline optimize meta-llama/Llama-3.1-8B-Instruct")
+    assert commands[1] == "ridgeline serve llama-fast"
+    for wanted in ("NVIDIA H200", "2.11.0+cu130", "580.95.05", "4.21 TB/s, measured", "sm_90"):
+        assert wanted in sections["repeat"].text
+    assert document.one("h1").text == "11.4× the speed: 311 output tokens/s instead of 27.3"
+    assert sample_climbs.SAMPLE in document.one("ul", "notes").text
+    assert document.one("button").attributes.get("hidden") == ""  # a script shows it
+
+
+def texts_replaced(value: Any, text: str) -> Any:
+    """Every text of a JSON document, but for the words that a field must have."""
+    if isinstance(value, dict):
+        return {
+            (key if isinstance(each, dict | list | tuple) or key in FIELDS else text + key): (
+                each if key in WORDS else texts_replaced(each, text)
+            )
+            for key, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [texts_replaced(each, text) for each in value]
+    return text if isinstance(value, str) else value
+
+
+WORDS = {"status", "area", "goal", "loop", "bound", "task"}
+FIELDS = set(re.findall(r'"(\w+)":', json.dumps(sample_climbs.h200().to_json()))) - {
+    "torch",
+    "cuda",
+}
+
+
+def hostile(text: str = HOSTILE) -> Climb:
+    return Climb.from_json(texts_replaced(sample_climbs.h200().to_json(), text))
+
+
+def test_hostile_names_stay_text() -> None:
+    climb = hostile()
+    assert climb.model == climb.rungs[0].title == climb.command[0] == HOSTILE
+    assert HOSTILE + "torch" in climb.versions
+    document = tree(report(climb))
+    assert len(document.all("script")) == len(document.all("style")) == 1
+    assert not document.all("img")
+    assert not [k for node in document.all() for k in node.attributes if k.startswith("on")]
+    assert document.one("main").text.count("alert(1)") > 40
+    assert "alert(1)" not in document.one("script").text
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e-300, 1e300, math.inf, math.nan])
+def test_odd_figures_do_not_stop_it(value: float) -> None:
+    climb = sample_climbs.h200()
+    rung = climb.rungs[0]
+    assert rung.predicted is not None
+    assert rung.achieved is not None
+    rung = replace(
+        rung,
+        predicted=replace(rung.predicted, speedup=value, low=value, high=value),
+        achieved=replace(rung.achieved, value=value, low=value, high=value),
+    )
+    point = RoofPoint("decode, after", value, value, value, "memory")
+    point_of_curve = replace(climb.after.curve[0], output_tokens_per_s=value)
+    after = replace(climb.after, roof=(point,), curve=(point_of_curve,))
+    climb = replace(climb, rungs=(rung, *climb.rungs[1:]), after=after, bandwidth=value)
+    assert rung.title in tree(report(climb)).one("main").text
+    assert rung.title in words(in_terminal(climb))
+
+
+def test_it_is_written_whole_or_not_at_all(tmp_path: Path, climb: Climb) -> None:
+    path = tmp_path / "new" / "report.html"
+    write_report(climb, path)
+    assert path.read_text(encoding="utf-8") == report(climb)
+    assert len(path.read_bytes()) < 400_000
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write"):
+        write_report(climb, tmp_path / "file" / "report.html")
+    assert [each.name for each in path.parent.iterdir()] == ["report.html"]
+
+
+# In the terminal.
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_terminal_tells_the_same(climb: Climb, width: int) -> None:
+    shown = in_terminal(climb, width)
+    assert all(len(line) <= width for line in shown.splitlines())
+    if width < 120:
+        return
+    text = words(shown)
+    for rung in climb.rungs:
+        assert rung.title in text
+        assert rung.status in text
+    for rung in summary.not_kept(climb):
+        assert rung.reason[:40] in text
+    assert summary.headline(climb) in text
+    for section in ("The ladder", "Roofline", "Quality", "Repeat it"):
+        assert section in text
+    assert summary.shell(climb.command) in text
+
+
+def test_bars_of_the_terminal_begin_where_others_end() -> None:
+    lines = in_terminal(sample_climbs.h200()).splitlines()
+    bars = [
+        (line.index(found[0]), line.index(found[0]) + len(found[0]))
+        for line in lines[lines.index("The ladder") : lines.index("Roofline, before and after")]
+        if (found := re.findall("█+", line)) and "achieved" not in line
+    ]
+    fuse, bf16, graphs = bars[:3]
+    assert fuse[1] == pytest.approx(bf16[0], abs=1)
+    assert bf16[1] == pytest.approx(graphs[0], abs=1)
+    assert bars[-1][0] == fuse[0]  # all that was kept
+    assert bars[-1][1] > 2 * (bars[-1][0]) / 3
+
+
+def test_a_terminal_obeys_nothing_that_it_is_shown() -> None:
+    text = in_terminal(hostile("\x1b]0;owned\x07\x1b[31m[bold]x[/bold]\x9b2J"))
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "\x9b" not in text
+    assert "[bold]x[/bold]" in text
+
+
+# Words.
+
+
+def test_headlines() -> None:
+    climb = sample_climbs.h200()
+    assert summary.headline(replace(climb, total=None)).startswith("11.4× the speed")
+    assert summary.headline(sample_climbs.empty()).startswith("Nothing was tried")
+    assert summary.headline(all_failed()).startswith("Nothing was kept")
+    slow = replace(climb.before, figures=replace(climb.before.figures, output_tokens_per_s=0.0))
+    assert summary.headline(replace(climb, total=None, before=slow)).startswith("311 output")
+
+
+def test_predictions_that_are_remembered() -> None:
+    climb = sample_climbs.cpu()
+    found = summary.predictions(climb)
+    assert [each.rung for each in found] == ["engine", "bf16", "int8"]  # graphs were not measured
+    assert [each.is_close for each in found] == [True, False, True]
+    assert found[0].device == "Intel Xeon Platinum 8488C"
+    assert summary.predictions_in_words(climb).startswith("2 of 3 predictions came within ±20%")
+    assert summary.predictions_in_words(sample_climbs.empty()) == ""
+
+
+def test_what_changed_in_the_recipe() -> None:
+    found = {
+        row.name: (row.before, row.after) for row in summary.changed_fields(sample_climbs.h200())
+    }
+    assert found["loop"] == ("naive", "engine")
+    assert found["kv.dtype"] == ("fp32", "bf16")
+    assert found["scheme"] == ("not set", "fp8")
+    assert found["graphs"] == ("no", "yes")
+    assert "kv.page_size" not in found
+
+
+# Files and commands.
+
+
+def save_climb(climb: Climb, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "climb.json"
+    path.write_text(json.dumps(climb.to_json()), encoding="utf-8")
+    return path
+
+
+def test_a_climb_comes_back_from_its_folder(tmp_path: Path, climb: Climb) -> None:
+    path = save_climb(climb, tmp_path / "out")
+    assert load_climb(tmp_path / "out") == load_climb(path) == climb
+
+
+def edited(change: Callable[[dict[str, Any]], Any]) -> str:
+    document = json.loads(json.dumps(sample_climbs.cpu().to_json()))
+    change(document)
+    return json.dumps(document)
+
+
+BAD = {
+    "no JSON": ("{", "cannot be read as JSON"),
+    "a list": ("[1]", "holds no climb"),
+    "nothing": ("{}", "missing"),
+    "another schema": (edited(lambda d: d.update(schema=7)), "schema 7"),
+    "unknown key": (edited(lambda d: d.update(modle="x")), "modle"),
+    "a text for a number": (edited(lambda d: d.update(seconds="long")), "climb.seconds"),
+    "no number": (edited(lambda d: d["before"]["figures"].update(output_tokens_per_s=math.nan)),
+                  "climb.before.figures.output_tokens_per_s"),
+    "a wrong word": (edited(lambda d: d["rungs"][0].update(status="won")), "allowed are kept"),
+    "rungs that are none": (edited(lambda d: d.update(rungs=5)), "is no climb"),
+    "a rung that is none": (edited(lambda d: d.update(rungs=["x"])), "is no climb"),
+    "a number for an object": (edited(lambda d: d.update(versions=3)), "climb.versions"),
+    "a truth for a number": (edited(lambda d: d.update(seconds=True)), "climb.seconds"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(BAD))
+def test_a_file_that_is_no_climb_is_refused(case: str, tmp_path: Path) -> None:
+    text, expected = BAD[case]
+    (tmp_path / "climb.json").write_text(text)
+    with pytest.raises(UsageError, match=re.escape(expected)):
+        load_climb(tmp_path)
+
+
+def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_climb(sample_climbs.cpu(), tmp_path)
+    page = tmp_path / "page.html"
+    assert main(["report", "show", str(tmp_path), "--html", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert "3.14× the speed" in shown
+    assert page.read_text(encoding="utf-8") == report(sample_climbs.cpu())
+    assert main(["report", "show", str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert Climb.from_json(document["climb"]) == sample_climbs.cpu()
+    assert main(["report", "show", str(tmp_path / "nothing")]) == 2
+    assert "optimize" in capsys.readouterr().err
+    assert main(["report", "show", str(tmp_path), "--html", str(tmp_path)]) == 2
+    assert "name a file" in capsys.readouterr().err
+
+
+def test_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["report", "accuracy"]) == 0
+    assert "no prediction has been measured yet" in capsys.readouterr().out
+    for _ in range(4):
+        remember(summary.predictions(sample_climbs.cpu()))
+    (tmp_path / "accuracy" / "predictions.jsonl").open("a").write("broken\n")
+    assert main(["report", "accuracy"]) == 0
+    shown = capsys.readouterr().out
+    row = next(line.split() for line in shown.splitlines() if line.startswith("tensor cores"))
+    assert row == ["tensor", "cores", "4", "54.9%", "+54.9%", "0%", "0%", "÷×", "1.55"]
+    assert "1 lines" in shown
+    assert main(["report", "accuracy", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["num"] == 12
+    assert [each["area"] for each in document["areas"]] == [
+        "fuse",
+        "tensor cores",
+        "quantize",
+        "all",
+    ]
+    assert document["areas"][-1]["share_close"] == pytest.approx(2 / 3)

@@ -272,8 +272,10 @@ class Processes:
             process.ask("write", **about, limit_s=JUDGE_LIMIT_S)
 
     def _ensure(self, state: State) -> Running:
-        """Loaded and warm."""
-        if state.key not in self._running:
+        """Loaded and warm; again, if its process has ended meanwhile."""
+        running = self._running.get(state.key)
+        if running is None or not running.process.is_alive:
+            self._running.pop(state.key, None)
             try:
                 self._running[state.key] = self._start(state)
             except WorkerError as error:
@@ -288,7 +290,7 @@ class Processes:
         self._spare = None
         if self.subject.device != "cpu":  # cores are free: the next one imports meanwhile
             self._spare = self._new_process()
-        spec = self._spec(state, alone=not self._running)
+        spec = self._spec(state)
         try:
             about = process.ask("load", spec=spec.to_json(), limit_s=LOAD_LIMIT_S)
             at_once = self._at_once(state)
@@ -300,10 +302,8 @@ class Processes:
             raise
         return Running(state, process, Seen.of_worker(about), Part.from_json(warm["part"]), at_once)
 
-    def _spec(self, state: State, alone: bool) -> Spec:
-        limits = replace(
-            state.recipe.limits, max_context=self.context, memory_share=self._share(alone)
-        )
+    def _spec(self, state: State) -> Spec:
+        limits = replace(state.recipe.limits, max_context=self.context, memory_share=self._share())
         subject = self.subject
         return Spec(
             None if subject.path is None else str(subject.path),
@@ -325,15 +325,14 @@ class Processes:
             self.subject.config.max_context, max(longest + 1, 2 * (CURVE_PROMPT + CURVE_OUTPUT))
         )
 
-    def _share(self, alone: bool) -> float:
-        """Of the free memory. The first of two leaves half for the second."""
+    def _share(self) -> float:
+        """Of the free memory: half of all that may be used, so that there is room for two."""
         usual = usual_memory_share(self.subject.device != "cpu")
         if self._one_at_a_time:
             return usual
-        if not alone:
-            return LARGEST_SHARE if self.subject.device != "cpu" else usual
         half = usual * self.hardware.memory_bytes / 2
-        return max(0.01, min(usual, half / max(1, available_memory(self.subject.device))))
+        free = max(1, available_memory(self.subject.device))
+        return max(0.01, min(LARGEST_SHARE, half / free))
 
     def _at_once(self, state: State) -> int:
         if self.goal == "latency" or state.loop == "naive":

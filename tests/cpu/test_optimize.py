@@ -88,6 +88,8 @@ class Local:
             raise WorkerError("refused", str(error)) from error
         return answer
 
+    is_alive = True
+
     def close(self, at_once: bool = False) -> None: ...
 
     def __enter__(self) -> Local:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from ridgeline.errors import RidgelineError, UsageError
 from ridgeline.hardware import Hardware
@@ -239,13 +239,26 @@ class Search:
         return self.found
 
     def _offer(self, rung: Rung) -> Offer | str:
-        facts, now = self.facts, self._now
+        now, first = self._now, dict[str, Any]()
         if now.best.loop == "naive" and not rung.is_essential:
-            return "it changes how the engine runs, and the engine was not kept"
-        about = {name: getattr(facts, name) for name in SHARED}
-        return rung.offer(
-            Place(**about, state=now.best, filled=now.seen.filled, outcomes=self._latest)
-        )
+            engine = self._engine_edit()
+            if engine is None:
+                return "it changes how the engine runs, which could not be run"
+            first = dict(engine)
+        about = {name: getattr(self.facts, name) for name in SHARED}
+        state = applied(now.best, first)
+        filled = applied(replace(now.best, recipe=now.seen.filled), first).recipe
+        offer = rung.offer(Place(**about, state=state, filled=filled, outcomes=self._latest))
+        if isinstance(offer, str) or not first:
+            return offer
+        return Offer(first | dict(offer.edit), f"{offer.reason}; with the engine, {NOT_ALONE}")
+
+    def _engine_edit(self) -> Edit | None:
+        """What leads to the engine, where that alone was measured and not kept."""
+        rungs = [rung for stage in self.options.stages for rung in stage if rung.is_essential]
+        outcomes = [self._latest[rung.name] for rung in rungs if rung.name in self._latest]
+        tried = [outcome for outcome in outcomes if outcome.achieved is not None]
+        return tried[0].edit if tried else None
 
     def _predicted(self, offer: Offer) -> Prediction | None:
         facts, now = self.facts, self._now
@@ -421,6 +434,7 @@ SHARED = (
     "is_quantized",
     "bounds",
 )
+NOT_ALONE = "which alone was not faster beyond noise"
 SAME_ARITHMETIC = "the same arithmetic, so its quality was not measured"
 
 

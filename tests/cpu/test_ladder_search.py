@@ -240,11 +240,19 @@ def test_a_rung_whose_process_fails_is_recorded_and_the_climb_goes_on(kind: Any)
     assert "drop bf16" in bench.asked
 
 
-def test_without_the_engine_nothing_else_applies() -> None:
-    bench = FakeBench(lambda state: 1.0)
+def test_where_the_engine_cannot_be_run_nothing_else_applies() -> None:
+    bench = FakeBench(by_label, failing={"fp32": WorkerError("failed", "does not compile")})
     found = climb(bench, BF16)
-    assert statuses(found) == {"engine": "dropped", "bf16": "not applicable"}
+    assert statuses(found) == {"engine": "failed", "bf16": "not applicable"}
     assert found.best == found.start
+
+
+def test_an_engine_that_is_not_faster_alone_may_be_with_another_rung() -> None:
+    bench = FakeBench(lambda state: 30.0 if state.recipe.dtype == "bf16" else 10.0)
+    found = climb(bench, BF16)
+    assert statuses(found) == {"engine": "dropped", "bf16": "kept"}
+    assert found.best.loop == "engine"
+    assert found.outcomes[1].edit == {"loop": "engine", "dtype": "bf16"}
 
 
 def test_in_a_stage_the_largest_predicted_gain_comes_first() -> None:

@@ -248,6 +248,10 @@ def test_a_dry_run_measures_nothing(
     monkeypatch.setattr(bench_processes, "Process", None)
     assert main([*command, "--dry-run"]) == 0
     assert "the engine with fused kernels" in capsys.readouterr().out
+    assert main([*command, "--dry-run", "--for", "throughput", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rungs"]}
+    assert rows["batching"]["predicted"]["speedup"] > 1.2  # two requests share the weights
+    assert rows["graphs"]["predicted"] is None
     assert not (tmp_path / "out").exists()
 
 

@@ -15,7 +15,7 @@ from ridgeline.profiling.host_division import Window, divide_host
 from ridgeline.profiling.scopes import Call, ClockMarks, Scopes, TraceMarks
 from ridgeline.profiling.stepping import Step, Stepping
 from ridgeline.profiling.trace import read_trace
-from ridgeline.profiling.tracing import traced
+from ridgeline.profiling.tracing import traced, with_names
 
 WATCHED = 5  # steps that are watched
 MOST_STEPS = 3 * WATCHED + 2  # that `watched` runs
@@ -48,8 +48,8 @@ def _watch_host(subject: Stepping, step: Step, step_s: float) -> Watched:
         subject.noting(None)
     plain = subject.loop == "naive"
     division = divide_host(marks.spans, scopes.calls, windows, step_s, plain)
-    document, _ = _traced_steps(subject, step, 2, scoped=True)
-    return division, first, (document,)
+    document, traced_scopes = _traced_steps(subject, step, 2, scoped=True)
+    return division, first, (_named(document, traced_scopes),)
 
 
 def _watch_device(subject: Stepping, step: Step, step_s: float) -> Watched:
@@ -58,7 +58,7 @@ def _watch_device(subject: Stepping, step: Step, step_s: float) -> Watched:
     document, scopes = _traced_steps(subject, step, WATCHED, scoped=not replays)
     trace = read_trace(document)
     labels: list[Label] = []
-    documents = [document]
+    documents = [_named(document, scopes)]
     if any(event.in_graph for event in trace.events):
         subject.by_hand(True)
         try:
@@ -66,10 +66,10 @@ def _watch_device(subject: Stepping, step: Step, step_s: float) -> Watched:
         finally:
             subject.by_hand(False)
         labels = labelled(read_trace(by_hand))
-        documents.append(by_hand)
+        documents.append(_named(by_hand, scopes))
     elif replays:  # graphs there are, but not for this step
         document, scopes = _traced_steps(subject, step, WATCHED, scoped=True)
-        trace, documents = read_trace(document), [document]
+        trace, documents = read_trace(document), [_named(document, scopes)]
     division = divide_device(trace, labels, scopes.calls, step_s)
     return division, _last_step(scopes), tuple(documents)
 
@@ -95,6 +95,10 @@ def _traced_steps(
         subject.noting(None)
     scopes.first_of_step = begins
     return document, scopes
+
+
+def _named(document: dict[str, Any], scopes: Scopes) -> dict[str, Any]:
+    return with_names(document, [call.name for call in scopes.calls])
 
 
 def _last_step(scopes: Scopes) -> list[Call]:

@@ -143,6 +143,20 @@ def test_never_past_the_limit(hardware: Hardware, edit: dict[str, Any]) -> None:
         assert 0 < found.low <= found.speedup <= found.high
 
 
+def test_a_division_that_cannot_be_does_not_beat_the_roofline() -> None:
+    """1 ms for weights that take 3.7 ms to read: without its gaps the step would be too short."""
+    phase = decode(1, 300, 12e-3, matrices=1e-3, gaps=11e-3)
+    given = situation(Recipe(dtype="bf16", graphs=False), phase)
+    state = State(given.config, given.recipe, "engine", GPU, 2.0, 2.0)
+    limit = step_limit(state.cost(phase.work), GPU, "bf16")
+    assert limit is not None
+    found = predict(given, {"graphs": True})
+    assert found.speedup == pytest.approx(12e-3 / limit.seconds)
+    # Below its own limit already, by a bad ceiling: then as far below as before.
+    quick = situation(BF16, decode(1, 300, limit.seconds / 2))
+    assert 1.2 < predict(quick, {"scheme": "int8"}).speedup < 2.0
+
+
 def test_a_step_at_its_limit_gains_nothing_but_by_less_work() -> None:
     given = situation(BF16, decode(1, 300, 3.9e-3, matrices=3.9e-3))
     assert predict(given, {"graphs": False}).speedup <= 1.0

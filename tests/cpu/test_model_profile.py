@@ -110,6 +110,12 @@ def test_counted_work_is_the_models() -> None:
     assert attention.cost is not None
     assert attention.cost.flops == found.cost.attention_flops
     assert attention.cost.bytes > found.cost.kv_read_bytes
+    costs = {p.op.name: p.cost for p in found.placed}
+    config, dim = engine.model.config, 4  # bytes of an element
+    assert costs["sampling"] is not None
+    assert costs["sampling"].read_bytes == 4 * config.vocab_size * dim
+    assert costs["rotary_pages"] is not None
+    assert costs["rotary_pages"].written_bytes == 3 * 4 * (config.q_size + 2 * config.kv_size) * dim
     for placed in products:
         assert placed.memory_share == pytest.approx(placed.cost.bytes / placed.op.seconds / READ)  # type: ignore[union-attr]
         assert placed.share_of_ceiling == max(placed.memory_share, placed.matrix_share)  # type: ignore[type-var]

@@ -28,6 +28,7 @@ from ridgeline.engine.step_watch import StepWatch
 from ridgeline.engine.work import cost_base
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware
+from ridgeline.hardware.clocks import Clocks
 from ridgeline.models.cost import Chunk, step_cost
 from ridgeline.profiling import step_limit
 from ridgeline.progress import Progress
@@ -223,8 +224,14 @@ def check_fits(workload: Workload, max_context: int) -> None:
         )
 
 
-def as_record(name: str, runs: Sequence[EngineRun], hardware: Hardware, **more: Value) -> Record:
-    """The median run, with the spread of all in what is compared."""
+def as_record(
+    name: str,
+    runs: Sequence[EngineRun],
+    hardware: Hardware,
+    clocks: Clocks | None = None,
+    **more: Value,
+) -> Record:
+    """The median run, with the spread of all in what is compared; `clocks` while they ran."""
     rates = sorted(run.output_tokens_per_s for run in runs)
     run = sorted(runs, key=lambda each: each.output_tokens_per_s)[len(runs) // 2]
     share, source = run.share_of_limit, None
@@ -257,4 +264,4 @@ def as_record(name: str, runs: Sequence[EngineRun], hardware: Hardware, **more: 
         found: Percentiles | None = getattr(run, what)
         for key, seconds in found._asdict().items() if found is not None else ():
             values[f"{what}_{key}"] = Value(seconds, "s")
-    return Record.create(name, hardware, values, notes=run.not_finished[:10])
+    return Record.create(name, hardware, values, notes=run.not_finished[:10], clocks=clocks)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ridgeline.hardware import Hardware
+from ridgeline.hardware.clocks import Clocks
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, Function, Inputs, Op
@@ -145,7 +146,12 @@ def share_of_ceiling(cost: OpCost, seconds: float, hardware: Hardware) -> tuple[
     return memory_share, "memory"
 
 
-def as_record(rows: Sequence[Row], hardware: Hardware, name: str = "bench-kernels") -> Record:
+def as_record(
+    rows: Sequence[Row],
+    hardware: Hardware,
+    name: str = "bench-kernels",
+    clocks: Clocks | None = None,
+) -> Record:
     values: dict[str, Value] = {}
     for row in rows:
         key = f"{row.op} {row.case}"
@@ -159,4 +165,4 @@ def as_record(rows: Sequence[Row], hardware: Hardware, name: str = "bench-kernel
         )
         for baseline, seconds in row.baselines.items():
             values[f"{key} / {baseline}"] = Value(seconds, "s")
-    return Record.create(name, hardware, values)
+    return Record.create(name, hardware, values, clocks=clocks)

@@ -23,6 +23,7 @@ from ridgeline.cli.bench_engine import (
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.progress import Progress
 from ridgeline.quantization.choose import in_words
 from ridgeline.recipe import usual_memory_share
@@ -51,8 +52,9 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         hardware = measure(hardware, {"read_bandwidth", *dtypes}, progress)
         for engine in engines.values():
             warm_up(engine, workload, hardware, args.warm_up)
-        found = compared(engines, workload, hardware, args.rounds, progress)
-    return document(args, subjects, found, hardware)
+        with ClockSampler(hardware) as clocks:
+            found = compared(engines, workload, hardware, args.rounds, progress)
+    return document(args, subjects, found, hardware, clocks.median)
 
 
 def all_prepared(
@@ -72,7 +74,11 @@ def all_prepared(
 
 
 def document(
-    args: argparse.Namespace, subjects: dict[str, Subject], found: Compared, hardware: Hardware
+    args: argparse.Namespace,
+    subjects: dict[str, Subject],
+    found: Compared,
+    hardware: Hardware,
+    clocks: Clocks | None,
 ) -> dict[str, Any]:
     subject = next(iter(subjects.values()))
     rows = [row(found, variant, subjects[variant.name]) for variant in found.variants]
@@ -86,7 +92,7 @@ def document(
                 "times_plain_by_cpu_s": Value(found.cpu_speedup(variant), "1"),
             }
             name = f"{record_name(subject.name, variant.name, variant.runs[0].workload)}-compared"
-            record = as_record(name, variant.runs, hardware, **more)
+            record = as_record(name, variant.runs, hardware, clocks, **more)
             entry["record"] = str(record.save(args.save))
     return {
         "model": subject.name,

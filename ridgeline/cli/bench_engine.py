@@ -25,6 +25,7 @@ from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.loading import saved_recipe
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.units import human_bytes
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.models.families import Description
@@ -116,7 +117,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         check_fits(workload, engine.max_context)
         hardware = measure(hardware, {"read_bandwidth", f"matrix_{dtype}"}, progress)
         warm_up(engine, workload, hardware, args.warm_up)
-        runs = [run_workload(engine, workload, hardware, progress) for _ in range(args.rounds)]
+        with ClockSampler(hardware) as clocks:
+            runs = [run_workload(engine, workload, hardware, progress) for _ in range(args.rounds)]
         peers = []
         if args.peer is not None:
             peer = transformers_peer(subject.source, dtype, hardware.device)
@@ -126,7 +128,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     found |= {"memory": memory_json(engine), "start": None}
     if args.start is not None:
         found["start"] = timed_start(args, subject)
-    return saved(args, found, runs, hardware)
+    return saved(args, found, runs, hardware, clocks.median)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -246,7 +248,11 @@ def timed_start(args: argparse.Namespace, subject: Subject) -> dict[str, Any]:
 
 
 def saved(
-    args: argparse.Namespace, found: dict[str, Any], runs: list[EngineRun], hardware: Hardware
+    args: argparse.Namespace,
+    found: dict[str, Any],
+    runs: list[EngineRun],
+    hardware: Hardware,
+    clocks: Clocks | None,
 ) -> dict[str, Any]:
     if args.save is None:
         return found
@@ -265,7 +271,7 @@ def saved(
     pages = found["kv_dtype"] if found["kv_dtype"] != found["dtype"] else None
     form = "-".join(filter(None, (found["scheme"] or found["dtype"], pages and f"kv-{pages}")))
     name = record_name(found["model"], form, found["workload"])
-    return found | {"record": str(as_record(name, runs, hardware, **more).save(args.save))}
+    return found | {"record": str(as_record(name, runs, hardware, clocks, **more).save(args.save))}
 
 
 def record_name(model: str, variant: str, workload: str) -> str:

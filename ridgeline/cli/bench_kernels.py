@@ -16,6 +16,7 @@ from ridgeline.bench.sequences import all_sequences, get_sequence
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import HardwareError
 from ridgeline.hardware import detect, measure
+from ridgeline.hardware.clocks import ClockSampler
 from ridgeline.kernels.registry import all_ops, get_op
 
 WHAT = {"kernels": (get_op, all_ops), "sequences": (get_sequence, all_sequences)}
@@ -51,10 +52,10 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     ops = [get(name) for name in args.op] if args.op else everything()
     with terminal.progress() as progress:
         hardware = measure(hardware, CEILINGS, progress)
-        rows = bench_ops(
-            ops, hardware, only=args.only, compiled=not args.no_compile, progress=progress
-        )
-    record = as_record(rows, hardware, f"bench-{args.what}")
+        about = {"only": args.only, "compiled": not args.no_compile, "progress": progress}
+        with ClockSampler(hardware) as clocks:
+            rows = bench_ops(ops, hardware, **about)
+    record = as_record(rows, hardware, f"bench-{args.what}", clocks.median)
     document = {"device": hardware.name, "rows": [row_json(row) for row in rows]}
     if args.save is not None:
         document["record"] = str(record.save(args.save))

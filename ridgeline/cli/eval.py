@@ -19,6 +19,7 @@ from ridgeline.engine import Engine
 from ridgeline.engine.loading import saved_recipe
 from ridgeline.errors import QualityError, UnsupportedError, UsageError
 from ridgeline.hardware import Hardware, detect
+from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.progress import Progress
 from ridgeline.quality.divergence import Divergence, check_same_words, divergence
@@ -113,15 +114,16 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         found["peer"] = None
         if original is not None:
             found["against"] = {"model": args.against, **about(original), "divergence": None}
-        if text is not None:
-            windows = windows_for(args, text, subject)
-            measure_text(args, found, windows, subject, bounds, progress)
-        if args.task is not None:
-            found["task"] = measure_task(args, subject, options, progress)
+        with ClockSampler(subject.hardware) as clocks:
+            if text is not None:
+                windows = windows_for(args, text, subject)
+                measure_text(args, found, windows, subject, bounds, progress)
+            if args.task is not None:
+                found["task"] = measure_task(args, subject, options, progress)
     for each in (engine, original):
         if each is not None:
             each.close()
-    return saved(args, found, subject.hardware)
+    return saved(args, found, subject.hardware, clocks.median)
 
 
 def exit_code(document: dict[str, Any]) -> int:
@@ -278,13 +280,15 @@ def measure_task(
     return found
 
 
-def saved(args: argparse.Namespace, found: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
+def saved(
+    args: argparse.Namespace, found: dict[str, Any], hardware: Hardware, clocks: Clocks | None
+) -> dict[str, Any]:
     if args.save is None:
         return found
     values = record_values(found)
     name = f"eval-{Path(found['model']).stem}-{found['scheme'] or found['dtype']}"
     notes = () if found["peer"] is None else (f"{args.peer} {found['peer']['version']}",)
-    record = Record.create(name, hardware, values, notes=notes)
+    record = Record.create(name, hardware, values, notes=notes, clocks=clocks)
     return found | {"record": str(record.save(args.save))}
 
 

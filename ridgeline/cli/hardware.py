@@ -16,6 +16,7 @@ from rich.text import Text
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import OutputError
 from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.facts import DATASHEET_ONLY, MEASURED
 from ridgeline.hardware.specs import DTYPES, SPECS
 from ridgeline.hardware.units import human, human_bytes, percent
@@ -45,11 +46,11 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     hardware = detect(args.device)
     if args.save is not None:
         make_folder(args.save)  # before minutes are spent on what could not be kept
-    with terminal.progress() as progress:
+    with terminal.progress() as progress, ClockSampler(hardware) as clocks:
         hardware = measure(hardware, progress=progress, refresh=args.refresh)
     document: dict[str, Any] = {"hardware": hardware.to_json()}
     if args.save is not None:
-        document["record"] = str(as_record(hardware).save(args.save))
+        document["record"] = str(as_record(hardware, clocks.median).save(args.save))
     return document
 
 
@@ -62,7 +63,7 @@ def make_folder(path: str) -> None:
         ) from error
 
 
-def as_record(hardware: Hardware) -> Record:
+def as_record(hardware: Hardware, clocks: Clocks | None = None) -> Record:
     values = {}
     for key, ceiling in hardware.ceilings.items():
         share = None if ceiling.unit == "s" else hardware.share(key)
@@ -74,7 +75,7 @@ def as_record(hardware: Hardware) -> Record:
             ceiling_source=None if share is None else "datasheet",
         )
     notes = [f"{key}: {reason}" for key, reason in hardware.absent.items()]
-    return Record.create("hardware", hardware, values, notes=notes)
+    return Record.create("hardware", hardware, values, notes=notes, clocks=clocks)
 
 
 def render(document: dict[str, Any], console: Console) -> None:

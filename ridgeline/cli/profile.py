@@ -5,41 +5,32 @@ each of its ops, and what to change next.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from rich.console import Console
 
 import ridgeline
-from ridgeline.cli.bench_engine import prepared
-from ridgeline.cli.options import add_flags, from_flags
+from ridgeline.cli.options import add_flags
+from ridgeline.cli.profile_subject import CONTEXT, Prompts, check, sizes_of, subject_of
 from ridgeline.cli.profile_table import draw
 from ridgeline.cli.terminal import Terminal
-from ridgeline.errors import ContextLengthError, UsageError
-from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware import Hardware, detect, measure
 from ridgeline.hardware.clocks import ClockSampler
-from ridgeline.models.checkpoint import resolve_model
-from ridgeline.models.shapes import describe_shape, random_model
 from ridgeline.profiling.counters import Absent, Counted, child_command, count
 from ridgeline.profiling.document import document
 from ridgeline.profiling.model_profile import StepProfile, profile_decode, profile_prefill
 from ridgeline.profiling.next_steps import Advice, what_next
-from ridgeline.profiling.plain_stepping import NaiveSteps
 from ridgeline.profiling.profile_page import write_page
 from ridgeline.profiling.situation import situation_of
-from ridgeline.profiling.stepping import EngineSteps, Stepping
+from ridgeline.profiling.stepping import Stepping
 from ridgeline.profiling.tracing import save_trace
 from ridgeline.progress import Progress
-from ridgeline.quantization import load_model
-from ridgeline.quantization.load import choose_dtype
-from ridgeline.recipe import Recipe, edited, field_table, flag, with_auto
+from ridgeline.recipe import Recipe
 from ridgeline.records import Record, Value
 
 EXAMPLE = """\
@@ -48,16 +39,10 @@ ridgeline profile demo --loop naive --dtype fp32 --prefill 128
 ridgeline profile --shape llama-3.1-8b --batch 8 --context 4096 --prefill 4x2048 --html p.html"""
 
 OUTPUT_TOKENS = 128  # of each request, where gains are predicted end to end
-CONTEXT, STEPS = 1024, {"cpu": 20, "gpu": 50}
+STEPS = {"cpu": 20, "gpu": 50}
 COUNTED = "--counted-steps"  # of the child that runs under a profiler with counters
 CPU_CEILINGS = {"read_bandwidth", "matrix_fp32", "matrix_bf16"}
 GPU_CEILINGS = CPU_CEILINGS | {"matrix_fp8", "matrix_int8", "eager_launch"}
-OF_THE_PLAIN_LOOP = ("dtype",)  # fields of a recipe that it obeys
-
-
-class Prompts(NamedTuple):
-    batch: int
-    length: int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,89 +126,6 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
 
 def render(found: dict[str, Any], console: Console) -> None:
     draw(found, console)
-
-
-def check(args: argparse.Namespace) -> None:
-    if (args.model is None) == (args.shape is None):
-        raise UsageError("give a model, or --shape for one with random weights: one of the two")
-    for name in ("batch", "context", "steps"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} is {value}; give at least 1")
-    if args.context is not None and args.context < 2:
-        raise UsageError("--context is 1; a decode step follows a prompt; give at least 2")
-    if args.prefill is not None:
-        parse_prompts(args.prefill)
-    if args.loop == "naive":
-        check_plain(args)
-
-
-def check_plain(args: argparse.Namespace) -> None:
-    """The plain loop has a dtype; other flags would do nothing."""
-    asked = from_flags(args, Recipe)
-    for name in field_table():
-        if name not in OF_THE_PLAIN_LOOP and value_of(asked, name) != value_of(Recipe(), name):
-            raise UsageError(
-                f"{flag(name)} is for the engine; the plain loop obeys "
-                f"{', '.join(map(flag, OF_THE_PLAIN_LOOP))} alone; leave it out, or --loop naive"
-            )
-
-
-def value_of(recipe: Recipe, name: str) -> Any:
-    found: Any = recipe
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def parse_prompts(text: str) -> Prompts:
-    """`2048`, or `16x2048`."""
-    found = re.fullmatch(r"(?:(\d+)x)?(\d+)", text)
-    if found is None or not int(found[2]) or found[1] == "0":
-        raise UsageError(f"--prefill is {text!r}; give tokens of a prompt, as 2048, or 16x2048")
-    return Prompts(int(found[1] or 1), int(found[2]))
-
-
-def subject_of(
-    args: argparse.Namespace, hardware: Hardware, progress: Progress, notes: list[str]
-) -> Stepping:
-    if args.loop == "naive":
-        return plain_subject(args, hardware, progress)
-
-    def without_guesses(recipe: Recipe) -> Recipe:
-        if recipe.speculation.method == "none":
-            return recipe
-        notes.append("steps without guessed tokens: what those cost and give hangs on the text")
-        return replace(recipe, speculation=Recipe().speculation)
-
-    return EngineSteps(prepared(args, hardware, progress, without_guesses).engine)
-
-
-def plain_subject(args: argparse.Namespace, hardware: Hardware, progress: Progress) -> NaiveSteps:
-    recipe = from_flags(args, Recipe)
-    if args.shape is None:
-        path = resolve_model(args.model, progress=progress)
-        model = load_model(path, dtype=recipe.dtype, device=args.device, progress=progress)
-    else:
-        dtype = choose_dtype(recipe.dtype, describe_shape(args.shape).config, hardware)
-        model = random_model(args.shape, dtype, hardware.device)
-    dtype = model.embed.weight.dtype
-    filled = with_auto(recipe, model.config, dtype, hardware.device)
-    filled = edited(edited(filled, "dtype", dtype_name(dtype)), "kernels", "reference")
-    return NaiveSteps(model, edited(filled, "graphs", False))
-
-
-def sizes_of(args: argparse.Namespace, subject: Stepping) -> tuple[int, Prompts]:
-    """As asked; left open, what fits."""
-    longest = subject.recipe.limits.filled().max_context
-    context = args.context or min(CONTEXT, max(2, longest // 2))
-    if context > longest:
-        raise ContextLengthError(
-            f"--context is {context}; the model takes {longest} tokens; give at most {longest}"
-        )
-    if args.prefill is not None:
-        return context, parse_prompts(args.prefill)
-    return context, Prompts(1, min(context, longest - 2))
 
 
 def profiled(

@@ -30,7 +30,10 @@ def draw(found: Mapping[str, Any], console: Console) -> None:
         console.print(ops_table(step, is_wide=console.width >= WIDE))
         console.print(totals_line(step))
     console.print()
-    console.print(". ".join(step["sentence"].capitalize() for step in found["steps"]) + ".")
+    console.print(
+        ". ".join(step["sentence"][:1].upper() + step["sentence"][1:] for step in found["steps"])
+        + "."
+    )
     if found["next"]:
         console.print()
         console.print(f"[bold]What next[/bold] ({found['assumed']})")

@@ -23,6 +23,7 @@ from ridgeline.engine.loading import tokenizer_of
 from ridgeline.errors import OutputError, QualityError, UnsupportedError, UsageError
 from ridgeline.formats.dtypes import dtype_name, parse_dtype
 from ridgeline.hardware import Hardware, detect
+from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.units import human_bytes, parse_bytes
 from ridgeline.ladder.auto import Auto, quantize_auto, usual_schemes
 from ridgeline.ladder.quantize_job import Job, advice, quantize, save
@@ -164,10 +165,11 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         if tokenizer is None:
             raise UnsupportedError(f"{path} has no tokenizer, which calibration text needs")
         model = load_model(path, dtype=dtype, device=hardware.device, progress=progress)
-        if args.auto or args.auto_mixed:
-            found = quantize_auto(model, tokenizer, job, Auto(schemes, memory), progress)
-        else:
-            found = quantize(model, tokenizer, job, progress)
+        with ClockSampler(hardware) as clocks:
+            if args.auto or args.auto_mixed:
+                found = quantize_auto(model, tokenizer, job, Auto(schemes, memory), progress)
+            else:
+                found = quantize(model, tokenizer, job, progress)
     if found.problem is None:
         save(found, args.out, source=path, tokenizer=tokenizer)
     named = args.scheme or " and ".join(dict.fromkeys(s.name for _, s in found.codes.values()))
@@ -177,7 +179,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     made |= {"total_seconds": time.perf_counter() - begun, "peak_host_bytes": peak_host_bytes()}
     if args.save is not None:
         label = "auto" if args.auto else f"{named}-mixed" if args.auto_mixed else named
-        record = kept_record(made, hardware, found.problem, label)
+        record = kept_record(made, hardware, found.problem, label, clocks.median)
         made["record"] = str(record.save(args.save))
     if found.problem is not None:
         raise QualityError(advice(found))
@@ -286,7 +288,11 @@ def asked_job(args: argparse.Namespace, schemes: Sequence[Scheme], device: str) 
 
 
 def kept_record(
-    made: dict[str, Any], hardware: Hardware, problem: str | None, scheme: str
+    made: dict[str, Any],
+    hardware: Hardware,
+    problem: str | None,
+    scheme: str,
+    clocks: Clocks | None = None,
 ) -> Record:
     """What a model outside the bound measured is kept too, with the reason for its refusal."""
     values = {
@@ -305,4 +311,4 @@ def kept_record(
     notes = [f"against the original in {made['dtype']}; method {made['method_options']}"]
     notes += [] if problem is None else [f"refused: {problem}"]
     name = f"quantize-{Path(made['model']).stem}-{scheme}-{made['method']}"
-    return Record.create(name, hardware, values, notes=notes)
+    return Record.create(name, hardware, values, notes=notes, clocks=clocks)

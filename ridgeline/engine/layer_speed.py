@@ -17,6 +17,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from ridgeline.engine.host_model import on_host
 from ridgeline.errors import OutputError, UsageError
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.formats.files import atomic_write
-from ridgeline.hardware import detect
+from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.ceilings import cache_path
 from ridgeline.kernels.autotune import is_tuned
 from ridgeline.models import ModelConfig
@@ -96,6 +97,57 @@ def measured_choices(
     return found
 
 
+def known_speedup(
+    hardware: Hardware,
+    scheme: Scheme,
+    dtype: torch.dtype,
+    kernels: str,
+    shape: Matrix,
+    rows: float,
+) -> float | None:
+    """How many times faster a product of these rows is by codes, where that was measured here for
+    about as many (within four times); nothing is measured now.
+    """
+    how = "by the clock" if hardware.device_type == "cpu" else "in graphs"
+    about = f"{scheme.name} {dtype_name(dtype)} {kernels} {how} {tuple(shape)} "
+    times: list[dict[str, Any]] = []
+    for key, found in _times_of(hardware).items():
+        times += found if key.startswith(about) else []
+    try:
+        near = [one for one in (Times(**each) for each in times) if _is_near(one.rows, rows)]
+        return min(near, key=lambda one: abs(one.rows - rows)).speedup if near else None
+    except (TypeError, ZeroDivisionError):
+        return None
+
+
+def _is_near(measured: int, rows: float) -> bool:
+    return measured / 4 <= rows <= measured * 4
+
+
+def _times_of(hardware: Hardware) -> dict[str, Any]:
+    file = layers_file(hardware)
+    try:
+        return _read_times(file, file.stat().st_mtime_ns)
+    except OSError:
+        return {}
+
+
+@lru_cache(maxsize=4)
+def _read_times(file: Path, changed: int) -> dict[str, Any]:
+    """`changed` is when: another time is read anew."""
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        return dict(document["times"]) if document["version"] == ridgeline.__version__ else {}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+
+
+def layers_file(hardware: Hardware) -> Path:
+    """The times of one device; its name says device, driver, torch and Triton."""
+    place = cache_path(hardware)
+    return place.parent.parent / "layers" / place.name
+
+
 def _as_it_is(layer: nn.Module) -> nn.Module:
     return layer
 
@@ -113,11 +165,10 @@ def _twice(shape: Matrix, scheme: Scheme, sizes: Sequence[int], *about: Any) -> 
 
 
 class _Kept:
-    """The file of times of one device; its name says device, driver, torch and Triton."""
+    """The file of times of one device."""
 
     def __init__(self, device: str) -> None:
-        place = cache_path(detect(device))
-        self.file: Path = place.parent.parent / "layers" / place.name
+        self.file = layers_file(detect(device))
         self.values: dict[str, Any] = {}
         self.is_new = False
         try:

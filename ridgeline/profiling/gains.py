@@ -1,10 +1,8 @@
 """What a change to a recipe would give, end to end: the one owner of predictions.
 
-Each kind of step is taken apart: matrices, attention, other kernels, gaps, host, copies, as it was
-measured, or as counted work says where it was not. A change scales each part by what the model of
-step_model.py says of it after and before; the device then waits for launches where those take
-longer than its kernels. No step is predicted below the roofline's limit, and a change that changes
-nothing gives 1.
+Each kind of step that a workload had is taken apart and put together again as it would be behind
+the change (changed_step.py); how many steps there are then, batches and guessed tokens say. A
+change that changes nothing gives 1.
 
     predict(situation, {"scheme": "int8"}).speedup
     predict(situation, {"loop": "engine", "kernels": "fused"})
@@ -15,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from ridgeline.errors import UsageError
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
@@ -23,9 +21,17 @@ from ridgeline.kernels.pages import holds_codes
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import MeanStep
 from ridgeline.profiling.accuracy import interval_factor
+from ridgeline.profiling.changed_step import (
+    NAMES,
+    Divided,
+    changed_parts,
+    divided,
+    guesses,
+    least_s,
+    of_model,
+)
 from ridgeline.profiling.prediction import Loop, PhaseTime, Prediction, Situation
-from ridgeline.profiling.roofline import step_limit
-from ridgeline.profiling.step_model import Parts, State, modelled, planned_bytes_per_weight
+from ridgeline.profiling.step_model import State, modelled, planned_bytes_per_weight
 from ridgeline.recipe import Recipe, edited, edited_at_once
 
 # How far off a prediction is taken to be while too few were compared with what came of them (see
@@ -35,39 +41,13 @@ GUESSED_ERROR = 0.3  # where the gain hangs on the text: how many guessed tokens
 # Tokens of which more than one comes from a step, beyond the first: prompt lookup gave 0.85 to
 # 1.24 times the speed on `demo` (2026-11-15); a draft model is taken to be right on two of five.
 ACCEPTED = {"none": 0.0, "prompt-lookup": 0.25, "draft": 1.6}
-DRAFT_COST = {"none": 0.0, "prompt-lookup": 0.0, "draft": 0.08}  # of a step, for each token guessed
-CHECKED = {
-    "none": 0.0,
-    "prompt-lookup": 1.0,
-    "draft": 5.0,
-}  # rows that a step verifies, in the mean
 AREAS: dict[str, tuple[str, ...]] = {
     "fuse": ("loop", "kernels"),
     "tensor cores": ("dtype",),
     "overhead": ("graphs", "overlap"),
     "quantize": ("scheme", "quantize_all", "copies", "kv.dtype"),
 }
-DETERMINISTIC = 1 / 0.75  # of all kernels' time: 24.5% slower on the H200 (2026-11-15)
 UNKNOWN_CONTEXT = 1024  # tokens, where no step was measured
-
-
-class Divided(NamedTuple):
-    """Seconds of one step."""
-
-    matrices: float
-    attention: float
-    other: float
-    gaps: float
-    host: float
-    copies: float
-
-    @property
-    def busy(self) -> float:
-        return self.matrices + self.attention + self.other + self.copies
-
-    @property
-    def total(self) -> float:
-        return self.busy + self.gaps + self.host
 
 
 def predict(situation: Situation, edit: Mapping[str, Any]) -> Prediction:
@@ -83,14 +63,17 @@ def predict(situation: Situation, edit: Mapping[str, Any]) -> Prediction:
     for phase in phases:
         parts = divided(phase, before)
         factor = _fewer_steps(situation, before, after, phase)
-        changed = _after(phase, parts, before, after, factor)
+        changed = changed_parts(phase, parts, before, after, factor)
         steps = _steps_after(situation, before, after, phase) / factor
-        step_s = max(changed.total, _floor(phase, before, after, factor))
+        step_s = max(changed.total, least_s(phase, before, after, factor))
         before_s += phase.num_steps * parts.total
         after_s += steps * step_s
         worst.see(phase, phase.num_steps * parts.total, parts, changed, factor)
     speedup = before_s / max(after_s, 1e-12)
-    guessed = _method(before) != _method(after)
+    guessed = guesses(before) != guesses(after)
+    if guessed:
+        tokens = _tokens_a_row(after)
+        worst.text = f"about {tokens:.2f} tokens a step are expected; it hangs on the text"
     width = _width(speedup, guessed, area_of(edit), situation.hardware.name)
     return with_interval(speedup, width, worst.why(before, after))
 
@@ -127,24 +110,6 @@ def state_of(situation: Situation) -> State:
         situation.bytes_per_weight,
         situation.bytes_per_kv,
     )
-
-
-def divided(phase: PhaseTime, state: State) -> Divided:
-    """A step as it was measured to divide, or as the model divides it: what that does not explain
-    is waiting for the host.
-    """
-    if phase.division:
-        names = ("matrices", "attention", "other kernels", "gaps", "host", "copies")
-        found = Divided(*(float(phase.division.get(name, 0.0)) for name in names))
-        scale = phase.step_s / found.total if found.total > 0 else 1.0
-        return Divided(*(part * scale for part in found))
-    parts = modelled(state, phase.work)
-    kernels = parts.matrices_s + parts.attention_s + parts.other_s
-    scale = min(1.0, phase.step_s / max(kernels, 1e-12))
-    busy = (parts.matrices_s * scale, parts.attention_s * scale, parts.other_s * scale)
-    left = max(0.0, phase.step_s - sum(busy))
-    host = min(left, parts.host_s)
-    return Divided(*busy, left - host, host, 0.0)
 
 
 def _changed(situation: Situation, edit: Mapping[str, Any]) -> State:
@@ -187,73 +152,8 @@ def _usual_phase(situation: Situation) -> PhaseTime:
     keys = rows * min(UNKNOWN_CONTEXT, situation.config.max_context)
     work = MeanStep(rows, rows, rows, keys, keys)
     state = state_of(situation)
-    found = _of_model(modelled(state, work), state)
-    names = ("matrices", "attention", "other kernels", "gaps", "host", "copies")
-    return PhaseTime("decode", 1.0, found.total, work, dict(zip(names, found, strict=True)))
-
-
-def _of_model(parts: Parts, state: State) -> Divided:
-    busy = parts.matrices_s + parts.attention_s + parts.other_s
-    gaps = max(parts.gap_s, parts.launch_s - busy) if state.on_gpu else parts.gap_s
-    return Divided(*parts[:3], gaps, parts.host_s, 0.0)
-
-
-def _after(phase: PhaseTime, parts: Divided, before: State, after: State, factor: float) -> Divided:
-    """The step's parts behind a change, with `factor` times the work in it."""
-    work = _scaled(phase.work, factor)
-    drafted = _with_drafts(phase, work, before, after)
-    was, now = modelled(before, phase.work), modelled(after, drafted)
-    slower = DETERMINISTIC if after.recipe.deterministic else 1.0
-    slower /= DETERMINISTIC if before.recipe.deterministic else 1.0
-    ranks = before.recipe.parallel.tensor / after.recipe.parallel.tensor if after.on_gpu else 1.0
-    matrices = parts.matrices * now.matrices_s / max(was.matrices_s, 1e-12) * slower * ranks
-    attention = parts.attention * now.attention_s / max(was.attention_s, 1e-12) * slower * ranks
-    other = parts.other * now.other_s / max(was.other_s, 1e-12) * slower
-    if phase.phase == "decode" and _method(after) != _method(before):
-        drafts = after.recipe.speculation.max_draft_tokens
-        other += (matrices + attention) * DRAFT_COST[_method(after)] * drafts
-    host = parts.host * now.host_s / max(was.host_s, 1e-12)
-    changed = Divided(matrices, attention, other, 0.0, host, parts.copies * factor)
-    return changed._replace(gaps=_gaps(parts, changed, was, now, before, after))
-
-
-def _gaps(
-    parts: Divided, changed: Divided, was: Parts, now: Parts, before: State, after: State
-) -> float:
-    """A device that is quicker than its launches waits for them: what a step takes at least then is
-    what launching took before, by the number of kernels and the way of launching.
-    """
-    fewer = parts.gaps * now.gap_s / was.gap_s  # as many for each kernel as now
-    if not after.on_gpu or (after.uses_graphs and before.uses_graphs):
-        return fewer
-    if after.uses_graphs:
-        return min(fewer, now.gap_s)
-    if before.uses_graphs:
-        return max(fewer, now.launch_s - changed.busy)
-    waits = parts.gaps > 2 * was.gap_s
-    launching = (parts.busy + parts.gaps) if waits else min(was.launch_s, parts.busy)
-    launching *= now.launch_s / was.launch_s
-    return max(min(fewer, now.gap_s) if waits else fewer, launching - changed.busy)
-
-
-def _floor(phase: PhaseTime, before: State, after: State, factor: float) -> float:
-    """The roofline's limit for the new step; where the old one was below its own (a ceiling that
-    was measured on a bad day), as far below.
-    """
-    dtype = _roof_dtype(after)
-    now = step_limit(after.cost(_scaled(phase.work, factor)), after.hardware, dtype)
-    was = step_limit(before.cost(phase.work), before.hardware, _roof_dtype(before))
-    if now is None or was is None:
-        return 0.0
-    ranks = before.recipe.parallel.tensor / after.recipe.parallel.tensor
-    return now.seconds * min(1.0, phase.step_s / was.seconds) * min(1.0, ranks)
-
-
-def _roof_dtype(state: State) -> str:
-    scheme = state.recipe.scheme or ""
-    if scheme.startswith("w8a8"):
-        return "int8"
-    return "fp8" if scheme.startswith("fp8") else state.recipe.dtype
+    found = of_model(modelled(state, work), state)
+    return PhaseTime("decode", 1.0, found.total, work, dict(zip(NAMES, found, strict=True)))
 
 
 def _fewer_steps(situation: Situation, before: State, after: State, phase: PhaseTime) -> float:
@@ -288,24 +188,6 @@ def _computed(situation: Situation, state: State) -> float:
 
 def _tokens_a_row(state: State) -> float:
     return 1.0 + (ACCEPTED[state.recipe.speculation.method] if state.loop == "engine" else 0.0)
-
-
-def _with_drafts(phase: PhaseTime, work: MeanStep, before: State, after: State) -> MeanStep:
-    """A step with the tokens that are guessed, which are verified as rows of their own."""
-    if phase.phase != "decode":
-        return work
-    rows = (1.0 + CHECKED[_method(after)]) / (1.0 + CHECKED[_method(before)])
-    grown = replace(work, tokens=work.tokens * rows, logit_rows=work.logit_rows * rows)
-    return replace(grown, pairs=work.pairs * rows)
-
-
-def _method(state: State) -> str:
-    return state.recipe.speculation.method if state.loop == "engine" else "none"
-
-
-def _scaled(work: MeanStep, factor: float) -> MeanStep:
-    fields = ("rows", "tokens", "logit_rows", "pairs", "keys")
-    return MeanStep(*(getattr(work, name) * factor for name in fields))
 
 
 class _Largest:

@@ -11,32 +11,30 @@ the clock of scopes on a CPU, by torch.profiler on a GPU; that says how the time
 from __future__ import annotations
 
 import gc
-import time
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ridgeline.errors import ContextLengthError, OutOfMemoryError, UsageError
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.hardware import Hardware
 from ridgeline.kernels.cost import OpCost
 from ridgeline.models.cost import Chunk, MeanStep, StepCost, step_cost
-from ridgeline.profiling.device_division import Label, divide_device, labelled
 from ridgeline.profiling.division import Division
-from ridgeline.profiling.host_division import Window, divide_host
 from ridgeline.profiling.op_costs import Facts, op_costs
 from ridgeline.profiling.placing import Placed, StepVerdict, judge_step, place
 from ridgeline.profiling.prediction import Phase, PhaseTime
 from ridgeline.profiling.roofline import Limit, step_limit
-from ridgeline.profiling.scopes import Call, ClockMarks, Scopes, TraceMarks
 from ridgeline.profiling.situation import mean_work, sizes_of
 from ridgeline.profiling.stepping import Step, Stepping
-from ridgeline.profiling.trace import read_trace
-from ridgeline.profiling.tracing import traced
+from ridgeline.profiling.watching import MOST_STEPS, watched
 from ridgeline.timing import Timing, time_loop
 
+log = logging.getLogger(__name__)
+
 WARM_UP = 4  # steps before any is timed: kernels compile, graphs are captured
-WATCHED = 5  # steps that are watched
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def profile_decode(
     context: int = 1024,
     num_steps: int = 30,
 ) -> StepProfile:
-    planned = WARM_UP + num_steps + 3 * (WATCHED + 2)
+    planned = WARM_UP + num_steps + MOST_STEPS
     pieces = [[Chunk(1, context - 1)] * batch]
     with subject.decoding(batch, context, planned) as step:
         label = f"decode, batch {batch}, context {context}"
@@ -94,6 +92,36 @@ def profile_prefill(
         return _profile(subject, hardware, "prefill", label, run, pieces, num_steps)
 
 
+def divided_phases(
+    subject: Stepping, hardware: Hardware, phases: Sequence[PhaseTime], num_steps: int = 6
+) -> tuple[PhaseTime, ...]:
+    """Phases of a workload with how their steps divide, from a few steps of the same size. One that
+    cannot be run so, because memory or the context is too short, stays as it was.
+    """
+    found = []
+    for phase in phases:
+        try:
+            division = _like(subject, hardware, phase, num_steps).division
+            parts, kernels = division.scaled(phase.step_s).parts, division.num_kernels
+            found.append(replace(phase, division=parts, num_kernels=kernels))
+        except (ContextLengthError, OutOfMemoryError, UsageError) as error:
+            log.info("%s steps are not divided: %s", phase.phase, error)
+            found.append(phase)
+    return tuple(found)
+
+
+def _like(subject: Stepping, hardware: Hardware, phase: PhaseTime, num_steps: int) -> StepProfile:
+    work = phase.work
+    batch = max(1, round(work.rows))
+    if phase.phase == "decode":
+        context = max(2, round(work.keys / max(work.rows, 1.0)))
+        longest = subject.recipe.limits.filled().max_context
+        sizes = {"batch": batch, "context": min(context, longest), "num_steps": num_steps}
+        return profile_decode(subject, hardware, **sizes)
+    length = max(1, round(work.tokens / batch))
+    return profile_prefill(subject, hardware, batch=batch, length=length, num_steps=2)
+
+
 def _profile(
     subject: Stepping,
     hardware: Hardware,
@@ -107,8 +135,7 @@ def _profile(
         step()
     with _no_collecting():
         timing = time_loop(step, num_steps, device=subject.device)
-        watch = _watch_host if subject.device.type == "cpu" else _watch_device
-        division, calls, documents = watch(subject, step, timing.median_s)
+        division, calls, documents = watched(subject, step, timing.median_s)
     cost = _cost(subject, hardware, phase, pieces)
     costs = op_costs(calls, _facts(subject, cost, pieces))
     placed = tuple(place(op, costs.get(op.name), timing.median_s, hardware) for op in division.ops)
@@ -119,80 +146,6 @@ def _profile(
     return StepProfile(
         phase, label, timing, division, placed, cost, work, limit, verdict, work.tokens, documents
     )
-
-
-Watched = tuple[Division, list[Call], tuple[dict[str, Any], ...]]
-
-
-def _watch_host(subject: Stepping, step: Step, step_s: float) -> Watched:
-    """By the clock; then once more by torch.profiler, for the file of the trace."""
-    marks = ClockMarks()
-    scopes = Scopes(subject.model, marks)
-    windows: list[Window] = []
-    first: list[Call] = []
-    subject.noting(scopes.notes)
-    try:
-        with scopes.watching():
-            for _ in range(WATCHED):
-                begin = time.perf_counter()
-                step()
-                windows.append((begin, time.perf_counter()))
-                first = first or list(scopes.calls)
-    finally:
-        subject.noting(None)
-    plain = subject.loop == "naive"
-    division = divide_host(marks.spans, scopes.calls, windows, step_s, plain)
-    document, _ = _traced_steps(subject, step, 2, scoped=True)
-    return division, first, (document,)
-
-
-def _watch_device(subject: Stepping, step: Step, step_s: float) -> Watched:
-    """Steps as they run; where they are graphs, also launch by launch under scopes."""
-    replays = subject.by_hand(False)
-    document, scopes = _traced_steps(subject, step, WATCHED, scoped=not replays)
-    trace = read_trace(document)
-    labels: list[Label] = []
-    documents = [document]
-    if any(event.in_graph for event in trace.events):
-        subject.by_hand(True)
-        try:
-            by_hand, scopes = _traced_steps(subject, step, 2, scoped=True)
-        finally:
-            subject.by_hand(False)
-        labels = labelled(read_trace(by_hand))
-        documents.append(by_hand)
-    elif replays:  # graphs there are, but not for this step
-        document, scopes = _traced_steps(subject, step, WATCHED, scoped=True)
-        trace, documents = read_trace(document), [document]
-    division = divide_device(trace, labels, scopes.calls, step_s)
-    return division, _last_step(scopes), tuple(documents)
-
-
-def _traced_steps(
-    subject: Stepping, step: Step, num_steps: int, scoped: bool
-) -> tuple[dict[str, Any], Scopes]:
-    """The trace of some steps, with the model's scopes in it or without."""
-    scopes = Scopes(subject.model, TraceMarks())
-    if not scoped:
-        return traced(step, num_steps, subject.device), scopes
-    subject.noting(scopes.notes)
-    begins: list[int] = []
-
-    def noted() -> None:
-        begins.append(len(scopes.calls))
-        step()
-
-    try:
-        with scopes.watching():
-            document = traced(noted, num_steps, subject.device)
-    finally:
-        subject.noting(None)
-    scopes.first_of_step = begins
-    return document, scopes
-
-
-def _last_step(scopes: Scopes) -> list[Call]:
-    return scopes.calls[scopes.first_of_step[-1] if scopes.first_of_step else 0 :]
 
 
 def _cost(

@@ -16,13 +16,11 @@ from ridgeline.profiling.drawing import (
     Bar,
     Column,
     Dot,
-    Interval,
     Markup,
     Part,
     Roofs,
     Section,
     element,
-    intervals,
     join,
     page,
     roofline,
@@ -40,6 +38,13 @@ COLUMNS = (
     Column("of the ceiling", is_number=True),
     Column("verdict"),
 )
+ADVICE = (
+    Column("change"),
+    Column("predicted gain", is_number=True),
+    Column("likely", is_number=True),
+    Column("why"),
+)
+WAITS = {"copies": "copies", "gaps": "launch gap", "host": "host"}  # and their verdicts
 Found = Mapping[str, Any]
 
 
@@ -63,7 +68,7 @@ def profile_page(found: Found) -> str:
         f"Profile of {name} · Ridgeline",
         join([element("b", name), f" on {found['device']}"]),
         f"{found['loop']} · {found['form']}",
-        "; ".join(step["sentence"] for step in steps) + ".",
+        _capitalized("; ".join(step["sentence"] for step in steps)) + ".",
         sections,
         lead=_notes(found["notes"]),
         footer=f"Measured {found['created']} by Ridgeline {found['version']}",
@@ -117,10 +122,11 @@ def _roofs(ceilings: Found) -> Roofs | None:
 
 def _ops(step: Found) -> Markup:
     rows = [_op_cells(row) for row in step["rows"]]
-    for name in ("copies", "gaps", "host"):
+    for name, verdict in WAITS.items():
         seconds = step["totals"][name]
-        share = seconds / step["step_s"]
-        rows.append((name, human(seconds, "s"), f"{share:.1%}", "", "", "", "", PARTS[name]))
+        if seconds > 0:
+            share = f"{seconds / step['step_s']:.1%}"
+            rows.append((name, human(seconds, "s"), share, "", "", "", "", verdict))
     return table(COLUMNS, rows, step["label"])
 
 
@@ -152,7 +158,16 @@ def share_text(share: float | None) -> str:
 
 def _next(advice: Sequence[Found]) -> Markup:
     rows = [
-        Interval(each["title"], each["speedup"], each["low"], each["high"], each["why"])
+        (
+            join([each["title"], " ", element("code", each["flags"]) if each["flags"] else None]),
+            f"{each['speedup']:.2f}x",
+            f"{each['low']:.2f}x to {each['high']:.2f}x",
+            each["why"],
+        )
         for each in advice
     ]
-    return intervals(rows, "predicted gain, end to end", read=lambda value: f"{value:.2f}x")
+    return table(ADVICE, rows, "What to change next")
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]

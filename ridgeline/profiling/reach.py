@@ -44,6 +44,7 @@ DEQUANTIZED = 0.15  # share of the bandwidth where a reference writes the weight
 # Decode attention over 64 x 8192 tokens reads at 0.97 of the bandwidth in bf16 and 0.85 in fp8; one
 # short sequence takes 8 µs. The plain loop's attention copies keys to fp32 and repeats them.
 GPU_ATTENTION, PLAIN_ATTENTION = Reach(0.9, 0.55, 6e-6), Reach(0.12, 0.08, 25e-6)
+OF_CODES = 0.88  # of what is reached over pages of numbers, over pages of codes
 CPU_ATTENTION, CPU_PLAIN_ATTENTION = Reach(0.4, 0.2, 10e-6), Reach(0.12, 0.1, 60e-6)
 
 
@@ -59,7 +60,10 @@ def product_reach(scheme: str | None, dtype: str, *, on_gpu: bool, fused: bool) 
     return found if fused or on_gpu else found._replace(bandwidth=DEQUANTIZED)
 
 
-def attention_reach(*, on_gpu: bool, fused: bool) -> Reach:
+def attention_reach(*, on_gpu: bool, fused: bool, codes: bool = False) -> Reach:
+    """`codes`: whether pages hold 8-bit codes."""
     if on_gpu:
-        return GPU_ATTENTION if fused else PLAIN_ATTENTION
-    return CPU_ATTENTION if fused else CPU_PLAIN_ATTENTION
+        found = GPU_ATTENTION if fused else PLAIN_ATTENTION
+    else:
+        found = CPU_ATTENTION if fused else CPU_PLAIN_ATTENTION
+    return found._replace(bandwidth=found.bandwidth * OF_CODES) if codes else found

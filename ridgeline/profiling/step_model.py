@@ -11,8 +11,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ridgeline.engine.layer_speed import known_speedup
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.hardware import Hardware
+from ridgeline.kernels.pages import holds_codes
 from ridgeline.kernels.skinny_linear import MAX_ROWS
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import MeanStep, StepCost, mean_step_cost, num_parameters
@@ -28,12 +30,14 @@ USUAL_MATRIX = {"gpu": 3e14, "cpu": 2e11}  # FLOP/s
 LAUNCH_S = 7e-6  # of a kernel by torch, where `eager_launch` was not measured
 PYTHON_S = 13e-6  # between two launches: modules, checks, views
 NODE_GAP_S = 1e-6  # between two kernels that wait for each other, in a graph or in a full queue
-OP_S = {True: 4e-6, False: 8e-6}  # of an op on a CPU, beside its work: our kernels, torch's ops
-SMALL_KERNEL_S = 2e-6  # of an element-wise kernel over few tokens, on a GPU
+# Between ops on a CPU: few of ours, each behind some Python, or many of torch's (tiny models on a
+# Xeon, 2026-11-15: 5 and 1.5 µs on an almost quiet machine).
+OP_S = {True: 6e-6, False: 2e-6}
+# Of an element-wise kernel over few tokens, on a GPU and on a CPU.
+SMALL_KERNEL_S = {True: 2e-6, False: 5e-6}
 # Of the loop, for each step: the plain one waits for its token, the engine's own work is hidden
-# behind the device where steps overlap (18 µs on the H200, 2026-11-15).
-HOST_S = {"naive": 150e-6, "apart": 300e-6, "overlapped": 20e-6}
-ALL_REDUCE_S = 15e-6  # of a layer's output over two and more devices, two a layer
+# behind the device where steps overlap (18 µs on the H200, 2026-11-15; 250 on a CPU).
+HOST_S = {"naive": 50e-6, "apart": 250e-6, "overlapped": 20e-6}
 
 
 class Kernels(NamedTuple):
@@ -156,7 +160,7 @@ def _matrices_s(state: State, work: MeanStep) -> float:
     for matrix, count in Counter(model_matrices(state.config)).items():
         seconds = _product_s(state, matrix, None, work.tokens, scale=plain)
         if scheme is not None and scheme.fits(*matrix):
-            by_codes = _product_s(state, matrix, scheme, work.tokens, scale=plain)
+            by_codes = _by_codes_s(state, matrix, scheme, work.tokens, scale=plain)
             # What is slower as codes stays plain, unless the recipe says otherwise.
             seconds = by_codes if state.recipe.quantize_all else min(by_codes, seconds)
         total += count * seconds
@@ -177,6 +181,17 @@ def _product_s(
     name = None if scheme is None else scheme.name
     reach = product_reach(name, state.recipe.dtype, on_gpu=state.on_gpu, fused=state.is_fused)
     return _work_s(state, num_bytes * scale, 2.0 * rows * num_weights, reach, _units(state, scheme))
+
+
+def _by_codes_s(state: State, matrix: Matrix, scheme: Scheme, rows: float, scale: float) -> float:
+    """By what was once timed of it on this machine (engine/layer_speed.py), or by its bytes."""
+    kernels = "fused" if state.on_gpu or state.is_fused else "reference"
+    timed = known_speedup(
+        state.hardware, scheme, parse_dtype(state.recipe.dtype), kernels, matrix, rows
+    )
+    if timed is None:
+        return _product_s(state, matrix, scheme, rows, scale)
+    return _product_s(state, matrix, None, rows, scale) / timed
 
 
 def _units(state: State, scheme: Scheme | None) -> str:
@@ -208,7 +223,8 @@ def _experts_s(state: State, work: MeanStep) -> float:
 
 def _attention_s(state: State, work: MeanStep) -> float:
     cost, layers = state.cost(work), state.config.num_layers
-    reach = attention_reach(on_gpu=state.on_gpu, fused=state.is_fused)
+    codes = holds_codes(parse_dtype(state.recipe.kv.dtype)) and state.loop == "engine"
+    reach = attention_reach(on_gpu=state.on_gpu, fused=state.is_fused, codes=codes)
     reach = reach._replace(fixed_s=reach.fixed_s * layers)
     num_bytes = cost.kv_read_bytes + cost.kv_write_bytes
     dtype = state.recipe.dtype if state.is_fused else "fp32"  # the reference computes in fp32
@@ -222,7 +238,7 @@ def _other_s(state: State, work: MeanStep, num_kernels: float) -> float:
     element = dtype_bytes(parse_dtype(state.recipe.dtype))
     elements = work.tokens * TRAFFIC[kind] * state.config.hidden_size * state.config.num_layers
     moved_s = elements * element / (0.7 * state.bandwidth)
-    return max(moved_s, num_kernels * SMALL_KERNEL_S) if state.on_gpu else moved_s
+    return max(moved_s, num_kernels * SMALL_KERNEL_S[state.on_gpu])
 
 
 def _head(config: ModelConfig) -> Matrix:

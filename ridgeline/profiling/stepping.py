@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine import Engine, Sampling
+from ridgeline.engine.graphs import LENGTH_STEP, SHORTEST_LENGTH
 from ridgeline.engine.notes import Note
 from ridgeline.errors import ContextLengthError, OutOfMemoryError, UnsupportedError, UsageError
 from ridgeline.kernels.pages import holds_codes
@@ -67,8 +68,8 @@ class EngineSteps:
 
     @contextmanager
     def decoding(self, batch: int, context: int, num_steps: int) -> Iterator[Step]:
-        """`num_steps` calls of what is given, with sequences that have `context` tokens in the
-        middle of them.
+        """`num_steps` calls of what is given, with sequences that have about `context` tokens: in
+        the middle of them, where one graph serves all of these lengths.
         """
         first = self._first_length(batch, context, num_steps)
         self.engine.forget_prefixes()
@@ -135,7 +136,7 @@ class EngineSteps:
                 f"--context is {context}; max_context is {longest}; give at most {longest}"
             )
         last = min(longest, context + num_steps // 2 + 1)
-        first = max(1, last - num_steps - 1)
+        first = _of_one_graph(max(1, last - num_steps - 1), context, num_steps)
         if first + num_steps >= longest:
             raise ContextLengthError(
                 f"{num_steps} steps do not fit into a context of {longest}; give fewer --steps"
@@ -195,6 +196,18 @@ class EngineSteps:
         while self.engine.has_work:
             self.engine.step()
         self.engine.forget_prefixes()
+
+
+def _of_one_graph(first: int, context: int, num_steps: int) -> int:
+    """Where sequences begin, so that all steps are within one bound of decode graphs' lengths: a
+    graph that is captured halfway would be timed and traced.
+    """
+    bound = SHORTEST_LENGTH
+    while bound < first:
+        bound *= LENGTH_STEP
+    if first + num_steps <= bound:
+        return first
+    return max(1, bound - num_steps) if context <= bound else bound
 
 
 def _fill(tensor: Tensor, pages: Tensor) -> None:

@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ridgeline.errors import OutputError
 from ridgeline.formats.files import atomic_write
+from ridgeline.profiling.scopes import PREFIX
 from ridgeline.profiling.trace import STEP
 
 MAX_BYTES = 50_000_000
@@ -45,6 +46,17 @@ def traced(step: Callable[[], object], num_steps: int, device: torch.device) -> 
         profiler.export_chrome_trace(str(path))
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return document
+
+
+def with_names(document: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Scopes, which have numbers in a trace, by their names: for people who open it."""
+
+    def named(event: dict[str, Any]) -> dict[str, Any]:
+        number = str(event.get("name", "")).removeprefix(PREFIX)
+        is_scope = number.isdigit() and int(number) < len(names)
+        return {**event, "name": names[int(number)] or "model"} if is_scope else event
+
+    return {**document, "traceEvents": [named(event) for event in document["traceEvents"]]}
 
 
 def save_trace(

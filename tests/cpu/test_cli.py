@@ -69,6 +69,7 @@ def arguments(verb: str, folder: Path) -> list[str]:
         "kernels": ["kernels", "list"],
         "eval": ["eval", str(folder), "--text", str(folder / "config.json"), *device],
         "generate": ["generate", str(folder), "hello", "--max-tokens", "3", *device],
+        "profile": ["profile", str(folder), "--context", "40", "--steps", "2", *device],
         "quantize": ["quantize", str(folder), "--scheme", "int8", *quantized(folder), *device],
     }[verb]
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
+from ridgeline.engine.batch import StepShape
+from ridgeline.engine.graphs import Choice, GraphKey, Graphs
+from ridgeline.engine.notes import END, Note
 from ridgeline.models.transformer import Linear
+from ridgeline.profiling import watching
 from ridgeline.profiling.device_division import Label, divide_device, labelled, owners
 from ridgeline.profiling.division import UNKNOWN
 from ridgeline.profiling.scopes import PREFIX, Call
@@ -111,6 +117,18 @@ def _eager(**about: float) -> Fake:
     return fake
 
 
+def test_the_innermost_scope_counts_while_it_is_open() -> None:
+    """0 around 1 and 2: what is launched between those is 0's, and nobody's behind it."""
+    spans = {0: (100.0, 200.0), 1: (110.0, 130.0), 2: (150.0, 170.0)}
+    rows = [row("user_annotation", f"{PREFIX}{n}", a, b - a) for n, (a, b) in spans.items()]
+    moments = (105.0, 120.0, 140.0, 160.0, 180.0, 210.0)
+    for number, moment in enumerate(moments):
+        rows.append(row("cuda_runtime", "cudaLaunchKernel", moment, 1.0, correlation=number))
+        rows.append(row("kernel", "k", 300.0 + number, 0.5, correlation=number))
+    events = read_trace({"traceEvents": rows}).events
+    assert [event.scope for event in events] == [0, 1, 0, 2, 0, None]
+
+
 def test_a_step_without_graphs_adds_up() -> None:
     step_s = 140 * MICRO
     division = divide_device(read_trace(_eager().document()), [], CALLS, step_s)
@@ -204,3 +222,86 @@ def test_a_trace_without_steps_or_kernels_is_empty() -> None:
     division = divide_device(read_trace(fake.document()), [], CALLS, 1e-3)
     assert division.total_s == pytest.approx(1e-3)
     assert division.ops == ()
+
+
+class Subject:
+    """Steps of a GPU that is not here: what is asked of them is written down."""
+
+    loop = "engine"
+    device = torch.device("cuda")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, replays: bool, in_graph: bool) -> None:
+        self.model = nn.Identity()
+        self.replays, self.in_graph, self.asked = replays, in_graph, []  # type: ignore[var-annotated]
+        self.notes: Any = None
+        self.is_by_hand = False
+        monkeypatch.setattr(watching, "traced", self.traced)
+
+    def noting(self, notes: Any) -> None:
+        self.notes = notes
+
+    def by_hand(self, yes: bool) -> bool:
+        self.is_by_hand = yes
+        return self.replays
+
+    def step(self) -> None:
+        """Calls as CALLS has them, by their names and numbers."""
+        if self.notes is not None:
+            for call in CALLS:
+                self.notes.append(Note(call.name or "model", call.shape))
+            self.notes.append(END)
+
+    def traced(self, step: Any, num_steps: int, device: torch.device) -> dict[str, Any]:
+        self.asked.append(("by hand" if self.is_by_hand else "as it runs", self.notes is not None))
+        fake = Fake()
+        for _ in range(num_steps):
+            step()
+            if self.in_graph and not self.is_by_hand:
+                fake.graph_step()
+            else:
+                fake.eager_step()
+        return fake.document()
+
+
+@pytest.mark.parametrize(
+    ("replays", "in_graph", "asked"),
+    [
+        (True, True, [("as it runs", False), ("by hand", True)]),
+        (True, False, [("as it runs", False), ("as it runs", True)]),  # graphs, not of this step
+        (False, False, [("as it runs", True)]),
+    ],
+)
+def test_steps_on_a_gpu_are_watched_as_they_run(
+    monkeypatch: pytest.MonkeyPatch, replays: bool, in_graph: bool, asked: list[tuple[str, bool]]
+) -> None:
+    subject: Any = Subject(monkeypatch, replays, in_graph)
+    division, calls, documents = watching.watched(subject, subject.step, 140 * MICRO)
+    assert subject.asked == asked
+    assert (subject.notes, subject.is_by_hand) == (None, False)
+    assert [call.name for call in calls] == ["model", *(call.name for call in CALLS[1:])]
+    named = {op.name: op.seconds / MICRO for op in division.ops}
+    assert named["decode_attention"] == pytest.approx(20.0)
+    assert named["layers.*.attn.qkv"] == pytest.approx(80.0)
+    assert division.total_s == pytest.approx(140 * MICRO, rel=0.03)
+    assert division.notes == ()
+    names = {each["name"] for document in documents for each in document["traceEvents"]}
+    assert "decode_attention" in names
+
+
+def test_a_captured_step_can_be_run_launch_by_launch() -> None:
+    """Not replayed, with the notes that the runner was given."""
+    key, choice = GraphKey(StepShape(1, 1, 0, 1), 1024), Choice(filtered=False, keeps=True)
+    graphs: Any = object.__new__(Graphs)
+    replayed: list[str] = []
+    graph = SimpleNamespace(replay=lambda: replayed.append("graph"))
+    graphs.found = {key: SimpleNamespace(forward=graph, samplers={choice: (graph, "tokens")})}
+    graphs.runner = SimpleNamespace(notes=["noted"], last_tokens="last")
+    graphs.logits_RV = torch.zeros(4, 2)
+    graphs.compute = lambda key, inputs, notes: ("logits", notes)
+    graphs.choose = lambda *given: ("chosen", *given[2:])
+    graphs.by_hand = True
+    assert graphs._replay(key, None, choice) == (("logits", ["noted"]), ("chosen", choice, "last"))
+    assert not replayed
+    graphs.by_hand = False
+    assert graphs._replay(key, None, choice)[1] == "tokens"
+    assert replayed == ["graph", "graph"]

@@ -275,6 +275,8 @@ def test_parts_add_up_on_one_scale() -> None:
     assert "80 B" in figure.text
     assert "100 B" in figure.text
     assert "codes" in figure.text
+    alike = tree(stacked_bars(bars, str, are_shares=True)).all("svg", "stack")
+    assert [share(part.attributes["width"]) for part in alike[0].all("rect")] == [75.0, 25.0]
     assert tree(stacked_bars([], human_bytes)).one("figure")
     assert not tree(stacked_bars([Bar("b", [Part("x", 0.0)])], str)).all("svg", "stack")
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import ridgeline
+from ridgeline.engine.layer_speed import layers_file
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.facts import Ceiling
 from ridgeline.models.cost import MeanStep
 from ridgeline.models.shapes import describe_shape
-from ridgeline.profiling.gains import predict
+from ridgeline.profiling.accuracy import Outcome, remember
+from ridgeline.profiling.gains import area_of, predict
 from ridgeline.profiling.prediction import PhaseTime, Situation
 from ridgeline.profiling.roofline import step_limit
 from ridgeline.profiling.step_model import State, modelled
@@ -31,6 +36,12 @@ H200 = {
     "graph_step": 1.3e-6,
 }
 XEON = {"read_bandwidth": 4.1e10, "matrix_fp32": 3.3e11, "matrix_bf16": 1.05e12}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither how good predictions were on this machine, nor times of its layers."""
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
 
 
 def machine(rates: dict[str, float], **changes: Any) -> Hardware:
@@ -130,6 +141,20 @@ def test_never_past_the_limit(hardware: Hardware, edit: dict[str, Any]) -> None:
             floor = least.bytes / hardware.ceilings["read_bandwidth"].value
             assert step_s / found.speedup >= 0.85 * floor
         assert 0 < found.low <= found.speedup <= found.high
+
+
+def test_a_division_that_cannot_be_does_not_beat_the_roofline() -> None:
+    """1 ms for weights that take 3.7 ms to read: without its gaps the step would be too short."""
+    phase = decode(1, 300, 12e-3, matrices=1e-3, gaps=11e-3)
+    given = situation(Recipe(dtype="bf16", graphs=False), phase)
+    state = State(given.config, given.recipe, "engine", GPU, 2.0, 2.0)
+    limit = step_limit(state.cost(phase.work), GPU, "bf16")
+    assert limit is not None
+    found = predict(given, {"graphs": True})
+    assert found.speedup == pytest.approx(12e-3 / limit.seconds)
+    # Below its own limit already, by a bad ceiling: then as far below as before.
+    quick = situation(BF16, decode(1, 300, limit.seconds / 2))
+    assert 1.2 < predict(quick, {"scheme": "int8"}).speedup < 2.0
 
 
 def test_a_step_at_its_limit_gains_nothing_but_by_less_work() -> None:
@@ -262,3 +287,39 @@ def test_nonsense_is_refused() -> None:
         predict(given, {"schema": "int8"})
     with pytest.raises(UsageError, match="int3"):
         predict(given, {"scheme": "int3"})
+
+
+def test_what_was_timed_of_a_scheme_counts_more_than_its_bytes() -> None:
+    """As an engine's start leaves it: int8 that gives nothing for one row and this shape."""
+    phase = decode(1, 100, 0.02, matrices=0.018, gaps=0.002)
+    given = situation(Recipe(dtype="bf16", kernels="fused"), phase, hardware=CPU)
+    usual = predict(given, {"scheme": "int8"}).speedup
+    assert usual > 1.3
+    shapes = [(960, 576), (576, 576), (3072, 576), (576, 1536)]
+    times = {
+        f"int8 bf16 fused by the clock {shape} [1]": [
+            {"rows": 1, "plain_s": 1e-4, "quantized_s": 0.95e-4}
+        ]
+        for shape in shapes
+    }
+    file = layers_file(CPU)
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"version": ridgeline.__version__, "times": times}))
+    assert predict(given, {"scheme": "int8"}).speedup == pytest.approx(1.04, abs=0.03)
+    assert predict(given, {"scheme": "int4-g64"}).speedup > 1.3  # of which nothing is known
+    many = replace(given, phases=(decode(16, 100, 0.02, matrices=0.018, gaps=0.002),))
+    assert predict(many, {"scheme": "int8"}).speedup > 1.1  # timed for one row only
+    file.write_text("not JSON")
+    assert predict(given, {"scheme": "int8"}).speedup == pytest.approx(usual)
+
+
+def test_intervals_follow_what_came_of_earlier_ones() -> None:
+    given = situation(BF16, BATCH_1)
+    before = predict(given, {"scheme": "int8"})
+    remember([Outcome("quantize", "int8", 1.5, 1.5 * f, "NVIDIA H200", "x") for f in [1.02] * 9])
+    after = predict(given, {"scheme": "int8"})
+    assert after.speedup == before.speedup
+    assert after.high / after.low < before.high / before.low
+    assert area_of({"kv.dtype": "fp8"}) == "quantize"
+    assert area_of({"loop": "engine", "dtype": "bf16"}) == "fuse"
+    assert area_of({"limits.max_batch": 4}) == "batch and memory"

@@ -13,6 +13,7 @@ from page_server import FLAGS, find_browser
 from test_report import hostile, no_ceilings
 
 from ridgeline.ladder.report import write_report
+from ridgeline.profiling.drawing import Column, Section, page, table
 
 Open = Callable[..., Any]
 WIDE = {"width": 1320, "height": 900}
@@ -30,6 +31,18 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
+def wide_table() -> str:
+    """As many columns as a profile has."""
+    columns = [
+        Column("op"),
+        *(Column(f"number {index}", True) for index in range(6)),
+        Column("why"),
+    ]
+    row = ["layers.*.mlp.gate_up", *("105 GFLOP/s" for _ in range(6)), "between kernels: launches"]
+    sections = [Section("ops", "Ops", table(columns, [row] * 3, "Ops"))]
+    return page("Wide", "a table", "Wide", "As wide as it gets", sections)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("reports")
@@ -39,6 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_report(no_ceilings(), found / "bare.html")
     write_report(hostile(), found / "hostile.html")
     write_report(hostile("long" * 40), found / "long.html")
+    (found / "wide.html").write_text(wide_table(), encoding="utf-8")
     return found
 
 
@@ -74,13 +88,13 @@ def picture(page: Any, name: str) -> None:
     assert len(page.screenshot(full_page=True, **path)) > 20_000
 
 
-@pytest.mark.parametrize("name", ["h200", "empty", "bare", "hostile", "long"])
+@pytest.mark.parametrize("name", ["h200", "empty", "bare", "hostile", "long", "wide"])
 def test_nothing_scrolls_sideways(show: Open, name: str) -> None:
-    page = show(name)
-    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
-    for width in (320, 390, 768, 1000, 1320):
-        page.set_viewport_size({"width": width, "height": 800})
-        assert page.evaluate("document.documentElement.scrollWidth") == width
+    shown = show(name)
+    shown.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    for width in (320, 390, 768, 962, 1220, 1320):
+        shown.set_viewport_size({"width": width, "height": 800})
+        assert shown.evaluate("document.documentElement.scrollWidth") == width
 
 
 def test_a_phone(show: Open) -> None:

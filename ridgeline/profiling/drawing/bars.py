@@ -1,7 +1,6 @@
-"""Bars made of parts, such as memory by what it holds or a step by where its time went. All bars of
-one figure have one scale.
+"""Bars made of parts, such as memory by what it holds or a step by where its time went.
 
-    stacked_bars([Bar("after", (Part("weights", 8.1e9, "int8 codes and scales"),))], human_bytes)
+stacked_bars([Bar("after", (Part("weights", 8.1e9, "int8 codes and scales"),))], human_bytes)
 """
 
 from __future__ import annotations
@@ -30,13 +29,25 @@ class Bar:
     parts: Sequence[Part]
 
 
-def stacked_bars(bars: Sequence[Bar], read: Callable[[float], str], *, whole: str = "") -> Markup:
+def stacked_bars(
+    bars: Sequence[Bar],
+    read: Callable[[float], str],
+    *,
+    whole: str = "",
+    are_shares: bool = False,
+) -> Markup:
     """A figure: the bars, and a table of all parts with a swatch, their figure in every bar and
-    their meaning. `whole` names the sum's row ("in all").
+    their meaning. `whole` names the sum's row ("in all"). Bars have one scale; with `are_shares`
+    all are equally long, for things whose sums are not to be compared.
     """
     names = list(dict.fromkeys(part.name for bar in bars for part in bar.parts))
     longest = max((_sum(bar) for bar in bars), default=0.0)
-    drawn = [_bar(bar, names, longest, read) for bar in bars] if longest > 0 else []
+    lengths = [_sum(bar) if are_shares else longest for bar in bars]
+    drawn = [
+        _bar(bar, names, length, read)
+        for bar, length in zip(bars, lengths, strict=True)
+        if length > 0
+    ]
     return element("figure", *drawn, _table(bars, names, read, whole), class_="bars")
 
 

@@ -12,15 +12,22 @@ import torch
 from engines import engine_for, tiny
 
 from ridgeline.engine import Sampling
+from ridgeline.engine.step_watch import StepWatch
 from ridgeline.errors import ContextLengthError, OutOfMemoryError, OutputError, UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.facts import Ceiling
 from ridgeline.models.cost import Chunk, step_cost
 from ridgeline.profiling.host_division import divide_host
-from ridgeline.profiling.model_profile import StepProfile, profile_decode, profile_prefill
+from ridgeline.profiling.model_profile import (
+    StepProfile,
+    divided_phases,
+    profile_decode,
+    profile_prefill,
+)
 from ridgeline.profiling.plain_stepping import NaiveSteps
 from ridgeline.profiling.scopes import Call, ClockMarks, Scopes, Span
-from ridgeline.profiling.stepping import EngineSteps
+from ridgeline.profiling.situation import phases_of
+from ridgeline.profiling.stepping import EngineSteps, _of_one_graph
 from ridgeline.profiling.trace import STEP
 from ridgeline.profiling.tracing import save_trace
 from ridgeline.recipe import Recipe, with_auto
@@ -103,6 +110,12 @@ def test_counted_work_is_the_models() -> None:
     assert attention.cost is not None
     assert attention.cost.flops == found.cost.attention_flops
     assert attention.cost.bytes > found.cost.kv_read_bytes
+    costs = {p.op.name: p.cost for p in found.placed}
+    config, dim = engine.model.config, 4  # bytes of an element
+    assert costs["sampling"] is not None
+    assert costs["sampling"].read_bytes == 4 * config.vocab_size * dim
+    assert costs["rotary_pages"] is not None
+    assert costs["rotary_pages"].written_bytes == 3 * 4 * (config.q_size + 2 * config.kv_size) * dim
     for placed in products:
         assert placed.memory_share == pytest.approx(placed.cost.bytes / placed.op.seconds / READ)  # type: ignore[union-attr]
         assert placed.share_of_ceiling == max(placed.memory_share, placed.matrix_share)  # type: ignore[type-var]
@@ -122,6 +135,21 @@ def test_quantized_weights_are_counted_as_codes() -> None:
     assert 0.25 < codes / full < 0.35
 
 
+def test_a_workloads_phases_are_divided() -> None:
+    engine = engine_for(tiny("llama-tied"), num_pages=16)
+    engine.runner.watch = watch = StepWatch(engine.runner.device)
+    engine.generate([[5] * 20, [6] * 12], Sampling(max_tokens=6, ignore_eos=True))
+    engine.runner.watch = None
+    phases = phases_of(watch.steps)
+    found = divided_phases(EngineSteps(engine), hardware(), phases)
+    for before, after in zip(phases, found, strict=True):
+        assert (before.step_s, before.work) == (after.step_s, after.work)
+        assert sum(after.division.values()) == pytest.approx(after.step_s, rel=0.03)
+        assert after.num_kernels
+    too_many = replace(phases[1], work=replace(phases[1].work, rows=8.0, keys=800.0))
+    assert divided_phases(EngineSteps(engine), hardware(), [too_many]) == (too_many,)
+
+
 def test_the_context_is_the_one_asked_for() -> None:
     engine = engine_for(tiny("llama-tied"))
     seen = []
@@ -130,6 +158,21 @@ def test_the_context_is_the_one_asked_for() -> None:
         seen = [len(engine.scheduler.known_tokens((("profile", row), 0))) for row in range(2)]
     assert all(60 < length < 75 for length in seen)
     assert not engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("first", "context", "expected"),
+    [(100, 130, 100), (988, 1024, 954), (1000, 1030, 1024), (1024, 1060, 1024), (5000, 5040, 5000)],
+)
+def test_steps_stay_with_one_graph(first: int, context: int, expected: int) -> None:
+    """Decode graphs are made for lengths up to 1024, 4096, …"""
+    found = _of_one_graph(first, context, 70)
+    assert found == expected
+    key = [
+        next(b for b in (1024, 4096, 16384) if length <= b)
+        for length in range(found + 1, found + 71)
+    ]
+    assert len(set(key)) == 1
 
 
 def test_engines_answer_as_before_a_profile() -> None:

@@ -1,0 +1,115 @@
+"""What `ridgeline profile` runs: a model with an engine or the plain loop around it, at the sizes
+that were asked for, and why not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ridgeline.cli.bench_engine import prepared
+from ridgeline.cli.options import from_flags
+from ridgeline.errors import ContextLengthError, UsageError
+from ridgeline.formats.dtypes import dtype_name
+from ridgeline.hardware import Hardware
+from ridgeline.models.checkpoint import resolve_model
+from ridgeline.models.shapes import describe_shape, random_model
+from ridgeline.profiling.plain_stepping import NaiveSteps
+from ridgeline.profiling.stepping import EngineSteps, Stepping
+from ridgeline.progress import Progress
+from ridgeline.quantization import load_model
+from ridgeline.quantization.load import choose_dtype
+from ridgeline.recipe import Recipe, edited, field_table, flag, with_auto
+
+CONTEXT = 1024  # tokens, where none are named and the model has as many
+OF_THE_PLAIN_LOOP = ("dtype",)  # fields of a recipe that it obeys
+
+
+class Prompts(NamedTuple):
+    batch: int
+    length: int
+
+
+def check(args: argparse.Namespace) -> None:
+    if (args.model is None) == (args.shape is None):
+        raise UsageError("give a model, or --shape for one with random weights: one of the two")
+    for name in ("batch", "context", "steps"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} is {value}; give at least 1")
+    if args.context is not None and args.context < 2:
+        raise UsageError("--context is 1; a decode step follows a prompt; give at least 2")
+    if args.prefill is not None:
+        parse_prompts(args.prefill)
+    if args.loop == "naive":
+        check_plain(args)
+
+
+def check_plain(args: argparse.Namespace) -> None:
+    """The plain loop has a dtype; other flags would do nothing."""
+    asked = from_flags(args, Recipe)
+    for name in field_table():
+        if name not in OF_THE_PLAIN_LOOP and value_of(asked, name) != value_of(Recipe(), name):
+            raise UsageError(
+                f"{flag(name)} is for the engine; the plain loop obeys "
+                f"{', '.join(map(flag, OF_THE_PLAIN_LOOP))} alone; leave it out, or --loop naive"
+            )
+
+
+def value_of(recipe: Recipe, name: str) -> Any:
+    found: Any = recipe
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def parse_prompts(text: str) -> Prompts:
+    """`2048`, or `16x2048`."""
+    found = re.fullmatch(r"(?:(\d+)x)?(\d+)", text)
+    if found is None or not int(found[2]) or found[1] == "0":
+        raise UsageError(f"--prefill is {text!r}; give tokens of a prompt, as 2048, or 16x2048")
+    return Prompts(int(found[1] or 1), int(found[2]))
+
+
+def subject_of(
+    args: argparse.Namespace, hardware: Hardware, progress: Progress, notes: list[str]
+) -> Stepping:
+    if args.loop == "naive":
+        return plain_subject(args, hardware, progress)
+
+    def without_guesses(recipe: Recipe) -> Recipe:
+        if recipe.speculation.method == "none":
+            return recipe
+        notes.append("steps without guessed tokens: what those cost and give hangs on the text")
+        return replace(recipe, speculation=Recipe().speculation)
+
+    return EngineSteps(prepared(args, hardware, progress, without_guesses).engine)
+
+
+def plain_subject(args: argparse.Namespace, hardware: Hardware, progress: Progress) -> NaiveSteps:
+    recipe = from_flags(args, Recipe)
+    if args.shape is None:
+        path = resolve_model(args.model, progress=progress)
+        model = load_model(path, dtype=recipe.dtype, device=args.device, progress=progress)
+    else:
+        dtype = choose_dtype(recipe.dtype, describe_shape(args.shape).config, hardware)
+        model = random_model(args.shape, dtype, hardware.device)
+    dtype = model.embed.weight.dtype
+    filled = with_auto(recipe, model.config, dtype, hardware.device)
+    filled = edited(edited(filled, "dtype", dtype_name(dtype)), "kernels", "reference")
+    return NaiveSteps(model, edited(filled, "graphs", False))
+
+
+def sizes_of(args: argparse.Namespace, subject: Stepping) -> tuple[int, Prompts]:
+    """As asked; left open, what fits."""
+    longest = subject.recipe.limits.filled().max_context
+    context = args.context or min(CONTEXT, max(2, longest // 2))
+    if context > longest:
+        raise ContextLengthError(
+            f"--context is {context}; the model takes {longest} tokens; give at most {longest}"
+        )
+    if args.prefill is not None:
+        return context, parse_prompts(args.prefill)
+    return context, Prompts(1, min(context, longest - 2))

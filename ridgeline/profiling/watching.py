@@ -1,0 +1,105 @@
+"""Watching a few steps, to see how their time divides: by the clock of scopes on a CPU, by
+torch.profiler on a GPU, where what is captured as a graph is run once more launch by launch.
+
+    division, calls, documents = watched(subject, step, step_s)
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ridgeline.profiling.device_division import Label, divide_device, labelled
+from ridgeline.profiling.division import Division
+from ridgeline.profiling.host_division import Window, divide_host
+from ridgeline.profiling.scopes import Call, ClockMarks, Scopes, TraceMarks
+from ridgeline.profiling.stepping import Step, Stepping
+from ridgeline.profiling.trace import read_trace
+from ridgeline.profiling.tracing import traced, with_names
+
+WATCHED = 5  # steps that are watched
+MOST_STEPS = 3 * WATCHED + 2  # that `watched` runs
+
+
+Watched = tuple[Division, list[Call], tuple[dict[str, Any], ...]]  # calls of one step; traces
+
+
+def watched(subject: Stepping, step: Step, step_s: float) -> Watched:
+    """`step_s` is what a step takes when nobody watches."""
+    watch = _watch_host if subject.device.type == "cpu" else _watch_device
+    return watch(subject, step, step_s)
+
+
+def _watch_host(subject: Stepping, step: Step, step_s: float) -> Watched:
+    """By the clock; then once more by torch.profiler, for the file of the trace."""
+    marks = ClockMarks()
+    scopes = Scopes(subject.model, marks)
+    windows: list[Window] = []
+    first: list[Call] = []
+    subject.noting(scopes.notes)
+    try:
+        with scopes.watching():
+            for _ in range(WATCHED):
+                begin = time.perf_counter()
+                step()
+                windows.append((begin, time.perf_counter()))
+                first = first or list(scopes.calls)
+    finally:
+        subject.noting(None)
+    plain = subject.loop == "naive"
+    division = divide_host(marks.spans, scopes.calls, windows, step_s, plain)
+    document, traced_scopes = _traced_steps(subject, step, 2, scoped=True)
+    return division, first, (_named(document, traced_scopes),)
+
+
+def _watch_device(subject: Stepping, step: Step, step_s: float) -> Watched:
+    """Steps as they run; where they are graphs, also launch by launch under scopes."""
+    replays = subject.by_hand(False)
+    document, scopes = _traced_steps(subject, step, WATCHED, scoped=not replays)
+    trace = read_trace(document)
+    labels: list[Label] = []
+    documents = [_named(document, scopes)]
+    if any(event.in_graph for event in trace.events):
+        subject.by_hand(True)
+        try:
+            by_hand, scopes = _traced_steps(subject, step, 2, scoped=True)
+        finally:
+            subject.by_hand(False)
+        labels = labelled(read_trace(by_hand))
+        documents.append(_named(by_hand, scopes))
+    elif replays:  # graphs there are, but not for this step
+        document, scopes = _traced_steps(subject, step, WATCHED, scoped=True)
+        trace, documents = read_trace(document), [_named(document, scopes)]
+    division = divide_device(trace, labels, scopes.calls, step_s)
+    return division, _last_step(scopes), tuple(documents)
+
+
+def _traced_steps(
+    subject: Stepping, step: Step, num_steps: int, scoped: bool
+) -> tuple[dict[str, Any], Scopes]:
+    """The trace of some steps, with the model's scopes in it or without."""
+    scopes = Scopes(subject.model, TraceMarks())
+    if not scoped:
+        return traced(step, num_steps, subject.device), scopes
+    subject.noting(scopes.notes)
+    begins: list[int] = []
+
+    def noted() -> None:
+        begins.append(len(scopes.calls))
+        step()
+
+    try:
+        with scopes.watching():
+            document = traced(noted, num_steps, subject.device)
+    finally:
+        subject.noting(None)
+    scopes.first_of_step = begins
+    return document, scopes
+
+
+def _named(document: dict[str, Any], scopes: Scopes) -> dict[str, Any]:
+    return with_names(document, [call.name for call in scopes.calls])
+
+
+def _last_step(scopes: Scopes) -> list[Call]:
+    return scopes.calls[scopes.first_of_step[-1] if scopes.first_of_step else 0 :]

@@ -1,0 +1,131 @@
+"""Profiles on a GPU: every kernel has its op, inside graphs too, and the parts add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import engine_for
+
+from ridgeline.cli import main
+from ridgeline.engine import Sampling
+from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.models import Transformer, build_model, fill_random
+from ridgeline.models.shapes import describe_shape
+from ridgeline.profiling.division import UNKNOWN
+from ridgeline.profiling.model_profile import StepProfile, profile_decode, profile_prefill
+from ridgeline.profiling.plain_stepping import NaiveSteps
+from ridgeline.profiling.stepping import EngineSteps
+from ridgeline.recipe import Recipe, with_auto
+
+LAYERS = 4
+
+
+@pytest.fixture(scope="module")
+def hardware() -> Hardware:
+    return measure(detect("cuda"), {"read_bandwidth", "matrix_bf16"})
+
+
+def model() -> Transformer:
+    config = describe_shape("llama-3.2-1b", num_layers=LAYERS).config
+    return fill_random(build_model(config, torch.bfloat16, "cuda"))
+
+
+def engine(**recipe: Any) -> Any:
+    about: dict[str, Any] = {"budget": 2048, "max_batch": 32, "num_pages": 600, "page_size": 64}
+    return engine_for(model(), **about, **recipe)
+
+
+def assert_divided(found: StepProfile) -> None:
+    assert sum(found.division.parts.values()) == pytest.approx(found.step_s, rel=0.03)
+    assert min(found.division.parts.values()) >= 0.0
+    unknown = sum(op.seconds for op in found.division.ops if op.name == UNKNOWN)
+    assert unknown <= 0.03 * found.step_s, [k.name for op in found.division.ops for k in op.kernels]
+    named = {op.name: op for op in found.division.ops}
+    for name in ("qkv", "out"):
+        assert named[f"layers.*.attn.{name}"].num_calls == LAYERS
+    assert named["layers.*.mlp.down"].num_kernels >= LAYERS
+    assert found.division.parts["attention"] > 0
+    assert "head" in named
+    assert "sampling" in named
+
+
+@pytest.mark.parametrize("batch", [1, 5, 32])
+@pytest.mark.parametrize("graphs", [True, False])
+def test_decode(hardware: Hardware, graphs: bool, batch: int) -> None:
+    found = profile_decode(
+        EngineSteps(engine(graphs=graphs)), hardware, batch=batch, context=512, num_steps=20
+    )
+    assert_divided(found)
+    assert found.share_of_limit is not None
+    assert 0.05 < found.share_of_limit <= 1.05
+    in_graphs = not any("launch by launch" in note for note in found.division.notes)
+    assert in_graphs, found.division.notes
+    if graphs:
+        assert found.division.parts["gaps"] < 0.5 * found.step_s
+
+
+def test_graphs_take_gaps_away(hardware: Hardware) -> None:
+    both = [
+        profile_decode(EngineSteps(engine(graphs=graphs)), hardware, context=256, num_steps=20)
+        for graphs in (True, False)
+    ]
+    waits = [found.division.gaps_s + found.division.host_s for found in both]
+    assert waits[0] < waits[1]
+    busy = [found.division.busy_s for found in both]
+    assert busy[0] == pytest.approx(busy[1], rel=0.3)
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 100), (2, 1024), (3, 1500)])
+def test_prefill(hardware: Hardware, batch: int, length: int) -> None:
+    """In a graph, in one step without, and in several."""
+    found = profile_prefill(
+        EngineSteps(engine()), hardware, batch=batch, length=length, num_steps=4
+    )
+    assert sum(found.division.parts.values()) == pytest.approx(found.step_s, rel=0.03)
+    assert found.division.parts["matrices"] > 0.2 * found.division.busy_s
+
+
+@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4-g128"])
+def test_schemes(hardware: Hardware, scheme: str) -> None:
+    found = profile_decode(
+        EngineSteps(engine(scheme=scheme)), hardware, batch=4, context=300, num_steps=10
+    )
+    assert_divided(found)
+    product = next(p for p in found.placed if p.op.name == "layers.*.mlp.gate_up")
+    assert product.memory_share is not None
+    assert product.memory_share < 1.1
+
+
+def test_the_plain_loop(hardware: Hardware) -> None:
+    plain = model()
+    recipe = with_auto(Recipe(kernels="reference"), plain.config, torch.bfloat16, "cuda:0")
+    found = profile_decode(NaiveSteps(plain, recipe), hardware, context=300, num_steps=10)
+    assert sum(found.division.parts.values()) == pytest.approx(found.step_s, rel=0.03)
+    assert found.division.parts["attention"] > 0
+    assert found.division.num_kernels > 10 * LAYERS
+
+
+def test_answers_are_the_same_afterwards(hardware: Hardware) -> None:
+    used = engine()
+    prompt, sampling = [[7, 8, 9] * 8], Sampling(max_tokens=6, ignore_eos=True)
+    before = used.generate(prompt, sampling)[0].tokens
+    profile_decode(EngineSteps(used), hardware, batch=8, context=100, num_steps=5)
+    assert used.generate(prompt, sampling)[0].tokens == before
+    assert not used.runner.graphs.by_hand
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.json"
+    command = ["profile", "--shape", "smollm2-135m", "--context", "200", "--prefill", "300"]
+    command += ["--max-batch", "8", "--memory-share", "0.2", "--steps", "10", "--json"]
+    assert main([*command, "--trace", str(trace), "--save", str(tmp_path), "--counters"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert trace.stat().st_size <= 50_000_000
+    record = json.loads(Path(found["record"]).read_text())
+    if record["clocks"] is not None:
+        assert record["clocks"]["num_samples"] >= 1
+    assert found["counters"] is not None or any("counters" in note for note in found["notes"])

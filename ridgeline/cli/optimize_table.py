@@ -16,12 +16,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.cli.plots import FILLS, MARKS, PARTS, STYLES, axis, bar, roofline_plot, said, stack
+from ridgeline.cli.plots import MARKS, STYLES, axis, bar, key, roofline_plot, said, stack
 from ridgeline.hardware.units import human, human_bytes, percent
 from ridgeline.ladder import summary
-from ridgeline.ladder.outcome import Climb, CurvePoint, MemoryItem, Quality, RungOutcome, Speedup
-from ridgeline.ladder.report_sections import roof_dots, roofs_of, step_of
-from ridgeline.profiling.drawing import Rise
+from ridgeline.ladder.outcome import Climb, CurvePoint, Quality, RungOutcome, Speedup
+from ridgeline.ladder.report_sections import memory_bars, roof_dots, roofs_of, step_of
+from ridgeline.profiling.drawing import Part, Rise
+from ridgeline.profiling.drawing.bars import part_colours
 from ridgeline.profiling.drawing.roofline import digits
 from ridgeline.profiling.drawing.scales import Scale, spanning
 from ridgeline.profiling.drawing.waterfall import SYMBOLS, waterfall_scale, waterfall_starts
@@ -200,30 +201,26 @@ def _wait(point: CurvePoint | None) -> str:
 
 
 def _memory(climb: Climb, width: int) -> RenderableType | None:
-    both = {"before": climb.before.memory, "after": climb.after.memory}
-    sides = {name: {item.name: item for item in items} for name, items in both.items() if items}
-    parts = list(dict.fromkeys(part for known in sides.values() for part in known))
-    sizes = {
-        name: [known[part].num_bytes if part in known else 0 for part in parts]
-        for name, known in sides.items()
-    }
-    longest = max(map(sum, sizes.values()), default=0)
+    bars = memory_bars(climb)
+    colours = part_colours(bars)
+    longest = max((sum(part.value for part in each.parts) for each in bars), default=0.0)
     if not longest:
         return None
-    bars = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for name, values in sizes.items():
-        bars.add_row(name, stack(values, longest, 2 * width), human_bytes(sum(values)))
-    table = _plain_table("", *sides, "", numbers=range(1, 1 + len(sides)))
-    for index, part in enumerate(parts):
-        key = Text().append(f"{FILLS[index % len(FILLS)]} ", PARTS[index % len(PARTS)])
-        found = [known.get(part) for known in sides.values()]
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for each in bars:
+        parts = [(part.value, colours[part.name]) for part in each.parts]
+        total = human_bytes(round(sum(value for value, _ in parts)))
+        drawn.add_row(each.name, stack(parts, longest, 2 * width), total)
+    table = _plain_table("", *(each.name for each in bars), "", numbers=range(1, 1 + len(bars)))
+    for name, colour in colours.items():
+        found = [next((part for part in own.parts if part.name == name), None) for own in bars]
         meaning = next((each.meaning for each in reversed(found) if each is not None), "")
-        table.add_row(key.append_text(said(part)), *map(_size, found), said(meaning, "dim"))
-    return Group(bars, table)
+        table.add_row(key(colour).append_text(said(name)), *map(_size, found), said(meaning, "dim"))
+    return Group(drawn, table)
 
 
-def _size(item: MemoryItem | None) -> str:
-    return summary.NONE if item is None else human_bytes(item.num_bytes)
+def _size(part: Part | None) -> str:
+    return summary.NONE if part is None else human_bytes(round(part.value))
 
 
 def _quality(climb: Climb) -> RenderableType:

@@ -51,16 +51,22 @@ def axis(scale: Scale, width: int, read: Callable[[float], str]) -> Text:
     return Text("".join(line), style="dim")
 
 
-def stack(values: Sequence[float], longest: float, width: int) -> Text:
-    """Parts of one bar; each has its own fill and colour."""
-    line, reached, column = Text(), 0.0, 0
-    for index, value in enumerate(values):
+def stack(parts: Sequence[tuple[float, int | None]], longest: float, width: int) -> Text:
+    """One bar of values and the numbers of their colours; one without a colour is too small."""
+    line, reached = Text(), 0.0
+    for value, colour in parts:
         reached += value
-        until = round(reached / longest * width)
-        style = PARTS[index % len(PARTS)]
-        line.append(FILLS[index % len(FILLS)] * (until - column), style=style)
-        column = max(column, until)
+        missing = round(reached / longest * width) - len(line)
+        if colour is not None and missing > 0:
+            line.append(FILLS[colour] * missing, style=PARTS[colour])
     return line
+
+
+def key(colour: int | None) -> Text:
+    """What marks a part in a list."""
+    if colour is None:
+        return Text("  ")
+    return Text().append(f"{FILLS[colour]} ", style=PARTS[colour])
 
 
 def roofline_plot(dots: Sequence[Dot], roofs: Roofs | None, width: int = 72) -> Text | None:

@@ -161,15 +161,19 @@ def _series(climb: Climb, key: str) -> list[Series]:
 
 
 def memory_section(climb: Climb) -> Section | None:
-    if not climb.before.memory and not climb.after.memory:
+    bars = memory_bars(climb)
+    if not bars:
         return None
-    bars = [
+    body = stacked_bars(bars, lambda value: human_bytes(round(value)), whole="in all")
+    return Section("memory", "Memory plan", body, "What the device's memory holds, by the plan.")
+
+
+def memory_bars(climb: Climb) -> list[Bar]:
+    return [
         Bar(name, [Part(item.name, item.num_bytes, item.meaning) for item in side.memory])
         for name, side in _sides(climb)
         if side.memory
     ]
-    body = stacked_bars(bars, lambda value: human_bytes(round(value)), whole="in all")
-    return Section("memory", "Memory plan", body, "What the device's memory holds, by the plan.")
 
 
 def quality_section(climb: Climb) -> Section:

@@ -41,10 +41,9 @@ def headline(climb: Climb) -> str:
     if not kept(climb):
         word = "kept" if climb.rungs else "tried"
         return f"Nothing was {word}: {before} {unit(climb)}, as before"
-    gain = climb.total.value if climb.total else _ratio(climb)
-    if gain is None:
-        return f"{after} {unit(climb)} instead of {before}"
-    return f"{times(gain)} the speed: {after} {unit(climb)} instead of {before}"
+    if climb.total is None:
+        return f"About {times(kept_product(climb))} the speed, by the changes kept one by one"
+    return f"{times(climb.total.value)} the speed: {after} {unit(climb)} instead of {before}"
 
 
 def unit(climb: Climb) -> str:
@@ -57,9 +56,9 @@ def is_of_tokens(climb: Climb) -> bool:
     return climb.unit == "tokens/s"
 
 
-def _ratio(climb: Climb) -> float | None:
-    before = climb.before.figures.output_tokens_per_s
-    return climb.after.figures.output_tokens_per_s / before if before > 0 else None
+def kept_product(climb: Climb) -> float:
+    """What the kept changes came to, each measured against the one before."""
+    return math.prod(rung.achieved.value for rung in kept(climb) if rung.achieved is not None)
 
 
 def kept(climb: Climb) -> list[RungOutcome]:
@@ -158,6 +157,8 @@ def facts(climb: Climb) -> list[str]:
     found = []
     if climb.total is not None:
         found.append(f"95% interval {climb.total.low:.2f} to {climb.total.high:.2f}×")
+    elif kept(climb):
+        found.append("before and after were not measured in the same rounds")
     found += [text for text in (quality_in_words(climb),) if text]
     count = f"{len(kept(climb))} of {len(climb.rungs)} changes kept"
     return [*found, f"{count} in {duration(climb.seconds)}"]
@@ -251,4 +252,6 @@ def shell(command: tuple[str, ...]) -> str:
 def device_in_words(hardware: Mapping[str, Any]) -> str:
     name = str(hardware.get("name", "unknown device"))
     threads = hardware.get("num_threads")
-    return f"{name}, {threads} threads" if threads else name
+    if not isinstance(threads, int) or threads < 1:
+        return name
+    return f"{name}, {threads} thread{'s' if threads > 1 else ''}"

@@ -70,6 +70,7 @@ def arguments(verb: str, folder: Path) -> list[str]:
         "eval": ["eval", str(folder), "--text", str(folder / "config.json"), *device],
         "generate": ["generate", str(folder), "hello", "--max-tokens", "3", *device],
         "profile": ["profile", str(folder), "--context", "40", "--steps", "2", *device],
+        "report": ["report", "accuracy"],
         "quantize": ["quantize", str(folder), "--scheme", "int8", *quantized(folder), *device],
     }[verb]
 

@@ -161,6 +161,18 @@ def test_figures_that_cannot_be_drawn_are_still_told() -> None:
     assert tree(waterfall([])).one("tbody").children == []
 
 
+def test_an_interval_that_says_little_hides_nothing() -> None:
+    """It goes to the edge, open, and the bars keep their room."""
+    unsure = Step("unsure", "", "kept", True, Rise(1.1, 0.01, 90.0), rise(1.2))
+    figure = tree(waterfall([unsure, STEPS[0]]))
+    widths = [right - left for _, left, right in rises(figure)]
+    assert max(widths) > 30
+    whisker = figure.one("tbody").all("g", "whisker")[0]
+    assert [whisker.children[0].attributes[key] for key in ("x1", "x2")] == ["0%", "100%"]
+    assert len(whisker.children) == 1
+    assert "0.01 to 90.00" in figure.text
+
+
 def test_times() -> None:
     assert [times(value) for value in (0.714, 1.9, 12.34, 120.0)] == [
         "0.71×",
@@ -262,11 +274,13 @@ def test_parts_add_up_on_one_scale() -> None:
     ]
     figure = tree(stacked_bars(bars, lambda value: f"{value:g} B", whole="in all"))
     widths = [
-        [share(part.attributes["width"]) for part in svg.all("rect")]
+        [share(part.attributes["width"]) for part in svg.all("rect", "part")]
         for svg in figure.all("svg", "stack")
     ]
     assert widths == [[60.0, 20.0], [20.0, 75.0, 5.0]]
-    lefts = [share(part.attributes["x"]) for part in figure.all("svg", "stack")[1].all("rect")]
+    lefts = [
+        share(part.attributes["x"]) for part in figure.all("svg", "stack")[1].all("rect", "part")
+    ]
     assert lefts == [0.0, 20.0, 95.0]
     looks = [
         part.attributes["class"] for part in figure.all("rect") if "data-key" in part.attributes
@@ -276,9 +290,27 @@ def test_parts_add_up_on_one_scale() -> None:
     assert "100 B" in figure.text
     assert "codes" in figure.text
     alike = tree(stacked_bars(bars, str, are_shares=True)).all("svg", "stack")
-    assert [share(part.attributes["width"]) for part in alike[0].all("rect")] == [75.0, 25.0]
+    assert [share(part.attributes["width"]) for part in alike[0].all("rect", "part")] == [
+        75.0,
+        25.0,
+    ]
     assert tree(stacked_bars([], human_bytes)).one("figure")
     assert not tree(stacked_bars([Bar("b", [Part("x", 0.0)])], str)).all("svg", "stack")
+
+
+def test_small_parts_take_no_colour_from_large_ones() -> None:
+    small = [Part(f"small {number}", 0.1) for number in range(9)]
+    figure = tree(
+        stacked_bars([Bar("b", [Part("weights", 500.0), *small, Part("KV", 400.0)])], str)
+    )
+    drawn = figure.one("svg", "stack").all("rect", "part")
+    assert [part.attributes["data-key"] for part in drawn] == ["weights", "KV"]
+    assert len({part.attributes["class"] for part in drawn}) == 2
+    assert len(figure.all("rect", "none")) == 9
+    assert "small 8" in figure.text
+    many = tree(stacked_bars([Bar("b", [Part(str(n), 10.0 - n) for n in range(10)])], str))
+    looks = [part.attributes["class"] for part in many.one("svg", "stack").all("rect", "part")]
+    assert len(looks) == len(set(looks)) == 7
 
 
 def test_curves_go_through_their_points() -> None:

@@ -6,14 +6,14 @@ stacked_bars([Bar("after", (Part("weights", 8.1e9, "int8 codes and scales"),))],
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.profiling.drawing.marks import NUM_PARTS, swatch
-from ridgeline.profiling.drawing.markup import Markup, element, join
+from ridgeline.profiling.drawing.markup import Markup, element
 from ridgeline.profiling.drawing.tables import Column, table
 
-LEAST_SHARE = 0.002  # of the longest bar: less is not drawn, and stands in the table
+LEAST_SHARE = 0.004  # of its bar: what is less is not drawn, and stands in the table
 
 
 @dataclass(frozen=True)
@@ -40,28 +40,45 @@ def stacked_bars(
     their meaning. `whole` names the sum's row ("in all"). Bars have one scale; with `are_shares`
     all are equally long, for things whose sums are not to be compared.
     """
-    names = list(dict.fromkeys(part.name for bar in bars for part in bar.parts))
+    colours = part_colours(bars)
     longest = max((_sum(bar) for bar in bars), default=0.0)
     lengths = [_sum(bar) if are_shares else longest for bar in bars]
     drawn = [
-        _bar(bar, names, length, read)
+        _bar(bar, colours, length, read)
         for bar, length in zip(bars, lengths, strict=True)
         if length > 0
     ]
-    return element("figure", *drawn, _table(bars, names, read, whole), class_="bars")
+    return element("figure", *drawn, _table(bars, colours, read, whole), class_="bars")
+
+
+def part_colours(bars: Sequence[Bar]) -> dict[str, int | None]:
+    """The number of each part's colour, in the order of the parts; None for those that are too
+    small to be seen, and beyond as many as can be told apart.
+    """
+    shares: dict[str, float] = {}
+    for bar in bars:
+        for part in bar.parts:
+            share = part.value / (_sum(bar) or 1.0)
+            shares[part.name] = max(share, shares.get(part.name, 0.0))
+    largest = sorted(shares, key=lambda name: -shares[name])[:NUM_PARTS]
+    seen = [name for name in shares if name in largest and shares[name] >= LEAST_SHARE]
+    return {name: seen.index(name) if name in seen else None for name in shares}
 
 
 def _sum(bar: Bar) -> float:
     return sum(part.value for part in bar.parts if math.isfinite(part.value))
 
 
-def _bar(bar: Bar, names: Sequence[str], longest: float, read: Callable[[float], str]) -> Markup:
-    pieces, start = [], 0.0
+def _bar(
+    bar: Bar, colours: Mapping[str, int | None], length: float, read: Callable[[float], str]
+) -> Markup:
+    whole = f"{100 * _sum(bar) / length:.3f}%"
+    pieces, start = [element("rect", class_="rest", width=whole, height=30)], 0.0
     for part in bar.parts:
-        share = part.value / longest
-        if share >= LEAST_SHARE:
-            pieces.append(_piece(part, names.index(part.name), start, share, read))
-            start += share
+        share, colour = part.value / length, colours[part.name]
+        if colour is not None and share > 0:
+            pieces.append(_piece(part, colour, start, share, read))
+        start += share
     said = ", ".join(f"{part.name} {read(part.value)}" for part in bar.parts)
     label = f"{bar.name}: {said}"
     head = element("span", bar.name) + " " + element("b", read(_sum(bar)))
@@ -70,32 +87,31 @@ def _bar(bar: Bar, names: Sequence[str], longest: float, read: Callable[[float],
 
 
 def _piece(
-    part: Part, index: int, start: float, share: float, read: Callable[[float], str]
+    part: Part, colour: int, start: float, share: float, read: Callable[[float], str]
 ) -> Markup:
     text = f"{part.name}: {read(part.value)}"
     return element(
-        "rect", element("title", text), class_=f"part p{index % NUM_PARTS}",
+        "rect", element("title", text), class_=f"part p{colour}",
         x=f"{100 * start:.3f}%", width=f"{100 * share:.3f}%", height=30, data_key=part.name,
     )  # fmt: skip
 
 
 def _table(
-    bars: Sequence[Bar], names: Sequence[str], read: Callable[[float], str], whole: str
+    bars: Sequence[Bar],
+    colours: Mapping[str, int | None],
+    read: Callable[[float], str],
+    whole: str,
 ) -> Markup:
     columns = [Column("part"), *(Column(bar.name, is_number=True) for bar in bars), Column("")]
     rows: list[list[Markup | str]] = []
-    for index, name in enumerate(names):
+    for name, colour in colours.items():
         found = [next((part for part in bar.parts if part.name == name), None) for bar in bars]
         meaning = next((part.meaning for part in reversed(found) if part and part.meaning), "")
         values = ["–" if part is None else read(part.value) for part in found]
-        rows.append([swatch(index) + " " + name, *values, meaning])
+        rows.append([swatch(colour) + " " + name, *values, meaning])
     if whole:
         total = [element("b", read(_sum(bar))) for bar in bars]
         rows.append([element("b", whole), *total, ""])
-    return table(columns, rows, "Parts of " + " and ".join(bar.name for bar in bars), keys=names)
-
-
-def legend(names: Sequence[str]) -> Markup:
-    """Parts by their colours, in a line, for bars that have no table."""
-    items = [element("li", swatch(index), " ", name) for index, name in enumerate(names)]
-    return element("ul", join(items), class_="legend")
+    return table(
+        columns, rows, "Parts of " + " and ".join(bar.name for bar in bars), keys=list(colours)
+    )

@@ -17,7 +17,7 @@ SHAPES = (
     "M0 5.8 5.8-4.6h-11.6Z",  # triangle on its head
     "M-1.9-5.6h3.8v3.7h3.7v3.8h-3.7v3.7h-3.8v-3.7h-3.7v-3.8h3.7Z",  # cross
 )
-NUM_PARTS = 7  # colours of parts; after them they begin again
+NUM_PARTS = 7  # colours of parts
 
 
 def mark(series: int, hollow: bool = False, scale: float = 1.0) -> Markup:
@@ -39,8 +39,10 @@ def inline_line(series: int, hollow: bool = False) -> Markup:
     return element("svg", drawn, class_="key wide", viewBox="-15 -8 30 16", aria_hidden="true")
 
 
-def swatch(part: int) -> Markup:
-    square = element("rect", class_=f"part p{part % NUM_PARTS}", width=12, height=12, rx=2)
+def swatch(part: int | None) -> Markup:
+    """An empty one for a part that has no colour."""
+    look = "part none" if part is None else f"part p{part}"
+    square = element("rect", class_=look, x=0.5, y=0.5, width=11, height=11, rx=2)
     return element("svg", square, class_="key", viewBox="0 0 12 12", aria_hidden="true")
 
 

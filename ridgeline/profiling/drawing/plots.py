@@ -73,10 +73,12 @@ def cell_axis(scale: Scale, ticks: Sequence[float], read: Callable[[float], str]
 
 
 def whisker(scale: Scale, low: float, high: float, offset: float, look: str) -> Markup:
-    """An interval with ends, `offset` pixels below the middle of the cell."""
+    """An interval, `offset` pixels below the middle of the cell. An end that lies outside the scale
+    is open: the line goes to the edge.
+    """
     first, last = scale.percent(low), scale.percent(high)
     parts = [element("line", x1=first, x2=last, y1="50%", y2="50%")]
-    for x in (first, last):
+    for x in (scale.percent(end) for end in (low, high) if scale.low <= end <= scale.high):
         end = element("line", x1=0, x2=0, y1=-3, y2=3)
         parts.append(element("svg", end, x=x, y="50%", overflow="visible"))
     return element("g", *parts, class_=f"whisker {look}", transform=f"translate(0 {offset})")

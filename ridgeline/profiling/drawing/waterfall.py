@@ -23,6 +23,7 @@ SYMBOLS = {
     "not reached": "…",
 }
 THICK = 9  # pixels of a bar
+REACH = 1.6  # times beyond the bars: further ends of intervals are cut off
 APART = 6.5  # of a bar's middle from the row's
 
 
@@ -103,14 +104,18 @@ def waterfall_starts(steps: Sequence[Step]) -> list[float]:
 
 
 def waterfall_scale(steps: Sequence[Step], starts: Sequence[float], total: Rise | None) -> Scale:
-    values = [1.0]
+    """Over all bars. Intervals widen it by REACH at most: one that says little hides nothing."""
+    values, ends = [1.0], [1.0]
     for step, start in zip(steps, starts, strict=True):
         for rise in (step.predicted, step.achieved):
             if rise is not None and rise.is_drawable:
-                values += [start * rise.low, start * rise.high, start * rise.value]
+                values.append(start * rise.value)
+                ends += [start * rise.low, start * rise.high]
     if total is not None and total.is_drawable:
-        values += [total.low, total.high]
-    return spanning(values, least=1.5, room=1.06)
+        values.append(total.value)
+        ends += [total.low, total.high]
+    low, high = min(values) / REACH, max(values) * REACH
+    return spanning([*values, *(min(high, max(low, end)) for end in ends)], least=1.5, room=1.06)
 
 
 def _row(step: Step, start: float, scale: Scale, ticks: Sequence[float]) -> Markup:

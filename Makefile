@@ -41,6 +41,7 @@ $(READY): pyproject.toml constraints.txt constraints-triton.txt
 demo: $(NEEDS)
 	$(RUN) -m ridgeline hardware
 	$(RUN) -m ridgeline generate demo "Why is the sky blue? Answer in two sentences." --max-tokens 96
+	$(RUN) -m ridgeline optimize demo --out demo-optimized --budget 4m --resume
 
 test: lint browser
 	$(RUN) -m pytest -n 2 --dist loadfile tests/cpu

@@ -43,8 +43,8 @@ VERBS = {
     "kernels": "the kernel library: list, check, compile for chips that are not here",
     "profile": "where the time of each step goes, what bounds it, and what to change next",
     "quantize": "a smaller checkpoint, with its quality measured against the original",
-    "optimize": "the main job: climb the ladder, keep what is faster and still right, prove it",
     "report": "a saved climb drawn again, and how good predictions usually are",
+    "optimize": "the main job: climb the ladder, keep what is faster and still right, prove it",
     "bench": "kernels timed beside this machine's ceilings and torch's own ways",
 }
 

@@ -64,6 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "throughput on a GPU, cpu on a CPU)",
     )
     parser.add_argument(
+        "--output-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="tokens made for each prompt of a file of prompts (default: %(default)s)",
+    )
+    parser.add_argument(
         "--budget",
         metavar="TIME",
         help="as 10m: rungs with the largest predicted gain first; what is left out is not reached",
@@ -167,6 +174,7 @@ def asked_order(args: argparse.Namespace) -> Order:
         args.out or Path(f"{Path(args.model or args.shape or 'model').stem}-optimized"),
         args.goal,
         args.workload,
+        args.output_tokens,
         bounds,
         quality,
         asked_measured(args),

@@ -11,7 +11,6 @@ side; the faster one repeats it. Where both do not fit at once, each is loaded i
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -21,8 +20,9 @@ from typing import Any, Self
 
 from ridgeline.data.workload import Workload
 from ridgeline.hardware import Hardware
-from ridgeline.hardware.clocks import Clocks, read_clocks
+from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.detection import available_memory
+from ridgeline.kernels.extension import find_nvcc
 from ridgeline.ladder.judging import Measured
 from ridgeline.ladder.outcome import CurvePoint, Figures, Goal, Quality, Speedup
 from ridgeline.ladder.part import MAX_REPEATS, Part, first_part
@@ -40,6 +40,7 @@ ROUND_S = 1.5
 LOAD_LIMIT_S, WORK_LIMIT_S, JUDGE_LIMIT_S = 600.0, 180.0, 1800.0
 OPEN_ROUNDS = 3
 LARGEST_SHARE = 0.95  # of what is free, for one of two
+CURVE_S = 6.0
 CURVE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -93,13 +94,18 @@ class Processes:
         self.subject, self.workload, self.goal, self.hardware = subject, workload, goal, hardware
         self.work, self.round_s = work, round_s
         self.measured, self.bounds = measured or Measured(), bounds
-        self.clocks: Clocks | None = None  # while something ran
+        self.clocks: Clocks | None = None  # while rounds ran last
         self._running: dict[str, Running] = {}
         self._used: dict[str, Part] = {}  # in the last comparison of a state
         self._judge: Process | None = None
         self._spare: Process | None = None
         self._numbers = count()
         self._one_at_a_time = False  # two were found not to fit
+        self._builder: Process | None = None
+        if subject.device != "cpu" and find_nvcc() is not None:
+            # What a later rung needs is built meanwhile; there it waits until that is done.
+            self._builder = self._new_process()
+            self._builder.begin("build")
         self._workload_file = work / "workload.json"
         write_workload(workload, self._workload_file)
 
@@ -119,12 +125,18 @@ class Processes:
             return self._in_turns(before, after)
         parts = self._parts(first, second)
         self._used |= {before.key: parts[0], after.key: parts[1]}
+        with ClockSampler(self.hardware) as sampler:
+            found = self._rounds((first, second), parts, enough)
+        self.clocks = sampler.median or self.clocks
+        return found
+
+    def _rounds(
+        self, sides: tuple[Running, Running], parts: tuple[Part, Part], enough: Enough
+    ) -> Speedup:
         rates: tuple[list[float], list[float]] = ([], [])
         while True:
-            turns = list(zip((first, second), parts, rates, strict=True))
+            turns = list(zip(sides, parts, rates, strict=True))
             number = len(rates[0])
-            if number == 1:
-                self._watch_clocks()
             for side, part, kept in turns if number % 2 == 0 else reversed(turns):
                 kept.append(side.round(part))
             if number and enough(found := speedup_of(*rates)):
@@ -139,7 +151,7 @@ class Processes:
         parts: dict[str, Part] = {}
         few, rest = MIN_ROUNDS // 2 + 1, MIN_ROUNDS // 2
         for state, rounds in ((after, few), (before, MIN_ROUNDS), (after, rest)):
-            self._let_go()
+            self.let_go()
             running = self._ensure(state)
             part = parts.setdefault(state.key, running.part)
             self._used[state.key] = part
@@ -205,7 +217,8 @@ class Processes:
     def curve(self, state: State) -> tuple[CurvePoint, ...]:
         running = self._ensure(state)
         batches = [batch for batch in CURVE_BATCHES if batch <= self._largest_batch(state)]
-        found = running.process.ask("curve", batches=batches, limit_s=WORK_LIMIT_S)
+        asked = {"batches": batches, "seconds": CURVE_S}
+        found = running.process.ask("curve", **asked, limit_s=WORK_LIMIT_S)
         return tuple(CurvePoint(**point) for point in found["points"])
 
     def judge(self, state: State) -> Quality:
@@ -225,7 +238,7 @@ class Processes:
         except WorkerError as error:
             if error.kind != "memory" or not self._running:
                 raise
-        self._let_go()  # those that were measured make room, and are loaded again when needed
+        self.let_go()  # those that were measured make room, and are loaded again when needed
         return self._ask_judge(asked)
 
     def _ask_judge(self, asked: dict[str, Any]) -> Quality:
@@ -242,7 +255,7 @@ class Processes:
         assert scheme is not None, "a state that is calibrated has a scheme"
         folder = self.work / f"{scheme}-{dtype}"
         if not (folder / "config.json").is_file():
-            self._let_go()
+            self.let_go()
             about = {"path": str(self.subject.path), "device": self.subject.device}
             about |= {"scheme": scheme, "dtype": dtype, "folder": str(folder)}
             with self._new_process() as process:
@@ -259,8 +272,10 @@ class Processes:
             process.ask("write", **about, limit_s=JUDGE_LIMIT_S)
 
     def _ensure(self, state: State) -> Running:
-        """Loaded and warm."""
-        if state.key not in self._running:
+        """Loaded and warm; again, if its process has ended meanwhile."""
+        running = self._running.get(state.key)
+        if running is None or not running.process.is_alive:
+            self._running.pop(state.key, None)
             try:
                 self._running[state.key] = self._start(state)
             except WorkerError as error:
@@ -275,7 +290,7 @@ class Processes:
         self._spare = None
         if self.subject.device != "cpu":  # cores are free: the next one imports meanwhile
             self._spare = self._new_process()
-        spec = self._spec(state, alone=not self._running)
+        spec = self._spec(state)
         try:
             about = process.ask("load", spec=spec.to_json(), limit_s=LOAD_LIMIT_S)
             at_once = self._at_once(state)
@@ -287,10 +302,8 @@ class Processes:
             raise
         return Running(state, process, Seen.of_worker(about), Part.from_json(warm["part"]), at_once)
 
-    def _spec(self, state: State, alone: bool) -> Spec:
-        limits = replace(
-            state.recipe.limits, max_context=self.context, memory_share=self._share(alone)
-        )
+    def _spec(self, state: State) -> Spec:
+        limits = replace(state.recipe.limits, max_context=self.context, memory_share=self._share())
         subject = self.subject
         return Spec(
             None if subject.path is None else str(subject.path),
@@ -312,15 +325,14 @@ class Processes:
             self.subject.config.max_context, max(longest + 1, 2 * (CURVE_PROMPT + CURVE_OUTPUT))
         )
 
-    def _share(self, alone: bool) -> float:
-        """Of the free memory. The first of two leaves half for the second."""
+    def _share(self) -> float:
+        """Of the free memory: half of all that may be used, so that there is room for two."""
         usual = usual_memory_share(self.subject.device != "cpu")
         if self._one_at_a_time:
             return usual
-        if not alone:
-            return LARGEST_SHARE if self.subject.device != "cpu" else usual
         half = usual * self.hardware.memory_bytes / 2
-        return max(0.01, min(usual, half / max(1, available_memory(self.subject.device))))
+        free = max(1, available_memory(self.subject.device))
+        return max(0.01, min(LARGEST_SHARE, half / free))
 
     def _at_once(self, state: State) -> int:
         if self.goal == "latency" or state.loop == "naive":
@@ -344,18 +356,11 @@ class Processes:
         )
         return max(sum(needs[:batch]), curve, math.ceil(self.context / size) + 1)
 
-    def _watch_clocks(self) -> None:
-        """Once, while a round runs."""
-        if self.clocks is None and self.subject.device != "cpu":
-            threading.Thread(target=self._read_clocks, daemon=True).start()
-
-    def _read_clocks(self) -> None:
-        self.clocks = read_clocks(self.hardware)
-
     def _new_process(self) -> Process:
         return Process(self.work / f"worker-{next(self._numbers)}.log")
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Of all that are loaded; they are loaded again when they are needed."""
         while self._running:
             self._running.popitem()[1].process.close()
 
@@ -365,11 +370,13 @@ class Processes:
         self._judge = None
 
     def close(self) -> None:
-        self._let_go()
+        self.let_go()
         self._end_judge()
         if self._spare is not None:
             self._spare.close(at_once=True)
-        self._spare = None
+        if self._builder is not None:  # a build that is killed leaves a lock behind
+            self._builder.leave()
+        self._spare = self._builder = None
 
     def __enter__(self) -> Self:
         return self

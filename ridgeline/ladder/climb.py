@@ -73,6 +73,7 @@ class Order:
     out: Path = Path("optimized")
     goal: Goal = "latency"
     workload: str | None = None  # a mix or a file; None: usual for goal and device
+    output_tokens: int = 256  # made for each prompt of a file of prompts
     bounds: Bounds = USUAL
     quality: bool = True
     measured: Measured | None = None  # None: as is usual for the device
@@ -85,6 +86,8 @@ class Order:
     def __post_init__(self) -> None:
         if (self.model is None) == (self.shape is None):
             raise UsageError("give a model, or --shape for one with random weights: one of the two")
+        if self.output_tokens < 1:
+            raise UsageError(f"--output-tokens is {self.output_tokens}; give at least 1")
         if self.shape is not None and self.quality:
             raise UsageError("random weights have no answers to compare; add --quality off")
 
@@ -124,6 +127,7 @@ def prepared(order: Order, progress: Progress | None = None) -> Job:
         has_text=has_text,
         has_random_weights=subject.has_random_weights,
         is_quantized=quantized,
+        bounds=order.bounds,
     )
     return Job(order, subject, workload, hardware, facts, measured)
 
@@ -144,7 +148,8 @@ def workload_of(order: Order, subject: Subject) -> tuple[Workload, bool]:
     """And whether its prompts are text."""
     name = order.workload or USUAL_WORKLOADS[order.goal, subject.device == "cpu"]
     tokenizer = None if subject.path is None else tokenizer_of(subject.path)
-    workload = load_workload(name, tokenizer=tokenizer).at_once()
+    about = {"tokenizer": tokenizer, "num_output_tokens": order.output_tokens}
+    workload = load_workload(name, **about).at_once()  # type: ignore[arg-type]
     has_text = name not in MIXES and workload.requests[0].prompt is not None
     return workload, has_text
 
@@ -240,6 +245,7 @@ def measure_last(found: Found, saved: State, bench: Processes) -> Last:
     """Before and after in the same rounds. The plain loop runs from the original."""
     if saved.loop == "naive":
         return Last(before=found.start_seen.figures, after=found.seen.figures)
+    bench.let_go()
     total = bench.compare(found.start, saved, lambda speedup: len(speedup.before) >= MIN_ROUNDS)
     before, after = bench.figures(found.start), bench.figures(saved)
     said = []

@@ -6,6 +6,7 @@ help were kept. Nothing is run; the naive loop's own speed is the model's, not a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ridgeline.formats.dtypes import parse_dtype
@@ -13,9 +14,10 @@ from ridgeline.ladder.climb import Job
 from ridgeline.ladder.rungs import STAGES, Offer, Place, Rung
 from ridgeline.ladder.search import SHARED
 from ridgeline.ladder.state import State, applied, baseline
-from ridgeline.profiling.gains import kv_bytes, predict
-from ridgeline.profiling.prediction import Prediction, Situation
-from ridgeline.profiling.step_model import planned_bytes_per_weight
+from ridgeline.models.cost import MeanStep
+from ridgeline.profiling.gains import kv_bytes, predict, state_of
+from ridgeline.profiling.prediction import PhaseTime, Prediction, Situation
+from ridgeline.profiling.step_model import modelled, planned_bytes_per_weight
 from ridgeline.recipe import Recipe, with_auto
 
 NOTE = "predicted from the roofline alone; `ridgeline optimize` measures each"
@@ -70,7 +72,23 @@ def _predicted(job: Job, state: State, offer: Offer) -> Prediction:
         float(facts.concurrency),
         facts.prefix_share,
     )
+    work = _decode_work(job, filled, state)
+    parts = modelled(state_of(situation), work)
+    busy = parts.matrices_s + parts.attention_s + parts.other_s
+    waiting = max(parts.gap_s, parts.launch_s - busy)
+    phase = PhaseTime("decode", 1.0, busy + waiting + parts.host_s, work)
+    situation = replace(situation, phases=(phase,))
     return predict(situation, {k: v for k, v in offer.edit.items() if k != "folder"})
+
+
+def _decode_work(job: Job, filled: Recipe, state: State) -> MeanStep:
+    """A step in the middle of the workload's outputs, of as many requests as share one."""
+    requests, rows = job.workload.requests, 1
+    if state.loop == "engine":
+        rows = min(job.facts.concurrency, filled.limits.filled().max_batch)
+    lengths = [request.num_prompt_tokens + request.num_output_tokens / 2 for request in requests]
+    keys = rows * sum(lengths) / len(lengths)
+    return MeanStep(rows, rows, rows, keys, keys)
 
 
 def _row(rung: Rung, reason: str, predicted: Prediction | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -76,6 +77,10 @@ class Process:
             raise WorkerError(answer["kind"], answer["error"])
         return answer
 
+    def begin(self, do: str) -> None:
+        """Ask, and never mind the answer."""
+        self._send({"do": do})
+
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None, "it was asked for"
         try:
@@ -118,16 +123,18 @@ class Process:
             lines = []
         return lines[-1][:300] if lines else "it said nothing"
 
+    def leave(self) -> None:
+        """To itself: it ends when it has done what it was asked."""
+        for stream in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                if stream is not None:
+                    stream.close()
+
     def close(self, at_once: bool = False) -> None:
         process = self._process
         if at_once:
             process.kill()
-        for stream in (process.stdin, process.stdout):
-            try:
-                if stream is not None:
-                    stream.close()
-            except OSError:
-                pass
+        self.leave()
         try:
             process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:

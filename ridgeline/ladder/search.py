@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from ridgeline.errors import RidgelineError, UsageError
 from ridgeline.hardware import Hardware
@@ -41,6 +41,7 @@ from ridgeline.models import ModelConfig
 from ridgeline.profiling.gains import predict
 from ridgeline.profiling.prediction import Prediction, Situation
 from ridgeline.progress import Progress
+from ridgeline.quality.gate import USUAL, Bounds
 from ridgeline.quantization.scheme import parse_scheme
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 MORE_ROUNDS = (3, 7)  # beyond the least: when an undecided rung is looked at again
 WORTH = 1.01  # an interval that ends below is not worth more rounds
 NEAR = 0.9  # of the best's speed, at the interval's upper end: a near miss
+CALIBRATION_S = 240.0  # that must be left to find codes on data: `demo` takes 200 s on a CPU
+CALIBRATION_GAIN = 8.0  # times the bound: what is further outside stays outside
 FIRST_RUNG_S = 25.0  # taken until one was measured
 Enough = Callable[[Speedup], bool]
 Predict = Callable[[Situation, Edit], Prediction]
@@ -89,6 +92,7 @@ class Facts:
     has_text: bool = False
     has_random_weights: bool = False
     is_quantized: bool = False
+    bounds: Bounds = USUAL
 
 
 @dataclass(frozen=True)
@@ -235,13 +239,26 @@ class Search:
         return self.found
 
     def _offer(self, rung: Rung) -> Offer | str:
-        facts, now = self.facts, self._now
+        now, first = self._now, dict[str, Any]()
         if now.best.loop == "naive" and not rung.is_essential:
-            return "it changes how the engine runs, and the engine was not kept"
-        about = {name: getattr(facts, name) for name in SHARED}
-        return rung.offer(
-            Place(**about, state=now.best, filled=now.seen.filled, outcomes=self._latest)
-        )
+            engine = self._engine_edit()
+            if engine is None:
+                return "it changes how the engine runs, which could not be run"
+            first = dict(engine)
+        about = {name: getattr(self.facts, name) for name in SHARED}
+        state = applied(now.best, first)
+        filled = applied(replace(now.best, recipe=now.seen.filled), first).recipe
+        offer = rung.offer(Place(**about, state=state, filled=filled, outcomes=self._latest))
+        if isinstance(offer, str) or not first:
+            return offer
+        return Offer(first | dict(offer.edit), f"{offer.reason}; with the engine, {NOT_ALONE}")
+
+    def _engine_edit(self) -> Edit | None:
+        """What leads to the engine, where that alone was measured and not kept."""
+        rungs = [rung for stage in self.options.stages for rung in stage if rung.is_essential]
+        outcomes = [self._latest[rung.name] for rung in rungs if rung.name in self._latest]
+        tried = [outcome for outcome in outcomes if outcome.achieved is not None]
+        return tried[0].edit if tried else None
 
     def _predicted(self, offer: Offer) -> Prediction | None:
         facts, now = self.facts, self._now
@@ -361,10 +378,13 @@ class Search:
             return replace(base, status="kept", quality=quality, reason=reason), candidate
         refused = replace(base, status="dropped", quality=quality)
         reason = f"{faster_words(base.achieved)}, but {quality.problem}"
-        if not _can_calibrate(candidate) or not self._has_time():
-            self.bench.drop(candidate)
-            return replace(refused, reason=reason), candidate
         self.bench.drop(candidate)
+        if not _can_calibrate(candidate):
+            return replace(refused, reason=reason), candidate
+        is_near = _is_near(quality, self.facts.bounds)
+        if not is_near or self.budget.left_s < CALIBRATION_S:
+            why = "there is no time to" if is_near else "it is too far outside to"
+            return replace(refused, reason=f"{reason}; {why} find codes on data"), candidate
         return self._calibrated(refused, candidate, reason)
 
     def _calibrated(
@@ -412,7 +432,9 @@ SHARED = (
     "has_text",
     "has_random_weights",
     "is_quantized",
+    "bounds",
 )
+NOT_ALONE = "which alone was not faster beyond noise"
 SAME_ARITHMETIC = "the same arithmetic, so its quality was not measured"
 
 
@@ -422,6 +444,12 @@ def start_states(device: str) -> Sequence[State]:
     engine = applied(half, {"loop": "engine", "kernels": "fused"})
     smaller = [applied(engine, {"scheme": name}) for name in ("int8", "int4-g128")]
     return [plain, half, engine, *smaller]
+
+
+def _is_near(quality: Quality, bounds: Bounds) -> bool:
+    """Whether codes found on data may bring it inside: they take some bits' worth of error away."""
+    pairs = ((quality.mean_kl, bounds.max_kl), (quality.ppl_increase, bounds.max_ppl_increase))
+    return all(allowed is None or value <= CALIBRATION_GAIN * allowed for value, allowed in pairs)
 
 
 def _can_calibrate(state: State) -> bool:

@@ -29,6 +29,7 @@ from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.ceilings import load_cached
 from ridgeline.kernels import extension
 from ridgeline.ladder import judging
+from ridgeline.ladder.outcome import CurvePoint
 from ridgeline.ladder.part import Part, longer
 from ridgeline.ladder.running import EngineRuns, NaiveRuns, Round
 from ridgeline.ladder.spec import Spec, read_workload
@@ -137,10 +138,20 @@ class Worker:
         workload = Part.from_json(part).of(self.workload)
         return {"phases": [asdict(phase) for phase in self.runs.phases(workload)]}
 
-    def do_curve(self, batches: list[int]) -> dict[str, Any]:
+    def do_curve(self, batches: list[int], seconds: float) -> dict[str, Any]:
+        """Points as far as these seconds reach."""
         assert self.runs is not None, "`load` comes first"
-        self.runs.curve(batches)  # graphs of these sizes are captured
-        return {"points": [asdict(point) for point in self.runs.curve(batches)]}
+        if torch.cuda.is_available():
+            self.runs.curve(batches)  # graphs of these sizes are captured
+        points, began = list[CurvePoint](), time.monotonic()
+        for batch in batches:
+            if time.monotonic() - began > seconds:
+                break
+            points += self.runs.curve([batch])
+        return {"points": [asdict(point) for point in points]}
+
+    def do_build(self) -> dict[str, Any]:
+        return {"problem": build_kernels()}
 
     def do_judge(self, **asked: Any) -> dict[str, Any]:
         return self.judge.compare(**asked)

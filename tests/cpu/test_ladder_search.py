@@ -29,6 +29,7 @@ from ridgeline.recipe import Recipe
 CPU = Hardware("intel", "cpu", "cpu", "some CPU", "x86_64", 8 << 30, 2, "6.1")
 CONFIG = describe_shape("tiny").config
 FINE = Quality(0.001, None, None, 0.001, None, None, 100, None)
+CLOSE = replace(FINE, mean_kl=0.05, problem="mean KL is 0.05, allowed is 0.02")
 BAD = replace(FINE, mean_kl=0.5, problem="mean KL is 0.5, allowed is 0.02")
 
 
@@ -196,12 +197,30 @@ def test_outside_the_quality_bound_is_dropped_with_the_numbers() -> None:
 
 
 def test_int4_outside_the_bound_is_calibrated_and_measured_again() -> None:
-    bench = FakeBench(by_label, quality=lambda state: FINE if state.folder else BAD)
+    bench = FakeBench(by_label, quality=lambda state: FINE if state.folder else CLOSE)
     found = climb(bench, INT4)
     assert found.outcomes[1].status == "kept"
     assert found.best.folder == "folder"
     assert found.best.recipe.scheme is None
     assert "compare folder" in bench.asked
+
+
+@pytest.mark.parametrize(("quality", "budget_s"), [(BAD, None), (CLOSE, 200.0)])
+def test_codes_are_not_looked_for_in_vain(quality: Quality, budget_s: float | None) -> None:
+    """Where rounding is far outside the bound, or there is no time."""
+    bench = FakeBench(by_label, quality=lambda state: quality)
+    found = climb(bench, INT4, budget_s=budget_s)
+    assert found.outcomes[1].status == "dropped"
+    assert "codes on data" in found.outcomes[1].reason
+    assert not any(word.startswith("calibrate") for word in bench.asked)
+
+
+def test_calibrated_codes_outside_the_bound_are_dropped_with_their_numbers() -> None:
+    bench = FakeBench(by_label, quality=lambda state: CLOSE)
+    found = climb(bench, INT4)
+    assert found.outcomes[1].status == "dropped"
+    assert "with codes found on data" in found.outcomes[1].reason
+    assert found.best.folder is None
 
 
 def test_quality_off_is_said_and_nothing_is_judged() -> None:
@@ -221,11 +240,19 @@ def test_a_rung_whose_process_fails_is_recorded_and_the_climb_goes_on(kind: Any)
     assert "drop bf16" in bench.asked
 
 
-def test_without_the_engine_nothing_else_applies() -> None:
-    bench = FakeBench(lambda state: 1.0)
+def test_where_the_engine_cannot_be_run_nothing_else_applies() -> None:
+    bench = FakeBench(by_label, failing={"fp32": WorkerError("failed", "does not compile")})
     found = climb(bench, BF16)
-    assert statuses(found) == {"engine": "dropped", "bf16": "not applicable"}
+    assert statuses(found) == {"engine": "failed", "bf16": "not applicable"}
     assert found.best == found.start
+
+
+def test_an_engine_that_is_not_faster_alone_may_be_with_another_rung() -> None:
+    bench = FakeBench(lambda state: 30.0 if state.recipe.dtype == "bf16" else 10.0)
+    found = climb(bench, BF16)
+    assert statuses(found) == {"engine": "dropped", "bf16": "kept"}
+    assert found.best.loop == "engine"
+    assert found.outcomes[1].edit == {"loop": "engine", "dtype": "bf16"}
 
 
 def test_in_a_stage_the_largest_predicted_gain_comes_first() -> None:

@@ -87,8 +87,8 @@ def test_rounds_count_every_token_once(tmp_path: Path, state: State, goal: Any) 
     assert decode["work"]["rows"] == steps_at_once
     assert decode["num_steps"] * steps_at_once == 4 * 5
     assert decode["work"]["keys"] == steps_at_once * (13 + 17) / 2
-    points = worker.answer({"do": "curve", "batches": [1, 2]})["points"]
-    assert [point["batch"] for point in points] == ([1] if state.loop == "naive" else [1, 2])
+    points = worker.answer({"do": "curve", "batches": [1, 2], "seconds": 9.0})["points"]
+    assert {point["batch"] for point in points} == ({1} if state.loop == "naive" else {1, 2})
 
 
 def test_warming_up_finds_a_part_of_the_time_asked_for(tmp_path: Path) -> None:
@@ -157,8 +157,8 @@ def test_a_rung_whose_process_is_killed_is_recorded_and_the_climb_goes_on(
 ) -> None:
     """For real: SIGKILL while its rounds run."""
     facts = Facts(bench.subject.config, bench.hardware, "latency", "setting")
-    fused = replace(fuse.RUNGS[1], name="again")  # plain kernels: nothing has to be built
-    options = Options(quality=False, stages=((fuse.RUNGS[1],), (fused,)))
+    fused = replace(fuse.RUNGS[-1], name="again")  # plain kernels: nothing has to be built
+    options = Options(quality=False, stages=((fuse.RUNGS[-1],), (fused,)))
     search = Search(facts, bench, Budget(None), options)
     bench.round_s = 0.05
     killer = threading.Thread(target=kill_second, args=(bench,))
@@ -172,12 +172,12 @@ def test_a_rung_whose_process_is_killed_is_recorded_and_the_climb_goes_on(
 
 
 def kill_second(bench: Processes) -> None:
-    """The candidate's process, once there are two."""
+    """The candidate's process, once there are two; and later the best's, which is then replaced."""
     deadline = time.monotonic() + 120
     while len(bench._running) < 2 and time.monotonic() < deadline:
         time.sleep(0.001)
-    second = list(bench._running.values())[1]
-    os.kill(second.process.pid, signal.SIGKILL)
+    for running in list(bench._running.values()):
+        os.kill(running.process.pid, signal.SIGKILL)
 
 
 def test_two_that_do_not_fit_are_measured_in_turns(
@@ -195,6 +195,8 @@ def test_two_that_do_not_fit_are_measured_in_turns(
             return {"output_tokens_per_s": rate, "wall_s": 1.0, "mean_batch": 1.0} | dict.fromkeys(
                 ("first_token_s", "per_output_token_s", "request_s", "share_of_limit")
             )
+
+        is_alive = True
 
         def close(self, at_once: bool = False) -> None: ...
 

@@ -14,6 +14,7 @@ from ridgeline.hardware import Hardware
 from ridgeline.ladder.outcome import Area, Goal, RungOutcome
 from ridgeline.ladder.state import Edit, State
 from ridgeline.models import ModelConfig
+from ridgeline.quality.gate import USUAL, Bounds
 from ridgeline.recipe import Recipe
 
 
@@ -32,6 +33,7 @@ class Place:
     has_text: bool = False  # whether prompts are text, as users write it
     has_random_weights: bool = False
     is_quantized: bool = False  # the checkpoint itself
+    bounds: Bounds = USUAL  # that answers must stay inside
     outcomes: Mapping[str, RungOutcome] = field(default_factory=dict)  # so far, by name
 
     @property

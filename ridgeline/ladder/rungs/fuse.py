@@ -18,6 +18,15 @@ def fused(place: Place) -> Offer | str:
     return Offer(_engine(place, "fused"), why)
 
 
+def fused_half(place: Place) -> Offer | str:
+    if place.state.loop == "engine":
+        return "the engine runs it already"
+    if place.on_cpu:
+        return "on a CPU the plain kernels are tried instead"
+    why = "the engine did not do in fp32, which GPUs are slow at; in bf16 it may"
+    return Offer(_engine(place, "fused") | {"dtype": "bf16"}, why)
+
+
 def plain_engine(place: Place) -> Offer | str:
     if place.state.loop == "engine":
         return "the engine runs it already"
@@ -37,5 +46,6 @@ def _engine(place: Place, kernels: str) -> dict[str, Any]:
 
 RUNGS = (
     Rung("fused", "fuse", "the engine with fused kernels", fused, is_essential=True),
+    Rung("fused-bf16", "fuse", "the engine with fused kernels, in bf16", fused_half, True, True),
     Rung("engine", "fuse", "the engine with plain kernels", plain_engine, is_essential=True),
 )

@@ -23,10 +23,8 @@ WEIGHTS = {
     "int4-g64": "weights in int4, groups of 64",
     "int4-g32": "weights in int4, groups of 32",
 }
-FINER = {
-    "int4-g64": "int4-g128",
-    "int4-g32": "int4-g64",
-}  # tried where the coarser one was not kept
+INT4 = ("int4-g128", "int4-g64", "int4-g32")  # finer and finer groups: more bytes, less error
+FINER_GAIN = 4.0  # at most, that finer groups take off the error
 
 
 def weights(name: str, place: Place) -> Offer | str:
@@ -39,9 +37,9 @@ def weights(name: str, place: Place) -> Offer | str:
     fitting = sum(scheme.fits(*shape) for shape in shapes)
     if not fitting:
         return f"no matrix of the model has rows that {name} divides"
-    coarser = FINER.get(name)
-    if coarser is not None and _suffices(place, coarser):
-        return f"{coarser} fits, is smaller, and was not outside the quality bound"
+    problem = _among_groups(place, name) if name in INT4 else None
+    if problem is not None:
+        return problem
     if place.on_cpu and scheme.weight == "fp8":
         return "a CPU only decodes fp8; int8 is measured"
     try:
@@ -54,11 +52,28 @@ def weights(name: str, place: Place) -> Offer | str:
     return Offer(edit, _why(scheme, fitting, len(shapes)))
 
 
-def _suffices(place: Place, coarser: str) -> bool:
-    shapes, outcome = model_matrices(place.config), place.outcomes.get(coarser)
-    fits = all(parse_scheme(coarser).fits(*shape) for shape in shapes)
-    broke = outcome is not None and outcome.quality is not None and outcome.quality.problem
-    return fits and not broke
+def _among_groups(place: Place, name: str) -> str | None:
+    """Why int4 with groups of this size need not be tried beside those of others."""
+    number = INT4.index(name)
+    for finer in INT4[number + 1 :]:
+        if _outside(place, finer) is not None:
+            return f"{finer}, whose groups are finer, was outside the quality bound"
+    for coarser in INT4[:number]:
+        fits = all(parse_scheme(coarser).fits(*shape) for shape in model_matrices(place.config))
+        kl, allowed = _outside(place, coarser), place.bounds.max_kl
+        if fits and kl is None:
+            return f"{coarser} fits, is smaller, and was not outside the quality bound"
+        if kl is not None and allowed is not None and kl > FINER_GAIN * allowed:
+            return f"{coarser} was far outside the quality bound"
+    return None
+
+
+def _outside(place: Place, name: str) -> float | None:
+    """Its mean KL, where it was measured and outside the bound."""
+    outcome = place.outcomes.get(name)
+    if outcome is None or outcome.quality is None or outcome.quality.problem is None:
+        return None
+    return outcome.quality.mean_kl
 
 
 def _why(scheme: Scheme, fitting: int, count: int) -> str:

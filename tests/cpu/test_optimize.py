@@ -1,0 +1,353 @@
+"""`ridgeline optimize` from the command line to the folder it leaves, and its guard. Workers run in
+this process with speeds that are scripted by state: all else is real.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from command_line import make_folder, refused
+
+from ridgeline.cli import main
+from ridgeline.cli.options import add_flags, from_flags
+from ridgeline.engine import Engine
+from ridgeline.engine.loading import saved_recipe as recipe_beside
+from ridgeline.errors import (
+    CHECK_FAILED_EXIT_CODE,
+    INTERRUPTED_EXIT_CODE,
+    HardwareError,
+    OutputError,
+    RidgelineError,
+    UsageError,
+)
+from ridgeline.ladder import bench_processes, climb
+from ridgeline.ladder.check import unpaired
+from ridgeline.ladder.folder import recipe_flags
+from ridgeline.ladder.outcome import Climb
+from ridgeline.ladder.part import Part
+from ridgeline.ladder.process import WorkerError
+from ridgeline.ladder.rungs import fuse, quantize
+from ridgeline.ladder.search import Options
+from ridgeline.ladder.worker import Worker
+from ridgeline.profiling.accuracy import Outcome
+from ridgeline.quantization.linear import schemes_of
+from ridgeline.recipe import KV, Limits, Recipe
+from ridgeline.records import Record
+
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:46.68,16,8\n" * 2
+STAGES = (
+    (fuse.RUNGS[-1],),
+    tuple(rung for rung in quantize.SCHEMES if rung.name == "int8"),
+    (quantize.PAGES[1],),
+)
+
+
+def usual_speed(spec: dict[str, Any]) -> float:
+    """int8 is faster than fp32, 8-bit pages are not; from the saved folder all is as it was."""
+    if spec["loop"] == "naive":
+        return 10.0
+    quantized = spec["recipe"]["scheme"] == "int8" or spec["folder"] is not None
+    return (40.0 if quantized else 20.0) * (0.9 if spec["recipe"]["kv"]["dtype"] == "int8" else 1.0)
+
+
+class Local:
+    """A worker in this process."""
+
+    speed: Callable[[dict[str, Any]], float] = staticmethod(usual_speed)
+    num_rounds = 0
+    remembered: ClassVar[list[Outcome]] = []
+
+    def __init__(self, log: Path) -> None:
+        self.worker, self.spec = Worker(), dict[str, Any]()
+
+    def ask(self, do: str, *, limit_s: float, **asked: Any) -> dict[str, Any]:
+        asked = json.loads(json.dumps(asked))
+        if do == "load":
+            self.spec = asked["spec"]
+        if do == "warm":
+            return {"part": Part(2).to_json(), "seconds": 1.0}
+        if do == "round":
+            Local.num_rounds += 1
+            rate = Local.speed(self.spec) * (1 + 0.001 * (Local.num_rounds % 3))
+            more = ("first_token_s", "per_output_token_s", "request_s", "share_of_limit")
+            return {"output_tokens_per_s": rate, "wall_s": 1.0, "mean_batch": 1.0} | dict.fromkeys(
+                more
+            )
+        try:
+            answer: dict[str, Any] = json.loads(json.dumps(self.worker.answer({"do": do, **asked})))
+        except RidgelineError as error:
+            raise WorkerError("refused", str(error)) from error
+        return answer
+
+    is_alive = True
+
+    def close(self, at_once: bool = False) -> None: ...
+
+    def __enter__(self) -> Local:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> type[Local]:
+    monkeypatch.setattr(climb, "remember", Local.remembered.extend)
+    Local.remembered.clear()
+    monkeypatch.setattr(bench_processes, "Process", Local)
+    monkeypatch.setattr(Local, "speed", staticmethod(usual_speed))
+    monkeypatch.setattr(climb, "Options", partial(Options, stages=STAGES))
+    # All matrices of a tiny model are faster as they are: here none is asked.
+    monkeypatch.setattr("ridgeline.engine.loading.measured_choices", lambda *_, **__: [])
+    monkeypatch.setattr(climb, "measure", lambda hardware, only, progress: hardware)
+    return Local
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("model"), hidden_size=64, intermediate_size=128)
+
+
+@pytest.fixture
+def command(model: Path, tmp_path: Path) -> list[str]:
+    (tmp_path / "trace.csv").write_text(TRACE)
+    (tmp_path / "text.txt").write_text("A hill is lower than a mountain, and so on. " * 8)
+    words = ["optimize", str(model), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    words += ["--workload", str(tmp_path / "trace.csv"), "--text", str(tmp_path / "text.txt")]
+    return [*words, "--window", "60", "--max-kl", "1", "--max-ppl-increase", "0.9"]
+
+
+def test_a_climb_leaves_a_folder_that_runs_as_its_recipe_says(
+    local: type[Local], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main([*command, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    found = Climb.from_json(json.loads((out / "climb.json").read_text()))
+    assert found.to_json() == Climb.from_json(said["climb"]).to_json()
+    assert {rung.name: rung.status for rung in found.rungs} == {
+        "engine": "kept",
+        "int8": "kept",
+        "kv-int8": "dropped",
+    }
+    assert found.total is not None
+    assert found.total.value == pytest.approx(4.0, rel=0.01)
+    int8 = found.rungs[1]
+    assert int8.quality is not None
+    assert int8.quality.problem is None
+    assert int8.quality.num_tokens > 100
+    assert found.serve_command == ("ridgeline", "serve", str(out))
+    assert [each.rung for each in Local.remembered] == ["engine", "int8", "kv-int8"]
+    assert (out / "report.html").stat().st_size > 10_000
+    records = json.loads((out / "records.json").read_text())["records"]
+    assert {"before", "after", "int8"} <= {Record.from_json(r).name.split("-")[-1] for r in records}
+    recipe = recipe_beside(out)
+    assert recipe is not None
+    assert recipe.limits.max_batch == 128  # nothing that was chosen is left open
+    assert recipe.kernels == "reference"
+    with Engine(out, recipe, device="cpu", num_pages=8) as engine:
+        assert {scheme.name for scheme in schemes_of(engine.model).values()} == {"int8"}
+        assert engine.recipe.kv.dtype == "fp32"
+
+
+def test_what_is_not_quantized_is_a_link_to_the_original(
+    local: type[Local], command: list[str], model: Path, tmp_path: Path
+) -> None:
+    Local.speed = staticmethod(  # type: ignore[assignment]
+        lambda spec: 10.0 if spec["loop"] == "naive" or spec["recipe"]["scheme"] else 20.0
+    )
+    assert main([*command, "--json"]) == 0
+    weights = tmp_path / "out" / "model.safetensors"
+    assert weights.is_symlink()
+    assert weights.resolve() == (model / "model.safetensors").resolve()
+    assert not (tmp_path / "out" / "recipe.json").is_symlink()
+    with Engine(tmp_path / "out", device="cpu", num_pages=8) as engine:
+        assert engine.generate(["hello"])[0].status == "finished"
+
+
+def test_outside_the_bound_it_is_dropped(
+    local: type[Local], command: list[str], tmp_path: Path
+) -> None:
+    assert main([*command, "--max-kl", "0", "--json"]) == 0
+    found = Climb.from_json(json.loads((tmp_path / "out" / "climb.json").read_text()))
+    assert found.rungs[1].status == "dropped"
+    assert "allowed is 0" in found.rungs[1].reason
+    assert recipe_beside(tmp_path / "out").scheme is None  # type: ignore[union-attr]
+
+
+def test_the_guard_passes_and_fails(
+    local: type[Local], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--json"]) == 0
+    check = ["optimize", "--check", str(tmp_path / "out"), "--device", "cpu", "--json"]
+    assert main(check) == 0
+    capsys.readouterr()
+    Local.speed = staticmethod(lambda spec: 0.8 * usual_speed(spec))  # type: ignore[assignment]
+    assert main(check) == CHECK_FAILED_EXIT_CODE
+    slower = json.loads(capsys.readouterr().out)
+    assert "0.80 of the record" in slower["problems"][0]
+    Local.speed = staticmethod(usual_speed)
+    saved = json.loads((tmp_path / "out" / "check.json").read_text())
+    saved["quality"] |= {"mean_kl": 1e-9, "mean_kl_high": 1e-9}
+    (tmp_path / "out" / "check.json").write_text(json.dumps(saved))
+    assert main(check) == CHECK_FAILED_EXIT_CODE
+    assert "mean KL" in json.loads(capsys.readouterr().out)["problems"][0]
+    assert main([*check, "--quality", "off"]) == 0
+
+
+def test_the_guards_interval_widens_with_noise() -> None:
+    calm, wild = unpaired([10, 10.1, 9.9], [9, 9.1, 8.9]), unpaired([10, 15, 6], [9, 13, 5])
+    assert calm.high < 1.0 < wild.high
+    assert calm.value == pytest.approx(0.9, rel=0.01)
+    assert unpaired([10, 10], [10, 10]).value == 1.0
+
+
+def test_ctrl_c_leaves_the_best_so_far_and_it_goes_on(
+    local: type[Local], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopping(spec: dict[str, Any]) -> float:
+        if spec["recipe"]["kv"]["dtype"] == "int8":
+            raise KeyboardInterrupt
+        return usual_speed(spec)
+
+    Local.speed = staticmethod(stopping)  # type: ignore[assignment]
+    assert main([*command, "--json"]) == INTERRUPTED_EXIT_CODE
+    found = Climb.from_json(json.loads((tmp_path / "out" / "climb.json").read_text()))
+    assert [rung.status for rung in found.rungs] == ["kept", "kept", "not reached"]
+    assert any("Ctrl-C" in note for note in found.notes)
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert recipe_beside(tmp_path / "out").scheme == "int8"  # type: ignore[union-attr]
+    with Engine(tmp_path / "out", device="cpu", num_pages=8) as engine:
+        assert schemes_of(engine.model)
+    Local.speed = staticmethod(usual_speed)
+    capsys.readouterr()
+    Local.remembered.clear()
+    assert main([*command, "--resume", "--json"]) == 0
+    assert [each.rung for each in Local.remembered] == ["kv-int8"]  # the others were before
+    found = Climb.from_json(json.loads(capsys.readouterr().out)["climb"])
+    assert [rung.status for rung in found.rungs] == ["kept", "kept", "dropped"]
+    assert recipe_beside(tmp_path / "out").scheme is None  # type: ignore[union-attr]
+    assert not (tmp_path / "out" / "model.safetensors").is_symlink()
+
+
+def test_a_dry_run_measures_nothing(
+    local: type[Local],
+    command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench_processes, "Process", None)
+    assert main([*command, "--dry-run"]) == 0
+    assert "the engine with fused kernels" in capsys.readouterr().out
+    assert main([*command, "--dry-run", "--for", "throughput", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rungs"]}
+    assert rows["batching"]["predicted"]["speedup"] > 1.2  # two requests share the weights
+    assert rows["graphs"]["predicted"] is None
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "kind", "words"),
+    [
+        (["--device", "cuda"], HardwareError, "no GPU"),
+        (["--rounds", "3"], UsageError, "--rounds is 3 at least 5"),
+        (["--budget", "soon"], UsageError, "--budget 'soon' 10m"),
+        (["--workload", "nosuch.csv"], UsageError, "nosuch.csv neither"),
+        (["--quality", "off"], UsageError, "quality off --max-kl"),
+        (["--shape", "tiny"], UsageError, "one of the two"),
+        (["--window", "1"], UsageError, "--window is 1"),
+        (["--text", "none.txt"], UsageError, "no file none.txt"),
+        (["--task", "hellaswag"], UsageError, "--data"),
+        (["--output-tokens", "0"], UsageError, "--output-tokens is 0"),
+        (["--out", "/proc/nothing"], OutputError, "cannot write /proc/nothing"),
+        (["--check", "."], UsageError, "--check folder alone"),
+    ],
+)
+def test_refusals(
+    local: type[Local],
+    command: list[str],
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    kind: type[RidgelineError],
+    words: str,
+) -> None:
+    refused(capsys, kind, words, *command, *more)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ContextTokens,Nonsense\n1,2\n", "nonsense.csv Nonsense"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", "line 2 TIMESTAMP"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,-3,2\n", "line 2 -3"),
+        ("", "no rows"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,500,2\n", "502 tokens"),
+    ],
+)
+def test_a_workload_of_nonsense(
+    local: type[Local],
+    command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    words: str,
+) -> None:
+    (tmp_path / "nonsense.csv").write_text(text)
+    refused(capsys, UsageError, words, *command, "--workload", str(tmp_path / "nonsense.csv"))
+
+
+def test_folders_that_cannot_be_used(
+    local: type[Local], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "something").write_text("mine")
+    refused(capsys, UsageError, "not empty --resume", *command)
+    refused(capsys, UsageError, "no climb to go on with", *command, "--resume")
+    refused(capsys, UsageError, "no check.json", "optimize", "--check", str(out))
+    assert (out / "something").read_text() == "mine"
+    shape = ["optimize", "--shape", "tiny", "--out", str(tmp_path / "o")]
+    refused(capsys, UsageError, "--quality off", *shape)
+
+
+def test_a_full_disk_is_one_line(
+    local: type[Local],
+    command: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = os.replace
+
+    def full(source: Any, target: Any) -> None:
+        if str(target).endswith("finished.json"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        plain(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    refused(capsys, OutputError, "finished.json No space left", *command)
+
+
+def test_a_recipe_as_flags_is_that_recipe() -> None:
+    recipe = Recipe(
+        dtype="bf16",
+        tuned=False,
+        graphs=True,
+        scheme="fp8",
+        kv=KV("fp8", 128),
+        limits=Limits(None, 64),
+    )
+    parser = argparse.ArgumentParser()
+    add_flags(parser, Recipe)
+    assert from_flags(parser.parse_args(recipe_flags(recipe)), Recipe) == recipe
+    assert recipe_flags(Recipe()) == []
+    changed = replace(recipe, overlap=False)
+    assert "--no-overlap" in recipe_flags(changed)

@@ -1,0 +1,177 @@
+"""Which rungs apply where, and why not: on a made-up GPU and on a CPU, without either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.hardware import Ceiling, Hardware
+from ridgeline.ladder.outcome import Quality, RungOutcome
+from ridgeline.ladder.rungs import STAGES, Offer, Place, Rung
+from ridgeline.ladder.state import applied, baseline
+from ridgeline.models.shapes import describe_shape
+from ridgeline.recipe import edited_at_once, field_table
+
+RUNGS = {rung.name: rung for stage in STAGES for rung in stage}
+CPU = Hardware("intel", "cpu", "cpu", "some CPU", "x86_64", 8 << 30, 2, "6.1")
+TF32 = {"matrix_tf32": Ceiling(4e14, "FLOP/s", "datasheet")}
+GPU = Hardware(
+    "nvidia", "cuda", "cuda:0", "some GPU", "sm_90", 80 << 30, 132, "580", datasheet=TF32
+)
+CONFIG = describe_shape("llama-3.1-8b").config
+
+
+def place(hardware: Hardware = GPU, *edits: Mapping[str, Any], **more: Any) -> Place:
+    state = baseline(hardware.device)
+    for edit in edits:
+        state = applied(state, edit)
+    filled = edited_at_once(
+        state.recipe, {"limits.max_batch": state.recipe.limits.max_batch or 512}
+    )
+    filled = edited_at_once(
+        filled,
+        {"limits.token_budget": 8192, "limits.max_context": 4096, "limits.memory_share": 0.9},
+    )
+    about = {"config": CONFIG, "hardware": hardware, "goal": "latency", "state": state}
+    return Place(**about | {"filled": filled} | more)
+
+
+ENGINE = {"loop": "engine", "kernels": "fused"}
+BF16 = {"dtype": "bf16"}
+
+
+def offered(name: str, where: Place) -> dict[str, Any]:
+    found = RUNGS[name].offer(where)
+    assert isinstance(found, Offer), found
+    return dict(found.edit)
+
+
+def refused(name: str, where: Place) -> str:
+    found = RUNGS[name].offer(where)
+    assert isinstance(found, str), found
+    return found
+
+
+def test_every_edit_is_of_fields_that_a_recipe_has() -> None:
+    where = place(GPU, ENGINE, concurrency=8, prefix_share=0.5, has_text=True)
+    for rung in RUNGS.values():
+        if rung.area == "quantize":
+            continue
+        found = rung.offer(where)
+        if isinstance(found, Offer):
+            assert set(found.edit) <= {"loop", "folder", *field_table()}, rung.name
+            assert found.reason
+
+
+def test_names_are_their_own() -> None:
+    names = [rung.name for stage in STAGES for rung in stage]
+    assert len(names) == len(set(names))
+
+
+def test_the_engine_takes_one_request_at_a_time_until_batching_is_measured() -> None:
+    alone = offered("fused", place())
+    assert alone == {"loop": "engine", "kernels": "fused"}
+    many = offered("fused", place(concurrency=64, prefix_share=0.4))
+    assert many["limits.max_batch"] == 1
+    assert many["kv.prefix_cache"] is False
+    assert offered("batching", place(GPU, many, concurrency=64)) == {"limits.max_batch": 512}
+    assert "one after the other" in refused("batching", place(GPU, ENGINE))
+    assert offered("prefix-cache", place(GPU, many, prefix_share=0.4)) == {"kv.prefix_cache": True}
+
+
+def test_dtypes_exclude_each_other_and_tf32_goes() -> None:
+    fp32 = place(GPU, ENGINE)
+    assert offered("bf16", fp32) == BF16
+    assert offered("tf32", fp32) == {"tf32": True}
+    assert offered("bf16", place(GPU, ENGINE, {"tf32": True})) == BF16 | {"tf32": False}
+    assert "bf16" in refused("tf32", place(GPU, ENGINE, BF16))
+    assert "same size" in refused("fp16", place(GPU, ENGINE, BF16))
+    old = replace(GPU, architecture="sm_75")
+    assert "sm_75" in refused("bf16", place(old, ENGINE))
+    assert offered("fp16", place(old, ENGINE)) == {"dtype": "fp16"}
+
+
+def test_alignment_is_told() -> None:
+    found = RUNGS["bf16"].offer(place(GPU, ENGINE))
+    assert isinstance(found, Offer)
+    assert "8 divides" in found.reason
+    odd = replace(CONFIG, mlp_size=1001)
+    found = RUNGS["bf16"].offer(place(GPU, ENGINE, config=odd))
+    assert isinstance(found, Offer)
+    assert "1001" in found.reason
+
+
+@pytest.mark.parametrize("name", ["graphs", "overlap", "tf32", "fp16", "tuned", "fp8", "kv-fp8"])
+def test_what_a_cpu_has_not(name: str) -> None:
+    assert refused(name, place(CPU, ENGINE))
+
+
+def test_schemes_that_the_device_cannot_run_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise UnsupportedError("no fp8 here")
+
+    monkeypatch.setattr("ridgeline.ladder.rungs.quantize.check_runs", refuse)
+    assert refused("fp8", place(GPU, ENGINE, BF16)) == "no fp8 here"
+
+
+def test_finer_groups_are_for_where_coarser_ones_did_not_do() -> None:
+    assert offered("int4-g128", place(CPU, ENGINE)) == {"scheme": "int4-g128"}
+    assert "int4-g128 fits" in refused("int4-g64", place(CPU, ENGINE))
+
+    def after(name: str, kl: float) -> Place:
+        broken = Quality(kl, None, None, 0.1, None, None, 10, "mean KL is too much")
+        outcome = RungOutcome(name, "quantize", "", {}, "dropped", "", quality=broken)
+        return place(CPU, ENGINE, outcomes={name: outcome})
+
+    assert offered("int4-g64", after("int4-g128", 0.05)) == {"scheme": "int4-g64"}
+    assert "far outside" in refused("int4-g64", after("int4-g128", 0.5))
+    assert "finer" in refused("int4-g128", after("int4-g64", 0.05))
+
+
+def test_a_gpu_that_cannot_fuse_fp32_goes_on_in_bf16() -> None:
+    assert offered("fused-bf16", place()) == ENGINE | BF16
+    assert "already" in refused("fused-bf16", place(GPU, ENGINE))
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again() -> None:
+    assert "already" in refused("int8", place(CPU, ENGINE, is_quantized=True))
+
+
+def test_another_scheme_leaves_calibrated_codes() -> None:
+    where = place(CPU, ENGINE, {"folder": "codes"})
+    assert offered("int8", where) == {"scheme": "int8", "folder": None}
+
+
+def test_guessing_is_for_real_text_alone() -> None:
+    lookup = {"speculation.method": "prompt-lookup"}
+    assert offered("prompt-lookup", place(GPU, ENGINE, has_text=True)) == lookup
+    assert "not text" in refused("prompt-lookup", place(GPU, ENGINE))
+    random = place(GPU, ENGINE, has_text=True, has_random_weights=True)
+    assert "random" in refused("prompt-lookup", random)
+
+
+def test_tuned_kernels_need_choices_or_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = "ridgeline.ladder.rungs.custom_kernels"
+    monkeypatch.setattr(f"{where}.autotune.load", lambda name: {})
+    monkeypatch.setattr(f"{where}.find_nvcc", lambda: None)
+    assert "kernels tune" in refused("tuned", place(GPU, ENGINE))
+    monkeypatch.setattr(f"{where}.find_nvcc", lambda: "/usr/bin/nvcc")
+    assert offered("tuned", place(GPU, ENGINE)) == {"tuned": True}
+
+
+def test_token_budgets_matter_where_prompts_do_not_fit_one_step() -> None:
+    assert "a step takes 8192" in refused("more-tokens", place(GPU, ENGINE, longest_prompt=128))
+    many = place(GPU, ENGINE, longest_prompt=1024, concurrency=512)
+    assert offered("more-tokens", many) == {"limits.token_budget": 16384}
+    assert offered("fewer-tokens", many) == {"limits.token_budget": 4096}
+
+
+def test_rungs_are_where_their_area_is() -> None:
+    order = ["fuse", "tensor cores", "overhead", "quantize", "custom kernels", "batch and memory"]
+    firsts: list[Rung] = [stage[0] for stage in STAGES if stage[0].name != "batching"]
+    places = [order.index(rung.area) for rung in firsts]
+    assert places == sorted(places)

@@ -1,0 +1,49 @@
+"""The ladder on a GPU: a few layers of a real shape from the plain fp32 loop to a tuned recipe, in
+processes of their own, and its guard.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ridgeline.cli import main
+from ridgeline.engine import Engine, Sampling
+from ridgeline.ladder.outcome import Climb
+from ridgeline.models.shapes import random_model
+from ridgeline.recipe import Limits, Recipe
+
+PROMPT = list(range(1, 200))
+
+
+@pytest.mark.parametrize("goal", ["latency", "throughput"])
+def test_a_climb_on_a_small_shape(goal: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["optimize", "--shape", "qwen3-0.6b", "--out", str(out), "--for", goal]
+    workload = ["--workload", "batch-1" if goal == "latency" else "cpu"]
+    assert main([*command, *workload, "--quality", "off", "--budget", "4m", "--json"]) == 0
+    climb = Climb.from_json(json.loads((out / "climb.json").read_text()))
+    failed = [(rung.name, rung.reason) for rung in climb.rungs if rung.status == "failed"]
+    assert not failed
+    kept = {rung.name for rung in climb.rungs if rung.status == "kept"}
+    assert {"fused", "bf16", "graphs"} <= kept
+    assert climb.total is not None
+    assert climb.total.low > 2.0
+    assert main(["optimize", "--check", str(out), "--json"]) == 0
+
+
+@pytest.mark.parametrize(
+    "edit", [{"tf32": True, "dtype": "fp32"}, {"tuned": False, "dtype": "bf16"}]
+)
+def test_switched_recipes_run_and_leave_nothing_behind(edit: dict[str, object]) -> None:
+    dtype = torch.float32 if edit["dtype"] == "fp32" else torch.bfloat16
+    model = random_model("qwen3-0.6b", dtype, "cuda", num_layers=2)
+    limits = Limits(max_context=512, max_batch=4)
+    before = torch.backends.cuda.matmul.fp32_precision
+    with Engine(model, Recipe(limits=limits, **edit), num_pages=64) as engine:  # type: ignore[arg-type]
+        (output,) = engine.generate([PROMPT], Sampling(max_tokens=8, ignore_eos=True))
+    assert output.status == "finished"
+    assert torch.backends.cuda.matmul.fp32_precision == before

@@ -132,7 +132,7 @@ def test_a_climb_is_written_and_read_again(rates: Callable[[Rate], None], tmp_pa
     assert "Wide" in html
     assert "calls/s" in html
     assert "tokens/s" not in html
-    assert "relative error" in html
+    assert "relative error at most 0.02" in html
     remembered = known_errors().outcomes
     assert {each.rung for each in remembered} >= {"inference", "int8"}
     assert {each.area for each in remembered} == {

@@ -143,7 +143,11 @@ def no_quality(climb: Climb) -> str:
 
 
 def bounds_in_words(climb: Climb) -> str:
-    names = {"max_kl": "mean KL at most {:g}", "max_ppl_increase": "perplexity at most {:+.2%}"}
+    names = {
+        "max_error": "relative error at most {:g}",
+        "max_kl": "mean KL at most {:g}",
+        "max_ppl_increase": "perplexity at most {:+.2%}",
+    }
     known = [
         names[key].format(value)
         for key, value in climb.bounds.items()

@@ -337,6 +337,14 @@ def test_products_gain_what_the_matrix_units_do() -> None:
     assert gain(given, "int8") == pytest.approx(1.0, abs=0.1)  # bytes are not what bounds it
 
 
+def test_a_cpu_multiplies_one_row_of_bf16_slower_than_many() -> None:
+    def product(rows: int) -> TracedOp:
+        return traced(0.01, flops=2.0 * rows * 2.5e7, num_bytes=10**8, weight_bytes=10**8)
+
+    assert gain(work(product(1)), "bf16") < 1.0
+    assert gain(work(product(8)), "bf16") == pytest.approx(2.0, rel=0.1)
+
+
 def test_weights_in_int8_gain_by_bytes() -> None:
     given = work(traced(0.01, flops=2e6, num_bytes=10**8, weight_bytes=10**8), kind="cuda")
     assert 3.5 < gain(given, "int8") < 4.5

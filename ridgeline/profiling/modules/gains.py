@@ -41,6 +41,9 @@ REPLAY_S = 10e-6  # of launching a graph, and copies of inputs and outputs aroun
 CASTING = 1.3  # of the host's time under autocast
 CHANNELS_LAST = {"cpu": 0.9, "cuda": 0.8}  # of a convolution's time; a guess
 AUTOTUNED = 0.95  # of products' time; a guess
+# From here on torch multiplies bf16 on a CPU by its matrix tiles; a single row it does slower than
+# in fp32 (Xeon with AMX, 2026-11-15: BERT-base with 8 rows 2.4 times as fast).
+TILED_ROWS = 4
 FEW_ROWS = {"cpu": 32, "cuda": 64}  # with more, codes go back to the model's dtype first
 
 
@@ -253,7 +256,8 @@ def _limit(piece: Piece, work: Work, form: Form) -> float:
     elif piece.kind == "matrix":
         scheme = form.scheme if has_codes else None
         plain = "fp32" if dtype in ("fp32", "tf32") else dtype
-        reach = product_reach(scheme, plain, on_gpu=work.on_gpu, fused=scheme is not None)
+        tiled = scheme is not None or num_rows(piece) >= TILED_ROWS
+        reach = product_reach(scheme, plain, on_gpu=work.on_gpu, fused=tiled)
     else:
         return num_bytes / roof.memory.value
     memory_s = num_bytes / (reach.bandwidth * roof.memory.value)
@@ -274,10 +278,16 @@ def _bytes(piece: Piece, form: Form, on_gpu: bool, has_codes: bool) -> float:
         return size * piece.num_bytes
     plain = dtype_bytes(parse_dtype(piece.dtype))
     codes = weights * parse_scheme(form.scheme).bits / (8 * plain)
-    rows = piece.flops * plain / (2 * weights) if weights else 0.0
-    if rows > FEW_ROWS["cuda" if on_gpu else "cpu"]:
+    if num_rows(piece) > FEW_ROWS["cuda" if on_gpu else "cpu"]:
         codes += 2 * size * weights
     return size * others + codes
+
+
+def num_rows(piece: Piece) -> float:
+    """That a product multiplies its weight with."""
+    if not piece.weight_bytes:
+        return 0.0
+    return piece.flops * dtype_bytes(parse_dtype(piece.dtype)) / (2 * piece.weight_bytes)
 
 
 def _host_s(work: Work, form: Form, share_of_ops: float) -> float:

@@ -91,7 +91,7 @@ class Record:
             commit=commit,
             dirty=dirty,
             hardware=hardware.summary(),
-            versions=_versions(hardware),
+            versions=versions_of(hardware),
             clocks=clocks if clocks is not None else read_clocks(hardware),
             values=dict(values),
             notes=tuple(notes),
@@ -159,7 +159,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _versions(hardware: Hardware) -> dict[str, str]:
+def versions_of(hardware: Hardware) -> dict[str, str]:
+    """Of all that figures may depend on."""
     return {
         "ridgeline": ridgeline.__version__,
         "python": platform.python_version(),

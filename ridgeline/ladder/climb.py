@@ -27,7 +27,6 @@ from ridgeline.ladder.budget import Budget
 from ridgeline.ladder.finished import Finished
 from ridgeline.ladder.folder import (
     CHECK,
-    CLIMB,
     RECORDS,
     REPORT,
     Folder,
@@ -35,11 +34,21 @@ from ridgeline.ladder.folder import (
     saved_recipe,
 )
 from ridgeline.ladder.judging import Measured
-from ridgeline.ladder.outcome import Climb, Figures, Goal, Quality, RungOutcome, Side, Speedup
+from ridgeline.ladder.outcome import (
+    Climb,
+    CurvePoint,
+    Figures,
+    Goal,
+    Quality,
+    RungOutcome,
+    Side,
+    Speedup,
+)
 from ridgeline.ladder.process import WorkerError
 from ridgeline.ladder.records import climb_records
 from ridgeline.ladder.report import write_report
 from ridgeline.ladder.rounds import MIN_ROUNDS
+from ridgeline.ladder.saved import FILE_NAME as CLIMB
 from ridgeline.ladder.search import Facts, Found, Options, Search
 from ridgeline.ladder.seen import Seen
 from ridgeline.ladder.state import State, Subject, setting
@@ -52,6 +61,7 @@ from ridgeline.progress import Progress
 from ridgeline.quality.gate import USUAL, Bounds
 from ridgeline.quantization.files.read import is_quantized
 from ridgeline.recipe import Recipe
+from ridgeline.records import versions_of
 
 CEILINGS = ("read_bandwidth", "matrix_fp32", "matrix_bf16")
 GPU_CEILINGS = ("matrix_tf32", "matrix_fp8", "eager_launch", "graph_step")
@@ -254,8 +264,15 @@ def measure_last(found: Found, saved: State, bench: Processes) -> Last:
         if words is not None:
             said.append(f"rounds of {name} ran {words}")
     after_seen = bench.look(saved)
-    curves = bench.curve(found.start), bench.curve(saved)
-    return Last(total, before, after, after_seen, *curves, tuple(said))
+    curves: list[tuple[CurvePoint, ...]] = []
+    for state, name in ((found.start, "before"), (saved, "after")):
+        try:
+            curves.append(bench.curve(state))
+        except WorkerError as error:  # what was measured stands without it
+            curves.append(())
+            said.append(f"no curve over the batch of {name}: {error}")
+    before_curve, after_curve = curves
+    return Last(total, before, after, after_seen, before_curve, after_curve, tuple(said))
 
 
 def climb_of(
@@ -283,7 +300,7 @@ def climb_of(
         datetime.now(UTC).isoformat(timespec="seconds"),
         budget.used_s,
         hardware.summary(),
-        dict(hardware.versions),
+        versions_of(hardware),
         None if roof is None else roof.memory.value,
         None if roof is None else roof.memory.source,
         matrix_rates(hardware),

@@ -19,10 +19,11 @@ from typing import Any
 
 from ridgeline.errors import OutputError, UsageError
 from ridgeline.formats.files import atomic_write
+from ridgeline.ladder.saved import FILE_NAME as CLIMB
 from ridgeline.models.checkpoint.gguf import part_paths
 from ridgeline.recipe import FILE_NAME, Recipe, dotted_values, flag
 
-CLIMB, RECORDS, REPORT, CHECK = "climb.json", "records.json", "report.html", "check.json"
+RECORDS, REPORT, CHECK = "records.json", "report.html", "check.json"
 PLACED = "placed.json"  # in work/: the checkpoint's files, which a later climb replaces
 OURS = (CLIMB, RECORDS, REPORT, CHECK, FILE_NAME)
 

@@ -3,9 +3,10 @@ somebody else's (`Bench`; bench_processes.py), so that decisions can be tested i
 
 Greedy, stage by stage (rungs/): in a stage the rung with the largest predicted gain comes first,
 and what is kept changes what the others are measured against. Where a rung that is kept later may
-turn a near miss (kernels tuned for codes, a batch), that one is tried once more from there. With a
-budget, rungs that are not among as many as there is time for are put off, and tried at the end if
-time is left.
+turn a near miss (graphs for 16 bits, kernels tuned for codes, a batch), that one is tried once more
+from there; so is one that did not apply and now does. What is predicted to be slower from where the
+climb is, at the best end of its interval, is not measured there. With a budget, rungs that are not
+among as many as there is time for are put off, and tried at the end if time is left.
 
     search = Search(facts, bench, Budget(600.0), options)
     found = search.run()
@@ -48,7 +49,6 @@ log = logging.getLogger(__name__)
 
 MORE_ROUNDS = (3, 7)  # beyond the least: when an undecided rung is looked at again
 WORTH = 1.01  # an interval that ends below is not worth more rounds
-NEAR = 0.9  # of the best's speed, at the interval's upper end: a near miss
 CALIBRATION_S = 240.0  # that must be left to find codes on data: `demo` takes 200 s on a CPU
 CALIBRATION_GAIN = 8.0  # times the bound: what is further outside stays outside
 FIRST_RUNG_S = 25.0  # taken until one was measured
@@ -196,9 +196,11 @@ class Search:
             if self._now.best != before:
                 self._look_again()
         while self._put_off and self._has_time():
-            rung = max(self._put_off, key=self._gain)
+            rung, before = max(self._put_off, key=self._gain), self._now.best
             self._put_off.remove(rung)
             self._try(rung)
+            if self._now.best != before:
+                self._look_again()
 
     def _climb_stage(self, remaining: list[Rung]) -> None:
         while remaining:
@@ -207,7 +209,10 @@ class Search:
                 break
             rung = max(open_rungs, key=self._gain)  # of equals the first
             remaining.remove(rung)
-            if rung.is_essential or self._is_worth(rung):
+            slower = self._slower_words(rung)
+            if slower is not None:
+                self._add(rung, "not applicable", slower, self._offer(rung))
+            elif rung.is_essential or self._is_worth(rung):
                 self._try(rung)
             else:
                 self._put_off.append(rung)
@@ -217,17 +222,39 @@ class Search:
             self._add(rung, "not applicable", reason)
 
     def _look_again(self) -> None:
-        """Near misses of earlier stages, if what was kept last may turn them."""
-        kept = {o.name for o in self._now.outcomes if o.status == "kept"}
+        """Rungs of earlier stages for which what was kept last may change the answer."""
         rungs = {rung.name: rung for stage in self.options.stages for rung in stage}
         for outcome in list(self._latest.values()):
-            rung, achieved = rungs[outcome.name], outcome.achieved
-            newer = kept & set(rung.again_after) - self._kept_before(outcome)
-            broke = outcome.quality is not None and outcome.quality.problem is not None
-            if outcome.status != "dropped" or achieved is None or broke or not newer:
+            rung = rungs[outcome.name]
+            applies = isinstance(self._offer(rung), Offer) and self._slower_words(rung) is None
+            if not applies or not self._has_time():
                 continue
-            if achieved.high >= NEAR and isinstance(self._offer(rung), Offer) and self._has_time():
+            if outcome.status == "not applicable":
+                self._now.outcomes.remove(outcome)
+                del self._latest[outcome.name]
+                self._try(rung)
+            elif self._may_turn(rung, outcome):
                 self._try(rung, again=True)
+
+    def _may_turn(self, rung: Rung, outcome: RungOutcome) -> bool:
+        """Whether it was a near miss, and something it hangs on has been kept since."""
+        kept = {o.name for o in self._now.outcomes if o.status == "kept"}
+        newer = kept & set(rung.again_after) - self._kept_before(outcome)
+        broke = outcome.quality is not None and outcome.quality.problem is not None
+        if outcome.status != "dropped" or outcome.achieved is None or broke or not newer:
+            return False
+        return outcome.achieved.high >= rung.near
+
+    def _slower_words(self, rung: Rung) -> str | None:
+        """Why it is not measured: even the best end of what is predicted is slower."""
+        offer = self._offer(rung)
+        predicted = self._predicted(offer) if isinstance(offer, Offer) else None
+        if rung.is_essential or predicted is None or predicted.high >= 1.0:
+            return None
+        return (
+            f"predicted to be slower than what is kept: {predicted.speedup:.2f}x "
+            f"({predicted.low:.2f} to {predicted.high:.2f})"
+        )
 
     def _kept_before(self, outcome: RungOutcome) -> set[str]:
         place = self._now.outcomes.index(outcome)

@@ -317,6 +317,56 @@ def test_a_near_miss_is_tried_again_when_what_it_hangs_on_was_kept() -> None:
     assert "again" in found.outcomes[-1].title
 
 
+def test_a_rung_that_comes_to_apply_is_tried_when_it_does() -> None:
+    """As codes on a GPU, which need 16-bit work: it was kept only after graphs."""
+
+    def codes(place: Place) -> Offer | str:
+        if place.state.recipe.dtype != "bf16":
+            return "it needs 16 bits"
+        return Offer({"scheme": "int8"}, "they are there")
+
+    int8 = Rung("int8", "quantize", "int8", codes, True)
+    found = climb(FakeBench(by_label), int8, BF16)
+    assert [(o.name, o.status) for o in found.outcomes] == [
+        ("engine", "kept"),
+        ("bf16", "kept"),
+        ("int8", "kept"),
+    ]
+
+
+def test_what_launches_hid_is_seen_once_graphs_are_kept() -> None:
+    half = rung("bf16", {"dtype": "bf16"}, again_after=("graphs",), near=0.5)
+    graphs = rung("graphs", {"kv.page_size": 128})  # any edit
+
+    def speed(state: State) -> float:
+        if state.loop == "naive":
+            return 10.0
+        if state.recipe.kv.page_size != 128:
+            return 12.0 if state.recipe.dtype == "fp32" else 9.0
+        return 20.0 if state.recipe.dtype == "fp32" else 40.0
+
+    found = climb(FakeBench(speed, noise=0.005), half, graphs, INT8, gains={"int8": 1.5})
+    names = [(outcome.name, outcome.status) for outcome in found.outcomes]
+    assert names[:4] == [
+        ("engine", "kept"),
+        ("bf16", "dropped"),
+        ("graphs", "kept"),
+        ("bf16", "kept"),
+    ]
+
+
+def test_what_is_predicted_to_be_slower_is_not_measured() -> None:
+    bench = FakeBench(by_label)
+    gains = {"int4-g64": 2.5, "int8": 0.7}
+    found = climb(bench, stages=((ENGINE,), (INT4, INT8)), gains=gains)
+    assert statuses(found) == {"engine": "kept", "int4-g64": "kept", "int8": "not applicable"}
+    assert "predicted to be slower" in found.outcomes[2].reason
+    assert found.outcomes[2].predicted is not None
+    assert "compare int8" not in bench.asked
+    found = climb(FakeBench(by_label), stages=((ENGINE,), (INT4, INT8)), gains={"int8": 0.8})
+    assert statuses(found)["int8"] == "dropped"  # its interval reaches above 1
+
+
 def test_ctrl_c_keeps_what_was_done() -> None:
     bench = FakeBench(by_label, stop_at=4)  # open, compare, keep, compare bf16
     found = climb(bench, BF16, INT8, quality=False)

@@ -60,3 +60,4 @@ class Rung:
     is_essential: bool = False  # others are edits of what it makes
     # Rungs that, kept later, may turn a near miss of this one: it is then tried once more.
     again_after: tuple[str, ...] = ()
+    near: float = 0.9  # of the best's speed, at the interval's upper end: a near miss

@@ -4,6 +4,7 @@ tf32, which keeps fp32 weights and rounds what is multiplied.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,10 @@ def half(name: str, place: Place) -> Offer | str:
         return "a CPU computes fp16 by way of fp32; bf16 is measured"
     if name == "bf16" and _before_ampere(place):
         return f"{place.hardware.architecture} has no bf16 matrix units; fp16 is measured"
+    if name == "fp16" and not _before_ampere(place) and not _is_outside(place, "bf16"):
+        return (
+            "as large and as fast as bf16, which kernels are tuned for; tried if that is too coarse"
+        )
     edit: dict[str, Any] = {"dtype": name}
     if place.state.recipe.tf32:
         edit["tf32"] = False
@@ -35,6 +40,13 @@ def tf32(place: Place) -> Offer | str:
     if place.hardware.ceiling("matrix_tf32") is None:
         return f"{place.hardware.name} has no tf32"
     return Offer({"tf32": True}, f"products of fp32 on matrix units; {alignment(place)}")
+
+
+def _is_outside(place: Place, name: str) -> bool:
+    """Whether it was measured, and outside the quality bound."""
+    outcome = place.outcomes.get(name)
+    quality = None if outcome is None else outcome.quality
+    return quality is not None and quality.problem is not None
 
 
 def _before_ampere(place: Place) -> bool:
@@ -52,8 +64,13 @@ def alignment(place: Place) -> str:
     return f"dims of {named} are not multiples of {ALIGNED}, which is slower"
 
 
+def _rung(name: str, title: str, offer: Callable[[Place], Offer | str]) -> Rung:
+    """Without graphs a GPU may do nothing but wait for launches, which hides all of the gain."""
+    return Rung(name, "tensor cores", title, offer, True, again_after=("graphs",), near=0.5)
+
+
 RUNGS = (
-    Rung("bf16", "tensor cores", "weights and work in bf16", partial(half, "bf16"), True),
-    Rung("fp16", "tensor cores", "weights and work in fp16", partial(half, "fp16"), True),
-    Rung("tf32", "tensor cores", "fp32 products in tf32", tf32, True),
+    _rung("bf16", "weights and work in bf16", partial(half, "bf16")),
+    _rung("fp16", "weights and work in fp16", partial(half, "fp16")),
+    _rung("tf32", "fp32 products in tf32", tf32),
 )

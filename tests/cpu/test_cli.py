@@ -59,6 +59,7 @@ def loud_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for verb in VERBS:
         monkeypatch.setattr(f"ridgeline.cli.{verb}.measure", measure, raising=False)
+    monkeypatch.setattr("ridgeline.ladder.climb.measure", measure)
 
 
 def arguments(verb: str, folder: Path) -> list[str]:
@@ -71,8 +72,15 @@ def arguments(verb: str, folder: Path) -> list[str]:
         "generate": ["generate", str(folder), "hello", "--max-tokens", "3", *device],
         "profile": ["profile", str(folder), "--context", "40", "--steps", "2", *device],
         "report": ["report", "accuracy"],
+        "optimize": ["optimize", str(folder), "--dry-run", *traced(folder), *device],
         "quantize": ["quantize", str(folder), "--scheme", "int8", *quantized(folder), *device],
     }[verb]
+
+
+def traced(folder: Path) -> list[str]:
+    trace = folder.parent / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,16,8\n")
+    return ["--workload", str(trace)]
 
 
 def quantized(folder: Path) -> list[str]:

@@ -87,7 +87,9 @@ def _bars(steps: Sequence[Found]) -> Markup:
         )
         for step in steps
     ]
-    return stacked_bars(bars, lambda seconds: human(seconds, "s"), whole="the step")
+    return stacked_bars(
+        bars, lambda seconds: human(seconds, "s"), whole="the step", are_shares=True
+    )
 
 
 def _roofline(found: Found) -> Markup:

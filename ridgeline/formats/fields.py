@@ -87,10 +87,15 @@ def dotted_fields(config: type[Any]) -> dict[str, Field[Any]]:
     return found
 
 
-@cache
 def hints(config: type[Any]) -> Mapping[str, Any]:
-    """The types of a config's fields. Reading them takes half a millisecond, and configs are made
-    by the hundred while plans are compared.
+    """The types of a config's fields."""
+    return _hints(config)  # type: ignore[arg-type]
+
+
+@cache
+def _hints(config: Any) -> Mapping[str, Any]:
+    """Reading them takes half a millisecond, and configs are made by the hundred while plans are
+    compared.
     """
     return MappingProxyType(get_type_hints(config))
 

@@ -18,7 +18,7 @@ from ridgeline.ladder.finished import Finished
 from ridgeline.ladder.outcome import Figures, Quality, Speedup
 from ridgeline.ladder.process import WorkerError
 from ridgeline.ladder.rounds import speedup_of
-from ridgeline.ladder.rungs import Offer, Place, Rung
+from ridgeline.ladder.rungs import Offer, Place, Rung, tensor_cores
 from ridgeline.ladder.search import Enough, Facts, Found, Options, Search
 from ridgeline.ladder.seen import Seen
 from ridgeline.ladder.state import State
@@ -315,6 +315,25 @@ def test_a_near_miss_is_tried_again_when_what_it_hangs_on_was_kept() -> None:
     names = [(outcome.name, outcome.status) for outcome in found.outcomes]
     assert names == [("engine", "kept"), ("int8", "dropped"), ("tuned", "kept"), ("int8", "kept")]
     assert "again" in found.outcomes[-1].title
+
+
+def test_half_the_bytes_are_tried_again_once_launches_are_gone() -> None:
+    """On a GPU that waits for the host they gain nothing before."""
+    again = {each.name: each.again_after for each in tensor_cores.RUNGS}
+    half = rung("bf16", {"dtype": "bf16"}, again_after=again["bf16"])
+    graphs = rung("graphs", {"graphs": True})
+
+    def speed(state: State) -> float:
+        if state.loop == "naive":
+            return 10.0
+        if not state.recipe.graphs:
+            return 20.0
+        return 60.0 if state.recipe.dtype == "bf16" else 40.0
+
+    found = climb(FakeBench(speed, noise=0.005), half, graphs)
+    names = [(outcome.name, outcome.status) for outcome in found.outcomes[1:]]
+    assert names == [("bf16", "dropped"), ("graphs", "kept"), ("bf16", "kept")]
+    assert again["fp16"] == again["bf16"]
 
 
 def test_ctrl_c_keeps_what_was_done() -> None:

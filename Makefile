@@ -43,7 +43,9 @@ demo: $(NEEDS)
 	$(RUN) -m ridgeline generate demo "Why is the sky blue? Answer in two sentences." --max-tokens 96
 	$(RUN) -m ridgeline optimize demo --out demo-optimized --budget 4m --resume
 
-test: lint browser
+# A browser is fetched while the environment is made and types are checked.
+test:
+	$(MAKE) --no-print-directory -j2 lint browser
 	$(RUN) -m pytest -n 2 --dist loadfile tests/cpu
 
 # The page's tests need a browser, and say so where there is none. Installing one needs root: it is

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
+from ridgeline.formats.fields import hints
 from ridgeline.formats.files import reject_unknown_keys
 from ridgeline.profiling.prediction import Loop, Prediction
 
@@ -181,9 +182,9 @@ def _made(kind: Any, value: Any, name: str) -> Any:
             return None
         kind = next(each for each in get_args(kind) if each is not NoneType)
     if is_dataclass(kind):
-        hints = get_type_hints(kind)
+        known = hints(kind)  # type: ignore[arg-type]
         reject_unknown_keys(value, {each.name for each in fields(kind)}, name)
-        return kind(**{key: _made(hints[key], each, key) for key, each in value.items()})  # type: ignore[operator]
+        return kind(**{key: _made(known[key], each, key) for key, each in value.items()})  # type: ignore[operator]
     if get_origin(kind) is tuple:
         return tuple(_made(get_args(kind)[0], each, name) for each in value)
     return value

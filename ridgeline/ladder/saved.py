@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from ridgeline.errors import UsageError
+from ridgeline.formats.fields import hints
 from ridgeline.ladder.outcome import SCHEMA, Climb
 
 FILE_NAME = "climb.json"
@@ -57,9 +58,9 @@ def _check(value: Any, kind: Any, name: str) -> None:
         kind = next(each for each in get_args(kind) if each is not NoneType)
     origin = get_origin(kind)
     if is_dataclass(kind):
-        hints = get_type_hints(kind)
+        known = hints(kind)  # type: ignore[arg-type]
         for field in fields(kind):
-            _check(getattr(value, field.name), hints[field.name], f"{name}.{field.name}")
+            _check(getattr(value, field.name), known[field.name], f"{name}.{field.name}")
     elif origin is tuple:
         for index, each in enumerate(value):
             _check(each, get_args(kind)[0], f"{name}[{index}]")

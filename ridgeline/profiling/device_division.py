@@ -111,11 +111,16 @@ def _with_waiting(found: Division, inner_s: float, lead_s: float, in_graphs: boo
 
 
 def owners(events: Sequence[DeviceEvent], labels: Sequence[Label]) -> tuple[list[int | None], int]:
-    """The call that each event belongs to, and how many of a graph's kernels were not found."""
+    """The call that each event belongs to, and how many of a graph's kernels were not found. Beside
+    graphs no scopes are open: kernels launched one by one, as in the first steps of a long prompt,
+    are found in the same way.
+    """
     found = [event.scope for event in events]
-    inside = [i for i, event in enumerate(events) if event.in_graph and not event.is_copy]
-    if not inside or not labels:
-        return found, len(inside)
+    kernels = [(i, event) for i, event in enumerate(events) if not event.is_copy]
+    inside = [i for i, event in kernels if event.in_graph or event.scope is None]
+    in_graphs = {i for i, event in kernels if event.in_graph}
+    if not in_graphs or not labels:
+        return found, len(in_graphs)
     names, known = [events[i].name for i in inside], [label.kernel for label in labels]
     matched: dict[int, int | None] = {}
     matcher = SequenceMatcher(None, names, known, autojunk=False)
@@ -126,7 +131,8 @@ def owners(events: Sequence[DeviceEvent], labels: Sequence[Label]) -> tuple[list
     for place, index in enumerate(inside):
         last = matched.get(place, last)
         found[index] = last
-    return found, len(inside) - len(matched)
+    missed = sum(place not in matched for place, i in enumerate(inside) if i in in_graphs)
+    return found, missed
 
 
 def _by_step(trace: Trace) -> list[list[DeviceEvent]]:

@@ -214,6 +214,24 @@ def test_owners_survive_kernels_that_are_missing() -> None:
     assert set(found[:2]) == {1, 3}
 
 
+def test_kernels_beside_a_graph_have_owners_too() -> None:
+    """A prompt in several steps: large ones launch by launch, the last a graph. No scope is open in
+    the trace of it, as it runs; the labels are of all its kernels.
+    """
+    labels = by_hand() + by_hand() + [Label("nobody's", None)]
+    names = [label.kernel for label in labels]
+    events = [
+        DeviceEvent(name, number, number + 1, False, 0, None, number >= len(KERNELS))
+        for number, name in enumerate(names)
+    ]
+    found, missed = owners(events, labels)
+    assert found == [1, 2, 3, 4, 1, 2, 3, 4, None]
+    assert missed == 0
+    beside = [DeviceEvent("unseen", -1, 0, False, 0, None, False), *events]
+    found, missed = owners(beside, labels)
+    assert (found[0], found[1:9], missed) == (None, [1, 2, 3, 4, 1, 2, 3, 4], 0)
+
+
 def test_a_trace_without_steps_or_kernels_is_empty() -> None:
     assert read_trace({}).events == ()
     fake = Fake()

@@ -59,11 +59,11 @@ def test_ties_with_the_last_one_kept_are_kept() -> None:
     options = {**PLAIN, "top_k": 2}
     assert filtered_logits(logits, **options).isfinite().tolist() == [True] * 4 + [False] * 2  # type: ignore[arg-type]
     drawn = kernels.sample_rows(
-        logits.expand(24, -1),
-        torch.ones(24),
-        torch.full((24,), 3),
-        torch.arange(24),
-        top_p_B=torch.full((24,), 0.55),
+        logits.expand(8, -1),
+        torch.ones(8),
+        torch.full((8,), 3),
+        torch.arange(8),
+        top_p_B=torch.full((8,), 0.55),
     )
     assert set(drawn.tolist()) == {0, 1, 2, 3}
 

@@ -1,6 +1,16 @@
-"""Tests that need a GPU; without one every test of this folder is skipped."""
+"""Tests that need a GPU; without one every test of this folder is skipped.
 
-from collections.abc import Iterator
+Several processes may run parts of this folder at once on one GPU. Then times mean nothing: kernels
+wait for those of others. What a test asserts of speed it asks `alone` for first; what is computed,
+found and named is asserted always.
+"""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
@@ -25,3 +35,34 @@ def _free_memory() -> Iterator[None]:
     yield
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+@pytest.fixture(scope="session")
+def _lock() -> Iterator[IO[bytes]]:
+    """Held together by all processes that run these tests, from their first test to their last."""
+    path = Path(tempfile.gettempdir()) / f"ridgeline-gpu-tests-{os.getuid()}.lock"
+    with open(path, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield file
+
+
+@pytest.fixture(autouse=True)
+def _present(_lock: IO[bytes]) -> None:
+    """Others see that somebody is here."""
+
+
+def _is_alone(lock: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    return True
+
+
+@pytest.fixture
+def alone(_lock: IO[bytes]) -> Callable[[], bool]:
+    """Whether no other process ran these tests when this one began, nor does now."""
+    before = _is_alone(_lock)
+    return lambda: before and _is_alone(_lock)

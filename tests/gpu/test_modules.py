@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ridgeline.hardware import Hardware
 from ridgeline.ladder.modules import optimize
 from ridgeline.ladder.modules.building import Example, build
 from ridgeline.profiling.modules import profile
+from ridgeline.profiling.modules.changes import CHANGES
 from ridgeline.profiling.modules.form import Form
 from ridgeline.profiling.modules.run import measured
 
@@ -97,7 +99,7 @@ def test_what_is_replayed_is_told_by_its_kernels(here: Hardware) -> None:
 
 
 @pytest.mark.parametrize("for_", ["latency", "throughput"])
-def test_a_climb(here: Hardware, for_: Any, tmp_path: Path) -> None:
+def test_a_climb(here: Hardware, for_: Any, tmp_path: Path, alone: Callable[[], bool]) -> None:
     module, x = block(), torch.randn(1, 512, device="cuda")
     with torch.no_grad():
         expected = module(x)
@@ -108,20 +110,24 @@ def test_a_climb(here: Hardware, for_: Any, tmp_path: Path) -> None:
     )  # fmt: skip
     statuses = {rung.name: rung.status for rung in found.rungs}
     assert "failed" not in statuses.values(), [(r.name, r.reason) for r in found.rungs]
-    assert statuses["graphs"] == "kept"  # 20 launches of a few microseconds each
-    assert found.form.graphs
+    assert statuses["graphs"] in ("kept", "dropped")
+    if alone():
+        assert statuses["graphs"] == "kept"  # 20 launches of a few microseconds each
+        assert found.speedup is not None
+        assert found.speedup.low > 1.0
+    assert found.form.graphs == (statuses["graphs"] == "kept")
     error = (found(x) - expected).norm() / expected.norm()
     assert error < 0.02
-    assert found.speedup is not None
-    assert found.speedup.low > 1.0
     assert torch.backends.cuda.matmul.fp32_precision == precision
     assert next(module.parameters()).dtype == torch.float32
     assert found.report(tmp_path / "report.html").stat().st_size > 0
 
 
 def test_a_climb_with_the_compiler(here: Hardware) -> None:
+    """What is kept is compiled again in every form that is tried, so only few are."""
     module, x = block(), torch.randn(64, 512, device="cuda")
-    found = optimize(module, x, skip=("autotune", "int4"), hardware=here, round_s=0.05)
+    skip = set(CHANGES) - {"inference", "compile", "bf16", "graphs"}
+    found = optimize(module, x, skip=skip, hardware=here, round_s=0.05)
     statuses = {rung.name: rung.status for rung in found.rungs}
     assert statuses["compile"] in ("kept", "dropped"), [(r.name, r.reason) for r in found.rungs]
     with torch.no_grad():

@@ -21,7 +21,8 @@ from ridgeline.profiling.accuracy import Outcome, remember
 from ridgeline.profiling.gains import area_of, predict
 from ridgeline.profiling.prediction import PhaseTime, Situation
 from ridgeline.profiling.roofline import step_limit
-from ridgeline.profiling.step_model import State, modelled
+from ridgeline.profiling.run_state import State
+from ridgeline.profiling.step_model import modelled
 from ridgeline.recipe import Limits, Recipe, Speculation, with_auto
 
 CONFIG = describe_shape("llama-3.1-8b").config

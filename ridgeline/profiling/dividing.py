@@ -54,26 +54,34 @@ def divided(subject: Stepping, phases: Sequence[PhaseTime], seconds: float = SEC
 
 
 def _one(subject: Stepping, phase: PhaseTime, seconds: float) -> tuple[PhaseTime, float]:
+    on_cpu = subject.device.type == "cpu"
     with _steps_like(subject, phase) as (step, num_pieces):
-        for _ in range(WARM_UP):
-            began = time.perf_counter()
-            step()
-        took_s = max(time.perf_counter() - began, 1e-6)
-        count = max(2, min(MOST, int(seconds / (4 * took_s))))
-        before = time_loop(step, count, device=subject.device)
-        division, _, _ = watched(subject, step, before.median_s, count, with_trace=False)
-        slowed = _slowed(subject, step, count, before.min_s)
-    fitted = _fitted(division, num_pieces, phase.step_s, subject.device.type == "cpu")
+        took_s = _warm(step, 1 if on_cpu else WARM_UP)
+        count = max(1 if on_cpu else 2, min(MOST, int(seconds / (4 * took_s))))
+        if on_cpu:  # the clock that divides says how long they took
+            division, _, _ = watched(subject, step, took_s, count, with_trace=False)
+            slowed = 1.0
+        else:
+            before = time_loop(step, count, device=subject.device)
+            division, _, _ = watched(subject, step, before.median_s, count)
+            slowed = _slowed(subject, step, count, before.min_s)
+    fitted = _fitted(division, num_pieces, phase.step_s, on_cpu)
     kernels = division.num_kernels / num_pieces
     return replace(phase, division=fitted.parts, num_kernels=kernels), slowed
+
+
+def _warm(step: Step, num_steps: int) -> float:
+    """What the last of them took."""
+    for _ in range(num_steps):
+        began = time.perf_counter()
+        step()
+    return max(time.perf_counter() - began, 1e-6)
 
 
 def _slowed(subject: Stepping, step: Step, count: int, before_s: float) -> float:
     """A GPU's tracer may leave something behind. What seems slower is timed again: a busy moment
     of the host is over then.
     """
-    if subject.device.type == "cpu":
-        return 1.0
     least_s = float("inf")
     for _ in range(TRIES):
         least_s = min(least_s, time_loop(step, count, device=subject.device).min_s)

@@ -6,7 +6,7 @@
 #   make smoke                     the minute before a commit
 #   make browser                   a Chromium for the tests of the server's page, where apt has one
 #   make soak                      ten minutes of many clients, and of hostile ones, on a server
-#   make gpu-test, make gpu-bench  on a machine with a GPU, under the Python that is active there
+#   make gpu-test, gpu-bench, gpu-climb  on a machine with a GPU, under the Python that is active there
 
 BASE_PYTHON ?= python3
 VENV := .venv
@@ -21,7 +21,7 @@ ifeq ($(origin PYTHON),undefined)
 endif
 RUN := PYTHONPATH=$(CURDIR) $(PYTHON)
 
-.PHONY: help env demo test smoke lint browser soak gpu-test gpu-bench clean
+.PHONY: help env demo test smoke lint browser soak gpu-test gpu-bench gpu-climb clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -81,6 +81,18 @@ gpu-bench:
 	  PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline bench engine --shape llama-3.1-8b \
 	    --workload $$workload --rounds 3 --save results || exit 1; \
 	done
+
+gpu-climb:
+	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline kernels build
+	for phase in "--batch 1 --context 1024" "--batch 64 --context 1024 --prefill 4x2048"; do \
+	  PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline profile --shape llama-3.1-8b $$phase --save results \
+	    || exit 1; \
+	done
+	for goal in latency throughput; do \
+	  PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline optimize --shape llama-3.1-8b --for $$goal \
+	    --quality off --budget 8m --out climb-$$goal --resume || exit 1; \
+	done
+	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline report accuracy
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -16,7 +16,7 @@ from rich.table import Table
 from ridgeline.bench.engine import EngineRun, Percentiles, as_record, check_fits, run_workload
 from ridgeline.bench.peers import PEERS, PeerRun, peer_runs, transformers_peer
 from ridgeline.bench.start import time_start
-from ridgeline.cli.options import add_flags, from_flags
+from ridgeline.cli.options import add_flags, add_model, from_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data import Tokenizer
 from ridgeline.data.traces import load_workload
@@ -29,7 +29,7 @@ from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.units import human_bytes
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.models.families import Description
-from ridgeline.models.shapes import describe_shape, random_model
+from ridgeline.models.shapes import check_one, describe_shape, random_model
 from ridgeline.progress import Progress
 from ridgeline.quantization import save_model
 from ridgeline.quantization.choose import in_words
@@ -39,12 +39,7 @@ from ridgeline.records import Value
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", nargs="?", help="Hugging Face folder or hub name, GGUF file, or `demo`"
-    )
-    parser.add_argument(
-        "--shape", metavar="NAME", help="a model of this shape with random weights instead"
-    )
+    add_model(parser)
     parser.add_argument(
         "--save-model", type=Path, metavar="DIR", help="keep the model of --shape as a checkpoint"
     )
@@ -143,8 +138,7 @@ def measured(
 
 
 def check(args: argparse.Namespace) -> None:
-    if (args.model is None) == (args.shape is None):
-        raise UsageError("give a model, or --shape for one with random weights: one of the two")
+    check_one(args.model, args.shape)
     if args.start is not None and args.shape is not None and args.save_model is None:
         raise UsageError("--start loads a checkpoint; keep the model of --shape with --save-model")
     if args.save_model is not None and args.shape is None:

@@ -38,7 +38,6 @@ def begin() -> None:
     """Unless there is nothing left to be won."""
     if "torch" in sys.modules:
         return
-    share_cores()
     context = get_context("spawn")
     memory = context.RawArray("d", NUM_VALUES)
     ours, theirs = context.Pipe()
@@ -56,8 +55,9 @@ def taken() -> Early | None:
 
 
 def share_cores() -> None:
-    """Threads that wait for work sleep: those of the engine would take the cores that requests are
-    read and answered with. (256 tokens of `demo` took 91 s instead of 8 on busy cores, 2026-11.)
+    """Threads that wait for work sleep. Those that spin take the cores from whoever they wait for,
+    as soon as anything else runs: another process of ours, or of somebody else. (`demo` decoded 1.2
+    and 3.3 tokens/s on two busy cores, and 13.5 and 13.9 so, 2026-11.) Before torch is imported.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

@@ -88,6 +88,7 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    early.share_cores()
     try:
         open_streams()
         code = run(arguments)

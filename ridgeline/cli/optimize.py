@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ridgeline.cli.eval import check_task_flags
 from ridgeline.cli.optimize_table import climb_table
-from ridgeline.cli.options import add_flags, from_flags
+from ridgeline.cli.options import add_flags, add_model, from_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.workload import MIXES
 from ridgeline.errors import CHECK_FAILED_EXIT_CODE, INTERRUPTED_EXIT_CODE, UsageError
@@ -40,12 +40,7 @@ ALL_TEXT = 1 << 30  # windows: as many as a given text has
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", nargs="?", help="Hugging Face folder or hub name, GGUF file, or `demo`"
-    )
-    parser.add_argument(
-        "--shape", metavar="NAME", help="a model of this shape with random weights instead"
-    )
+    add_model(parser)
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="new or empty folder (default: MODEL-optimized)"
     )

@@ -20,6 +20,16 @@ from ridgeline.formats.fields import flag_of, hints
 Config = TypeVar("Config")
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """A model, or a shape with random weights: `models.shapes.check_one` says if it is not one."""
+    parser.add_argument(
+        "model", nargs="?", help="Hugging Face folder or hub name, GGUF file, or `demo`"
+    )
+    parser.add_argument(
+        "--shape", metavar="NAME", help="a model of this shape with random weights instead"
+    )
+
+
 def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
     group = parser.add_argument_group(config.__name__.lower().removesuffix("config"))
     types = hints(config)

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 import ridgeline
-from ridgeline.cli.options import add_flags
+from ridgeline.cli.options import add_flags, add_model
 from ridgeline.cli.profile_subject import CONTEXT, Prompts, check, sizes_of, subject_of
 from ridgeline.cli.profile_table import draw
 from ridgeline.cli.terminal import Terminal
@@ -46,12 +46,7 @@ GPU_CEILINGS = CPU_CEILINGS | {"matrix_fp8", "matrix_int8", "eager_launch"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", nargs="?", help="Hugging Face folder or hub name, GGUF file, or `demo`"
-    )
-    parser.add_argument(
-        "--shape", metavar="NAME", help="a model of this shape with random weights instead"
-    )
+    add_model(parser)
     parser.add_argument(
         "--loop",
         choices=("engine", "naive"),

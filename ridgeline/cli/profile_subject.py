@@ -15,7 +15,7 @@ from ridgeline.errors import ContextLengthError, UsageError
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware import Hardware
 from ridgeline.models.checkpoint import resolve_model
-from ridgeline.models.shapes import describe_shape, random_model
+from ridgeline.models.shapes import check_one, describe_shape, random_model
 from ridgeline.profiling.plain_stepping import NaiveSteps
 from ridgeline.profiling.stepping import EngineSteps, Stepping
 from ridgeline.progress import Progress
@@ -33,8 +33,7 @@ class Prompts(NamedTuple):
 
 
 def check(args: argparse.Namespace) -> None:
-    if (args.model is None) == (args.shape is None):
-        raise UsageError("give a model, or --shape for one with random weights: one of the two")
+    check_one(args.model, args.shape)
     for name in ("batch", "context", "steps"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -54,7 +53,8 @@ def check_plain(args: argparse.Namespace) -> None:
         if name not in OF_THE_PLAIN_LOOP and value_of(asked, name) != value_of(Recipe(), name):
             raise UsageError(
                 f"{flag(name)} is for the engine; the plain loop obeys "
-                f"{', '.join(map(flag, OF_THE_PLAIN_LOOP))} alone; leave it out, or --loop naive"
+                f"{', '.join(map(flag, OF_THE_PLAIN_LOOP))} alone; leave it "
+                "out, or leave out --loop naive"
             )
 
 

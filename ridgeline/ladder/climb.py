@@ -54,7 +54,7 @@ from ridgeline.ladder.seen import Seen
 from ridgeline.ladder.state import State, Subject, setting
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
-from ridgeline.models.shapes import describe_shape
+from ridgeline.models.shapes import check_one, describe_shape
 from ridgeline.profiling import roof_of
 from ridgeline.profiling.accuracy import Outcome, remember
 from ridgeline.progress import Progress
@@ -94,8 +94,7 @@ class Order:
     command: tuple[str, ...] = field(default_factory=lambda: ("ridgeline", *sys.argv[1:]))
 
     def __post_init__(self) -> None:
-        if (self.model is None) == (self.shape is None):
-            raise UsageError("give a model, or --shape for one with random weights: one of the two")
+        check_one(self.model, self.shape)
         if self.output_tokens < 1:
             raise UsageError(f"--output-tokens is {self.output_tokens}; give at least 1")
         if self.shape is not None and self.quality:

@@ -156,6 +156,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+def check_one(model: str | None, shape: str | None) -> None:
+    """What is run is a model or a shape, not both and not neither."""
+    if (model is None) == (shape is None):
+        raise UsageError("give a model, or --shape for one with random weights: one of the two")
+
+
 def describe_shape(name: str, num_layers: int | None = None) -> Description:
     """What a checkpoint of this shape says of itself, with `num_layers` where that is given."""
     if name not in SHAPES:

@@ -372,3 +372,15 @@ def test_flags_keep_the_configs_own_defaults() -> None:
     given = parser.parse_args(["--names", "a", "--names", "b", "--share", "0.5"])
     assert from_flags(given, Knobs) == Knobs(3, ("a", "b"), 0.5)
     assert "(default: 3)" in parser.format_help()
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "passive"), ("active", "active")])
+def test_threads_that_wait_sleep_unless_the_user_says_otherwise(
+    given: str | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    else:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    assert main(["kernels", "list", "--json"]) == 0
+    assert os.environ["OMP_WAIT_POLICY"] == found

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-import ridgeline
-from ridgeline.engine.layer_speed import layers_file
+from ridgeline.engine.layer_speed import layers_file, times_version
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.facts import Ceiling
@@ -317,11 +316,13 @@ def test_what_was_timed_of_a_scheme_counts_more_than_its_bytes() -> None:
     }
     file = layers_file(CPU)
     file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({"version": ridgeline.__version__, "times": times}))
+    file.write_text(json.dumps({"version": times_version(), "times": times}))
     assert predict(given, {"scheme": "int8"}).speedup == pytest.approx(1.04, abs=0.03)
     assert predict(given, {"scheme": "int4-g64"}).speedup > 1.3  # of which nothing is known
     many = replace(given, phases=(decode(16, 100, 0.02, matrices=0.018, gaps=0.002),))
     assert predict(many, {"scheme": "int8"}).speedup > 1.1  # timed for one row only
+    file.write_text(json.dumps({"version": "0.1.0 of other kernels", "times": times}))
+    assert predict(given, {"scheme": "int8"}).speedup == pytest.approx(usual)
     file.write_text("not JSON")
     assert predict(given, {"scheme": "int8"}).speedup == pytest.approx(usual)
 

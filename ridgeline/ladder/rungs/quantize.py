@@ -1,6 +1,6 @@
-"""Quantize: weights in 8 or 4 bits, what they are multiplied with in 8, keys and values in 8, the
-head in 8. Schemes exclude each other; each is measured against the best so far, the largest predicted gain
-first.
+"""Quantize: weights in 8 or 4 bits, what they are multiplied with in 8, the head in 8, keys and
+values in 8. Schemes exclude each other; each is measured against the best so far, the largest
+predicted gain first.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ class Reach(NamedTuple):
 # Steps of many tokens: 0.88 of the bf16 rate (44,181 tok/s), 0.86 of the fp8 rate.
 GPU_PRODUCT = {
     "plain": Reach(1.0, 0.88, 1.9e-6),
-    # By cuBLAS, with norms and activations apart: steps of 9.5 and 4.8 ms as graphs, 2026-11-15.
+    # By cuBLAS, with norms and activations apart: what leaves 9.5 and 4.8 ms for a step as a graph,
+    # 0.7 of them in other kernels, gaps and the host (2026-11-15).
     "fp32": Reach(0.82, 0.9, 2.5e-6),
     "fp16": Reach(0.96, 0.88, 2.5e-6),
     "int8": Reach(1.0, 0.84, 3.1e-6),
@@ -55,6 +56,9 @@ DEQUANTIZED = 0.15  # share of the bandwidth where a reference writes the weight
 # short sequence takes 8 µs. The plain loop's attention copies keys to fp32 and repeats them.
 GPU_ATTENTION, PLAIN_ATTENTION = Reach(0.9, 0.55, 6e-6), Reach(0.12, 0.08, 25e-6)
 OF_CODES = 0.88  # of what is reached over pages of numbers, over pages of codes
+# On a CPU pages of codes are written and read by the references: `demo` with weights in int8 fell
+# to 0.57 of its speed (a climb, 2026-11-15).
+CPU_CODES_S = 180e-6
 CPU_ATTENTION, CPU_PLAIN_ATTENTION = Reach(0.4, 0.2, 10e-6), Reach(0.12, 0.1, 60e-6)
 
 
@@ -86,4 +90,7 @@ def attention_reach(*, on_gpu: bool, fused: bool, codes: bool = False) -> Reach:
         found = GPU_ATTENTION if fused else PLAIN_ATTENTION
     else:
         found = CPU_ATTENTION if fused else CPU_PLAIN_ATTENTION
-    return found._replace(bandwidth=found.bandwidth * OF_CODES) if codes else found
+    if codes:
+        more_s = 0.0 if on_gpu else CPU_CODES_S
+        found = Reach(found.bandwidth * OF_CODES, found.matrix, found.fixed_s + more_s)
+    return found

@@ -207,7 +207,7 @@ class _Largest:
         for name in Divided._fields:
             was, now = getattr(before, name), getattr(after, name) / factor
             moved = abs(was - now) / max(before.total, 1e-12) * seconds
-            if moved > self.moved:
+            if moved > max(self.moved, 1e-6 * seconds):  # less is rounding
                 share = was / before.total
                 self.moved = moved
                 name = "other kernels" if name == "other" else name

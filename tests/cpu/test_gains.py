@@ -102,6 +102,7 @@ def test_what_changes_nothing_gives_one(hardware: Hardware) -> None:
     assert predict(given, {}).speedup == 1.0
     assert predict(given, {"kv.page_size": 128}).speedup == pytest.approx(1.0)
     assert predict(given, {"limits.max_context": 512}).speedup == pytest.approx(1.0)
+    assert predict(given, {"kv.page_size": 32}).why == "no part of a step is expected to change"
     full = predict(given, {"limits.max_batch": 128})  # requests at once are fewer anyway
     assert full.speedup == pytest.approx(1.0)
 

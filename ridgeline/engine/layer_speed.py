@@ -13,6 +13,7 @@ better times count: on a busy machine one bad moment decides nothing.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from ridgeline.formats.dtypes import dtype_name
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.ceilings import cache_path
+from ridgeline.kernels import quantized_linear, skinny_linear
 from ridgeline.kernels.autotune import is_tuned
 from ridgeline.models import ModelConfig
 from ridgeline.progress import Progress
@@ -153,7 +155,7 @@ def _read_times(file: Path, changed: int) -> dict[str, Any]:
     """`changed` is when: another time is read anew."""
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-        return dict(document["times"]) if document["version"] == ridgeline.__version__ else {}
+        return dict(document["times"]) if document["version"] == times_version() else {}
     except (OSError, ValueError, TypeError, KeyError):
         return {}
 
@@ -162,6 +164,17 @@ def layers_file(hardware: Hardware) -> Path:
     """The times of one device; its name says device, driver, torch and Triton."""
     place = cache_path(hardware)
     return place.parent.parent / "layers" / place.name
+
+
+@lru_cache(maxsize=1)
+def times_version() -> str:
+    """What times hold for: this Ridgeline, with the products' kernels as they are now."""
+    found = hashlib.sha256()
+    for op in (quantized_linear, skinny_linear):
+        folder = Path(op.__path__[0])
+        for file in sorted(each for each in folder.iterdir() if each.is_file()):
+            found.update(file.name.encode() + file.read_bytes())
+    return f"{ridgeline.__version__} {found.hexdigest()[:12]}"
 
 
 def _as_it_is(layer: nn.Module) -> nn.Module:
@@ -189,7 +202,7 @@ class _Kept:
         self.is_new = False
         try:
             document = json.loads(self.file.read_text(encoding="utf-8"))
-            if document["version"] == ridgeline.__version__:  # other kernels have other times
+            if document["version"] == times_version():  # other kernels have other times
                 self.values = dict(document["times"])
         except FileNotFoundError:
             pass
@@ -212,6 +225,6 @@ class _Kept:
             return
         try:
             with atomic_write(self.file) as file:
-                json.dump({"version": ridgeline.__version__, "times": self.values}, file, indent=1)
+                json.dump({"version": times_version(), "times": self.values}, file, indent=1)
         except OutputError as error:
             log.warning("%s; times of layers are measured again next time", error)

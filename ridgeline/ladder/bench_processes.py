@@ -10,6 +10,7 @@ side; the faster one repeats it. Where both do not fit at once, each is loaded i
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -36,10 +37,13 @@ from ridgeline.ladder.state import State, Subject
 from ridgeline.quality.gate import USUAL, Bounds
 from ridgeline.recipe import usual_limits, usual_memory_share
 
+log = logging.getLogger(__name__)
+
 ROUND_S = 1.5
 LOAD_LIMIT_S, WORK_LIMIT_S, JUDGE_LIMIT_S = 600.0, 180.0, 1800.0
 OPEN_ROUNDS = 3
 LARGEST_SHARE = 0.95  # of what is free, for one of two
+SLOWED = 1.15  # by being looked at: such a process is not measured any more
 CURVE_S = 6.0
 CURVE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -189,6 +193,9 @@ class Processes:
         found = running.process.ask("phases", **asked, limit_s=WORK_LIMIT_S)
         phases = tuple(phase_from(phase) for phase in found["phases"])
         running.seen = replace(running.seen, phases=phases, figures=running.figures())
+        if found["slowed"] > SLOWED:
+            log.info("looking at its steps left them %.2f times slower", found["slowed"])
+            running.process.close()  # loaded again where it is needed
         return running.seen
 
     def look(self, state: State) -> Seen:

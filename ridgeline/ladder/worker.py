@@ -29,6 +29,7 @@ from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.ceilings import load_cached
 from ridgeline.kernels import extension
 from ridgeline.ladder import judging
+from ridgeline.ladder.looking import Steps, engine_steps, looked_at, naive_steps
 from ridgeline.ladder.outcome import CurvePoint
 from ridgeline.ladder.part import Part, longer
 from ridgeline.ladder.running import EngineRuns, NaiveRuns, Round
@@ -48,6 +49,9 @@ class Worker:
     def __init__(self) -> None:
         self.runs: EngineRuns | NaiveRuns | None = None
         self.workload: Workload | None = None
+        self.steps: Steps | None = None
+        self.rounds: list[Round] = []  # that were asked for
+        self.one_by_one = True
         self.judge = judging.Judge()
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,6 +61,7 @@ class Worker:
     def do_load(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         began, asked = time.monotonic(), Spec.from_json(spec)
         self.workload = read_workload(asked.workload)
+        self.one_by_one = asked.goal == "latency" or asked.loop == "naive"
         hardware = load_cached(detect(asked.device))
         problem = build_kernels() if asked.build else None
         if asked.loop == "naive":
@@ -69,6 +74,7 @@ class Worker:
         model = plain_model(spec, hardware)
         runs = self.runs = NaiveRuns(model, hardware)
         filled = with_auto(spec.recipe, model.config, model.embed.weight.dtype, spec.device)
+        self.steps = naive_steps(model, filled)
         size = float(dtype_bytes(parse_dtype(filled.dtype)))
         return {
             "recipe": asdict(filled),
@@ -94,6 +100,7 @@ class Worker:
         engine = Engine(model, spec.recipe, device=spec.device, num_pages=spec.num_pages)
         del model  # where the engine made codes of it, its own weights are gone now
         runs = self.runs = EngineRuns(engine, spec.goal, hardware)
+        self.steps = engine_steps(engine)
         return runs.about() | {
             "recipe": asdict(engine.recipe),
             "weight_bytes": sum(parameter.nbytes for parameter in engine.model.parameters()),
@@ -119,7 +126,9 @@ class Worker:
         return {"part": last.to_json(), "seconds": took}
 
     def do_round(self, part: Mapping[str, Any]) -> dict[str, Any]:
-        return self._run(Part.from_json(part)).to_json()
+        found = self._run(Part.from_json(part))
+        self.rounds.append(found)
+        return found.to_json()
 
     def _run(self, part: Part) -> Round:
         assert self.runs is not None, "`load` comes first"
@@ -138,8 +147,9 @@ class Worker:
     def do_phases(self, part: Mapping[str, Any]) -> dict[str, Any]:
         assert self.runs is not None, "`load` comes first"
         assert self.workload is not None, "`load` comes first"
-        workload = Part.from_json(part).of(self.workload)
-        return {"phases": [asdict(phase) for phase in self.runs.phases(workload)]}
+        phases = self.runs.phases(Part.from_json(part).of(self.workload))
+        found = looked_at(phases, self.rounds, self.steps, self.one_by_one)
+        return {"phases": [asdict(phase) for phase in found.phases], "slowed": found.slowed}
 
     def do_curve(self, batches: list[int], seconds: float) -> dict[str, Any]:
         """Points as far as these seconds reach."""

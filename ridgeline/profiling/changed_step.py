@@ -14,9 +14,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ridgeline.models.cost import MeanStep
+from ridgeline.profiling.launching import is_replayed
 from ridgeline.profiling.prediction import PhaseTime
 from ridgeline.profiling.roofline import step_limit
-from ridgeline.profiling.step_model import Parts, State, modelled
+from ridgeline.profiling.run_state import State
+from ridgeline.profiling.step_model import Parts, modelled
 
 DRAFT_COST = {"none": 0.0, "prompt-lookup": 0.0, "draft": 0.08}  # of a step, a token guessed
 # Further rows that a step verifies, in the mean.
@@ -54,7 +56,7 @@ def divided(phase: PhaseTime, state: State) -> Divided:
         return Divided(*(part * scale for part in found))
     found = of_model(modelled(state, phase.work), state)
     left = phase.step_s - found.busy - found.host
-    if state.on_gpu and not state.uses_graphs and left > found.gaps:
+    if state.on_gpu and not is_replayed(state, phase.work) and left > found.gaps:
         return found._replace(gaps=left)
     return Divided(*(part * phase.step_s / found.total for part in found))
 
@@ -82,27 +84,35 @@ def changed_parts(
     if phase.phase == "decode" and guesses(after) != guesses(before):
         drafts = after.recipe.speculation.max_draft_tokens
         other += (matrices + attention) * DRAFT_COST[guesses(after)] * drafts
-    host = parts.host * now.host_s / max(was.host_s, 1e-12)
+    host = now.host_s  # of another loop nothing is known from this one
+    if before.loop == after.loop:
+        host = parts.host * now.host_s / max(was.host_s, 1e-12)
     changed = Divided(matrices, attention, other, 0.0, host, parts.copies * factor)
-    return changed._replace(gaps=_gaps(parts, changed, was, now, before, after))
+    fewer = parts.gaps * now.gap_s / was.gap_s  # as many for each kernel as now
+    if not after.on_gpu:
+        return changed._replace(gaps=fewer)
+    replayed = is_replayed(before, phase.work), is_replayed(after, drafted)
+    return changed._replace(gaps=_gaps(parts, changed, was, now, replayed))
 
 
 def _gaps(
-    parts: Divided, changed: Divided, was: Parts, now: Parts, before: State, after: State
+    parts: Divided, changed: Divided, was: Parts, now: Parts, replayed: tuple[bool, bool]
 ) -> float:
     """A device that is quicker than its launches waits for them: what a step takes at least then is
-    what launching took before, by the number of kernels and the way of launching.
+    what launching took before, by the kernels and the way of launching. A host that launches has
+    no time to hide its other work in: what leaves the host's part is then waited for here.
     """
-    fewer = parts.gaps * now.gap_s / was.gap_s  # as many for each kernel as now
-    if not after.on_gpu or (after.uses_graphs and before.uses_graphs):
+    fewer = parts.gaps * now.gap_s / was.gap_s
+    if all(replayed):
         return fewer
-    if after.uses_graphs:
+    if replayed[1]:
         return min(fewer, now.gap_s)
-    if before.uses_graphs:
-        return max(fewer, now.launch_s - changed.busy)
+    hidden = max(0.0, parts.host - changed.host)
+    if replayed[0]:
+        return max(fewer, now.launch_s + hidden - changed.busy)
     waits = parts.gaps > 2 * was.gap_s
     launching = (parts.busy + parts.gaps) if waits else min(was.launch_s, parts.busy)
-    launching *= now.launch_s / was.launch_s
+    launching = launching * now.launch_s / was.launch_s + hidden
     return max(min(fewer, now.gap_s) if waits else fewer, launching - changed.busy)
 
 
@@ -123,7 +133,9 @@ def _roof_dtype(state: State) -> str:
     scheme = state.recipe.scheme or ""
     if scheme.startswith("w8a8"):
         return "int8"
-    return "fp8" if scheme.startswith("fp8") else state.recipe.dtype
+    if scheme.startswith("fp8"):
+        return "fp8"
+    return "tf32" if state.rounds_to_tf32 else state.recipe.dtype
 
 
 def _with_drafts(phase: PhaseTime, work: MeanStep, before: State, after: State) -> MeanStep:

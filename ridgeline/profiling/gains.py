@@ -31,7 +31,8 @@ from ridgeline.profiling.changed_step import (
     of_model,
 )
 from ridgeline.profiling.prediction import Loop, PhaseTime, Prediction, Situation
-from ridgeline.profiling.step_model import State, modelled, planned_bytes_per_weight
+from ridgeline.profiling.run_state import State
+from ridgeline.profiling.step_model import modelled, planned_bytes_per_weight
 from ridgeline.recipe import Recipe, edited, edited_at_once
 
 # How far off a prediction is taken to be while too few were compared with what came of them (see
@@ -43,9 +44,10 @@ GUESSED_ERROR = 0.3  # where the gain hangs on the text: how many guessed tokens
 ACCEPTED = {"none": 0.0, "prompt-lookup": 0.25, "draft": 1.6}
 AREAS: dict[str, tuple[str, ...]] = {
     "fuse": ("loop", "kernels"),
-    "tensor cores": ("dtype",),
+    "tensor cores": ("dtype", "tf32"),
     "overhead": ("graphs", "overlap"),
-    "quantize": ("scheme", "quantize_all", "copies", "kv.dtype"),
+    "quantize": ("scheme", "head", "quantize_all", "copies", "kv.dtype"),
+    "custom kernels": ("tuned",),
 }
 UNKNOWN_CONTEXT = 1024  # tokens, where no step was measured
 
@@ -125,6 +127,9 @@ def _changed(situation: Situation, edit: Mapping[str, Any]) -> State:
     weight, kv = state.bytes_per_weight, state.bytes_per_kv
     if (recipe.dtype, recipe.scheme) != (state.recipe.dtype, state.recipe.scheme):
         weight = planned_bytes_per_weight(state.config, recipe)
+    elif recipe.head != state.recipe.head:  # what is known of the other matrices stays
+        weight += planned_bytes_per_weight(state.config, recipe)
+        weight -= planned_bytes_per_weight(state.config, state.recipe)
     if recipe.kv.dtype != state.recipe.kv.dtype:
         kv = kv_bytes(state.config, recipe)
     return replace(state, recipe=recipe, loop=loop, bytes_per_weight=weight, bytes_per_kv=kv)
@@ -202,7 +207,7 @@ class _Largest:
         for name in Divided._fields:
             was, now = getattr(before, name), getattr(after, name) / factor
             moved = abs(was - now) / max(before.total, 1e-12) * seconds
-            if moved > self.moved:
+            if moved > max(self.moved, 1e-6 * seconds):  # less is rounding
                 share = was / before.total
                 self.moved = moved
                 name = "other kernels" if name == "other" else name

@@ -11,13 +11,11 @@ the clock of scopes on a CPU, by torch.profiler on a GPU; that says how the time
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from ridgeline.errors import ContextLengthError, OutOfMemoryError, UsageError
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.hardware import Hardware
 from ridgeline.kernels.cost import OpCost
@@ -31,8 +29,6 @@ from ridgeline.profiling.situation import mean_work, sizes_of
 from ridgeline.profiling.stepping import Step, Stepping
 from ridgeline.profiling.watching import MOST_STEPS, watched
 from ridgeline.timing import Timing, time_loop
-
-log = logging.getLogger(__name__)
 
 WARM_UP = 4  # steps before any is timed: kernels compile, graphs are captured
 
@@ -90,36 +86,6 @@ def profile_prefill(
         if len(pieces) > 1:
             label += f" in {len(pieces)} steps"
         return _profile(subject, hardware, "prefill", label, run, pieces, num_steps)
-
-
-def divided_phases(
-    subject: Stepping, hardware: Hardware, phases: Sequence[PhaseTime], num_steps: int = 6
-) -> tuple[PhaseTime, ...]:
-    """Phases of a workload with how their steps divide, from a few steps of the same size. One that
-    cannot be run so, because memory or the context is too short, stays as it was.
-    """
-    found = []
-    for phase in phases:
-        try:
-            division = _like(subject, hardware, phase, num_steps).division
-            parts, kernels = division.scaled(phase.step_s).parts, division.num_kernels
-            found.append(replace(phase, division=parts, num_kernels=kernels))
-        except (ContextLengthError, OutOfMemoryError, UsageError) as error:
-            log.info("%s steps are not divided: %s", phase.phase, error)
-            found.append(phase)
-    return tuple(found)
-
-
-def _like(subject: Stepping, hardware: Hardware, phase: PhaseTime, num_steps: int) -> StepProfile:
-    work = phase.work
-    batch = max(1, round(work.rows))
-    if phase.phase == "decode":
-        context = max(2, round(work.keys / max(work.rows, 1.0)))
-        longest = subject.recipe.limits.filled().max_context
-        sizes = {"batch": batch, "context": min(context, longest), "num_steps": num_steps}
-        return profile_decode(subject, hardware, **sizes)
-    length = max(1, round(work.tokens / batch))
-    return profile_prefill(subject, hardware, batch=batch, length=length, num_steps=2)
 
 
 def _profile(

@@ -22,22 +22,33 @@ class Reach(NamedTuple):
 # Steps of many tokens: 0.88 of the bf16 rate (44,181 tok/s), 0.86 of the fp8 rate.
 GPU_PRODUCT = {
     "plain": Reach(1.0, 0.88, 1.9e-6),
-    "fp32": Reach(0.9, 0.9, 2.5e-6),  # not measured: cuBLAS
+    # By cuBLAS, with norms and activations apart: what leaves 9.5 and 4.8 ms for a step as a graph,
+    # 0.7 of them in other kernels, gaps and the host (2026-11-15).
+    "fp32": Reach(0.82, 0.9, 2.5e-6),
+    "fp16": Reach(0.96, 0.88, 2.5e-6),
     "int8": Reach(1.0, 0.84, 3.1e-6),
     "fp8": Reach(1.0, 0.86, 2.9e-6),
     "int4": Reach(1.0, 0.84, 4.3e-6),
     "w8a8-int8": Reach(1.0, 0.45, 6.0e-6),  # 25,260 tok/s of prefill: scaling in separate kernels
 }
-# Xeon with AMX, 2 threads, 2026-11-15: `demo` at batch 1 in fp32, bf16, int8, int4-g64 makes 34,
-# 56, 85 and 98 tok/s. Without our kernels torch multiplies a row in bf16 slower than in fp32.
+# What is left of it by Triton's rules of thumb, for a layer's four products of one row: as the
+# H200's choices list them for bf16 (111 µs instead of 106) and fp8 (73 instead of 64); int8 and
+# int4 by the speed before they were tuned and in CUDA C++ (349 and 417 tok/s, results/LOG.md).
+UNTUNED = {"plain": 0.96, "int8": 0.85, "fp8": 0.87, "int4": 0.78, "w8a8-int8": 1.0}
+# Xeon with AMX and VNNI, 2 threads, 2026-11-15: `demo` at batch 1 in fp32 and bf16 makes 34 and 56
+# tok/s, in int8 1.33 to 1.5 times bf16's, in int4-g64 1.83 times since its digits are multiplied as
+# integers, which are for x in bf16. Without our kernels torch multiplies a row in bf16 slower than
+# in fp32.
 CPU_PRODUCT = {
     "plain": Reach(0.6, 0.7, 3e-6),
+    "fp16": Reach(0.6, 0.7, 3e-6),
     "fp32": Reach(0.6, 0.8, 3e-6),
     "int8": Reach(0.6, 0.5, 5e-6),
     "fp8": Reach(0.3, 0.3, 5e-6),
-    "int4": Reach(0.45, 0.5, 5e-6),
+    "int4": Reach(0.6, 0.5, 5e-6),
     "w8a8-int8": Reach(0.5, 0.5, 8e-6),
 }
+CPU_INT4_OF_FP32 = Reach(0.45, 0.5, 5e-6)  # unpacked to fp32
 CPU_BF16_BY_TORCH = Reach(0.2, 0.7, 8e-6)
 DEQUANTIZED = 0.15  # share of the bandwidth where a reference writes the weight back first
 
@@ -45,6 +56,9 @@ DEQUANTIZED = 0.15  # share of the bandwidth where a reference writes the weight
 # short sequence takes 8 µs. The plain loop's attention copies keys to fp32 and repeats them.
 GPU_ATTENTION, PLAIN_ATTENTION = Reach(0.9, 0.55, 6e-6), Reach(0.12, 0.08, 25e-6)
 OF_CODES = 0.88  # of what is reached over pages of numbers, over pages of codes
+# On a CPU pages of codes are written and read by the references: `demo` with weights in int8 fell
+# to 0.57 of its speed (a climb, 2026-11-15).
+CPU_CODES_S = 180e-6
 CPU_ATTENTION, CPU_PLAIN_ATTENTION = Reach(0.4, 0.2, 10e-6), Reach(0.12, 0.1, 60e-6)
 
 
@@ -54,10 +68,20 @@ def product_reach(scheme: str | None, dtype: str, *, on_gpu: bool, fused: bool) 
     if scheme is None:
         if not on_gpu and not fused and dtype != "fp32":
             return CPU_BF16_BY_TORCH
-        return table["fp32" if dtype == "fp32" else "plain"]
-    family = next(name for name in ("w8a8-int8", "int8", "fp8", "int4") if scheme.startswith(name))
-    found = table[family]
+        return table.get(dtype, table["plain"])
+    found = table[_family(scheme)]
+    if not on_gpu and dtype == "fp32" and _family(scheme) == "int4":
+        found = CPU_INT4_OF_FP32
     return found if fused or on_gpu else found._replace(bandwidth=DEQUANTIZED)
+
+
+def untuned_share(scheme: str | None) -> float:
+    """Of a GPU's speed at a product of few rows, where nothing that was measured is used."""
+    return UNTUNED["plain" if scheme is None else _family(scheme)]
+
+
+def _family(scheme: str) -> str:
+    return next(name for name in ("w8a8-int8", "int8", "fp8", "int4") if scheme.startswith(name))
 
 
 def attention_reach(*, on_gpu: bool, fused: bool, codes: bool = False) -> Reach:
@@ -66,4 +90,7 @@ def attention_reach(*, on_gpu: bool, fused: bool, codes: bool = False) -> Reach:
         found = GPU_ATTENTION if fused else PLAIN_ATTENTION
     else:
         found = CPU_ATTENTION if fused else CPU_PLAIN_ATTENTION
-    return found._replace(bandwidth=found.bandwidth * OF_CODES) if codes else found
+    if codes:
+        more_s = 0.0 if on_gpu else CPU_CODES_S
+        found = Reach(found.bandwidth * OF_CODES, found.matrix, found.fixed_s + more_s)
+    return found

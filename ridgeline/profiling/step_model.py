@@ -8,27 +8,32 @@ gains.py compares before and after a change. No clock is read here.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ridgeline.engine.layer_speed import known_speedup
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
-from ridgeline.hardware import Hardware
 from ridgeline.kernels.pages import holds_codes
-from ridgeline.kernels.skinny_linear import MAX_ROWS
 from ridgeline.models import ModelConfig
-from ridgeline.models.cost import MeanStep, StepCost, mean_step_cost, num_parameters
-from ridgeline.profiling.prediction import Loop
-from ridgeline.profiling.reach import Reach, attention_reach, product_reach
+from ridgeline.models.cost import MeanStep, mean_step_cost, num_parameters
+from ridgeline.profiling.launching import (
+    OF_A_STEP,
+    folds,
+    is_replayed,
+    kernels_a_layer,
+    launch_s,
+)
+from ridgeline.profiling.reach import Reach, attention_reach, product_reach, untuned_share
+from ridgeline.profiling.run_state import State
 from ridgeline.quantization.scheme import Scheme, parse_scheme
-from ridgeline.quantization.sizes import Matrix, model_matrices, stored_bytes, weight_bytes
+from ridgeline.quantization.sizes import (
+    Matrix,
+    head_matrix,
+    model_matrices,
+    stored_bytes,
+    weight_bytes,
+)
 from ridgeline.recipe import Recipe
 
-# Where a ceiling is not known. What is compared are ratios, in which most of it cancels.
-USUAL_BANDWIDTH = {"gpu": 2e12, "cpu": 2e10}  # B/s
-USUAL_MATRIX = {"gpu": 3e14, "cpu": 2e11}  # FLOP/s
-LAUNCH_S = 7e-6  # of a kernel by torch, where `eager_launch` was not measured
-PYTHON_S = 13e-6  # between two launches: modules, checks, views
 NODE_GAP_S = 1e-6  # between two kernels that wait for each other, in a graph or in a full queue
 # Between ops on a CPU: few of ours, each behind some Python, or many of torch's (tiny models on a
 # Xeon, 2026-11-15: 5 and 1.5 µs on an almost quiet machine).
@@ -38,67 +43,7 @@ SMALL_KERNEL_S = {True: 2e-6, False: 5e-6}
 # Of the loop, for each step: the plain one waits for its token, the engine's own work is hidden
 # behind the device where steps overlap (18 µs on the H200, 2026-11-15; 250 on a CPU).
 HOST_S = {"naive": 50e-6, "apart": 250e-6, "overlapped": 20e-6}
-
-
-class Kernels(NamedTuple):
-    """How many a layer launches."""
-
-    products: int
-    attention: int
-    other: int
-
-
-NAIVE = Kernels(4, 12, 12)  # counted in the plain loop; norms are one kernel on a GPU
-CPU_NAIVE = Kernels(4, 12, 24)
-FUSED = Kernels(4, 1, 0)  # norm, activation and residual are in the products
-MANY_ROWS = Kernels(4, 1, 4)
-CPU_FUSED, CPU_REFERENCE = Kernels(4, 1, 2), Kernels(4, 14, 20)
-OF_A_STEP = 6  # before the first layer and behind the last: embedding, norm, head, sampling
 TRAFFIC = {"fused": 3.0, "many": 12.0, "plain": 40.0}  # elements a layer moves, in hidden sizes
-
-
-@dataclass(frozen=True)
-class State:
-    """How a model is run."""
-
-    config: ModelConfig
-    recipe: Recipe
-    loop: Loop
-    hardware: Hardware
-    bytes_per_weight: float
-    bytes_per_kv: float
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.hardware.device_type != "cpu"
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether the engine's own kernels run: on a GPU it has no others."""
-        return self.loop == "engine" and (self.on_gpu or self.recipe.kernels == "fused")
-
-    @property
-    def uses_graphs(self) -> bool:
-        return self.loop == "engine" and self.on_gpu and bool(self.recipe.graphs)
-
-    @property
-    def bandwidth(self) -> float:
-        read = self.hardware.ceiling("read_bandwidth") or self.hardware.ceiling("memory_bandwidth")
-        return read.value if read is not None else USUAL_BANDWIDTH[self._kind]
-
-    def matrix_rate(self, dtype: str) -> float:
-        ceiling = self.hardware.ceiling(f"matrix_{dtype}")
-        if ceiling is None and dtype in ("fp8", "int8"):  # multiplied as 16-bit numbers then
-            return self.matrix_rate(self.recipe.dtype)
-        return ceiling.value if ceiling is not None else USUAL_MATRIX[self._kind]
-
-    @property
-    def _kind(self) -> str:
-        return "gpu" if self.on_gpu else "cpu"
-
-    def cost(self, work: MeanStep) -> StepCost:
-        sizes = {"weight_bytes": self.bytes_per_weight, "kv_bytes": self.bytes_per_kv}
-        return mean_step_cost(self.config, work, **sizes)
 
 
 class Parts(NamedTuple):
@@ -114,57 +59,60 @@ class Parts(NamedTuple):
 
 
 def modelled(state: State, work: MeanStep) -> Parts:
-    kernels, layers = kernels_a_layer(state, work.tokens), state.config.num_layers
+    kernels, layers = kernels_a_layer(state, work), state.config.num_layers
     count = layers * sum(kernels) + OF_A_STEP
+    launching_s, gap_s = 0.0, count * OP_S[state.is_fused]
     if state.on_gpu:
-        launch_s = count * (_eager_launch_s(state.hardware) + PYTHON_S)
-        launch_s = NODE_GAP_S if state.uses_graphs else launch_s
+        launching_s = NODE_GAP_S if is_replayed(state, work) else launch_s(state, work)
         gap_s = count * NODE_GAP_S
-    else:
-        launch_s, gap_s = 0.0, count * OP_S[state.is_fused]
     return Parts(
         _matrices_s(state, work),
         _attention_s(state, work),
         _other_s(state, work, layers * kernels.other + OF_A_STEP),
-        launch_s,
+        launching_s,
         gap_s,
         HOST_S[_host_way(state)],
         count,
     )
 
 
-def kernels_a_layer(state: State, num_tokens: float) -> Kernels:
-    if state.loop == "naive":
-        return NAIVE if state.on_gpu else CPU_NAIVE
-    if not state.on_gpu:
-        return CPU_FUSED if state.is_fused else CPU_REFERENCE
-    few = num_tokens <= MAX_ROWS and state.recipe.dtype != "fp32"
-    return FUSED if few else MANY_ROWS
-
-
 def planned_bytes_per_weight(config: ModelConfig, recipe: Recipe) -> float:
     """Of the weights that a step reads, as quantization/sizes.py would store them."""
-    dtype = parse_dtype(recipe.dtype)
-    if recipe.scheme is None:
+    dtype, head = parse_dtype(recipe.dtype), _head_scheme(recipe)
+    if recipe.scheme is None and head is None:
         return float(dtype_bytes(dtype))
-    lookup = 0 if config.tied_embeddings else config.vocab_size * config.hidden_size
-    held = weight_bytes(config, dtype, parse_scheme(recipe.scheme)) - lookup * dtype_bytes(dtype)
-    return held / (num_parameters(config) - lookup)
+    scheme = None if recipe.scheme is None else parse_scheme(recipe.scheme)
+    embedding = config.vocab_size * config.hidden_size
+    unread = 0 if config.tied_embeddings else embedding
+    looked_up = embedding if head is not None else unread  # codes are a copy of a tied one
+    held = weight_bytes(config, dtype, scheme, head=head) - looked_up * dtype_bytes(dtype)
+    return held / (num_parameters(config) - unread)
+
+
+def _head_scheme(recipe: Recipe) -> Scheme | None:
+    return None if recipe.head == "plain" else parse_scheme(recipe.head)
 
 
 def _matrices_s(state: State, work: MeanStep) -> float:
     """Products one by one, as what starts them weighs more for small ones."""
     scheme = None if state.recipe.scheme is None else parse_scheme(state.recipe.scheme)
-    plain = state.bytes_per_weight / planned_bytes_per_weight(state.config, state.recipe)
-    total = _product_s(state, _head(state.config), None, work.logit_rows)
+    scale = state.bytes_per_weight / planned_bytes_per_weight(state.config, state.recipe)
+    head, rows = head_matrix(state.config), work.logit_rows
+    total = _matrix_s(state, head, _head_scheme(state.recipe), rows, 1.0)
     for matrix, count in Counter(model_matrices(state.config)).items():
-        seconds = _product_s(state, matrix, None, work.tokens, scale=plain)
-        if scheme is not None and scheme.fits(*matrix):
-            by_codes = _by_codes_s(state, matrix, scheme, work.tokens, scale=plain)
-            # What is slower as codes stays plain, unless the recipe says otherwise.
-            seconds = by_codes if state.recipe.quantize_all else min(by_codes, seconds)
-        total += count * seconds
+        total += count * _matrix_s(state, matrix, scheme, work.tokens, scale)
     return total + _experts_s(state, work)
+
+
+def _matrix_s(
+    state: State, matrix: Matrix, scheme: Scheme | None, rows: float, scale: float
+) -> float:
+    plain_s = _product_s(state, matrix, None, rows, scale)
+    if scheme is None or not scheme.fits(*matrix) or state.loop == "naive":
+        return plain_s
+    by_codes_s = _by_codes_s(state, matrix, scheme, rows, scale)
+    # What is slower as codes stays plain, unless the recipe says otherwise.
+    return by_codes_s if state.recipe.quantize_all else min(by_codes_s, plain_s)
 
 
 def _product_s(
@@ -180,12 +128,16 @@ def _product_s(
         num_bytes = stored_bytes(scheme, matrix, dtype)
     name = None if scheme is None else scheme.name
     reach = product_reach(name, state.recipe.dtype, on_gpu=state.on_gpu, fused=state.is_fused)
-    return _work_s(state, num_bytes * scale, 2.0 * rows * num_weights, reach, _units(state, scheme))
+    flops = 2.0 * rows * num_weights
+    seconds = _work_s(state, num_bytes * scale, flops, reach, _units(state, scheme))
+    is_thumb = folds(state, rows) and not state.recipe.tuned
+    return seconds / untuned_share(name) if is_thumb else seconds
 
 
 def _by_codes_s(state: State, matrix: Matrix, scheme: Scheme, rows: float, scale: float) -> float:
     """By what was once timed of it on this machine (engine/layer_speed.py), or by its bytes."""
     kernels = "fused" if state.on_gpu or state.is_fused else "reference"
+    kernels += " untuned" if state.on_gpu and not state.recipe.tuned else ""
     timed = known_speedup(
         state.hardware, scheme, parse_dtype(state.recipe.dtype), kernels, matrix, rows
     )
@@ -196,7 +148,8 @@ def _by_codes_s(state: State, matrix: Matrix, scheme: Scheme, rows: float, scale
 
 def _units(state: State, scheme: Scheme | None) -> str:
     """What the matrix units multiply in."""
-    return state.recipe.dtype if scheme is None or scheme.inputs == "16-bit" else scheme.inputs
+    plain = "tf32" if state.rounds_to_tf32 else state.recipe.dtype
+    return plain if scheme is None or scheme.inputs == "16-bit" else scheme.inputs
 
 
 def _work_s(state: State, num_bytes: float, flops: float, reach: Reach, dtype: str) -> float:
@@ -211,7 +164,7 @@ def _experts_s(state: State, work: MeanStep) -> float:
     element = dtype_bytes(parse_dtype(state.recipe.dtype))
     cost = mean_step_cost(state.config, work, weight_bytes=element, kv_bytes=0.0)
     dense = sum(m.num_outputs * m.depth for m in model_matrices(state.config))
-    head = _head(state.config)
+    head = head_matrix(state.config)
     head_weights = head.num_outputs * head.depth
     num_bytes = max(0.0, cost.weight_bytes - (dense + head_weights) * element)
     flops = cost.matrix_flops - 2.0 * (work.tokens * dense + work.logit_rows * head_weights)
@@ -233,24 +186,14 @@ def _attention_s(state: State, work: MeanStep) -> float:
 
 def _other_s(state: State, work: MeanStep, num_kernels: float) -> float:
     """Element-wise work: what is moved, or what small kernels take at least."""
-    few = state.on_gpu and kernels_a_layer(state, work.tokens) == FUSED
-    kind = "plain" if not state.is_fused else "fused" if few else "many"
+    kind = "plain" if not state.is_fused else "fused" if folds(state, work.tokens) else "many"
     element = dtype_bytes(parse_dtype(state.recipe.dtype))
     elements = work.tokens * TRAFFIC[kind] * state.config.hidden_size * state.config.num_layers
     moved_s = elements * element / (0.7 * state.bandwidth)
     return max(moved_s, num_kernels * SMALL_KERNEL_S[state.on_gpu])
 
 
-def _head(config: ModelConfig) -> Matrix:
-    return Matrix(config.vocab_size, config.hidden_size)
-
-
 def _host_way(state: State) -> str:
     if state.loop == "naive":
         return "naive"
     return "overlapped" if state.recipe.overlap and state.on_gpu else "apart"
-
-
-def _eager_launch_s(hardware: Hardware) -> float:
-    known = hardware.ceiling("eager_launch")
-    return known.value if known is not None else LAUNCH_S

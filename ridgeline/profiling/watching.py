@@ -24,13 +24,24 @@ MOST_STEPS = 3 * WATCHED + 2  # that `watched` runs
 Watched = tuple[Division, list[Call], tuple[dict[str, Any], ...]]  # calls of one step; traces
 
 
-def watched(subject: Stepping, step: Step, step_s: float) -> Watched:
-    """`step_s` is what a step takes when nobody watches."""
-    watch = _watch_host if subject.device.type == "cpu" else _watch_device
-    return watch(subject, step, step_s)
+def watched(
+    subject: Stepping,
+    step: Step,
+    step_s: float,
+    num_steps: int = WATCHED,
+    with_trace: bool = True,
+) -> Watched:
+    """`step_s` is what a step takes when nobody watches. Without a trace there may be none, where
+    the clock alone will do.
+    """
+    if subject.device.type == "cpu":
+        return _watch_host(subject, step, step_s, num_steps, with_trace)
+    return _watch_device(subject, step, step_s, num_steps)
 
 
-def _watch_host(subject: Stepping, step: Step, step_s: float) -> Watched:
+def _watch_host(
+    subject: Stepping, step: Step, step_s: float, num_steps: int, with_trace: bool
+) -> Watched:
     """By the clock; then once more by torch.profiler, for the file of the trace."""
     marks = ClockMarks()
     scopes = Scopes(subject.model, marks)
@@ -39,7 +50,7 @@ def _watch_host(subject: Stepping, step: Step, step_s: float) -> Watched:
     subject.noting(scopes.notes)
     try:
         with scopes.watching():
-            for _ in range(WATCHED):
+            for _ in range(num_steps):
                 begin = time.perf_counter()
                 step()
                 windows.append((begin, time.perf_counter()))
@@ -48,14 +59,16 @@ def _watch_host(subject: Stepping, step: Step, step_s: float) -> Watched:
         subject.noting(None)
     plain = subject.loop == "naive"
     division = divide_host(marks.spans, scopes.calls, windows, step_s, plain)
+    if not with_trace:
+        return division, first, ()
     document, traced_scopes = _traced_steps(subject, step, 2, scoped=True)
     return division, first, (_named(document, traced_scopes),)
 
 
-def _watch_device(subject: Stepping, step: Step, step_s: float) -> Watched:
+def _watch_device(subject: Stepping, step: Step, step_s: float, num_steps: int) -> Watched:
     """Steps as they run; where they are graphs, also launch by launch under scopes."""
     replays = subject.by_hand(False)
-    document, scopes = _traced_steps(subject, step, WATCHED, scoped=not replays)
+    document, scopes = _traced_steps(subject, step, num_steps, scoped=not replays)
     trace = read_trace(document)
     labels: list[Label] = []
     documents = [_named(document, scopes)]
@@ -68,7 +81,7 @@ def _watch_device(subject: Stepping, step: Step, step_s: float) -> Watched:
         labels = labelled(read_trace(by_hand))
         documents.append(_named(by_hand, scopes))
     elif replays:  # graphs there are, but not for this step
-        document, scopes = _traced_steps(subject, step, WATCHED, scoped=True)
+        document, scopes = _traced_steps(subject, step, num_steps, scoped=True)
         trace, documents = read_trace(document), [_named(document, scopes)]
     division = divide_device(trace, labels, scopes.calls, step_s)
     return division, _last_step(scopes), tuple(documents)

@@ -87,6 +87,10 @@ def test_rounds_count_every_token_once(tmp_path: Path, state: State, goal: Any) 
     assert decode["work"]["rows"] == steps_at_once
     assert decode["num_steps"] * steps_at_once == 4 * 5
     assert decode["work"]["keys"] == steps_at_once * (13 + 17) / 2
+    for phase in phases:
+        assert sum(phase["division"].values()) == pytest.approx(phase["step_s"], rel=1e-3)
+        assert phase["division"]["matrices"] > 0
+        assert phase["num_kernels"]
     points = worker.answer({"do": "curve", "batches": [1, 2], "seconds": 9.0})["points"]
     assert {point["batch"] for point in points} == ({1} if state.loop == "naive" else {1, 2})
 

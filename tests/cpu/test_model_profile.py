@@ -17,10 +17,10 @@ from ridgeline.errors import ContextLengthError, OutOfMemoryError, OutputError, 
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.facts import Ceiling
 from ridgeline.models.cost import Chunk, step_cost
+from ridgeline.profiling.dividing import divided
 from ridgeline.profiling.host_division import divide_host
 from ridgeline.profiling.model_profile import (
     StepProfile,
-    divided_phases,
     profile_decode,
     profile_prefill,
 )
@@ -141,13 +141,13 @@ def test_a_workloads_phases_are_divided() -> None:
     engine.generate([[5] * 20, [6] * 12], Sampling(max_tokens=6, ignore_eos=True))
     engine.runner.watch = None
     phases = phases_of(watch.steps)
-    found = divided_phases(EngineSteps(engine), hardware(), phases)
+    found = divided(EngineSteps(engine), phases).phases
     for before, after in zip(phases, found, strict=True):
         assert (before.step_s, before.work) == (after.step_s, after.work)
         assert sum(after.division.values()) == pytest.approx(after.step_s, rel=0.03)
         assert after.num_kernels
     too_many = replace(phases[1], work=replace(phases[1].work, rows=8.0, keys=800.0))
-    assert divided_phases(EngineSteps(engine), hardware(), [too_many]) == (too_many,)
+    assert divided(EngineSteps(engine), [too_many]).phases == (too_many,)
 
 
 def test_the_context_is_the_one_asked_for() -> None:

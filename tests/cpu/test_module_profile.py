@@ -347,7 +347,7 @@ def test_a_cpu_multiplies_one_row_of_bf16_slower_than_many() -> None:
 
 def test_weights_in_int8_gain_by_bytes() -> None:
     given = work(traced(0.01, flops=2e6, num_bytes=10**8, weight_bytes=10**8), kind="cuda")
-    assert 3.5 < gain(given, "int8") < 4.5
+    assert 3.5 < gain(given, "int8") < 5.0  # a quarter, read faster than cuBLAS reads fp32
     assert gain(given, "int4") > gain(given, "int8")
     product = traced(0.01, flops=5e10, num_bytes=10**8, weight_bytes=10**8)  # of 1000 rows
     assert gain(work(product, kind="cuda", matrix_fp32=1e14), "int8") < 0.6  # expanded each time

@@ -342,6 +342,7 @@ def test_a_recipe_as_flags_is_that_recipe() -> None:
         tuned=False,
         graphs=True,
         scheme="fp8",
+        head="int8",
         kv=KV("fp8", 128),
         limits=Limits(None, 64),
     )

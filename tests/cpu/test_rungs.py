@@ -141,6 +141,19 @@ def test_a_quantized_checkpoint_is_not_quantized_again() -> None:
     assert "already" in refused("int8", place(CPU, ENGINE, is_quantized=True))
 
 
+def test_the_head_is_for_recipes_that_have_it_plain() -> None:
+    int8 = {"head": "int8"}
+    assert offered("head-int8", place(CPU, ENGINE)) == int8
+    assert offered("head-int8", place(CPU, ENGINE, is_quantized=True)) == int8  # the head is not
+    assert "already" in refused("head-int8", place(CPU, ENGINE, int8))
+    assert "deterministic" in refused("head-int8", place(CPU, ENGINE, {"deterministic": True}))
+    assert "fp32" in refused("head-int8", place(GPU, ENGINE))
+    assert RUNGS["head-int8"].changes_answers
+    stages = [{rung.name for rung in stage} for stage in STAGES]
+    schemes = next(number for number, names in enumerate(stages) if "int4-g128" in names)
+    assert stages[schemes + 1] == {"head-int8"}
+
+
 def test_another_scheme_leaves_calibrated_codes() -> None:
     where = place(CPU, ENGINE, {"folder": "codes"})
     assert offered("int8", where) == {"scheme": "int8", "folder": None}

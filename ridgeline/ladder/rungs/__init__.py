@@ -21,6 +21,7 @@ STAGES: tuple[tuple[Rung, ...], ...] = (
     tensor_cores.RUNGS,
     overhead.RUNGS,
     quantize.SCHEMES,
+    quantize.HEAD,
     quantize.PAGES,
     custom_kernels.RUNGS,
     batching.RUNGS,

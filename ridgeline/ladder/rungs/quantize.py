@@ -1,6 +1,6 @@
-"""Quantize: weights in 8 or 4 bits, what they are multiplied with in 8, keys and values in 8.
-Schemes exclude each other; each is measured against the best so far, the largest predicted gain
-first.
+"""Quantize: weights in 8 or 4 bits, what they are multiplied with in 8, the head in 8, keys and
+values in 8. Schemes exclude each other; each is measured against the best so far, the largest
+predicted gain first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ridgeline.hardware.probes import fp8_dtype
 from ridgeline.ladder.rungs.base import Offer, Place, Rung
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.scheme import Scheme, parse_scheme
-from ridgeline.quantization.sizes import model_matrices
+from ridgeline.quantization.sizes import head_matrix, model_matrices
 
 WEIGHTS = {
     "int8": "weights in int8",
@@ -93,6 +93,22 @@ def kv(name: str, place: Place) -> Offer | str:
     return Offer({"kv.dtype": name}, "attention reads half the bytes, and twice the tokens fit")
 
 
+def head(place: Place) -> Offer | str:
+    """What schemes leave plain: the fewer bytes the layers have, the more of a step it is."""
+    scheme, now = parse_scheme("int8"), place.filled
+    if now.head != "plain":
+        return f"the head is in {now.head} already"
+    if now.deterministic:
+        return "deterministic products are of plain weights"
+    if not scheme.fits(*head_matrix(place.config)):
+        return "the head has rows that int8 does not divide"
+    try:
+        check_runs(scheme, now.dtype, place.hardware.device)
+    except UnsupportedError as error:
+        return str(error)
+    return Offer({"head": "int8"}, "the matrix that makes logits is read in every step")
+
+
 SCHEMES = tuple(
     Rung(name, "quantize", title, partial(weights, name), True, again_after=("tuned", "batching"))
     for name, title in WEIGHTS.items()
@@ -107,4 +123,7 @@ PAGES = tuple(
         again_after=("tuned",),
     )
     for name in ("fp8", "int8")
+)
+HEAD = (
+    Rung("head-int8", "quantize", "the head in int8", head, True, again_after=("tuned", *WEIGHTS)),
 )

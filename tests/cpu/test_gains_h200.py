@@ -63,7 +63,8 @@ CASES = [
     Case("bf16", "engine", ENGINE, 26.0, 19.3, {"dtype": "bf16"}, 0.795),
     Case("graphs", "engine", ENGINE, 26.0, 19.4, {"graphs": True}, 1.813),
     Case("fp16 after graphs", "engine", GRAPHS, 11.0, 9.5, {"dtype": "fp16"}, 2.085),
-    # No rung of that climb, but two runs held together: 247.9 to 253.8 tok/s in bf16 with tuned kernels (results/LOG.md).
+    # No rung of that climb, but two runs held together: bf16 with tuned kernels makes 248 to 254
+    # tok/s (results/LOG.md).
     Case("bf16 after graphs", "engine", GRAPHS, 11.0, 9.5, {"dtype": "bf16", "tuned": True}, 2.4),
 ]
 
@@ -106,8 +107,8 @@ def undivided(case: Case) -> Situation:
 
 
 def divided(case: Case) -> Situation:
-    """As a trace might divide it (there was none): kernels take what a graph of them takes, launching
-    is the rest.
+    """As a trace might divide it (there was none): kernels take what a graph of them takes, and
+    launching is the rest.
     """
     busy = {"matrices": 8.3e-3, "attention": 0.3e-3, "other_kernels": 0.3e-3, "host": 0.2e-3}
     phases = []

@@ -24,7 +24,7 @@ from ridgeline.profiling.modules.counting import Counting, Op
 from ridgeline.profiling.modules.form import Form
 from ridgeline.profiling.modules.found import grouped
 from ridgeline.profiling.modules.gains import Work, has_plain_attention, predict, suggestions
-from ridgeline.profiling.modules.paths import Following, names_of, parameters_of
+from ridgeline.profiling.modules.paths import Following, Numbered, names_of, parameters_of
 from ridgeline.profiling.modules.run import shorten
 from ridgeline.profiling.modules.tracing import (
     TracedOp,
@@ -34,6 +34,7 @@ from ridgeline.profiling.modules.tracing import (
     joined,
     uncounted,
 )
+from ridgeline.profiling.scopes import ClockMarks, TraceMarks
 from ridgeline.profiling.trace import DeviceEvent, Trace
 from ridgeline.timing import Timing
 
@@ -184,6 +185,23 @@ def test_a_training_step_is_a_callable_like_any_other() -> None:
     assert not {"no gradients are kept", "weights of linear layers in int8"} & {
         each.title for each in found.next
     }
+
+
+def test_ranges_in_a_trace_are_no_ops() -> None:
+    """As on a GPU, where each module and op opens one: they go through torch's dispatcher too."""
+    model, x, seen = Mlp(), torch.randn(8, 32), []
+    for marks in (ClockMarks(), TraceMarks()):
+        scopes = Numbered(marks)
+        following = Following(names_of(model), scopes)
+        with following, Counting(following, model.parameters(), scopes) as counting:
+            model(x).square().mean().backward()
+        model.zero_grad()
+        seen.append([(op.name, op.path, op.phase) for op in counting.ops])
+        assert [scopes.paths[n] for n in counting.numbers[:2]] == [
+            op.path for op in counting.ops[:2]
+        ]
+    assert seen[0] == seen[1]
+    assert any(phase == "backward" for _, _, phase in seen[0])
 
 
 def test_the_fused_encoder_layer_counts_what_its_parts_do() -> None:

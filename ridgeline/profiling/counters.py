@@ -12,8 +12,10 @@ where the machine hides its counters, one line says so, and the profile goes on 
 from __future__ import annotations
 
 import csv
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -185,9 +187,7 @@ def _number(text: str | None) -> float | None:
 def _run(command: Sequence[str]) -> str | Absent:
     """What a tool wrote, or why it wrote nothing."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
+        done = _finished(command)
     except subprocess.TimeoutExpired:
         return Absent(f"no counters: {command[0]} took longer than {TIMEOUT_S} s")
     except OSError as error:
@@ -198,6 +198,19 @@ def _run(command: Sequence[str]) -> str | Absent:
             f"no counters: {command[0]} failed: {said[-1] if said else 'no reason given'}"
         )
     return done.stdout + ("\n" + done.stderr if "ERR_NVGPUCTRPERM" in done.stderr else "")
+
+
+def _finished(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a tool; if it takes too long, it ends with all that it started."""
+    pipe = subprocess.PIPE
+    tool = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        written, errors = tool.communicate(timeout=TIMEOUT_S)
+    finally:
+        if tool.poll() is None:
+            os.killpg(tool.pid, signal.SIGKILL)
+            tool.wait()
+    return subprocess.CompletedProcess(tool.args, tool.returncode, written, errors)
 
 
 def child_command(arguments: Sequence[str], flag: str) -> list[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ class Tools:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **said: tuple[int, str, str]) -> None:
         self.said, self.ran = said, []  # type: ignore[var-annotated]
         monkeypatch.setattr(counters.shutil, "which", lambda name: name if name in said else None)
-        monkeypatch.setattr(counters.subprocess, "run", self.run)
+        monkeypatch.setattr(counters, "_finished", self.run)
 
     def run(self, command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
         self.ran.append(list(command))
@@ -158,7 +159,7 @@ def test_a_tool_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(command: Sequence[str], **_: Any) -> None:
         raise subprocess.TimeoutExpired(list(command), 1)
 
-    monkeypatch.setattr(counters.subprocess, "run", hang)
+    monkeypatch.setattr(counters, "_finished", hang)
     found = count(["x"], "cuda")
     assert isinstance(found, Absent)
     assert "longer than" in found.reason
@@ -170,3 +171,19 @@ def test_the_child_writes_no_files() -> None:
     assert found == [
         sys.executable, "-m", "ridgeline", "profile", "demo", "--batch", "2", "--counted-steps",
     ]  # fmt: skip
+
+
+def test_a_tool_that_takes_too_long_ends_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counters, "TIMEOUT_S", 0.5)
+    number = tmp_path / "pid"
+    found = counters._run(["sh", "-c", f"sleep 60 & echo $! > {number}; wait"])
+    assert isinstance(found, Absent)
+    assert "longer than 0.5 s" in found.reason
+    state = Path(f"/proc/{number.read_text().strip()}/stat")
+    for _ in range(100):  # it is gone, or waits for somebody to count it
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.02)
+    pytest.fail("what the tool started goes on")

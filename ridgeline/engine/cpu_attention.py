@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.kernels.pages import Pages
+from ridgeline.products import product_dtype
 
 DENSE_ENOUGH = 1.25  # pages read for each that is wanted, before picking them out pays
 LOWEST = torch.finfo(torch.float32).min  # hides a score; -inf would make NaN of an unused item
@@ -69,8 +70,9 @@ def decode_attention(
     """One query token for each sequence, whose K and V are in the pages. Not `clean`: places that
     hold no token of a sequence may hold NaN, which hiding them does not stop.
     """
+    dtype = product_dtype(q_BNH.dtype, q_BNH.device)
     k_IKSH, v_IKSH = (
-        _picked(values, scale, items.pages, items.num_items, q_BNH.dtype)
+        _picked(values, scale, items.pages, items.num_items, dtype)
         for values, scale in ((pages.k_pages, pages.k_scale), (pages.v_pages, pages.v_scale))
     )
     v_IKSH = v_IKSH if clean else v_IKSH.nan_to_num()
@@ -109,7 +111,7 @@ def prompt_attention(
     seen = 0 if spec.window is None else max(0, first - spec.window + 1) // page_size
     wanted_P = table_P[seen : (total - 1) // page_size + 1]
     k_KLH, v_KLH = (
-        _picked(values, scale, wanted_P, 0, q_TNH.dtype)
+        _picked(values, scale, wanted_P, 0, product_dtype(q_TNH.dtype, q_TNH.device))
         .transpose(0, 1)
         .flatten(1, 2)[:, : total - seen * page_size]
         for values, scale in ((pages.k_pages, pages.k_scale), (pages.v_pages, pages.v_scale))
@@ -124,7 +126,7 @@ def prompt_attention(
     hidden_ML = hidden_TL.repeat_interleave(q_KTGH.shape[2], dim=0)
     scores_KML = _scores(q_KTGH.flatten(1, 2), k_KLH, hidden_ML, spec)
     out_KMH = torch.matmul(torch.softmax(scores_KML, dim=-1).to(v_KLH.dtype), v_KLH)
-    return out_KMH.view(q_KTGH.shape).transpose(0, 1).flatten(1, 2)
+    return out_KMH.view(q_KTGH.shape).transpose(0, 1).flatten(1, 2).to(q_TNH.dtype)
 
 
 def _picked(
@@ -145,7 +147,7 @@ def _picked(
 
 
 def _scores(q: Tensor, k: Tensor, hidden: Tensor, spec: AttentionSpec) -> Tensor:
-    scores = torch.matmul(q, k.transpose(-1, -2)).float() * spec.scale
+    scores = torch.matmul(q.to(k.dtype), k.transpose(-1, -2)).float() * spec.scale
     if spec.softcap is not None:
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
     return scores.masked_fill_(hidden, LOWEST)

@@ -5,27 +5,29 @@ Libraries choose how to sum by the shape of a call, so a call here always has a 
 (`BLOCK`), the last block filled up with zeros. That a row's place in its block does not matter is
 not promised by anyone: `block_for` tries it for each weight, and one row at a time, which needs no
 such promise, is the way out. Functions whose vectors and remainders round differently (torch's own
-SiLU) are put together from those that do not. The thread count must stay what it was.
+SiLU) are put together from those that do not; where a vector's other elements matter too (erf on
+ARM), each element has vectors of its own (`alone`). The thread count must stay what it was.
 
     block = block_for(weight_OD)
-    y_MO = in_blocks(lambda rows_BD: functional.linear(rows_BD, weight_OD), block, x_MD)
+    y_MO = in_blocks(lambda rows_BD: linear(rows_BD, weight_OD), block, x_MD)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.gated_activation import Activation
+from ridgeline.products import linear
 
 BLOCK = 16  # rows a product has: one row alone costs a CPU about as much in reading the weights
 NUM_TRIED = 4096  # elements on which a function of single elements is tried
+VECTOR = 32  # elements: a multiple of what torch's loops take at once, on any CPU
 
 
 def in_blocks(function: Callable[..., Tensor], block: int, *rows: Tensor) -> Tensor:
@@ -66,7 +68,7 @@ def _block_for(shape: tuple[int, int], dtype: torch.dtype, num_threads: int) -> 
         for place in range(BLOCK):
             x_BD = other.repeat(BLOCK, 1)
             x_BD[place] = row_D
-            found.append(functional.linear(x_BD, weight_OD)[place].clone())
+            found.append(linear(x_BD, weight_OD)[place].clone())
     return BLOCK if all(torch.equal(y, found[0]) for y in found) else 1
 
 
@@ -74,25 +76,53 @@ def activated(gate_up_T2F: Tensor, activation: Activation) -> Tensor:
     """kernels/gated_activation's definition, from functions that round alike in every place."""
     gate, up = gate_up_T2F.float().chunk(2, dim=-1)
     if activation == "silu":
-        share = 1.0 / (1.0 + torch.exp(-gate))
+        share = 1.0 / (1.0 + _of_elements(torch.exp)(-gate))
     elif activation == "gelu":
-        share = 0.5 * (1.0 + torch.erf(gate * math.sqrt(0.5)))
+        share = 0.5 * (1.0 + _of_elements(torch.erf)(gate * math.sqrt(0.5)))
     else:
         inner = math.sqrt(2.0 / math.pi) * (gate + 0.044715 * (gate * gate * gate))
-        share = 0.5 * (1.0 + torch.tanh(inner))
+        share = 0.5 * (1.0 + _of_elements(torch.tanh)(inner))
     return (gate * share * up).to(gate_up_T2F.dtype)
 
 
+def alone(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A function of single elements, each of which fills vectors of its own. Every thread's share
+    is whole vectors.
+    """
+    num_threads = torch.get_num_threads()
+    padded = x.new_zeros(math.ceil(x.numel() / num_threads) * num_threads)
+    padded[: x.numel()] = x.reshape(-1)
+    made = function(padded.repeat_interleave(VECTOR)).view(-1, VECTOR)
+    return made[: x.numel(), 0].reshape(x.shape)
+
+
+def _of_elements(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The function in a form that rounds alike in every place."""
+    return _alike(function, torch.get_num_threads())
+
+
 @cache
-def check_functions(num_threads: int) -> None:
-    """An error where this machine's exponentials depend on the place in a tensor."""
+def _alike(function: Callable[[Tensor], Tensor], num_threads: int) -> Callable[[Tensor], Tensor]:
+    for form in (function, partial(alone, function)):
+        if _is_alike(form):
+            return form
+    raise UnsupportedError(
+        f"torch.{function.__name__} rounds differently from place to place on this CPU; "
+        "deterministic needs a GPU here, or a torch that was built with MKL"
+    )
+
+
+def _is_alike(function: Callable[[Tensor], Tensor]) -> bool:
     x = torch.randn(NUM_TRIED, generator=torch.Generator().manual_seed(0)) * 4
+    whole = function(x)
+    parts = ((0, 1), (1, 17), (3, 100), (7, NUM_TRIED // 2))
+    return all(
+        torch.equal(function(x[start : start + count].clone()), whole[start : start + count])
+        for start, count in parts
+    )
+
+
+def check_functions() -> None:
+    """An error where this machine's exponentials depend on the place in a tensor."""
     for function in (torch.exp, torch.erf, torch.tanh):
-        whole = function(x)
-        for start, count in ((0, 1), (1, 17), (3, 100), (7, NUM_TRIED // 2)):
-            part = function(x[start : start + count].clone())
-            if not torch.equal(part, whole[start : start + count]):
-                raise UnsupportedError(
-                    f"torch.{function.__name__} rounds differently from place to place on this "
-                    "CPU; deterministic needs a GPU here, or a torch that was built with MKL"
-                )
+        _of_elements(function)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ridgeline.engine.cpu_fixed import BLOCK, activated, block_for, check_functions, in_blocks
 from ridgeline.errors import UnsupportedError
@@ -26,6 +25,7 @@ from ridgeline.kernels.rms_norm import reference as norm_reference
 from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import Attention, Block, DenseMLP, ExpertMLP, Linear, RMSNorm
+from ridgeline.products import linear
 
 
 def deterministic(model: Transformer, one_tile: bool | None = None) -> Transformer:
@@ -34,7 +34,7 @@ def deterministic(model: Transformer, one_tile: bool | None = None) -> Transform
     """
     device, dtype = model.embed.weight.device, model.embed.weight.dtype
     if device.type == "cpu":
-        check_functions(torch.get_num_threads())
+        check_functions()
     elif one_tile is None:
         one_tile = not tiles_agree(device, dtype)
     copy = with_kinds(model, _kind_of)
@@ -133,7 +133,7 @@ class FixedExperts(ExpertMLP):
 
 
 def _product(weight_OD: Tensor, bias_O: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    return lambda x_BD: functional.linear(x_BD, weight_OD, bias_O)
+    return lambda x_BD: linear(x_BD, weight_OD, bias_O)
 
 
 # Exactly these: a subclass (a quantized or a split projection) may sum in another way.

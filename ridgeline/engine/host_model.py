@@ -14,7 +14,6 @@ from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ridgeline.engine.host_quantized import HostQuantizedLinear
 from ridgeline.kernels.gated_activation import Activation
@@ -23,6 +22,7 @@ from ridgeline.kernels.rms_norm.cpu import rms_norm
 from ridgeline.kernels.skinny_linear.cpu import skinny_linear, supported
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import Linear, RMSNorm, Transformer
+from ridgeline.products import linear
 from ridgeline.quantization.linear import QuantizedLinear
 
 # Rows from which torch's product is faster than ours (Xeon with AMX, 1 thread, 2026-11-15: at 32
@@ -56,7 +56,7 @@ class HostLinear(Linear):
             return skinny_linear(x_TD, *about, *normed, activation)
         if norm is not None:
             x_TD = norm(x_TD)
-        y_TO = functional.linear(x_TD, self.weight, self.bias)
+        y_TO = linear(x_TD, self.weight, self.bias)
         if activation is not None:
             y_TO = gated_activation(y_TO, activation)
         return y_TO if residual_TO is None else y_TO.add_(residual_TO)

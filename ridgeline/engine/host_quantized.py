@@ -6,13 +6,13 @@ and torch multiplies.
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional
 
 from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.gated_activation.cpu import gated_activation
 from ridgeline.kernels.quantized_linear.cpu import MAX_ROWS, Product
 from ridgeline.kernels.quantized_linear.reference import BLOCK, spread
 from ridgeline.models.transformer import RMSNorm
+from ridgeline.products import linear
 from ridgeline.quantization.linear import QuantizedLinear, Rows
 
 
@@ -68,7 +68,7 @@ class HostQuantizedLinear(QuantizedLinear):
             x_TD = codes_TD.float() * spread(scale, codes_TD.shape, (1, BLOCK))
         elif norm is not None:
             x_TD = norm(x_TD)
-        y_TO = functional.linear(x_TD.to(self.dtype), product.expanded(), self.bias)
+        y_TO = linear(x_TD.to(self.dtype), product.expanded(), self.bias)
         if activation is not None:
             y_TO = gated_activation(y_TO, activation)
         return y_TO if residual_TO is None else y_TO.add_(residual_TO)

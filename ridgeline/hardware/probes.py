@@ -20,6 +20,7 @@ import torch
 
 from ridgeline.hardware.detection import available_memory
 from ridgeline.hardware.facts import MEASURED, Ceiling, Hardware
+from ridgeline.products import linear, product_dtype
 from ridgeline.timing import Timing, measure, time_graph, time_host
 
 GIB = 1 << 30
@@ -141,6 +142,8 @@ def _dense(dtype: torch.dtype, hardware: Hardware, size: int) -> Callable[[], ob
     a = torch.randn(size, size, device=hardware.device).to(dtype)
     b = torch.randn(size, size, device=hardware.device).to(dtype)
     out = torch.empty_like(a)
+    if product_dtype(dtype, a.device) != dtype:
+        return lambda: linear(a, b, out=out)
     return lambda: torch.mm(a, b, out=out)
 
 

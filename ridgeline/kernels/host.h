@@ -1,44 +1,22 @@
-// What the CPU kernels (each op's cpu.cpp) share: numbers of 16 and 32 bits as vectors of sixteen
-// fp32 lanes, an exponential, and the activations. Compiler vectors, so that one source serves
-// AVX-512, AVX2 and NEON; everything between load and store is fp32.
+// What the CPU kernels (each op's cpu.cpp) share: numbers of 8, 16 and 32 bits as vectors of sixteen
+// fp32 lanes (lanes.h), an exponential, and the activations. One source serves AVX-512, AVX2 and
+// NEON; everything between load and store is fp32.
 #pragma once
 
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
+#include "lanes.h"
 
 namespace ridgeline {
 
-constexpr int LANES = 16;
 constexpr int64_t WORTH_THREADS = 1 << 15;  // elements: with fewer, waiting for threads costs more
-using Floats = float __attribute__((vector_size(64)));
-using Words = int32_t __attribute__((vector_size(64)));
-using Unsigned = uint32_t __attribute__((vector_size(64)));
-using Halves = uint16_t __attribute__((vector_size(32)));
-using SignedHalves = int16_t __attribute__((vector_size(32)));
-using Float16s = _Float16 __attribute__((vector_size(32)));
-using Bytes = int8_t __attribute__((vector_size(16)));
-using UnsignedBytes = uint8_t __attribute__((vector_size(16)));
 
 struct Bf16 {
     uint16_t bits;
 };
-using Fp16 = _Float16;
 struct Fp8 {  // e4m3fn
     uint8_t bits;
 };
-
-template <class To, class From>
-inline To same_bits(From from) {
-    static_assert(sizeof(To) == sizeof(From), "a cast keeps the size");
-    To to;
-    std::memcpy(&to, &from, sizeof(to));
-    return to;
-}
 
 inline Floats fill(float value) { return Floats{} + value; }
 inline Floats pick(Words mask, Floats yes, Floats no) {
@@ -55,34 +33,17 @@ inline Floats load(const float* from) {
 inline Floats load(const Bf16* from) {
     Halves bits;
     std::memcpy(&bits, from, sizeof(bits));
-    return same_bits<Floats>(__builtin_convertvector(bits, Unsigned) << 16);
+    return same_bits<Floats>(widen(bits) << 16);
 }
 inline Floats load(const Fp16* from) {
     Float16s lanes;
     std::memcpy(&lanes, from, sizeof(lanes));
-    return __builtin_convertvector(lanes, Floats);
+    return converted<Floats>(lanes);
 }
-// Bytes to words: one instruction of AVX-512, of which GCC 12 makes sixty; in two steps it makes
-// eight.
-#ifdef __AVX512F__
-inline Words widen(Bytes codes) {
-    return same_bits<Words>(_mm512_cvtepi8_epi32(same_bits<__m128i>(codes)));
-}
-inline Unsigned widen(UnsignedBytes codes) {
-    return same_bits<Unsigned>(_mm512_cvtepu8_epi32(same_bits<__m128i>(codes)));
-}
-#else
-inline Words widen(Bytes codes) {
-    return __builtin_convertvector(__builtin_convertvector(codes, SignedHalves), Words);
-}
-inline Unsigned widen(UnsignedBytes codes) {
-    return __builtin_convertvector(__builtin_convertvector(codes, Halves), Unsigned);
-}
-#endif
 inline Floats load(const int8_t* from) {
     Bytes codes;
     std::memcpy(&codes, from, sizeof(codes));
-    return __builtin_convertvector(widen(codes), Floats);
+    return converted<Floats>(widen(codes));
 }
 inline Floats load(const Fp8* from) {
     UnsignedBytes codes;
@@ -99,11 +60,11 @@ inline void store(Bf16* to, Floats lanes) {
     const Unsigned bits = same_bits<Unsigned>(lanes);
     const Unsigned nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // halves to even
     const Unsigned is_nan = same_bits<Unsigned>(lanes != lanes);
-    const Halves rounded = __builtin_convertvector((is_nan & 0x7fc0) | (~is_nan & nearest), Halves);
+    const Halves rounded = converted<Halves>((is_nan & 0x7fc0) | (~is_nan & nearest));
     std::memcpy(to, &rounded, sizeof(rounded));
 }
 inline void store(Fp16* to, Floats lanes) {
-    const Float16s rounded = __builtin_convertvector(lanes, Float16s);
+    const Float16s rounded = converted<Float16s>(lanes);
     std::memcpy(to, &rounded, sizeof(rounded));
 }
 

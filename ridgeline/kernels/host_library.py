@@ -39,7 +39,6 @@ from ridgeline.progress import Progress
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-std=c++17", "-shared", "-fPIC", "-w")
 BUILD_TIMEOUT_S = 120  # a few seconds on an idle machine
-SHARED_HEADER = Path(__file__).parent / "host.h"
 ARGUMENTS = {
     "p": ctypes.c_void_p,
     "l": ctypes.c_int64,
@@ -81,7 +80,8 @@ def processor() -> str:
 
 def built_path(op: str, compiler: str) -> Path:
     """Changes with the sources, the flags, the compiler and the processor."""
-    parts = [source(op), *sorted(source(op).parent.glob("*.h")), SHARED_HEADER]
+    folders = (source(op).parent, source(op).parent.parent)
+    parts = [source(op), *(header for folder in folders for header in sorted(folder.glob("*.h")))]
     text = "".join(part.read_text() for part in parts)
     about = f"{FLAGS} {compiler_version(compiler)} {processor()}"
     return library_path(hashed_name(f"{op}_host", text + about))

@@ -21,7 +21,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.kernels.gated_activation import Activation, gated_activation
@@ -31,6 +30,7 @@ from ridgeline.kernels.rotary import rotate
 from ridgeline.kernels.skinny_linear import MAX_ROWS, skinny_linear
 from ridgeline.models.config import ExpertsConfig, LayerConfig, ModelConfig
 from ridgeline.models.rope import RopeConfig
+from ridgeline.products import linear
 
 RopeAngles = dict[RopeConfig, tuple[Tensor, Tensor]]
 
@@ -125,10 +125,10 @@ def projected(
         x_TD = norm(x_TD)
     if out_TO is not None:
         assert (bias_O, activation, residual_TO) == (None, None, None), "a plain product"
-        return torch.mm(x_TD, weight_OD.t(), out=out_TO)
+        return linear(x_TD, weight_OD, out=out_TO)
     if on_gpu and residual_TO is not None and bias_O is None:
         return residual_TO.addmm_(x_TD, weight_OD.t())
-    y_TO = functional.linear(x_TD, weight_OD, bias_O)
+    y_TO = linear(x_TD, weight_OD, bias_O)
     if activation is not None:
         y_TO = gated_activation(y_TO, activation)
     return y_TO if residual_TO is None else residual_TO + y_TO

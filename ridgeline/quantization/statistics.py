@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.gated_activation import gated_activation
 from ridgeline.kernels.moe import route
 from ridgeline.models.transformer import Block, ExpertMLP, Linear, RMSNorm
+from ridgeline.products import linear
 from ridgeline.quantization.blocks import BlockWalk
 from ridgeline.quantization.scheme import FP8, Scheme
 
@@ -153,12 +153,12 @@ def _watch_experts(found: dict[str, Statistics]) -> Callable[..., None]:
     def watch(mlp: ExpertMLP, args: tuple[Any, ...]) -> None:
         x_TD, norm = args[0], args[1]
         x_TD = norm(x_TD)
-        logits_TE = functional.linear(x_TD, mlp.router.weight)
+        logits_TE = linear(x_TD, mlp.router.weight)
         _, experts_TA = route(logits_TE, mlp.experts_per_token, mlp.renormalize)
         for expert in experts_TA.unique().tolist():
             rows_TD = x_TD[(experts_TA == expert).any(-1)]
             found[f"mlp.gate_up.{expert}"].add(rows_TD)
-            gate_up = functional.linear(rows_TD, mlp.gate_up[expert])
+            gate_up = linear(rows_TD, mlp.gate_up[expert])
             found[f"mlp.down.{expert}"].add(gated_activation(gate_up, mlp.activation))
 
     return watch

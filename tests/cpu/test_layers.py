@@ -20,6 +20,7 @@ LAYERS = [
     "progress",
     "capture",
     "timing",
+    "products",
     "formats",
     "hardware",
     "records",

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ridgeline.kernels.gated_activation import Activation, gated_activation
+from ridgeline.products import linear
 
 
 def route(logits_TE: Tensor, experts_per_token: int, renormalize: bool) -> tuple[Tensor, Tensor]:
@@ -45,9 +45,9 @@ def mixture_of_experts(
     out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
     for expert in experts_TA.unique().tolist():
         token_ids, slots = torch.where(experts_TA == expert)
-        gate_up = functional.linear(x_TD[token_ids].to(dtype), gate_up_E2FD[expert].to(dtype))
+        gate_up = linear(x_TD[token_ids].to(dtype), gate_up_E2FD[expert].to(dtype))
         hidden = gated_activation(gate_up, activation).to(x_TD.dtype)
-        expert_out = functional.linear(hidden.to(dtype), down_EDF[expert].to(dtype))
+        expert_out = linear(hidden.to(dtype), down_EDF[expert].to(dtype))
         weighted = expert_out.to(x_TD.dtype).float() * weights_TA[token_ids, slots].unsqueeze(1)
         out_TD = out_TD.index_add(0, token_ids, weighted)
     return out_TD.to(x_TD.dtype)

@@ -187,7 +187,9 @@ NOT_INLINED static void add_seen(const float* weights, int64_t page_size, const 
 // and total brought up to date, and how much what was summed before counts from now on.
 NOT_INLINED static float weigh(float* scores, int64_t first, int64_t end, int64_t page_size, float softcap,
                    float& most, float& total) {
-    const Words lane_numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    static constexpr int32_t NUMBERS[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    Words lane_numbers;
+    std::memcpy(&lane_numbers, NUMBERS, sizeof(lane_numbers));
     Floats highest = fill(NOTHING);
     for (int64_t i = first / LANES * LANES; i < end; i += LANES) {
         Floats lanes = load(scores + i);

@@ -159,7 +159,7 @@ struct Values {
     float scale, zero;
     Values(float scale, float zero) : scale(scale), zero(zero) {}
     Floats of(Unsigned codes) const {
-        return (__builtin_convertvector(same_bits<Words>(codes & 15), Floats) - zero) * scale;
+        return (converted<Floats>(same_bits<Words>(codes & 15)) - zero) * scale;
     }
 #endif
 };
@@ -348,7 +348,7 @@ static void sixteen(const Int4* weight, const Scales<S>& scales, const DigitRows
         store(table + group * LANES, R > 1 ? scale : scale * x.scale(row, group * PIECES));
         UnsignedBytes zeros = UnsignedBytes{} + 8;
         if (scales.zeros) std::memcpy(&zeros, scales.zeros + at, count);
-        const Floats scaled = scale * __builtin_convertvector(same_bits<Words>(widen(zeros)), Floats);
+        const Floats scaled = scale * converted<Floats>(same_bits<Words>(widen(zeros)));
         for (int r = 0; r < R; ++r) taken[r] += scaled * x.sums[(row + r) * x.groups + group];
     }
     std::memset(table + groups * LANES, 0, CHUNK_PIECES * LANES * sizeof(float));

@@ -58,7 +58,7 @@ inline void find_digits(const float* row, int64_t depth, int64_t group, Digits* 
             total += whole;
             for (int lane = 0; lane < 4; ++lane) to.scale[at / 4 + lane] = scale;
         }
-        sums[start / group] = scale * sum(__builtin_convertvector(total, Floats));
+        sums[start / group] = scale * sum(converted<Floats>(total));
     }
 }
 

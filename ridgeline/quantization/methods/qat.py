@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ridgeline.kernels.gated_activation import Activation, gated_activation
 from ridgeline.kernels.moe import mixture_of_experts, route
 from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import ExpertMLP, Linear, RMSNorm
+from ridgeline.products import linear
 from ridgeline.quantization.scheme import Scheme, decode, encode, find_grid
 from ridgeline.quantization.statistics import round_inputs
 
@@ -63,7 +63,7 @@ class FakeQuantLinear(Linear):
         assert out_TO is None, "only the head is given a place for its result"
         x_TD = fake_quantize_inputs(x_TD if norm is None else norm(x_TD), self.scheme)
         weight_OD = fake_quantize(self.weight, self.scheme) if self.rounds_weights else self.weight
-        y_TO = functional.linear(x_TD, weight_OD, self.bias)
+        y_TO = linear(x_TD, weight_OD, self.bias)
         if activation is not None:
             y_TO = gated_activation(y_TO, activation)
         return y_TO if residual_TO is None else residual_TO + y_TO

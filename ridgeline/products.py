@@ -1,8 +1,9 @@
 """`linear`: torch's product, through fp32 where torch has none for the dtype on this CPU.
 
 A processor without instructions for bf16 (ARM before 8.6, x86 before AVX-512) is left a loop over
-single numbers: 250 times as slow as fp32 (Neoverse-N1, 2 threads, 256 rows, 2026-11-16). There a
-weight becomes fp32 a piece at a time, the piece stays in a cache, and a result is rounded once.
+single numbers: 250 times as slow as fp32 (Neoverse-N1, 2 threads, 256 rows, 2026-11-16). There x
+and the weight become fp32 a piece at a time, in memory that is kept (`scratch`), and a result is
+rounded once.
 
     y_MO = linear(x_MD, weight_OD, bias_O)
     dtype = product_dtype(x.dtype, x.device)    # for products that are not of a weight
@@ -11,14 +12,19 @@ weight becomes fp32 a piece at a time, the piece stays in a cache, and a result 
 from __future__ import annotations
 
 import platform
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-PIECE = 1 << 21  # elements of a weight that become fp32 at once
+PIECE = 1 << 20  # numbers of x, of a weight and of a result that are in fp32 at once
+IS_ARM = platform.machine() in ("aarch64", "arm64")
 HALF_DTYPES = (torch.bfloat16, torch.float16)
+_own = threading.local()
 
 
 @cache
@@ -28,8 +34,14 @@ def _slow_on_cpu(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
     # torch has products in fp16 for ARM, but those of more than one row take six times fp32's time.
-    is_arm = platform.machine() in ("aarch64", "arm64")
-    return is_arm or not torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    return IS_ARM or not torch.ops.mkldnn._is_mkldnn_fp16_supported()
+
+
+def few_rows_are_slow(dtype: torch.dtype) -> bool:
+    """Whether torch's products of few rows, but more than one, leave much on the table on this CPU.
+    On ARM they do in fp32 too: four rows take six times as long as one.
+    """
+    return IS_ARM or _slow_on_cpu(dtype)
 
 
 def product_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -40,21 +52,64 @@ def product_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 def linear(
     x: Tensor, weight_OD: Tensor, bias_O: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """`x @ weightᵀ + bias` in x's dtype; `out` is for the result, where no gradient is wanted."""
-    if product_dtype(x.dtype, x.device) == x.dtype:
+    """`x @ weightᵀ + bias` in x's dtype; `out` is for a plain product without gradients."""
+    assert out is None or bias_O is None, "a plain product"
+    wants_gradient = torch.is_grad_enabled() and (x.requires_grad or weight_OD.requires_grad)
+    wide = product_dtype(x.dtype, x.device) != x.dtype
+    if wide and wants_gradient:
+        bias = None if bias_O is None else bias_O.float()
+        return functional.linear(x.float(), weight_OD.float(), bias).to(x.dtype)
+    if wide:
+        if out is None:
+            out = x.new_empty(*x.shape[:-1], weight_OD.shape[0])
+        _in_pieces(x, weight_OD, out)
+        return out if bias_O is None else out.add_(bias_O)
+    with _blas_on_arm(x):
         if out is None:
             return functional.linear(x, weight_OD, bias_O)
-        assert bias_O is None, "a plain product"
         return torch.matmul(x, weight_OD.t(), out=out)
-    wide = x.float()
-    if torch.is_grad_enabled() and (x.requires_grad or weight_OD.requires_grad):
-        bias = None if bias_O is None else bias_O.float()
-        return functional.linear(wide, weight_OD.float(), bias).to(x.dtype)
-    if out is None:
-        out = x.new_empty(*x.shape[:-1], weight_OD.shape[0])
-    step = max(1, PIECE // weight_OD.shape[1])
-    for start in range(0, weight_OD.shape[0], step):
-        piece = slice(start, start + step)
-        bias = None if bias_O is None else bias_O[piece].float()
-        out[..., piece] = functional.linear(wide, weight_OD[piece].float(), bias)
-    return out
+
+
+@contextmanager
+def _blas_on_arm(x: Tensor) -> Iterator[None]:
+    """There oneDNN makes an fp32 result twice, and is no faster (Neoverse-N1, 2026-11-16: as fast
+    up to 4 rows, 0.82 times at 16, 0.95 at 256).
+    """
+    if not IS_ARM or x.dtype != torch.float32 or x.device.type != "cpu":
+        yield
+        return
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+def _in_pieces(x: Tensor, weight_OD: Tensor, out: Tensor) -> None:
+    num_outputs, depth = weight_OD.shape
+    x_MD, out_MO = x.reshape(-1, depth), out.view(-1, num_outputs)
+    a_piece = max(1, PIECE // depth)
+    num_rows = min(len(x_MD), a_piece)
+    step = min(num_outputs, a_piece, PIECE // max(1, num_rows))
+    for first in range(0, len(x_MD), a_piece):
+        rows_MD = _widened("x", x_MD[first : first + a_piece])
+        for start in range(0, num_outputs, step):
+            piece_OD = _widened("weight", weight_OD[start : start + step])
+            made = scratch("result", len(rows_MD) * len(piece_OD)).view(len(rows_MD), -1)
+            linear(rows_MD, piece_OD, out=made)
+            out_MO[first : first + a_piece, start : start + step] = made
+
+
+def _widened(use: str, rows: Tensor) -> Tensor:
+    return scratch(use, rows.numel()).view(rows.shape).copy_(rows)
+
+
+def scratch(use: str, count: int) -> Tensor:
+    """Memory of this thread's, kept for the next product; part of what a plan calls workspace."""
+    held: Tensor | None = getattr(_own, use, None)
+    if held is None or held.numel() < count:
+        with torch.inference_mode(False):
+            held = torch.empty(max(PIECE, count))
+        setattr(_own, use, held)
+    return held[:count]

@@ -1,9 +1,9 @@
 """A model whose norms and projections run through the CPU kernels: applied from outside, and to a
 copy that shares its weights, so that the model it is made of stays what it was.
 
-Projections in bf16 go through matrix tiles where the processor has them, with the norm before them
-and the activation and the residual behind them in one pass; others through torch, with the kernels
-around it. All else is the model's own.
+Projections of few rows go through kernels/skinny_linear where that is faster than torch, with the
+norm before them and the activation and the residual behind them in one pass; others through torch,
+with the kernels around it. All else is the model's own.
 
     model = on_host(model)              # once host_library.prepare() said yes
 """
@@ -19,15 +19,11 @@ from ridgeline.engine.host_quantized import HostQuantizedLinear
 from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.gated_activation.cpu import gated_activation
 from ridgeline.kernels.rms_norm.cpu import rms_norm
-from ridgeline.kernels.skinny_linear.cpu import skinny_linear, supported
+from ridgeline.kernels.skinny_linear.cpu import most_rows, skinny_linear
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import Linear, RMSNorm, Transformer
 from ridgeline.products import linear
 from ridgeline.quantization.linear import QuantizedLinear
-
-# Rows from which torch's product is faster than ours (Xeon with AMX, 1 thread, 2026-11-15: at 32
-# rows ours takes 0.6-0.8 of its time, at 128 as much, at 512 1.3-1.6).
-MANY_ROWS = 128
 
 
 class HostNorm(RMSNorm):
@@ -36,7 +32,7 @@ class HostNorm(RMSNorm):
 
 
 class HostLinear(Linear):
-    tiled: bool  # whether the weight can be read in tiles
+    most_rows: int  # up to so many, our own product is the faster one
 
     def forward(
         self,
@@ -48,7 +44,7 @@ class HostLinear(Linear):
     ) -> Tensor:
         if out_TO is not None:
             return out_TO.copy_(self.forward(x_TD, norm, activation, residual_TO))
-        if self.tiled and x_TD.shape[0] < MANY_ROWS:
+        if x_TD.shape[0] <= self.most_rows:
             about = (self.weight, self.bias, residual_TO)
             if norm is None:
                 return skinny_linear(x_TD, *about, activation=activation)
@@ -81,7 +77,7 @@ def _quicken(module: nn.Module) -> None:
     nn.Module's __getattr__, and calls go straight to `forward`.
     """
     if isinstance(module, HostLinear):
-        module.tiled = supported(module.weight)
+        module.most_rows = most_rows(module.weight)
     module.__dict__.update(module._parameters)
     module.__dict__.update(module._modules)
     kind: Any = type(module)

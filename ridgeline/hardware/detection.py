@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -21,6 +22,21 @@ from ridgeline.hardware.facts import Hardware
 from ridgeline.hardware.specs import find_spec
 
 CPU_VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "0x41": "arm", "0xc0": "ampere"}
+
+# ARM's kernels report a number for what x86 gives a name (implementer, part: the core's manual).
+ARM_CORES = {
+    ("0x41", "0xd08"): "Cortex-A72",
+    ("0x41", "0xd0b"): "Cortex-A76",
+    ("0x41", "0xd0c"): "Neoverse N1",
+    ("0x41", "0xd40"): "Neoverse V1",
+    ("0x41", "0xd49"): "Neoverse N2",
+    ("0x41", "0xd4f"): "Neoverse V2",
+    ("0x41", "0xd83"): "Neoverse V3AE",
+    ("0x41", "0xd84"): "Neoverse V3",
+    ("0x41", "0xd8e"): "Neoverse N3",
+    ("0xc0", "0xac3"): "Ampere-1",
+    ("0xc0", "0xac4"): "Ampere-1a",
+}
 UNKNOWN = "unknown"
 
 
@@ -79,7 +95,7 @@ def _cpu() -> Hardware:
         vendor="apple" if platform.system() == "Darwin" else CPU_VENDORS.get(vendor, UNKNOWN),
         device_type="cpu",
         device="cpu",
-        name=about.get("model name") or platform.processor() or platform.machine() or UNKNOWN,
+        name=_cpu_name(about),
         architecture=_cpu_architecture(),
         memory_bytes=_host_memory(),
         num_units=num_cores(),
@@ -89,6 +105,12 @@ def _cpu() -> Hardware:
         num_threads=torch.get_num_threads(),
         versions=_versions(),
     )
+
+
+def _cpu_name(about: Mapping[str, str]) -> str:
+    core = ARM_CORES.get((about.get("CPU implementer", ""), about.get("CPU part", "")))
+    names = (about.get("model name"), core, platform.processor(), platform.machine())
+    return next(filter(None, names), UNKNOWN)
 
 
 def num_cores() -> int:

@@ -137,6 +137,51 @@ inline To same_bits(From from) {
     return to;
 }
 
+// One register of fp32 lanes: what a product's sums are kept in.
+#ifdef __AVX512F__
+using Register = Floats;
+#else
+using Register = Floats::Part;
+#endif
+constexpr int WIDTH = sizeof(Register) / sizeof(float);
+
+inline float added(Register lanes) {
+#ifdef __ARM_NEON
+    return vaddvq_f32(lanes);
+#else
+    for (int half = WIDTH / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    }
+    return lanes[0];
+#endif
+}
+
+// To the nearest whole numbers, halves to even.
+inline Words rounded(Floats lanes) {
+#if defined(__AVX512F__)
+    return same_bits<Words>(_mm512_cvtps_epi32(same_bits<__m512>(lanes)));
+#elif defined(__ARM_NEON)
+    Words whole;
+    for (int i = 0; i < 4; ++i) whole.parts[i] = vcvtnq_s32_f32(lanes.parts[i]);
+    return whole;
+#else
+    return same_bits<Words>(lanes + 12582912.0f) - 0x4b400000;  // below 2^22 the bits hold them
+#endif
+}
+
+// Words that fit into bytes.
+inline Bytes narrowed(Words words) {
+#if defined(__AVX512F__)
+    return same_bits<Bytes>(_mm512_cvtepi32_epi8(same_bits<__m512i>(words)));
+#elif defined(__ARM_NEON)
+    const int16x8_t low = vmovn_high_s32(vmovn_s32(words.parts[0]), words.parts[1]);
+    const int16x8_t high = vmovn_high_s32(vmovn_s32(words.parts[2]), words.parts[3]);
+    return same_bits<Bytes>(vmovn_high_s16(vmovn_s16(low), high));
+#else
+    return converted<Bytes>(words);
+#endif
+}
+
 // Bytes to words: one instruction of AVX-512, of which GCC 12 makes sixty; in two steps it makes
 // eight.
 #if defined(__AVX512F__)

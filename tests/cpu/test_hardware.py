@@ -97,6 +97,20 @@ def test_detects_this_cpu() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+@pytest.mark.parametrize(
+    ("about", "name"),
+    [
+        ({"model name": "Xeon", "CPU part": "0xd0c"}, "Xeon"),
+        ({"CPU implementer": "0x41", "CPU part": "0xd0c"}, "Neoverse N1"),
+        ({"CPU implementer": "0x41", "CPU part": "0xfff"}, "aarch64"),
+    ],
+)
+def test_names_of_cores(about: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detection.platform, "processor", lambda: "")
+    monkeypatch.setattr(detection.platform, "machine", lambda: "aarch64")
+    assert detection._cpu_name(about) == name
+
+
 def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_one_line() -> None:
     assert detect().device == "cpu"
     with pytest.raises(HardwareError, match="no GPU here") as caught:

@@ -24,7 +24,7 @@ from ridgeline.cli import main
 from ridgeline.engine import Sampling
 from ridgeline.engine.activations import peak
 from ridgeline.engine.batch import StepInputs, StepShape
-from ridgeline.engine.host_model import MANY_ROWS, HostLinear, HostNorm, on_host
+from ridgeline.engine.host_model import HostLinear, HostNorm, on_host
 from ridgeline.engine.host_sequences import HostSequences
 from ridgeline.engine.kv_cache import KVCache
 from ridgeline.engine.paged import CpuSequences
@@ -214,15 +214,22 @@ def test_codes_in_pages_are_the_references_but_for_their_edges(name: str) -> Non
     assert sum(int(gap.sum()) for gap in gaps) < 0.02 * num_codes
 
 
+SHAPES = [(32, 32), (96, 160), (1056, 64), (50, 33)]  # the last fills neither tiles nor registers
+
+
 @needs_compiler
-@pytest.mark.parametrize("num_rows", [1, 15, 16, 17, 32, 33, 70])
-@pytest.mark.parametrize(("num_outputs", "depth"), [(32, 32), (96, 160), (1056, 64)])
+@pytest.mark.parametrize("num_rows", [1, 2, 15, 16, 17, 32, 33, 70])
+@pytest.mark.parametrize(("num_outputs", "depth"), SHAPES)
 @pytest.mark.parametrize("parts", ["", "bias", "residual norm", "bias activation norm"])
-def test_products_through_tiles(num_rows: int, num_outputs: int, depth: int, parts: str) -> None:
-    inputs = random_linear(num_rows, num_outputs, depth)
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
+def test_products_are_the_references(
+    num_rows: int, num_outputs: int, depth: int, parts: str, dtype: torch.dtype
+) -> None:
+    """In tiles where the processor has them, in registers otherwise."""
+    inputs = {
+        name: value.to(dtype) for name, value in random_linear(num_rows, num_outputs, depth).items()
+    }
     x, weight = inputs.pop("x_MD"), inputs.pop("weight_OD")
-    if not linear_cpu.supported(weight):
-        pytest.skip("this processor has no matrix tiles")
     around: dict[str, Any] = {
         name: value for name, value in inputs.items() if name.split("_")[0] in parts.split()
     }
@@ -233,16 +240,23 @@ def test_products_through_tiles(num_rows: int, num_outputs: int, depth: int, par
     gain = around.pop("norm_weight_D", None)
     if gain is not None:
         x = norm_cpu.rms_norm(x, gain, 1e-6)
-    check(found, linear_reference.skinny_linear(x, weight, **around), BF16, depth)
-    alone = linear_cpu.skinny_linear(x[-1:], weight, **{**around, "residual_MO": None})
-    if "residual_MO" not in around:
-        assert torch.equal(alone[0], found[-1])  # whatever the other rows are
+    check(found, linear_reference.skinny_linear(x, weight, **around), dtype, depth)
+    others = torch.cat([torch.full_like(x[:-1], 3.0), x[-1:]])
+    beside = linear_cpu.skinny_linear(others, weight, **around)
+    if gain is None:
+        assert torch.equal(beside[-1], found[-1])  # whatever the other rows are
 
 
-def test_shapes_that_do_not_fill_tiles_go_to_torch() -> None:
-    for shape in ((32, 48), (48, 32)):
-        assert not linear_cpu.supported(torch.zeros(shape, dtype=BF16))
-    assert not linear_cpu.supported(torch.zeros(32, 32))
+@needs_compiler
+def test_torch_multiplies_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, odd = torch.zeros(32, 32, dtype=BF16), torch.zeros(48, 33, dtype=BF16)
+    monkeypatch.setattr(linear_cpu, "has_tiles", lambda: True)
+    monkeypatch.setattr(linear_cpu, "few_rows_are_slow", lambda dtype: False)
+    assert [linear_cpu.most_rows(weight) for weight in (whole, odd, whole.float())] == [127, 0, 0]
+    monkeypatch.setattr(linear_cpu, "few_rows_are_slow", lambda dtype: True)
+    most = linear_cpu.MOST_IN_REGISTERS
+    assert [linear_cpu.most_rows(weight) for weight in (odd, whole.float())] == [most, most]
+    assert linear_cpu.most_rows(odd.t()) == 0
 
 
 @needs_compiler
@@ -387,7 +401,7 @@ def test_pages_of_every_kind_give_the_references_tokens(kv_dtype: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("num_rows", [20, MANY_ROWS + 20])
+@pytest.mark.parametrize("num_rows", [20, linear_cpu.MOST_IN_TILES + 20])
 def test_a_model_in_bf16_stays_near_its_references(num_rows: int) -> None:
     """All layers through tiles and, with many rows, through torch."""
     model = fill_random(build_model(small_config("gemma-2-9b"), BF16, "cpu"))

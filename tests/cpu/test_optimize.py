@@ -36,7 +36,7 @@ from ridgeline.ladder.outcome import Climb
 from ridgeline.ladder.part import Part
 from ridgeline.ladder.process import WorkerError
 from ridgeline.ladder.rungs import fuse, quantize
-from ridgeline.ladder.search import Options
+from ridgeline.ladder.search import Options, Search
 from ridgeline.ladder.worker import Worker
 from ridgeline.profiling.accuracy import Outcome
 from ridgeline.quantization.linear import schemes_of
@@ -108,6 +108,8 @@ def local(monkeypatch: pytest.MonkeyPatch) -> type[Local]:
     # All matrices of a tiny model are faster as they are: here none is asked.
     monkeypatch.setattr("ridgeline.engine.loading.measured_choices", lambda *_, **__: [])
     monkeypatch.setattr(climb, "measure", lambda hardware, only, progress: hardware)
+    # What is predicted of a tiny model hangs on this machine: here every rung is tried.
+    monkeypatch.setattr(Search, "_slower_words", lambda *_: None)
     return Local
 
 

@@ -5,20 +5,15 @@
 //
 // 4-bit codes lie as formats/packing.py says: byte 4i + j of a piece of 32 holds elements 8j + i and
 // 8j + i + 4. x, which is small, is laid out the same way once, so no code has to move.
-#include <algorithm>
-#include <cstdlib>
-#include <memory>
 #include <type_traits>
 
-#include "../host.h"
+#include "../few_rows.h"
 #include "digits.h"
 
 using namespace ridgeline;
 
-constexpr int64_t SIDE = LANES;    // outputs that are finished together
-constexpr int64_t PIECE = 32;      // 4-bit codes in 16 bytes
-constexpr int64_t FEW_ROWS = 4;    // each thread prepares them for itself: sooner than waiting
-constexpr int64_t AHEAD = 4096;    // bytes that are asked for before they are needed
+constexpr int64_t PIECE = 32;  // 4-bit codes in 16 bytes
+constexpr int ROWS_AT_ONCE = WHOLE_REGISTERS ? 4 : 2;  // whose sums stay in registers
 enum Inputs { AS_THEY_ARE = 0, INT8 = 1, FP8 = 2 };
 
 struct Int4 {
@@ -35,43 +30,16 @@ struct Scales {
     int64_t first(int64_t output) const { return output / rows * output_stride; }
 };
 
-template <class T>
-struct Linear {
-    const T* x;
-    int64_t x_stride;
-    const T* bias;  // or null
-    const T* residual;
-    int64_t residual_stride;
-    const T* norm;
-    float eps, offset;
-    int inputs;           // what x is rounded to
-    int64_t input_group;  // columns of x that share a scale
-    int activation;       // with one, the weight has twice as many rows as the result has columns
-    T* out;
-    int64_t rows, depth, columns;
-    int64_t padded;  // the depth in whole vectors
+// x is rounded to these codes, with a scale for each `group` columns.
+struct InputCodes {
+    int kind;
+    int64_t group;
 };
 
 inline float read(const float* from) { return *from; }
 inline float read(const Fp16* from) { return static_cast<float>(*from); }
 inline float read(const Bf16* from) {
     return same_bits<float>(static_cast<uint32_t>(from->bits) << 16);
-}
-
-struct Freed {
-    void operator()(float* memory) const { std::free(memory); }
-};
-
-// Memory of a thread's own, kept for the next product; `USE` tells apart what is held at once.
-template <int USE = 0>
-static float* room(int64_t count) {
-    static thread_local std::unique_ptr<float, Freed> memory;
-    static thread_local int64_t held = 0;
-    if (held < count) {
-        memory.reset(static_cast<float*>(std::aligned_alloc(64, count * sizeof(float))));
-        held = count;
-    }
-    return memory.get();
 }
 
 // --- x -------------------------------------------------------------------------------------------
@@ -130,17 +98,10 @@ static void order_as_packed(float* row, int64_t size) {
 }
 
 template <class T>
-static void prepare_row(const Linear<T>& of, int64_t row, bool packed, float* prepared) {
-    float* to = prepared + row * of.padded;
-    const T* from = of.x + row * of.x_stride;
-    const float scale = of.norm ? inverse_rms(from, of.depth, of.eps) : 1.0f;
-    for (int64_t i = 0; i < of.padded; i += LANES) {
-        const int count = lanes_left(of.depth, i);
-        Floats lanes = load(from + i, count);
-        if (of.norm) lanes = lanes * scale * (load(of.norm + i, count) + of.offset);
-        store(to + i, lanes);
-    }
-    if (of.inputs) round_inputs(to, of.depth, of.input_group, of.inputs);
+static void prepare_row(const Linear<T>& of, const InputCodes& codes, int64_t row, bool packed,
+                        float* to) {
+    norm_row(of, row, to);
+    if (codes.kind) round_inputs(to, of.depth, codes.group, codes.kind);
     if (packed) order_as_packed(to, of.depth);
 }
 
@@ -263,19 +224,6 @@ static void two_outputs(const W* weight, const Scales<S>& scales, const int64_t*
 
 // --- products ------------------------------------------------------------------------------------
 
-// What stands behind a product: `up` is its other half, where there is an activation.
-template <class T>
-static void finish(const Linear<T>& of, Floats lanes, Floats up, int64_t row, int64_t column,
-                   int count) {
-    if (of.bias) lanes += load(of.bias + column, count);
-    if (of.activation) {
-        if (of.bias) up += load(of.bias + of.columns + column, count);
-        lanes = activate(lanes, of.activation) * up;
-    }
-    if (of.residual) lanes += load(of.residual + row * of.residual_stride + column, count);
-    store(of.out + row * of.columns + column, lanes, count);
-}
-
 // Sixteen columns from `column` on, of R rows from `row` on.
 template <int R, class T, class W, class S>
 static void block(const Linear<T>& of, const W* weight, const Scales<S>& scales, const float* x,
@@ -283,14 +231,14 @@ static void block(const Linear<T>& of, const W* weight, const Scales<S>& scales,
     alignas(64) float own[R][SIDE], up[R][SIDE];
     float sums[R][2];
     const int count = lanes_left(of.columns, column);
-    const float* rows = x + row * of.padded;
+    const float* rows = x + row * of.padded();
     for (int i = 0; i < count; i += of.activation ? 1 : 2) {
         const int64_t other = i + 1 < count ? column + i + 1 : column + i;
         const int64_t outputs[2] = {column + i, of.activation ? of.columns + column + i : other};
         if constexpr (std::is_same_v<W, Int4>) {
-            two_of_int4<R>(weight, scales, outputs, rows, of.depth, of.padded, sums);
+            two_of_int4<R>(weight, scales, outputs, rows, of.depth, of.padded(), sums);
         } else {
-            two_outputs<R>(weight, scales, outputs, rows, of.depth, of.padded, sums);
+            two_outputs<R>(weight, scales, outputs, rows, of.depth, of.padded(), sums);
         }
         for (int r = 0; r < R; ++r) {
             own[r][i] = sums[r][0];
@@ -304,6 +252,18 @@ static void block(const Linear<T>& of, const W* weight, const Scales<S>& scales,
     for (int r = 0; r < R; ++r) {
         finish(of, load(own[r], count), load(up[r], count), row + r, column, count);
     }
+}
+
+// `run<R>(row)` for all rows, as many at a time as there are sums for.
+template <int MOST, class Run>
+static void by_rows(int64_t rows, Run run) {
+    int64_t row = 0;
+    for (; row + MOST <= rows; row += MOST) run(std::integral_constant<int, MOST>(), row);
+    if (MOST > 2 && row + 2 <= rows) {
+        run(std::integral_constant<int, 2>(), row);
+        row += 2;
+    }
+    if (row < rows) run(std::integral_constant<int, 1>(), row);
 }
 
 #ifdef RIDGELINE_DIGITS
@@ -322,12 +282,12 @@ struct DigitRows {
     }
 };
 
+// `packed`: in the order of 4-bit codes.
 template <class T>
-static void prepare_digits(const Linear<T>& of, int64_t row, int64_t group, const DigitRows& to) {
-    Linear<T> alone = of;
-    alone.x += row * of.x_stride;
-    float* floats = room<1>(of.padded);
-    prepare_row(alone, 0, true, floats);
+static void prepare_digits(const Linear<T>& of, const InputCodes& codes, int64_t row, bool packed,
+                           int64_t group, const DigitRows& to) {
+    float* floats = room<1>(of.padded());
+    prepare_row(of, codes, row, packed, floats);
     find_digits(floats, of.depth, group, to.chunks + row * to.size, to.sums + row * to.groups);
 }
 
@@ -344,22 +304,27 @@ static void sixteen(const Int4* weight, const Scales<S>& scales, const DigitRows
     Floats taken[R] = {};  // by the zero points
     for (int64_t group = 0; group < groups; ++group) {
         const int64_t at = first + group * scales.group_stride;
+        __builtin_prefetch(scales.values + at + SIDE);  // a group's scales lie far from the last's
         const Floats scale = load(scales.values + at, count);
         store(table + group * LANES, R > 1 ? scale : scale * x.scale(row, group * PIECES));
-        UnsignedBytes zeros = UnsignedBytes{} + 8;
-        if (scales.zeros) std::memcpy(&zeros, scales.zeros + at, count);
-        const Floats scaled = scale * converted<Floats>(same_bits<Words>(widen(zeros)));
+        Floats scaled = scale * 8.0f;
+        if (scales.zeros) {
+            UnsignedBytes zeros = {};
+            std::memcpy(&zeros, scales.zeros + at, count);
+            scaled = scale * converted<Floats>(same_bits<Words>(widen(zeros)));
+        }
         for (int r = 0; r < R; ++r) taken[r] += scaled * x.sums[(row + r) * x.groups + group];
     }
     std::memset(table + groups * LANES, 0, CHUNK_PIECES * LANES * sizeof(float));
-    __m512 totals[R * LANES] = {};
+    DigitSums totals[R * LANES] = {};
     const Digits* rows = x.chunks + row * x.size;
+    constexpr int AT_ONCE = WHOLE_REGISTERS || R == 2 ? 2 : 1;
     int i = 0;
-    for (; i + 2 <= count; i += 2) {
-        digit_sums<R, 2, PIECES>(bytes_of(weight, first + i, depth), table + i, rows, x.size, depth,
-                                 AHEAD, totals + i);
+    for (; i + AT_ONCE <= count; i += AT_ONCE) {
+        digit_sums<R, AT_ONCE, PIECES>(bytes_of(weight, first + i, depth), table + i, rows, x.size,
+                                       depth, AHEAD, totals + i);
     }
-    if (i < count) {
+    for (; i < count; ++i) {
         digit_sums<R, 1, PIECES>(bytes_of(weight, first + i, depth), table + i, rows, x.size, depth,
                                  AHEAD, totals + i);
     }
@@ -385,76 +350,74 @@ static void digit_block(const Linear<T>& of, const Int4* weight, const Scales<S>
     for (int r = 0; r < R; ++r) finish(of, own[r], up[r], row + r, column, count);
 }
 
-template <class T, class S>
-static void multiply_digits(const Linear<T>& of, const Int4* weight, const Scales<S>& scales,
-                            int threads) {
-    const int64_t num_items = (of.columns + SIDE - 1) / SIDE;
-    const int64_t at_once = std::max<int64_t>(1, num_items / (threads * 8));
-    const int64_t size = num_chunks(of.depth), groups = of.depth / scales.group;
-    const bool alone = of.rows <= FEW_ROWS;
-    const int64_t floats = DigitRows::floats(of.rows, size, groups);
-    float* shared = alone ? nullptr : room(floats);
-#pragma omp parallel num_threads(threads)
-    {
-        float* memory = alone ? room(floats) : shared;
-        Digits* chunks = reinterpret_cast<Digits*>(memory);
-        const DigitRows x = {chunks, reinterpret_cast<float*>(chunks + of.rows * size), size, groups};
-        if (alone) {
-            for (int64_t row = 0; row < of.rows; ++row) prepare_digits(of, row, scales.group, x);
-        } else {
-#pragma omp for schedule(static)
-            for (int64_t row = 0; row < of.rows; ++row) prepare_digits(of, row, scales.group, x);
+#ifdef RIDGELINE_INT8_DIGITS
+// Sixteen outputs whose codes have one scale each, or share one.
+template <int R, class T>
+static void digit_block(const Linear<T>& of, const int8_t* weight, const Scales<float>& scales,
+                        const DigitRows& x, int64_t row, int64_t column) {
+    const int count = lanes_left(of.columns, column);
+    auto products = [&](int64_t first, Floats* results) {
+        DigitSums totals[R * LANES] = {};
+        for (int i = 0; i < count; ++i) {
+            const int8_t* codes = weight + (first + i) * of.depth;
+            int8_sums<R>(codes, x.chunks + row * x.size, x.size, of.depth, AHEAD, totals + i);
         }
-#pragma omp for schedule(dynamic, at_once) nowait
-        for (int64_t item = 0; item < num_items; ++item) {
-            int64_t row = 0;
-            for (; row + 4 <= of.rows; row += 4) {
-                digit_block<4>(of, weight, scales, x, row, item * SIDE);
-            }
-            if (row + 2 <= of.rows) {
-                digit_block<2>(of, weight, scales, x, row, item * SIDE);
-                row += 2;
-            }
-            if (row < of.rows) digit_block<1>(of, weight, scales, x, row, item * SIDE);
-        }
-    }
+        const float* values = scales.values + scales.first(first);
+        const Floats scale = scales.output_stride ? load(values, count) : fill(*values);
+        for (int r = 0; r < R; ++r) results[r] = added_up(totals + r * LANES) * scale;
+    };
+    Floats own[R], up[R] = {};
+    products(column, own);
+    if (of.activation) products(of.columns + column, up);
+    for (int r = 0; r < R; ++r) finish(of, own[r], up[r], row + r, column, count);
 }
 #endif
 
 template <class T, class W, class S>
-static void multiply(const Linear<T>& of, const W* weight, const Scales<S>& scales, int threads) {
+static void multiply_digits(const Linear<T>& of, const InputCodes& codes, const W* weight,
+                            const Scales<S>& scales, int threads) {
+    constexpr bool packed = std::is_same_v<W, Int4>;
+    const int64_t group = packed ? scales.group : CHUNK;  // of x that has a scale
+    const int64_t size = num_chunks(of.depth), groups = (of.depth + group - 1) / group;
+    auto digits = [&](float* memory) {
+        Digits* chunks = reinterpret_cast<Digits*>(memory);
+        return DigitRows{chunks, reinterpret_cast<float*>(chunks + of.rows * size), size, groups};
+    };
+    auto prepare = [&](int64_t row, float* memory) {
+        prepare_digits(of, codes, row, packed, group, digits(memory));
+    };
+    auto block = [&](float* memory, int64_t column) {
+        by_rows<4>(of.rows, [&](auto count, int64_t row) {
+            digit_block<count()>(of, weight, scales, digits(memory), row, column);
+        });
+    };
+    in_blocks(of, threads, DigitRows::floats(of.rows, size, groups), prepare, block);
+}
+#endif
+
+template <class T, class W, class S>
+static void multiply(const Linear<T>& of, const InputCodes& codes, const W* weight,
+                     const Scales<S>& scales, int threads) {
     constexpr bool packed = std::is_same_v<W, Int4>;
 #ifdef RIDGELINE_DIGITS
     if constexpr (packed && std::is_same_v<T, Bf16>) {  // fp16 has more bits, fp32 far more
-        return multiply_digits(of, weight, scales, threads);
+        return multiply_digits(of, codes, weight, scales, threads);
     }
 #endif
-    const int64_t num_items = (of.columns + SIDE - 1) / SIDE;
-    const int64_t at_once = std::max<int64_t>(1, num_items / (threads * 8));
-    const bool alone = of.rows <= FEW_ROWS;
-    float* shared = alone ? nullptr : room(of.rows * of.padded);
-#pragma omp parallel num_threads(threads)
-    {
-        float* x = alone ? room(of.rows * of.padded) : shared;
-        if (alone) {
-            for (int64_t row = 0; row < of.rows; ++row) prepare_row(of, row, packed, x);
-        } else {
-#pragma omp for schedule(static)
-            for (int64_t row = 0; row < of.rows; ++row) prepare_row(of, row, packed, x);
-        }
-#pragma omp for schedule(dynamic, at_once) nowait
-        for (int64_t item = 0; item < num_items; ++item) {
-            int64_t row = 0;
-            for (; row + 4 <= of.rows; row += 4) {
-                block<4>(of, weight, scales, x, row, item * SIDE);
-            }
-            if (row + 2 <= of.rows) {
-                block<2>(of, weight, scales, x, row, item * SIDE);
-                row += 2;
-            }
-            if (row < of.rows) block<1>(of, weight, scales, x, row, item * SIDE);
-        }
+#ifdef RIDGELINE_INT8_DIGITS
+    if constexpr (std::is_same_v<W, int8_t> && std::is_same_v<T, Bf16>) {
+        if (scales.group >= of.depth) return multiply_digits(of, codes, weight, scales, threads);
     }
+#endif
+    auto prepare = [&](int64_t row, float* x) {
+        prepare_row(of, codes, row, packed, x + row * of.padded());
+    };
+    auto columns = [&](float* x, int64_t column) {
+        by_rows<ROWS_AT_ONCE>(of.rows, [&](auto count, int64_t row) {
+            block<count()>(of, weight, scales, x, row, column);
+        });
+    };
+    in_blocks(of, threads, of.rows * of.padded(), prepare, columns);
 }
 
 // --- weights for products of many rows -----------------------------------------------------------
@@ -525,11 +488,10 @@ template <class T>
 static Linear<T> linear(const Fixed& fixed, const void* x, int64_t x_stride, const void* residual,
                         int64_t residual_stride, void* out, int64_t rows) {
     const int64_t columns = fixed.activation ? fixed.outputs / 2 : fixed.outputs;
-    const int64_t padded = (fixed.depth + LANES - 1) / LANES * LANES;
     return {static_cast<const T*>(x), x_stride, static_cast<const T*>(fixed.bias),
             static_cast<const T*>(residual), residual_stride, static_cast<const T*>(fixed.norm),
-            fixed.eps, fixed.offset, fixed.inputs, fixed.input_group, fixed.activation,
-            static_cast<T*>(out), rows, fixed.depth, columns, padded};
+            fixed.eps, fixed.offset, fixed.activation, static_cast<T*>(out), rows, fixed.depth,
+            columns};
 }
 
 // Scales of 4-bit groups are of x's type, others fp32.
@@ -539,7 +501,8 @@ static Linear<T> linear(const Fixed& fixed, const void* x, int64_t x_stride, con
         int64_t residual_stride, void* out, int64_t rows, int threads) {                          \
         const Fixed& is = *static_cast<const Fixed*>(fixed);                                      \
         multiply(linear<T>(is, x, x_stride, residual, residual_stride, out, rows),                \
-                 static_cast<const W*>(is.weight), is.scales<S>(), threads);                      \
+                 InputCodes{is.inputs, is.input_group}, static_cast<const W*>(is.weight),         \
+                 is.scales<S>(), threads);                                                        \
     }                                                                                             \
     extern "C" void ridgeline_quantized_linear_expand_##name(const void* fixed, void* out,        \
                                                              int threads) {                       \

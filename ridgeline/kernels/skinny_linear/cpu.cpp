@@ -1,245 +1,193 @@
-// Products with bf16 weights on a CPU with AMX tiles (Intel since Sapphire Rapids): norm, bias,
-// activation and residual folded in, each rounded where rms_norm and skinny_linear's reference do.
-//
-// A tile product multiplies sixteen rows of one matrix, as they lie in memory, with sixteen columns
-// of another whose pairs of rows are interleaved. The weight is the one taken as it lies, so it is
-// read once, in order, and needs no packed copy; x, which is small, is normed and interleaved first.
-// What comes out is transposed, sixteen by sixteen, on its way to the result.
-#include <algorithm>
-#include <cstdlib>
-#include <memory>
-
-#include "../host.h"
-
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+// Products of few rows with weights of 16 or 32 bits on a CPU: norm, bias, activation and residual
+// folded in, each rounded where rms_norm and skinny_linear's reference do. In tiles where the
+// processor has them and the weight is bf16 (tiles.h), else in fp32 registers: several outputs with
+// several rows at once, so that what is loaded is used more than once.
+#include "../few_rows.h"
+#include "tiles.h"
 
 using namespace ridgeline;
 
-constexpr int64_t SIDE = 16;   // rows and columns of a tile's result
-constexpr int64_t DEPTH = 32;  // bf16 numbers in a row of a tile
-constexpr int64_t TILE = SIDE * DEPTH;
-constexpr int64_t FEW_ROWS = 32;  // each thread interleaves them for itself: sooner than waiting
-
-struct Linear {
-    const Bf16* x;
-    int64_t x_stride;
-    const Bf16* weight;  // [O, D]
-    const Bf16* bias;    // [O], or null
-    const Bf16* residual;
-    int64_t residual_stride;
-    const Bf16* norm;  // [D], or null
-    float eps, offset;
-    int activation;  // with one, the weight has twice as many rows as the result has columns
-    Bf16* out;       // [M, columns]
-    int64_t rows, depth, columns;
-};
-
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-struct Freed {
-    void operator()(Bf16* memory) const { std::free(memory); }
-};
-
-// Memory of a thread's own, kept for the next product.
-static Bf16* room(int64_t count) {
-    static thread_local std::unique_ptr<Bf16, Freed> memory;
-    static thread_local int64_t held = 0;
-    if (held < count) {
-        memory.reset(static_cast<Bf16*>(std::aligned_alloc(64, count * sizeof(Bf16))));
-        held = count;
-    }
-    return memory.get();
+static inline Register load_register(const float* from) {
+    Register lanes;
+    std::memcpy(&lanes, from, sizeof(lanes));
+    return lanes;
 }
-
-// x's rows, normed, as tiles: [block of 16 rows][block of 32 columns][16 pairs][16 rows][2].
-static void interleave_row(const Linear& of, int64_t row, Bf16* packed) {
-    const int64_t num_depths = of.depth / DEPTH;
-    Bf16* to = packed + row / SIDE * num_depths * TILE + row % SIDE * 2;
-    if (row >= of.rows) {
-        for (int64_t i = 0; i < of.depth; i += 2) std::memset(to + i * SIDE, 0, 4);
-        return;
-    }
-    const Bf16* from = of.x + row * of.x_stride;
-    const float scale = of.norm ? inverse_rms(from, of.depth, of.eps) : 1.0f;
-    for (int64_t i = 0; i < of.depth; i += LANES) {
-        Bf16 lanes[LANES];
-        if (of.norm) {
-            store(lanes, load(from + i) * scale * (load(of.norm + i) + of.offset));
-        } else {
-            std::memcpy(lanes, from + i, sizeof(lanes));
-        }
-        for (int64_t j = 0; j < LANES; j += 2) std::memcpy(to + (i + j) * SIDE, lanes + j, 4);
-    }
+#ifdef __ARM_NEON
+static inline Register load_register(const Bf16* from) {
+    const uint16x4_t bits = vld1_u16(reinterpret_cast<const uint16_t*>(from));
+    return vreinterpretq_f32_u32(vshll_n_u16(bits, 16));
 }
-
-static inline void transpose(__m512* rows) {
-    __m512 a[16], b[16];
-    for (int i = 0; i < 16; i += 2) {
-        a[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
-        a[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-        for (int j = 0; j < 2; ++j) {
-            const __m512d low = _mm512_castps_pd(a[i + j]), high = _mm512_castps_pd(a[i + j + 2]);
-            b[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
-            b[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
-        }
-    }
-    for (int i = 0; i < 4; ++i) {
-        a[i] = _mm512_shuffle_f32x4(b[i], b[i + 4], 0x88);
-        a[i + 4] = _mm512_shuffle_f32x4(b[i], b[i + 4], 0xdd);
-        a[i + 8] = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0x88);
-        a[i + 12] = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; ++i) {
-        rows[i] = _mm512_shuffle_f32x4(a[i], a[i + 8], 0x88);
-        rows[i + 8] = _mm512_shuffle_f32x4(a[i], a[i + 8], 0xdd);
-        rows[i + 4] = _mm512_shuffle_f32x4(a[i + 4], a[i + 12], 0x88);
-        rows[i + 12] = _mm512_shuffle_f32x4(a[i + 4], a[i + 12], 0xdd);
-    }
-}
-
-// Sixteen columns from `column` on of sixteen rows from `row` on: what was summed for them, as it
-// lies in tiles ([column][row]), finished and written.
-static void finish(const Linear& of, float* sums, float* ups, int64_t row, int64_t column) {
-    const int64_t count = std::min(SIDE, of.rows - row);
-    __m512 own[16], up[16];
-    std::memcpy(own, sums, sizeof(own));
-    transpose(own);
-    if (ups) {
-        std::memcpy(up, ups, sizeof(up));
-        transpose(up);
-    }
-    for (int64_t i = 0; i < count; ++i) {
-        Floats lanes = same_bits<Floats>(own[i]);
-        if (of.bias) lanes += load(of.bias + column);
-        if (ups) {
-            Floats second = same_bits<Floats>(up[i]);
-            if (of.bias) second += load(of.bias + of.columns + column);
-            lanes = activate(lanes, of.activation) * second;
-        }
-        if (of.residual) lanes += load(of.residual + (row + i) * of.residual_stride + column);
-        const __m256bh rounded = _mm512_cvtneps_pbh(same_bits<__m512>(lanes));
-        std::memcpy(of.out + (row + i) * of.columns + column, &rounded, sizeof(rounded));
-    }
-}
-
-// Two blocks of sixteen weight rows with all of x. The two are neighbours, or a gate and its up.
-static void two_blocks(const Linear& of, const Bf16* packed, int64_t column, const Bf16* ahead) {
-    const int64_t num_depths = of.depth / DEPTH, stride = of.depth * 2;
-    const Bf16* first = of.weight + column * of.depth;
-    const Bf16* second = first + (of.activation ? of.columns : SIDE) * of.depth;
-    const bool both = of.activation || column + SIDE < of.columns;
-    if (!both) second = first;
-    alignas(64) float sums[4][SIDE * SIDE];
-    for (int64_t row = 0; row < of.rows; row += 2 * SIDE) {
-        const Bf16* x = packed + row * of.depth;
-        const bool two = row + SIDE < of.rows;
-        _tile_zero(0);
-        _tile_zero(1);
-        if (two) {
-            _tile_zero(2);
-            _tile_zero(3);
-        }
-        for (int64_t i = 0; i < num_depths; ++i) {
-            _tile_loadd(4, first + i * DEPTH, stride);
-            _tile_loadd(6, x + i * TILE, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(5, second + i * DEPTH, stride);
-            _tile_dpbf16ps(1, 5, 6);
-            if (two) {
-                _tile_loadd(7, x + (num_depths + i) * TILE, 64);
-                _tile_dpbf16ps(2, 4, 7);
-                _tile_dpbf16ps(3, 5, 7);
-            }
-            if (row == 0 && ahead) {  // the next blocks, a part at each step
-                const char* next = reinterpret_cast<const char*>(ahead + i * TILE);
-                const char* other = next + (reinterpret_cast<const char*>(second) -
-                                            reinterpret_cast<const char*>(first));
-                for (int64_t line = 0; line < SIDE; ++line) {
-                    _mm_prefetch(next + line * 64, _MM_HINT_T0);
-                    _mm_prefetch(other + line * 64, _MM_HINT_T0);
-                }
-            }
-        }
-        for (int half = 0; half < (two ? 2 : 1); ++half) {
-            if (half == 0) {
-                _tile_stored(0, sums[0], 64);
-                _tile_stored(1, sums[1], 64);
-            } else {
-                _tile_stored(2, sums[0], 64);
-                _tile_stored(3, sums[1], 64);
-            }
-            const int64_t from = row + half * SIDE;
-            finish(of, sums[0], of.activation ? sums[1] : nullptr, from, column);
-            if (!of.activation && both) finish(of, sums[1], nullptr, from, column + SIDE);
-        }
-    }
-}
-
-// Whether tiles may be used: the system gives them to a process that asks.
-extern "C" int ridgeline_skinny_linear_ready() {
-    constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
-    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-}
-
-static void multiply(const Linear& of, int threads) {
-    static const bool ready = ridgeline_skinny_linear_ready();
-    if (!ready) std::abort();  // nobody calls it where it is not
-    const int64_t num_rows = (of.rows + SIDE - 1) / SIDE * SIDE;
-    const int64_t step = of.activation ? SIDE : 2 * SIDE;
-    const int64_t num_items = (of.columns + step - 1) / step;
-    const int64_t at_once = std::max<int64_t>(1, num_items / (threads * 8));
-    const bool alone = num_rows <= FEW_ROWS;
-    Bf16* shared = alone ? nullptr : room(num_rows * of.depth);
-#pragma omp parallel num_threads(threads)
-    {
-        Bf16* packed = alone ? room(num_rows * of.depth) : shared;
-        if (alone) {
-            for (int64_t row = 0; row < num_rows; ++row) interleave_row(of, row, packed);
-        } else {
-#pragma omp for schedule(static)
-            for (int64_t row = 0; row < num_rows; ++row) interleave_row(of, row, packed);
-        }
-        const TileConfig config;
-        _tile_loadconfig(&config);
-#pragma omp for schedule(dynamic, at_once) nowait
-        for (int64_t item = 0; item < num_items; ++item) {
-            const bool more = (item + 1) % at_once && (item + 2) * step <= of.columns;
-            const Bf16* ahead = more ? of.weight + (item + 1) * step * of.depth : nullptr;
-            two_blocks(of, packed, item * step, ahead);
-        }
-        _tile_release();
-    }
-}
-
-extern "C" void ridgeline_skinny_linear_bf16(const void* x, int64_t x_stride, const void* weight,
-                                             const void* bias, const void* residual,
-                                             int64_t residual_stride, const void* norm, float eps,
-                                             float offset, int activation, void* out, int64_t rows,
-                                             int64_t depth, int64_t columns, int threads) {
-    const Linear of = {static_cast<const Bf16*>(x), x_stride, static_cast<const Bf16*>(weight),
-                       static_cast<const Bf16*>(bias), static_cast<const Bf16*>(residual),
-                       residual_stride, static_cast<const Bf16*>(norm), eps, offset, activation,
-                       static_cast<Bf16*>(out), rows, depth, columns};
-    multiply(of, threads);
-}
-
+static inline Register load_register(const Fp16* from) { return vcvt_f32_f16(vld1_f16(from)); }
 #else
+static inline Register load_register(const Bf16* from) {
+    using Bits __attribute__((vector_size(WIDTH * sizeof(uint16_t)))) = uint16_t;
+    using Wide __attribute__((vector_size(WIDTH * sizeof(uint32_t)))) = uint32_t;
+    Bits bits;
+    std::memcpy(&bits, from, sizeof(bits));
+    return same_bits<Register>(__builtin_convertvector(bits, Wide) << 16);
+}
+static inline Register load_register(const Fp16* from) {
+    using Some __attribute__((vector_size(WIDTH * sizeof(Fp16)))) = Fp16;
+    Some some;
+    std::memcpy(&some, from, sizeof(some));
+    return __builtin_convertvector(some, Register);
+}
+#endif
 
-extern "C" int ridgeline_skinny_linear_ready() { return 0; }
+// How R rows are multiplied: with so many outputs at once, each of their sums in so many parts. One
+// row is a matter of memory, which gives most where it is read in order; with more, what is loaded
+// has to be used more than once.
+template <int R>
+struct Way {
+    static constexpr int OUTPUTS = R > 2 ? 4 : 1, PARTS = R == 1 ? 8 : R == 2 ? 4 : 1;
+};
+constexpr int64_t BYTES_AHEAD = 1024;  // asked for before they are needed
 
-extern "C" void ridgeline_skinny_linear_bf16(const void*, int64_t, const void*, const void*,
-                                             const void*, int64_t, const void*, float, float, int,
-                                             void*, int64_t, int64_t, int64_t, int) {
-    std::abort();  // nobody calls it where it is not ready
+// O neighbouring outputs with R rows of x, which lie `stride` apart. Loops over sums are unrolled
+// all the way: a sum whose place is not known when compiling is no register.
+template <int R, int O, int PARTS>
+struct Sums {
+    Register own[R][O][PARTS] = {};
+
+    template <class Load>
+    inline void add(Load load, const float* x, int64_t stride, int part) {
+        Register rows[R];
+#pragma GCC unroll 8
+        for (int row = 0; row < R; ++row) rows[row] = load_register(x + row * stride);
+#pragma GCC unroll 8
+        for (int output = 0; output < O; ++output) {
+            const Register lanes = load(output);
+#pragma GCC unroll 8
+            for (int row = 0; row < R; ++row) own[row][output][part] += lanes * rows[row];
+        }
+    }
+};
+
+template <int R, int O, int PARTS, class W>
+static inline void outputs(const W* weight, const float* x, int64_t stride, int64_t depth,
+                           float* sums) {
+    constexpr int STEP = PARTS * WIDTH;
+    Sums<R, O, PARTS> found;
+    int64_t i = 0;
+    for (; i + STEP <= depth; i += STEP) {
+        if (STEP * sizeof(W) >= 64 || i % (64 / sizeof(W)) == 0) {
+#pragma GCC unroll 8
+            for (int output = 0; output < O; ++output) {
+                const W* from = weight + output * depth + i;
+                __builtin_prefetch(reinterpret_cast<const char*>(from) + BYTES_AHEAD);
+            }
+        }
+#pragma GCC unroll 8
+        for (int part = 0; part < PARTS; ++part) {
+            const int64_t j = i + part * WIDTH;
+            auto load = [&](int output) { return load_register(weight + output * depth + j); };
+            found.add(load, x + j, stride, part);
+        }
+    }
+    for (; i < depth; i += WIDTH) {
+        const int64_t count = std::min<int64_t>(WIDTH, depth - i);
+        auto load = [&](int output) {
+            W some[WIDTH] = {};
+            std::memcpy(some, weight + output * depth + i, count * sizeof(W));
+            return load_register(some);
+        };
+        found.add(load, x + i, stride, 0);
+    }
+#pragma GCC unroll 8
+    for (int row = 0; row < R; ++row) {
+#pragma GCC unroll 8
+        for (int output = 0; output < O; ++output) {
+            Register all = found.own[row][output][0];
+#pragma GCC unroll 8
+            for (int part = 1; part < PARTS; ++part) all += found.own[row][output][part];
+            sums[row * SIDE + output] = added(all);
+        }
+    }
 }
 
+// Sixteen outputs, or fewer.
+template <int R, class W>
+static void sixteen(const W* weight, const float* x, int64_t stride, int64_t depth, int count,
+                    float* sums) {
+    constexpr int O = Way<R>::OUTPUTS, PARTS = Way<R>::PARTS;
+    int output = 0;
+    for (; output + O <= count; output += O) {
+        outputs<R, O, PARTS>(weight + output * depth, x, stride, depth, sums + output);
+    }
+    for (; output < count; ++output) {
+        outputs<R, 1, PARTS>(weight + output * depth, x, stride, depth, sums + output);
+    }
+}
+
+template <int R, class T>
+static void block(const Linear<T>& of, const T* weight, const float* x, int64_t row,
+                  int64_t column) {
+    alignas(64) float own[R][SIDE], up[R][SIDE];
+    const int count = lanes_left(of.columns, column);
+    const float* rows = x + row * of.padded();
+    sixteen<R>(weight + column * of.depth, rows, of.padded(), of.depth, count, own[0]);
+    if (of.activation) {
+        const T* other = weight + (of.columns + column) * of.depth;
+        sixteen<R>(other, rows, of.padded(), of.depth, count, up[0]);
+    }
+    for (int r = 0; r < R; ++r) {
+        finish(of, load(own[r], count), load(up[r], count), row + r, column, count);
+    }
+}
+
+// A normed row, rounded as rms_norm leaves it.
+template <class T>
+static void rounded_row(const Linear<T>& of, int64_t row, float* to) {
+    norm_row(of, row, to);
+    if (!of.norm || sizeof(T) == sizeof(float)) return;
+    T some[LANES];
+    for (int64_t i = 0; i < of.padded(); i += LANES) {
+        store(some, load(to + i));
+        store(to + i, load(some));
+    }
+}
+
+template <class T>
+static void multiply(const Linear<T>& of, const T* weight, int threads) {
+    const int64_t stride = of.padded();
+    auto prepare = [&](int64_t row, float* x) { rounded_row(of, row, x + row * stride); };
+    auto columns = [&](float* x, int64_t column) {
+        int64_t row = 0;
+        for (; row + 4 <= of.rows; row += 4) block<4>(of, weight, x, row, column);
+        for (; row + 2 <= of.rows; row += 2) block<2>(of, weight, x, row, column);
+        if (row < of.rows) block<1>(of, weight, x, row, column);
+    };
+    in_blocks(of, threads, of.rows * stride, prepare, columns);
+}
+
+// Whether bf16 weights go through tiles: the system gives them to a process that asks.
+extern "C" int ridgeline_skinny_linear_tiles() {
+#ifdef RIDGELINE_TILES
+    static const bool given = tiles::are_given();
+    return given;
+#else
+    return 0;
 #endif
+}
+
+#define EXPORT(name, T, MULTIPLY)                                                                 \
+    extern "C" void ridgeline_skinny_linear_##name(                                               \
+        const void* x, int64_t x_stride, const void* weight, const void* bias,                    \
+        const void* residual, int64_t residual_stride, const void* norm, float eps, float offset, \
+        int activation, void* out, int64_t rows, int64_t depth, int64_t columns, int threads) {   \
+        const Linear<T> of = {static_cast<const T*>(x), x_stride, static_cast<const T*>(bias),    \
+                              static_cast<const T*>(residual), residual_stride,                   \
+                              static_cast<const T*>(norm), eps, offset, activation,               \
+                              static_cast<T*>(out), rows, depth, columns};                        \
+        MULTIPLY(of, static_cast<const T*>(weight), threads);                                     \
+    }
+
+#ifdef RIDGELINE_TILES
+static void multiply_tiles(const Linear<Bf16>& of, const Bf16* weight, int threads) {
+    tiles::multiply({of, weight}, threads);
+}
+EXPORT(tiles_bf16, Bf16, multiply_tiles)
+#endif
+EXPORT(bf16, Bf16, multiply)
+EXPORT(fp16, Fp16, multiply)
+EXPORT(fp32, float, multiply)

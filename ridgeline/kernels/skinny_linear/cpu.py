@@ -1,6 +1,7 @@
-"""Products with bf16 weights by cpu.cpp, where the processor has matrix tiles; host_library.py
-builds it. For any number of rows. Letters as in reference.py, and F outputs: O, or half of it
-behind an activation.
+"""Products of few rows by cpu.cpp, where they are faster than torch's: with bf16 weights where the
+processor has matrix tiles, and in registers where torch's products of few rows are slow. Any number
+of rows is right. host_library.py builds it. Letters as in reference.py, and F outputs: O, or half
+of it behind an activation.
 """
 
 from __future__ import annotations
@@ -12,20 +13,36 @@ from torch import Tensor
 
 from ridgeline.kernels.gated_activation.cpu import KINDS
 from ridgeline.kernels.gated_activation.reference import Activation
-from ridgeline.kernels.host_library import address, function, is_loaded, rows_of
+from ridgeline.kernels.host_library import address, function, is_loaded, rows_of, short_name
+from ridgeline.products import few_rows_are_slow
 
 DEPTH, SIDE = 32, 16  # of a tile: the depth, and half of the outputs, are multiples
 
+# Up to how many rows torch's product is slower (Xeon with AMX, 1 thread, 2026-11-15: tiles take 0.6
+# to 0.8 of its time at 32 rows, as much at 128, 1.3 to 1.6 at 512).
+MOST_IN_TILES = 127
+MOST_IN_REGISTERS = 32  # Neoverse-N1, 2 threads, 2026-11-16: 0.9 of its time at 32, 1.1 at 64
+
 
 @cache
-def _has_tiles() -> bool:
-    return function("skinny_linear", "ready", "")() == 1
+def has_tiles() -> bool:
+    return is_loaded() and function("skinny_linear", "tiles", "")() == 1
 
 
-def supported(weight_OD: Tensor) -> bool:
+def _in_tiles(weight_OD: Tensor) -> bool:
     num_outputs, depth = weight_OD.shape
-    fits = depth % DEPTH == 0 and num_outputs % (2 * SIDE) == 0 and weight_OD.is_contiguous()
-    return weight_OD.dtype == torch.bfloat16 and fits and is_loaded() and _has_tiles()
+    fits = depth % DEPTH == 0 and num_outputs % (2 * SIDE) == 0
+    return weight_OD.dtype == torch.bfloat16 and fits and has_tiles()
+
+
+def most_rows(weight_OD: Tensor) -> int:
+    """Up to how many rows of x this is the faster product; 0 where it never is."""
+    if not (is_loaded() and weight_OD.is_contiguous()):
+        return 0
+    if _in_tiles(weight_OD):
+        return MOST_IN_TILES
+    slow = few_rows_are_slow(weight_OD.dtype)
+    return MOST_IN_REGISTERS if slow else 0
 
 
 def skinny_linear(
@@ -38,15 +55,16 @@ def skinny_linear(
     offset: float = 0.0,
     activation: Activation | None = None,
 ) -> Tensor:
-    """As the reference, but that the norm is rms_norm's: x is rounded when it is normed. `weight`
-    is one that is `supported`.
+    """As the reference, but that the norm is rms_norm's: x is rounded when it is normed. The
+    weight's rows lie side by side.
     """
     rows = rows_of(x_MD)
     depth = weight_OD.shape[1]
     num_outputs = weight_OD.shape[0] // (1 if activation is None else 2)
     out_MF = torch.empty((*x_MD.shape[:-1], num_outputs), dtype=x_MD.dtype)
     residual = None if residual_MO is None else rows_of(residual_MO)
-    function("skinny_linear", "bf16", "plppplpffipllli")(
+    name = "tiles_bf16" if _in_tiles(weight_OD) else short_name(weight_OD.dtype)
+    function("skinny_linear", name, "plppplpffipllli")(
         rows.data_ptr(),
         rows.stride(0),
         weight_OD.data_ptr(),

@@ -75,6 +75,7 @@ class EngineRun:
     drafted_tokens: int  # guessed ahead and verified
     accepted_tokens: int  # of those, right
     cpu_s: float  # processor time of this process, all its threads together
+    latencies: tuple[tuple[float, float | None], ...]  # of finished ones: first, per token after
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -184,6 +185,10 @@ def _summary(
         gap=Percentiles.of(watch.gaps_s()),
         limit_s=limit_of(engine, steps, hardware),
         cpu_s=0.0,
+        latencies=tuple(
+            (first, _per_token_s(output) if len(output.tokens) > 1 else None)
+            for first, output in zip(firsts, finished, strict=True)
+        ),
         **{
             name: getattr(after, name) - getattr(before, name)
             for name in ("hit_tokens", "num_preemptions", "drafted_tokens", "accepted_tokens")

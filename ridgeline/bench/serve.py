@@ -17,13 +17,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ridgeline.bench.bound import Bound
 from ridgeline.bench.engine import Percentiles
 from ridgeline.bench.serve_arrivals import Arrivals
 from ridgeline.bench.serve_client import Answer
 from ridgeline.bench.serve_endpoint import Met
 from ridgeline.bench.serve_load import CUT, Burst, LoadProcesses, Own, Report, Shot
 from ridgeline.data.workload import Workload
-from ridgeline.errors import UsageError
 from ridgeline.quality.intervals import Estimate, independent_count, share_of_counts
 from ridgeline.records import Value
 
@@ -31,33 +31,11 @@ LEAST_LAG_S = 0.005  # what a client may lag before it is worth a word
 LAG_SHARE = 0.1  # of the time that is measured
 
 
-@dataclass(frozen=True)
-class Bound:
-    """What a request must keep to be good."""
-
-    ttft_s: float | None = None  # time to its first token
-    tpot_s: float | None = None  # per token after it, on average
-
-    def __post_init__(self) -> None:
-        for name, value in (("--ttft-ms", self.ttft_s), ("--tpot-ms", self.tpot_s)):
-            if value is not None and not 0 < value < float("inf"):
-                raise UsageError(f"{name} is {value * 1000:g}; give milliseconds above 0")
-
-    def __bool__(self) -> bool:
-        return self.ttft_s is not None or self.tpot_s is not None
-
-    def is_met(self, answer: Answer) -> bool:
-        """One that was cut off has met the bound of its first token, and may have no other."""
-        if answer.error is not None and (answer.error != CUT or self.tpot_s is not None):
-            return False
-        first, per_token = answer.first_token_s, answer.per_token_s
-        if self.ttft_s is not None and (first is None or first > self.ttft_s):
-            return False
-        return self.tpot_s is None or per_token is None or per_token <= self.tpot_s
-
-    def longest_s(self, num_tokens: int) -> float:
-        """A good request is done after this long, as far as the bound says."""
-        return (self.ttft_s or 0.0) + (self.tpot_s or 0.0) * max(num_tokens - 1, 1)
+def is_met(bound: Bound, answer: Answer) -> bool:
+    """One that was cut off has met the bound of its first token, and may have no other."""
+    if answer.error is not None and (answer.error != CUT or bound.tpot_s is not None):
+        return False
+    return bound.holds(answer.first_token_s, answer.per_token_s)
 
 
 @dataclass(frozen=True)
@@ -140,7 +118,7 @@ def summary(report: Report, wanted: Sequence[int], arrivals: Arrivals, bound: Bo
     answers = report.answers
     good = [answer for answer in answers if answer.error is None]
     failed = [answer for answer in answers if answer.error is not None]
-    met = [bound.is_met(answer) for answer in answers]
+    met = [is_met(bound, answer) for answer in answers]
     prompts = [answer.num_prompt_tokens for answer in good if answer.num_prompt_tokens is not None]
     samples = samples_of(good)
     said = [answer for answer in failed if answer.error != CUT]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ridgeline.bench.serve import Bound, ServeRun, measure
+from ridgeline.bench.bound import USUAL_SHARE, Bound
+from ridgeline.bench.serve import ServeRun, measure
 from ridgeline.bench.serve_arrivals import Arrivals, Pattern
 from ridgeline.bench.serve_endpoint import Met
 from ridgeline.bench.serve_load import LoadProcesses
@@ -27,7 +28,7 @@ BEGIN_SHARE = 0.7  # of that, which the first probe has
 @dataclass(frozen=True)
 class FindSettings:
     bound: Bound
-    target: float = 0.9  # share of requests that must be within the bound
+    target: float = USUAL_SHARE  # share of requests that must be within the bound
     precision: float = 0.05  # between the rate that meets it and the one that does not
     probe_s: float = 20.0  # a probe at least
     max_probes: int = 24

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.bench.serve import Bound, ServeRun
+from ridgeline.bench.bound import Bound
+from ridgeline.bench.serve import ServeRun
 from ridgeline.bench.serve_search import Found
 from ridgeline.errors import MissingPackageError, UsageError
 

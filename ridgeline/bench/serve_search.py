@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ridgeline.bench.serve import Bound
+from ridgeline.bench.bound import Bound
 from ridgeline.quality.intervals import Estimate, share_of_counts
 
 MAX_REPEATS = 3  # probes at one rate

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ridgeline.bench.bound import Bound
 from ridgeline.bench.engine import Percentiles
-from ridgeline.bench.serve import Bound, ServeRun, measure, values_of
+from ridgeline.bench.serve import ServeRun, measure, values_of
 from ridgeline.bench.serve_arrivals import PATTERNS, Arrivals
 from ridgeline.bench.serve_endpoint import Met, meet
 from ridgeline.bench.serve_find import FindSettings, find_rate
@@ -227,8 +228,7 @@ def checked(args: argparse.Namespace) -> Bound:
     _check_search(args)
     if args.plot is not None:
         check_plot(args.plot)
-    in_s = [None if ms is None else ms / 1000 for ms in (args.ttft_ms, args.tpot_ms)]
-    return Bound(*in_s)
+    return Bound.of_ms(args.ttft_ms, args.tpot_ms)
 
 
 def _check_search(args: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ridgeline.bench.bound import USUAL_SHARE, Bound
 from ridgeline.cli.eval import check_task_flags
 from ridgeline.cli.optimize_table import climb_table
 from ridgeline.cli.options import add_flags, add_model, from_flags
@@ -55,9 +56,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workload",
         metavar="NAME",
         help=f"one of {', '.join(MIXES)}, or a file with a trace or with prompts; lengths and "
-        "texts count, arrival times do not (default: batch-1 for latency; for throughput "
-        "throughput on a GPU, cpu on a CPU)",
+        "texts count, arrival times for --ttft-ms and --tpot-ms alone (default: batch-1 for "
+        "latency; for throughput throughput on a GPU, cpu on a CPU)",
     )
+    for flag, meaning in (("ttft", "until the first token"), ("tpot", "per token after it")):
+        parser.add_argument(
+            f"--{flag}-ms",
+            type=float,
+            metavar="MS",
+            help=f"{meaning}: a rung is kept if {USUAL_SHARE:.0%} of a trace's requests, coming "
+            "at its own times, keep this",
+        )
     parser.add_argument(
         "--output-tokens",
         type=int,
@@ -171,6 +180,7 @@ def asked_order(args: argparse.Namespace) -> Order:
         args.workload,
         args.output_tokens,
         bounds,
+        Bound.of_ms(args.ttft_ms, args.tpot_ms),
         quality,
         asked_measured(args),
         None if args.budget is None else parse_duration(args.budget),

@@ -13,19 +13,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
+from ridgeline.bench.bound import Bound
 from ridgeline.data.workload import Workload
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.detection import available_memory
 from ridgeline.kernels.extension import find_nvcc
 from ridgeline.ladder.judging import Measured
-from ridgeline.ladder.outcome import CurvePoint, Figures, Goal, Quality, Speedup
+from ridgeline.ladder.outcome import CurvePoint, Figures, Goal, Pace, Quality, Speedup
 from ridgeline.ladder.part import MAX_REPEATS, Part, first_part
 from ridgeline.ladder.process import Process, WorkerError
 from ridgeline.ladder.rounds import MIN_ROUNDS, speedup_of
@@ -93,11 +94,14 @@ class Processes:
         *,
         measured: Measured | None = None,
         bounds: Bounds = USUAL,
+        latency: Bound | None = None,
+        trace: Workload | None = None,
         round_s: float = ROUND_S,
     ) -> None:
         self.subject, self.workload, self.goal, self.hardware = subject, workload, goal, hardware
         self.work, self.round_s = work, round_s
         self.measured, self.bounds = measured or Measured(), bounds
+        self.latency = latency or Bound()
         self.clocks: Clocks | None = None  # while rounds ran last
         self._running: dict[str, Running] = {}
         self._used: dict[str, Part] = {}  # in the last comparison of a state
@@ -112,6 +116,9 @@ class Processes:
             self._builder.begin("build")
         self._workload_file = work / "workload.json"
         write_workload(workload, self._workload_file)
+        self._trace_file = work / "trace.json"
+        if trace is not None:
+            write_workload(trace, self._trace_file)
 
     def open(self, state: State) -> Seen:
         running = self._ensure(state)
@@ -227,6 +234,11 @@ class Processes:
         asked = {"batches": batches, "seconds": CURVE_S}
         found = running.process.ask("curve", **asked, limit_s=WORK_LIMIT_S)
         return tuple(CurvePoint(**point) for point in found["points"])
+
+    def pace(self, state: State) -> Pace:
+        asked = {"workload": str(self._trace_file), "bound": asdict(self.latency)}
+        found = self._ensure(state).process.ask("pace", **asked, limit_s=WORK_LIMIT_S)
+        return Pace(**found)
 
     def judge(self, state: State) -> Quality:
         assert self.subject.path is not None, "random weights have no quality"

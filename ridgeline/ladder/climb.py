@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ridgeline.bench.bound import Bound
 from ridgeline.bench.engine import check_fits
 from ridgeline.data.traces import load_workload
 from ridgeline.data.workload import MIXES, Workload
@@ -44,6 +45,7 @@ from ridgeline.ladder.outcome import (
     Side,
     Speedup,
 )
+from ridgeline.ladder.pace import check_arrivals, opening
 from ridgeline.ladder.process import WorkerError
 from ridgeline.ladder.records import climb_records
 from ridgeline.ladder.report import write_report
@@ -85,6 +87,7 @@ class Order:
     workload: str | None = None  # a mix or a file; None: usual for goal and device
     output_tokens: int = 256  # made for each prompt of a file of prompts
     bounds: Bounds = USUAL
+    latency: Bound = field(default_factory=Bound)  # of requests at the trace's own times
     quality: bool = True
     measured: Measured | None = None  # None: as is usual for the device
     budget_s: float | None = None
@@ -107,7 +110,8 @@ class Job:
 
     order: Order
     subject: Subject
-    workload: Workload
+    workload: Workload  # all at once
+    trace: Workload  # with its arrival times, as much as is replayed
     hardware: Hardware
     facts: Facts
     measured: Measured
@@ -117,7 +121,9 @@ def prepared(order: Order, progress: Progress | None = None) -> Job:
     """What can be wrong is said before anything is measured."""
     hardware = detect(order.device)
     subject, quantized = subject_of(order, hardware, progress)
-    workload, has_text = workload_of(order, subject)
+    whole, has_text = workload_of(order, subject)
+    check_arrivals(whole, order.latency)
+    workload, trace = whole.at_once(), opening(whole)
     check_fits(workload, subject.config.max_context)
     measured = order.measured or usual_measured(subject.device)
     on_cpu = subject.device == "cpu"
@@ -125,6 +131,8 @@ def prepared(order: Order, progress: Progress | None = None) -> Job:
     hardware = measure(hardware, wanted, progress)
     more = {"goal": order.goal, "quality": order.quality, "measured": measured.to_json()}
     more |= {"bounds": asdict(order.bounds)}
+    if order.latency:
+        more |= {"latency": asdict(order.latency), "trace": asdict(trace)}
     facts = Facts(
         subject.config,
         hardware,
@@ -137,8 +145,9 @@ def prepared(order: Order, progress: Progress | None = None) -> Job:
         has_random_weights=subject.has_random_weights,
         is_quantized=quantized,
         bounds=order.bounds,
+        latency=order.latency,
     )
-    return Job(order, subject, workload, hardware, facts, measured)
+    return Job(order, subject, workload, trace, hardware, facts, measured)
 
 
 def subject_of(order: Order, hardware: Hardware, progress: Progress | None) -> tuple[Subject, bool]:
@@ -158,7 +167,7 @@ def workload_of(order: Order, subject: Subject) -> tuple[Workload, bool]:
     name = order.workload or USUAL_WORKLOADS[order.goal, subject.device == "cpu"]
     tokenizer = None if subject.path is None else tokenizer_of(subject.path)
     about = {"tokenizer": tokenizer, "num_output_tokens": order.output_tokens}
-    workload = load_workload(name, **about).at_once()  # type: ignore[arg-type]
+    workload = load_workload(name, **about)  # type: ignore[arg-type]
     has_text = name not in MIXES and workload.requests[0].prompt is not None
     return workload, has_text
 
@@ -173,7 +182,10 @@ def climb_model(order: Order, progress: Progress | None = None) -> Climb:
     budget = Budget(order.budget_s)
     job = prepared(order, progress)
     about = (job.subject, job.workload, order.goal, job.hardware, folder.work)
-    with Processes(*about, measured=job.measured, bounds=order.bounds) as bench:
+    more: dict[str, Any] = {"measured": job.measured, "bounds": order.bounds}
+    if order.latency:
+        more |= {"latency": order.latency, "trace": job.trace}
+    with Processes(*about, **more) as bench:
         search = Search(
             job.facts,
             bench,

@@ -62,6 +62,20 @@ class Quality:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """Under the trace's own arrival times, against a latency bound."""
+
+    num_requests: int
+    num_kept: int  # of them, that kept it
+    first_token_s: float | None  # what nine of ten stay within
+    per_token_s: float | None
+
+    @property
+    def share(self) -> float:
+        return self.num_kept / self.num_requests
+
+
+@dataclass(frozen=True)
 class Difference:
     """Of a module's outputs from those of the original, on the same inputs; the worst tensor."""
 
@@ -86,6 +100,7 @@ class RungOutcome:
     quality: Quality | None = None  # None: not measured (and `reason` says why)
     seconds: float = 0.0  # it took
     difference: Difference | None = None  # for a module outside our families, instead of quality
+    pace: Pace | None = None  # where a latency bound was given
 
 
 @dataclass(frozen=True)

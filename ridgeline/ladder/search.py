@@ -20,11 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
+from ridgeline.bench.bound import USUAL_SHARE, Bound
 from ridgeline.errors import RidgelineError, UsageError
 from ridgeline.hardware import Hardware
 from ridgeline.ladder.budget import Budget
 from ridgeline.ladder.finished import Finished
-from ridgeline.ladder.outcome import Goal, Quality, RungOutcome, Speedup, outcome_from
+from ridgeline.ladder.outcome import Goal, Pace, Quality, RungOutcome, Speedup, outcome_from
 from ridgeline.ladder.process import WorkerError
 from ridgeline.ladder.rounds import MIN_ROUNDS
 from ridgeline.ladder.rungs import STAGES, Offer, Place, Rung
@@ -33,6 +34,7 @@ from ridgeline.ladder.state import Edit, State, applied, baseline, digest
 from ridgeline.ladder.words import (
     busy_words,
     faster_words,
+    pace_words,
     quality_words,
     slower_words,
     state_words,
@@ -74,6 +76,9 @@ class Bench(Protocol):
     def judge(self, state: State) -> Quality:
         """Against the unmodified model."""
 
+    def pace(self, state: State) -> Pace:
+        """Under the trace's own arrival times."""
+
     def calibrated(self, state: State) -> State:
         """The same scheme with codes found on data, from a checkpoint of its own."""
 
@@ -93,6 +98,7 @@ class Facts:
     has_random_weights: bool = False
     is_quantized: bool = False
     bounds: Bounds = USUAL
+    latency: Bound = field(default_factory=Bound)  # none, unless it is given
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,7 @@ class Found:
     seen: Seen
     outcomes: list[RungOutcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    pace: Pace | None = None  # of the best, where a latency bound is given
     is_stopped: bool = False
     measured: list[RungOutcome] = field(default_factory=list)  # in this run, not in an earlier one
 
@@ -153,7 +160,15 @@ class Search:
             self._add(rung, "not reached", why, self._offer(rung))
         busy = busy_words(found.outcomes)
         found.notes += [] if busy is None else [busy]
+        if self.facts.latency:
+            found.notes.append(self._pace_note(found))
         return found
+
+    def _pace_note(self, found: Found) -> str:
+        if found.pace is None:
+            return f"no rung was kept that keeps the latency bound ({self.facts.latency.words()})"
+        said = pace_words(found.pace, self.facts.latency)
+        return said if found.pace.share >= USUAL_SHARE else f"too slow for the bound: {said}"
 
     def start(self) -> Found:
         """The plain loop in fp32; where that does not fit, the smallest step from it that does."""
@@ -364,6 +379,7 @@ class Search:
         saved = {"outcome": asdict(outcome), "state": None, "seen": None}
         if outcome.status == "kept":
             now.best, now.seen = state, self.bench.keep(state)
+            now.pace = outcome.pace
             outcome = replace(outcome, reason=with_remarks(outcome.reason, now.seen))
             saved |= {"outcome": asdict(outcome), "state": state.to_json()}
             saved |= {"seen": now.seen.to_json()}
@@ -377,6 +393,7 @@ class Search:
         outcome = outcome_from(entry["outcome"])  # type: ignore[arg-type]
         self._append(outcome)
         if outcome.status == "kept":
+            self._now.pace = outcome.pace
             self._now.best = State.from_json(entry["state"])  # type: ignore[arg-type]
             self._now.seen = Seen.from_json(entry["seen"])  # type: ignore[arg-type]
 
@@ -388,6 +405,10 @@ class Search:
             if not achieved.is_beyond_noise:
                 self.bench.drop(candidate)
                 return replace(base, status="dropped", reason=slower_words(achieved)), candidate
+            base = self._with_pace(base, candidate)
+            if base.status == "dropped":
+                self.bench.drop(candidate)
+                return base, candidate
             if not (rung.changes_answers and self.options.quality):
                 why = "quality was not measured" if rung.changes_answers else SAME_ARITHMETIC
                 reason = f"{faster_words(achieved)}; {offer.reason}; {why}"
@@ -396,6 +417,22 @@ class Search:
         except WorkerError as error:
             self.bench.drop(candidate)
             return replace(base, reason=f"{error.kind}: {error}"), candidate
+
+    def _with_pace(self, base: RungOutcome, candidate: State) -> RungOutcome:
+        """Dropped where requests that come at the trace's own times wait too long, unless those of
+        the best so far do, and no fewer of them.
+        """
+        bound, assumed = self.facts.latency, self._now.pace
+        if not bound or candidate.loop == "naive":
+            return base
+        pace = self.bench.pace(candidate)
+        base = replace(base, pace=pace)
+        least = USUAL_SHARE if assumed is None else min(USUAL_SHARE, assumed.share)
+        if pace.share >= least or (assumed is None and self._now.best.loop == "naive"):
+            return base
+        assert base.achieved is not None, "it was compared"
+        reason = f"{faster_words(base.achieved)}, but only {pace_words(pace, bound)}"
+        return replace(base, status="dropped", reason=reason)
 
     def _judged(self, base: RungOutcome, candidate: State) -> tuple[RungOutcome, State]:
         quality = self.bench.judge(candidate)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from ridgeline.ladder.outcome import Quality, RungOutcome, Speedup
+from ridgeline.bench.bound import Bound
+from ridgeline.ladder.outcome import Pace, Quality, RungOutcome, Speedup
 from ridgeline.ladder.seen import Seen
 from ridgeline.ladder.state import State
 
@@ -29,6 +30,11 @@ def slower_words(speedup: Speedup) -> str:
 def quality_words(quality: Quality) -> str:
     task = "" if quality.task is None else f", {quality.task} {quality.task_score:.1%}"
     return f"mean KL {quality.mean_kl:.5f}, perplexity {quality.ppl_increase:+.2%}{task}"
+
+
+def pace_words(pace: Pace, bound: Bound) -> str:
+    kept = f"{pace.num_kept} of {pace.num_requests} requests"
+    return f"{kept} keep the bound ({bound.words()}) at the trace's own times"
 
 
 def with_remarks(reason: str, seen: Seen) -> str:

@@ -1,7 +1,7 @@
 """The process in which one recipe lives while it is measured: if it dies, only its rung is lost.
 
 Reads one JSON object a line from its input and answers each with one line: `load` first, then
-`warm`, `round`, `phases`, `curve`, or for another kind of work `judge` and `calibrate`
+`warm`, `round`, `phases`, `pace`, `curve`, or for another kind of work `judge` and `calibrate`
 (judging.py). Its answer may be `{"error": …, "kind": …}`. It ends with its input. process.py is
 the other end.
 
@@ -21,6 +21,7 @@ from typing import IO, Any
 
 import torch
 
+from ridgeline.bench.bound import Bound
 from ridgeline.data.workload import Workload
 from ridgeline.engine import Engine
 from ridgeline.errors import OutOfMemoryError, RidgelineError
@@ -31,6 +32,7 @@ from ridgeline.kernels import extension
 from ridgeline.ladder import judging
 from ridgeline.ladder.looking import Steps, engine_steps, looked_at, naive_steps
 from ridgeline.ladder.outcome import CurvePoint
+from ridgeline.ladder.pace import paced
 from ridgeline.ladder.part import Part, longer
 from ridgeline.ladder.running import EngineRuns, NaiveRuns, Round
 from ridgeline.ladder.spec import Spec, read_workload
@@ -150,6 +152,11 @@ class Worker:
         phases = self.runs.phases(Part.from_json(part).of(self.workload))
         found = looked_at(phases, self.rounds, self.steps, self.one_by_one)
         return {"phases": [asdict(phase) for phase in found.phases], "slowed": found.slowed}
+
+    def do_pace(self, workload: str, bound: Mapping[str, float | None]) -> dict[str, Any]:
+        assert isinstance(self.runs, EngineRuns), "the plain loop has no requests at once"
+        found = paced(self.runs.engine, read_workload(workload), Bound(**bound), self.runs.hardware)
+        return asdict(found)
 
     def do_curve(self, batches: list[int], seconds: float) -> dict[str, Any]:
         """Points as far as these seconds reach."""

@@ -15,7 +15,8 @@ import pytest
 from command_line import refused
 from fake_endpoint import FakeEndpoint
 
-from ridgeline.bench.serve import Bound, ServeRun, measure
+from ridgeline.bench.bound import Bound
+from ridgeline.bench.serve import ServeRun, is_met, measure
 from ridgeline.bench.serve_arrivals import Arrivals
 from ridgeline.bench.serve_client import Answer
 from ridgeline.bench.serve_endpoint import Met, meet
@@ -215,13 +216,13 @@ def test_what_is_not_done_in_time_is_cut_off(load: LoadProcesses) -> None:
 def test_the_bound() -> None:
     bound = Bound(ttft_s=0.5, tpot_s=0.1)
     good = Answer(due=1.0, first=1.4, last=2.4, end=2.5, num_events=11)
-    assert bound.is_met(good)
-    assert not bound.is_met(replace(good, due=0.8))
-    assert not bound.is_met(replace(good, last=2.6))
-    assert not bound.is_met(replace(good, error="http 500"))
-    assert not bound.is_met(replace(good, first=None))
-    assert bound.is_met(replace(good, num_tokens=21, last=3.4))  # merged events
-    assert Bound(tpot_s=0.1).is_met(replace(good, num_events=1))
+    assert is_met(bound, good)
+    assert not is_met(bound, replace(good, due=0.8))
+    assert not is_met(bound, replace(good, last=2.6))
+    assert not is_met(bound, replace(good, error="http 500"))
+    assert not is_met(bound, replace(good, first=None))
+    assert is_met(bound, replace(good, num_tokens=21, last=3.4))  # merged events
+    assert is_met(Bound(tpot_s=0.1), replace(good, num_events=1))
     assert bound.longest_s(11) == pytest.approx(1.5)
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="--ttft-ms"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ridgeline.bench.serve import Bound
+from ridgeline.bench.bound import Bound
 from ridgeline.bench.serve_search import Found, Seen, highest_rate, next_rate, probe_length
 
 

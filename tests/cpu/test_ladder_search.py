@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from ridgeline.bench.bound import Bound
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware
 from ridgeline.ladder.budget import Budget, parse_duration
 from ridgeline.ladder.finished import Finished
-from ridgeline.ladder.outcome import Figures, Quality, Speedup
+from ridgeline.ladder.outcome import Figures, Pace, Quality, Speedup
 from ridgeline.ladder.process import WorkerError
 from ridgeline.ladder.rounds import speedup_of
 from ridgeline.ladder.rungs import Offer, Place, Rung
@@ -68,6 +69,7 @@ class FakeBench:
     asked: list[str] = field(default_factory=list)
     stop_at: int | None = None  # comparisons, after which Ctrl-C comes
     is_deterministic: bool = True
+    num_kept: Callable[[State], int] = lambda state: 10  # of ten requests, within the bound
     draws: int = 0
 
     def open(self, state: State) -> Seen:
@@ -106,6 +108,10 @@ class FakeBench:
     def drop(self, state: State) -> None:
         self.asked.append(f"drop {label(state)}")
 
+    def pace(self, state: State) -> Pace:
+        self.asked.append(f"pace {label(state)}")
+        return Pace(10, self.num_kept(state), 0.4, None)
+
     def judge(self, state: State) -> Quality:
         self.asked.append(f"judge {label(state)}")
         return self.quality(state)
@@ -143,8 +149,9 @@ def climb(
     finished: Finished | None = None,
     quality: bool = True,
     stages: tuple[tuple[Rung, ...], ...] | None = None,
+    latency: Bound | None = None,
 ) -> Found:
-    facts = Facts(CONFIG, CPU, "latency", "setting")
+    facts = Facts(CONFIG, CPU, "latency", "setting", latency=latency or Bound())
     options = Options(quality=quality, stages=stages or ((ENGINE,), *((each,) for each in rungs)))
     budget = Budget(budget_s, clock=lambda: bench.now)
     search = Search(facts, bench, budget, options, finished, None, predictor(gains or {}))
@@ -428,3 +435,46 @@ def test_too_few_rounds_are_refused() -> None:
 def test_the_seen_survives_its_file() -> None:
     seen = Seen(Recipe(dtype="bf16"), 7, 2.0, 1.0, plain_shapes=((4, 5),), remarks=("slow",))
     assert Seen.from_json(seen.to_json()) == seen
+
+
+SOON = Bound(ttft_s=0.5)
+
+
+def test_what_lets_requests_wait_too_long_is_dropped() -> None:
+    kept = {"fp32": 9, "bf16": 9, "int8": 8}
+    bench = FakeBench(by_label, num_kept=lambda state: kept[label(state)])
+    found = climb(bench, BF16, INT8, latency=SOON)
+    assert [outcome.status for outcome in found.outcomes] == ["kept", "kept", "dropped"]
+    assert "but only 8 of 10 requests keep the bound (first token 500 ms)" in (
+        found.outcomes[-1].reason
+    )
+    assert "judge int8" not in bench.asked
+    assert "drop int8" in bench.asked
+    assert found.pace == Pace(10, 9, 0.4, None)
+    assert found.notes[-1].startswith("9 of 10 requests keep the bound")
+
+
+def test_a_climb_may_start_outside_the_bound_and_goes_no_further_out() -> None:
+    kept = {"fp32": 4, "bf16": 3, "int8": 6}
+    bench = FakeBench(by_label, num_kept=lambda state: kept[label(state)])
+    found = climb(bench, BF16, INT8, latency=SOON)
+    assert [outcome.status for outcome in found.outcomes] == ["kept", "dropped", "kept"]
+    assert found.notes[-1].startswith("too slow for the bound: 6 of 10")
+
+
+def test_without_a_bound_nothing_is_paced(tmp_path: Path) -> None:
+    bench = FakeBench(by_label)
+    found = climb(bench, BF16)
+    assert not [asked for asked in bench.asked if asked.startswith("pace")]
+    assert found.pace is None
+    assert not [note for note in found.notes if "bound" in note]
+
+
+def test_the_pace_is_known_when_a_climb_goes_on(tmp_path: Path) -> None:
+    kept = {"fp32": 9, "bf16": 9}
+    for _ in range(2):
+        bench = FakeBench(by_label, num_kept=lambda state: kept[label(state)])
+        finished = Finished(tmp_path / "finished.json")
+        found = climb(bench, BF16, latency=SOON, finished=finished)
+        assert found.pace == Pace(10, 9, 0.4, None)
+    assert bench.asked == []

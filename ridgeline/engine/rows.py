@@ -64,10 +64,12 @@ def note_drafts(running: Running, drafts: Mapping[Key, int]) -> list[Stream]:
     """The streams that will verify drafts, kept out of the quick loop."""
     guessed = []
     for key, count in drafts.items():
+        if count < 1:
+            continue
         stream = running.streams.get(key)
         if stream is None or stream.request.ask.needs_host:
             continue  # what may come next is only known when the host knows what has come
-        if stream.state == "decoding" and count > 0:
+        if stream.state == "decoding":
             stream.drafts, stream.limit = count, 0
             guessed.append(stream)
     return sorted(guessed, key=by_rank)

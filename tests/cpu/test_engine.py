@@ -149,8 +149,7 @@ class CodedSequence(OneSequence):
 
 
 @torch.inference_mode()
-def coded_logprobs(model: Transformer, prompt: list[int], dtype: torch.dtype) -> list[float]:
-    cache = CodedSequence(model, len(prompt), dtype)
+def logprobs_of(model: Transformer, prompt: list[int], cache: OneSequence) -> list[float]:
     cache.begin(len(prompt), len(prompt))
     logits = model.logits(model(torch.tensor(prompt), cache))
     tokens = torch.tensor(prompt[1:])
@@ -159,14 +158,13 @@ def coded_logprobs(model: Transformer, prompt: list[int], dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("name", ["llama-mha", "gemma3"])
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
-# A code on the other side, at token 9 of Gemma's first prompt, is 2.0e-3 in the mean: which codes
-# differ is in test_host_kernels.py.
-@pytest.mark.parametrize(("kernels", "mean"), [("reference", 2e-3), ("auto", 3e-3)])
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
 def test_quantized_pages_are_those_of_a_rounded_cache(
-    name: str, kv_dtype: str, kernels: str, mean: float
+    name: str, kv_dtype: str, kernels: str
 ) -> None:
     """Chunked prompts over pages of codes. A value at the edge between two codes may fall on the
-    other side: the tolerance is a code's, not fp32's.
+    other side (which ones do is in test_host_kernels.py): what that changes is held against what
+    rounding itself changes. Up to 17% of it in the mean was seen, for one code.
     """
     model = tiny(name)
     prompts = prompts_of([40, 23])
@@ -175,11 +173,14 @@ def test_quantized_pages_are_those_of_a_rounded_cache(
     for prompt, output in zip(prompts, outputs, strict=True):
         assert output.prompt_logprobs is not None
         found = [entry.logprob for entry in output.prompt_logprobs if entry is not None]
-        right = coded_logprobs(model, prompt, parse_dtype(kv_dtype))
+        coded = CodedSequence(model, len(prompt), parse_dtype(kv_dtype))
+        right = logprobs_of(model, prompt, coded)
+        plain = logprobs_of(model, prompt, OneSequence(model, len(prompt)))
         gaps = [abs(a - b) for a, b in zip(found, right, strict=True)]
-        assert max(gaps) < 0.02
+        rounding = [abs(a - b) for a, b in zip(plain, right, strict=True)]
         assert max(gaps[:4]) < 1e-5
-        assert sum(gaps) / len(gaps) < mean
+        assert max(gaps) < 0.4 * max(rounding)
+        assert sum(gaps) < 0.2 * sum(rounding)
 
 
 def test_quantized_pages_decode_as_they_prefill() -> None:

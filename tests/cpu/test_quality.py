@@ -184,8 +184,9 @@ def test_an_original_that_is_kept_runs_once(
         changed = noisy(model, "layers.1.mlp.down.weight", share=share)
         found = original.compare(engine_for(changed))
         alone = divergence(engine_for(model), engine_for(changed), windows)
-        assert found.mean_kl == alone.mean_kl
-        assert found.increase == alone.increase
+        # Windows in groups are other batches, whose products may be summed in another order.
+        assert found.mean_kl == pytest.approx(alone.mean_kl, rel=1e-5)
+        assert found.increase == pytest.approx(alone.increase, rel=1e-5)
     assert len(passes) == num_passes
 
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -54,36 +52,44 @@ def linear(
 ) -> Tensor:
     """`x @ weightᵀ + bias` in x's dtype; `out` is for a plain product without gradients."""
     assert out is None or bias_O is None, "a plain product"
-    wants_gradient = torch.is_grad_enabled() and (x.requires_grad or weight_OD.requires_grad)
-    wide = product_dtype(x.dtype, x.device) != x.dtype
-    if wide and wants_gradient:
-        bias = None if bias_O is None else bias_O.float()
-        return functional.linear(x.float(), weight_OD.float(), bias).to(x.dtype)
-    if wide:
-        if out is None:
-            out = x.new_empty(*x.shape[:-1], weight_OD.shape[0])
-        _in_pieces(x, weight_OD, out)
-        return out if bias_O is None else out.add_(bias_O)
-    with _blas_on_arm(x):
-        if out is None:
-            return functional.linear(x, weight_OD, bias_O)
-        return torch.matmul(x, weight_OD.t(), out=out)
+    if x.is_cpu:
+        if _slow_on_cpu(x.dtype):
+            return _through_fp32(x, weight_OD, bias_O, out)
+        if IS_ARM and x.dtype == torch.float32:
+            return _without_onednn(x, weight_OD, bias_O, out)
+    return _product(x, weight_OD, bias_O, out)
 
 
-@contextmanager
-def _blas_on_arm(x: Tensor) -> Iterator[None]:
-    """There oneDNN makes an fp32 result twice, and is no faster (Neoverse-N1, 2026-11-16: as fast
-    up to 4 rows, 0.82 times at 16, 0.95 at 256).
+def _product(x: Tensor, weight_OD: Tensor, bias_O: Tensor | None, out: Tensor | None) -> Tensor:
+    if out is None:
+        return functional.linear(x, weight_OD, bias_O)
+    return torch.matmul(x, weight_OD.t(), out=out)
+
+
+def _without_onednn(
+    x: Tensor, weight_OD: Tensor, bias_O: Tensor | None, out: Tensor | None
+) -> Tensor:
+    """On ARM it makes an fp32 result twice, and is no faster than BLAS (Neoverse-N1, 2026-11-16: as
+    fast up to 4 rows, 0.82 times at 16, 0.95 at 256).
     """
-    if not IS_ARM or x.dtype != torch.float32 or x.device.type != "cpu":
-        yield
-        return
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
-        yield
+        return _product(x, weight_OD, bias_O, out)
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+def _through_fp32(
+    x: Tensor, weight_OD: Tensor, bias_O: Tensor | None, out: Tensor | None
+) -> Tensor:
+    if torch.is_grad_enabled() and (x.requires_grad or weight_OD.requires_grad):
+        bias = None if bias_O is None else bias_O.float()
+        return linear(x.float(), weight_OD.float(), bias).to(x.dtype)
+    if out is None:
+        out = x.new_empty(*x.shape[:-1], weight_OD.shape[0])
+    _in_pieces(x, weight_OD, out)
+    return out if bias_O is None else out.add_(bias_O)
 
 
 def _in_pieces(x: Tensor, weight_OD: Tensor, out: Tensor) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch.profiler import ProfilerActivity, profile
 
-from ridgeline.products import scratch
+from ridgeline.products import PIECE, scratch
 
 
 class Allocations(NamedTuple):
@@ -21,7 +21,7 @@ def allocations(call: Callable[[], Any]) -> Allocations:
     the scratch that products keep: a plan has it in another item.
     """
     for use in ("x", "weight", "result"):
-        scratch(use, 1)
+        scratch(use, PIECE)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         result = call()
     assert found.profiler is not None

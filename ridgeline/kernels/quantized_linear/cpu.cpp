@@ -1,7 +1,7 @@
 // Products of few rows with 4-bit groups, int8 or fp8 weights on a CPU: the codes are read once, in
-// order, become fp32 lanes in registers and are multiplied there; x in bf16 meets 4-bit ones in
-// integers, where the processor can (digits.h). Norm, activation and residual are folded in; where a
-// scheme has 8-bit inputs, x is rounded to its codes first.
+// order, become fp32 lanes in registers and are multiplied there; x in bf16 meets 4-bit ones, and on
+// ARM 8-bit ones, in integers, where the processor can (digits.h). Norm, activation and residual are
+// folded in; where a scheme has 8-bit inputs, x is rounded to its codes first.
 //
 // 4-bit codes lie as formats/packing.py says: byte 4i + j of a piece of 32 holds elements 8j + i and
 // 8j + i + 4. x, which is small, is laid out the same way once, so no code has to move.

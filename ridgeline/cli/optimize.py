@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{flag}-ms",
             type=float,
             metavar="MS",
-            help=f"{meaning}: a rung is kept if {USUAL_SHARE:.0%} of a trace's requests, coming "
+            help=f"{meaning}: a rung is kept if {USUAL_SHARE:.0%}% of a trace's requests, coming "
             "at its own times, keep this",
         )
     parser.add_argument(

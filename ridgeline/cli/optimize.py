@@ -98,6 +98,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="measure what a climb left there again; exit code 13 if speed or quality fell",
     )
+    parser.add_argument(
+        "--draft-model",
+        metavar="MODEL",
+        help="a small model of the same words: the rung that lets it guess ahead is tried",
+    )
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
     add_quality_arguments(parser)
 
@@ -187,6 +192,7 @@ def asked_order(args: argparse.Namespace) -> Order:
         args.resume,
         args.device,
         args.rounds,
+        args.draft_model,
     )
 
 

@@ -20,6 +20,7 @@ from ridgeline.bench.bound import Bound
 from ridgeline.bench.engine import check_fits
 from ridgeline.data.traces import load_workload
 from ridgeline.data.workload import MIXES, Workload
+from ridgeline.engine.draft_loading import check_words, find_draft
 from ridgeline.engine.loading import tokenizer_of
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect, measure
@@ -62,7 +63,7 @@ from ridgeline.profiling.accuracy import Outcome, remember
 from ridgeline.progress import Progress
 from ridgeline.quality.gate import USUAL, Bounds
 from ridgeline.quantization.files.read import is_quantized
-from ridgeline.recipe import Recipe
+from ridgeline.recipe import Recipe, Speculation
 from ridgeline.records import versions_of
 
 CEILINGS = ("read_bandwidth", "matrix_fp32", "matrix_bf16")
@@ -94,6 +95,7 @@ class Order:
     resume: bool = False
     device: str = "auto"
     rounds: int = MIN_ROUNDS
+    draft_model: str | None = None  # that may guess tokens ahead
     command: tuple[str, ...] = field(default_factory=lambda: ("ridgeline", *sys.argv[1:]))
 
     def __post_init__(self) -> None:
@@ -123,6 +125,7 @@ def prepared(order: Order, progress: Progress | None = None) -> Job:
     subject, quantized = subject_of(order, hardware, progress)
     whole, has_text = workload_of(order, subject)
     check_arrivals(whole, order.latency)
+    draft = draft_of(order, subject, progress)
     workload, trace = whole.at_once(), opening(whole)
     check_fits(workload, subject.config.max_context)
     measured = order.measured or usual_measured(subject.device)
@@ -144,6 +147,7 @@ def prepared(order: Order, progress: Progress | None = None) -> Job:
         has_text=has_text,
         has_random_weights=subject.has_random_weights,
         is_quantized=quantized,
+        draft_model=draft,
         bounds=order.bounds,
         latency=order.latency,
     )
@@ -160,6 +164,17 @@ def subject_of(order: Order, hardware: Hardware, progress: Progress | None) -> t
     config = describe(checkpoint).config
     quantized = is_quantized(checkpoint) and checkpoint.format != "gguf"
     return Subject(order.model, path, None, config, hardware.device), quantized
+
+
+def draft_of(order: Order, subject: Subject, progress: Progress | None) -> str | None:
+    """Where the draft model lies; one that cannot serve is refused before anything is measured."""
+    if order.draft_model is None:
+        return None
+    path = resolve_model(order.draft_model, progress=progress).resolve()
+    recipe = Recipe(speculation=Speculation("draft", draft_model=str(path)))
+    draft = find_draft(recipe, subject.config, progress)
+    check_words(draft, None if subject.path is None else tokenizer_of(subject.path))
+    return str(path)
 
 
 def workload_of(order: Order, subject: Subject) -> tuple[Workload, bool]:

@@ -97,6 +97,7 @@ class Facts:
     has_text: bool = False
     has_random_weights: bool = False
     is_quantized: bool = False
+    draft_model: str | None = None
     bounds: Bounds = USUAL
     latency: Bound = field(default_factory=Bound)  # none, unless it is given
 
@@ -496,6 +497,7 @@ SHARED = (
     "has_text",
     "has_random_weights",
     "is_quantized",
+    "draft_model",
     "bounds",
 )
 NOT_ALONE = "which alone was not faster beyond noise"

@@ -35,7 +35,7 @@ from ridgeline.ladder.folder import recipe_flags
 from ridgeline.ladder.outcome import Climb
 from ridgeline.ladder.part import Part
 from ridgeline.ladder.process import WorkerError
-from ridgeline.ladder.rungs import fuse, quantize
+from ridgeline.ladder.rungs import batching, fuse, quantize
 from ridgeline.ladder.search import Options, Search
 from ridgeline.ladder.worker import Worker
 from ridgeline.profiling.accuracy import Outcome
@@ -390,3 +390,34 @@ def test_bounds_that_mean_nothing(
 ) -> None:
     assert main([*command, *words]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_a_draft_model_is_a_rung(
+    local: type[Local],
+    model: Path,
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The model guesses for itself here; what it was told to be is in the recipe that is left."""
+    draft = next(rung for rung in batching.RUNGS if rung.name == "draft-model")
+    stages = ((fuse.RUNGS[-1],), (draft,))
+    monkeypatch.setattr(climb, "Options", partial(Options, stages=stages))
+
+    def faster_with_drafts(spec: dict[str, Any]) -> float:
+        return usual_speed(spec) * (1 + (spec["recipe"]["speculation"]["method"] == "draft"))
+
+    Local.speed = staticmethod(faster_with_drafts)  # type: ignore[assignment]
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "A hill is lower"}\n' * 2)
+    command[command.index("--workload") + 1] = str(tmp_path / "prompts.jsonl")
+    command += ["--output-tokens", "8", "--json"]
+    assert main([*command, "--draft-model", str(model)]) == 0
+    said = json.loads(capsys.readouterr().out)["climb"]
+    assert [rung["status"] for rung in said["rungs"]] == ["kept", "kept"]
+    saved = recipe_beside(tmp_path / "out")
+    assert saved is not None
+    assert saved.speculation.draft_model == str(model.resolve())
+    command[command.index("--out") + 1] = str(tmp_path / "other")
+    assert main([*command, "--draft-model", str(tmp_path / "nowhere")]) == 3
+    assert "nowhere" in capsys.readouterr().err

@@ -167,6 +167,17 @@ def test_guessing_is_for_real_text_alone() -> None:
     assert "random" in refused("prompt-lookup", random)
 
 
+def test_a_draft_model_is_tried_where_one_was_named() -> None:
+    named = {"has_text": True, "draft_model": "small"}
+    edit = {"speculation.method": "draft", "speculation.draft_model": "small"}
+    assert offered("draft-model", place(GPU, ENGINE, **named)) == edit
+    looking = {"speculation.method": "prompt-lookup"}
+    assert offered("draft-model", place(GPU, ENGINE, looking, **named)) == edit
+    assert "already" in refused("draft-model", place(GPU, ENGINE, edit, **named))
+    assert "--draft-model" in refused("draft-model", place(GPU, ENGINE, has_text=True))
+    assert "not text" in refused("draft-model", place(GPU, ENGINE, draft_model="small"))
+
+
 def test_tuned_kernels_need_choices_or_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     where = "ridgeline.ladder.rungs.custom_kernels"
     monkeypatch.setattr(f"{where}.autotune.load", lambda name: {})

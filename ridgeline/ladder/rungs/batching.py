@@ -68,15 +68,30 @@ def prefix_cache(place: Place) -> Offer | str:
 
 
 def prompt_lookup(place: Place) -> Offer | str:
+    if place.state.recipe.speculation.method != "none":
+        return "tokens are guessed ahead already"
+    offer = Offer({"speculation.method": "prompt-lookup"}, "outputs may repeat their prompts")
+    return _no_text(place) or offer
+
+
+def draft_model(place: Place) -> Offer | str:
+    if place.draft_model is None:
+        return "no draft model was named (--draft-model)"
+    if place.state.recipe.speculation.method == "draft":
+        return "it guesses ahead already"
+    edit = {"speculation.method": "draft", "speculation.draft_model": place.draft_model}
+    return _no_text(place) or Offer(edit, "a small model of the same words guesses ahead")
+
+
+def _no_text(place: Place) -> str | None:
+    """Why nothing can be learned of guesses here."""
     if place.has_random_weights:
         return (
             "random weights repeat themselves: what is guessed right says nothing of a real model"
         )
     if not place.has_text:
         return "the workload's prompts are not text: how much can be guessed depends on it"
-    if place.state.recipe.speculation.method != "none":
-        return "tokens are guessed ahead already"
-    return Offer({"speculation.method": "prompt-lookup"}, "outputs may repeat their prompts")
+    return None
 
 
 AREA: Area = "batch and memory"
@@ -89,4 +104,5 @@ RUNGS = (
     Rung("pages-32", AREA, "pages of 32 tokens", partial(page_size, 32)),
     Rung("prefix-cache", AREA, "beginnings kept for others", prefix_cache),
     Rung("prompt-lookup", AREA, "tokens guessed from the text so far", prompt_lookup),
+    Rung("draft-model", AREA, "tokens guessed by a draft model", draft_model),
 )

@@ -1,7 +1,9 @@
 """What a request must keep to be good: the time to its first token, and per token after it.
 
-bound = Bound(ttft_s=0.5, tpot_s=0.05)
-bound.holds(first_token_s=0.3, per_token_s=0.04)
+    bound = Bound(ttft_s=0.5, tpot_s=0.05)
+    bound.holds(first_token_s=0.3, per_token_s=0.04)
+
+`bench serve` holds answers of servers against it, `optimize` those of an engine under a trace.
 """
 
 from __future__ import annotations

@@ -462,7 +462,7 @@ def test_a_climb_may_start_outside_the_bound_and_goes_no_further_out() -> None:
     assert found.notes[-1].startswith("too slow for the bound: 6 of 10")
 
 
-def test_without_a_bound_nothing_is_paced(tmp_path: Path) -> None:
+def test_without_a_bound_nothing_is_paced() -> None:
     bench = FakeBench(by_label)
     found = climb(bench, BF16)
     assert not [asked for asked in bench.asked if asked.startswith("pace")]

@@ -6,7 +6,9 @@ of it behind an activation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,23 +28,29 @@ MOST_IN_REGISTERS = 32  # Neoverse-N1, 2 threads, 2026-11-16: 0.9 of its time at
 
 @cache
 def has_tiles() -> bool:
-    return is_loaded() and function("skinny_linear", "tiles", "")() == 1
+    """Asked once the library is loaded."""
+    return function("skinny_linear", "tiles", "")() == 1
 
 
-def _in_tiles(weight_OD: Tensor) -> bool:
-    num_outputs, depth = weight_OD.shape
+def _in_tiles(dtype: torch.dtype, num_outputs: int, depth: int) -> bool:
     fits = depth % DEPTH == 0 and num_outputs % (2 * SIDE) == 0
-    return weight_OD.dtype == torch.bfloat16 and fits and has_tiles()
+    return dtype == torch.bfloat16 and fits and has_tiles()
+
+
+@cache
+def _product(dtype: torch.dtype, num_outputs: int, depth: int) -> Callable[..., Any]:
+    """The function for such a weight: found once, called 100 times a step."""
+    name = "tiles_bf16" if _in_tiles(dtype, num_outputs, depth) else short_name(dtype)
+    return function("skinny_linear", name, "plppplpffipllli")
 
 
 def most_rows(weight_OD: Tensor) -> int:
     """Up to how many rows of x this is the faster product; 0 where it never is."""
     if not (is_loaded() and weight_OD.is_contiguous()):
         return 0
-    if _in_tiles(weight_OD):
+    if _in_tiles(weight_OD.dtype, *weight_OD.shape):
         return MOST_IN_TILES
-    slow = few_rows_are_slow(weight_OD.dtype)
-    return MOST_IN_REGISTERS if slow else 0
+    return MOST_IN_REGISTERS if few_rows_are_slow(weight_OD.dtype) else 0
 
 
 def skinny_linear(
@@ -63,8 +71,7 @@ def skinny_linear(
     num_outputs = weight_OD.shape[0] // (1 if activation is None else 2)
     out_MF = torch.empty((*x_MD.shape[:-1], num_outputs), dtype=x_MD.dtype)
     residual = None if residual_MO is None else rows_of(residual_MO)
-    name = "tiles_bf16" if _in_tiles(weight_OD) else short_name(weight_OD.dtype)
-    function("skinny_linear", name, "plppplpffipllli")(
+    _product(weight_OD.dtype, *weight_OD.shape)(
         rows.data_ptr(),
         rows.stride(0),
         weight_OD.data_ptr(),

@@ -23,7 +23,7 @@ DEPTH, SIDE = 32, 16  # of a tile: the depth, and half of the outputs, are multi
 # Up to how many rows torch's product is slower (Xeon with AMX, 1 thread, 2026-11-15: tiles take 0.6
 # to 0.8 of its time at 32 rows, as much at 128, 1.3 to 1.6 at 512).
 MOST_IN_TILES = 127
-MOST_IN_REGISTERS = 32  # Neoverse-N1, 2 threads, 2026-11-16: 0.9 of its time at 32, 1.1 at 64
+MOST_IN_REGISTERS = 32  # Neoverse-N1, 2 threads, 2026-11-16: 0.8 of its time at 32, 1.0 at 64
 
 
 @cache

@@ -6,7 +6,7 @@ the others are held against; the median of a variant's rounds counts, and its be
 others use the machine too, tokens by second of processor time say more: on a CPU, with one thread
 (threads that wait for each other spend time as well).
 
-    variants = variants_of("fp32,bf16,int8,int8+head", "bf16")
+    variants = variants_of("fp32,bf16,int8,int8+head,int8+lookup", "bf16")
     found = compared({name: Engine(path, recipe) ...}, workload, hardware, rounds=7)
     found.base.name, found.speedup(found.variants[2]), found.best_speedup(found.variants[2])
 """
@@ -28,7 +28,8 @@ from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.recipe import Dtype
 
 SHORTEST_S = 1e-6  # a clock's step, where nothing else is seen
-WITH_HEAD = "+head"
+# What may stand behind a dtype or a scheme, and what it changes.
+ADDED = {"head": {"head": "int8"}, "lookup": {"speculation": "prompt-lookup"}}
 PLAIN = tuple(name for name in get_args(Dtype) if name != "auto")
 
 
@@ -38,6 +39,7 @@ class Edit(NamedTuple):
     dtype: str
     scheme: str | None
     head: str = "plain"
+    speculation: str | None = None
 
 
 class Variant(NamedTuple):
@@ -94,19 +96,20 @@ class Compared:
 
 def variants_of(names: str, dtype: str) -> dict[str, Edit]:
     """`fp32,int8` by name: a dtype is plain, a scheme has the rest of the model in `dtype`. With
-    `+head` behind it, either has the head in int8.
+    `+head` behind it, either has the head in int8; with `+lookup`, prompt lookup guesses ahead.
     """
     found: dict[str, Edit] = {}
     for word in names.split(","):
         name = word.strip()
         if name in found:
             raise UsageError(f"--compare names {name} twice; give each dtype or scheme once")
-        form = name.removesuffix(WITH_HEAD)
-        head = "plain" if form == name else "int8"
-        if form in PLAIN:
-            found[name] = Edit(form, None, head)
-        else:
-            found[name] = Edit(dtype, parse_scheme(form).name, head)
+        form, *added = name.split("+")
+        for part in added:
+            if part not in ADDED:
+                raise UsageError(f"--compare has +{part}; known are +{' and +'.join(ADDED)}")
+        edit = Edit(form, None) if form in PLAIN else Edit(dtype, parse_scheme(form).name)
+        changes = {key: value for part in added for key, value in ADDED[part].items()}
+        found[name] = edit._replace(**changes)
     if len(found) < 2:
         raise UsageError(
             f"--compare is {names!r}; give at least two of {', '.join(PLAIN)} and the schemes, "

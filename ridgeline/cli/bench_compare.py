@@ -1,5 +1,5 @@
 """`ridgeline bench engine MODEL --compare fp32,bf16,int8,int4-g64`: dtypes and schemes of one model
-in rounds that take turns, with a record for each.
+in rounds that take turns, with a record for each; one comparison for each category of prompts.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.bench.compare import Compared, Edit, Variant, compared, memory_share, variants_of
-from ridgeline.bench.engine import as_record, check_fits
+from ridgeline.bench.engine import as_record
 from ridgeline.cli.bench_engine import (
     Subject,
-    asked_workload,
+    asked_workloads,
     check,
     prepared,
     record_name,
@@ -29,7 +29,14 @@ from ridgeline.quantization.choose import in_words
 from ridgeline.recipe import usual_memory_share
 from ridgeline.records import Value
 
-ALONE = ("peer", "start", "scheme", "head", "save_model")  # belong to a run of one engine
+ALONE = (
+    "peer",
+    "start",
+    "scheme",
+    "head",
+    "speculation",
+    "save_model",
+)  # belong to a run of one engine
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
@@ -44,17 +51,22 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         subjects = all_prepared(args, edits, hardware, progress)
         engines = {name: subject.engine for name, subject in subjects.items()}
         first = next(iter(engines.values()))
-        workload = asked_workload(args, first.tokenizer, hardware)
-        if args.fitting:
-            workload = workload.within(first.max_context)
-        check_fits(workload, first.max_context)
+        workloads = asked_workloads(args, first, hardware)
         dtypes = {f"matrix_{engine.recipe.dtype}" for engine in engines.values()}
         hardware = measure(hardware, {"read_bandwidth", *dtypes}, progress)
-        for engine in engines.values():
-            warm_up(engine, workload, hardware, args.warm_up)
-        with ClockSampler(hardware) as clocks:
-            found = compared(engines, workload, hardware, args.rounds, progress)
-    return document(args, subjects, found, hardware, clocks.median)
+        comparisons = []
+        for workload in workloads:
+            for engine in engines.values():
+                warm_up(engine, workload, hardware, args.warm_up)
+            with ClockSampler(hardware) as clocks:
+                found = compared(engines, workload, hardware, args.rounds, progress)
+            comparisons.append(document(args, subjects, found, hardware, clocks.median))
+    return {
+        "model": next(iter(subjects.values())).name,
+        "device": hardware.name,
+        "num_rounds": args.rounds,
+        "comparisons": comparisons,
+    }
 
 
 def all_prepared(
@@ -95,10 +107,7 @@ def document(
             record = as_record(name, variant.runs, hardware, clocks, **more)
             entry["record"] = str(record.save(args.save))
     return {
-        "model": subject.name,
-        "device": hardware.name,
         "workload": found.base.runs[0].workload,
-        "num_rounds": args.rounds,
         "base": found.base.name,
         "variants": rows,
     }
@@ -112,6 +121,9 @@ def row(found: Compared, variant: Variant, subject: Subject) -> dict[str, Any]:
         "scheme": recipe.scheme,
         "head": recipe.head,
         "kv_dtype": recipe.kv.dtype,
+        "speculation": recipe.speculation.method,
+        "drafted_tokens": sum(run.drafted_tokens for run in variant.runs),
+        "accepted_tokens": sum(run.accepted_tokens for run in variant.runs),
         "rounds": variant.rates,
         "median": variant.median,
         "best": variant.best,
@@ -127,8 +139,13 @@ def row(found: Compared, variant: Variant, subject: Subject) -> dict[str, Any]:
 
 
 def render(result: dict[str, Any], console: Console) -> None:
-    about = f"{result['model']} on {result['device']}; workload {result['workload']}"
-    console.print(f"{about}, {result['num_rounds']} rounds that take turns")
+    for comparison in result["comparisons"]:
+        about = f"{result['model']} on {result['device']}; workload {comparison['workload']}"
+        console.print(f"{about}, {result['num_rounds']} rounds that take turns")
+        render_one(comparison, console)
+
+
+def render_one(result: dict[str, Any], console: Console) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("output tokens/s")
     for name in ("median", "best", "by CPU second", "of the limit"):
@@ -146,6 +163,9 @@ def render(result: dict[str, Any], console: Console) -> None:
     table.caption = f"times the fastest plain one, which is {result['base']} by the median"
     console.print(table)
     for entry in result["variants"]:
+        if entry["speculation"] != "none":
+            right, guessed = entry["accepted_tokens"], entry["drafted_tokens"]
+            console.print(f"{entry['name']}: {guessed} tokens guessed ahead, {right} of them right")
         if entry["plain_for_speed"]:
             console.print(entry["plain_for_speed"])
         if "record" in entry:

@@ -18,7 +18,6 @@ from ridgeline.bench.peers import PEERS, PeerRun, peer_runs, transformers_peer
 from ridgeline.bench.start import time_start
 from ridgeline.cli.options import add_flags, add_model, from_flags
 from ridgeline.cli.terminal import Terminal
-from ridgeline.data import Tokenizer
 from ridgeline.data.traces import load_workload
 from ridgeline.data.workload import MIXES, Workload
 from ridgeline.engine import Engine, Sampling
@@ -58,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens made for each prompt of a file of prompts (default: %(default)s)",
     )
     parser.add_argument(
+        "--category",
+        metavar="NAMES",
+        help="requests of these kinds alone, where a file of prompts says which they are; "
+        "--requests then counts for each",
+    )
+    parser.add_argument(
         "--speedup", type=float, metavar="X", help="let requests arrive X times as fast"
     )
     parser.add_argument("--at-once", action="store_true", help="let all arrive at the beginning")
@@ -77,7 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare",
         metavar="NAMES",
         help="dtypes and schemes in rounds that take turns, as fp32,bf16,int8: schemes have the "
-        "rest of the model in --dtype; int8+head has the head in int8 too",
+        "rest of the model in --dtype; int8+head has the head in int8 too, bf16+lookup guesses "
+        "ahead by prompt lookup",
     )
     parser.add_argument("--peer", choices=PEERS, help="run this peer on the same workload too")
     parser.add_argument(
@@ -123,10 +129,9 @@ def measured(
     """The machine with the ceilings that are needed, the rounds, and the peer's."""
     engine = subject.engine
     dtype = engine.recipe.dtype
-    workload = asked_workload(args, engine.tokenizer, hardware)
-    if args.fitting:
-        workload = workload.within(engine.max_context)
-    check_fits(workload, engine.max_context)
+    workload, *others = asked_workloads(args, engine, hardware)
+    if others:
+        raise UsageError("--category names several: --compare runs one after the other; name one")
     hardware = measure(hardware, {"read_bandwidth", f"matrix_{dtype}"}, progress)
     warm_up(engine, workload, hardware, args.warm_up)
     with clocks:
@@ -176,16 +181,26 @@ def prepared(
     return Subject(args.shape, description, engine)
 
 
-def asked_workload(
-    args: argparse.Namespace, tokenizer: Tokenizer | None, hardware: Hardware
-) -> Workload:
+def asked_workloads(args: argparse.Namespace, engine: Engine, hardware: Hardware) -> list[Workload]:
+    """One that the engine's context takes, or one for each category that was named."""
     name = args.workload or ("cpu" if hardware.device_type == "cpu" else "throughput")
-    workload = load_workload(name, tokenizer=tokenizer, num_output_tokens=args.output_tokens)
+    whole = load_workload(name, tokenizer=engine.tokenizer, num_output_tokens=args.output_tokens)
+    names = [] if args.category is None else [each.strip() for each in args.category.split(",")]
+    parts = [whole.of_category(each) for each in names] or [whole]
+    return [_asked_part(args, part, engine.max_context) for part in parts]
+
+
+def _asked_part(args: argparse.Namespace, workload: Workload, max_context: int) -> Workload:
     if args.requests is not None:
         workload = workload.first(args.requests)
     if args.speedup is not None:
         workload = workload.sped_up(args.speedup)
-    return workload.at_once() if args.at_once else workload
+    if args.at_once:
+        workload = workload.at_once()
+    if args.fitting:
+        workload = workload.within(max_context)
+    check_fits(workload, max_context)
+    return workload
 
 
 def warm_up(engine: Engine, workload: Workload, hardware: Hardware, rounds: int | None) -> None:

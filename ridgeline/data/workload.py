@@ -90,6 +90,16 @@ class Workload:
             raise UsageError(f"the number of requests is {count}; give at least 1")
         return replace(self, requests=self.requests[:count])
 
+    def of_category(self, category: str) -> Workload:
+        """The requests of one kind alone, under its name too."""
+        known = sorted({request.category for request in self.requests} - {""})
+        if category not in known:
+            has = f"its categories are {', '.join(known)}" if known else "it has no categories"
+            hint = near_matches(category, known)
+            raise UsageError(f"workload {self.name} has no {category!r} in it; {has}{hint}")
+        kept = tuple(request for request in self.requests if request.category == category)
+        return replace(self, name=f"{self.name} {category}", requests=kept)
+
     def between(self, start_s: float, end_s: float) -> Workload:
         """The requests that arrive in this span of time, which becomes the whole."""
         kept = [request for request in self.requests if start_s <= request.arrival_s < end_s]

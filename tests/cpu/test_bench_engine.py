@@ -251,6 +251,7 @@ def test_variants_take_turns(
     assert main([*argv, "--json", "--save", str(tmp_path / "results")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert turns == [("fp32", None), ("bf16", None), ("fp32", "int8")] * 3
+    (found,) = found["comparisons"]
     assert found["base"] == "bf16"
     rows = {row["name"]: row for row in found["variants"]}
     assert rows["int8"]["rounds"] == [16.0, 32.0, 8.0]
@@ -268,6 +269,33 @@ def test_variants_take_turns(
     shown = capsys.readouterr().out
     for text in ("rounds that take turns", "int8, rest fp32", "1.00x", "which is fp32"):
         assert text in shown
+
+
+def test_each_category_is_compared_by_itself(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "prompts.jsonl"
+    kinds = ["talk", "sums", "talk", "sums", "songs"]
+    lines = [{"prompt": "one two three one two three one two", "category": kind} for kind in kinds]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    argv = ["bench", "engine", str(folder), "--workload", str(path), "--output-tokens", "24"]
+    argv += ["--device", "cpu", "--max-context", "512", "--dtype", "fp32", "--max-batch", "1"]
+    both = [*argv, "--compare", "fp32,fp32+lookup", "--category", "sums, talk", "--requests", "1"]
+    assert main([*both, "--json", "--save", str(tmp_path / "results")]) == 0
+    found = json.loads(capsys.readouterr().out)["comparisons"]
+    assert [each["workload"] for each in found] == ["prompts sums", "prompts talk"]
+    for each in found:
+        plain, lookup = each["variants"]
+        assert (plain["speculation"], plain["drafted_tokens"]) == ("none", 0)
+        assert lookup["speculation"] == "prompt-lookup"
+        assert 0 <= lookup["accepted_tokens"] <= lookup["drafted_tokens"]
+        assert each["workload"].replace(" ", "-") in Path(lookup["record"]).name
+    assert sum(each["variants"][1]["drafted_tokens"] for each in found) > 0
+    assert main(both) == 0
+    assert "tokens guessed ahead" in capsys.readouterr().out
+    assert main([*argv, "--category", "songs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_requests"] == 1
+    for wrong, says in (("song", "songs, sums, talk"), ("songs,talk", "name one")):
+        assert main([*argv, "--category", wrong]) == UsageError.exit_code
+        assert says in capsys.readouterr().err
 
 
 def test_engines_share_the_memory() -> None:
@@ -312,6 +340,7 @@ def test_a_shape_that_is_kept(tmp_path: Path, capsys: Capture) -> None:
         (["--shape", "tiny", "--peer", "vllm"], "--peer 'vllm' transformers"),
         (["--shape", "tiny", "--compare", "int8"], "--compare 'int8' at least two bf16,int8"),
         (["--shape", "tiny", "--compare", "fp32,fp32"], "fp32 twice"),
+        (["--shape", "tiny", "--compare", "fp32,fp32+tail"], "+tail +head +lookup"),
         (["--shape", "tiny", "--compare", "fp32,int3"], "scheme 'int3' known"),
         (["--shape", "tiny", "--compare", "fp32,int8", "--scheme", "int8"], "--scheme --compare"),
         (["demo", "--compare", "fp32,int8", "--peer", "transformers"], "--peer --compare"),

@@ -308,7 +308,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     bench += ["--output-tokens", "2", "--max-context", "64"]
     bench += ["--device", "cpu", "--quantize-all", "--compare", "fp32,fp32+head,int8+head"]
     assert main([*bench, "--save", str(tmp_path / "records")]) == 0
-    rows = json.loads(capsys.readouterr().out)["variants"]
+    rows = json.loads(capsys.readouterr().out)["comparisons"][0]["variants"]
     assert [row["head"] for row in rows] == ["plain", "int8", "int8"]
     assert [row["scheme"] for row in rows] == [None, None, "int8"]
     assert Path(rows[2]["record"]).is_file()

@@ -5,6 +5,7 @@ six minutes and of 24 GiB.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_the_device_does_not_matter(method: Method, experts: int) -> None:
 
 
 @pytest.mark.parametrize("method", [Gptq(), Awq()], ids=repr)
-def test_time_and_memory_of_an_8b_model(method: Method) -> None:
+def test_time_and_memory_of_an_8b_model(method: Method, alone: Callable[[], bool]) -> None:
     """65,536 tokens through two blocks; the weights lie on the host."""
     model = random_model("llama-3.1-8b", torch.bfloat16, "cuda", LAYERS).cpu()
     generator = torch.Generator().manual_seed(0)
@@ -54,5 +55,6 @@ def test_time_and_memory_of_an_8b_model(method: Method) -> None:
     taken_s = time.perf_counter() - start
     peak_gib = torch.cuda.max_memory_reserved() / 2**30
     print(f"{method.name}: {taken_s / LAYERS:.1f} s a layer, {peak_gib:.1f} GiB")
-    assert taken_s / LAYERS * LAYERS_OF_8B < 360
+    if alone():
+        assert taken_s / LAYERS * LAYERS_OF_8B < 360
     assert peak_gib < 24

@@ -288,7 +288,6 @@ def test_each_category_is_compared_by_itself(folder: Path, tmp_path: Path, capsy
         assert lookup["speculation"] == "prompt-lookup"
         assert 0 <= lookup["accepted_tokens"] <= lookup["drafted_tokens"]
         assert each["workload"].replace(" ", "-") in Path(lookup["record"]).name
-    assert sum(each["variants"][1]["drafted_tokens"] for each in found) > 0
     assert main(both) == 0
     assert "tokens guessed ahead" in capsys.readouterr().out
     assert main([*argv, "--category", "songs", "--json"]) == 0

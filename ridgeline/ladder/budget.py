@@ -48,6 +48,11 @@ class Budget:
         return self.seconds - kept - self.used_s
 
     @property
+    def rest_s(self) -> float:
+        """For all that is to come."""
+        return float("inf") if self.seconds is None else max(0.0, self.seconds - self.used_s)
+
+    @property
     def is_spent(self) -> bool:
         return self.left_s <= 0
 

@@ -24,7 +24,12 @@ from ridgeline.engine.draft_loading import check_words, find_draft
 from ridgeline.engine.loading import tokenizer_of
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect, measure
-from ridgeline.ladder.bench_processes import Processes, common_prefix_share
+from ridgeline.ladder.bench_processes import (
+    CURVE_S,
+    ROUND_S,
+    Processes,
+    common_prefix_share,
+)
 from ridgeline.ladder.budget import Budget
 from ridgeline.ladder.finished import Finished
 from ridgeline.ladder.folder import (
@@ -74,6 +79,8 @@ USUAL_WORKLOADS = {
     ("throughput", True): "cpu",
     ("throughput", False): "throughput",
 }  # by goal, and whether the device is a CPU
+LONGEST_ROUND_S = 7.0  # of the last comparison
+LAST_LOOKS_S = 2 * CURVE_S + 20.0  # curves, and loading both sides
 CPU_WINDOW, CPU_WINDOWS = 256, 8  # tokens that quality is measured on there: seconds, not minutes
 
 
@@ -228,6 +235,7 @@ def finish(
         if not found.is_stopped:
             if progress is not None:
                 progress("before and after, in turns", 0, 1)
+            bench.round_s = last_round_s(budget)
             last = measure_last(found, saved, bench)
     except KeyboardInterrupt:
         found.is_stopped = True
@@ -275,6 +283,14 @@ def place(job: Job, found: Found, bench: Processes, folder: Folder) -> State:
     recipe = saved_recipe(found.seen.filled, in_checkpoint)
     recipe.save(folder.path)
     return State(recipe, best.loop, str(folder.path.resolve()))
+
+
+def last_round_s(budget: Budget) -> float:
+    """Rounds of the last comparison are as long as the budget lets them be: the nearer to the whole
+    workload, the more its figures say.
+    """
+    rounds = 2 * (MIN_ROUNDS + 1)  # both sides; the first shows how long they are
+    return min(LONGEST_ROUND_S, max(ROUND_S, (budget.rest_s - LAST_LOOKS_S) / rounds))
 
 
 def measure_last(found: Found, saved: State, bench: Processes) -> Last:

@@ -18,7 +18,7 @@ from ridgeline.profiling.prediction import Loop, Prediction
 
 SCHEMA = 1
 
-Area = Literal["fuse", "tensor cores", "overhead", "quantize", "custom kernels", "batch and memory"]
+Area = Literal["fuse", "overhead", "tensor cores", "custom kernels", "quantize", "batch and memory"]
 Status = Literal[
     "kept",
     "dropped",  # measured, and not faster beyond noise, or outside the quality bound

@@ -5,8 +5,9 @@ Greedy, stage by stage (rungs/): in a stage the rung with the largest predicted 
 and what is kept changes what the others are measured against. Where a rung that is kept later may
 turn a near miss (graphs for 16 bits, kernels tuned for codes, a batch), that one is tried once more
 from there; so is one that did not apply and now does. What is predicted to be slower from where the
-climb is, at the best end of its interval, is not measured there. With a budget, rungs that are not
-among as many as there is time for are put off, and tried at the end if time is left.
+climb is, at the best end of its interval, is not measured there. With a budget, rungs of which
+nothing is expected, or that are not among as many as there is time for, are put off, and tried at
+the end if time is left.
 
     search = Search(facts, bench, Budget(600.0), options)
     found = search.run()
@@ -50,7 +51,7 @@ from ridgeline.quantization.scheme import parse_scheme
 log = logging.getLogger(__name__)
 
 MORE_ROUNDS = (3, 7)  # beyond the least: when an undecided rung is looked at again
-WORTH = 1.01  # an interval that ends below is not worth more rounds
+WORTH = 1.01  # an interval that ends below is not worth more rounds, and less is not worth its time
 CALIBRATION_S = 240.0  # that must be left to find codes on data: `demo` takes 200 s on a CPU
 CALIBRATION_GAIN = 8.0  # times the bound: what is further outside stays outside
 FIRST_RUNG_S = 25.0  # taken until one was measured
@@ -339,13 +340,16 @@ class Search:
         return fits is None or fits > 0
 
     def _is_worth(self, rung: Rung) -> bool:
-        """Whether it is among as many of the rungs that are left as there is time for."""
+        """Whether something is expected of it, and fewer rungs promise more than there is time
+        for.
+        """
         fits = self.budget.fits(self._usual_s)
         if fits is None:
             return True
+        gain = self._gain(rung)
         others = [other for other in self._left() if isinstance(self._offer(other), Offer)]
-        better = [other for other in others if self._gain(other) > self._gain(rung)]
-        return len(better) < fits
+        better = [other for other in others if self._gain(other) > gain]
+        return len(better) < fits and (gain >= WORTH or rung.leads)
 
     def _enough(self, speedup: Speedup) -> bool:
         count, least = len(speedup.before), self.options.rounds

@@ -44,10 +44,10 @@ GUESSED_ERROR = 0.3  # where the gain hangs on the text: how many guessed tokens
 ACCEPTED = {"none": 0.0, "prompt-lookup": 0.25, "draft": 1.6}
 AREAS: dict[str, tuple[str, ...]] = {
     "fuse": ("loop", "kernels"),
-    "tensor cores": ("dtype", "tf32"),
     "overhead": ("graphs", "overlap"),
-    "quantize": ("scheme", "head", "quantize_all", "copies", "kv.dtype"),
+    "tensor cores": ("dtype", "tf32"),
     "custom kernels": ("tuned",),
+    "quantize": ("scheme", "head", "quantize_all", "copies", "kv.dtype"),
 }
 UNKNOWN_CONTEXT = 1024  # tokens, where no step was measured
 

@@ -14,7 +14,9 @@ import pytest
 from ridgeline.bench.bound import Bound
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware
+from ridgeline.ladder.bench_processes import ROUND_S
 from ridgeline.ladder.budget import Budget, parse_duration
+from ridgeline.ladder.climb import LONGEST_ROUND_S, last_round_s
 from ridgeline.ladder.finished import Finished
 from ridgeline.ladder.outcome import Figures, Pace, Quality, Speedup
 from ridgeline.ladder.process import WorkerError
@@ -305,6 +307,30 @@ def test_time_that_is_left_goes_to_what_was_put_off() -> None:
     bench.round_s, bench.speed = 3.0, quick
     found = climb(bench, BF16, PAGES, INT8, gains=gains, budget_s=60.0)
     assert statuses(found)["bf16"] == "kept"
+
+
+def test_what_nothing_is_expected_of_comes_last_unless_it_leads() -> None:
+    def order(pages: Rung, budget_s: float | None) -> list[str]:
+        gains = {"bf16": 1.5, "int8": 1.4, "128": 1.0}
+        found = climb(FakeBench(by_label), pages, BF16, INT8, gains=gains, budget_s=budget_s)
+        return [outcome.name for outcome in found.outcomes]
+
+    late = ["engine", "bf16", "int8", "pages"]
+    early = ["engine", "pages", "bf16", "int8"]
+    assert order(PAGES, 1000.0) == late
+    assert order(PAGES, None) == early
+    assert order(replace(PAGES, leads=True), 1000.0) == early
+
+
+def test_the_last_rounds_take_what_time_is_left() -> None:
+    now = [0.0]
+    budget = Budget(400.0, clock=lambda: now[0])
+    lengths = []
+    for now[0] in (0.0, 320.0, 340.0, 390.0, 500.0):
+        lengths.append(last_round_s(budget))
+    assert lengths[0] == last_round_s(Budget(None)) == LONGEST_ROUND_S
+    assert LONGEST_ROUND_S > lengths[1] > lengths[2] > ROUND_S
+    assert lengths[3:] == [ROUND_S, ROUND_S]
 
 
 def test_a_near_miss_is_tried_again_when_what_it_hangs_on_was_kept() -> None:

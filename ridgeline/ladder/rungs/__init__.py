@@ -1,5 +1,8 @@
-"""The rungs, in the order in which they are climbed: fuse, tensor cores, less overhead, quantize,
-custom kernels, batch. One file an area.
+"""The rungs, in the order in which they are climbed: fuse, less overhead, tensor cores, custom
+kernels, quantize, batch. One file an area.
+
+A stage comes before those whose gain it lets through: a GPU that waits for launches gains nothing
+by 16 bits, and codes in 4 bits nothing by kernels that were not made for them.
 
 Rungs of one stage interact or exclude each other: the one with the largest predicted gain comes
 first, and the others are then looked at again from where it led.
@@ -18,12 +21,12 @@ from ridgeline.ladder.rungs.base import Offer, Place, Rung
 STAGES: tuple[tuple[Rung, ...], ...] = (
     fuse.RUNGS,
     (batching.BATCHING,),
-    tensor_cores.RUNGS,
     overhead.RUNGS,
+    tensor_cores.RUNGS,
+    custom_kernels.RUNGS,
     quantize.SCHEMES,
     quantize.HEAD,
     quantize.PAGES,
-    custom_kernels.RUNGS,
     batching.RUNGS,
 )
 

@@ -59,6 +59,7 @@ class Rung:
     offer: Callable[[Place], Offer | str]
     changes_answers: bool = False  # beyond the rounding of sums in another order
     is_essential: bool = False  # others are edits of what it makes
+    leads: bool = False  # what others give hangs on it: it is tried in its turn, for little too
     # Rungs that, kept later, may turn a near miss of this one: it is then tried once more.
     again_after: tuple[str, ...] = ()
     near: float = 0.9  # of the best's speed, at the interval's upper end: a near miss

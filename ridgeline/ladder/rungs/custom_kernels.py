@@ -7,6 +7,7 @@ from __future__ import annotations
 from ridgeline.kernels import autotune
 from ridgeline.kernels.extension import find_nvcc
 from ridgeline.ladder.rungs.base import Offer, Place, Rung
+from ridgeline.ladder.rungs.quantize import WEIGHTS
 
 
 def tuned(place: Place) -> Offer | str:
@@ -25,4 +26,15 @@ def tuned(place: Place) -> Offer | str:
     return Offer({"tuned": True}, f"{known} for {place.hardware.name}; {built}")
 
 
-RUNGS = (Rung("tuned", "custom kernels", "kernels tuned for this GPU", tuned),)
+# Codes in few bits may be slower than plain weights by a rule of thumb: this comes before schemes,
+# and once more after one, where it gave nothing before.
+RUNGS = (
+    Rung(
+        "tuned",
+        "custom kernels",
+        "kernels tuned for this GPU",
+        tuned,
+        leads=True,
+        again_after=tuple(WEIGHTS),
+    ),
+)

@@ -1,9 +1,10 @@
 """`linear`: torch's product, through fp32 where torch has none for the dtype on this CPU.
 
-A processor without instructions for bf16 (ARM before 8.6, x86 before AVX-512) is left a loop over
-single numbers: 250 times as slow as fp32 (Neoverse-N1, 2 threads, 256 rows, 2026-11-16). There x
-and the weight become fp32 a piece at a time, in memory that is kept (`scratch`), and a result is
-rounded once.
+A processor without instructions for bf16 (ARM before 8.6, x86 before Cooper Lake) is left a loop
+over single numbers, 250 times as slow as fp32 (Neoverse-N1, 2 threads, 256 rows, 2026-11-16), or
+with AVX-512 conversions on the way, 3 times as slow (Cascade Lake, likewise), and results that are
+made twice. There x and the weight become fp32 a piece at a time, in memory that is kept
+(`scratch`), and a result is rounded once.
 
     y_MO = linear(x_MD, weight_OD, bias_O)
     dtype = product_dtype(x.dtype, x.device)    # for products that are not of a weight
@@ -30,9 +31,16 @@ def _slow_on_cpu(dtype: torch.dtype) -> bool:
     if dtype not in HALF_DTYPES:
         return False
     if dtype == torch.bfloat16:
-        return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return not torch.ops.mkldnn._is_mkldnn_bf16_supported() or _converts_bf16()
     # torch has products in fp16 for ARM, but those of more than one row take six times fp32's time.
     return IS_ARM or not torch.ops.mkldnn._is_mkldnn_fp16_supported()
+
+
+@cache
+def _converts_bf16() -> bool:
+    """AVX-512 without instructions for bf16, which oneDNN counts as support."""
+    own = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.cpu._is_avx512_supported() and not own
 
 
 def few_rows_are_slow(dtype: torch.dtype) -> bool:
@@ -53,7 +61,8 @@ def linear(
     """`x @ weightᵀ + bias` in x's dtype; `out` is for a plain product without gradients."""
     assert out is None or bias_O is None, "a plain product"
     if x.is_cpu:
-        if _slow_on_cpu(x.dtype):
+        is_row = x.numel() == x.shape[-1]
+        if _slow_on_cpu(x.dtype) and not (is_row and _converts_bf16()):  # a row is only read once
             return _through_fp32(x, weight_OD, bias_O, out)
         if IS_ARM and x.dtype == torch.float32:
             return _without_onednn(x, weight_OD, bias_O, out)

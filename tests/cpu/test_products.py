@@ -18,6 +18,7 @@ CPU = torch.device("cpu")
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU without products in bf16, and small pieces."""
     monkeypatch.setattr(products, "_slow_on_cpu", lambda dtype: dtype == BF16)
+    monkeypatch.setattr(products, "_converts_bf16", lambda: False)
     monkeypatch.setattr(products, "PIECE", 4096)
 
 
@@ -40,6 +41,18 @@ def test_pieces_make_the_whole(
         out = torch.full((num_rows, num_outputs), float("nan"), dtype=BF16)
         assert linear(x, weight, out=out) is out
         assert torch.equal(out, expected)
+
+
+def test_a_row_is_torchs_where_torch_converts(slow: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is bound by reading the weight, which would be copied first."""
+    monkeypatch.setattr(products, "_converts_bf16", lambda: True)
+    x, weight = torch.randn(2, 64).to(BF16), torch.randn(48, 64).to(BF16)
+    asked = []
+    monkeypatch.setattr(products, "_in_pieces", lambda x, *_: asked.append(len(x)))
+    assert torch.equal(linear(x[:1], weight), functional.linear(x[:1], weight))
+    assert not asked
+    linear(x, weight)
+    assert asked == [2]
 
 
 def test_nothing_but_the_result_is_allocated(slow: None) -> None:

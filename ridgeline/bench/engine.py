@@ -11,9 +11,10 @@ batching or prefix sharing saved is in the steps already.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -75,7 +76,8 @@ class EngineRun:
     drafted_tokens: int  # guessed ahead and verified
     accepted_tokens: int  # of those, right
     cpu_s: float  # processor time of this process, all its threads together
-    latencies: tuple[tuple[float, float | None], ...]  # of finished ones: first, per token after
+    # Of requests that have a first token, finished or not: until then, and per token after it.
+    latencies: tuple[tuple[float, float | None], ...]
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -101,9 +103,15 @@ class Seen:
 
 
 def run_workload(
-    engine: Engine, workload: Workload, hardware: Hardware, progress: Progress | None = None
+    engine: Engine,
+    workload: Workload,
+    hardware: Hardware,
+    progress: Progress | None = None,
+    limit_s: float = math.inf,
 ) -> EngineRun:
-    """Every request to its end, from an empty prefix cache."""
+    """Every request to its end, from an empty prefix cache; what is not done after `limit_s` is
+    cancelled.
+    """
     prompts = [
         workload.prompt_ids(index, engine.model.config.vocab_size)
         for index in range(len(workload.requests))
@@ -113,7 +121,7 @@ def run_workload(
     engine.runner.watch = watch = StepWatch(engine.runner.device)
     try:
         started, cpu_started = time.monotonic(), time.process_time()
-        seen = _replay(engine, workload, prompts, progress)
+        seen = _replay(engine, workload, prompts, progress, limit_s)
         wall_s, cpu_s = time.monotonic() - started, time.process_time() - cpu_started
     finally:
         engine.runner.watch = None
@@ -122,12 +130,20 @@ def run_workload(
 
 
 def _replay(
-    engine: Engine, workload: Workload, prompts: list[list[int]], progress: Progress | None
+    engine: Engine,
+    workload: Workload,
+    prompts: list[list[int]],
+    progress: Progress | None,
+    limit_s: float,
 ) -> Seen:
     seen, waiting = Seen(), deque(enumerate(workload.requests))
     start = time.monotonic()
     while waiting or engine.has_work:
         now = time.monotonic() - start
+        if now > limit_s:
+            waiting.clear()
+            for index in seen.late_s:
+                engine.cancel(index)
         while waiting and waiting[0][1].arrival_s <= now:
             index, request = waiting.popleft()
             sampling = Sampling(
@@ -139,7 +155,11 @@ def _replay(
             seen.late_s[index] = time.monotonic() - start - request.arrival_s
             engine.add(prompts[index], sampling, request_id=index)
         if engine.has_work:
-            seen.outputs += [event for event in engine.step() if isinstance(event, Output)]
+            seen.outputs += [
+                event
+                for event in engine.step()
+                if isinstance(event, Output) and event.request_id in seen.late_s
+            ]  # others were cancelled before this began
             stats = engine.stats
             seen.page_shares.append(stats.num_pages_used / engine.scheduler.config.num_pages)
         elif waiting:
@@ -160,7 +180,7 @@ def _summary(
 ) -> EngineRun:
     finished = [output for output in seen.outputs if output.status == "finished"]
     late, after = seen.late_s, engine.stats
-    firsts = [output.first_token_s + late[output.request_id] for output in finished]  # type: ignore[operator]
+    firsts = [_first_s(output, late) for output in finished]
     steps = [watched.plan for watched in watch.steps]
     batches = [len(plan.sample_keys) for plan in steps]
     return EngineRun(
@@ -186,14 +206,20 @@ def _summary(
         limit_s=limit_of(engine, steps, hardware),
         cpu_s=0.0,
         latencies=tuple(
-            (first, _per_token_s(output) if len(output.tokens) > 1 else None)
-            for first, output in zip(firsts, finished, strict=True)
+            (_first_s(output, late), _per_token_s(output) if len(output.tokens) > 1 else None)
+            for output in seen.outputs
+            if output.first_token_s is not None
         ),
         **{
             name: getattr(after, name) - getattr(before, name)
             for name in ("hit_tokens", "num_preemptions", "drafted_tokens", "accepted_tokens")
         },
     )
+
+
+def _first_s(output: Output, late_s: Mapping[Hashable, float]) -> float:
+    assert output.first_token_s is not None, "a finished request has its first token"
+    return output.first_token_s + late_s[output.request_id]
 
 
 def _per_token_s(output: Output) -> float:

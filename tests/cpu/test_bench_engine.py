@@ -96,6 +96,19 @@ def test_times_count_from_the_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
     assert late.first_token.p99 > 0.15
 
 
+def test_what_takes_too_long_is_cancelled_and_judged_by_what_it_has() -> None:
+    engine = engine_for(tiny("llama-tied"), num_pages=32, max_batch=2)
+    run_workload(engine, workload((5, 2)), hardware())
+    some = workload((5, 2), (5, 400), (5, 400), (5, 2), arrivals=(0.0, 0.0, 0.0, 60.0))
+    run = run_workload(engine, some, hardware(), limit_s=0.1)
+    assert run.wall_s < 30
+    assert (run.num_requests, run.num_output_tokens) == (4, 2)
+    assert [line.split(": ")[1] for line in run.not_finished] == ["cancelled", "cancelled"]
+    assert len(run.latencies) == 3
+    assert all(later is not None and later > 0 for _, later in run.latencies)
+    assert engine.stats.num_pages_used == 0
+
+
 def test_arrivals_are_waited_for() -> None:
     engine = engine_for(tiny("llama-tied"))
     run = run_workload(engine, workload((5, 2), (5, 2), arrivals=(0.0, 0.3)), hardware())

@@ -60,6 +60,12 @@ class Running:
     at_once: int
     rounds: list[Round] = field(default_factory=list)
 
+    def warm(self, part: Part) -> None:
+        """Other lengths may need other kernels and graphs than those it was loaded with."""
+        if part.share != self.part.share:
+            once = replace(part, repeats=1)
+            self.process.ask("round", part=once.to_json(), limit_s=WORK_LIMIT_S)
+
     def round(self, part: Part) -> float:
         found = Round(**self.process.ask("round", part=part.to_json(), limit_s=WORK_LIMIT_S))
         self.rounds.append(found)
@@ -136,6 +142,8 @@ class Processes:
             return self._in_turns(before, after)
         parts = self._parts(first, second)
         self._used |= {before.key: parts[0], after.key: parts[1]}
+        for side, part in zip((first, second), parts, strict=True):
+            side.warm(part)
         with ClockSampler(self.hardware) as sampler:
             found = self._rounds((first, second), parts, enough)
         self.clocks = sampler.median or self.clocks

@@ -180,11 +180,29 @@ def write(
     put("draw_positions", positions[logit_tokens[: len(plan.logit_tokens)]] + 1)
     _write_sampling(words, where, np.asarray(plan.sample_seats, dtype=np.int64), seats)
     if judged is not None:
-        found_4N = sample_words(judged)
-        section_4R = words[where["judged"]].reshape(4, shape.num_samples)
-        section_4R[:, : found_4N.shape[1]] = found_4N
-        section_4R[0, found_4N.shape[1] :] = seats.padding
-        section_4R[1:, found_4N.shape[1] :] = 0
+        _write_judged(words, where, judged, seats.padding)
+
+
+def _write_judged(
+    words: np.ndarray, where: dict[str, slice], plan: StepPlan, padding_seat: int
+) -> None:
+    """Without drafts, as nearly always, from what is written already: each sample has one row."""
+    section, positions = words[where["judged"]], words[where["draw_positions"]]
+    size, count = len(positions), len(plan.sample_seats)
+    section[:] = _of_nobody(size, padding_seat)
+    if plan.num_draft_rows:
+        section.reshape(4, size)[:, :count] = sample_words(plan)
+    else:
+        section[:count] = plan.sample_seats
+        section[3 * size :] = positions
+
+
+@lru_cache(maxsize=256)
+def _of_nobody(size: int, padding_seat: int) -> np.ndarray:
+    """Samples of the padding's seat; the row of each is its own number, and it has no drafts."""
+    found_4R = np.zeros((4, size), dtype=np.int32)
+    found_4R[0], found_4R[1] = padding_seat, np.arange(size)
+    return found_4R.ravel()
 
 
 def _write_starts(starts: np.ndarray, counts: np.ndarray, shape: StepShape) -> int:

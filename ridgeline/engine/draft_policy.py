@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import compress, filterfalse
 from math import sqrt
 from typing import NamedTuple
 
@@ -72,13 +73,12 @@ class Rate:
 
 
 class StreamRecord:
-    __slots__ = ("last_trial", "match", "num_drafting", "num_out", "rate")
+    __slots__ = ("last_trial", "match", "num_drafting", "rate")
 
     def __init__(self) -> None:
         self.rate = Rate(STREAM_DECAY)
         self.match = 0  # of its guesses
-        self.num_out = 0  # steps it is in that have not come back
-        self.num_drafting = 0  # of those, with drafts
+        self.num_drafting = 0  # steps with drafts of it that have not come back
         self.last_trial = 0
 
 
@@ -88,6 +88,8 @@ class DraftPolicy:
     def __init__(self, costs: StepCosts, max_drafts: int, free: bool = True) -> None:
         self.costs, self.max_drafts, self.free = costs, max_drafts, free
         self.streams: dict[Key, StreamRecord] = {}
+        self.guessing: dict[Key, StreamRecord] = {}  # those that have guesses, mostly few or none
+        self._out: list[Sequence[Key]] = []  # of each step that has not come back
         self.rate = Rate(ALL_DECAY)  # of all streams
         self.rates: dict[int, Rate] = {}  # the same by what the guesses rest on
         self.lasting = Rate(ALL_DECAY)  # how often a stream with guesses has some after a step
@@ -103,6 +105,8 @@ class DraftPolicy:
     def wanted(self, num_rows: int) -> dict[Key, int]:
         """Drafts for a step of this many streams."""
         self._step += 1
+        if not self.guessing:
+            return {}
         rates = self._rates()
         if not rates or self._is_plain_due(num_rows):
             return {}
@@ -123,16 +127,15 @@ class DraftPolicy:
         each is right. A stream that is in a step now may have none any more when that is done.
         """
         lasting = self.lasting.mean(FIRST_RATE, FIRST_WEIGHT) if self.free else 1.0
-        prior = {
-            match: rate.mean(self.mean_rate, FIRST_WEIGHT) for match, rate in self.rates.items()
-        }
+        out, mean = set[Key]().union(*self._out), self.mean_rate
+        prior = {match: rate.mean(mean, FIRST_WEIGHT) for match, rate in self.rates.items()}
         return {
             key: (
-                lasting if record.num_out else 1.0,
-                record.rate.careful(prior.get(record.match, self.mean_rate), PRIOR_WEIGHT),
+                lasting if key in out else 1.0,
+                record.rate.careful(prior.get(record.match, mean), PRIOR_WEIGHT),
             )
-            for key, record in self.streams.items()
-            if record.match and not record.num_drafting
+            for key, record in self.guessing.items()
+            if not record.num_drafting
         }
 
     def _best(self, rates: dict[Key, tuple[float, float]], num_rows: int) -> dict[Key, int]:
@@ -189,27 +192,40 @@ class DraftPolicy:
 
     def launched(self, keys: Sequence[Key], drafts: Sequence[int]) -> None:
         """A step is out with these samples, and so many drafts of each."""
-        for key, num_drafts in zip(keys, drafts, strict=True):
-            record = self.streams.get(key)
-            if record is None:
-                record = self.streams[key] = StreamRecord()
-            record.num_out += 1
-            if num_drafts:
-                record.num_drafting += 1
-                record.last_trial = self._step
+        self._out.append(keys)
+        for key in filterfalse(self.streams.__contains__, keys):
+            self.streams[key] = StreamRecord()
+        for key in compress(keys, drafts):
+            record = self.streams[key]
+            record.num_drafting += 1
+            record.last_trial = self._step
 
     def received(self, outcomes: Iterable[Outcome], drafts: Sequence[int]) -> None:
-        """A step has come back; `drafts` are those it was launched with."""
+        """The oldest step that is out has come back; `drafts` are those it was launched with. Of
+        samples that had no guesses and have none now there is nothing to tell.
+        """
+        del self._out[:1]
         for outcome, num_drafts in zip(outcomes, drafts, strict=True):
             record = self.streams.get(outcome.key)
             if record is None:  # it has ended
                 continue
-            record.num_out -= 1
             record.num_drafting -= num_drafts > 0
             self._learn(record, outcome, num_drafts)
             if record.match:
                 self.lasting.note(outcome.match > 0, 1)
-            record.match = outcome.match
+            self._set_match(outcome.key, record, outcome.match)
+
+    def _set_match(self, key: Key, record: StreamRecord, match: int) -> None:
+        record.match = match
+        if match:
+            self.guessing[key] = record
+        else:
+            self.guessing.pop(key, None)
+
+    def rest(self) -> None:
+        """Steps follow that are not told of: what is guessed after them is not known."""
+        for key, record in list(self.guessing.items()):
+            self._set_match(key, record, 0)
 
     def _learn(self, record: StreamRecord, outcome: Outcome, num_drafts: int) -> None:
         """From guesses that were there: after a lookup that found nothing they say nothing. Drafts
@@ -228,6 +244,7 @@ class DraftPolicy:
     def forget(self, request_id: Hashable, num_samples: int) -> None:
         for sample in range(num_samples):
             self.streams.pop((request_id, sample), None)
+            self.guessing.pop((request_id, sample), None)
 
     def waits(self, num_rows: int, num_drafting: int, host_s: float) -> bool:
         """Whether the next step should wait for one with drafts to come back. If it does not, the

@@ -5,6 +5,7 @@ came of it and how long it took.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from ridgeline.engine.choosing import TokenLogprob
@@ -12,11 +13,21 @@ from ridgeline.engine.draft_policy import DraftPolicy, Outcome
 from ridgeline.engine.extras import Extras, Jobs
 from ridgeline.engine.flat_plan import first_rows
 from ridgeline.engine.pace import Pace
-from ridgeline.engine.runner import InFlight, StepOutput
+from ridgeline.engine.runner import InFlight, StepOutput, Verdicts
 from ridgeline.engine.state import Key
 from ridgeline.engine.step_plan import StepPlan
 
 HOST_DECAY = 0.9
+
+
+class Way(NamedTuple):
+    """How a step was planned."""
+
+    num_streams: int  # past their prompt
+    allowed: bool  # whether it could have drafts
+
+
+PLAIN = Way(0, allowed=False)
 
 
 class Out(NamedTuple):
@@ -26,6 +37,7 @@ class Out(NamedTuple):
     plan: StepPlan  # as it was made; the runner may have dropped its drafts
     begun: float  # when its planning began
     launched: float  # when the host was done with it
+    way: Way = PLAIN
 
 
 class Verified(NamedTuple):
@@ -42,6 +54,9 @@ class Drafting:
     `overlap`: elsewhere plain steps are launched before the last one's tokens are here. After one
     with drafts the next cannot be, and what the device then waits for the host is part of what the
     drafts have cost, whatever that next step is.
+
+    Where the pace does not allow drafts, the policy hears nothing of a step: that is as cheap as
+    decoding without it.
     """
 
     def __init__(self, policy: DraftPolicy, on_host: bool, overlap: bool) -> None:
@@ -49,10 +64,18 @@ class Drafting:
         self._host_s = 0.0  # what the host takes to plan and launch a step
         self._verified: Verified | None = None
         self.pace = Pace()
-        self._last_keys: frozenset[Key] = frozenset()  # of the step that came back last
+        self.way = PLAIN  # of the step that is planned now
+        self._num_streams = 0  # of the step that came back last
 
-    def wanted(self, num_rows: int) -> dict[Key, int]:
-        return self.policy.wanted(num_rows) if self.pace.allows(num_rows) else {}
+    def wanted(self, num_streams: int) -> dict[Key, int]:
+        """Drafts for a step that is planned now."""
+        allowed = self.pace.allows(num_streams)
+        self.way = Way(num_streams, allowed)
+        if allowed:
+            return self.policy.wanted(num_streams)
+        if self.policy.guessing:
+            self.policy.rest()
+        return {}
 
     def waits(self, plan: StepPlan) -> bool:
         """Whether the next step waits for this one, which is the last that was launched."""
@@ -62,54 +85,59 @@ class Drafting:
         return self.policy.waits(num_rows, plan.num_draft_rows, self._host_s)
 
     def launched(self, out: Out, jobs: Jobs) -> None:
+        """A step that could have drafts is out."""
         if not self.on_host:
             self._host_s += (1 - HOST_DECAY) * (out.launched - out.begun - self._host_s)
-        samples = [
-            (key, drafts)
-            for key, drafts in zip(out.plan.sample_keys, out.plan.sample_drafts, strict=True)
-            if not jobs[key[0]].sampling.needs_tables
-        ]
-        if samples:
-            self.policy.launched(*zip(*samples, strict=True))
+        keys, drafts = out.plan.sample_keys, out.plan.sample_drafts
+        if not all(map(self.policy.streams.__contains__, keys)):
+            guessed = [not jobs[key[0]].sampling.needs_tables for key in keys]
+            keys, drafts = list(compress(keys, guessed)), list(compress(drafts, guessed))
+        self.policy.launched(keys, drafts)
 
     def received(self, out: Out, output: StepOutput, last: float, now: float) -> None:
         """A step has come back `now`, the one before it at `last`."""
-        verdicts, plan = output.verdicts, out.plan
-        assert verdicts is not None, "where tokens are guessed there are verdicts"
-        self.policy.received(
-            (
-                Outcome(key, count - 1, bool(right), match)
-                for key, count, right, match in zip(plan.sample_keys, *verdicts, strict=True)
-            ),
-            plan.sample_drafts,
-        )
-        self._keep_pace(plan, sum(verdicts.counts), now - last)
+        plan, way, verdicts = out.plan, out.way, output.verdicts
+        has_prompts = plan.num_decode_rows + plan.num_draft_rows < len(plan.seats)
+        # All of the time between two steps for the same streams is theirs, also of those that are
+        # not in one because their drafts are out. Others come with a prompt: without one, and as
+        # many as before, they are the same.
+        if way.num_streams == self._num_streams and not has_prompts:
+            num_tokens = sum(verdicts.counts) if verdicts is not None else len(plan.sample_keys)
+            self.pace.note(way.num_streams, way.allowed, num_tokens, now - last)
+        self._num_streams = way.num_streams
+        if way.allowed:
+            assert verdicts is not None, "where tokens are guessed there are verdicts"
+            self._tell(plan, verdicts)
+        if way.allowed or self._verified is not None:
+            self._note_costs(out, last, now, has_prompts)
+
+    def _note_costs(self, out: Out, last: float, now: float, has_prompts: bool) -> None:
+        plan = out.plan
         waited = self.overlap and not self.on_host and out.begun >= last
-        self._close(plan, max(out.launched - last, 0.0) if waited else 0.0)
-        num_rows = plan.num_decode_rows + plan.num_draft_rows
-        if num_rows < len(plan.seats) or out.in_flight.plan is not plan:
+        if self._verified is not None:
+            self._close(plan, max(out.launched - last, 0.0) if waited else 0.0)
+        if has_prompts or out.in_flight.plan is not plan:
             return  # a step with prompts, or not run as planned: of no use to the table
         seconds = now - max(out.launched if waited else out.begun, last)
         if self.on_host:
             seconds = out.launched - out.begun
-        self._note(plan, seconds, waited)
-
-    def _note(self, plan: StepPlan, seconds: float, waited: bool) -> None:
-        num_tokens, most_drafts = len(plan.token_ids), max(plan.sample_drafts, default=0)
+        most_drafts = max(plan.sample_drafts) if plan.num_draft_rows else 0
         if most_drafts and self.overlap and not self.on_host:
-            keys = frozenset(plan.sample_keys)
-            self._verified = Verified(keys, num_tokens, most_drafts, seconds)
+            about = (len(plan.token_ids), most_drafts, seconds)
+            self._verified = Verified(frozenset(plan.sample_keys), *about)
         elif not waited:  # plain decoding does not wait for the host
-            self.policy.costs.note(num_tokens, seconds, most_drafts)
+            self.policy.costs.note(len(plan.token_ids), seconds, most_drafts)
 
-    def _keep_pace(self, plan: StepPlan, num_tokens: int, seconds: float) -> None:
-        """All of the time between two steps of the same streams is theirs. Where others come or go
-        there are prompts, or nobody was there to be served.
-        """
-        num_rows, keys = plan.num_decode_rows + plan.num_draft_rows, frozenset(plan.sample_keys)
-        if num_rows == len(plan.seats) and keys == self._last_keys:
-            self.pace.note(num_rows, plan.num_draft_rows > 0, num_tokens, seconds)
-        self._last_keys = keys
+    def _tell(self, plan: StepPlan, verdicts: Verdicts) -> None:
+        """The policy hears of samples that had guesses, or have some now."""
+        guessing, outcomes, all_drafts = self.policy.guessing, [], []
+        if plan.num_draft_rows or guessing or any(verdicts.matches):
+            about = zip(plan.sample_keys, plan.sample_drafts, *verdicts, strict=True)
+            for key, drafts, count, right, match in about:
+                if match or drafts or key in guessing:
+                    outcomes.append(Outcome(key, count - 1, bool(right), match))
+                    all_drafts.append(drafts)
+        self.policy.received(outcomes, all_drafts)
 
     def _close(self, plan: StepPlan, idle_s: float) -> None:
         """The step after one with drafts has come back. Where none of its streams goes on, the time

@@ -112,8 +112,8 @@ class WatchedRunner:
             self._meter.joined(plan)
         return self._runner.launch(plan, *rest)
 
-    def collect(self, in_flight: InFlight) -> StepOutput:
-        output = self._runner.collect(in_flight)
+    def collect(self, in_flight: InFlight, judged: bool = True) -> StepOutput:
+        output = self._runner.collect(in_flight, judged)
         self._heartbeat.end(in_flight.plan)
         if self._meter is not None:
             self._meter.count_finished()

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from ridgeline.engine.choosing import TokenLogprob, nan_message
 from ridgeline.engine.draft_policy import DraftPolicy
-from ridgeline.engine.drafting import Drafting, Out, accepted_tokens, ordered_logprobs
+from ridgeline.engine.drafting import PLAIN, Drafting, Out, accepted_tokens, ordered_logprobs
 from ridgeline.engine.extras import Extras, Job
 from ridgeline.engine.faults import reason_of
 from ridgeline.engine.flat_plan import first_rows
@@ -151,8 +151,9 @@ class Loop:
 
     def _launch(self, plan: StepPlan, begun: float) -> None:
         in_flight = self.runner.launch(plan, self._jobs, self.scheduler.known_tokens)
-        self._out.append(Out(in_flight, plan, begun, time.monotonic()))
-        if self.drafting is not None:
+        way = PLAIN if self.drafting is None else self.drafting.way
+        self._out.append(Out(in_flight, plan, begun, time.monotonic(), way))
+        if self.drafting is not None and way.allowed:
             self.drafting.launched(self._out[-1], self._jobs)
         for request_id, reason in in_flight.failed.items():
             self.scheduler.fail(request_id, reason)
@@ -162,7 +163,8 @@ class Loop:
     def _receive(self) -> None:
         out = self._out.popleft()
         plan = out.in_flight.plan
-        output = self.runner.collect(out.in_flight)
+        judged = self.drafting is None or out.way.allowed
+        output = self.runner.collect(out.in_flight, judged)
         last_time, self._last_time = self._last_time, time.monotonic()
         self._last_step_s = self._last_time - out.begun
         self._num_steps += 1

@@ -97,7 +97,7 @@ class StepOutput:
     tokens: list[int]  # one for each row of logits: with drafts several for a sample
     is_nan: list[bool]
     extras: Extras = field(default_factory=Extras)
-    verdicts: Verdicts | None = None  # where tokens are guessed
+    verdicts: Verdicts | None = None  # where tokens are guessed and somebody wants them
 
 
 class Runner:
@@ -211,21 +211,24 @@ class Runner:
             self._keep_samples(plan)
         self._num_launched += 1
 
-    def collect(self, in_flight: InFlight) -> StepOutput:
-        """Wait for a step's tokens."""
+    def collect(self, in_flight: InFlight, judged: bool = True) -> StepOutput:
+        """Wait for a step's tokens; and, where tokens are guessed, the verdicts unless nobody wants
+        them: without `judged` there are none.
+        """
         if in_flight.event is not None:
             try:
                 in_flight.event.synchronize()
             except RuntimeError as error:  # of a kernel: most are only heard of here
                 raise_if_lost(error)
                 raise
-        tokens, is_nan, *judged = in_flight.results.tolist()
+        results = in_flight.results if judged else in_flight.results[:2]
+        tokens, is_nan, *verdicts = results.tolist()
         found = Extras()
         for note in in_flight.pending:
             note(found)
         num_samples = len(in_flight.plan.sample_keys)
-        verdicts = Verdicts(*(row[:num_samples] for row in judged)) if judged else None
-        return StepOutput(tokens, [bool(flag) for flag in is_nan], found, verdicts)
+        about = Verdicts(*(row[:num_samples] for row in verdicts)) if verdicts else None
+        return StepOutput(tokens, [bool(flag) for flag in is_nan], found, about)
 
     def _run_whole(
         self, plan: StepPlan, run: Run, failed: dict[Hashable, str], known_tokens: KnownTokens

@@ -36,21 +36,28 @@ class Curve:
         self._first: dict[int, float] = {}
         self._last: dict[int, deque[float]] = {}
         self._points: list[tuple[int, float]] = []
+        self._stale: set[int] = set()  # sizes whose point is older than what was noted of them
 
     def begin(self, num_tokens: int, value: float) -> None:
         """A first measurement, which counts until there are enough others."""
-        self._first[size_class(num_tokens)] = value
-        self._set(size_class(num_tokens))
+        size = size_class(num_tokens)
+        self._first[size] = value
+        self._stale.add(size)
 
     def note(self, num_tokens: int, value: float) -> None:
+        """Every step comes here, and few ask afterwards: the rest is left to `of`."""
         size = size_class(num_tokens)
-        self._last.setdefault(size, deque(maxlen=KEPT)).append(value)
-        self._set(size)
+        if size not in self._last:
+            self._last[size] = deque(maxlen=KEPT)
+        self._last[size].append(value)
+        self._stale.add(size)
 
     def of(self, num_tokens: int, grows: bool) -> float:
         """Between two sizes on the line between them, below the first what it has. Beyond the last:
         what that has, or if it `grows` on by its last line, by its size if there is no line.
         """
+        while self._stale:
+            self._set(self._stale.pop())
         points = self._points
         if not points:
             return 0.0

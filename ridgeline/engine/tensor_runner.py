@@ -107,7 +107,7 @@ class TensorRunner(Runner):
             self._give_up(f"a step was left in its middle ({reason_of(error)}); make a new engine")
             raise
 
-    def collect(self, in_flight: InFlight) -> StepOutput:
+    def collect(self, in_flight: InFlight, judged: bool = True) -> StepOutput:
         """A device that waits for a rank that has gone would wait forever."""
         checked = time.monotonic()
         while in_flight.event is not None and not in_flight.event.query():
@@ -115,7 +115,7 @@ class TensorRunner(Runner):
                 checked = time.monotonic()
                 self._check_ranks()
             time.sleep(0)
-        return super().collect(in_flight)
+        return super().collect(in_flight, judged)
 
     def _check_ranks(self) -> None:
         try:

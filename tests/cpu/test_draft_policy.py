@@ -5,16 +5,18 @@ Simulated steps with costs like those of a GPU, of a CPU, and of a busy machine.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ridgeline.engine.draft_policy import DraftPolicy, Outcome
-from ridgeline.engine.drafting import Drafting, Out
+from ridgeline.engine import Sampling
+from ridgeline.engine.draft_policy import DraftPolicy, Outcome, StreamRecord
+from ridgeline.engine.drafting import Drafting, Out, Way
 from ridgeline.engine.rehearsal import decode_plan, draft_plan
 from ridgeline.engine.runner import StepOutput, Verdicts
 from ridgeline.engine.state import Key
@@ -256,7 +258,8 @@ def test_only_times_that_mean_something_are_noted() -> None:
         run = SimpleNamespace(plan=plan)
         verdicts = Verdicts([1], [0], [0])
         output = StepOutput([5] * len(plan.logit_tokens), [False], verdicts=verdicts)
-        drafting.received(Out(run, plan, begun, 6.0), output, last=5.0, now=7.0)  # type: ignore[arg-type]
+        out = Out(run, plan, begun, 6.0, Way(1, allowed=True))  # type: ignore[arg-type]
+        drafting.received(out, output, last=5.0, now=7.0)
         return policy.costs.num_plain(1), policy.costs.of(1)
 
     assert noted(decode_plan(1), begun=4.0) == (1, 2.0)
@@ -278,7 +281,8 @@ def test_what_the_device_waits_after_drafts_is_their_cost() -> None:
     def receive(plan: StepPlan, begun: float, launched: float, last: float, now: float) -> None:
         run = SimpleNamespace(plan=plan)
         output = StepOutput([5] * len(plan.logit_tokens), [False], verdicts=Verdicts([1], [0], [0]))
-        drafting.received(Out(run, plan, begun, launched), output, last, now)  # type: ignore[arg-type]
+        out = Out(run, plan, begun, launched, Way(1, allowed=True))  # type: ignore[arg-type]
+        drafting.received(out, output, last, now)
 
     receive(decode_plan(1), 0.1, 0.4, last=1.0, now=2.0)
     receive(draft_plan(2), 1.1, 1.4, last=2.0, now=3.1)
@@ -301,17 +305,22 @@ def test_the_pace_counts_steps_whose_streams_go_on() -> None:
     seen: list[tuple[Any, ...]] = []
     drafting.pace.note = lambda *noted: seen.append(noted)  # type: ignore[method-assign]
 
-    def receive(plan: StepPlan, count: int, last: float, now: float) -> None:
+    def receive(
+        plan: StepPlan, count: int, last: float, now: float, way: tuple[int, bool] = (1, True)
+    ) -> None:
         output = StepOutput([5] * 3, [False], verdicts=Verdicts([count], [0], [0]))
         run = SimpleNamespace(plan=plan)
-        drafting.received(Out(run, plan, last, last), output, last, now)  # type: ignore[arg-type]
+        drafting.received(Out(run, plan, last, last, Way(*way)), output, last, now)  # type: ignore[arg-type]
 
-    receive(replace(decode_plan(1), num_decode_rows=0), 1, last=0.0, now=9.0)  # a prompt
+    prompt = replace(decode_plan(1), num_decode_rows=0)
+    receive(prompt, 1, last=0.0, now=8.0, way=(0, True))
+    receive(decode_plan(1), 1, last=8.0, now=9.0)  # one more than before
     receive(decode_plan(1), 1, last=9.0, now=10.0)
     receive(draft_plan(2), 3, last=10.0, now=12.5)
-    other = replace(decode_plan(1), sample_keys=[("another", 0)])
-    receive(other, 1, last=12.5, now=90.0)
-    assert seen == [(1, False, 1, 1.0), (1, True, 3, 2.5)]
+    receive(decode_plan(1), 1, last=12.5, now=13.0, way=(1, False))
+    receive(prompt, 1, last=13.0, now=90.0, way=(0, True))  # another, after a pause
+    receive(decode_plan(1), 1, last=90.0, now=91.0)
+    assert seen == [(1, True, 1, 1.0), (1, True, 3, 2.5), (1, False, 1, 0.5)]
 
 
 def test_where_drafts_lose_the_policy_is_not_asked() -> None:
@@ -321,3 +330,39 @@ def test_where_drafts_lose_the_policy_is_not_asked() -> None:
     assert drafting.wanted(1)
     drafting.pace.allows = lambda num_rows: False  # type: ignore[method-assign]
     assert drafting.wanted(1) == {}
+    policy.guessing["a", 0] = policy.streams["a", 0] = StreamRecord()
+    assert drafting.wanted(1) == {}
+    assert not policy.guessing, "what is guessed after steps it does not hear of is not known"
+
+
+@pytest.mark.parametrize(("allowed", "most_calls"), [(True, 12), (False, 3)])
+def test_a_step_without_guesses_is_little_work_for_the_host(allowed: bool, most_calls: int) -> None:
+    """However many streams there are; the host's time is the device's where a step is short."""
+
+    def num_calls(num_streams: int) -> int:
+        drafting = Drafting(DraftPolicy(StepCosts(), max_drafts=3), on_host=False, overlap=True)
+        drafting.pace.allows = lambda num_rows: allowed  # type: ignore[method-assign]
+        keys = [(number, 0) for number in range(num_streams)]
+        plan = replace(decode_plan(num_streams), sample_keys=keys)
+        jobs: Any = {number: SimpleNamespace(sampling=Sampling()) for number in range(num_streams)}
+        verdicts = Verdicts([1] * num_streams, [0] * num_streams, [0] * num_streams)
+        output = StepOutput([5] * num_streams, [False] * num_streams, verdicts=verdicts)
+        calls: list[str] = []
+
+        def note(frame: FrameType, event: str, _: Any) -> None:
+            if event == "call" and frame.f_code.co_name != "<lambda>":  # those make named tuples
+                calls.append(frame.f_code.co_name)
+
+        for step in range(3):  # the first has new streams
+            calls.clear()
+            sys.setprofile(note)
+            wanted = drafting.wanted(num_streams)
+            out = Out(SimpleNamespace(plan=plan), plan, 0.0, 0.1, drafting.way)  # type: ignore[arg-type]
+            if allowed:
+                drafting.launched(out, jobs)
+            drafting.received(out, output, last=step + 0.2, now=step + 1.2)
+            sys.setprofile(None)
+            assert wanted == {}
+        return len(calls)
+
+    assert num_calls(1) == num_calls(64) <= most_calls

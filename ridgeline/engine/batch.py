@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from ridgeline.engine.step_plan import NOT_WRITTEN, StepPlan
 
 ON_HOST = -1  # a token's source: its id is known, and not to be taken from the last step's samples
 NO_CHANGES = np.zeros((2, 0), dtype=np.int32)
+MAX_WRITTEN = 64  # sets of seats whose sections are kept
 ALIGNMENT = 4  # words: sections begin on 16 bytes, so that seeds can be read as 64-bit numbers
 
 
@@ -86,6 +87,7 @@ class SeatTable:
         self.seed = np.zeros(size, dtype=np.uint64)
         self.drawn = np.zeros(size, dtype=bool)  # whether the temperature is not 0
         self.filtered = np.zeros(size, dtype=bool)  # whether top-k, top-p or min-p is asked for
+        self._written: dict[tuple[StepShape, tuple[int, ...]], np.ndarray] = {}
 
     def sit(self, seat: int, prompt_length: int, sampling: Sampling, seed: int) -> None:
         self.prompt_length[seat] = prompt_length
@@ -96,6 +98,30 @@ class SeatTable:
         self.seed[seat] = seed
         self.drawn[seat] = sampling.temperature > 0
         self.filtered[seat] = sampling.top_k > 0 or sampling.min_p > 0 or sampling.top_p < 1
+        self._written.clear()
+
+    def sampling_words(self, shape: StepShape, sample_seats: tuple[int, ...]) -> np.ndarray:
+        """The sections that say how these seats sample. They stay the same from step to step, until
+        somebody else sits down.
+        """
+        about = (shape, sample_seats)
+        if about not in self._written:
+            if len(self._written) == MAX_WRITTEN:
+                self._written.clear()
+            self._written[about] = self._sampling_words(shape, list(sample_seats))
+        return self._written[about]
+
+    def _sampling_words(self, shape: StepShape, sample_seats: list[int]) -> np.ndarray:
+        where = sections(shape)
+        whole = _of_sampling(where)
+        found = np.zeros(whole.stop - whole.start, dtype=np.int32)
+        names = {"top_k": "top_k", **{name: name for name in FLOATS}, "seeds": "seed"}
+        padded = sample_seats + [self.padding] * (shape.num_samples - len(sample_seats))
+        for name, column in names.items():
+            values = getattr(self, column)[padded]
+            start = where[name].start - whole.start
+            found[start : start + values.nbytes // 4] = values.view(np.int32)
+        return found
 
 
 def shape_of(plan: StepPlan) -> StepShape:
@@ -113,6 +139,11 @@ def sections(shape: StepShape) -> dict[str, slice]:
         found[name] = slice(start, start + size)
         start += -(-size // ALIGNMENT) * ALIGNMENT
     return found
+
+
+def _of_sampling(where: dict[str, slice]) -> slice:
+    """The sections from `top_k` to `seeds`, which lie side by side."""
+    return slice(where["top_k"].start, where["seeds"].stop)
 
 
 def num_words(shape: StepShape) -> int:
@@ -150,37 +181,67 @@ def write(
     as rows, where a graph judges them.
     """
     where = sections(shape)
-
-    def put(name: str, values: object, padding: int = 0) -> np.ndarray:
-        section = words[where[name]]
-        count = len(values)  # type: ignore[arg-type]
-        section[:count] = values
-        section[count:] = padding
-        return section
-
-    num_rows = len(plan.seats)
-    put("ids", plan.token_ids)
-    sources = put("sources", (), ON_HOST)
+    _put(words[where["ids"]], plan.token_ids)
+    sources = words[where["sources"]]
+    sources[:] = ON_HOST
     if plan.device_tokens:
         sources[plan.device_tokens] = plan.device_samples
-    positions = put("positions", plan.positions)
-    row_seats = put("seats", plan.seats, seats.padding)
+    positions = words[where["positions"]]
+    _put(positions, plan.positions)
+    _put(words[where["seats"]], plan.seats, seats.padding)
+    _put(words[where["slots"]], plan.slots, NOT_WRITTEN)
+    if shape.num_prompt_rows:
+        _write_rows(words, where, plan, shape, seats)
+    else:
+        _write_decode(words, where, len(plan.seats), seats)
+    logit_tokens = words[where["logit_tokens"]]
+    _put(logit_tokens, plan.logit_tokens)
+    count = len(plan.logit_tokens)
+    _put(words[where["draw_positions"]], positions[logit_tokens[:count]] + 1)
+    words[_of_sampling(where)] = seats.sampling_words(shape, tuple(plan.sample_seats))
+    if judged is not None:
+        _write_judged(words, where, judged, seats.padding)
+
+
+def _put(section: np.ndarray, values: Any, padding: int = 0) -> None:
+    count = len(values)
+    section[:count] = values
+    if count < len(section):
+        section[count:] = padding
+
+
+def _write_decode(
+    words: np.ndarray, where: dict[str, slice], num_rows: int, seats: SeatTable
+) -> None:
+    """Of rows that are one token each, as in nearly all steps."""
+    ends = words[where["positions"]][:num_rows] + 1
+    prompts = seats.prompt_length[words[where["seats"]][:num_rows]]
+    _put(words[where["lengths"]], np.maximum(ends, prompts), 1)
+    totals = words[where["totals"]]
+    _put(totals, ends)
+    words[where["order"]] = np.argsort(-totals, kind="stable") if len(totals) > 1 else 0
+    words[where["starts"]] = 0
+
+
+def _write_rows(
+    words: np.ndarray,
+    where: dict[str, slice],
+    plan: StepPlan,
+    shape: StepShape,
+    seats: SeatTable,
+) -> None:
     counts = np.asarray(plan.num_tokens, dtype=np.int32)
-    prompts = np.repeat(seats.prompt_length[row_seats[:num_rows]], counts)
-    put("lengths", np.maximum(positions[: len(prompts)] + 1, prompts), 1)
-    put("slots", plan.slots, NOT_WRITTEN)
-    totals = put("totals", np.asarray(plan.first_positions, dtype=np.int32) + counts)
-    put("order", np.argsort(-totals[: shape.num_decode_rows], kind="stable"))
+    prompts = np.repeat(seats.prompt_length[plan.seats], counts)
+    ends = words[where["positions"]][: len(prompts)] + 1
+    _put(words[where["lengths"]], np.maximum(ends, prompts), 1)
+    totals = words[where["totals"]]
+    _put(totals, np.asarray(plan.first_positions, dtype=np.int32) + counts)
+    words[where["order"]] = np.argsort(-totals[: shape.num_decode_rows], kind="stable")
     starts = words[where["starts"]]
     num_padding = _write_starts(starts, counts[plan.num_decode_rows :], shape)
     if num_padding:
-        assert num_rows < len(totals), f"{num_padding} tokens fill up {shape}, and no row is left"
+        assert len(counts) < len(totals), f"{num_padding} tokens fill {shape}, and no row is left"
         totals[-1] = num_padding
-    logit_tokens = put("logit_tokens", plan.logit_tokens)
-    put("draw_positions", positions[logit_tokens[: len(plan.logit_tokens)]] + 1)
-    _write_sampling(words, where, np.asarray(plan.sample_seats, dtype=np.int64), seats)
-    if judged is not None:
-        _write_judged(words, where, judged, seats.padding)
 
 
 def _write_judged(
@@ -216,19 +277,6 @@ def _write_starts(starts: np.ndarray, counts: np.ndarray, shape: StepShape) -> i
     num_padding = shape.num_tokens - shape.num_decode_rows - end
     starts[-1] += num_padding
     return num_padding
-
-
-def _write_sampling(
-    words: np.ndarray, where: dict[str, slice], sample_seats: np.ndarray, seats: SeatTable
-) -> None:
-    count = len(sample_seats)
-    for name in ("temperature", "top_k", "top_p", "min_p"):
-        section = words[where[name]]
-        values = getattr(seats, name)
-        padded = section.view(values.dtype)
-        padded[:count], padded[count:] = values[sample_seats], values[seats.padding]
-    seeds = words[where["seeds"]].view(np.uint64)
-    seeds[:count], seeds[count:] = seats.seed[sample_seats], 0
 
 
 def table_changes(plan: StepPlan, num_columns: int) -> np.ndarray:

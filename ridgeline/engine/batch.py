@@ -146,6 +146,7 @@ def _of_sampling(where: dict[str, slice]) -> slice:
     return slice(where["top_k"].start, where["seeds"].stop)
 
 
+@lru_cache(maxsize=4096)
 def num_words(shape: StepShape) -> int:
     return max(section.stop for section in sections(shape).values())
 

@@ -19,6 +19,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -101,6 +102,7 @@ def graph_key(
     return GraphKey(StepShape(size, 0, PROMPT_ROWS, PROMPT_ROWS), max_context)
 
 
+@cache
 def _up_to(sizes: tuple[int, ...], limit: int) -> tuple[int, ...]:
     """The sizes that are allowed, the limit itself the last."""
     return (*(size for size in sizes if size < limit), limit)

@@ -17,6 +17,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -387,10 +388,9 @@ class Runner:
 
     def send(self, plan: StepPlan, shape: StepShape) -> StepInputs:
         """A step's numbers on the device and its changes of the page table made, in one copy."""
-        host, event = self._hosts[self._num_launched % len(self._hosts)]
+        host, array, event = self._hosts[self._num_launched % len(self._hosts)]
         if event is not None:
             event.synchronize()  # of the copy that read this buffer some steps ago
-        array = host.numpy()
         count, changes = num_words(shape), table_changes(plan, self.page_table.shape[1])
         end = count + changes.size
         judged = self._whole if self.judges and self._is_whole(plan) else None
@@ -479,13 +479,18 @@ class Runner:
         return bool(table[plan.sample_seats].any())
 
 
-def _host_buffers(count: int, device: torch.device) -> list[tuple[Tensor, torch.cuda.Event | None]]:
+class HostBuffer(NamedTuple):
+    words: Tensor
+    array: np.ndarray  # the same memory
+    event: torch.cuda.Event | None  # of the last copy that read it
+
+
+def _host_buffers(count: int, device: torch.device) -> list[HostBuffer]:
     """One for each step that may be out and one to write: pinned where there is a device."""
     on_gpu = device.type == "cuda"
+    words = [
+        torch.zeros(count, dtype=torch.int32, pin_memory=on_gpu) for _ in range(MAX_STEPS_OUT + 1)
+    ]
     return [
-        (
-            torch.zeros(count, dtype=torch.int32, pin_memory=on_gpu),
-            torch.cuda.Event() if on_gpu else None,
-        )
-        for _ in range(MAX_STEPS_OUT + 1)
+        HostBuffer(each, each.numpy(), torch.cuda.Event() if on_gpu else None) for each in words
     ]

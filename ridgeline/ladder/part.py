@@ -3,7 +3,8 @@ and however slow the recipe.
 
 A part keeps as many requests as run at once (what a rung gains depends on the batch) and the
 proportion of prompts to outputs; what it gives up is length: every prompt and every output is
-shortened to the same share. One request after the other needs few of them. The whole is a part too.
+shortened to the same share. One request after the other needs few of them: where it is one, that is
+a typical one. The whole is a part too.
 
     part = Part(count=8, share=0.25)
     part.of(workload)
@@ -11,6 +12,7 @@ shortened to the same share. One request after the other needs few of them. The 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -30,6 +32,8 @@ class Part:
 
     def of(self, workload: Workload) -> Workload:
         first = workload.first(min(self.count, len(workload.requests)))
+        if self.count == 1:
+            first = replace(first, requests=(typical(workload),))
         if self.share >= 1.0:
             return first
         about = (self.share, workload.block_tokens)
@@ -52,6 +56,20 @@ class Part:
         return cls(**document)
 
 
+def typical(workload: Workload) -> WorkloadRequest:
+    """The request that stands for all where one has to: its prompt and its output are, in
+    proportion, nearest to the means.
+    """
+    count = len(workload.requests)
+    prompt, output = workload.num_prompt_tokens / count, workload.num_output_tokens / count
+
+    def distance(request: WorkloadRequest) -> float:
+        pairs = ((request.num_prompt_tokens, prompt), (request.num_output_tokens, output))
+        return sum(abs(math.log(own / mean)) for own, mean in pairs)
+
+    return min(workload.requests, key=distance)
+
+
 def _shortened(request: WorkloadRequest, share: float, block_tokens: int) -> WorkloadRequest:
     """Prompts that begin alike still do: they are cut at their ends."""
     prompt = max(1, round(share * request.num_prompt_tokens))
@@ -68,7 +86,8 @@ def _shortened(request: WorkloadRequest, share: float, block_tokens: int) -> Wor
 def first_part(workload: Workload, at_once: int) -> Part:
     """The smallest that says how fast a recipe is."""
     count = min(at_once, len(workload.requests))
-    longest = max(request.num_output_tokens for request in workload.requests[:count])
+    some = [typical(workload)] if count == 1 else workload.requests[:count]
+    longest = max(request.num_output_tokens for request in some)
     return Part(count, min(1.0, FIRST_TOKENS / longest))
 
 

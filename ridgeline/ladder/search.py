@@ -344,12 +344,12 @@ class Search:
         for.
         """
         fits = self.budget.fits(self._usual_s)
-        if fits is None:
+        if fits is None or (fits and rung.leads):
             return True
         gain = self._gain(rung)
         others = [other for other in self._left() if isinstance(self._offer(other), Offer)]
         better = [other for other in others if self._gain(other) > gain]
-        return len(better) < fits and (gain >= WORTH or rung.leads)
+        return len(better) < fits and gain >= WORTH
 
     def _enough(self, speedup: Speedup) -> bool:
         count, least = len(speedup.before), self.options.rounds

@@ -18,11 +18,11 @@ from ridgeline.profiling.run_state import State
 
 LAUNCH_S = 7e-6  # of a kernel by torch, where `eager_launch` was not measured
 # The host's seconds for a kernel beyond `eager_launch`: modules, checks, views, Triton's launcher.
-# From decode steps of an 8B shape at batch 1 on an H200 (a climb, 2026-11-15; 7 µs a launch): 27.4
-# ms in the plain loop. The ratios weigh more than the times, for the host's speed went up and down:
-# the engine in fp32 took 1.26 to 1.42 times less, in bf16, with 5 kernels a layer instead of 8,
-# 1.26 times more than that.
-TORCH_S, OWN_S, PRODUCT_S = 23e-6, 118e-6, 155e-6
+# From decode steps of an 8B shape at batch 1 on an H200 (climbs, 2026-11-15 and 16; 7 µs a launch):
+# 22 to 27 ms in the plain loop. The ratios weigh more than the times, for the host's speed went up
+# and down: the engine in fp32 took 1.26 to 1.42 times less one day, 1.72 and 1.74 times the next;
+# in bf16, with 5 kernels a layer instead of 8, 1.26 times more than that.
+TORCH_S, OWN_S, PRODUCT_S = 23e-6, 103e-6, 141e-6
 OF_A_STEP = 6  # before the first layer and behind the last: embedding, norm, head, sampling
 
 

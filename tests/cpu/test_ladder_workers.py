@@ -128,6 +128,10 @@ def test_parts_keep_requests_and_proportions() -> None:
     assert part.requests[3].prompt == workload.requests[3].prompt[: len(part.requests[3].prompt)]  # type: ignore[index, arg-type]
     assert Part(512).of(workload) == workload
     assert "25%" in Part(512, 0.25).words(workload)
+    (alone,) = Part(1).of(workload).requests
+    means = workload.num_prompt_tokens / 512, workload.num_output_tokens / 512
+    assert alone.num_prompt_tokens == pytest.approx(means[0], rel=0.1)
+    assert alone.num_output_tokens == pytest.approx(means[1], rel=0.1)
 
 
 def test_a_part_grows_to_its_whole_length_and_then_repeats() -> None:

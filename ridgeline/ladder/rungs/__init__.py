@@ -1,8 +1,9 @@
-"""The rungs, in the order in which they are climbed: fuse, less overhead, tensor cores, custom
+"""The rungs, in the order in which they are climbed: fuse, less overhead or tensor cores, custom
 kernels, quantize, batch. One file an area.
 
-A stage comes before those whose gain it lets through: a GPU that waits for launches gains nothing
-by 16 bits, and codes in 4 bits nothing by kernels that were not made for them.
+A stage comes before those whose gain it lets through: codes in 4 bits give nothing by kernels that
+were not made for them. A GPU that waits for launches gains nothing by 16 bits, and one that is busy
+with fp32 products nothing by graphs: these two are one stage.
 
 Rungs of one stage interact or exclude each other: the one with the largest predicted gain comes
 first, and the others are then looked at again from where it led.
@@ -21,8 +22,7 @@ from ridgeline.ladder.rungs.base import Offer, Place, Rung
 STAGES: tuple[tuple[Rung, ...], ...] = (
     fuse.RUNGS,
     (batching.BATCHING,),
-    overhead.RUNGS,
-    tensor_cores.RUNGS,
+    overhead.RUNGS + tensor_cores.RUNGS,
     custom_kernels.RUNGS,
     quantize.SCHEMES,
     quantize.HEAD,

@@ -5,6 +5,7 @@ launched before the last one's tokens reach the host.
 from __future__ import annotations
 
 from ridgeline.ladder.rungs.base import Offer, Place, Rung
+from ridgeline.ladder.rungs.quantize import WEIGHTS
 
 
 def graphs(place: Place) -> Offer | str:
@@ -21,7 +22,8 @@ def overlap(place: Place) -> Offer | str:
     return Offer({"overlap": True}, "the device need not wait until the host has read its tokens")
 
 
+FASTER = ("bf16", "fp16", "tuned", *WEIGHTS)  # the less a step takes, the more of it is overhead
 RUNGS = (
-    Rung("graphs", "overhead", "steps as captured graphs", graphs),
-    Rung("overlap", "overhead", "the next step launched ahead", overlap),
+    Rung("graphs", "overhead", "steps as captured graphs", graphs, again_after=FASTER),
+    Rung("overlap", "overhead", "the next step launched ahead", overlap, again_after=FASTER),
 )

@@ -206,7 +206,7 @@ def _summary(
         limit_s=limit_of(engine, steps, hardware),
         cpu_s=0.0,
         latencies=tuple(
-            (_first_s(output, late), _per_token_s(output) if len(output.tokens) > 1 else None)
+            (_first_s(output, late), _later_s(output))
             for output in seen.outputs
             if output.first_token_s is not None
         ),
@@ -218,13 +218,21 @@ def _summary(
 
 
 def _first_s(output: Output, late_s: Mapping[Hashable, float]) -> float:
-    assert output.first_token_s is not None, "a finished request has its first token"
+    assert output.first_token_s is not None, "it has its first token"
     return output.first_token_s + late_s[output.request_id]
 
 
 def _per_token_s(output: Output) -> float:
-    assert output.first_token_s is not None, "a finished request has its first token"
-    return (output.total_s - output.first_token_s) / (len(output.tokens) - 1)
+    assert output.first_token_s is not None, "it has its first token"
+    return (output.total_s - output.first_token_s) / max(len(output.tokens) - 1, 1)
+
+
+def _later_s(output: Output) -> float | None:
+    """A request that asked for one token waits for no other; one that was cancelled did, at least
+    as long as this.
+    """
+    is_whole = output.status == "finished" and len(output.tokens) == 1
+    return None if is_whole else _per_token_s(output)
 
 
 def limit_of(engine: Engine, steps: Sequence[StepPlan], hardware: Hardware) -> float | None:

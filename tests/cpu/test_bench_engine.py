@@ -21,6 +21,7 @@ from ridgeline.bench.peers import peer_runs, transformers_peer
 from ridgeline.cli import bench_engine, main
 from ridgeline.data.workload import Workload, WorkloadRequest
 from ridgeline.engine import Engine
+from ridgeline.engine.outputs import Delta
 from ridgeline.engine.step_watch import StepWatch
 from ridgeline.errors import HardwareError, UsageError
 from ridgeline.hardware import Hardware, detect
@@ -107,6 +108,29 @@ def test_what_takes_too_long_is_cancelled_and_judged_by_what_it_has() -> None:
     assert len(run.latencies) == 3
     assert all(later is not None and later > 0 for _, later in run.latencies)
     assert engine.stats.num_pages_used == 0
+
+
+def test_a_stream_that_stalls_behind_its_first_token_has_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is no request of one token, which keeps every bound on later ones."""
+    engine = engine_for(tiny("llama-tied"), num_pages=32, max_batch=2)
+    run_workload(engine, workload((5, 2)), hardware())
+    step = engine.step
+
+    def stalling() -> Any:
+        events = step()
+        if any(isinstance(event, Delta) for event in events):
+            bench.time.sleep(0.5)
+        return events
+
+    monkeypatch.setattr(engine, "step", stalling)
+    run = run_workload(engine, workload((5, 400)), hardware(), limit_s=0.3)
+    ((_, later),) = run.latencies
+    assert later is not None
+    assert later > 0.2
+    alone = run_workload(engine, workload((5, 1)), hardware())
+    assert [per_token for _, per_token in alone.latencies] == [None]
 
 
 def test_arrivals_are_waited_for() -> None:

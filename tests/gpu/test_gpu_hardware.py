@@ -77,8 +77,9 @@ def test_device_and_host_agree_on_long_work(alone: Callable[[], bool]) -> None:
     a = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
     by_events = time_device(lambda: a @ a, target_s=0.2)
     by_clock = time_host(lambda: [a @ a for _ in range(20)], device="cuda", target_s=0.2)
-    if alone():
-        assert by_clock.median_s / 20 == pytest.approx(by_events.median_s, rel=0.3)
+    if not alone():
+        pytest.skip("other processes use the GPU, and have a part in both times")
+    assert by_clock.median_s / 20 == pytest.approx(by_events.median_s, rel=0.3)
 
 
 def test_flushing_makes_a_cached_read_cold() -> None:

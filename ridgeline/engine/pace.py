@@ -6,8 +6,8 @@ machine's other work and the waiting between steps do; and to look out for guess
 in steps that then have none. So steps are taken in spans, each of one way, and what a way's spans
 brought in the time they took is held against the other's. The way that loses is tried again
 when the time that its last trial lost has become small beside all that has passed since. So guesses
-that do not suit a workload cost it less than 2%. Spans are compared among steps of about as many
-streams. Pure numbers.
+that do not suit a workload are to cost it less than 2%. Spans are compared among steps of about as
+many streams. Pure numbers.
 
     pace = Pace()
     allowed = pace.allows(num_streams)

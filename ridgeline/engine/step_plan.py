@@ -127,7 +127,7 @@ class Step:
         self.pins.append(source)
 
     def close(self, num_decode_rows: int, num_draft_rows: int) -> StepPlan:
-        """Nobody has seen the plan yet: it is completed in place, which costs a tenth of a copy."""
+        """Nobody has seen the plan yet: it is completed in place, as every step needs it."""
         plan = self.plan
         object.__setattr__(plan, "num_decode_rows", num_decode_rows)
         object.__setattr__(plan, "num_draft_rows", num_draft_rows)

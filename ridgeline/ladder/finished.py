@@ -3,7 +3,7 @@
 Each entry is kept under all that it depends on (state.py `setting`, the two states), so that
 another model, workload, device or version measures anew. Failures are not kept: they may pass.
 
-    finished = Finished(Path("out/work/finished.json"))
+    finished = Finished(Path("climb/finished.json"))
     finished.put(key, {"outcome": …}); finished.get(key)
 """
 

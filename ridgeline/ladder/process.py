@@ -1,7 +1,7 @@
 """A worker (worker.py) as its parent sees it: asked one thing at a time, with a limit for every
 answer. One that dies, hangs or answers with an error raises WorkerError, and is gone.
 
-    with Process(Path("out/work/int8.log")) as process:
+    with Process(Path("climb/int8.log")) as process:
         about = process.ask("load", spec=spec.to_json(), limit_s=300)
 """
 

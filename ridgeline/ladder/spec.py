@@ -1,6 +1,6 @@
 """What a worker is told to load, and the file in which it finds the workload.
 
-Spec(subject.path, None, "cpu", "engine", recipe, goal="latency", workload="out/work/w.json")
+Spec(subject.path, None, "cpu", "engine", recipe, goal="latency", workload="climb/w.json")
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ yes-or-no is `--graphs` or `--no-graphs`, and the configs that a config holds br
 
     add_flags(parser, Recipe)
     recipe = from_flags(args, Recipe, base=Recipe.load(folder))
+    given_flags(args, Recipe)           # ["--dtype=bf16", "--no-graphs"], for another process
 """
 
 from __future__ import annotations
@@ -55,6 +56,28 @@ def from_flags(
             given[entry.name] = value
     made: Config = replace(known, **given)
     return made
+
+
+def given_flags(args: argparse.Namespace, config: type[Any]) -> list[str]:
+    """The flags that were given, as words of a command line that gives the same ones."""
+    types = hints(config)
+    words: list[str] = []
+    for entry in _flag_fields(config):
+        if is_dataclass(types[entry.name]):
+            words += given_flags(args, types[entry.name])
+        else:
+            words += flag_words(flag_of(entry), getattr(args, _dest(entry)))
+    return words
+
+
+def flag_words(name: str, value: Any) -> list[str]:
+    """`--name=value`, as often as there are values; none for None."""
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    values = value if isinstance(value, list) else [value]
+    return [f"--{name}={each}" for each in values]
 
 
 def _flag_fields(config: type[Any]) -> list[Field[Any]]:

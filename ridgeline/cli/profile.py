@@ -5,6 +5,7 @@ each of its ops, and what to change next.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -15,17 +16,18 @@ import torch
 from rich.console import Console
 
 import ridgeline
-from ridgeline.cli.options import add_flags, add_model
+from ridgeline.cli.options import add_flags, add_model, flag_words, given_flags
 from ridgeline.cli.profile_subject import CONTEXT, Prompts, check, sizes_of, subject_of
 from ridgeline.cli.profile_table import draw
 from ridgeline.cli.terminal import Terminal
 from ridgeline.hardware import Hardware, detect, measure
 from ridgeline.hardware.clocks import ClockSampler
-from ridgeline.profiling.counters import Absent, Counted, child_command, count
+from ridgeline.profiling.counters import Absent, Counted, count
 from ridgeline.profiling.document import document
 from ridgeline.profiling.model_profile import StepProfile, profile_decode, profile_prefill
 from ridgeline.profiling.next_steps import Advice, what_next
 from ridgeline.profiling.profile_page import write_page
+from ridgeline.profiling.roofline import of_one_rank
 from ridgeline.profiling.situation import situation_of
 from ridgeline.profiling.stepping import Stepping
 from ridgeline.profiling.tracing import save_trace
@@ -41,6 +43,7 @@ ridgeline profile --shape llama-3.1-8b --batch 8 --context 4096 --prefill 4x2048
 OUTPUT_TOKENS = 128  # of each request, where gains are predicted end to end
 STEPS = {"cpu": 20, "gpu": 50}
 COUNTED = "--counted-steps"  # of the child that runs under a profiler with counters
+OF_THE_STEPS = ("shape", "loop", "batch", "context", "prefill", "steps", "device")  # its flags
 CPU_CEILINGS = {"read_bandwidth", "matrix_fp32", "matrix_bf16"}
 GPU_CEILINGS = CPU_CEILINGS | {"matrix_fp8", "matrix_int8", "eager_launch"}
 
@@ -98,18 +101,23 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         hardware = measure(hardware, ceilings, progress)
         notes: list[str] = []
         subject = subject_of(args, hardware, progress, notes)
-        hardware = measure(hardware, {f"matrix_{subject.recipe.dtype}"}, progress)
+        if subject.ranks_a_device == 1:  # or others would have some of its threads
+            hardware = measure(hardware, {f"matrix_{subject.recipe.dtype}"}, progress)
         context, prompts = sizes_of(args, subject)
         if args.counted_steps:
             return counted_steps(args, subject, context, prompts)
         with ClockSampler(hardware) as clocks:
             steps = profiled(args, subject, hardware, context, prompts, progress)
-    advice = advised(args, subject, hardware, steps, prompts)
-    counted = asked_counters(args, hardware, notes)
+    notes += said_of_ranks(subject)
+    part = of_one_rank(hardware, subject.ranks_a_device)
+    advice = advised(args, subject, part, steps, prompts)
+    said = about(args, subject, prompts)
+    del subject  # a process that reads counters needs its memory
+    counted = asked_counters(args, hardware, said["num_ranks"], notes)
     if args.trace is not None:
         left = save_trace([each for step in steps for each in step.documents], args.trace)
         notes += [f"{args.trace}: {left}"] if left else []
-    found = document(about(args, subject, prompts), steps, advice, hardware, counted, notes)
+    found = document(said, steps, advice, part, counted, notes)
     if args.html is not None:
         write_page(found, args.html)
     found |= {"trace": text_of(args.trace), "html": text_of(args.html), "record": None}
@@ -158,16 +166,46 @@ def advised(
     return what_next(situation_of(subject, hardware, phases, **about))
 
 
+def said_of_ranks(subject: Stepping) -> list[str]:
+    """What is different on several ranks."""
+    if subject.num_ranks == 1:
+        return []
+    found = [
+        f"times and work are those of rank 0 of {subject.num_ranks}; changes that the engine does "
+        "not do on several ranks yet, as weights in codes and guessed tokens, are not named"
+    ]
+    if subject.ranks_a_device > 1:
+        found.append(f"{subject.ranks_a_device} ranks share this device: ceilings are one's part")
+    return found
+
+
 def asked_counters(
-    args: argparse.Namespace, hardware: Hardware, notes: list[str]
+    args: argparse.Namespace, hardware: Hardware, num_ranks: int, notes: list[str]
 ) -> Counted | None:
     if not args.counters:
         return None
-    found = count(child_command(sys.argv[1:], COUNTED), hardware.device_type)
+    if num_ranks > 1:
+        notes.append(
+            "no counters: kernels are run several times for them, and ranks wait for each other"
+        )
+        return None
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    found = count(counting_command(args), hardware.device_type)
     if isinstance(found, Absent):
         notes.append(found.reason)
         return None
     return found
+
+
+def counting_command(args: argparse.Namespace) -> list[str]:
+    """The same steps in a process of its own, which writes no files."""
+    words = [] if args.model is None else [str(args.model)]
+    for name in OF_THE_STEPS:
+        words += flag_words(name, getattr(args, name))
+    words += given_flags(args, Recipe)
+    return [sys.executable, "-P", "-m", "ridgeline", "profile", *words, COUNTED]
 
 
 def counted_steps(
@@ -198,6 +236,8 @@ def about(args: argparse.Namespace, subject: Stepping, prompts: Prompts) -> dict
     words = [recipe.dtype, recipe.scheme and f"weights in {recipe.scheme}"]
     if recipe.kv.dtype != recipe.dtype:
         words.append(f"keys and values in {recipe.kv.dtype}")
+    if subject.num_ranks > 1:
+        words.append(f"{subject.num_ranks} ranks")
     requests = f"{args.batch} requests" if args.batch > 1 else "a request"
     return {
         "model": args.model or args.shape,
@@ -207,6 +247,7 @@ def about(args: argparse.Namespace, subject: Stepping, prompts: Prompts) -> dict
         "scheme": recipe.scheme,
         "kv_dtype": recipe.kv.dtype,
         "graphs": bool(recipe.graphs),
+        "num_ranks": subject.num_ranks,
         "assumed": f"Gains are for {requests} with {prompts.length} tokens in and "
         f"{OUTPUT_TOKENS} out.",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -235,7 +276,8 @@ def as_record(
         )
         for part, seconds in step.division.parts.items():
             values[f"{phase}_{part.replace(' ', '_')}"] = Value(seconds, "s")
-    form = "-".join(filter(None, (found["scheme"] or found["dtype"], found["loop"])))
+    ranks = f"tensor-{found['num_ranks']}" if found["num_ranks"] > 1 else None
+    form = "-".join(filter(None, (found["scheme"] or found["dtype"], found["loop"], ranks)))
     labels = [step.label for step in steps]
     name = f"profile-{Path(found['model']).name}-{form}"
     return Record.create(

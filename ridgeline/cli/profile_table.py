@@ -91,6 +91,7 @@ def totals_line(step: Mapping[str, Any]) -> str:
     parts = [
         f"{name} {seconds / step['step_s']:.0%}"
         for name, seconds in ((name, step["totals"][name]) for name in PARTS)
+        if seconds > 0
     ]
     kernels = f"{step['num_kernels']:.0f} kernels or ops"
     return f"[dim]{', '.join(parts)}; {kernels}[/dim]"

@@ -114,11 +114,7 @@ def _local_store() -> Any:
 
 def _start(entry: str, size: int) -> subprocess.Popen[bytes]:
     module, _, function = entry.partition(":")
-    environment = dict(os.environ)
-    package = str(Path(__file__).parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [package, environment.get("PYTHONPATH")])
-    )
+    environment = child_environment()
     environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // size))
     return subprocess.Popen(
         # -P: a file in the current folder must not stand in for a module.
@@ -127,6 +123,13 @@ def _start(entry: str, size: int) -> subprocess.Popen[bytes]:
         env=environment,
         start_new_session=True,  # a Ctrl-C is for rank 0, which then ends the others
     )
+
+
+def child_environment() -> dict[str, str]:
+    """This process's, in which a new Python finds this package, however this one came to it."""
+    package = str(Path(__file__).parents[2])
+    paths = filter(None, [package, os.environ.get("PYTHONPATH")])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _stdin(process: subprocess.Popen[bytes]) -> Any:

@@ -20,6 +20,7 @@ from ridgeline.profiling.roofline import step_limit
 from ridgeline.profiling.run_state import State
 from ridgeline.profiling.step_model import Parts, modelled
 
+USUAL_DRAFTS = 5  # that a small model is asked for, where more are allowed
 DRAFT_COST = {"none": 0.0, "prompt-lookup": 0.0, "draft": 0.08}  # of a step, a token guessed
 # Further rows that a step verifies, in the mean.
 CHECKED = {"none": 0.0, "prompt-lookup": 1.0, "draft": 5.0}
@@ -27,7 +28,8 @@ CHECKED = {"none": 0.0, "prompt-lookup": 1.0, "draft": 5.0}
 # Fused in fp32 an 8B shape had 5.2 ms of them by 9.8 at batch 1, and 4 by 86 with 234 streams.
 WAITING = 0.2
 DETERMINISTIC = 1 / 0.75  # of all kernels' time: 24.5% slower on the H200 (2026-11-15)
-NAMES = ("matrices", "attention", "other kernels", "gaps", "host", "copies")  # as phases have them
+# As phases have them, in the order of `Divided`.
+NAMES = ("matrices", "attention", "other kernels", "gaps", "host", "copies", "communication")
 
 
 class Divided(NamedTuple):
@@ -39,10 +41,12 @@ class Divided(NamedTuple):
     gaps: float
     host: float
     copies: float
+    communication: float = 0.0
 
     @property
     def busy(self) -> float:
-        return self.matrices + self.attention + self.other + self.copies
+        computed = self.matrices + self.attention + self.other
+        return computed + self.copies + self.communication
 
     @property
     def total(self) -> float:
@@ -66,9 +70,9 @@ def divided(phase: PhaseTime, state: State) -> Divided:
 
 def of_model(parts: Parts, state: State) -> Divided:
     """A step that was not measured."""
-    busy = parts.matrices_s + parts.attention_s + parts.other_s
+    busy = parts.matrices_s + parts.attention_s + parts.other_s + parts.communication_s
     gaps = max(parts.gap_s, parts.launch_s - busy) if state.on_gpu else parts.gap_s
-    return Divided(*parts[:3], gaps, parts.host_s, 0.0)
+    return Divided(*parts[:3], gaps, parts.host_s, 0.0, parts.communication_s)
 
 
 def changed_parts(
@@ -85,12 +89,16 @@ def changed_parts(
     attention = parts.attention * now.attention_s / max(was.attention_s, 1e-12) * slower * ranks
     other = parts.other * now.other_s / max(was.other_s, 1e-12) * slower
     if phase.phase == "decode" and guesses(after) != guesses(before):
-        drafts = after.recipe.speculation.max_draft_tokens
+        drafts = min(after.recipe.speculation.max_draft_tokens, USUAL_DRAFTS)
         other += (matrices + attention) * DRAFT_COST[guesses(after)] * drafts
     host = now.host_s  # of another loop nothing is known from this one
     if before.loop == after.loop:
         host = parts.host * now.host_s / max(was.host_s, 1e-12)
-    changed = Divided(matrices, attention, other, 0.0, host, parts.copies * factor)
+    communication = now.communication_s  # where there was none, nothing else is known of it
+    if was.communication_s:
+        communication *= parts.communication / was.communication_s
+    copies = parts.copies * factor
+    changed = Divided(matrices, attention, other, 0.0, host, copies, communication)
     fewer = parts.gaps * now.gap_s / was.gap_s  # as many for each kernel as now
     if not after.on_gpu:
         return changed._replace(gaps=fewer)

@@ -17,12 +17,14 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
+from typing import Any
+
+from ridgeline.parallel.launch import child_environment
 
 TIMEOUT_S = 900  # counters are read in several passes over each kernel
 NCU_METRICS = {  # Nsight Compute's name -> ours; percent
@@ -203,7 +205,8 @@ def _run(command: Sequence[str]) -> str | Absent:
 def _finished(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a tool; if it takes too long, it ends with all that it started."""
     pipe = subprocess.PIPE
-    tool = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    about: dict[str, Any] = {"text": True, "start_new_session": True, "env": child_environment()}
+    tool = subprocess.Popen(command, stdout=pipe, stderr=pipe, **about)
     try:
         written, errors = tool.communicate(timeout=TIMEOUT_S)
     finally:
@@ -211,16 +214,3 @@ def _finished(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             os.killpg(tool.pid, signal.SIGKILL)
             tool.wait()
     return subprocess.CompletedProcess(tool.args, tool.returncode, written, errors)
-
-
-def child_command(arguments: Sequence[str], flag: str) -> list[str]:
-    """This command line in a process of its own, with a flag more and without what writes files."""
-    kept, skip = [], False
-    for word in arguments:
-        if skip:
-            skip = False
-        elif word in ("--save", "--trace", "--html"):
-            skip = True
-        elif word not in ("--counters", "--json") and not re.match(r"--(save|trace|html)=", word):
-            kept.append(word)
-    return [sys.executable, "-m", "ridgeline", *kept, flag]

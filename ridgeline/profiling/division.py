@@ -18,8 +18,9 @@ from ridgeline.models.transformer import ExpertMLP, Linear
 from ridgeline.profiling.scopes import Call
 from ridgeline.quantization.linear import QuantizedLinear
 
-Part = Literal["matrices", "attention", "other kernels"]
+Part = Literal["matrices", "attention", "other kernels", "communication"]
 ATTENTION_OPS = ("decode_attention", "prefill_attention", "projected_attention", "attention")
+COMMUNICATION_OPS = ("all_reduce", "all_gather", "broadcast")  # between ranks
 UNKNOWN = "(not attributed)"  # kernels of which nobody knows where they came from
 
 
@@ -59,7 +60,7 @@ class Division:
     @property
     def parts(self) -> dict[str, float]:
         """By the names that predictions use (see profiling/prediction.py)."""
-        found = {"matrices": 0.0, "attention": 0.0, "other kernels": 0.0}
+        found = {"matrices": 0.0, "attention": 0.0, "other kernels": 0.0, "communication": 0.0}
         for op in self.ops:
             found[op.part] += op.seconds
         return found | {"gaps": self.gaps_s, "host": self.host_s, "copies": self.copies_s}
@@ -100,6 +101,8 @@ def group_of(call: Call) -> str:
 def part_of(call: Call) -> Part:
     if is_matrix(call.module):
         return "matrices"
+    if call.name in COMMUNICATION_OPS:
+        return "communication"
     return "attention" if call.name in ATTENTION_OPS else "other kernels"
 
 

@@ -1,7 +1,8 @@
 """A model's prefill and decode steps, timed, divided, and placed under the roofline.
 
 The time of a step is taken first, without anything that watches. Then a few steps are watched: by
-the clock of scopes on a CPU, by torch.profiler on a GPU; that says how the time divides.
+the clock of scopes on a CPU, by torch.profiler on a GPU; that says how the time divides. Of several
+ranks the first is watched, and its part of the work counted.
 
     subject = EngineSteps(engine)
     found = profile_decode(subject, hardware, batch=1, context=1024, num_steps=30)
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ridgeline.engine.work import cost_base
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.hardware import Hardware
 from ridgeline.kernels.cost import OpCost
@@ -24,8 +26,8 @@ from ridgeline.profiling.division import Division
 from ridgeline.profiling.op_costs import Facts, op_costs
 from ridgeline.profiling.placing import Placed, StepVerdict, judge_step, place
 from ridgeline.profiling.prediction import Phase, PhaseTime
-from ridgeline.profiling.roofline import Limit, step_limit
-from ridgeline.profiling.situation import mean_work, sizes_of
+from ridgeline.profiling.roofline import Limit, of_one_rank, step_limit
+from ridgeline.profiling.situation import mean_work
 from ridgeline.profiling.stepping import Step, Stepping
 from ridgeline.profiling.watching import MOST_STEPS, watched
 from ridgeline.timing import Timing, time_loop
@@ -97,6 +99,7 @@ def _profile(
     pieces: Sequence[Sequence[Chunk]],
     num_steps: int,
 ) -> StepProfile:
+    hardware = of_one_rank(hardware, subject.ranks_a_device)
     for _ in range(WARM_UP if phase == "decode" else 2):
         step()
     with _no_collecting():
@@ -118,12 +121,13 @@ def _cost(
     subject: Stepping, hardware: Hardware, phase: Phase, pieces: Sequence[Sequence[Chunk]]
 ) -> StepCost:
     """Of all steps of one pass: weights are read in each."""
-    sizes = sizes_of(subject.model, subject.recipe, hardware)
+    base = cost_base(subject.model, subject.recipe, hardware)
+    sizes = {"weight_bytes": base.bytes_per_weight, "kv_bytes": base.bytes_per_kv}
     found = []
     for number, chunks in enumerate(pieces):
         last = number + 1 == len(pieces)
         rows = len(chunks) if phase == "decode" or last else 0
-        found.append(step_cost(subject.model.config, list(chunks), logit_rows=rows, **sizes))
+        found.append(step_cost(base.config, list(chunks), logit_rows=rows, **sizes))
     names = StepCost.__dataclass_fields__
     return StepCost(**{name: sum(getattr(each, name) for each in found) for name in names})
 
@@ -131,7 +135,8 @@ def _cost(
 def _facts(subject: Stepping, cost: StepCost, pieces: Sequence[Sequence[Chunk]]) -> Facts:
     dtype = parse_dtype(subject.recipe.dtype)
     tokens = sum(chunk.new for chunks in pieces for chunk in chunks)
-    return Facts(subject.model, dtype, subject.recipe.dtype, cost, subject.pages, tokens)
+    about = (subject.recipe.dtype, cost, subject.pages, tokens, subject.num_ranks)
+    return Facts(subject.model, dtype, *about)
 
 
 def _matrix_dtype(subject: Stepping) -> str:

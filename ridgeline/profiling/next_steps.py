@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ridgeline.engine.ranks import undone_on_ranks
 from ridgeline.profiling.gains import predict
 from ridgeline.profiling.prediction import Prediction, Situation
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.quantization.sizes import model_matrices
-from ridgeline.recipe import flag
+from ridgeline.recipe import edited_at_once, flag
 
 LEAST_GAIN = 1.02  # predicted: less is not worth a change
 FEW_ROWS = 4  # streams up to which guessed tokens are verified for nothing
@@ -39,6 +40,7 @@ def what_next(situation: Situation, least: float = LEAST_GAIN) -> list[Advice]:
     found = [
         Advice(title, edit, flags_of(edit), predict(situation, edit))
         for title, edit in candidates(situation)
+        if can_be_run(situation, edit)
     ]
     more = _more_at_once(situation)
     found += [more] if more is not None else []
@@ -67,6 +69,14 @@ def candidates(situation: Situation) -> Iterator[tuple[str, dict[str, Any]]]:
     rows = max((p.work.rows for p in situation.phases if p.phase == "decode"), default=1.0)
     if recipe.speculation.method == "none" and rows <= FEW_ROWS:
         yield "tokens guessed from the text", {"speculation.method": "prompt-lookup"}
+
+
+def can_be_run(situation: Situation, edit: Mapping[str, Any]) -> bool:
+    """On as many ranks as now."""
+    if situation.recipe.parallel.tensor == 1:
+        return True
+    recipe = edited_at_once(situation.recipe, edit)
+    return undone_on_ranks(recipe, situation.hardware.device_type) is None
 
 
 def _smaller(situation: Situation, on_gpu: bool) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -25,7 +25,8 @@ from ridgeline.kernels.sampling import op as sampling
 from ridgeline.kernels.skinny_linear import op as skinny_linear
 from ridgeline.models.cost import StepCost
 from ridgeline.models.transformer import ExpertMLP, Linear, RMSNorm, Transformer
-from ridgeline.profiling.division import ATTENTION_OPS, group_of
+from ridgeline.profiling.communication import link_bytes
+from ridgeline.profiling.division import ATTENTION_OPS, COMMUNICATION_OPS, group_of
 from ridgeline.profiling.scopes import Call
 from ridgeline.quantization.linear import QuantizedLinear
 
@@ -42,6 +43,7 @@ class Facts:
     cost: StepCost  # of the whole step, for attention
     pages: Tensor | None  # of the first layer's keys; None in the plain loop
     num_tokens: int
+    num_ranks: int = 1  # that run the step together
 
 
 def op_costs(calls: Sequence[Call], facts: Facts) -> dict[str, OpCost]:
@@ -144,11 +146,18 @@ def _step_start(call: Call, facts: Facts) -> OpCost:
     return OpCost(moved, moved)
 
 
+def _between_ranks(call: Call, facts: Facts) -> OpCost:
+    """What crosses the link, and not what it does to memory."""
+    num_bytes = _like(call.shape, call.dtype or facts.dtype).nbytes
+    return OpCost(0.0, link_bytes(call.name, num_bytes, facts.num_ranks))
+
+
 OF_OPS: dict[str, Callable[[Call, Facts], OpCost | None]] = {
     "rotary_pages": _rotary_pages,
     "sampling": _sampling,
     "keep_tokens": _keep_tokens,
     "step_start": _step_start,
+    **dict.fromkeys(COMMUNICATION_OPS, _between_ranks),
 }
 
 

@@ -43,6 +43,7 @@ class NaiveSteps:
     """`recipe` has nothing left to "auto"; of it the plain loop has the dtype."""
 
     loop = "naive"
+    num_ranks = ranks_a_device = 1
 
     def __init__(self, model: Transformer, recipe: Recipe) -> None:
         self.model, self.recipe, self.device = model, recipe, model.embed.weight.device

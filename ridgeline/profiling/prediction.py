@@ -47,7 +47,8 @@ class PhaseTime:
     step_s: float  # wall time of one, untraced
     work: MeanStep
     # "matrices", "attention", "other kernels", "gaps" (the device waits for launches), "host" (it
-    # waits for the host's other work), "copies"; empty where a step was not divided
+    # waits for the host's other work), "copies", "communication" (between ranks, waiting for the
+    # slowest included); empty where a step was not divided
     division: Mapping[str, float] = field(default_factory=dict)
     num_kernels: float | None = None  # launched in one; None: not counted
 

@@ -80,11 +80,9 @@ def _notes(notes: Sequence[str]) -> Markup | str:
 
 
 def _bars(steps: Sequence[Found]) -> Markup:
+    taken = {name: text for name, text in PARTS.items() if any(s["totals"][name] for s in steps)}
     bars = [
-        Bar(
-            step["label"],
-            [Part(name, step["totals"][name], meaning) for name, meaning in PARTS.items()],
-        )
+        Bar(step["label"], [Part(name, step["totals"][name], text) for name, text in taken.items()])
         for step in steps
     ]
     return stacked_bars(

@@ -9,7 +9,8 @@ limit rather than a flattering one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from ridgeline.hardware import Ceiling, Hardware
@@ -40,6 +41,26 @@ def roof_of(hardware: Hardware, dtype: str) -> Roof | None:
     memory = hardware.ceiling("read_bandwidth") or hardware.ceiling("memory_bandwidth")
     matrix = hardware.ceiling(f"matrix_{dtype}")
     return None if memory is None or matrix is None else Roof(memory, matrix)
+
+
+def of_one_rank(hardware: Hardware, num_ranks: int) -> Hardware:
+    """What a device leaves to each of so many ranks that share it: its part of every rate."""
+    if num_ranks == 1:
+        return hardware
+
+    def shared(ceilings: Mapping[str, Ceiling]) -> dict[str, Ceiling]:
+        return {
+            key: replace(each, value=each.value / num_ranks) if _is_shared(key) else each
+            for key, each in ceilings.items()
+        }
+
+    return replace(
+        hardware, ceilings=shared(hardware.ceilings), datasheet=shared(hardware.datasheet)
+    )
+
+
+def _is_shared(key: str) -> bool:
+    return key in ("read_bandwidth", "memory_bandwidth") or key.startswith("matrix_")
 
 
 def step_limit(cost: StepCost, hardware: Hardware, dtype: str) -> Limit | None:

@@ -103,7 +103,7 @@ class _Notes(list[Note]):
         if note == END:
             self._scopes.end_op()
         else:
-            self._scopes.begin_op(note.op, note.shape)
+            self._scopes.begin_op(*note)
 
 
 class Scopes:
@@ -122,9 +122,9 @@ class Scopes:
                 stack.enter_context(self._noticed(name, module))
             yield
 
-    def begin_op(self, name: str, shape: tuple[int, ...]) -> None:
+    def begin_op(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
         self.end_op()
-        self._begin(Call(len(self.calls), name, "op", shape))
+        self._begin(Call(len(self.calls), name, "op", shape, dtype))
 
     def end_op(self) -> None:
         if self._open and self._open[-1].kind == "op":

@@ -55,12 +55,6 @@ def situation_of(
     )
 
 
-def sizes_of(model: Transformer, recipe: Recipe, hardware: Hardware) -> dict[str, float]:
-    """Bytes of a weight and of an element of keys and values, as costs are computed with."""
-    base = cost_base(model, recipe, hardware)
-    return {"weight_bytes": base.bytes_per_weight, "kv_bytes": base.bytes_per_kv}
-
-
 def phases_of(steps: Sequence[Watched]) -> tuple[PhaseTime, ...]:
     """Of an engine's steps, each from its beginning to the next one's. Steps with prompts are
     prefill steps, all others decode steps. On a GPU the device must be through with them.

@@ -15,6 +15,7 @@ from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.kernels.pages import holds_codes
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import MeanStep, mean_step_cost, num_parameters
+from ridgeline.profiling.communication import link_bytes
 from ridgeline.profiling.launching import (
     OF_A_STEP,
     folds,
@@ -22,7 +23,13 @@ from ridgeline.profiling.launching import (
     kernels_a_layer,
     launch_s,
 )
-from ridgeline.profiling.reach import Reach, attention_reach, product_reach, untuned_share
+from ridgeline.profiling.reach import (
+    Reach,
+    attention_reach,
+    link_reach,
+    product_reach,
+    untuned_share,
+)
 from ridgeline.profiling.run_state import State
 from ridgeline.quantization.scheme import Scheme, parse_scheme
 from ridgeline.quantization.sizes import (
@@ -56,6 +63,7 @@ class Parts(NamedTuple):
     gap_s: float  # between kernels however early they are launched
     host_s: float
     num_kernels: float
+    communication_s: float = 0.0  # of ranks
 
 
 def modelled(state: State, work: MeanStep) -> Parts:
@@ -73,6 +81,7 @@ def modelled(state: State, work: MeanStep) -> Parts:
         gap_s,
         HOST_S[_host_way(state)],
         count,
+        _communication_s(state, work),
     )
 
 
@@ -191,6 +200,20 @@ def _other_s(state: State, work: MeanStep, num_kernels: float) -> float:
     elements = work.tokens * TRAFFIC[kind] * state.config.hidden_size * state.config.num_layers
     moved_s = elements * element / (0.7 * state.bandwidth)
     return max(moved_s, num_kernels * SMALL_KERNEL_S[state.on_gpu])
+
+
+def _communication_s(state: State, work: MeanStep) -> float:
+    """A sum behind the embedding and behind both halves of every layer, and the logits."""
+    num_ranks, config = state.recipe.parallel.tensor, state.config
+    if num_ranks == 1:
+        return 0.0
+    ceiling = state.hardware.ceiling("link_bandwidth")
+    link = link_reach(None if ceiling is None else ceiling.value, on_gpu=state.on_gpu)
+    element = dtype_bytes(parse_dtype(state.recipe.dtype))
+    sums = 1 + 2 * config.num_layers
+    summed = link_bytes("all_reduce", work.tokens * config.hidden_size * element, num_ranks)
+    logits = link_bytes("all_gather", work.logit_rows * config.vocab_size * element, num_ranks)
+    return (sums + 1) * link.fixed_s + (sums * summed + logits) / link.bytes_per_s
 
 
 def _host_way(state: State) -> str:

@@ -2,7 +2,8 @@
 context, and prefills of some prompts.
 
 Of decode steps the prompts are not computed: the scheduler is taken through them alone, and pages
-hold random numbers. What follows is the engine's own loop, planning and bookkeeping included.
+hold random numbers. Only where several ranks share the model, who must all have them, are they
+computed. What follows is the engine's own loop, planning and bookkeeping included.
 
     steps = EngineSteps(engine)
     with steps.decoding(batch=8, context=2048, num_steps=60) as step:
@@ -20,12 +21,16 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.graphs import LENGTH_STEP, SHORTEST_LENGTH
+from ridgeline.engine.graphs import length_bound
 from ridgeline.engine.notes import Note
-from ridgeline.errors import ContextLengthError, OutOfMemoryError, UnsupportedError, UsageError
+from ridgeline.engine.outputs import Output
+from ridgeline.engine.tensor_runner import TensorRunner
+from ridgeline.errors import ContextLengthError, OutOfMemoryError, RequestError, UsageError
 from ridgeline.kernels.pages import holds_codes
 from ridgeline.models import Transformer
 from ridgeline.models.cost import Chunk
+from ridgeline.parallel.group import Group
+from ridgeline.profiling.communication import NotedLink
 from ridgeline.recipe import Recipe, flag
 
 SPARE = 4  # tokens a request could still make behind the last step
@@ -40,6 +45,8 @@ class Stepping(Protocol):
     loop: Any  # "engine" or "naive"
     device: torch.device
     pages: Tensor | None  # of the first layer's keys
+    num_ranks: int  # that run the steps together; the model is the first one's part
+    ranks_a_device: int  # that share the device's ceilings
 
     def decoding(self, batch: int, context: int, num_steps: int) -> Any: ...
 
@@ -57,11 +64,12 @@ class EngineSteps:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.recipe, self.runner = engine, engine.recipe, engine.runner
-        if engine.recipe.parallel.tensor > 1:
-            raise UnsupportedError(
-                f"tensor_parallel is {engine.recipe.parallel.tensor}; a profile is of one device; "
-                "leave --tensor-parallel out"
-            )
+        self.group: Group | None = None
+        if isinstance(engine.runner, TensorRunner):
+            self.group = engine.runner.group
+            self._link = self.group.data
+        self.num_ranks = 1 if self.group is None else self.group.size
+        self.ranks_a_device = engine.ranks_a_device
         assert engine.recipe.speculation.method == "none", "plain steps are profiled"
         self.model, self.device = engine.runner.model, engine.runner.device
         self.pages: Tensor | None = engine.runner.kv.layers[0].k_pages
@@ -72,13 +80,18 @@ class EngineSteps:
         the middle of them, where one graph serves all of these lengths.
         """
         first = self._first_length(batch, context, num_steps)
+        lead = 0 if self.group is None else self._prompt_steps(batch, first)
+        first = max(1, first - lead)
         self.engine.forget_prefixes()
-        sampling = Sampling(max_tokens=num_steps + SPARE, ignore_eos=True, seed=0)
+        sampling = Sampling(max_tokens=lead + num_steps + SPARE, ignore_eos=True, seed=0)
         ids = [("profile", row) for row in range(batch)]
         try:
             for row, request_id in enumerate(ids):
                 self.engine.add(self._prompt(row, first), sampling, request_id=request_id)
-            self._skip_prompts(batch, sampling)
+            if self.group is None:
+                self._skip_prompts(batch, sampling)
+            else:
+                self._compute_prompts(batch)
             yield self.engine.step
         finally:
             self._end(ids)
@@ -121,6 +134,8 @@ class EngineSteps:
 
     def noting(self, notes: list[Note] | None) -> None:
         self.runner.notes = notes
+        if self.group is not None:
+            self.group.data = self._link if notes is None else NotedLink(self._link, notes)
 
     def by_hand(self, yes: bool) -> bool:
         """Whether steps are replayed as graphs otherwise."""
@@ -171,6 +186,20 @@ class EngineSteps:
         ids: list[int] = torch.randint(0, vocab, (length,), generator=generator).tolist()
         return [row % vocab, *ids[1:]]
 
+    def _prompt_steps(self, batch: int, length: int) -> int:
+        """Steps until all prompts are computed. The first ones have as many tokens more by then."""
+        budget, left, count = self.engine.scheduler.token_budget, batch * length, 0
+        while left > 0:
+            decoding = batch - -(-left // length)
+            left, count = left - max(1, budget - decoding), count + 1
+        return count
+
+    def _compute_prompts(self, batch: int) -> None:
+        while self.engine.scheduler.num_decoding < batch:
+            ended = [event for event in self.engine.step() if isinstance(event, Output)]
+            if ended:
+                raise RequestError(f"a prompt was not computed: {ended[0].reason}")
+
     def _skip_prompts(self, batch: int, sampling: Sampling) -> None:
         """The scheduler hears that the prompts were computed; the device has their pages."""
         scheduler = self.engine.scheduler
@@ -202,9 +231,7 @@ def _of_one_graph(first: int, context: int, num_steps: int) -> int:
     """Where sequences begin, so that all steps are within one bound of decode graphs' lengths: a
     graph that is captured halfway would be timed and traced.
     """
-    bound = SHORTEST_LENGTH
-    while bound < first:
-        bound *= LENGTH_STEP
+    bound = length_bound(first)
     if first + num_steps <= bound:
         return first
     return max(1, bound - num_steps) if context <= bound else bound

@@ -5,7 +5,6 @@ samples are written by hand, in the form of each tool.
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from ridgeline.profiling import counters
 from ridgeline.profiling.counters import (
     Absent,
     Counted,
-    child_command,
     count,
     parse_ncu,
     parse_nsys,
@@ -163,14 +161,6 @@ def test_a_tool_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     found = count(["x"], "cuda")
     assert isinstance(found, Absent)
     assert "longer than" in found.reason
-
-
-def test_the_child_writes_no_files() -> None:
-    given = ["profile", "demo", "--save", "out", "--html=p.html", "--batch", "2", "--counters"]
-    found = child_command([*given, "--trace", "t.json", "--json"], "--counted-steps")
-    assert found == [
-        sys.executable, "-m", "ridgeline", "profile", "demo", "--batch", "2", "--counted-steps",
-    ]  # fmt: skip
 
 
 def test_a_tool_that_takes_too_long_ends_with_all_it_started(

@@ -34,6 +34,7 @@ from ridgeline.profiling.drawing import (
     times,
     waterfall,
 )
+from ridgeline.profiling.drawing.labels import spread
 from ridgeline.profiling.drawing.page import FOLDER
 from ridgeline.profiling.drawing.scales import (
     Scale,
@@ -194,7 +195,7 @@ def points(figure: Node) -> dict[str, tuple[float, float]]:
             float(svg.attributes["y"]),
         )
         for svg in figure.one("svg", "plot").children
-        if svg.name == "svg"
+        if svg.all("g", "point")
     }
 
 
@@ -239,6 +240,39 @@ def test_names_do_not_run_into_each_other() -> None:
     sides = [name.attributes["class"] for name in names]
     for one, other in combinations(range(len(names)), 2):
         assert sides[one] != sides[other] or abs(lines[one] - lines[other]) >= 13
+
+
+H200 = {"int8": 1979e12, "fp8": 1460e12, "fp16": 989e12, "bf16": 795e12, "tf32": 414e12,
+        "fp32": 50.9e12}  # fmt: skip
+
+
+def test_names_of_near_rates_stand_apart() -> None:
+    """Each is one line high, in the order of the rates, with a line from the end of its flat."""
+    figure = tree(
+        roofline([Dot("prefill", 900.0, 7e14, "88% of the matrix rate")], Roofs(4e12, H200))
+    )
+    names = figure.all("text", "rate")
+    assert [name.text.split()[0] for name in names] == list(H200)
+    lines = [float(name.attributes["y"]) for name in names]
+    assert all(below - above >= 14 for above, below in pairwise(lines))
+    assert lines[0] > 10
+    flats = [float(line.attributes["y1"]) for line in figure.all("line", "roof")[1:]]
+    assert any(below - above < 12 for above, below in pairwise(flats))  # or nothing was to be done
+    leaders = figure.all("line", "leader")
+    assert [float(line.attributes["y1"]) for line in leaders] == flats
+    ends = [float(line.attributes["y2"]) for line in leaders]
+    assert ends == pytest.approx([line - 4 for line in lines], abs=0.11)
+    assert max(abs(end - flat) for end, flat in zip(ends, flats, strict=True)) < 12
+    room = -float(leaders[0].attributes["x1"])
+    assert points(figure)["prefill"][0] / 100 * 760 < 760 - room - 8  # dots stay clear of them
+
+
+def test_labels_are_moved_as_little_as_possible() -> None:
+    assert spread([10.0, 40.0, 80.0], 14.0, 0.0, 100.0) == [10.0, 40.0, 80.0]
+    assert spread([30.0, 34.0], 14.0, 0.0, 100.0) == [25.0, 39.0]
+    assert spread([1.0, 2.0, 50.0], 14.0, 0.0, 100.0) == [0.0, 14.0, 50.0]
+    assert spread([50.0, 98.0, 99.0], 14.0, 0.0, 100.0) == [50.0, 86.0, 100.0]
+    assert spread([5.0] * 4, 14.0, 0.0, 20.0) == [0.0, 14.0, 28.0, 42.0]  # no room: in order
 
 
 def test_heavier_dots_are_larger() -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import make_folder, refused
 
-from ridgeline.cli import main
+import ridgeline
+from ridgeline.cli import main, profile
+from ridgeline.cli.main import add_verb_arguments, top_level_parser
 from ridgeline.errors import ContextLengthError, HardwareError, OutputError, UsageError
+from ridgeline.profiling.counters import count
 
 Capture = pytest.CaptureFixture[str]
 SMALL = ("--device", "cpu", "--context", "40", "--prefill", "2x30", "--steps", "3")
@@ -88,6 +94,64 @@ def test_guessing_is_left_out_and_said(folder: Path, capsys: Capture) -> None:
     assert main(command) == 0
     found = json.loads(capsys.readouterr().out)
     assert any("without guessed tokens" in note for note in found["notes"])
+
+
+FAKE_NCU = """\
+#!{python}
+import json, os, subprocess, sys
+from pathlib import Path
+
+command = sys.argv[sys.argv.index({python!r}):]
+looked = [command[0], "-P", "-c", "import ridgeline; print(ridgeline.__file__)"]
+found = subprocess.run(looked, capture_output=True, text=True, cwd="/").stdout.strip()
+Path({seen!r}).write_text(json.dumps({{"command": command, "package": found}}))
+print('"ID","Kernel Name","dram__throughput.avg.pct_of_peak_sustained_elapsed"')
+print('"0","_decode_kernel","80.0"')
+"""
+
+
+@pytest.fixture
+def fake_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An `ncu` that writes down what it was to run, as if the device were a GPU."""
+    seen, tool = tmp_path / "seen.json", tmp_path / "bin" / "ncu"
+    tool.parent.mkdir()
+    tool.write_text(FAKE_NCU.format(python=sys.executable, seen=str(seen)))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
+    monkeypatch.setattr(profile, "count", lambda command, _: count(command, "cuda"))
+    return seen
+
+
+def parsed(arguments: list[str]) -> dict[str, Any]:
+    parser = top_level_parser()
+    add_verb_arguments(parser, "profile", profile)
+    return {
+        key: each for key, each in vars(parser.parse_args(arguments)).items() if key != "parser"
+    }
+
+
+def test_counters_are_read_of_the_same_steps(
+    folder: Path, tmp_path: Path, fake_ncu: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """Whatever started this process: `sys.argv` here is the test's own. No files are written."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    given = ["profile", str(folder), *SMALL, "--batch", "2", "--max-batch", "4", "--dtype", "fp32"]
+    given += ["--no-prefix-cache", "--kernels", "reference"]
+    asked = ["--counters", "--json", "--html", str(tmp_path / "p.html"), "--save", str(tmp_path)]
+    assert main([*given, *asked]) == 0
+    assert json.loads(capsys.readouterr().out)["counters"] == "ncu"
+    seen = json.loads(fake_ncu.read_text())
+    python, *words = seen["command"]
+    assert (python, words[:3]) == (sys.executable, ["-P", "-m", "ridgeline"])
+    assert parsed(words[3:]) == parsed([*given, "--counted-steps"])
+    assert seen["package"] == ridgeline.__file__  # the child finds this very package
+
+
+def test_counters_of_a_shape(fake_ncu: Path, capsys: Capture) -> None:
+    given = ["profile", "--shape", "tiny", *SMALL, "--loop", "naive", "--prefill=30"]
+    assert main([*given, "--counters"]) == 0
+    words = json.loads(fake_ncu.read_text())["command"][4:]
+    assert parsed(words) == parsed([*given, "--counted-steps"])
 
 
 def test_bad_input(folder: Path, tmp_path: Path, capsys: Capture) -> None:

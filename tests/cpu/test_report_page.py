@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sample_climbs
 from page_server import FLAGS, find_browser
+from test_drawing import H200
 from test_report import hostile, no_ceilings
 
 from ridgeline.ladder.report import write_report
@@ -47,6 +50,7 @@ def wide_table() -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("reports")
     write_report(sample_climbs.h200(), found / "h200.html")
+    write_report(replace(sample_climbs.h200(), matrix_rates=H200), found / "roofs.html")
     write_report(sample_climbs.cpu(), found / "cpu.html")
     write_report(sample_climbs.empty(), found / "empty.html")
     write_report(no_ceilings(), found / "bare.html")
@@ -102,6 +106,18 @@ def test_a_phone(show: Open) -> None:
     assert page.locator(".waterfall td.outcome").first.is_visible()
     assert page.locator(".roofline text.name").first.is_hidden()  # the table has the marks
     picture(page, "phone")
+
+
+@pytest.mark.parametrize("width", [390, 962, 1320])
+def test_names_of_rates_do_not_touch(show: Open, width: int) -> None:
+    page = show("roofs", viewport={"width": width, "height": 900})
+    read = "each => { const b = each.getBBox(); return [b.x, b.y, b.y + b.height]; }"
+    boxes = [name.evaluate(read) for name in page.locator(".roofline text.rate").all()]
+    assert len(boxes) == len(H200)
+    for (_, _, bottom), (_, top, _) in pairwise(boxes):
+        assert bottom <= top
+    plot = page.locator(".roofline svg.plot").first.bounding_box()
+    assert all(-plot["width"] < left < 0 for left, _, _ in boxes)  # from its right edge
 
 
 def test_a_point_shows_its_figures(show: Open) -> None:

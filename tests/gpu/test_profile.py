@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from engines import engine_for
+from test_gpu_tensor_parallel import engine_of_one, needs_two
 
 from ridgeline.cli import main
 from ridgeline.engine import Sampling
@@ -20,7 +21,7 @@ from ridgeline.profiling.division import UNKNOWN, KernelTime
 from ridgeline.profiling.model_profile import StepProfile, profile_decode, profile_prefill
 from ridgeline.profiling.plain_stepping import NaiveSteps
 from ridgeline.profiling.stepping import EngineSteps
-from ridgeline.recipe import Recipe, with_auto
+from ridgeline.recipe import Parallel, Recipe, with_auto
 
 LAYERS = 4
 
@@ -136,6 +137,28 @@ def test_the_plain_loop(hardware: Hardware) -> None:
     assert sum(found.division.parts.values()) == pytest.approx(found.step_s, rel=0.03)
     assert found.division.parts["attention"] > 0
     assert found.division.num_kernels > 10 * LAYERS
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_rank_alone(hardware: Hardware, graphs: bool) -> None:
+    """Its calls go through NCCL, in graphs too; there is nobody to talk to."""
+    about: dict[str, Any] = {"budget": 2048, "num_pages": 600, "page_size": 64, "graphs": graphs}
+    with engine_of_one(model(), **about) as used:
+        found = profile_decode(EngineSteps(used), hardware, batch=4, context=512, num_steps=20)
+        assert sum(found.division.parts.values()) == pytest.approx(found.step_s, rel=0.03)
+        assert {"head", "layers.*.attn.qkv"} <= {op.name for op in found.division.ops}
+
+
+@needs_two
+@pytest.mark.parametrize("graphs", [True, False])
+def test_two_ranks(hardware: Hardware, graphs: bool) -> None:
+    with engine(graphs=graphs, parallel=Parallel(tensor=2)) as used:
+        found = profile_decode(EngineSteps(used), hardware, batch=4, context=512, num_steps=20)
+    assert_divided(found)
+    rows = {each.op.name: each for each in found.placed if each.op.part == "communication"}
+    assert rows["all_reduce"].op.num_calls == 1 + 2 * LAYERS
+    assert rows["all_reduce"].verdict == "communication"
+    assert any("nccl" in kernel.name.lower() for kernel in rows["all_reduce"].op.kernels)
 
 
 def test_answers_are_the_same_afterwards(hardware: Hardware) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.hardware.units import human
+from ridgeline.profiling.drawing.labels import spread
 from ridgeline.profiling.drawing.marks import inline_mark, mark, point
 from ridgeline.profiling.drawing.markup import Markup, element, join
 from ridgeline.profiling.drawing.plots import axis_names, plot, x_axis, y_axis
@@ -22,6 +23,9 @@ WIDTH = 760  # pixels, for which names are kept apart; narrower screens show non
 NUM_NAMED = 8  # dots whose names are written beside them
 LONGEST_NAME = 30  # characters of a name in the plot
 ALIKE = 0.97  # of another rate: one line for both
+LETTER = 6.2  # pixels of one, in the names of rates
+LINE = 14.0  # pixels from one of these names to the next
+LEADER = 16.0  # pixels from the end of a flat to its name
 
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -86,6 +90,8 @@ def _unknown() -> Markup:
 
 def _plot(dots: Sequence[Dot], roofs: Roofs | None, title: str) -> Markup:
     across, up = scales(dots, roofs)
+    if roofs:
+        across = _with_room(across, roofs)
     drawn = x_axis(across, decades(across.low, across.high), BOTTOM, _plain)
     drawn += y_axis(up, decades(up.low, up.high), BOTTOM, TOP, lambda rate: human(rate, "").strip())
     drawn += axis_names("FLOP per byte moved", "FLOP/s", BOTTOM)
@@ -115,7 +121,7 @@ def scales(dots: Sequence[Dot], roofs: Roofs | None) -> tuple[Scale, Scale]:
 
 
 def _roof(roofs: Roofs, across: Scale, up: Scale, taken: list[Box]) -> Markup:
-    """The slope up to the highest flat, and a flat for each dtype with its name."""
+    """The slope up to the highest flat, and a flat for each dtype, with their names."""
     highest = max(roofs.rates.values())
     first = max(across.low, up.low / roofs.bandwidth)
     ridge = highest / roofs.bandwidth
@@ -132,25 +138,42 @@ def _roof(roofs: Roofs, across: Scale, up: Scale, taken: list[Box]) -> Markup:
 
 
 def _flats(roofs: Roofs, across: Scale, up: Scale, taken: list[Box]) -> Markup:
-    """Rates that are nearly alike share a line. Names stand at its right end, or where it begins
-    if that is taken: the highest above its line, the others below theirs. Adds to `taken`.
+    """Rates that are nearly alike share a line. Its name stands at its right end, where nothing
+    else is drawn; names that would touch stand further apart, and lines lead to them. Adds to
+    `taken`.
     """
-    found = []
-    for rank, (dtypes, rate) in enumerate(merged_rates(roofs.rates)):
-        y, first = up.pixels(rate, BOTTOM, TOP), across.percent(rate / roofs.bandwidth)
-        text = f"{shortened(', '.join(dtypes))} {human(rate, 'FLOP/s')}"
-        line = y + 14 if rank else y - 6
-        wide, left = 6.2 * len(text), across.share(rate / roofs.bandwidth) * WIDTH
-        right_box = (WIDTH - wide, line - 10, float(WIDTH), line + 3)
-        is_free = not any(_meet(right_box, other) for other in taken)
-        taken.append(right_box if is_free else (left, line - 10, left + wide, line + 3))
-        place = {"x": "100%", "class_": "halo end"} if is_free else {"x": first, "class_": "halo"}
-        look = "roof lower" if rank else "roof"
-        found += [
-            element("line", class_=look, x1=first, x2="100%", y1=y, y2=y),
-            element("text", text, y=line, dx=0 if is_free else 14, **place),
+    flats = merged_rates(roofs.rates)
+    heights = [up.pixels(rate, BOTTOM, TOP) for _, rate in flats]
+    places = spread(heights, LINE, LINE / 2, BOTTOM - LINE / 2)
+    room = _room(roofs)
+    lines, names = [], [element("rect", class_="ground", x=-room, width=room, height=BOTTOM - 1)]
+    for rank, ((dtypes, rate), y, place) in enumerate(zip(flats, heights, places, strict=True)):
+        first, look = across.percent(rate / roofs.bandwidth), "roof lower" if rank else "roof"
+        lines.append(element("line", class_=look, x1=first, x2="100%", y1=y, y2=y))
+        text = _rate_name(dtypes, rate)
+        wide = LETTER * len(text)
+        taken.append((WIDTH - room, place - LINE / 2, float(WIDTH), place + LINE / 2))
+        names += [
+            element("line", class_="leader", x1=-room, x2=-wide - 3, y1=y, y2=round(place, 1)),
+            element("text", text, class_="rate halo end", y=round(place + 4, 1)),
         ]
-    return join(found)
+    return join([*lines, element("svg", *names, x="100%", overflow="visible")])
+
+
+def _with_room(across: Scale, roofs: Roofs) -> Scale:
+    """With the names of rates behind what lies furthest right."""
+    free = 1 - _room(roofs) / WIDTH
+    return across._replace(high=across.low * (across.high / across.low) ** (1 / free))
+
+
+def _room(roofs: Roofs) -> float:
+    """Pixels that the names of rates take, and the lines that lead to them."""
+    names = [_rate_name(dtypes, rate) for dtypes, rate in merged_rates(roofs.rates)]
+    return LETTER * max(map(len, names)) + LEADER
+
+
+def _rate_name(dtypes: Sequence[str], rate: float) -> str:
+    return f"{shortened(', '.join(dtypes))} {human(rate, 'FLOP/s')}"
 
 
 def merged_rates(rates: Mapping[str, float]) -> list[tuple[list[str], float]]:

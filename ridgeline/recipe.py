@@ -148,7 +148,7 @@ class Speculation:
         ),
     )
     max_draft_tokens: int = field(
-        default=5,
+        default=11,
         metadata=about(
             "tokens guessed ahead at most; each step uses as many as pay off", minimum=1, maximum=32
         ),

@@ -9,7 +9,10 @@ anywhere changes what is read. `naive_tokens` is the same model without pages.
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from itertools import accumulate
 
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.state import Ask, Key
@@ -82,6 +85,7 @@ class FakeDevice:
             self.table[seat, index] = page
         entries = list(zip(plan.table_seats, plan.table_indexes, strict=True))
         assert len(set(entries)) == len(entries), "one entry of the page table is set twice"
+        plan = self._moved(plan)
         ids = self._token_ids(plan)
         self._write(plan, ids, footprint)
         self._read(plan, ids, footprint)
@@ -93,6 +97,17 @@ class FakeDevice:
 
     def slot(self, seat: int, position: int) -> int:
         return self.table[seat, position // self.size] * self.size + position % self.size
+
+    def _moved(self, plan: StepPlan) -> StepPlan:
+        """The plan with rows behind drafts where they belong, now that it is known."""
+        positions, slots = list(plan.positions), list(plan.slots)
+        firsts, starts = list(plan.first_positions), list(accumulate(plan.num_tokens, initial=0))
+        for token, sample in zip(plan.moved_tokens, plan.moved_samples, strict=True):
+            row = bisect_right(starts, token) - 1
+            positions[token] += len(self.outputs[sample]) - 1
+            slots[token] = self.slot(plan.seats[row], positions[token])
+            firsts[row] = positions[starts[row]]
+        return replace(plan, positions=positions, slots=slots, first_positions=firsts)
 
     def _copy(self, plan: StepPlan, footprint: Footprint) -> None:
         sources = {source for source, _ in plan.copies}

@@ -1,5 +1,6 @@
 """Mends Triton's CPU interpreter where it computes on raw bits: bf16 arithmetic, and casts to bf16
-and fp8; and where it looks for the same names again at every call.
+and fp8; and where it does the same again at every call: looks for names, makes a table of types,
+checks sums for an overflow that it then does not tell of.
 
 Numbers go through torch, which rounds as the hardware does. Reductions, negation and int-to-bf16
 casts on bf16 stay wrong there, so kernels do these in fp32 (they should anyway).
@@ -8,6 +9,7 @@ casts on bf16 stay wrong there, so kernels do these in fp32 (they should anyway)
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +98,31 @@ def install() -> None:
         for name in names:
             interpreter._patch_attr(package, name, getattr(package, name), builder, scope)
 
+    dtypes: dict[Any, np.dtype] = {}
+    plain_dtype = interpreter._get_np_dtype
+
+    def np_dtype(kind: Any) -> np.dtype:
+        """What Triton has, without a table of all types made for each question."""
+        kind = kind.scalar
+        if isinstance(kind, tl.pointer_type):
+            return plain_dtype(kind)
+        if kind not in dtypes:
+            dtypes[kind] = plain_dtype(kind)
+        return dtypes[kind]
+
+    plain_unwrap = tl.core._unwrap_if_constexpr
+
+    def unwrap(value: Any) -> Any:
+        """Most of what is asked about is a number already."""
+        return value if type(value) is int else plain_unwrap(value)
+
+    # An overflow is worked out in 64 bits for each sum of integers, a quarter of a kernel's time,
+    # and asserted only with the option `debug`, which the interpreter does not have.
+    options = interpreter.interpreter_builder.options
+    assert not options.debug
+    interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
+    interpreter._get_np_dtype = np_dtype
+    tl.core._unwrap_if_constexpr = unwrap
     interpreter._patch_builtin = patch_builtin
     interpreter._patch_lang_core = patch_lang_core
     interpreter._convert_float = convert

@@ -77,7 +77,8 @@ class Driver:
         for token in plan.device_tokens:
             assert not self.asks[plan.keys[rows[token]][0]].needs_host
         for sample, key in enumerate(plan.sample_keys):
-            waits = self.asks[key[0]].needs_host or plan.sample_drafts[sample] > 0
+            held = plan.sample_drafts[sample] > 0 and not self.scheduler.config.ahead_of_drafts
+            waits = self.asks[key[0]].needs_host or held
             assert (sample in plan.host_samples) == waits
 
     def receive(self) -> None:

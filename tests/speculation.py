@@ -25,12 +25,16 @@ def force_drafts(engine: Engine, count: Callable[[Key], int] = lambda key: 4) ->
     """Drafts for every stream in every step, whatever they cost."""
     drafting = engine._loop.drafting
     assert drafting is not None
-    streams = drafting.policy.streams
+    policy = drafting.policy
 
     def wanted(num_rows: int) -> dict[Key, int]:
-        return {key: count(key) for key, record in streams.items() if not record.num_drafting}
+        return {
+            key: count(key)
+            for key, record in policy.streams.items()
+            if policy.ahead or not record.num_drafting
+        }
 
-    drafting.policy.wanted = wanted  # type: ignore[method-assign]
+    policy.wanted = wanted  # type: ignore[method-assign]
     drafting.pace.allows = lambda num_rows: True  # type: ignore[method-assign]
 
 
@@ -57,7 +61,7 @@ class Oracle(Guesser):
                     token = (token + 1) % self.vocab_size  # wrong, but a token
                 self.guesses_SK[plan.seats[row], number] = token
 
-    def judge(self, plan: StepPlan, tokens_R: Tensor) -> Tensor:
+    def judge(self, plan: StepPlan, tokens_R: Tensor, counts_R: Tensor) -> Tensor:
         return judged(plan, tokens_R, self.guesses_SK)
 
 

@@ -14,16 +14,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import islice
 
 from ridgeline.engine.faults import reason_of
 from ridgeline.engine.footprint import NUM_GRAPHS
-from ridgeline.engine.graphs import (
-    DECODE_SIZES,
-    LENGTH_STEP,
-    PROMPT_SIZES,
-    SHORTEST_LENGTH,
-    graph_key,
-)
+from ridgeline.engine.graphs import DECODE_SIZES, PROMPT_SIZES, bounds_below, graph_key
 from ridgeline.engine.rehearsal import JOBS, decode_plan, prompt_plan
 from ridgeline.engine.runner import Runner
 from ridgeline.engine.step_plan import StepPlan
@@ -74,7 +69,5 @@ def plans(max_batch: int, max_context: int, max_tokens: int) -> Iterator[StepPla
     yield from (decode_plan(size) for size in sizes)
     largest = min(max_context, max_tokens)
     yield from (prompt_plan(size) for size in PROMPT_SIZES if size <= largest)
-    length = SHORTEST_LENGTH
-    while length < min(max_context, SHORTEST_LENGTH * LENGTH_STEP):
+    for length in islice(bounds_below(max_context), 1):
         yield from (decode_plan(size, first_position=length) for size in sizes)
-        length *= LENGTH_STEP

@@ -25,6 +25,7 @@ from ridgeline.engine.request import Sampling
 from ridgeline.engine.step_plan import NOT_WRITTEN, StepPlan
 
 ON_HOST = -1  # a token's source: its id is known, and not to be taken from the last step's samples
+STAYS = -1  # a token that is where it belongs
 NO_CHANGES = np.zeros((2, 0), dtype=np.int32)
 MAX_WRITTEN = 64  # sets of seats whose sections are kept
 ALIGNMENT = 4  # words: sections begin on 16 bytes, so that seeds can be read as 64-bit numbers
@@ -48,6 +49,7 @@ class StepInputs(NamedTuple):
     positions: Tensor
     lengths: Tensor  # picks the rotary frequencies, see models/rope.py
     slots: Tensor
+    moved: Tensor  # behind which of the last step's samples it goes on, if behind drafts
     # One a row.
     seats: Tensor
     totals: Tensor  # tokens of the sequence, the row's included
@@ -68,7 +70,7 @@ class StepInputs(NamedTuple):
     judged: Tensor
 
 
-OF_TOKENS = ("ids", "sources", "positions", "lengths", "slots")
+OF_TOKENS = ("ids", "sources", "positions", "lengths", "slots", "moved")
 OF_ROWS = ("seats", "totals")
 FLOATS = ("temperature", "top_p", "min_p")
 
@@ -202,6 +204,10 @@ def write(
     words[_of_sampling(where)] = seats.sampling_words(shape, tuple(plan.sample_seats))
     if judged is not None:
         _write_judged(words, where, judged, seats.padding)
+    if plan.moved_tokens:  # nobody looks for them otherwise
+        moved = words[where["moved"]]
+        moved[:] = STAYS
+        moved[plan.moved_tokens] = plan.moved_samples
 
 
 def _put(section: np.ndarray, values: Any, padding: int = 0) -> None:

@@ -116,7 +116,7 @@ class DraftModel(Guesser):
         places = zip(plan.table_seats, plan.table_indexes, strict=True)
         self._changes.update(zip(places, plan.table_pages, strict=True))
 
-    def judge(self, plan: StepPlan, tokens_R: Tensor) -> Tensor:
+    def judge(self, plan: StepPlan, tokens_R: Tensor, counts_R: Tensor) -> Tensor:
         return judged(plan, tokens_R, self.guesses_SK)
 
     def guess(self, plan: StepPlan, known_tokens: KnownTokens) -> None:

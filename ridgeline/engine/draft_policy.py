@@ -83,10 +83,14 @@ class StreamRecord:
 
 
 class DraftPolicy:
-    """`free` says that guesses are made anyway and judged in every step."""
+    """`free` says that guesses are made anyway and judged in every step; `ahead` that a stream may
+    have drafts in a step while its last ones have not come back.
+    """
 
-    def __init__(self, costs: StepCosts, max_drafts: int, free: bool = True) -> None:
-        self.costs, self.max_drafts, self.free = costs, max_drafts, free
+    def __init__(
+        self, costs: StepCosts, max_drafts: int, free: bool = True, ahead: bool = False
+    ) -> None:
+        self.costs, self.max_drafts, self.free, self.ahead = costs, max_drafts, free, ahead
         self.streams: dict[Key, StreamRecord] = {}
         self.guessing: dict[Key, StreamRecord] = {}  # those that have guesses, mostly few or none
         self._out: list[Sequence[Key]] = []  # of each step that has not come back
@@ -135,7 +139,7 @@ class DraftPolicy:
                 record.rate.careful(prior.get(record.match, mean), PRIOR_WEIGHT),
             )
             for key, record in self.guessing.items()
-            if not record.num_drafting
+            if self.ahead or not record.num_drafting
         }
 
     def _best(self, rates: dict[Key, tuple[float, float]], num_rows: int) -> dict[Key, int]:

@@ -52,8 +52,8 @@ class Verified(NamedTuple):
 class Drafting:
     """`on_host`: a step is computed while it is launched, so nothing is won by launching early;
     `overlap`: elsewhere plain steps are launched before the last one's tokens are here. After one
-    with drafts the next cannot be, and what the device then waits for the host is part of what the
-    drafts have cost, whatever that next step is.
+    with drafts the next cannot be, unless the policy goes `ahead`, and what the device then waits
+    for the host is part of what the drafts have cost, whatever that next step is.
 
     Where the pace does not allow drafts, the policy hears nothing of a step: that is as cheap as
     decoding without it.
@@ -79,7 +79,7 @@ class Drafting:
 
     def waits(self, plan: StepPlan) -> bool:
         """Whether the next step waits for this one, which is the last that was launched."""
-        if not plan.num_draft_rows:
+        if self.policy.ahead or not plan.num_draft_rows:
             return False
         num_rows = plan.num_decode_rows + plan.num_draft_rows
         return self.policy.waits(num_rows, plan.num_draft_rows, self._host_s)

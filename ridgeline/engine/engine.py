@@ -73,14 +73,12 @@ class Engine:
         pages = min(num_pages or self.memory_plan.num_pages, self.memory_plan.num_pages)
         self.max_context = self.recipe.limits.filled().max_context
         configs = [model.config for model in (self.model, draft) if model is not None]
-        self.scheduler = Scheduler(scheduler_config(configs, self.recipe, pages))
         about = (self.model, self.recipe, pages, self.memory_plan.bytes_of("graphs"))
         self.runner = Runner(*about) if members is None else TensorRunner(*about, *members)
-        window, draft_bytes = (
-            self.scheduler.config.window,
-            self.memory_plan.bytes_of("draft graphs"),
-        )
-        policy = prepare(self.runner, self.recipe, draft, window, draft_bytes)
+        draft_bytes = self.memory_plan.bytes_of("draft graphs")
+        policy = prepare(self.runner, self.recipe, draft, widest_window(configs), draft_bytes)
+        ahead = policy is not None and policy.ahead
+        self.scheduler = Scheduler(scheduler_config(configs, self.recipe, pages, ahead))
         grammars = None
         if self.tokenizer is not None:
             grammars = Grammars(self.tokenizer, self.config.vocab_size)
@@ -317,7 +315,7 @@ class Engine:
 
 
 def scheduler_config(
-    configs: Sequence[ModelConfig], recipe: Recipe, num_pages: int
+    configs: Sequence[ModelConfig], recipe: Recipe, num_pages: int, ahead_of_drafts: bool = False
 ) -> SchedulerConfig:
     """For the models that share the pages."""
     limits = recipe.limits.filled()
@@ -328,6 +326,7 @@ def scheduler_config(
         max_batch=limits.max_batch,
         window=widest_window(configs),
         prefix_cache=recipe.kv.prefix_cache,
+        ahead_of_drafts=ahead_of_drafts,
     )
 
 

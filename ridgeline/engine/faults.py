@@ -83,6 +83,7 @@ def cut(plan: StepPlan, pieces: list[Piece]) -> tuple[StepPlan, list[int]]:
     place = {token: index for index, token in enumerate(tokens)}
     samples = [index for index, token in enumerate(plan.logit_tokens) if token in place]
     from_device = [index for index, token in enumerate(plan.device_tokens) if token in place]
+    moved = [index for index, token in enumerate(plan.moved_tokens) if token in place]
     rows = [row for row, _, _ in pieces]
     part = replace(
         plan,
@@ -97,6 +98,8 @@ def cut(plan: StepPlan, pieces: list[Piece]) -> tuple[StepPlan, list[int]]:
         slots=[plan.slots[token] for token in tokens],
         device_tokens=[place[plan.device_tokens[index]] for index in from_device],
         device_samples=[plan.device_samples[index] for index in from_device],
+        moved_tokens=[place[plan.moved_tokens[index]] for index in moved],
+        moved_samples=[plan.moved_samples[index] for index in moved],
         sample_keys=[plan.sample_keys[index] for index in samples],
         sample_seats=[plan.sample_seats[index] for index in samples],
         sample_drafts=[plan.sample_drafts[index] for index in samples],

@@ -34,6 +34,9 @@ WORKSPACE_BYTES = {  # scratch of libraries: cuBLAS's and split kernels' sums on
     "reference": 32 << 20,
 }
 NUM_GRAPHS = 80  # sizes of steps that are captured; those between are padded up
+# Rows of a step with drafts, if it has fewer: another graph is captured in the middle of a stream,
+# which waits for as long as hundreds of steps take; and up to 16 rows a product takes as long.
+FEWEST_DRAFTED = 12
 NODES_A_LAYER = 10  # kernels a layer launches
 GRAPH_NODE_BYTES = 16 << 10  # what the driver keeps for one kernel of a captured graph
 
@@ -180,6 +183,8 @@ def graph_bytes(config: ModelConfig, recipe: Recipe) -> int:
     tensors = step_peak(rank, recipe, limits.max_graph_batch).num_bytes
     tensors += fixed_bytes(rank, recipe, limits.max_graph_batch)
     rows = logit_rows(recipe, min(limits.max_graph_batch, limits.max_batch))
+    if recipe.speculation.method != "none":
+        rows = max(rows, FEWEST_DRAFTED)
     rows = min(rows, limits.max_graph_batch)
     pool = GRAPH_POOL_BYTES + tensors + logit_bytes(config, recipe, rows)
     return pool + min(NUM_GRAPHS, limits.max_graph_batch) * driver_bytes(config)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +29,7 @@ from ridgeline.capture import capture
 from ridgeline.engine.batch import StepInputs, StepShape, shape_of
 from ridgeline.engine.extras import Jobs, Pending
 from ridgeline.engine.flat_plan import of_own_sequences
-from ridgeline.engine.footprint import NUM_GRAPHS, driver_bytes
+from ridgeline.engine.footprint import FEWEST_DRAFTED, NUM_GRAPHS, driver_bytes
 from ridgeline.engine.notes import Note, noting
 from ridgeline.engine.sampling import plain
 from ridgeline.engine.step_plan import StepPlan
@@ -76,6 +76,22 @@ def padded(size: int, sizes: tuple[int, ...]) -> int | None:
     return sizes[index] if index < len(sizes) else None
 
 
+def length_bound(length: int) -> int:
+    """Of the decode graphs that serve a sequence of this length."""
+    bound = SHORTEST_LENGTH
+    while bound < length:
+        bound *= LENGTH_STEP
+    return bound
+
+
+def bounds_below(length: int) -> Iterator[int]:
+    """The bounds that sequences of up to this length pass, each of which needs another graph."""
+    bound = SHORTEST_LENGTH
+    while bound < length:
+        yield bound
+        bound *= LENGTH_STEP
+
+
 def graph_key(
     plan: StepPlan, max_tokens: int, max_length: int, max_context: int
 ) -> GraphKey | None:
@@ -84,14 +100,13 @@ def graph_key(
     if not shape.num_samples:
         return None
     if shape.num_prompt_rows == 0:
-        size = padded(shape.num_tokens, _up_to(DECODE_SIZES, max_tokens))
+        own_sequences = of_own_sequences(plan)
+        fewest = shape.num_tokens if own_sequences else min(FEWEST_DRAFTED, max_tokens)
+        size = padded(max(shape.num_tokens, fewest), _up_to(DECODE_SIZES, max_tokens))
         if size is None or shape.num_samples != shape.num_tokens:
             return None
-        bound = SHORTEST_LENGTH
-        while bound < max_length:
-            bound *= LENGTH_STEP
         shape = StepShape(size, size, 0, size)
-        return GraphKey(shape, min(bound, max_context), of_own_sequences(plan))
+        return GraphKey(shape, min(length_bound(max_length), max_context), own_sequences)
     if shape.num_decode_rows or shape.num_prompt_rows >= PROMPT_ROWS:
         return None
     size = padded(shape.num_tokens, _up_to(PROMPT_SIZES, max_tokens))

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.engine.flat_plan import sample_words
+from ridgeline.engine.flat_plan import first_rows, sample_words
 from ridgeline.engine.request import Sampling
 from ridgeline.engine.state import Key
 from ridgeline.engine.step_plan import StepPlan
@@ -53,10 +53,11 @@ class Guesser(ABC):
         """Before a step runs: its drafts must be in the table now."""
 
     @abstractmethod
-    def judge(self, plan: StepPlan, tokens_R: Tensor) -> Tensor:
-        """After a step has chosen `tokens_R`, one for each row of logits. For each sample [3, N]:
-        how many tokens it brings, whether the first guess was right, and whether there are guesses
-        for the next step: the length of the run they rest on, or 1.
+    def judge(self, plan: StepPlan, tokens_R: Tensor, counts_R: Tensor) -> Tensor:
+        """After a step has chosen `tokens_R`, one for each row of logits; samples of the step
+        before brought `counts_R`. For each sample [3, N]: how many tokens it brings, whether the
+        first guess was right, and whether there are guesses for the next step: the length of the
+        run they rest on, or 1.
         """
 
 
@@ -85,14 +86,21 @@ class PromptLookup(Guesser):
     def guess(self, plan: StepPlan, known_tokens: KnownTokens) -> None:
         """They are there since the last step."""
 
-    def judge(self, plan: StepPlan, tokens_R: Tensor) -> Tensor:
+    def judge(self, plan: StepPlan, tokens_R: Tensor, counts_R: Tensor) -> Tensor:
+        samples_4N = samples_of(plan, self.device)
+        if plan.moved_tokens:
+            _move_samples(samples_4N, plan, counts_R)
         tables = (self.history_SL, self.guesses_SK)
-        return prompt_lookup(*tables, tokens_R, samples_of(plan, self.device), *self.ngrams)
+        return prompt_lookup(*tables, tokens_R, samples_4N, *self.ngrams)
 
-    def judge_rows(self, samples_4R: Tensor, tokens_R: Tensor, out_3R: Tensor) -> None:
-        """The same from what the device has. Samples of the padding's seat harm nobody."""
+    def judge_rows(
+        self, samples_4R: Tensor, tokens_R: Tensor, out_3R: Tensor, last_R: Tensor
+    ) -> None:
+        """The same from what the device has, and each sample's last token where the next step looks
+        for it. Samples of the padding's seat harm nobody.
+        """
         tables = (self.history_SL, self.guesses_SK)
-        prompt_lookup(*tables, tokens_R, samples_4R, *self.ngrams, out_3R)
+        prompt_lookup(*tables, tokens_R, samples_4R, *self.ngrams, out_3R, last_R)
 
 
 def judged(plan: StepPlan, tokens_R: Tensor, guesses_SK: Tensor) -> Tensor:
@@ -103,6 +111,15 @@ def judged(plan: StepPlan, tokens_R: Tensor, guesses_SK: Tensor) -> Tensor:
     seats_N, rows_N, verified_N, _ = samples_of(plan, guesses_SK.device).long()
     right_N, first_N = accepted(tokens_R, guesses_SK[seats_N], rows_N, verified_N)
     return torch.stack((right_N + 1, first_N.long(), torch.ones_like(right_N))).int()
+
+
+def _move_samples(samples_4N: Tensor, plan: StepPlan, counts_R: Tensor) -> None:
+    """Samples behind drafts of the step before begin as much further on as those were right."""
+    behind = dict(zip(plan.moved_tokens, plan.moved_samples, strict=True))
+    tokens = [plan.logit_tokens[row] for row in first_rows(plan)]
+    moved = [index for index, token in enumerate(tokens) if token in behind]
+    whose = to_device([behind[tokens[index]] for index in moved], samples_4N.device)
+    samples_4N[3, to_device(moved, samples_4N.device)] += counts_R[whose] - 1
 
 
 def samples_of(plan: StepPlan, device: torch.device) -> Tensor:

@@ -181,10 +181,11 @@ class Loop:
         if not any(output.is_nan):
             return
         for index, row in enumerate(first_rows(plan)):
-            for accepted in range(row, row + (counts[index] if counts else 1)):
-                if output.is_nan[accepted]:
-                    position = plan.positions[plan.logit_tokens[accepted]] + 1
-                    self.scheduler.fail(plan.sample_keys[index][0], nan_message(position))
+            key = plan.sample_keys[index]
+            known = self.scheduler.num_known(key)
+            for number in range(counts[index] if counts else 1):
+                if output.is_nan[row + number] and known is not None:
+                    self.scheduler.fail(key[0], nan_message(known + number))
 
     def _fail_stuck(self, plan: StepPlan) -> None:
         """Requests whose grammars allowed no token: what was chosen for them means nothing."""

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 
 class Note(NamedTuple):
     op: str  # a module by its name in the model, or a kernel's op
     shape: tuple[int, ...]  # of its first input
+    dtype: torch.dtype | None = None  # of it, where that is not the model's
 
 
 END = Note("", ())  # what follows belongs to no op

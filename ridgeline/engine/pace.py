@@ -25,7 +25,9 @@ from typing import NamedTuple
 from ridgeline.engine.step_costs import size_class
 
 SPAN = 16  # steps
-KEPT = 8  # spans of each way that are remembered
+# Spans that are remembered: of those that may have drafts many, since guesses come in bursts.
+KEPT = {False: 8, True: 64}
+WORTH = 0.99  # times the plain way's tokens a second, for drafts to be allowed
 ENOUGH = 2  # spans of each way before they are compared
 LOST_SHARE = 0.01  # of the time, by trials of the way that loses
 FEWEST = 4  # spans between two such trials, whatever was lost
@@ -71,7 +73,9 @@ class _Size:
     def __init__(self) -> None:
         self.allows = True  # in the span that runs
         self.num_steps, self.num_tokens, self.seconds = 0, 0, 0.0  # of the span that runs
-        self._spans: dict[bool, deque[Span]] = {way: deque(maxlen=KEPT) for way in (False, True)}
+        self._spans: dict[bool, deque[Span]] = {
+            way: deque(maxlen=KEPT[way]) for way in (False, True)
+        }
         self._rest_s = 0.0  # until the way that loses may be tried again
 
     def end_span(self) -> None:
@@ -95,7 +99,7 @@ class _Size:
         plain, drafted = self._spans[False], self._spans[True]
         if not plain or not drafted:
             return bool(drafted)
-        return _rate(drafted) > _rate(plain)
+        return _rate(drafted) > WORTH * _rate(plain)
 
     def _next(self) -> bool:
         if len(self._spans[True]) < ENOUGH:  # guessing is what was asked for: it is tried first

@@ -154,7 +154,7 @@ def _task(model: Transformer | Path, recipe: Recipe, device: str) -> Task:
         if recipe.head != "plain":
             check_head(checkpoint, describe(checkpoint), parse_scheme(recipe.head))
         task = Task(model, recipe, _device_type(device, recipe.parallel.tensor))
-    _check_recipe(recipe)
+    _check_recipe(recipe, task.device_type)
     check_degree(task.config, recipe.parallel.tensor)
     return task
 
@@ -171,18 +171,28 @@ def _device_type(device: str, num_ranks: int) -> str:
     return detect(device).device_type
 
 
-def _check_recipe(recipe: Recipe) -> None:
+def _check_recipe(recipe: Recipe, device_type: str) -> None:
     """What is not done yet on several ranks is refused, never ignored."""
+    what = undone_on_ranks(recipe, device_type)
+    if what is not None:
+        raise UnsupportedError(
+            f"the recipe has {what} and tensor_parallel {recipe.parallel.tensor}, which the "
+            "engine does not do together yet; leave one of them out"
+        )
+
+
+def undone_on_ranks(recipe: Recipe, device_type: str) -> str | None:
+    """What a recipe has that cannot be had on several ranks yet."""
+    on_cpu = device_type == "cpu"
     for asked, what in (
         (recipe.scheme is not None, f"scheme {recipe.scheme}"),
         (recipe.deterministic, "deterministic"),
+        (recipe.kernels == "fused" and on_cpu, "kernels fused on a CPU"),
         (recipe.speculation.method != "none", f"speculation {recipe.speculation.method}"),
     ):
         if asked:
-            raise UnsupportedError(
-                f"the recipe has {what} and tensor_parallel {recipe.parallel.tensor}, which the "
-                "engine does not do together yet; leave one of them out"
-            )
+            return what
+    return None
 
 
 def _check_devices(num_ranks: int, device_type: str) -> None:

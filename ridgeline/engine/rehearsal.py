@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 
 from ridgeline.engine.extras import Job
+from ridgeline.engine.graphs import bounds_below
 from ridgeline.engine.request import Sampling
 from ridgeline.engine.runner import InFlight, Runner
 from ridgeline.engine.state import Key
@@ -25,17 +26,29 @@ TIMES = 3  # each is run, after once that does not count
 SECONDS = 1.0  # after which no further size is begun
 
 
-def rehearse(runner: Runner, costs: StepCosts, max_drafts: int, max_s: float = SECONDS) -> None:
-    """Times of plain steps, and of one stream with drafts. A size whose plain step was disturbed is
-    measured again when it runs; the policy sees to that.
+def rehearse(
+    runner: Runner,
+    costs: StepCosts,
+    max_drafts: int,
+    ahead: bool = False,
+    max_s: float = SECONDS,
+) -> None:
+    """Times of plain steps, and of one stream with drafts, which others follow at once if steps go
+    `ahead` of drafts. A size whose plain step was disturbed is measured again when it runs; the
+    policy sees to that.
     """
     started = time.monotonic()
+    drafted_s = _overlapped_s if ahead else _alone_s
     sizes = [size for size in SIZES if size <= runner.max_batch]
     costs.begin(1, _overlapped_s(runner, decode_plan(1)))
     if max_drafts + 1 <= runner.max_batch:
         costs.begin(max_drafts + 1, _overlapped_s(runner, decode_plan(max_drafts + 1)))
     for drafts in sorted({1, max_drafts, (max_drafts + 1) // 2}):
-        costs.begin(1 + drafts, _alone_s(runner, draft_plan(drafts)), most_drafts=drafts)
+        costs.begin(1 + drafts, drafted_s(runner, draft_plan(drafts)), most_drafts=drafts)
+    # Graphs for longer sequences: captured when one is met, streams would wait for it.
+    lengths = bounds_below(runner.max_context - max_drafts) if runner.graphs is not None else ()
+    for length in lengths:
+        runner.collect(_launch(runner, draft_plan(max_drafts, length)))
     for size in sizes[1:]:
         if time.monotonic() - started < max_s:
             costs.begin(size, _overlapped_s(runner, decode_plan(size)))
@@ -92,7 +105,7 @@ def decode_plan(num_rows: int, first_position: int = 0) -> StepPlan:
     )
 
 
-def draft_plan(num_drafts: int) -> StepPlan:
+def draft_plan(num_drafts: int, first_position: int = 0) -> StepPlan:
     """One row with drafts."""
     count = 1 + num_drafts
     return StepPlan(
@@ -100,10 +113,10 @@ def draft_plan(num_drafts: int) -> StepPlan:
         num_draft_rows=1,
         keys=[KEY],
         seats=[0],
-        first_positions=[0],
+        first_positions=[first_position],
         num_tokens=[count],
         token_ids=[0] * count,
-        positions=list(range(count)),
+        positions=list(range(first_position, first_position + count)),
         slots=[NOT_WRITTEN] * count,
         sample_keys=[KEY],
         sample_seats=[0],

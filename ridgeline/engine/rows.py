@@ -50,14 +50,24 @@ def plan_decode(running: Running, step: Step) -> None:
 
 def _plan_token(running: Running, stream: Stream, step: Step) -> None:
     """A decode row, and what the next ones need to be planned in the quick loop."""
-    position, size = stream.position, running.tables.size
-    if not _may_decode(running, stream) or running.reach(stream, position + 1, step) <= position:
+    position, size, unsure = stream.position, running.tables.size, stream.unsure
+    if not _may_decode(running, stream) or not _reaches_next(running, stream, step):
         return
     _add_last_token(running, stream, 0, step)
     index = position // size
     stream.offset = (stream.pages[index] - index) * size
-    if not stream.request.ask.needs_host:
+    if not unsure and not stream.request.ask.needs_host:
         stream.limit = min((index + 1) * size, stream.full_length - 1)
+
+
+def _reaches_next(running: Running, stream: Stream, step: Step) -> bool:
+    """Whether there is a page for its next token, wherever that may be. For one that could wait
+    until that is known nobody is preempted.
+    """
+    end = stream.position + stream.unsure + 1
+    if stream.unsure:
+        return running.tables.extend(stream, end, step) == end
+    return running.reach(stream, end, step) == end
 
 
 def note_drafts(running: Running, drafts: Mapping[Key, int]) -> list[Stream]:
@@ -86,20 +96,22 @@ def plan_drafts(running: Running, streams: list[Stream], step: Step) -> None:
         wanted, stream.drafts = stream.drafts, 0
         if step.budget < 1 or not _may_decode(running, stream):
             continue
-        first = stream.position
+        first = stream.position + stream.unsure
         wanted = max(min(wanted, left, stream.full_length - 2 - first), 0)
-        end = _reach_drafts(running, stream, first + 1 + wanted, step)
+        end = _reach_drafts(running, stream, first, first + 1 + wanted, step)
         if end > first:
             _add_last_token(running, stream, end - first - 1, step)
             left -= end - first - 1
 
 
-def _reach_drafts(running: Running, stream: Stream, end: int, step: Step) -> int:
-    """How far the stream can write, up to `end`. Others are preempted for its one token alone."""
-    covered, first = len(stream.pages) * running.tables.size, stream.position
+def _reach_drafts(running: Running, stream: Stream, first: int, end: int, step: Step) -> int:
+    """How far the stream can write, from `first` up to `end`. Others are preempted for its one
+    token alone.
+    """
+    covered = len(stream.pages) * running.tables.size
     if covered >= end:
         return end
-    if covered <= first and running.reach(stream, first + 1, step) <= first:
+    if covered <= first and not _reaches_next(running, stream, step):
         return first
     return running.tables.extend(stream, end, step)
 
@@ -107,19 +119,21 @@ def _reach_drafts(running: Running, stream: Stream, end: int, step: Step) -> int
 def _may_decode(running: Running, stream: Stream) -> bool:
     """Whether it runs, has tokens left to make, and does not wait for one to come back."""
     free = stream.state == "decoding" and stream.held_by <= running.received
-    return free and stream.position < stream.full_length - 1
+    return free and stream.position + stream.unsure < stream.full_length - 1
 
 
 def _add_last_token(running: Running, stream: Stream, num_drafts: int, step: Step) -> None:
     """A row of the stream's last token and its drafts, whose ids are for others to fill in."""
     position = stream.position
     slots = running.tables.slots(stream, position, position + 1 + num_drafts)
+    if stream.unsure:
+        step.move(stream, 1 + num_drafts)
     if position < len(stream.tokens):
         step.add_row(stream, [stream.tokens[position], *[0] * num_drafts], slots)
     else:
         step.take_from_device(stream)
         step.add_row(stream, [0] * (1 + num_drafts), slots)
-    step.add_sample(stream, num_drafts)
+    step.add_sample(stream, num_drafts, holds=num_drafts > 0 and not running.ahead)
     stream.position = position + 1  # after drafts, what comes back says where it goes on
 
 

@@ -45,6 +45,7 @@ from ridgeline.engine.flat_plan import (
     of_own_sequences,
     without_drafts,
 )
+from ridgeline.engine.footprint import FEWEST_DRAFTED
 from ridgeline.engine.fresh_prompts import FreshPrompts
 from ridgeline.engine.graphs import Graphs
 from ridgeline.engine.guessing import Guesser, KnownTokens, PromptLookup
@@ -63,6 +64,7 @@ from ridgeline.engine.switches import switches
 from ridgeline.engine.transfer import to_device, to_host
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.kernels.keep_tokens import keep_tokens
+from ridgeline.kernels.move_rows import move_rows
 from ridgeline.models import Transformer
 from ridgeline.recipe import Recipe
 
@@ -125,6 +127,8 @@ class Runner:
         speculation = recipe.speculation
         num_guesses = 0 if speculation.method == "none" else speculation.max_draft_tokens
         self.max_rows = limits.max_batch + min(limits.max_batch * num_guesses, limits.token_budget)
+        if num_guesses:
+            self.max_rows = max(self.max_rows, min(FEWEST_DRAFTED, limits.max_graph_batch))
         # The last step's samples, and behind them what is guessed for each seat.
         self.guesses = Guesses(self.max_rows, num_guesses)
         size = self.max_rows + (limits.max_batch + 1) * num_guesses
@@ -188,11 +192,11 @@ class Runner:
             plan, out_of_memory = self._run_whole(plan, run, failed, known_tokens)
         num_rows = len(plan.logit_tokens)
         self.share_results(num_rows)
+        if self.guesser is not None and num_rows and not (self._kept and self.judges):
+            verdicts_3N = self.guesser.judge(plan, self.results[0], self.results[2])
+            self.results[2:, : verdicts_3N.shape[1]] = verdicts_3N
         if not self._kept:
             self._keep_samples(plan)
-        if self.guesser is not None and num_rows and not (self._kept and self.judges):
-            verdicts_3N = self.guesser.judge(plan, self.results[0])
-            self.results[2:, : verdicts_3N.shape[1]] = verdicts_3N
         results = to_host(self.results)[:, :num_rows]  # all of it: a part would be packed first
         event = None
         if self.device.type == "cuda":
@@ -263,10 +267,13 @@ class Runner:
         return flattened(plan, self.guesses, one_token_rows=not self.sequences.whole_rows)
 
     def _keep_samples(self, plan: StepPlan) -> None:
-        """The next step may take the samples' tokens from here."""
+        """The next step may take the samples' tokens from here: of those with drafts the last that
+        came.
+        """
         num_samples, chosen_R = len(plan.sample_keys), self.results[0]
         if plan.num_draft_rows:
-            chosen_R = chosen_R.index_select(0, to_device(first_rows(plan), self.device))
+            rows_N = to_device(first_rows(plan), self.device) + self.results[2, :num_samples] - 1
+            chosen_R = chosen_R.index_select(0, rows_N)
         self.last_tokens[:num_samples] = chosen_R[:num_samples]
 
     def keeps(self, plan: StepPlan, jobs: Jobs) -> bool:
@@ -287,11 +294,18 @@ class Runner:
         """Whether a graph that keeps a step's tokens judges what was guessed of them, too."""
         return self.guesser is not None and self.guesser.in_graph
 
+    @property
+    def moves(self) -> bool:
+        """Whether a step may go on behind drafts that have not come back: where guesses are judged
+        on the device, and drafts are decode rows.
+        """
+        return self.judges and not self.sequences.whole_rows
+
     def keep(
         self, logits_RV: Tensor, inputs: StepInputs, tokens_R: Tensor, last_tokens: Tensor
     ) -> None:
         """The tokens of a plain whole step, where the host and the next step look for them; and the
-        verdicts on what was guessed. A sample that brings several tokens leaves its first.
+        verdicts on what was guessed. A sample that brings several tokens leaves its last.
         """
         if not self.judges:
             keep_tokens(logits_RV, tokens_R, self.results[:2], last_tokens)
@@ -299,9 +313,8 @@ class Runner:
         assert isinstance(self.guesser, PromptLookup), "nobody else judges in a graph"
         keep_tokens(logits_RV, tokens_R, self.results[:2])
         count = min(len(tokens_R), self.max_rows)
-        judged_4N = inputs.judged[:, :count].contiguous()
-        self.guesser.judge_rows(judged_4N, self.results[0], self.results[2:, :count])
-        last_tokens[:count] = self.results[0].index_select(0, judged_4N[1])
+        about = (inputs.judged[:, :count], self.results[0], self.results[2:, :count])
+        self.guesser.judge_rows(*about, last_tokens)
 
     def nobody(self, judged_4R: Tensor) -> Tensor:
         """Samples that belong to nobody, as many as these."""
@@ -337,6 +350,8 @@ class Runner:
         are their numbers in the whole step.
         """
         max_length = 1 + max(plan.first_positions[: plan.num_decode_rows], default=0)
+        if plan.moved_tokens:
+            max_length = min(max_length + self.guesses.per_seat, self.max_context)
         if self.graphs is not None and self.graphs.serves(plan, jobs, samples):
             pending = self.graphs.run(plan, jobs, max_length)
             if pending is not None:
@@ -411,7 +426,27 @@ class Runner:
             if len(self._views) >= MAX_VIEWS:
                 self._views.clear()
             self._views[shape] = views(self.words[:count], shape)
-        return self._views[shape]
+        inputs = self._views[shape]
+        if plan.moved_tokens:
+            self._move(inputs, shape)
+        return inputs
+
+    def _move(self, inputs: StepInputs, shape: StepShape) -> None:
+        """Rows behind drafts of the step before, to where they belong. Drafts are decode rows where
+        that is done, so that a token, its row and its logits have the same number.
+        """
+        count = shape.num_decode_rows
+        places = (inputs.positions, inputs.lengths, inputs.totals, inputs.draw_positions)
+        move_rows(
+            inputs.moved[:count],
+            self.results[2],
+            (places[0][:count], places[1][:count], places[2][:count], places[3][:count]),
+            inputs.slots[:count],
+            inputs.judged,
+            inputs.seats[:count],
+            self.page_table,
+            self.kv.page_size,
+        )
 
     def forward(
         self,

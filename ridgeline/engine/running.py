@@ -21,9 +21,10 @@ by_rank = attrgetter("rank")
 
 
 class Running:
-    def __init__(self, tables: Tables, max_batch: int, policy: Policy) -> None:
+    def __init__(self, tables: Tables, max_batch: int, policy: Policy, ahead: bool = False) -> None:
         self.tables = tables
         self.policy = policy
+        self.ahead = ahead  # whether a stream goes on behind drafts that have not come back
         self.following = Following(tables)
         self.queue = WaitingQueue()
         self.streams: dict[Key, Stream] = {}  # all that have not ended

@@ -3,8 +3,9 @@
 A step has one token budget. Streams that decode get their next token first, then pieces of prompts
 fill what is left, so that a long prompt never stalls them; streams join and leave at any step. A
 step may be planned before the last one's tokens are known: a stream has positions *planned* and
-tokens *known*, and between them at most one token that only the device has. Each request ends
-exactly once, as finished, refused, cancelled or failed: see `take_ended`.
+tokens *known*, and between them at most one token that only the device has, or one and the drafts
+before it that turn out right. Each request ends exactly once, as finished, refused, cancelled or
+failed: see `take_ended`.
 
     scheduler = Scheduler(SchedulerConfig(num_pages=4096))
     scheduler.submit(Ask("a", prompt, max_tokens=64))
@@ -43,6 +44,9 @@ class SchedulerConfig:
     window: int | None = None  # tokens the widest layer sees; None when one sees all
     policy: Policy = "fcfs"
     prefix_cache: bool = True  # keep pages for requests that begin alike
+    # Whether a stream is planned on behind drafts that have not come back: where the device can
+    # move its rows (see `StepPlan.moved_tokens`).
+    ahead_of_drafts: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_pages", "page_size", "token_budget", "max_batch", "window"):
@@ -70,7 +74,8 @@ class Scheduler:
         self.token_budget = config.token_budget  # may be changed between steps
         self.cache = PrefixCache(config.num_pages, config.page_size)
         tables = Tables(self.cache, config.window, config.prefix_cache)
-        self._running = Running(tables, config.max_batch, config.policy)
+        about = (config.max_batch, config.policy, config.ahead_of_drafts)
+        self._running = Running(tables, *about)
         self._admission = Admission(self._running)
         self._deadlines = Deadlines()
         self._requests: dict[Hashable, Request] = {}
@@ -133,6 +138,11 @@ class Scheduler:
     def known_tokens(self, key: Key) -> array[int]:
         """A live stream's prompt and output as far as the host knows it; not to be changed."""
         return self._running.streams[key].tokens
+
+    def num_known(self, key: Key) -> int | None:
+        """How many those are; None if the stream has ended."""
+        stream = self._running.streams.get(key)
+        return None if stream is None else len(stream.tokens)
 
     @property
     def num_decoding(self) -> int:
@@ -252,7 +262,9 @@ class Scheduler:
                     received.tokens.append(token)
                     self._finish_if_done(stream, token, received)
             if drafts:
-                stream.position = len(stream.tokens) - 1
+                stream.position += count - 1
+                if stream.last_step == step.plan.step_id:
+                    stream.unsure = 0
                 self._drafted_tokens += drafts
                 self._accepted_tokens += count - 1
             start += count

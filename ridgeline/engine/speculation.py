@@ -32,9 +32,9 @@ def prepare(
     if speculation.method == "none":
         return None
     runner.guesser = _guesser(runner, recipe, draft, window, graph_bytes)
-    costs = StepCosts()
-    rehearse(runner, costs, speculation.max_draft_tokens)
-    return DraftPolicy(costs, speculation.max_draft_tokens, free=draft is None)
+    costs, ahead = StepCosts(), recipe.overlap and runner.moves
+    rehearse(runner, costs, speculation.max_draft_tokens, ahead)
+    return DraftPolicy(costs, speculation.max_draft_tokens, free=draft is None, ahead=ahead)
 
 
 def _guesser(

@@ -112,6 +112,7 @@ class Stream:
         "stop_ids",
         "target",
         "tokens",
+        "unsure",
     )
 
     def __init__(self, request: Request, sample: int, tokens: array[int], rank: Rank) -> None:
@@ -140,6 +141,9 @@ class Stream:
         self.sample_index = 0  # which sample of its last step chose its last token
         self.held_by = 0  # step that must come back before the next row can be planned
         self.drafts = 0  # draft tokens wanted in the step being planned
+        # Drafts of the step that is out, behind which it is planned to go on: as many positions
+        # further than planned it may be.
+        self.unsure = 0
         # The quick way through a decode step: up to `limit`, position p is in slot offset + p.
         self.limit = 0
         self.offset = 0

@@ -54,7 +54,7 @@ class Curve:
 
     def of(self, num_tokens: int, grows: bool) -> float:
         """Between two sizes on the line between them, below the first what it has. Beyond the last:
-        what that has, or if it `grows` on by its last line, by its size if there is no line.
+        what that has, or if it `grows` on by its last line, where there is one.
         """
         while self._stale:
             self._set(self._stale.pop())
@@ -84,10 +84,9 @@ class Curve:
 
 
 def _beyond(points: list[tuple[int, float]], num_tokens: int) -> float:
-    last_size, last = points[-1]
-    if len(points) == 1:
-        return last * num_tokens / last_size
-    return max(last, _on_line(points[-2], points[-1], num_tokens))
+    if len(points) == 1:  # what drafts add to it is measured by itself
+        return points[0][1]
+    return max(points[-1][1], _on_line(points[-2], points[-1], num_tokens))
 
 
 def _on_line(a: tuple[int, float], b: tuple[int, float], x: int) -> float:

@@ -38,6 +38,11 @@ class StepPlan:
     # of this step, and which sample of that one.
     device_tokens: list[int] = field(default_factory=list)
     device_samples: list[int] = field(default_factory=list)
+    # Tokens of rows that go on behind drafts of the step before, of which the host does not know
+    # how many are right: which token, and which sample of that step. Positions and slots are
+    # those of no draft right; the device moves them on by as many as were.
+    moved_tokens: list[int] = field(default_factory=list)
+    moved_samples: list[int] = field(default_factory=list)
     # One entry a sample. Row i of the decode and draft rows owns sample i; a row that ends a prompt
     # owns one, or one for each of the request's samples.
     sample_keys: list[Key] = field(default_factory=list)
@@ -82,8 +87,10 @@ class Step:
         self.budget -= num_tokens
         stream.last_step = plan.step_id
 
-    def add_sample(self, stream: Stream, num_drafts: int = 0) -> None:
-        """The stream samples from the last row: after its last token, and after each draft."""
+    def add_sample(self, stream: Stream, num_drafts: int = 0, holds: bool = False) -> None:
+        """The stream samples from the last row: after its last token, and after each draft. If it
+        `holds`, its next row waits for the host to know what came.
+        """
         plan = self.plan
         stream.sample_index = len(self.samples)
         stream.last_step = plan.step_id
@@ -92,7 +99,8 @@ class Step:
         plan.sample_drafts.append(num_drafts)
         end = len(plan.token_ids)
         plan.logit_tokens.extend(range(end - 1 - num_drafts, end))
-        if stream.request.ask.needs_host or num_drafts:
+        stream.unsure = num_drafts
+        if stream.request.ask.needs_host or holds:
             plan.host_samples.append(stream.sample_index)
             stream.held_by = plan.step_id
 
@@ -115,6 +123,12 @@ class Step:
         """The next token to be added is the one the stream's last step has sampled."""
         self.plan.device_tokens.append(len(self.plan.token_ids))
         self.plan.device_samples.append(stream.sample_index)
+
+    def move(self, stream: Stream, num_tokens: int) -> None:
+        """The next tokens to be added go on behind the drafts of the stream's last step."""
+        first = len(self.plan.token_ids)
+        self.plan.moved_tokens.extend(range(first, first + num_tokens))
+        self.plan.moved_samples.extend([stream.sample_index] * num_tokens)
 
     def set_page(self, stream: Stream, index: int, page: int) -> None:
         self.plan.table_seats.append(stream.seat)

@@ -11,8 +11,9 @@ of plain numbers, and then does what they do: its part of every pass. To whoever
   up, this one still takes part in the sums that are left of the pass, with zeros; then all ranks
   tell each other how it went. If it went wrong on one, it did on all, and they run it again in
   the same parts (faults.py).
-- Which steps become graphs is for rank 0 to say, because what decides it, the memory a capture
-  took, may differ, and padding must not.
+- Which steps become graphs, and whether they are run launch by launch for somebody who traces, is
+  for rank 0 to say: the memory that a capture took may differ, and neither padding nor the calls
+  between ranks may.
 - A step that is left in its middle, by Ctrl-C or a lost rank, leaves the ranks at different
   places: from then on every step is refused, in words.
 """
@@ -151,17 +152,19 @@ class TensorRunner(Runner):
         return dict(self._told_failed)
 
     def _tell(self, plan: StepPlan, jobs: Jobs, failed: dict[Hashable, str]) -> None:
-        room = isinstance(self.graphs, AgreedGraphs) and self.graphs.has_own_room()
+        room = by_hand = False
+        if isinstance(self.graphs, AgreedGraphs):
+            room, by_hand = self.graphs.has_own_room(), self.graphs.by_hand
         gone = self._forget(jobs)
         new = self._get_to_know(plan, jobs, gone)
-        words = [STEP, int(room), len(gone), *gone, len(new) // JOB_WORDS, *new]
+        words = [STEP, int(room), int(by_hand), len(gone), *gone, len(new) // JOB_WORDS, *new]
         unseated = [self._numbers[request_id] for request_id in failed]
         self.group.send([*words, len(unseated), *unseated, *step_words(plan, self._numbers)])
-        self._set_room(room)
+        self._set_graphs(room, by_hand)
 
-    def _set_room(self, room: bool) -> None:
+    def _set_graphs(self, room: bool, by_hand: bool) -> None:
         if isinstance(self.graphs, AgreedGraphs):
-            self.graphs.room = room
+            self.graphs.room, self.graphs.by_hand = room, by_hand
 
     def _get_to_know(self, plan: StepPlan, jobs: Jobs, gone: list[int]) -> list[int]:
         """Numbers for requests that the others have not heard of. An id that comes again is another
@@ -299,7 +302,7 @@ def _read_step(words: list[int], runner: TensorRunner) -> StepPlan:
     def take(count: int) -> list[int]:
         return [next(rest) for _ in range(count)]
 
-    runner._set_room(bool(next(rest)))
+    runner._set_graphs(*map(bool, take(2)))
     for number in take(next(rest)):
         del runner._told_jobs[number]
     for _ in range(next(rest)):

@@ -27,7 +27,7 @@ from ridgeline.engine.step_watch import Mark, StepWatch, between_s
 from ridgeline.hardware import Hardware
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.cost import kv_bytes_per_token
-from ridgeline.quantization.sizes import read_bytes_per_weight
+from ridgeline.quantization.sizes import held_config, read_bytes_per_weight
 from ridgeline.recipe import Recipe
 
 
@@ -184,7 +184,7 @@ def cost_base(
     model: Transformer, recipe: Recipe, hardware: Hardware, ranks_a_device: int = 1
 ) -> CostBase:
     """`recipe` has nothing left to "auto"."""
-    config = model.config
+    config = held_config(model)
     page_tokens = recipe.kv.page_size * kv_bytes_per_token(config, 1)
     return CostBase(
         config,

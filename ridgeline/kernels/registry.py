@@ -8,6 +8,7 @@ from ridgeline.errors import UsageError, near_matches
 from ridgeline.kernels.op import Op
 
 NAMES = (
+    "move_rows",
     "step_start",
     "rms_norm",
     "rotary",

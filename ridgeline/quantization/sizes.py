@@ -9,6 +9,7 @@ has one; experts, embeddings, norms, biases and routers stay in the model's dtyp
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -70,9 +71,16 @@ def plain_bytes(matrix: Matrix, dtype: torch.dtype) -> int:
     return matrix.num_outputs * matrix.depth * dtype.itemsize
 
 
+def held_config(model: Transformer) -> ModelConfig:
+    """The shape of what is in memory: a rank of several has a part of the vocabulary, though it
+    takes tokens and makes logits of the whole.
+    """
+    return replace(model.config, vocab_size=len(model.head.weight))
+
+
 def read_bytes_per_weight(model: Transformer) -> float:
     """Of the weights that a step reads, in the mean: all but an embedding that is no head."""
-    embed, config = model.embed.weight, model.config
+    embed, config = model.embed.weight, held_config(model)
     if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
         return float(embed.dtype.itemsize)
     held = sum(parameter.nbytes for parameter in model.parameters())

@@ -23,7 +23,7 @@ from ridgeline.kernels.gated_activation.reference import gated_activation
 from ridgeline.models import build_model
 from ridgeline.models.transformer import Linear
 
-NUM_REQUESTS = 40
+NUM_REQUESTS = 24
 RUNS: list[tuple[int, dict[str, Any]]] = [  # how many at once, and the engine's limits
     (8, {"budget": 8}),
     (8, {"budget": 17, "num_pages": 8, "overlap": False}),

@@ -224,7 +224,7 @@ def test_costs_are_medians_and_lines() -> None:
     costs = StepCosts()
     assert costs.of(5) == 0.0
     costs.begin(1, 2.0)
-    assert costs.of(3) == 6.0, "one size says nothing of how it grows: by its number"
+    assert costs.of(3) == 2.0, "one size says nothing of how it grows"
     costs.begin(5, 4.0)
     assert [costs.of(n) for n in (1, 2, 5, 9)] == [2.0, 2.5, 4.0, 6.0]
     costs.begin(5, 5.0, most_drafts=4)
@@ -350,7 +350,8 @@ def test_a_step_without_guesses_is_little_work_for_the_host(allowed: bool, most_
         calls: list[str] = []
 
         def note(frame: FrameType, event: str, _: Any) -> None:
-            if event == "call" and frame.f_code.co_name != "<lambda>":  # those make named tuples
+            # The project's own: a collection of garbage calls hooks of other libraries in between.
+            if event == "call" and frame.f_globals["__name__"].startswith("ridgeline."):
                 calls.append(frame.f_code.co_name)
 
         for step in range(3):  # the first has new streams

@@ -345,7 +345,8 @@ def test_speculation_takes_more_rows_and_a_draft_its_own_memory() -> None:
     plain = recipe_for(config)
     lookup = edited(plain, "speculation.method", "prompt-lookup")
     base, guessing = (itemise(config, recipe, 139 * GIB) for recipe in (plain, lookup))
-    assert guessing.bytes_of("logits") == 6 * base.bytes_of("logits")
+    rows = 1 + lookup.speculation.max_draft_tokens
+    assert guessing.bytes_of("logits") == rows * base.bytes_of("logits")
     drafting = recipe_for(config, speculation=Speculation("draft", draft_model="small"))
     both = itemise(config, drafting, 139 * GIB, draft)
     assert both.bytes_of("draft weights") == weight_bytes(draft, "bf16")

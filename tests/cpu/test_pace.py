@@ -125,6 +125,8 @@ def test_a_workload_that_changes_is_noticed() -> None:
     assert run(0.7, 2_000) < 0.15
     run(1.5, 5_000)  # until most spans that are remembered are new
     assert run(1.5, 2_000) > 0.85
+    run(0.7, 1_000)
+    assert run(0.7, 2_000) < 0.15
 
 
 def test_each_number_of_streams_is_judged_by_itself() -> None:

@@ -199,8 +199,8 @@ def test_drafts_of_a_stream_do_not(watched: list[int], caplog: pytest.LogCapture
 
 def test_a_graph_with_drafts_is_another(watched: list[int]) -> None:
     """Of as many rows: what was captured for rows of their own must not serve drafts."""
-    shared = flattened(draft_plan(3), Guesses(8, 4), one_token_rows=True)
-    keys = [graph_key(plan, 64, 10, 4096) for plan in (decode_plan(4), shared)]
+    shared = flattened(draft_plan(11), Guesses(12, 11), one_token_rows=True)
+    keys = [graph_key(plan, 64, 10, 4096) for plan in (decode_plan(12), shared)]
     own, other = keys
     assert own is not None
     assert other is not None

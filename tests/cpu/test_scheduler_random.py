@@ -27,6 +27,7 @@ def random_config(draw: random.Random) -> SchedulerConfig:
         window=draw.choice([None, None, None, 3, 9, 20]),
         policy=draw.choice(["fcfs", "priority"]),
         prefix_cache=draw.random() < 0.85,
+        ahead_of_drafts=draw.random() < 0.5,
     )
 
 
@@ -89,6 +90,9 @@ def test_random_operations(start: int) -> None:
     assert any(plan.copies for plan in plans)
     assert any(sum(plan.sample_drafts) for plan in plans)
     assert any(plan.device_tokens for plan in plans)
+    moved = [plan for plan in plans if plan.moved_tokens]
+    assert any(sum(plan.sample_drafts) for plan in moved)
+    assert any(not sum(plan.sample_drafts) for plan in moved)
 
 
 class SchedulerMachine(RuleBasedStateMachine):

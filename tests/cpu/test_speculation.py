@@ -5,7 +5,7 @@ around a request.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
@@ -29,10 +29,13 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Sampling, generate
 from ridgeline.engine.graphs import Choice, GraphKey, Graphs
 from ridgeline.engine.guessing import PromptLookup
+from ridgeline.engine.host_sequences import HostSequences
 from ridgeline.engine.naive import OneSequence, forward, generate_samples, generate_tokens
-from ridgeline.engine.paged import PagedSequences
+from ridgeline.engine.paged import CpuSequences, PagedSequences
+from ridgeline.engine.step_plan import StepPlan
+from ridgeline.kernels.prompt_lookup import prompt_lookup
 from ridgeline.kernels.sampling import filtered_logits
-from ridgeline.models import build_model, fill_random
+from ridgeline.models import Transformer, build_model, fill_random
 
 GREEDY = Sampling(max_tokens=14)
 DRAWN = Sampling(max_tokens=12, temperature=0.9, seed=5)
@@ -82,9 +85,9 @@ def test_a_graph_judges_what_was_looked_up() -> None:
     behind: list[int] = []
     judge = guesser.judge
 
-    def judging(plan: Any, tokens_R: Any) -> Any:
+    def judging(plan: Any, *rest: Any) -> Any:
         behind.append(plan.num_draft_rows)
-        return judge(plan, tokens_R)
+        return judge(plan, *rest)
 
     guesser.judge = judging  # type: ignore[method-assign]
     assert_exact(engine, prompts_of([9, 20, 4]), [Sampling(max_tokens=60)] * 3)
@@ -98,6 +101,135 @@ def test_a_graph_judges_what_was_looked_up() -> None:
     assert engine.stats.accepted_tokens > first.accepted_tokens
 
 
+def ahead_engine(
+    monkeypatch: pytest.MonkeyPatch,
+    graphs: bool,
+    model: Transformer | None = None,
+    **changes: Any,
+) -> Engine:
+    """As on a GPU: drafts are decode rows, and a step is launched behind those that are out. Of a
+    model that repeats itself, if none is given.
+    """
+    model = model or markov(deepcopy(tiny("llama-mha")))
+    monkeypatch.setattr(CpuSequences, "whole_rows", False)
+    monkeypatch.setattr(HostSequences, "whole_rows", False)
+    engine = engine_for(model, speculation=LOOKUP, **changes)
+    if graphs:
+        engine.runner.sequences = PagedSequences
+        engine.runner.graphs = PaddedSteps(engine)
+    force_drafts(engine)
+    return engine
+
+
+def plans_of(engine: Engine) -> list[StepPlan]:
+    """Those that are launched from now on."""
+    plans, launch = [], engine.runner.launch
+
+    def watching(plan: StepPlan, *rest: Any) -> Any:
+        plans.append(plan)
+        return launch(plan, *rest)
+
+    engine.runner.launch = watching  # type: ignore[method-assign]
+    return plans
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_steps_behind_drafts_that_are_out(graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy and drawn, ends of all kinds, prompts that come in between, some with
+    log-probabilities, which no graph judges.
+    """
+    engine = ahead_engine(monkeypatch, graphs, budget=24)
+    plans, samplings = plans_of(engine), [Sampling(max_tokens=20 + 3 * n) for n in range(5)]
+    samplings[1] = replace(samplings[1], temperature=0.4, seed=3)
+    samplings[2] = replace(samplings[2], logprobs=1)
+    samplings[3] = replace(samplings[3], temperature=0.3, seed=9, top_k=3, n=2)
+    assert_exact(engine, prompts_of([9, 20, 4, 33, 50]), samplings)
+    moved = [plan for plan in plans if plan.moved_tokens]
+    assert sum(plan.num_draft_rows > 0 for plan in moved) > 3
+    assert any(plan.num_tokens[-1] > 1 and not plan.sample_drafts[-1] for plan in moved)
+    assert engine.stats.accepted_tokens > 60
+    (prompt,) = prompts_of([14])
+    (tokens,) = naive_outputs(engine.model, prompt, Sampling(max_tokens=30))
+    stops = replace(GREEDY, max_tokens=30, stop_ids=(tokens[3], tokens[20]))
+    assert_exact(engine, [prompt, prompt[:9]], [stops, replace(GREEDY, max_tokens=7)])
+    assert_idle(engine)
+
+
+def foreseeing(sequences: list[list[int]]) -> Callable[..., torch.Tensor]:
+    """The lookup, with guesses that are right but for every fifth position: by a model whose
+    attention counts, what a text repeats would seldom be.
+    """
+
+    def lookup(history: torch.Tensor, guesses: torch.Tensor, *rest: Any) -> torch.Tensor:
+        found = prompt_lookup(history, guesses, *rest)
+        samples_4N = rest[1]
+        for sample, (seat, _, _, position) in enumerate(samples_4N.T.tolist()):
+            line, end = history[seat].tolist(), position + int(found[0, sample])
+            for sequence in sequences:
+                if sequence[:4] == line[:4]:
+                    coming = [*sequence[end:], *[0] * guesses.shape[1]][: guesses.shape[1]]
+                    wrong = [(end + index) % 5 == 0 for index in range(len(coming))]
+                    guesses[seat] = torch.tensor(coming) ^ torch.tensor(wrong)
+        return found
+
+    return lookup
+
+
+@pytest.mark.parametrize(("name", "graphs"), [("llama-mha", True), ("gemma3", False)])
+def test_rows_behind_drafts_read_and_write_where_they_belong(
+    name: str, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ahead_engine(monkeypatch, graphs, tiny(name), budget=24)
+    prompts = prompts_of([9, 20, 33])
+    samplings = [replace(GREEDY, max_tokens=24), replace(DRAWN, max_tokens=30), GREEDY]
+    pairs = list(zip(prompts, samplings, strict=True))
+    sequences = [[*prompt, *naive_outputs(engine.model, prompt, each)[0]] for prompt, each in pairs]
+    monkeypatch.setattr("ridgeline.engine.guessing.prompt_lookup", foreseeing(sequences))
+    plans = plans_of(engine)
+    assert_exact(engine, prompts, samplings)
+    assert engine.stats.accepted_tokens > 25
+    assert sum(bool(plan.moved_tokens) for plan in plans) > 4
+
+
+def test_one_stream_fills_the_smallest_graph_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has room for five rows, and the graph has twelve."""
+    engine = ahead_engine(monkeypatch, graphs=True, max_batch=1)
+    assert_exact(engine, prompts_of([9, 20]), [Sampling(max_tokens=40)] * 2)
+    graphs = engine.runner.graphs
+    assert isinstance(graphs, PaddedSteps)
+    assert {key.shape.num_samples for key in graphs.keys if not key.own_sequences} == {12}
+    assert engine.stats.accepted_tokens > 40
+
+
+def test_steps_behind_drafts_with_too_few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ahead_engine(monkeypatch, graphs=False, num_pages=8, budget=24)
+    plans = plans_of(engine)
+    assert_exact(engine, prompts_of([20, 25, 18, 30, 9, 22]), [Sampling(max_tokens=40)] * 6)
+    assert engine.stats.num_preemptions > 0
+    assert any(plan.moved_tokens for plan in plans)
+
+
+def test_a_step_behind_drafts_runs_in_parts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rows are moved, whichever of them are run together."""
+    engine = ahead_engine(monkeypatch, graphs=False)
+    plans, forward_pass, raised = plans_of(engine), engine.runner.forward, [0]
+
+    def raising(inputs: Any, shape: Any, *rest: Any) -> torch.Tensor:
+        if shape.num_samples > 4 and len(plans) % 3 == 0:
+            raised[0] += 1
+            raise RuntimeError("too many rows")
+        return forward_pass(inputs, shape, *rest)
+
+    monkeypatch.setattr(engine.runner, "forward", raising)
+    assert_exact(engine, prompts_of([9, 30, 14]), [Sampling(max_tokens=50)] * 3)
+    assert any(plan.moved_tokens for plan in plans[2::3])
+    assert raised[0] > 5
+    assert steps_without_drafts(caplog)
+    caplog.clear()
+
+
 @pytest.mark.parametrize("name", ["llama-mha", "gemma3"])
 def test_the_gpus_path_is_exact(name: str) -> None:
     """There drafts are decode rows of their own, and a step of them goes through a graph."""
@@ -107,7 +239,7 @@ def test_the_gpus_path_is_exact(name: str) -> None:
     prompts = prompts_of([3, 20, 40])
     assert_guessed_exact(engine, prompts, [GREEDY, DRAWN, replace(DRAWN, top_k=5, n=2)])
     assert_guessed_exact(engine, prompts[:1], [GREEDY])
-    assert any(key.shape.num_decode_rows == 8 for key in graphs.keys)  # one stream: five, padded
+    assert any(key.shape.num_decode_rows == 12 for key in graphs.keys)  # one stream: five, padded
     assert_guessed_exact(engine, prompts_of([9] * 8), [GREEDY] * 8)
     assert any(key.shape.num_decode_rows == 48 for key in graphs.keys)  # eight streams: forty
 

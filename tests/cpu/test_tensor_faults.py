@@ -263,6 +263,7 @@ class NoGraphs(AgreedGraphs):
 
     def __init__(self, used_bytes: int) -> None:
         self.found, self.used_bytes, self.budget_bytes = {}, used_bytes, 10
+        self.by_hand = False
 
     def serves(self, *_: Any) -> bool:
         if self._has_room():
@@ -285,6 +286,18 @@ def test_rank_0_says_whether_there_is_room_for_graphs(used_bytes: tuple[int, int
         fail_after(ranks.runners[1], 0, lambda: RuntimeError("poison"))
         ranks.engine.generate(prompts[2:3], GREEDY)
         assert len(graphs[0].found) == len(graphs[1].found) == before
+
+
+def test_all_ranks_leave_their_graphs_where_rank_0_is_traced() -> None:
+    """Or one would replay sums that another launches."""
+    with ThreadedEngine(tiny("llama-mha")) as ranks:
+        graphs = [NoGraphs(20), NoGraphs(20)]
+        for rank in range(2):
+            ranks.runners[rank].graphs = graphs[rank]
+        for yes in (True, False):
+            graphs[0].by_hand = yes
+            ranks.engine.generate([[5, 6]], GREEDY)
+            assert [each.by_hand for each in graphs] == [yes, yes]
 
 
 # --- what ranks tell each other -------------------------------------------------------------

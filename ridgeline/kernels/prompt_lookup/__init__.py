@@ -24,9 +24,12 @@ def prompt_lookup(
     min_ngram: int,
     max_ngram: int,
     out_3N: Tensor | None = None,
+    last_N: Tensor | None = None,
 ) -> Tensor:
-    """Returns [3, N]; **changes `history_SL` and `guesses_SK` in place**. See reference.py."""
-    inputs = (history_SL, guesses_SK, tokens_R, samples_4N, min_ngram, max_ngram, out_3N)
+    """Returns [3, N]; **changes `history_SL`, `guesses_SK` and `last_N` in place**. See
+    reference.py.
+    """
+    inputs = (history_SL, guesses_SK, tokens_R, samples_4N, min_ngram, max_ngram, out_3N, last_N)
     if history_SL.device.type == "cpu":
         return reference.prompt_lookup(*inputs)
     from ridgeline.kernels.prompt_lookup import triton

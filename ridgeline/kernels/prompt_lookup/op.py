@@ -29,7 +29,7 @@ class Setting:
     vocab_size: int = 4  # few: then runs are found again
     num_seats: int = 0  # 0: two more than there are streams
     gap: int = 3  # columns between the lines of the table
-    has_out: bool = False  # whether verdicts go into rows that lie apart
+    has_out: bool = False  # whether verdicts go into rows that lie apart, from such that do
 
     @property
     def label(self) -> str:
@@ -65,13 +65,18 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
         if right > 0:
             guesses[seat, :right] = tokens[row : row + right]
     lengths = torch.tensor(setting.lengths, device=device)
-    room = torch.full((3, num_samples + 4), -7, dtype=INT32, device=device)
+    room = torch.full((7, num_samples + 4), -7, dtype=INT32, device=device)
+    samples = torch.stack((seats, rows, verified, lengths)).to(INT32)
+    if setting.has_out:
+        room[3:, :num_samples] = samples
+        samples = room[3:, :num_samples]
     return {
-        "out_3N": room[:, :num_samples] if setting.has_out else None,
+        "out_3N": room[:3, :num_samples] if setting.has_out else None,
+        "last_N": torch.full_like(room[0], -7) if setting.has_out else None,
         "history_SL": table[:, :width],
         "guesses_SK": guesses,
         "tokens_R": tokens,
-        "samples_4N": torch.stack((seats, rows, verified, lengths)).to(INT32),
+        "samples_4N": samples,
         "min_ngram": setting.ngrams[0],
         "max_ngram": setting.ngrams[1],
     }
@@ -82,10 +87,14 @@ def case(setting: Setting) -> Case:
 
 
 def with_what_changed(function: Callable[..., Tensor], **inputs: Any) -> tuple[Tensor, ...]:
-    """What it returns, and both tables; of a table too large to compare, the streams' lines."""
+    """What it returns and leaves, and both tables; of a table too large to compare, the streams'
+    lines.
+    """
     found = function(**inputs)
     history, seats = inputs["history_SL"], inputs["samples_4N"][0].long()
-    return found, inputs["guesses_SK"], history if history.numel() <= WHOLE else history[seats]
+    left = () if inputs["last_N"] is None else (inputs["last_N"],)
+    whole = history if history.numel() <= WHOLE else history[seats]
+    return found, inputs["guesses_SK"], whole, *left
 
 
 def launch(**inputs: Any) -> tuple[Tensor, ...]:

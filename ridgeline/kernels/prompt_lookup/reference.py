@@ -28,6 +28,7 @@ def prompt_lookup(
     min_ngram: int,
     max_ngram: int,
     out_3N: Tensor | None = None,
+    last_N: Tensor | None = None,
 ) -> Tensor:
     """`samples_4N` has each sample's seat, its first row of logits, how many guesses were verified
     in the rows behind it, and the position of its first token. All tensors are int32.
@@ -36,12 +37,14 @@ def prompt_lookup(
     whether the first guess was right (verified or not), and the length of the run that was found
     for the new guesses, 0 if none; in `out_3N` where that is given, whose rows may lie apart.
     **Changes in place**: the seats' lines of `history_SL` take the tokens, those of `guesses_SK`
-    the new guesses.
+    the new guesses; the first N of `last_N`, where given, the last token that each has brought.
     """
     seats_N, rows_N, verified_N, positions_N = samples_4N.long()
     num_right_N, first_N = accepted(tokens_R, guesses_SK[seats_N], rows_N, verified_N)
     counts_N = num_right_N + 1
     _keep(history_SL, tokens_R, counts_N, seats_N, rows_N, positions_N)
+    if last_N is not None:
+        last_N[: len(rows_N)] = tokens_R[rows_N + num_right_N]
     lengths_N = positions_N + counts_N
     lines_NL = history_SL[seats_N, : int(lengths_N.max())]
     ends_N, found_N = _find(lines_NL, lengths_N, min_ngram, max_ngram)

@@ -37,9 +37,11 @@ def prompt_lookup_kernel(
     tokens_ptr,
     samples_ptr,
     out_ptr,
+    last_ptr,
     history_stride,
+    samples_stride,
     out_stride,
-    num_samples,
+    HAS_LAST: tl.constexpr,
     NUM_GUESSES: tl.constexpr,
     GUESS_BLOCK: tl.constexpr,
     MIN_NGRAM: tl.constexpr,
@@ -48,9 +50,9 @@ def prompt_lookup_kernel(
 ):
     sample = tl.program_id(0)
     seat = tl.load(samples_ptr + sample).to(tl.int64)  # int64: tables pass 2^31 elements
-    row = tl.load(samples_ptr + num_samples + sample)
-    verified = tl.load(samples_ptr + 2 * num_samples + sample)
-    position = tl.load(samples_ptr + 3 * num_samples + sample)
+    row = tl.load(samples_ptr + samples_stride + sample)
+    verified = tl.load(samples_ptr + 2 * samples_stride + sample)
+    position = tl.load(samples_ptr + 3 * samples_stride + sample)
     line_ptr = history_ptr + seat * history_stride
     own_guesses = guesses_ptr + seat * NUM_GUESSES
     rows_ptr = tokens_ptr + row
@@ -97,6 +99,8 @@ def prompt_lookup_kernel(
     tl.store(out_ptr + sample, count)
     tl.store(out_ptr + out_stride + sample, first_right)
     tl.store(out_ptr + 2 * out_stride + sample, matched)
+    if HAS_LAST:
+        tl.store(last_ptr + sample, tl.load(rows_ptr + confirmed))
 
 
 def prompt_lookup(
@@ -107,13 +111,15 @@ def prompt_lookup(
     min_ngram: int,
     max_ngram: int,
     out_3N: Tensor | None = None,
+    last_N: Tensor | None = None,
 ) -> Tensor:
-    """All int32; the lines of `history_SL` and `out_3N` may lie apart, everything else is
-    contiguous.
+    """All int32; the lines of `history_SL`, `samples_4N` and `out_3N` may lie apart, everything
+    else is contiguous.
     """
-    for name, tensor in (("guesses", guesses_SK), ("tokens", tokens_R), ("samples", samples_4N)):
+    for name, tensor in (("guesses", guesses_SK), ("tokens", tokens_R)):
         assert tensor.is_contiguous(), f"{name} must be contiguous"
-    assert history_SL.stride(1) == 1, "tokens of a line lie side by side"
+    for tensor in (history_SL, samples_4N):
+        assert tensor.stride(1) == 1, "tokens of a line lie side by side, and so do samples"
     if max_ngram > LONGEST_NGRAM or history_SL.shape[1] >= LONGEST_HISTORY:
         raise UnsupportedError(
             f"runs of {max_ngram} tokens in lines of {history_SL.shape[1]}; the kernel takes at "
@@ -125,12 +131,13 @@ def prompt_lookup(
         out = torch.empty((3, num_samples), dtype=torch.int32, device=tokens_R.device)
     if not num_samples:
         return out
-    strides = (history_SL.stride(0), out.stride(0))
-    args = (history_SL, guesses_SK, tokens_R, samples_4N, out, *strides, num_samples)
+    assert last_N is None or (last_N.is_contiguous() and len(last_N) >= num_samples)
+    tensors = (history_SL, guesses_SK, tokens_R, samples_4N, out, out if last_N is None else last_N)
     launch(
         prompt_lookup_kernel,
         (num_samples,),
-        args,
+        (*tensors, history_SL.stride(0), samples_4N.stride(0), out.stride(0)),
+        HAS_LAST=last_N is not None,
         NUM_GUESSES=num_guesses,
         GUESS_BLOCK=max(2, triton.next_power_of_2(num_guesses + 1)),
         MIN_NGRAM=min_ngram,

@@ -1,0 +1,131 @@
+"""What the registry knows of moving rows on: its work, its shapes, its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.cost import OpCost
+from ridgeline.kernels.inputs import label
+from ridgeline.kernels.move_rows import reference
+from ridgeline.kernels.op import Case, Inputs, Op
+
+INT32 = torch.int32
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One case: samples with up to so many guesses each, some of which go on behind others."""
+
+    num_samples: int
+    num_guesses: int = 5
+    page_size: int = 64
+    num_pages: int = 40  # of a seat's line
+    num_prompt_rows: int = 0  # samples behind the rows that may move
+    num_seats: int = 0  # 0: two more than there are samples
+
+    @property
+    def label(self) -> str:
+        return label(
+            f"{self.num_samples} samples",
+            f"{self.num_guesses} guesses",
+            f"pages of {self.page_size}",
+            self.num_prompt_rows and f"{self.num_prompt_rows} prompts",
+            self.num_seats and f"{self.num_seats} seats",
+        )
+
+
+def make(setting: Setting, device: torch.device, generator: torch.Generator) -> Inputs:
+    def drawn(shape: tuple[int, ...], low: int, high: int) -> Tensor:
+        return torch.randint(low, high, shape, device=device, generator=generator, dtype=INT32)
+
+    num_samples = setting.num_samples
+    num_seats = setting.num_seats or num_samples + 2
+    guesses = drawn((num_samples,), 0, setting.num_guesses + 1)
+    rows = (guesses + 1).cumsum(0, dtype=INT32) - (guesses + 1)
+    num_rows = int((guesses + 1).sum())
+    own = torch.repeat_interleave(torch.arange(num_samples, device=device), (guesses + 1).long())
+    behind = drawn((num_samples,), -1, num_samples)  # a sample of the step before, or -1
+    seats = torch.arange(num_seats - 1, num_seats - 1 - num_samples, -1, device=device).to(INT32)
+    longest = setting.num_pages * setting.page_size - 2 * setting.num_guesses - 2
+    first = drawn((num_samples,), 0, longest)
+    step = torch.arange(num_rows, device=device, dtype=INT32) - rows[own]
+    positions = first[own] + step
+    judged = torch.zeros((4, num_samples + setting.num_prompt_rows + 3), dtype=INT32, device=device)
+    judged[0, :num_samples], judged[1, :num_samples] = seats, rows
+    judged[2, :num_samples], judged[3, :num_samples] = guesses, first + 1
+    ends = judged[:, num_samples : num_samples + setting.num_prompt_rows]
+    ends[1] = num_rows + torch.arange(ends.shape[1], device=device)
+    ends[3] = 17
+    table = drawn((num_seats, setting.num_pages), 0, 1 << 16)
+    return {
+        "moved_T": behind[own],
+        "counts_N": drawn((num_samples,), 1, setting.num_guesses + 2),
+        "places_4T": (positions, positions + 1, positions + 1, positions + 1),
+        "slots_T": drawn((num_rows,), 0, 1 << 20),
+        "judged_4R": judged[:, : num_samples + setting.num_prompt_rows],
+        "seats_T": seats[own],
+        "table_SP": table,
+        "page_size": setting.page_size,
+    }
+
+
+def case(setting: Setting) -> Case:
+    return Case(setting.label, partial(make, setting), torch.float32)
+
+
+def with_what_changed(function: Callable[..., None], **inputs: Any) -> tuple[Tensor, ...]:
+    """On copies: what is moved twice is somewhere else."""
+    inputs["places_4T"] = tuple(place.clone() for place in inputs["places_4T"])
+    changed = {name: inputs[name].clone() for name in ("slots_T", "judged_4R")}
+    function(**(inputs | changed))
+    return (*inputs["places_4T"], *changed.values())
+
+
+def launch(**inputs: Any) -> tuple[Tensor, ...]:
+    from ridgeline.kernels.move_rows import triton
+
+    return with_what_changed(triton.move_rows, **inputs)
+
+
+def cost(moved_T: Tensor, judged_4R: Tensor, **_: Any) -> OpCost:
+    """Each row's numbers read and written, a page and a count read; of samples two and one."""
+    rows, samples, element = len(moved_T), judged_4R.shape[1], INT32.itemsize
+    return OpCost((8 * rows + 3 * samples) * element, (5 * rows + samples) * element)
+
+
+SMALL = [
+    case(setting)
+    for setting in [
+        Setting(1, num_guesses=1, page_size=1, num_pages=20),
+        Setting(1, num_guesses=8),
+        Setting(7, num_guesses=5, page_size=16),
+        Setting(60, num_guesses=3, page_size=128, num_prompt_rows=5),
+        Setting(200, num_guesses=0, num_prompt_rows=130),
+    ]
+]
+LARGE = [
+    case(setting)
+    for setting in [
+        Setting(512, num_guesses=8),
+        Setting(3, num_pages=4096, num_seats=600_000),  # past 2^31 entries
+    ]
+]
+
+OP = Op(
+    name="move_rows",
+    summary="Rows behind guesses of the step before, moved on by those that were confirmed",
+    reference=partial(with_what_changed, reference.move_rows),
+    launch=launch,
+    cost=cost,
+    small_cases=SMALL,
+    cases=SMALL + LARGE,
+    bench_cases=[case(Setting(batch, num_guesses=8)) for batch in (1, 16, 256)],
+    compile_cases=[case(Setting(20, num_guesses=5))],
+    baselines={"eager": partial(with_what_changed, reference.move_rows)},
+)

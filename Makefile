@@ -13,6 +13,10 @@ VENV := .venv
 READY := $(VENV)/.ready
 ACTIVE := python3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Bytecode is written when a module is first imported. pip would compile all it installs, which is
+# half of its time; and without any, each process that a test starts would compile what it imports.
+PIP_INSTALL := $(VENV)/bin/python -m pip install --quiet --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 
 # A PYTHON given by the user is used as it is; otherwise everything runs in .venv.
 ifeq ($(origin PYTHON),undefined)
@@ -20,8 +24,12 @@ ifeq ($(origin PYTHON),undefined)
   NEEDS := $(READY)
 endif
 RUN := PYTHONPATH=$(CURDIR) $(PYTHON)
+# Only plugins that the tests use, by their modules: pytest would rewrite the assertions in all of a
+# package that brings one, and schemathesis and langsmith have hundreds of modules.
+PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest \
+  -p schemathesis.pytest.plugin
 
-.PHONY: help env demo test smoke lint browser soak gpu-test gpu-bench gpu-climb clean
+.PHONY: help env demo test smoke lint compiled browser soak gpu-test gpu-bench gpu-climb clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -32,10 +40,10 @@ $(READY): pyproject.toml constraints.txt constraints-triton.txt
 	@$(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Ridgeline needs Python 3.11 or newer; name one with BASE_PYTHON=..."; exit 1; }
 	$(BASE_PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(PIP_INSTALL) -c constraints.txt torch
 	$(VENV)/bin/python -c 'import triton' 2>/dev/null \
-	  || $(VENV)/bin/python -m pip install --quiet -c constraints-triton.txt triton
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	  || $(PIP_INSTALL) -c constraints-triton.txt triton
+	$(PIP_INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(NEEDS)
@@ -43,10 +51,14 @@ demo: $(NEEDS)
 	$(RUN) -m ridgeline generate demo "Why is the sky blue? Answer in two sentences." --max-tokens 96
 	$(RUN) -m ridgeline optimize demo --out demo-optimized --budget 4m --resume
 
-# A browser is fetched while the environment is made and types are checked.
+# A browser is fetched while the environment is made. Types are checked by one process, and kernels
+# compiled by others beside it: neither minds company, as tests that wait or take times do.
 test:
-	$(MAKE) --no-print-directory -j2 lint browser
-	$(RUN) -m pytest -n 2 --dist loadfile tests/cpu
+	$(MAKE) --no-print-directory -j3 lint compiled browser
+	$(PYTEST) -p xdist -n 2 --dist loadfile --ignore tests/cpu/test_compile.py tests/cpu
+
+compiled: $(NEEDS)
+	$(PYTEST) tests/cpu/test_compile.py
 
 # The page's tests need a browser, and say so where there is none. Installing one needs root: it is
 # done here only where that is given already, as in a container on Debian or Ubuntu.
@@ -61,7 +73,7 @@ browser:
 	echo "no Chromium here: tests of the server's page are skipped; install chromium to run them"
 
 smoke: lint
-	$(RUN) -m pytest -m smoke tests/cpu
+	$(PYTEST) -m smoke tests/cpu
 
 lint: $(NEEDS)
 	$(RUN) -m ruff check .

@@ -26,11 +26,12 @@ from tiny_tokenizers import demo
 from ridgeline import errors
 from ridgeline.cli import main
 from ridgeline.cli.main import VERBS
-from ridgeline.cli.options import add_flags, from_flags
+from ridgeline.cli.options import add_flags, from_flags, given_flags
 from ridgeline.errors import RidgelineError, UsageError
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.facts import Ceiling
 from ridgeline.models.checkpoint.source import hub_bar
+from ridgeline.recipe import Recipe
 
 Capture = pytest.CaptureFixture[str]
 NAMES = sorted(VERBS)
@@ -372,6 +373,19 @@ def test_flags_keep_the_configs_own_defaults() -> None:
     given = parser.parse_args(["--names", "a", "--names", "b", "--share", "0.5"])
     assert from_flags(given, Knobs) == Knobs(3, ("a", "b"), 0.5)
     assert "(default: 3)" in parser.format_help()
+
+
+def test_given_flags_are_given_again() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, Recipe)
+    assert given_flags(parser.parse_args([]), Recipe) == []
+    words = ["--dtype=auto", "--no-overlap", "--graphs", "--kv-dtype=fp8", "--max-batch=3"]
+    args = parser.parse_args(words)
+    assert sorted(given_flags(args, Recipe)) == sorted(words)  # a default that was given, too
+    own = argparse.ArgumentParser()
+    add_flags(own, Knobs)
+    several = own.parse_args(["--names=-a", "--names=b c", "--share=-0.5"])
+    assert own.parse_args(given_flags(several, Knobs)) == several
 
 
 @pytest.mark.parametrize(("given", "found"), [(None, "passive"), ("active", "active")])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
+import gguf
 import pytest
 import torch
 import transformers
@@ -43,10 +45,15 @@ def ours(path: Path) -> Transformer:
 
 @pytest.fixture(scope="module")
 def peer(path: Path) -> Any:
-    """transformers' own reading of the same file."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    )
+    """transformers' own reading of the same file. It would read it twice, and make the table of
+    names anew for each of its modules: 17 of 25 s (transformers 5.22).
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, name, cache(getattr(gguf, name)))
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32
+        )
     return model.eval()
 
 
@@ -64,7 +71,8 @@ def test_greedy_output_equals_transformers(
     ours: Transformer, peer: Any, tokenizer: Tokenizer
 ) -> None:
     """The promise: the same 64 tokens on 20 prompts, of the engine with all of them at once. The
-    plain loop, one token of one prompt at a time, says so too: of the shortest chat and text.
+    plain loop, one token of one prompt at a time, says so too: half of those of the shortest chat
+    and text.
 
     One forward pass of the peer over prompt + our tokens says what it would have chosen at every
     place: all its greedy choices are ours exactly when its greedy continuation is ours.
@@ -78,8 +86,10 @@ def test_greedy_output_equals_transformers(
             logits = peer(torch.tensor([[*prompt, *output.tokens]])).logits[0]
         assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == list(output.tokens)
     assert len(outputs) == 20
+    half = Sampling(max_tokens=NUM_TOKENS // 2)
     for index in (min(range(10), key=lambda i: len(asked[i])), 10):
-        assert tuple(generate_tokens(ours, asked[index], sampling)) == outputs[index].tokens
+        found = tuple(generate_tokens(ours, asked[index], half))
+        assert found == outputs[index].tokens[: NUM_TOKENS // 2]
 
 
 def test_same_logits_on_real_text(ours: Transformer, peer: Any, tokenizer: Tokenizer) -> None:
@@ -125,7 +135,7 @@ def test_seeds_repeat_and_differ(ours: Transformer, tokenizer: Tokenizer) -> Non
     prompt = tokenizer.encode("Once upon a time")
 
     def draw(seed: int) -> list[int]:
-        return list(generate_tokens(ours, prompt, Sampling(1.0, seed=seed, max_tokens=12)))
+        return list(generate_tokens(ours, prompt, Sampling(1.0, seed=seed, max_tokens=8)))
 
     assert draw(1) == draw(1)
     assert draw(1) != draw(2)

@@ -30,7 +30,7 @@ def test_a_climb_on_a_small_shape(
 ) -> None:
     out = tmp_path / "out"
     command = ["optimize", "--shape", "qwen3-0.6b", "--out", str(out), "--for", goal]
-    command += ["--workload", workload, "--quality", "off", "--budget", "2m"]
+    command += ["--workload", workload, "--quality", "off", "--budget", "4m"]
     assert main([*command, "--json"]) == 0
     climb = Climb.from_json(json.loads((out / "climb.json").read_text()))
     failed = [(rung.name, rung.reason) for rung in climb.rungs if rung.status == "failed"]

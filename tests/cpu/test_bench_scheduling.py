@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from yardstick import slowness
+
 from ridgeline.bench.prefix_replay import replay_prefixes
 from ridgeline.bench.scheduling import time_cache, time_steps
 from ridgeline.data.traces import load_workload
 
 
 def test_a_step_of_a_thousand_streams_is_planned_in_a_millisecond() -> None:
-    """The fastest of many, because other processes share these cores."""
-    plan, receive = time_steps(1000, num_steps=100)
-    assert plan.min_s < 1e-3
-    assert receive.min_s < 1e-3
+    plan_s, receive_s = [], []
+    for _ in range(10):
+        slow = slowness()
+        plan, receive = time_steps(1000, num_steps=10)
+        plan_s.append(plan.min_s / slow)
+        receive_s.append(receive.min_s / slow)
+    assert min(plan_s) < 1e-3
+    assert min(receive_s) < 1e-3
 
 
 def test_steps_with_drafts_and_without_overlap_are_timed_too() -> None:

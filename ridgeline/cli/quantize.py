@@ -10,10 +10,16 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ridgeline.cli.figures import divergence_figures, figure, peak_host_bytes
+from ridgeline.cli.figures import (
+    divergence_figures,
+    figure,
+    peak_device_bytes,
+    peak_host_bytes,
+)
 from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.cli.quantize_table import document, render
 from ridgeline.cli.terminal import Terminal
@@ -25,7 +31,8 @@ from ridgeline.formats.dtypes import dtype_name, parse_dtype
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.units import human_bytes, parse_bytes
-from ridgeline.ladder.auto import Auto, quantize_auto, usual_schemes
+from ridgeline.ladder.auto import NO_CHOICE, Auto, quantize_auto, usual_schemes
+from ridgeline.ladder.original_place import Place, is_walked
 from ridgeline.ladder.quantize_job import Job, advice, quantize, save
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
@@ -145,6 +152,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", default="auto", help="of what stays: fp32, bf16 or fp16")
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument(
+        "--original",
+        choices=get_args(Place),
+        default="auto",
+        help="where the original lies meanwhile; host: its blocks go to the device one by one "
+        "(default: the device where it has room for it)",
+    )
     add_flags(parser, Bounds)
 
 
@@ -164,15 +178,19 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         config = describe(checkpoint).config
         dtype = dtype_name(choose_dtype(args.dtype, config, hardware))
         schemes = schemes or usual_schemes(dtype, hardware.device)
-        job = asked_job(args, schemes, hardware.device)
         for scheme in schemes:
             check_runs(scheme, dtype, hardware.device)
+        walked = is_walked(args.original, config, parse_dtype(dtype), schemes, hardware.device)
+        job = replace(asked_job(args, schemes, hardware.device), walked=walked)
+        if walked and job.scheme is None:
+            raise UsageError(NO_CHOICE)
         sizes = [weight_bytes(config, parse_dtype(dtype), scheme) for scheme in schemes]
         check_room(args.out, min(sizes))
         tokenizer = tokenizer_of(path)
         if tokenizer is None:
             raise UnsupportedError(f"{path} has no tokenizer, which calibration text needs")
-        model = load_model(path, dtype=dtype, device=hardware.device, progress=progress)
+        place = "cpu" if walked else hardware.device
+        model = load_model(path, dtype=dtype, device=place, progress=progress)
         with ClockSampler(hardware) as clocks:
             if args.auto or args.auto_mixed:
                 found = quantize_auto(model, tokenizer, job, Auto(schemes, memory), progress)
@@ -185,7 +203,9 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     made |= {"method": job.method.name, "method_options": repr(job.method)}
     made |= {"head": job.head}
     made |= {"expanded_from_gguf": checkpoint.format == "gguf"}
+    made |= {"original_on": "host" if walked else "device"}
     made |= {"total_seconds": time.perf_counter() - begun, "peak_host_bytes": peak_host_bytes()}
+    made |= {"peak_device_bytes": peak_device_bytes(hardware.device)}
     if args.save is not None:
         label = "auto" if args.auto else f"{named}-mixed" if args.auto_mixed else named
         record = kept_record(made, hardware, found.problem, label, clocks.median)
@@ -294,6 +314,7 @@ def asked_job(args: argparse.Namespace, schemes: Sequence[Scheme], device: str) 
         head=args.head,
         kv=KV_DTYPES.get(args.kv),
         work=args.work,
+        device=device,
     )
 
 
@@ -317,8 +338,10 @@ def kept_record(
         **figure("quantizing_seconds", made["quantizing_seconds"], "s"),
         **figure("total_seconds", made["total_seconds"], "s"),
         **figure("peak_host_bytes", made["peak_host_bytes"], "B"),
+        **figure("peak_device_bytes", made["peak_device_bytes"], "B"),
     }
     notes = [f"against the original in {made['dtype']}; method {made['method_options']}"]
+    notes += ["the original block by block, from the host"] * (made["original_on"] == "host")
     notes += [] if problem is None else [f"refused: {problem}"]
     name = f"quantize-{Path(made['model']).stem}-{scheme}-{made['method']}"
     return Record.create(name, hardware, values, notes=notes, clocks=clocks)

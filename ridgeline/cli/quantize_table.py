@@ -98,6 +98,8 @@ def render(document: Mapping[str, Any], console: Console) -> None:
     if document["plain_expert_bytes"]:
         experts = human_bytes(document["plain_expert_bytes"])
         console.print(f"{experts} stay in {document['dtype']}: they are experts")
+    if document["original_on"] == "host":
+        console.print("the original lay on the host; its blocks went to the device one by one")
     if document["expanded_from_gguf"]:
         console.print("the GGUF's blocks were expanded first")
     console.print(f"{document['num_quantized']} projections quantized; saved in {document['out']}")

@@ -35,6 +35,10 @@ from ridgeline.quantization.scheme import Scheme, parse_scheme
 from ridgeline.quantization.sizes import Matrix, plain_bytes, stored_bytes, weight_bytes
 
 INT4 = ("int4-g128", "int4-g64", "int4-g32")
+NO_CHOICE = (
+    "choosing among schemes runs the original once for each projection, and it lies on the host; "
+    "give --scheme alone, with --skip for what is to stay"
+)
 Speeds = Mapping[tuple[str, Matrix], Choice]  # by scheme and shape
 
 
@@ -74,11 +78,12 @@ def quantize_auto(
     """
     if job.method.prunes:
         raise UsageError(f"{job.method.name} prunes; choosing schemes goes with gptq, awq or rtn")
+    assert not job.walked, NO_CHOICE
     trials = prepared(model, tokenizer, job, progress)
     speeds = {
         (scheme.name, Matrix(choice.num_outputs, choice.depth)): choice
         for scheme in auto.schemes
-        for choice in timed(model, scheme, job.batch_sizes, progress)
+        for choice in timed(model, scheme, job, progress)
     }
     candidates = possible(model, auto.schemes, job.skip, speeds)
     all_bytes = weight_bytes(model.config, model.embed.weight.dtype, head=trials.head)

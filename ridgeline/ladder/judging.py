@@ -72,7 +72,7 @@ class Judge:
     """Holds the unmodified model for all that are compared with it."""
 
     def __init__(self) -> None:
-        self._original: Original | None = None
+        self._begun: tuple[Engine, Original] | None = None
         self._score: TaskScore | None = None
 
     def compare(
@@ -84,8 +84,8 @@ class Judge:
         bounds: Mapping[str, float | None],
     ) -> dict[str, Any]:
         asked, wanted = Measured(**measured), State.from_json(state)
-        original = self._begin(Path(path), device, asked)
-        context = original.engine.max_context
+        engine, original = self._begin(Path(path), device, asked)
+        context = engine.max_context
         recipe = _to_measure(wanted.recipe, context)
         source = Path(wanted.folder or path)
         pages = _num_pages(context, recipe)
@@ -93,28 +93,29 @@ class Judge:
             found = original.compare(changed)
             quality = quality_of(found, Bounds(**bounds))
             if asked.task is not None:
-                quality = self._with_task(quality, changed, asked)
+                quality = self._with_task(quality, engine, changed, asked)
         del changed
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return asdict(quality)
 
-    def _begin(self, path: Path, device: str, asked: Measured) -> Original:
-        if self._original is None:
+    def _begin(self, path: Path, device: str, asked: Measured) -> tuple[Engine, Original]:
+        if self._begun is None:
             context = asked.window if asked.task is None else max(asked.window, TASK_CONTEXT)
             engine = unmodified(path, device, context)
             windows = first_windows(engine, asked)
-            self._original = Original(engine, windows, KEPT_BYTES)
-        return self._original
+            self._begun = engine, Original(engine, windows, KEPT_BYTES)
+        return self._begun
 
-    def _with_task(self, quality: Quality, changed: Engine, asked: Measured) -> Quality:
+    def _with_task(
+        self, quality: Quality, original: Engine, changed: Engine, asked: Measured
+    ) -> Quality:
         assert asked.task is not None, "a task was asked for"
         assert asked.data is not None, "a task has questions"
-        assert self._original is not None, "the text was measured before"
         about = (Path(asked.data), asked.options())
         if self._score is None:
-            self._score = run_task(asked.task, self._original.engine, *about)
+            self._score = run_task(asked.task, original, *about)
         score = run_task(asked.task, changed, *about)
         less = difference(self._score, score)
         before, after = self._score.share.value, score.share.value

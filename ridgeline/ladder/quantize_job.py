@@ -3,7 +3,8 @@
 The changed model runs through the engine, as a user would run it, beside the original on the same
 text. Where it breaks the bound, the matrices whose outputs suffer most are named. Matrices whose
 product is slower here when they are quantized are left. For mixtures, of several schemes or of one
-and what stays, see auto.py, which measures more than one model: `Trials` keeps what these share.
+and what stays, see auto.py, which measures more than one model: `Trials` keeps what these share. A
+model that the device has no room for may lie on the host (original_place.py).
 
     found = quantize(model, tokenizer, Job(parse_scheme("int4-g128"), Gptq()))
     if found.problem is None: save(found, Path("out"), source="demo", tokenizer=tokenizer)
@@ -29,11 +30,12 @@ from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware.detection import available_memory
 from ridgeline.kernels.host_library import prepare
 from ridgeline.models import Transformer
-from ridgeline.models.copies import with_kinds
+from ridgeline.models.copies import on_device, with_kinds
 from ridgeline.models.families import Description
 from ridgeline.progress import Progress
-from ridgeline.quality.divergence import KEPT_BYTES, Divergence, Original
+from ridgeline.quality.divergence import KEPT_BYTES, Divergence, Original, Scores
 from ridgeline.quality.gate import USUAL, Bounds
+from ridgeline.quality.walked import Walked
 from ridgeline.quality.windows import Windows, cut
 from ridgeline.quantization.alternatives import Alternatives, Candidates, find_alternatives
 from ridgeline.quantization.calibration import quantize_model
@@ -72,6 +74,8 @@ class Job:
     head: Head = "plain"  # as the recipe beside the checkpoint will have it
     kv: Literal["fp8", "int8"] | None = None  # of cached keys and values, with calibrated scales
     work: Path | None = None  # where finished layers are kept, so that a stopped run goes on
+    device: str | None = None  # that blocks and the result run on; None: the model's own
+    walked: bool = False  # the model lies on the host, and has no room on the device
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def quantize(
     asked = chosen_layers(model, job.scheme, job.skip)
     if not asked and not job.method.prunes:
         raise UsageError(f"{', '.join(job.skip)} leaves no projection to quantize; skip fewer")
-    choices = timed(model, job.scheme, job.batch_sizes, progress)
+    choices = timed(model, job.scheme, job, progress)
     plain = slower_shapes(choices)
     shapes = {name: layer.weight.shape for name, layer in quantizable(model).items()}
     faster = [name for name in asked if tuple(shapes[name]) not in plain]
@@ -136,22 +140,25 @@ def prepared(
     model: Transformer, tokenizer: Tokenizer, job: Job, progress: Progress | None
 ) -> Trials:
     calibration, text = texts(job)
-    count = job.num_sequences or usual_sequences(job.method, model.embed.weight.is_cuda)
+    on_gpu = device_of(model, job).type != "cpu"
+    count = job.num_sequences or usual_sequences(job.method, on_gpu)
     batches = calibration_batches(tokenizer, calibration, num_sequences=count)
     windows = cut(text, tokenizer, min(job.window, model.config.max_context))
     return Trials(model, tokenizer, job, batches, windows, progress)
 
 
-def timed(
-    model: Transformer, scheme: Scheme, batch_sizes: Sequence[int], progress: Progress | None
-) -> list[Choice]:
+def device_of(model: Transformer, job: Job) -> torch.device:
+    return torch.device(job.device or model.embed.weight.device)
+
+
+def timed(model: Transformer, scheme: Scheme, job: Job, progress: Progress | None) -> list[Choice]:
     """How fast each shape is, plain and in the scheme, through the engine's kernels."""
-    if not batch_sizes:
+    if not job.batch_sizes:
         return []
-    weight = model.embed.weight
-    device, has_experts = str(weight.device), any(layer.experts for layer in model.config.layers)
+    device = str(device_of(model, job))
+    has_experts = any(layer.experts for layer in model.config.layers)
     host_kernels = device == "cpu" and not has_experts and prepare(progress)
-    about = (model.config, scheme, batch_sizes, weight.dtype, device)
+    about = (model.config, scheme, job.batch_sizes, model.embed.weight.dtype, device)
     return measured_choices(*about, host_kernels=host_kernels, progress=progress)
 
 
@@ -192,6 +199,7 @@ class Trials:
         progress: Progress | None,
     ) -> None:
         self.model, self.tokenizer, self.job = model, tokenizer, job
+        self.device = device_of(model, job)
         self.batches, self.windows, self.progress = batches, windows, progress
         longest = max(len(window) for window in windows.tokens)
         limits = Limits(max_context=longest, max_batch=MAX_BATCH)
@@ -208,8 +216,7 @@ class Trials:
         """Many mixtures of these are to come: what they share is made once. On a GPU that is not
         the original's logits: to make them again is cheaper than their memory.
         """
-        device = self.model.embed.weight.device
-        if device.type == "cpu":
+        if self.device.type == "cpu":
             self._kept_bytes = max(KEPT_BYTES, available_memory("cpu") // KEPT_SHARE)
         if self.job.method.folds:
             return
@@ -226,8 +233,12 @@ class Trials:
     @property
     def original(self) -> Original:
         if self._original is None:
-            engine = self._engine(self.model, self.recipe)
-            self._original = Original(engine, self.windows, self._kept_bytes)
+            windows = self.windows
+            if self.job.walked:
+                scores: Scores = Walked(self.model, windows.tokens, self.device, self.progress)
+            else:
+                scores = self._engine(self.model, self.recipe)
+            self._original = Original(scores, windows, self._kept_bytes)
         return self._original
 
     def _engine(self, model: Transformer, recipe: Recipe) -> Engine:
@@ -241,7 +252,7 @@ class Trials:
         recipe = self.recipe
         if self.job.kv is not None:
             recipe = edited(recipe, "kv.dtype", self.job.kv)
-        changed = coded_model(plain, codes)
+        changed = coded_model(plain, codes, self.device)
         if self.head is not None:
             changed = with_head(changed, self.head)
         held = sum(parameter.nbytes for parameter in changed.parameters())
@@ -265,8 +276,9 @@ class Trials:
             self.batches,
             lambda name: schemes.get(name.removesuffix(WEIGHT)),
             self.job.method,
-            device=self.model.embed.weight.device,
+            device=self.device,
             work=self.job.work,
+            keep_on_host=self.job.walked,
             progress=self.progress,
         )
         return Coded(*parts_of(self.model, results), results.reports)
@@ -277,7 +289,7 @@ class Trials:
         if self.job.kv is None or found.problem is not None:
             return found
         dtype = torch.int8 if self.job.kv == "int8" else FP8
-        model = coded_model(found.plain, found.codes)
+        model = coded_model(found.plain, found.codes, self.device)
         return replace(found, kv=calibrate_kv(model, self.batches, dtype, progress=self.progress))
 
 
@@ -287,10 +299,10 @@ def harm(reports: Sequence[MatrixReport], asked: Collection[str]) -> list[str]:
     return sorted(asked, key=lambda name: -(known.get(name) or -1e9))
 
 
-def coded_model(plain: Transformer, codes: ByProjection) -> Transformer:
-    """The model that runs. Codes may have waited on the host."""
-    device = plain.embed.weight.device
-    return with_schemes(plain, {name: (codes_on(c, device), s) for name, (c, s) in codes.items()})
+def coded_model(plain: Transformer, codes: ByProjection, device: torch.device) -> Transformer:
+    """The model that runs. Codes may have waited on the host, and all else may lie there."""
+    there = {name: (codes_on(c, device), scheme) for name, (c, scheme) in codes.items()}
+    return on_device(with_schemes(plain, there), device)
 
 
 def parts_of(model: Transformer, results: Results) -> tuple[Transformer, ByProjection]:

@@ -2,6 +2,7 @@
 are applied from outside, while the model it is made of stays what it was.
 
     copy = with_kinds(model, lambda kind: {Linear: OtherLinear}.get(kind, kind))
+    there = on_device(model, "cuda")
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -28,3 +30,26 @@ def with_kinds(module: Module, kind_of: Callable[[type[nn.Module]], type[nn.Modu
     }
     made: Module = copy
     return made
+
+
+def on_device(module: Module, device: str | torch.device) -> Module:
+    """A copy with all weights on a device. Those that lie there are shared, and tied ones stay
+    tied.
+    """
+    copy = with_kinds(module, lambda kind: kind)
+    moved: dict[int, Tensor] = {}
+    for part in copy.modules():
+        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        for held in tables:
+            for name, value in held.items():
+                if value is not None and id(value) not in moved:
+                    moved[id(value)] = _moved(value, device)
+                held[name] = None if value is None else moved[id(value)]
+    return copy
+
+
+def _moved(value: Tensor, device: str | torch.device) -> Tensor:
+    there = value.to(device)
+    if there is value or not isinstance(value, nn.Parameter):
+        return there
+    return nn.Parameter(there, requires_grad=value.requires_grad)

@@ -13,9 +13,9 @@ models. Both perplexities come with it. Letters: R rows, V vocabulary, T tokens 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor
 from ridgeline.engine import Engine
 from ridgeline.engine.scoring import RowScore
 from ridgeline.errors import UsageError
+from ridgeline.models import ModelConfig, Transformer
 from ridgeline.progress import Progress
 from ridgeline.quality.intervals import Estimate, mean_of
 from ridgeline.quality.perplexity import (
@@ -95,10 +96,21 @@ def divergence(
     return Original(original, windows, KEPT_BYTES).compare(changed, progress)
 
 
+class Scores(Protocol):
+    """What the original is asked for: an engine, or a model without room for one (walked.py)."""
+
+    config: ModelConfig
+    model: Transformer
+
+    def score(
+        self, prompts: Sequence[tuple[int, ...]], scores: Sequence[RowScore], /
+    ) -> list[Tensor]: ...
+
+
 class Original:
     """One model on one text, which others are compared with."""
 
-    def __init__(self, engine: Engine, windows: Windows, kept_bytes: int) -> None:
+    def __init__(self, engine: Scores, windows: Windows, kept_bytes: int) -> None:
         self.engine, self.windows = engine, windows
         self.groups = list(_groups(windows.tokens, kept_bytes_a_token(engine), kept_bytes))
         self._scored: _Scored | None = None  # of the one group, where there is one
@@ -137,7 +149,7 @@ class Original:
 class Kept:
     """The original's logits for one window, from its pass to the other model's."""
 
-    def __init__(self, original: Engine, length: int, device: torch.device) -> None:
+    def __init__(self, original: Scores, length: int, device: torch.device) -> None:
         shape = (length - 1, original.config.vocab_size)
         self._logits_TV = torch.empty(shape, dtype=original.model.logits_dtype, device=device)
         self.keep: RowScore = self._keep
@@ -178,11 +190,11 @@ def _kl_divergence(original_RV: Tensor, changed_RV: Tensor) -> Tensor:
     return torch.where(wanted_RV.isneginf(), 0.0, wanted_RV.exp() * (wanted_RV - found_RV)).sum(-1)
 
 
-def kept_bytes_a_token(original: Engine) -> int:
+def kept_bytes_a_token(original: Scores) -> int:
     return original.config.vocab_size * original.model.logits_dtype.itemsize
 
 
-def check_same_words(original: Engine, changed: Engine) -> None:
+def check_same_words(original: Scores, changed: Engine) -> None:
     ours, theirs = changed.config.vocab_size, original.config.vocab_size
     if ours != theirs:
         raise UsageError(

@@ -26,6 +26,7 @@ from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.kernels.prefill_attention import prompt_attention
 from ridgeline.kernels.prefill_attention.sdpa import equal_prompts
 from ridgeline.models import Transformer
+from ridgeline.models.copies import on_device
 from ridgeline.models.transformer import Block
 
 WatchHeads = Callable[[Tensor, Tensor], None]  # sees keys and values [T, K, H] as attention does
@@ -85,9 +86,11 @@ class BlockWalk:
 
     def copy_block(self, index: int) -> Block:
         """The block on the device, free to be changed."""
-        block = copy.deepcopy(self.model.layers[index])
+        block = self.model.layers[index]
         assert isinstance(block, Block)
-        return block.to(self.device)
+        if block.attn.qkv.weight.device.type == self.device.type:
+            return copy.deepcopy(block).to(self.device)
+        return on_device(block, self.device)  # the copy is on the way
 
     @torch.no_grad()
     def run(self, block: Block, watch: WatchHeads | None = None) -> Iterator[Tensor]:

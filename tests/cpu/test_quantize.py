@@ -122,3 +122,27 @@ def test_texts_do_not_overlap() -> None:
     assert calibration + measured == default_text()
     assert len(measured) > 10_000
     assert texts(job())[1] == TEXT
+
+
+@pytest.mark.parametrize(("scheme", "method"), [("int8", Rtn()), ("int4-g32", Gptq())])
+def test_an_original_on_the_host_is_worked_on_block_by_block(
+    model: Transformer, tokenizer: Tokenizer, scheme: str, method: Any, monkeypatch: Any
+) -> None:
+    """The same codes and the same figures, and no engine ever has the original."""
+    there = quantize(model, tokenizer, job(scheme, method))
+    started: list[Transformer] = []
+
+    class Noted(Engine):
+        def __init__(self, model: Any, *args: Any, **options: Any) -> None:
+            started.append(model)
+            super().__init__(model, *args, **options)
+
+    monkeypatch.setattr(quantize_job, "Engine", Noted)
+    found = quantize(model, tokenizer, job(scheme, method, walked=True, device="cpu"))
+    assert [type(one.layers[0].attn.qkv) for one in started] == [QuantizedLinear]
+    assert found.codes.keys() == there.codes.keys()
+    for name, (codes, _) in found.codes.items():
+        assert torch.equal(codes.values, there.codes[name][0].values)
+    assert found.quality.mean_kl.value == pytest.approx(there.quality.mean_kl.value, rel=1e-3)
+    assert found.quality.increase.value == pytest.approx(there.quality.increase.value, abs=1e-5)
+    assert found.quality.original.num_bytes == there.quality.original.num_bytes

@@ -77,6 +77,26 @@ def test_people_see_a_table(
         assert words in shown
 
 
+def test_an_original_on_the_host_gives_the_same(
+    folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = ["--max-kl", "1", "--max-ppl-increase", "0.5", "--save", str(tmp_path / "records")]
+    found = []
+    for place in ("device", "host"):
+        assert main(argv(folder, tmp_path / place, text, *wide, "--original", place, "--json")) == 0
+        found.append(json.loads(capsys.readouterr().out))
+        assert found[-1]["original_on"] == place
+        assert found[-1]["peak_device_bytes"] is None
+    kl = [one["quality"]["mean_kl"]["value"] for one in found]
+    assert kl[0] == pytest.approx(kl[1], rel=1e-3)
+    files = [(tmp_path / place / "model.safetensors").read_bytes() for place in ("device", "host")]
+    assert files[0] == files[1]
+    notes = [Record.from_json(json.loads(Path(one["record"]).read_text())).notes for one in found]
+    assert ["from the host" in " ".join(note) for note in notes] == [False, True]
+    assert main(argv(folder, tmp_path / "shown", text, *wide[:4], "--original", "host")) == 0
+    assert "blocks went to the device one by one" in capsys.readouterr().out
+
+
 def test_without_a_method_the_usual_one_is_taken(
     folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,6 +153,7 @@ def test_a_record_is_kept_refused_or_not(
         (UsageError, "names no projection", ["--skip", "layers.9.*"]),
         (UsageError, "window", ["--window", "1"]),
         (UsageError, "max_kl", ["--max-kl", "-1"]),
+        (UsageError, "--scheme --skip", ["--auto-mixed", "--original", "host"]),
     ],
 )
 def test_what_is_asked_wrong(

@@ -1,5 +1,5 @@
-"""Quantizing on a GPU: the same codes as on a CPU, and an 8B model's blocks within their share of
-six minutes and of 24 GiB.
+"""Quantizing on a GPU: the same codes as on a CPU, an original on the host that says what it says
+on the device, and an 8B model's blocks within their share of six minutes and of 24 GiB.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from calibrated import outlier_model, token_batches
+from engines import engine_for, prompts_of, tiny
 
 from ridgeline.models.shapes import random_model
+from ridgeline.quality.perplexity import chosen_logprobs
+from ridgeline.quality.walked import Walked
 from ridgeline.quantization.calibration import quantize_model
 from ridgeline.quantization.methods import Awq, Gptq, Method, SmoothQuant, SparseGpt
 from ridgeline.quantization.scheme import Codes, parse_scheme
@@ -37,6 +40,17 @@ def test_the_device_does_not_matter(method: Method, experts: int) -> None:
             assert codes.values.device.type == "cpu"
             assert (codes.values == expected.values).float().mean() > 0.95, name
     assert model.embed.weight.device.type == "cpu"
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "gemma2", "qwen3-moe"])
+def test_an_original_on_the_host_scores_as_the_engine_does(name: str) -> None:
+    windows = [tuple(prompt) for prompt in prompts_of([100, 61, 2])]
+    walked = Walked(tiny(name), windows, "cuda")
+    engine = engine_for(tiny(name, device="cuda"))
+    expected = engine.score(windows, chosen_logprobs)
+    for rows, right in zip(walked.score(windows, [chosen_logprobs] * 3), expected, strict=True):
+        torch.testing.assert_close(rows, right, atol=2e-3, rtol=1e-3)
+    assert all(value.device.type == "cpu" for value in tiny(name).parameters())
 
 
 @pytest.mark.parametrize("method", [Gptq(), Awq()], ids=repr)

@@ -240,9 +240,10 @@ def test_a_replica_is_killed_under_load(ray: Any, tmp_path: Path) -> None:
         assert engine.num_restarts == 1
         for number, right in enumerate(expected):
             assert (outputs[number].status, outputs[number].tokens) == ("finished", right.tokens)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while not all(replica.is_up for replica in pool_of(engine).replicas):
             engine.step()
-            assert time.monotonic() < end
+            time.sleep(0.05)  # the new process has its turn
+            assert time.monotonic() < end, "it did not come back"
         (again,) = engine.generate([PROMPTS[0]], long)
         assert again.tokens == expected[0].tokens

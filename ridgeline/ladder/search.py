@@ -1,13 +1,14 @@
 """The climb itself: which rung is tried next, what is kept and what is dropped. Measuring is
 somebody else's (`Bench`; bench_processes.py), so that decisions can be tested in milliseconds.
 
-Greedy, stage by stage (rungs/): in a stage the rung with the largest predicted gain comes first,
-and what is kept changes what the others are measured against. Where a rung that is kept later may
-turn a near miss (graphs for 16 bits, kernels tuned for codes, a batch), that one is tried once more
-from there; so is one that did not apply and now does. What is predicted to be slower from where the
-climb is, at the best end of its interval, is not measured there. With a budget, rungs of which
-nothing is expected, or that are not among as many as there is time for, are put off, and tried at
-the end if time is left.
+Greedy, stage by stage (rungs/): in a stage the rung with the largest predicted gain comes first (by
+the chance that its answers are inside the quality bound, where there is one), and what is kept
+changes what the others are measured against. Where a rung that is kept later may turn a near miss
+(graphs for 16 bits, kernels tuned for codes, a batch), that one is tried once more from there; so
+is one that did not apply and now does. What is predicted to be slower from where the climb is, at
+the best end of its interval, is not measured there. With a budget, rungs of which nothing is
+expected, or that are not among as many as there is time for, are put off, and tried at the end if
+time is left.
 
     search = Search(facts, bench, Budget(600.0), options)
     found = search.run()
@@ -213,7 +214,7 @@ class Search:
             if self._now.best != before:
                 self._look_again()
         while self._put_off and self._has_time():
-            rung, before = max(self._put_off, key=self._gain), self._now.best
+            rung, before = max(self._put_off, key=self._promise), self._now.best
             self._put_off.remove(rung)
             self._try(rung)
             if self._now.best != before:
@@ -224,7 +225,7 @@ class Search:
             open_rungs = [rung for rung in remaining if isinstance(self._offer(rung), Offer)]
             if not open_rungs:
                 break
-            rung = max(open_rungs, key=self._gain)  # of equals the first
+            rung = max(open_rungs, key=self._promise)  # of equals the first
             remaining.remove(rung)
             slower = self._slower_words(rung)
             if slower is not None:
@@ -320,10 +321,13 @@ class Search:
             log.info("no prediction for %s: %s", dict(edit), error)
             return None
 
-    def _gain(self, rung: Rung) -> float:
+    def _promise(self, rung: Rung) -> float:
+        """The predicted speedup, less what quality may take of it."""
         offer = self._offer(rung)
         predicted = self._predicted(offer) if isinstance(offer, Offer) else None
-        return 1.0 if predicted is None else predicted.speedup
+        gain = 0.0 if predicted is None else predicted.speedup - 1.0
+        judged = rung.changes_answers and self.options.quality
+        return 1.0 + gain * (rung.chance if judged and gain > 0 else 1.0)
 
     def _left(self) -> list[Rung]:
         """Rungs nothing is said of yet."""
@@ -346,10 +350,10 @@ class Search:
         fits = self.budget.fits(self._usual_s)
         if fits is None or (fits and rung.leads):
             return True
-        gain = self._gain(rung)
+        promise = self._promise(rung)
         others = [other for other in self._left() if isinstance(self._offer(other), Offer)]
-        better = [other for other in others if self._gain(other) > gain]
-        return len(better) < fits and gain >= WORTH
+        better = [other for other in others if self._promise(other) > promise]
+        return len(better) < fits and promise >= WORTH
 
     def _enough(self, speedup: Speedup) -> bool:
         count, least = len(speedup.before), self.options.rounds

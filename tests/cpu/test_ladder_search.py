@@ -272,6 +272,18 @@ def test_in_a_stage_the_largest_predicted_gain_comes_first() -> None:
     assert statuses(found)["int8"] == "dropped"  # held against int4
 
 
+@pytest.mark.parametrize(
+    ("int4", "quality", "first"),
+    [(2.0, True, "int8"), (2.4, True, "int4-g64"), (1.9, False, "int4-g64")],
+)
+def test_what_quality_may_refuse_comes_later(int4: float, quality: bool, first: str) -> None:
+    """Half of 1.0 is less than 0.6, half of 1.4 is more; without a bound nothing is refused."""
+    stages = ((ENGINE,), (replace(INT4, chance=0.5), INT8))
+    gains = {"int8": 1.6, "int4-g64": int4}
+    found = climb(FakeBench(by_label), stages=stages, gains=gains, quality=quality)
+    assert found.outcomes[1].name == first
+
+
 def test_a_model_that_does_not_fit_starts_from_what_does_and_says_so() -> None:
     bench = FakeBench(by_label, too_large=lambda state: state.recipe.scheme is None)
     found = climb(bench)

@@ -12,6 +12,7 @@ from ridgeline.errors import UnsupportedError
 from ridgeline.hardware import Ceiling, Hardware
 from ridgeline.ladder.outcome import Quality, RungOutcome
 from ridgeline.ladder.rungs import STAGES, Offer, Place, Rung
+from ridgeline.ladder.rungs.quantize import INT4
 from ridgeline.ladder.state import applied, baseline
 from ridgeline.models.shapes import describe_shape
 from ridgeline.recipe import edited_at_once, field_table
@@ -199,3 +200,7 @@ def test_rungs_are_where_their_area_is() -> None:
     firsts: list[Rung] = [stage[0] for stage in STAGES if stage[0].name != "batching"]
     places = [order.index(rung.area) for rung in firsts]
     assert places == sorted(places)
+
+
+def test_only_of_four_bits_quality_is_in_doubt_before() -> None:
+    assert {rung.name for rung in RUNGS.values() if rung.chance < 1} == set(INT4)

@@ -63,3 +63,4 @@ class Rung:
     # Rungs that, kept later, may turn a near miss of this one: it is then tried once more.
     again_after: tuple[str, ...] = ()
     near: float = 0.9  # of the best's speed, at the interval's upper end: a near miss
+    chance: float = 1.0  # that its answers are inside a quality bound, before anything is measured

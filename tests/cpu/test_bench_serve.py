@@ -413,17 +413,17 @@ def test_a_plot_is_drawn(load: LoadProcesses, tmp_path: Path) -> None:
 
 
 def test_the_search_over_a_live_endpoint(load: LoadProcesses) -> None:
-    """Four at a time, 0.1 s each: 40 requests a second and not more."""
+    """Four at a time, 0.2 s each: 20 requests a second and not more. So slow that a client which
+    comes 0.2 s late, as one on a busy machine does, is not taken for the server.
+    """
     settings = FindSettings(
-        Bound(ttft_s=0.4), target=0.9, precision=0.3, probe_s=1.5, max_probes=4, start=20.0,
+        Bound(ttft_s=0.8), target=0.9, precision=0.3, probe_s=3.0, max_probes=4, start=10.0,
         pattern="fixed",
     )  # fmt: skip
-    with FakeEndpoint(ttft_s=0.1, num_slots=4) as fake:
+    with FakeEndpoint(ttft_s=0.2, num_slots=4) as fake:
         found, run = find_rate(load, met_of(fake), workload(output=1), settings)
     assert found.met is not None
     assert found.failed is not None
-    assert found.met.rate <= 42.0
-    is_late = any(tried.note for tried in found.tried)  # the client was, on a busy machine
-    assert found.met.rate >= 20.0 or is_late, "too low, and nobody says why"
-    assert found.failed.rate <= 81.0
+    assert 10.0 <= found.met.rate <= 21.0
+    assert found.failed.rate <= 40.5
     assert run.num_within == run.num_requests

@@ -7,8 +7,8 @@ changes what the others are measured against. Where a rung that is kept later ma
 (graphs for 16 bits, kernels tuned for codes, a batch), that one is tried once more from there; so
 is one that did not apply and now does. What is predicted to be slower from where the climb is, at
 the best end of its interval, is not measured there. With a budget, rungs of which nothing is
-expected, or that are not among as many as there is time for, are put off, and tried at the end if
-time is left.
+expected, or that are not among as many as there is time for, are put off: they come back with a
+later stage if they promise more by then, and are tried at the end if time is left.
 
     search = Search(facts, bench, Budget(600.0), options)
     found = search.run()
@@ -210,7 +210,7 @@ class Search:
     def _climb(self) -> None:
         for stage in self.options.stages:
             before = self._now.best
-            self._climb_stage(list(stage))
+            self._climb_stage([*stage, *self._come_back()])
             if self._now.best != before:
                 self._look_again()
         while self._put_off and self._has_time():
@@ -219,6 +219,14 @@ class Search:
             self._try(rung)
             if self._now.best != before:
                 self._look_again()
+
+    def _come_back(self) -> list[Rung]:
+        """What was put off and promises enough by now: the less a step takes, the more of it is
+        overhead.
+        """
+        found = [rung for rung in self._put_off if self._promise(rung) >= WORTH]
+        self._put_off = [rung for rung in self._put_off if rung not in found]
+        return found
 
     def _climb_stage(self, remaining: list[Rung]) -> None:
         while remaining:

@@ -11,6 +11,7 @@ the other end.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -29,6 +30,7 @@ from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.ceilings import load_cached
 from ridgeline.kernels import extension
+from ridgeline.kernels.compile_times import CompileTimes
 from ridgeline.ladder import judging
 from ridgeline.ladder.looking import Steps, engine_steps, looked_at, naive_steps
 from ridgeline.ladder.outcome import CurvePoint
@@ -42,6 +44,8 @@ from ridgeline.quantization import load_model
 from ridgeline.quantization.choose import in_words, slower_shapes
 from ridgeline.quantization.load import choose_dtype
 from ridgeline.recipe import with_auto
+
+log = logging.getLogger(__name__)
 
 PROMPT = tuple(range(1, 33))  # asked twice, to see whether the answers are the same
 MAX_WARM_UPS = 4
@@ -209,11 +213,20 @@ def kind_of(error: BaseException) -> str:
     return "refused" if isinstance(error, RidgelineError) else "failed"
 
 
+def told(worker: Worker, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Its answer; where the time went goes to its log."""
+    began = time.monotonic()
+    with CompileTimes() as times:
+        answer = worker.answer(asked)
+    log.info("%s: %.1f s; %s", asked["do"], time.monotonic() - began, times.words())
+    return answer
+
+
 def serve(asked: IO[str], answers: IO[str]) -> None:
     worker = Worker()
     for line in asked:
         try:
-            answer = worker.answer(json.loads(line))
+            answer = told(worker, json.loads(line))
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             text = (
@@ -228,6 +241,7 @@ def main() -> None:
     """Answers go where standard output was; what libraries print there goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     serve(sys.stdin, answers)
 
 

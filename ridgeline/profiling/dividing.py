@@ -107,12 +107,15 @@ def _steps_like(subject: Stepping, phase: PhaseTime) -> Iterator[tuple[Step, int
 
 def _fitted(division: Division, num_pieces: int, step_s: float, on_cpu: bool) -> Division:
     """For a step of the workload, which took `step_s`. A GPU's kernels take what they take, however
-    slow the host is in launching them: waiting is what differs.
+    slow the host is in launching them: waiting is what differs, and that is not between the kernels
+    of a graph.
     """
     one = division.scaled(division.total_s / num_pieces)
     if on_cpu or one.busy_s >= step_s:
         return one.scaled(step_s)
-    waits = one.gaps_s + one.host_s
-    gaps = one.gaps_s / waits if waits > 0 else 1.0
-    left = step_s - one.busy_s
-    return replace(one, step_s=step_s, gaps_s=left * gaps, host_s=left * (1.0 - gaps))
+    left, waits = step_s - one.busy_s, one.gaps_s + one.host_s
+    if one.in_graphs:
+        gaps_s = min(left, one.gaps_s)
+    else:
+        gaps_s = left * one.gaps_s / waits if waits > 0 else left
+    return replace(one, step_s=step_s, gaps_s=gaps_s, host_s=left - gaps_s)

@@ -93,6 +93,9 @@ def _smaller(situation: Situation, on_gpu: bool) -> Iterator[tuple[str, dict[str
             if scheme.weight not in done and all(scheme.fits(*each) for each in matrices):
                 done.add(scheme.weight)
                 yield f"weights in {name}", {"scheme": name}
+    codes = None if recipe.scheme is None else parse_scheme(recipe.scheme)
+    if on_gpu and codes is not None and codes.inputs == "16-bit" and recipe.copies is False:
+        yield "weights in 16 bits too, for prompts", {"copies": True}
     if recipe.kv.dtype not in ("fp8", "int8"):
         name = "fp8" if on_gpu else "int8"
         yield f"keys and values in {name}", {"kv.dtype": name}

@@ -8,9 +8,12 @@ gains.py compares before and after a change. No clock is read here.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import NamedTuple
 
+from ridgeline.engine.footprint import copied_bytes
 from ridgeline.engine.layer_speed import known_speedup
+from ridgeline.engine.loading import COPIES_SHARE
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.kernels.pages import holds_codes
 from ridgeline.models import ModelConfig
@@ -24,6 +27,7 @@ from ridgeline.profiling.launching import (
     launch_s,
 )
 from ridgeline.profiling.reach import (
+    DECODING,
     Reach,
     attention_reach,
     link_reach,
@@ -31,6 +35,7 @@ from ridgeline.profiling.reach import (
     untuned_share,
 )
 from ridgeline.profiling.run_state import State
+from ridgeline.quantization.linear import COPIED_FROM
 from ridgeline.quantization.scheme import Scheme, parse_scheme
 from ridgeline.quantization.sizes import (
     Matrix,
@@ -119,6 +124,9 @@ def _matrix_s(
     plain_s = _product_s(state, matrix, None, rows, scale)
     if scheme is None or not scheme.fits(*matrix) or state.loop == "naive":
         return plain_s
+    if state.on_gpu and scheme.inputs == "16-bit" and rows >= COPIED_FROM:
+        plain_s = _product_s(state, matrix, None, rows)
+        return plain_s if holds_copies(state) else plain_s + _decoding_s(state, matrix, scheme)
     by_codes_s = _by_codes_s(state, matrix, scheme, rows, scale)
     # What is slower as codes stays plain, unless the recipe says otherwise.
     return by_codes_s if state.recipe.quantize_all else min(by_codes_s, plain_s)
@@ -153,6 +161,21 @@ def _by_codes_s(state: State, matrix: Matrix, scheme: Scheme, rows: float, scale
     if timed is None:
         return _product_s(state, matrix, scheme, rows, scale)
     return _product_s(state, matrix, None, rows, scale) / timed
+
+
+def holds_copies(state: State) -> bool:
+    """As the recipe says, or as an engine that has the device to itself would choose."""
+    if state.recipe.copies is not None:
+        return state.recipe.copies
+    held = copied_bytes(state.config, replace(state.recipe, copies=True))
+    return held <= COPIES_SHARE * state.hardware.memory_bytes
+
+
+def _decoding_s(state: State, matrix: Matrix, scheme: Scheme) -> float:
+    """A step of many tokens writes a matrix of codes in the dtype first."""
+    dtype = parse_dtype(state.recipe.dtype)
+    written = matrix.num_outputs * matrix.depth * dtype_bytes(dtype)
+    return (stored_bytes(scheme, matrix, dtype) + written) / (DECODING * state.bandwidth)
 
 
 def _units(state: State, scheme: Scheme | None) -> str:

@@ -321,6 +321,25 @@ def test_time_that_is_left_goes_to_what_was_put_off() -> None:
     assert statuses(found)["bf16"] == "kept"
 
 
+def test_what_was_put_off_comes_back_where_it_promises_more() -> None:
+    """Pages promise nothing to fp32, much to bf16: they come behind it, before what is last."""
+    last = rung("last", {"kv.prefix_cache": False})
+
+    def predict(situation: Situation, edit: Mapping[str, Any]) -> Prediction:
+        gains = {"dtype": 1.5, "scheme": 1.4, "kv.prefix_cache": 1.02, "loop": 2.0}
+        gains["kv.page_size"] = 1.3 if situation.recipe.dtype == "bf16" else 1.0
+        gain = gains[next(iter(edit))]
+        return Prediction(gain, gain / 1.3, gain * 1.3, "scripted")
+
+    bench = FakeBench(by_label)
+    facts = Facts(CONFIG, CPU, "latency", "setting")
+    options = Options(stages=((ENGINE,), (PAGES,), (BF16,), (INT8,), (last,)))
+    budget = Budget(1000.0, clock=lambda: bench.now)
+    found = Search(facts, bench, budget, options, None, None, predict).run()
+    names = [outcome.name for outcome in found.outcomes]
+    assert names == ["engine", "bf16", "int8", "pages", "last"]
+
+
 def test_what_nothing_is_expected_of_comes_last_unless_it_leads() -> None:
     def order(pages: Rung, budget_s: float | None) -> list[str]:
         gains = {"bf16": 1.5, "int8": 1.4, "128": 1.0}

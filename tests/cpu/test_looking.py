@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,8 @@ def test_a_gpus_kernels_take_what_they_take() -> None:
     assert on_cpu["matrices"] == pytest.approx(8e-3 * 20 / 17)
     short = dividing._fitted(traced, 1, 4.5e-3, on_cpu=False).parts  # below its kernels
     assert sum(short.values()) == pytest.approx(4.5e-3)
+    graph = dividing._fitted(replace(traced, in_graphs=True), 1, 20e-3, on_cpu=False).parts
+    assert (graph["gaps"], graph["host"]) == pytest.approx((6e-3, 5e-3))  # the host waits longer
     halves = dividing._fitted(traced, 2, 10e-3, on_cpu=False).parts  # a prompt in two steps
     assert halves["matrices"] == pytest.approx(4e-3)
 

@@ -155,6 +155,21 @@ def test_the_head_is_for_recipes_that_have_it_plain() -> None:
     assert stages[schemes + 1] == {"head-int8"}
 
 
+def test_copies_are_for_weights_that_are_codes_where_there_is_room() -> None:
+    int4 = {"scheme": "int4-g128", "dtype": "bf16"}
+    assert offered("copies", place(GPU, ENGINE, int4)) == {"copies": True}
+    assert "already" in refused("copies", place(GPU, ENGINE, int4, {"copies": True}))
+    assert "no weights" in refused("copies", place(GPU, ENGINE, BF16))
+    assert "no weights" in refused("copies", place(GPU, ENGINE, BF16, {"scheme": "fp8"}))
+    assert "CPU" in refused("copies", place(CPU, ENGINE, int4))
+    assert "deterministic" in refused("copies", place(GPU, ENGINE, int4, {"deterministic": True}))
+    small = replace(GPU, memory_bytes=24 << 30)
+    assert "54% of the memory" in refused("copies", place(small, ENGINE, int4))
+    found = {"int4-g128": RungOutcome("int4-g128", "quantize", "", {}, "kept", "")}
+    calibrated = place(GPU, ENGINE, BF16, {"folder": "codes"}, outcomes=found)
+    assert offered("copies", calibrated) == {"copies": True}
+
+
 def test_another_scheme_leaves_calibrated_codes() -> None:
     where = place(CPU, ENGINE, {"folder": "codes"})
     assert offered("int8", where) == {"scheme": "int8", "folder": None}

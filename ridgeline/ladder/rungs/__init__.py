@@ -26,6 +26,7 @@ STAGES: tuple[tuple[Rung, ...], ...] = (
     custom_kernels.RUNGS,
     quantize.SCHEMES,
     quantize.HEAD,
+    quantize.COPIES,
     quantize.PAGES,
     batching.RUNGS,
 )

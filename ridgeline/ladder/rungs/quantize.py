@@ -1,13 +1,16 @@
 """Quantize: weights in 8 or 4 bits, what they are multiplied with in 8, the head in 8, keys and
-values in 8. Schemes exclude each other; each is measured against the best so far, the largest
-predicted gain first, by the chance that its answers are good enough.
+values in 8; and weights in 16 bits beside their codes. Schemes exclude each other; each is measured
+against the best so far, the largest predicted gain first, by the chance that its answers are good
+enough.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ridgeline.engine.footprint import copied_bytes
 from ridgeline.errors import UnsupportedError
 from ridgeline.hardware.probes import fp8_dtype
 from ridgeline.ladder.rungs.base import Offer, Place, Rung
@@ -28,6 +31,7 @@ FINER_GAIN = 4.0  # at most, that finer groups take off the error
 # `demo` is refused in it (a KL of 0.44 where 0.02 is allowed); of others it is not known before.
 # So 8 bits come first, unless 4 give more than twice as much on top.
 INT4_CHANCE = 0.5
+COPIES_ROOM = 0.25  # of the memory, that copies of weights may take where they are measured
 
 
 def weights(name: str, place: Place) -> Offer | str:
@@ -112,6 +116,33 @@ def head(place: Place) -> Offer | str:
     return Offer({"head": "int8"}, "the matrix that makes logits is read in every step")
 
 
+def copies(place: Place) -> Offer | str:
+    """What one token gains by codes, a step of many may lose: they are written out first."""
+    now, scheme = place.filled, _scheme(place)
+    if place.on_cpu:
+        return "a CPU multiplies many rows by codes too"
+    if now.copies:
+        return "they are held already"
+    if scheme is None or scheme.inputs != "16-bit":
+        return "no weights are codes that are multiplied with 16-bit inputs"
+    if now.deterministic or now.parallel.tensor > 1:
+        return "products that are deterministic, or of ranks, are of the codes alone"
+    held = replace(now, scheme=scheme.name, copies=True)
+    share = copied_bytes(place.config, held) / place.hardware.memory_bytes
+    if share > COPIES_ROOM:
+        return f"copies of the weights would take {share:.0%} of the memory"
+    return Offer({"copies": True}, "steps of many tokens need not write codes out first")
+
+
+def _scheme(place: Place) -> Scheme | None:
+    """Of the weights, which calibrated codes have in their checkpoint."""
+    name = place.state.recipe.scheme
+    if name is None and place.state.folder is not None:
+        kept = (o.name for o in place.outcomes.values() if o.status == "kept")
+        name = next((each for each in kept if each in WEIGHTS), None)
+    return None if name is None else parse_scheme(name)
+
+
 SCHEMES = tuple(
     Rung(
         name,
@@ -137,4 +168,13 @@ PAGES = tuple(
 )
 HEAD = (
     Rung("head-int8", "quantize", "the head in int8", head, True, again_after=("tuned", *WEIGHTS)),
+)
+COPIES = (
+    Rung(
+        "copies",
+        "quantize",
+        "weights in 16 bits too, for prompts",
+        copies,
+        again_after=("tuned", "batching", *WEIGHTS),
+    ),
 )

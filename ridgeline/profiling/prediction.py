@@ -51,6 +51,8 @@ class PhaseTime:
     # slowest included); empty where a step was not divided
     division: Mapping[str, float] = field(default_factory=dict)
     num_kernels: float | None = None  # launched in one; None: not counted
+    # Of it, from the first launch of a step to its tokens, untraced: the rest the device was idle.
+    device_s: float | None = None
 
 
 @dataclass(frozen=True)

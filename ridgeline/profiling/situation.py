@@ -9,7 +9,8 @@ with their times and their work, and the model as it was run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from statistics import fmean
+from typing import NamedTuple, Protocol
 
 from ridgeline.engine.step_plan import StepPlan
 from ridgeline.engine.step_watch import Watched, between_s
@@ -59,12 +60,19 @@ def phases_of(steps: Sequence[Watched]) -> tuple[PhaseTime, ...]:
     """Of an engine's steps, each from its beginning to the next one's. Steps with prompts are
     prefill steps, all others decode steps. On a GPU the device must be through with them.
     """
-    spans: dict[Phase, list[tuple[StepPlan, float]]] = {"prefill": [], "decode": []}
+    spans: dict[Phase, list[_Span]] = {"prefill": [], "decode": []}
     for this, following in zip(steps, [*steps[1:], None], strict=True):
         end = this.ended if following is None else following.began
-        spans[_kind(this.plan)].append((this.plan, max(0.0, between_s(this.began, end))))
+        whole_s, own_s = (max(0.0, between_s(this.began, to)) for to in (end, this.ended))
+        spans[_kind(this.plan)].append(_Span(this.plan, whole_s, own_s))
     return tuple(
-        PhaseTime(kind, len(found), sum(s for _, s in found) / len(found), _mean_plan(found))
+        PhaseTime(
+            kind,
+            len(found),
+            fmean(span.seconds for span in found),
+            _mean_plan([span.plan for span in found]),
+            device_s=fmean(min(span.seconds, span.device_s) for span in found),
+        )
         for kind, found in spans.items()
         if found
     )
@@ -95,13 +103,21 @@ def _kind(plan: StepPlan) -> Phase:
     return "decode" if rows == len(plan.num_tokens) else "prefill"
 
 
-def _mean_plan(found: Sequence[tuple[StepPlan, float]]) -> MeanStep:
+class _Span(NamedTuple):
+    """A step, until the next one begins."""
+
+    plan: StepPlan
+    seconds: float
+    device_s: float  # until its own tokens
+
+
+def _mean_plan(plans: Sequence[StepPlan]) -> MeanStep:
     works = [
         mean_work(
             [Chunk(*pair) for pair in zip(plan.num_tokens, plan.first_positions, strict=True)],
             len(plan.logit_tokens),
         )
-        for plan, _ in found
+        for plan in plans
     ]
     names = ("rows", "tokens", "logit_rows", "pairs", "keys")
     return MeanStep(*(sum(getattr(w, name) for w in works) / len(works) for name in names))

@@ -93,16 +93,28 @@ def test_a_gpus_kernels_take_what_they_take() -> None:
     """Traced with a host that needed 17 ms for the step, in a workload where it needed 20."""
     ops = (OpTime("head", "matrices", 8e-3, 1), OpTime("attention", "attention", 1e-3, 1))
     traced = Division(17e-3, ops, 0.0, 6e-3, 2e-3, 290)
-    on_gpu = dividing._fitted(traced, 1, 20e-3, on_cpu=False).parts
+
+    def fitted(
+        division: Division, pieces: int, step_s: float, on_cpu: bool = False, **more: Any
+    ) -> dict[str, float]:
+        phase = PhaseTime("decode", 1, step_s, PHASES[0].work, **more)
+        return dividing._fitted(division, pieces, phase, on_cpu).parts
+
+    on_gpu = fitted(traced, 1, 20e-3, device_s=18e-3)
     assert on_gpu["matrices"] == 8e-3
     assert (on_gpu["gaps"], on_gpu["host"]) == pytest.approx((8.25e-3, 2.75e-3))
-    on_cpu = dividing._fitted(traced, 1, 20e-3, on_cpu=True).parts
+    on_cpu = fitted(traced, 1, 20e-3, on_cpu=True)
     assert on_cpu["matrices"] == pytest.approx(8e-3 * 20 / 17)
-    short = dividing._fitted(traced, 1, 4.5e-3, on_cpu=False).parts  # below its kernels
+    short = fitted(traced, 1, 4.5e-3)  # below its kernels
     assert sum(short.values()) == pytest.approx(4.5e-3)
-    graph = dividing._fitted(replace(traced, in_graphs=True), 1, 20e-3, on_cpu=False).parts
-    assert (graph["gaps"], graph["host"]) == pytest.approx((6e-3, 5e-3))  # the host waits longer
-    halves = dividing._fitted(traced, 2, 10e-3, on_cpu=False).parts  # a prompt in two steps
+    graph = fitted(replace(traced, in_graphs=True), 1, 20e-3, device_s=12e-3)
+    assert graph["matrices"] == 8e-3
+    assert (graph["gaps"], graph["host"]) == pytest.approx((3e-3, 8e-3))
+    drawn_out = fitted(replace(traced, in_graphs=True), 1, 20e-3, device_s=4.5e-3)
+    assert (drawn_out["gaps"], drawn_out["host"]) == pytest.approx((0.0, 15.5e-3))
+    assert drawn_out["matrices"] == pytest.approx(4e-3)
+    assert sum(drawn_out.values()) == pytest.approx(20e-3)
+    halves = fitted(traced, 2, 10e-3)  # a prompt in two steps
     assert halves["matrices"] == pytest.approx(4e-3)
 
 

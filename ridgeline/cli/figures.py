@@ -11,8 +11,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from ridgeline.records import Value
 
 
@@ -43,8 +41,3 @@ def peak_host_bytes() -> int:
     """The most memory that this process has held."""
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return held if sys.platform == "darwin" else held * 1024
-
-
-def peak_device_bytes(device: str) -> int | None:
-    """The most memory that this process has held of a GPU for its tensors."""
-    return None if device == "cpu" else torch.cuda.max_memory_reserved(device)

@@ -14,12 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ridgeline.cli.figures import (
-    divergence_figures,
-    figure,
-    peak_device_bytes,
-    peak_host_bytes,
-)
+from ridgeline.cli.figures import divergence_figures, figure, peak_host_bytes
 from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.cli.quantize_table import document, render
 from ridgeline.cli.terminal import Terminal
@@ -30,6 +25,7 @@ from ridgeline.errors import OutputError, QualityError, UnsupportedError, UsageE
 from ridgeline.formats.dtypes import dtype_name, parse_dtype
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.clocks import Clocks, ClockSampler
+from ridgeline.hardware.detection import peak_device_bytes
 from ridgeline.hardware.units import human_bytes, parse_bytes
 from ridgeline.ladder.auto import NO_CHOICE, Auto, quantize_auto, usual_schemes
 from ridgeline.ladder.original_place import Place, is_walked
@@ -336,6 +332,7 @@ def kept_record(
         **figure("weight_bytes", made["weight_bytes"], "B"),
         **figure("num_trials", len(made["trials"]), "1"),
         **figure("quantizing_seconds", made["quantizing_seconds"], "s"),
+        **figure("quantizing_device_bytes", made["quantizing_device_bytes"], "B"),
         **figure("total_seconds", made["total_seconds"], "s"),
         **figure("peak_host_bytes", made["peak_host_bytes"], "B"),
         **figure("peak_device_bytes", made["peak_device_bytes"], "B"),

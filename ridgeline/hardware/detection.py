@@ -132,6 +132,11 @@ def available_memory(device: str) -> int:
     return available
 
 
+def peak_device_bytes(device: str) -> int | None:
+    """The most memory that this process has held of a GPU for its tensors."""
+    return None if device == "cpu" else torch.cuda.max_memory_reserved(device)
+
+
 def _versions() -> dict[str, str]:
     found: dict[str, str] = {"torch": str(torch.__version__)}
     try:

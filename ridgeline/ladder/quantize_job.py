@@ -27,7 +27,7 @@ from ridgeline.engine import Engine
 from ridgeline.engine.layer_speed import measured_choices
 from ridgeline.errors import UsageError
 from ridgeline.formats.dtypes import dtype_name
-from ridgeline.hardware.detection import available_memory
+from ridgeline.hardware.detection import available_memory, peak_device_bytes
 from ridgeline.kernels.host_library import prepare
 from ridgeline.models import Transformer
 from ridgeline.models.copies import on_device, with_kinds
@@ -115,6 +115,7 @@ class Quantized:
     places: list[Placed] = field(default_factory=list)  # where schemes were chosen (auto.py)
     kv: KvScales | None = None
     seconds: float = 0.0  # of finding codes, in all trials; measuring them comes on top
+    device_bytes: int | None = None  # held of a GPU at most, until codes were found the first time
 
 
 def quantize(
@@ -211,6 +212,7 @@ class Trials:
         self._alternatives: Alternatives | None = None
         self.done: list[Trial] = []
         self.seconds = 0.0
+        self.device_bytes: int | None = None
 
     def expect(self, candidates: Candidates) -> None:
         """Many mixtures of these are to come: what they share is made once. On a GPU that is not
@@ -249,6 +251,8 @@ class Trials:
         begun = time.perf_counter()
         plain, codes, reports = self._coded(schemes)
         self.seconds += time.perf_counter() - begun
+        if not self.done:
+            self.device_bytes = peak_device_bytes(str(self.device))
         recipe = self.recipe
         if self.job.kv is not None:
             recipe = edited(recipe, "kv.dtype", self.job.kv)
@@ -285,7 +289,7 @@ class Trials:
 
     def finished(self, found: Quantized) -> Quantized:
         """With the time of all, and what is made only of the one that is kept."""
-        found = replace(found, seconds=self.seconds)
+        found = replace(found, seconds=self.seconds, device_bytes=self.device_bytes)
         if self.job.kv is None or found.problem is not None:
             return found
         dtype = torch.int8 if self.job.kv == "int8" else FP8

@@ -149,6 +149,7 @@ class Search:
         self._rung_s: list[float] = []  # that measured rungs took
         self._latest: dict[str, RungOutcome] = {}
         self._put_off: list[Rung] = []
+        self._trying: Rung | None = None
         self._done = 0
 
     def run(self) -> Found:
@@ -356,12 +357,15 @@ class Search:
         for.
         """
         fits = self.budget.fits(self._usual_s)
-        if fits is None or (fits and rung.leads):
+        if fits is None or (fits > 1 and rung.leads):  # the last place is for what promises most
             return True
         promise = self._promise(rung)
+        return self._num_better(promise) < fits and promise >= WORTH
+
+    def _num_better(self, promise: float) -> int:
+        """Rungs that promise more, of those nothing is said of yet."""
         others = [other for other in self._left() if isinstance(self._offer(other), Offer)]
-        better = [other for other in others if self._promise(other) > promise]
-        return len(better) < fits and promise >= WORTH
+        return sum(self._promise(other) > promise for other in others if other != self._trying)
 
     def _enough(self, speedup: Speedup) -> bool:
         count, least = len(speedup.before), self.options.rounds
@@ -371,6 +375,9 @@ class Search:
         if count >= looks[-1] or self.budget.is_spent:
             return True
         decided = speedup.low > 1.0 or speedup.high < WORTH
+        if not decided and self.budget.seconds is not None and count in looks:
+            # Time is better spent on what promises more than this can still turn out to give.
+            decided = self._num_better(speedup.high) > 0
         return decided and count in looks
 
     def _try(self, rung: Rung, again: bool = False) -> None:
@@ -379,6 +386,7 @@ class Search:
             self._add(rung, "not applicable", offer)
             return
         self._tell(rung)
+        self._trying = rung
         now, began = self._now, self.budget.used_s
         candidate, predicted = applied(now.best, offer.edit), self._predicted(offer)
         key = digest(

@@ -63,8 +63,12 @@ def _one(subject: Stepping, phase: PhaseTime, seconds: float) -> tuple[PhaseTime
             slowed = 1.0
         else:
             before = time_loop(step, count, device=subject.device)
+            began = time.perf_counter()
             division, _, _ = watched(subject, step, before.median_s, count)
+            watched_s = time.perf_counter() - began
             slowed = _slowed(subject, step, count, before.min_s)
+            steps = f"{count} {phase.phase} steps of {1e3 * before.median_s:.1f} ms"
+            log.info("%s were watched in %.1f s", steps, watched_s)
     fitted = _fitted(division, num_pieces, phase, on_cpu)
     kernels = division.num_kernels / num_pieces
     return replace(phase, division=fitted.parts, num_kernels=kernels), slowed

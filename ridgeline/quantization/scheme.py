@@ -120,10 +120,10 @@ def nearest(scaled: Tensor, zero: Tensor | None, scheme: Scheme) -> Tensor:
     if scheme.weight == "fp8":
         limit = LARGEST[FP8]
         return scaled.clamp(-limit, limit).to(FP8).float()
-    rounded = torch.floor(scaled + 0.5)
+    rounded = (scaled + 0.5).floor_()  # in place, and all that follows: weights are large
     if scheme.weight == "int8":
-        return rounded.clamp(-127, 127)
-    return (rounded + (ZERO if zero is None else zero)).clamp(0, 15)
+        return rounded.clamp_(-127, 127)
+    return rounded.add_(ZERO if zero is None else zero).clamp_(0, 15)
 
 
 def decode(codes: Codes, scheme: Scheme) -> Tensor:

@@ -353,6 +353,30 @@ def test_what_nothing_is_expected_of_comes_last_unless_it_leads() -> None:
     assert order(replace(PAGES, leads=True), 1000.0) == early
 
 
+def test_what_cannot_give_more_than_others_promise_has_no_more_rounds() -> None:
+    """Pages change nothing, within noise: of interest only where nothing better is to come."""
+
+    def rounds(int8: float, budget_s: float | None) -> int:
+        bench = FakeBench(by_label, noise=0.05)
+        gains = {"128": 1.5, "int8": int8, "bf16": 1.0}
+        found = climb(bench, PAGES, INT8, gains=gains, budget_s=budget_s)
+        achieved = next(o.achieved for o in found.outcomes if o.name == "pages")
+        assert achieved is not None
+        return len(achieved.before)
+
+    assert rounds(int8=1.4, budget_s=1000.0) == 5
+    assert rounds(int8=1.4, budget_s=None) == rounds(int8=1.0, budget_s=1000.0) == 12
+
+
+def test_the_last_place_is_for_what_promises_most() -> None:
+    """A rung takes ten seconds, and there is time for one more behind the engine."""
+    gains = {"int8": 1.6, "128": 1.0}
+    pages = replace(PAGES, leads=True)
+    found = climb(FakeBench(by_label), pages, INT8, gains=gains, budget_s=30.0)
+    assert statuses(found)["int8"] == "kept"
+    assert statuses(found)["pages"] == "not reached"
+
+
 def test_the_last_rounds_take_what_time_is_left() -> None:
     now = [0.0]
     budget = Budget(400.0, clock=lambda: now[0])

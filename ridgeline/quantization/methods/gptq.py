@@ -55,14 +55,15 @@ class Gptq(Method):
         order_D = torch.arange(weight_OD.shape[1], device=weight_OD.device)
         if self.act_order:
             order_D = hessian_DD.diagonal().argsort(descending=True, stable=True)
-            hessian_DD = hessian_DD[order_D][:, order_D]
+        upper_DD = inverse_factor(hessian_DD, self.damping, order_D if self.act_order else None)
         rounder = GridRounder(grid, weight_OD.shape, order_D, scheme)
         if not self.act_order and scheme.spread == "group":
             rounder = GroupRounder(grid, weight_OD.shape, order_D, scheme, importance_D)
         columns_DO = weight_OD.t()[order_D].contiguous()
-        sweep(columns_DO, inverse_factor(hessian_DD, self.damping), rounder)
-        rounded_OD = columns_DO[order_D.argsort()].t()
-        return encode(rounded_OD, rounder.grid, scheme)
+        sweep(columns_DO, upper_DD, rounder)
+        grid = rounder.grid
+        del upper_DD, rounder  # what is as large as the weights makes room for their codes
+        return encode(columns_DO[order_D.argsort()].t(), grid, scheme)
 
 
 class GridRounder:

@@ -31,7 +31,7 @@ from ridgeline.quantization.scheme import (
 from ridgeline.quantization.statistics import Statistics
 
 SMALLEST, LARGEST, STEPS = 0.6, 1.08, 25  # ranges that are tried: 0.60, 0.62, … 1.08
-CACHED, LARGE = 2**18, 2**26  # weights searched at a time: a CPU's caches, a GPU's memory
+CACHED, LARGE = 2**18, 2**25  # weights searched at a time: a CPU's caches, a GPU's memory
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def _with_waiting(found: Division, inner_s: float, lead_s: float, in_graphs: boo
         gaps = min(left, inner_s)
     else:
         gaps = left * inner_s / (inner_s + lead_s) if inner_s + lead_s > 0 else 0.0
-    return replace(found, gaps_s=gaps, host_s=left - gaps, in_graphs=in_graphs)
+    return replace(found, gaps_s=gaps, host_s=left - gaps)
 
 
 def owners(events: Sequence[DeviceEvent], labels: Sequence[Label]) -> tuple[list[int | None], int]:

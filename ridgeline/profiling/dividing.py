@@ -114,8 +114,8 @@ def _fitted(division: Division, num_pieces: int, phase: PhaseTime, on_cpu: bool)
     launching them: waiting is what differs.
     """
     one, step_s = division.scaled(division.total_s / num_pieces), phase.step_s
-    if one.in_graphs and phase.device_s is not None:
-        return _in_graphs(one, step_s, min(step_s, phase.device_s))
+    if not on_cpu and phase.device_s is not None:
+        return _by_events(one, step_s, min(step_s, phase.device_s))
     if on_cpu or one.busy_s >= step_s:
         return one.scaled(step_s)
     waits = one.gaps_s + one.host_s
@@ -124,10 +124,10 @@ def _fitted(division: Division, num_pieces: int, phase: PhaseTime, on_cpu: bool)
     return replace(one, step_s=step_s, gaps_s=left * gaps, host_s=left * (1.0 - gaps))
 
 
-def _in_graphs(one: Division, step_s: float, device_s: float) -> Division:
-    """Once a graph is launched the host has no part in it: what the device is not at work is the
-    host's. A trace draws a graph out (8B in int4 at batch 1: 2.09 ms of kernels and gaps, where
-    steps launched ahead took 1.83), so that the gaps are what is left of the device's time.
+def _by_events(one: Division, step_s: float, device_s: float) -> Division:
+    """The host has what is between the device's steps, the gaps what kernels leave of its time in
+    them. A trace draws graphs out (8B in int4 at batch 1: 2.09 ms of kernels and gaps, where steps
+    launched ahead took 1.83), which would leave the host nothing.
     """
     kernels = replace(one, gaps_s=0.0, host_s=0.0)
     if kernels.busy_s > device_s:

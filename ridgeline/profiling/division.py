@@ -56,7 +56,6 @@ class Division:
     host_s: float  # it waits for the host's other work
     num_kernels: float
     notes: tuple[str, ...] = ()
-    in_graphs: bool = False  # its gaps are the device's own, however slow the host is
 
     @property
     def parts(self) -> dict[str, float]:

@@ -162,7 +162,6 @@ def test_kernels_of_graphs_are_told_apart_by_their_order() -> None:
     )
     assert division.gaps_s == pytest.approx(4 * MICRO)  # as the trace had them
     assert division.host_s == pytest.approx(step_s - 112 * MICRO)
-    assert division.in_graphs
     assert division.total_s == pytest.approx(step_s, rel=0.03)
     assert division.notes == ()
 

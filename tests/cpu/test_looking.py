@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,17 +99,17 @@ def test_a_gpus_kernels_take_what_they_take() -> None:
         phase = PhaseTime("decode", 1, step_s, PHASES[0].work, **more)
         return dividing._fitted(division, pieces, phase, on_cpu).parts
 
-    on_gpu = fitted(traced, 1, 20e-3, device_s=18e-3)
+    on_gpu = fitted(traced, 1, 20e-3)
     assert on_gpu["matrices"] == 8e-3
     assert (on_gpu["gaps"], on_gpu["host"]) == pytest.approx((8.25e-3, 2.75e-3))
     on_cpu = fitted(traced, 1, 20e-3, on_cpu=True)
     assert on_cpu["matrices"] == pytest.approx(8e-3 * 20 / 17)
     short = fitted(traced, 1, 4.5e-3)  # below its kernels
     assert sum(short.values()) == pytest.approx(4.5e-3)
-    graph = fitted(replace(traced, in_graphs=True), 1, 20e-3, device_s=12e-3)
-    assert graph["matrices"] == 8e-3
-    assert (graph["gaps"], graph["host"]) == pytest.approx((3e-3, 8e-3))
-    drawn_out = fitted(replace(traced, in_graphs=True), 1, 20e-3, device_s=4.5e-3)
+    by_events = fitted(traced, 1, 20e-3, device_s=12e-3)
+    assert by_events["matrices"] == 8e-3
+    assert (by_events["gaps"], by_events["host"]) == pytest.approx((3e-3, 8e-3))
+    drawn_out = fitted(traced, 1, 20e-3, device_s=4.5e-3)
     assert (drawn_out["gaps"], drawn_out["host"]) == pytest.approx((0.0, 15.5e-3))
     assert drawn_out["matrices"] == pytest.approx(4e-3)
     assert sum(drawn_out.values()) == pytest.approx(20e-3)

@@ -25,6 +25,8 @@ def test_phases_of_a_run() -> None:
     assert decode.work.keys == pytest.approx((21 + 22 + 23) / 3 + (11 + 12 + 13) / 3)
     assert prefill.work.pairs == 20 * 21 / 2 + 10 * 11 / 2
     assert prefill.step_s > 0 < decode.step_s
+    assert decode.device_s is not None
+    assert 0 < decode.device_s <= decode.step_s  # the scheduler has its part of a step
     given = situation_of(engine, detect("cpu"), phases, concurrency=2.0)
     assert (given.bytes_per_weight, given.bytes_per_kv, given.loop) == (4.0, 4.0, "engine")
     assert predict(given, {"limits.max_batch": 1}).speedup < 1.0

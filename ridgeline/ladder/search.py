@@ -146,7 +146,8 @@ class Search:
         self.finished = finished or Finished(None)
         self.progress, self.predictor = progress, predictor
         self.found: Found | None = None
-        self._rung_s: list[float] = []  # that measured rungs took
+        self._rung_s: list[float] = []  # that measured rungs took, less what is done once
+        self._once_s: float | None = None  # None: nothing has been judged yet
         self._latest: dict[str, RungOutcome] = {}
         self._put_off: list[Rung] = []
         self._trying: Rung | None = None
@@ -400,7 +401,8 @@ class Search:
         outcome, state = self._measured(rung, offer, candidate)
         seconds = self.budget.used_s - began
         outcome = replace(outcome, title=title, predicted=predicted, seconds=seconds)
-        self._rung_s.append(seconds)
+        self._rung_s.append(seconds - (self._once_s or 0.0))
+        self._once_s = 0.0 if self._once_s is not None else None
         saved = {"outcome": asdict(outcome), "state": None, "seen": None}
         if outcome.status == "kept":
             now.best, now.seen = state, self.bench.keep(state)
@@ -460,7 +462,10 @@ class Search:
         return replace(base, status="dropped", reason=reason)
 
     def _judged(self, base: RungOutcome, candidate: State) -> tuple[RungOutcome, State]:
+        began = self.budget.used_s
         quality = self.bench.judge(candidate)
+        if self._once_s is None:  # the original was loaded and run too, which is kept for others
+            self._once_s = (self.budget.used_s - began) / 2
         assert base.achieved is not None, "it was compared"
         if quality.problem is None:
             reason = f"{faster_words(base.achieved)}; {quality_words(quality)}"

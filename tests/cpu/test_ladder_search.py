@@ -73,6 +73,7 @@ class FakeBench:
     is_deterministic: bool = True
     num_kept: Callable[[State], int] = lambda state: 10  # of ten requests, within the bound
     draws: int = 0
+    judge_s: float = 0.0  # once more for the original, which is run the first time
 
     def open(self, state: State) -> Seen:
         self.asked.append("open")
@@ -115,6 +116,8 @@ class FakeBench:
         return Pace(10, self.num_kept(state), 0.4, None)
 
     def judge(self, state: State) -> Quality:
+        first = not any(each.startswith("judge") for each in self.asked)
+        self.now += (2 if first else 1) * self.judge_s
         self.asked.append(f"judge {label(state)}")
         return self.quality(state)
 
@@ -366,6 +369,15 @@ def test_what_cannot_give_more_than_others_promise_has_no_more_rounds() -> None:
 
     assert rounds(int8=1.4, budget_s=1000.0) == 5
     assert rounds(int8=1.4, budget_s=None) == rounds(int8=1.0, budget_s=1000.0) == 12
+
+
+def test_what_judging_takes_once_is_not_expected_again() -> None:
+    """The engine takes 10 s, bf16 10 and 40 to judge, int8 10 and 20: together 90, of 100."""
+    gains = {"bf16": 1.5, "int8": 1.4}
+    bench = FakeBench(by_label, judge_s=20.0)
+    found = climb(bench, BF16, INT8, gains=gains, budget_s=100.0)
+    assert statuses(found) == {"engine": "kept", "bf16": "kept", "int8": "kept"}
+    assert [round(o.seconds) for o in found.outcomes] == [10, 50, 30]
 
 
 def test_the_last_place_is_for_what_promises_most() -> None:

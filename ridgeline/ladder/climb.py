@@ -348,7 +348,7 @@ def climb_of(
         matrix_rates(hardware),
         bounds,
         Side(
-            asdict(found.start_seen.filled),
+            asdict(saved_recipe(found.start_seen.filled, in_checkpoint=False)),
             found.start.loop,
             before,
             last.before_curve,

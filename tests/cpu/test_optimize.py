@@ -37,6 +37,7 @@ from ridgeline.ladder.part import Part
 from ridgeline.ladder.process import WorkerError
 from ridgeline.ladder.rungs import batching, fuse, quantize
 from ridgeline.ladder.search import Options, Search
+from ridgeline.ladder.summary import changed_fields
 from ridgeline.ladder.worker import Worker
 from ridgeline.profiling.accuracy import Outcome
 from ridgeline.quantization.linear import schemes_of
@@ -147,6 +148,9 @@ def test_a_climb_leaves_a_folder_that_runs_as_its_recipe_says(
     assert int8.quality.problem is None
     assert int8.quality.num_tokens > 100
     assert found.serve_command == ("ridgeline", "serve", str(out))
+    changed = {row.name for row in changed_fields(found)}
+    assert not changed & {"limits.max_context", "limits.memory_share"}  # those were of measuring
+    assert "loop" in changed
     assert [each.rung for each in Local.remembered] == ["engine", "int8", "kv-int8"]
     assert (out / "report.html").stat().st_size > 10_000
     records = json.loads((out / "records.json").read_text())["records"]

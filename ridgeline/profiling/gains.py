@@ -123,6 +123,8 @@ def _changed(situation: Situation, edit: Mapping[str, Any]) -> State:
     recipe = edited_at_once(state.recipe, fields)
     if "dtype" in edit and "kv.dtype" not in edit and recipe.kv.dtype == state.recipe.dtype:
         recipe = edited(recipe, "kv.dtype", recipe.dtype)
+    if "scheme" in edit and state.recipe.scheme is None and "copies" not in edit:
+        recipe = edited(recipe, "copies", None)  # of weights that were plain there were none
     recipe = _filled(recipe, state.recipe)
     weight, kv = state.bytes_per_weight, state.bytes_per_kv
     if (recipe.dtype, recipe.scheme) != (state.recipe.dtype, state.recipe.scheme):

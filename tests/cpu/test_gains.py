@@ -240,6 +240,11 @@ def test_copies_spare_a_prompt_of_codes_that_they_are_written_out() -> None:
     left_open = replace(codes, copies=None)
     on = [situation(left_open, hardware=each, bytes_per_weight=0.62) for each in (roomy, small)]
     assert [holds_copies(state_of(each)) for each in on] == [True, False]
+    bf16 = PhaseTime("prefill", 1, 6.4e-3, work, {"matrices": 5.5e-3, "gaps": 0.9e-3})
+    for hardware, ratio in ((roomy, 1.0), (small, 6.4 / 14.4)):
+        plain = situation(replace(BF16, copies=False), bf16, hardware=hardware)
+        found = predict(plain, {"scheme": "int4-g128"})
+        assert found.speedup == pytest.approx(ratio, rel=0.2)
 
 
 def test_kv_dtype_counts_where_contexts_are_long() -> None:

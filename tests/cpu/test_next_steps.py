@@ -35,6 +35,11 @@ def test_only_what_applies_is_considered() -> None:
     assert slow[:3] == [{"dtype": "bf16"}, {"graphs": True}, {"overlap": True}]
     quantized = edits(situation(Recipe(dtype="bf16", scheme="int8"), BATCH_1, bytes_per_weight=1.1))
     assert not any("scheme" in edit for edit in quantized)
+    assert {"copies": True} not in quantized  # the engine has decided about them, or will
+    alone = Recipe(dtype="bf16", scheme="int8", copies=False)
+    assert {"copies": True} in edits(situation(alone, BATCH_1, bytes_per_weight=1.1))
+    inputs = Recipe(dtype="bf16", scheme="fp8", copies=False)
+    assert {"copies": True} not in edits(situation(inputs, BATCH_1, bytes_per_weight=1.1))
     many = edits(situation(BF16, decode(32, 500, 6e-3)))
     assert not any("speculation.method" in edit for edit in many)
 

@@ -35,8 +35,8 @@ GPU_PRODUCT = {
 # H200's choices list them for bf16 (111 µs instead of 106) and fp8 (73 instead of 64); int8 and
 # int4 by the speed before they were tuned and in CUDA C++ (349 and 417 tok/s, results/LOG.md).
 UNTUNED = {"plain": 0.96, "int8": 0.85, "fp8": 0.87, "int4": 0.78, "w8a8-int8": 1.0}
-# Share of the bandwidth at which codes are written out as numbers: 52 tokens of an 8B shape took
-# its matrices in int4-g128 12.8 ms, by numbers about 5.5 (a climb on the H200, 2026-11-17).
+# Share of the bandwidth at which codes are written out as numbers: 128 tokens of an 8B shape took
+# 14.0 ms in int4-g128, 12.8 of them in its matrices, and 5.9 by copies (a climb, 2026-11-17).
 DECODING = 0.55
 # Xeon with AMX and VNNI, 2 threads, 2026-11-15: `demo` at batch 1 in fp32 and bf16 makes 34 and 56
 # tok/s, in int8 1.33 to 1.5 times bf16's, in int4-g64 1.83 times since its digits are multiplied as

@@ -16,6 +16,7 @@ from ridgeline.engine.layer_speed import known_speedup
 from ridgeline.engine.loading import COPIES_SHARE
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.kernels.pages import holds_codes
+from ridgeline.kernels.skinny_linear import MAX_ROWS
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import MeanStep, mean_step_cost, num_parameters
 from ridgeline.profiling.communication import link_bytes
@@ -124,9 +125,12 @@ def _matrix_s(
     plain_s = _product_s(state, matrix, None, rows, scale)
     if scheme is None or not scheme.fits(*matrix) or state.loop == "naive":
         return plain_s
-    if state.on_gpu and scheme.inputs == "16-bit" and rows >= COPIED_FROM:
-        plain_s = _product_s(state, matrix, None, rows)
-        return plain_s if holds_copies(state) else plain_s + _decoding_s(state, matrix, scheme)
+    if state.on_gpu and scheme.inputs == "16-bit":
+        by_numbers_s = _product_s(state, matrix, None, rows)
+        if rows >= COPIED_FROM and holds_copies(state):
+            return by_numbers_s
+        if rows > MAX_ROWS:
+            return by_numbers_s + _decoding_s(state, matrix, scheme)
     by_codes_s = _by_codes_s(state, matrix, scheme, rows, scale)
     # What is slower as codes stays plain, unless the recipe says otherwise.
     return by_codes_s if state.recipe.quantize_all else min(by_codes_s, plain_s)
@@ -172,7 +176,7 @@ def holds_copies(state: State) -> bool:
 
 
 def _decoding_s(state: State, matrix: Matrix, scheme: Scheme) -> float:
-    """A step of many tokens writes a matrix of codes in the dtype first."""
+    """A step of more tokens than our kernels take writes a matrix of codes in the dtype first."""
     dtype = parse_dtype(state.recipe.dtype)
     written = matrix.num_outputs * matrix.depth * dtype_bytes(dtype)
     return (stored_bytes(scheme, matrix, dtype) + written) / (DECODING * state.bandwidth)

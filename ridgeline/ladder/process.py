@@ -25,6 +25,7 @@ Kind = Literal["memory", "refused", "failed", "died", "hung"]
 CLOSE_S = 10.0  # for a worker to end by itself
 COMMAND = (sys.executable, "-m", "ridgeline.ladder.worker")
 ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}
+NOTED = "noted:"  # begins lines of a worker's log that are no reason to end
 
 
 class WorkerError(RidgelineError):
@@ -118,7 +119,8 @@ class Process:
 
     def _last_line(self) -> str:
         try:
-            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            text = self._log.read_text(encoding="utf-8", errors="replace").strip()
+            lines = [line for line in text.splitlines() if not line.startswith(NOTED)]
         except OSError:
             lines = []
         return lines[-1][:300] if lines else "it said nothing"

@@ -36,6 +36,7 @@ from ridgeline.ladder.looking import Steps, engine_steps, looked_at, naive_steps
 from ridgeline.ladder.outcome import CurvePoint
 from ridgeline.ladder.pace import paced
 from ridgeline.ladder.part import Part, longer
+from ridgeline.ladder.process import NOTED
 from ridgeline.ladder.running import EngineRuns, NaiveRuns, Round
 from ridgeline.ladder.spec import Spec, read_workload
 from ridgeline.models import Transformer
@@ -246,7 +247,7 @@ def main() -> None:
     """Answers go where standard output was; what libraries print there goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format=f"{NOTED} %(asctime)s %(message)s")
     serve(sys.stdin, answers)
 
 

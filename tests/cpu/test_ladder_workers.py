@@ -24,7 +24,7 @@ from ridgeline.ladder.budget import Budget
 from ridgeline.ladder.part import Part, first_part, longer
 from ridgeline.ladder.process import Process, WorkerError
 from ridgeline.ladder.rungs import fuse
-from ridgeline.ladder.running import NaiveRuns
+from ridgeline.ladder.running import NaiveRuns, Round
 from ridgeline.ladder.search import Facts, Options, Search
 from ridgeline.ladder.spec import Spec, read_workload, write_workload
 from ridgeline.ladder.state import State, Subject, applied, baseline
@@ -46,6 +46,8 @@ def script(text: str) -> tuple[str, ...]:
     [
         ("sys.stdin.readline(); os.kill(os.getpid(), signal.SIGKILL)", "died", "SIGKILL"),
         ("sys.stderr.write('no room\\n'); sys.exit(3)", "died", "code 3: no room"),
+        ("sys.stderr.write('no room\\nnoted: 9 s\\n'); sys.exit(3)", "died", "code 3: no room"),
+        ("sys.stderr.write('noted: 9 s\\n'); sys.exit(3)", "died", "code 3: it said nothing"),
         ("time.sleep(60)", "hung", "within 1 s"),
         (
             'sys.stdin.readline(); print(\'{"error": "too large", "kind": "memory"}\', flush=True)',
@@ -101,6 +103,28 @@ def test_warming_up_finds_a_part_of_the_time_asked_for(tmp_path: Path) -> None:
     part = Part.from_json(worker.answer(asked)["part"])
     assert part.share == 1.0
     assert part.repeats > 1  # one short request is over sooner
+
+
+@pytest.mark.parametrize(
+    ("device_type", "shares"), [("cpu", [0.25, 0.25, 1.0]), ("cuda", [0.25, 0.25, 1.0, 1.0, 0.45])]
+)
+def test_lengths_are_run_before_they_count_where_they_may_be_other_kernels(
+    device_type: str, shares: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, ran = Worker(), list[Part]()
+    worker.runs = NaiveRuns(random_model("tiny", torch.float32, "cpu"), detect("cpu"))
+    worker.runs.hardware = replace(detect("cpu"), device_type=device_type)
+
+    def run(part: Part) -> Round:
+        """A second for the whole, of which the quarter lets expect 0.4."""
+        ran.append(part)
+        seconds = part.repeats * (1.0 if part.share == 1.0 else 0.1)
+        return Round(1.0, seconds, None, None, None, None, 1.0)
+
+    monkeypatch.setattr(worker, "_run", run)
+    found = worker.do_warm(Part(1, share=0.25).to_json(), seconds=0.45)
+    assert [part.share for part in ran] == shares
+    assert found["part"] == Part(1, share=0.45).to_json()
 
 
 def test_a_worker_answers_errors_by_kind(tmp_path: Path) -> None:

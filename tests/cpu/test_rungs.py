@@ -162,6 +162,7 @@ def test_copies_are_for_weights_that_are_codes_where_there_is_room() -> None:
     assert "no weights" in refused("copies", place(GPU, ENGINE, BF16))
     assert "no weights" in refused("copies", place(GPU, ENGINE, BF16, {"scheme": "fp8"}))
     assert "CPU" in refused("copies", place(CPU, ENGINE, int4))
+    assert "own codes" in refused("copies", place(GPU, ENGINE, BF16, is_quantized=True))
     assert "deterministic" in refused("copies", place(GPU, ENGINE, int4, {"deterministic": True}))
     small = replace(GPU, memory_bytes=24 << 30)
     assert "54% of the memory" in refused("copies", place(small, ENGINE, int4))

@@ -123,6 +123,8 @@ def copies(place: Place) -> Offer | str:
         return "a CPU multiplies many rows by codes too"
     if now.copies:
         return "they are held already"
+    if place.is_quantized:
+        return "of the checkpoint's own codes the engine decides by the room there is"
     if scheme is None or scheme.inputs != "16-bit":
         return "no weights are codes that are multiplied with 16-bit inputs"
     if now.deterministic or now.parallel.tensor > 1:

@@ -33,6 +33,7 @@ from ridgeline.engine.footprint import FEWEST_DRAFTED, NUM_GRAPHS, driver_bytes
 from ridgeline.engine.notes import Note, noting
 from ridgeline.engine.sampling import plain
 from ridgeline.engine.step_plan import StepPlan
+from ridgeline.kernels.launch import only_compiling
 
 if TYPE_CHECKING:
     from ridgeline.engine.runner import Runner
@@ -124,12 +125,18 @@ def _up_to(sizes: tuple[int, ...], limit: int) -> tuple[int, ...]:
 
 
 class Graphs:
+    compiles_at_once = True  # the kernels of a step, before it is run
+    has_ranks = False  # that run the same steps
+
     def __init__(self, runner: Runner, max_tokens: int, budget_bytes: int) -> None:
         self.runner, self.max_tokens, self.budget_bytes = runner, max_tokens, budget_bytes
         self.used_bytes = 0
         self.found: dict[GraphKey, Captured] = {}
         self.refused: set[GraphKey] = set()  # whose capture failed
         self.by_hand = False  # run what is captured launch by launch, for whoever traces it
+        # Numbers are not right in a pass in which no kernel runs: experts are chosen by them.
+        has_experts = any(layer.experts for layer in runner.model.config.layers)
+        self.finds_its_way = not has_experts and not self.has_ranks
         self._pool: Any = None
         # Where every graph leaves its logits: one buffer for all, or each would keep its own.
         most = padded(min(max_tokens, runner.max_rows), _up_to(DECODE_SIZES, max_tokens))
@@ -183,13 +190,15 @@ class Graphs:
     def _run_and_capture(
         self, key: GraphKey, inputs: StepInputs, choice: Choice
     ) -> tuple[Tensor, Tensor]:
-        """The step itself, eagerly: that also compiles its kernels and makes their counters. Then
-        its graphs, which run nothing now. The last step's tokens are only written over, and guesses
-        judged, behind that: what the graphs are captured with must still be there.
+        """The step itself, eagerly: that also makes its kernels' counters. Then its graphs, which
+        run nothing now. The last step's tokens are only written over, and guesses judged, behind
+        that: what the graphs are captured with must still be there.
         """
-        last_tokens, logits_RV = self.runner.last_tokens, self.compute(key, inputs)
-        nobody = inputs._replace(judged=self.runner.nobody(inputs.judged))
-        tokens_R = self.choose(logits_RV, nobody, choice, torch.empty_like(last_tokens))
+        last_tokens = self.runner.last_tokens
+        if self.compiles_at_once and self.finds_its_way:
+            with only_compiling():
+                self._eagerly(key, inputs, choice)
+        logits_RV, tokens_R = self._eagerly(key, inputs, choice)
         try:
             self._add(key, inputs, choice, logits_RV, last_tokens)
         except Exception as error:
@@ -197,6 +206,13 @@ class Graphs:
         if choice.keeps:
             self.runner.keep(logits_RV, inputs, tokens_R, last_tokens)
         return logits_RV, tokens_R
+
+    def _eagerly(self, key: GraphKey, inputs: StepInputs, choice: Choice) -> tuple[Tensor, Tensor]:
+        """Logits and tokens of a step that leaves no trace but in its pages."""
+        logits_RV = self.compute(key, inputs)
+        nobody = inputs._replace(judged=self.runner.nobody(inputs.judged))
+        last_tokens = torch.empty_like(self.runner.last_tokens)
+        return logits_RV, self.choose(logits_RV, nobody, choice, last_tokens)
 
     def _add(
         self,

@@ -52,6 +52,7 @@ GREEDY = Sampling(seed=0)  # for ranks that do not choose
 class AgreedGraphs(Graphs):
     """Captures where rank 0 has room for it."""
 
+    has_ranks = True
     room = False  # what rank 0 said
 
     def _has_room(self) -> bool:

@@ -7,11 +7,16 @@ the launchers use, and no second list of kernels and configurations exists.
 
     with recording(TARGETS["gfx942"]) as calls:
         op.launch(**inputs)          # CPU or meta tensors will do
+
+Inside `only_compiling()` nothing runs either, and what would be started is compiled for this GPU,
+all kernels at once: one by one, the first step of a process takes as long as all of them.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,6 +26,8 @@ from typing import Any
 import torch
 
 from ridgeline.kernels.targets import TARGETS, Target
+
+MAX_COMPILERS = 16  # threads; the compiler lets others run beside it but for its first tenth
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class Recorder:
 
 
 _recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+_only_compiling: ContextVar[bool] = ContextVar("only_compiling", default=False)
 
 
 @contextmanager
@@ -52,6 +60,30 @@ def recording(target: Target) -> Iterator[list[Call]]:
         yield recorder.calls
     finally:
         _recorder.reset(token)
+
+
+@contextmanager
+def only_compiling() -> Iterator[None]:
+    """What a kernel would have written is not there: nothing that hangs on it may be done with it
+    but to hand it to the next. One that does not compile says so when it is started in earnest.
+    """
+    from triton import AsyncCompileMode
+
+    token = _only_compiling.set(True)
+    try:
+        workers = min(MAX_COMPILERS, os.cpu_count() or 1)
+        with (
+            ThreadPoolExecutor(workers) as pool,
+            AsyncCompileMode(pool, ignore_errors=True),
+        ):
+            yield
+    finally:
+        _only_compiling.reset(token)
+
+
+def is_only_compiling() -> bool:
+    """Whether kernels that are compiled already, as those in CUDA C++, are not to be started."""
+    return _only_compiling.get()
 
 
 def launch(
@@ -73,7 +105,11 @@ def launch(
             Call(kernel, tuple(args), constants, num_warps, num_stages, dict(options or {}))
         )
         return
-    kernel[grid](*args, **constants, **compiler_options(num_warps, num_stages, options))
+    told = compiler_options(num_warps, num_stages, options)
+    if _only_compiling.get():
+        kernel.warmup(*args, grid=grid, **constants, **told)
+        return
+    kernel[grid](*args, **constants, **told)
 
 
 def compiler_options(

@@ -6,8 +6,15 @@ import gc
 
 import pytest
 import torch
+from engines import engine_for, prompts_of, tiny
 
 from ridgeline.capture import capture
+from ridgeline.engine import Sampling
+from ridgeline.engine.graphs import Graphs
+from ridgeline.kernels.compile_times import CompileTimes
+from ridgeline.kernels.launch import only_compiling
+from ridgeline.kernels.vector_add.triton import vector_add
+from ridgeline.recipe import Speculation
 
 
 def test_a_replay_computes_from_what_the_inputs_hold_then() -> None:
@@ -18,6 +25,38 @@ def test_a_replay_computes_from_what_the_inputs_hold_then() -> None:
     graph.replay()
     assert (result == 7.0).all()
     assert gc.isenabled()
+
+
+def test_kernels_are_compiled_at_once_and_not_run() -> None:
+    x, y = torch.arange(100.0, device="cuda"), torch.ones(100, device="cuda")
+    torch.empty(100, device="cuda").fill_(-1.0)  # what the result will lie in
+    with CompileTimes() as ahead, only_compiling():
+        not_run = vector_add(x, y, step="strided")
+        vector_add(x, y, step="wide")
+    assert (not_run == -1.0).all()
+    assert len(ahead.compiled) + ahead.num_found == 2
+    with CompileTimes() as then:
+        found = vector_add(x, y, step="strided")
+    assert (then.compiled, then.num_found) == ([], 0)
+    torch.testing.assert_close(found, x + 1)
+
+
+@pytest.mark.parametrize("method", ["none", "prompt-lookup"])
+def test_a_pass_that_only_compiles_leaves_no_trace(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = prompts_of([70, 9, 33])
+    found = []
+    for at_once in (True, False):
+        monkeypatch.setattr(Graphs, "compiles_at_once", at_once)
+        engine = engine_for(
+            tiny("llama-tied", device="cuda"), graphs=True, speculation=Speculation(method=method)
+        )
+        assert engine.runner.graphs is not None
+        outputs = engine.generate(prompts, Sampling(max_tokens=40, temperature=0.8, seed=3))
+        assert engine.runner.graphs.found
+        found.append([output.tokens for output in outputs])
+    assert found[0] == found[1]
 
 
 def test_graphs_share_a_pool() -> None:

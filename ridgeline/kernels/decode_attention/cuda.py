@@ -30,7 +30,7 @@ from ridgeline.kernels.decode_attention.splits import (
     longest_sequence,
 )
 from ridgeline.kernels.extension import library
-from ridgeline.kernels.launch import target_of
+from ridgeline.kernels.launch import is_only_compiling, target_of
 from ridgeline.kernels.targets import Target, can_wait
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -149,6 +149,8 @@ def decode_attention(
         spec.scale,
         spec.softcap or 0.0,
     )
+    if is_only_compiling():
+        return out_BNH
     error = functions.ridgeline_decode_attention(
         ctypes.byref(job),
         batch,

@@ -176,7 +176,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         schemes = schemes or usual_schemes(dtype, hardware.device)
         for scheme in schemes:
             check_runs(scheme, dtype, hardware.device)
-        walked = is_walked(args.original, config, parse_dtype(dtype), schemes, hardware.device)
+        about = (config, parse_dtype(dtype), schemes, hardware.device)
+        walked = is_walked(args.original, *about, often=args.auto or args.auto_mixed)
         job = replace(asked_job(args, schemes, hardware.device), walked=walked)
         if walked and job.scheme is None:
             raise UsageError(NO_CHOICE)

@@ -24,21 +24,29 @@ from ridgeline.quantization.sizes import head_matrix, plain_bytes, weight_bytes
 Place = Literal["auto", "device", "host"]
 # GPTQ took 12.4 GiB beside an 8B model's weights on an H200: 30 blocks of 0.41 GiB.
 WORK_BLOCKS = 30
+LARGE_BYTES = 8 << 30  # to copy its blocks takes seconds of the minutes that finding codes takes
 
 
 def is_walked(
-    place: Place, config: ModelConfig, dtype: torch.dtype, schemes: Sequence[Scheme], device: str
+    place: Place,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    schemes: Sequence[Scheme],
+    device: str,
+    often: bool = False,
 ) -> bool:
     """Whether the original stays on the host; OutOfMemoryError where it has no room there either,
-    or the device has none for a block's work or for the smallest model that could come of it.
+    or the device has none for a block's work or for the smallest model that could come of it. A
+    large one stays there by itself, so that the device holds what is at work, unless it is to be
+    run often.
     """
     plain = weight_bytes(config, dtype)
     changed = min(weight_bytes(config, dtype, scheme) for scheme in schemes)
     work = work_bytes(config, dtype)
     free = available_memory(device)
-    walked = place == "host" or (
-        place == "auto" and device != "cpu" and plain + max(changed, work) > free
-    )
+    is_large = not often and plain > LARGE_BYTES and 2 * plain < available_memory("cpu")
+    has_room = plain + max(changed, work) <= free
+    walked = place == "host" or (place == "auto" and device != "cpu" and (is_large or not has_room))
     if not walked:
         return False
     if plain > available_memory("cpu"):

@@ -59,9 +59,13 @@ def test_it_lies_on_the_host_where_the_device_has_no_room(monkeypatch: pytest.Mo
     config = describe_shape("llama-3.1-8b").config
     about = (config, torch.bfloat16, INT4, "cuda:0")
     assert 12 * GIB < work_bytes(config, torch.bfloat16) < 14 * GIB  # 12.4 GiB were measured
-    memory(monkeypatch, 139, 100)
+    memory(monkeypatch, 139, 20)
     assert not is_walked("auto", *about)
     assert is_walked("host", *about)
+    memory(monkeypatch, 139, 100)  # room for it everywhere: the device is for what is at work
+    assert is_walked("auto", *about)
+    assert not is_walked("auto", *about, often=True)
+    assert not is_walked("auto", describe_shape("qwen3-0.6b").config, *about[1:])
     memory(monkeypatch, 23, 100)  # the model alone has room
     assert weight_bytes(config, torch.bfloat16) < 23 * GIB
     assert is_walked("auto", *about)

@@ -15,9 +15,9 @@ all kernels at once: one by one, the first step of a process takes as long as al
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -72,13 +72,25 @@ def only_compiling() -> Iterator[None]:
     token = _only_compiling.set(True)
     try:
         workers = min(MAX_COMPILERS, os.cpu_count() or 1)
-        with (
-            ThreadPoolExecutor(workers) as pool,
-            AsyncCompileMode(pool, ignore_errors=True),
-        ):
+        with _Compilers(workers) as pool, AsyncCompileMode(pool, ignore_errors=True):
             yield
     finally:
         _only_compiling.reset(token)
+
+
+class _Compilers(ThreadPoolExecutor):
+    """Also of what starts a kernel: Triton 3.6 makes a library in C for each list of arguments."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
+        def compiled() -> Any:
+            kernel = fn(*args, **more)
+            with suppress(Exception):  # it is made, or fails, when the kernel is first started
+                from triton.runtime import driver
+
+                driver.active.launcher_cls(kernel.src, kernel.metadata)
+            return kernel
+
+        return super().submit(compiled)
 
 
 def is_only_compiling() -> bool:

@@ -1,5 +1,6 @@
 """How steps on a GPU divide: kernels and copies by a trace, whose clock is the device's; what is
-left of the step's time without a trace is waiting.
+left of the step's time without a trace is waiting. How much of that is the host's, events around
+steps tell where there can be any.
 
 Kernels of a graph come without the code that launched them. The same step, run launch by launch
 under scopes, has them in the same order, and tells whose they are.
@@ -108,6 +109,22 @@ def _with_waiting(found: Division, inner_s: float, lead_s: float, in_graphs: boo
     else:
         gaps = left * inner_s / (inner_s + lead_s) if inner_s + lead_s > 0 else 0.0
     return replace(found, gaps_s=gaps, host_s=left - gaps)
+
+
+def by_events(found: Division, step_s: float, device_s: float) -> Division:
+    """With the device at the step for so long, by events around it: the host has what is between
+    steps, gaps have what kernels leave of the device's time. A trace draws graphs out (8B in int4
+    at batch 1: 2.09 ms of kernels and gaps, where steps launched ahead took 1.83), which would
+    leave the host nothing.
+    """
+    device_s = min(step_s, device_s)
+    kernels = replace(found, gaps_s=0.0, host_s=0.0)
+    if kernels.busy_s > device_s:
+        over = kernels.busy_s / device_s - 1.0
+        note = f"kernels took {over:.0%} longer in the trace than by events; all are scaled"
+        kernels = kernels.scaled(device_s, *([note] if over > WORTH_SAYING else []))
+    gaps_s = device_s - kernels.busy_s
+    return replace(kernels, step_s=step_s, gaps_s=gaps_s, host_s=step_s - device_s)
 
 
 def owners(events: Sequence[DeviceEvent], labels: Sequence[Label]) -> tuple[list[int | None], int]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ridgeline.errors import RidgelineError
+from ridgeline.profiling.device_division import by_events
 from ridgeline.profiling.division import Division
 from ridgeline.profiling.prediction import PhaseTime
 from ridgeline.profiling.stepping import Step, Stepping
@@ -115,22 +116,10 @@ def _fitted(division: Division, num_pieces: int, phase: PhaseTime, on_cpu: bool)
     """
     one, step_s = division.scaled(division.total_s / num_pieces), phase.step_s
     if not on_cpu and phase.device_s is not None:
-        return _by_events(one, step_s, min(step_s, phase.device_s))
+        return by_events(one, step_s, phase.device_s)
     if on_cpu or one.busy_s >= step_s:
         return one.scaled(step_s)
     waits = one.gaps_s + one.host_s
     gaps = one.gaps_s / waits if waits > 0 else 1.0
     left = step_s - one.busy_s
     return replace(one, step_s=step_s, gaps_s=left * gaps, host_s=left * (1.0 - gaps))
-
-
-def _by_events(one: Division, step_s: float, device_s: float) -> Division:
-    """The host has what is between the device's steps, the gaps what kernels leave of its time in
-    them. A trace draws graphs out (8B in int4 at batch 1: 2.09 ms of kernels and gaps, where steps
-    launched ahead took 1.83), which would leave the host nothing.
-    """
-    kernels = replace(one, gaps_s=0.0, host_s=0.0)
-    if kernels.busy_s > device_s:
-        kernels = kernels.scaled(device_s)
-    gaps_s = device_s - kernels.busy_s
-    return replace(kernels, step_s=step_s, gaps_s=gaps_s, host_s=step_s - device_s)

@@ -1,8 +1,9 @@
 """A model's prefill and decode steps, timed, divided, and placed under the roofline.
 
-The time of a step is taken first, without anything that watches. Then a few steps are watched: by
-the clock of scopes on a CPU, by torch.profiler on a GPU; that says how the time divides. Of several
-ranks the first is watched, and its part of the work counted.
+The time of a step is taken first, without anything that slows it. Then a few steps are watched: by
+the clock of scopes on a CPU, by torch.profiler on a GPU; that says how the time divides. What of it
+is the host's, on a GPU, events around the timed steps say. Of several ranks the first is watched,
+and its part of the work counted.
 
     subject = EngineSteps(engine)
     found = profile_decode(subject, hardware, batch=1, context=1024, num_steps=30)
@@ -15,13 +16,16 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
+from ridgeline.engine.step_watch import StepWatch, between_s
 from ridgeline.engine.work import cost_base
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.hardware import Hardware
 from ridgeline.kernels.cost import OpCost
 from ridgeline.models.cost import Chunk, MeanStep, StepCost, step_cost
+from ridgeline.profiling.device_division import by_events
 from ridgeline.profiling.division import Division
 from ridgeline.profiling.op_costs import Facts, op_costs
 from ridgeline.profiling.placing import Placed, StepVerdict, judge_step, place
@@ -103,8 +107,10 @@ def _profile(
     for _ in range(WARM_UP if phase == "decode" else 2):
         step()
     with _no_collecting():
-        timing = time_loop(step, num_steps, device=subject.device)
+        timing, device_s = _timed(subject, step, num_steps, len(pieces))
         division, calls, documents = watched(subject, step, timing.median_s)
+    if device_s is not None:
+        division = by_events(division, timing.median_s, device_s)
     cost = _cost(subject, hardware, phase, pieces)
     costs = op_costs(calls, _facts(subject, cost, pieces))
     placed = tuple(place(op, costs.get(op.name), timing.median_s, hardware) for op in division.ops)
@@ -115,6 +121,23 @@ def _profile(
     return StepProfile(
         phase, label, timing, division, placed, cost, work, limit, verdict, work.tokens, documents
     )
+
+
+def _timed(
+    subject: Stepping, step: Step, num_steps: int, num_pieces: int
+) -> tuple[Timing, float | None]:
+    """Also for how long a GPU was at a step, all pieces of it together, by events around them."""
+    watch = None if subject.device.type == "cpu" else StepWatch(subject.device)
+    is_watched = watch is not None and subject.watched_by(watch)
+    try:
+        timing = time_loop(step, num_steps, device=subject.device)
+    finally:
+        subject.watched_by(None)
+    if watch is None or not is_watched:
+        return timing, None
+    own_s = [between_s(each.began, each.ended) for each in watch.steps]
+    passes = range(0, len(own_s), num_pieces)
+    return timing, median(sum(own_s[first : first + num_pieces]) for first in passes)
 
 
 def _cost(

@@ -15,6 +15,7 @@ from ridgeline.engine.choosing import Chooser
 from ridgeline.engine.naive import CHUNK, OneSequence, check_memory, forward
 from ridgeline.engine.notes import END, Note
 from ridgeline.engine.request import Sampling
+from ridgeline.engine.step_watch import StepWatch
 from ridgeline.errors import ContextLengthError, UsageError
 from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.models import Transformer
@@ -106,6 +107,9 @@ class NaiveSteps:
 
     def by_hand(self, yes: bool) -> bool:
         return False  # there are no graphs
+
+    def watched_by(self, watch: StepWatch | None) -> bool:
+        return False  # it waits for each token
 
     def _token(self, chooser: Chooser, tokens: list[int], cache: _NotedSequence) -> int:
         cache.notes = self.notes

@@ -24,6 +24,7 @@ from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.graphs import length_bound
 from ridgeline.engine.notes import Note
 from ridgeline.engine.outputs import Output
+from ridgeline.engine.step_watch import StepWatch
 from ridgeline.engine.tensor_runner import TensorRunner
 from ridgeline.errors import ContextLengthError, OutOfMemoryError, RequestError, UsageError
 from ridgeline.kernels.pages import holds_codes
@@ -57,6 +58,8 @@ class Stepping(Protocol):
     def noting(self, notes: list[Note] | None) -> None: ...
 
     def by_hand(self, yes: bool) -> bool: ...
+
+    def watched_by(self, watch: StepWatch | None) -> bool: ...
 
 
 class EngineSteps:
@@ -142,6 +145,11 @@ class EngineSteps:
         if self.runner.graphs is None or not self.runner.graphs.found:
             return False
         self.runner.graphs.by_hand = yes
+        return True
+
+    def watched_by(self, watch: StepWatch | None) -> bool:
+        """Whether it is told of each step."""
+        self.runner.watch = watch
         return True
 
     def _first_length(self, batch: int, context: int, num_steps: int) -> int:

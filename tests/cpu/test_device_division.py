@@ -14,7 +14,7 @@ from ridgeline.engine.graphs import Choice, GraphKey, Graphs
 from ridgeline.engine.notes import END, Note
 from ridgeline.models.transformer import Linear
 from ridgeline.profiling import watching
-from ridgeline.profiling.device_division import Label, divide_device, labelled, owners
+from ridgeline.profiling.device_division import Label, by_events, divide_device, labelled, owners
 from ridgeline.profiling.division import UNKNOWN
 from ridgeline.profiling.scopes import PREFIX, Call
 from ridgeline.profiling.trace import STEP, DeviceEvent, read_trace
@@ -240,6 +240,24 @@ def test_a_trace_without_steps_or_kernels_is_empty() -> None:
     division = divide_device(read_trace(fake.document()), [], CALLS, 1e-3)
     assert division.total_s == pytest.approx(1e-3)
     assert division.ops == ()
+
+
+def test_events_around_steps_say_what_is_the_hosts() -> None:
+    fake = Fake()
+    fake.graph_step()
+    fake.graph_step()
+    traced = divide_device(read_trace(fake.document()), by_hand(), CALLS, 200 * MICRO)
+    found = by_events(traced, 200 * MICRO, 120 * MICRO)
+    assert found.busy_s == pytest.approx(traced.busy_s)
+    assert found.host_s == pytest.approx(80 * MICRO)
+    assert found.gaps_s == pytest.approx(120 * MICRO - traced.busy_s)
+    assert found.notes == traced.notes
+    short = by_events(traced, 200 * MICRO, traced.busy_s / 2)  # drawn out by the trace
+    assert short.ops[0].seconds == pytest.approx(traced.ops[0].seconds / 2)
+    assert (short.gaps_s, short.total_s) == pytest.approx((0.0, 200 * MICRO))
+    assert "100% longer in the trace" in short.notes[-1]
+    whole = by_events(traced, 200 * MICRO, 230 * MICRO)  # steps that overlap
+    assert (whole.host_s, whole.total_s) == pytest.approx((0.0, 200 * MICRO))
 
 
 class Subject:

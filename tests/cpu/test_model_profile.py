@@ -12,11 +12,12 @@ import torch
 from engines import engine_for, tiny
 
 from ridgeline.engine import Sampling
-from ridgeline.engine.step_watch import StepWatch
+from ridgeline.engine.step_watch import StepWatch, Watched
 from ridgeline.errors import ContextLengthError, OutOfMemoryError, OutputError, UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.facts import Ceiling
 from ridgeline.models.cost import Chunk, step_cost
+from ridgeline.profiling import model_profile
 from ridgeline.profiling.dividing import divided
 from ridgeline.profiling.host_division import divide_host
 from ridgeline.profiling.model_profile import (
@@ -31,7 +32,7 @@ from ridgeline.profiling.stepping import EngineSteps, _of_one_graph
 from ridgeline.profiling.trace import STEP
 from ridgeline.profiling.tracing import save_trace
 from ridgeline.recipe import Recipe, with_auto
-from ridgeline.timing import time_loop
+from ridgeline.timing import Timing, time_loop
 
 READ, MATRIX = 1e10, 1e11
 
@@ -258,3 +259,36 @@ def test_a_trace_too_large_loses_whole_steps(tmp_path: Path) -> None:
     assert path.stat().st_size <= 2 * 1000 + whole
     with pytest.raises(OutputError, match="one step's trace"):
         save_trace([_steps(3, "x" * 1000)], path, max_bytes=500)
+
+
+@pytest.mark.parametrize("can_be_watched", [True, False])
+def test_a_gpu_is_at_all_pieces_of_a_step(
+    can_be_watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt in two steps, three times; once the device was slow."""
+
+    class Gpu:
+        device = torch.device("cuda", 0)
+        watch: Any = None
+
+        def watched_by(self, watch: Any) -> bool:
+            self.watch = watch
+            return can_be_watched
+
+    subject: Any = Gpu()
+    own_s = iter([1.0, 2.0, 10.0, 3.0, 1.5, 2.5])
+
+    def run() -> None:
+        for began in (0.0, 100.0):
+            subject.watch.steps.append(Watched(None, began, began + next(own_s)))  # type: ignore[arg-type]
+
+    def timed(step: Any, num_steps: int, device: torch.device) -> Timing:
+        for _ in range(num_steps):
+            step()
+        return Timing(5.0, 5.0, 5.0, 5.0, num_steps)
+
+    monkeypatch.setattr(model_profile, "time_loop", timed)
+    timing, device_s = model_profile._timed(subject, run, 3, 2)
+    assert timing.median_s == 5.0
+    assert device_s == (4.0 if can_be_watched else None)
+    assert subject.watch is None

@@ -19,7 +19,9 @@ from ridgeline.models import Transformer, build_model, fill_random
 from ridgeline.models.shapes import describe_shape
 from ridgeline.profiling.division import UNKNOWN, KernelTime
 from ridgeline.profiling.model_profile import StepProfile, profile_decode, profile_prefill
+from ridgeline.profiling.next_steps import what_next
 from ridgeline.profiling.plain_stepping import NaiveSteps
+from ridgeline.profiling.situation import situation_of
 from ridgeline.profiling.stepping import EngineSteps
 from ridgeline.recipe import Parallel, Recipe, with_auto
 
@@ -97,6 +99,22 @@ def test_graphs_take_gaps_away(hardware: Hardware, alone: Callable[[], bool]) ->
         assert waits[0] < waits[1]
         busy = [found.division.busy_s for found in both]
         assert busy[0] == pytest.approx(busy[1], rel=0.3)
+
+
+def test_steps_that_wait_for_the_host(hardware: Hardware, alone: Callable[[], bool]) -> None:
+    """Graphs whose next one is launched when the last one's tokens are there, and before that."""
+    shares, advised = [], []
+    for overlap in (False, True):
+        used = engine(graphs=True, overlap=overlap)
+        found = profile_decode(EngineSteps(used), hardware, context=256, num_steps=20)
+        assert_divided(found)
+        shares.append(found.division.host_s / found.step_s)
+        situation = situation_of(used, hardware, [found.phase_time(100)])
+        advised.append("--overlap" in [advice.flags for advice in what_next(situation)])
+    if alone():
+        assert shares[1] < shares[0]
+        assert shares[0] > 0.05
+        assert advised == [True, False]
 
 
 @pytest.mark.parametrize(("batch", "length"), [(1, 100), (2, 1024), (3, 1500)])

@@ -58,7 +58,7 @@ def memory(monkeypatch: pytest.MonkeyPatch, device: float, host: float) -> None:
 def test_it_lies_on_the_host_where_the_device_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     config = describe_shape("llama-3.1-8b").config
     about = (config, torch.bfloat16, INT4, "cuda:0")
-    assert 12 * GIB < work_bytes(config, torch.bfloat16) < 14 * GIB  # 12.4 GiB were measured
+    assert 9.1 * GIB < work_bytes(config, torch.bfloat16) < 10 * GIB  # 9.1 GiB were measured
     memory(monkeypatch, 139, 20)
     assert not is_walked("auto", *about)
     assert is_walked("host", *about)

@@ -153,7 +153,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=get_args(Place),
         default="auto",
         help="where the original lies meanwhile; host: its blocks go to the device one by one "
-        "(default: the device where it has room for it)",
+        "(default: on the host if it has more than 8 GiB or the device has no room for it)",
     )
     add_flags(parser, Bounds)
 

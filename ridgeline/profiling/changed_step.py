@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ridgeline.models.cost import MeanStep
+from ridgeline.profiling.device_division import WAITING
 from ridgeline.profiling.launching import is_replayed
 from ridgeline.profiling.prediction import PhaseTime
 from ridgeline.profiling.roofline import step_limit
@@ -24,9 +25,6 @@ USUAL_DRAFTS = 5  # that a small model is asked for, where more are allowed
 DRAFT_COST = {"none": 0.0, "prompt-lookup": 0.0, "draft": 0.08}  # of a step, a token guessed
 # Further rows that a step verifies, in the mean.
 CHECKED = {"none": 0.0, "prompt-lookup": 1.0, "draft": 5.0}
-# Of the time that kernels take: gaps that are larger say that the device waits for its launches.
-# Fused in fp32 an 8B shape had 5.2 ms of them by 9.8 at batch 1, and 4 by 86 with 234 streams.
-WAITING = 0.2
 DETERMINISTIC = 1 / 0.75  # of all kernels' time: 24.5% slower on the H200 (2026-11-15)
 # As phases have them, in the order of `Divided`.
 NAMES = ("matrices", "attention", "other kernels", "gaps", "host", "copies", "communication")

@@ -30,6 +30,9 @@ from ridgeline.profiling.scopes import Call
 from ridgeline.profiling.trace import DeviceEvent, Trace
 
 WORTH_SAYING = 0.02  # of the step: more that nobody knows, or that was scaled, is said
+# Of the time that kernels take: gaps that are larger say that the device waits for its launches.
+# Fused in fp32 an 8B shape had 5.2 ms of them by 9.8 at batch 1, and 4 by 86 with 234 streams.
+WAITING = 0.2
 
 
 class Label(NamedTuple):
@@ -115,11 +118,15 @@ def by_events(found: Division, step_s: float, device_s: float) -> Division:
     """With the device at the step for so long, by events around it: the host has what is between
     steps, gaps have what kernels leave of the device's time. A trace draws graphs out (8B in int4
     at batch 1: 2.09 ms of kernels and gaps, where steps launched ahead took 1.83), which would
-    leave the host nothing.
+    leave the host nothing. A device that does not wait for launches, by the trace, and was longer
+    at its step than in it, was so in its kernels.
     """
     device_s = min(step_s, device_s)
-    kernels = replace(found, gaps_s=0.0, host_s=0.0)
-    if kernels.busy_s > device_s:
+    kernels, traced_s = replace(found, gaps_s=0.0, host_s=0.0), found.busy_s + found.gaps_s
+    waits = found.gaps_s > WAITING * found.busy_s
+    if device_s > traced_s > 0 and not waits:
+        kernels = kernels.scaled(kernels.busy_s * device_s / traced_s)
+    elif kernels.busy_s > device_s:
         over = kernels.busy_s / device_s - 1.0
         note = f"kernels took {over:.0%} longer in the trace than by events; all are scaled"
         kernels = kernels.scaled(device_s, *([note] if over > WORTH_SAYING else []))

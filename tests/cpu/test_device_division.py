@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from ridgeline.engine.notes import END, Note
 from ridgeline.models.transformer import Linear
 from ridgeline.profiling import watching
 from ridgeline.profiling.device_division import Label, by_events, divide_device, labelled, owners
-from ridgeline.profiling.division import UNKNOWN
+from ridgeline.profiling.division import UNKNOWN, Division
 from ridgeline.profiling.scopes import PREFIX, Call
 from ridgeline.profiling.trace import STEP, DeviceEvent, read_trace
 
@@ -247,15 +248,22 @@ def test_events_around_steps_say_what_is_the_hosts() -> None:
     fake.graph_step()
     fake.graph_step()
     traced = divide_device(read_trace(fake.document()), by_hand(), CALLS, 200 * MICRO)
-    found = by_events(traced, 200 * MICRO, 120 * MICRO)
+    found = by_events(traced, 200 * MICRO, 110 * MICRO)
     assert found.busy_s == pytest.approx(traced.busy_s)
-    assert found.host_s == pytest.approx(80 * MICRO)
-    assert found.gaps_s == pytest.approx(120 * MICRO - traced.busy_s)
+    assert found.host_s == pytest.approx(90 * MICRO)
+    assert found.gaps_s == pytest.approx(110 * MICRO - traced.busy_s)
     assert found.notes == traced.notes
     short = by_events(traced, 200 * MICRO, traced.busy_s / 2)  # drawn out by the trace
     assert short.ops[0].seconds == pytest.approx(traced.ops[0].seconds / 2)
     assert (short.gaps_s, short.total_s) == pytest.approx((0.0, 200 * MICRO))
     assert "100% longer in the trace" in short.notes[-1]
+    longer = by_events(replace(traced, gaps_s=0.1 * traced.busy_s), 500 * MICRO, 300 * MICRO)
+    assert longer.busy_s == pytest.approx(300 * MICRO / 1.1)  # it does not wait for launches
+    assert (longer.gaps_s, longer.host_s) == pytest.approx((30 * MICRO / 1.1, 200 * MICRO))
+    waits = by_events(replace(traced, gaps_s=0.3 * traced.busy_s), 500 * MICRO, 300 * MICRO)
+    assert waits.busy_s == pytest.approx(traced.busy_s)
+    nothing = by_events(Division(1e-3, (), 0.0, 0.0, 0.0, 0), 1e-3, 4e-4)  # no kernel was seen
+    assert (nothing.gaps_s, nothing.host_s) == pytest.approx((4e-4, 6e-4))
     whole = by_events(traced, 200 * MICRO, 230 * MICRO)  # steps that overlap
     assert (whole.host_s, whole.total_s) == pytest.approx((0.0, 200 * MICRO))
 

@@ -28,7 +28,7 @@ from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.detection import peak_device_bytes
 from ridgeline.hardware.units import human_bytes, parse_bytes
 from ridgeline.ladder.auto import NO_CHOICE, Auto, quantize_auto, usual_schemes
-from ridgeline.ladder.original_place import Place, is_walked
+from ridgeline.ladder.original_place import LARGE_BYTES, Place, is_walked
 from ridgeline.ladder.quantize_job import Job, advice, quantize, save
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
@@ -153,7 +153,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=get_args(Place),
         default="auto",
         help="where the original lies meanwhile; host: its blocks go to the device one by one "
-        "(default: on the host if it has more than 8 GiB or the device has no room for it)",
+        f"(default: on the host if it has more than {human_bytes(LARGE_BYTES)} or the device has "
+        "no room for it)",
     )
     add_flags(parser, Bounds)
 

@@ -25,7 +25,7 @@ def test_what_was_compiled_and_what_was_found() -> None:
         told("prefill_kernel", 900, cache_hit=True)
     assert times.seconds == 2.5
     assert times.words() == (
-        "2 kernels compiled in 2.5 s (prefill_kernel 2.0 s), 1 found in the cache"
+        "2 kernels compiled, 2.5 s together (prefill_kernel 2.0 s), 1 found in the cache"
     )
     assert knobs.compilation.listener is None
 

@@ -18,6 +18,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <vector>
 
 #pragma GCC push_options
@@ -277,6 +278,13 @@ template <typename T>
 T __shfl_xor_sync(unsigned mask, T x, int flip, int = 32) {
   return __shfl_sync(mask, x, lane_index() ^ flip);
 }
+inline uint32_t __reduce_max_sync(unsigned, uint32_t x) {
+  return exchanged({x}, [](auto& lanes) {
+    uint32_t largest = 0;
+    for (auto& lane : lanes) largest = max(largest, lane[0]);
+    return largest;
+  });
+}
 inline bool __any_sync(unsigned, bool x) {
   return exchanged({x}, [](auto& lanes) {
     return std::any_of(lanes, lanes + 32, [](auto& lane) { return lane[0] != 0; });
@@ -345,6 +353,13 @@ inline int dp2a(int x, int codes, int sum, int first) {
 }
 inline int __dp2a_lo(int x, int codes, int sum) { return dp2a(x, codes, sum, 0); }
 inline int __dp2a_hi(int x, int codes, int sum) { return dp2a(x, codes, sum, 2); }
+inline int dot(uint32_t x, uint32_t codes, int sum, int first) {
+  for (int i = 0; i < 2; i++)
+    sum += (int)(int16_t)(x >> 16 * i) * (int)(uint8_t)(codes >> 8 * (first + i));
+  return sum;
+}
+inline int dot_low(uint32_t x, uint32_t codes, int sum) { return dot(x, codes, sum, 0); }
+inline int dot_high(uint32_t x, uint32_t codes, int sum) { return dot(x, codes, sum, 2); }
 
 // Products of tiles, where the PTX manual places their fragments: m16n8k16, or m16n8k32 of bytes,
 // 32 bits of depth in each register either way. `read(word, i)` is the i-th of its PER numbers.
@@ -452,7 +467,12 @@ struct cudaLaunchConfig_t {
 };
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0; }
-inline cudaError_t cudaFuncSetAttribute(const void*, int, int) { return cudaSuccess; }
+// What kernels may have of shared memory: 48 KB unless they ask, of which 256 bytes are static.
+inline std::map<const void*, size_t> asked_for;
+inline cudaError_t cudaFuncSetAttribute(const void* kernel, int, int bytes) {
+  asked_for[kernel] = bytes;
+  return cudaSuccess;
+}
 
 inline unsigned cluster_of(const cudaLaunchConfig_t& config) {
   for (unsigned i = 0; i < config.numAttrs; i++)
@@ -467,6 +487,8 @@ cudaError_t cudaLaunchKernelEx(
   const dim3 grid = config->gridDim;
   const unsigned cluster = cluster_of(*config);
   if (grid.x % cluster || config->blockDim.x > 1024) return cudaErrorInvalidValue;
+  const size_t most = std::max<size_t>(asked_for[(const void*)kernel], 48 * 1024 - 256);
+  if (config->dynamicSmemBytes > most) return cudaErrorInvalidValue;
   std::vector<dim3> firsts;
   for (unsigned i = 0; i < grid.x * grid.y * grid.z; i += cluster)
     firsts.push_back(dim3(i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y));

@@ -183,6 +183,11 @@ def test_one_row_of_no_number_is_not_taken_for_one(value: float) -> None:
             assert not op.variants["cuda"](**inputs).isfinite().any()
 
 
+def test_shared_memory_is_asked_for_in_time() -> None:
+    """A ring of 32 KB and 16 of x, with a little that the kernel has by itself: more than 48 KB."""
+    check(*case_of("fp8 with 16 bits", (1, 32, 4096)), OneRow(2, 8, 1, 4))
+
+
 def test_one_row_has_ways_for_every_depth_it_takes() -> None:
     for depth in (512, 4096, 14336, 28672):
         for kind in ("int8 words", "int4", "fp8 weights"):

@@ -964,7 +964,7 @@ int start(const Args& a, int batch, int num_warps, int overlap, cudaStream_t str
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
   static size_t allowed[64] = {};  // of each device
-  if (shared > 48 * 1024 && shared > allowed[device % 64]) {
+  if (shared > 47 * 1024 && shared > allowed[device % 64]) {
     error = cudaFuncSetAttribute(
         reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
         (int)shared);

@@ -355,6 +355,19 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
+// Two numbers of 16 bits times the lower or the upper two of four bytes, which have no sign.
+__device__ inline int dot_low(uint32_t x, uint32_t codes, int sum) {
+  int d;
+  asm("dp2a.lo.s32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(x), "r"(codes), "r"(sum));
+  return d;
+}
+
+__device__ inline int dot_high(uint32_t x, uint32_t codes, int sum) {
+  int d;
+  asm("dp2a.hi.s32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(x), "r"(codes), "r"(sum));
+  return d;
+}
+
 __device__ inline void wait_for_team(int team, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(num_threads) : "memory");
 }
@@ -1125,7 +1138,7 @@ using Kernel = void (*)(Job, int, int);
 
 cudaError_t start(Kernel kernel, const Job& job, int stages, int warps, int blocks, int threads,
                   int cluster, int shared_bytes, bool dependent, cudaStream_t stream) {
-  if (shared_bytes > 48 * 1024) {
+  if (shared_bytes > 47 * 1024) {  // a kernel may have a little of its own, too
     cudaError_t error =
         cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                              cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
@@ -1230,26 +1243,30 @@ struct RowCut {
   cudaStream_t stream;
 };
 
-template <int KIND, int ROWS, int STAGES>
+template <int KIND, int ROWS, int STAGES, bool ZEROS>
 cudaError_t start_one_row(const Job& job, bool half, const RowCut& cut) {
-  using L = Line<KIND>;
-  int outputs_at_once = job.gated ? ROWS / 2 : ROWS;
-  int needed = ceil_div(job.outputs, cut.warps * outputs_at_once);
+  int at_once = job.gated ? ROWS / 2 : ROWS;
+  int needed = ceil_div(job.outputs, cut.warps * at_once);
   int blocks = needed < cut.blocks ? needed : cut.blocks;
-  int padded = ceil_div(job.depth / L::kPiece, 32) * 32;
-  int bytes = padded * L::kUnits * 16 + cut.warps * STAGES * ROWS * 512;
-  if (KIND == kInt4) {
-    bytes += padded * 4 + Groups(job, cut.warps, outputs_at_once, blocks, 2).bytes();
-    if (job.zero) bytes += Groups(job, cut.warps, outputs_at_once, blocks, 1).bytes();
+  int bytes = Line<KIND>::steps(job) * int(Line<KIND>::kStep) + cut.warps * STAGES * ROWS * 512;
+  if (KIND == kInt4) bytes += Groups(job, cut.warps, at_once, blocks, 2).bytes();
+  if (ZEROS) bytes += Groups(job, cut.warps, at_once, blocks, 1).bytes();
+  return start(one_row_kernel<KIND, ROWS, STAGES, ZEROS>, job, half, 0, blocks, 32 * cut.warps, 0,
+               bytes, cut.dependent, cut.stream);
+}
+
+template <int KIND, int ROWS, int STAGES>
+cudaError_t choose_zeros(const Job& job, bool half, const RowCut& cut) {
+  if constexpr (KIND == kInt4) {
+    if (job.zero) return start_one_row<KIND, ROWS, STAGES, true>(job, half, cut);
   }
-  return start(one_row_kernel<KIND, ROWS, STAGES>, job, half, 0, blocks, 32 * cut.warps, 0, bytes,
-               cut.dependent, cut.stream);
+  return start_one_row<KIND, ROWS, STAGES, false>(job, half, cut);
 }
 
 template <int KIND, int ROWS>
 cudaError_t choose_stages(const Job& job, bool half, const RowCut& cut) {
-  if (cut.stages == 4) return start_one_row<KIND, ROWS, 4>(job, half, cut);
-  if (cut.stages == 8) return start_one_row<KIND, ROWS, 8>(job, half, cut);
+  if (cut.stages == 4) return choose_zeros<KIND, ROWS, 4>(job, half, cut);
+  if (cut.stages == 8) return choose_zeros<KIND, ROWS, 8>(job, half, cut);
   return cudaErrorInvalidValue;
 }
 

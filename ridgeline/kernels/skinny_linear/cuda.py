@@ -163,7 +163,11 @@ def few_rows(
         tiles = (way.tiles, way.warps, way.stages, way.splits, way.teams, blocks)
         error = functions.ridgeline_few_rows(*shared, *tiles, waits, stream)
     if error:
-        raise HardwareError(f"the CUDA kernel for {kind} weights could not be started: {error}")
+        shape = f"{num_rows}x{num_outputs}x{depth}"
+        raise HardwareError(
+            f"the CUDA kernel for {kind} weights could not be started for {shape} as {way.label}: "
+            f"error {error}"
+        )
     return out
 
 

@@ -97,14 +97,14 @@ def fits_one_row(kind: Kind, num_rows: int, depth: int) -> bool:
 
 
 def one_row_ways(kind: Kind, depth: int) -> list[OneRow]:
-    """What is worth timing: 48 KB or more on their way to an SM, as far as x leaves room."""
+    """What is worth timing: 32 KB or more on their way to an SM, as far as x leaves room."""
     x_bytes = 4 if kind == "fp8 weights" else 2
     return [
         way
         for stages, lines in product((8, 4), (2, 4))
         for warps, blocks in ONE_ROW_BLOCKS
         for way in [OneRow(lines, warps, blocks, stages)]
-        if way.ring_bytes * blocks >= 48 * 1024
+        if way.ring_bytes * blocks >= 32 * 1024
         and blocks * (way.ring_bytes + depth * x_bytes) <= SHARED_BYTES
     ]
 

@@ -163,10 +163,9 @@ def few_rows(
         tiles = (way.tiles, way.warps, way.stages, way.splits, way.teams, blocks)
         error = functions.ridgeline_few_rows(*shared, *tiles, waits, stream)
     if error:
-        shape = f"{num_rows}x{num_outputs}x{depth}"
         raise HardwareError(
-            f"the CUDA kernel for {kind} weights could not be started for {shape} as {way.label}: "
-            f"error {error}"
+            f"the CUDA kernel for {kind} weights could not be started for {num_rows} x "
+            f"{num_outputs} x {depth} as {way.label}: error {error}"
         )
     return out
 

@@ -399,9 +399,8 @@ __global__ void __launch_bounds__(512, 1) one_row_kernel(const Job job, int half
                       : stage_line<KIND, false, ZEROS>(job, held, staged, scratch);
   if (KIND == kInt4) wait_pending<STAGES - 1>();  // for scales that other lanes copied
   __syncthreads();
-  // Where a row's scale and zero point of this lane's first group are, and those of the next step's
-  // first piece; lanes past the last piece take that of the last.
-  int group_shift = job.group_shift - 5, last = num_pieces - 1 >> group_shift;
+  // Pieces of a group: 2^group_shift. Lanes past the last piece take the last group.
+  int group_shift = KIND == kInt4 ? job.group_shift - 5 : 0, last = (num_pieces - 1) >> group_shift;
   int scale_at[ROWS], zero_at[ROWS];
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {

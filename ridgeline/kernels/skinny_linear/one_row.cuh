@@ -313,17 +313,13 @@ template <int ROWS>
 __device__ inline void add_up(float (&total)[ROWS]) {
   static_assert(ROWS == 2 || ROWS == 4, "two halves of a warp, or four quarters");
   bool upper = threadIdx.x % 32 >= 16, odd = threadIdx.x % 16 >= 8;
-  float kept[ROWS / 2];
-#pragma unroll
-  for (int r = 0; r < ROWS / 2; ++r) {
-    kept[r] = upper ? total[r + ROWS / 2] : total[r];
-    kept[r] += __shfl_xor_sync(~0u, upper ? total[r] : total[r + ROWS / 2], 16);
-  }
-  float sum = kept[0];
-  if constexpr (ROWS == 4)
-    sum = (odd ? kept[1] : kept[0]) + __shfl_xor_sync(~0u, odd ? kept[0] : kept[1], 8);
-  else
-    sum += __shfl_xor_sync(~0u, sum, 8);
+  // Values, not places: a choice between places of an array would put it into memory.
+  auto halved = [](bool second, float one, float other, int distance) {
+    return (second ? other : one) + __shfl_xor_sync(~0u, second ? one : other, distance);
+  };
+  float sum = halved(upper, total[0], total[ROWS / 2], 16);
+  if constexpr (ROWS == 4) sum = halved(odd, sum, halved(upper, total[1], total[3], 16), 8);
+  else sum += __shfl_xor_sync(~0u, sum, 8);
   for (int distance = 4; distance; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) total[r] = __shfl_sync(~0u, sum, r * (32 / ROWS));

@@ -346,20 +346,16 @@ inline void convert_e4m3(uint32_t x, uint32_t& low, uint32_t& high) {
   high = pack(false, number(2), number(3));
 }
 
-inline int dp2a(int x, int codes, int sum, int first) {
+template <typename Byte>
+int dp2a(int x, int codes, int sum, int first) {
   for (int i = 0; i < 2; i++)
-    sum += (int)(int16_t)(x >> 16 * i) * (int)(int8_t)(codes >> 8 * (first + i));
+    sum += (int)(int16_t)(x >> 16 * i) * (int)(Byte)(codes >> 8 * (first + i));
   return sum;
 }
-inline int __dp2a_lo(int x, int codes, int sum) { return dp2a(x, codes, sum, 0); }
-inline int __dp2a_hi(int x, int codes, int sum) { return dp2a(x, codes, sum, 2); }
-inline int dot(uint32_t x, uint32_t codes, int sum, int first) {
-  for (int i = 0; i < 2; i++)
-    sum += (int)(int16_t)(x >> 16 * i) * (int)(uint8_t)(codes >> 8 * (first + i));
-  return sum;
-}
-inline int dot_low(uint32_t x, uint32_t codes, int sum) { return dot(x, codes, sum, 0); }
-inline int dot_high(uint32_t x, uint32_t codes, int sum) { return dot(x, codes, sum, 2); }
+inline int __dp2a_lo(int x, int codes, int sum) { return dp2a<int8_t>(x, codes, sum, 0); }
+inline int __dp2a_hi(int x, int codes, int sum) { return dp2a<int8_t>(x, codes, sum, 2); }
+inline int dot_low(int x, int codes, int sum) { return dp2a<uint8_t>(x, codes, sum, 0); }
+inline int dot_high(int x, int codes, int sum) { return dp2a<uint8_t>(x, codes, sum, 2); }
 
 // Products of tiles, where the PTX manual places their fragments: m16n8k16, or m16n8k32 of bytes,
 // 32 bits of depth in each register either way. `read(word, i)` is the i-th of its PER numbers.

@@ -183,6 +183,20 @@ def test_one_row_of_no_number_is_not_taken_for_one(value: float) -> None:
             assert not op.variants["cuda"](**inputs).isfinite().any()
 
 
+@pytest.mark.parametrize("form", ["int8 words", "int4 g128 zeros", "fp8 with 16 bits"])
+def test_a_warp_makes_more_outputs_than_it_has_lanes(form: str) -> None:
+    """They are finished 32 at a time; the last ones of a warp are not that many."""
+    for way in (OneRow(2, 4, 1, 4), OneRow(4, 2, 1, 4)):
+        check(*case_of(form, (1, 336, 256), BF16, "bias residual"), way)
+        check(*case_of(form, (1, 336, 256), BF16, "norm", "silu"), way)
+
+
+def test_one_row_takes_x_in_16_bits_as_it_is() -> None:
+    op, case = case_of("int8 words", (1, 48, 256))
+    with pytest.raises(UnsupportedError, match="a scale of its own"):
+        op.variants["cuda"](**inputs_of(case) | {"x_scale": torch.ones(1)}, config=OneRow(2, 4, 1))
+
+
 def test_shared_memory_is_asked_for_in_time() -> None:
     """A ring of 32 KB and 16 of x, with a little that the kernel has by itself: more than 48 KB."""
     check(*case_of("fp8 with 16 bits", (1, 32, 4096)), OneRow(2, 8, 1, 4))

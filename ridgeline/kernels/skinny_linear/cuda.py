@@ -106,6 +106,8 @@ def few_rows(
     way = way or default_way(kind, num_rows, num_outputs, depth, around.activation is not None)
     if isinstance(way, OneRow) and not fits_one_row(kind, num_rows, depth):
         raise UnsupportedError(f"{num_rows} rows of {depth} for {kind} weights; one, and shorter")
+    if isinstance(way, OneRow) and x_scale is not None:
+        raise UnsupportedError("one row of x in 16 bits with a scale of its own")
     if isinstance(way, OneRow) and kind == "int4" and scale is not None:
         groups = Groups(depth // scale.shape[0], zero is not None)
         shape = (num_outputs, depth, around.activation is not None, target_of(x_MD).num_units)

@@ -5,7 +5,7 @@
 // rows too, and reads back what it copied itself: once x is staged nobody waits for another, and
 // rows are shared out warp by warp, so that all end together. (A ring of registers was tried: a
 // warp has six counters of loads, and with more than that on their way it waits for the newest.)
-// Rings of 4 stages are the faster ones for int4, of 8 for the others (H200).
+// Whether a ring of 4 or of 8 stages is the faster one depends on the shape (H200).
 // x waits in shared memory in the order the codes unpack. With int8 and int4 it is whole numbers of
 // 16 bits, its largest 32767: a piece's products and sums (dp2a) are then exact, and its own
 // rounding is finer than bf16's of the largest. With fp8 it is fp32.

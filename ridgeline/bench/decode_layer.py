@@ -95,7 +95,8 @@ def launchers() -> Functions:
 
 def chosen() -> Functions:
     """What the engine calls in a step of decode rows alone."""
-    return Functions(partial(linear, skinny_linear, quantized_linear), projected_attention)
+    attention = partial(projected_attention, settled=True)
+    return Functions(partial(linear, skinny_linear, quantized_linear), attention)
 
 
 def references() -> Functions:
@@ -245,7 +246,7 @@ def make(
         "plain": plain,
         "cos_BA": angles.cos(),
         "sin_BA": angles.sin(),
-        "slots_B": page_B.long() * page_size + last % page_size,
+        "slots_B": (page_B * page_size + last % page_size).int(),
         "spec": AttentionSpec(shape.head_dim**-0.5),
         "max_length": max(lengths),
         **cache,

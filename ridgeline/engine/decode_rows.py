@@ -31,6 +31,9 @@ class DecodeRows(PagedSequences):
         cos_TA, sin_TA = angles if angles is not None else (None, None)
         about: dict[str, Any] = {"k_scale_PKS": k_scale, "v_scale_PKS": v_scale}
         about |= {"max_length": self.max_length, "order_B": self.inputs.order} | norms_of(layer)
+        # The step's start may still write page tables while the first layer's kernels start, and
+        # no kernel behind the first layer's attention starts before that has waited for it.
+        about["settled"] = layer.index > 0
         attended = (self.tables_BP, self.inputs.totals, layer.spec)
         slots_T = self.inputs.slots
         return projected_attention(qkv_TC, cos_TA, sin_TA, slots_T, k, v, *attended, **about)

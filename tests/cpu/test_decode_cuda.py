@@ -5,9 +5,7 @@ tests/cuda_on_cpu.h, against the reference; how its work is cut; which kernel is
 from __future__ import annotations
 
 import ctypes
-import platform
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from emulated import built
 from torch import Tensor
 from torch.utils.hipify import hipify_python
 
@@ -61,27 +60,7 @@ awkward: list[tuple[Setting, Cut]] = [
 
 @pytest.fixture(scope="module")
 def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
-    compiler = shutil.which("g++")
-    if compiler is None or platform.machine() != "x86_64":
-        pytest.skip("the source runs on a CPU through g++ on x86-64")
-    folder = tmp_path_factory.mktemp("cuda_on_cpu")
-    for header in ("cuda_fp16.h", "cuda_runtime.h"):
-        (folder / header).touch()
-    stand_in = Path(__file__).parent.parent / "cuda_on_cpu.h"
-    shared = [compiler, "-std=c++17", "-O0", "-shared", "-fPIC", "-DRIDGELINE_ON_CPU", "-x", "c++"]
-    shared += ["-include", str(stand_in), "-I", str(folder), str(source("decode_attention"))]
-    running = {
-        name: subprocess.Popen(
-            [*shared, *(f"-D{define}" for define in defines), "-o", str(folder / f"{name}.so")],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name, defines in BUILDS.items()
-    }
-    for process in running.values():
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors
-    return {name: ctypes.CDLL(str(folder / f"{name}.so")) for name in BUILDS}
+    return built("decode_attention", BUILDS, tmp_path_factory.mktemp("cuda_on_cpu"))
 
 
 Use = Callable[[str], None]

@@ -5,20 +5,16 @@ tests/cuda_on_cpu.h, against the references of skinny_linear and quantized_linea
 from __future__ import annotations
 
 import ctypes
-import platform
-import shutil
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from emulated import built
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.agreement import compare
-from ridgeline.kernels.extension import source
 from ridgeline.kernels.op import Case, Inputs, Op
 from ridgeline.kernels.quantized_linear import op as quantized
 from ridgeline.kernels.skinny_linear import cuda
@@ -83,27 +79,7 @@ def case_of(form: str, shape: tuple[int, int, int], *rest: Any) -> tuple[Op, Cas
 
 @pytest.fixture(scope="module")
 def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
-    compiler = shutil.which("g++")
-    if compiler is None or platform.machine() != "x86_64":
-        pytest.skip("the source runs on a CPU through g++ on x86-64")
-    folder = tmp_path_factory.mktemp("cuda_on_cpu")
-    for header in ("cuda_fp16.h", "cuda_runtime.h", "cuda_bf16.h", "cooperative_groups.h"):
-        (folder / header).touch()
-    stand_in = Path(__file__).parent.parent / "cuda_on_cpu.h"
-    shared = [compiler, "-std=c++17", "-O0", "-shared", "-fPIC", "-DRIDGELINE_ON_CPU", "-x", "c++"]
-    shared += ["-include", str(stand_in), "-I", str(folder), str(source("skinny_linear"))]
-    running = {
-        name: subprocess.Popen(
-            [*shared, *(f"-D{define}" for define in defines), "-o", str(folder / f"{name}.so")],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name, defines in BUILDS.items()
-    }
-    for process in running.values():
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors
-    return {name: ctypes.CDLL(str(folder / f"{name}.so")) for name in BUILDS}
+    return built("skinny_linear", BUILDS, tmp_path_factory.mktemp("cuda_on_cpu"))
 
 
 @pytest.fixture(autouse=True)

@@ -41,6 +41,7 @@
 #endif
 #else
 #define PORTABLE 0
+#include <cooperative_groups.h>
 #endif
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
 #define CONVERTS_E4M3 1  // in one instruction
@@ -71,6 +72,18 @@ struct RidgelineDecode {
   // sequence's newest token: all else is read before that kernel has ended.
   int settled;
   float scale, softcap;  // softcap 0: none
+};
+
+// Those of projected.cuh's; projected_attention/cuda.py has the same list.
+struct RidgelineProjected {
+  RidgelineDecode decode;  // q is the projection: query heads, K heads, V heads. No splits.
+  const float* cos;        // [B, A]; A = 0: nothing is turned
+  const float* sin;
+  const uint16_t* q_norm;  // [H], or null
+  const uint16_t* k_norm;
+  const int* slots;  // [B]: where the newest tokens go; negative: nowhere
+  int angles;
+  float eps, offset;
 };
 
 namespace {  // nothing of one build is seen by another that is loaded beside it
@@ -363,32 +376,45 @@ __device__ void merge_splits(const Args& a, const Share& s, unsigned char* share
   }
 }
 
-// The block's warps merged (each left its sums and stats in shared memory), and written: as the
-// result where the sequence has one split, else beside the other splits' for the last to merge.
+// Four numbers of a row, and what they weigh.
+struct Quad {
+  float4 sum;
+  float largest, total;
+};
+
+// Those of the block's warps (each left its sums and stats in shared memory), merged.
+template <int H>
+__device__ __forceinline__ Quad merge_warps(
+    const unsigned char* shared, int num_warps, int rows, int row, int column) {
+  const float* sums = reinterpret_cast<const float*>(shared);  // [warps, rows, H + PAD]
+  const float2* stats = reinterpret_cast<const float2*>(sums + num_warps * rows * (H + PAD));
+  Quad found = {make_float4(0.0f, 0.0f, 0.0f, 0.0f), NOTHING, 0.0f};
+  for (int warp = 0; warp < num_warps; warp++)
+    found.largest = fmaxf(found.largest, stats[warp * rows + row].x);
+  for (int warp = 0; warp < num_warps; warp++) {
+    const float2 stat = stats[warp * rows + row];
+    const float weight = exponential2(stat.x - found.largest);
+    const float* place = sums + (warp * rows + row) * (H + PAD) + column;
+    add(found.sum, weight, *reinterpret_cast<const float4*>(place));
+    found.total += weight * stat.y;
+  }
+  return found;
+}
+
+// The block's sums, written: as the result where the sequence has one split, else beside the other
+// splits' for the last to merge.
 template <int H>
 __device__ void finish_block(const Args& a, const Share& s, unsigned char* shared, int num_warps) {
   __shared__ int is_last;
-  const float* sums = reinterpret_cast<const float*>(shared);  // [warps, rows, H + PAD]
-  const float2* stats = reinterpret_cast<const float2*>(sums + num_warps * s.rows * (H + PAD));
   const int64_t base = (s.index * a.num_splits + s.slot) * s.row_stride;
   for (int quad = threadIdx.x; quad < s.rows * (H / 4); quad += blockDim.x) {
     const int row = quad / (H / 4), column = quad % (H / 4) * 4;
-    float largest = NOTHING, total = 0.0f;
-    for (int warp = 0; warp < num_warps; warp++)
-      largest = fmaxf(largest, stats[warp * s.rows + row].x);
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (int warp = 0; warp < num_warps; warp++) {
-      const float2 stat = stats[warp * s.rows + row];
-      const float weight = exponential2(stat.x - largest);
-      const float* place = sums + (warp * s.rows + row) * (H + PAD) + column;
-      add(sum, weight, *reinterpret_cast<const float4*>(place));
-      total += weight * stat.y;
-    }
+    const Quad merged = merge_warps<H>(shared, num_warps, s.rows, row, column);
     if (s.num_used <= 1) {
-      store_row(a, s, H, row, column, sum, total);
+      store_row(a, s, H, row, column, merged.sum, merged.total);
     } else {
-      *reinterpret_cast<float4*>(a.partial + (base + row) * H + column) = sum;
-      if (column == 0) a.stats[base + row] = make_float2(largest, total);
+      *reinterpret_cast<float4*>(a.partial + (base + row) * H + column) = merged.sum;
+      if (column == 0) a.stats[base + row] = make_float2(merged.largest, merged.total);
     }
   }
   if (s.num_used <= 1) return;
@@ -401,6 +427,12 @@ __device__ void finish_block(const Args& a, const Share& s, unsigned char* share
   }
   __syncthreads();
   if (is_last) merge_splits<H>(a, s, shared);
+}
+
+// More shared memory than a kernel has without asking; it may have a little of its own, too.
+cudaError_t allow_shared(const void* kernel, size_t bytes) {
+  if (bytes <= 47 * 1024) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
 }
 
 #if !PORTABLE
@@ -482,30 +514,29 @@ __device__ __forceinline__ void fetch(
 
 // q as the B operand of each product, in the order in which unpack_k has the columns of K; for
 // codes in fp16, each row brought near 2^15 by a power of two. `undo` takes that back, for the
-// lane's heads.
+// lane's heads. `rows` lie `stride` numbers apart.
 template <int KIND, int H, int HALVES>
 __device__ __forceinline__ void load_q(
-    const Args& a, const Share& s, uint32_t (&q)[Layout<KIND, H>::K_PRODUCTS][HALVES][2],
-    float (&undo)[HALVES][2]) {
+    const uint16_t* rows, int stride, int num_rows, int is_fp16,
+    uint32_t (&q)[Layout<KIND, H>::K_PRODUCTS][HALVES][2], float (&undo)[HALVES][2]) {
   using L = Layout<KIND, H>;
   constexpr int IN_PIECE = L::K_NUMBERS / 4;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   UNROLL for (int half = 0; half < HALVES; half++) {
     const int row = g + 8 * half;
-    const int64_t head = (int64_t)s.head * a.group + s.first_row + row;
-    const uint16_t* q_row = a.q + s.sequence * a.q_stride + head * H;
+    const uint16_t* q_row = rows + row * stride;
     float largest = 0.0f;
     UNROLL for (int p = 0; p < L::K_PRODUCTS; p++) {
       const int piece = t + 4 * (p / IN_PIECE);
       const int column = piece * L::K_NUMBERS + p % IN_PIECE * 4;
       uint2 four = make_uint2(0, 0);
-      if (row < s.rows && piece < L::K_PIECES)
+      if (row < num_rows && piece < L::K_PIECES)
         four = *reinterpret_cast<const uint2*>(q_row + column);
       q[p][half][0] = four.x;
       q[p][half][1] = four.y;
       UNROLL for (int i = 0; i < 4; i++) {
         const uint32_t word = q[p][half][i / 2] >> i % 2 * 16;
-        largest = fmaxf(largest, fabsf(to_float(word & 0xffff, a.q_is_fp16)));
+        largest = fmaxf(largest, fabsf(to_float(word & 0xffff, is_fp16)));
       }
     }
     undo[half][0] = undo[half][1] = 1.0f;
@@ -521,7 +552,7 @@ __device__ __forceinline__ void load_q(
       float x[4];
       UNROLL for (int i = 0; i < 4; i++) {
         const uint32_t word = q[p][half][i / 2] >> i % 2 * 16;
-        x[i] = to_float(word & 0xffff, a.q_is_fp16) * power;
+        x[i] = to_float(word & 0xffff, is_fp16) * power;
       }
       q[p][half][0] = pack(false, x[0], x[apart(KIND) ? 2 : 1]);
       q[p][half][1] = pack(false, x[apart(KIND) ? 1 : 2], x[3]);
@@ -750,13 +781,52 @@ __device__ __forceinline__ void attend(
   add_values<KIND, H, HALVES>(slot, weights, sums);
 }
 
-// Pages of a warp's steps: lane i has that of step `first_step + i`, counted in the warp's own.
-__device__ __forceinline__ int load_pages(
-    const Args& a, const Share& s, int first_step, int num_warps) {
-  const int step = s.begin / STEP + threadIdx.x / 32 + (first_step + threadIdx.x % 32) * num_warps;
-  const int entry = step * STEP >> a.page_shift;
-  return entry < a.table_width ? a.table[s.sequence * a.table_stride + entry] : 0;
-}
+// A warp's steps of 16 tokens: every `stride`-th from `first` on, and how far their copies are.
+// Tokens before `begin` and from `end` on are not read.
+template <int KIND, int H>
+struct Steps {
+  const Args& a;
+  const int64_t sequence;
+  const int head, first, stride;
+  int begin = 0, end = 0, count = 0, fetched = 0;
+  int pages, next_pages;  // lane i has that of the i-th step of 32, and of the 32 behind them
+
+  __device__ __forceinline__ Steps(const Args& a, const Share& s, int first, int stride)
+      : a(a), sequence(s.sequence), head(s.head), first(first), stride(stride) {
+    pages = load_pages(0);
+    next_pages = load_pages(32);
+  }
+
+  __device__ __forceinline__ int load_pages(int from) const {
+    const int step = first + (from + threadIdx.x % 32) * stride;
+    const int entry = step * STEP >> a.page_shift;
+    return entry < a.table_width ? a.table[sequence * a.table_stride + entry] : 0;
+  }
+
+  __device__ __forceinline__ void range(int from, int to) {
+    begin = from, end = to;
+    const int left = max((end + STEP - 1) / STEP - first, 0);
+    count = (left + stride - 1) / stride;
+  }
+
+  __device__ __forceinline__ int token(int step) const { return (first + step * stride) * STEP; }
+
+  // The next one to `slot`; a group of copies, whether or not there is one.
+  __device__ __forceinline__ void fetch_next(uint32_t slot) {
+    if (fetched < count) {
+      if (fetched > 0 && fetched % 32 == 0) {
+        pages = next_pages;
+        next_pages = load_pages(fetched + 32);
+      }
+      const int64_t page = __shfl_sync(~0u, pages, fetched % 32);  // int64: offsets pass 2^31
+      const int64_t place = ((page * a.num_kv_heads + head) << a.page_shift)
+                            + (token(fetched) & ((1 << a.page_shift) - 1));
+      fetch<KIND, H>(a, slot, place, token(fetched), begin, end);
+    }
+    commit_copies();
+    fetched++;
+  }
+};
 
 template <int KIND, int H, int HALVES>
 __device__ __forceinline__ void sum_tokens(const Args& a, Share& s, unsigned char* shared) {
@@ -770,31 +840,12 @@ __device__ __forceinline__ void sum_tokens(const Args& a, Share& s, unsigned cha
   }
   // A block behind the window begins at the window's first token, not at its split's.
   s.begin = max((first / a.split_tokens + s.slot) * a.split_tokens, first);
-  int pages = load_pages(a, s, 0, num_warps), next_pages = load_pages(a, s, 32, num_warps);
+  Steps<KIND, H> steps(a, s, s.begin / STEP + warp, num_warps);
   if (a.window <= 0) s.length = a.lengths[s.sequence];  // on its way with the pages
   if (!finish_share(a, s, first)) return;
-
-  const int first_step = s.begin / STEP + warp;
-  const int steps_left = max((s.end + STEP - 1) / STEP - first_step, 0);
-  const int num_steps = (steps_left + num_warps - 1) / num_warps;
+  steps.range(s.begin, s.end);
   unsigned char* ring = shared + warp * a.stages * L::STAGE;
   const uint32_t ring_address = (uint32_t)__cvta_generic_to_shared(ring);
-  int fetched = 0;
-  auto fetch_next = [&](int slot) {
-    if (fetched < num_steps) {
-      if (fetched > 0 && fetched % 32 == 0) {
-        pages = next_pages;
-        next_pages = load_pages(a, s, fetched + 32, num_warps);
-      }
-      const int token = (first_step + fetched * num_warps) * STEP;
-      const int64_t page = __shfl_sync(~0u, pages, fetched % 32);  // int64: offsets pass 2^31
-      const int64_t place = ((page * a.num_kv_heads + s.head) << a.page_shift)
-                            + (token & ((1 << a.page_shift) - 1));
-      fetch<KIND, H>(a, ring_address + slot * L::STAGE, place, token, s.begin, s.end);
-    }
-    commit_copies();
-    fetched++;
-  };
 
   // The newest token may be the kernel before's work; older ones need not wait for it.
   const int fetched_first = (s.begin / STEP + num_warps * a.stages) * STEP;
@@ -803,25 +854,27 @@ __device__ __forceinline__ void sum_tokens(const Args& a, Share& s, unsigned cha
     wait_for_kernel_before();
     waited = true;
   }
-  for (int slot = 0; slot < a.stages; slot++) fetch_next(slot);
+  for (int slot = 0; slot < a.stages; slot++) steps.fetch_next(ring_address + slot * L::STAGE);
   if (!waited) wait_for_kernel_before();
 
   uint32_t q[L::K_PRODUCTS][HALVES][2];
   float factor[HALVES][2];
-  load_q<KIND, H, HALVES>(a, s, q, factor);
+  const int64_t head = (int64_t)s.head * a.group + s.first_row;
+  load_q<KIND, H, HALVES>(
+      a.q + s.sequence * a.q_stride + head * H, H, s.rows, a.q_is_fp16, q, factor);
   UNROLL for (int half = 0; half < HALVES; half++)
     UNROLL for (int i = 0; i < 2; i++)
       factor[half][i] *= a.softcap != 0.0f ? a.scale : a.scale * LOG2E;
   Sums<KIND, H, HALVES> sums;
   sums.clear();
   int slot = 0;
-  for (int step = 0; step < num_steps; step++) {
+  for (int step = 0; step < steps.count; step++) {
     wait_for_oldest(a.stages);
     __syncwarp();  // a lane reads what others copied
-    attend<KIND, H, HALVES>(a, ring + slot * L::STAGE, q, factor,
-                            (first_step + step * num_warps) * STEP, s.begin, s.end, sums);
+    attend<KIND, H, HALVES>(
+        a, ring + slot * L::STAGE, q, factor, steps.token(step), s.begin, s.end, sums);
     __syncwarp();  // and all have read it
-    fetch_next(slot);
+    steps.fetch_next(ring_address + slot * L::STAGE);
     slot = slot + 1 == a.stages ? 0 : slot + 1;
   }
   wait_for_copies();
@@ -830,6 +883,8 @@ __device__ __forceinline__ void sum_tokens(const Args& a, Share& s, unsigned cha
   __syncthreads();
   finish_block<H>(a, s, shared, num_warps);
 }
+
+#include "projected.cuh"
 
 #else  // PORTABLE
 
@@ -960,17 +1015,8 @@ template <int KIND, int H, int HALVES>
 int start(const Args& a, int batch, int num_warps, int overlap, cudaStream_t stream) {
   auto kernel = decode_attention_kernel<KIND, H, HALVES>;
   const size_t shared = shared_bytes<KIND, H>(a, num_warps);
-  int device = 0;
-  cudaError_t error = cudaGetDevice(&device);
+  cudaError_t error = allow_shared(reinterpret_cast<const void*>(kernel), shared);
   if (error != cudaSuccess) return error;
-  static size_t allowed[64] = {};  // of each device
-  if (shared > 47 * 1024 && shared > allowed[device % 64]) {
-    error = cudaFuncSetAttribute(
-        reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-        (int)shared);
-    if (error != cudaSuccess) return error;
-    allowed[device % 64] = shared;
-  }
   constexpr int MAX_ROWS = Layout<KIND, H>::MAX_ROWS;
   const int chunks = (a.group + MAX_ROWS - 1) / MAX_ROWS;
   const dim3 grid(a.num_kv_heads * chunks, batch, a.num_splits);
@@ -1032,6 +1078,24 @@ extern "C" int ridgeline_decode_attention(
     case E4M3_FNUZ: return with_head_dim<E4M3_FNUZ>(head_dim, a, batch, num_warps, overlap, on);
 #endif
   }
+  return cudaErrorInvalidValue;
+}
+
+// `kind` is BF16 or FP16, `num_blocks` of a cluster 1, 2, 4 or 8; the rest as above.
+extern "C" int ridgeline_projected_attention(
+    const RidgelineProjected* job, int batch, int head_dim, int kind, int num_blocks, int num_warps,
+    int overlap, void* stream) {
+#if !PORTABLE
+  const cudaStream_t on = (cudaStream_t)stream;
+  switch (kind) {
+    case BF16:
+      return projected_with_head_dim<BF16>(
+          head_dim, *job, batch, num_blocks, num_warps, overlap, on);
+    case FP16:
+      return projected_with_head_dim<FP16>(
+          head_dim, *job, batch, num_blocks, num_warps, overlap, on);
+  }
+#endif
   return cudaErrorInvalidValue;
 }
 

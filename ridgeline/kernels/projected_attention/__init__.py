@@ -1,11 +1,13 @@
 """From the fused projection to attention's output in a decode step: norm, rotary embedding, the
 newest K and V into pages and decode attention, for one new token a sequence.
 
-`projected_attention` runs where its tensors are: on a CPU the references, on a GPU one kernel, or
-rotary_pages and decode_attention one after the other (`Apart`), whichever was measured to be
-faster. Where nothing was measured, pages of values take the one kernel and pages of 8-bit codes the
-two, because decode_attention has a faster kernel for them in cuda.cu. `in_one_kernel` says which it
-will be. When torch.compile traces it, it is the custom op `ridgeline::projected_attention`.
+`projected_attention` runs where its tensors are: on a CPU the references, on a GPU one kernel, of
+CUDA C++ (cuda.py) or Triton, or rotary_pages and decode_attention one after the other (`Apart`),
+whichever was measured to be faster. Where nothing was measured, pages of values take the one kernel
+and pages of 8-bit codes the two, because decode_attention has a faster kernel for them in cuda.cu;
+so few sequences that clusters leave no SM without a block go to CUDA C++. `in_one_kernel` says
+which it will be. When torch.compile traces it, it is the custom op
+`ridgeline::projected_attention`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch import Tensor
 from ridgeline.kernels import decode_attention as decoding
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.autotune import chosen
+from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.pages import holds_codes
 from ridgeline.kernels.projected_attention import reference
 
@@ -51,10 +54,12 @@ def projected_attention(
     max_length: int | None = None,
     split_tokens: int | None = None,
     order_B: Tensor | None = None,
+    settled: bool = False,
 ) -> Tensor:
     """Returns [B, N, H]; **changes the pages and scales in place**. See reference.py: no two rows
     may be of one sequence. With `split_tokens` given, a sequence's result is the same bits whatever
-    else is in the batch.
+    else is in the batch. `settled` allows a kernel to read all but the projection before the kernel
+    in front of it has ended (cuda.py says when that is right).
     """
     turning = (qkv_BC, cos_BA, sin_BA, slots_B, k_pages_PKSH, v_pages_PKSH)
     attending = (page_table_BM, lengths_B)
@@ -63,10 +68,10 @@ def projected_attention(
     if torch.compiler.is_compiling():
         about = (spec.scale, spec.window, spec.softcap)
         return traced(*turning, *attending, *about, *scales, *norms, *numbers)
-    on_cpu = qkv_BC.device.type == "cpu"
-    function: Any = reference.projected_attention if on_cpu else launched
-    found: Tensor = function(*turning, *attending, spec, *scales, *norms, *numbers)
-    return found
+    inputs = (*turning, *attending, spec, *scales, *norms, *numbers)
+    if qkv_BC.device.type == "cpu":
+        return reference.projected_attention(*inputs)
+    return launched(*inputs, settled=settled)
 
 
 def launched(
@@ -88,12 +93,13 @@ def launched(
     max_length: int | None = None,
     split_tokens: int | None = None,
     order_B: Tensor | None = None,
+    settled: bool = False,
     config: Any = None,
 ) -> Tensor:
-    """By kernels of ours: as `config` says (triton.Fused or Apart), else as measured, else by
-    dtype.
+    """By kernels of ours: as `config` says (cuda.Clustered, triton.Fused or Apart), else as
+    measured, else by dtype and size.
     """
-    from ridgeline.kernels.projected_attention import triton
+    from ridgeline.kernels.projected_attention import cuda, triton
     from ridgeline.kernels.rotary_pages import triton as turning
 
     projected = (qkv_BC, cos_BA, sin_BA, slots_B, k_pages_PKSH, v_pages_PKSH)
@@ -104,13 +110,15 @@ def launched(
     about["order_B"] = order_B
     if config is None:
         config = _way(qkv_BC, k_pages_PKSH, page_table_BM, max_length, split_tokens)
+    attending = (page_table_BM, lengths_B, spec, *scales)
+    if isinstance(config, cuda.Clustered):
+        norms |= {"settled": settled, "config": config}
+        return cuda.projected_attention(*projected, *attending, **norms)
     if isinstance(config, Apart):
         q_BNH = turning.rotary_pages(*projected, *scales, **norms)
-        pages = (k_pages_PKSH, v_pages_PKSH, page_table_BM, lengths_B)
-        return decoding.launched(q_BNH, *pages, spec, *scales, **about)
-    attending = (page_table_BM, lengths_B)
+        return decoding.launched(q_BNH, k_pages_PKSH, v_pages_PKSH, *attending, **about)
     about |= norms | {"config": config}
-    return triton.projected_attention(*projected, *attending, spec, *scales, **about)
+    return triton.projected_attention(*projected, *attending, **about)
 
 
 def in_one_kernel(
@@ -127,16 +135,26 @@ def _way(
     max_length: int | None,
     split_tokens: int | None,
 ) -> Any:
-    """Apart, a triton.Fused, or None: the one kernel by its own heuristic."""
+    """Apart, a cuda.Clustered, a triton.Fused, or None: Triton's kernel by its own heuristic."""
+    by_dtype = Apart() if holds_codes(k_pages_PKSH.dtype) else None
     # A choice may depend on the batch only where the caller did not ask that results do not.
-    if split_tokens is None:
-        key = tune_key(qkv_BC, k_pages_PKSH, page_table_BM, max_length)
-        best = chosen("projected_attention", key, qkv_BC.device)
-        if best is not None:
-            from ridgeline.kernels.projected_attention import triton
+    if split_tokens is not None:
+        return by_dtype
+    from ridgeline.kernels.projected_attention import cuda, triton
 
-            return Apart(**best) if "kernels" in best else triton.Fused(**best)
-    return Apart() if holds_codes(k_pages_PKSH.dtype) else None
+    in_cuda = cuda.unsupported(qkv_BC, k_pages_PKSH) is None
+    key = tune_key(qkv_BC, k_pages_PKSH, page_table_BM, max_length)
+    best = chosen(
+        "projected_attention", key, qkv_BC.device, lambda way: in_cuda or "blocks" not in way
+    )
+    if best is not None:
+        kind = Apart if "kernels" in best else cuda.Clustered if "blocks" in best else triton.Fused
+        return kind(**best)
+    if in_cuda:
+        num_kv_heads, _, head_dim = k_pages_PKSH.shape[1:]
+        about = (head_dim, k_pages_PKSH.dtype, target_of(qkv_BC))
+        return cuda.choose(len(qkv_BC) * num_kv_heads, *about) or by_dtype
+    return by_dtype
 
 
 def tune_key(

@@ -135,9 +135,20 @@ def fused(config: Any = None, **inputs: Any) -> Tensor:
 
 
 def launch(config: Any = None, **inputs: Any) -> tuple[Tensor, ...]:
-    """The one kernel but where a tuner asks for two, so that tests and compiler see it."""
-    function = launched if isinstance(config, Apart) else fused
+    """Triton's kernel but where a tuner asks for another, so that tests and compiler see it."""
+    from ridgeline.kernels.projected_attention import triton
+
+    function = fused if config is None or isinstance(config, triton.Fused) else launched
     return with_what_changed(partial(function, config=config), **inputs)
+
+
+def clustered(
+    split_tokens: int | None = None, order_B: Tensor | None = None, **inputs: Any
+) -> Tensor:
+    """The kernel in CUDA C++, which has no splits and takes sequences up as they come."""
+    from ridgeline.kernels.projected_attention import cuda
+
+    return cuda.projected_attention(**inputs)
 
 
 def apart(**inputs: Any) -> Tensor:
@@ -179,15 +190,17 @@ def search(
     max_length: int | None = None,
     **_: Any,
 ) -> Search:
-    """Ways of the one kernel, and the two: one list, so that the faster is what is found."""
-    from ridgeline.kernels.projected_attention import triton
+    """Ways of one kernel, and the two: one list, so that the fastest is what is found."""
+    from ridgeline.kernels.projected_attention import cuda, triton
 
     key = tune_key(qkv_BC, k_pages_PKSH, page_table_BM, max_length)
     num_kv_heads, page_size, head_dim = k_pages_PKSH.shape[1:]
     longest = longest_sequence(page_table_BM, page_size, max_length)
-    about = (head_dim, k_pages_PKSH.dtype, target_of(qkv_BC))
-    ways: list[Any] = triton.ways(len(qkv_BC) * num_kv_heads, longest, *about)
-    return Search("projected_attention", key, [*ways, Apart()])
+    num_rows, about = len(qkv_BC) * num_kv_heads, (head_dim, k_pages_PKSH.dtype, target_of(qkv_BC))
+    ways: list[Any] = [*triton.ways(num_rows, longest, *about), Apart()]
+    if cuda.unsupported(qkv_BC, k_pages_PKSH) is None:
+        ways += cuda.ways(num_rows, *about)
+    return Search("projected_attention", key, ways)
 
 
 TINY = decoding.TINY
@@ -310,7 +323,10 @@ OP = Op(
     bench_cases=[case(setting) for setting in BENCH],
     compile_cases=[case(setting) for setting in COMPILE],
     baselines={"two kernels": apart},
-    variants={"two kernels": partial(with_what_changed, apart)},
+    variants={
+        "two kernels": partial(with_what_changed, apart),
+        "cuda": partial(with_what_changed, clustered),
+    },
     search=search,
     supports=has_floats_of,
 )

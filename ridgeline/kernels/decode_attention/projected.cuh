@@ -1,0 +1,263 @@
+// Decode attention straight from the projection, for a few sequences: norms, the rotary embedding,
+// the write of the newest K and V and attention in one launch. Part of cuda.cu.
+//
+// One sequence is bound by waiting, not by memory: 1,024 tokens of Llama-3.1-8B's heads are 1 µs of
+// an H200's bandwidth. So
+// - a cluster of blocks serves one KV head, and they send each other their sums: no counter, no
+//   second pass through L2;
+// - all older tokens are on their way to shared memory before the kernel in front, which makes the
+//   projection, has ended. What is left behind it: a load of q, products, a softmax, the exchange.
+// Warps of the cluster take steps of 16 tokens in turn. The newest token is not read from its page:
+// the warp whose step it falls into puts it beside the others in its queue.
+
+constexpr int MOST_QUERIES = 8;  // query heads of a group
+
+// What turns a head, in a lane's columns: every 32nd from its own on.
+template <int H>
+struct Turn {
+  static constexpr int COLUMNS = (H + 31) / 32;
+  float cos[COLUMNS], sin[COLUMNS];
+
+  __device__ __forceinline__ void load(const RidgelineProjected& job, int64_t sequence) {
+    UNROLL for (int i = 0; i < COLUMNS; i++) {
+      const int column = threadIdx.x % 32 + 32 * i, half = job.angles;
+      const bool turned = column < 2 * half;
+      const int64_t at = sequence * half + (column < half ? column : column - half);
+      cos[i] = turned ? job.cos[at] : 1.0f;
+      sin[i] = turned ? (column < half ? -job.sin[at] : job.sin[at]) : 0.0f;
+    }
+  }
+};
+
+// A head of the projection, with its norm if it has one, turned if `turn` is given, as a lane has
+// its columns. In fp32 from the load on.
+template <int H>
+__device__ __forceinline__ void load_head(
+    const RidgelineProjected& job, const uint16_t* from, const uint16_t* gain, const Turn<H>& turn,
+    bool turned, float (&x)[Turn<H>::COLUMNS]) {
+  const int is_fp16 = job.decode.q_is_fp16;
+  float beside[Turn<H>::COLUMNS], gains[Turn<H>::COLUMNS], gains_beside[Turn<H>::COLUMNS];
+  float squares = 0.0f;
+  UNROLL for (int i = 0; i < Turn<H>::COLUMNS; i++) {
+    const int column = threadIdx.x % 32 + 32 * i;
+    const int other = column < job.angles ? column + job.angles : column - job.angles;
+    const bool inside = column < H, in_pair = turned && column < 2 * job.angles;
+    x[i] = inside ? to_float(from[column], is_fp16) : 0.0f;
+    beside[i] = in_pair ? to_float(from[other], is_fp16) : 0.0f;
+    gains[i] = gain && inside ? to_float(gain[column], is_fp16) + job.offset : 1.0f;
+    gains_beside[i] = gain && in_pair ? to_float(gain[other], is_fp16) + job.offset : 1.0f;
+    squares += x[i] * x[i];
+  }
+  if (gain) {
+    for (int other = 16; other; other /= 2) squares += __shfl_xor_sync(~0u, squares, other);
+    const float scale = rsqrtf(squares / H + job.eps);
+    UNROLL for (int i = 0; i < Turn<H>::COLUMNS; i++) {
+      x[i] = x[i] * scale * gains[i];
+      beside[i] = beside[i] * scale * gains_beside[i];
+    }
+  }
+  if (turned)
+    UNROLL for (int i = 0; i < Turn<H>::COLUMNS; i++)
+      x[i] = x[i] * turn.cos[i] + beside[i] * turn.sin[i];
+}
+
+// Shared memory behind the queues.
+template <int H>
+struct Exchange {
+  static constexpr int PITCH = H + 8;  // numbers from a head to the next: other banks
+  uint16_t heads[MOST_QUERIES + 2][PITCH];  // queries, then the newest K and V, as they are rounded
+  float2 stats[MOST_QUERIES * H / 4];  // what the quads below weigh
+  float4 quads[MOST_QUERIES * H / 4];  // [blocks, quads that this one finishes]
+};
+
+// The queries of this block's group, and if the newest token is its own, that one's K and V, which
+// also go into their slot. The caller synchronises.
+template <int H>
+__device__ __forceinline__ void make_heads(
+    const RidgelineProjected& job, const Share& s, const Turn<H>& turn, bool has_newest, int slot,
+    Exchange<H>& exchange) {
+  const Args& a = job.decode;
+  const int lane = threadIdx.x % 32, num_warps = blockDim.x / 32;
+  const int num_heads = a.group * a.num_kv_heads;
+  for (int row = threadIdx.x / 32; row < a.group + (has_newest ? 2 : 0); row += num_warps) {
+    const bool is_q = row < a.group, is_v = row == a.group + 1;
+    const int64_t head = is_q ? s.head * a.group + row
+                              : num_heads + (is_v ? a.num_kv_heads : 0) + s.head;
+    float x[Turn<H>::COLUMNS];
+    load_head<H>(job, a.q + s.sequence * a.q_stride + head * H,
+                 is_q ? job.q_norm : is_v ? nullptr : job.k_norm, turn, job.angles && !is_v, x);
+    uint16_t* to = exchange.heads[is_q ? row : MOST_QUERIES + is_v];
+    const int64_t page = slot >> a.page_shift, place = slot & ((1 << a.page_shift) - 1);
+    const int64_t kept = ((page * a.num_kv_heads + s.head) << a.page_shift) + place;
+    uint16_t* pages = reinterpret_cast<uint16_t*>(const_cast<uint8_t*>(is_v ? a.v : a.k));
+    UNROLL for (int i = 0; i < Turn<H>::COLUMNS; i++) {
+      const int column = lane + 32 * i;
+      if (column >= H) continue;
+      const uint16_t rounded = from_float(x[i], a.q_is_fp16);
+      to[column] = rounded;
+      if (!is_q && slot >= 0) pages[kept * H + column] = rounded;
+    }
+  }
+}
+
+// The newest token into the row of a step that was left to it.
+template <int KIND, int H>
+__device__ __forceinline__ void place_newest(
+    const Exchange<H>& exchange, unsigned char* slot, int row) {
+  using L = Layout<KIND, H>;
+  for (int i = threadIdx.x % 32; i < 2 * L::K_PIECES; i += 32) {
+    const bool is_v = i >= L::K_PIECES;
+    const int piece = is_v ? i - L::K_PIECES : i;
+    const int place = is_v ? L::HALF + L::v_place(row, piece) : L::k_place(row, piece);
+    *reinterpret_cast<uint4*>(slot + place) =
+        *reinterpret_cast<const uint4*>(exchange.heads[MOST_QUERIES + is_v] + piece * 8);
+  }
+}
+
+// The cluster's sums: each block sends every other those quads of its own that the other finishes.
+template <int H>
+__device__ __forceinline__ void merge_cluster(
+    const Args& a, const Share& s, const unsigned char* shared, Exchange<H>& exchange) {
+  const auto cluster = cooperative_groups::this_cluster();
+  const int rank = cluster.block_rank(), num_blocks = cluster.num_blocks();
+  const int num_quads = s.rows * (H / 4), own = (num_quads + num_blocks - 1) / num_blocks;
+  for (int quad = threadIdx.x; quad < num_quads; quad += blockDim.x) {
+    const int row = quad / (H / 4), column = quad % (H / 4) * 4;
+    const Quad merged = merge_warps<H>(shared, blockDim.x / 32, s.rows, row, column);
+    if (num_blocks == 1) {
+      store_row(a, s, H, row, column, merged.sum, merged.total);
+      continue;
+    }
+    Exchange<H>* other = cluster.map_shared_rank(&exchange, quad / own);
+    other->quads[rank * own + quad % own] = merged.sum;
+    other->stats[rank * own + quad % own] = make_float2(merged.largest, merged.total);
+  }
+  if (num_blocks == 1) return;
+  cluster.sync();
+  for (int i = threadIdx.x; i < own && rank * own + i < num_quads; i += blockDim.x) {
+    const int quad = rank * own + i;
+    float largest = NOTHING, total = 0.0f;
+    for (int block = 0; block < num_blocks; block++)
+      largest = fmaxf(largest, exchange.stats[block * own + i].x);
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int block = 0; block < num_blocks; block++) {
+      const float2 stat = exchange.stats[block * own + i];
+      const float weight = exponential2(stat.x - largest);
+      add(sum, weight, exchange.quads[block * own + i]);
+      total += weight * stat.y;
+    }
+    store_row(a, s, H, quad / (H / 4), quad % (H / 4) * 4, sum, total);
+  }
+}
+
+template <int KIND, int H>
+__global__ void __launch_bounds__(MAX_THREADS, 1)
+    projected_attention_kernel(const RidgelineProjected job) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using L = Layout<KIND, H>;
+  const Args& a = job.decode;
+  const auto cluster = cooperative_groups::this_cluster();
+  const int rank = cluster.block_rank(), num_blocks = cluster.num_blocks();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
+  unsigned char* shared = block_memory();
+  Exchange<H>& exchange =
+      *reinterpret_cast<Exchange<H>*>(shared + num_warps * a.stages * L::STAGE);
+  Share s = {};
+  s.head = blockIdx.x / num_blocks;
+  s.rows = a.group;
+  s.sequence = blockIdx.y;
+
+  if (!a.settled) wait_for_kernel_before();
+  let_next_kernel_start();  // not before: who reads early relies on it
+  s.length = a.lengths[s.sequence];
+  const int slot = job.slots[s.sequence];
+  s.begin = a.window > 0 ? max(s.length - a.window, 0) : 0;
+  const int team = num_blocks * num_warps, newest = s.length - 1;
+  // Neighbouring steps lie in other blocks: few tokens are shared out too.
+  Steps<KIND, H> steps(a, s, s.begin / STEP + warp * num_blocks + rank, team);
+  steps.range(s.begin, s.length);
+  steps.end = newest;
+  unsigned char* ring = shared + warp * a.stages * L::STAGE;
+  const uint32_t ring_address = (uint32_t)__cvta_generic_to_shared(ring);
+  for (int i = 0; i < a.stages; i++) steps.fetch_next(ring_address + i * L::STAGE);
+  Turn<H> turn;
+  turn.load(job, s.sequence);
+  const bool has_newest =
+      s.length > 0 && (newest / STEP - s.begin / STEP) % num_blocks == rank;
+  if (num_blocks > 1) cluster.sync();  // the others are there to be sent sums
+  if (a.settled) wait_for_kernel_before();
+
+  make_heads<H>(job, s, turn, has_newest, slot, exchange);
+  __syncthreads();
+  uint32_t q[L::K_PRODUCTS][1][2];
+  float factor[1][2];
+  load_q<KIND, H, 1>(exchange.heads[0], Exchange<H>::PITCH, s.rows, a.q_is_fp16, q, factor);
+  UNROLL for (int i = 0; i < 2; i++)
+    factor[0][i] *= a.softcap != 0.0f ? a.scale : a.scale * LOG2E;
+  Sums<KIND, H, 1> sums;
+  sums.clear();
+  int place = 0;
+  for (int step = 0; step < steps.count; step++) {
+    const int token = steps.token(step);
+    unsigned char* held = ring + place * L::STAGE;
+    wait_for_oldest(a.stages);
+    __syncwarp();  // a lane reads what others copied
+    if (token + STEP > newest) {
+      place_newest<KIND, H>(exchange, held, newest - token);
+      __syncwarp();
+    }
+    attend<KIND, H, 1>(a, held, q, factor, token, s.begin, s.length, sums);
+    __syncwarp();  // and all have read it
+    steps.fetch_next(ring_address + place * L::STAGE);
+    place = place + 1 == a.stages ? 0 : place + 1;
+  }
+  wait_for_copies();
+  __syncthreads();  // the queues become the place of the sums
+  sums.leave(shared, num_warps, s.rows);
+  __syncthreads();
+  merge_cluster<H>(a, s, shared, exchange);
+#endif
+}
+
+template <int KIND, int H>
+int start_projected(
+    const RidgelineProjected& job, int batch, int num_blocks, int num_warps, int overlap,
+    cudaStream_t stream) {
+  auto kernel = projected_attention_kernel<KIND, H>;
+  const size_t shared =
+      num_warps * job.decode.stages * (size_t)Layout<KIND, H>::STAGE + sizeof(Exchange<H>);
+  const cudaError_t error = allow_shared(reinterpret_cast<const void*>(kernel), shared);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(job.decode.num_kv_heads * num_blocks, batch);
+  config.blockDim = dim3(num_warps * 32);
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = attributes;
+  if (overlap) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (num_blocks > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs].val.clusterDim.x = num_blocks;
+    attributes[config.numAttrs].val.clusterDim.y = 1;
+    attributes[config.numAttrs++].val.clusterDim.z = 1;
+  }
+  return cudaLaunchKernelEx(&config, kernel, job);
+}
+
+template <int KIND>
+int projected_with_head_dim(
+    int head_dim, const RidgelineProjected& job, int batch, int num_blocks, int num_warps,
+    int overlap, cudaStream_t stream) {
+  switch (head_dim) {
+    case 64: return start_projected<KIND, 64>(job, batch, num_blocks, num_warps, overlap, stream);
+    case 80: return start_projected<KIND, 80>(job, batch, num_blocks, num_warps, overlap, stream);
+    case 96: return start_projected<KIND, 96>(job, batch, num_blocks, num_warps, overlap, stream);
+    case 128: return start_projected<KIND, 128>(job, batch, num_blocks, num_warps, overlap, stream);
+    case 256: return start_projected<KIND, 256>(job, batch, num_blocks, num_warps, overlap, stream);
+  }
+  return cudaErrorInvalidValue;
+}

@@ -1,0 +1,176 @@
+"""The kernel of decode_attention/projected.cuh without a GPU: its own source, run thread for thread
+on the CPU, a cluster of blocks at a time, against the reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from emulated import built
+from torch import Tensor
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.agreement import compare
+from ridgeline.kernels.decode_attention.op import Setting as Attention
+from ridgeline.kernels.projected_attention import cuda, op
+from ridgeline.kernels.projected_attention.cuda import Clustered
+from ridgeline.kernels.projected_attention.op import Setting
+from ridgeline.kernels.targets import TARGETS
+
+CPU = torch.device("cpu")
+BF16, FP16 = torch.bfloat16, torch.float16
+H200 = TARGETS["sm_90"]
+MIXED = Attention((40, 1, 0, 17), heads=(4, 2), head_dim=64, page_size=16)
+LONG = replace(MIXED, lengths=(1000, 63, 512, 513, 16))
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
+    return built("decode_attention", {"sm_90": ()}, tmp_path_factory.mktemp("cuda_on_cpu"))
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(builds: dict[str, ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Hopper chip, and results that hold NaN until they are written."""
+    empty = torch.empty
+
+    def fresh(shape: Any, *rest: Any, **options: Any) -> Tensor:
+        return empty(shape, *rest, **options).fill_(float("nan"))
+
+    monkeypatch.setattr(cuda, "library", lambda _: builds["sm_90"])
+    monkeypatch.setattr(cuda, "target_of", lambda _: H200)
+    monkeypatch.setattr(torch, "empty", fresh)
+
+
+def inputs_of(setting: Setting) -> dict[str, Any]:
+    return op.make(setting, CPU, torch.Generator().manual_seed(0))
+
+
+def check(setting: Setting, way: Clustered, **changed: Any) -> Tensor:
+    """The result and all that was written, beside the reference's."""
+    found = op.with_what_changed(
+        cuda.projected_attention, **inputs_of(setting) | changed, config=way
+    )
+    expected = op.with_what_changed(
+        op.reference.projected_attention, **inputs_of(setting) | changed
+    )
+    compare(found, expected, op.case(setting))
+    return found[0]
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("head_dim", cuda.HEAD_DIMS)
+def test_every_head_dim(head_dim: int, dtype: torch.dtype) -> None:
+    check(Setting(replace(MIXED, head_dim=head_dim, dtype=dtype), normed=True), Clustered(2, 2, 1))
+
+
+AWKWARD = [
+    (Setting(LONG, normed=True, gap=16), Clustered(8, 2, 1)),
+    (Setting(replace(LONG, heads=(8, 1), page_size=64)), Clustered(4, 4, 2)),
+    (Setting(replace(LONG, heads=(7, 1), head_dim=128, page_size=128), 32), Clustered(2, 1, 4)),
+    (Setting(replace(LONG, heads=(3, 3), head_dim=80, dtype=FP16), 16, normed=True), Clustered(1)),
+    (Setting(replace(LONG, head_dim=96, window=150, softcap=30.0), 36), Clustered(2, 3, 3)),
+    (Setting(replace(LONG, window=1), None, normed=True), Clustered(4, 1, 1)),
+    (Setting(replace(LONG, window=17, page_size=32), None), Clustered(2, 2, 2)),
+    (Setting(replace(LONG, heads=(6, 1), head_dim=256), 64), Clustered(8, 1, 1)),
+    (Setting(replace(LONG, lengths=(70, 1, 33, 16)), held=True), Clustered(2, 2, 1)),
+]
+
+
+@pytest.mark.parametrize(
+    ("setting", "way"), [pytest.param(*pair, id=pair[0].label) for pair in AWKWARD]
+)
+def test_awkward_sizes(setting: Setting, way: Clustered) -> None:
+    check(setting, way)
+
+
+def test_many_steps_a_warp_read_their_pages_in_two_goes() -> None:
+    """A lane holds the pages of 32 steps and of the 32 behind them."""
+    check(Setting(replace(MIXED, lengths=(1200, 1039), heads=(2, 1))), Clustered(1, 1, 2))
+
+
+def test_a_row_without_a_slot_writes_nothing() -> None:
+    setting = Setting(replace(MIXED, lengths=(0, 1, 40)))
+    inputs = inputs_of(setting)
+    inputs["slots_B"].fill_(-1)
+    before = {name: inputs[name].clone() for name in ("k_pages_PKSH", "v_pages_PKSH")}
+    out = cuda.projected_attention(**inputs, config=Clustered(2, 2, 1))
+    assert out.isfinite().all()
+    assert out[0].abs().max() == 0
+    for name, pages in before.items():
+        assert torch.equal(inputs[name].nan_to_num(7.0), pages.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("window", [None, 40])
+def test_the_kernel_before_is_waited_for(
+    settled: bool, window: int | None, builds: dict[str, ctypes.CDLL]
+) -> None:
+    """What it writes is NaN, or zero, until a block waits: all, or with `settled` the projection
+    alone.
+    """
+    setting = Setting(replace(LONG, window=window), normed=True)
+    plain = cuda.projected_attention(**inputs_of(setting), config=Clustered(2, 2, 2))
+    inputs = inputs_of(setting)
+    names = ["qkv_BC"]
+    if not settled:
+        names += ["cos_BA", "sin_BA", "lengths_B", "slots_B", "page_table_BM"]
+    values = {name: inputs[name].clone() for name in names}
+
+    @ctypes.CFUNCTYPE(None)
+    def undo() -> None:
+        for name in names:
+            inputs[name].fill_(float("nan") if inputs[name].is_floating_point() else 0)
+
+    @ctypes.CFUNCTYPE(None)
+    def finish() -> None:
+        for name in names:
+            inputs[name].copy_(values[name])
+
+    builds["sm_90"].play_kernel_before(undo, finish)
+    try:
+        found = cuda.projected_attention(**inputs, config=Clustered(2, 2, 2), settled=settled)
+    finally:
+        builds["sm_90"].play_kernel_before(None, None)
+    assert torch.equal(found, plain)
+
+
+def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    way = Clustered(1, 1, 1)
+    for attention, said in [
+        (replace(MIXED, dtype=torch.float32), r"projection in torch\.float32"),
+        (replace(MIXED, cache=torch.int8), r"pages of torch\.int8"),
+        (replace(MIXED, head_dim=48), "head dim 48"),
+        (replace(MIXED, heads=(9, 1)), "9 query heads"),
+    ]:
+        with pytest.raises(UnsupportedError, match=said):
+            check(Setting(attention), way)
+    with pytest.raises(UnsupportedError, match="more shared memory"):
+        check(Setting(replace(MIXED, head_dim=256)), Clustered(8, 8, 2))
+    inputs = inputs_of(Setting(MIXED, normed=True))
+    for name, changed, said in [
+        ("slots_B", inputs["slots_B"].long(), "int32"),
+        ("cos_BA", inputs["cos_BA"].bfloat16(), "fp32"),
+        ("k_norm_H", inputs["k_norm_H"].float(), "bfloat16"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            cuda.projected_attention(**inputs | {name: changed}, config=way)
+    monkeypatch.setattr(cuda, "library", lambda _: None)
+    with pytest.raises(UnsupportedError, match="kernels build"):
+        check(Setting(MIXED), way)
+    monkeypatch.setattr(cuda, "target_of", lambda _: TARGETS["sm_80"])
+    with pytest.raises(UnsupportedError, match="Hopper"):
+        check(Setting(MIXED), way)
+
+
+def test_ways_start_at_once_and_fit() -> None:
+    found = cuda.ways(8, 128, BF16, H200)
+    assert Clustered(8, 8, 1) in found
+    assert all(8 * way.blocks <= H200.num_units for way in found)
+    assert {way.blocks for way in cuda.ways(64, 128, BF16, H200)} == {1, 2}
+    assert not cuda.ways(512, 128, BF16, H200)
+    assert all(way.num_warps * way.stages <= 12 for way in cuda.ways(8, 256, BF16, H200))

@@ -1,0 +1,42 @@
+"""CUDA C++ sources built for tests/cuda_on_cpu.h: a kernel's own source, run thread for thread on
+the CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ridgeline.kernels.extension import source
+
+HEADERS = ("cuda_fp16.h", "cuda_runtime.h", "cuda_bf16.h", "cooperative_groups.h")
+STAND_IN = Path(__file__).parent / "cuda_on_cpu.h"
+
+
+def built(op: str, builds: Mapping[str, tuple[str, ...]], folder: Path) -> dict[str, ctypes.CDLL]:
+    """An op's source once for each set of defines, all at once."""
+    compiler = shutil.which("g++")
+    if compiler is None or platform.machine() != "x86_64":
+        pytest.skip("the source runs on a CPU through g++ on x86-64")
+    for header in HEADERS:
+        (folder / header).touch()
+    shared = [compiler, "-std=c++17", "-O0", "-shared", "-fPIC", "-DRIDGELINE_ON_CPU", "-x", "c++"]
+    shared += ["-include", str(STAND_IN), "-I", str(folder), str(source(op))]
+    running = {
+        name: subprocess.Popen(
+            [*shared, *(f"-D{define}" for define in defines), "-o", str(folder / f"{name}.so")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name, defines in builds.items()
+    }
+    for process in running.values():
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    return {name: ctypes.CDLL(str(folder / f"{name}.so")) for name in builds}

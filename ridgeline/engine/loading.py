@@ -34,6 +34,7 @@ from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.files.fuse import kept_schemes
 from ridgeline.quantization.files.read import is_quantized, kv_dtype
 from ridgeline.quantization.head import check_head
+from ridgeline.quantization.late_sums import with_late_sums
 from ridgeline.quantization.linear import keep_copies, quantizable, schemes_of
 from ridgeline.quantization.load import pick_dtype, runnable
 from ridgeline.quantization.nearest import load_nearest, quantize_nearest
@@ -107,6 +108,7 @@ def load(
         loaded = load_nearest(path, scheme, dtype, hardware.device, progress, plain)
     loaded, choices = with_asked_head(loaded, filled), choices + _known(head)
     make_copies(loaded, filled, choices)
+    loaded = with_late_sums(loaded)
     return Loaded(loaded, tokenizer, filled, plan, load_draft(draft, loaded), choices)
 
 
@@ -225,6 +227,7 @@ def _loaded(
         filled = replace(filled, copies=bool(filled.copies))
     model, choices = with_asked_head(model, filled), choices + _known(head)
     make_copies(model, filled, choices)
+    model = with_late_sums(model)
     return Loaded(model, tokenizer, filled, plan, load_draft(draft, model), choices)
 
 

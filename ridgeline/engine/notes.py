@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ridgeline.models.transformer import Stream
+
 
 class Note(NamedTuple):
     op: str  # a module by its name in the model, or a kernel's op
@@ -22,6 +24,13 @@ class Note(NamedTuple):
 
 
 END = Note("", ())  # what follows belongs to no op
+
+
+def first_of(argument: Tensor | Stream | tuple[Tensor, ...]) -> Tensor:
+    """What a module is called with: numbers, codes with scales, or a stream."""
+    if isinstance(argument, Stream):
+        return argument.x_TD
+    return argument if isinstance(argument, Tensor) else argument[0]
 
 
 @contextmanager
@@ -33,8 +42,7 @@ def noting(model: nn.Module) -> Iterator[list[Note]]:
 
     def hook(name: str) -> Callable[..., None]:
         def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-            first = args[0] if isinstance(args[0], Tensor) else args[0][0]  # codes, with scales
-            notes.append(Note(name, tuple(first.shape)))
+            notes.append(Note(name, tuple(first_of(args[0]).shape)))
 
         return note
 

@@ -17,7 +17,7 @@ GPU can make them in one pass (`Linear`); elsewhere they are made one after the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +87,31 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps, self.offset)
 
 
+class Stream:
+    """The residual stream with an update that is still to be added. The next norm can do that in
+    its own pass, which saves one over both; who wants the sum before gets it.
+    """
+
+    def __init__(self, x_TD: Tensor, update_TD: Tensor | None = None) -> None:
+        self.x_TD = x_TD
+        self.update_TD = update_TD
+
+    def total(self) -> Tensor:
+        if self.update_TD is not None:
+            self.x_TD, self.update_TD = self.update_TD + self.x_TD, None
+        return self.x_TD
+
+    def rounded(self, norm: RMSNorm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Behind the norm, as codes with a scale a row."""
+        about = (norm.weight, norm.eps, norm.offset)
+        if self.update_TD is None:
+            codes_TD, scale_T = rms_norm(self.x_TD, *about, quantized=dtype)
+            return codes_TD, scale_T
+        codes_TD, scale_T, self.x_TD = rms_norm(self.update_TD, *about, self.x_TD, dtype)
+        self.update_TD = None
+        return codes_TD, scale_T
+
+
 class Linear(nn.Linear):
     """A projection with what stands around it."""
 
@@ -153,12 +178,13 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        x_TD: Tensor,
+        x_TD: Tensor | Stream,
         norm: RMSNorm,
         angles: RopeAngles,
         sequences: Sequences | ProjectedSequences,
-        residual_TD: Tensor | None = None,
-    ) -> Tensor:
+        residual_TD: Tensor | Stream | None = None,
+    ) -> Any:
+        """With a `Stream` as residual, a `Stream`."""
         qkv_TC = self.qkv(x_TD, norm)
         turns = None if self.rope is None else angles[self.rope]
         if isinstance(sequences, ProjectedSequences):
@@ -187,7 +213,13 @@ class DenseMLP(nn.Module):
         self.gate_up = Linear(config.hidden_size, 2 * config.mlp_size, bias=config.mlp_bias)
         self.down = Linear(config.mlp_size, config.hidden_size, bias=config.mlp_bias)
 
-    def forward(self, x_TD: Tensor, norm: RMSNorm, residual_TD: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x_TD: Tensor | Stream,
+        norm: RMSNorm,
+        residual_TD: Tensor | Stream | None = None,
+    ) -> Any:
+        """With a `Stream` as residual, a `Stream`."""
         inner_TF = self.gate_up(x_TD, norm, self.activation)
         return self.down(inner_TF, residual_TO=residual_TD)
 
@@ -228,8 +260,9 @@ class Block(nn.Module):
         self.mlp_post_norm = RMSNorm(*norm) if config.post_norms else None
 
     def forward(
-        self, x_TD: Tensor, angles: RopeAngles, sequences: Sequences | ProjectedSequences
-    ) -> Tensor:
+        self, x_TD: Any, angles: RopeAngles, sequences: Sequences | ProjectedSequences
+    ) -> Any:
+        """From a `Stream` a `Stream`, else from tensor to tensor."""
         around = (self.attn_norm, angles, sequences)
         if self.attn_post_norm is None and self.residual_scale == 1.0:
             x_TD = self.attn(x_TD, *around, residual_TD=x_TD)
@@ -246,6 +279,8 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
+    adds_late = False  # all projections take a `Stream`, and are faster for it
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
@@ -265,9 +300,11 @@ class Transformer(nn.Module):
         x_TD = self._embedded(tokens_T, sequences)
         ropes = {layer.rope for layer in self.config.layers if layer.rope is not None}
         angles = {rope: _angles(rope, sequences) for rope in ropes}
+        late = self.adds_late and isinstance(sequences, ProjectedSequences)
+        stream: Any = Stream(x_TD) if late else x_TD
         for block in self.layers:
-            x_TD = block(x_TD, angles, sequences)
-        return self.norm(x_TD)
+            stream = block(stream, angles, sequences)
+        return self.norm(stream.total() if late else stream)
 
     def _embedded(
         self, tokens_T: Tensor | None, sequences: Sequences | ProjectedSequences

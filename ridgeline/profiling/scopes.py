@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from ridgeline.engine.notes import END, Note
+from ridgeline.engine.notes import END, Note, first_of
+from ridgeline.models.transformer import Stream
 
 PREFIX = "ridgeline:"  # of scopes in a trace
 
@@ -184,8 +185,8 @@ class Scopes:
 
 def _call(index: int, name: str, module: nn.Module, args: Any, kwargs: Any) -> Call:
     first = args[0] if args else None
-    if isinstance(first, tuple):  # codes, with scales
-        first = first[0]
+    if isinstance(first, tuple | Stream):  # codes with scales, or what a norm adds up
+        first = first_of(first)
     shape = tuple(first.shape) if isinstance(first, Tensor) else ()
     dtype = first.dtype if isinstance(first, Tensor) else None
     given = dict(zip(("norm", "activation", "residual_TO"), args[1:], strict=False)) | kwargs

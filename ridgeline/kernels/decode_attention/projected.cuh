@@ -29,37 +29,51 @@ struct Turn {
   }
 };
 
-// A head of the projection, with its norm if it has one, turned if `turn` is given, as a lane has
-// its columns. In fp32 from the load on.
+// A head of the projection, as a lane has its columns, and for each the one it is turned with.
 template <int H>
-__device__ __forceinline__ void load_head(
-    const RidgelineProjected& job, const uint16_t* from, const uint16_t* gain, const Turn<H>& turn,
-    bool turned, float (&x)[Turn<H>::COLUMNS]) {
-  const int is_fp16 = job.decode.q_is_fp16;
-  float beside[Turn<H>::COLUMNS], gains[Turn<H>::COLUMNS], gains_beside[Turn<H>::COLUMNS];
-  float squares = 0.0f;
-  UNROLL for (int i = 0; i < Turn<H>::COLUMNS; i++) {
-    const int column = threadIdx.x % 32 + 32 * i;
-    const int other = column < job.angles ? column + job.angles : column - job.angles;
-    const bool inside = column < H, in_pair = turned && column < 2 * job.angles;
-    x[i] = inside ? to_float(from[column], is_fp16) : 0.0f;
-    beside[i] = in_pair ? to_float(from[other], is_fp16) : 0.0f;
-    gains[i] = gain && inside ? to_float(gain[column], is_fp16) + job.offset : 1.0f;
-    gains_beside[i] = gain && in_pair ? to_float(gain[other], is_fp16) + job.offset : 1.0f;
-    squares += x[i] * x[i];
-  }
-  if (gain) {
-    for (int other = 16; other; other /= 2) squares += __shfl_xor_sync(~0u, squares, other);
-    const float scale = rsqrtf(squares / H + job.eps);
-    UNROLL for (int i = 0; i < Turn<H>::COLUMNS; i++) {
-      x[i] = x[i] * scale * gains[i];
-      beside[i] = beside[i] * scale * gains_beside[i];
+struct Head {
+  static constexpr int COLUMNS = Turn<H>::COLUMNS;
+  uint16_t own[COLUMNS], beside[COLUMNS], gain[COLUMNS], gain_beside[COLUMNS];
+
+  __device__ __forceinline__ void load(
+      const RidgelineProjected& job, const uint16_t* from, const uint16_t* gains) {
+    UNROLL for (int i = 0; i < COLUMNS; i++) {
+      const int column = threadIdx.x % 32 + 32 * i;
+      const int other = column < job.angles ? column + job.angles : column - job.angles;
+      const bool inside = column < H, turned = column < 2 * job.angles;
+      own[i] = inside ? from[column] : 0;
+      beside[i] = turned ? from[other] : 0;
+      gain[i] = gains && inside ? gains[column] : 0;
+      gain_beside[i] = gains && turned ? gains[other] : 0;
     }
   }
-  if (turned)
-    UNROLL for (int i = 0; i < Turn<H>::COLUMNS; i++)
-      x[i] = x[i] * turn.cos[i] + beside[i] * turn.sin[i];
-}
+
+  // With its norm, if it has one, and turned or not; in fp32.
+  __device__ __forceinline__ void finish(
+      const RidgelineProjected& job, bool normed, bool turned, const Turn<H>& turn,
+      float (&x)[COLUMNS]) const {
+    const int is_fp16 = job.decode.q_is_fp16;
+    float scale = 1.0f;
+    if (normed) {
+      float squares = 0.0f;
+      UNROLL for (int i = 0; i < COLUMNS; i++) {
+        const float number = to_float(own[i], is_fp16);
+        squares += number * number;
+      }
+      for (int other = 16; other; other /= 2) squares += __shfl_xor_sync(~0u, squares, other);
+      scale = rsqrtf(squares / H + job.eps);
+    }
+    UNROLL for (int i = 0; i < COLUMNS; i++) {
+      float other = to_float(beside[i], is_fp16);
+      x[i] = to_float(own[i], is_fp16);
+      if (normed) {
+        x[i] = x[i] * scale * (to_float(gain[i], is_fp16) + job.offset);
+        other = other * scale * (to_float(gain_beside[i], is_fp16) + job.offset);
+      }
+      if (turned) x[i] = x[i] * turn.cos[i] + other * turn.sin[i];
+    }
+  }
+};
 
 // Shared memory behind the queues.
 template <int H>
@@ -71,31 +85,41 @@ struct Exchange {
 };
 
 // The queries of this block's group, and if the newest token is its own, that one's K and V, which
-// also go into their slot. The caller synchronises.
+// also go into their slot: a warp takes two of these rows at a time. The caller synchronises.
 template <int H>
 __device__ __forceinline__ void make_heads(
     const RidgelineProjected& job, const Share& s, const Turn<H>& turn, bool has_newest, int slot,
     Exchange<H>& exchange) {
   const Args& a = job.decode;
-  const int lane = threadIdx.x % 32, num_warps = blockDim.x / 32;
-  const int num_heads = a.group * a.num_kv_heads;
-  for (int row = threadIdx.x / 32; row < a.group + (has_newest ? 2 : 0); row += num_warps) {
-    const bool is_q = row < a.group, is_v = row == a.group + 1;
-    const int64_t head = is_q ? s.head * a.group + row
-                              : num_heads + (is_v ? a.num_kv_heads : 0) + s.head;
-    float x[Turn<H>::COLUMNS];
-    load_head<H>(job, a.q + s.sequence * a.q_stride + head * H,
-                 is_q ? job.q_norm : is_v ? nullptr : job.k_norm, turn, job.angles && !is_v, x);
-    uint16_t* to = exchange.heads[is_q ? row : MOST_QUERIES + is_v];
-    const int64_t page = slot >> a.page_shift, place = slot & ((1 << a.page_shift) - 1);
-    const int64_t kept = ((page * a.num_kv_heads + s.head) << a.page_shift) + place;
-    uint16_t* pages = reinterpret_cast<uint16_t*>(const_cast<uint8_t*>(is_v ? a.v : a.k));
-    UNROLL for (int i = 0; i < Turn<H>::COLUMNS; i++) {
-      const int column = lane + 32 * i;
-      if (column >= H) continue;
-      const uint16_t rounded = from_float(x[i], a.q_is_fp16);
-      to[column] = rounded;
-      if (!is_q && slot >= 0) pages[kept * H + column] = rounded;
+  const int lane = threadIdx.x % 32, num_warps = blockDim.x / 32, num_kv = a.num_kv_heads;
+  const int num_rows = a.group + (has_newest ? 2 : 0), k_row = a.group, v_row = a.group + 1;
+  const uint16_t* projection = a.q + s.sequence * a.q_stride;
+  const int64_t page = slot >> a.page_shift, place = slot & ((1 << a.page_shift) - 1);
+  const int64_t kept = (((page * num_kv + s.head) << a.page_shift) + place) * H;
+  for (int first = threadIdx.x / 32; first < num_rows; first += 2 * num_warps) {
+    Head<H> heads[2];
+    UNROLL for (int i = 0; i < 2; i++) {
+      const int row = first + i * num_warps;
+      if (row >= num_rows) continue;
+      const int head = row < k_row ? s.head * a.group + row
+                                   : (a.group + row - k_row) * num_kv + s.head;
+      heads[i].load(job, projection + (int64_t)head * H,
+                    row < k_row ? job.q_norm : row == k_row ? job.k_norm : nullptr);
+    }
+    UNROLL for (int i = 0; i < 2; i++) {
+      const int row = first + i * num_warps;
+      if (row >= num_rows) continue;
+      float x[Head<H>::COLUMNS];
+      heads[i].finish(job, job.q_norm && row != v_row, job.angles && row != v_row, turn, x);
+      uint16_t* to = exchange.heads[row < k_row ? row : MOST_QUERIES + row - k_row];
+      uint16_t* pages =
+          reinterpret_cast<uint16_t*>(const_cast<uint8_t*>(row == v_row ? a.v : a.k)) + kept;
+      UNROLL for (int j = 0; j < Head<H>::COLUMNS; j++) {
+        const int column = lane + 32 * j;
+        if (column >= H) continue;
+        to[column] = from_float(x[j], a.q_is_fp16);
+        if (row >= k_row && slot >= 0) pages[column] = to[column];
+      }
     }
   }
 }

@@ -26,7 +26,7 @@ from ridgeline.kernels.skinny_linear.dispatch import best, run
 from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS, Config
 from ridgeline.kernels.skinny_linear.ways import OneRow, Way, fits_one_row
 
-__all__ = ["launched", "quantized_linear", "scaled_mm", "search_space"]
+__all__ = ["SCALED_MM_ROWS", "launched", "quantized_linear", "scaled_mm", "search_space"]
 
 SCALED_MM_ROWS = 128  # below, torch._scaled_mm's floor of 75 µs loses (H200, 2026-11-15)
 

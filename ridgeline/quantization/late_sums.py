@@ -1,0 +1,85 @@
+"""Residuals that the next norm adds: for fp8 with many rows.
+
+torch's fp8 products do not add a residual, so that it takes a pass of its own, which reads both and
+writes their sum for the norm behind it to read again. Here a projection leaves the sum to that norm
+(`Stream`), which rounds to codes in the same pass. The same bits, for both add in fp32.
+
+    model = with_late_sums(model)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ridgeline.kernels.gated_activation import Activation
+from ridgeline.kernels.quantized_linear import SCALED_MM_ROWS
+from ridgeline.models import Transformer
+from ridgeline.models.copies import with_kinds
+from ridgeline.models.transformer import ExpertMLP, Linear, RMSNorm, Stream
+from ridgeline.quantization.head import HEAD
+from ridgeline.quantization.linear import QuantizedLinear, Rows
+from ridgeline.quantization.scheme import FP8
+
+
+class LateSums(QuantizedLinear):
+    """A projection that takes a `Stream` where others take a tensor."""
+
+    def forward(
+        self,
+        x_TD: Tensor | Rows | Stream,
+        norm: RMSNorm | None = None,
+        activation: Activation | None = None,
+        residual_TO: Tensor | Stream | None = None,
+        out_TO: Tensor | None = None,
+    ) -> Any:
+        """With a `Stream` as residual, a `Stream`."""
+        if isinstance(x_TD, Stream):
+            x_TD, norm = self._taken(x_TD, norm)
+        around = (norm, activation)
+        if not isinstance(residual_TO, Stream):
+            return super().forward(x_TD, *around, residual_TO, out_TO)
+        assert out_TO is None, "a sum is not left anywhere"
+        before_TO, num_rows = residual_TO.total(), len(x_TD[0] if isinstance(x_TD, Rows) else x_TD)
+        if num_rows < SCALED_MM_ROWS:  # our own kernels add it for nothing
+            return Stream(_tensor(super().forward(x_TD, *around, before_TO)))
+        return Stream(before_TO, _tensor(super().forward(x_TD, *around)))
+
+    def _taken(self, stream: Stream, norm: RMSNorm | None) -> tuple[Tensor | Rows, RMSNorm | None]:
+        """The stream behind its norm as codes; as it is where it is multiplied so."""
+        if norm is None or self.takes_plain(stream.x_TD):
+            return stream.total(), norm
+        return Rows(*stream.rounded(norm, FP8)), None
+
+
+def _tensor(y_TO: Tensor | Rows) -> Tensor:
+    assert isinstance(y_TO, Tensor), "codes have no residual"
+    return y_TO
+
+
+def with_late_sums(model: Transformer) -> Transformer:
+    """A copy that shares all weights, where it is the faster one: on a GPU, all projections in fp8
+    with inputs in fp8 and a scale a row. Else the model itself.
+    """
+    return late_copy(model) if model.embed.weight.is_cuda and can_add_late(model) else model
+
+
+def late_copy(model: Transformer) -> Transformer:
+    copy = with_kinds(model, lambda kind: LateSums if kind is QuantizedLinear else kind)
+    copy.adds_late = True
+    return copy
+
+
+def can_add_late(model: Transformer) -> bool:
+    """Whether a norm stands behind every residual, and products of codes behind every norm."""
+    if model.config.post_norms or model.config.residual_scale != 1.0:
+        return False
+    named = [(name, module) for name, module in model.named_modules() if name != HEAD]
+    if any(isinstance(module, Linear | ExpertMLP) for _, module in named):
+        return False
+    projections = [module for _, module in named if isinstance(module, QuantizedLinear)]
+    return bool(projections) and all(
+        type(part) is QuantizedLinear and part.inputs == FP8 and part.scheme.spread != "block"
+        for part in projections
+    )

@@ -133,6 +133,32 @@ def add_values(
     return acc, total
 
 
+@triton.jit
+def in_half(q):
+    """Queries [ROWS, COLUMNS] in fp16, each row brought near 2^15 by a power of two, and what takes
+    that back [ROWS]. 8-bit codes become fp16 in one instruction, bf16 takes four.
+    """
+    q = q.to(tl.float32)
+    exponent = (tl.max(tl.abs(q), axis=1).to(tl.int32, bitcast=True) >> 23) - 127
+    shift = 14 - tl.minimum(tl.maximum(exponent, -100), 127)
+    power = ((127 + shift) << 23).to(tl.float32, bitcast=True)
+    inverse = ((127 - shift) << 23).to(tl.float32, bitcast=True)
+    return (q * power[:, None]).to(tl.float16), inverse
+
+
+@triton.jit
+def add_codes(acc, total, unit, decay, weights, codes, scales):
+    """acc · decay + weights · codes · scales in fp16, and total: as `add_values`, but acc has a unit
+    that grows with the largest scale so far. That one is 2^12 of it, so that the least that fp16
+    holds of a weight times a scale is 2^-36 of the largest.
+    """
+    larger = tl.maximum(unit, tl.max(scales, axis=0) * (1.0 / 4096))
+    acc = acc * (decay * (unit / larger))[:, None]
+    total = total * decay + tl.sum(weights, axis=1)
+    weights = (weights * (scales * (1.0 / larger))[None, :]).to(tl.float16)
+    return tl.dot(weights, for_dot(codes, tl.float16), acc), total, larger
+
+
 def heads_together(x_TNH: Tensor) -> bool:
     """Whether only the rows are apart: what the kernels ask of queries and of packed K and V."""
     return x_TNH.stride(2) == 1 and x_TNH.stride(1) == x_TNH.shape[2]

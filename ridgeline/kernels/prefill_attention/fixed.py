@@ -77,11 +77,11 @@ def attend_split(
         bound = from_full if run == 0 else (to_full if run == 1 else end_key)
         stop = tl.minimum(tl.maximum(bound, low), high)
         if WINDOWED or run > 0:
-            acc, total, largest = attend(
+            acc, total, largest, _ = attend(
                 acc, total, largest, q, positions, low, stop, first_key, end_key, 0, head,
                 k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, HEAD_DIM, HEAD_DIM,
-                num_kv_heads, score_scale, cap, window, HEAD_DIM, COLUMNS, PAGE, BLOCK, True,
-                QUANTIZED, CAPPED, WINDOWED, run != 1,
+                num_kv_heads, score_scale, cap, window, 1.0, 1.0, HEAD_DIM, COLUMNS, PAGE, BLOCK,
+                True, QUANTIZED, False, CAPPED, WINDOWED, run != 1,
             )  # fmt: skip
         low = stop
     return acc, total, largest

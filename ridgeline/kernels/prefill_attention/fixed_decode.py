@@ -120,7 +120,7 @@ def fixed_decode_kernel(
     index = (sequence * num_kv_heads + head) * num_splits
     for slot in range(part, 1 if ONE_SPLIT else num_used, tl.num_programs(2)):
         split = first_split + slot
-        acc, total, largest = attend(
+        acc, total, largest, _ = attend(
             tl.zeros((ROWS, COLUMNS), tl.float32),
             tl.zeros((ROWS,), tl.float32),
             tl.full((ROWS,), float("-inf"), tl.float32),
@@ -130,8 +130,8 @@ def fixed_decode_kernel(
             tl.minimum(split * SPLIT + SPLIT, end_key),
             first_key, end_key, 0, head,
             k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, HEAD_DIM, HEAD_DIM,
-            num_kv_heads, score_scale, cap, window, HEAD_DIM, COLUMNS, PAGE, BLOCK, True,
-            QUANTIZED, CAPPED, WINDOWED, True,
+            num_kv_heads, score_scale, cap, window, 1.0, 1.0, HEAD_DIM, COLUMNS, PAGE, BLOCK,
+            True, QUANTIZED, False, CAPPED, WINDOWED, True,
         )  # fmt: skip
         if ONE_SPLIT:
             out = acc / tl.where(total > 0.0, total, 1.0)[:, None]  # rows of no query stay finite

@@ -25,10 +25,12 @@ from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.attention.triton import (
     LOG2E,
+    add_codes,
     add_values,
     check_pages,
     for_dot,
     heads_together,
+    in_half,
     load_rows,
     load_scales,
     num_columns,
@@ -80,17 +82,22 @@ def attend(
     score_scale,
     cap,
     window,
+    undo,
+    unit,
     HEAD_DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
     PAGED: tl.constexpr,
     QUANTIZED: tl.constexpr,
+    IN_HALF: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """The tiles of keys from `begin` to `stop`; without MASKED every query sees all of them."""
+    """The tiles of keys from `begin` to `stop`; without MASKED every query sees all of them. With
+    IN_HALF q is `in_half`'s, with its `undo`, and acc in the `unit` of `add_codes`.
+    """
     TOGETHER: tl.constexpr = (not PAGED) or PAGE >= BLOCK
     if PAGED:  # one tile ahead, so that a tile's address never waits on another load
         pages = pages_of_tile(table_ptr, begin, end_key, PAGE, BLOCK)
@@ -106,6 +113,8 @@ def attend(
         scores = tl.dot(q, tl.trans(for_dot(k, q.dtype)), input_precision="ieee")
         if QUANTIZED:
             scores *= load_scales(k_scale_ptr, places, keep, BLOCK, TOGETHER)[None, :]
+        if IN_HALF:
+            scores *= undo[:, None]
         factor = score_scale * LOG2E
         if CAPPED:
             scores = soft_capped(scores * score_scale, cap)
@@ -123,11 +132,14 @@ def attend(
         decay = tl.exp2(largest - shift)
         v = load_rows(v_ptr, places, keep, v_stride, HEAD_DIM, COLUMNS, BLOCK, TOGETHER)
         v_scales = load_scales(v_scale_ptr, places, keep, BLOCK, TOGETHER) if QUANTIZED else None
-        acc, total = add_values(
-            acc * decay[:, None], total * decay, weights, v, v_scales, QUANTIZED, q.dtype
-        )
+        if IN_HALF:
+            acc, total, unit = add_codes(acc, total, unit, decay, weights, v, v_scales)
+        else:
+            acc, total = add_values(
+                acc * decay[:, None], total * decay, weights, v, v_scales, QUANTIZED, q.dtype
+            )
         largest = larger
-    return acc, total, largest
+    return acc, total, largest, unit
 
 
 @triton.jit
@@ -190,6 +202,11 @@ def prefill_kernel(
     heads = (head * GROUP + rows % GROUP)[:, None] * HEAD_DIM + columns[None, :]
     q = tl.load(q_ptr + token[:, None] * q_stride + heads, mask=in_tile, other=0.0)
 
+    IN_HALF: tl.constexpr = QUANTIZED and q.dtype != tl.float32
+    undo = 1.0
+    unit = 1e-30
+    if IN_HALF:
+        q, undo = in_half(q)
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -208,7 +225,7 @@ def prefill_kernel(
     for run in tl.static_range(3):
         stop = from_full if run == 0 else (to_full if run == 1 else end_key)
         if WINDOWED or run > 0:
-            acc, total, largest = attend(
+            acc, total, largest, unit = attend(
                 acc,
                 total,
                 largest,
@@ -231,17 +248,22 @@ def prefill_kernel(
                 score_scale,
                 cap,
                 window,
+                undo,
+                unit,
                 HEAD_DIM,
                 COLUMNS,
                 PAGE,
                 BLOCK,
                 PAGED,
                 QUANTIZED,
+                IN_HALF,
                 CAPPED,
                 WINDOWED,
                 run != 1,
             )
         begin = stop
+    if IN_HALF:
+        acc = acc * unit
     out = acc / tl.where(total > 0.0, total, 1.0)[:, None]  # rows of no query stay finite
     place = token[:, None] * (num_kv_heads * GROUP * HEAD_DIM) + heads
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=in_tile)

@@ -21,6 +21,7 @@ from ridgeline.cli.bench_engine import (
     warm_up,
 )
 from ridgeline.cli.terminal import Terminal
+from ridgeline.engine.work import matrix_dtype
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect, measure
 from ridgeline.hardware.clocks import Clocks, ClockSampler
@@ -52,8 +53,9 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         engines = {name: subject.engine for name, subject in subjects.items()}
         first = next(iter(engines.values()))
         workloads = asked_workloads(args, first, hardware)
-        dtypes = {f"matrix_{engine.recipe.dtype}" for engine in engines.values()}
-        hardware = measure(hardware, {"read_bandwidth", *dtypes}, progress)
+        units = {matrix_dtype(engine.model, engine.recipe) for engine in engines.values()}
+        ceilings = {"read_bandwidth", *(f"matrix_{name}" for name in units)}
+        hardware = measure(hardware, ceilings, progress)
         comparisons = []
         for workload in workloads:
             for engine in engines.values():

@@ -22,6 +22,7 @@ from ridgeline.data.traces import load_workload
 from ridgeline.data.workload import MIXES, Workload
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.loading import saved_recipe
+from ridgeline.engine.work import matrix_dtype
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect, measure
 from ridgeline.hardware.clocks import Clocks, ClockSampler
@@ -128,17 +129,17 @@ def measured(
 ) -> tuple[Hardware, list[EngineRun], list[PeerRun]]:
     """The machine with the ceilings that are needed, the rounds, and the peer's."""
     engine = subject.engine
-    dtype = engine.recipe.dtype
     workload, *others = asked_workloads(args, engine, hardware)
     if others:
         raise UsageError("--category names several: --compare runs one after the other; name one")
-    hardware = measure(hardware, {"read_bandwidth", f"matrix_{dtype}"}, progress)
+    units = matrix_dtype(engine.model, engine.recipe)
+    hardware = measure(hardware, {"read_bandwidth", f"matrix_{units}"}, progress)
     warm_up(engine, workload, hardware, args.warm_up)
     with clocks:
         runs = [run_workload(engine, workload, hardware, progress) for _ in range(args.rounds)]
     if args.peer is None:
         return hardware, runs, []
-    peer = transformers_peer(subject.source, dtype, hardware.device)
+    peer = transformers_peer(subject.source, engine.recipe.dtype, hardware.device)
     return hardware, runs, list(peer_runs(peer, workload, progress))
 
 

@@ -19,6 +19,7 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Output, Sampling
 from ridgeline.engine.loading import saved_recipe
 from ridgeline.engine.naive import check_memory, check_prompt
+from ridgeline.engine.work import matrix_dtype
 from ridgeline.errors import UsageError
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.hardware import Hardware, detect, measure
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
             num_pages=-(-num_tokens // recipe.kv.page_size),
             progress=progress,
         )
-        ceilings = {"read_bandwidth", f"matrix_{engine.recipe.dtype}"}
+        ceilings = {"read_bandwidth", f"matrix_{matrix_dtype(engine.model, engine.recipe)}"}
         hardware = measure(hardware, ceilings, progress)
     on_text = None if terminal.json else write_out
     with engine:
@@ -179,7 +180,7 @@ def limit_json(
     cost: StepCost, engine: Engine, hardware: Hardware, took_s: float | None
 ) -> dict[str, Any] | None:
     """`cost` is one rank's."""
-    limit = step_limit(cost, hardware, engine.recipe.dtype)
+    limit = step_limit(cost, hardware, matrix_dtype(engine.model, engine.recipe))
     if limit is None:
         return None
     seconds = limit.seconds * engine.ranks_a_device

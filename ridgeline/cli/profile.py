@@ -20,6 +20,7 @@ from ridgeline.cli.options import add_flags, add_model, flag_words, given_flags
 from ridgeline.cli.profile_subject import CONTEXT, Prompts, check, sizes_of, subject_of
 from ridgeline.cli.profile_table import draw
 from ridgeline.cli.terminal import Terminal
+from ridgeline.engine.work import matrix_dtype
 from ridgeline.hardware import Hardware, detect, measure
 from ridgeline.hardware.clocks import ClockSampler
 from ridgeline.profiling.counters import Absent, Counted, count
@@ -102,7 +103,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         notes: list[str] = []
         subject = subject_of(args, hardware, progress, notes)
         if subject.ranks_a_device == 1:  # or others would have some of its threads
-            hardware = measure(hardware, {f"matrix_{subject.recipe.dtype}"}, progress)
+            units = matrix_dtype(subject.model, subject.recipe)
+            hardware = measure(hardware, {f"matrix_{units}"}, progress)
         context, prompts = sizes_of(args, subject)
         if args.counted_steps:
             return counted_steps(args, subject, context, prompts)

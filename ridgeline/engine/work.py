@@ -27,6 +27,7 @@ from ridgeline.engine.step_watch import Mark, StepWatch, between_s
 from ridgeline.hardware import Hardware
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.cost import kv_bytes_per_token
+from ridgeline.quantization.linear import INPUT_DTYPES, QuantizedLinear
 from ridgeline.quantization.sizes import held_config, read_bytes_per_weight
 from ridgeline.recipe import Recipe
 
@@ -173,11 +174,24 @@ class CostBase:
     """
 
     config: ModelConfig  # of one rank
-    dtype: str  # of the matrices: "bf16"
+    dtype: str  # of the units that multiply matrices (`matrix_dtype`): "bf16"
     bytes_per_weight: float  # read in a step, in the mean
     bytes_per_kv: float  # of one element of keys or values, scales included
     ranks_a_device: int  # that share its bandwidth and matrix units
     hardware: Hardware  # with the ceilings that are known already
+
+
+def matrix_dtype(model: Transformer, recipe: Recipe) -> str:
+    """Of the units that make a model's products, the fastest of them: nothing is faster than all
+    work would be there. A GPU multiplies codes with codes.
+    """
+    taken = set()
+    if model.embed.weight.is_cuda:
+        taken = {part.inputs for part in model.modules() if isinstance(part, QuantizedLinear)}
+    for name, dtype in INPUT_DTYPES.items():
+        if dtype is not None and dtype in taken:
+            return name
+    return "tf32" if recipe.tf32 else recipe.dtype
 
 
 def cost_base(
@@ -188,7 +202,7 @@ def cost_base(
     page_tokens = recipe.kv.page_size * kv_bytes_per_token(config, 1)
     return CostBase(
         config,
-        recipe.dtype,
+        matrix_dtype(model, recipe),
         read_bytes_per_weight(model),
         bytes_per_page(config, recipe) / page_tokens,
         ranks_a_device,

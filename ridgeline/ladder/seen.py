@@ -14,6 +14,7 @@ from ridgeline.models import ModelConfig
 from ridgeline.models.cost import MeanStep, mean_step_cost
 from ridgeline.profiling import step_limit
 from ridgeline.profiling.prediction import Loop, PhaseTime, Situation
+from ridgeline.profiling.roofline import matrix_units
 from ridgeline.recipe import VERSION, Recipe, recipe_from
 
 
@@ -93,7 +94,8 @@ class Seen:
         for phase in self.phases:
             sizes = {"weight_bytes": self.bytes_per_weight, "kv_bytes": self.bytes_per_kv}
             cost = mean_step_cost(config, phase.work, **sizes)
-            limit = step_limit(cost, hardware, self.filled.dtype)
+            units = matrix_units(self.filled.scheme) if hardware.device_type != "cpu" else None
+            limit = step_limit(cost, hardware, units or self.filled.dtype)
             if limit is not None:
                 intensity, rate = cost.flops / cost.bytes, cost.flops / phase.step_s
                 share, label = limit.seconds / phase.step_s, f"{phase.phase}, {when}"

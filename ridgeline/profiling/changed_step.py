@@ -17,7 +17,7 @@ from ridgeline.models.cost import MeanStep
 from ridgeline.profiling.device_division import WAITING
 from ridgeline.profiling.launching import is_replayed
 from ridgeline.profiling.prediction import PhaseTime
-from ridgeline.profiling.roofline import step_limit
+from ridgeline.profiling.roofline import matrix_units, step_limit
 from ridgeline.profiling.run_state import State
 from ridgeline.profiling.step_model import Parts, modelled
 
@@ -140,12 +140,8 @@ def least_s(phase: PhaseTime, before: State, after: State, factor: float) -> flo
 
 
 def _roof_dtype(state: State) -> str:
-    scheme = state.recipe.scheme or ""
-    if scheme.startswith("w8a8"):
-        return "int8"
-    if scheme.startswith("fp8"):
-        return "fp8"
-    return "tf32" if state.rounds_to_tf32 else state.recipe.dtype
+    units = matrix_units(state.recipe.scheme)
+    return units or ("tf32" if state.rounds_to_tf32 else state.recipe.dtype)
 
 
 def _with_drafts(phase: PhaseTime, work: MeanStep, before: State, after: State) -> MeanStep:

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from ridgeline.engine.step_watch import StepWatch, between_s
-from ridgeline.engine.work import cost_base
+from ridgeline.engine.work import cost_base, matrix_dtype
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.hardware import Hardware
 from ridgeline.kernels.cost import OpCost
@@ -114,7 +114,7 @@ def _profile(
     cost = _cost(subject, hardware, phase, pieces)
     costs = op_costs(calls, _facts(subject, cost, pieces))
     placed = tuple(place(op, costs.get(op.name), timing.median_s, hardware) for op in division.ops)
-    dtype = _matrix_dtype(subject)
+    dtype = matrix_dtype(subject.model, subject.recipe)
     limit = step_limit(cost, hardware, dtype)
     verdict = _judged(phase, division, cost, timing.median_s, hardware, dtype)
     work = _mean(pieces)
@@ -160,10 +160,6 @@ def _facts(subject: Stepping, cost: StepCost, pieces: Sequence[Sequence[Chunk]])
     tokens = sum(chunk.new for chunks in pieces for chunk in chunks)
     about = (subject.recipe.dtype, cost, subject.pages, tokens, subject.num_ranks)
     return Facts(subject.model, dtype, *about)
-
-
-def _matrix_dtype(subject: Stepping) -> str:
-    return str(subject.recipe.dtype)
 
 
 def _judged(

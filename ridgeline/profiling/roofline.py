@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 from ridgeline.hardware import Ceiling, Hardware
 from ridgeline.models.cost import StepCost
+from ridgeline.quantization.scheme import parse_scheme
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,12 @@ def roof_of(hardware: Hardware, dtype: str) -> Roof | None:
     memory = hardware.ceiling("read_bandwidth") or hardware.ceiling("memory_bandwidth")
     matrix = hardware.ceiling(f"matrix_{dtype}")
     return None if memory is None or matrix is None else Roof(memory, matrix)
+
+
+def matrix_units(scheme: str | None) -> str | None:
+    """The units that multiply codes with codes, if a scheme has both."""
+    inputs = "16-bit" if scheme is None else parse_scheme(scheme).inputs
+    return None if inputs == "16-bit" else inputs
 
 
 def of_one_rank(hardware: Hardware, num_ranks: int) -> Hardware:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from multiprocessing import get_context
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from engines import tiny
 from test_engine_api import writer
 
 from ridgeline.engine import Engine, Sampling
@@ -16,7 +19,11 @@ from ridgeline.engine.loop import EngineProgress, Loop
 from ridgeline.engine.state import Stats
 from ridgeline.engine.step_plan import StepPlan
 from ridgeline.engine.step_watch import StepWatch
-from ridgeline.engine.work import NEWS_S, StepMeter, StepTotals, Work
+from ridgeline.engine.work import NEWS_S, StepMeter, StepTotals, Work, matrix_dtype
+from ridgeline.models.copies import with_kinds
+from ridgeline.profiling.roofline import matrix_units
+from ridgeline.quantization.nearest import quantize_nearest
+from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.recipe import KV, Limits, Recipe
 
 RECIPE = Recipe(
@@ -144,3 +151,20 @@ def test_percentiles_lie_where_the_values_do() -> None:
     slow = Histogram()
     slow.add(1e6, 3)
     assert percentile(slow.counts, 0.5) == BOUNDS_S[-1]
+
+
+def test_the_fastest_units_of_a_models_products() -> None:
+    """What they are told by: a GPU multiplies codes with codes, a CPU decodes them."""
+    plain = tiny("llama-mqa-bias")
+    bf16, tf32 = Recipe(dtype="bf16"), Recipe(dtype="fp32", tf32=True)
+    found = {}
+    for name in ("int8", "w8a8-int8", "fp8"):
+        copy = with_kinds(plain, lambda kind: kind)
+        model = quantize_nearest(copy, parse_scheme(name))
+        assert matrix_dtype(model, bf16) == "bf16"
+        there = SimpleNamespace(is_cuda=True)
+        on_gpu: Any = SimpleNamespace(embed=SimpleNamespace(weight=there), modules=model.modules)
+        found[name] = matrix_dtype(on_gpu, bf16)
+    assert found == {"int8": "bf16", "w8a8-int8": "int8", "fp8": "fp8"}
+    assert matrix_dtype(plain, tf32) == "tf32"
+    assert [matrix_units(name) for name in (None, *found)] == [None, None, "int8", "fp8"]

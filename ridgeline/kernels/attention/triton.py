@@ -148,9 +148,9 @@ def in_half(q):
 
 @triton.jit
 def add_codes(acc, total, unit, decay, weights, codes, scales):
-    """acc · decay + weights · codes · scales in fp16, and total: as `add_values`, but acc has a unit
-    that grows with the largest scale so far. That one is 2^12 of it, so that the least that fp16
-    holds of a weight times a scale is 2^-36 of the largest.
+    """acc · decay + weights · codes · scales in fp16, and total: as `add_values`, but acc has a
+    unit that grows with the largest scale so far. That one is 2^12 of it, so that the least that
+    fp16 holds of a weight times a scale is 2^-36 of the largest.
     """
     larger = tl.maximum(unit, tl.max(scales, axis=0) * (1.0 / 4096))
     acc = acc * (decay * (unit / larger))[:, None]

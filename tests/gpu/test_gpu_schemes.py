@@ -16,6 +16,7 @@ from ridgeline.engine import Engine, Sampling
 from ridgeline.kernels.launch import target_of
 from ridgeline.models.transformer import RMSNorm
 from ridgeline.quantization.choose import measure_shapes
+from ridgeline.quantization.late_sums import with_late_sums
 from ridgeline.quantization.linear import ROUNDED_FROM, QuantizedLinear
 from ridgeline.quantization.nearest import nearest
 from ridgeline.quantization.scheme import FP8, parse_scheme
@@ -87,6 +88,24 @@ def test_an_engine_answers_as_its_quantized_model_does(name: str, graphs: bool) 
     alone = [plain.generate([p], Sampling(max_tokens=1, ignore_eos=True))[0] for p in prompts]
     same = [a.tokens[0] == b.tokens[0] for a, b in zip(outputs, alone, strict=True)]
     assert sum(same) >= 3, (outputs, alone)
+
+
+def test_residuals_that_norms_add_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt's likelihoods with and without; a norm may take its squares in another order."""
+    runs("fp8")
+    (prompt,) = prompts_of([300], vocab_size=1000)
+    found = []
+    for kept in (with_late_sums, lambda model: model):
+        monkeypatch.setattr("ridgeline.engine.loading.with_late_sums", kept)
+        engine = engine_for(shape_model(layers=8), scheme="fp8", budget=512, num_pages=400)
+        assert engine.model.adds_late == (kept is with_late_sums)
+        (output,) = engine.generate([prompt], Sampling(max_tokens=1, prompt_logprobs=0))
+        assert output.prompt_logprobs is not None
+        found.append([each.logprob for each in output.prompt_logprobs if each is not None])
+    late, usual = (torch.tensor(each) for each in found)
+    assert len(late) == 299
+    assert (late - usual).abs().mean() < 0.02
+    assert late.std() > 0.5
 
 
 def test_an_engine_holds_copies_for_steps_of_many_tokens() -> None:

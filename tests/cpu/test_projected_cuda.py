@@ -5,7 +5,7 @@ on the CPU, a cluster of blocks at a time, against the reference.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -14,11 +14,13 @@ from emulated import built
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
+from ridgeline.kernels import projected_attention as public
 from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.decode_attention.op import Setting as Attention
 from ridgeline.kernels.projected_attention import cuda, op
 from ridgeline.kernels.projected_attention.cuda import Clustered
 from ridgeline.kernels.projected_attention.op import Setting
+from ridgeline.kernels.projected_attention.triton import Fused
 from ridgeline.kernels.targets import TARGETS
 
 CPU = torch.device("cpu")
@@ -174,3 +176,32 @@ def test_ways_start_at_once_and_fit() -> None:
     assert {way.blocks for way in cuda.ways(64, 128, BF16, H200)} == {1, 2}
     assert not cuda.ways(512, 128, BF16, H200)
     assert all(way.num_warps * way.stages <= 12 for way in cuda.ways(8, 256, BF16, H200))
+
+
+def test_what_serves_where_nothing_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few sequences that are not too long, and only where the kernel takes them."""
+    found = [cuda.choose(rows, 1024, 128, BF16, H200) for rows in (8, 16, 32, 64, 128)]
+    assert found == [
+        Clustered(8, 8, 2),
+        Clustered(8, 8, 2),
+        *(Clustered(n, 8, 2) for n in (4, 2)),
+        None,
+    ]
+    assert cuda.choose(8, 32768, 128, BF16, H200) is None
+    assert cuda.choose(8, 1024, 256, BF16, H200) == Clustered(8, 8, 1)
+    monkeypatch.setattr(public, "target_of", lambda _: H200)
+    inputs = inputs_of(Setting(replace(MIXED, heads=(4, 1))))
+    about = (inputs["qkv_BC"], inputs["k_pages_PKSH"], inputs["page_table_BM"], None)
+    assert public._way(*about, None) == Clustered(8, 8, 2)
+    assert public._way(*about, 128) is None  # who fixes the splits gets the same for any batch
+    assert public.in_one_kernel(*about)
+    for best in (asdict(Clustered(2, 4, 1)), asdict(Fused(64, 4, 2))):
+        monkeypatch.setattr(public, "chosen", lambda *_, best=best: best)
+        kind = Clustered if "blocks" in best else Fused
+        assert public._way(*about, None) == kind(**best)
+    asked: list[Any] = []
+    monkeypatch.setattr(public, "chosen", lambda *given: asked.append(given[3]))
+    monkeypatch.setattr(cuda, "library", lambda _: None)
+    assert public._way(*about, None) is None
+    assert not asked[0](asdict(Clustered()))  # what was not built cannot be chosen
+    assert asked[0](asdict(Fused(64, 4, 2)))

@@ -21,6 +21,7 @@ from torch import Tensor
 from ridgeline.kernels import decode_attention as decoding
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.autotune import chosen
+from ridgeline.kernels.decode_attention.splits import longest_sequence
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.pages import holds_codes
 from ridgeline.kernels.projected_attention import reference
@@ -151,8 +152,9 @@ def _way(
         kind = Apart if "kernels" in best else cuda.Clustered if "blocks" in best else triton.Fused
         return kind(**best)
     if in_cuda:
-        num_kv_heads, _, head_dim = k_pages_PKSH.shape[1:]
-        about = (head_dim, k_pages_PKSH.dtype, target_of(qkv_BC))
+        num_kv_heads, page_size, head_dim = k_pages_PKSH.shape[1:]
+        longest = longest_sequence(page_table_BM, page_size, max_length)
+        about = (longest, head_dim, k_pages_PKSH.dtype, target_of(qkv_BC))
         return cuda.choose(len(qkv_BC) * num_kv_heads, *about) or by_dtype
     return by_dtype
 

@@ -83,7 +83,7 @@ class EngineSteps:
         the middle of them, where one graph serves all of these lengths.
         """
         first = self._first_length(batch, context, num_steps)
-        lead = 0 if self.group is None else self._prompt_steps(batch, first)
+        lead = self._prompt_steps(batch, first)
         first = max(1, first - lead)
         self.engine.forget_prefixes()
         sampling = Sampling(max_tokens=lead + num_steps + SPARE, ignore_eos=True, seed=0)

@@ -176,6 +176,16 @@ def test_steps_stay_with_one_graph(first: int, context: int, expected: int) -> N
     assert len(set(key)) == 1
 
 
+def test_sequences_that_are_taken_up_one_after_the_other_all_decode() -> None:
+    """The first ones make tokens while the last ones' prompts are planned, a few of them a step."""
+    engine = engine_for(tiny("llama-mqa-bias"), budget=16)
+    with EngineSteps(engine).decoding(batch=8, context=40, num_steps=3) as step:
+        assert engine.scheduler.num_decoding == 8
+        for _ in range(3):
+            step()
+        assert engine.scheduler.num_decoding == 8
+
+
 def test_engines_answer_as_before_a_profile() -> None:
     """Pages with random numbers are nobody's afterwards."""
     engine = engine_for(tiny("llama-tied"), kernels="fused")

@@ -169,6 +169,12 @@ def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         check(Setting(MIXED), way)
 
 
+def test_cost_in_shared_memory_is_what_the_source_says(builds: dict[str, ctypes.CDLL]) -> None:
+    exchange_bytes = builds["sm_90"].ridgeline_projected_attention_exchange_bytes
+    for head_dim in cuda.HEAD_DIMS:
+        assert cuda.exchange_bytes(head_dim) == exchange_bytes(head_dim)
+
+
 def test_ways_start_at_once_and_fit() -> None:
     found = cuda.ways(8, 128, BF16, H200)
     assert Clustered(8, 8, 1) in found

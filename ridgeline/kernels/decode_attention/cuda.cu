@@ -1099,6 +1099,20 @@ extern "C" int ridgeline_projected_attention(
   return cudaErrorInvalidValue;
 }
 
+// Bytes of shared memory that a block of it takes beside its queues.
+extern "C" int ridgeline_projected_attention_exchange_bytes(int head_dim) {
+#if !PORTABLE
+  switch (head_dim) {
+    case 64: return sizeof(Exchange<64>);
+    case 80: return sizeof(Exchange<80>);
+    case 96: return sizeof(Exchange<96>);
+    case 128: return sizeof(Exchange<128>);
+    case 256: return sizeof(Exchange<256>);
+  }
+#endif
+  return 0;
+}
+
 // Bytes of shared memory that one step on its way takes of a warp.
 extern "C" int ridgeline_decode_attention_stage_bytes(int head_dim, int kind) {
   switch (kind > FP16 ? head_dim : -head_dim) {

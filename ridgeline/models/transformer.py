@@ -297,14 +297,14 @@ class Transformer(nn.Module):
         """Hidden states [T, D] after the last norm; `logits` turns the rows that are wanted into
         logits. `tokens_T` is None where the sequences have the tokens' embeddings.
         """
-        x_TD = self._embedded(tokens_T, sequences)
+        x_TD: Any = self._embedded(tokens_T, sequences)  # one name: nothing else holds it
         ropes = {layer.rope for layer in self.config.layers if layer.rope is not None}
         angles = {rope: _angles(rope, sequences) for rope in ropes}
         late = self.adds_late and isinstance(sequences, ProjectedSequences)
-        stream: Any = Stream(x_TD) if late else x_TD
+        x_TD = Stream(x_TD) if late else x_TD
         for block in self.layers:
-            stream = block(stream, angles, sequences)
-        return self.norm(stream.total() if late else stream)
+            x_TD = block(x_TD, angles, sequences)
+        return self.norm(x_TD.total() if late else x_TD)
 
     def _embedded(
         self, tokens_T: Tensor | None, sequences: Sequences | ProjectedSequences

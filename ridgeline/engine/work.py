@@ -14,7 +14,7 @@ reads (models/cost.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from ridgeline.engine.step_watch import Mark, StepWatch, between_s
 from ridgeline.hardware import Hardware
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.cost import kv_bytes_per_token
-from ridgeline.quantization.linear import INPUT_DTYPES, QuantizedLinear
+from ridgeline.quantization.linear import QuantizedLinear
 from ridgeline.quantization.sizes import held_config, read_bytes_per_weight
 from ridgeline.recipe import Recipe
 
@@ -182,16 +182,22 @@ class CostBase:
 
 
 def matrix_dtype(model: Transformer, recipe: Recipe) -> str:
-    """Of the units that make a model's products, the fastest of them: nothing is faster than all
-    work would be there. A GPU multiplies codes with codes.
+    """Of the fastest units that make a model's products: nothing is faster than all of them would
+    be there.
     """
-    taken = set()
-    if model.embed.weight.is_cuda:
-        taken = {part.inputs for part in model.modules() if isinstance(part, QuantizedLinear)}
-    for name, dtype in INPUT_DTYPES.items():
-        if dtype is not None and dtype in taken:
-            return name
-    return "tf32" if recipe.tf32 else recipe.dtype
+    parts = (part for part in model.modules() if isinstance(part, QuantizedLinear))
+    return fastest_units({part.scheme.inputs for part in parts}, recipe, model.embed.weight.is_cuda)
+
+
+def fastest_units(inputs: Collection[str], recipe: Recipe, on_gpu: bool) -> str:
+    """`inputs` are those of the schemes in use. A GPU multiplies codes with codes, a CPU decodes
+    them.
+    """
+    if not on_gpu:
+        return recipe.dtype
+    coded = (name for name in ("fp8", "int8") if name in inputs)
+    plain = "tf32" if recipe.tf32 and recipe.dtype == "fp32" else recipe.dtype
+    return next(coded, plain)
 
 
 def cost_base(

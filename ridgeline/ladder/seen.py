@@ -94,8 +94,8 @@ class Seen:
         for phase in self.phases:
             sizes = {"weight_bytes": self.bytes_per_weight, "kv_bytes": self.bytes_per_kv}
             cost = mean_step_cost(config, phase.work, **sizes)
-            units = matrix_units(self.filled.scheme) if hardware.device_type != "cpu" else None
-            limit = step_limit(cost, hardware, units or self.filled.dtype)
+            units = matrix_units(self.filled, hardware.device_type != "cpu")
+            limit = step_limit(cost, hardware, units)
             if limit is not None:
                 intensity, rate = cost.flops / cost.bytes, cost.flops / phase.step_s
                 share, label = limit.seconds / phase.step_s, f"{phase.phase}, {when}"

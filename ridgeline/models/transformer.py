@@ -102,11 +102,9 @@ class Stream:
         return self.x_TD
 
     def rounded(self, norm: RMSNorm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Behind the norm, as codes with a scale a row."""
+        """The sum behind the norm that makes it, as codes with a scale a row."""
+        assert self.update_TD is not None, "nothing to add"
         about = (norm.weight, norm.eps, norm.offset)
-        if self.update_TD is None:
-            codes_TD, scale_T = rms_norm(self.x_TD, *about, quantized=dtype)
-            return codes_TD, scale_T
         codes_TD, scale_T, self.x_TD = rms_norm(self.update_TD, *about, self.x_TD, dtype)
         self.update_TD = None
         return codes_TD, scale_T

@@ -130,18 +130,14 @@ def least_s(phase: PhaseTime, before: State, after: State, factor: float) -> flo
     """The roofline's limit for the new step; where the old one was below its own (a ceiling that
     was measured on a bad day), as far below.
     """
-    dtype = _roof_dtype(after)
-    now = step_limit(after.cost(times(phase.work, factor)), after.hardware, dtype)
-    was = step_limit(before.cost(phase.work), before.hardware, _roof_dtype(before))
+    units = matrix_units(after.recipe, after.on_gpu)
+    now = step_limit(after.cost(times(phase.work, factor)), after.hardware, units)
+    earlier = matrix_units(before.recipe, before.on_gpu)
+    was = step_limit(before.cost(phase.work), before.hardware, earlier)
     if now is None or was is None:
         return 0.0
     ranks = before.recipe.parallel.tensor / after.recipe.parallel.tensor
     return now.seconds * min(1.0, phase.step_s / was.seconds) * min(1.0, ranks)
-
-
-def _roof_dtype(state: State) -> str:
-    units = matrix_units(state.recipe.scheme)
-    return units or ("tf32" if state.rounds_to_tf32 else state.recipe.dtype)
 
 
 def _with_drafts(phase: PhaseTime, work: MeanStep, before: State, after: State) -> MeanStep:

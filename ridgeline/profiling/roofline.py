@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from ridgeline.engine.work import fastest_units
 from ridgeline.hardware import Ceiling, Hardware
 from ridgeline.models.cost import StepCost
 from ridgeline.quantization.scheme import parse_scheme
+from ridgeline.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,10 @@ def roof_of(hardware: Hardware, dtype: str) -> Roof | None:
     return None if memory is None or matrix is None else Roof(memory, matrix)
 
 
-def matrix_units(scheme: str | None) -> str | None:
-    """The units that multiply codes with codes, if a scheme has both."""
-    inputs = "16-bit" if scheme is None else parse_scheme(scheme).inputs
-    return None if inputs == "16-bit" else inputs
+def matrix_units(recipe: Recipe, on_gpu: bool) -> str:
+    """The fastest units that a recipe's products use, as `matrix_dtype` tells it of a model."""
+    inputs = set() if recipe.scheme is None else {parse_scheme(recipe.scheme).inputs}
+    return fastest_units(inputs, recipe, on_gpu)
 
 
 def of_one_rank(hardware: Hardware, num_ranks: int) -> Hardware:

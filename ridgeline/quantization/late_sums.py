@@ -2,7 +2,8 @@
 
 torch's fp8 products do not add a residual, so that it takes a pass of its own, which reads both and
 writes their sum for the norm behind it to read again. Here a projection leaves the sum to that norm
-(`Stream`), which rounds to codes in the same pass. The same bits, for both add in fp32.
+(`Stream`), which rounds to codes in the same pass. Sums are the same bits; a GPU's norm may add its
+squares up in another order.
 
     model = with_late_sums(model)
 """
@@ -47,8 +48,8 @@ class LateSums(QuantizedLinear):
         return Stream(before_TO, _tensor(super().forward(x_TD, *around)))
 
     def _taken(self, stream: Stream, norm: RMSNorm | None) -> tuple[Tensor | Rows, RMSNorm | None]:
-        """The stream behind its norm as codes; as it is where it is multiplied so."""
-        if norm is None or self.takes_plain(stream.x_TD):
+        """The stream behind its norm as codes, if that has something to add."""
+        if norm is None or stream.update_TD is None or self.takes_plain(stream.x_TD):
             return stream.total(), norm
         return Rows(*stream.rounded(norm, FP8)), None
 

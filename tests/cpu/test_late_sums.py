@@ -62,14 +62,11 @@ def test_a_sum_is_made_once() -> None:
     assert stream.total() is stream.total()
     norm = transformer.RMSNorm(8, 1e-6, 0.0)
     norm.weight = torch.nn.Parameter(torch.rand(8), requires_grad=False)
-    whole, late = Stream(x_TD + update_TD), Stream(x_TD, update_TD)
-    for one, other in zip(
-        whole.rounded(norm, torch.float8_e4m3fn),
-        late.rounded(norm, torch.float8_e4m3fn),
-        strict=True,
-    ):
-        assert torch.equal(one.float(), other.float())
-    assert torch.equal(late.total(), whole.total())
+    late, dtype = Stream(x_TD, update_TD), torch.float8_e4m3fn
+    expected = rms_norm(x_TD + update_TD, norm.weight, norm.eps, quantized=dtype)
+    for found, wanted in zip(late.rounded(norm, dtype), expected, strict=True):
+        assert torch.equal(found.float(), wanted.float())
+    assert torch.equal(late.total(), x_TD + update_TD)
 
 
 def test_only_where_all_projections_can() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any
@@ -166,5 +167,6 @@ def test_the_fastest_units_of_a_models_products() -> None:
         on_gpu: Any = SimpleNamespace(embed=SimpleNamespace(weight=there), modules=model.modules)
         found[name] = matrix_dtype(on_gpu, bf16)
     assert found == {"int8": "bf16", "w8a8-int8": "int8", "fp8": "fp8"}
-    assert matrix_dtype(plain, tf32) == "tf32"
-    assert [matrix_units(name) for name in (None, *found)] == [None, None, "int8", "fp8"]
+    for recipe, units in ((tf32, "tf32"), (replace(bf16, tf32=True), "bf16"), (bf16, "bf16")):
+        assert matrix_dtype(plain, recipe) == matrix_units(recipe) == units
+    assert {name: matrix_units(replace(bf16, scheme=name)) for name in found} == found

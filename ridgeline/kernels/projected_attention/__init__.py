@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.errors import UnsupportedError
 from ridgeline.kernels import decode_attention as decoding
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.autotune import chosen
@@ -109,12 +110,19 @@ def launched(
     norms |= {"eps": eps, "offset": offset}
     about: dict[str, Any] = {"max_length": max_length, "split_tokens": split_tokens}
     about["order_B"] = order_B
+    is_asked_for = config is not None
     if config is None:
         config = _way(qkv_BC, k_pages_PKSH, page_table_BM, max_length, split_tokens)
     attending = (page_table_BM, lengths_B, spec, *scales)
     if isinstance(config, cuda.Clustered):
-        norms |= {"settled": settled, "config": config}
-        return cuda.projected_attention(*projected, *attending, **norms)
+        try:
+            return cuda.projected_attention(
+                *projected, *attending, **norms, settled=settled, config=config
+            )
+        except UnsupportedError:
+            if is_asked_for:
+                raise
+            config = None  # Triton's kernel takes everything
     if isinstance(config, Apart):
         q_BNH = turning.rotary_pages(*projected, *scales, **norms)
         return decoding.launched(q_BNH, k_pages_PKSH, v_pages_PKSH, *attending, **about)
@@ -143,20 +151,21 @@ def _way(
         return by_dtype
     from ridgeline.kernels.projected_attention import cuda, triton
 
-    in_cuda = cuda.unsupported(qkv_BC, k_pages_PKSH) is None
+    def in_cuda() -> bool:
+        return cuda.unsupported(qkv_BC, k_pages_PKSH) is None
+
     key = tune_key(qkv_BC, k_pages_PKSH, page_table_BM, max_length)
     best = chosen(
-        "projected_attention", key, qkv_BC.device, lambda way: in_cuda or "blocks" not in way
+        "projected_attention", key, qkv_BC.device, lambda way: "blocks" not in way or in_cuda()
     )
     if best is not None:
         kind = Apart if "kernels" in best else cuda.Clustered if "blocks" in best else triton.Fused
         return kind(**best)
-    if in_cuda:
-        num_kv_heads, page_size, head_dim = k_pages_PKSH.shape[1:]
-        longest = longest_sequence(page_table_BM, page_size, max_length)
-        about = (longest, head_dim, k_pages_PKSH.dtype, target_of(qkv_BC))
-        return cuda.choose(len(qkv_BC) * num_kv_heads, *about) or by_dtype
-    return by_dtype
+    num_kv_heads, page_size, head_dim = k_pages_PKSH.shape[1:]
+    longest = longest_sequence(page_table_BM, page_size, max_length)
+    about = (longest, head_dim, k_pages_PKSH.dtype, target_of(qkv_BC))
+    way = cuda.choose(len(qkv_BC) * num_kv_heads, *about)
+    return way if way is not None and in_cuda() else by_dtype
 
 
 def tune_key(

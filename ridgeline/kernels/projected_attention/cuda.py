@@ -97,8 +97,10 @@ def projected_attention(
     (num_kv_heads, page_size, head_dim), target = k_pages_PKSH.shape[1:], target_of(qkv_BC)
     num_heads = qkv_BC.shape[1] // head_dim - 2 * num_kv_heads
     check_heads(num_heads, num_kv_heads, head_dim)
-    assert k_pages_PKSH.data_ptr() % 16 == v_pages_PKSH.data_ptr() % 16 == 0, "pages out of line"
+    if k_pages_PKSH.data_ptr() % 16 or v_pages_PKSH.data_ptr() % 16:
+        raise UnsupportedError("pages must begin at a multiple of 16 bytes")
     _check(qkv_BC, slots_B, page_table_BM, lengths_B, cos_BA, sin_BA, q_norm_H, k_norm_H)
+    cos_BA, sin_BA = (None if x is None else x.contiguous() for x in (cos_BA, sin_BA))
     way = config or Clustered()
     if not way.fits(head_dim, k_pages_PKSH.dtype, target):
         raise UnsupportedError(f"{way.label}: more shared memory than a block can have")
@@ -174,12 +176,11 @@ def choose(
     """
     if longest > LONGEST:
         return None
-    for blocks in (8, 4, 2):
-        for stages in (2, 1):
-            way = Clustered(blocks, 8, stages)
-            if num_rows * blocks <= target.num_units and way.fits(head_dim, dtype, target):
-                return way
-    return None
+    blocks = next((count for count in (8, 4, 2) if num_rows * count <= target.num_units), None)
+    if blocks is None:
+        return None
+    ways = (Clustered(blocks, 8, stages) for stages in (2, 1))
+    return next((way for way in ways if way.fits(head_dim, dtype, target)), None)
 
 
 def ways(num_rows: int, head_dim: int, dtype: torch.dtype, target: Target) -> list[Clustered]:
@@ -201,7 +202,7 @@ def exchange_bytes(head_dim: int) -> int:
 
 
 def _check(qkv_BC: Tensor, *others: Tensor | None) -> None:
-    """What the kernel relies on and cannot see."""
+    """What the kernel relies on and cannot see; and what it does not do."""
     slots_B, page_table_BM, lengths_B, cos_BA, sin_BA, q_norm_H, k_norm_H = others
     assert qkv_BC.stride(1) == 1, "rows of qkv are not contiguous"
     for indices in (slots_B, page_table_BM, lengths_B):
@@ -209,8 +210,10 @@ def _check(qkv_BC: Tensor, *others: Tensor | None) -> None:
         if indices.dtype != torch.int32 or (indices.numel() and indices.stride(-1) != 1):
             raise ValueError("slots, page table and lengths are int32, their last dim contiguous")
     for angles in (cos_BA, sin_BA):
-        if angles is not None and (angles.dtype != torch.float32 or not angles.is_contiguous()):
-            raise ValueError("angles are fp32 and contiguous")
+        if angles is not None and angles.dtype != torch.float32:
+            raise UnsupportedError(f"angles in {angles.dtype}; fp32")
     for norm in (q_norm_H, k_norm_H):
         if norm is not None and (norm.dtype != qkv_BC.dtype or not norm.is_contiguous()):
-            raise ValueError(f"weights of norms are contiguous and {qkv_BC.dtype}, as qkv")
+            raise UnsupportedError(
+                f"weights of a norm in {norm.dtype}; {qkv_BC.dtype}, side by side"
+            )

@@ -154,19 +154,19 @@ def test_percentiles_lie_where_the_values_do() -> None:
     assert percentile(slow.counts, 0.5) == BOUNDS_S[-1]
 
 
+SCHEMES = {"int8": "bf16", "w8a8-int8": "int8", "fp8": "fp8"}  # and what a GPU multiplies in
+
+
 def test_the_fastest_units_of_a_models_products() -> None:
     """What they are told by: a GPU multiplies codes with codes, a CPU decodes them."""
-    plain = tiny("llama-mqa-bias")
     bf16, tf32 = Recipe(dtype="bf16"), Recipe(dtype="fp32", tf32=True)
-    found = {}
-    for name in ("int8", "w8a8-int8", "fp8"):
-        copy = with_kinds(plain, lambda kind: kind)
-        model = quantize_nearest(copy, parse_scheme(name))
-        assert matrix_dtype(model, bf16) == "bf16"
-        there = SimpleNamespace(is_cuda=True)
-        on_gpu: Any = SimpleNamespace(embed=SimpleNamespace(weight=there), modules=model.modules)
-        found[name] = matrix_dtype(on_gpu, bf16)
-    assert found == {"int8": "bf16", "w8a8-int8": "int8", "fp8": "fp8"}
-    for recipe, units in ((tf32, "tf32"), (replace(bf16, tf32=True), "bf16"), (bf16, "bf16")):
-        assert matrix_dtype(plain, recipe) == matrix_units(recipe) == units
-    assert {name: matrix_units(replace(bf16, scheme=name)) for name in found} == found
+    cases = [(bf16, "bf16"), (tf32, "tf32"), (replace(bf16, tf32=True), "bf16")]
+    cases += [(replace(bf16, scheme=name), units) for name, units in SCHEMES.items()]
+    for recipe, units in cases:
+        model: Any = with_kinds(tiny("llama-mqa-bias"), lambda kind: kind)
+        if recipe.scheme is not None:
+            model = quantize_nearest(model, parse_scheme(recipe.scheme))
+        assert matrix_dtype(model, recipe) == matrix_units(recipe, False) == recipe.dtype
+        there = SimpleNamespace(weight=SimpleNamespace(is_cuda=True))
+        model = SimpleNamespace(embed=there, modules=model.modules)
+        assert matrix_dtype(model, recipe) == matrix_units(recipe, True) == units

@@ -8,10 +8,14 @@ import ctypes
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from ridgeline.kernels.extension import source
 
@@ -40,3 +44,38 @@ def built(op: str, builds: Mapping[str, tuple[str, ...]], folder: Path) -> dict[
         _, errors = process.communicate()
         assert process.returncode == 0, errors
     return {name: ctypes.CDLL(str(folder / f"{name}.so")) for name in builds}
+
+
+def poison_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is allocated for results holds NaN until it is written."""
+    empty = torch.empty
+
+    def fresh(*shape: Any, **options: Any) -> Tensor:
+        made = empty(*shape, **options)
+        return made.fill_(float("nan")) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", fresh)
+
+
+@contextmanager
+def still_written(library: ctypes.CDLL, places: Sequence[tuple[Tensor, Any]]) -> Iterator[None]:
+    """The kernel before writes these places of tensors: until a block waits for it they hold NaN,
+    or zero.
+    """
+    values = [tensor[place].clone() for tensor, place in places]
+
+    @ctypes.CFUNCTYPE(None)
+    def undo() -> None:
+        for tensor, place in places:
+            tensor[place] = float("nan") if tensor.is_floating_point() else 0
+
+    @ctypes.CFUNCTYPE(None)
+    def finish() -> None:
+        for (tensor, place), value in zip(places, values, strict=True):
+            tensor[place] = value
+
+    library.play_kernel_before(undo, finish)
+    try:
+        yield
+    finally:
+        library.play_kernel_before(None, None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated import built
+from emulated import built, still_written
 from torch import Tensor
 from torch.utils.hipify import hipify_python
 
@@ -121,23 +121,8 @@ def test_the_kernel_before_is_waited_for(
         written.append((inputs[name], (page, slice(None), last % 16) if settled else ...))
     if not settled:
         written.append((inputs["lengths_B"], ...))
-    values = [tensor[place].clone() for tensor, place in written]
-
-    @ctypes.CFUNCTYPE(None)
-    def undo() -> None:
-        for tensor, place in written:
-            tensor[place] = float("nan") if tensor.is_floating_point() else 0
-
-    @ctypes.CFUNCTYPE(None)
-    def finish() -> None:
-        for (tensor, place), value in zip(written, values, strict=True):
-            tensor[place] = value
-
-    builds["sm_90"].play_kernel_before(undo, finish)
-    try:
+    with still_written(builds["sm_90"], written):
         found = cuda.decode_attention(**inputs, settled=settled)
-    finally:
-        builds["sm_90"].play_kernel_before(None, None)
     assert torch.equal(found, plain)
 
 

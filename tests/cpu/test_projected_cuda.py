@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated import built
+from emulated import built, poison_results, still_written
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
@@ -38,14 +38,9 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
 @pytest.fixture(autouse=True)
 def on_cpu(builds: dict[str, ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> None:
     """A Hopper chip, and results that hold NaN until they are written."""
-    empty = torch.empty
-
-    def fresh(shape: Any, *rest: Any, **options: Any) -> Tensor:
-        return empty(shape, *rest, **options).fill_(float("nan"))
-
     monkeypatch.setattr(cuda, "library", lambda _: builds["sm_90"])
     monkeypatch.setattr(cuda, "target_of", lambda _: H200)
-    monkeypatch.setattr(torch, "empty", fresh)
+    poison_results(monkeypatch)
 
 
 def inputs_of(setting: Setting) -> dict[str, Any]:
@@ -121,23 +116,8 @@ def test_the_kernel_before_is_waited_for(
     names = ["qkv_BC"]
     if not settled:
         names += ["cos_BA", "sin_BA", "lengths_B", "slots_B", "page_table_BM"]
-    values = {name: inputs[name].clone() for name in names}
-
-    @ctypes.CFUNCTYPE(None)
-    def undo() -> None:
-        for name in names:
-            inputs[name].fill_(float("nan") if inputs[name].is_floating_point() else 0)
-
-    @ctypes.CFUNCTYPE(None)
-    def finish() -> None:
-        for name in names:
-            inputs[name].copy_(values[name])
-
-    builds["sm_90"].play_kernel_before(undo, finish)
-    try:
+    with still_written(builds["sm_90"], [(inputs[name], ...) for name in names]):
         found = cuda.projected_attention(**inputs, config=Clustered(2, 2, 2), settled=settled)
-    finally:
-        builds["sm_90"].play_kernel_before(None, None)
     assert torch.equal(found, plain)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated import built
+from emulated import built, poison_results
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
@@ -90,15 +90,9 @@ def on_cpu(builds: dict[str, ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> N
         assert op == "skinny_linear"
         return builds["portable" if defines else "matrix units"]
 
-    empty = torch.empty
-
-    def fresh(shape: Any, *rest: Any, **options: Any) -> Tensor:
-        made = empty(shape, *rest, **options)
-        return made.fill_(float("nan")) if made.is_floating_point() else made
-
     monkeypatch.setattr(cuda, "library", chosen)
     monkeypatch.setattr(cuda, "target_of", lambda _: ONE_SM)
-    monkeypatch.setattr(torch, "empty", fresh)
+    poison_results(monkeypatch)
 
 
 def inputs_of(case: Case) -> Inputs:

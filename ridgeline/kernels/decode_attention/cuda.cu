@@ -429,12 +429,6 @@ __device__ void finish_block(const Args& a, const Share& s, unsigned char* share
   if (is_last) merge_splits<H>(a, s, shared);
 }
 
-// More shared memory than a kernel has without asking; it may have a little of its own, too.
-cudaError_t allow_shared(const void* kernel, size_t bytes) {
-  if (bytes <= 47 * 1024) return cudaSuccess;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-}
-
 #if !PORTABLE
 
 // ---- the matrix units ---------------------------------------------------------------------------
@@ -884,8 +878,6 @@ __device__ __forceinline__ void sum_tokens(const Args& a, Share& s, unsigned cha
   finish_block<H>(a, s, shared, num_warps);
 }
 
-#include "projected.cuh"
-
 #else  // PORTABLE
 
 // ---- the same in plain C++ ----------------------------------------------------------------------
@@ -1011,33 +1003,57 @@ size_t shared_bytes(const Args& a, int num_warps) {
   return larger > splits ? larger : splits;
 }
 
-template <int KIND, int H, int HALVES>
-int start(const Args& a, int batch, int num_warps, int overlap, cudaStream_t stream) {
-  auto kernel = decode_attention_kernel<KIND, H, HALVES>;
-  const size_t shared = shared_bytes<KIND, H>(a, num_warps);
-  cudaError_t error = allow_shared(reinterpret_cast<const void*>(kernel), shared);
+// What a kernel may have of a device's shared memory, where that is more than it has unasked.
+using Allowed = size_t[64];
+
+// `cluster`: blocks along x that belong together; `overlap`: start while the kernel before runs.
+template <typename Arguments>
+int launch(
+    void (*kernel)(Arguments), const Arguments& arguments, dim3 grid, int num_threads, size_t shared,
+    Allowed& allowed, int cluster, int overlap, cudaStream_t stream) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
-  constexpr int MAX_ROWS = Layout<KIND, H>::MAX_ROWS;
-  const int chunks = (a.group + MAX_ROWS - 1) / MAX_ROWS;
-  const dim3 grid(a.num_kv_heads * chunks, batch, a.num_splits);
+  const void* function = reinterpret_cast<const void*>(kernel);
+  if (shared > 47 * 1024 && shared > allowed[device % 64]) {  // it may have a little of its own, too
+    error = cudaFuncSetAttribute(
+        function, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    if (error != cudaSuccess) return error;
+    allowed[device % 64] = shared;
+  }
 #if PORTABLE && !defined(RIDGELINE_ON_CPU)
-  void* arguments[] = {const_cast<Args*>(&a)};
-  error = cudaLaunchKernel(
-      reinterpret_cast<const void*>(kernel), grid, dim3(num_warps * 32), arguments, shared, stream);
+  void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))};
+  return cudaLaunchKernel(function, grid, dim3(num_threads), pointers, shared, stream);
 #else
+  cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
-  config.blockDim = dim3(num_warps * 32);
+  config.blockDim = dim3(num_threads);
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = overlap ? 1 : 0;
-  error = cudaLaunchKernelEx(&config, kernel, a);
+  config.attrs = attributes;
+  if (overlap) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs].val.clusterDim.x = cluster;
+    attributes[config.numAttrs].val.clusterDim.y = 1;
+    attributes[config.numAttrs++].val.clusterDim.z = 1;
+  }
+  return cudaLaunchKernelEx(&config, kernel, arguments);
 #endif
-  return error;
+}
+
+template <int KIND, int H, int HALVES>
+int start(const Args& a, int batch, int num_warps, int overlap, cudaStream_t stream) {
+  static Allowed allowed = {};
+  constexpr int MAX_ROWS = Layout<KIND, H>::MAX_ROWS;
+  const int chunks = (a.group + MAX_ROWS - 1) / MAX_ROWS;
+  return launch<Args>(
+      decode_attention_kernel<KIND, H, HALVES>, a, dim3(a.num_kv_heads * chunks, batch, a.num_splits),
+      num_warps * 32, shared_bytes<KIND, H>(a, num_warps), allowed, 1, overlap, stream);
 }
 
 template <int KIND, int H>
@@ -1059,6 +1075,10 @@ int with_head_dim(
   }
   return cudaErrorInvalidValue;
 }
+
+#if !PORTABLE
+#include "projected.cuh"
+#endif
 
 }  // namespace
 

@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(MAX_THREADS, 1)
   const Args& a = job.decode;
   const auto cluster = cooperative_groups::this_cluster();
   const int rank = cluster.block_rank(), num_blocks = cluster.num_blocks();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
+  const int warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
   unsigned char* shared = block_memory();
   Exchange<H>& exchange =
       *reinterpret_cast<Exchange<H>*>(shared + num_warps * a.stages * L::STAGE);
@@ -247,29 +247,12 @@ template <int KIND, int H>
 int start_projected(
     const RidgelineProjected& job, int batch, int num_blocks, int num_warps, int overlap,
     cudaStream_t stream) {
-  auto kernel = projected_attention_kernel<KIND, H>;
+  static Allowed allowed = {};
   const size_t shared =
       num_warps * job.decode.stages * (size_t)Layout<KIND, H>::STAGE + sizeof(Exchange<H>);
-  const cudaError_t error = allow_shared(reinterpret_cast<const void*>(kernel), shared);
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(job.decode.num_kv_heads * num_blocks, batch);
-  config.blockDim = dim3(num_warps * 32);
-  config.dynamicSmemBytes = shared;
-  config.stream = stream;
-  config.attrs = attributes;
-  if (overlap) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (num_blocks > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs].val.clusterDim.x = num_blocks;
-    attributes[config.numAttrs].val.clusterDim.y = 1;
-    attributes[config.numAttrs++].val.clusterDim.z = 1;
-  }
-  return cudaLaunchKernelEx(&config, kernel, job);
+  return launch<RidgelineProjected>(
+      projected_attention_kernel<KIND, H>, job, dim3(job.decode.num_kv_heads * num_blocks, batch),
+      num_warps * 32, shared, allowed, num_blocks, overlap, stream);
 }
 
 template <int KIND>

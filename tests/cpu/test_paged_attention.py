@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.kernels.attention.inputs import NO_PAGE
 from ridgeline.kernels.attention.reference import hidden_from
@@ -34,6 +35,27 @@ def decode_inputs(setting: decode_op.Setting) -> dict[str, Any]:
 
 def prefill_inputs(setting: prefill_op.Setting) -> dict[str, Any]:
     return prefill_op.make(setting, CPU, torch.Generator().manual_seed(0))
+
+
+def check_prompts(cache: torch.dtype, **changed: Any) -> None:
+    setting = replace(PREFILL, cache=cache)
+    inputs = prefill_inputs(setting) | changed
+    compare(prefill_op.launch(**inputs), prefill_op.reference(**inputs), prefill_op.case(setting))
+
+
+@pytest.mark.parametrize("cache", [torch.int8, torch.float8_e4m3fn])
+def test_prompts_over_codes_beyond_the_range_of_fp16(cache: torch.dtype) -> None:
+    """Codes are multiplied in fp16: queries of any size must fit, and V scales far apart both
+    count, whichever come first.
+    """
+    inputs = prefill_inputs(replace(PREFILL, cache=cache))
+    for size in (1e30, 1e-30):
+        check_prompts(cache, q_TNH=inputs["q_TNH"] * size, spec=AttentionSpec(0.125 / size))
+    pages = inputs["page_table_BM"][0, :17].long()  # of the first sequence, 270 tokens
+    for exponents in (torch.linspace(-4, 4, 272), torch.linspace(4, -4, 272)):
+        scales = inputs["v_scale_PKS"].clone()
+        scales[pages] *= (10.0**exponents).view(17, 1, 16)
+        check_prompts(cache, v_scale_PKS=scales)
 
 
 def test_a_sequence_is_the_same_bits_in_any_batch() -> None:

@@ -10,9 +10,9 @@ from tiny_tokenizers import demo
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Completion, Delta, Output
-from ridgeline.engine.choosing import TokenLogprob
-from ridgeline.engine.request import FinishReason
-from ridgeline.engine.state import Status
+from ridgeline.engine.requests.request import FinishReason
+from ridgeline.engine.sampling.choosing import TokenLogprob
+from ridgeline.engine.scheduling.state import Status
 from ridgeline.server.protocol import Asked, Limits, Prompt, Reply, Route, parse, render, reply_for
 
 HELLO = [{"role": "user", "content": "Hello"}]

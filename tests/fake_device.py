@@ -14,9 +14,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from ridgeline.engine.scheduler import Scheduler
-from ridgeline.engine.state import Ask, Key
-from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.scheduling.scheduler import Scheduler
+from ridgeline.engine.scheduling.state import Ask, Key
+from ridgeline.engine.scheduling.step_plan import StepPlan
 
 
 def chain(salt: str, tokens: Sequence[int]) -> list[int]:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from ridgeline.engine import Engine
-from ridgeline.engine.heartbeat import Heartbeat, WatchedRunner
+from ridgeline.engine.execution.work import StepMeter
 from ridgeline.engine.loop import Loop
-from ridgeline.engine.work import StepMeter
-from ridgeline.engine.worker import Command, End, Message, Order, Ready, Token, _obey
+from ridgeline.engine.process.heartbeat import Heartbeat, WatchedRunner
+from ridgeline.engine.process.worker import Command, End, Message, Order, Ready, Token, _obey
 
 DEADLY, SLOW = 45, 90  # positions; no request of a test reaches them but those that are meant to
 STUCK_S = 1.5

@@ -20,7 +20,7 @@ from ridgeline.ladder.outcome import (
     Speedup,
     Status,
 )
-from ridgeline.profiling.prediction import Prediction
+from ridgeline.profiling.predicting.prediction import Prediction
 
 SAMPLE = "Sample data, made up to draw with: nothing in this report was measured."
 GB = 10**9

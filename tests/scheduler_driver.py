@@ -10,9 +10,9 @@ from collections.abc import Hashable
 
 from fake_device import FakeDevice, naive_tokens
 
-from ridgeline.engine.scheduler import Scheduler, SchedulerConfig
-from ridgeline.engine.state import Ask, End, Key, Stream
-from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from ridgeline.engine.scheduling.state import Ask, End, Key, Stream
+from ridgeline.engine.scheduling.step_plan import StepPlan
 
 
 def config(num_pages: int = 100, **changes: object) -> SchedulerConfig:

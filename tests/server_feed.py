@@ -7,14 +7,14 @@ from __future__ import annotations
 import math
 import random
 
+from ridgeline.engine.execution.work import CostBase, StepTotals, Work
 from ridgeline.engine.loop import EngineProgress
-from ridgeline.engine.state import Stats
-from ridgeline.engine.work import CostBase, StepTotals, Work
+from ridgeline.engine.scheduling.state import Stats
 from ridgeline.hardware import Ceiling, Hardware
 from ridgeline.models.shapes import describe_shape
 from ridgeline.recipe import Limits, Recipe
-from ridgeline.server.metrics import Meters
-from ridgeline.server.served import Served
+from ridgeline.server.metrics.metrics import Meters
+from ridgeline.server.metrics.served import Served
 
 NUM_PAGES, MAX_BATCH = 4096, 64
 

@@ -12,9 +12,9 @@ from engines import engine_for, naive_outputs
 from torch import Tensor
 
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.guessing import Guesser, KnownTokens, judged
-from ridgeline.engine.state import Key
-from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.sampling.guessing import Guesser, KnownTokens, judged
+from ridgeline.engine.scheduling.state import Key
+from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.models import Transformer
 from ridgeline.recipe import Speculation
 

@@ -16,9 +16,10 @@ import torch
 from engines import engine_for
 from torch import Tensor
 
-from ridgeline.engine import Engine, Sampling, ranks, tensor_runner
-from ridgeline.engine.loading import Loaded
-from ridgeline.engine.tensor_runner import TensorRunner
+from ridgeline.engine import Engine, Sampling, ranks
+from ridgeline.engine.execution import tensor_runner
+from ridgeline.engine.execution.tensor_runner import TensorRunner
+from ridgeline.engine.loading.loading import Loaded
 from ridgeline.errors import HardwareError
 from ridgeline.models import Transformer
 from ridgeline.parallel.group import Group, Reduction

@@ -22,11 +22,11 @@ import numpy as np
 
 from ridgeline.data.workload import Workload
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.outputs import Output
-from ridgeline.engine.state import Stats
-from ridgeline.engine.step_plan import StepPlan
-from ridgeline.engine.step_watch import StepWatch
-from ridgeline.engine.work import cost_base
+from ridgeline.engine.execution.step_watch import StepWatch
+from ridgeline.engine.execution.work import cost_base
+from ridgeline.engine.sampling.outputs import Output
+from ridgeline.engine.scheduling.state import Stats
+from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.clocks import Clocks

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import count
 
 from ridgeline.data.workload import Workload
-from ridgeline.engine.scheduler import Scheduler, SchedulerConfig
-from ridgeline.engine.state import Ask, Stats
-from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from ridgeline.engine.scheduling.state import Ask, Stats
+from ridgeline.engine.scheduling.step_plan import StepPlan
 
 VOCAB = 100_000  # of the prompts
 STEP_S = 0.004  # what a step takes at least

@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ridgeline.engine.prefix_cache import TOKEN_BYTES, PrefixCache
-from ridgeline.engine.scheduler import Scheduler, SchedulerConfig
-from ridgeline.engine.state import Ask, Key
-from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.scheduling.prefix_cache import TOKEN_BYTES, PrefixCache
+from ridgeline.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from ridgeline.engine.scheduling.state import Ask, Key
+from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.timing import Timing
 
 PAGE_SIZE = 64

@@ -73,6 +73,6 @@ def one_arena() -> None:
 
 def _run(connection: Connection, memory: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the other one to act upon
-    from ridgeline.engine.worker import run_early
+    from ridgeline.engine.process.worker import run_early
 
     run_early(connection, memory)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.bench.peers import PEERS, transformers_peer
-from ridgeline.cli.eval_table import render
-from ridgeline.cli.figures import divergence_figures, figure
 from ridgeline.cli.options import add_flags, from_flags
+from ridgeline.cli.tables.eval import render
+from ridgeline.cli.tables.figures import divergence_figures, figure
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.text_files import read_text
 from ridgeline.engine import Engine
-from ridgeline.engine.loading import saved_recipe
+from ridgeline.engine.loading.loading import saved_recipe
 from ridgeline.errors import QualityError, UnsupportedError, UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.clocks import Clocks, ClockSampler

@@ -17,9 +17,9 @@ from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Output, Sampling
-from ridgeline.engine.loading import saved_recipe
+from ridgeline.engine.execution.work import matrix_dtype
+from ridgeline.engine.loading.loading import saved_recipe
 from ridgeline.engine.naive import check_memory, check_prompt
-from ridgeline.engine.work import matrix_dtype
 from ridgeline.errors import UsageError
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.hardware import Hardware, detect, measure

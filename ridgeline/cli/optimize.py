@@ -12,22 +12,22 @@ from typing import Any
 
 from rich.console import Console
 
-from ridgeline.bench.bound import USUAL_SHARE, Bound
+from ridgeline.bench.serve.bound import USUAL_SHARE, Bound
 from ridgeline.cli.eval import check_task_flags
-from ridgeline.cli.optimize_table import climb_table
 from ridgeline.cli.options import add_flags, add_model, from_flags
+from ridgeline.cli.tables.optimize import climb_table
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.workload import MIXES
 from ridgeline.errors import CHECK_FAILED_EXIT_CODE, INTERRUPTED_EXIT_CODE, UsageError
 from ridgeline.hardware import detect
-from ridgeline.ladder.budget import parse_duration
-from ridgeline.ladder.check import check_folder
-from ridgeline.ladder.climb import Order, climb_model, prepared, usual_measured
-from ridgeline.ladder.folder import REPORT
-from ridgeline.ladder.judging import Measured
+from ridgeline.ladder.climbing.budget import parse_duration
+from ridgeline.ladder.climbing.check import check_folder
+from ridgeline.ladder.climbing.climb import Order, climb_model, prepared, usual_measured
+from ridgeline.ladder.climbing.preview import preview
+from ridgeline.ladder.measuring.judging import Measured
+from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
 from ridgeline.ladder.outcome import Climb
-from ridgeline.ladder.preview import preview
-from ridgeline.ladder.rounds import MIN_ROUNDS
+from ridgeline.ladder.reporting.folder import REPORT
 from ridgeline.quality.gate import USUAL, Bounds
 from ridgeline.quality.tasks import TASKS, TaskOptions
 

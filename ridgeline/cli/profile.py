@@ -18,20 +18,20 @@ from rich.console import Console
 import ridgeline
 from ridgeline.cli.options import add_flags, add_model, flag_words, given_flags
 from ridgeline.cli.profile_subject import CONTEXT, Prompts, check, sizes_of, subject_of
-from ridgeline.cli.profile_table import draw
+from ridgeline.cli.tables.profile import draw
 from ridgeline.cli.terminal import Terminal
-from ridgeline.engine.work import matrix_dtype
+from ridgeline.engine.execution.work import matrix_dtype
 from ridgeline.hardware import Hardware, detect, measure
 from ridgeline.hardware.clocks import ClockSampler
-from ridgeline.profiling.counters import Absent, Counted, count
 from ridgeline.profiling.document import document
 from ridgeline.profiling.model_profile import StepProfile, profile_decode, profile_prefill
-from ridgeline.profiling.next_steps import Advice, what_next
+from ridgeline.profiling.predicting.next_steps import Advice, what_next
+from ridgeline.profiling.predicting.situation import situation_of
 from ridgeline.profiling.profile_page import write_page
 from ridgeline.profiling.roofline import of_one_rank
-from ridgeline.profiling.situation import situation_of
-from ridgeline.profiling.stepping import Stepping
-from ridgeline.profiling.tracing import save_trace
+from ridgeline.profiling.tracing.counters import Absent, Counted, count
+from ridgeline.profiling.tracing.stepping import Stepping
+from ridgeline.profiling.tracing.tracing import save_trace
 from ridgeline.progress import Progress
 from ridgeline.recipe import Recipe
 from ridgeline.records import Record, Value

@@ -9,15 +9,15 @@ import re
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ridgeline.cli.bench_engine import prepared
+from ridgeline.cli.bench.engine import prepared
 from ridgeline.cli.options import from_flags
 from ridgeline.errors import ContextLengthError, UsageError
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware import Hardware
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.models.shapes import check_one, describe_shape, random_model
-from ridgeline.profiling.plain_stepping import NaiveSteps
-from ridgeline.profiling.stepping import EngineSteps, Stepping
+from ridgeline.profiling.tracing.plain_stepping import NaiveSteps
+from ridgeline.profiling.tracing.stepping import EngineSteps, Stepping
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
 from ridgeline.quantization.load import choose_dtype

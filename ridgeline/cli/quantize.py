@@ -14,22 +14,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ridgeline.cli.figures import divergence_figures, figure, peak_host_bytes
 from ridgeline.cli.options import add_flags, from_flags
-from ridgeline.cli.quantize_table import document, render
+from ridgeline.cli.tables.figures import divergence_figures, figure, peak_host_bytes
+from ridgeline.cli.tables.quantize import document, render
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.text_files import read_text
-from ridgeline.engine.layer_speed import usual_batches
-from ridgeline.engine.loading import tokenizer_of
+from ridgeline.engine.loading.layer_speed import usual_batches
+from ridgeline.engine.loading.loading import tokenizer_of
 from ridgeline.errors import OutputError, QualityError, UnsupportedError, UsageError
 from ridgeline.formats.dtypes import dtype_name, parse_dtype
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.detection import peak_device_bytes
 from ridgeline.hardware.units import human_bytes, parse_bytes
-from ridgeline.ladder.auto import NO_CHOICE, Auto, quantize_auto, usual_schemes
-from ridgeline.ladder.original_place import LARGE_BYTES, Place, is_walked
-from ridgeline.ladder.quantize_job import Job, advice, quantize, save
+from ridgeline.ladder.quantizing.auto import NO_CHOICE, Auto, quantize_auto, usual_schemes
+from ridgeline.ladder.quantizing.original_place import LARGE_BYTES, Place, is_walked
+from ridgeline.ladder.quantizing.quantize_job import Job, advice, quantize, save
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
 from ridgeline.quality.gate import USUAL, Bounds

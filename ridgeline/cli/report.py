@@ -9,14 +9,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.optimize_table import climb_table
-from ridgeline.cli.plots import said
+from ridgeline.cli.tables.optimize import climb_table
+from ridgeline.cli.tables.plots import said
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import UsageError
 from ridgeline.ladder.outcome import Climb
-from ridgeline.ladder.report import write_report
-from ridgeline.ladder.saved import load_climb
-from ridgeline.profiling import accuracy
+from ridgeline.ladder.reporting.report import write_report
+from ridgeline.ladder.reporting.saved import load_climb
+from ridgeline.profiling.predicting import accuracy
 
 EXAMPLE = """\
 ridgeline report show out

@@ -15,7 +15,7 @@ from ridgeline.cli import early
 from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.engine import SupervisedEngine
-from ridgeline.engine.loading import saved_recipe
+from ridgeline.engine.loading.loading import saved_recipe
 from ridgeline.errors import MissingPackageError
 from ridgeline.hardware.units import human_bytes
 from ridgeline.models.checkpoint import resolve_model
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
 def make_engine(args: argparse.Namespace, path: Path, recipe: Recipe) -> SupervisedEngine:
     about: dict[str, Any] = {"device": args.device, "setup": prepare}
     if args.replicas is not None:
-        from ridgeline.server.replicas import ReplicatedEngine
+        from ridgeline.engine.replicas import ReplicatedEngine
 
         # By its name: on another machine it is found, or fetched, at another place.
         return ReplicatedEngine(args.model, recipe, num_replicas=args.replicas, **about)

@@ -1,13 +1,32 @@
 """Running a model: what a request may ask for, the engine that runs many at once, and the plain
 loop that defines the right answer.
+
+Names are loaded on first use: scheduling has no torch in it, and importing it brings none.
 """
 
-from ridgeline.engine.engine import Engine
-from ridgeline.engine.grammar import Grammar
-from ridgeline.engine.naive import Generation, generate, generate_tokens
-from ridgeline.engine.outputs import Completion, Delta, Output
-from ridgeline.engine.request import Sampling
-from ridgeline.engine.supervisor import SupervisedEngine
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ridgeline.engine.engine import Engine
+    from ridgeline.engine.naive import Generation, generate, generate_tokens
+    from ridgeline.engine.process.supervisor import SupervisedEngine
+    from ridgeline.engine.requests.grammar import Grammar
+    from ridgeline.engine.requests.request import Sampling
+    from ridgeline.engine.sampling.outputs import Completion, Delta, Output
+
+_LAZY = {
+    "Completion": "sampling.outputs",
+    "Delta": "sampling.outputs",
+    "Engine": "engine",
+    "Generation": "naive",
+    "Grammar": "requests.grammar",
+    "Output": "sampling.outputs",
+    "Sampling": "requests.request",
+    "SupervisedEngine": "process.supervisor",
+    "generate": "naive",
+    "generate_tokens": "naive",
+}
 
 __all__ = [
     "Completion",
@@ -21,3 +40,9 @@ __all__ = [
     "generate",
     "generate_tokens",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'ridgeline.engine' has no attribute {name!r}")
+    return getattr(import_module(f"ridgeline.engine.{_LAZY[name]}"), name)

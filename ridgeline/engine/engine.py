@@ -31,22 +31,22 @@ import torch
 from torch import Tensor
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine.choosing import check_tokens, ends_of, with_seed
-from ridgeline.engine.extras import Job, Pooling
-from ridgeline.engine.live import LiveRequest, Sink
+from ridgeline.engine.execution.runner import Runner
+from ridgeline.engine.execution.tensor_runner import TensorRunner
 from ridgeline.engine.loop import EngineProgress, Loop, Stepping
-from ridgeline.engine.matching import Grammars, check_installed
 from ridgeline.engine.naive import check_prompt
-from ridgeline.engine.outputs import Delta, Event, Output
 from ridgeline.engine.ranks import load_on_ranks
-from ridgeline.engine.request import Sampling
-from ridgeline.engine.rope_tables import rope_regime
-from ridgeline.engine.runner import Runner
-from ridgeline.engine.scheduler import Scheduler, SchedulerConfig
-from ridgeline.engine.scoring import RowScore, Scoring
-from ridgeline.engine.speculation import prepare
-from ridgeline.engine.state import Ask, Stats
-from ridgeline.engine.tensor_runner import TensorRunner
+from ridgeline.engine.requests.request import Sampling
+from ridgeline.engine.sampling.choosing import check_tokens, ends_of, with_seed
+from ridgeline.engine.sampling.extras import Job, Pooling
+from ridgeline.engine.sampling.live import LiveRequest, Sink
+from ridgeline.engine.sampling.matching import Grammars, check_installed
+from ridgeline.engine.sampling.outputs import Delta, Event, Output
+from ridgeline.engine.sampling.scoring import RowScore, Scoring
+from ridgeline.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from ridgeline.engine.scheduling.state import Ask, Stats
+from ridgeline.engine.speculation.speculation import prepare
+from ridgeline.engine.steps.rope_tables import rope_regime
 from ridgeline.errors import ContextLengthError, UsageError
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.progress import Progress

@@ -13,21 +13,27 @@ from collections.abc import Callable, Hashable
 from operator import methodcaller
 from typing import NamedTuple, Protocol
 
-from ridgeline.engine.choosing import TokenLogprob, nan_message
-from ridgeline.engine.draft_policy import DraftPolicy
-from ridgeline.engine.drafting import PLAIN, Drafting, Out, accepted_tokens, ordered_logprobs
-from ridgeline.engine.extras import Extras, Job
-from ridgeline.engine.faults import reason_of
-from ridgeline.engine.flat_plan import first_rows
-from ridgeline.engine.live import LiveRequest
-from ridgeline.engine.matching import Grammars, stuck_message
-from ridgeline.engine.preparing import Prepared, Preparing
-from ridgeline.engine.request import FinishReason
-from ridgeline.engine.runner import Runner, StepOutput
-from ridgeline.engine.scheduler import MAX_STEPS_OUT, Received, Scheduler
-from ridgeline.engine.state import Ask, Key
-from ridgeline.engine.step_plan import StepPlan
-from ridgeline.engine.work import Work
+from ridgeline.engine.execution.faults import reason_of
+from ridgeline.engine.execution.runner import Runner, StepOutput
+from ridgeline.engine.execution.work import Work
+from ridgeline.engine.requests.request import FinishReason
+from ridgeline.engine.sampling.choosing import TokenLogprob, nan_message
+from ridgeline.engine.sampling.extras import Extras, Job
+from ridgeline.engine.sampling.live import LiveRequest
+from ridgeline.engine.sampling.matching import Grammars, stuck_message
+from ridgeline.engine.sampling.preparing import Prepared, Preparing
+from ridgeline.engine.scheduling.scheduler import MAX_STEPS_OUT, Received, Scheduler
+from ridgeline.engine.scheduling.state import Ask, Key
+from ridgeline.engine.scheduling.step_plan import StepPlan
+from ridgeline.engine.speculation.draft_policy import DraftPolicy
+from ridgeline.engine.speculation.drafting import (
+    PLAIN,
+    Drafting,
+    Out,
+    accepted_tokens,
+    ordered_logprobs,
+)
+from ridgeline.engine.steps.flat_plan import first_rows
 from ridgeline.errors import UsageError
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine.choosing import (
+from ridgeline.engine.requests.request import FinishReason, Sampling
+from ridgeline.engine.requests.stop import StopWatcher
+from ridgeline.engine.sampling.choosing import (
     Chooser,
     Chosen,
     TokenLogprob,
@@ -28,9 +30,7 @@ from ridgeline.engine.choosing import (
     logprobs_of,
     with_seed,
 )
-from ridgeline.engine.matching import Grammars, Matcher
-from ridgeline.engine.request import FinishReason, Sampling
-from ridgeline.engine.stop import StopWatcher
+from ridgeline.engine.sampling.matching import Grammars, Matcher
 from ridgeline.errors import ContextLengthError, OutOfMemoryError, UsageError
 from ridgeline.formats.dtypes import dtype_bytes
 from ridgeline.hardware.detection import available_memory

@@ -23,10 +23,10 @@ from typing import NamedTuple
 import torch
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine.head_choice import measured_head, with_plain_head
-from ridgeline.engine.loading import Loaded, load, planned, saved_recipe, with_saved_kv
-from ridgeline.engine.memory import MemoryPlan
-from ridgeline.engine.tensor_runner import serve
+from ridgeline.engine.execution.tensor_runner import serve
+from ridgeline.engine.loading.head_choice import measured_head, with_plain_head
+from ridgeline.engine.loading.loading import Loaded, load, planned, saved_recipe, with_saved_kv
+from ridgeline.engine.loading.memory import MemoryPlan
 from ridgeline.errors import HardwareError, RidgelineError, UnsupportedError, UsageError
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware import detect

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from ridgeline.formats.fields import hints
 from ridgeline.formats.files import reject_unknown_keys
-from ridgeline.profiling.prediction import Loop, Prediction
+from ridgeline.profiling.predicting.prediction import Loop, Prediction
 
 SCHEMA = 1
 

@@ -18,7 +18,7 @@ import ridgeline
 from ridgeline.data.workload import Workload
 from ridgeline.hardware import Hardware
 from ridgeline.models import ModelConfig
-from ridgeline.profiling.prediction import Loop
+from ridgeline.profiling.predicting.prediction import Loop
 from ridgeline.recipe import VERSION, Recipe, edited_at_once, recipe_from
 
 Edit = Mapping[str, Any]  # dotted recipe fields and their values; "loop"; "folder"

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ridgeline.errors import RidgelineError
-from ridgeline.profiling.device_division import by_events
-from ridgeline.profiling.division import Division
-from ridgeline.profiling.prediction import PhaseTime
-from ridgeline.profiling.stepping import Step, Stepping
-from ridgeline.profiling.watching import watched
+from ridgeline.profiling.predicting.prediction import PhaseTime
+from ridgeline.profiling.tracing.device_division import by_events
+from ridgeline.profiling.tracing.division import Division
+from ridgeline.profiling.tracing.stepping import Step, Stepping
+from ridgeline.profiling.tracing.watching import watched
 from ridgeline.timing import time_loop
 
 log = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ridgeline.hardware import Hardware
-from ridgeline.profiling.counters import Counted
 from ridgeline.profiling.model_profile import StepProfile
-from ridgeline.profiling.next_steps import Advice
 from ridgeline.profiling.placing import Placed
+from ridgeline.profiling.predicting.next_steps import Advice
+from ridgeline.profiling.tracing.counters import Counted
 
 PARTS = {  # of a step: the words of the division, and what they mean
     "matrices": "products with weights",

@@ -19,21 +19,21 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ridgeline.engine.step_watch import StepWatch, between_s
-from ridgeline.engine.work import cost_base, matrix_dtype
+from ridgeline.engine.execution.step_watch import StepWatch, between_s
+from ridgeline.engine.execution.work import cost_base, matrix_dtype
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.hardware import Hardware
 from ridgeline.kernels.cost import OpCost
 from ridgeline.models.cost import Chunk, MeanStep, StepCost, step_cost
-from ridgeline.profiling.device_division import by_events
-from ridgeline.profiling.division import Division
 from ridgeline.profiling.op_costs import Facts, op_costs
 from ridgeline.profiling.placing import Placed, StepVerdict, judge_step, place
-from ridgeline.profiling.prediction import Phase, PhaseTime
+from ridgeline.profiling.predicting.prediction import Phase, PhaseTime
+from ridgeline.profiling.predicting.situation import mean_work
 from ridgeline.profiling.roofline import Limit, of_one_rank, step_limit
-from ridgeline.profiling.situation import mean_work
-from ridgeline.profiling.stepping import Step, Stepping
-from ridgeline.profiling.watching import MOST_STEPS, watched
+from ridgeline.profiling.tracing.device_division import by_events
+from ridgeline.profiling.tracing.division import Division
+from ridgeline.profiling.tracing.stepping import Step, Stepping
+from ridgeline.profiling.tracing.watching import MOST_STEPS, watched
 from ridgeline.timing import Timing, time_loop
 
 WARM_UP = 4  # steps before any is timed: kernels compile, graphs are captured

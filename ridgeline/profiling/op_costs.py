@@ -25,9 +25,9 @@ from ridgeline.kernels.sampling import op as sampling
 from ridgeline.kernels.skinny_linear import op as skinny_linear
 from ridgeline.models.cost import StepCost
 from ridgeline.models.transformer import ExpertMLP, Linear, RMSNorm, Transformer
-from ridgeline.profiling.communication import link_bytes
-from ridgeline.profiling.division import ATTENTION_OPS, COMMUNICATION_OPS, group_of
-from ridgeline.profiling.scopes import Call
+from ridgeline.profiling.tracing.communication import link_bytes
+from ridgeline.profiling.tracing.division import ATTENTION_OPS, COMMUNICATION_OPS, group_of
+from ridgeline.profiling.tracing.scopes import Call
 from ridgeline.quantization.linear import QuantizedLinear
 
 STORING = ("projected_attention", "attention")  # which also write the new keys and values

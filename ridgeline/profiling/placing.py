@@ -11,7 +11,7 @@ from typing import Literal
 
 from ridgeline.hardware import Hardware
 from ridgeline.kernels.cost import OpCost
-from ridgeline.profiling.division import Division, OpTime
+from ridgeline.profiling.tracing.division import Division, OpTime
 
 Verdict = Literal["memory", "compute", "overhead", "host", "communication", "unknown"]
 LOW_SHARE = 0.3  # of either ceiling: an op with less is bound by neither

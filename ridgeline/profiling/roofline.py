@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from ridgeline.engine.work import fastest_units
+from ridgeline.engine.execution.work import fastest_units
 from ridgeline.hardware import Ceiling, Hardware
 from ridgeline.models.cost import StepCost
 from ridgeline.quantization.scheme import parse_scheme

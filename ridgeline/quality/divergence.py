@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.engine import Engine
-from ridgeline.engine.scoring import RowScore
+from ridgeline.engine.sampling.scoring import RowScore
 from ridgeline.errors import UsageError
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.progress import Progress

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.engine import Engine
-from ridgeline.engine.choosing import nan_message
+from ridgeline.engine.sampling.choosing import nan_message
 from ridgeline.errors import NumericsError
 from ridgeline.progress import Progress
 from ridgeline.quality.intervals import Estimate, Rows, estimate
@@ -73,7 +73,7 @@ def from_logprobs(logprobs: list[Tensor], windows: Windows) -> Perplexity:
 
 
 def chosen_logprobs(first: int, logits_RV: Tensor, tokens_R: Tensor) -> Tensor:
-    """Each token's log-probability [R, 1]: a RowScore (engine/scoring.py)."""
+    """Each token's log-probability [R, 1]: a RowScore (engine/sampling/scoring.py)."""
     chosen_R1 = logits_RV.gather(1, tokens_R[:, None])
     return chosen_R1 - torch.logsumexp(logits_RV, dim=1, keepdim=True)
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ridgeline.engine.scoring import RowScore
+from ridgeline.engine.sampling.scoring import RowScore
 from ridgeline.models import Transformer
 from ridgeline.models.copies import on_device, with_kinds
 from ridgeline.progress import Progress
@@ -47,7 +47,7 @@ class Walked:
 
     @torch.inference_mode()
     def score(self, prompts: Sequence[Window], scores: Sequence[RowScore]) -> list[Tensor]:
-        """A row for each token but the first, on the host: see engine/scoring.py."""
+        """A row for each token but the first, on the host: see engine/sampling/scoring.py."""
         return [self._scored(*each) for each in zip(prompts, scores, strict=True)]
 
     def _scored(self, window: Window, score: RowScore) -> Tensor:

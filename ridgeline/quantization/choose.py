@@ -5,7 +5,7 @@ is quantized stays plain.
     choices = measure_shapes(model.config, scheme, [1, 16], torch.bfloat16, "cuda:0")
     quantize_nearest(model, scheme, skip=layers_to_keep(model, choices))
 
-On a CPU pass `ready=on_host` (engine/host_model.py), so that its kernels are timed.
+On a CPU pass `ready=on_host` (engine/loading/host_model.py), so that its kernels are timed.
 """
 
 from __future__ import annotations

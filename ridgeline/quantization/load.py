@@ -20,6 +20,7 @@ from ridgeline.models.checkpoint import Checkpoint, open_checkpoint, resolve_mod
 from ridgeline.models.families import Description, describe
 from ridgeline.models.weights import load_weights, stored_parts
 from ridgeline.progress import Progress
+from ridgeline.quantization.calibrating.work import codes_on
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.files.fuse import Whole, kept_schemes, model_weights
 from ridgeline.quantization.files.read import decoded
@@ -27,7 +28,6 @@ from ridgeline.quantization.filling import Filling
 from ridgeline.quantization.linear import QuantizedLinear, place, quantizable
 from ridgeline.quantization.scheme import Scheme
 from ridgeline.quantization.sizes import weight_bytes
-from ridgeline.quantization.work import codes_on
 
 log = logging.getLogger(__name__)
 

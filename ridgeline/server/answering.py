@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Output
+from ridgeline.server.door.gate import Gate, Place
+from ridgeline.server.door.refusals import ClientGoneError
 from ridgeline.server.exchange import Bodies, Exchange
-from ridgeline.server.gate import Gate, Place
 from ridgeline.server.mailbox import Mailbox
-from ridgeline.server.metrics import Meters
+from ridgeline.server.metrics.metrics import Meters
 from ridgeline.server.protocol import (
     ApiError,
     Asked,
@@ -35,7 +36,6 @@ from ridgeline.server.protocol import (
     reply_for,
 )
 from ridgeline.server.pump import Pump, Ticket
-from ridgeline.server.refusals import ClientGoneError
 
 Result = TypeVar("Result")
 NOW: tuple[Route, ...] = ("tokenize", "detokenize")  # answered without the engine

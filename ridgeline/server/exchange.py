@@ -17,8 +17,8 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
+from ridgeline.server.door.refusals import ClientGoneError, RefusalError, retry_after
 from ridgeline.server.protocol import ApiError, error_body
-from ridgeline.server.refusals import ClientGoneError, RefusalError, retry_after
 
 JSON = "application/json"
 PIECE = 64 << 10  # bytes of a large answer that are sent at once

@@ -19,15 +19,15 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Router
 from starlette.types import Receive, Scope, Send
 
+from ridgeline.server.door.keys import Keys
+from ridgeline.server.door.origin import check_origin
+from ridgeline.server.door.refusals import ClientGoneError, RefusalError, shutting_down
+from ridgeline.server.door.wire import ABORT
 from ridgeline.server.exchange import Exchange, clean_request_id
-from ridgeline.server.keys import Keys
 from ridgeline.server.logs import log_facts
-from ridgeline.server.metrics import Meters
-from ridgeline.server.origin import check_origin
+from ridgeline.server.metrics.metrics import Meters
 from ridgeline.server.page.routes import CHALLENGE
 from ridgeline.server.protocol import ApiError
-from ridgeline.server.refusals import ClientGoneError, RefusalError, shutting_down
-from ridgeline.server.wire import ABORT
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 
 from ridgeline.engine import Delta, Output
-from ridgeline.engine.outputs import Event
+from ridgeline.engine.sampling.outputs import Event
 from ridgeline.server.protocol import ApiError, merged
 
 

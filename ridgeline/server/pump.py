@@ -27,13 +27,13 @@ from itertools import count
 from typing import NamedTuple
 
 from ridgeline.engine import Delta, SupervisedEngine
-from ridgeline.engine.faults import reason_of
-from ridgeline.engine.outputs import Event
+from ridgeline.engine.execution.faults import reason_of
+from ridgeline.engine.sampling.outputs import Event
 from ridgeline.errors import RidgelineError
+from ridgeline.server.door.refusals import RefusalError
 from ridgeline.server.mailbox import Mailbox
-from ridgeline.server.metrics import Meters
+from ridgeline.server.metrics.metrics import Meters
 from ridgeline.server.protocol import ApiError, Prompt, refusal
-from ridgeline.server.refusals import RefusalError
 
 log = logging.getLogger(__name__)
 

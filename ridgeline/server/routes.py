@@ -18,7 +18,7 @@ import ridgeline
 from ridgeline.server.answering import Answering
 from ridgeline.server.exchange import Exchange
 from ridgeline.server.front import EXCHANGE
-from ridgeline.server.metrics import CONTENT_TYPE
+from ridgeline.server.metrics.metrics import CONTENT_TYPE
 from ridgeline.server.page import page_routes
 from ridgeline.server.protocol import Route as Kind
 from ridgeline.server.protocol import model_body, models_body, openapi_document

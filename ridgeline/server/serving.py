@@ -26,18 +26,18 @@ from ridgeline.engine import SupervisedEngine
 from ridgeline.errors import UnsupportedError, UsageError
 from ridgeline.server.answering import Answering
 from ridgeline.server.config import MIB, ServerConfig
+from ridgeline.server.door.gate import Gate
+from ridgeline.server.door.keys import Keys
+from ridgeline.server.door.refusals import shutting_down
+from ridgeline.server.door.wire import BoundedProtocol, Bounds
 from ridgeline.server.exchange import Bodies
 from ridgeline.server.front import Front
-from ridgeline.server.gate import Gate
-from ridgeline.server.keys import Keys
-from ridgeline.server.metrics import Meters
+from ridgeline.server.metrics.metrics import Meters
+from ridgeline.server.metrics.served import served_by
 from ridgeline.server.protocol import Limits
 from ridgeline.server.pump import Pump
-from ridgeline.server.refusals import shutting_down
 from ridgeline.server.routes import Routes
-from ridgeline.server.served import served_by
 from ridgeline.server.watchdog import Watchdog
-from ridgeline.server.wire import BoundedProtocol, Bounds
 
 log = logging.getLogger(__name__)
 

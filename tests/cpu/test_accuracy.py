@@ -15,8 +15,8 @@ from typing import Any, Literal
 import pytest
 
 from ridgeline.formats.files import atomic_write
-from ridgeline.profiling import accuracy
-from ridgeline.profiling.accuracy import (
+from ridgeline.profiling.predicting import accuracy
+from ridgeline.profiling.predicting.accuracy import (
     DEFAULT_FACTOR,
     LEAST_FACTOR,
     Outcome,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from engines import engine_for, tiny
 
-from ridgeline.engine import worker
-from ridgeline.engine.ahead import Ahead, plans
-from ridgeline.engine.footprint import NUM_GRAPHS
-from ridgeline.engine.graphs import DECODE_SIZES, PROMPT_SIZES, graph_key
-from ridgeline.engine.rehearsal import JOBS
+from ridgeline.engine.execution.ahead import Ahead, plans
+from ridgeline.engine.execution.graphs import DECODE_SIZES, PROMPT_SIZES, graph_key
+from ridgeline.engine.execution.rehearsal import JOBS
+from ridgeline.engine.loading.footprint import NUM_GRAPHS
+from ridgeline.engine.process import worker
 
 
 def keys(max_batch: int, max_context: int, max_tokens: int) -> list[Any]:
@@ -67,7 +67,7 @@ class FakeRunner:
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
-    monkeypatch.setattr("ridgeline.engine.ahead.Runner", FakeRunner)
+    monkeypatch.setattr("ridgeline.engine.execution.ahead.Runner", FakeRunner)
     return FakeRunner()
 
 

@@ -12,10 +12,10 @@ import torch
 from calibrated import outlier_model, token_batches
 
 from ridgeline.models import Transformer
-from ridgeline.quantization import alternatives
-from ridgeline.quantization.alternatives import find_alternatives
 from ridgeline.quantization.blocks import BlockWalk
-from ridgeline.quantization.calibration import quantize_model
+from ridgeline.quantization.calibrating import alternatives
+from ridgeline.quantization.calibrating.alternatives import find_alternatives
+from ridgeline.quantization.calibrating.calibration import quantize_model
 from ridgeline.quantization.linear import quantizable
 from ridgeline.quantization.methods import Gptq, Rtn
 from ridgeline.quantization.scheme import parse_scheme

@@ -18,11 +18,12 @@ from ridgeline.bench import start
 from ridgeline.bench.compare import memory_share
 from ridgeline.bench.engine import EngineRun, Percentiles, as_record, limit_of, run_workload
 from ridgeline.bench.peers import peer_runs, transformers_peer
-from ridgeline.cli import bench_engine, main
+from ridgeline.cli import main
+from ridgeline.cli.bench import engine as bench_engine
 from ridgeline.data.workload import Workload, WorkloadRequest
 from ridgeline.engine import Engine
-from ridgeline.engine.outputs import Delta
-from ridgeline.engine.step_watch import StepWatch
+from ridgeline.engine.execution.step_watch import StepWatch
+from ridgeline.engine.sampling.outputs import Delta
 from ridgeline.errors import HardwareError, UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.facts import Ceiling
@@ -164,7 +165,9 @@ def test_what_does_not_finish_is_named() -> None:
 
 def test_gaps_lie_between_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([1.0, 2.0, 2.5, 4.0, 4.1, 5.0])
-    monkeypatch.setattr("ridgeline.engine.step_watch.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr(
+        "ridgeline.engine.execution.step_watch.time.perf_counter", lambda: next(clock)
+    )
     watch = StepWatch(torch.device("cpu"))
     plan: Any = object()
     watch.end(plan)  # nothing ran

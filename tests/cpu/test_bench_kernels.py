@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ridgeline.bench import kernels as bench
-from ridgeline.bench.tune import tune_case
+from ridgeline.bench.kernels import ops as bench
+from ridgeline.bench.kernels.tune import tune_case
 from ridgeline.cli import main
-from ridgeline.cli.bench_kernels import cells, row_json
+from ridgeline.cli.bench.kernels import cells, row_json
 from ridgeline.hardware import Ceiling, detect
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.op import Case, Op, Search
@@ -87,7 +87,7 @@ def test_tuning_remembers_the_fastest(
         function(**sets[0])  # type: ignore[operator]
         return Timing.from_samples([1e-5 * abs(tried[-1] - 33)])
 
-    monkeypatch.setattr("ridgeline.bench.tune.time_calls", time_calls)
+    monkeypatch.setattr("ridgeline.bench.kernels.tune.time_calls", time_calls)
     op = replace(small_op(case), launch=launch, search=lambda x: Search("op", "key", ways))
     tuned = tune_case(op, case, replace(HARDWARE, l2_bytes=1 << 20))
     assert tuned is not None

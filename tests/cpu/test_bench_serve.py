@@ -15,17 +15,17 @@ import pytest
 from command_line import refused
 from fake_endpoint import FakeEndpoint
 
-from ridgeline.bench.bound import Bound
-from ridgeline.bench.serve import ServeRun, is_met, measure
-from ridgeline.bench.serve_arrivals import Arrivals
-from ridgeline.bench.serve_client import Answer
-from ridgeline.bench.serve_endpoint import Met, meet
-from ridgeline.bench.serve_find import FindSettings, find_rate
-from ridgeline.bench.serve_http import BadAnswerError, Endpoint, EventReader, ResponseReader
-from ridgeline.bench.serve_load import CUT, LoadProcesses, Own, percentile
-from ridgeline.bench.serve_plot import draw
-from ridgeline.bench.serve_prompts import WORDS, BodyMaker
-from ridgeline.bench.serve_search import Seen, highest_rate
+from ridgeline.bench.serve.arrivals import Arrivals
+from ridgeline.bench.serve.bound import Bound
+from ridgeline.bench.serve.client import Answer
+from ridgeline.bench.serve.endpoint import Met, meet
+from ridgeline.bench.serve.find import FindSettings, find_rate
+from ridgeline.bench.serve.http import BadAnswerError, Endpoint, EventReader, ResponseReader
+from ridgeline.bench.serve.load import CUT, LoadProcesses, Own, percentile
+from ridgeline.bench.serve.measure import ServeRun, is_met, measure
+from ridgeline.bench.serve.plot import draw
+from ridgeline.bench.serve.prompts import WORDS, BodyMaker
+from ridgeline.bench.serve.search import Seen, highest_rate
 from ridgeline.cli import main
 from ridgeline.data.workload import Workload, WorkloadRequest
 from ridgeline.errors import MissingPackageError, OfflineError, RequestError, UsageError
@@ -257,7 +257,7 @@ def test_a_process_can_take_five_thousand_events_a_second(load: LoadProcesses) -
 
 
 def test_load_processes_import_nothing_heavy() -> None:
-    code = "import sys, ridgeline.bench.serve_load; print('torch' in sys.modules)"
+    code = "import sys, ridgeline.bench.serve.load; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False\n"
 
@@ -397,7 +397,7 @@ def test_an_endpoint_that_is_not_there(capsys: Capture) -> None:
 
 
 def test_a_plot_needs_its_package(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridgeline.bench.serve_plot.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("ridgeline.bench.serve.plot.importlib.util.find_spec", lambda name: None)
     argv = ("bench", "serve", "--url", "http://127.0.0.1:9", "--plot", "x.png")
     refused(capsys, MissingPackageError, "ridgeline[plots]", *argv)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ridgeline.bench.bound import Bound
-from ridgeline.bench.serve_search import Found, Seen, highest_rate, next_rate, probe_length
+from ridgeline.bench.serve.bound import Bound
+from ridgeline.bench.serve.search import Found, Seen, highest_rate, next_rate, probe_length
 
 
 def exact(capacity: float, num: int = 200) -> Callable[[float, int], Seen]:

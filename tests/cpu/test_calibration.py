@@ -20,7 +20,8 @@ from ridgeline.models.transformer import RMSNorm, Transformer
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
 from ridgeline.quantization.blocks import BlockWalk
-from ridgeline.quantization.calibration import quantize_model
+from ridgeline.quantization.calibrating.calibration import quantize_model
+from ridgeline.quantization.calibrating.work import Results, dequantized
 from ridgeline.quantization.methods import Awq, Gptq, Method, Rtn, SmoothQuant, SparseGpt, Wanda
 from ridgeline.quantization.methods.base import Calibrated
 from ridgeline.quantization.methods.folding import _divide_norm, fold, places
@@ -28,7 +29,6 @@ from ridgeline.quantization.methods.kv import calibrate_kv
 from ridgeline.quantization.methods.usual import usual_method
 from ridgeline.quantization.scheme import Codes, Scheme, decode, encode, find_grid, parse_scheme
 from ridgeline.quantization.statistics import Statistics, collect, matrices
-from ridgeline.quantization.work import Results, dequantized
 
 FAMILIES = ["llama-mqa-bias", "qwen2", "qwen3", "qwen3-bias-tied", "qwen3-moe", "qwen3-moe-mixed"]
 FAMILIES += ["gemma2", "gemma3", "granite", "granite-bias", "mixtral", "phi3", "smollm3"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from engines import tiny
 
-from ridgeline.engine.host_model import on_host
+from ridgeline.engine.loading.host_model import on_host
 from ridgeline.errors import UsageError
 from ridgeline.kernels import host_library
 from ridgeline.models.copies import with_kinds

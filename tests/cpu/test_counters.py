@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.profiling import counters
-from ridgeline.profiling.counters import (
+from ridgeline.profiling.tracing import counters
+from ridgeline.profiling.tracing.counters import (
     Absent,
     Counted,
     count,

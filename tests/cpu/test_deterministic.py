@@ -14,11 +14,12 @@ from replays import Logits, assert_same, replay, requests_of
 from torch import Tensor
 from torch.nn import functional
 
-from ridgeline.engine import Sampling, cpu_fixed
-from ridgeline.engine.cpu_fixed import BLOCK, activated, block_for, in_blocks
-from ridgeline.engine.deterministic import deterministic
-from ridgeline.engine.fixed_attention import FixedSequences
+from ridgeline.engine import Sampling
+from ridgeline.engine.attention.fixed_attention import FixedSequences
+from ridgeline.engine.loading.deterministic import deterministic
 from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.fixed_linear import host as cpu_fixed
+from ridgeline.kernels.fixed_linear.host import BLOCK, activated, block_for, in_blocks
 from ridgeline.kernels.gated_activation.reference import gated_activation
 from ridgeline.models import build_model
 from ridgeline.models.transformer import Linear

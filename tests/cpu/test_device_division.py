@@ -10,15 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-from ridgeline.engine.batch import StepShape
-from ridgeline.engine.graphs import Choice, GraphKey, Graphs
-from ridgeline.engine.notes import END, Note
+from ridgeline.engine.execution.graphs import Choice, GraphKey, Graphs
+from ridgeline.engine.steps.batch import StepShape
+from ridgeline.engine.steps.notes import END, Note
 from ridgeline.models.transformer import Linear
-from ridgeline.profiling import watching
-from ridgeline.profiling.device_division import Label, by_events, divide_device, labelled, owners
-from ridgeline.profiling.division import UNKNOWN, Division
-from ridgeline.profiling.scopes import PREFIX, Call
-from ridgeline.profiling.trace import STEP, DeviceEvent, read_trace
+from ridgeline.profiling.tracing import watching
+from ridgeline.profiling.tracing.device_division import (
+    Label,
+    by_events,
+    divide_device,
+    labelled,
+    owners,
+)
+from ridgeline.profiling.tracing.division import UNKNOWN, Division
+from ridgeline.profiling.tracing.scopes import PREFIX, Call
+from ridgeline.profiling.tracing.trace import STEP, DeviceEvent, read_trace
 
 MICRO = 1e-6
 LINEAR = Linear(4, 4, bias=False)

@@ -19,9 +19,9 @@ from tiny_tokenizers import byte_level_metadata
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.draft_model import DraftModel, DraftPages
-from ridgeline.engine.memory import itemise
-from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.loading.memory import itemise
+from ridgeline.engine.scheduling.step_plan import StepPlan
+from ridgeline.engine.speculation.draft_model import DraftModel, DraftPages
 from ridgeline.errors import ContextLengthError, UnsupportedError
 from ridgeline.models.shapes import describe_shape
 from ridgeline.recipe import Limits, Recipe, Speculation, with_auto

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from ridgeline.engine import Sampling
-from ridgeline.engine.draft_policy import DraftPolicy, Outcome, StreamRecord
-from ridgeline.engine.drafting import Drafting, Out, Way
-from ridgeline.engine.rehearsal import decode_plan, draft_plan
-from ridgeline.engine.runner import StepOutput, Verdicts
-from ridgeline.engine.state import Key
-from ridgeline.engine.step_costs import Curve, StepCosts, size_class
-from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.execution.rehearsal import decode_plan, draft_plan
+from ridgeline.engine.execution.runner import StepOutput, Verdicts
+from ridgeline.engine.scheduling.state import Key
+from ridgeline.engine.scheduling.step_costs import Curve, StepCosts, size_class
+from ridgeline.engine.scheduling.step_plan import StepPlan
+from ridgeline.engine.speculation.draft_policy import DraftPolicy, Outcome, StreamRecord
+from ridgeline.engine.speculation.drafting import Drafting, Out, Way
 
 Seconds = Callable[[int, int], float]  # of a step's tokens, and the most drafts of a stream
 

@@ -14,7 +14,13 @@ from tiny_models import MODELS
 from torch import Tensor
 
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.batch import (
+from ridgeline.engine.attention.paged import PagedSequences
+from ridgeline.engine.execution.graphs import PROMPT_ROWS, Choice, GraphKey, Graphs, graph_key
+from ridgeline.engine.loading.deterministic import deterministic
+from ridgeline.engine.loading.footprint import driver_bytes
+from ridgeline.engine.sampling.sampling import _argmax
+from ridgeline.engine.scheduling.step_plan import StepPlan
+from ridgeline.engine.steps.batch import (
     ON_HOST,
     SeatTable,
     StepInputs,
@@ -26,14 +32,8 @@ from ridgeline.engine.batch import (
     views,
     write,
 )
-from ridgeline.engine.deterministic import deterministic
-from ridgeline.engine.flat_plan import of_fresh_prompts
-from ridgeline.engine.footprint import driver_bytes
-from ridgeline.engine.graphs import PROMPT_ROWS, Choice, GraphKey, Graphs, graph_key
-from ridgeline.engine.notes import noting
-from ridgeline.engine.paged import PagedSequences
-from ridgeline.engine.sampling import _argmax
-from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.steps.flat_plan import of_fresh_prompts
+from ridgeline.engine.steps.notes import noting
 
 PLAN = StepPlan(
     step_id=3,

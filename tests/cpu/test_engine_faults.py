@@ -10,10 +10,10 @@ import torch
 from engines import assert_exact, assert_idle, engine_for, naive_outputs, prompts_of, tiny
 
 from ridgeline.engine import Engine, Output, Sampling
-from ridgeline.engine.faults import cut
-from ridgeline.engine.live import LiveRequest
-from ridgeline.engine.scheduler import Scheduler, SchedulerConfig
-from ridgeline.engine.state import Ask
+from ridgeline.engine.execution.faults import cut
+from ridgeline.engine.sampling.live import LiveRequest
+from ridgeline.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from ridgeline.engine.scheduling.state import Ask
 from ridgeline.errors import HardwareError
 
 GREEDY = Sampling(max_tokens=12)

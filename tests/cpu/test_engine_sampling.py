@@ -10,8 +10,8 @@ import torch
 from engines import assert_exact, engine_for, naive_outputs, prompts_of, tiny
 
 from ridgeline.engine import Sampling
-from ridgeline.engine.choosing import Chooser, TokenLogprob, best_samples
 from ridgeline.engine.naive import generate_chosen, generate_samples, prompt_logprobs
+from ridgeline.engine.sampling.choosing import Chooser, TokenLogprob, best_samples
 from ridgeline.errors import NumericsError, UsageError
 
 DRAWN = Sampling(temperature=1.0, seed=11, max_tokens=12)

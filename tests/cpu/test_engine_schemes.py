@@ -20,8 +20,8 @@ from torch import Tensor
 import ridgeline.quantization.nearest
 from ridgeline.cli import main
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.loading import load, planned
-from ridgeline.engine.memory import itemise
+from ridgeline.engine.loading.loading import load, planned
+from ridgeline.engine.loading.memory import itemise
 from ridgeline.errors import OutOfMemoryError, UnsupportedError, UsageError
 from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds

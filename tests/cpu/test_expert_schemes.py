@@ -18,7 +18,7 @@ from test_engine_schemes import decoded
 from tiny_tokenizers import byte_level_json
 
 from ridgeline.cli import main
-from ridgeline.cli.quantize_table import render
+from ridgeline.cli.tables.quantize import render
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Sampling
 from ridgeline.models.transformer import DenseMLP, ExpertMLP

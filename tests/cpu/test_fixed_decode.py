@@ -36,8 +36,8 @@ def rows_and_pages(dtype: torch.dtype) -> tuple[Tensor, dict[str, Any]]:
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize("cache", [torch.float32, torch.int8])
 def test_bits_are_those_of_a_prompt_of_one_token(cache: torch.dtype, window: int | None) -> None:
-    fixed = pytest.importorskip("ridgeline.kernels.prefill_attention.fixed")
-    fixed_decode = pytest.importorskip("ridgeline.kernels.prefill_attention.fixed_decode")
+    fixed = pytest.importorskip("ridgeline.kernels.deterministic_attention.triton")
+    fixed_decode = pytest.importorskip("ridgeline.kernels.deterministic_attention.decode")
     q_BNH, pages = rows_and_pages(cache)
     spec = AttentionSpec(0.2, window)
     starts = torch.arange(len(LENGTHS) + 1, dtype=torch.int32)
@@ -50,7 +50,7 @@ def test_bits_are_those_of_a_prompt_of_one_token(cache: torch.dtype, window: int
 
 
 def test_a_row_alone_has_the_bits_it_has_among_others() -> None:
-    fixed_decode = pytest.importorskip("ridgeline.kernels.prefill_attention.fixed_decode")
+    fixed_decode = pytest.importorskip("ridgeline.kernels.deterministic_attention.decode")
     q_BNH, pages = rows_and_pages(torch.float32)
     table, lengths = pages.pop("page_table_BM"), pages.pop("lengths_B")
     how: Any = {**pages, "spec": AttentionSpec(0.2), "split_tokens": 64}
@@ -78,7 +78,7 @@ def test_parts_fill_the_chip_and_are_no_more_than_splits() -> None:
 @pytest.mark.parametrize("rows", [1, 40, 256, 2048])
 def test_no_more_is_kept_than_is_planned(rows: int, window: int | None) -> None:
     """2048 rows of 32k keys would keep gigabytes of splits: those go unsplit."""
-    fixed_decode = pytest.importorskip("ridgeline.kernels.prefill_attention.fixed_decode")
+    fixed_decode = pytest.importorskip("ridgeline.kernels.deterministic_attention.decode")
     longest = 32768
     q_BNH = torch.empty(rows, 32, 128, device="meta", dtype=torch.bfloat16)
     k_pages = torch.empty(1, 8, 64, 128, device="meta", dtype=torch.bfloat16)

@@ -12,12 +12,13 @@ import torch
 from allocations import allocations
 from test_memory_plan import recipe_for, small_config
 
-from ridgeline.engine import Engine, Sampling, cpu_fixed
-from ridgeline.engine.fixed_activations import fixed_peak
-from ridgeline.engine.footprint import graph_bytes, step_peak
-from ridgeline.engine.memory import itemise
+from ridgeline.engine import Engine, Sampling
+from ridgeline.engine.loading.fixed_activations import fixed_peak
+from ridgeline.engine.loading.footprint import graph_bytes, step_peak
+from ridgeline.engine.loading.memory import itemise
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.kernels.attention import AttentionSpec
+from ridgeline.kernels.fixed_linear import host as cpu_fixed
 from ridgeline.kernels.fixed_linear.tiles import most_kept_bytes
 from ridgeline.kernels.pages import make_pages
 from ridgeline.kernels.prefill_attention.splits import most_partial_bytes
@@ -124,7 +125,7 @@ def test_products_keep_no_more_than_is_planned(
 def test_attention_keeps_no_more_than_is_planned(
     target: str, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher = pytest.importorskip("ridgeline.kernels.prefill_attention.fixed")
+    launcher = pytest.importorskip("ridgeline.kernels.deterministic_attention.triton")
     monkeypatch.setattr(launcher, "arrival_counters", lambda count, device: torch.zeros(1).int())
     heads = (32, 8, 128)
     pages = make_pages(1, 64, 8, 128, torch.bfloat16, "cpu")

@@ -15,8 +15,8 @@ import torch
 from engines import tiny
 from torch import Tensor
 
-from ridgeline.engine import deterministic as engine_deterministic
-from ridgeline.engine.deterministic import FixedLinear, deterministic
+from ridgeline.engine.loading import deterministic as engine_deterministic
+from ridgeline.engine.loading.deterministic import FixedLinear, deterministic
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.fixed_linear import agreement, tiles, tune_space
 from ridgeline.kernels.fixed_linear.op import BENCH, search

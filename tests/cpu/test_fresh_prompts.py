@@ -11,8 +11,8 @@ from engines import assert_exact, engine_for, prompts_of, tiny
 from torch import Tensor
 
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine import fresh_prompts as subject
-from ridgeline.engine.paged import PagedSequences
+from ridgeline.engine.attention import fresh_prompts as subject
+from ridgeline.engine.attention.paged import PagedSequences
 
 prompt_attention = subject.prompt_attention
 

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from ridgeline.engine.layer_speed import layers_file, times_version
+from ridgeline.engine.loading.layer_speed import layers_file, times_version
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.facts import Ceiling
 from ridgeline.models.cost import MeanStep
 from ridgeline.models.shapes import describe_shape
-from ridgeline.profiling.accuracy import Outcome, remember
-from ridgeline.profiling.gains import area_of, predict, state_of
-from ridgeline.profiling.prediction import PhaseTime, Situation
+from ridgeline.profiling.predicting.accuracy import Outcome, remember
+from ridgeline.profiling.predicting.gains import area_of, predict, state_of
+from ridgeline.profiling.predicting.prediction import PhaseTime, Situation
+from ridgeline.profiling.predicting.run_state import State
+from ridgeline.profiling.predicting.step_model import holds_copies, modelled
 from ridgeline.profiling.roofline import step_limit
-from ridgeline.profiling.run_state import State
-from ridgeline.profiling.step_model import holds_copies, modelled
 from ridgeline.recipe import Limits, Recipe, Speculation, with_auto
 
 CONFIG = describe_shape("llama-3.1-8b").config

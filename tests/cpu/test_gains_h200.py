@@ -21,9 +21,9 @@ from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.facts import Ceiling
 from ridgeline.models.cost import MeanStep
 from ridgeline.models.shapes import describe_shape
-from ridgeline.profiling.gains import predict
-from ridgeline.profiling.prediction import Loop, PhaseTime, Situation
-from ridgeline.profiling.step_model import planned_bytes_per_weight
+from ridgeline.profiling.predicting.gains import predict
+from ridgeline.profiling.predicting.prediction import Loop, PhaseTime, Situation
+from ridgeline.profiling.predicting.step_model import planned_bytes_per_weight
 from ridgeline.recipe import Recipe, edited_at_once, with_auto
 
 CONFIG = describe_shape("llama-3.1-8b").config

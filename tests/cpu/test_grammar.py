@@ -21,9 +21,9 @@ from tiny_tokenizers import byte_level_metadata, sentencepiece_metadata
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Grammar, Output, Sampling, generate
-from ridgeline.engine.masks import Masks
-from ridgeline.engine.matching import Grammars
 from ridgeline.engine.naive import generate_samples
+from ridgeline.engine.sampling.masks import Masks
+from ridgeline.engine.sampling.matching import Grammars
 from ridgeline.errors import GrammarError, MissingPackageError, UsageError
 from ridgeline.kernels.sampling import sample_rows
 from ridgeline.kernels.sampling import triton as kernels
@@ -56,7 +56,7 @@ GRAMMARS = {
 @pytest.fixture(autouse=True)
 def _little_space(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random models love white space; short outputs make quick tests."""
-    monkeypatch.setattr("ridgeline.engine.matching.MAX_WHITESPACE", 1)
+    monkeypatch.setattr("ridgeline.engine.sampling.matching.MAX_WHITESPACE", 1)
 
 
 @cache
@@ -298,7 +298,7 @@ def test_a_grammar_that_takes_long_to_compile_stalls_nobody(
 
 
 def test_compiled_grammars_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridgeline.engine.matching.MAX_KEPT", 2)
+    monkeypatch.setattr("ridgeline.engine.sampling.matching.MAX_KEPT", 2)
     grammars = Grammars(tokenizer_of("byte-level"), writer().config.vocab_size)
     first, second, third = (Grammar.choice([text]) for text in ("a", "b", "c"))
     kept = grammars.compile(first)
@@ -307,7 +307,7 @@ def test_compiled_grammars_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatc
     grammars.compile(third)  # the second was not used for longest
     assert grammars.compile(first) is kept
     assert list(grammars._kept) == [third, first]
-    monkeypatch.setattr("ridgeline.engine.matching.MAX_KEPT_BYTES", 1)
+    monkeypatch.setattr("ridgeline.engine.sampling.matching.MAX_KEPT_BYTES", 1)
     for grammar in (first, third):
         grammars.compile(grammar).result()
     grammars.compile(third)

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from ridgeline.cli import main
 from ridgeline.engine import Sampling
-from ridgeline.engine.activations import peak
-from ridgeline.engine.batch import StepInputs, StepShape
-from ridgeline.engine.host_model import HostLinear, HostNorm, on_host
-from ridgeline.engine.host_sequences import HostSequences
-from ridgeline.engine.kv_cache import KVCache
-from ridgeline.engine.paged import CpuSequences
-from ridgeline.engine.rope_tables import RopeTables
+from ridgeline.engine.attention.host_sequences import HostSequences
+from ridgeline.engine.attention.kv_cache import KVCache
+from ridgeline.engine.attention.paged import CpuSequences
+from ridgeline.engine.loading.activations import peak
+from ridgeline.engine.loading.host_model import HostLinear, HostNorm, on_host
+from ridgeline.engine.steps.batch import StepInputs, StepShape
+from ridgeline.engine.steps.rope_tables import RopeTables
 from ridgeline.errors import UnsupportedError, UsageError
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.kernels import host_library

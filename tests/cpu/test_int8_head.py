@@ -26,10 +26,10 @@ from tiny_models import save_model
 
 from ridgeline.cli import main
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.footprint import weight_bytes
-from ridgeline.engine.layer_speed import measured_shapes
-from ridgeline.engine.loading import load
-from ridgeline.engine.memory import itemise
+from ridgeline.engine.loading.footprint import weight_bytes
+from ridgeline.engine.loading.layer_speed import measured_shapes
+from ridgeline.engine.loading.loading import load
+from ridgeline.engine.loading.memory import itemise
 from ridgeline.errors import NumericsError, UnsupportedError, UsageError
 from ridgeline.kernels.registry import get_op
 from ridgeline.models import Transformer
@@ -127,7 +127,7 @@ def test_the_plan_is_what_the_model_holds(name: str, scheme: str | None, tmp_pat
 
 def test_a_given_model_takes_over_what_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own head stays with the caller, unless it is the embedding."""
-    monkeypatch.setattr("ridgeline.engine.loading.available_memory", lambda device: 1 << 30)
+    monkeypatch.setattr("ridgeline.engine.loading.loading.available_memory", lambda device: 1 << 30)
     free = {
         (name, head): load(
             tiny(name), replace(RECIPE, head=head, quantize_all=True), None, "cpu", None
@@ -214,7 +214,7 @@ def slow_head(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """The head's codes take this share of the plain head's time."""
     clock = Clock(lambda depth, rows: share)
     monkeypatch.setattr(
-        "ridgeline.engine.head_choice.measured_shapes",
+        "ridgeline.engine.loading.head_choice.measured_shapes",
         lambda *given, **more: measured_shapes(*given, **more | {"timer": clock}),
     )
 

@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from ridgeline.bench.bound import Bound
+from ridgeline.bench.serve.bound import Bound
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware
-from ridgeline.ladder.bench_processes import ROUND_S
-from ridgeline.ladder.budget import Budget, parse_duration
-from ridgeline.ladder.climb import LONGEST_ROUND_S, last_round_s
-from ridgeline.ladder.finished import Finished
+from ridgeline.ladder.climbing.bench_processes import ROUND_S
+from ridgeline.ladder.climbing.budget import Budget, parse_duration
+from ridgeline.ladder.climbing.climb import LONGEST_ROUND_S, last_round_s
+from ridgeline.ladder.climbing.finished import Finished
+from ridgeline.ladder.climbing.search import Enough, Facts, Found, Options, Search
+from ridgeline.ladder.measuring.process import WorkerError
+from ridgeline.ladder.measuring.rounds import speedup_of
+from ridgeline.ladder.measuring.seen import Seen
 from ridgeline.ladder.outcome import Figures, Pace, Quality, Speedup
-from ridgeline.ladder.process import WorkerError
-from ridgeline.ladder.rounds import speedup_of
 from ridgeline.ladder.rungs import Offer, Place, Rung
-from ridgeline.ladder.search import Enough, Facts, Found, Options, Search
-from ridgeline.ladder.seen import Seen
 from ridgeline.ladder.state import State
 from ridgeline.models.shapes import describe_shape
-from ridgeline.profiling.prediction import Prediction, Situation
+from ridgeline.profiling.predicting.prediction import Prediction, Situation
 from ridgeline.recipe import Recipe
 
 CPU = Hardware("intel", "cpu", "cpu", "some CPU", "x86_64", 8 << 30, 2, "6.1")

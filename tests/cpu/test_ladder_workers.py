@@ -19,16 +19,16 @@ import torch
 
 from ridgeline.data.workload import Workload, WorkloadRequest, named_workload
 from ridgeline.hardware import detect
-from ridgeline.ladder.bench_processes import Processes, common_prefix_share
-from ridgeline.ladder.budget import Budget
-from ridgeline.ladder.part import Part, first_part, longer
-from ridgeline.ladder.process import Process, WorkerError
+from ridgeline.ladder.climbing.bench_processes import Processes, common_prefix_share
+from ridgeline.ladder.climbing.budget import Budget
+from ridgeline.ladder.climbing.search import Facts, Options, Search
+from ridgeline.ladder.measuring.part import Part, first_part, longer
+from ridgeline.ladder.measuring.process import Process, WorkerError
+from ridgeline.ladder.measuring.running import NaiveRuns, Round
+from ridgeline.ladder.measuring.spec import Spec, read_workload, write_workload
+from ridgeline.ladder.measuring.worker import Worker
 from ridgeline.ladder.rungs import fuse
-from ridgeline.ladder.running import NaiveRuns, Round
-from ridgeline.ladder.search import Facts, Options, Search
-from ridgeline.ladder.spec import Spec, read_workload, write_workload
 from ridgeline.ladder.state import State, Subject, applied, baseline
-from ridgeline.ladder.worker import Worker
 from ridgeline.models.shapes import describe_shape, random_model
 from ridgeline.recipe import KV
 
@@ -236,7 +236,7 @@ def test_two_that_do_not_fit_are_measured_in_turns(
         def close(self, at_once: bool = False) -> None: ...
 
     def start(state: State) -> Any:
-        from ridgeline.ladder.bench_processes import Running
+        from ridgeline.ladder.climbing.bench_processes import Running
 
         if bench._running:
             raise WorkerError("memory", "no room for two")

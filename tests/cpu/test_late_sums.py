@@ -12,8 +12,8 @@ from engines import engine_for, prompts_of, tiny
 from torch import Tensor
 
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.notes import noting
-from ridgeline.engine.paged import PagedSequences
+from ridgeline.engine.attention.paged import PagedSequences
+from ridgeline.engine.steps.notes import noting
 from ridgeline.kernels.rms_norm import rms_norm
 from ridgeline.models import Transformer, transformer
 from ridgeline.models.copies import with_kinds

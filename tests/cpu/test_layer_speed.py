@@ -18,8 +18,8 @@ from test_choose_layers import Clock
 
 from ridgeline.cli import main
 from ridgeline.engine import Engine
-from ridgeline.engine.layer_speed import measured_choices, usual_batches
-from ridgeline.engine.loading import load
+from ridgeline.engine.loading.layer_speed import measured_choices, usual_batches
+from ridgeline.engine.loading.loading import load
 from ridgeline.errors import UsageError
 from ridgeline.models.transformer import Linear
 from ridgeline.quantization.choose import in_words, measure_shapes, slower_shapes
@@ -42,7 +42,7 @@ def use_clock(monkeypatch: pytest.MonkeyPatch, share: Callable[[int, int], float
     """For engines; nothing is kept of it."""
     clock = Clock(share)
     monkeypatch.setattr(
-        "ridgeline.engine.loading.measured_choices",
+        "ridgeline.engine.loading.loading.measured_choices",
         lambda *given, **more: measure_shapes(*given, timer=clock),
     )
     return clock
@@ -78,9 +78,9 @@ def test_where_memory_is_short_all_are_quantized(
     about = (replace(RECIPE, limits=limits), None, "cpu", None)
     roomy = load(model, *about)
     assert slower_shapes(roomy.choices)
-    monkeypatch.setattr("ridgeline.engine.loading.available_memory", lambda device: 0)
+    monkeypatch.setattr("ridgeline.engine.loading.loading.available_memory", lambda device: 0)
     monkeypatch.setattr(
-        "ridgeline.engine.loading._shared_bytes",
+        "ridgeline.engine.loading.loading._shared_bytes",
         lambda *given: 2 * (roomy.plan.needed_bytes - 10_000),
     )
     tight = load(model, *about)

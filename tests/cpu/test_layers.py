@@ -1,12 +1,16 @@
 """Imports point downward only: a module may import from its own entry and from entries above it in
-LAYERS.
+LAYERS, a room of a folder from the rooms above it in ROOMS, and no two files from each other.
 
-Imports inside functions count, because a late import that hides a cycle is still a cycle. So do the
-lazy names of `ridgeline/__init__.py`, which sits above everything and may therefore import nothing
-at module level.
+Imports inside functions count, because a late import that hides a cycle is still a cycle; so do
+those for type checkers alone. The lazy names of `ridgeline/__init__.py` and of `engine/__init__.py`
+do not: they sit above everything and import nothing at module level.
 """
 
 import ast
+import subprocess
+import sys
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -40,6 +44,60 @@ LAYERS = [
     "server",
     "cli",
 ]
+
+# Rooms of a folder, and the files that stand beside them, the lowest first.
+ROOMS = {
+    "engine": [
+        "requests",
+        "scheduling",
+        "steps",
+        "attention",
+        "sampling",
+        "loading",
+        "execution",
+        "speculation",
+        "naive",
+        "ranks",
+        "loop",
+        "engine",
+        "process",
+        "replicas",
+    ],
+    "profiling": [
+        "roofline",
+        "tracing",
+        "predicting",
+        "op_costs",
+        "placing",
+        "dividing",
+        "model_profile",
+        "document",
+        "drawing",
+        "profile_page",
+        "modules",
+    ],
+    "bench": [
+        "kernels",
+        "engine",
+        "compare",
+        "peers",
+        "prefix_replay",
+        "scheduling",
+        "start",
+        "serve",
+    ],
+    "ladder": [
+        "outcome",
+        "state",
+        "quantizing",
+        "measuring",
+        "reporting",
+        "rungs",
+        "climbing",
+        "modules",
+    ],
+}
+LAZY = {"ridgeline", "ridgeline.engine"}  # `__init__`s whose names are loaded on first use
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -110,3 +168,63 @@ def test_a_wrong_import_is_seen(
     path.parent.mkdir(parents=True)
     path.write_text(source)
     assert violations(path)
+
+
+def name_of(path: Path) -> str:
+    parts = ["ridgeline", *path.relative_to(PACKAGE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def files_by_name() -> dict[str, Path]:
+    return {name_of(path): path for path in PACKAGE.rglob("*.py")}
+
+
+def imported_files(path: Path) -> set[str]:
+    """The files of the package that one imports, each by its name."""
+    if name_of(path) in LAZY:
+        return set()
+    found = imported_modules(path)
+    names = {name for name in found if name in files_by_name()}
+    # `from ridgeline.engine import Engine` names a module and what is in it: the longer name counts
+    return {name for name in names if name not in LAZY} - {name_of(path)}
+
+
+def test_no_two_files_import_each_other() -> None:
+    graph = {name: imported_files(path) for name, path in files_by_name().items()}
+    # a package stands for its `__init__`, which its own files do not import by naming it
+    for name, targets in graph.items():
+        graph[name] = {target for target in targets if not name.startswith(target + ".")}
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_rooms_import_downward(folder: str) -> None:
+    order, wrong = ROOMS[folder], []
+    for path in sorted((PACKAGE / folder).rglob("*.py")):
+        own = path.relative_to(PACKAGE / folder).parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue
+        assert own in order, f"{folder}/{own} has no place in ROOMS"
+        for name in imported_files(path):
+            parts = name.split(".")
+            if parts[1] == folder and len(parts) > 2:
+                allowed = order.index(parts[2]) <= order.index(own)
+                wrong += [] if allowed else [f"{name_of(path)} imports {name}"]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("room", ["engine", "engine.requests", "engine.scheduling"])
+def test_no_torch_comes_with(room: str) -> None:
+    """Every file of it, in a process that has imported nothing else."""
+    names = [
+        name
+        for name in files_by_name()
+        if name == f"ridgeline.{room}"
+        or (room != "engine" and name.startswith(f"ridgeline.{room}."))
+    ]
+    code = f"import sys, {', '.join(sorted(names))}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -13,17 +13,17 @@ from engines import engine_for, tiny
 from ridgeline.data.workload import Workload, WorkloadRequest
 from ridgeline.engine import Sampling
 from ridgeline.hardware import detect
-from ridgeline.ladder.bench_processes import Processes, Running
-from ridgeline.ladder.looking import engine_steps, looked_at, naive_steps, steadied
-from ridgeline.ladder.part import Part
-from ridgeline.ladder.running import EngineRuns, Round
-from ridgeline.ladder.seen import Seen
+from ridgeline.ladder.climbing.bench_processes import Processes, Running
+from ridgeline.ladder.measuring.looking import engine_steps, looked_at, naive_steps, steadied
+from ridgeline.ladder.measuring.part import Part
+from ridgeline.ladder.measuring.running import EngineRuns, Round
+from ridgeline.ladder.measuring.seen import Seen
 from ridgeline.ladder.state import Subject, baseline
 from ridgeline.models.cost import MeanStep
 from ridgeline.models.shapes import describe_shape
 from ridgeline.profiling import dividing
-from ridgeline.profiling.division import Division, OpTime
-from ridgeline.profiling.prediction import PhaseTime
+from ridgeline.profiling.predicting.prediction import PhaseTime
+from ridgeline.profiling.tracing.division import Division, OpTime
 from ridgeline.recipe import Recipe, Speculation, with_auto
 from ridgeline.timing import Timing
 

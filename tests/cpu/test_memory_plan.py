@@ -16,8 +16,9 @@ import torch
 from allocations import allocations
 from torch import Tensor
 
-from ridgeline.engine.activations import peak
-from ridgeline.engine.footprint import (
+from ridgeline.engine.execution.runner import Runner
+from ridgeline.engine.loading.activations import peak
+from ridgeline.engine.loading.footprint import (
     GRAPH_POOL_BYTES,
     NUM_GRAPHS,
     bytes_per_page,
@@ -26,9 +27,8 @@ from ridgeline.engine.footprint import (
     logit_bytes,
     weight_bytes,
 )
-from ridgeline.engine.memory import MemoryPlan, fitted, itemise, plan_memory
-from ridgeline.engine.rope_tables import RopeTables
-from ridgeline.engine.runner import Runner
+from ridgeline.engine.loading.memory import MemoryPlan, fitted, itemise, plan_memory
+from ridgeline.engine.steps.rope_tables import RopeTables
 from ridgeline.errors import OutOfMemoryError, UsageError
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.kernels.attention import AttentionSpec

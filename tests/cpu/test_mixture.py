@@ -8,7 +8,7 @@ from itertools import accumulate, product
 
 import pytest
 
-from ridgeline.ladder.mixture import (
+from ridgeline.ladder.quantizing.mixture import (
     MAX_TRIALS,
     Option,
     Step,

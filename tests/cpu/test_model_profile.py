@@ -12,25 +12,25 @@ import torch
 from engines import engine_for, tiny
 
 from ridgeline.engine import Sampling
-from ridgeline.engine.step_watch import StepWatch, Watched
+from ridgeline.engine.execution.step_watch import StepWatch, Watched
 from ridgeline.errors import ContextLengthError, OutOfMemoryError, OutputError, UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.facts import Ceiling
 from ridgeline.models.cost import Chunk, step_cost
 from ridgeline.profiling import model_profile
 from ridgeline.profiling.dividing import divided
-from ridgeline.profiling.host_division import divide_host
 from ridgeline.profiling.model_profile import (
     StepProfile,
     profile_decode,
     profile_prefill,
 )
-from ridgeline.profiling.plain_stepping import NaiveSteps
-from ridgeline.profiling.scopes import Call, ClockMarks, Scopes, Span
-from ridgeline.profiling.situation import phases_of
-from ridgeline.profiling.stepping import EngineSteps, _of_one_graph
-from ridgeline.profiling.trace import STEP
-from ridgeline.profiling.tracing import save_trace
+from ridgeline.profiling.predicting.situation import phases_of
+from ridgeline.profiling.tracing.host_division import divide_host
+from ridgeline.profiling.tracing.plain_stepping import NaiveSteps
+from ridgeline.profiling.tracing.scopes import Call, ClockMarks, Scopes, Span
+from ridgeline.profiling.tracing.stepping import EngineSteps, _of_one_graph
+from ridgeline.profiling.tracing.trace import STEP
+from ridgeline.profiling.tracing.tracing import save_trace
 from ridgeline.recipe import Recipe, with_auto
 from ridgeline.timing import Timing, time_loop
 

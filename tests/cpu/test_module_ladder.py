@@ -27,9 +27,9 @@ from ridgeline.ladder.modules.building import Built, Example, build, tf32
 from ridgeline.ladder.modules.copies import copied, weight_bytes
 from ridgeline.ladder.modules.outputs import Bounds, difference
 from ridgeline.ladder.outcome import Climb
-from ridgeline.profiling.accuracy import known_errors
 from ridgeline.profiling.modules import run, tracing
 from ridgeline.profiling.modules.form import Form
+from ridgeline.profiling.predicting.accuracy import known_errors
 from ridgeline.quantization.scheme import parse_scheme
 
 Rate = Callable[[Form], float]
@@ -360,7 +360,7 @@ def test_wrong_uses_say_what_to_do() -> None:
 
 
 def test_a_models_name_goes_to_its_own_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ridgeline.ladder import climb as models
+    from ridgeline.ladder.climbing import climb as models
 
     orders: list[models.Order] = []
     monkeypatch.setattr(models, "climb_model", lambda order, progress: orders.append(order))

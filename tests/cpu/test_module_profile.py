@@ -34,8 +34,8 @@ from ridgeline.profiling.modules.tracing import (
     joined,
     uncounted,
 )
-from ridgeline.profiling.scopes import ClockMarks, TraceMarks
-from ridgeline.profiling.trace import DeviceEvent, Trace
+from ridgeline.profiling.tracing.scopes import ClockMarks, TraceMarks
+from ridgeline.profiling.tracing.trace import DeviceEvent, Trace
 from ridgeline.timing import Timing
 
 

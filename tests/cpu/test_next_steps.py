@@ -9,9 +9,9 @@ import pytest
 from test_gains import BATCH_1, BF16, CPU, decode, situation
 
 from ridgeline.kernels.cost import OpCost
-from ridgeline.profiling.division import Division, OpTime
-from ridgeline.profiling.next_steps import candidates, flags_of, what_next
 from ridgeline.profiling.placing import judge_step, place
+from ridgeline.profiling.predicting.next_steps import candidates, flags_of, what_next
+from ridgeline.profiling.tracing.division import Division, OpTime
 from ridgeline.recipe import Recipe
 
 

@@ -20,7 +20,7 @@ from command_line import make_folder, refused
 from ridgeline.cli import main
 from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.engine import Engine
-from ridgeline.engine.loading import saved_recipe as recipe_beside
+from ridgeline.engine.loading.loading import saved_recipe as recipe_beside
 from ridgeline.errors import (
     CHECK_FAILED_EXIT_CODE,
     INTERRUPTED_EXIT_CODE,
@@ -29,17 +29,17 @@ from ridgeline.errors import (
     RidgelineError,
     UsageError,
 )
-from ridgeline.ladder import bench_processes, climb
-from ridgeline.ladder.check import unpaired
-from ridgeline.ladder.folder import recipe_flags
+from ridgeline.ladder.climbing import bench_processes, climb
+from ridgeline.ladder.climbing.check import unpaired
+from ridgeline.ladder.climbing.search import Options, Search
+from ridgeline.ladder.measuring.part import Part
+from ridgeline.ladder.measuring.process import WorkerError
+from ridgeline.ladder.measuring.worker import Worker
 from ridgeline.ladder.outcome import Climb
-from ridgeline.ladder.part import Part
-from ridgeline.ladder.process import WorkerError
+from ridgeline.ladder.reporting.folder import recipe_flags
+from ridgeline.ladder.reporting.summary import changed_fields
 from ridgeline.ladder.rungs import batching, fuse, quantize
-from ridgeline.ladder.search import Options, Search
-from ridgeline.ladder.summary import changed_fields
-from ridgeline.ladder.worker import Worker
-from ridgeline.profiling.accuracy import Outcome
+from ridgeline.profiling.predicting.accuracy import Outcome
 from ridgeline.quantization.linear import schemes_of
 from ridgeline.recipe import KV, Limits, Recipe
 from ridgeline.records import Record
@@ -107,7 +107,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> type[Local]:
     monkeypatch.setattr(Local, "speed", staticmethod(usual_speed))
     monkeypatch.setattr(climb, "Options", partial(Options, stages=STAGES))
     # All matrices of a tiny model are faster as they are: here none is asked.
-    monkeypatch.setattr("ridgeline.engine.loading.measured_choices", lambda *_, **__: [])
+    monkeypatch.setattr("ridgeline.engine.loading.loading.measured_choices", lambda *_, **__: [])
     monkeypatch.setattr(climb, "measure", lambda hardware, only, progress: hardware)
     # What is predicted of a tiny model hangs on this machine: here every rung is tried.
     monkeypatch.setattr(Search, "_slower_words", lambda *_: None)

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from ridgeline.engine.pace import ENOUGH, SPAN, Pace
+from ridgeline.engine.speculation.pace import ENOUGH, SPAN, Pace
 
 
 def simulated(speedup: float, steps: int, noise: float = 0.3, seed: int = 0) -> float:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.engine.pages import PagePool
+from ridgeline.engine.scheduling.pages import PagePool
 from ridgeline.errors import UsageError
 
 ACTIONS = st.lists(st.tuples(st.sampled_from(["take", "hold", "drop"]), st.integers(0, 99)))

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ridgeline.engine.prefix_cache import Match, PrefixCache, common_tokens
+from ridgeline.engine.scheduling.prefix_cache import Match, PrefixCache, common_tokens
 
 SIZE = 4
 

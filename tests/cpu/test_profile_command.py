@@ -15,7 +15,7 @@ import ridgeline
 from ridgeline.cli import main, profile
 from ridgeline.cli.main import add_verb_arguments, top_level_parser
 from ridgeline.errors import ContextLengthError, HardwareError, OutputError, UsageError
-from ridgeline.profiling.counters import count
+from ridgeline.profiling.tracing.counters import count
 
 Capture = pytest.CaptureFixture[str]
 SMALL = ("--device", "cpu", "--context", "40", "--prefill", "2x30", "--steps", "3")

@@ -17,20 +17,20 @@ from thread_ranks import ThreadedEngine
 
 from ridgeline.cli import main
 from ridgeline.engine import Sampling
-from ridgeline.engine.work import cost_base
+from ridgeline.engine.execution.work import cost_base
 from ridgeline.hardware.facts import Ceiling
 from ridgeline.kernels.cost import OpCost
 from ridgeline.models.shapes import describe_shape
 from ridgeline.parallel.degrees import rank_config
-from ridgeline.profiling.communication import link_bytes
-from ridgeline.profiling.division import Division, OpTime
-from ridgeline.profiling.gains import predict
 from ridgeline.profiling.model_profile import StepProfile, profile_decode, profile_prefill
-from ridgeline.profiling.next_steps import what_next
 from ridgeline.profiling.placing import judge_step, place
-from ridgeline.profiling.prediction import Situation
+from ridgeline.profiling.predicting.gains import predict
+from ridgeline.profiling.predicting.next_steps import what_next
+from ridgeline.profiling.predicting.prediction import Situation
 from ridgeline.profiling.roofline import of_one_rank
-from ridgeline.profiling.stepping import EngineSteps
+from ridgeline.profiling.tracing.communication import link_bytes
+from ridgeline.profiling.tracing.division import Division, OpTime
+from ridgeline.profiling.tracing.stepping import EngineSteps
 from ridgeline.recipe import Parallel
 
 BETWEEN = {"all_reduce", "all_gather", "broadcast"}

@@ -15,14 +15,14 @@ from speculation import assert_guessed_exact, oracle_engine, steps_without_draft
 from torch import Tensor
 
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.batch import StepShape, shape_of
-from ridgeline.engine.decode_rows import DecodeRows
-from ridgeline.engine.flat_plan import Guesses, flattened, of_own_sequences
-from ridgeline.engine.graphs import graph_key
-from ridgeline.engine.notes import noting
-from ridgeline.engine.paged import PagedSequences
-from ridgeline.engine.rehearsal import decode_plan, draft_plan
-from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.attention.decode_rows import DecodeRows
+from ridgeline.engine.attention.paged import PagedSequences
+from ridgeline.engine.execution.graphs import graph_key
+from ridgeline.engine.execution.rehearsal import decode_plan, draft_plan
+from ridgeline.engine.scheduling.step_plan import StepPlan
+from ridgeline.engine.steps.batch import StepShape, shape_of
+from ridgeline.engine.steps.flat_plan import Guesses, flattened, of_own_sequences
+from ridgeline.engine.steps.notes import noting
 from ridgeline.kernels import projected_attention as public
 from ridgeline.kernels.attention.inputs import NO_PAGE
 from ridgeline.kernels.decode_attention.op import TINY
@@ -168,7 +168,7 @@ class Watched(DecodeRows):
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    monkeypatch.setattr("ridgeline.engine.runner.DecodeRows", Watched)
+    monkeypatch.setattr("ridgeline.engine.execution.runner.DecodeRows", Watched)
     monkeypatch.setattr(Watched, "seen", [])
     return Watched.seen
 

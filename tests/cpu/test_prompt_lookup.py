@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from ridgeline.engine.flat_plan import Guesses, first_rows, flattened, without_drafts
-from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.scheduling.step_plan import StepPlan
+from ridgeline.engine.steps.flat_plan import Guesses, first_rows, flattened, without_drafts
 from ridgeline.kernels.prompt_lookup import prompt_lookup
 
 

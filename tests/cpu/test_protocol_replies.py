@@ -24,7 +24,7 @@ from tiny_tokenizers import byte_level_metadata, demo
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Completion, Delta, Grammar, Output
-from ridgeline.engine.matching import Grammars, stuck_message
+from ridgeline.engine.sampling.matching import Grammars, stuck_message
 from ridgeline.errors import GrammarError
 from ridgeline.server.protocol import ApiError, Prompt, answer_now, error_of, merged
 

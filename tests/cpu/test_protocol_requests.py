@@ -13,7 +13,7 @@ from tiny_tokenizers import demo
 
 from ridgeline.engine import Grammar
 from ridgeline.server.protocol import ROUTES, ApiError, Asked, Route, error_body, parse, render
-from ridgeline.server.protocol.parsing import REQUESTS
+from ridgeline.server.protocol.requests.parsing import REQUESTS
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 FLAT_TOOL = {"type": "function", "name": "add"}

@@ -15,12 +15,18 @@ from tiny_tokenizers import byte_level_metadata, demo
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Completion, Grammar
-from ridgeline.engine.matching import Grammars, Matcher
+from ridgeline.engine.sampling.matching import Grammars, Matcher
 from ridgeline.errors import GrammarError, UsageError
 from ridgeline.server.protocol import ApiError, Prompt
-from ridgeline.server.protocol.asked import Calls, ToolFormat
-from ridgeline.server.protocol.call_parser import CallEnd, CallParser, CallPart, CallStart, Text
-from ridgeline.server.protocol.call_scanner import CallScanner
+from ridgeline.server.protocol.replies.call_parser import (
+    CallEnd,
+    CallParser,
+    CallPart,
+    CallStart,
+    Text,
+)
+from ridgeline.server.protocol.replies.call_scanner import CallScanner
+from ridgeline.server.protocol.requests.asked import Calls, ToolFormat
 
 NAMES = frozenset({"add", "get_time"})
 Found = tuple[str, list[tuple[str, str]]]

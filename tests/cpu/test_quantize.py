@@ -15,8 +15,8 @@ from ridgeline.data import Tokenizer
 from ridgeline.data.calibration_text import default_text
 from ridgeline.engine import Engine
 from ridgeline.errors import UsageError
-from ridgeline.ladder import quantize_job
-from ridgeline.ladder.quantize_job import Job, advice, quantize, save, texts
+from ridgeline.ladder.quantizing import quantize_job
+from ridgeline.ladder.quantizing.quantize_job import Job, advice, quantize, save, texts
 from ridgeline.models import Transformer
 from ridgeline.quality.gate import Bounds
 from ridgeline.quantization import load_model

@@ -16,20 +16,20 @@ from command_line import make_folder, refused
 from safetensors.torch import load_file, save_file
 
 from ridgeline.cli import main
-from ridgeline.cli.quantize_table import ranges
+from ridgeline.cli.tables.quantize import ranges
 from ridgeline.data import Tokenizer
 from ridgeline.data.calibration_text import calibration_batches, default_text
 from ridgeline.engine import Engine
 from ridgeline.errors import QualityError, RidgelineError, UsageError
 from ridgeline.hardware.units import human_bytes, parse_bytes
-from ridgeline.ladder.auto import Auto, possible, quantize_auto, usual_schemes
-from ridgeline.ladder.quantize_job import Job, Quantized, quantize, save
-from ridgeline.ladder.sensitivity import sensitivity, some_of
+from ridgeline.ladder.quantizing.auto import Auto, possible, quantize_auto, usual_schemes
+from ridgeline.ladder.quantizing.quantize_job import Job, Quantized, quantize, save
+from ridgeline.ladder.quantizing.sensitivity import sensitivity, some_of
 from ridgeline.models import Transformer
 from ridgeline.models.transformer import Linear
 from ridgeline.quality.gate import Bounds
 from ridgeline.quantization import load_model
-from ridgeline.quantization.calibration import quantize_model
+from ridgeline.quantization.calibrating.calibration import quantize_model
 from ridgeline.quantization.choose import Choice, Times
 from ridgeline.quantization.linear import QuantizedLinear, quantizable
 from ridgeline.quantization.methods import Awq, Method, Rtn, Wanda
@@ -171,7 +171,7 @@ def test_one_scheme_and_what_stays(
         calibrated.append(1)
         return quantize_model(*about, **more)
 
-    monkeypatch.setattr("ridgeline.ladder.quantize_job.quantize_model", counted)
+    monkeypatch.setattr("ridgeline.ladder.quantizing.quantize_job.quantize_model", counted)
     bounds = half
     if method.folds:  # which keeps large weights whole: a bound of its own
         whole = quantize(model, tokenizer, replace(JOB, scheme=INT4, method=method))
@@ -194,7 +194,7 @@ def test_one_scheme_and_what_stays(
 def test_one_scheme_inside_the_bound_needs_no_search(
     model: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ridgeline.ladder.auto.sensitivity", None)
+    monkeypatch.setattr("ridgeline.ladder.quantizing.auto.sensitivity", None)
     job = replace(JOB, skip=(HURT,))
     found = quantize_auto(model, tokenizer, job, Auto((INT8,)))
     assert found.stays == (HURT,)
@@ -220,7 +220,7 @@ def test_budgets_that_cannot_be_met(
         quantize_auto(model, tokenizer, replace(job, bounds=Bounds(max_kl=0.0)), Auto((INT4,)))
     with pytest.raises(UsageError, match="wanda prunes"):
         quantize_auto(model, tokenizer, replace(job, method=Wanda()), auto)
-    monkeypatch.setattr("ridgeline.ladder.auto._search", lambda *about: found)
+    monkeypatch.setattr("ridgeline.ladder.quantizing.auto._search", lambda *about: found)
     tight = replace(auto, memory=found.weight_bytes - 1)
     with pytest.raises(QualityError, match=f"takes {human_bytes(found.weight_bytes)}"):
         quantize_auto(model, tokenizer, job, tight)
@@ -326,7 +326,7 @@ def test_speed_decides_on_the_command_line(
         fast = (Times(1, 1.0, 0.5),)
         return [Choice(64, 96, "int8", slow), Choice(192, 64, "int8", fast)]
 
-    monkeypatch.setattr("ridgeline.ladder.quantize_job.measured_choices", times)
+    monkeypatch.setattr("ridgeline.ladder.quantizing.quantize_job.measured_choices", times)
     more = ["--scheme", "int8", "--batch-sizes", "1,8", "--max-kl", "5", *text]
     assert main(argv(folder, tmp_path / "out", *more, "--json")) == 0
     document = json.loads(capsys.readouterr().out)

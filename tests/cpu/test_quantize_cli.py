@@ -40,7 +40,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shorter_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default calibration text is half a megabyte, which takes longest of all to tokenize."""
     text = default_text()[:40_000]
-    monkeypatch.setattr("ridgeline.ladder.quantize_job.default_text", lambda: text)
+    monkeypatch.setattr("ridgeline.ladder.quantizing.quantize_job.default_text", lambda: text)
 
 
 def argv(folder: Path, out: Path, text: Path, *more: str, scheme: str = "int8") -> list[str]:

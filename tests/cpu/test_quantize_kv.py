@@ -20,7 +20,7 @@ from ridgeline.data.calibration_text import default_text
 from ridgeline.engine import Engine
 from ridgeline.engine.ranks import _task
 from ridgeline.errors import ConfigError, UnsupportedError
-from ridgeline.ladder.quantize_job import Job, quantize
+from ridgeline.ladder.quantizing.quantize_job import Job, quantize
 from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.quality.gate import Bounds
 from ridgeline.quantization import load_model

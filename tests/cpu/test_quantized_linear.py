@@ -12,8 +12,8 @@ from test_memory_plan import small_config
 from torch import Tensor
 from torch.nn import functional
 
-from ridgeline.engine.host_model import on_host
-from ridgeline.engine.host_quantized import HostQuantizedLinear
+from ridgeline.engine.loading.host_model import on_host
+from ridgeline.engine.loading.host_quantized import HostQuantizedLinear
 from ridgeline.errors import NumericsError, UnsupportedError, UsageError
 from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels import host_library

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from ridgeline.server.replicas import routing
-from ridgeline.server.replicas.routing import LEAST_LEAD, SLACK, Router, choose
+from ridgeline.engine.scheduling import routing
+from ridgeline.engine.scheduling.routing import LEAST_LEAD, SLACK, Router, choose
 
 
 def tokens(number: int, length: int) -> list[int]:

@@ -15,16 +15,16 @@ from lost_processes import DEADLY, StandIn
 from test_supervisor import LIMITS, RECIPE, SETTINGS, assert_same, plain_engine, run, saved_model
 
 from ridgeline.engine import Engine, Output, Sampling, SupervisedEngine
-from ridgeline.engine.state import Ask
-from ridgeline.engine.supervisor import MAX_BARREN
-from ridgeline.engine.worker import Add, Cancel, Order
+from ridgeline.engine.process.supervisor import MAX_BARREN
+from ridgeline.engine.process.worker import Add, Cancel, Order
+from ridgeline.engine.replicas import ReplicatedEngine
+from ridgeline.engine.replicas import engine as replicated
+from ridgeline.engine.replicas.pool import Pool
+from ridgeline.engine.replicas.ray_worker import Needs, RemoteHeartbeat, _moved, load_ray
+from ridgeline.engine.scheduling.state import Ask
 from ridgeline.errors import HardwareError, MissingPackageError, UsageError
 from ridgeline.quantization import load_model
 from ridgeline.recipe import Parallel, Recipe
-from ridgeline.server.replicas import ReplicatedEngine
-from ridgeline.server.replicas import engine as replicated
-from ridgeline.server.replicas.pool import Pool
-from ridgeline.server.replicas.ray_worker import Needs, RemoteHeartbeat, _moved, load_ray
 
 PROMPTS = prompts_of([9, 30, 14, 22, 5, 41, 17, 11])
 GREEDY = Sampling(max_tokens=14, ignore_eos=True)
@@ -117,7 +117,7 @@ def test_a_replica_that_cannot_live_is_given_up_alone(
     assert engine.broken is None
     assert engine.is_up
     restarts = engine.num_restarts
-    monkeypatch.setattr("ridgeline.server.replicas.pool.REVIVE_S", 0.0)
+    monkeypatch.setattr("ridgeline.engine.replicas.pool.REVIVE_S", 0.0)
     engine.step()
     assert engine.num_restarts == restarts + 1  # tried once more
 

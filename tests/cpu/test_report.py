@@ -17,13 +17,13 @@ from html_tree import tree
 from rich.console import Console
 
 from ridgeline.cli import main
-from ridgeline.cli.optimize_table import climb_table
+from ridgeline.cli.tables.optimize import climb_table
 from ridgeline.errors import OutputError, UsageError
-from ridgeline.ladder import summary
 from ridgeline.ladder.outcome import Climb, RoofPoint
-from ridgeline.ladder.report import report, write_report
-from ridgeline.ladder.saved import load_climb
-from ridgeline.profiling.accuracy import remember
+from ridgeline.ladder.reporting import summary
+from ridgeline.ladder.reporting.report import report, write_report
+from ridgeline.ladder.reporting.saved import load_climb
+from ridgeline.profiling.predicting.accuracy import remember
 
 HOSTILE = """</script></style><img src=x onerror=alert(1)>"'&[bold]"""
 

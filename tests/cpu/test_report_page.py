@@ -15,7 +15,7 @@ from page_server import FLAGS, find_browser
 from test_drawing import H200
 from test_report import hostile, no_ceilings
 
-from ridgeline.ladder.report import write_report
+from ridgeline.ladder.reporting.report import write_report
 from ridgeline.profiling.drawing import Column, Section, page, table
 
 Open = Callable[..., Any]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from scheduler_driver import Driver, config, prompt, run, tokens_computed
 
-from ridgeline.engine import pages
-from ridgeline.engine.scheduler import Scheduler
-from ridgeline.engine.state import Ask
-from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.scheduling import pages
+from ridgeline.engine.scheduling.scheduler import Scheduler
+from ridgeline.engine.scheduling.state import Ask
+from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.errors import UsageError
 
 pytestmark = pytest.mark.smoke

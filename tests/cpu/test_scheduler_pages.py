@@ -7,10 +7,10 @@ from __future__ import annotations
 import pytest
 from scheduler_driver import Driver, config, prompt, run, tokens_computed
 
-from ridgeline.engine.admission import MAX_LOOKUP_PAGES
-from ridgeline.engine.scheduler import Scheduler, SchedulerConfig
-from ridgeline.engine.state import Ask
-from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.scheduling.admission import MAX_LOOKUP_PAGES
+from ridgeline.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from ridgeline.engine.scheduling.state import Ask
+from ridgeline.engine.scheduling.step_plan import StepPlan
 
 pytestmark = pytest.mark.smoke
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from scheduler_driver import Driver
 
-from ridgeline.engine.scheduler import SchedulerConfig
-from ridgeline.engine.state import Ask
+from ridgeline.engine.scheduling.scheduler import SchedulerConfig
+from ridgeline.engine.scheduling.state import Ask
 
 ENDS = ("cancel", "cancel", "fail", "finish")
 

@@ -8,10 +8,10 @@ from engines import assert_idle, engine_for, prompts_of, tiny
 from thread_ranks import ThreadedEngine
 from torch import Tensor
 
-from ridgeline.engine.extras import Job
+from ridgeline.engine.execution.step_words import job_of, job_words
 from ridgeline.engine.naive import prompt_logprobs
-from ridgeline.engine.request import Sampling
-from ridgeline.engine.step_words import job_of, job_words
+from ridgeline.engine.requests.request import Sampling
+from ridgeline.engine.sampling.extras import Job
 from ridgeline.errors import ContextLengthError, RequestError, UsageError
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from kernel_checks import check_forward, make_inputs
 
-from ridgeline.bench.decode_layer import OP as LAYER
-from ridgeline.bench.decode_layer import TINY, case
-from ridgeline.bench.sequences import all_sequences, get_sequence
+from ridgeline.bench.kernels.decode_layer import OP as LAYER
+from ridgeline.bench.kernels.decode_layer import TINY, case
+from ridgeline.bench.kernels.sequences import all_sequences, get_sequence
 from ridgeline.errors import UsageError
 from ridgeline.kernels.launch import recording
 from ridgeline.kernels.op import Case, Op

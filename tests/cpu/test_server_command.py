@@ -24,9 +24,9 @@ from live_server import chat, events_of, write_model
 from server_faults import FAULTS
 
 from ridgeline.cli import main, serve
+from ridgeline.engine import replicas
 from ridgeline.errors import MissingPackageError, UsageError
 from ridgeline.recipe import Recipe
-from ridgeline.server import replicas
 
 KEY = "the-key-of-the-file"
 SCRIPT = Path(__file__).parent.parent / "breakable_cli.py"

@@ -9,11 +9,11 @@ import pytest
 
 from ridgeline.errors import UsageError
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.door.gate import Gate
+from ridgeline.server.door.keys import Keys
+from ridgeline.server.door.origin import check_origin
+from ridgeline.server.door.refusals import RefusalError, retry_after
 from ridgeline.server.exchange import Bodies, clean_request_id
-from ridgeline.server.gate import Gate
-from ridgeline.server.keys import Keys
-from ridgeline.server.origin import check_origin
-from ridgeline.server.refusals import RefusalError, retry_after
 from ridgeline.server.serving import bind, is_local, url_of
 
 

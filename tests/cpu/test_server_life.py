@@ -20,7 +20,7 @@ from live_server import LiveServer, chat, events_of, live_server, until
 
 from ridgeline.server import answering, pump
 from ridgeline.server.answering import Answering
-from ridgeline.server.keys import Keys
+from ridgeline.server.door.keys import Keys
 
 STEP_TIMEOUT, CLIENT_TIMEOUT = 1.0, 2.0
 

@@ -12,19 +12,19 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server_feed import MAX_BATCH, NUM_PAGES, Feed, machine, served, stats, totals
 
+from ridgeline.engine.execution.work import StepTotals, Work
 from ridgeline.engine.loop import EngineProgress
-from ridgeline.engine.work import StepTotals, Work
 from ridgeline.errors import UsageError
 from ridgeline.models.cost import Chunk, step_cost
 from ridgeline.profiling import step_limit
 from ridgeline.recipe import KV
-from ridgeline.server.counts import ROUTES
-from ridgeline.server.dashboard import PANELS, dashboard
-from ridgeline.server.metrics import Meters
-from ridgeline.server.served import Served
-from ridgeline.server.tracing import from_environment, spans
-from ridgeline.server.verdict import Verdict, judge
-from ridgeline.server.window import Sample, Totalled, Window, window_of
+from ridgeline.server.metrics.counts import ROUTES
+from ridgeline.server.metrics.dashboard import PANELS, dashboard
+from ridgeline.server.metrics.metrics import Meters
+from ridgeline.server.metrics.served import Served
+from ridgeline.server.metrics.tracing import from_environment, spans
+from ridgeline.server.metrics.verdict import Verdict, judge
+from ridgeline.server.metrics.window import Sample, Totalled, Window, window_of
 
 DECODE = totals(100, 0.6, rows=8)  # 6 ms for a step of 8 rows: weights at 57% of the bandwidth
 PREFILL = totals(10, 0.7, rows=1, new=4096, past=0)

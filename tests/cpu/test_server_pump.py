@@ -14,13 +14,13 @@ from live_server import until
 
 from ridgeline.engine import Delta, Output, Sampling
 from ridgeline.engine.loop import EngineProgress
-from ridgeline.engine.outputs import Event
+from ridgeline.engine.sampling.outputs import Event
 from ridgeline.errors import HardwareError, UsageError
 from ridgeline.server import pump as pumping
+from ridgeline.server.door.refusals import RefusalError
 from ridgeline.server.mailbox import Mailbox
 from ridgeline.server.protocol import ApiError, Prompt
 from ridgeline.server.pump import Key, Pump, Ticket
-from ridgeline.server.refusals import RefusalError
 from ridgeline.server.watchdog import Watchdog
 
 

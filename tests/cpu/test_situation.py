@@ -6,12 +6,17 @@ import pytest
 from engines import engine_for, tiny
 
 from ridgeline.engine import Sampling
-from ridgeline.engine.step_watch import StepWatch
-from ridgeline.engine.work import StepTotals
+from ridgeline.engine.execution.step_watch import StepWatch
+from ridgeline.engine.execution.work import StepTotals
 from ridgeline.hardware import detect
 from ridgeline.models.cost import Chunk, mean_step_cost, step_cost
-from ridgeline.profiling.gains import predict
-from ridgeline.profiling.situation import mean_work, phase_of_totals, phases_of, situation_of
+from ridgeline.profiling.predicting.gains import predict
+from ridgeline.profiling.predicting.situation import (
+    mean_work,
+    phase_of_totals,
+    phases_of,
+    situation_of,
+)
 
 
 def test_phases_of_a_run() -> None:

@@ -27,12 +27,12 @@ from tiny_tokenizers import byte_level_metadata
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Sampling, generate
-from ridgeline.engine.graphs import Choice, GraphKey, Graphs
-from ridgeline.engine.guessing import PromptLookup
-from ridgeline.engine.host_sequences import HostSequences
+from ridgeline.engine.attention.host_sequences import HostSequences
+from ridgeline.engine.attention.paged import CpuSequences, PagedSequences
+from ridgeline.engine.execution.graphs import Choice, GraphKey, Graphs
 from ridgeline.engine.naive import OneSequence, forward, generate_samples, generate_tokens
-from ridgeline.engine.paged import CpuSequences, PagedSequences
-from ridgeline.engine.step_plan import StepPlan
+from ridgeline.engine.sampling.guessing import PromptLookup
+from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.kernels.prompt_lookup import prompt_lookup
 from ridgeline.kernels.sampling import filtered_logits
 from ridgeline.models import Transformer, build_model, fill_random
@@ -184,7 +184,7 @@ def test_rows_behind_drafts_read_and_write_where_they_belong(
     samplings = [replace(GREEDY, max_tokens=24), replace(DRAWN, max_tokens=30), GREEDY]
     pairs = list(zip(prompts, samplings, strict=True))
     sequences = [[*prompt, *naive_outputs(engine.model, prompt, each)[0]] for prompt, each in pairs]
-    monkeypatch.setattr("ridgeline.engine.guessing.prompt_lookup", foreseeing(sequences))
+    monkeypatch.setattr("ridgeline.engine.sampling.guessing.prompt_lookup", foreseeing(sequences))
     plans = plans_of(engine)
     assert_exact(engine, prompts, samplings)
     assert engine.stats.accepted_tokens > 25

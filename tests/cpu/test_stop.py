@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.engine.stop import StopWatcher
+from ridgeline.engine.requests.stop import StopWatcher
 
 
 def run(stops: tuple[str, ...], pieces: list[str]) -> tuple[str, bool]:

@@ -20,9 +20,9 @@ from tiny_tokenizers import byte_level_metadata
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Delta, Engine, Grammar, Output, Sampling, SupervisedEngine
-from ridgeline.engine.heartbeat import Heartbeat
-from ridgeline.engine.supervisor import MAX_BARREN, TRIAL_TOKENS
-from ridgeline.engine.worker import Order, Refused, run_worker
+from ridgeline.engine.process.heartbeat import Heartbeat
+from ridgeline.engine.process.supervisor import MAX_BARREN, TRIAL_TOKENS
+from ridgeline.engine.process.worker import Order, Refused, run_worker
 from ridgeline.errors import ContextLengthError, HardwareError, ModelNotFoundError, UsageError
 from ridgeline.quantization import load_model
 from ridgeline.recipe import KV, Limits, Recipe
@@ -50,7 +50,7 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> Callable[[Deadly], Supervised
     """Makes an engine whose process is a stand-in."""
 
     def make(deadly: Deadly) -> SupervisedEngine:
-        path = "ridgeline.engine.supervisor."
+        path = "ridgeline.engine.process.supervisor."
         monkeypatch.setattr(path + "Worker", StandIn.maker(plain_engine, deadly))
         monkeypatch.setattr(path + "tokenizer_of", lambda path: writer()[1])
         return SupervisedEngine(Path("unread"), RECIPE)
@@ -283,7 +283,7 @@ def test_what_cannot_start_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (message,) = ours.recv()
     assert isinstance(message, Refused)
     assert isinstance(message.error, ContextLengthError)
-    monkeypatch.setattr("ridgeline.engine.supervisor.Worker", lambda order: Silent(message))
+    monkeypatch.setattr("ridgeline.engine.process.supervisor.Worker", lambda order: Silent(message))
     with pytest.raises(ContextLengthError, match="the model reaches 128"):
         SupervisedEngine(order.model, long)
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.layer_speed import measured_choices
-from ridgeline.engine.switches import check_switches, switches
+from ridgeline.engine.loading.layer_speed import measured_choices
+from ridgeline.engine.loading.switches import check_switches, switches
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels import autotune, extension
 from ridgeline.models.shapes import describe_shape, random_model
@@ -86,7 +86,7 @@ def test_times_of_untuned_layers_are_kept_apart(
 
         def save(self) -> None: ...
 
-    monkeypatch.setattr("ridgeline.engine.layer_speed._Kept", Kept)
+    monkeypatch.setattr("ridgeline.engine.loading.layer_speed._Kept", Kept)
     about = (config, parse_scheme("int8"), (1,), torch.bfloat16, "cuda:0")
     measured_choices(*about)
     with switches(Recipe(tuned=False))():

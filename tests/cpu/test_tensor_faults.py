@@ -12,12 +12,12 @@ from engines import assert_idle, naive_outputs, prompts_of, tiny
 from thread_ranks import ThreadedEngine, run_ranks
 
 from ridgeline.engine import Output, Sampling
-from ridgeline.engine.extras import Job
-from ridgeline.engine.scheduler import Scheduler, SchedulerConfig
-from ridgeline.engine.state import Ask
-from ridgeline.engine.step_plan import StepPlan
-from ridgeline.engine.step_words import job_of, job_words, plan_of, step_words
-from ridgeline.engine.tensor_runner import AgreedGraphs, TensorRunner
+from ridgeline.engine.execution.step_words import job_of, job_words, plan_of, step_words
+from ridgeline.engine.execution.tensor_runner import AgreedGraphs, TensorRunner
+from ridgeline.engine.sampling.extras import Job
+from ridgeline.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from ridgeline.engine.scheduling.state import Ask
+from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.errors import HardwareError, OutOfMemoryError, UsageError
 from ridgeline.parallel.group import HEAD_WORDS, Group
 

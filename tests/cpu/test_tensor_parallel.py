@@ -14,7 +14,7 @@ from thread_ranks import ThreadedEngine, run_ranks
 from tiny_models import MODELS, make_model, save_model
 
 from ridgeline.engine import Sampling
-from ridgeline.engine.footprint import weight_bytes
+from ridgeline.engine.loading.footprint import weight_bytes
 from ridgeline.engine.naive import OneSequence
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import open_checkpoint

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ridgeline.bench import decode_layer, tune_place
+from ridgeline.bench.kernels import decode_layer, tune_place
 from ridgeline.hardware import detect
 from ridgeline.kernels import autotune
 

@@ -8,8 +8,8 @@ from engines import engine_for, prompts_of, tiny
 from torch import Tensor, nn
 
 from ridgeline.errors import OutOfMemoryError
-from ridgeline.ladder import original_place
-from ridgeline.ladder.original_place import is_walked, work_bytes
+from ridgeline.ladder.quantizing import original_place
+from ridgeline.ladder.quantizing.original_place import is_walked, work_bytes
 from ridgeline.models.copies import on_device
 from ridgeline.models.shapes import describe_shape
 from ridgeline.quality.walked import Walked

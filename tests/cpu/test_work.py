@@ -14,13 +14,13 @@ from engines import tiny
 from test_engine_api import writer
 
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.heartbeat import Heartbeat, WatchedRunner
-from ridgeline.engine.histogram import BOUNDS_S, Histogram, percentile
+from ridgeline.engine.execution.step_watch import StepWatch
+from ridgeline.engine.execution.work import NEWS_S, StepMeter, StepTotals, Work, matrix_dtype
 from ridgeline.engine.loop import EngineProgress, Loop
-from ridgeline.engine.state import Stats
-from ridgeline.engine.step_plan import StepPlan
-from ridgeline.engine.step_watch import StepWatch
-from ridgeline.engine.work import NEWS_S, StepMeter, StepTotals, Work, matrix_dtype
+from ridgeline.engine.process.heartbeat import Heartbeat, WatchedRunner
+from ridgeline.engine.scheduling.histogram import BOUNDS_S, Histogram, percentile
+from ridgeline.engine.scheduling.state import Stats
+from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.models.copies import with_kinds
 from ridgeline.profiling.roofline import matrix_units
 from ridgeline.quantization.nearest import quantize_nearest
@@ -71,7 +71,9 @@ def test_totals_are_sums_over_the_plans(monkeypatch: pytest.MonkeyPatch) -> None
 def test_gaps_count_only_while_there_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step from 1 to 3, one from 4 to 6, a rest, one from 100 to 101."""
     marks = iter([1.0, 3.0, 4.0, 6.0, 100.0, 101.0])
-    monkeypatch.setattr("ridgeline.engine.step_watch.time.perf_counter", lambda: next(marks))
+    monkeypatch.setattr(
+        "ridgeline.engine.execution.step_watch.time.perf_counter", lambda: next(marks)
+    )
     meter = StepMeter(torch.device("cpu"))
     plan = StepPlan(1, num_decode_rows=1, num_tokens=[1], positions=[7], first_positions=[7])
     for rests in (False, True, False):
@@ -87,10 +89,12 @@ def test_gaps_count_only_while_there_is_work(monkeypatch: pytest.MonkeyPatch) ->
 def test_steps_the_device_is_not_through_with_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last step before a rest is often counted only after it: the rest is no gap even so."""
     marks = iter([1.0, 3.0, 100.0, 101.0, 101.5, 102.0])
-    monkeypatch.setattr("ridgeline.engine.step_watch.time.perf_counter", lambda: next(marks))
+    monkeypatch.setattr(
+        "ridgeline.engine.execution.step_watch.time.perf_counter", lambda: next(marks)
+    )
     meter, plan = StepMeter(torch.device("cpu")), StepPlan(1)
     over = {3.0: False, 101.0: True, 102.0: True}
-    monkeypatch.setattr("ridgeline.engine.work._is_over", lambda mark: over[mark])
+    monkeypatch.setattr("ridgeline.engine.execution.work._is_over", lambda mark: over[mark])
     for rests in (True, False, False):
         meter.begin()
         meter.end(plan)
@@ -120,7 +124,7 @@ def test_waiting_ends_with_the_first_step_only() -> None:
 
 def test_news_are_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     meter, now = StepMeter(torch.device("cpu")), 50.0
-    monkeypatch.setattr("ridgeline.engine.work.time.monotonic", lambda: now)
+    monkeypatch.setattr("ridgeline.engine.execution.work.time.monotonic", lambda: now)
     assert meter.news(at_once=False) is not None
     assert meter.news(at_once=False) is None
     assert meter.news(at_once=True) is not None

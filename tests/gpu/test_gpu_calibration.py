@@ -15,7 +15,7 @@ from engines import engine_for, prompts_of, tiny
 from ridgeline.models.shapes import random_model
 from ridgeline.quality.perplexity import chosen_logprobs
 from ridgeline.quality.walked import Walked
-from ridgeline.quantization.calibration import quantize_model
+from ridgeline.quantization.calibrating.calibration import quantize_model
 from ridgeline.quantization.methods import Awq, Gptq, Method, SmoothQuant, SparseGpt
 from ridgeline.quantization.scheme import Codes, parse_scheme
 

@@ -10,7 +10,7 @@ from engines import engine_for, prompts_of, tiny
 
 from ridgeline.capture import capture
 from ridgeline.engine import Sampling
-from ridgeline.engine.graphs import Graphs
+from ridgeline.engine.execution.graphs import Graphs
 from ridgeline.kernels.compile_times import CompileTimes
 from ridgeline.kernels.launch import only_compiling
 from ridgeline.kernels.vector_add.triton import vector_add

@@ -18,12 +18,13 @@ from torch import Tensor
 from ridgeline.engine import Engine
 from ridgeline.kernels.attention.inputs import random_cache
 from ridgeline.kernels.attention.reference import AttentionSpec
+from ridgeline.kernels.deterministic_attention import decode as fixed_decode
+from ridgeline.kernels.deterministic_attention import triton as fixed
 from ridgeline.kernels.fixed_linear import agreement
 from ridgeline.kernels.fixed_linear import triton as linear
 from ridgeline.kernels.fixed_linear.tiles import FEW, HOPPER, HOPPER_FEW, PIECE, _paired
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.moe import triton as moe
-from ridgeline.kernels.prefill_attention import fixed, fixed_decode
 from ridgeline.kernels.rms_norm import triton as norm
 from ridgeline.kernels.sampling import sample_rows
 from ridgeline.models import Transformer, build_model, fill_random

@@ -11,7 +11,7 @@ from tiny_models import MODELS
 
 from ridgeline.capture import capture
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.ahead import Ahead
+from ridgeline.engine.execution.ahead import Ahead
 from ridgeline.engine.naive import OneSequence
 from ridgeline.models import Transformer, build_model, fill_random
 from ridgeline.models.shapes import describe_shape
@@ -221,7 +221,7 @@ def test_a_capture_that_fails_costs_a_graph_and_nobodys_request(
 
             return capture(fails if len(calls) == failing else work, pool)
 
-        monkeypatch.setattr("ridgeline.engine.graphs.capture", capture_or_fail)
+        monkeypatch.setattr("ridgeline.engine.execution.graphs.capture", capture_or_fail)
         engine, outputs = run(model, prompts, sampling)
         assert len(engine.runner.graphs.refused) == 1
         assert engine.runner.graphs.found

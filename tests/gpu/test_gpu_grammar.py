@@ -19,9 +19,9 @@ from tiny_tokenizers import byte_level_metadata
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Grammar, Sampling, SupervisedEngine
-from ridgeline.engine.masks import Masks
-from ridgeline.engine.matching import Grammars
 from ridgeline.engine.naive import generate_samples
+from ridgeline.engine.sampling.masks import Masks
+from ridgeline.engine.sampling.matching import Grammars
 from ridgeline.models import Transformer, build_model, fill_random
 from ridgeline.recipe import KV, Limits, Recipe
 

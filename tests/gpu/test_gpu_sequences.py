@@ -6,8 +6,8 @@ import pytest
 import torch
 from kernel_checks import check_forward, make_inputs
 
-from ridgeline.bench.decode_layer import OP as LAYER
-from ridgeline.bench.sequences import all_sequences
+from ridgeline.bench.kernels.decode_layer import OP as LAYER
+from ridgeline.bench.kernels.sequences import all_sequences
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, Op
 

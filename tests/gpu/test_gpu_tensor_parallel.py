@@ -14,8 +14,8 @@ from thread_ranks import ThreadedEngine
 from torch import distributed
 
 from ridgeline.engine import Engine, Sampling, ranks
-from ridgeline.engine.loading import Loaded
-from ridgeline.engine.tensor_runner import AgreedGraphs, TensorRunner
+from ridgeline.engine.execution.tensor_runner import AgreedGraphs, TensorRunner
+from ridgeline.engine.loading.loading import Loaded
 from ridgeline.models import Transformer
 from ridgeline.parallel.links import join
 from ridgeline.recipe import Parallel, Recipe

@@ -17,12 +17,12 @@ from ridgeline.engine import Sampling
 from ridgeline.hardware import Hardware, detect, measure
 from ridgeline.models import Transformer, build_model, fill_random
 from ridgeline.models.shapes import describe_shape
-from ridgeline.profiling.division import UNKNOWN, KernelTime
 from ridgeline.profiling.model_profile import StepProfile, profile_decode, profile_prefill
-from ridgeline.profiling.next_steps import what_next
-from ridgeline.profiling.plain_stepping import NaiveSteps
-from ridgeline.profiling.situation import situation_of
-from ridgeline.profiling.stepping import EngineSteps
+from ridgeline.profiling.predicting.next_steps import what_next
+from ridgeline.profiling.predicting.situation import situation_of
+from ridgeline.profiling.tracing.division import UNKNOWN, KernelTime
+from ridgeline.profiling.tracing.plain_stepping import NaiveSteps
+from ridgeline.profiling.tracing.stepping import EngineSteps
 from ridgeline.recipe import Parallel, Recipe, with_auto
 
 LAYERS = 4

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ridgeline.bench.serve_http import EventReader, ResponseReader
+from ridgeline.bench.serve.http import EventReader, ResponseReader
 
 READ_BYTES = 1 << 16
 

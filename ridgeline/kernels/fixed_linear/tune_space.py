@@ -1,6 +1,6 @@
 """Which tile of the fixed product is fastest, by the time it took: asked by the launcher, timed by
-`ridgeline kernels tune` (`bench/tune.py`). Only tiles that keep the bits are offered, and only such
-a one is believed, whatever a file of choices says.
+`ridgeline kernels tune` (`bench/kernels/tune.py`). Only tiles that keep the bits are offered, and
+only such a one is believed, whatever a file of choices says.
 
     fixed_linear(x, weight, tile=search_space(256, 4096, 14336, False, target)[0])
 """

@@ -45,7 +45,9 @@ def prefill_attention(
         return traced_prefill(q_TNH, *pages, *numbers, *scales, max_new)
     if q_TNH.device.type == "cpu":
         return reference.prefill_attention(q_TNH, *pages, spec, *scales)
-    from ridgeline.kernels.prefill_attention import fixed, fixed_decode, triton
+    from ridgeline.kernels.deterministic_attention import decode as fixed_decode
+    from ridgeline.kernels.deterministic_attention import triton as fixed
+    from ridgeline.kernels.prefill_attention import triton
 
     if split_tokens is not None and order_B is not None:
         cut = (split_tokens, max_length)

@@ -24,11 +24,11 @@ import torch
 from torch import nn
 
 from ridgeline.errors import RidgelineError, UsageError, near_matches
+from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, interleaved
 from ridgeline.ladder.modules.building import Built, Example, build
 from ridgeline.ladder.modules.outputs import Bounds, difference
 from ridgeline.ladder.modules.rungs import Candidate, applies
 from ridgeline.ladder.outcome import Difference, Goal, RungOutcome, Speedup
-from ridgeline.ladder.rounds import MIN_ROUNDS, interleaved
 from ridgeline.profiling.modules.changes import CHANGES, Change
 from ridgeline.profiling.modules.form import Form
 from ridgeline.profiling.modules.gains import Work, predict

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ridgeline.engine.host_quantized import HostQuantizedLinear
+from ridgeline.engine.loading.host_quantized import HostQuantizedLinear
 from ridgeline.kernels.host_library import prepare
 from ridgeline.models.copies import with_kinds
 from ridgeline.quantization.linear import QuantizedLinear

@@ -18,7 +18,7 @@ from torch import nn
 from ridgeline.ladder.modules.building import Built
 from ridgeline.ladder.modules.table import climb_table
 from ridgeline.ladder.outcome import Climb, RungOutcome, Speedup
-from ridgeline.ladder.report import write_report
+from ridgeline.ladder.reporting.report import write_report
 from ridgeline.profiling.modules.form import Form
 from ridgeline.profiling.modules.found import ModuleProfile
 

@@ -21,20 +21,20 @@ from torch import Tensor, nn
 
 from ridgeline.errors import UsageError, near_matches
 from ridgeline.hardware import Hardware
+from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
 from ridgeline.ladder.modules.building import Built, Example
 from ridgeline.ladder.modules.climb import Climber, Settings
 from ridgeline.ladder.modules.copies import copied
 from ridgeline.ladder.modules.optimized import OptimizedModule
 from ridgeline.ladder.modules.outputs import Bounds, difference
 from ridgeline.ladder.outcome import Climb, Figures, Goal, RoofPoint, RungOutcome, Side, Speedup
-from ridgeline.ladder.rounds import MIN_ROUNDS
-from ridgeline.profiling.accuracy import Outcome, remember
 from ridgeline.profiling.modules.form import Form
 from ridgeline.profiling.modules.found import ModuleProfile
 from ridgeline.profiling.modules.gains import accuracy_area
 from ridgeline.profiling.modules.placing import device_of, leaves, mapped, tensors
 from ridgeline.profiling.modules.run import measured, name_of, profiled
 from ridgeline.profiling.modules.tracing import first_line
+from ridgeline.profiling.predicting.accuracy import Outcome, remember
 from ridgeline.profiling.roofline import roof_of
 from ridgeline.progress import Progress
 from ridgeline.quality.gate import USUAL
@@ -69,7 +69,7 @@ def optimize(
     """An `OptimizedModule`; for a model's name, its `Climb`. `inputs` are one tensor, a tuple of
     positional ones, or a mapping of those with names. `max_error` bounds the relative error of any
     output, `max_kl` that of logits; `skip` names rungs to leave out. `options` are for a model's
-    name: see ladder/climb.py's Order.
+    name: see ladder/climbing/climb.py's Order.
     """
     if isinstance(module, str | Path):
         usual = (max_error, round_s) == (Bounds.max_error, Settings.round_s)
@@ -103,7 +103,10 @@ def _climbed_model(
     model: str, max_kl: float | None, options: dict[str, Any], progress: Progress | None
 ) -> Climb:
     """Its folder holds the result. Options are the fields of an Order."""
-    from ridgeline.ladder.climb import Order, climb_model  # pulls the engine in: only for models
+    from ridgeline.ladder.climbing.climb import (  # pulls the engine in: only for models
+        Order,
+        climb_model,
+    )
 
     known = [each.name for each in fields(Order)]
     for name in options:

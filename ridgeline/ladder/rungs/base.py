@@ -1,5 +1,5 @@
 """A rung: does it apply here and why, and the edit of the recipe. What it would give is predicted
-by profiling/gains.py; whether it does is for the climb to measure.
+by profiling/predicting/gains.py; whether it does is for the climb to measure.
 
 A file holds the rungs of one area. To add one: write a function from a `Place` to an `Offer`, or to
 one line that says why not, and name it in the file's RUNGS.

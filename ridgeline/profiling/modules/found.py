@@ -21,10 +21,10 @@ from rich.console import RenderableType
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware import Hardware
 from ridgeline.kernels.cost import OpCost
-from ridgeline.profiling.division import Division, OpTime, Part
 from ridgeline.profiling.modules.tracing import TracedOp
 from ridgeline.profiling.placing import StepVerdict, Verdict, judge_step, place
-from ridgeline.profiling.prediction import Prediction
+from ridgeline.profiling.predicting.prediction import Prediction
+from ridgeline.profiling.tracing.division import Division, OpTime, Part
 from ridgeline.timing import Timing
 
 SCHEMA = 1

@@ -19,14 +19,19 @@ from typing import NamedTuple
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.units import human
-from ridgeline.profiling.accuracy import interval_factor
-from ridgeline.profiling.gains import GUESSED_ERROR, LEAST_ERROR, USUAL_ERROR, with_interval
 from ridgeline.profiling.modules.changes import CHANGES, Change
 from ridgeline.profiling.modules.form import Form
 from ridgeline.profiling.modules.found import Suggestion
 from ridgeline.profiling.modules.tracing import TracedOp
-from ridgeline.profiling.prediction import Prediction
-from ridgeline.profiling.reach import attention_reach, product_reach
+from ridgeline.profiling.predicting.accuracy import interval_factor
+from ridgeline.profiling.predicting.gains import (
+    GUESSED_ERROR,
+    LEAST_ERROR,
+    USUAL_ERROR,
+    with_interval,
+)
+from ridgeline.profiling.predicting.prediction import Prediction
+from ridgeline.profiling.predicting.reach import attention_reach, product_reach
 from ridgeline.profiling.roofline import roof_of
 from ridgeline.quantization.scheme import parse_scheme
 

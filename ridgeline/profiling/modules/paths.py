@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 from torch.profiler import record_function
 
-from ridgeline.profiling.scopes import Marks
+from ridgeline.profiling.tracing.scopes import Marks
 
 MODULE_RANGE = "ridgeline.module "  # how the ranges of modules begin in a trace
 

@@ -27,7 +27,7 @@ from ridgeline.profiling.modules.gains import Work
 from ridgeline.profiling.modules.paths import names_of, parameters_of
 from ridgeline.profiling.modules.placing import device_of, move
 from ridgeline.profiling.modules.tracing import TracedOp, Watched, watch
-from ridgeline.profiling.tracing import MAX_BYTES
+from ridgeline.profiling.tracing.tracing import MAX_BYTES
 from ridgeline.progress import Progress
 from ridgeline.timing import Timing, time_host
 

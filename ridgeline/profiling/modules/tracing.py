@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from ridgeline.profiling.modules.counting import Counting, Op
 from ridgeline.profiling.modules.paths import MODULE_RANGE, Following, Named, Numbered
-from ridgeline.profiling.scopes import ClockMarks, TraceMarks
-from ridgeline.profiling.trace import STEP, DeviceEvent, Trace, read_trace
-from ridgeline.profiling.tracing import traced
+from ridgeline.profiling.tracing.scopes import ClockMarks, TraceMarks
+from ridgeline.profiling.tracing.trace import STEP, DeviceEvent, Trace, read_trace
+from ridgeline.profiling.tracing.tracing import traced
 
 COMPILED = "Torch-Compiled Region"
 OUTSIDE = "(outside modules)"

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ridgeline.server.metrics import Meters
+from ridgeline.server.metrics.metrics import Meters
 
 CHALLENGE = 'Basic realm="ridgeline", charset="UTF-8"'
 FOLDER = Path(__file__).parent

@@ -8,14 +8,14 @@ for prompt in prompts:
 reply = reply_for(asked, prompts, tokenizer, request_id)    # then see reply.py
 """
 
-from ridgeline.server.protocol.asked import ROUTES, Asked, Prompt, Route
 from ridgeline.server.protocol.errors import ApiError, error_body, error_of, refusal
 from ridgeline.server.protocol.limits import Limits
 from ridgeline.server.protocol.openapi import PATHS, model_body, models_body, openapi_document
-from ridgeline.server.protocol.parsing import parse
 from ridgeline.server.protocol.rendering import answer_now, render
-from ridgeline.server.protocol.replies import reply_for
-from ridgeline.server.protocol.reply import Reply, StreamedReply, merged
+from ridgeline.server.protocol.replies.replies import reply_for
+from ridgeline.server.protocol.replies.reply import Reply, StreamedReply, merged
+from ridgeline.server.protocol.requests.asked import ROUTES, Asked, Prompt, Route
+from ridgeline.server.protocol.requests.parsing import parse
 
 __all__ = [
     "PATHS",

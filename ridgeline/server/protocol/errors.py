@@ -24,7 +24,8 @@ from ridgeline.errors import (
 SERVER_ERROR = "server_error"
 TOO_LONG = "context_length_exceeded"  # the code that clients look for
 OURS = (HardwareError, OutOfMemoryError, NumericsError, RequestError)  # no client can cause these
-# Parts of the reasons with which the engine ends a request over its grammar (engine/matching.py).
+# Parts of the reasons with which the engine ends a request over its grammar
+# (engine/sampling/matching.py).
 GRAMMAR_REASONS = ("cannot be followed", "the grammar does not allow", "nothing may follow after")
 
 

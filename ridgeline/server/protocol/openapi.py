@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from ridgeline.server.protocol.asked import Route
-from ridgeline.server.protocol.fields import Body
-from ridgeline.server.protocol.parsing import REQUESTS, check_model
+from ridgeline.server.protocol.requests.asked import Route
+from ridgeline.server.protocol.requests.fields import Body
+from ridgeline.server.protocol.requests.parsing import REQUESTS, check_model
 
 PATHS: dict[Route, str] = {
     "chat": "/v1/chat/completions",

@@ -13,11 +13,11 @@ from typing import Any
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Sampling
-from ridgeline.engine.extras import Pooling
+from ridgeline.engine.sampling.extras import Pooling
 from ridgeline.errors import RidgelineError
-from ridgeline.server.protocol.asked import Asked, Calls, Conversation, Prompt
 from ridgeline.server.protocol.errors import TOO_LONG, ApiError, refusal
 from ridgeline.server.protocol.limits import Limits
+from ridgeline.server.protocol.requests.asked import Asked, Calls, Conversation, Prompt
 from ridgeline.server.protocol.tools import (
     CLOSE_TAG,
     call_grammar,

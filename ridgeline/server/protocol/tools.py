@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.engine import Grammar
-from ridgeline.engine.matching import MAX_WHITESPACE
-from ridgeline.server.protocol.asked import Calls, Conversation, ToolFormat
+from ridgeline.engine.sampling.matching import MAX_WHITESPACE
 from ridgeline.server.protocol.errors import ApiError
-from ridgeline.server.protocol.tool_fields import Tool
+from ridgeline.server.protocol.requests.asked import Calls, Conversation, ToolFormat
+from ridgeline.server.protocol.requests.tool_fields import Tool
 
 OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
 ARGUMENTS: dict[ToolFormat, str] = {"hermes": "arguments", "llama3": "parameters"}

@@ -70,7 +70,7 @@ def argv(folder: Path, out: Path, text: Path, *more: str, scheme: str = "int8") 
 STOPPED = """
 import os, signal, sys
 from ridgeline.cli import main
-from ridgeline.quantization.work import Results
+from ridgeline.quantization.calibrating.work import Results
 
 def keep_and_stop(self, index, result, keep=Results.put):
     keep(self, index, result)

@@ -1,0 +1,160 @@
+"""The highest rate at which a server still meets a bound, found by trying: bracket, then bisect.
+
+A probe is a span of load at one rate; it is met when the wanted share of its requests is. The share
+of a few hundred requests is only known within an interval: a probe whose interval holds the wanted
+share on both sides is repeated with other requests, and all of them count together. The result
+says which rates met and failed the bound beyond doubt. A queue that grows slowly passes a short
+probe, so that probes are long enough to see it: see `probe_length`.
+
+    found = highest_rate(probe, start=4.0, target=0.9, precision=0.05)
+    found.rate, found.failed_rate, found.is_sure
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ridgeline.bench.serve.bound import Bound
+from ridgeline.quality.intervals import Estimate, share_of_counts
+
+MAX_REPEATS = 3  # probes at one rate
+FACTOR = 2.0  # between rates until there is a bracket
+LEAST_REQUESTS = 50  # a probe
+
+
+class Seen(NamedTuple):
+    """One probe."""
+
+    num_requests: int
+    num_within: int
+    num_independent: float | None = None  # requests that say as much; None: all of them
+    note: str | None = None  # of a client that lagged
+
+
+@dataclass(frozen=True)
+class Tried:
+    """All probes at one rate."""
+
+    rate: float
+    num_requests: int
+    share: Estimate
+    target: float
+    note: str | None = None
+
+    @property
+    def is_met(self) -> bool:
+        return self.share.value >= self.target
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the interval lies on one side of the target."""
+        assert self.share.low is not None, "a probe has several requests"
+        assert self.share.high is not None, "a probe has several requests"
+        return self.share.low >= self.target if self.is_met else self.share.high < self.target
+
+
+@dataclass(frozen=True)
+class Found:
+    """`rate` met the bound and `failed_rate` did not; None where no probe says so."""
+
+    tried: tuple[Tried, ...]  # in order of their rates
+    target: float
+    is_bracketed: bool  # down to the precision
+
+    @property
+    def met(self) -> Tried | None:
+        """The highest that was met below the lowest that was not."""
+        lowest = math.inf if self.failed is None else self.failed.rate
+        good = [each for each in self.tried if each.is_met and each.rate < lowest]
+        return good[-1] if good else None
+
+    @property
+    def failed(self) -> Tried | None:
+        return next((each for each in self.tried if not each.is_met), None)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether both ends are beyond doubt, and no client lagged."""
+        ends = (self.met, self.failed)
+        return self.is_bracketed and all(
+            end is not None and end.is_sure and end.note is None for end in ends
+        )
+
+    @property
+    def in_words(self) -> str:
+        met, failed = self.met, self.failed
+        if met is None:
+            lowest = self.tried[0].rate
+            return f"no rate met the bound; the lowest that was tried is {lowest:.3g}/s"
+        text = f"{met.rate:.3g} requests/s meet the bound"
+        text += f" and {failed.rate:.3g} do not" if failed is not None else "; no higher was tried"
+        if self.is_sure:
+            return f"{text}; both with 95% confidence"
+        doubts = [f"{end.rate:.3g}/s is close" for end in (met, failed) if end and not end.is_sure]
+        doubts += ["the client lagged"] * any(end and end.note for end in (met, failed))
+        doubts += [] if self.is_bracketed else ["there was no time to come closer"]
+        return f"{text}; not sure: {', '.join(doubts)}"
+
+
+def highest_rate(
+    probe: Callable[[float, int], Seen],
+    start: float,
+    target: float,
+    precision: float,
+    max_probes: int,
+) -> Found:
+    """`probe(rate, number)` runs one; each number has requests of its own."""
+    tried: dict[float, list[Seen]] = {}
+    num = 0
+
+    def decided(rate: float) -> Tried:
+        nonlocal num
+        while num < max_probes:
+            tried.setdefault(rate, []).append(probe(rate, num))
+            num += 1
+            found = summed(rate, tried[rate], target)
+            if found.is_sure or len(tried[rate]) == MAX_REPEATS:
+                break
+        return summed(rate, tried[rate], target)
+
+    low, high, rate = 0.0, math.inf, start
+    while num < max_probes and high > low * (1 + precision):
+        if decided(rate).is_met:
+            low = rate
+        else:
+            high = rate
+        rate = next_rate(low, high)
+    ends = tuple(summed(rate, tried[rate], target) for rate in sorted(tried))
+    return Found(ends, target, high <= low * (1 + precision))
+
+
+def next_rate(low: float, high: float) -> float:
+    """Twice as much, half as much, or the geometric middle of a bracket."""
+    if math.isinf(high):
+        return low * FACTOR
+    return high / FACTOR if low == 0.0 else math.sqrt(low * high)
+
+
+def summed(rate: float, seen: Sequence[Seen], target: float) -> Tried:
+    total, within = sum(each.num_requests for each in seen), sum(each.num_within for each in seen)
+    counts = [each.num_independent or each.num_requests for each in seen]
+    share = share_of_counts(sum(counts) * within / total, sum(counts))
+    note = next((each.note for each in seen if each.note is not None), None)
+    return Tried(rate, total, share, target, note)
+
+
+class Length(NamedTuple):
+    seconds: float
+    num_requests: int
+
+
+def probe_length(rate: float, bound: Bound, precision: float, least_s: float) -> Length:
+    """Beyond what a server can do by a share `precision`, its queue grows by that share of the time
+    that passes: until this shows against the bound of the first token, a probe must go on.
+    """
+    grown_s = (bound.ttft_s or 0.0) / precision
+    seconds = max(least_s, grown_s, LEAST_REQUESTS / rate)
+    return Length(seconds, max(LEAST_REQUESTS, math.ceil(rate * seconds)))

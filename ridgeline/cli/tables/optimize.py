@@ -1,0 +1,277 @@
+"""A climb in the terminal: what report.html shows, in tables.
+
+    console.print(climb_table(climb))
+
+Words come from ladder/reporting/summary.py, bars and the roofline from plots.py. A name from a file
+may hold anything: it goes through `said`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ridgeline.cli.tables.plots import MARKS, STYLES, axis, bar, key, roofline_plot, said, stack
+from ridgeline.hardware.units import human, human_bytes, percent
+from ridgeline.ladder.outcome import Climb, CurvePoint, Quality, RungOutcome, Speedup
+from ridgeline.ladder.reporting import summary
+from ridgeline.ladder.reporting.report_sections import memory_bars, roof_dots, roofs_of, step_of
+from ridgeline.profiling.drawing import Part, Rise
+from ridgeline.profiling.drawing.bars import part_colours
+from ridgeline.profiling.drawing.roofline import digits
+from ridgeline.profiling.drawing.scales import Scale, spanning
+from ridgeline.profiling.drawing.waterfall import SYMBOLS, waterfall_scale, waterfall_starts
+from ridgeline.profiling.predicting.prediction import Prediction
+
+WIDE = 92  # columns of a terminal that has room for
+BAR = 26  # columns of a bar, instead of
+NARROW_BAR = 14
+OUTCOMES = {"kept": "green", "failed": "red"}
+
+
+def climb_table(climb: Climb) -> RenderableType:
+    """All of it, for `console.print`; nothing in it is read as rich's markup."""
+    return _View(climb)
+
+
+@dataclass(frozen=True)
+class _View:
+    climb: Climb
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from _parts(self.climb, BAR if options.max_width >= WIDE else NARROW_BAR)
+
+
+def _parts(climb: Climb, width: int) -> Iterator[RenderableType]:
+    """`width` is that of a bar."""
+    yield _head(climb)
+    yield _figures(climb)
+    for title, body in (
+        ("The ladder", _ladder(climb, width)),
+        ("Roofline, before and after", _roofline(climb)),
+        ("Over the batch", _curves(climb, width)),
+        ("Memory plan", _memory(climb, width)),
+        ("Quality, against the unmodified model", _quality(climb)),
+        ("What was dropped, and why", _not_kept(climb)),
+        ("Repeat it", _repeat(climb)),
+    ):
+        if body is not None:
+            yield Text(f"\n{title}", style="bold")
+            yield Padding(body, (0, 0, 0, 2))
+
+
+def _plain_table(*columns: str, numbers: Sequence[int] = ()) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for index, name in enumerate(columns):
+        table.add_column(said(name), justify="right" if index in numbers else "left")
+    return table
+
+
+def _head(climb: Climb) -> Text:
+    device = summary.device_in_words(climb.hardware)
+    lines = [
+        said(f"{climb.model} on {device}, for {climb.goal}; {climb.workload}", "dim"),
+        said(summary.headline(climb), "bold"),
+        said("; ".join(summary.facts(climb))),
+    ]
+    lines += [Text().append("! ", "yellow").append_text(said(note)) for note in climb.notes]
+    return _lines(lines)
+
+
+def _figures(climb: Climb) -> RenderableType:
+    table = _plain_table("", "before", "after", numbers=(1, 2))
+    for row in summary.figure_pairs(climb):
+        table.add_row(said(row.name, "dim"), said(row.before), said(row.after, "bold"))
+    return Padding(table, (1, 0, 0, 2))
+
+
+def _ladder(climb: Climb, width: int) -> RenderableType:
+    rungs = summary.measured(climb)
+    if not rungs:
+        return Text("No change was measured.", style="dim")
+    steps = [step_of(rung) for rung in rungs]
+    starts = waterfall_starts(steps)
+    total = _rise(climb.total)
+    scale = waterfall_scale(steps, starts, total)
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("change")
+    table.add_column(axis(scale, width, lambda value: f"{value:g}×"), min_width=width, no_wrap=True)
+    table.add_column("speedup, interval", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for rung, start in zip(rungs, starts, strict=True):
+        _rung_row(table, rung, start, scale, width)
+    if total is not None:
+        drawn = bar(scale, 1.0, total.value, width, "█", "bold") if total.is_drawable else Text()
+        table.add_row(Text("all that was kept", "bold"), drawn, Text(str(total), "bold"))
+    legend = Text().append("▒", "yellow").append(" predicted  ", "dim").append("█", "blue")
+    legend.append(" achieved  ", "dim").append("░", "").append(" measured and not kept", "dim")
+    words = summary.predictions_in_words(climb)
+    return Group(table, legend, *([said(words)] if words else []))
+
+
+def _rung_row(table: Table, rung: RungOutcome, start: float, scale: Scale, width: int) -> None:
+    """What was predicted above what was achieved, as in the page."""
+    bars, figures = [], []
+    own = ("█", "blue") if rung.status == "kept" else ("░", "")
+    for rise, (fill, style) in (
+        (_rise(rung.predicted), ("▒", "yellow")),
+        (_rise(rung.achieved), own),
+    ):
+        if rise is None:
+            continue
+        is_drawable = rise.is_drawable
+        end = start * rise.value
+        bars.append(bar(scale, start, end, width, fill, style) if is_drawable else Text())
+        figures.append(Text(str(rise), "dim" if fill == "▒" else ""))
+    outcome = f"{SYMBOLS.get(rung.status, '·')} {rung.status}"
+    table.add_row(
+        _lines([said(rung.area, "dim"), said(rung.title)]),
+        _lines(bars),
+        _lines(figures),
+        said(outcome, OUTCOMES.get(rung.status, "dim")),
+    )
+
+
+def _lines(texts: Sequence[Text]) -> Text:
+    return Text("\n").join(texts)
+
+
+def _rise(found: Speedup | Prediction | None) -> Rise | None:
+    if found is None:
+        return None
+    value = found.value if isinstance(found, Speedup) else found.speedup
+    return Rise(value, found.low, found.high)
+
+
+def _roofline(climb: Climb) -> RenderableType:
+    dots = roof_dots(climb)
+    if not dots:
+        return Text("No step was placed.", style="dim")
+    table = _plain_table("", "FLOP/byte", "reached", "", numbers=(1, 2))
+    for dot in dots:
+        mark = MARKS[dot.hollow][dot.series % len(STYLES)]
+        name = (
+            Text().append(f"{mark} ", STYLES[dot.series % len(STYLES)]).append_text(said(dot.label))
+        )
+        table.add_row(name, digits(dot.flops_per_byte), dot.reached, said(dot.figures, "dim"))
+    plot = roofline_plot(dots, roofs_of(climb))
+    if plot is None:
+        hint = "This machine's limits are not known; `ridgeline hardware` measures them once."
+        return Group(Text(hint, style="dim"), table)
+    return Group(plot, Text(""), table)
+
+
+def _curves(climb: Climb, width: int) -> RenderableType | None:
+    before = {point.batch: point for point in climb.before.curve}
+    after = {point.batch: point for point in climb.after.curve}
+    points = (*before.values(), *after.values())
+    if not points:
+        return None
+    names = ("batch", "tokens/s before", "after", "", "per token before", "after")
+    table = _plain_table(*names, numbers=(0, 1, 2, 4, 5))
+    scale = spanning((point.output_tokens_per_s for point in points), least=3.0, room=1.5)
+    for batch in sorted({*before, *after}):
+        one, other = before.get(batch), after.get(batch)
+        bars = _speed_bars(one, other, scale, width - 6)
+        table.add_row(f"{batch:,}", _speed(one), _speed(other), bars, _wait(one), _wait(other))
+    return table
+
+
+def _speed_bars(
+    before: CurvePoint | None, after: CurvePoint | None, scale: Scale, width: int
+) -> Text:
+    """Both from the left, logarithmic, the longer one showing behind the other."""
+    speeds = [0.0 if point is None else point.output_tokens_per_s for point in (before, after)]
+    first, last = (round(scale.share(speed) * width) for speed in speeds)
+    text = Text("▒" * first, style="yellow")
+    return text.append("█" * max(0, last - first), style="blue")
+
+
+def _speed(point: CurvePoint | None) -> str:
+    return summary.NONE if point is None else summary.rate(point.output_tokens_per_s)
+
+
+def _wait(point: CurvePoint | None) -> str:
+    return summary.NONE if point is None else human(point.per_output_token_s, "s")
+
+
+def _memory(climb: Climb, width: int) -> RenderableType | None:
+    bars = memory_bars(climb)
+    colours = part_colours(bars)
+    longest = max((sum(part.value for part in each.parts) for each in bars), default=0.0)
+    if not longest:
+        return None
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for each in bars:
+        parts = [(part.value, colours[part.name]) for part in each.parts]
+        total = human_bytes(round(sum(value for value, _ in parts)))
+        drawn.add_row(each.name, stack(parts, longest, 2 * width), total)
+    table = _plain_table("", *(each.name for each in bars), "", numbers=range(1, 1 + len(bars)))
+    for name, colour in colours.items():
+        found = [next((part for part in own.parts if part.name == name), None) for own in bars]
+        meaning = next((each.meaning for each in reversed(found) if each is not None), "")
+        table.add_row(key(colour).append_text(said(name)), *map(_size, found), said(meaning, "dim"))
+    return Group(drawn, table)
+
+
+def _size(part: Part | None) -> str:
+    return summary.NONE if part is None else human_bytes(round(part.value))
+
+
+def _quality(climb: Climb) -> RenderableType:
+    rungs = [(rung, rung.quality) for rung in climb.rungs if rung.quality is not None]
+    if not rungs:
+        return said(summary.no_quality(climb), "dim")
+    table = _plain_table("", "mean KL", "95% interval", "perplexity", "95% interval", "",
+                         numbers=(1, 2, 3, 4))  # fmt: skip
+    for rung, found in rungs:
+        verdict = said("inside", "green") if found.problem is None else said("outside", "red")
+        table.add_row(said(rung.title), *_quality_cells(found), verdict)
+    bounds = said(f"allowed: {summary.bounds_in_words(climb)}", "dim")
+    return Group(table, bounds, *_tasks(climb))
+
+
+def _quality_cells(found: Quality) -> tuple[str, str, str, str]:
+    kl = _ends(found.mean_kl_low, found.mean_kl_high, "{:.3g}")
+    increase = _ends(found.ppl_increase_low, found.ppl_increase_high, "{:+.2%}")
+    return f"{found.mean_kl:.3g}", kl, f"{found.ppl_increase:+.2%}", increase
+
+
+def _ends(low: float | None, high: float | None, form: str) -> str:
+    return "" if low is None or high is None else f"{form.format(low)} to {form.format(high)}"
+
+
+def _tasks(climb: Climb) -> list[Text]:
+    return [
+        said(f"{rung.title}: {found.task} {percent(found.task_score)}, "
+             f"before {percent(found.task_score_before)}")
+        for rung in climb.rungs
+        if (found := rung.quality) is not None and found.task is not None
+    ]  # fmt: skip
+
+
+def _not_kept(climb: Climb) -> RenderableType | None:
+    rungs = summary.not_kept(climb)
+    if not rungs:
+        return None
+    table = _plain_table("", "", "")
+    table.show_header = False
+    for rung in rungs:
+        style = OUTCOMES.get(rung.status, "dim")
+        table.add_row(said(rung.title), said(rung.status, style), said(rung.reason))
+    return table
+
+
+def _repeat(climb: Climb) -> RenderableType:
+    lines = [said(summary.shell(climb.command))]
+    if climb.serve_command:
+        lines.append(said(summary.shell(climb.serve_command)))
+    versions = ", ".join(f"{name} {version}" for name, version in climb.versions.items())
+    measured = f"measured {summary.when(climb)}, in {summary.duration(climb.seconds)}"
+    lines.append(said(f"{measured}; {versions}" if versions else measured, "dim"))
+    return _lines(lines)

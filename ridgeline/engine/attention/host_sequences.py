@@ -1,0 +1,58 @@
+"""The sequences of a step on a CPU, through the CPU kernels: one call stores the new tokens of all
+sequences, one attends. Letters as in paged.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.attention.kv_cache import KVCache
+from ridgeline.engine.attention.paged import PagedSequences
+from ridgeline.engine.steps.batch import StepInputs, StepShape
+from ridgeline.engine.steps.notes import Note
+from ridgeline.engine.steps.rope_tables import RopeTables
+from ridgeline.kernels.prefill_attention.cpu import prefill_attention, supported
+from ridgeline.kernels.rotary_pages.cpu import rotary_pages
+from ridgeline.models.transformer import Attention
+
+
+class HostSequences(PagedSequences):
+    whole_rows = True
+
+    def __init__(
+        self,
+        kv: KVCache,
+        ropes: RopeTables,
+        inputs: StepInputs,
+        shape: StepShape,
+        page_table: Tensor,
+        max_length: int,
+        notes: list[Note] | None = None,
+    ) -> None:
+        super().__init__(kv, ropes, inputs, shape, page_table, max_length, notes)
+        decode = torch.arange(self.num_decode, dtype=torch.int32)
+        self.starts = torch.cat((decode, inputs.starts + self.num_decode))  # decode rows are rows
+
+    @staticmethod
+    def serves(kv: KVCache, dtype: torch.dtype) -> bool:
+        """Whether the kernels know these pages, for a model in this dtype."""
+        k_pages = kv.layers[0].k_pages
+        return supported(dtype, k_pages.dtype, k_pages.shape[3])
+
+    def attend_projected(
+        self, layer: Attention, qkv_TC: Tensor, angles: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        k_pages, v_pages, k_scale, v_scale = self.kv.layers[layer.index]
+        cos_TA, sin_TA = angles if angles is not None else (None, None)
+        stored = (cos_TA, sin_TA, self.inputs.slots, k_pages, v_pages, k_scale, v_scale)
+        self._note("rotary_pages", qkv_TC)
+        if layer.q_norm is None or layer.k_norm is None:
+            q_TNH = rotary_pages(qkv_TC, *stored)
+        else:
+            norms = (layer.q_norm.weight, layer.k_norm.weight)
+            about = (layer.q_norm.eps, layer.q_norm.offset)
+            q_TNH = rotary_pages(qkv_TC, *stored, *norms, *about)
+        self._note("prefill_attention", q_TNH)
+        where = (k_pages, v_pages, self.tables_BP, self.inputs.totals)
+        return prefill_attention(q_TNH, self.starts, *where, layer.spec, k_scale, v_scale)

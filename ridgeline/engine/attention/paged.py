@@ -1,0 +1,191 @@
+"""The sequences of a step as the model asks for them: keys and values in pages.
+
+On a GPU one kernel norms, turns and stores the projection, decode rows go to decode attention and
+all others to prefill attention over pages (steps of decode rows alone may need less: see
+decode_rows.py); on a CPU the reference stores, and cpu_attention.py attends. Letters as in
+batch.py, and P pages of a sequence at most, N query heads, H head dim.
+
+    hidden_TD = model(ids_T, PagedSequences(kv, ropes, inputs, table, shape))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.attention.kv_cache import KVCache
+from ridgeline.engine.steps.batch import StepInputs, StepShape
+from ridgeline.engine.steps.notes import Note
+from ridgeline.engine.steps.rope_tables import RopeTables
+from ridgeline.engine.steps.starting import Started
+from ridgeline.kernels.attention import AttentionSpec
+from ridgeline.kernels.decode_attention import decode_attention
+from ridgeline.kernels.host_attention.pages import DecodeItems, decode_items
+from ridgeline.kernels.host_attention.pages import decode_attention as decode_on_cpu
+from ridgeline.kernels.host_attention.pages import prompt_attention as prompt_on_cpu
+from ridgeline.kernels.pages import Pages
+from ridgeline.kernels.prefill_attention import prefill_attention
+from ridgeline.kernels.rotary import rotate
+from ridgeline.kernels.rotary_pages import rotary_pages
+from ridgeline.models import RopeConfig
+from ridgeline.models.transformer import Attention, ProjectedSequences, RopeAngles
+
+
+def num_table_pages(shape: StepShape, max_length: int, page_size: int) -> int | None:
+    """How much of the page table a step needs; None: all of it."""
+    return -(-max_length // page_size) if shape.num_tokens == shape.num_decode_rows else None
+
+
+def norms_of(layer: Attention) -> dict[str, Any]:
+    """The layer's q/k norm as the kernels take it; nothing, if it has none."""
+    if layer.q_norm is None or layer.k_norm is None:
+        return {}
+    weights = {"q_norm_H": layer.q_norm.weight, "k_norm_H": layer.k_norm.weight}
+    return weights | {"eps": layer.q_norm.eps, "offset": layer.q_norm.offset}
+
+
+class PagedSequences(ProjectedSequences):
+    """`page_table` has a line for each seat; `max_length` bounds the sequences of decode rows;
+    `started` has what was looked up for the step already.
+    """
+
+    whole_rows = False  # whether a stream's last token and its drafts are best one row
+
+    def __init__(
+        self,
+        kv: KVCache,
+        ropes: RopeTables,
+        inputs: StepInputs,
+        shape: StepShape,
+        page_table: Tensor,
+        max_length: int,
+        notes: list[Note] | None = None,
+        started: Started | None = None,
+    ) -> None:
+        self.kv, self.ropes, self.inputs, self.notes = kv, ropes, inputs, notes
+        self.num_decode = shape.num_decode_rows
+        self.num_prompt_tokens = shape.num_tokens - shape.num_decode_rows
+        self.max_length = max_length
+        self.x_TD: Tensor | None = None
+        self.known_angles: RopeAngles = {}
+        if started is not None:
+            self.x_TD, self.tables_BP, self.known_angles = started
+        else:
+            pages = num_table_pages(shape, max_length, kv.page_size)
+            self.tables_BP = page_table[:, :pages].index_select(0, inputs.seats)
+
+    def take_embeddings(self) -> Tensor:
+        x_TD, self.x_TD = self.x_TD, None
+        assert x_TD is not None, "they were not looked up, or are taken already"
+        return x_TD
+
+    def angles(self, rope: RopeConfig) -> tuple[Tensor, Tensor]:
+        if rope in self.known_angles:
+            return self.known_angles[rope]
+        return self.ropes.angles(rope, self.inputs.positions, self.inputs.lengths)
+
+    def attend_projected(
+        self, layer: Attention, qkv_TC: Tensor, angles: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        pages = self.kv.layers[layer.index]
+        self._note("rotary_pages", qkv_TC)
+        q_TNH = self._store(layer, qkv_TC, angles, pages)
+        parts = []
+        if self.num_decode:
+            self._note("decode_attention", q_TNH[: self.num_decode])
+            parts.append(self._decode(q_TNH[: self.num_decode], pages, layer.spec))
+        if self.num_prompt_tokens:
+            self._note("prefill_attention", q_TNH[self.num_decode :])
+            parts.append(self._prompts(q_TNH[self.num_decode :], pages, layer.spec))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _note(self, op: str, x: Tensor) -> None:
+        if self.notes is not None:
+            self.notes.append(Note(op, tuple(x.shape)))
+
+    def _store(
+        self,
+        layer: Attention,
+        qkv_TC: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        pages: Pages,
+    ) -> Tensor:
+        """K and V, normed and turned, into their slots; the queries likewise."""
+        cos_TA, sin_TA = angles if angles is not None else (None, None)
+        return rotary_pages(qkv_TC, cos_TA, sin_TA, self.inputs.slots, *pages, **norms_of(layer))
+
+    def _decode(self, q_DNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
+        k, v, k_scale, v_scale = pages
+        tables, totals = self.tables_BP[: self.num_decode], self.inputs.totals[: self.num_decode]
+        about = (q_DNH, k, v, tables, totals, spec, k_scale, v_scale)
+        return decode_attention(*about, max_length=self.max_length, order_B=self.inputs.order)
+
+    def _prompts(self, q_TNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
+        k, v, k_scale, v_scale = pages
+        tables, totals = self.tables_BP[self.num_decode :], self.inputs.totals[self.num_decode :]
+        starts = self.inputs.starts
+        return prefill_attention(q_TNH, starts, k, v, tables, totals, spec, k_scale, v_scale)
+
+
+class CpuSequences(PagedSequences):
+    """The same on a CPU, where what follows from the page tables is worked out once a step."""
+
+    whole_rows = True
+
+    def __init__(
+        self,
+        kv: KVCache,
+        ropes: RopeTables,
+        inputs: StepInputs,
+        shape: StepShape,
+        page_table: Tensor,
+        max_length: int,
+        notes: list[Note] | None = None,
+    ) -> None:
+        super().__init__(kv, ropes, inputs, shape, page_table, max_length, notes)
+        self.totals = inputs.totals.tolist()
+        self.starts = inputs.starts.tolist()
+        self.items: dict[int | None, DecodeItems] = {}  # by window
+        slots_T = inputs.slots.long()
+        self.all_written = bool((slots_T >= 0).all())
+        self.pages_T, self.places_T = slots_T // kv.page_size, slots_T % kv.page_size
+
+    def _store(
+        self,
+        layer: Attention,
+        qkv_TC: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        pages: Pages,
+    ) -> Tensor:
+        """The reference's arithmetic with fewer passes, in the usual case: values, all written."""
+        if not self.all_written or pages.k_scale is not None or layer.q_norm is not None:
+            return super()._store(layer, qkv_TC, angles, pages)
+        num_kv_heads = pages.k_pages.shape[1]
+        heads = qkv_TC.unflatten(-1, (-1, layer.head_dim))
+        turned, v_TKH = heads[:, :-num_kv_heads].float(), heads[:, -num_kv_heads:]
+        if angles is not None:
+            turned = rotate(turned, *angles)
+        turned = turned.to(qkv_TC.dtype)
+        q_TNH, k_TKH = turned[:, :-num_kv_heads], turned[:, -num_kv_heads:]
+        pages.k_pages[self.pages_T, :, self.places_T] = k_TKH.to(pages.k_pages.dtype)
+        pages.v_pages[self.pages_T, :, self.places_T] = v_TKH.to(pages.v_pages.dtype)
+        return q_TNH
+
+    def _decode(self, q_DNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
+        items = self.items.get(spec.window)
+        if items is None:
+            D = self.num_decode
+            known = (self.tables_BP[:D].numpy(), self.inputs.totals[:D].numpy())
+            items = decode_items(*known, self.kv.page_size, spec.window)
+            self.items[spec.window] = items
+        return decode_on_cpu(q_DNH, pages, items, spec, clean=not self.kv.holds_nan)
+
+    def _prompts(self, q_TNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
+        out_TNH = torch.empty_like(q_TNH)
+        for row, (start, end) in enumerate(zip(self.starts, self.starts[1:], strict=False)):
+            table, total = self.tables_BP[self.num_decode + row], self.totals[self.num_decode + row]
+            about = (pages, table, total, spec, not self.kv.holds_nan)
+            out_TNH[start:end] = prompt_on_cpu(q_TNH[start:end], *about)
+        return out_TNH

@@ -1,0 +1,152 @@
+"""`Recipe(deterministic=True)`: a model whose rows do not know of each other, bit for bit.
+
+`deterministic(model)` is the same model, on the same weights, with every part whose sums could
+depend on the number of rows replaced by one whose sums do not: projections, norms, experts. The
+given model stays as it is. Attention is the sequences' (fixed_attention.py). What stays is per
+element or per row already: embeddings, residuals, rotary angles, sampling.
+
+    runner.model = deterministic(model)         # applied from outside, as quantization is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.fixed_linear import fixed_linear
+from ridgeline.kernels.fixed_linear.agreement import tiles_agree
+from ridgeline.kernels.fixed_linear.host import (
+    BLOCK,
+    activated,
+    block_for,
+    check_functions,
+    in_blocks,
+)
+from ridgeline.kernels.gated_activation import Activation
+from ridgeline.kernels.moe import route
+from ridgeline.kernels.rms_norm import reference as norm_reference
+from ridgeline.models import Transformer
+from ridgeline.models.copies import with_kinds
+from ridgeline.models.transformer import Attention, Block, DenseMLP, ExpertMLP, Linear, RMSNorm
+from ridgeline.products import linear
+
+
+def deterministic(model: Transformer, one_tile: bool | None = None) -> Transformer:
+    """A copy that shares the model's weights. `one_tile`: see kernels/fixed_linear; where it is not
+    given, the chip is asked.
+    """
+    device, dtype = model.embed.weight.device, model.embed.weight.dtype
+    if device.type == "cpu":
+        check_functions()
+    elif one_tile is None:
+        one_tile = not tiles_agree(device, dtype)
+    copy = with_kinds(model, _kind_of)
+    if one_tile and any(isinstance(module, FixedExperts) for module in copy.modules()):
+        raise UnsupportedError(
+            "deterministic needs tiles that give the same bits for a mixture of experts, and this "
+            "chip's do not; leave --deterministic out"
+        )
+    for module in copy.modules():
+        if isinstance(module, FixedLinear):
+            module.one_tile = bool(one_tile)
+    return copy
+
+
+def _kind_of(kind: type[nn.Module]) -> type[nn.Module]:
+    if kind not in REPLACED:
+        raise UnsupportedError(
+            f"deterministic is not known to hold for {kind.__name__} layers; leave "
+            "--deterministic out, or use a model that is not quantized"
+        )
+    return REPLACED[kind]
+
+
+class FixedNorm(RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "cpu":
+            return in_blocks(self._defined, BLOCK, x)
+        from ridgeline.kernels.rms_norm import triton
+
+        out = triton.rms_norm(x, self.weight, self.eps, self.offset, fixed=True)
+        assert isinstance(out, Tensor), "no codes were asked for"
+        return out
+
+    def _defined(self, x: Tensor) -> Tensor:
+        out = norm_reference.rms_norm(x, self.weight, self.eps, self.offset)
+        assert isinstance(out, Tensor), "no codes were asked for"
+        return out
+
+
+class FixedLinear(Linear):
+    one_tile = False
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        norm: RMSNorm | None = None,
+        activation: Activation | None = None,
+        residual_TO: Tensor | None = None,
+        out_TO: Tensor | None = None,
+    ) -> Tensor:
+        """`activation(norm(x) @ weightᵀ + bias) + residual`, in this order on every device."""
+        if norm is not None:
+            x_TD = norm(x_TD)
+        if x_TD.device.type != "cpu":
+            about = (self.bias, residual_TO, activation, self.one_tile, out_TO)
+            return fixed_linear(x_TD, self.weight, *about)
+        if out_TO is not None:
+            return out_TO.copy_(self.forward(x_TD, None, activation, residual_TO))
+        y_TO = in_blocks(_product(self.weight, self.bias), block_for(self.weight), x_TD)
+        if activation is not None:
+            y_TO = activated(y_TO, activation)
+        return y_TO if residual_TO is None else residual_TO + y_TO
+
+
+class FixedExperts(ExpertMLP):
+    def forward(self, x_TD: Tensor, norm: RMSNorm, residual_TD: Tensor | None = None) -> Tensor:
+        x_TD = norm(x_TD)
+        logits_TE = self.router(x_TD)
+        out_TD = (self._on_cpu if x_TD.device.type == "cpu" else self._on_gpu)(x_TD, logits_TE)
+        return out_TD if residual_TD is None else residual_TD + out_TD
+
+    def _on_gpu(self, x_TD: Tensor, logits_TE: Tensor) -> Tensor:
+        from ridgeline.kernels.moe import triton
+
+        weights, experts = triton.route(logits_TE, self.experts_per_token, self.renormalize)
+        return triton.mixture_of_experts(
+            x_TD, weights, experts, self.gate_up, self.down, self.activation, fixed=True
+        )
+
+    def _on_cpu(self, x_TD: Tensor, logits_TE: Tensor) -> Tensor:
+        """The definition's loop over experts, each with its rows in blocks."""
+        about = (self.experts_per_token, self.renormalize)
+        weights_TA, experts_TA = (
+            in_blocks(lambda rows, which=which: route(rows, *about)[which], BLOCK, logits_TE)
+            for which in (0, 1)
+        )
+        out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
+        for expert in experts_TA.unique().tolist():
+            tokens, slots = torch.where(experts_TA == expert)
+            gate_up, down = self.gate_up[expert], self.down[expert]
+            inner = in_blocks(_product(gate_up), block_for(gate_up), x_TD[tokens])
+            inner = activated(inner, self.activation)
+            made = in_blocks(_product(down), block_for(down), inner).float()
+            out_TD = out_TD.index_add(0, tokens, made * weights_TA[tokens, slots].unsqueeze(1))
+        return out_TD.to(x_TD.dtype)
+
+
+def _product(weight_OD: Tensor, bias_O: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    return lambda x_BD: linear(x_BD, weight_OD, bias_O)
+
+
+# Exactly these: a subclass (a quantized or a split projection) may sum in another way.
+REPLACED: dict[type[nn.Module], type[nn.Module]] = {
+    RMSNorm: FixedNorm,
+    Linear: FixedLinear,
+    ExpertMLP: FixedExperts,
+    **{kind: kind for kind in (Transformer, Block, Attention, DenseMLP)},
+    **{kind: kind for kind in (nn.Embedding, nn.ModuleList)},
+}

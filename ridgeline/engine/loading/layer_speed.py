@@ -1,0 +1,230 @@
+"""Which matrices stay plain because their quantized product is slower on this machine.
+
+quantization/choose.py measures; here it does so with the kernels that the engine runs, for the
+batch sizes that its recipe allows. What was measured is kept in a file for each device, so that
+only the first start with a scheme takes these seconds. On a GPU products are timed in a captured
+graph, as the engine runs them: one of several kernels, launched one by one, may take the host more
+than the device, and is then timed as launches. What seems slower is measured once more, and the
+better times count: on a busy machine one bad moment decides nothing.
+
+    choices = measured_choices(config, parse_scheme("int8"), (1, 16), torch.bfloat16, "cuda:0")
+    plain = slower_shapes(choices)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import ridgeline
+from ridgeline.engine.loading.host_model import on_host
+from ridgeline.errors import OutputError, UsageError
+from ridgeline.formats.dtypes import dtype_name
+from ridgeline.formats.files import atomic_write
+from ridgeline.hardware import Hardware, detect
+from ridgeline.hardware.ceilings import cache_path
+from ridgeline.kernels import quantized_linear, skinny_linear
+from ridgeline.kernels.autotune import is_tuned
+from ridgeline.models import ModelConfig
+from ridgeline.progress import Progress
+from ridgeline.quantization.choose import Choice, Timer, Times, measure_shape
+from ridgeline.quantization.scheme import Scheme
+from ridgeline.quantization.sizes import Matrix, model_matrices
+from ridgeline.timing import Timing, time_graph, time_host
+
+log = logging.getLogger(__name__)
+
+TARGET_S, WARMUP_S = 0.06, 0.01
+ON_GPU, ON_CPU = (1, 16), (1,)  # requests at once; a CPU serves mostly one
+
+
+def as_run(fn: Callable[..., object], device: str, *, inputs: Sequence[tuple[Any, ...]]) -> Timing:
+    """Seconds of a call, as the engine makes it: in a graph on a GPU."""
+    about: dict[str, Any] = {"inputs": inputs, "target_s": TARGET_S, "warmup_s": WARMUP_S}
+    if torch.device(device).type == "cpu":
+        return time_host(fn, **about)
+    return time_graph(fn, device=device, num_calls=max(len(inputs), 8), **about)
+
+
+def usual_batches(device: str, max_batch: int | None = None) -> tuple[int, ...]:
+    sizes = ON_CPU if torch.device(device).type == "cpu" else ON_GPU
+    return tuple(size for size in sizes if max_batch is None or size <= max_batch)
+
+
+def measured_choices(
+    config: ModelConfig,
+    scheme: Scheme,
+    batch_sizes: Sequence[int],
+    dtype: torch.dtype,
+    device: str,
+    *,
+    host_kernels: bool = True,
+    timer: Timer = as_run,
+    progress: Progress | None = None,
+) -> list[Choice]:
+    """A choice for each shape of the model's projections."""
+    shapes = list(dict.fromkeys(model_matrices(config)))
+    about: dict[str, Any] = {"host_kernels": host_kernels, "timer": timer, "progress": progress}
+    return measured_shapes(shapes, scheme, batch_sizes, dtype, device, **about)
+
+
+def measured_shapes(
+    shapes: Sequence[Matrix],
+    scheme: Scheme,
+    batch_sizes: Sequence[int],
+    dtype: torch.dtype,
+    device: str,
+    *,
+    host_kernels: bool = True,
+    timer: Timer = as_run,
+    progress: Progress | None = None,
+) -> list[Choice]:
+    """A choice for each. `host_kernels`: whether a CPU runs its own kernels, which are built by
+    now, or the references.
+    """
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise UsageError(f"batch sizes are {list(batch_sizes)}; give numbers of at least 1")
+    sizes = sorted(set(batch_sizes))
+    kept = _Kept(device)
+    on_cpu = torch.device(device).type == "cpu"
+    ready: Callable[[Any], nn.Module] = on_host if on_cpu and host_kernels else _as_it_is
+    kernels = "fused" if not on_cpu or host_kernels else "reference"
+    kernels += "" if on_cpu or is_tuned() else " untuned"
+    how = "by the clock" if on_cpu else "in graphs"  # other times are not comparable
+    found = []
+    for done, shape in enumerate(shapes):
+        key = f"{scheme.name} {dtype_name(dtype)} {kernels} {how} {tuple(shape)} {sizes}"
+        choice = kept.get(key, shape, scheme)
+        if choice is None:
+            if progress is not None:
+                progress(f"timing {scheme.name}", done, len(shapes))
+            with torch.random.fork_rng([] if on_cpu else [torch.device(device)]):
+                choice = _twice(shape, scheme, sizes, dtype, device, ready, timer)
+            kept.put(key, choice)
+        found.append(choice)
+    kept.save()
+    return found
+
+
+def known_speedup(
+    hardware: Hardware,
+    scheme: Scheme,
+    dtype: torch.dtype,
+    kernels: str,
+    shape: Matrix,
+    rows: float,
+) -> float | None:
+    """How many times faster a product of these rows is by codes, where that was measured here for
+    about as many (within four times); nothing is measured now.
+    """
+    how = "by the clock" if hardware.device_type == "cpu" else "in graphs"
+    about = f"{scheme.name} {dtype_name(dtype)} {kernels} {how} {tuple(shape)} "
+    times: list[dict[str, Any]] = []
+    for key, found in _times_of(hardware).items():
+        times += found if key.startswith(about) else []
+    try:
+        near = [one for one in (Times(**each) for each in times) if _is_near(one.rows, rows)]
+        return min(near, key=lambda one: abs(one.rows - rows)).speedup if near else None
+    except (TypeError, ZeroDivisionError):
+        return None
+
+
+def _is_near(measured: int, rows: float) -> bool:
+    return measured / 4 <= rows <= measured * 4
+
+
+def _times_of(hardware: Hardware) -> dict[str, Any]:
+    file = layers_file(hardware)
+    try:
+        return _read_times(file, file.stat().st_mtime_ns)
+    except OSError:
+        return {}
+
+
+@lru_cache(maxsize=4)
+def _read_times(file: Path, changed: int) -> dict[str, Any]:
+    """`changed` is when: another time is read anew."""
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        return dict(document["times"]) if document["version"] == times_version() else {}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+
+
+def layers_file(hardware: Hardware) -> Path:
+    """The times of one device; its name says device, driver, torch and Triton."""
+    place = cache_path(hardware)
+    return place.parent.parent / "layers" / place.name
+
+
+@lru_cache(maxsize=1)
+def times_version() -> str:
+    """What times hold for: this Ridgeline, with the products' kernels as they are now."""
+    found = hashlib.sha256()
+    for op in (quantized_linear, skinny_linear):
+        folder = Path(op.__path__[0])
+        for file in sorted(each for each in folder.iterdir() if each.is_file()):
+            found.update(file.name.encode() + file.read_bytes())
+    return f"{ridgeline.__version__} {found.hexdigest()[:12]}"
+
+
+def _as_it_is(layer: nn.Module) -> nn.Module:
+    return layer
+
+
+def _twice(shape: Matrix, scheme: Scheme, sizes: Sequence[int], *about: Any) -> Choice:
+    first = measure_shape(shape, scheme, sizes, *about)
+    if first.quantize or not first.times:
+        return first
+    again = measure_shape(shape, scheme, sizes, *about)
+    best = (
+        Times(one.rows, min(one.plain_s, two.plain_s), min(one.quantized_s, two.quantized_s))
+        for one, two in zip(first.times, again.times, strict=True)
+    )
+    return Choice(*shape, scheme.name, tuple(best))
+
+
+class _Kept:
+    """The file of times of one device."""
+
+    def __init__(self, device: str) -> None:
+        self.file = layers_file(detect(device))
+        self.values: dict[str, Any] = {}
+        self.is_new = False
+        try:
+            document = json.loads(self.file.read_text(encoding="utf-8"))
+            if document["version"] == times_version():  # other kernels have other times
+                self.values = dict(document["times"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            log.warning("%s is not readable (%s); measuring anew", self.file, type(error).__name__)
+
+    def get(self, key: str, shape: Matrix, scheme: Scheme) -> Choice | None:
+        try:
+            times = tuple(Times(**one) for one in self.values[key])
+        except (KeyError, TypeError):
+            return None
+        return Choice(*shape, scheme.name, times)
+
+    def put(self, key: str, choice: Choice) -> None:
+        self.values[key] = [asdict(times) for times in choice.times]
+        self.is_new = True
+
+    def save(self) -> None:
+        if not self.is_new:
+            return
+        try:
+            with atomic_write(self.file) as file:
+                json.dump({"version": times_version(), "times": self.values}, file, indent=1)
+        except OutputError as error:
+            log.warning("%s; times of layers are measured again next time", error)

@@ -1,0 +1,93 @@
+"""A request as the process that supervises the engine holds it: all that is needed to go on with it
+in another process, from the tokens it has.
+
+A request goes over as one part; with several outputs that have begun, it goes on as one part for
+each, with the output's own seed. Deltas that were delivered are never delivered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ridgeline.engine.process.worker import Add, Token
+from ridgeline.engine.requests.request import Sampling
+from ridgeline.engine.sampling.extras import Job
+from ridgeline.engine.sampling.live import LiveRequest
+from ridgeline.engine.scheduling.state import Ask, End
+
+
+class Part(NamedTuple):
+    """What the engine's process knows as one request."""
+
+    request: Held
+    first_sample: int  # its sample 0 is this one of the request's
+
+
+@dataclass(eq=False)
+class Held:
+    ask: Ask
+    live: LiveRequest
+    numbers: list[int]  # of its parts that are in the engine's process
+    num_trials: int = 0  # how often it was run alone because it may have been to blame
+    num_tokens: int = 0  # that came since it was last sent
+
+    @property
+    def open_samples(self) -> list[int]:
+        """Outputs that have not ended."""
+        samples = self.live.samples
+        return [index for index, sample in enumerate(samples) if sample.finish_reason is None]
+
+    @property
+    def has_begun(self) -> bool:
+        return any(sample.tokens for sample in self.live.samples)
+
+    def is_overdue(self, now: float) -> bool:
+        return self.ask.deadline is not None and self.ask.deadline <= now
+
+    def parts(self, numbers: Iterator[int]) -> Iterator[tuple[Part, Add]]:
+        """What is to be sent, each part with its number."""
+        self.num_tokens = 0
+        if not self.has_begun:
+            yield Part(self, 0), Add(replace(self.ask, request_id=next(numbers)), self.live.job)
+            return
+        for sample in self.open_samples:
+            ask = replace(
+                self.ask,
+                request_id=next(numbers),
+                num_samples=1,
+                output=tuple(self.live.samples[sample].tokens),
+                reuse_prefix=True,
+                reuse_limit=None,
+            )
+            job: Job = replace(self.live.job, sampling=_continued(self.live.job.sampling, sample))
+            yield Part(self, sample), Add(ask, job)
+
+    def take(self, message: Token, sample: int) -> bool:
+        """A token of one of the outputs. Whether a stop string ends that output now."""
+        if self.live.samples[sample].finish_reason is not None:
+            return False  # it came before the other side heard of the end
+        self.num_tokens += 1
+        return self.live.push(sample, message.token, message.logprob, message.reason)
+
+    def ended(self, end: End) -> None:
+        """It has ended. Of a stop string the other side may not have heard in time."""
+        reason, samples = end.reason, self.live.samples
+        if end.status == "finished" and len(samples) == 1:
+            reason = samples[0].finish_reason or reason
+        self.live.end(End(self.ask.request_id, end.status, reason))
+
+
+def _continued(sampling: Sampling, sample: int) -> Sampling:
+    """The settings of one output that has begun, as a request of its own. Its prompt's
+    log-probabilities are there.
+    """
+    return replace(
+        sampling,
+        n=1,
+        best_of=None,
+        seed=sampling.sample_seed(sample),
+        logprobs=(sampling.logprobs or 0) if sampling.wants_logprobs else None,
+        prompt_logprobs=None,
+    )

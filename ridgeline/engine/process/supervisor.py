@@ -1,0 +1,400 @@
+"""An engine that outlives its process: when the device fails for good, or the process dies, another
+one is started and the requests go on from the tokens they have.
+
+Those that were in the lost steps are suspects. They run first, one at a time, for a few tokens;
+who kills the process again is failed, with the reason, and the others go on. A request that becomes
+a suspect again is run alone to its end. What a request gives is what it would have given.
+
+    with SupervisedEngine("demo") as engine:      # otherwise as an Engine
+        print(engine.generate("The sky is")[0].text)
+        engine.progress                           # told even while the process is stuck in a step
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from itertools import count
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.execution.faults import reason_of
+from ridgeline.engine.loading.loading import tokenizer_of
+from ridgeline.engine.loop import EngineProgress
+from ridgeline.engine.process.held import Held, Part
+from ridgeline.engine.process.worker import (
+    Cancel,
+    Finish,
+    Message,
+    Order,
+    Ready,
+    Refused,
+    Started,
+    State,
+    Token,
+    Worker,
+)
+from ridgeline.engine.sampling.extras import EmbeddingPart, PromptPart
+from ridgeline.engine.sampling.live import LiveRequest
+from ridgeline.engine.sampling.outputs import Event
+from ridgeline.engine.scheduling.scheduler import MAX_STEPS_OUT
+from ridgeline.engine.scheduling.state import Ask, End, Stats, Status
+from ridgeline.errors import HardwareError, RidgelineError, UnsupportedError, UsageError
+from ridgeline.models.checkpoint import resolve_model
+from ridgeline.progress import Progress
+from ridgeline.recipe import Recipe
+
+log = logging.getLogger(__name__)
+
+WAIT_S, SHORT_WAIT_S = 0.1, 0.005  # that `advance` waits for news at most; while suspects wait
+TRIAL_TOKENS = MAX_STEPS_OUT + 2  # of each output: a suspect has then passed the steps it was in
+MAX_BARREN = 5  # processes in a row that died before they had answered anything
+
+
+class Supervisor:
+    """Plays the loop's part (loop.py), with the loop in another process."""
+
+    def __init__(self, order: Order, early: Started | None = None) -> None:
+        """`early` is the first process, where that has begun already."""
+        self.num_restarts = 0
+        self.patience_s = WAIT_S
+        self._order = order
+        self._worker = self._new_worker() if early is None else Worker(order, early)
+        self._numbers = count(1)
+        self._held: dict[Hashable, Held] = {}  # in the order in which they came
+        self._parts: dict[int, Part] = {}  # those in the process, by their numbers there
+        self._suspects: deque[Held] = deque()
+        self._on_trial: Held | None = None
+        self._num_barren = self._num_steps = 0
+        self._broken: RidgelineError | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._held)
+
+    @property
+    def progress(self) -> EngineProgress:
+        now = self._worker.heartbeat.progress
+        return now._replace(num_steps=now.num_steps + self._num_steps)
+
+    @property
+    def stats(self) -> Stats:
+        """Of the process that runs now."""
+        return self._worker.heartbeat.stats
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the process is loaded; it may have died a moment ago."""
+        return self._worker.is_ready and self._broken is None
+
+    @property
+    def broken(self) -> RidgelineError | None:
+        """Why no process is started any more."""
+        return self._broken
+
+    def wait(self, others: Sequence[int], seconds: float) -> None:
+        """Until the process has news, or one of these file descriptors can be read."""
+        if self._broken is None:
+            self._worker.wait(others, SHORT_WAIT_S if self._suspects else seconds)
+        else:
+            time.sleep(SHORT_WAIT_S)
+
+    def revive(self) -> None:
+        """Once more, after it was given up; the next death in vain gives up at once."""
+        assert self._broken is not None, "an engine that runs is not revived"
+        self._broken, self._num_barren = None, MAX_BARREN - 1
+        self._begin_anew()
+
+    def wait_until_ready(self) -> Ready:
+        """The first process must come up; why not is an error."""
+        while True:
+            messages = self._worker.receive(WAIT_S)
+            if messages is None:
+                raise HardwareError(f"the engine could not be started: {self._worker.bury()}")
+            for message in messages:
+                if isinstance(message, Refused):
+                    self.close()
+                    raise message.error
+                if isinstance(message, Ready):
+                    return message
+
+    def submit(self, ask: Ask, live: LiveRequest) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if ask.request_id in self._held:
+            raise UsageError(f"request {ask.request_id!r} is already there; give each its own id")
+        self._held[ask.request_id] = Held(ask, live, [])
+        self._send_next()
+
+    def cancel(self, request_id: Hashable) -> bool:
+        """End a request now; False if it has ended already."""
+        held = self._held.get(request_id)
+        if held is None:
+            return False
+        self._end(held, End(request_id, "cancelled", "cancelled"))
+        return True
+
+    def advance(self) -> None:
+        """Hear what the process has to tell, and start another if it has died."""
+        for held in [held for held in self._held.values() if not held.numbers]:
+            if held.is_overdue(time.monotonic()):
+                reason = f"its deadline of {held.ask.deadline} passed"
+                self._end(held, End(held.ask.request_id, "cancelled", reason))
+        if self._broken is not None:
+            return
+        shortest = SHORT_WAIT_S if self._suspects else WAIT_S
+        messages = self._worker.receive(min(shortest, self.patience_s))
+        if messages is None:
+            self._restart()
+            return
+        for message in messages:
+            self._take(message)
+        self._send_next()
+
+    def kill(self) -> None:
+        """End the process as if it had died."""
+        self._worker.kill()
+
+    def close(self) -> None:
+        """End the process, and all requests."""
+        self._worker.close()
+        self._give_up(HardwareError("the engine was closed"), "cancelled")
+
+    def _send_next(self) -> None:
+        """All that wait; the next suspect alone, as long as there are any."""
+        if self._on_trial is not None or self._broken is not None or not self._worker.is_ready:
+            return
+        if self._suspects:
+            if self._worker.heartbeat.in_steps():
+                return  # the last one's
+            self._on_trial = self._suspects.popleft()
+            self._on_trial.num_trials += 1
+            self._send(self._on_trial)
+            return
+        for held in self._held.values():
+            if not held.numbers:
+                self._send(held)
+
+    def _send(self, held: Held) -> None:
+        for part, add in held.parts(self._numbers):
+            number = add.ask.request_id
+            assert isinstance(number, int), "parts are numbered"
+            self._parts[number] = part
+            held.numbers.append(number)
+            self._worker.send(add)
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Token(number, sample):
+                self._take_token(number, sample, message)
+            case PromptPart(number):
+                self._guarded(number, lambda live: live.take_prompt(message))
+            case State(number, first, num_tokens, values):
+                part = EmbeddingPart(number, first, num_tokens, torch.from_numpy(values))
+                self._guarded(number, lambda live: live.take_embedding(part))
+            case End(number):
+                self._take_end(number, message)
+
+    def _take_token(self, number: int, sample: int, message: Token) -> None:
+        def take(live: LiveRequest) -> None:
+            part = self._parts[number]
+            if part.request.take(message, part.first_sample + sample):
+                self._worker.send(Finish(number, sample))
+
+        self._guarded(number, take)
+        tried = self._on_trial
+        if tried is not None and tried.num_trials == 1 and _has_passed(tried):
+            self._take_out(tried)  # its pages stay in the prefix cache for when it goes on
+            self._on_trial = None
+
+    def _take_end(self, number: Hashable, end: End) -> None:
+        part = self._parts.pop(number, None) if isinstance(number, int) else None
+        if part is None:
+            return
+        held = part.request
+        held.numbers = [other for other in held.numbers if other != number]
+        if end.status != "finished" or not held.numbers:
+            self._end(held, end)
+
+    def _guarded(self, number: Hashable, work: Callable[[LiveRequest], None]) -> None:
+        """As the loop does it: what goes wrong for a request goes wrong for that one alone."""
+        part = self._parts.get(number) if isinstance(number, int) else None
+        if part is None:
+            return
+        try:
+            work(part.request.live)
+        except Exception as error:
+            request_id = part.request.ask.request_id
+            log.warning("request %r failed: %s", request_id, reason_of(error))
+            self._end(part.request, End(request_id, "failed", reason_of(error)))
+
+    def _end(self, held: Held, end: End) -> None:
+        self._take_out(held)
+        del self._held[held.ask.request_id]
+        if held in self._suspects:
+            self._suspects.remove(held)
+        held.ended(end)
+        if self._on_trial is held:
+            self._on_trial = None
+
+    def _take_out(self, held: Held) -> None:
+        """Out of the process; what still comes for it is not heard."""
+        for number in held.numbers:
+            del self._parts[number]
+            self._worker.send(Cancel(number))
+        held.numbers.clear()
+
+    def _restart(self) -> None:
+        """The process has died: find the suspects, fail the one that was on trial, go on."""
+        worker, tried = self._worker, self._on_trial
+        reason = worker.bury()
+        self._num_steps += worker.heartbeat.progress.num_steps
+        suspects = self._suspected(worker.heartbeat.in_steps())
+        if worker.has_answered:
+            self._num_barren = 0
+        elif suspects or not worker.is_ready:  # one that had nothing to do says nothing
+            self._num_barren += 1
+        self._lose_all()
+        if tried is not None:
+            why = f"the engine died each time this request was running; the last time: {reason}"
+            self._end(tried, End(tried.ask.request_id, "failed", why))
+        self._suspects.extend(held for held in suspects if held is not tried)
+        self._end_complete()
+        log.warning("the engine has died (%s); %d requests go on", reason, len(self._held))
+        if self._num_barren >= MAX_BARREN:
+            error = HardwareError(f"the engine died {MAX_BARREN} times in a row: {reason}")
+            self._give_up(error, "failed")
+            return
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.num_restarts += 1
+        self._worker = self._new_worker()
+
+    def _new_worker(self) -> Worker:
+        return Worker(self._order)
+
+    def _suspected(self, numbers: set[int]) -> list[Held]:
+        """Who was in the lost steps; if none was out, who was in the process at all."""
+        found = [part.request for number, part in self._parts.items() if number in numbers]
+        found = found or [part.request for part in self._parts.values()]
+        return list(dict.fromkeys(found))
+
+    def _lose_all(self) -> None:
+        self._parts.clear()
+        for held in self._held.values():
+            held.numbers.clear()
+        self._on_trial = None
+
+    def _end_complete(self) -> None:
+        """Those that had all their tokens, and only the news of their end was lost."""
+        for held in list(self._held.values()):
+            if held.has_begun and not held.open_samples:
+                self._end(held, End(held.ask.request_id, "finished", "stop"))
+
+    def _give_up(self, error: RidgelineError, status: Status) -> None:
+        self._broken = error
+        for held in list(self._held.values()):
+            self._end(held, End(held.ask.request_id, status, str(error)))
+
+
+def _has_passed(tried: Held) -> bool:
+    """Who has all its tokens stays for the news of its end."""
+    enough = TRIAL_TOKENS * len(tried.live.samples)
+    return bool(tried.numbers and tried.open_samples) and tried.num_tokens >= enough
+
+
+class SupervisedEngine(Engine):
+    """An Engine whose model is in another process; it has no `model`, `runner` or `scheduler`. A
+    script that makes one does so under `if __name__ == "__main__":`, because the new process
+    imports it.
+    """
+
+    num_replicas = 1  # engines behind this one
+
+    def __init__(
+        self,
+        model: str | Path,
+        recipe: Recipe | None = None,
+        *,
+        device: str = "auto",
+        num_pages: int | None = None,
+        progress: Progress | None = None,
+        setup: Callable[[Engine], None] | None = None,
+        early: Started | None = None,
+    ) -> None:
+        """`setup`, a function of a module, is called with the engine in its process whenever one
+        has started. `early` is a process that waits for what to load (cli/early.py).
+        """
+        if not isinstance(model, (str, Path)):
+            raise UsageError("a supervised engine loads its model itself: give its name or path")
+        path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
+        self._supervisor = Supervisor(Order(path, recipe, device, num_pages, setup), early)
+        try:
+            self.tokenizer = tokenizer_of(path)  # while the process loads
+        except BaseException:
+            self._supervisor.kill()
+            self._supervisor.close()
+            raise
+        self._begin()
+
+    def _begin(self) -> None:
+        """When the process is up: what it says of itself."""
+        ready = self._supervisor.wait_until_ready()
+        self.config, self.recipe, self.memory_plan, self.costs = ready
+        self.max_context = self.recipe.limits.filled().max_context
+        self._loop = self._supervisor
+        self._events: list[Event] = []
+        self._numbers = count()
+
+    @property
+    def stats(self) -> Stats:
+        return self._supervisor.stats
+
+    @property
+    def num_restarts(self) -> int:
+        """Processes that were started after the first."""
+        return self._supervisor.num_restarts
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a process is there that takes requests; until then they wait."""
+        return self._supervisor.is_up
+
+    @property
+    def broken(self) -> RidgelineError | None:
+        """Why nothing is tried any more, where processes died in a row. `revive` tries again."""
+        return self._supervisor.broken
+
+    def wait(self, others: Sequence[int], seconds: float) -> None:
+        """Until there is something for `step` to take, or one of these file descriptors can be
+        read: for a caller who waits for other things too (see `be_patient`).
+        """
+        self._supervisor.wait(others, seconds)
+
+    def be_patient(self, seconds: float) -> None:
+        """How long `step` waits for news at most."""
+        self._supervisor.patience_s = seconds
+
+    def revive(self) -> None:
+        """Start a process again after all that were tried had died."""
+        self._supervisor.revive()
+
+    def forget_prefixes(self) -> None:
+        raise UnsupportedError("a supervised engine keeps its prefixes; use Engine to measure")
+
+    def score(self, *_: object, **__: object) -> list[Tensor]:
+        raise UnsupportedError("a supervised engine hands no logits out; use Engine to measure")
+
+    def restart(self) -> None:
+        """Give up on a process that is stuck, as `progress` tells: requests go on in another."""
+        self._supervisor.kill()
+
+    def close(self) -> None:
+        """End the process. Requests that are not done are cancelled."""
+        self._supervisor.close()

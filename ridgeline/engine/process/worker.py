@@ -1,0 +1,336 @@
+"""The engine in a process of its own: this file is that process, and the handle of whoever started
+it. Commands go in; tokens, not texts, come out.
+
+A device that has failed stays failed for the process that uses it. Here the process is lost with
+it, and nothing else: supervisor.py starts another. One thread reads commands all the time, so that
+neither side can wait for the other to listen.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.execution.ahead import Ahead
+from ridgeline.engine.execution.faults import reason_of
+from ridgeline.engine.execution.work import CostBase, StepMeter, cost_base
+from ridgeline.engine.loading.memory import MemoryPlan
+from ridgeline.engine.loop import Loop
+from ridgeline.engine.process.heartbeat import Heartbeat, WatchedRunner
+from ridgeline.engine.requests.request import FinishReason
+from ridgeline.engine.sampling.choosing import TokenLogprob
+from ridgeline.engine.sampling.extras import EmbeddingPart, Job, PromptPart
+from ridgeline.engine.sampling.live import LiveRequest
+from ridgeline.engine.scheduling.state import Ask, End
+from ridgeline.errors import HardwareError, RidgelineError
+from ridgeline.hardware import Hardware, detect, load_cached
+from ridgeline.models import ModelConfig
+from ridgeline.recipe import Recipe
+
+LOST_EXIT_CODE = 3
+END_S = 5.0  # that a process is given to end by itself
+QUIET_S = 0.5  # without a request, before time is taken for a graph
+
+
+@dataclass(frozen=True)
+class Order:
+    """How the engine is made there."""
+
+    model: Path
+    recipe: Recipe | None
+    device: str
+    num_pages: int | None
+    setup: Callable[[Engine], None] | None  # called with it before it runs; found by its name
+
+
+class Started(Protocol):
+    """A process that waits for an order (cli/early.py), and the ways to it."""
+
+    @property
+    def process(self) -> Any: ...
+
+    @property
+    def connection(self) -> Connection: ...
+
+    @property
+    def memory(self) -> Any: ...
+
+
+class Ready(NamedTuple):
+    """The engine is loaded."""
+
+    config: ModelConfig
+    recipe: Recipe
+    memory_plan: MemoryPlan
+    costs: CostBase | None = None  # what work is held against
+
+
+class Refused(NamedTuple):
+    """It cannot be loaded."""
+
+    error: RidgelineError
+
+
+class Lost(NamedTuple):
+    """It cannot go on."""
+
+    reason: str
+
+
+class Token(NamedTuple):
+    number: int  # of the request: its id there
+    sample: int
+    token: int
+    logprob: TokenLogprob | None
+    reason: FinishReason | None
+
+
+class State(NamedTuple):
+    """An EmbeddingPart, without torch's ways of sending tensors."""
+
+    number: int
+    first: int
+    num_tokens: int
+    values: np.ndarray
+
+
+class Add(NamedTuple):
+    ask: Ask
+    job: Job
+
+
+class Cancel(NamedTuple):
+    number: int
+
+
+class Finish(NamedTuple):
+    """A stop string has ended an output."""
+
+    number: int
+    sample: int
+
+
+Message = Ready | Refused | Lost | Token | PromptPart | State | End
+Command = Add | Cancel | Finish
+
+
+class Relay(LiveRequest):
+    """Stands for a request where it is computed: what comes is passed on as it is."""
+
+    def __init__(
+        self, request_id: Hashable, job: Job, outbox: list[Message], meter: StepMeter
+    ) -> None:
+        assert isinstance(request_id, int), "supervisor.py numbers requests"
+        self.request_id, self.job, self.outbox = request_id, job, outbox
+        self.number, self.meter = request_id, meter
+
+    def push(
+        self, sample: int, token: int, logprob: TokenLogprob | None, reason: FinishReason | None
+    ) -> bool:
+        self.meter.answered(self.number)
+        self.outbox.append(Token(self.number, sample, token, logprob, reason))
+        return False
+
+    def take_prompt(self, part: PromptPart) -> None:
+        self.outbox.append(part)
+
+    def take_embedding(self, part: EmbeddingPart) -> None:
+        self.outbox.append(State(self.number, part.first, part.num_tokens, part.state.numpy()))
+
+    def end(self, end: End) -> None:
+        self.meter.left(self.number)
+        self.outbox.append(end)
+
+
+def run_worker(connection: Connection, heartbeat: Heartbeat, order: Order) -> None:
+    """The process. It ends with the one that started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the other one to act upon
+    try:
+        engine = Engine(order.model, order.recipe, device=order.device, num_pages=order.num_pages)
+        if order.setup is not None:
+            order.setup(engine)
+    except Exception as error:
+        known = error if isinstance(error, RidgelineError) else HardwareError(reason_of(error))
+        connection.send([Refused(known)])
+        return
+    heartbeat.note(engine.progress, engine.stats)
+    costs = cost_base(engine.model, engine.recipe, machine_of(engine), engine.ranks_a_device)
+    try:
+        connection.send([Ready(engine.config, engine.recipe, engine.memory_plan, costs)])
+    except BrokenPipeError:
+        return  # nobody is there any more
+    inbox: SimpleQueue[Command] = SimpleQueue()
+    threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()
+    loop = engine._loop
+    assert isinstance(loop, Loop), "an Engine runs its own steps"
+    meter, ahead = StepMeter(loop.runner.device), Ahead(engine.runner)
+    loop.runner = WatchedRunner(loop.runner, heartbeat, meter)  # type: ignore[assignment]
+    _serve(loop, connection, heartbeat, inbox, meter, ahead)
+
+
+def run_early(connection: Connection, memory: Any) -> None:
+    """The process, where it was started before it was known what to load."""
+    try:
+        order: Order = connection.recv()
+    except (EOFError, OSError):
+        return  # nothing: the other one has ended
+    run_worker(connection, Heartbeat(memory=memory), order)
+
+
+def machine_of(engine: Engine) -> Hardware:
+    """The device with the ceilings that were measured before; nothing is measured here."""
+    device = engine.runner.device
+    return load_cached(detect("cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"))
+
+
+def _read(connection: Connection, inbox: SimpleQueue[Command]) -> None:
+    try:
+        while True:
+            inbox.put(connection.recv())
+    except (EOFError, OSError):
+        os._exit(0)  # nobody is there any more
+
+
+def _serve(
+    loop: Loop,
+    connection: Connection,
+    heartbeat: Heartbeat,
+    inbox: SimpleQueue[Command],
+    meter: StepMeter,
+    ahead: Ahead,
+) -> None:
+    outbox: list[Message] = []
+    while True:
+        while not loop.has_work or not inbox.empty():
+            if not loop.has_work:
+                meter.rest()
+            _obey(loop, _next(loop, inbox, ahead), outbox, meter)
+            if outbox:
+                break
+        try:
+            loop.advance()
+        except Exception as error:  # what concerns one request is dealt with inside
+            outbox.append(Lost(reason_of(error)))
+            connection.send(outbox)
+            os._exit(LOST_EXIT_CODE)  # a device in this state may not let a process end in order
+        work = meter.news(at_once=not loop.has_work)
+        heartbeat.note(loop.progress, loop.scheduler.stats(), work)
+        if outbox:
+            connection.send(outbox)
+            outbox.clear()
+
+
+def _next(loop: Loop, inbox: SimpleQueue[Command], ahead: Ahead) -> Command:
+    """The next command; where nobody is served and none comes, the time is used meanwhile."""
+    has_more = not loop.has_work
+    while has_more:
+        try:
+            return inbox.get(timeout=QUIET_S)
+        except Empty:
+            has_more = ahead.one()
+    return inbox.get()
+
+
+def _obey(loop: Loop, command: Command, outbox: list[Message], meter: StepMeter) -> None:
+    match command:
+        case Add(ask, job):
+            if not ask.output:  # those with output have run before
+                meter.arrived(ask.request_id, ask.arrival)
+            try:
+                loop.submit(ask, Relay(ask.request_id, job, outbox, meter))
+            except RidgelineError as error:
+                meter.left(ask.request_id)
+                outbox.append(End(ask.request_id, "failed", str(error)))
+        case Cancel(number):
+            loop.cancel(number)
+        case Finish(number, sample):
+            loop.finish(number, sample)
+
+
+class Worker:
+    """The handle of such a process, from its start to its end."""
+
+    def __init__(self, order: Order, early: Started | None = None) -> None:
+        """`early` is a process that has begun already."""
+        if early is None:
+            self._start(order)
+        else:
+            self.heartbeat = Heartbeat(memory=early.memory)
+            self._connection, self._process = early.connection, early.process
+            with suppress(OSError):  # it has died, as `receive` tells
+                self._connection.send(order)
+        self.is_ready = False
+        self.has_answered = False  # with a token, or the end of a request
+        self._reason = ""
+
+    def _start(self, order: Order) -> None:
+        context = get_context("spawn")  # a fork would share the device, and locks that others hold
+        self.heartbeat = Heartbeat(context)
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=run_worker,
+            args=(theirs, self.heartbeat, order),
+            name="ridgeline-engine",
+            daemon=True,
+        )
+        self._process.start()
+        theirs.close()
+
+    def send(self, command: Command) -> None:
+        with suppress(OSError):  # it has died, as `receive` tells: all is sent again then
+            self._connection.send(command)
+
+    def wait(self, others: Sequence[int], seconds: float) -> None:
+        """Until it has news, has died, or one of these file descriptors can be read."""
+        wait([self._connection, *others], seconds)
+
+    def receive(self, seconds: float) -> list[Message] | None:
+        """What has come, waited for up to so long; None when it has died."""
+        try:
+            if not self._connection.poll(seconds):
+                return []
+            messages: list[Message] = self._connection.recv()
+        except (EOFError, OSError):
+            return None
+        for message in messages:
+            self.is_ready = self.is_ready or isinstance(message, Ready)
+            self.has_answered = self.has_answered or isinstance(message, (Token, End))
+            if isinstance(message, Lost):
+                self._reason = message.reason
+            if isinstance(message, Refused):
+                self._reason = str(message.error)
+        return messages
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def bury(self) -> str:
+        """It has died: why, as far as is known."""
+        self.close()
+        code = self._process.exitcode
+        if self._reason or code is None:
+            return self._reason or "its process did not end"
+        if code < 0:
+            return f"its process was killed by {signal.Signals(-code).name}"
+        return f"its process ended with code {code}"
+
+    def close(self) -> None:
+        deadline = time.monotonic() + END_S
+        self._connection.close()
+        self._process.join(max(0.0, deadline - time.monotonic()))
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(END_S)

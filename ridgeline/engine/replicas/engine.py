@@ -1,0 +1,100 @@
+"""An engine that is several: replicas of a model, each in a process that Ray has placed, behind the
+interface of one.
+
+    with ReplicatedEngine("demo", num_replicas=2) as engine:      # otherwise as a SupervisedEngine
+        print(engine.generate("The sky is")[0].text)
+
+Without RAY_ADDRESS a cluster of this machine alone is started, and ends with the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.loading.loading import tokenizer_of
+from ridgeline.engine.process.supervisor import SupervisedEngine
+from ridgeline.engine.process.worker import Order
+from ridgeline.engine.replicas.pool import Pool
+from ridgeline.engine.replicas.ray_worker import Needs, RayWorker, load_ray
+from ridgeline.errors import HardwareError, OfflineError, UsageError
+from ridgeline.hardware import detect
+from ridgeline.models.checkpoint import resolve_model
+from ridgeline.progress import Progress
+from ridgeline.recipe import Recipe
+
+MAX_REPLICAS = 1024
+STORE_BYTES = 100 << 20  # of Ray's object store, which only passes commands and tokens
+
+
+class ReplicatedEngine(SupervisedEngine):
+    def __init__(
+        self,
+        model: str | Path,
+        recipe: Recipe | None = None,
+        *,
+        num_replicas: int,
+        device: str = "auto",
+        num_pages: int | None = None,
+        progress: Progress | None = None,
+        setup: Callable[[Engine], None] | None = None,
+    ) -> None:
+        """A model that is a path must be at the same place on every machine. `setup` is called with
+        the engine in its process, as by SupervisedEngine.
+        """
+        if not 1 <= num_replicas <= MAX_REPLICAS:
+            raise UsageError(f"--replicas is {num_replicas}; give 1 to {MAX_REPLICAS}")
+        if ":" in device:
+            raise UsageError(f"--device is {device}; Ray chooses among GPUs: give cuda or cpu")
+        path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
+        tokenizer = tokenizer_of(path)
+        self.num_replicas = num_replicas
+        needs = needs_of(recipe or Recipe(), device, num_replicas)
+        start_ray()
+        check_room(needs, num_replicas)
+        order = Order(path, recipe, device, num_pages, setup)
+        name = str(model)
+
+        def start(order: Order) -> RayWorker:
+            return RayWorker(name, order, needs)
+
+        self._supervisor = Pool(order, [start] * num_replicas)  # type: ignore[assignment]
+        self.tokenizer = tokenizer
+        self._begin()
+
+
+def needs_of(recipe: Recipe, device: str, num_replicas: int) -> Needs:
+    """A GPU for each rank of a tensor-parallel group; on a CPU, an equal share of the cores."""
+    hardware = detect(device)
+    if hardware.device_type != "cpu":
+        return Needs(num_cpus=1, num_gpus=recipe.parallel.tensor)
+    return Needs(num_cpus=max(1, (os.cpu_count() or 1) // num_replicas), num_gpus=0)
+
+
+def start_ray() -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers of each start
+    ray = load_ray()
+    if ray.is_initialized():
+        return
+    local = {} if os.environ.get("RAY_ADDRESS") else {
+        "include_dashboard": False, "object_store_memory": STORE_BYTES,
+    }  # fmt: skip
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **local)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise OfflineError(f"Ray does not start or answer: {error}") from error
+
+
+def check_room(needs: Needs, num_replicas: int) -> None:
+    """What the cluster does not have would be waited for without end."""
+    there = load_ray().cluster_resources()
+    for name, each in (("CPU", needs.num_cpus), ("GPU", needs.num_gpus)):
+        has, wanted = there.get(name, 0.0), each * num_replicas
+        if wanted > has:
+            raise HardwareError(
+                f"{num_replicas} replicas need {wanted:g} {name}s and the Ray cluster has {has:g}; "
+                "give fewer --replicas, or add machines"
+            )

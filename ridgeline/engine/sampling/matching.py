@@ -1,0 +1,273 @@
+"""Grammars at work: which tokens may come next, as one bit for each.
+
+`Grammars` compiles them for a tokenizer through xgrammar, in threads of its own, and keeps what was
+compiled. A `Matcher` follows one output: it takes the tokens as they are chosen, and says which may
+follow, that none may, or that the text is complete. What it says holds for the plain loop and the
+engine alike; they differ only in who applies the bits.
+
+    grammars = Grammars(tokenizer, vocab_size)
+    matcher = grammars.matcher(grammars.compile(sampling.grammar).result(), sampling, stop_ids)
+    matcher.mask()          # [W] int32, bit i of word w is token 32 w + i
+    matcher.accept(token)   # then matcher.is_complete
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ridgeline.data import Tokenizer
+from ridgeline.engine.requests.grammar import Grammar
+from ridgeline.engine.requests.request import Sampling
+from ridgeline.errors import GrammarError, MissingPackageError
+
+BITS = 32  # tokens a word
+COMPILERS = 2  # grammars that are compiled at once
+MAX_KEPT = 256  # compiled grammars
+MAX_KEPT_BYTES = 512 << 20
+# White space in a row that JSON may have: enough to indent deeply, and an end to what a model that
+# has lost its way would write forever.
+MAX_WHITESPACE = 20
+ANY_OBJECT = '{"type": "object"}'
+
+
+def check_installed() -> None:
+    if importlib.util.find_spec("xgrammar") is None:
+        raise MissingPackageError(
+            "a grammar needs the package xgrammar; try: pip install 'ridgeline[grammar]'"
+        )
+
+
+class Compiled(NamedTuple):
+    grammar: Grammar
+    xgrammar: Any  # its CompiledGrammar
+
+
+class Matcher:
+    """Where one output stands in its grammar. Tokens without text are never part of it: those of
+    them that are stop tokens may be chosen when the text is complete, the others never.
+    """
+
+    def __init__(
+        self,
+        compiled: Compiled,
+        num_words: int,
+        sampling: Sampling,
+        stop_ids: Collection[int],
+        ends: Collection[int],
+        never: np.ndarray,
+    ) -> None:
+        from xgrammar import GrammarMatcher
+
+        self._matcher = GrammarMatcher(compiled.xgrammar)
+        self._num_words = num_words
+        self._ends = frozenset(ends)
+        ruled_out = [token for token, bias in sampling.logit_bias.items() if bias == float("-inf")]
+        self._never = never | bits_of(ruled_out, num_words)
+        self._stops = bits_of(stop_ids, num_words)
+        self._end_bits = bits_of(ends, num_words) & ~self._never
+        self._min_tokens = sampling.min_tokens
+        self._mask: np.ndarray | None = None
+        self._has_text = self._is_stuck = False  # of the mask: see _fill
+        self._is_ended = False
+        self.count = 0  # tokens so far
+
+    def mask(self) -> np.ndarray:
+        """The tokens that may come next. All, when none may: whatever is then chosen is refused by
+        `accept`, on the host, where it can be told.
+        """
+        if self._mask is None:
+            self._mask = self._fill()
+        return self._mask
+
+    def accept(self, token: int) -> None:
+        """The next token; a GrammarError if it may not be."""
+        mask = self.mask()
+        if self.is_stuck:
+            raise GrammarError(stuck_message(self.count))
+        if not int(mask[token // BITS]) >> token % BITS & 1:
+            raise GrammarError(f"the grammar does not allow token {token} in place {self.count}")
+        if token in self._ends:
+            self._is_ended = True
+        else:
+            accepted = self._matcher.accept_token(token)
+            assert accepted, f"token {token} is in the mask and was not accepted"
+            self._mask = None
+        self.count += 1
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Come to where these tokens lead: they begin with those that were accepted."""
+        for token in tokens[self.count :]:
+            self.accept(token)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text is whole and nothing can be added: no token is needed to say so."""
+        if self._is_ended:
+            return True
+        if not self._matcher.is_completed():
+            return False
+        self.mask()
+        return not self._has_text
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether no token at all may come next."""
+        self.mask()
+        return self._is_stuck
+
+    def _fill(self) -> np.ndarray:
+        mask = np.zeros((1, self._num_words), dtype=np.int32)
+        self._matcher.fill_next_token_bitmask(mask)
+        allowed = mask[0] & ~self._never
+        too_early = self.count < self._min_tokens
+        if too_early:
+            allowed &= ~self._stops
+        self._has_text = bool(allowed.any())
+        if self._matcher.is_completed() and not too_early:
+            allowed |= self._end_bits
+        self._is_stuck = not allowed.any()
+        return np.full_like(allowed, -1) if self._is_stuck else allowed
+
+
+def bits_of(tokens: Collection[int], num_words: int) -> np.ndarray:
+    """Words in which the bits of these tokens are set."""
+    bits = np.zeros(num_words * BITS, dtype=np.uint8)
+    bits[list(tokens)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+class Grammars:
+    """Compiled grammars, for one vocabulary. `compile` and `matcher` are for one thread."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._num_words = -(-vocab_size // BITS)
+        # In the order of their last use.
+        self._kept: OrderedDict[Grammar, Future[Compiled]] = OrderedDict()
+        self._lock = Lock()
+
+    def compile(self, grammar: Grammar) -> Future[Compiled]:
+        """The compiled grammar, at once if it is kept; a GrammarError if it makes no sense."""
+        check_installed()
+        future = self._kept.get(grammar)
+        if future is None or (future.done() and future.exception() is not None):
+            future = self._kept[grammar] = self._threads.submit(self._compile, grammar)
+        self._kept.move_to_end(grammar)
+        self._forget_oldest()
+        return future
+
+    def matcher(self, compiled: Compiled, sampling: Sampling, stop_ids: Collection[int]) -> Matcher:
+        ends = [token for token in stop_ids if not self._text_of(token)]
+        never = np.zeros(self._num_words, dtype=np.int32)
+        if compiled.grammar.kind.startswith("json"):
+            never = self._not_in_json
+        return Matcher(compiled, self._num_words, sampling, stop_ids, ends, never)
+
+    @cached_property
+    def _not_in_json(self) -> np.ndarray:
+        """Tokens with control characters, which JSON's strings may not hold: in those with a
+        maxLength, xgrammar 0.2.8 lets all but line ends pass. Line ends stay, for indentation.
+        """
+        wrong = [
+            token
+            for token in range(self._vocab_size)
+            if any(byte < 0x20 and byte not in b"\n\r" for byte in self._text_of(token))
+        ]
+        return bits_of(wrong, self._num_words)
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(COMPILERS, thread_name_prefix="grammar")
+
+    @cached_property
+    def _compiler(self) -> Any:
+        """Made by the thread that first needs it: it takes a second to import."""
+        import xgrammar
+
+        pieces = [self._text_of(token) for token in range(self._vocab_size)]
+        vocabulary = xgrammar.TokenizerInfo(
+            pieces, xgrammar.VocabType.RAW, vocab_size=self._vocab_size, stop_token_ids=[]
+        )
+        num_threads = max(1, (os.cpu_count() or 1) // 4)  # the others are for whoever runs
+        return xgrammar.GrammarCompiler(
+            vocabulary, max_threads=min(8, num_threads), cache_enabled=False
+        )
+
+    def _text_of(self, token: int) -> bytes:
+        """What a token adds to a text: nothing, for special ones and beyond the vocabulary."""
+        if token >= self._tokenizer.vocab_size or token in self._tokenizer.eos_ids:
+            return b""
+        return self._tokenizer.token_bytes(token)
+
+    def _compile(self, grammar: Grammar) -> Compiled:
+        with self._lock:
+            compiler = self._compiler
+        try:
+            compiled = _compiled(compiler, grammar)
+        except RuntimeError as error:  # what xgrammar raises for all that it cannot read
+            reason = _reason(str(error))
+            raise GrammarError(f"the {grammar.kind} cannot be followed: {reason}") from error
+        if self._matches_nothing(compiled):
+            raise GrammarError(f"the {grammar.kind} cannot be followed: no text matches it")
+        return Compiled(grammar, compiled)
+
+    def _matches_nothing(self, compiled: Any) -> bool:
+        from xgrammar import GrammarMatcher
+
+        matcher, mask = GrammarMatcher(compiled), np.zeros((1, self._num_words), dtype=np.int32)
+        matcher.fill_next_token_bitmask(mask)
+        return not (mask.any() or matcher.is_completed())
+
+    def _forget_oldest(self) -> None:
+        """Keep to the bounds, the newest in any case."""
+        while len(self._kept) > 1 and (
+            len(self._kept) > MAX_KEPT or sum(map(_num_bytes, self._kept.values())) > MAX_KEPT_BYTES
+        ):
+            self._kept.popitem(last=False)
+
+
+def _compiled(compiler: Any, grammar: Grammar) -> Any:
+    match grammar.kind:
+        case "regex":
+            return compiler.compile_regex(grammar.text)
+        case "ebnf":
+            return compiler.compile_grammar(grammar.text)
+        case "choice":
+            texts = (json.dumps(text, ensure_ascii=False) for text in grammar.choices)
+            return compiler.compile_grammar(f"root ::= {' | '.join(texts)}")
+        case "structural_tag":
+            return compiler.compile_structural_tag(grammar.text)
+        case "json_schema" | "json_object":
+            schema = grammar.text or ANY_OBJECT
+            return compiler.compile_json_schema(schema, max_whitespace_cnt=MAX_WHITESPACE)
+
+
+def _num_bytes(future: Future[Compiled]) -> int:
+    if not future.done() or future.exception() is not None:
+        return 0
+    size: int = future.result().xgrammar.memory_size_bytes
+    return size
+
+
+def _reason(message: str) -> str:
+    """xgrammar's message without the time and the place in its source."""
+    text = re.sub(r"^\[[\d:]+\] \S+: (Check failed: .* is false: )?", "", message.strip())
+    return " ".join(text.split())[:300].rstrip(".")
+
+
+def stuck_message(count: int) -> str:
+    return (
+        f"nothing may follow after {count} tokens: the grammar, logit_bias and min_tokens together "
+        "rule out every token; change one of them"
+    )

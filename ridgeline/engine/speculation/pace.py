@@ -1,0 +1,120 @@
+"""Whether guessing ahead pays at all, by what really comes out: tokens a second of spans of steps
+that may have drafts, beside spans that may not.
+
+The policy weighs drafts by a table of costs, and a table can be wrong about what the host, the
+machine's other work and the waiting between steps do; and to look out for guesses costs something
+in steps that then have none. So steps are taken in spans, each of one way, and what a way's spans
+brought in the time they took is held against the other's. The way that loses is tried again
+when the time that its last trial lost has become small beside all that has passed since. So guesses
+that do not suit a workload are to cost it less than 2%. Spans are compared among steps of about as
+many streams. Pure numbers.
+
+    pace = Pace()
+    allowed = pace.allows(num_streams)
+    drafts = policy.wanted(num_streams) if allowed else {}
+    pace.note(num_streams, allowed, num_tokens=3, seconds=0.0007)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from statistics import median_low
+from typing import NamedTuple
+
+from ridgeline.engine.scheduling.step_costs import size_class
+
+SPAN = 16  # steps
+# Spans that are remembered: of those that may have drafts many, since guesses come in bursts.
+KEPT = {False: 8, True: 64}
+WORTH = 0.99  # times the plain way's tokens a second, for drafts to be allowed
+ENOUGH = 2  # spans of each way before they are compared
+LOST_SHARE = 0.01  # of the time, by trials of the way that loses
+FEWEST = 4  # spans between two such trials, whatever was lost
+DISTURBED = 2.0  # times the usual seconds: of a span that took longer, no more is counted
+# tests/cpu/test_pace.py simulates what comes of these.
+
+
+class Span(NamedTuple):
+    num_tokens: int
+    seconds: float
+
+
+class Pace:
+    def __init__(self) -> None:
+        self._sizes: dict[int, _Size] = {}
+        self._of: dict[int, _Size] = {}  # the same for each number of streams that was there
+
+    def allows(self, num_streams: int) -> bool:
+        """Whether a step that is planned now, for so many streams, may have drafts."""
+        return num_streams not in self._of or self._of[num_streams].allows
+
+    def note(self, num_streams: int, allowed: bool, num_tokens: int, seconds: float) -> None:
+        """A step of streams that go on brought so many tokens, so long after the one before;
+        `allowed` is what was said when it was planned, whether it then had drafts or not.
+        """
+        if num_streams not in self._of:
+            self._of[num_streams] = self._sizes.setdefault(size_class(num_streams), _Size())
+        size = self._of[num_streams]
+        if allowed != size.allows:
+            return  # it was out when the way changed, and is of neither span
+        size.num_steps += 1
+        size.num_tokens += num_tokens
+        size.seconds += seconds
+        if size.num_steps == SPAN:
+            size.end_span()
+
+
+class _Size:
+    """Steps of about as many streams."""
+
+    __slots__ = ("_rest_s", "_spans", "allows", "num_steps", "num_tokens", "seconds")
+
+    def __init__(self) -> None:
+        self.allows = True  # in the span that runs
+        self.num_steps, self.num_tokens, self.seconds = 0, 0, 0.0  # of the span that runs
+        self._spans: dict[bool, deque[Span]] = {
+            way: deque(maxlen=KEPT[way]) for way in (False, True)
+        }
+        self._rest_s = 0.0  # until the way that loses may be tried again
+
+    def end_span(self) -> None:
+        if self.seconds > 0:
+            self._close(Span(self.num_tokens, self.seconds))
+        self.num_steps, self.num_tokens, self.seconds = 0, 0, 0.0
+        self.allows = self._next()
+
+    def _close(self, span: Span) -> None:
+        self._spans[self.allows].append(span)
+        wins = self._wins()
+        if self.allows != wins:
+            took_s = min(span.seconds, _most_s(self._spans[self.allows]))
+            lost_s = took_s - span.num_tokens / _rate(self._spans[wins])
+            self._rest_s = max(lost_s / LOST_SHARE, FEWEST * took_s)
+        else:
+            self._rest_s -= span.seconds
+
+    def _wins(self) -> bool:
+        """Whether drafts do, as far as is known."""
+        plain, drafted = self._spans[False], self._spans[True]
+        if not plain or not drafted:
+            return bool(drafted)
+        return _rate(drafted) > WORTH * _rate(plain)
+
+    def _next(self) -> bool:
+        if len(self._spans[True]) < ENOUGH:  # guessing is what was asked for: it is tried first
+            return True
+        if len(self._spans[False]) < ENOUGH:
+            return False
+        return self._wins() if self._rest_s > 0 else not self._wins()
+
+
+def _rate(spans: Collection[Span]) -> float:
+    """Tokens a second of all of them: guesses come in bursts, and most spans may have none."""
+    most_s = _most_s(spans)
+    return sum(span.num_tokens for span in spans) / sum(min(s.seconds, most_s) for s in spans)
+
+
+def _most_s(spans: Collection[Span]) -> float:
+    """What one of them counts for at most: a step that captured a graph took long only once."""
+    return DISTURBED * median_low(span.seconds for span in spans)

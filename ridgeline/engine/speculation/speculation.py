@@ -1,0 +1,51 @@
+"""What a recipe's speculation needs around a runner: who guesses, and the policy that asks.
+
+The parts: guessing.py (lookup, and why verification is exact), draft_model.py, draft_policy.py
+(how many), step_costs.py and rehearsal.py (what it costs), drafting.py (the loop's side).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ridgeline.engine.execution.rehearsal import rehearse
+from ridgeline.engine.execution.runner import Runner
+from ridgeline.engine.sampling.guessing import Guesser, PromptLookup
+from ridgeline.engine.scheduling.step_costs import StepCosts
+from ridgeline.engine.speculation.draft_model import DraftModel
+from ridgeline.engine.speculation.draft_policy import DraftPolicy
+from ridgeline.models import Transformer
+from ridgeline.recipe import Recipe, Speculation
+
+
+def prepare(
+    runner: Runner,
+    recipe: Recipe,
+    draft: Transformer | None,
+    window: int | None,
+    graph_bytes: int,
+) -> DraftPolicy | None:
+    """Give the runner somebody who guesses, and measure what that costs; None: nobody does.
+    `window` and `graph_bytes` are for the draft.
+    """
+    speculation = recipe.speculation
+    if speculation.method == "none":
+        return None
+    runner.guesser = _guesser(runner, recipe, draft, window, graph_bytes)
+    costs, ahead = StepCosts(), recipe.overlap and runner.moves
+    rehearse(runner, costs, speculation.max_draft_tokens, ahead)
+    return DraftPolicy(costs, speculation.max_draft_tokens, free=draft is None, ahead=ahead)
+
+
+def _guesser(
+    runner: Runner,
+    recipe: Recipe,
+    draft: Transformer | None,
+    window: int | None,
+    graph_bytes: int,
+) -> Guesser:
+    if draft is None:
+        return PromptLookup(runner.guesses_SK, runner.max_context, recipe.speculation)
+    plain = replace(recipe, speculation=Speculation())
+    own = Runner(draft, plain, runner.kv.num_pages, graph_bytes)
+    return DraftModel(own, runner, window, recipe.limits.filled().token_budget)

@@ -1,0 +1,1 @@
+"""Attention over pages on a CPU in torch's own products, where no C++ compiler is at hand."""

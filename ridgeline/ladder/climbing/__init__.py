@@ -1,0 +1,1 @@
+"""The climb: which rung is tried next, within which budget, and what is kept."""

@@ -1,0 +1,427 @@
+"""Measures states in processes of their own: the best so far and one candidate, both loaded at once
+where memory takes both, in rounds that take turns; the judge of their answers beside them.
+
+What a round runs is a part of the workload (part.py) that takes about `round_s` for the slower
+side; the faster one repeats it. Where both do not fit at once, each is loaded in its turn.
+
+    with Processes(subject, workload, "latency", hardware, Path("out/work")) as bench:
+        bench.open(baseline("cpu"))
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+from ridgeline.bench.serve.bound import Bound
+from ridgeline.data.workload import Workload
+from ridgeline.hardware import Hardware
+from ridgeline.hardware.clocks import Clocks, ClockSampler
+from ridgeline.hardware.detection import available_memory
+from ridgeline.kernels.extension import find_nvcc
+from ridgeline.ladder.climbing.search import Enough
+from ridgeline.ladder.measuring.judging import Measured
+from ridgeline.ladder.measuring.part import MAX_REPEATS, Part, first_part
+from ridgeline.ladder.measuring.process import Process, WorkerError
+from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, speedup_of
+from ridgeline.ladder.measuring.running import CURVE_OUTPUT, CURVE_PROMPT, Round
+from ridgeline.ladder.measuring.seen import Seen, phase_from
+from ridgeline.ladder.measuring.spec import Spec, write_workload
+from ridgeline.ladder.outcome import CurvePoint, Figures, Goal, Pace, Quality, Speedup
+from ridgeline.ladder.state import State, Subject
+from ridgeline.quality.gate import USUAL, Bounds
+from ridgeline.recipe import usual_limits, usual_memory_share
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 1.5
+LOAD_LIMIT_S, WORK_LIMIT_S, JUDGE_LIMIT_S = 600.0, 180.0, 1800.0
+OPEN_ROUNDS = 3
+LARGEST_SHARE = 0.95  # of what is free, for one of two
+SLOWED = 1.15  # by being looked at: such a process is not measured any more
+CURVE_S = 6.0
+CURVE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass
+class Running:
+    """A state that is loaded."""
+
+    state: State
+    process: Process
+    seen: Seen
+    part: Part  # takes about `round_s`
+    at_once: int
+    rounds: list[Round] = field(default_factory=list)
+
+    def warm(self, part: Part) -> None:
+        """Other lengths may need other kernels and graphs than those it was loaded with."""
+        if part.share != self.part.share:
+            once = replace(part, repeats=1)
+            self.process.ask("round", part=once.to_json(), limit_s=WORK_LIMIT_S)
+
+    def round(self, part: Part) -> float:
+        found = Round(**self.process.ask("round", part=part.to_json(), limit_s=WORK_LIMIT_S))
+        self.rounds.append(found)
+        return found.output_tokens_per_s
+
+    def figures(self) -> Figures:
+        def middle(name: str) -> float | None:
+            values = [getattr(each, name) for each in self.rounds]
+            known = [value for value in values if value is not None]
+            return median(known) if known else None
+
+        rate = middle("output_tokens_per_s")
+        assert rate is not None, "figures come after rounds"
+        return Figures(
+            rate,
+            middle("first_token_s"),
+            middle("per_output_token_s"),
+            middle("request_s"),
+            middle("share_of_limit"),
+            self.seen.weight_bytes,
+        )
+
+
+class Processes:
+    def __init__(
+        self,
+        subject: Subject,
+        workload: Workload,
+        goal: Goal,
+        hardware: Hardware,
+        work: Path,
+        *,
+        measured: Measured | None = None,
+        bounds: Bounds = USUAL,
+        latency: Bound | None = None,
+        trace: Workload | None = None,
+        round_s: float = ROUND_S,
+    ) -> None:
+        self.subject, self.workload, self.goal, self.hardware = subject, workload, goal, hardware
+        self.work, self.round_s = work, round_s
+        self.measured, self.bounds = measured or Measured(), bounds
+        self.latency = latency or Bound()
+        self.clocks: Clocks | None = None  # while rounds ran last
+        self._running: dict[str, Running] = {}
+        self._used: dict[str, Part] = {}  # in the last comparison of a state
+        self._judge: Process | None = None
+        self._spare: Process | None = None
+        self._numbers = count()
+        self._one_at_a_time = False  # two were found not to fit
+        self._builder: Process | None = None
+        if subject.device != "cpu" and find_nvcc() is not None:
+            # What a later rung needs is built meanwhile; there it waits until that is done.
+            self._builder = self._new_process()
+            self._builder.begin("build")
+        self._workload_file = work / "workload.json"
+        write_workload(workload, self._workload_file)
+        self._trace_file = work / "trace.json"
+        if trace is not None:
+            write_workload(trace, self._trace_file)
+
+    def open(self, state: State) -> Seen:
+        running = self._ensure(state)
+        for _ in range(OPEN_ROUNDS):
+            running.round(running.part)
+        return self._looked_at(running)
+
+    def compare(self, before: State, after: State, enough: Enough) -> Speedup:
+        try:
+            first = self._ensure(before)
+            second = self._ensure(after)
+        except WorkerError as error:
+            if error.kind != "memory" or not self._running:
+                raise
+            return self._in_turns(before, after)
+        parts = self._parts(first, second)
+        self._used |= {before.key: parts[0], after.key: parts[1]}
+        for side, part in zip((first, second), parts, strict=True):
+            side.warm(part)
+        with ClockSampler(self.hardware) as sampler:
+            found = self._rounds((first, second), parts, enough)
+        self.clocks = sampler.median or self.clocks
+        return found
+
+    def _rounds(
+        self, sides: tuple[Running, Running], parts: tuple[Part, Part], enough: Enough
+    ) -> Speedup:
+        rates: tuple[list[float], list[float]] = ([], [])
+        while True:
+            turns = list(zip(sides, parts, rates, strict=True))
+            number = len(rates[0])
+            for side, part, kept in turns if number % 2 == 0 else reversed(turns):
+                kept.append(side.round(part))
+            if number and enough(found := speedup_of(*rates)):
+                return found
+
+    def _in_turns(self, before: State, after: State) -> Speedup:
+        """The memory takes one at a time: `after`, `before`, and `after` again, so that a machine
+        that gets slower or faster meanwhile is not taken for one of them.
+        """
+        self._one_at_a_time = True
+        rates: dict[str, list[float]] = {before.key: [], after.key: []}
+        parts: dict[str, Part] = {}
+        few, rest = MIN_ROUNDS // 2 + 1, MIN_ROUNDS // 2
+        for state, rounds in ((after, few), (before, MIN_ROUNDS), (after, rest)):
+            self.let_go()
+            running = self._ensure(state)
+            part = parts.setdefault(state.key, running.part)
+            self._used[state.key] = part
+            rates[state.key] += [running.round(part) for _ in range(rounds)]
+        return speedup_of(rates[before.key], rates[after.key])
+
+    def _parts(self, first: Running, second: Running) -> tuple[Part, Part]:
+        """As long for both; who is faster does it several times."""
+        if first.at_once != second.at_once:
+            return first.part, second.part
+        share = min(first.part.share, second.part.share)
+
+        def part(side: Running) -> Part:
+            room = side.part.share * side.part.repeats / share
+            repeats = max(1, min(MAX_REPEATS, round(room)))
+            return replace(side.part, share=share, repeats=repeats)
+
+        return part(first), part(second)
+
+    def keep(self, state: State) -> Seen:
+        for key in [key for key in self._running if key != state.key]:
+            self._running.pop(key).process.close()
+        running = self._ensure(state)
+        if not running.rounds:
+            running.round(running.part)
+        return self._looked_at(running)
+
+    def drop(self, state: State) -> None:
+        running = self._running.pop(state.key, None)
+        if running is not None:
+            running.process.close()
+
+    def _looked_at(self, running: Running) -> Seen:
+        asked = {"part": replace(running.part, repeats=1).to_json()}
+        found = running.process.ask("phases", **asked, limit_s=WORK_LIMIT_S)
+        phases = tuple(phase_from(phase) for phase in found["phases"])
+        running.seen = replace(running.seen, phases=phases, figures=running.figures())
+        if found["slowed"] > SLOWED:
+            log.info("looking at its steps left them %.2f times slower", found["slowed"])
+            running.process.close()  # loaded again where it is needed
+        return running.seen
+
+    def look(self, state: State) -> Seen:
+        """At the steps of a state that is loaded."""
+        return self._looked_at(self._ensure(state))
+
+    def part_of(self, state: State) -> Part:
+        """What its rounds ran when it was last compared."""
+        return self._used[state.key]
+
+    def rates(self, state: State, part: Part, rounds: int) -> list[float]:
+        """Of so many rounds of this part, alone."""
+        running = self._ensure(state)
+        running.round(part)
+        return [running.round(part) for _ in range(rounds)]
+
+    def figures(self, state: State) -> Figures | None:
+        running = self._running.get(state.key)
+        return running.figures() if running is not None and running.rounds else None
+
+    def part_words(self, state: State) -> str | None:
+        """What of the workload its rounds ran, where that was not all of it."""
+        part = self._used.get(state.key)
+        return None if part is None or part.is_whole(self.workload) else part.words(self.workload)
+
+    def curve(self, state: State) -> tuple[CurvePoint, ...]:
+        running = self._ensure(state)
+        batches = [batch for batch in CURVE_BATCHES if batch <= self._largest_batch(state)]
+        asked = {"batches": batches, "seconds": CURVE_S}
+        found = running.process.ask("curve", **asked, limit_s=WORK_LIMIT_S)
+        return tuple(CurvePoint(**point) for point in found["points"])
+
+    def pace(self, state: State) -> Pace:
+        asked = {"workload": str(self._trace_file), "bound": asdict(self.latency)}
+        found = self._ensure(state).process.ask("pace", **asked, limit_s=WORK_LIMIT_S)
+        return Pace(**found)
+
+    def judge(self, state: State) -> Quality:
+        assert self.subject.path is not None, "random weights have no quality"
+        asked = {
+            "path": str(self.subject.path),
+            "device": self.subject.device,
+            "state": state.to_json(),
+            "measured": self.measured.to_json(),
+            "bounds": {
+                "max_kl": self.bounds.max_kl,
+                "max_ppl_increase": self.bounds.max_ppl_increase,
+            },
+        }
+        try:
+            return self._ask_judge(asked)
+        except WorkerError as error:
+            if error.kind != "memory" or not self._running:
+                raise
+        self.let_go()  # those that were measured make room, and are loaded again when needed
+        return self._ask_judge(asked)
+
+    def _ask_judge(self, asked: dict[str, Any]) -> Quality:
+        if self._judge is None:
+            self._judge = self._new_process()
+        try:
+            return Quality(**self._judge.ask("judge", **asked, limit_s=JUDGE_LIMIT_S))
+        except WorkerError:
+            self._judge = None
+            raise
+
+    def calibrated(self, state: State) -> State:
+        scheme, dtype = state.recipe.scheme, state.recipe.dtype
+        assert scheme is not None, "a state that is calibrated has a scheme"
+        folder = self.work / f"{scheme}-{dtype}"
+        if not (folder / "config.json").is_file():
+            self.let_go()
+            about = {"path": str(self.subject.path), "device": self.subject.device}
+            about |= {"scheme": scheme, "dtype": dtype, "folder": str(folder)}
+            with self._new_process() as process:
+                process.ask("calibrate", **about, limit_s=JUDGE_LIMIT_S)
+        return State(replace(state.recipe, scheme=None), state.loop, str(folder))
+
+    def write_codes(self, state: State, folder: Path, plain: Sequence[tuple[int, int]]) -> None:
+        """The checkpoint that the state's scheme makes of the model, but for these shapes."""
+        assert state.recipe.scheme is not None, "what is not quantized is not written"
+        about: dict[str, Any] = {"path": str(self.subject.path), "scheme": state.recipe.scheme}
+        about |= {"dtype": state.recipe.dtype, "folder": str(folder)}
+        about |= {"plain": [list(shape) for shape in plain]}
+        with self._new_process() as process:
+            process.ask("write", **about, limit_s=JUDGE_LIMIT_S)
+
+    def _ensure(self, state: State) -> Running:
+        """Loaded and warm; again, if its process has ended meanwhile."""
+        running = self._running.get(state.key)
+        if running is None or not running.process.is_alive:
+            self._running.pop(state.key, None)
+            try:
+                self._running[state.key] = self._start(state)
+            except WorkerError as error:
+                if error.kind != "memory" or self._judge is None:
+                    raise
+                self._end_judge()
+                self._running[state.key] = self._start(state)
+        return self._running[state.key]
+
+    def _start(self, state: State) -> Running:
+        process = self._spare or self._new_process()
+        self._spare = None
+        if self.subject.device != "cpu":  # cores are free: the next one imports meanwhile
+            self._spare = self._new_process()
+        spec = self._spec(state)
+        try:
+            about = process.ask("load", spec=spec.to_json(), limit_s=LOAD_LIMIT_S)
+            at_once = self._at_once(state)
+            first = first_part(self.workload, at_once).to_json()
+            asked = {"part": first, "seconds": self.round_s}
+            warm = process.ask("warm", **asked, limit_s=LOAD_LIMIT_S)
+        except WorkerError:
+            process.close(at_once=True)
+            raise
+        return Running(state, process, Seen.of_worker(about), Part.from_json(warm["part"]), at_once)
+
+    def _spec(self, state: State) -> Spec:
+        limits = replace(state.recipe.limits, max_context=self.context, memory_share=self._share())
+        subject = self.subject
+        return Spec(
+            None if subject.path is None else str(subject.path),
+            subject.shape,
+            subject.device,
+            state.loop,
+            replace(state.recipe, limits=limits),
+            self.goal,
+            str(self._workload_file),
+            state.folder,
+            self._num_pages(state),
+            build=state.recipe.tuned and subject.device != "cpu",
+        )
+
+    @property
+    def context(self) -> int:
+        longest = max(request.num_tokens for request in self.workload.requests)
+        return min(
+            self.subject.config.max_context, max(longest + 1, 2 * (CURVE_PROMPT + CURVE_OUTPUT))
+        )
+
+    def _share(self) -> float:
+        """Of the free memory: half of all that may be used, so that there is room for two."""
+        usual = usual_memory_share(self.subject.device != "cpu")
+        if self._one_at_a_time:
+            return usual
+        half = usual * self.hardware.memory_bytes / 2
+        free = max(1, available_memory(self.subject.device))
+        return max(0.01, min(LARGEST_SHARE, half / free))
+
+    def _at_once(self, state: State) -> int:
+        if self.goal == "latency" or state.loop == "naive":
+            return 1
+        return min(self._largest_batch(state), len(self.workload.requests))
+
+    def _largest_batch(self, state: State) -> int:
+        if state.loop == "naive":
+            return 1
+        return state.recipe.limits.max_batch or usual_limits(self.subject.device != "cpu").max_batch
+
+    def _num_pages(self, state: State) -> int:
+        """What the workload takes at most, and the curve."""
+        size, batch = state.recipe.kv.page_size, self._largest_batch(state)
+        needs = sorted(
+            (math.ceil(request.num_tokens / size) + 1 for request in self.workload.requests),
+            reverse=True,
+        )
+        curve = (math.ceil((CURVE_PROMPT + CURVE_OUTPUT) / size) + 1) * min(
+            batch, CURVE_BATCHES[-1]
+        )
+        return max(sum(needs[:batch]), curve, math.ceil(self.context / size) + 1)
+
+    def _new_process(self) -> Process:
+        return Process(self.work / f"worker-{next(self._numbers)}.log")
+
+    def let_go(self) -> None:
+        """Of all that are loaded; they are loaded again when they are needed."""
+        while self._running:
+            self._running.popitem()[1].process.close()
+
+    def _end_judge(self) -> None:
+        if self._judge is not None:
+            self._judge.close(at_once=True)
+        self._judge = None
+
+    def close(self) -> None:
+        self.let_go()
+        self._end_judge()
+        if self._spare is not None:
+            self._spare.close(at_once=True)
+        if self._builder is not None:  # a build that is killed leaves a lock behind
+            self._builder.leave()
+        self._spare = self._builder = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def common_prefix_share(workload: Workload, vocab_size: int, block: int = 64) -> float:
+    """Of all prompt tokens, in blocks, those that an earlier prompt began with too."""
+    seen: set[tuple[int, ...]] = set()
+    total = known = 0
+    for index in range(len(workload.requests)):
+        ids: Sequence[int] = workload.prompt_ids(index, vocab_size)
+        prefix: tuple[int, ...] = ()
+        total += len(ids)
+        for start in range(0, len(ids) - block + 1, block):
+            prefix = (hash((prefix, tuple(ids[start : start + block]))),)
+            known += block if prefix in seen else 0
+            seen.add(prefix)
+    return known / max(total, 1)

@@ -1,0 +1,145 @@
+"""The regression guard: a folder that a climb left is measured again, and fails when its speed or
+its quality fell beyond noise since the record. A line for a CI job.
+
+    result = check_folder(Path("out"))
+    result.problems                  # empty: all is as it was
+
+Speeds of two days differ by more than rounds of one: a fall counts when the 95% interval of the
+ratio ends below 1 and the ratio itself is below 1 - ALLOWED_FALL.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean, variance
+from typing import Any
+
+from ridgeline.data.workload import Workload
+from ridgeline.errors import UsageError
+from ridgeline.hardware import detect
+from ridgeline.ladder.climbing.bench_processes import Processes
+from ridgeline.ladder.measuring.judging import Measured
+from ridgeline.ladder.measuring.part import Part
+from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, t_quantile
+from ridgeline.ladder.measuring.spec import workload_from
+from ridgeline.ladder.outcome import Quality, Speedup
+from ridgeline.ladder.reporting.folder import CHECK
+from ridgeline.ladder.state import State, Subject
+from ridgeline.models.checkpoint import open_checkpoint
+from ridgeline.models.families import describe
+from ridgeline.models.shapes import describe_shape
+from ridgeline.progress import Progress
+from ridgeline.quality.gate import Bounds
+from ridgeline.recipe import Recipe
+
+ALLOWED_FALL = 0.05
+ALLOWED_RISE = 1.05  # of the KL divergence, where it had no interval
+
+
+@dataclass(frozen=True)
+class Checked:
+    folder: str
+    speed: Speedup  # now over then
+    quality: Quality | None
+    quality_before: Quality | None
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check_folder(
+    folder: Path,
+    *,
+    device: str = "auto",
+    rounds: int = MIN_ROUNDS,
+    quality: bool = True,
+    progress: Progress | None = None,
+) -> Checked:
+    saved = read_saved(folder)
+    hardware = detect(saved["device"] if device == "auto" else device)
+    subject = _subject(saved, hardware.device)
+    state = State(Recipe.load(folder), saved["loop"], None if saved["shape"] else str(folder))
+    remarks: tuple[str, ...] = ()
+    if hardware.name != saved["device_name"]:
+        remarks = (f"the record is of {saved['device_name']}, this is {hardware.name}",)
+    measured, bounds = Measured(**saved["measured"]), Bounds(**saved["bounds"])
+    workload: Workload = workload_from(saved["workload"])
+    with tempfile.TemporaryDirectory() as work:
+        about = (subject, workload, saved["goal"], hardware, Path(work))
+        with Processes(*about, measured=measured, bounds=bounds) as bench:
+            if progress is not None:
+                progress("rounds", 0, 2)
+            rates = bench.rates(state, Part.from_json(saved["part"]), rounds)
+            speed = unpaired(saved["rates"], rates)
+            before = None if saved["quality"] is None else Quality(**saved["quality"])
+            now = None
+            if before is not None and quality:
+                if progress is not None:
+                    progress("quality", 1, 2)
+                now = bench.judge(replace(state, loop="engine"))
+    problems = (*speed_problems(speed), *quality_problems(before, now))
+    return Checked(str(folder), speed, now, before, problems, remarks)
+
+
+def read_saved(folder: Path) -> dict[str, Any]:
+    path = folder / CHECK
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        missing = FIELDS - document.keys()
+    except FileNotFoundError:
+        raise UsageError(
+            f"{folder} has no {CHECK}: it is no folder of `ridgeline optimize`, or the climb was "
+            "stopped before its last comparison; go on with --resume"
+        ) from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    if missing:
+        raise UsageError(f"{path} lacks {', '.join(sorted(missing))}; climb again")
+    return dict(document)
+
+
+FIELDS = {"model", "shape", "device", "device_name", "goal", "loop", "workload", "part", "rates"}
+FIELDS |= {"bounds", "measured", "quality"}
+
+
+def _subject(saved: dict[str, Any], device: str) -> Subject:
+    if saved["shape"] is not None:
+        config = describe_shape(saved["shape"]).config
+        return Subject(saved["shape"], None, saved["shape"], config, device)
+    path = Path(saved["model"])
+    return Subject(str(path), path, None, describe(open_checkpoint(path)).config, device)
+
+
+def unpaired(before: Sequence[float], after: Sequence[float]) -> Speedup:
+    """Of rounds that did not take turns: Welch's interval of the difference of logarithms."""
+    logs = [[math.log(rate) for rate in rates] for rates in (before, after)]
+    parts = [variance(values) / len(values) for values in logs]
+    middle, error = fmean(logs[1]) - fmean(logs[0]), math.sqrt(sum(parts))
+    weights = sum(part**2 / (len(v) - 1) for part, v in zip(parts, logs, strict=True))
+    degrees = 1 if weights == 0 else max(1, int(sum(parts) ** 2 / weights))
+    reach = t_quantile(degrees) * error
+    value, low, high = (math.exp(log) for log in (middle, middle - reach, middle + reach))
+    return Speedup(value, low, high, tuple(before), tuple(after))
+
+
+def speed_problems(speed: Speedup) -> list[str]:
+    if speed.high >= 1.0 or speed.value >= 1.0 - ALLOWED_FALL:
+        return []
+    return [f"speed fell to {speed.value:.2f} of the record ({speed.low:.2f} to {speed.high:.2f})"]
+
+
+def quality_problems(before: Quality | None, now: Quality | None) -> list[str]:
+    if before is None or now is None:
+        return []
+    problems = [] if now.problem is None else [now.problem]
+    allowed = before.mean_kl_high or before.mean_kl * ALLOWED_RISE
+    if now.mean_kl > allowed:
+        problems.append(f"mean KL is {now.mean_kl:.5f}, was {before.mean_kl:.5f}")
+    return problems

@@ -1,0 +1,255 @@
+"""The process in which one recipe lives while it is measured: if it dies, only its rung is lost.
+
+Reads one JSON object a line from its input and answers each with one line: `load` first, then
+`warm`, `round`, `phases`, `pace`, `curve`, or for another kind of work `judge` and `calibrate`
+(judging.py). Its answer may be `{"error": …, "kind": …}`. It ends with its input. process.py is
+the other end.
+
+    python -m ridgeline.ladder.measuring.worker
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from ridgeline.bench.serve.bound import Bound
+from ridgeline.data.workload import Workload
+from ridgeline.engine import Engine
+from ridgeline.errors import OutOfMemoryError, RidgelineError
+from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
+from ridgeline.hardware import Hardware, detect
+from ridgeline.hardware.ceilings import load_cached
+from ridgeline.kernels import extension
+from ridgeline.kernels.compile_times import CompileTimes
+from ridgeline.ladder.measuring import judging
+from ridgeline.ladder.measuring.looking import Steps, engine_steps, looked_at, naive_steps
+from ridgeline.ladder.measuring.pace import paced
+from ridgeline.ladder.measuring.part import Part, longer
+from ridgeline.ladder.measuring.process import NOTED
+from ridgeline.ladder.measuring.running import EngineRuns, NaiveRuns, Round
+from ridgeline.ladder.measuring.spec import Spec, read_workload
+from ridgeline.ladder.outcome import CurvePoint
+from ridgeline.models import Transformer
+from ridgeline.models.shapes import random_model
+from ridgeline.quantization import load_model
+from ridgeline.quantization.choose import in_words, slower_shapes
+from ridgeline.quantization.load import choose_dtype
+from ridgeline.recipe import with_auto
+
+log = logging.getLogger(__name__)
+
+PROMPT = tuple(range(1, 33))  # asked twice, to see whether the answers are the same
+MAX_WARM_UPS = 4
+
+
+class Worker:
+    def __init__(self) -> None:
+        self.runs: EngineRuns | NaiveRuns | None = None
+        self.workload: Workload | None = None
+        self.steps: Steps | None = None
+        self.rounds: list[Round] = []  # that were asked for
+        self.one_by_one = True
+        self.judge = judging.Judge()
+
+    def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        do: Callable[..., dict[str, Any]] = getattr(self, f"do_{asked['do']}")
+        return do(**{name: value for name, value in asked.items() if name != "do"})
+
+    def do_load(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        began, asked = time.monotonic(), Spec.from_json(spec)
+        self.workload = read_workload(asked.workload)
+        self.one_by_one = asked.goal == "latency" or asked.loop == "naive"
+        hardware = load_cached(detect(asked.device))
+        problem = build_kernels() if asked.build else None
+        if asked.loop == "naive":
+            about = self._load_naive(asked, hardware)
+        else:
+            about = self._load_engine(asked, hardware)
+        return about | {"seconds": time.monotonic() - began, "build_problem": problem}
+
+    def _load_naive(self, spec: Spec, hardware: Hardware) -> dict[str, Any]:
+        model = plain_model(spec, hardware)
+        runs = self.runs = NaiveRuns(model, hardware)
+        filled = with_auto(spec.recipe, model.config, model.embed.weight.dtype, spec.device)
+        self.steps = naive_steps(model, filled)
+        size = float(dtype_bytes(parse_dtype(filled.dtype)))
+        return {
+            "recipe": asdict(filled),
+            "weight_bytes": sum(parameter.nbytes for parameter in model.parameters()),
+            "bytes_per_weight": size,
+            "bytes_per_kv": size,
+            "memory": [],
+            "plain_for_speed": None,
+            "plain_shapes": [],
+            "is_deterministic": runs.same_logits([i % model.config.vocab_size for i in PROMPT]),
+        }
+
+    def _load_engine(self, spec: Spec, hardware: Hardware) -> dict[str, Any]:
+        model: Transformer | Path
+        if spec.folder is not None:
+            model = Path(spec.folder)
+        elif spec.shape is not None:
+            dtype = choose_dtype(spec.recipe.dtype, spec.config, hardware)
+            model = random_model(spec.shape, dtype, hardware.device)
+        else:
+            assert spec.path is not None, "a subject is a path or a shape"
+            model = Path(spec.path)
+        engine = Engine(model, spec.recipe, device=spec.device, num_pages=spec.num_pages)
+        del model  # where the engine made codes of it, its own weights are gone now
+        runs = self.runs = EngineRuns(engine, spec.goal, hardware)
+        self.steps = engine_steps(engine)
+        return runs.about() | {
+            "recipe": asdict(engine.recipe),
+            "weight_bytes": sum(parameter.nbytes for parameter in engine.model.parameters()),
+            "plain_for_speed": in_words(engine.choices, engine.recipe.dtype),
+            "plain_shapes": [list(shape) for shape in slower_shapes(engine.choices)],
+            "is_deterministic": True,
+        }
+
+    def do_warm(self, part: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Kernels compile, graphs are captured; and how long a part takes `seconds`. Other lengths
+        may be other kernels and graphs, so that on a GPU each is run once before it counts.
+        """
+        assert self.runs is not None, "`load` comes first"
+        on_cpu = self.runs.hardware.device_type == "cpu"
+        now = Part.from_json(part)
+        self._run(now)
+        for _ in range(MAX_WARM_UPS):
+            took = self._run(now).wall_s
+            longest = longer(now, took / now.repeats, seconds)
+            if longest == now or took >= seconds / 2:
+                break
+            now = longest
+            if not on_cpu:
+                self._run(now)
+        last = longer(now, took / now.repeats, seconds)
+        if last != now and not on_cpu:
+            self._run(last)
+        return {"part": last.to_json(), "seconds": took}
+
+    def do_round(self, part: Mapping[str, Any]) -> dict[str, Any]:
+        found = self._run(Part.from_json(part))
+        self.rounds.append(found)
+        return found.to_json()
+
+    def _run(self, part: Part) -> Round:
+        assert self.runs is not None, "`load` comes first"
+        assert self.workload is not None, "`load` comes first"
+        workload = part.of(self.workload)
+        rounds = [self.runs.round(workload) for _ in range(part.repeats)]
+        if len(rounds) == 1:
+            return rounds[0]
+        wall_s = sum(each.wall_s for each in rounds)
+        tokens = sum(each.output_tokens_per_s * each.wall_s for each in rounds)
+        middle = sorted(rounds, key=lambda each: each.wall_s)[len(rounds) // 2]
+        return Round(
+            **middle.to_json() | {"output_tokens_per_s": tokens / wall_s, "wall_s": wall_s}
+        )
+
+    def do_phases(self, part: Mapping[str, Any]) -> dict[str, Any]:
+        assert self.runs is not None, "`load` comes first"
+        assert self.workload is not None, "`load` comes first"
+        phases = self.runs.phases(Part.from_json(part).of(self.workload))
+        found = looked_at(phases, self.rounds, self.steps, self.one_by_one)
+        return {"phases": [asdict(phase) for phase in found.phases], "slowed": found.slowed}
+
+    def do_pace(self, workload: str, bound: Mapping[str, float | None]) -> dict[str, Any]:
+        assert isinstance(self.runs, EngineRuns), "the plain loop has no requests at once"
+        found = paced(self.runs.engine, read_workload(workload), Bound(**bound), self.runs.hardware)
+        return asdict(found)
+
+    def do_curve(self, batches: list[int], seconds: float) -> dict[str, Any]:
+        """Points as far as these seconds reach."""
+        assert self.runs is not None, "`load` comes first"
+        if torch.cuda.is_available():
+            self.runs.curve(batches)  # graphs of these sizes are captured
+        points, began = list[CurvePoint](), time.monotonic()
+        for batch in batches:
+            if time.monotonic() - began > seconds:
+                break
+            points += self.runs.curve([batch])
+        return {"points": [asdict(point) for point in points]}
+
+    def do_build(self) -> dict[str, Any]:
+        return {"problem": build_kernels()}
+
+    def do_judge(self, **asked: Any) -> dict[str, Any]:
+        return self.judge.compare(**asked)
+
+    def do_calibrate(self, **asked: Any) -> dict[str, Any]:
+        return judging.calibrate(**asked)
+
+    def do_write(self, **asked: Any) -> dict[str, Any]:
+        return judging.write_codes(**asked)
+
+
+def plain_model(spec: Spec, hardware: Hardware) -> Transformer:
+    if spec.shape is not None:
+        dtype = choose_dtype(spec.recipe.dtype, spec.config, hardware)
+        return random_model(spec.shape, dtype, hardware.device)
+    assert spec.path is not None, "a subject is a path or a shape"
+    return load_model(Path(spec.path), dtype=spec.recipe.dtype, device=spec.device)
+
+
+def build_kernels() -> str | None:
+    """CUDA C++ for this GPU, unless that was done; why not, where it cannot be."""
+    try:
+        for op in extension.sources():
+            extension.build(op)
+    except RidgelineError as error:
+        return str(error)
+    return None
+
+
+def kind_of(error: BaseException) -> str:
+    """Whether another state of the memory could help, or the recipe cannot be run at all."""
+    short = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError)
+    if short or isinstance(error, OutOfMemoryError) or "can't allocate memory" in str(error):
+        return "memory"
+    return "refused" if isinstance(error, RidgelineError) else "failed"
+
+
+def told(worker: Worker, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Its answer; where the time went goes to its log."""
+    began = time.monotonic()
+    with CompileTimes() as times:
+        answer = worker.answer(asked)
+    log.info("%s: %.1f s; %s", asked["do"], time.monotonic() - began, times.words())
+    return answer
+
+
+def serve(asked: IO[str], answers: IO[str]) -> None:
+    worker = Worker()
+    for line in asked:
+        try:
+            answer = told(worker, json.loads(line))
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            text = (
+                first if isinstance(error, RidgelineError) else f"{type(error).__name__}: {first}"
+            )
+            answer = {"error": text, "kind": kind_of(error)}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def main() -> None:
+    """Answers go where standard output was; what libraries print there goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    logging.basicConfig(level=logging.INFO, format=f"{NOTED} %(asctime)s %(message)s")
+    serve(sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The report of a climb: one HTML file that needs no network.
+
+    write_report(climb, Path("out/report.html"))
+
+What stands in its sections is in report_sections.py, the look in profiling/drawing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ridgeline.formats.files import atomic_write
+from ridgeline.ladder.outcome import Climb
+from ridgeline.ladder.reporting import summary
+from ridgeline.ladder.reporting.report_sections import (
+    curves_section,
+    dropped_section,
+    ladder_section,
+    memory_section,
+    quality_section,
+    repeat_section,
+    roofline_section,
+)
+from ridgeline.profiling.drawing import Markup, element, join, page
+
+SECTIONS = (
+    ladder_section,
+    roofline_section,
+    curves_section,
+    memory_section,
+    quality_section,
+    dropped_section,
+    repeat_section,
+)
+
+
+def write_report(climb: Climb, path: Path) -> None:
+    """Whole or not at all; OutputError where the file cannot be written."""
+    with atomic_write(path) as file:
+        file.write(report(climb))
+
+
+def report(climb: Climb) -> str:
+    """The document."""
+    found = [make(climb) for make in SECTIONS]
+    device = summary.device_in_words(climb.hardware)
+    return page(
+        f"{climb.model} on {device} · Ridgeline report",
+        join([element("b", climb.model), f" on {device}"]),
+        f"Optimized for {climb.goal} · {climb.workload}",
+        summary.headline(climb),
+        [section for section in found if section is not None],
+        lead=_lead(climb),
+        footer=f"Measured {summary.when(climb)} by Ridgeline",
+    )
+
+
+def _lead(climb: Climb) -> Markup:
+    facts = "; ".join(summary.facts(climb))
+    notes = [element("li", note) for note in climb.notes]
+    return join(
+        [
+            element("p", facts[:1].upper() + facts[1:], ".", class_="facts"),
+            element("ul", *notes, class_="notes") if notes else None,
+            _figures(climb),
+        ]
+    )
+
+
+def _figures(climb: Climb) -> Markup:
+    shown = [
+        element(
+            "div",
+            element("dt", row.name),
+            element("dd", row.after, element("small", f"before: {row.before}")),
+        )
+        for row in summary.figure_pairs(climb)
+    ]
+    return element("dl", *shown, class_="figures", aria_label="After the climb")

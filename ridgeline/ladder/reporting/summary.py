@@ -1,0 +1,261 @@
+"""A climb in words and figures, for the page and the terminal alike: what came of it, how good its
+predictions were, which fields of the recipe are others now.
+
+    headline(climb)     # "5.1× the speed: 251 output tokens/s instead of 49.2"
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from ridgeline.hardware.units import human, human_bytes, percent
+from ridgeline.ladder.outcome import Climb, Figures, RungOutcome, Status
+from ridgeline.profiling.drawing import times
+from ridgeline.profiling.predicting.accuracy import Outcome
+
+NOT_KEPT: dict[Status, str] = {
+    "dropped": "measured, and not worth it or outside the quality bound",
+    "failed": "ended with an error; the climb went on",
+    "not reached": "the time given was spent",
+    "not applicable": "nothing was run",
+}
+NONE = "–"
+
+
+class Pair(NamedTuple):
+    """A figure before and after."""
+
+    name: str
+    before: str
+    after: str
+
+
+def headline(climb: Climb) -> str:
+    before = rate(climb.before.figures.output_tokens_per_s)
+    after = rate(climb.after.figures.output_tokens_per_s)
+    if not kept(climb):
+        word = "kept" if climb.rungs else "tried"
+        return f"Nothing was {word}: {before} {unit(climb)}, as before"
+    if climb.total is None:
+        return f"About {times(kept_product(climb))} the speed, by the changes kept one by one"
+    return f"{times(climb.total.value)} the speed: {after} {unit(climb)} instead of {before}"
+
+
+def unit(climb: Climb) -> str:
+    """Of its rates."""
+    return f"output {climb.unit}" if is_of_tokens(climb) else climb.unit
+
+
+def is_of_tokens(climb: Climb) -> bool:
+    """Not of a module outside our families, whose rates are calls."""
+    return climb.unit == "tokens/s"
+
+
+def kept_product(climb: Climb) -> float:
+    """What the kept changes came to, each measured against the one before."""
+    return math.prod(rung.achieved.value for rung in kept(climb) if rung.achieved is not None)
+
+
+def kept(climb: Climb) -> list[RungOutcome]:
+    return [rung for rung in climb.rungs if rung.status == "kept"]
+
+
+def measured(climb: Climb) -> list[RungOutcome]:
+    """Those that have a place in the waterfall: run, or expected to give something."""
+    return [
+        rung
+        for rung in climb.rungs
+        if rung.status in ("kept", "dropped", "failed")
+        or (rung.status == "not reached" and rung.predicted is not None)
+    ]
+
+
+def not_kept(climb: Climb) -> list[RungOutcome]:
+    """In the order of NOT_KEPT, and of the climb."""
+    return [rung for status in NOT_KEPT for rung in climb.rungs if rung.status == status]
+
+
+def predictions(climb: Climb) -> list[Outcome]:
+    """What was both predicted and measured: to be remembered (profiling/predicting/accuracy.py)."""
+    device = str(climb.hardware.get("name", "unknown"))
+    found = []
+    for rung in climb.rungs:
+        said, came = rung.predicted, rung.achieved
+        if said is None or came is None or not _positive(said.speedup, came.value):
+            continue
+        has_ends = _positive(said.low, said.high)
+        found.append(
+            Outcome(
+                rung.area,
+                rung.name,
+                said.speedup,
+                came.value,
+                device,
+                climb.model,
+                low=said.low if has_ends else None,
+                high=said.high if has_ends else None,
+                created=climb.created,
+            )
+        )
+    return found
+
+
+def _positive(*values: float) -> bool:
+    return all(0 < value < math.inf for value in values)
+
+
+def predictions_in_words(climb: Climb) -> str:
+    """Empty where nothing was predicted and measured."""
+    known = predictions(climb)
+    if not known:
+        return ""
+    close = sum(each.is_close for each in known)
+    held = [each.held for each in known if each.held is not None]
+    text = f"{close} of {len(known)} predictions came within ±20% of what was measured"
+    return text + (f", {sum(held)} of {len(held)} inside their interval" if held else "")
+
+
+def quality_in_words(climb: Climb) -> str:
+    """Of the model as it is now: what the last kept rung with a measurement says."""
+    if not climb.bounds:
+        return "quality was not measured (--quality off)"
+    differences = [rung.difference for rung in kept(climb) if rung.difference is not None]
+    if differences:
+        return f"outputs differ by {differences[-1].relative_error:.1e} of their size"
+    found = [rung.quality for rung in kept(climb) if rung.quality is not None]
+    if not found:
+        return "nothing kept changes the model's answers" if kept(climb) else ""
+    last = found[-1]
+    where = "inside the bound" if last.problem is None else last.problem
+    return f"mean KL {last.mean_kl:.4f} nats, perplexity {last.ppl_increase:+.2%}: {where}"
+
+
+def no_quality(climb: Climb) -> str:
+    """Why there is none to show."""
+    if climb.bounds:
+        return "No change that was run alters the model's answers, so none was compared."
+    return "Quality was not measured in this climb (--quality off)."
+
+
+def bounds_in_words(climb: Climb) -> str:
+    names = {
+        "max_error": "relative error at most {:g}",
+        "max_kl": "mean KL at most {:g}",
+        "max_ppl_increase": "perplexity at most {:+.2%}",
+    }
+    known = [
+        names[key].format(value)
+        for key, value in climb.bounds.items()
+        if value is not None and key in names
+    ]
+    return ", ".join(known) or "none: quality was off"
+
+
+def facts(climb: Climb) -> list[str]:
+    """Below the headline."""
+    found = []
+    if climb.total is not None:
+        found.append(f"95% interval {climb.total.low:.2f} to {climb.total.high:.2f}×")
+    elif kept(climb):
+        found.append("before and after were not measured in the same rounds")
+    found += [text for text in (quality_in_words(climb),) if text]
+    count = f"{len(kept(climb))} of {len(climb.rungs)} changes kept"
+    return [*found, f"{count} in {duration(climb.seconds)}"]
+
+
+def figure_pairs(climb: Climb) -> list[Pair]:
+    """What is known of one side at least."""
+    before, after = climb.before.figures, climb.after.figures
+    rows = [
+        Pair(unit(climb), rate(before.output_tokens_per_s), rate(after.output_tokens_per_s)),
+        *_time_pairs(climb, before, after),
+        Pair("of the machine's limit", _share(before), _share(after)),
+        Pair("weights", human_bytes(before.weight_bytes), human_bytes(after.weight_bytes)),
+    ]
+    return [row for row in rows if (row.before, row.after) != (NONE, NONE)]
+
+
+def _time_pairs(climb: Climb, before: Figures, after: Figures) -> list[Pair]:
+    names = {
+        "first_token_s": "to the first token",
+        "per_output_token_s": "per output token",
+        "request_s": "whole request" if is_of_tokens(climb) else "a call",
+    }
+    return [
+        Pair(name, seconds(getattr(before, key)), seconds(getattr(after, key)))
+        for key, name in names.items()
+    ]
+
+
+def _share(figures: Figures) -> str:
+    return percent(figures.share_of_limit) or NONE
+
+
+def changed_fields(climb: Climb) -> list[Pair]:
+    """The recipe's fields that are others now, dotted, and the loop."""
+    before = {"loop": climb.before.loop, **_flat(climb.before.recipe)}
+    after = {"loop": climb.after.loop, **_flat(climb.after.recipe)}
+    names = dict.fromkeys([*before, *after])
+    rows = [Pair(name, plain(before.get(name)), plain(after.get(name))) for name in names]
+    return [row for row in rows if row.before != row.after]
+
+
+def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in recipe.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def edit_in_words(rung: RungOutcome) -> str:
+    return ", ".join(f"{name} = {plain(value)}" for name, value in rung.edit.items())
+
+
+def plain(value: Any) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:,.0f}" if tokens_per_s >= 100 else f"{tokens_per_s:.3g}"
+
+
+def seconds(value: float | None) -> str:
+    return NONE if value is None else human(value, "s")
+
+
+def duration(total_s: float) -> str:
+    minutes, rest = divmod(round(total_s), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{total_s:.3g} s"
+
+
+def when(climb: Climb) -> str:
+    """`2026-11-15 19:02 UTC`; as it is where it is no such time."""
+    try:
+        made = datetime.fromisoformat(climb.created)
+    except ValueError:
+        return climb.created
+    return f"{made.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if made.tzinfo else climb.created
+
+
+def shell(command: tuple[str, ...]) -> str:
+    return shlex.join(command)
+
+
+def device_in_words(hardware: Mapping[str, Any]) -> str:
+    name = str(hardware.get("name", "unknown device"))
+    threads = hardware.get("num_threads")
+    if not isinstance(threads, int) or threads < 1:
+        return name
+    return f"{name}, {threads} thread{'s' if threads > 1 else ''}"

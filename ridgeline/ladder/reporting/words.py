@@ -1,0 +1,53 @@
+"""What is said of a rung, in one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from ridgeline.bench.serve.bound import Bound
+from ridgeline.ladder.measuring.seen import Seen
+from ridgeline.ladder.outcome import Pace, Quality, RungOutcome, Speedup
+from ridgeline.ladder.state import State
+
+BUSY = 1.3  # slowest over fastest of a side's rounds, in the mean of rungs: more is told
+
+
+def state_words(state: State) -> str:
+    loop = "the plain loop" if state.loop == "naive" else "the engine"
+    return f"{loop} in {state.recipe.scheme or state.recipe.dtype}"
+
+
+def faster_words(speedup: Speedup) -> str:
+    return f"{speedup.value:.2f}x ({speedup.low:.2f} to {speedup.high:.2f})"
+
+
+def slower_words(speedup: Speedup) -> str:
+    word = "slower" if speedup.high < 1.0 else "not faster beyond noise"
+    return f"{word}: {faster_words(speedup)} in {len(speedup.before)} rounds"
+
+
+def quality_words(quality: Quality) -> str:
+    task = "" if quality.task is None else f", {quality.task} {quality.task_score:.1%}"
+    return f"mean KL {quality.mean_kl:.5f}, perplexity {quality.ppl_increase:+.2%}{task}"
+
+
+def pace_words(pace: Pace, bound: Bound) -> str:
+    kept = f"{pace.num_kept} of {pace.num_requests} requests"
+    return f"{kept} keep the bound ({bound.words()}) at the trace's own times"
+
+
+def with_remarks(reason: str, seen: Seen) -> str:
+    return "; ".join((reason, *seen.remarks))
+
+
+def busy_words(outcomes: Sequence[RungOutcome]) -> str | None:
+    """Where rounds of one recipe differ much, the machine was at something else too."""
+    sides = [side for o in outcomes if o.achieved for side in (o.achieved.before, o.achieved.after)]
+    factor = median(max(side) / min(side) for side in sides) if sides else 1.0
+    if factor < BUSY:
+        return None
+    return (
+        f"the machine was not quiet: rounds of the same recipe differ by a factor of {factor:.1f}, "
+        "so that smaller gains could not be told from noise"
+    )

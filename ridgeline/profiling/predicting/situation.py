@@ -1,0 +1,123 @@
+"""From what was measured to what predictions are made from: the kinds of steps that a workload had,
+with their times and their work, and the model as it was run.
+
+    watch = StepWatch(engine.runner.device); engine.runner.watch = watch; …
+    situation = situation_of(engine, hardware, phases_of(watch.steps), concurrency=16.0)
+    predict(situation, {"scheme": "int8"})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import NamedTuple, Protocol
+
+from ridgeline.engine.execution.step_watch import Watched, between_s
+from ridgeline.engine.execution.work import StepTotals, cost_base
+from ridgeline.engine.scheduling.step_plan import StepPlan
+from ridgeline.hardware import Hardware
+from ridgeline.models import Transformer
+from ridgeline.models.cost import Chunk, MeanStep
+from ridgeline.profiling.predicting.prediction import Loop, Phase, PhaseTime, Situation
+from ridgeline.recipe import Recipe
+
+
+class Runs(Protocol):
+    """What is asked of an engine: the model as it is run, and its recipe with nothing open."""
+
+    @property
+    def model(self) -> Transformer: ...
+
+    @property
+    def recipe(self) -> Recipe: ...
+
+
+def situation_of(
+    engine: Runs,
+    hardware: Hardware,
+    phases: Sequence[PhaseTime],
+    *,
+    loop: Loop = "engine",
+    concurrency: float = 1.0,
+    prefix_share: float = 0.0,
+) -> Situation:
+    """`engine` may be anything with a model and a filled recipe, for the plain loop too."""
+    base = cost_base(engine.model, engine.recipe, hardware)
+    return Situation(
+        base.config,
+        engine.recipe,
+        loop,
+        hardware,
+        base.bytes_per_weight,
+        base.bytes_per_kv,
+        tuple(phases),
+        concurrency,
+        prefix_share,
+    )
+
+
+def phases_of(steps: Sequence[Watched]) -> tuple[PhaseTime, ...]:
+    """Of an engine's steps, each from its beginning to the next one's. Steps with prompts are
+    prefill steps, all others decode steps. On a GPU the device must be through with them.
+    """
+    spans: dict[Phase, list[_Span]] = {"prefill": [], "decode": []}
+    for this, following in zip(steps, [*steps[1:], None], strict=True):
+        end = this.ended if following is None else following.began
+        whole_s, own_s = (max(0.0, between_s(this.began, to)) for to in (end, this.ended))
+        spans[_kind(this.plan)].append(_Span(this.plan, whole_s, own_s))
+    return tuple(
+        PhaseTime(
+            kind,
+            len(found),
+            fmean(span.seconds for span in found),
+            _mean_plan([span.plan for span in found]),
+            device_s=fmean(min(span.seconds, span.device_s) for span in found),
+        )
+        for kind, found in spans.items()
+        if found
+    )
+
+
+def phase_of_totals(phase: Phase, totals: StepTotals, gap_s: float = 0.0) -> PhaseTime | None:
+    """Of totals as an engine keeps them (engine/execution/work.py); `gap_s` is what the device was
+    idle before all of these steps together. None where there were none.
+    """
+    count = totals.num_steps
+    if not count:
+        return None
+    sums = (totals.num_rows, totals.num_tokens, totals.num_logits, totals.num_pairs)
+    work = MeanStep(*(number / count for number in (*sums, totals.num_keys)))
+    return PhaseTime(phase, count, (totals.busy_s + gap_s) / count, work)
+
+
+def mean_work(chunks: Sequence[Chunk], logit_rows: int | None = None) -> MeanStep:
+    """Of one step with these pieces of sequences."""
+    pairs = sum(chunk.new * chunk.past + chunk.new * (chunk.new + 1) // 2 for chunk in chunks)
+    rows, tokens = len(chunks), sum(chunk.new for chunk in chunks)
+    keys = sum(chunk.total for chunk in chunks)
+    return MeanStep(rows, tokens, rows if logit_rows is None else logit_rows, pairs, keys)
+
+
+def _kind(plan: StepPlan) -> Phase:
+    rows = plan.num_decode_rows + plan.num_draft_rows
+    return "decode" if rows == len(plan.num_tokens) else "prefill"
+
+
+class _Span(NamedTuple):
+    """A step, until the next one begins."""
+
+    plan: StepPlan
+    seconds: float
+    device_s: float  # until its own tokens
+
+
+def _mean_plan(plans: Sequence[StepPlan]) -> MeanStep:
+    works = [
+        mean_work(
+            [Chunk(*pair) for pair in zip(plan.num_tokens, plan.first_positions, strict=True)],
+            len(plan.logit_tokens),
+        )
+        for plan in plans
+    ]
+    names = ("rows", "tokens", "logit_rows", "pairs", "keys")
+    return MeanStep(*(sum(getattr(w, name) for w in works) / len(works) for name in names))

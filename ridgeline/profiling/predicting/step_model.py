@@ -1,0 +1,251 @@
+"""What a step is expected to take by counted work, ceilings and what kernels reach: the parts that
+gains.py compares before and after a change. No clock is read here.
+
+    parts = modelled(state, work)
+    parts.matrices_s, parts.num_kernels
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import NamedTuple
+
+from ridgeline.engine.loading.footprint import copied_bytes
+from ridgeline.engine.loading.layer_speed import known_speedup
+from ridgeline.engine.loading.loading import COPIES_SHARE
+from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
+from ridgeline.kernels.pages import holds_codes
+from ridgeline.kernels.skinny_linear import MAX_ROWS
+from ridgeline.models import ModelConfig
+from ridgeline.models.cost import MeanStep, mean_step_cost, num_parameters
+from ridgeline.profiling.predicting.launching import (
+    OF_A_STEP,
+    folds,
+    is_replayed,
+    kernels_a_layer,
+    launch_s,
+)
+from ridgeline.profiling.predicting.reach import (
+    DECODING,
+    Reach,
+    attention_reach,
+    link_reach,
+    product_reach,
+    untuned_share,
+)
+from ridgeline.profiling.predicting.run_state import State
+from ridgeline.profiling.tracing.communication import link_bytes
+from ridgeline.quantization.linear import COPIED_FROM
+from ridgeline.quantization.scheme import Scheme, parse_scheme
+from ridgeline.quantization.sizes import (
+    Matrix,
+    head_matrix,
+    model_matrices,
+    stored_bytes,
+    weight_bytes,
+)
+from ridgeline.recipe import Recipe
+
+NODE_GAP_S = 1e-6  # between two kernels that wait for each other, in a graph or in a full queue
+# Between ops on a CPU: few of ours, each behind some Python, or many of torch's (tiny models on a
+# Xeon, 2026-11-15: 5 and 1.5 µs on an almost quiet machine).
+OP_S = {True: 6e-6, False: 2e-6}
+# Of an element-wise kernel over few tokens, on a GPU and on a CPU.
+SMALL_KERNEL_S = {True: 2e-6, False: 5e-6}
+# Of the loop, for each step: the plain one waits for its token, the engine's own work is hidden
+# behind the device where steps overlap (18 µs on the H200, 2026-11-15; 250 on a CPU).
+HOST_S = {"naive": 50e-6, "apart": 250e-6, "overlapped": 20e-6}
+TRAFFIC = {"fused": 3.0, "many": 12.0, "plain": 40.0}  # elements a layer moves, in hidden sizes
+
+
+class Parts(NamedTuple):
+    """Seconds of a step."""
+
+    matrices_s: float
+    attention_s: float
+    other_s: float
+    launch_s: float  # the host takes to launch all of it
+    gap_s: float  # between kernels however early they are launched
+    host_s: float
+    num_kernels: float
+    communication_s: float = 0.0  # of ranks
+
+
+def modelled(state: State, work: MeanStep) -> Parts:
+    kernels, layers = kernels_a_layer(state, work), state.config.num_layers
+    count = layers * sum(kernels) + OF_A_STEP
+    launching_s, gap_s = 0.0, count * OP_S[state.is_fused]
+    if state.on_gpu:
+        launching_s = NODE_GAP_S if is_replayed(state, work) else launch_s(state, work)
+        gap_s = count * NODE_GAP_S
+    return Parts(
+        _matrices_s(state, work),
+        _attention_s(state, work),
+        _other_s(state, work, layers * kernels.other + OF_A_STEP),
+        launching_s,
+        gap_s,
+        HOST_S[_host_way(state)],
+        count,
+        _communication_s(state, work),
+    )
+
+
+def planned_bytes_per_weight(config: ModelConfig, recipe: Recipe) -> float:
+    """Of the weights that a step reads, as quantization/sizes.py would store them."""
+    dtype, head = parse_dtype(recipe.dtype), _head_scheme(recipe)
+    if recipe.scheme is None and head is None:
+        return float(dtype_bytes(dtype))
+    scheme = None if recipe.scheme is None else parse_scheme(recipe.scheme)
+    embedding = config.vocab_size * config.hidden_size
+    unread = 0 if config.tied_embeddings else embedding
+    looked_up = embedding if head is not None else unread  # codes are a copy of a tied one
+    held = weight_bytes(config, dtype, scheme, head=head) - looked_up * dtype_bytes(dtype)
+    return held / (num_parameters(config) - unread)
+
+
+def _head_scheme(recipe: Recipe) -> Scheme | None:
+    return None if recipe.head == "plain" else parse_scheme(recipe.head)
+
+
+def _matrices_s(state: State, work: MeanStep) -> float:
+    """Products one by one, as what starts them weighs more for small ones."""
+    scheme = None if state.recipe.scheme is None else parse_scheme(state.recipe.scheme)
+    scale = state.bytes_per_weight / planned_bytes_per_weight(state.config, state.recipe)
+    head, rows = head_matrix(state.config), work.logit_rows
+    total = _matrix_s(state, head, _head_scheme(state.recipe), rows, 1.0)
+    for matrix, count in Counter(model_matrices(state.config)).items():
+        total += count * _matrix_s(state, matrix, scheme, work.tokens, scale)
+    return total + _experts_s(state, work)
+
+
+def _matrix_s(
+    state: State, matrix: Matrix, scheme: Scheme | None, rows: float, scale: float
+) -> float:
+    plain_s = _product_s(state, matrix, None, rows, scale)
+    if scheme is None or not scheme.fits(*matrix) or state.loop == "naive":
+        return plain_s
+    if state.on_gpu and scheme.inputs == "16-bit":
+        by_numbers_s = _product_s(state, matrix, None, rows)
+        if rows >= COPIED_FROM and holds_copies(state):
+            return by_numbers_s
+        if rows > MAX_ROWS:
+            return by_numbers_s + _decoding_s(state, matrix, scheme)
+    by_codes_s = _by_codes_s(state, matrix, scheme, rows, scale)
+    # What is slower as codes stays plain, unless the recipe says otherwise.
+    return by_codes_s if state.recipe.quantize_all else min(by_codes_s, plain_s)
+
+
+def _product_s(
+    state: State, matrix: Matrix, scheme: Scheme | None, rows: float, scale: float = 1.0
+) -> float:
+    if not rows:
+        return 0.0
+    dtype = parse_dtype(state.recipe.dtype)
+    num_weights = matrix.num_outputs * matrix.depth
+    if scheme is None:
+        num_bytes = num_weights * dtype_bytes(dtype)
+    else:
+        num_bytes = stored_bytes(scheme, matrix, dtype)
+    name = None if scheme is None else scheme.name
+    reach = product_reach(name, state.recipe.dtype, on_gpu=state.on_gpu, fused=state.is_fused)
+    flops = 2.0 * rows * num_weights
+    seconds = _work_s(state, num_bytes * scale, flops, reach, _units(state, scheme))
+    is_thumb = folds(state, rows) and not state.recipe.tuned
+    return seconds / untuned_share(name) if is_thumb else seconds
+
+
+def _by_codes_s(state: State, matrix: Matrix, scheme: Scheme, rows: float, scale: float) -> float:
+    """By what was once timed of it on this machine (engine/loading/layer_speed.py), or by its
+    bytes.
+    """
+    kernels = "fused" if state.on_gpu or state.is_fused else "reference"
+    kernels += " untuned" if state.on_gpu and not state.recipe.tuned else ""
+    timed = known_speedup(
+        state.hardware, scheme, parse_dtype(state.recipe.dtype), kernels, matrix, rows
+    )
+    if timed is None:
+        return _product_s(state, matrix, scheme, rows, scale)
+    return _product_s(state, matrix, None, rows, scale) / timed
+
+
+def holds_copies(state: State) -> bool:
+    """As the recipe says, or as an engine that has the device to itself would choose."""
+    if state.recipe.copies is not None:
+        return state.recipe.copies
+    held = copied_bytes(state.config, replace(state.recipe, copies=True))
+    return held <= COPIES_SHARE * state.hardware.memory_bytes
+
+
+def _decoding_s(state: State, matrix: Matrix, scheme: Scheme) -> float:
+    """A step of more tokens than our kernels take writes a matrix of codes in the dtype first."""
+    dtype = parse_dtype(state.recipe.dtype)
+    written = matrix.num_outputs * matrix.depth * dtype_bytes(dtype)
+    return (stored_bytes(scheme, matrix, dtype) + written) / (DECODING * state.bandwidth)
+
+
+def _units(state: State, scheme: Scheme | None) -> str:
+    """What the matrix units multiply in."""
+    plain = "tf32" if state.rounds_to_tf32 else state.recipe.dtype
+    return plain if scheme is None or scheme.inputs == "16-bit" else scheme.inputs
+
+
+def _work_s(state: State, num_bytes: float, flops: float, reach: Reach, dtype: str) -> float:
+    memory_s = num_bytes / (reach.bandwidth * state.bandwidth)
+    return max(memory_s, flops / (reach.matrix * state.matrix_rate(dtype))) + reach.fixed_s
+
+
+def _experts_s(state: State, work: MeanStep) -> float:
+    """What the step costs beyond its dense matrices: experts, which no scheme quantizes."""
+    if all(layer.experts is None for layer in state.config.layers):
+        return 0.0
+    element = dtype_bytes(parse_dtype(state.recipe.dtype))
+    cost = mean_step_cost(state.config, work, weight_bytes=element, kv_bytes=0.0)
+    dense = sum(m.num_outputs * m.depth for m in model_matrices(state.config))
+    head = head_matrix(state.config)
+    head_weights = head.num_outputs * head.depth
+    num_bytes = max(0.0, cost.weight_bytes - (dense + head_weights) * element)
+    flops = cost.matrix_flops - 2.0 * (work.tokens * dense + work.logit_rows * head_weights)
+    dtype = state.recipe.dtype
+    reach = product_reach(None, dtype, on_gpu=state.on_gpu, fused=state.is_fused)
+    reach = reach._replace(fixed_s=reach.fixed_s * 2 * state.config.num_layers)
+    return _work_s(state, num_bytes, max(0.0, flops), reach, dtype)
+
+
+def _attention_s(state: State, work: MeanStep) -> float:
+    cost, layers = state.cost(work), state.config.num_layers
+    codes = holds_codes(parse_dtype(state.recipe.kv.dtype)) and state.loop == "engine"
+    reach = attention_reach(on_gpu=state.on_gpu, fused=state.is_fused, codes=codes)
+    reach = reach._replace(fixed_s=reach.fixed_s * layers)
+    num_bytes = cost.kv_read_bytes + cost.kv_write_bytes
+    dtype = state.recipe.dtype if state.is_fused else "fp32"  # the reference computes in fp32
+    return _work_s(state, num_bytes, cost.attention_flops, reach, dtype)
+
+
+def _other_s(state: State, work: MeanStep, num_kernels: float) -> float:
+    """Element-wise work: what is moved, or what small kernels take at least."""
+    kind = "plain" if not state.is_fused else "fused" if folds(state, work.tokens) else "many"
+    element = dtype_bytes(parse_dtype(state.recipe.dtype))
+    elements = work.tokens * TRAFFIC[kind] * state.config.hidden_size * state.config.num_layers
+    moved_s = elements * element / (0.7 * state.bandwidth)
+    return max(moved_s, num_kernels * SMALL_KERNEL_S[state.on_gpu])
+
+
+def _communication_s(state: State, work: MeanStep) -> float:
+    """A sum behind the embedding and behind both halves of every layer, and the logits."""
+    num_ranks, config = state.recipe.parallel.tensor, state.config
+    if num_ranks == 1:
+        return 0.0
+    ceiling = state.hardware.ceiling("link_bandwidth")
+    link = link_reach(None if ceiling is None else ceiling.value, on_gpu=state.on_gpu)
+    element = dtype_bytes(parse_dtype(state.recipe.dtype))
+    sums = 1 + 2 * config.num_layers
+    summed = link_bytes("all_reduce", work.tokens * config.hidden_size * element, num_ranks)
+    logits = link_bytes("all_gather", work.logit_rows * config.vocab_size * element, num_ranks)
+    return (sums + 1) * link.fixed_s + (sums * summed + logits) / link.bytes_per_s
+
+
+def _host_way(state: State) -> str:
+    if state.loop == "naive":
+        return "naive"
+    return "overlapped" if state.recipe.overlap and state.on_gpu else "apart"

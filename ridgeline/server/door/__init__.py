@@ -1,0 +1,1 @@
+"""Who and what is let in: connections, origins, keys, how many at once, and refusals."""

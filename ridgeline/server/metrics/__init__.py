@@ -1,0 +1,1 @@
+"""What a server counts and shows: meters, history, the verdict, Prometheus, Grafana, spans."""

@@ -1,0 +1,204 @@
+"""The verdict: one sentence on what bounds a server now, and what to change next.
+
+    verdict = judge(window_of(samples, served), served)
+    print(verdict.sentence)
+    # Decode is bound by weight bandwidth at 83% of this machine's; KV pages full 12% of the time;
+    # host gap 3%; next: …
+
+A pure function of a window. Rules in the order of what a change would help first: a host that
+cannot keep up, pages that are full, a batch that is full, and then the roofline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
+from ridgeline.recipe import flag
+from ridgeline.server.metrics.served import Served
+from ridgeline.server.metrics.window import Phase, Window
+
+Kind = Literal["idle", "host", "pages", "queue", "memory", "compute", "overhead", "unknown"]
+
+IDLE_SHARE = 0.02  # of the time with work at hand: less is idle
+HOST_SHARE = 0.25  # of the time with work, the device idle: more is the host's fault
+FULL_SHARE = 0.10  # of the time with full pages: more is worth a change
+BATCH_SHARE = 0.95  # of the largest batch: more is full
+LOW_SHARE = 0.35  # of either ceiling: with less, neither of them is what bounds
+QUIET_SHARE = 0.5  # of the time with work at hand: less is said
+
+
+@dataclass(frozen=True)
+class Verdict:
+    kind: Kind
+    bound: str  # what bounds it
+    facts: tuple[str, ...]  # what else is to be seen
+    next: str  # what to do about it; empty when nothing is to be done
+
+    @property
+    def sentence(self) -> str:
+        parts = [self.bound, *self.facts] + ([f"next: {self.next}"] if self.next else [])
+        text = "; ".join(parts)
+        return text[0].upper() + text[1:] + "."
+
+
+def judge(window: Window | None, served: Served) -> Verdict:
+    if window is None or window.active_share < IDLE_SHARE:
+        return Verdict("idle", "idle: no request is running", (), "")
+    kind, bound = _kind(window, served)
+    return Verdict(kind, bound, tuple(_facts(window, kind)), _next(kind, window, served))
+
+
+def main_phase(window: Window) -> tuple[str, Phase]:
+    """The kind of steps that took most of the time."""
+    phases = {"decode": window.decode, "prefill": window.prefill}
+    found = [(name, phase) for name, phase in phases.items() if phase is not None]
+    assert found, "an active window has steps"
+    return max(found, key=lambda pair: pair[1].busy_s)
+
+
+def _kind(window: Window, served: Served) -> tuple[Kind, str]:
+    if window.busy_s == 0 or window.gap_share >= HOST_SHARE:
+        idle = _percent(window.gap_share)
+        return "host", f"the host is the limit: the device was idle {idle} of the time it had work"
+    waiting = _requests(window.num_waiting)
+    if window.full_share >= FULL_SHARE and window.num_waiting >= 1:
+        full = _percent(window.full_share)
+        return "pages", f"KV pages are full {full} of the time and {waiting} for them"
+    if window.num_waiting >= 1 and window.num_running >= BATCH_SHARE * served.max_batch:
+        return "queue", f"all {served.max_batch} places of the batch are taken and {waiting}"
+    return _roofline_kind(window, served)
+
+
+def _roofline_kind(window: Window, served: Served) -> tuple[Kind, str]:
+    name, phase = main_phase(window)
+    roof = served.roof
+    if roof is None or phase.memory_share is None or phase.matrix_share is None:
+        share = _percent(phase.busy_s / window.busy_s)
+        return "unknown", f"{name} takes {share} of the work; this machine's limits are not known"
+    memory, matrix = phase.memory_share, phase.matrix_share
+    if max(memory, matrix) < LOW_SHARE:
+        what = "memory bandwidth" if memory >= matrix else "matrix rate"
+        share = _percent(max(memory, matrix))
+        return "overhead", f"{name} reaches only {share} of {_whose(roof.memory.source)} {what}"
+    if memory >= matrix:
+        what = "weight bandwidth" if phase.weight_share >= 0.5 else "KV-cache bandwidth"
+        where = f"at {_percent(memory)} of {_whose(roof.memory.source)}"
+        return "memory", f"{name} is bound by {what} {where}"
+    where = f"at {_percent(matrix)} of {_whose(roof.matrix.source)}"
+    return "compute", f"{name} is bound by matrix math {where}"
+
+
+def _facts(window: Window, kind: Kind) -> list[str]:
+    found = []
+    if kind != "pages" and window.full_share > 0:
+        found.append(f"KV pages full {_percent(window.full_share)} of the time")
+    if kind != "host":
+        found.append(f"host gap {_percent(window.gap_share)}")
+    if window.num_preemptions:
+        plural = "" if window.num_preemptions == 1 else "s"
+        found.append(f"{window.num_preemptions} preemption{plural}")
+    if window.prompt_tokens and window.hit_tokens / window.prompt_tokens >= 0.01:
+        hits = _percent(window.hit_tokens / window.prompt_tokens)
+        found.append(f"{hits} of prompt tokens from the prefix cache")
+    if window.drafted_tokens:
+        accepted = _percent(window.accepted_tokens / window.drafted_tokens)
+        found.append(f"{accepted} of drafts accepted")
+    if window.active_share < QUIET_SHARE:
+        found.append(f"busy {_percent(window.active_share)} of the time")
+    return found
+
+
+def _next(kind: Kind, window: Window, served: Served) -> str:
+    recipe = served.recipe
+    if kind == "host":
+        if not recipe.overlap:
+            return f"leave out {_no('overlap')}, so that steps are launched ahead"
+        return "larger batches, or fewer requests with grammars, which wait for the host each token"
+    if kind == "pages":
+        if _kv_is_plain(served):
+            return (
+                f"{flag('kv.dtype')} fp8 (twice the pages), or a lower {flag('limits.max_batch')}"
+            )
+        return f"a higher {flag('limits.memory_share')}, or another replica"
+    if kind == "queue":
+        return f"a higher {flag('limits.max_batch')} while pages last, or another replica"
+    if kind == "unknown":
+        return "`ridgeline hardware` measures this machine's limits once"
+    if kind == "overhead":
+        return _against_overhead(window, served)
+    name, phase = main_phase(window)
+    if kind == "compute":
+        return _against_compute(name, served)
+    return _against_memory(name, phase, served)
+
+
+def _against_overhead(window: Window, served: Served) -> str:
+    on_cpu = served.costs is not None and served.costs.hardware.device_type == "cpu"
+    if not on_cpu and not served.recipe.graphs:
+        return f"leave out {_no('graphs')}, so that small steps are replayed at once"
+    name, phase = main_phase(window)
+    if name == "decode" and phase.rows < served.max_batch / 4:
+        return "more requests at once: the same steps would carry them"
+    if on_cpu:
+        return "look for other programs on these cores, which take time and bandwidth"
+    return "`ridgeline bench kernels` shows what each kernel reaches here"
+
+
+def _against_compute(name: str, served: Served) -> str:
+    if name == "prefill" and not served.recipe.kv.prefix_cache:
+        return f"leave out {_no('kv.prefix_cache')}, so that shared beginnings are computed once"
+    if not _is_quantized(served):
+        return "`ridgeline quantize --scheme fp8` where the device multiplies fp8, or a replica"
+    return "another replica: this one is near what the device can compute"
+
+
+def _against_memory(name: str, phase: Phase, served: Served) -> str:
+    assert phase.memory_share is not None, "a phase that is bound has shares"
+    assert phase.matrix_share is not None, "a phase that is bound has shares"
+    if phase.weight_share < 0.5:
+        if _kv_is_plain(served):
+            return f"{flag('kv.dtype')} fp8 halves what is read of the cache"
+        return "shorter contexts, or another replica"
+    room = min(phase.memory_share / max(phase.matrix_share, 1e-9), served.max_batch / phase.rows)
+    more = ""
+    if name == "decode" and room > 2:
+        more = f"{_times(room)} as many requests at once, which cost little more"
+    if not _is_quantized(served):
+        less = "`ridgeline quantize --scheme int4-g128` reads the weights in 4 bits"
+    elif served.recipe.speculation.method == "none" and phase.rows <= 4:
+        less = f"{flag('speculation.method')} prompt-lookup makes several tokens of one reading"
+    else:
+        less = ""
+    return ", or ".join(each for each in (less, more) if each) or "another replica"
+
+
+def _is_quantized(served: Served) -> bool:
+    if served.costs is None:
+        return served.recipe.scheme is not None
+    return served.costs.bytes_per_weight < dtype_bytes(parse_dtype(served.recipe.dtype))
+
+
+def _kv_is_plain(served: Served) -> bool:
+    return served.recipe.kv.dtype not in ("fp8", "int8")
+
+
+def _no(name: str) -> str:
+    return flag(name).replace("--", "--no-", 1)
+
+
+def _whose(source: str) -> str:
+    return "this machine's" if source == "measured" else "the datasheet's"
+
+
+def _requests(mean: float) -> str:
+    return "1 request waits" if round(mean) == 1 else f"{mean:.0f} requests wait"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.0f} times" if factor < 100 else "over 100 times"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}%"

@@ -1,0 +1,1 @@
+"""From the engine's outputs to bodies and events, for each route."""

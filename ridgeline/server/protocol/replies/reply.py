@@ -1,0 +1,134 @@
+"""Replies: what the engine gives becomes the JSON or the SSE bytes that a client gets.
+
+    reply = reply_for(asked, prompts, tokenizer, request_id="…")
+    send(b"".join(reply.start()))                       # streaming
+    send(reply.delta(delta, prompt=0))                  # b"": nothing to tell yet
+    send(b"".join(reply.finish(outputs)))               # the outputs of all prompts, in order
+    send(reply.failed(error))                           # or instead of finish: ends the stream
+    send(reply.whole(outputs))                          # not streaming: a JSON body
+
+No locks: one thread at a time for one reply.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from ridgeline.data import Tokenizer
+from ridgeline.engine import Delta, Output
+from ridgeline.server.protocol.errors import ApiError, error_body, error_of
+from ridgeline.server.protocol.replies.sse import DONE, compact, data, quoted
+from ridgeline.server.protocol.requests.asked import Asked, Prompt
+
+
+class Reply(ABC):
+    """One request's answer. `prompt` is the number of the prompt in what `render` gave."""
+
+    prefix = ""  # of the answer's id
+
+    def __init__(
+        self,
+        asked: Asked,
+        prompts: Sequence[Prompt],
+        tokenizer: Tokenizer,
+        request_id: str,
+        created: float | None = None,
+    ) -> None:
+        self.asked, self.prompts, self.tokenizer = asked, prompts, tokenizer
+        self.request_id, self.id = request_id, self.prefix + request_id
+        self.created = int(time.time() if created is None else created)
+
+    @abstractmethod
+    def whole(self, outputs: Sequence[Output]) -> bytes:
+        """The JSON body. Raises ApiError where an output did not end well."""
+
+
+class StreamedReply(Reply):
+    """One that can be told as it comes."""
+
+    def __init__(self, *about: Any, **more: Any) -> None:
+        super().__init__(*about, **more)
+        self.prepare()
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make what this kind of reply needs beside."""
+
+    @abstractmethod
+    def start(self) -> list[bytes]:
+        """The events before the first token."""
+
+    @abstractmethod
+    def delta(self, delta: Delta, prompt: int = 0) -> bytes:
+        """The events that a delta makes; several of one output may be `merged` into one."""
+
+    @abstractmethod
+    def finish(self, outputs: Sequence[Output]) -> list[bytes]:
+        """The last events, once every output has ended well."""
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last events of a stream that cannot be finished."""
+        return b"data: " + error_body(error) + b"\n\n" + DONE
+
+
+class ChunkReply(StreamedReply):
+    """One that is streamed as chunks with choices: their first and last parts never change."""
+
+    chunk_object = ""
+
+    def prepare_chunks(self, num: int) -> None:
+        """For so many choices."""
+        self.ended = [False] * num  # whether a choice's finish reason was told
+        common = f'"created":{self.created},"model":{quoted(self.asked.model)}'
+        about = f'"id":{quoted(self.id)},"object":"{self.chunk_object}",{common}'
+        self.head = f'{{{about},"choices":['
+        self.tail = '],"usage":null}' if self.asked.include_usage else "]}"
+
+    def chunk(self, index: int, content: str, logprobs: str, finish_reason: str | None) -> bytes:
+        """One event; `content` is the choice's own field."""
+        reason = "null" if finish_reason is None else f'"{finish_reason}"'
+        choice = f'"index":{index},{content},"logprobs":{logprobs},"finish_reason":{reason}'
+        return data(f"{self.head}{{{choice}}}{self.tail}")
+
+    def last_events(self, usage: dict[str, Any]) -> list[bytes]:
+        if not self.asked.include_usage:
+            return [DONE]
+        return [data(f'{self.head}],"usage":{compact(usage)}}}'), DONE]
+
+    def whole_body(self, name: str, choices: list[Any], usage: dict[str, Any]) -> bytes:
+        about = {"id": self.id, "object": name, "created": self.created, "model": self.asked.model}
+        return compact({**about, "choices": choices, "usage": usage}).encode()
+
+
+def check_ended_well(outputs: Sequence[Output]) -> None:
+    for output in outputs:
+        error = error_of(output)
+        if error is not None:
+            raise error
+
+
+def merged(first: Delta, second: Delta) -> Delta:
+    """Two deltas in a row of the same output as one, for a client that lags."""
+    return Delta(
+        first.request_id,
+        first.sample,
+        first.text + second.text,
+        first.tokens + second.tokens,
+        second.finish_reason,
+        first.logprobs + second.logprobs,
+    )
+
+
+def usage_of(outputs: Sequence[Output], num_tokens: int | None = None) -> dict[str, Any]:
+    """`num_tokens` where not all that was made was asked for."""
+    prompt_tokens = sum(output.num_prompt_tokens for output in outputs)
+    if num_tokens is None:
+        num_tokens = sum(len(made.tokens) for output in outputs for made in output.completions)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": num_tokens,
+        "total_tokens": prompt_tokens + num_tokens,
+    }

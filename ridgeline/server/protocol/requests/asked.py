@@ -1,0 +1,69 @@
+"""What a request asks for, once it is checked: `Asked`, and the `Prompt`s that the engine runs.
+
+parsing.py makes the first, rendering.py the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from ridgeline.engine import Sampling
+from ridgeline.engine.sampling.extras import Pooling
+from ridgeline.server.protocol.requests.tool_fields import Choice, Tool
+
+Route = Literal["chat", "completions", "responses", "embeddings", "tokenize", "detokenize"]
+ROUTES: tuple[Route, ...] = get_args(Route)
+ToolFormat = Literal["hermes", "llama3"]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a chat template is given."""
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[Tool, ...] = ()
+    choice: Choice = field(default_factory=Choice)
+    parallel: bool = True
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def usable_tools(self) -> tuple[Tool, ...]:
+        return () if self.choice.word == "none" else self.tools
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A checked request. `request` is its pydantic model, which only this package looks into."""
+
+    route: Route
+    model: str  # the name that the client used
+    request: Any
+    sampling: Sampling | None = None  # without what only the tokenizer's template can tell
+    conversation: Conversation | None = None
+    stream: bool = False
+    include_usage: bool = False  # in a stream
+    priority: int = 0
+    deadline_s: float | None = None  # from its arrival
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """How calls of tools are found in an output."""
+
+    format: ToolFormat
+    names: frozenset[str]
+    parallel: bool  # several in one output
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One engine request: a conversation, one of a completion's prompts, or one text to embed."""
+
+    ids: tuple[int, ...]
+    sampling: Sampling
+    text: str = ""  # what `echo` repeats
+    pooling: Pooling | None = None  # embeddings: nothing is sampled
+    calls: Calls | None = None

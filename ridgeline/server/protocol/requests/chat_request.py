@@ -1,0 +1,144 @@
+"""The body of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from ridgeline.engine.requests.request import MAX_LOGPROBS
+from ridgeline.server.protocol.requests.fields import (
+    MAX_MESSAGES,
+    MAX_SAMPLES,
+    MAX_TOOLS,
+    ONLY_THESE,
+    Body,
+    CourseFields,
+    SamplingFields,
+    StreamOptions,
+)
+from ridgeline.server.protocol.requests.tool_fields import (
+    ChatNamedChoice,
+    ChatTool,
+    ChoiceWord,
+    ResponseFormat,
+)
+
+MESSAGES_HELP = "use messages with text"
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(Body):
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+# By their type, so that a part of another kind (an image, a sound, a file) is refused by name.
+Parts = Annotated[
+    list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]],
+    Field(min_length=1, max_length=MAX_MESSAGES),
+]
+Content = str | Parts
+
+
+class SystemMessage(Body):
+    role: Literal["system", "developer"]
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(Body):
+    role: Literal["user"]
+    content: Content
+    name: str | None = None
+
+
+class CalledFunction(Body):
+    name: str
+    arguments: str
+    parsed_arguments: Any = None  # what OpenAI's own client leaves there
+
+
+class ToolCall(Body):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+    index: int | None = None  # left there by clients that gather a stream
+
+
+class AssistantMessage(Body):
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    # Clients send the message they got: these are its empty fields.
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = None
+    parsed: Any = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> AssistantMessage:
+        if self.content is None and self.refusal is None and not self.tool_calls:
+            raise ValueError("has neither content nor tool_calls; give one")
+        return self
+
+
+class ToolMessage(Body):
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+    name: str | None = None
+
+
+Message = Annotated[
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+Variable = bool | int | float | Annotated[str, Field(max_length=1024)] | None
+VariableName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+Variables = Annotated[
+    dict[VariableName, Variable], Field(max_length=16, json_schema_extra=ONLY_THESE)
+]
+
+
+class ChatRequest(SamplingFields, CourseFields):
+    not_done: ClassVar[dict[str, str]] = {
+        "audio": "this server makes text",
+        "function_call": "use tool_choice",
+        "functions": "use tools",
+        "moderation": "nothing is moderated here",
+        "prediction": "drafts are made by the server's own speculation",
+        "prompt_cache_options": "use cache_salt",
+        "web_search_options": "no page is ever fetched",
+    }
+
+    model: str
+    messages: Messages
+    n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
+    best_of: int | None = Field(None, ge=1, le=MAX_SAMPLES)
+    max_tokens: int | None = Field(None, ge=1, lt=2**31)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ChoiceWord | ChatNamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: Variables | None = Field(
+        None, description="variables for the model's own chat template, as enable_thinking"
+    )
+    # Sent as a matter of course.
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] | None = None
+    reasoning_effort: Literal["none"] | None = None
+    verbosity: Literal["medium"] | None = None

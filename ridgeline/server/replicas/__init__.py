@@ -1,5 +1,0 @@
-"""Many replicas of an engine behind one server, on one machine or several, placed by Ray."""
-
-from ridgeline.server.replicas.engine import ReplicatedEngine
-
-__all__ = ["ReplicatedEngine"]

@@ -13,14 +13,25 @@ from ridgeline.engine import Completion, Delta, Output
 from ridgeline.engine.requests.request import FinishReason
 from ridgeline.engine.sampling.choosing import TokenLogprob
 from ridgeline.engine.scheduling.state import Status
-from ridgeline.server.protocol import Asked, Limits, Prompt, Reply, Route, parse, render, reply_for
+from ridgeline.server.protocol import (
+    Asked,
+    ParsedPrompt,
+    Reply,
+    RequestLimits,
+    Route,
+    parse,
+    render,
+    reply_for,
+)
 
 HELLO = [{"role": "user", "content": "Hello"}]
 MODEL = "demo"
 
 
-def limits_of(tokenizer: Tokenizer, **changes: Any) -> Limits:
-    return Limits(**{"models": (MODEL,), "max_context": 2048, "vocab_size": 49152, **changes})
+def limits_of(tokenizer: Tokenizer, **changes: Any) -> RequestLimits:
+    return RequestLimits(
+        **{"models": (MODEL,), "max_context": 2048, "vocab_size": 49152, **changes}
+    )
 
 
 def asked_for(route: Route, tokenizer: Tokenizer | None = None, **fields: Any) -> Asked:
@@ -28,14 +39,14 @@ def asked_for(route: Route, tokenizer: Tokenizer | None = None, **fields: Any) -
     return parse(route, json.dumps({"model": MODEL, **fields}).encode(), limits)
 
 
-def rendered(asked: Asked, tokenizer: Tokenizer | None = None) -> list[Prompt]:
+def rendered(asked: Asked, tokenizer: Tokenizer | None = None) -> list[ParsedPrompt]:
     tokenizer = tokenizer or demo()
     return render(asked, tokenizer, limits_of(tokenizer))
 
 
 def reply_to(
     route: Route, tokenizer: Tokenizer | None = None, **fields: Any
-) -> tuple[Reply, list[Prompt]]:
+) -> tuple[Reply, list[ParsedPrompt]]:
     tokenizer = tokenizer or demo()
     asked = asked_for(route, tokenizer, **fields)
     prompts = rendered(asked, tokenizer)
@@ -49,7 +60,7 @@ def logprob_of(token: int, num_top: int) -> TokenLogprob:
 
 
 def deltas_of(
-    prompt: Prompt, texts: Sequence[str], reason: FinishReason = "stop"
+    prompt: ParsedPrompt, texts: Sequence[str], reason: FinishReason = "stop"
 ) -> tuple[list[Delta], Output]:
     """One delta a token for the texts of a prompt's samples, interleaved; the last token is a stop
     token unless the reason is `length`.
@@ -87,7 +98,7 @@ def deltas_of(
 
 
 def output_of(
-    prompt: Prompt,
+    prompt: ParsedPrompt,
     made: tuple[Completion, ...] = (),
     status: Status = "finished",
     reason: str = "stop",

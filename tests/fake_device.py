@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from ridgeline.engine.scheduling.scheduler import Scheduler
-from ridgeline.engine.scheduling.state import Ask, Key
+from ridgeline.engine.scheduling.state import Ask, StreamKey
 from ridgeline.engine.scheduling.step_plan import StepPlan
 
 
@@ -47,8 +47,8 @@ class Footprint:
     """The memory a step touches, for the time in which it is out."""
 
     def __init__(self) -> None:
-        self.read: dict[int, Key] = {}  # slot to reader
-        self.written: dict[int, Key] = {}
+        self.read: dict[int, StreamKey] = {}  # slot to reader
+        self.written: dict[int, StreamKey] = {}
         self.copied_from: set[int] = set()  # pages
 
 
@@ -59,9 +59,9 @@ class FakeDevice:
         self.vocab, self.draw = vocab, draw
         self.memory: list[int | None] = [None] * (config.num_pages * config.page_size)
         self.table: dict[tuple[int, int], int] = {}  # seat and index to page
-        self.owner: dict[int, Key] = {}  # who sits where
+        self.owner: dict[int, StreamKey] = {}  # who sits where
         self.salts: dict[Hashable, str] = {}
-        self.history: dict[Key, list[int]] = {}  # what each stream has been made of, truly
+        self.history: dict[StreamKey, list[int]] = {}  # what each stream has been made of, truly
         self.outputs: list[list[int]] = []  # of the step run last
         self.last_step = 0
         self.out: dict[int, Footprint] = {}  # steps that have not been received
@@ -142,7 +142,7 @@ class FakeDevice:
         assert start == len(ids) == len(plan.positions) == len(plan.slots)
         return ids
 
-    def _guess(self, key: Key, tokens: list[int]) -> int:
+    def _guess(self, key: StreamKey, tokens: list[int]) -> int:
         """A draft: often what the model will say."""
         if self.draw.random() < 0.7:
             return next_token(chain(self.salts[key[0]], tokens)[-1], key[1], self.vocab)

@@ -15,7 +15,15 @@ from ridgeline.engine import Engine
 from ridgeline.engine.execution.work import StepMeter
 from ridgeline.engine.loop import Loop
 from ridgeline.engine.process.heartbeat import Heartbeat, WatchedRunner
-from ridgeline.engine.process.worker import Command, End, Message, Order, Ready, Token, _obey
+from ridgeline.engine.process.worker import (
+    Command,
+    End,
+    EngineOrder,
+    Ready,
+    Token,
+    WorkerMessage,
+    _obey,
+)
 
 DEADLY, SLOW = 45, 90  # positions; no request of a test reaches them but those that are meant to
 STUCK_S = 1.5
@@ -67,7 +75,7 @@ class StandIn:
         self.engine, self.loop = engine, engine._loop
         self.is_ready = self.has_answered = self.is_dead = False
         self.inbox: list[Command] = []
-        self.outbox: list[Message] = []
+        self.outbox: list[WorkerMessage] = []
         self.meter = StepMeter(engine.runner.device)
         watched = WatchedRunner(engine.runner, self.heartbeat, self.meter)
         self.loop.runner = watched  # type: ignore[assignment]
@@ -81,10 +89,10 @@ class StandIn:
         engine.runner.forward = dying  # type: ignore[method-assign]
 
     @classmethod
-    def maker(cls, make: Callable[[], Engine], deadly: Deadly) -> Callable[[Order], StandIn]:
+    def maker(cls, make: Callable[[], Engine], deadly: Deadly) -> Callable[[EngineOrder], StandIn]:
         made: list[StandIn] = []
 
-        def start(order: Order) -> StandIn:
+        def start(order: EngineOrder) -> StandIn:
             made.append(cls(make(), len(made), deadly))
             return made[-1]
 
@@ -93,7 +101,7 @@ class StandIn:
     def send(self, command: Command) -> None:
         self.inbox.append(command)
 
-    def receive(self, seconds: float) -> list[Message] | None:
+    def receive(self, seconds: float) -> list[WorkerMessage] | None:
         if not self.is_ready:
             self.is_ready = True
             return [Ready(self.engine.config, self.engine.recipe, self.engine.memory_plan)]

@@ -12,13 +12,13 @@ from ridgeline.ladder.outcome import (
     Climb,
     CurvePoint,
     Figures,
-    MemoryItem,
     Quality,
+    ReportedMemory,
     RoofPoint,
     RungOutcome,
+    RungStatus,
     Side,
     Speedup,
-    Status,
 )
 from ridgeline.profiling.predicting.prediction import Prediction
 
@@ -41,7 +41,7 @@ def quality(kl: float, ppl: float, problem: str | None = None) -> Quality:
 
 
 def rung(
-    name: str, area: Area, title: str, status: Status, reason: str, **more: Any
+    name: str, area: Area, title: str, status: RungStatus, reason: str, **more: Any
 ) -> RungOutcome:
     edit = more.pop("edit", {})
     return RungOutcome(name, area, title, edit, status, reason, **more)
@@ -132,9 +132,9 @@ def h200() -> Climb:
         curve(27.3, 1900.0, 0.02),
         (RoofPoint("decode, before", 0.5, 4.38e11, 0.21, "memory"),
          RoofPoint("prefill, before", 210.0, 3.9e13, 0.71, "compute")),
-        (MemoryItem("weights", 32_121_044_992, "as they run"),
-         MemoryItem("keys and values", 16 * GB, "one contiguous cache a request"),
-         MemoryItem("activations", 4_100_000_000, "of the largest step")),
+        (ReportedMemory("weights", 32_121_044_992, "as they run"),
+         ReportedMemory("keys and values", 16 * GB, "one contiguous cache a request"),
+         ReportedMemory("activations", 4_100_000_000, "of the largest step")),
     )  # fmt: skip
     after = Side(
         {"dtype": "bf16", "scheme": "fp8", "kernels": "fused", "graphs": True, "overlap": True,
@@ -143,11 +143,11 @@ def h200() -> Climb:
         curve(311.4, 26500.0, 0.0),
         (RoofPoint("decode, after", 2.1, 5.4e12, 0.78, "memory"),
          RoofPoint("prefill, after", 2950.0, 9.6e14, 0.74, "compute")),
-        (MemoryItem("weights", 8_610_000_000, "fp8 codes and scales, embeddings in bf16"),
-         MemoryItem("keys and values", 104 * GB, "26,400 pages of 64 tokens"),
-         MemoryItem("activations", 1_900_000_000, "of the largest step"),
-         MemoryItem("graphs", 2_300_000_000, "captured at 14 batch sizes"),
-         MemoryItem("workspace", 700_000_000, "of the kernels")),
+        (ReportedMemory("weights", 8_610_000_000, "fp8 codes and scales, embeddings in bf16"),
+         ReportedMemory("keys and values", 104 * GB, "26,400 pages of 64 tokens"),
+         ReportedMemory("activations", 1_900_000_000, "of the largest step"),
+         ReportedMemory("graphs", 2_300_000_000, "captured at 14 batch sizes"),
+         ReportedMemory("workspace", 700_000_000, "of the kernels")),
     )  # fmt: skip
     return Climb(
         "meta-llama/Llama-3.1-8B-Instruct", "latency",
@@ -201,17 +201,17 @@ def cpu() -> Climb:
         Figures(24.1, 0.61, 0.0415, 3.2, 0.34, 538_060_032), curve(24.1, 90.0, 0.0)[:5],
         (RoofPoint("decode, before", 0.5, 6.4e9, 0.31, "memory"),
          RoofPoint("prefill, before", 60.0, 5.6e10, 0.55, "compute")),
-        (MemoryItem("weights", 538_060_032, "as they run"),
-         MemoryItem("keys and values", 94_371_840, "one contiguous cache")),
+        (ReportedMemory("weights", 538_060_032, "as they run"),
+         ReportedMemory("keys and values", 94_371_840, "one contiguous cache")),
     )  # fmt: skip
     after = Side(
         {"dtype": "fp32", "scheme": "int8"}, "engine",
         Figures(75.6, 0.22, 0.0132, 1.06, 0.61, 163_000_000), curve(75.6, 210.0, 0.0)[:5],
         (RoofPoint("decode, after", 1.6, 2.0e10, 0.61, "memory"),
          RoofPoint("prefill, after", 190.0, 7.4e10, 0.73, "compute")),
-        (MemoryItem("weights", 163_000_000, "int8 codes and scales"),
-         MemoryItem("keys and values", 402_653_184, "pages of 64 tokens"),
-         MemoryItem("activations", 21_000_000, "of the largest step")),
+        (ReportedMemory("weights", 163_000_000, "int8 codes and scales"),
+         ReportedMemory("keys and values", 402_653_184, "pages of 64 tokens"),
+         ReportedMemory("activations", 21_000_000, "of the largest step")),
     )  # fmt: skip
     return Climb(
         "demo", "latency", "cpu: 4 requests, 64 in, 48 out",

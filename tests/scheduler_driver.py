@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from fake_device import FakeDevice, naive_tokens
 
 from ridgeline.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from ridgeline.engine.scheduling.state import Ask, End, Key, Stream
+from ridgeline.engine.scheduling.state import Ask, End, Stream, StreamKey
 from ridgeline.engine.scheduling.step_plan import StepPlan
 
 
@@ -43,8 +43,8 @@ class Driver:
         self.device = FakeDevice(self.scheduler, vocab, self.draw)
         self.vocab = vocab
         self.asks: dict[Hashable, Ask] = {}
-        self.outputs: dict[Key, list[int]] = {}
-        self.finished: dict[Key, str] = {}
+        self.outputs: dict[StreamKey, list[int]] = {}
+        self.finished: dict[StreamKey, str] = {}
         self.ends: dict[Hashable, End] = {}
         self.out: deque[tuple[StepPlan, list[list[int]]]] = deque()
         self.plans: list[StepPlan] = []
@@ -59,7 +59,7 @@ class Driver:
         self.scheduler.submit(ask)
         self.collect()
 
-    def plan(self, drafts: dict[Key, int] | None = None) -> StepPlan | None:
+    def plan(self, drafts: dict[StreamKey, int] | None = None) -> StepPlan | None:
         self.watch_overdue()
         plan = self.scheduler.plan(self.now, drafts)
         self.collect()
@@ -98,7 +98,7 @@ class Driver:
         self.going = [(stream, left - 1) for stream, left in self.going if stream.state != "gone"]
         assert all(left > 0 for _, left in self.going), "pages are held two steps after the end"
 
-    def step(self, drafts: dict[Key, int] | None = None, depth: int = 2) -> bool:
+    def step(self, drafts: dict[StreamKey, int] | None = None, depth: int = 2) -> bool:
         """Plan, and receive what is due; whether anything happened."""
         planned = self.plan(drafts) if len(self.out) < 2 else None
         if self.out and (planned is None or len(self.out) >= depth):
@@ -155,7 +155,7 @@ class Driver:
     def live(self) -> list[Hashable]:
         return [request_id for request_id in self.asks if request_id not in self.ends]
 
-    def decoding(self) -> list[Key]:
+    def decoding(self) -> list[StreamKey]:
         return [stream.key for stream in self.scheduler._running.decoding]
 
     def audit(self) -> None:

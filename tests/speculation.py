@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.sampling.guessing import Guesser, KnownTokens, judged
-from ridgeline.engine.scheduling.state import Key
+from ridgeline.engine.scheduling.state import StreamKey
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.models import Transformer
 from ridgeline.recipe import Speculation
@@ -21,13 +21,13 @@ from ridgeline.recipe import Speculation
 LOOKUP = Speculation("prompt-lookup", max_draft_tokens=4, min_ngram=1)
 
 
-def force_drafts(engine: Engine, count: Callable[[Key], int] = lambda key: 4) -> None:
+def force_drafts(engine: Engine, count: Callable[[StreamKey], int] = lambda key: 4) -> None:
     """Drafts for every stream in every step, whatever they cost."""
     drafting = engine._loop.drafting
     assert drafting is not None
     policy = drafting.policy
 
-    def wanted(num_rows: int) -> dict[Key, int]:
+    def wanted(num_rows: int) -> dict[StreamKey, int]:
         return {
             key: count(key)
             for key, record in policy.streams.items()
@@ -45,7 +45,7 @@ class Oracle(Guesser):
         self, guesses_SK: Tensor, vocab_size: int, wrong_share: float, seed: int = 0
     ) -> None:
         self.guesses_SK, self.vocab_size, self.wrong_share = guesses_SK, vocab_size, wrong_share
-        self.sequences: dict[Key, list[int]] = {}
+        self.sequences: dict[StreamKey, list[int]] = {}
         self.draw = random.Random(seed)
 
     def sit(self, seat: int, prompt_length: int, *rest: Any) -> None: ...

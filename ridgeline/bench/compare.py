@@ -33,7 +33,7 @@ ADDED = {"head": {"head": "int8"}, "lookup": {"speculation": "prompt-lookup"}}
 PLAIN = tuple(name for name in get_args(Dtype) if name != "auto")
 
 
-class Edit(NamedTuple):
+class VariantEdit(NamedTuple):
     """What a variant changes of the recipe."""
 
     dtype: str
@@ -94,11 +94,11 @@ class Compared:
         return variant.best / max(plain, default=self.base.best)
 
 
-def variants_of(names: str, dtype: str) -> dict[str, Edit]:
+def variants_of(names: str, dtype: str) -> dict[str, VariantEdit]:
     """`fp32,int8` by name: a dtype is plain, a scheme has the rest of the model in `dtype`. With
     `+head` behind it, either has the head in int8; with `+lookup`, prompt lookup guesses ahead.
     """
-    found: dict[str, Edit] = {}
+    found: dict[str, VariantEdit] = {}
     for word in names.split(","):
         name = word.strip()
         if name in found:
@@ -107,7 +107,11 @@ def variants_of(names: str, dtype: str) -> dict[str, Edit]:
         for part in added:
             if part not in ADDED:
                 raise UsageError(f"--compare has +{part}; known are +{' and +'.join(ADDED)}")
-        edit = Edit(form, None) if form in PLAIN else Edit(dtype, parse_scheme(form).name)
+        edit = (
+            VariantEdit(form, None)
+            if form in PLAIN
+            else VariantEdit(dtype, parse_scheme(form).name)
+        )
         changes = {key: value for part in added for key, value in ADDED[part].items()}
         found[name] = edit._replace(**changes)
     if len(found) < 2:

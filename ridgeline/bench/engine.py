@@ -94,7 +94,7 @@ class EngineRun:
 
 
 @dataclass
-class Seen:
+class WorkloadNotes:
     """What is noted while a workload runs."""
 
     late_s: dict[Hashable, float] = field(default_factory=dict)  # added after its arrival
@@ -135,8 +135,8 @@ def _replay(
     prompts: list[list[int]],
     progress: Progress | None,
     limit_s: float,
-) -> Seen:
-    seen, waiting = Seen(), deque(enumerate(workload.requests))
+) -> WorkloadNotes:
+    seen, waiting = WorkloadNotes(), deque(enumerate(workload.requests))
     start = time.monotonic()
     while waiting or engine.has_work:
         now = time.monotonic() - start
@@ -172,7 +172,7 @@ def _replay(
 def _summary(
     engine: Engine,
     workload: Workload,
-    seen: Seen,
+    seen: WorkloadNotes,
     watch: StepWatch,
     wall_s: float,
     hardware: Hardware,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ridgeline.engine.scheduling.prefix_cache import TOKEN_BYTES, PrefixCache
 from ridgeline.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from ridgeline.engine.scheduling.state import Ask, Key
+from ridgeline.engine.scheduling.state import Ask, StreamKey
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.timing import Timing
 
@@ -44,7 +44,7 @@ def time_steps(
 ) -> StepTimes:
     """Steps with this many streams, at contexts that cross a page's end at different times."""
     scheduler = _decoding_scheduler(num_running, num_steps * (1 + num_drafts) + 16)
-    drafts: dict[Key, int] = {(number, 0): num_drafts for number in range(num_running)}
+    drafts: dict[StreamKey, int] = {(number, 0): num_drafts for number in range(num_running)}
     out: deque[StepPlan] = deque()
     plan_s, receive_s = [], []
     for _ in range(num_steps):

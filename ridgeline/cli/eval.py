@@ -23,7 +23,7 @@ from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.progress import Progress
 from ridgeline.quality.divergence import Divergence, check_same_words, divergence
-from ridgeline.quality.gate import Bounds
+from ridgeline.quality.gate import QualityBounds
 from ridgeline.quality.layers import layer_errors
 from ridgeline.quality.peer import peer_perplexity
 from ridgeline.quality.perplexity import Perplexity, increase, perplexity
@@ -90,12 +90,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recipe", type=Path, metavar="FILE", help="a recipe.json other than the model's own"
     )
-    add_flags(parser, Bounds)
+    add_flags(parser, QualityBounds)
     add_flags(parser, Recipe)
 
 
 @dataclass
-class Subject:
+class EvalSubject:
     """What is measured."""
 
     engine: Engine
@@ -131,9 +131,9 @@ def exit_code(document: dict[str, Any]) -> int:
     return QualityError.exit_code if gate is not None and not gate["passed"] else 0
 
 
-def check(args: argparse.Namespace) -> tuple[Bounds, TaskOptions]:
+def check(args: argparse.Namespace) -> tuple[QualityBounds, TaskOptions]:
     """What can be refused before anything is loaded."""
-    bounds = from_flags(args, Bounds)
+    bounds = from_flags(args, QualityBounds)
     options = TaskOptions(args.limit, args.shots, args.examples, args.run_code)
     if args.text is None and args.task is None:
         raise UsageError("nothing to measure on; give --text FILE, or --task NAME --data FILE")
@@ -171,7 +171,7 @@ def check_task_flags(args: argparse.Namespace, options: TaskOptions) -> None:
             raise UsageError(f"there is no file {str(path)!r}; give a file of JSON lines")
 
 
-def prepared(args: argparse.Namespace, progress: Progress) -> Subject:
+def prepared(args: argparse.Namespace, progress: Progress) -> EvalSubject:
     """The engines. Two that share a device take no more pages than measuring needs."""
     hardware = detect(args.device)
     path = resolve_model(args.model, progress=progress)
@@ -189,7 +189,7 @@ def prepared(args: argparse.Namespace, progress: Progress) -> Subject:
     engine = Engine(path, recipe, device=args.device, num_pages=num_pages, progress=progress)
     if original is not None:
         check_same_words(original, engine)
-    return Subject(engine, original, hardware)
+    return EvalSubject(engine, original, hardware)
 
 
 def about(engine: Engine) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def about(engine: Engine) -> dict[str, Any]:
     return found | {"plain_for_speed": in_words(engine.choices, recipe.dtype)}
 
 
-def windows_for(args: argparse.Namespace, text: str, subject: Subject) -> Windows:
+def windows_for(args: argparse.Namespace, text: str, subject: EvalSubject) -> Windows:
     for engine in (subject.engine, subject.original):
         if engine is not None:
             check_window(engine, args.window)
@@ -218,8 +218,8 @@ def measure_text(
     args: argparse.Namespace,
     found: dict[str, Any],
     windows: Windows,
-    subject: Subject,
-    bounds: Bounds,
+    subject: EvalSubject,
+    bounds: QualityBounds,
     progress: Progress,
 ) -> None:
     """Fills in `text`, and with an original `against` and `gate`."""
@@ -245,7 +245,7 @@ def measure_text(
 
 def measure_peer(
     args: argparse.Namespace,
-    subject: Subject,
+    subject: EvalSubject,
     windows: Windows,
     ours: Perplexity,
     progress: Progress,
@@ -259,7 +259,7 @@ def measure_peer(
     return about | theirs.to_json() | {"difference": increase(theirs, ours).to_json()}
 
 
-def judged(bounds: Bounds, compared: Divergence) -> dict[str, Any] | None:
+def judged(bounds: QualityBounds, compared: Divergence) -> dict[str, Any] | None:
     if not bounds.are_given:
         return None
     problem = bounds.broken_by(compared)
@@ -268,7 +268,7 @@ def judged(bounds: Bounds, compared: Divergence) -> dict[str, Any] | None:
 
 
 def measure_task(
-    args: argparse.Namespace, subject: Subject, options: TaskOptions, progress: Progress
+    args: argparse.Namespace, subject: EvalSubject, options: TaskOptions, progress: Progress
 ) -> dict[str, Any]:
     begun = time.perf_counter()
     score = run_task(args.task, subject.engine, args.data, options, progress)

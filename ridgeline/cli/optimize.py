@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ridgeline.bench.serve.bound import USUAL_SHARE, Bound
+from ridgeline.bench.serve.bound import USUAL_SHARE, LatencyBound
 from ridgeline.cli.eval import check_task_flags
 from ridgeline.cli.options import add_flags, add_model, from_flags
 from ridgeline.cli.tables.optimize import climb_table
@@ -22,13 +22,13 @@ from ridgeline.errors import CHECK_FAILED_EXIT_CODE, INTERRUPTED_EXIT_CODE, Usag
 from ridgeline.hardware import detect
 from ridgeline.ladder.climbing.budget import parse_duration
 from ridgeline.ladder.climbing.check import check_folder
-from ridgeline.ladder.climbing.climb import Order, climb_model, prepared, usual_measured
+from ridgeline.ladder.climbing.climb import ClimbOrder, climb_model, prepared, usual_measured
 from ridgeline.ladder.climbing.preview import preview
 from ridgeline.ladder.measuring.judging import Measured
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
 from ridgeline.ladder.outcome import Climb
 from ridgeline.ladder.reporting.folder import REPORT
-from ridgeline.quality.gate import USUAL, Bounds
+from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.quality.tasks import TASKS, TaskOptions
 
 EXAMPLE = """\
@@ -131,7 +131,7 @@ def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
     quality.add_argument(
         "--run-code", action="store_true", help="humaneval: let what the model writes be run here"
     )
-    add_flags(parser, Bounds)
+    add_flags(parser, QualityBounds)
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
@@ -162,8 +162,8 @@ def run_check(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     return {"kind": "check", "passed": not checked.problems, **checked.to_json()}
 
 
-def asked_order(args: argparse.Namespace) -> Order:
-    given: Bounds = from_flags(args, Bounds)
+def asked_order(args: argparse.Namespace) -> ClimbOrder:
+    given: QualityBounds = from_flags(args, QualityBounds)
     quality = args.quality == "on"
     if not quality and (given.are_given or args.text or args.task):
         raise UsageError(
@@ -173,11 +173,11 @@ def asked_order(args: argparse.Namespace) -> Order:
     check_task_flags(args, options)
     if args.text is not None and not args.text.is_file():
         raise UsageError(f"there is no file {str(args.text)!r}; give a text")
-    bounds = Bounds(
+    bounds = QualityBounds(
         USUAL.max_kl if given.max_kl is None else given.max_kl,
         USUAL.max_ppl_increase if given.max_ppl_increase is None else given.max_ppl_increase,
     )
-    return Order(
+    return ClimbOrder(
         args.model,
         args.shape,
         args.out or Path(f"{Path(args.model or args.shape or 'model').stem}-optimized"),
@@ -185,7 +185,7 @@ def asked_order(args: argparse.Namespace) -> Order:
         args.workload,
         args.output_tokens,
         bounds,
-        Bound.of_ms(args.ttft_ms, args.tpot_ms),
+        LatencyBound.of_ms(args.ttft_ms, args.tpot_ms),
         quality,
         asked_measured(args),
         None if args.budget is None else parse_duration(args.budget),

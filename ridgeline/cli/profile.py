@@ -17,7 +17,7 @@ from rich.console import Console
 
 import ridgeline
 from ridgeline.cli.options import add_flags, add_model, flag_words, given_flags
-from ridgeline.cli.profile_subject import CONTEXT, Prompts, check, sizes_of, subject_of
+from ridgeline.cli.profile_subject import CONTEXT, PromptSizes, check, sizes_of, subject_of
 from ridgeline.cli.tables.profile import draw
 from ridgeline.cli.terminal import Terminal
 from ridgeline.engine.execution.work import matrix_dtype
@@ -30,7 +30,7 @@ from ridgeline.profiling.predicting.situation import situation_of
 from ridgeline.profiling.profile_page import write_page
 from ridgeline.profiling.roofline import of_one_rank
 from ridgeline.profiling.tracing.counters import Absent, Counted, count
-from ridgeline.profiling.tracing.stepping import Stepping
+from ridgeline.profiling.tracing.stepping import ProfiledSteps
 from ridgeline.profiling.tracing.tracing import save_trace
 from ridgeline.progress import Progress
 from ridgeline.recipe import Recipe
@@ -135,10 +135,10 @@ def render(found: dict[str, Any], console: Console) -> None:
 
 def profiled(
     args: argparse.Namespace,
-    subject: Stepping,
+    subject: ProfiledSteps,
     hardware: Hardware,
     context: int,
-    prompts: Prompts,
+    prompts: PromptSizes,
     progress: Progress,
 ) -> list[StepProfile]:
     num_steps = args.steps or STEPS["cpu" if subject.device.type == "cpu" else "gpu"]
@@ -156,10 +156,10 @@ def profiled(
 
 def advised(
     args: argparse.Namespace,
-    subject: Stepping,
+    subject: ProfiledSteps,
     hardware: Hardware,
     steps: Sequence[StepProfile],
-    prompts: Prompts,
+    prompts: PromptSizes,
 ) -> list[Advice]:
     """For requests of these prompts, as many at once as decode here."""
     counts = {"prefill": args.batch / prompts.batch, "decode": float(OUTPUT_TOKENS)}
@@ -168,7 +168,7 @@ def advised(
     return what_next(situation_of(subject, hardware, phases, **about))
 
 
-def said_of_ranks(subject: Stepping) -> list[str]:
+def said_of_ranks(subject: ProfiledSteps) -> list[str]:
     """What is different on several ranks."""
     if subject.num_ranks == 1:
         return []
@@ -211,7 +211,7 @@ def counting_command(args: argparse.Namespace) -> list[str]:
 
 
 def counted_steps(
-    args: argparse.Namespace, subject: Stepping, context: int, prompts: Prompts
+    args: argparse.Namespace, subject: ProfiledSteps, context: int, prompts: PromptSizes
 ) -> dict[str, Any]:
     """One step of each kind between the marks that profilers with counters go by."""
     with subject.prefilling(*prompts) as run:
@@ -233,7 +233,7 @@ def _marked(step: Any) -> None:
     torch.cuda.profiler.stop()
 
 
-def about(args: argparse.Namespace, subject: Stepping, prompts: Prompts) -> dict[str, Any]:
+def about(args: argparse.Namespace, subject: ProfiledSteps, prompts: PromptSizes) -> dict[str, Any]:
     recipe = subject.recipe
     words = [recipe.dtype, recipe.scheme and f"weights in {recipe.scheme}"]
     if recipe.kv.dtype != recipe.dtype:

@@ -17,7 +17,7 @@ from ridgeline.hardware import Hardware
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.models.shapes import check_one, describe_shape, random_model
 from ridgeline.profiling.tracing.plain_stepping import NaiveSteps
-from ridgeline.profiling.tracing.stepping import EngineSteps, Stepping
+from ridgeline.profiling.tracing.stepping import EngineSteps, ProfiledSteps
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
 from ridgeline.quantization.load import choose_dtype
@@ -27,7 +27,7 @@ CONTEXT = 1024  # tokens, where none are named and the model has as many
 OF_THE_PLAIN_LOOP = ("dtype",)  # fields of a recipe that it obeys
 
 
-class Prompts(NamedTuple):
+class PromptSizes(NamedTuple):
     batch: int
     length: int
 
@@ -65,17 +65,17 @@ def value_of(recipe: Recipe, name: str) -> Any:
     return found
 
 
-def parse_prompts(text: str) -> Prompts:
+def parse_prompts(text: str) -> PromptSizes:
     """`2048`, or `16x2048`."""
     found = re.fullmatch(r"(?:(\d+)x)?(\d+)", text)
     if found is None or not int(found[2]) or found[1] == "0":
         raise UsageError(f"--prefill is {text!r}; give tokens of a prompt, as 2048, or 16x2048")
-    return Prompts(int(found[1] or 1), int(found[2]))
+    return PromptSizes(int(found[1] or 1), int(found[2]))
 
 
 def subject_of(
     args: argparse.Namespace, hardware: Hardware, progress: Progress, notes: list[str]
-) -> Stepping:
+) -> ProfiledSteps:
     if args.loop == "naive":
         return plain_subject(args, hardware, progress)
 
@@ -102,7 +102,7 @@ def plain_subject(args: argparse.Namespace, hardware: Hardware, progress: Progre
     return NaiveSteps(model, edited(filled, "graphs", False))
 
 
-def sizes_of(args: argparse.Namespace, subject: Stepping) -> tuple[int, Prompts]:
+def sizes_of(args: argparse.Namespace, subject: ProfiledSteps) -> tuple[int, PromptSizes]:
     """As asked; left open, what fits."""
     longest = subject.recipe.limits.filled().max_context
     context = args.context or min(CONTEXT, max(2, longest // 2))
@@ -112,4 +112,4 @@ def sizes_of(args: argparse.Namespace, subject: Stepping) -> tuple[int, Prompts]
         )
     if args.prefill is not None:
         return context, parse_prompts(args.prefill)
-    return context, Prompts(1, min(context, longest - 2))
+    return context, PromptSizes(1, min(context, longest - 2))

@@ -28,11 +28,11 @@ from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.detection import peak_device_bytes
 from ridgeline.hardware.units import human_bytes, parse_bytes
 from ridgeline.ladder.quantizing.auto import NO_CHOICE, Auto, quantize_auto, usual_schemes
-from ridgeline.ladder.quantizing.original_place import LARGE_BYTES, Place, is_walked
-from ridgeline.ladder.quantizing.quantize_job import Job, advice, quantize, save
+from ridgeline.ladder.quantizing.original_place import LARGE_BYTES, OriginalDevice, is_walked
+from ridgeline.ladder.quantizing.quantize_job import QuantizeJob, advice, quantize, save
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
-from ridgeline.quality.gate import USUAL, Bounds
+from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.files.read import is_quantized
 from ridgeline.quantization.load import choose_dtype, load_model
@@ -150,13 +150,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
     parser.add_argument(
         "--original",
-        choices=get_args(Place),
+        choices=get_args(OriginalDevice),
         default="auto",
         help="where the original lies meanwhile; host: its blocks go to the device one by one "
         f"(default: on the host if it has more than {human_bytes(LARGE_BYTES)} or the device has "
         "no room for it)",
     )
-    add_flags(parser, Bounds)
+    add_flags(parser, QualityBounds)
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
@@ -293,13 +293,13 @@ def check_work(folder: Path | None, model: Path) -> None:
         raise UsageError(f"--work {folder} lies in the original's folder; name another")
 
 
-def asked_job(args: argparse.Namespace, schemes: Sequence[Scheme], device: str) -> Job:
-    given: Bounds = from_flags(args, Bounds)
-    bounds = Bounds(
+def asked_job(args: argparse.Namespace, schemes: Sequence[Scheme], device: str) -> QuantizeJob:
+    given: QualityBounds = from_flags(args, QualityBounds)
+    bounds = QualityBounds(
         USUAL.max_kl if given.max_kl is None else given.max_kl,
         USUAL.max_ppl_increase if given.max_ppl_increase is None else given.max_ppl_increase,
     )
-    return Job(
+    return QuantizeJob(
         None if args.auto or args.auto_mixed else schemes[0],
         chosen_method(args, schemes),
         calibration=None if args.calibration is None else read_text(args.calibration),

@@ -64,7 +64,7 @@ def _accuracy() -> dict[str, Any]:
     }
 
 
-def _factor(known: accuracy.Known, area: str) -> float | None:
+def _factor(known: accuracy.KnownAccuracy, area: str) -> float | None:
     """What the next prediction's interval would be; None where the default is still used."""
     own = [each for each in known.outcomes if area in ("all", each.area)]
     return accuracy.factor_of(own)

@@ -51,7 +51,7 @@ class TemplateTooLargeError(Exception):
     """A bound was reached."""
 
 
-class Bound:
+class RenderingBudget:
     """What one rendering has used so far."""
 
     def __init__(self) -> None:
@@ -76,12 +76,12 @@ class Bound:
         return "".join(kept)
 
 
-_current: ContextVar[Bound] = ContextVar("the rendering under way")
+_current: ContextVar[RenderingBudget] = ContextVar("the rendering under way")
 
 
 @contextmanager
-def bounded_rendering() -> Iterator[Bound]:
-    token = _current.set(Bound())
+def bounded_rendering() -> Iterator[RenderingBudget]:
+    token = _current.set(RenderingBudget())
     try:
         yield _current.get()
     finally:

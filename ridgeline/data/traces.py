@@ -28,7 +28,7 @@ from ridgeline.data.tokenizer import Tokenizer
 from ridgeline.data.workload import MIXES, Workload, WorkloadRequest, named_workload
 from ridgeline.errors import UsageError, near_matches
 
-Row = tuple[int, Mapping[str, Any]]  # line number, values
+TraceRow = tuple[int, Mapping[str, Any]]  # line number, values
 MAX_LENGTH = 10_000_000  # tokens of a prompt or output; beyond it a column was misread
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -79,7 +79,7 @@ def _reader(
 
 
 def _workload(
-    path: Path, rows: Iterable[Row], read: Callable[[Mapping[str, Any]], WorkloadRequest]
+    path: Path, rows: Iterable[TraceRow], read: Callable[[Mapping[str, Any]], WorkloadRequest]
 ) -> Workload:
     """Requests in the order they arrive, the first one at zero."""
     requests = []
@@ -161,7 +161,7 @@ def _count(row: Mapping[str, Any], name: str, minimum: int = 1, maximum: int = M
     return number
 
 
-def _csv_rows(path: Path) -> Iterator[Row]:
+def _csv_rows(path: Path) -> Iterator[TraceRow]:
     lines = _lines(path)
     header = next(lines, None)
     if header is None:
@@ -176,7 +176,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
         yield number, dict(zip(columns, values, strict=True))
 
 
-def _json_rows(path: Path) -> Iterator[Row]:
+def _json_rows(path: Path) -> Iterator[TraceRow]:
     for number, line in _lines(path):
         try:
             row = json.loads(line)

@@ -38,7 +38,7 @@ from ridgeline.engine.naive import check_prompt
 from ridgeline.engine.ranks import load_on_ranks
 from ridgeline.engine.requests.request import Sampling
 from ridgeline.engine.sampling.choosing import check_tokens, ends_of, with_seed
-from ridgeline.engine.sampling.extras import Job, Pooling
+from ridgeline.engine.sampling.extras import DeviceJob, Pooling
 from ridgeline.engine.sampling.live import LiveRequest, Sink
 from ridgeline.engine.sampling.matching import Grammars, check_installed
 from ridgeline.engine.sampling.outputs import Delta, Event, Output
@@ -162,7 +162,7 @@ class Engine:
 
     def _scoring_job(
         self, tokens: Sequence[int], score: RowScore, first: int
-    ) -> tuple[Job, Scoring]:
+    ) -> tuple[DeviceJob, Scoring]:
         """Nothing follows the prompt, so that it may fill the context."""
         if not 1 <= first < len(tokens):
             raise UsageError(
@@ -174,7 +174,7 @@ class Engine:
         self._check_context(len(tokens) - 1)
         scoring = Scoring(score, first, len(tokens))
         sampling = Sampling(max_tokens=1, seed=0, prompt_logprobs=0)
-        job = Job(sampling, tuple(tokens), frozenset(), scoring=scoring, first_scored=first)
+        job = DeviceJob(sampling, tuple(tokens), frozenset(), scoring=scoring, first_scored=first)
         return job, scoring
 
     def add(
@@ -229,7 +229,7 @@ class Engine:
     def stats(self) -> Stats:
         return self.scheduler.stats()
 
-    def job(self, prompt: Prompt, sampling: Sampling, pooling: Pooling | None = None) -> Job:
+    def job(self, prompt: Prompt, sampling: Sampling, pooling: Pooling | None = None) -> DeviceJob:
         """A request, checked."""
         tokens = self._encode(prompt)
         room = check_prompt(self.config, tokens)
@@ -245,7 +245,7 @@ class Engine:
         eos_ids = () if self.tokenizer is None else self.tokenizer.eos_ids
         ends = ends_of(eos_ids, sampling, self.config.vocab_size)
         stop_ids = frozenset((*ends, *sampling.stop_ids))
-        return Job(with_seed(sampling), tuple(tokens), stop_ids, pooling)
+        return DeviceJob(with_seed(sampling), tuple(tokens), stop_ids, pooling)
 
     def _check_context(self, num_tokens: int) -> None:
         if num_tokens >= self.max_context:
@@ -263,7 +263,7 @@ class Engine:
 
     def _submit(
         self,
-        job: Job,
+        job: DeviceJob,
         sink: Sink,
         request_id: Hashable = None,
         *,
@@ -295,7 +295,7 @@ class Engine:
         self._loop.submit(ask, LiveRequest(request_id, job, self.tokenizer, sink))
         return request_id
 
-    def _run_all(self, jobs: list[Job], progress: Progress | None = None) -> list[Output]:
+    def _run_all(self, jobs: list[DeviceJob], progress: Progress | None = None) -> list[Output]:
         outputs: dict[Hashable, Output] = {}
 
         def sink(event: Event) -> None:

@@ -18,12 +18,12 @@ from ridgeline.engine.execution.runner import Runner, StepOutput
 from ridgeline.engine.execution.work import Work
 from ridgeline.engine.requests.request import FinishReason
 from ridgeline.engine.sampling.choosing import TokenLogprob, nan_message
-from ridgeline.engine.sampling.extras import Extras, Job
+from ridgeline.engine.sampling.extras import DeviceJob, Extras
 from ridgeline.engine.sampling.live import LiveRequest
 from ridgeline.engine.sampling.matching import Grammars, stuck_message
 from ridgeline.engine.sampling.preparing import Prepared, Preparing
 from ridgeline.engine.scheduling.scheduler import MAX_STEPS_OUT, Received, Scheduler
-from ridgeline.engine.scheduling.state import Ask, Key
+from ridgeline.engine.scheduling.state import Ask, StreamKey
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.speculation.draft_policy import DraftPolicy
 from ridgeline.engine.speculation.drafting import (
@@ -83,7 +83,7 @@ class Loop:
         on_host = runner.device.type == "cpu"
         self.drafting = None if policy is None else Drafting(policy, on_host, overlap)
         self.depth = MAX_STEPS_OUT if overlap else 1  # steps out before the oldest is waited for
-        self._jobs: dict[Hashable, Job] = {}
+        self._jobs: dict[Hashable, DeviceJob] = {}
         self._live: dict[Hashable, LiveRequest] = {}
         self._out: deque[Out] = deque()
         self._num_steps, self._last_step_s, self._last_time = 0, 0.0, time.monotonic()
@@ -209,13 +209,15 @@ class Loop:
         logprobs = ordered_logprobs(plan, received.keys, extras)
         last = {key: index for index, key in enumerate(received.keys)}
         reasons = {last[key]: reason for key, reason in received.finished}
-        stopped: set[Key] = set()  # by a stop string: what drafts brought behind it is not wanted
+        stopped: set[StreamKey] = (
+            set()
+        )  # by a stop string: what drafts brought behind it is not wanted
         for index, (key, token) in enumerate(zip(received.keys, received.tokens, strict=True)):
             if key not in stopped and self._push(key, token, logprobs[index], reasons.get(index)):
                 stopped.add(key)
 
     def _push(
-        self, key: Key, token: int, logprob: TokenLogprob | None, reason: FinishReason | None
+        self, key: StreamKey, token: int, logprob: TokenLogprob | None, reason: FinishReason | None
     ) -> bool:
         """Whether a stop string, or the end of its grammar, ends the output here."""
         request_id, sample = key

@@ -36,7 +36,7 @@ from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
 from ridgeline.parallel.degrees import check_degree, rank_config
 from ridgeline.parallel.group import Group
-from ridgeline.parallel.launch import Place, Ranks, started, torchrun_place
+from ridgeline.parallel.launch import RankProcess, Ranks, started, torchrun_place
 from ridgeline.parallel.links import Gone, join, nobody_knows
 from ridgeline.parallel.shards import cut_weights, load_split_weights, sent_parameters
 from ridgeline.parallel.tensor import quantize_split_head, split_model
@@ -118,7 +118,7 @@ def _load_and_start(
         torch.set_num_threads(max(1, num_threads // size))
     try:
         ranks.wait_until_here()
-        group = _join(Place(0, size, 0, size, ranks.store), task, True, ranks.gone)
+        group = _join(RankProcess(0, size, 0, size, ranks.store), task, True, ranks.gone)
         whole = model if isinstance(model, Transformer) else None
         part, filled, plan = load_part(task, group, size, whole, whole is not None, progress)
         loaded = Loaded(part, _tokenizer(task, tokenizer), filled, plan)
@@ -205,7 +205,7 @@ def _check_devices(num_ranks: int, device_type: str) -> None:
         )
 
 
-def _check_place(place: Place, recipe: Recipe, device_type: str) -> None:
+def _check_place(place: RankProcess, recipe: Recipe, device_type: str) -> None:
     if place.size != recipe.parallel.tensor:
         raise UsageError(
             f"tensor_parallel is {recipe.parallel.tensor} and torchrun has started {place.size} "
@@ -214,7 +214,7 @@ def _check_place(place: Place, recipe: Recipe, device_type: str) -> None:
     _check_devices(place.local_size, device_type)
 
 
-def _join(place: Place, task: Task, local: bool, gone: Gone = nobody_knows) -> Group:
+def _join(place: RankProcess, task: Task, local: bool, gone: Gone = nobody_knows) -> Group:
     device = "cpu" if task.device_type == "cpu" else f"cuda:{place.local_rank}"
     return join(place.store, place.rank, place.size, device, local, gone)
 

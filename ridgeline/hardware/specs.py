@@ -23,7 +23,7 @@ GIGA, TERA = 1e9, 1e12
 
 
 @dataclass(frozen=True)
-class Spec:
+class DeviceSpec:
     """One row, in the units vendors print; `ceilings` gives base units."""
 
     name: str
@@ -114,49 +114,50 @@ def _amd(model: str) -> tuple[str, ...]:
 SPECS = (
     #    name, device names, units, GB, GB/s, W, source
     #    fp32   tf32   bf16    fp16    fp8     int8    link   PCIe
-    Spec("A100 SXM 40GB", ("A100-SXM4-40GB",), 108, 40, 1555, 400, A100,
+    DeviceSpec("A100 SXM 40GB", ("A100-SXM4-40GB",), 108, 40, 1555, 400, A100,
          19.5,  156,   312,    312,    None,   624,    600,   64),
-    Spec("A100 PCIe 40GB", ("A100-PCIE-40GB",), 108, 40, 1555, 250, A100,
+    DeviceSpec("A100 PCIe 40GB", ("A100-PCIE-40GB",), 108, 40, 1555, 250, A100,
          19.5,  156,   312,    312,    None,   624,    600,   64),
-    Spec("A100 SXM 80GB", ("A100-SXM4-80GB",), 108, 80, 2039, 400, A100,
+    DeviceSpec("A100 SXM 80GB", ("A100-SXM4-80GB",), 108, 80, 2039, 400, A100,
          19.5,  156,   312,    312,    None,   624,    600,   64),
-    Spec("A100 PCIe 80GB", ("A100 80GB PCIe",), 108, 80, 1935, 300, A100,
+    DeviceSpec("A100 PCIe 80GB", ("A100 80GB PCIe",), 108, 80, 1935, 300, A100,
          19.5,  156,   312,    312,    None,   624,    600,   64),
-    Spec("H100 SXM", ("H100 80GB HBM3",), 132, 80, 3350, 700, H100,
+    DeviceSpec("H100 SXM", ("H100 80GB HBM3",), 132, 80, 3350, 700, H100,
          66.9,  494.7, 989.4,  989.4,  1978.9, 1978.9, 900,   128),
-    Spec("H100 PCIe", ("H100 PCIe",), 114, 80, 2000, 350, H100,
+    DeviceSpec("H100 PCIe", ("H100 PCIe",), 114, 80, 2000, 350, H100,
          51.2,  378,   756,    756,    1513,   1513,   600,   128),
-    Spec("H100 NVL", ("H100 NVL",), 132, 94, 3900, 400, H100,
+    DeviceSpec("H100 NVL", ("H100 NVL",), 132, 94, 3900, 400, H100,
          60,    417.5, 835.5,  835.5,  1670.5, 1670.5, 600,   128),
-    Spec("H200", ("H200",), 132, 141, 4800, 700, H200,
+    DeviceSpec("H200", ("H200",), 132, 141, 4800, 700, H200,
          66.9,  494.7, 989.4,  989.4,  1978.9, 1978.9, 900,   128),
-    Spec("B200", ("B200",), 148, 180, 8000, 1000, B200,
+    DeviceSpec("B200", ("B200",), 148, 180, 8000, 1000, B200,
          75,    1100,  2250,   2250,   4500,   4500,   1800,  128),
-    Spec("GB200", ("GB200",), 152, 186, 8000, 1200, GB200,
+    DeviceSpec("GB200", ("GB200",), 152, 186, 8000, 1200, GB200,
          80,    1250,  2500,   2500,   5000,   5000,   1800,  None),
-    Spec("L4", ("L4",), 58, 24, 300, 72, L4,
+    DeviceSpec("L4", ("L4",), 58, 24, 300, 72, L4,
          30.3,  60,    121,    121,    242.5,  242.5,  None,  64),
-    Spec("L40S", ("L40S",), 142, 48, 864, 350, L40S,
+    DeviceSpec("L40S", ("L40S",), 142, 48, 864, 350, L40S,
          91.6,  183,   362.05, 362.05, 733,    733,    None,  64),
-    Spec("A10", ("A10",), 72, 24, 600, 150, A10,
+    DeviceSpec("A10", ("A10",), 72, 24, 600, 150, A10,
          31.2,  62.5,  125,    125,    None,   250,    None,  64),
-    Spec("T4", ("Tesla T4", "T4"), 40, 16, 320, 70, T4,
+    DeviceSpec("T4", ("Tesla T4", "T4"), 40, 16, 320, 70, T4,
          8.1,   None,  None,   65,     None,   130,    None,  32),
-    Spec("RTX 3090", ("GeForce RTX 3090",), 82, 24, 936, 350, GA102,
+    DeviceSpec("RTX 3090", ("GeForce RTX 3090",), 82, 24, 936, 350, GA102,
          35.6,  35.6,  71.2,   71.2,   None,   284,    112.5, 64),
-    Spec("RTX 4090", ("GeForce RTX 4090",), 128, 24, 1008, 450, ADA,
+    DeviceSpec("RTX 4090", ("GeForce RTX 4090",), 128, 24, 1008, 450, ADA,
          82.6,  82.6,  165.2,  165.2,  330.3,  660.6,  None,  64),
-    Spec("RTX 5090", ("GeForce RTX 5090",), 170, 32, 1792, 575, RTX_BLACKWELL,
+    DeviceSpec("RTX 5090", ("GeForce RTX 5090",), 170, 32, 1792, 575, RTX_BLACKWELL,
          104.8, 104.8, 209.5,  209.5,  419,    838,    None,  128),
-    Spec("MI210", _amd("MI210"), 104, 64, 1638.4, 300, MI210,
+    DeviceSpec("MI210", _amd("MI210"), 104, 64, 1638.4, 300, MI210,
          45.3,  None,  181,    181,    None,   181,    300,   64),
-    Spec("MI250X die", (*_amd("MI250X"), "AMD Instinct MI250X/MI250"), 110, 64, 1638.4, 280, MI250X,
+    DeviceSpec("MI250X die", (*_amd("MI250X"), "AMD Instinct MI250X/MI250"), 110, 64, 1638.4, 280,
+    MI250X,
          47.85, None,  191.5,  191.5,  None,   191.5,  400,   64),
-    Spec("MI300X", _amd("MI300X"), 304, 192, 5300, 750, MI300X,
+    DeviceSpec("MI300X", _amd("MI300X"), 304, 192, 5300, 750, MI300X,
          163.4, 653.7, 1307.4, 1307.4, 2614.9, 2614.9, 896,   128),
-    Spec("MI325X", _amd("MI325X"), 304, 256, 6000, 1000, MI325X,
+    DeviceSpec("MI325X", _amd("MI325X"), 304, 256, 6000, 1000, MI325X,
          163.4, 653.7, 1307.4, 1307.4, 2614.9, 2614.9, 896,   128),
-    Spec("MI355X", _amd("MI355X"), 256, 288, 8000, 1400, MI355X,
+    DeviceSpec("MI355X", _amd("MI355X"), 256, 288, 8000, 1400, MI355X,
          157.3, None,  2516.6, 2516.6, 5033.2, 5033.2, 1075,  128),
 )
 # fmt: on
@@ -164,7 +165,7 @@ SPECS = (
 _BY_NAME = {device_name.lower(): spec for spec in SPECS for device_name in spec.device_names}
 
 
-def find_spec(device_name: str, num_units: int | None = None) -> Spec | None:
+def find_spec(device_name: str, num_units: int | None = None) -> DeviceSpec | None:
     """The row for a device as torch names it, or None: unknown is not guessed."""
     words = device_name.lower().split()
     spec = _BY_NAME.get(" ".join(words[1:] if words[:1] == ["nvidia"] else words))

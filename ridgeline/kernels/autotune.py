@@ -32,19 +32,22 @@ from ridgeline.errors import RidgelineError
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware.paths import cache_dir
 
-Config = Mapping[str, Any]
-Times = dict[str, float]  # configuration as JSON, or a peer's name -> seconds
-Table = dict[str, dict[str, Times]]  # op -> key -> times
-Question = tuple[str, str]  # op and key
+KernelConfig = Mapping[str, Any]
+ConfigTimes = dict[str, float]  # configuration as JSON, or a peer's name -> seconds
+TimesTable = dict[str, dict[str, ConfigTimes]]  # op -> key -> times
+TuningQuestion = tuple[str, str]  # op and key
 IN_PLACE = " in place"
-_forced: dict[Question, dict[str, Any]] = {}
-_asked: list[dict[Question, list[dict[str, Any]]]] = []
+_forced: dict[TuningQuestion, dict[str, Any]] = {}
+_asked: list[dict[TuningQuestion, list[dict[str, Any]]]] = []
 _untuned = 0  # blocks of `untuned` that are open
 log = logging.getLogger(__name__)
 
 
 def chosen(
-    op: str, key: str, device: torch.device, usable: Callable[[Config], bool] = lambda config: True
+    op: str,
+    key: str,
+    device: torch.device,
+    usable: Callable[[KernelConfig], bool] = lambda config: True,
 ) -> dict[str, Any] | None:
     """The fastest configuration measured for this op and key on this kind of device, of those that
     can be used here.
@@ -61,7 +64,7 @@ def chosen(
 
 
 @contextmanager
-def asking() -> Iterator[dict[Question, list[dict[str, Any]]]]:
+def asking() -> Iterator[dict[TuningQuestion, list[dict[str, Any]]]]:
     """What is asked for inside, with the configurations that could have been the answer, fastest
     first.
     """
@@ -88,7 +91,7 @@ def is_tuned() -> bool:
 
 
 @contextmanager
-def forced(op: str, key: str, config: Config) -> Iterator[None]:
+def forced(op: str, key: str, config: KernelConfig) -> Iterator[None]:
     """Inside, this is the answer, whatever was measured."""
     _forced[op, key] = dict(config)
     try:
@@ -131,7 +134,7 @@ def _is_config(name: str) -> bool:
 def tune(
     op: str,
     key: str,
-    configs: Sequence[Config | str],
+    configs: Sequence[KernelConfig | str],
     seconds: Callable[[Any], float],
     device_name: str,
     again: bool = False,
@@ -149,7 +152,7 @@ def tune(
     if again:
         before = [name for name, time in known.items() if time < float("inf") and name[0] == "{"]
         asked = {name: json.loads(name) for name in before} | asked
-    found: Times = {}
+    found: ConfigTimes = {}
     for name, config in asked.items():
         if name in known and not again:
             continue
@@ -171,16 +174,16 @@ def tune(
 
 
 @lru_cache(maxsize=8)
-def load(device_name: str) -> Table:
+def load(device_name: str) -> TimesTable:
     """Shipped choices with the user's own over them."""
-    table: Table = {}
+    table: TimesTable = {}
     for text in (_shipped(device_name), _read(user_file(device_name))):
         if text:
             _merge(table, _parsed(text))
     return table
 
 
-def remember(device_name: str, new: Table) -> None:
+def remember(device_name: str, new: TimesTable) -> None:
     """Add times to the user's file; what others wrote in the meantime stays."""
     path = user_file(device_name)
     table = _parsed(_read(path) or "{}")
@@ -204,7 +207,7 @@ def file_name(device_name: str) -> str:
     return f"{slug}-triton-{version}"
 
 
-def as_text(table: Table) -> str:
+def as_text(table: TimesTable) -> str:
     """JSON in a stable order; a configuration that failed is null."""
     plain = {
         op: {
@@ -216,7 +219,7 @@ def as_text(table: Table) -> str:
     return json.dumps(plain, indent=1) + "\n"
 
 
-def _parsed(text: str) -> Table:
+def _parsed(text: str) -> TimesTable:
     try:
         raw = json.loads(text)
         return {
@@ -231,7 +234,7 @@ def _parsed(text: str) -> Table:
         return {}
 
 
-def _merge(table: Table, new: Table) -> None:
+def _merge(table: TimesTable, new: TimesTable) -> None:
     for op, keys in new.items():
         for key, times in keys.items():
             table.setdefault(op, {}).setdefault(key, {}).update(times)

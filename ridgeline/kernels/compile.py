@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ridgeline.kernels.launch import Call, compiler_options, recording
+from ridgeline.kernels.launch import KernelCall, compiler_options, recording
 from ridgeline.kernels.op import Case, Op
 from ridgeline.kernels.targets import Target
 
@@ -41,7 +41,7 @@ TRITON_TYPES = {
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledKernel:
     """What one kernel takes of the chip, per thread or program."""
 
     kernel: str
@@ -59,7 +59,7 @@ class Compiled:
         return None
 
 
-def recorded_calls(op: Op, case: Case, target: Target) -> list[Call]:
+def recorded_calls(op: Op, case: Case, target: Target) -> list[KernelCall]:
     """The launches an op would make for a case on a target; nothing runs."""
     inputs = case.make(torch.device("cpu"), torch.Generator().manual_seed(0))
     with recording(target) as calls:
@@ -67,7 +67,7 @@ def recorded_calls(op: Op, case: Case, target: Target) -> list[Call]:
     return calls
 
 
-def compile_call(call: Call, target: Target) -> Compiled:
+def compile_call(call: KernelCall, target: Target) -> CompiledKernel:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -84,10 +84,10 @@ def compile_call(call: Call, target: Target) -> Compiled:
     else:
         registers, spilled = amd_resources(compiled.asm["amdgcn"])
     shared = int(compiled.metadata.shared)
-    return Compiled(call.kernel.__name__, registers, spilled, shared, target.shared_bytes)
+    return CompiledKernel(call.kernel.__name__, registers, spilled, shared, target.shared_bytes)
 
 
-def describe(call: Call) -> tuple[dict[str, str], dict[Any, Any], dict[Any, Any]]:
+def describe(call: KernelCall) -> tuple[dict[str, str], dict[Any, Any], dict[Any, Any]]:
     """Signature, constants and alignment, as Triton's own launcher derives them."""
     names = list(call.kernel.arg_names)
     signature: dict[str, str] = {}

@@ -28,7 +28,7 @@ import torch
 from ridgeline.errors import UnsupportedError
 from ridgeline.hardware.paths import cache_dir
 from ridgeline.kernels.autotune import is_tuned
-from ridgeline.kernels.compile import Compiled
+from ridgeline.kernels.compile import CompiledKernel
 from ridgeline.kernels.registry import NAMES
 from ridgeline.kernels.targets import Target
 
@@ -131,7 +131,7 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc")
 
 
-def compile_source(op: str, target: Target) -> list[Compiled]:
+def compile_source(op: str, target: Target) -> list[CompiledKernel]:
     """What each kernel of an op's source takes of a target, by nvcc alone: no GPU is needed."""
     nvcc = find_nvcc()
     assert nvcc is not None, "ask find_nvcc first"
@@ -145,7 +145,7 @@ def compile_source(op: str, target: Target) -> list[Compiled]:
     return parse_resources(done.stderr, target)
 
 
-def parse_resources(report: str, target: Target) -> list[Compiled]:
+def parse_resources(report: str, target: Target) -> list[CompiledKernel]:
     """What ptxas says of each kernel: three lines with its name, its spills, its registers."""
     pattern = re.compile(
         r"Compiling entry function '(\w+)'.*?"
@@ -158,5 +158,5 @@ def parse_resources(report: str, target: Target) -> list[Compiled]:
         shared = re.search(r"(\d+) bytes smem", rest)
         spilled = int(stack) + int(stores) + int(loads)
         size = int(shared.group(1)) if shared else 0
-        found.append(Compiled(name, int(registers), spilled, size, target.shared_bytes))
+        found.append(CompiledKernel(name, int(registers), spilled, size, target.shared_bytes))
     return found

@@ -31,7 +31,7 @@ MAX_COMPILERS = 16  # threads; the compiler lets others run beside it but for it
 
 
 @dataclass(frozen=True)
-class Call:
+class KernelCall:
     """One kernel launch as it would have happened."""
 
     kernel: Any  # a triton.jit function
@@ -45,7 +45,7 @@ class Call:
 @dataclass
 class Recorder:
     target: Target
-    calls: list[Call] = field(default_factory=list)
+    calls: list[KernelCall] = field(default_factory=list)
 
 
 _recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
@@ -53,7 +53,7 @@ _only_compiling: ContextVar[bool] = ContextVar("only_compiling", default=False)
 
 
 @contextmanager
-def recording(target: Target) -> Iterator[list[Call]]:
+def recording(target: Target) -> Iterator[list[KernelCall]]:
     recorder = Recorder(target)
     token = _recorder.set(recorder)
     try:
@@ -114,7 +114,7 @@ def launch(
     recorder = _recorder.get()
     if recorder is not None:
         recorder.calls.append(
-            Call(kernel, tuple(args), constants, num_warps, num_stages, dict(options or {}))
+            KernelCall(kernel, tuple(args), constants, num_warps, num_stages, dict(options or {}))
         )
         return
     told = compiler_options(num_warps, num_stages, options)

@@ -18,7 +18,7 @@ import torch
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.targets import Target
 
-Inputs = dict[str, Any]
+OpInputs = dict[str, Any]
 Function = Callable[
     ..., Any
 ]  # returns a tensor or a tuple of tensors, what it changed in place included
@@ -29,7 +29,7 @@ class Case:
     """One set of inputs: random, made anew for each use from a seeded generator."""
 
     label: str  # "4096x8192 bf16"
-    make: Callable[[torch.device, torch.Generator], Inputs]
+    make: Callable[[torch.device, torch.Generator], OpInputs]
     dtype: torch.dtype  # which row of the tolerance table holds
     reduction: int = 1  # how many products are summed into one output
     roundings: int = 1  # how often a value is rounded to `dtype` on its way to the output
@@ -37,7 +37,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Search:
+class ConfigSearch:
     """Ways to do a case's work, most promising first; each goes to `launch(..., config=way)`."""
 
     op: str  # the op under whose name the launcher looks the choice up
@@ -62,7 +62,9 @@ class Op:
     # UnsupportedError for what it does not do, or where it was not built.
     variants: Mapping[str, Function] = field(default_factory=dict)
     differentiable: Function | None = None  # the op with its gradients, where training needs them
-    search: Callable[..., Search | None] | None = None  # configurations to time for a case's inputs
+    search: Callable[..., ConfigSearch | None] | None = (
+        None  # configurations to time for a case's inputs
+    )
     supports: Callable[[Target, Case], bool] = lambda target, case: True
 
 

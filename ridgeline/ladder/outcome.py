@@ -14,12 +14,12 @@ from typing import Any, Literal, get_args, get_origin
 
 from ridgeline.formats.fields import hints
 from ridgeline.formats.files import reject_unknown_keys
-from ridgeline.profiling.predicting.prediction import Loop, Prediction
+from ridgeline.profiling.predicting.prediction import LoopName, Prediction
 
 SCHEMA = 1
 
 Area = Literal["fuse", "overhead", "tensor cores", "custom kernels", "quantize", "batch and memory"]
-Status = Literal[
+RungStatus = Literal[
     "kept",
     "dropped",  # measured, and not faster beyond noise, or outside the quality bound
     "failed",  # its process ended or it raised; recorded, and the climb goes on
@@ -62,7 +62,7 @@ class Quality:
 
 
 @dataclass(frozen=True)
-class Pace:
+class TrafficPace:
     """Under the trace's own arrival times, against a latency bound."""
 
     num_requests: int
@@ -93,14 +93,14 @@ class RungOutcome:
     area: Area
     title: str  # a few words: "weights in int8"
     edit: Mapping[str, Any]  # dotted recipe fields and their values; "loop" for the loop
-    status: Status
+    status: RungStatus
     reason: str  # one line: why it applies, was kept, dropped, failed
     predicted: Prediction | None = None
     achieved: Speedup | None = None
     quality: Quality | None = None  # None: not measured (and `reason` says why)
     seconds: float = 0.0  # it took
     difference: Difference | None = None  # for a module outside our families, instead of quality
-    pace: Pace | None = None  # where a latency bound was given
+    pace: TrafficPace | None = None  # where a latency bound was given
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class RoofPoint:
 
 
 @dataclass(frozen=True)
-class MemoryItem:
+class ReportedMemory:
     name: str
     num_bytes: int
     meaning: str
@@ -145,11 +145,11 @@ class Side:
     """The model before or after the climb."""
 
     recipe: Mapping[str, Any]
-    loop: Loop
+    loop: LoopName
     figures: Figures
     curve: tuple[CurvePoint, ...] = ()
     roof: tuple[RoofPoint, ...] = ()
-    memory: tuple[MemoryItem, ...] = ()
+    memory: tuple[ReportedMemory, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,16 @@ import ridgeline
 from ridgeline.data.workload import Workload
 from ridgeline.hardware import Hardware
 from ridgeline.models import ModelConfig
-from ridgeline.profiling.predicting.prediction import Loop
+from ridgeline.profiling.predicting.prediction import LoopName
 from ridgeline.recipe import VERSION, Recipe, edited_at_once, recipe_from
 
-Edit = Mapping[str, Any]  # dotted recipe fields and their values; "loop"; "folder"
+RecipeEdit = Mapping[str, Any]  # dotted recipe fields and their values; "loop"; "folder"
 
 
 @dataclass(frozen=True)
-class State:
+class ClimbState:
     recipe: Recipe
-    loop: Loop
+    loop: LoopName
     folder: str | None = None  # a checkpoint with calibrated codes, instead of the model
 
     def to_json(self) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class State:
         return {"recipe": recipe, "loop": self.loop, "folder": self.folder}
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> State:
+    def from_json(cls, document: Mapping[str, Any]) -> ClimbState:
         return cls(recipe_from(document["recipe"]), document["loop"], document["folder"])
 
     @property
@@ -43,18 +43,18 @@ class State:
         return digest(self.to_json())
 
 
-def baseline(device: str, dtype: Any = "fp32") -> State:
+def baseline(device: str, dtype: Any = "fp32") -> ClimbState:
     """The plain loop, with everything off that is a rung: nothing in it is left to "auto" that
     would choose a faster way.
     """
     on_cpu = device == "cpu"
     plain = Recipe(dtype=dtype, kernels="reference", graphs=False, overlap=False)
-    return State(replace(plain, tuned=on_cpu), "naive")
+    return ClimbState(replace(plain, tuned=on_cpu), "naive")
 
 
-def applied(state: State, edit: Edit) -> State:
+def applied(state: ClimbState, edit: RecipeEdit) -> ClimbState:
     fields = {name: value for name, value in edit.items() if name not in ("loop", "folder")}
-    return State(
+    return ClimbState(
         edited_at_once(state.recipe, fields),
         edit.get("loop", state.loop),
         edit.get("folder", state.folder),
@@ -62,7 +62,7 @@ def applied(state: State, edit: Edit) -> State:
 
 
 @dataclass(frozen=True)
-class Subject:
+class ClimbSubject:
     """What is optimized: a checkpoint, or a shape with random weights."""
 
     name: str  # as the user gave it
@@ -85,7 +85,7 @@ class Subject:
         return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in facts]
 
 
-def setting(subject: Subject, workload: Workload, hardware: Hardware, more: Edit) -> str:
+def setting(subject: ClimbSubject, workload: Workload, hardware: Hardware, more: RecipeEdit) -> str:
     """All besides the states that a measurement depends on, as one word."""
     about = [subject.identity(), asdict(workload), hardware.summary(), dict(hardware.versions)]
     return digest([*about, ridgeline.__version__, dict(more)])

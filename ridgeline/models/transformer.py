@@ -87,7 +87,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps, self.offset)
 
 
-class Stream:
+class ResidualStream:
     """The residual stream with an update that is still to be added. The next norm can do that in
     its own pass, which saves one over both; who wants the sum before gets it.
     """
@@ -176,13 +176,13 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        x_TD: Tensor | Stream,
+        x_TD: Tensor | ResidualStream,
         norm: RMSNorm,
         angles: RopeAngles,
         sequences: Sequences | ProjectedSequences,
-        residual_TD: Tensor | Stream | None = None,
+        residual_TD: Tensor | ResidualStream | None = None,
     ) -> Any:
-        """With a `Stream` as residual, a `Stream`."""
+        """With a `ResidualStream` as residual, a `ResidualStream`."""
         qkv_TC = self.qkv(x_TD, norm)
         turns = None if self.rope is None else angles[self.rope]
         if isinstance(sequences, ProjectedSequences):
@@ -213,11 +213,11 @@ class DenseMLP(nn.Module):
 
     def forward(
         self,
-        x_TD: Tensor | Stream,
+        x_TD: Tensor | ResidualStream,
         norm: RMSNorm,
-        residual_TD: Tensor | Stream | None = None,
+        residual_TD: Tensor | ResidualStream | None = None,
     ) -> Any:
-        """With a `Stream` as residual, a `Stream`."""
+        """With a `ResidualStream` as residual, a `ResidualStream`."""
         inner_TF = self.gate_up(x_TD, norm, self.activation)
         return self.down(inner_TF, residual_TO=residual_TD)
 
@@ -260,7 +260,7 @@ class Block(nn.Module):
     def forward(
         self, x_TD: Any, angles: RopeAngles, sequences: Sequences | ProjectedSequences
     ) -> Any:
-        """From a `Stream` a `Stream`, else from tensor to tensor."""
+        """From a `ResidualStream` a `ResidualStream`, else from tensor to tensor."""
         around = (self.attn_norm, angles, sequences)
         if self.attn_post_norm is None and self.residual_scale == 1.0:
             x_TD = self.attn(x_TD, *around, residual_TD=x_TD)
@@ -277,7 +277,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    adds_late = False  # all projections take a `Stream`, and are faster for it
+    adds_late = False  # all projections take a `ResidualStream`, and are faster for it
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ class Transformer(nn.Module):
         ropes = {layer.rope for layer in self.config.layers if layer.rope is not None}
         angles = {rope: _angles(rope, sequences) for rope in ropes}
         late = self.adds_late and isinstance(sequences, ProjectedSequences)
-        x_TD = Stream(x_TD) if late else x_TD
+        x_TD = ResidualStream(x_TD) if late else x_TD
         for block in self.layers:
             x_TD = block(x_TD, angles, sequences)
         return self.norm(x_TD.total() if late else x_TD)

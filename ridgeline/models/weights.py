@@ -16,7 +16,7 @@ from torch import Tensor
 from ridgeline.errors import CheckpointError
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.checkpoint.base import shorten
-from ridgeline.models.families import Description, Part, parts
+from ridgeline.models.families import Description, WeightPart, parts
 from ridgeline.models.families.gguf import ROPE_TENSORS
 from ridgeline.models.transformer import Transformer
 from ridgeline.progress import Progress
@@ -41,7 +41,7 @@ def stream_weights(
     checkpoint: Checkpoint,
     description: Description,
     progress: Progress | None = None,
-) -> Iterator[tuple[Part, Tensor]]:
+) -> Iterator[tuple[WeightPart, Tensor]]:
     """Each part of the model's parameters with the tensor that is to be copied there, before the
     next one is asked for. `model` says what fits; it may hold no memory.
     """
@@ -54,7 +54,7 @@ def stream_weights(
 
 def stored_parts(
     model: Transformer, checkpoint: Checkpoint, description: Description
-) -> dict[str, Part]:
+) -> dict[str, WeightPart]:
     """By the name it is stored under: what each tensor is. An error that lists all that does not
     fit the model.
     """
@@ -90,7 +90,7 @@ def _canonical(name: str, description: Description) -> str:
 
 def _check_fit(
     parameters: dict[str, torch.nn.Parameter],
-    wanted: dict[str, Part],
+    wanted: dict[str, WeightPart],
     stored: dict[str, str],
     checkpoint: Checkpoint,
     description: Description,

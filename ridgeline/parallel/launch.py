@@ -37,7 +37,7 @@ STOP_S = 5.0  # what ranks get to end by themselves
 
 
 @dataclass(frozen=True)
-class Place:
+class RankProcess:
     """A process among the ranks."""
 
     rank: int
@@ -47,14 +47,14 @@ class Place:
     store: Any  # where all of them meet
 
 
-def torchrun_place(environment: Mapping[str, str] = os.environ) -> Place | None:
+def torchrun_place(environment: Mapping[str, str] = os.environ) -> RankProcess | None:
     """This process's place if torchrun has started it as one of several."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if any(name not in environment for name in names) or int(environment["WORLD_SIZE"]) < 2:
         return None
     rank, size, local_rank, local_size = (int(environment[name]) for name in names[:4])
     store, _, _ = next(dist.rendezvous("env://", rank, size))
-    return Place(rank, size, local_rank, local_size, dist.PrefixStore("ridgeline", store))
+    return RankProcess(rank, size, local_rank, local_size, dist.PrefixStore("ridgeline", store))
 
 
 class Ranks:
@@ -151,13 +151,13 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
-def started() -> tuple[Place, Any]:
+def started() -> tuple[RankProcess, Any]:
     """In a process that `Ranks` has started: its place, and the value it was given."""
     port, rank, size, value = pickle.load(sys.stdin.buffer)  # from the process that started us
     threading.Thread(target=_end_with_parent, daemon=True).start()
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     store.set(_here(rank), "")
-    return Place(rank, size, rank, size, store), value
+    return RankProcess(rank, size, rank, size, store), value
 
 
 def _end_with_parent() -> None:

@@ -26,7 +26,7 @@ from ridgeline.models.transformer import ExpertMLP, Linear, RMSNorm
 from ridgeline.parallel.degrees import rank_config
 from ridgeline.parallel.group import Group
 from ridgeline.quantization.head import HEAD, quantized_head
-from ridgeline.quantization.linear import QuantizedLinear, Rows, place
+from ridgeline.quantization.linear import CodedRows, QuantizedLinear, place
 from ridgeline.quantization.scheme import Scheme
 
 Kind = TypeVar("Kind", bound=nn.Module)
@@ -101,7 +101,7 @@ class QuantizedVocabHead(QuantizedLinear):
 
     def forward(
         self,
-        x_TD: Tensor | Rows,
+        x_TD: Tensor | CodedRows,
         norm: RMSNorm | None = None,
         activation: Activation | None = None,
         residual_TO: Tensor | None = None,

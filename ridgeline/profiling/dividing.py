@@ -18,7 +18,7 @@ from ridgeline.errors import RidgelineError
 from ridgeline.profiling.predicting.prediction import PhaseTime
 from ridgeline.profiling.tracing.device_division import by_events
 from ridgeline.profiling.tracing.division import Division
-from ridgeline.profiling.tracing.stepping import Step, Stepping
+from ridgeline.profiling.tracing.stepping import ProfiledSteps, StepFunction
 from ridgeline.profiling.tracing.watching import watched
 from ridgeline.timing import time_loop
 
@@ -37,7 +37,9 @@ class Divided:
     slowed: float = 1.0  # a step behind watching, in those before it: 1 where nothing is left of it
 
 
-def divided(subject: Stepping, phases: Sequence[PhaseTime], seconds: float = SECONDS) -> Divided:
+def divided(
+    subject: ProfiledSteps, phases: Sequence[PhaseTime], seconds: float = SECONDS
+) -> Divided:
     """A phase that cannot be run so stays as it was: memory or the context is too short, say."""
     total = sum(phase.num_steps * phase.step_s for phase in phases)
     found, slowed = [], 1.0
@@ -54,7 +56,7 @@ def divided(subject: Stepping, phases: Sequence[PhaseTime], seconds: float = SEC
     return Divided(tuple(found), slowed)
 
 
-def _one(subject: Stepping, phase: PhaseTime, seconds: float) -> tuple[PhaseTime, float]:
+def _one(subject: ProfiledSteps, phase: PhaseTime, seconds: float) -> tuple[PhaseTime, float]:
     on_cpu = subject.device.type == "cpu"
     with _steps_like(subject, phase) as (step, num_pieces):
         took_s = _warm(step, 1 if on_cpu else WARM_UP)
@@ -75,7 +77,7 @@ def _one(subject: Stepping, phase: PhaseTime, seconds: float) -> tuple[PhaseTime
     return replace(phase, division=fitted.parts, num_kernels=kernels), slowed
 
 
-def _warm(step: Step, num_steps: int) -> float:
+def _warm(step: StepFunction, num_steps: int) -> float:
     """What the last of them took."""
     for _ in range(num_steps):
         began = time.perf_counter()
@@ -83,7 +85,7 @@ def _warm(step: Step, num_steps: int) -> float:
     return max(time.perf_counter() - began, 1e-6)
 
 
-def _slowed(subject: Stepping, step: Step, count: int, before_s: float) -> float:
+def _slowed(subject: ProfiledSteps, step: StepFunction, count: int, before_s: float) -> float:
     """A GPU's tracer may leave something behind. What seems slower is timed again: a busy moment
     of the host is over then.
     """
@@ -96,7 +98,7 @@ def _slowed(subject: Stepping, step: Step, count: int, before_s: float) -> float
 
 
 @contextmanager
-def _steps_like(subject: Stepping, phase: PhaseTime) -> Iterator[tuple[Step, int]]:
+def _steps_like(subject: ProfiledSteps, phase: PhaseTime) -> Iterator[tuple[StepFunction, int]]:
     """Steps of the same size, and how many of the engine's one of them is."""
     work, batch = phase.work, max(1, round(phase.work.rows))
     if phase.phase == "decode":

@@ -11,7 +11,7 @@ from typing import Any
 
 from ridgeline.hardware import Hardware
 from ridgeline.profiling.model_profile import StepProfile
-from ridgeline.profiling.placing import Placed
+from ridgeline.profiling.placing import PlacedOp
 from ridgeline.profiling.predicting.next_steps import Advice
 from ridgeline.profiling.tracing.counters import Counted
 
@@ -69,7 +69,7 @@ def step_json(step: StepProfile, counted: Counted | None = None) -> dict[str, An
     }
 
 
-def _row(placed: Placed, counted: Counted | None) -> dict[str, Any]:
+def _row(placed: PlacedOp, counted: Counted | None) -> dict[str, Any]:
     op, cost = placed.op, placed.cost
     kernels = [_kernel(kernel.name, counted) | vars(kernel) for kernel in op.kernels]
     return {

@@ -25,14 +25,14 @@ from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.hardware import Hardware
 from ridgeline.kernels.cost import OpCost
 from ridgeline.models.cost import Chunk, MeanStep, StepCost, step_cost
-from ridgeline.profiling.op_costs import Facts, op_costs
-from ridgeline.profiling.placing import Placed, StepVerdict, judge_step, place
+from ridgeline.profiling.op_costs import StepFacts, op_costs
+from ridgeline.profiling.placing import PlacedOp, StepVerdict, judge_step, place
 from ridgeline.profiling.predicting.prediction import Phase, PhaseTime
 from ridgeline.profiling.predicting.situation import mean_work
 from ridgeline.profiling.roofline import Limit, of_one_rank, step_limit
 from ridgeline.profiling.tracing.device_division import by_events
 from ridgeline.profiling.tracing.division import Division
-from ridgeline.profiling.tracing.stepping import Step, Stepping
+from ridgeline.profiling.tracing.stepping import ProfiledSteps, StepFunction
 from ridgeline.profiling.tracing.watching import MOST_STEPS, watched
 from ridgeline.timing import Timing, time_loop
 
@@ -45,7 +45,7 @@ class StepProfile:
     label: str  # "decode, batch 1, context 1024"
     timing: Timing
     division: Division
-    placed: tuple[Placed, ...]  # longest first
+    placed: tuple[PlacedOp, ...]  # longest first
     cost: StepCost  # of the step
     work: MeanStep
     limit: Limit | None
@@ -68,7 +68,7 @@ class StepProfile:
 
 
 def profile_decode(
-    subject: Stepping,
+    subject: ProfiledSteps,
     hardware: Hardware,
     *,
     batch: int = 1,
@@ -83,7 +83,12 @@ def profile_decode(
 
 
 def profile_prefill(
-    subject: Stepping, hardware: Hardware, *, batch: int = 1, length: int = 512, num_steps: int = 5
+    subject: ProfiledSteps,
+    hardware: Hardware,
+    *,
+    batch: int = 1,
+    length: int = 512,
+    num_steps: int = 5,
 ) -> StepProfile:
     """Of `batch` prompts to their first token, in as many steps as that takes."""
     pieces = subject.pieces(batch, length)
@@ -95,11 +100,11 @@ def profile_prefill(
 
 
 def _profile(
-    subject: Stepping,
+    subject: ProfiledSteps,
     hardware: Hardware,
     phase: Phase,
     label: str,
-    step: Step,
+    step: StepFunction,
     pieces: Sequence[Sequence[Chunk]],
     num_steps: int,
 ) -> StepProfile:
@@ -124,7 +129,7 @@ def _profile(
 
 
 def _timed(
-    subject: Stepping, step: Step, num_steps: int, num_pieces: int
+    subject: ProfiledSteps, step: StepFunction, num_steps: int, num_pieces: int
 ) -> tuple[Timing, float | None]:
     """Also for how long a GPU was at a step, all pieces of it together, by events around them."""
     watch = None if subject.device.type == "cpu" else StepWatch(subject.device)
@@ -141,7 +146,7 @@ def _timed(
 
 
 def _cost(
-    subject: Stepping, hardware: Hardware, phase: Phase, pieces: Sequence[Sequence[Chunk]]
+    subject: ProfiledSteps, hardware: Hardware, phase: Phase, pieces: Sequence[Sequence[Chunk]]
 ) -> StepCost:
     """Of all steps of one pass: weights are read in each."""
     base = cost_base(subject.model, subject.recipe, hardware)
@@ -155,11 +160,11 @@ def _cost(
     return StepCost(**{name: sum(getattr(each, name) for each in found) for name in names})
 
 
-def _facts(subject: Stepping, cost: StepCost, pieces: Sequence[Sequence[Chunk]]) -> Facts:
+def _facts(subject: ProfiledSteps, cost: StepCost, pieces: Sequence[Sequence[Chunk]]) -> StepFacts:
     dtype = parse_dtype(subject.recipe.dtype)
     tokens = sum(chunk.new for chunks in pieces for chunk in chunks)
     about = (subject.recipe.dtype, cost, subject.pages, tokens, subject.num_ranks)
-    return Facts(subject.model, dtype, *about)
+    return StepFacts(subject.model, dtype, *about)
 
 
 def _judged(

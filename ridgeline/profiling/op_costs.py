@@ -27,14 +27,14 @@ from ridgeline.models.cost import StepCost
 from ridgeline.models.transformer import ExpertMLP, Linear, RMSNorm, Transformer
 from ridgeline.profiling.tracing.communication import link_bytes
 from ridgeline.profiling.tracing.division import ATTENTION_OPS, COMMUNICATION_OPS, group_of
-from ridgeline.profiling.tracing.scopes import Call
+from ridgeline.profiling.tracing.scopes import ScopeCall
 from ridgeline.quantization.linear import QuantizedLinear
 
 STORING = ("projected_attention", "attention")  # which also write the new keys and values
 
 
 @dataclass(frozen=True)
-class Facts:
+class StepFacts:
     """What calls do not say of a step."""
 
     model: Transformer
@@ -46,7 +46,7 @@ class Facts:
     num_ranks: int = 1  # that run the step together
 
 
-def op_costs(calls: Sequence[Call], facts: Facts) -> dict[str, OpCost]:
+def op_costs(calls: Sequence[ScopeCall], facts: StepFacts) -> dict[str, OpCost]:
     """By group; what is not counted, such as additions, is left out. `calls` are one step's."""
     found: dict[str, OpCost] = {}
     for call in calls:
@@ -60,7 +60,7 @@ def op_costs(calls: Sequence[Call], facts: Facts) -> dict[str, OpCost]:
     return found
 
 
-def cost_of(call: Call, facts: Facts) -> OpCost | None:
+def cost_of(call: ScopeCall, facts: StepFacts) -> OpCost | None:
     """Of one call; attention's is known for all layers together only."""
     counted = OF_OPS.get(call.name)
     if call.kind == "op":
@@ -80,7 +80,7 @@ def cost_of(call: Call, facts: Facts) -> OpCost | None:
     return None
 
 
-def attention_cost(name: str, facts: Facts) -> OpCost:
+def attention_cost(name: str, facts: StepFacts) -> OpCost:
     """Keys and values once, queries in and the output out."""
     cost, config = facts.cost, facts.model.config
     q_bytes = facts.num_tokens * config.q_size * config.num_layers * facts.dtype.itemsize
@@ -88,7 +88,7 @@ def attention_cost(name: str, facts: Facts) -> OpCost:
     return OpCost(cost.kv_read_bytes + q_bytes, written, cost.attention_flops, facts.matrix)
 
 
-def _product(call: Call, module: Linear, facts: Facts) -> OpCost:
+def _product(call: ScopeCall, module: Linear, facts: StepFacts) -> OpCost:
     x = _like(call.shape, facts.dtype)
     about = {"bias_O": module.bias, "norm_weight_D": call.norm}
     residual = _like((*call.shape[:-1], module.weight.shape[0]), facts.dtype)
@@ -102,7 +102,7 @@ def _product(call: Call, module: Linear, facts: Facts) -> OpCost:
     return OpCost(cost.read_bytes, cost.written_bytes, cost.flops, facts.matrix)
 
 
-def _quantized(call: Call, module: QuantizedLinear, facts: Facts) -> OpCost:
+def _quantized(call: ScopeCall, module: QuantizedLinear, facts: StepFacts) -> OpCost:
     """By codes, or by the copy in the model's dtype that serves many rows."""
     rows, outputs, depth = call.shape[0], module.out_features, module.in_features
     flops = 2.0 * rows * outputs * depth
@@ -117,42 +117,42 @@ def _quantized(call: Call, module: QuantizedLinear, facts: Facts) -> OpCost:
     return OpCost(found.read_bytes, found.written_bytes, flops, matrix)
 
 
-def _experts(call: Call, module: ExpertMLP, facts: Facts) -> OpCost:
+def _experts(call: ScopeCall, module: ExpertMLP, facts: StepFacts) -> OpCost:
     logits = _like((call.shape[0], module.gate_up.shape[0]), facts.dtype)
     x = _like(call.shape, facts.dtype)
     found = moe.cost(x, logits, module.gate_up, module.down, module.experts_per_token)
     return OpCost(found.read_bytes, found.written_bytes, found.flops, facts.matrix)
 
 
-def _rotary_pages(call: Call, facts: Facts) -> OpCost | None:
+def _rotary_pages(call: ScopeCall, facts: StepFacts) -> OpCost | None:
     if facts.pages is None:
         return None
     slots = _like(call.shape[:1], torch.int32)
     return rotary_pages.cost(_like(call.shape, facts.dtype), None, slots, facts.pages)
 
 
-def _sampling(call: Call, facts: Facts) -> OpCost:
+def _sampling(call: ScopeCall, facts: StepFacts) -> OpCost:
     return sampling.cost(_like(call.shape, _logits_dtype(facts)))
 
 
-def _keep_tokens(call: Call, facts: Facts) -> OpCost:
+def _keep_tokens(call: ScopeCall, facts: StepFacts) -> OpCost:
     logits = _like(call.shape, _logits_dtype(facts))
     return keep_tokens.cost(logits, _like(call.shape[:1], torch.int64))
 
 
-def _step_start(call: Call, facts: Facts) -> OpCost:
+def _step_start(call: ScopeCall, facts: StepFacts) -> OpCost:
     weight = facts.model.embed.weight
     moved = call.shape[0] * weight.shape[1] * weight.element_size()
     return OpCost(moved, moved)
 
 
-def _between_ranks(call: Call, facts: Facts) -> OpCost:
+def _between_ranks(call: ScopeCall, facts: StepFacts) -> OpCost:
     """What crosses the link, and not what it does to memory."""
     num_bytes = _like(call.shape, call.dtype or facts.dtype).nbytes
     return OpCost(0.0, link_bytes(call.name, num_bytes, facts.num_ranks))
 
 
-OF_OPS: dict[str, Callable[[Call, Facts], OpCost | None]] = {
+OF_OPS: dict[str, Callable[[ScopeCall, StepFacts], OpCost | None]] = {
     "rotary_pages": _rotary_pages,
     "sampling": _sampling,
     "keep_tokens": _keep_tokens,
@@ -161,7 +161,7 @@ OF_OPS: dict[str, Callable[[Call, Facts], OpCost | None]] = {
 }
 
 
-def _logits_dtype(facts: Facts) -> torch.dtype:
+def _logits_dtype(facts: StepFacts) -> torch.dtype:
     on_cpu = facts.model.embed.weight.device.type == "cpu"
     return torch.float32 if on_cpu else facts.model.logits_dtype
 

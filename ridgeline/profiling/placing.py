@@ -19,7 +19,7 @@ LARGE_WAIT = 0.25  # of a step: gaps, host or other ranks that take more are wha
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedOp:
     """An op of a step, with its work."""
 
     op: OpTime
@@ -39,21 +39,21 @@ class Placed:
         return max((share for share in shares if share is not None), default=None)
 
 
-def place(op: OpTime, cost: OpCost | None, step_s: float, hardware: Hardware) -> Placed:
+def place(op: OpTime, cost: OpCost | None, step_s: float, hardware: Hardware) -> PlacedOp:
     share = op.seconds / step_s if step_s > 0 else 0.0
     if cost is None or op.seconds <= 0:
-        return Placed(op, share, cost, None, None, None, None, "unknown")
+        return PlacedOp(op, share, cost, None, None, None, None, "unknown")
     bytes_per_s, flops_per_s = cost.bytes / op.seconds, cost.flops / op.seconds
     if op.part == "communication":
         link = hardware.ceiling("link_bandwidth")  # of both ways together
         link_share = None if link is None else bytes_per_s / (link.value / 2)
-        return Placed(op, share, cost, bytes_per_s, None, None, None, "communication", link_share)
+        return PlacedOp(op, share, cost, bytes_per_s, None, None, None, "communication", link_share)
     memory = hardware.ceiling("read_bandwidth") or hardware.ceiling("memory_bandwidth")
     matrix = hardware.ceiling(f"matrix_{cost.matrix_dtype}") if cost.matrix_dtype else None
     memory_share = None if memory is None else bytes_per_s / memory.value
     matrix_share = None if matrix is None or not cost.flops else flops_per_s / matrix.value
     verdict = _verdict(memory_share, matrix_share)
-    return Placed(
+    return PlacedOp(
         op, share, cost, bytes_per_s, flops_per_s or None, memory_share, matrix_share, verdict
     )
 

@@ -14,10 +14,10 @@ from ridgeline.hardware.units import human
 from ridgeline.profiling.document import PARTS
 from ridgeline.profiling.drawing import (
     Bar,
+    BarPart,
     Column,
     Dot,
     Markup,
-    Part,
     Roofs,
     Section,
     element,
@@ -45,16 +45,16 @@ ADVICE = (
     Column("why"),
 )
 WAITS = {"copies": "copies", "gaps": "launch gap", "host": "host"}  # and their verdicts
-Found = Mapping[str, Any]
+ProfileDocument = Mapping[str, Any]
 
 
-def write_page(found: Found, path: Path) -> None:
+def write_page(found: ProfileDocument, path: Path) -> None:
     """Whole or not at all; OutputError where the file cannot be written."""
     with atomic_write(path) as file:
         file.write(profile_page(found))
 
 
-def profile_page(found: Found) -> str:
+def profile_page(found: ProfileDocument) -> str:
     steps = found["steps"]
     sections = [
         Section("where", "Where the time goes", _bars(steps), "The parts add up to the step."),
@@ -79,10 +79,13 @@ def _notes(notes: Sequence[str]) -> Markup | str:
     return element("ul", *(element("li", note) for note in notes), class_="notes") if notes else ""
 
 
-def _bars(steps: Sequence[Found]) -> Markup:
+def _bars(steps: Sequence[ProfileDocument]) -> Markup:
     taken = {name: text for name, text in PARTS.items() if any(s["totals"][name] for s in steps)}
     bars = [
-        Bar(step["label"], [Part(name, step["totals"][name], text) for name, text in taken.items()])
+        Bar(
+            step["label"],
+            [BarPart(name, step["totals"][name], text) for name, text in taken.items()],
+        )
         for step in steps
     ]
     return stacked_bars(
@@ -90,7 +93,7 @@ def _bars(steps: Sequence[Found]) -> Markup:
     )
 
 
-def _roofline(found: Found) -> Markup:
+def _roofline(found: ProfileDocument) -> Markup:
     dots = [
         Dot(
             f"{row['op']} ({step['phase']})",
@@ -107,7 +110,7 @@ def _roofline(found: Found) -> Markup:
     return roofline(dots, _roofs(found["ceilings"]))
 
 
-def _roofs(ceilings: Found) -> Roofs | None:
+def _roofs(ceilings: ProfileDocument) -> Roofs | None:
     memory = ceilings.get("read_bandwidth") or ceilings.get("memory_bandwidth")
     rates = {
         key.removeprefix("matrix_"): value["value"]
@@ -120,7 +123,7 @@ def _roofs(ceilings: Found) -> Roofs | None:
     return Roofs(memory["value"], rates, source)
 
 
-def _ops(step: Found) -> Markup:
+def _ops(step: ProfileDocument) -> Markup:
     rows = [_op_cells(row) for row in step["rows"]]
     for name, verdict in WAITS.items():
         seconds = step["totals"][name]
@@ -130,7 +133,7 @@ def _ops(step: Found) -> Markup:
     return table(COLUMNS, rows, step["label"])
 
 
-def _op_cells(row: Found) -> tuple[str, ...]:
+def _op_cells(row: ProfileDocument) -> tuple[str, ...]:
     return (
         row["op"],
         human(row["seconds"], "s"),
@@ -143,7 +146,7 @@ def _op_cells(row: Found) -> tuple[str, ...]:
     )
 
 
-def achieved_text(row: Found) -> str:
+def achieved_text(row: ProfileDocument) -> str:
     """By what bounds it: bytes or FLOPs a second."""
     if row["bytes_per_s"] is None:
         return ""
@@ -156,7 +159,7 @@ def share_text(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
 
 
-def _next(advice: Sequence[Found]) -> Markup:
+def _next(advice: Sequence[ProfileDocument]) -> Markup:
     rows = [
         (
             join([each["title"], " ", element("code", each["flags"]) if each["flags"] else None]),

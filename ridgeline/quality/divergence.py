@@ -37,7 +37,7 @@ from ridgeline.quality.perplexity import (
 )
 from ridgeline.quality.windows import Windows, check_vocabulary
 
-Group = tuple[tuple[int, ...], ...]  # windows that are kept at the same time
+TokenGroups = tuple[tuple[int, ...], ...]  # windows that are kept at the same time
 KEPT_BYTES = 2**30
 ROWS_AT_ONCE = (
     16  # on a CPU: their fp64 stays in its caches, 15 s become 5 for 7,252 rows of 49,152
@@ -136,17 +136,17 @@ class Original:
             tuple(rows[:, 2] for rows in columns),
         )
 
-    def _score(self, group: Group, device: torch.device) -> _Scored:
+    def _score(self, group: TokenGroups, device: torch.device) -> _Scored:
         if self._scored is not None and self._scored.device == device:
             return self._scored
-        kept = [Kept(self.engine, len(window), device) for window in group]
+        kept = [KeptLogits(self.engine, len(window), device) for window in group]
         scored = _Scored(kept, self.engine.score(group, [each.keep for each in kept]), device)
         if len(self.groups) == 1:
             self._scored = scored
         return scored
 
 
-class Kept:
+class KeptLogits:
     """The original's logits for one window, from its pass to the other model's."""
 
     def __init__(self, original: Scores, length: int, device: torch.device) -> None:
@@ -171,7 +171,7 @@ class Kept:
 class _Scored(NamedTuple):
     """What the original made of some windows."""
 
-    kept: list[Kept]
+    kept: list[KeptLogits]
     logprobs: list[Tensor]
     device: torch.device
 
@@ -203,7 +203,7 @@ def check_same_words(original: Scores, changed: Engine) -> None:
         )
 
 
-def _groups(windows: Group, token_bytes: int, kept_bytes: int) -> Iterator[Group]:
+def _groups(windows: TokenGroups, token_bytes: int, kept_bytes: int) -> Iterator[TokenGroups]:
     """Windows in order, as many together as may be kept."""
     start = 0
     while start < len(windows):

@@ -19,7 +19,7 @@ from ridgeline.quality.intervals import Estimate
 
 
 @dataclass(frozen=True)
-class Bounds:
+class QualityBounds:
     max_kl: float | None = field(
         default=None,
         metadata=about("refuse a mean KL divergence from the original above this, in nats"),
@@ -57,7 +57,7 @@ class Bounds:
         return "; ".join(problems) or None
 
 
-USUAL = Bounds(max_kl=0.02, max_ppl_increase=0.02)
+USUAL = QualityBounds(max_kl=0.02, max_ppl_increase=0.02)
 
 
 def in_words(figure: Estimate, form: str) -> str:

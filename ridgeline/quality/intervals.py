@@ -24,8 +24,8 @@ QUANTILE = 1.96  # of the normal distribution, for that confidence
 NUM_DRAWS = 4000
 DRAWS_AT_ONCE = 200  # of all units, so that ten thousand questions need no gigabyte
 
-Rows = NDArray[np.float64]  # [units, columns]
-Figure = Callable[[Rows], NDArray[np.float64]]  # from sums [..., columns] to figures [...]
+SampleRows = NDArray[np.float64]  # [units, columns]
+Statistic = Callable[[SampleRows], NDArray[np.float64]]  # from sums [..., columns] to figures [...]
 
 
 class Estimate(NamedTuple):
@@ -40,7 +40,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(
-    rows: Rows, figure: Figure, *, confidence: float = CONFIDENCE, seed: int = 0
+    rows: SampleRows, figure: Statistic, *, confidence: float = CONFIDENCE, seed: int = 0
 ) -> Estimate:
     """A figure of all units, and the interval in which it lies with this confidence."""
     value = float(figure(rows.sum(axis=0)))
@@ -52,7 +52,7 @@ def estimate(
     return Estimate(value, float(low), float(high))
 
 
-def _drawn_sums(rows: Rows, seed: int) -> list[Rows]:
+def _drawn_sums(rows: SampleRows, seed: int) -> list[SampleRows]:
     """Sums over units drawn with replacement [draws, columns], a part of the draws at a time."""
     generator = np.random.default_rng(seed)
     share = np.full(len(rows), 1.0 / len(rows))

@@ -23,7 +23,7 @@ from ridgeline.engine import Engine
 from ridgeline.engine.sampling.choosing import nan_message
 from ridgeline.errors import NumericsError
 from ridgeline.progress import Progress
-from ridgeline.quality.intervals import Estimate, Rows, estimate
+from ridgeline.quality.intervals import Estimate, SampleRows, estimate
 from ridgeline.quality.windows import Windows
 
 
@@ -91,5 +91,5 @@ def increase(original: Perplexity, changed: Perplexity) -> Estimate:
     measured on the same windows.
     """
     parts = [original.log_likelihoods, changed.log_likelihoods, original.num_tokens]
-    rows: Rows = np.stack(parts, axis=1)
+    rows: SampleRows = np.stack(parts, axis=1)
     return estimate(rows, lambda sums: np.expm1((sums[..., 0] - sums[..., 1]) / sums[..., 2]))

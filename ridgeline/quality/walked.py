@@ -24,7 +24,7 @@ from ridgeline.progress import Progress
 from ridgeline.quantization.blocks import BlockWalk
 
 ROWS_AT_ONCE = 256  # whose logits are made together
-Window = tuple[int, ...]
+TokenWindow = tuple[int, ...]
 
 
 class Walked:
@@ -33,7 +33,7 @@ class Walked:
     def __init__(
         self,
         model: Transformer,
-        windows: Sequence[Window],
+        windows: Sequence[TokenWindow],
         device: str | torch.device,
         progress: Progress | None = None,
     ) -> None:
@@ -46,11 +46,11 @@ class Walked:
         self._states_TD = dict(zip(distinct, states, strict=True))
 
     @torch.inference_mode()
-    def score(self, prompts: Sequence[Window], scores: Sequence[RowScore]) -> list[Tensor]:
+    def score(self, prompts: Sequence[TokenWindow], scores: Sequence[RowScore]) -> list[Tensor]:
         """A row for each token but the first, on the host: see engine/sampling/scoring.py."""
         return [self._scored(*each) for each in zip(prompts, scores, strict=True)]
 
-    def _scored(self, window: Window, score: RowScore) -> Tensor:
+    def _scored(self, window: TokenWindow, score: RowScore) -> Tensor:
         tokens_T = torch.tensor(window, device=self.device)
         parts = []
         for start in range(0, len(window) - 1, ROWS_AT_ONCE):
@@ -62,7 +62,7 @@ class Walked:
 
 
 def _last_states(
-    model: Transformer, windows: list[Window], device: torch.device, progress: Progress | None
+    model: Transformer, windows: list[TokenWindow], device: torch.device, progress: Progress | None
 ) -> list[Tensor]:
     """What the last block makes of each window [T, D], on the host."""
     walk = BlockWalk(model, [torch.tensor(window) for window in windows], device, keep_on_host=True)

@@ -25,7 +25,7 @@ from ridgeline.models.transformer import Linear
 from ridgeline.quantization.linear import quantizable
 from ridgeline.quantization.nearest import nearest
 from ridgeline.quantization.scheme import Scheme
-from ridgeline.quantization.sizes import Matrix, model_matrices
+from ridgeline.quantization.sizes import MatrixSize, model_matrices
 from ridgeline.timing import Timing, measure
 
 Timer = Callable[..., Timing]
@@ -36,7 +36,7 @@ MAX_COPIES = 16
 
 
 @dataclass(frozen=True)
-class Times:
+class ProductTimes:
     """Median seconds of one product."""
 
     rows: int
@@ -53,13 +53,13 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Choice:
+class LayerChoice:
     """What was measured for the matrices of one shape; no times where the scheme does not fit."""
 
     num_outputs: int
     depth: int
     scheme: str
-    times: tuple[Times, ...]  # by rows
+    times: tuple[ProductTimes, ...]  # by rows
     copied_from: int | None = None  # rows from which on a copy in the model's dtype serves
 
     @property
@@ -67,7 +67,7 @@ class Choice:
         by_codes = [t for t in self.times if self.copied_from is None or t.rows < self.copied_from]
         return bool(self.times) and not any(times.is_slower for times in by_codes)
 
-    def with_copy(self) -> Choice:
+    def with_copy(self) -> LayerChoice:
         """Beside a copy, only what is slower for the fewest rows stays plain."""
         slower = next((i for i, times in enumerate(self.times) if times.is_slower), 0)
         return replace(self, copied_from=self.times[slower - 1].rows + 1) if slower else self
@@ -93,7 +93,7 @@ def measure_shapes(
     *,
     ready: Callable[[Any], nn.Module] = lambda layer: layer,
     timer: Timer = measure,
-) -> list[Choice]:
+) -> list[LayerChoice]:
     """A choice for each shape that the model's projections have. `ready` is what the engine does to
     a layer before it runs it.
     """
@@ -104,27 +104,27 @@ def measure_shapes(
 
 
 def measure_shape(
-    shape: Matrix,
+    shape: MatrixSize,
     scheme: Scheme,
     batch_sizes: Sequence[int],
     dtype: torch.dtype,
     device: str,
     ready: Callable[[Any], nn.Module] = lambda layer: layer,
     timer: Timer = measure,
-) -> Choice:
+) -> LayerChoice:
     about = (scheme, batch_sizes, dtype, device, ready, timer)
-    return Choice(*shape, scheme.name, tuple(_times(shape, *about)))
+    return LayerChoice(*shape, scheme.name, tuple(_times(shape, *about)))
 
 
 def _times(
-    shape: Matrix,
+    shape: MatrixSize,
     scheme: Scheme,
     batch_sizes: Sequence[int],
     dtype: torch.dtype,
     device: str,
     ready: Callable[[Any], nn.Module],
     timer: Timer,
-) -> Iterable[Times]:
+) -> Iterable[ProductTimes]:
     if not scheme.fits(*shape):
         return
     plain = [_random_linear(shape, dtype, device) for _ in range(_num_copies(shape, dtype))]
@@ -136,38 +136,38 @@ def _times(
                 timer(partial(_call, x_TD), device, inputs=[(ready(layer),) for layer in layers])
                 for layers in (plain, quantized)
             ]
-            yield Times(rows, *(timing.median_s for timing in seconds))
+            yield ProductTimes(rows, *(timing.median_s for timing in seconds))
 
 
 def _call(x_TD: torch.Tensor, layer: nn.Module) -> object:
     return layer(x_TD)
 
 
-def _num_copies(shape: Matrix, dtype: torch.dtype) -> int:
+def _num_copies(shape: MatrixSize, dtype: torch.dtype) -> int:
     num_bytes = shape.num_outputs * shape.depth * dtype.itemsize
     return min(MAX_COPIES, ceil(COLD_BYTES / num_bytes))
 
 
-def _random_linear(shape: Matrix, dtype: torch.dtype, device: str) -> Linear:
+def _random_linear(shape: MatrixSize, dtype: torch.dtype, device: str) -> Linear:
     layer = Linear(shape.depth, shape.num_outputs, bias=False, dtype=dtype, device=device)
     nn.init.normal_(layer.weight, std=shape.depth**-0.5)
     return layer.requires_grad_(False)
 
 
-def slower_shapes(choices: Iterable[Choice]) -> list[Matrix]:
+def slower_shapes(choices: Iterable[LayerChoice]) -> list[MatrixSize]:
     """Shapes that stay plain although the scheme fits them."""
     found = (choice for choice in choices if choice.times and not choice.quantize)
-    return [Matrix(choice.num_outputs, choice.depth) for choice in found]
+    return [MatrixSize(choice.num_outputs, choice.depth) for choice in found]
 
 
-def layers_to_keep(model: Transformer, choices: Iterable[Choice]) -> list[str]:
+def layers_to_keep(model: Transformer, choices: Iterable[LayerChoice]) -> list[str]:
     """Names of the projections that stay plain, as `quantize_nearest(skip=…)` takes them."""
     kept = {(choice.num_outputs, choice.depth) for choice in choices if not choice.quantize}
     layers = quantizable(model).items()
     return [name for name, layer in layers if tuple(layer.weight.shape) in kept]
 
 
-def in_words(choices: Iterable[Choice], dtype: str) -> str | None:
+def in_words(choices: Iterable[LayerChoice], dtype: str) -> str | None:
     """`int8 is slower here, so these stay in bf16: 576 x 576 (0.83x at 16 rows)`, for each scheme;
     None where nothing is slower.
     """

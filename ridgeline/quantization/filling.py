@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.models import Transformer
-from ridgeline.models.families import Description, Part, parts
+from ridgeline.models.families import Description, WeightPart, parts
 
 
 class Filling:
@@ -29,7 +29,7 @@ class Filling:
         self._missing = Counter(names)
         self._open: dict[str, Tensor] = {}
 
-    def put(self, part: Part, tensor: Tensor) -> Tensor | None:
+    def put(self, part: WeightPart, tensor: Tensor) -> Tensor | None:
         """Copy a part into its parameter, which is returned, and let go, with its last one."""
         name = part.parameter
         if name not in self._open:

@@ -2,8 +2,8 @@
 
 torch's fp8 products do not add a residual, so that it takes a pass of its own, which reads both and
 writes their sum for the norm behind it to read again. Here a projection leaves the sum to that norm
-(`Stream`), which rounds to codes in the same pass. Sums are the same bits; a GPU's norm may add its
-squares up in another order.
+(`ResidualStream`), which rounds to codes in the same pass. Sums are the same bits; a GPU's norm may
+add its squares up in another order.
 
     model = with_late_sums(model)
 """
@@ -18,43 +18,48 @@ from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.quantized_linear import SCALED_MM_ROWS
 from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
-from ridgeline.models.transformer import ExpertMLP, Linear, RMSNorm, Stream
+from ridgeline.models.transformer import ExpertMLP, Linear, ResidualStream, RMSNorm
 from ridgeline.quantization.head import HEAD
-from ridgeline.quantization.linear import QuantizedLinear, Rows
+from ridgeline.quantization.linear import CodedRows, QuantizedLinear
 from ridgeline.quantization.scheme import FP8
 
 
 class LateSums(QuantizedLinear):
-    """A projection that takes a `Stream` where others take a tensor."""
+    """A projection that takes a `ResidualStream` where others take a tensor."""
 
     def forward(
         self,
-        x_TD: Tensor | Rows | Stream,
+        x_TD: Tensor | CodedRows | ResidualStream,
         norm: RMSNorm | None = None,
         activation: Activation | None = None,
-        residual_TO: Tensor | Stream | None = None,
+        residual_TO: Tensor | ResidualStream | None = None,
         out_TO: Tensor | None = None,
     ) -> Any:
-        """With a `Stream` as residual, a `Stream`."""
-        if isinstance(x_TD, Stream):
+        """With a `ResidualStream` as residual, a `ResidualStream`."""
+        if isinstance(x_TD, ResidualStream):
             x_TD, norm = self._taken(x_TD, norm)
         around = (norm, activation)
-        if not isinstance(residual_TO, Stream):
+        if not isinstance(residual_TO, ResidualStream):
             return super().forward(x_TD, *around, residual_TO, out_TO)
         assert out_TO is None, "a sum is not left anywhere"
-        before_TO, num_rows = residual_TO.total(), len(x_TD[0] if isinstance(x_TD, Rows) else x_TD)
+        before_TO, num_rows = (
+            residual_TO.total(),
+            len(x_TD[0] if isinstance(x_TD, CodedRows) else x_TD),
+        )
         if num_rows < SCALED_MM_ROWS:  # our own kernels add it for nothing
-            return Stream(_tensor(super().forward(x_TD, *around, before_TO)))
-        return Stream(before_TO, _tensor(super().forward(x_TD, *around)))
+            return ResidualStream(_tensor(super().forward(x_TD, *around, before_TO)))
+        return ResidualStream(before_TO, _tensor(super().forward(x_TD, *around)))
 
-    def _taken(self, stream: Stream, norm: RMSNorm | None) -> tuple[Tensor | Rows, RMSNorm | None]:
+    def _taken(
+        self, stream: ResidualStream, norm: RMSNorm | None
+    ) -> tuple[Tensor | CodedRows, RMSNorm | None]:
         """The stream behind its norm as codes, if that has something to add."""
         if norm is None or stream.update_TD is None or self.takes_plain(stream.x_TD):
             return stream.total(), norm
-        return Rows(*stream.rounded(norm, FP8)), None
+        return CodedRows(*stream.rounded(norm, FP8)), None
 
 
-def _tensor(y_TO: Tensor | Rows) -> Tensor:
+def _tensor(y_TO: Tensor | CodedRows) -> Tensor:
     assert isinstance(y_TO, Tensor), "codes have no residual"
     return y_TO
 

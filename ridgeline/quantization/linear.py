@@ -41,7 +41,7 @@ ROUNDED_FROM = 2
 COPIED_FROM = 17
 
 
-class Rows(NamedTuple):
+class CodedRows(NamedTuple):
     """What one product leaves for the next, which wants codes."""
 
     codes: Tensor  # [T, D]
@@ -82,12 +82,12 @@ class QuantizedLinear(nn.Module):
 
     def forward(
         self,
-        x_TD: Tensor | Rows,
+        x_TD: Tensor | CodedRows,
         norm: RMSNorm | None = None,
         activation: Activation | None = None,
         residual_TO: Tensor | None = None,
         out_TO: Tensor | None = None,
-    ) -> Tensor | Rows:
+    ) -> Tensor | CodedRows:
         """As `Linear`: `activation(norm(x) @ weightᵀ + bias) + residual`."""
         if self.copy is not None and isinstance(x_TD, Tensor) and len(x_TD) >= self.copied_from:
             return projected(x_TD, self.copy, self.bias, norm, activation, residual_TO, out_TO)
@@ -100,12 +100,12 @@ class QuantizedLinear(nn.Module):
             folded = (None, 1e-6, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)
             around = (self.bias, residual_TO, *folded, activation, x_TD.dtype)
             return quantized_linear(x_TD, *about, None, *around)
-        codes_TD, x_scale = x_TD if isinstance(x_TD, Rows) else self.rounded(x_TD, norm)
+        codes_TD, x_scale = x_TD if isinstance(x_TD, CodedRows) else self.rounded(x_TD, norm)
         product = (codes_TD, *about, x_scale, self.bias)
         if activation is not None and self.gives is not None:
             assert residual_TO is None, "codes have no residual"
             y_T2F = quantized_linear(*product, out_dtype=self.dtype)
-            return Rows(*gated_activation(y_T2F, activation, self.gives))
+            return CodedRows(*gated_activation(y_T2F, activation, self.gives))
         behind = (residual_TO, None, 1e-6, 0.0, activation, self.dtype)
         return quantized_linear(*product, *behind)
 
@@ -120,15 +120,15 @@ class QuantizedLinear(nn.Module):
         few = x_TD.is_cuda and x_TD.numel() < ROUNDED_FROM * x_TD.shape[-1]
         return few and self.scheme.spread != "block"
 
-    def rounded(self, x_TD: Tensor, norm: RMSNorm | None = None) -> Rows:
+    def rounded(self, x_TD: Tensor, norm: RMSNorm | None = None) -> CodedRows:
         """x, after its norm, as codes."""
         assert self.inputs is not None, f"{self.scheme.name} has no 8-bit inputs"
         if self.scheme.spread == "block":
             return quantize_blocks(x_TD if norm is None else norm(x_TD), self.inputs)
         if norm is None:
-            return Rows(*quantize_rows(x_TD, self.inputs))
+            return CodedRows(*quantize_rows(x_TD, self.inputs))
         about = (norm.weight, norm.eps, norm.offset)
-        return Rows(*rms_norm(x_TD, *about, quantized=self.inputs))
+        return CodedRows(*rms_norm(x_TD, *about, quantized=self.inputs))
 
     def decoded(self) -> Tensor:
         """The weight [O, D] that the codes stand for, in fp32."""
@@ -160,10 +160,10 @@ def kernel_form(codes: Codes, scheme: Scheme, dtype: torch.dtype) -> Stored:
     return Stored(values_OD, scale_O, None)
 
 
-def quantize_blocks(x_TD: Tensor, dtype: torch.dtype) -> Rows:
+def quantize_blocks(x_TD: Tensor, dtype: torch.dtype) -> CodedRows:
     """Codes with a scale for each 128 columns of a row."""
     codes, scale = quantize_rows(x_TD.unflatten(-1, (-1, BLOCK)), dtype)
-    return Rows(codes.flatten(-2), scale.contiguous())
+    return CodedRows(codes.flatten(-2), scale.contiguous())
 
 
 def keep_copies(model: nn.Module, copied_from: Mapping[tuple[int, int], int] | None = None) -> None:

@@ -24,12 +24,12 @@ from ridgeline.models.families import describe
 from ridgeline.models.transformer import ExpertMLP
 from ridgeline.models.weights import stream_weights
 from ridgeline.progress import Progress
-from ridgeline.quantization.files.matrix import Matrix, join
+from ridgeline.quantization.files.matrix import StoredMatrix, join
 from ridgeline.quantization.files.read import is_quantized
 from ridgeline.quantization.filling import Filling
 from ridgeline.quantization.linear import QuantizedLinear, place, quantizable
 from ridgeline.quantization.scheme import GROUPS, Codes, Scheme, encode, find_grid
-from ridgeline.quantization.sizes import Matrix as Shape
+from ridgeline.quantization.sizes import MatrixSize
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def quantize_nearest(
     scheme: Scheme,
     skip: Collection[str] = (),
     progress: Progress | None = None,
-    plain: Collection[Shape] = (),
+    plain: Collection[MatrixSize] = (),
 ) -> Transformer:
     """The model itself, **changed in place**: projections but those that `skip` names (or matches,
     as `layers.0.*`), those of a shape in `plain`, and those that the scheme does not fit.
@@ -64,7 +64,7 @@ def nearest(
     """
     alone = scheme.spread in ("row", "group")
     rows = max(1, AT_ONCE // weight_OD.shape[1]) if alone else len(weight_OD)
-    pieces = [Matrix(_codes(name, piece, scheme), scheme) for piece in weight_OD.split(rows)]
+    pieces = [StoredMatrix(_codes(name, piece, scheme), scheme) for piece in weight_OD.split(rows)]
     whole = join(pieces)
     assert whole is not None, "the pieces have one scheme"
     return QuantizedLinear(whole.codes, scheme, dtype, bias_O)
@@ -80,7 +80,7 @@ def chosen_layers(
     model: Transformer,
     scheme: Scheme,
     skip: Collection[str] = (),
-    plain: Collection[Shape] = (),
+    plain: Collection[MatrixSize] = (),
 ) -> list[str]:
     """Which layers are quantized; what is not, and why, in the log. `model` may hold no memory.
     Those of a shape in `plain` were found to be slower (choose.py).
@@ -131,7 +131,7 @@ def load_nearest(
     dtype: torch.dtype,
     device: str,
     progress: Progress | None = None,
-    plain: Collection[Shape] = (),
+    plain: Collection[MatrixSize] = (),
 ) -> Transformer:
     """A checkpoint that is not quantized, as a model that is, but for matrices of the shapes in
     `plain`.

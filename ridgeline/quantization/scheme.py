@@ -35,16 +35,16 @@ ZERO = 8.0  # int4's code of 0.0 where no zero points are stored
 CODE_DTYPES = {"int8": torch.int8, "int4": torch.uint8, "fp8": FP8}
 NAMES = "int8, int4-g32/-g64/-g128 (with -asym too), w8a8-int8, fp8, fp8-tensor, fp8-block"
 
-Weight = Literal["int8", "int4", "fp8"]
-Inputs = Literal["16-bit", "int8", "fp8"]  # what a product multiplies the codes with
+WeightFormat = Literal["int8", "int4", "fp8"]
+InputFormat = Literal["16-bit", "int8", "fp8"]  # what a product multiplies the codes with
 Spread = Literal["row", "tensor", "group", "block"]  # what shares a scale
 
 
 @dataclass(frozen=True)
 class Scheme:
     name: str
-    weight: Weight
-    inputs: Inputs = "16-bit"
+    weight: WeightFormat
+    inputs: InputFormat = "16-bit"
     spread: Spread = "row"
     group: int = 0  # columns of a group; 0: all
     symmetric: bool = True

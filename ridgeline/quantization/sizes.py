@@ -22,7 +22,7 @@ from ridgeline.quantization.scheme import BLOCK, Scheme
 FP32 = 4
 
 
-class Matrix(NamedTuple):
+class MatrixSize(NamedTuple):
     num_outputs: int
     depth: int
 
@@ -50,7 +50,7 @@ def stored_matrices(
     scheme: Scheme | None,
     kept: Mapping[str, Scheme] | None = None,
     head: Scheme | None = None,
-) -> Iterator[tuple[Scheme, Matrix]]:
+) -> Iterator[tuple[Scheme, MatrixSize]]:
     """The projections that are held as codes, and the head if it is."""
     if head is not None:
         yield head, head_matrix(config)
@@ -67,7 +67,7 @@ def expert_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return num_expert_parameters(config) * dtype.itemsize
 
 
-def plain_bytes(matrix: Matrix, dtype: torch.dtype) -> int:
+def plain_bytes(matrix: MatrixSize, dtype: torch.dtype) -> int:
     return matrix.num_outputs * matrix.depth * dtype.itemsize
 
 
@@ -89,27 +89,27 @@ def read_bytes_per_weight(model: Transformer) -> float:
     return (held - only_looked_up) / (num_parameters(config) - unread)
 
 
-def model_matrices(config: ModelConfig) -> Iterator[Matrix]:
+def model_matrices(config: ModelConfig) -> Iterator[MatrixSize]:
     """What a scheme quantizes in a model."""
     return (matrix for _, matrix in named_matrices(config))
 
 
-def head_matrix(config: ModelConfig) -> Matrix:
-    return Matrix(config.vocab_size, config.hidden_size)
+def head_matrix(config: ModelConfig) -> MatrixSize:
+    return MatrixSize(config.vocab_size, config.hidden_size)
 
 
-def named_matrices(config: ModelConfig) -> Iterator[tuple[str, Matrix]]:
+def named_matrices(config: ModelConfig) -> Iterator[tuple[str, MatrixSize]]:
     """The same by the names of the projections: `layers.0.attn.qkv`."""
     hidden = config.hidden_size
     for index, layer in enumerate(config.layers):
-        yield f"layers.{index}.attn.qkv", Matrix(config.q_size + 2 * config.kv_size, hidden)
-        yield f"layers.{index}.attn.out", Matrix(hidden, config.q_size)
+        yield f"layers.{index}.attn.qkv", MatrixSize(config.q_size + 2 * config.kv_size, hidden)
+        yield f"layers.{index}.attn.out", MatrixSize(hidden, config.q_size)
         if layer.experts is None:
-            yield f"layers.{index}.mlp.gate_up", Matrix(2 * config.mlp_size, hidden)
-            yield f"layers.{index}.mlp.down", Matrix(hidden, config.mlp_size)
+            yield f"layers.{index}.mlp.gate_up", MatrixSize(2 * config.mlp_size, hidden)
+            yield f"layers.{index}.mlp.down", MatrixSize(hidden, config.mlp_size)
 
 
-def stored_bytes(scheme: Scheme, matrix: Matrix, dtype: torch.dtype) -> int:
+def stored_bytes(scheme: Scheme, matrix: MatrixSize, dtype: torch.dtype) -> int:
     """Codes and scales. Scales of groups are in the model's dtype, all others in fp32; a tensor's
     one scale is kept for each output.
     """

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Output
-from ridgeline.server.door.gate import Gate, Place
+from ridgeline.server.door.gate import Gate, GateEntry
 from ridgeline.server.door.refusals import ClientGoneError
 from ridgeline.server.exchange import Bodies, Exchange
 from ridgeline.server.mailbox import Mailbox
@@ -24,9 +24,9 @@ from ridgeline.server.metrics.metrics import Meters
 from ridgeline.server.protocol import (
     ApiError,
     Asked,
-    Limits,
-    Prompt,
+    ParsedPrompt,
     Reply,
+    RequestLimits,
     Route,
     StreamedReply,
     answer_now,
@@ -48,7 +48,7 @@ class Answering:
     bodies: Bodies
     meters: Meters
     tokenizer: Tokenizer
-    limits: Limits
+    limits: RequestLimits
     threads: ThreadPoolExecutor  # for what would keep the event loop
     log_prompts: bool = False
 
@@ -66,7 +66,7 @@ class Answering:
             place.leave()
 
     async def _answer_inside(
-        self, exchange: Exchange, route: Route, body: bytes, place: Place
+        self, exchange: Exchange, route: Route, body: bytes, place: GateEntry
     ) -> None:
         if route in NOW:
             await exchange.answer(200, await self.in_thread(self._now, route, body))
@@ -95,13 +95,13 @@ class Answering:
     def _now(self, route: Route, body: bytes) -> bytes:
         return answer_now(parse(route, body, self.limits), self.tokenizer)
 
-    def _prepared(self, route: Route, body: bytes) -> tuple[Asked, list[Prompt]]:
+    def _prepared(self, route: Route, body: bytes) -> tuple[Asked, list[ParsedPrompt]]:
         asked = parse(route, body, self.limits)
         return asked, render(asked, self.tokenizer, self.limits)
 
     @asynccontextmanager
     async def _running(
-        self, exchange: Exchange, asked: Asked, prompts: Sequence[Prompt]
+        self, exchange: Exchange, asked: Asked, prompts: Sequence[ParsedPrompt]
     ) -> AsyncIterator[Mailbox]:
         """In the engine, for as long as somebody waits for it."""
         mailbox = Mailbox(len(prompts), asked.stream)

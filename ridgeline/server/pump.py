@@ -33,7 +33,7 @@ from ridgeline.errors import RidgelineError
 from ridgeline.server.door.refusals import RefusalError
 from ridgeline.server.mailbox import Mailbox
 from ridgeline.server.metrics.metrics import Meters
-from ridgeline.server.protocol import ApiError, Prompt, refusal
+from ridgeline.server.protocol import ApiError, ParsedPrompt, refusal
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Ticket:
     """One HTTP request in the engine: an engine request for each of its prompts."""
 
     request_id: str
-    prompts: Sequence[Prompt]
+    prompts: Sequence[ParsedPrompt]
     mailbox: Mailbox
     priority: int = 0
     due: float | None = None  # when it is to be given up, by the monotonic clock
@@ -56,7 +56,7 @@ class Ticket:
     number: int = 0  # given by the pump: ids may come again, while the engine still ends the last
 
 
-class Key(NamedTuple):
+class RequestKey(NamedTuple):
     """The engine's id of a request: of which ticket, which prompt, and for the log its name."""
 
     number: int
@@ -204,7 +204,7 @@ class Pump:
                 self.engine.add(
                     prompt.ids,
                     prompt.sampling,
-                    request_id=Key(ticket.number, index, ticket.request_id),
+                    request_id=RequestKey(ticket.number, index, ticket.request_id),
                     priority=ticket.priority,
                     timeout_s=left,
                     salt=ticket.salt,
@@ -221,7 +221,7 @@ class Pump:
 
     def _cancel(self, ticket: Ticket) -> None:
         for index in range(len(ticket.prompts)):
-            self.engine.cancel(Key(ticket.number, index, ticket.request_id))
+            self.engine.cancel(RequestKey(ticket.number, index, ticket.request_id))
 
     def _look(self) -> None:
         """See how the engine is getting on."""
@@ -272,7 +272,7 @@ class Pump:
             self._pause_s = FIRST_PAUSE_S  # it works
 
 
-def _key_of(event: Event) -> Key:
+def _key_of(event: Event) -> RequestKey:
     key = event.request_id
-    assert isinstance(key, Key), f"only the pump adds requests, not who added {key!r}"
+    assert isinstance(key, RequestKey), f"only the pump adds requests, not who added {key!r}"
     return key

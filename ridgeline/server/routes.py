@@ -35,7 +35,7 @@ DOOR = {
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
-class Endpoint:
+class HandlerApp:
     """A handler of exchanges as Starlette takes it: an application of its own."""
 
     def __init__(self, handler: Handler) -> None:
@@ -63,8 +63,11 @@ class Routes:
         }
         asked = {path: self._asking(kind) for kind, path in PATHS.items()}
         return [
-            *(Route(path, Endpoint(handler), methods=["POST"]) for path, handler in asked.items()),
-            *(Route(path, Endpoint(handler), methods=["GET"]) for path, handler in told.items()),
+            *(
+                Route(path, HandlerApp(handler), methods=["POST"])
+                for path, handler in asked.items()
+            ),
+            *(Route(path, HandlerApp(handler), methods=["GET"]) for path, handler in told.items()),
             *page_routes(self._answering.meters, self._answering.pump.cancel),
         ]
 

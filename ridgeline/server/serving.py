@@ -29,12 +29,12 @@ from ridgeline.server.config import MIB, ServerConfig
 from ridgeline.server.door.gate import Gate
 from ridgeline.server.door.keys import Keys
 from ridgeline.server.door.refusals import shutting_down
-from ridgeline.server.door.wire import BoundedProtocol, Bounds
+from ridgeline.server.door.wire import BoundedProtocol, WireBounds
 from ridgeline.server.exchange import Bodies
 from ridgeline.server.front import Front
 from ridgeline.server.metrics.metrics import Meters
 from ridgeline.server.metrics.served import served_by
-from ridgeline.server.protocol import Limits
+from ridgeline.server.protocol import RequestLimits
 from ridgeline.server.pump import Pump
 from ridgeline.server.routes import Routes
 from ridgeline.server.watchdog import Watchdog
@@ -102,7 +102,7 @@ class Serving:
             Bodies(config.max_body_bytes(limits.max_context), BODIES_TOTAL),
             self.meters,
             engine.tokenizer,
-            Limits((name,), limits.max_context, engine.config.vocab_size),
+            RequestLimits((name,), limits.max_context, engine.config.vocab_size),
             self._threads,
             config.log_prompts,
         )
@@ -116,9 +116,9 @@ class Serving:
 
     def _uvicorn(self, app: Front) -> uvicorn.Config:
         seconds = self.config.client_timeout
-        bounds = Bounds(
+        bounds = WireBounds(
             max_connections=self.config.max_connections,
-            head_s=min(seconds, Bounds.head_s),
+            head_s=min(seconds, WireBounds.head_s),
             body_s=seconds,
             read_s=seconds,
         )

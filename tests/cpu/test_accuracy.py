@@ -19,7 +19,7 @@ from ridgeline.profiling.predicting import accuracy
 from ridgeline.profiling.predicting.accuracy import (
     DEFAULT_FACTOR,
     LEAST_FACTOR,
-    Outcome,
+    PredictionOutcome,
     accuracy_by_area,
     accuracy_of,
     factor_of,
@@ -31,8 +31,8 @@ from ridgeline.profiling.predicting.accuracy import (
 
 def outcome(
     predicted: float, achieved: float, area: str = "quantize", device: str = "H200"
-) -> Outcome:
-    return Outcome(area, "int8", predicted, achieved, device, "demo")
+) -> PredictionOutcome:
+    return PredictionOutcome(area, "int8", predicted, achieved, device, "demo")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_is_remembered_comes_back(path: Path) -> None:
-    first = Outcome("fuse", "fused", 1.5, 1.4, "H200", "demo", 1.2, 1.8)
+    first = PredictionOutcome("fuse", "fused", 1.5, 1.4, "H200", "demo", 1.2, 1.8)
     remember([first], path)
     remember([outcome(2.0, 1.8), outcome(1.1, 1.1, "overhead", "CPU")], path)
     known = known_errors(path=path)
@@ -58,7 +58,7 @@ def test_what_is_remembered_comes_back(path: Path) -> None:
 
 
 def test_nothing_known_is_nothing_wrong(path: Path) -> None:
-    assert known_errors(path=path) == accuracy.Known((), 0)
+    assert known_errors(path=path) == accuracy.KnownAccuracy((), 0)
     remember([], path)
     assert not path.exists()
 
@@ -216,8 +216,8 @@ def test_accuracy_by_area() -> None:
     assert found.bias == pytest.approx(0.1)
     assert found.share_close == pytest.approx(2 / 3)
     assert found.share_held is None
-    held = Outcome("fuse", "fused", 1.5, 1.4, "H200", "demo", 1.2, 1.8)
-    missed = Outcome("fuse", "fused", 1.5, 1.0, "H200", "demo", 1.2, 1.8)
+    held = PredictionOutcome("fuse", "fused", 1.5, 1.4, "H200", "demo", 1.2, 1.8)
+    missed = PredictionOutcome("fuse", "fused", 1.5, 1.0, "H200", "demo", 1.2, 1.8)
     by_area = accuracy_by_area([*errors, held, missed])
     assert [each.area for each in by_area] == ["quantize", "fuse"]
     assert by_area[1].share_held == 0.5

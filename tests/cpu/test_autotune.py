@@ -26,7 +26,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_fastest_is_chosen_and_old_times_stay() -> None:
     timed: list[int] = []
 
-    def seconds(config: autotune.Config) -> float:
+    def seconds(config: autotune.KernelConfig) -> float:
         timed.append(config["block"])
         return 1.0 / config["block"]
 
@@ -53,7 +53,7 @@ def test_times_are_taken_again_where_they_hold_no_longer() -> None:
 def test_a_configuration_that_fails_is_never_chosen_nor_tried_again() -> None:
     tries = []
 
-    def seconds(config: autotune.Config) -> float:
+    def seconds(config: autotune.KernelConfig) -> float:
         tries.append(config)
         if config["block"] == 999:
             raise RuntimeError("out of shared memory")

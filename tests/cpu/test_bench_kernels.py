@@ -13,8 +13,8 @@ from ridgeline.cli import main
 from ridgeline.cli.bench.kernels import cells, row_json
 from ridgeline.hardware import Ceiling, detect
 from ridgeline.kernels.cost import OpCost
-from ridgeline.kernels.op import Case, Op, Search
-from ridgeline.kernels.skinny_linear.tune_space import Config
+from ridgeline.kernels.op import Case, ConfigSearch, Op
+from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig
 from ridgeline.timing import Timing
 
 CEILINGS = {
@@ -25,11 +25,11 @@ CEILINGS = {
 HARDWARE = replace(detect("cpu"), ceilings=CEILINGS, datasheet={})
 
 
-def row(cost: OpCost, seconds: float) -> bench.Row:
+def row(cost: OpCost, seconds: float) -> bench.KernelResult:
     share, bound = bench.share_of_ceiling(cost, seconds, HARDWARE)
     timing = Timing.from_samples([seconds])
     rates = (cost.bytes / seconds, cost.flops / seconds)
-    return bench.Row(
+    return bench.KernelResult(
         "op", "case", timing, cost, *rates, share, bound, {"eager": 3e-5, "compile": 2e-5}, {}
     )
 
@@ -73,10 +73,10 @@ def test_tuning_remembers_the_fastest(
 ) -> None:
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
     case = Case("x", lambda device, generator: {"x": torch.zeros(1 << 20)}, torch.float32)
-    ways = [Config("dot", 16, outputs, 64) for outputs in (16, 32, 64)]
+    ways = [SkinnyConfig("dot", 16, outputs, 64) for outputs in (16, 32, 64)]
     tried: list[int] = []
 
-    def launch(x: torch.Tensor, config: Config | None = None) -> torch.Tensor:
+    def launch(x: torch.Tensor, config: SkinnyConfig | None = None) -> torch.Tensor:
         assert config is not None
         tried.append(config.block_o)
         return x
@@ -88,7 +88,7 @@ def test_tuning_remembers_the_fastest(
         return Timing.from_samples([1e-5 * abs(tried[-1] - 33)])
 
     monkeypatch.setattr("ridgeline.bench.kernels.tune.time_calls", time_calls)
-    op = replace(small_op(case), launch=launch, search=lambda x: Search("op", "key", ways))
+    op = replace(small_op(case), launch=launch, search=lambda x: ConfigSearch("op", "key", ways))
     tuned = tune_case(op, case, replace(HARDWARE, l2_bytes=1 << 20))
     assert tuned is not None
     assert tried == [16, 32, 64, 32]  # the fastest again, for this case's own time

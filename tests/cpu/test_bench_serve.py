@@ -16,7 +16,7 @@ from command_line import refused
 from fake_endpoint import FakeEndpoint
 
 from ridgeline.bench.serve.arrivals import Arrivals
-from ridgeline.bench.serve.bound import Bound
+from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.bench.serve.client import Answer
 from ridgeline.bench.serve.endpoint import Met, meet
 from ridgeline.bench.serve.find import FindSettings, find_rate
@@ -25,7 +25,7 @@ from ridgeline.bench.serve.load import CUT, LoadProcesses, Own, percentile
 from ridgeline.bench.serve.measure import ServeRun, is_met, measure
 from ridgeline.bench.serve.plot import draw
 from ridgeline.bench.serve.prompts import WORDS, BodyMaker
-from ridgeline.bench.serve.search import Seen, highest_rate
+from ridgeline.bench.serve.search import ProbeResult, highest_rate
 from ridgeline.cli import main
 from ridgeline.data.workload import Workload, WorkloadRequest
 from ridgeline.errors import MissingPackageError, OfflineError, RequestError, UsageError
@@ -50,12 +50,14 @@ def met_of(fake: FakeEndpoint, api: Any = "completions") -> Met:
 
 
 def run_at(
-    load: LoadProcesses, fake: FakeEndpoint, rate: float, num: int, bound: Bound | None = None,
-    **options: Any,
+    load: LoadProcesses, fake: FakeEndpoint, rate: float, num: int, bound: LatencyBound | None =
+    None, **options: Any,
 ) -> ServeRun:  # fmt: skip
     api = options.pop("api", "completions")
     arrivals = Arrivals.at_rate(rate, num, "fixed")
-    return measure(load, met_of(fake, api), workload(), arrivals, bound or Bound(), **options)
+    return measure(
+        load, met_of(fake, api), workload(), arrivals, bound or LatencyBound(), **options
+    )
 
 
 # --- HTTP and events ------------------------------------------------------------------------------
@@ -158,7 +160,7 @@ def test_errors_are_counted_by_kind(load: LoadProcesses) -> None:
     with FakeEndpoint(fault=lambda number: faults.get(number)) as fake:
         met = meet(Endpoint.parse(fake.url), "completions", None, None)
         arrivals = Arrivals.at_rate(50.0, 10)
-        run = measure(load, met, workload(), arrivals, Bound(ttft_s=5.0), timeout_s=1.0)
+        run = measure(load, met, workload(), arrivals, LatencyBound(ttft_s=5.0), timeout_s=1.0)
     assert run.errors == {
         "http 429": 1, "http 503": 1, "timeout": 1, "malformed": 2, "in the stream": 1,
         "disconnected": 1,
@@ -181,7 +183,7 @@ def test_connections_are_used_again_and_replaced(load: LoadProcesses) -> None:
 def test_clients_wait_for_their_answers(load: LoadProcesses) -> None:
     with FakeEndpoint(ttft_s=0.05) as fake:
         arrivals = Arrivals.of_clients(3, 9)
-        run = measure(load, met_of(fake), workload(output=1), arrivals, Bound())
+        run = measure(load, met_of(fake), workload(output=1), arrivals, LatencyBound())
         times = sorted(each.arrived for each in fake.served)
     assert run.num_answered == 9
     assert run.offered_rate is None
@@ -191,30 +193,32 @@ def test_clients_wait_for_their_answers(load: LoadProcesses) -> None:
 
 def test_one_client_in_two_processes(load: LoadProcesses) -> None:
     with FakeEndpoint() as fake:
-        run = measure(load, met_of(fake), workload(), Arrivals.of_clients(1, 5), Bound())
+        run = measure(load, met_of(fake), workload(), Arrivals.of_clients(1, 5), LatencyBound())
     assert run.num_answered == 5
 
 
 def test_a_request_waits_from_when_it_was_due(load: LoadProcesses) -> None:
     """One at a time is served: the later ones wait in line, and say so."""
     with FakeEndpoint(ttft_s=0.1, num_slots=1) as fake:
-        run = measure(load, met_of(fake), workload(output=1), Arrivals.at_rate(40.0, 8), Bound())
+        run = measure(
+            load, met_of(fake), workload(output=1), Arrivals.at_rate(40.0, 8), LatencyBound()
+        )
     assert run.first_token is not None
     assert run.first_token.p99 > 0.8 - 7 / 40 - 0.02
 
 
 def test_what_is_not_done_in_time_is_cut_off(load: LoadProcesses) -> None:
     with FakeEndpoint(gap_s=0.2) as fake:
-        run = run_at(load, fake, 100.0, 6, Bound(ttft_s=0.2), drain_s=0.4)
+        run = run_at(load, fake, 100.0, 6, LatencyBound(ttft_s=0.2), drain_s=0.4)
         assert run.errors == {CUT: 6}
         assert run.num_within == 6  # each had its first token in time
-        both = run_at(load, fake, 100.0, 6, Bound(ttft_s=0.2, tpot_s=1.0), drain_s=0.4)
+        both = run_at(load, fake, 100.0, 6, LatencyBound(ttft_s=0.2, tpot_s=1.0), drain_s=0.4)
     assert both.num_within == 0
     assert 0.4 < run.wall_s < 1.2
 
 
 def test_the_bound() -> None:
-    bound = Bound(ttft_s=0.5, tpot_s=0.1)
+    bound = LatencyBound(ttft_s=0.5, tpot_s=0.1)
     good = Answer(due=1.0, first=1.4, last=2.4, end=2.5, num_events=11)
     assert is_met(bound, good)
     assert not is_met(bound, replace(good, due=0.8))
@@ -222,11 +226,11 @@ def test_the_bound() -> None:
     assert not is_met(bound, replace(good, error="http 500"))
     assert not is_met(bound, replace(good, first=None))
     assert is_met(bound, replace(good, num_tokens=21, last=3.4))  # merged events
-    assert is_met(Bound(tpot_s=0.1), replace(good, num_events=1))
+    assert is_met(LatencyBound(tpot_s=0.1), replace(good, num_events=1))
     assert bound.longest_s(11) == pytest.approx(1.5)
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="--ttft-ms"):
-            Bound(ttft_s=wrong)
+            LatencyBound(ttft_s=wrong)
 
 
 def test_a_client_that_lags_says_so(load: LoadProcesses) -> None:
@@ -251,7 +255,7 @@ def test_a_process_can_take_five_thousand_events_a_second(load: LoadProcesses) -
     """By its own processor time, which others on the machine do not change much."""
     with FakeEndpoint() as fake:
         arrivals = Arrivals.of_clients(4, 8)
-        run = measure(load, met_of(fake, "chat"), workload(output=800), arrivals, Bound())
+        run = measure(load, met_of(fake, "chat"), workload(output=800), arrivals, LatencyBound())
     assert run.num_output_tokens == 6400
     assert run.own.cpu_s_per_event < 1 / 5000
 
@@ -405,9 +409,11 @@ def test_a_plot_needs_its_package(capsys: Capture, monkeypatch: pytest.MonkeyPat
 def test_a_plot_is_drawn(load: LoadProcesses, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")  # of the extra `plots`
     with FakeEndpoint(gap_s=0.002) as fake:
-        run = run_at(load, fake, 50.0, 8, Bound(ttft_s=0.5))
-    found = highest_rate(lambda rate, number: Seen(50, 50 if rate < 5 else 10), 4.0, 0.9, 0.5, 6)
-    draw(tmp_path / "serve.svg", {fake.url: run}, {fake.url: found}, Bound(ttft_s=0.5))
+        run = run_at(load, fake, 50.0, 8, LatencyBound(ttft_s=0.5))
+    found = highest_rate(
+        lambda rate, number: ProbeResult(50, 50 if rate < 5 else 10), 4.0, 0.9, 0.5, 6
+    )
+    draw(tmp_path / "serve.svg", {fake.url: run}, {fake.url: found}, LatencyBound(ttft_s=0.5))
     drawn = (tmp_path / "serve.svg").read_text()
     assert drawn.count('<g id="axes_') == 5
 
@@ -417,7 +423,7 @@ def test_the_search_over_a_live_endpoint(load: LoadProcesses) -> None:
     comes 0.2 s late, as one on a busy machine does, is not taken for the server.
     """
     settings = FindSettings(
-        Bound(ttft_s=0.8), target=0.9, precision=0.3, probe_s=3.0, max_probes=4, start=10.0,
+        LatencyBound(ttft_s=0.8), target=0.9, precision=0.3, probe_s=3.0, max_probes=4, start=10.0,
         pattern="fixed",
     )  # fmt: skip
     with FakeEndpoint(ttft_s=0.2, num_slots=4) as fake:

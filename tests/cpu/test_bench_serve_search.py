@@ -7,12 +7,18 @@ from collections.abc import Callable
 
 import pytest
 
-from ridgeline.bench.serve.bound import Bound
-from ridgeline.bench.serve.search import Found, Seen, highest_rate, next_rate, probe_length
+from ridgeline.bench.serve.bound import LatencyBound
+from ridgeline.bench.serve.search import (
+    HighestRate,
+    ProbeResult,
+    highest_rate,
+    next_rate,
+    probe_length,
+)
 
 
-def exact(capacity: float, num: int = 200) -> Callable[[float, int], Seen]:
-    return lambda rate, number: Seen(num, num if rate <= capacity else num // 4)
+def exact(capacity: float, num: int = 200) -> Callable[[float, int], ProbeResult]:
+    return lambda rate, number: ProbeResult(num, num if rate <= capacity else num // 4)
 
 
 @pytest.mark.parametrize("capacity", [0.013, 0.7, 1.0, 17.0, 900.0])
@@ -31,10 +37,10 @@ def test_doubt_is_settled_by_more_requests() -> None:
     numbers: list[int] = []
     draw = random.Random(0)
 
-    def probe(rate: float, number: int) -> Seen:
+    def probe(rate: float, number: int) -> ProbeResult:
         numbers.append(number)
         share = 0.99 if rate <= 8.0 else 0.87 if rate <= 11.0 else 0.2
-        return Seen(200, sum(draw.random() < share for _ in range(200)))
+        return ProbeResult(200, sum(draw.random() < share for _ in range(200)))
 
     found = highest_rate(probe, 8.0, 0.9, 0.3, max_probes=20)
     assert numbers == list(range(len(numbers)))  # each with requests of its own
@@ -47,7 +53,7 @@ def test_doubt_is_settled_by_more_requests() -> None:
 
 
 def test_what_stays_in_doubt_is_said() -> None:
-    found = highest_rate(lambda rate, number: Seen(100, 91), 4.0, 0.9, 0.05, max_probes=3)
+    found = highest_rate(lambda rate, number: ProbeResult(100, 91), 4.0, 0.9, 0.05, max_probes=3)
     assert not found.is_sure
     assert found.failed is None
     assert "not sure" in found.in_words
@@ -55,7 +61,7 @@ def test_what_stays_in_doubt_is_said() -> None:
 
 
 def test_a_lagging_client_is_no_proof() -> None:
-    def probe(rate: float, number: int) -> Seen:
+    def probe(rate: float, number: int) -> ProbeResult:
         return exact(10.0)(rate, number)._replace(note="lagged" if rate > 10.0 else None)
 
     found = highest_rate(probe, 8.0, 0.9, 0.05, max_probes=30)
@@ -71,7 +77,7 @@ def test_nothing_meets_the_bound() -> None:
 
 
 def test_too_few_probes_are_said() -> None:
-    found: Found = highest_rate(exact(17.0), 4.0, 0.9, 0.01, max_probes=5)
+    found: HighestRate = highest_rate(exact(17.0), 4.0, 0.9, 0.01, max_probes=5)
     assert not found.is_bracketed
     assert "no time to come closer" in found.in_words
 
@@ -84,7 +90,7 @@ def test_rates_to_try() -> None:
 
 def test_probes_are_long_enough_to_see_a_queue_grow() -> None:
     """At 5% beyond capacity a queue must have grown to the bound within a probe."""
-    length = probe_length(10.0, Bound(ttft_s=2.0), precision=0.05, least_s=5.0)
+    length = probe_length(10.0, LatencyBound(ttft_s=2.0), precision=0.05, least_s=5.0)
     assert length == (40.0, 400)
-    assert probe_length(10.0, Bound(ttft_s=0.1), 0.05, 20.0) == (20.0, 200)
-    assert probe_length(0.5, Bound(ttft_s=0.1), 0.05, 20.0) == (100.0, 50)
+    assert probe_length(10.0, LatencyBound(ttft_s=0.1), 0.05, 20.0) == (20.0, 200)
+    assert probe_length(0.5, LatencyBound(ttft_s=0.1), 0.05, 20.0) == (100.0, 50)

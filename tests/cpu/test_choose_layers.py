@@ -14,7 +14,7 @@ from ridgeline.errors import UsageError
 from ridgeline.kernels import host_library
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import Linear
-from ridgeline.quantization.choose import Choice, Times, layers_to_keep, measure_shapes
+from ridgeline.quantization.choose import LayerChoice, ProductTimes, layers_to_keep, measure_shapes
 from ridgeline.quantization.linear import QuantizedLinear
 from ridgeline.quantization.nearest import quantize_nearest
 from ridgeline.quantization.scheme import parse_scheme
@@ -40,7 +40,7 @@ class Clock:
         return Timing.from_samples([self.share(layer.in_features, rows) if quantized else 1.0])
 
 
-def choices_of(clock: Clock, sizes: list[int]) -> list[Choice]:
+def choices_of(clock: Clock, sizes: list[int]) -> list[LayerChoice]:
     config = tiny("llama-mha").config
     return measure_shapes(config, INT8, sizes, torch.float32, "cpu", timer=clock)
 
@@ -66,8 +66,8 @@ def test_a_shape_that_is_slower_at_one_size_stays_plain() -> None:
 
 
 def test_a_little_slower_is_noise() -> None:
-    assert not Times(1, 1.0, 1.02).is_slower
-    assert Times(1, 1.0, 1.05).is_slower
+    assert not ProductTimes(1, 1.0, 1.02).is_slower
+    assert ProductTimes(1, 1.0, 1.05).is_slower
 
 
 def test_a_scheme_that_does_not_fit_is_not_timed() -> None:

@@ -18,7 +18,7 @@ import torch
 from torch.utils.hipify import hipify_python
 
 import ridgeline
-from ridgeline.kernels.compile import Compiled, argument_type
+from ridgeline.kernels.compile import CompiledKernel, argument_type
 from ridgeline.kernels.extension import (
     compile_source,
     find_nvcc,
@@ -69,7 +69,7 @@ def test_it_compiles_and_fits(name: str, target: str, rows: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def by_nvcc() -> Iterator[dict[tuple[str, str], Future[list[Compiled]]]]:
+def by_nvcc() -> Iterator[dict[tuple[str, str], Future[list[CompiledKernel]]]]:
     """Each source for each of its targets, two at a time: one takes half a minute."""
     if find_nvcc() is None:
         pytest.skip("no nvcc here")
@@ -85,7 +85,7 @@ def by_nvcc() -> Iterator[dict[tuple[str, str], Future[list[Compiled]]]]:
 @pytest.mark.parametrize("target", CUDA_SOURCES_FOR)
 @pytest.mark.parametrize("name", sources())
 def test_cuda_source_compiles_without_spills(
-    name: str, target: str, by_nvcc: dict[tuple[str, str], Future[list[Compiled]]]
+    name: str, target: str, by_nvcc: dict[tuple[str, str], Future[list[CompiledKernel]]]
 ) -> None:
     found = by_nvcc[name, target].result()
     assert len(found) >= 4
@@ -128,9 +128,9 @@ def test_cuda_source_goes_through_hipify(name: str, tmp_path: Path) -> None:
 
 
 def test_spills_and_too_much_memory_are_problems() -> None:
-    assert Compiled("k", 255, 904, 0, 1000).problem == "904 bytes spilled"
-    assert "1001 bytes of shared memory" in str(Compiled("k", 32, 0, 1001, 1000).problem)
-    assert Compiled("k", 32, 0, 1000, 1000).problem is None
+    assert CompiledKernel("k", 255, 904, 0, 1000).problem == "904 bytes spilled"
+    assert "1001 bytes of shared memory" in str(CompiledKernel("k", 32, 0, 1001, 1000).problem)
+    assert CompiledKernel("k", 32, 0, 1000, 1000).problem is None
 
 
 def test_arguments_get_the_types_a_launch_gives_them() -> None:

@@ -22,8 +22,8 @@ from ridgeline.kernels import decode_attention as package
 from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.kernels.decode_attention import cuda, op
-from ridgeline.kernels.decode_attention.cuda import Cut
-from ridgeline.kernels.decode_attention.op import Setting
+from ridgeline.kernels.decode_attention.cuda import DecodeCut
+from ridgeline.kernels.decode_attention.op import DecodeCase
 from ridgeline.kernels.decode_attention.splits import choose_split, count_splits
 from ridgeline.kernels.extension import source
 from ridgeline.kernels.targets import TARGETS
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 BF16, FP16, INT8, FP8 = torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn
 FP8_AMD = torch.float8_e4m3fnuz
 DTYPES = [(BF16, None), (FP16, None), (BF16, FP8), (FP16, FP8), (BF16, INT8), (FP16, INT8)]
-MIXED = Setting((40, 1, 0), heads=(4, 2), head_dim=64, page_size=16)
+MIXED = DecodeCase((40, 1, 0), heads=(4, 2), head_dim=64, page_size=16)
 LONG = replace(MIXED, lengths=(1000, 63, 512, 513), cache=INT8)
 # How the kernel is built: for chips that convert e4m3 and for others, and in plain C++.
 BUILDS = {
@@ -46,15 +46,27 @@ every_head_dim = [
     for head_dim in cuda.HEAD_DIMS
     for dtype, cache in DTYPES
 ]
-awkward: list[tuple[Setting, Cut]] = [
-    (replace(LONG, heads=(4, 1), cache=FP8, split_tokens=256), Cut(2, 2)),
-    (replace(LONG, heads=(8, 1), head_dim=128, page_size=64, window=300, softcap=30.0), Cut(4, 4)),
-    (replace(LONG, heads=(16, 1), head_dim=128, page_size=32, window=150, cache=None), Cut(8, 2)),
-    (replace(LONG, heads=(9, 1), cache=None, split_tokens=16), Cut(1, 6)),
-    (replace(LONG, heads=(20, 1), head_dim=80, softcap=5.0, split_tokens=48), Cut(3, 1)),
-    (replace(LONG, heads=(40, 2), head_dim=96, page_size=256, window=1, cache=FP8), Cut(8, 6)),
-    (replace(LONG, heads=(12, 1), head_dim=256, page_size=128, window=257), Cut(8, 3)),
-    (replace(LONG, lengths=(5000,), heads=(2, 1), split_tokens=4096, strided=True), Cut(2, 3)),
+awkward: list[tuple[DecodeCase, DecodeCut]] = [
+    (replace(LONG, heads=(4, 1), cache=FP8, split_tokens=256), DecodeCut(2, 2)),
+    (
+        replace(LONG, heads=(8, 1), head_dim=128, page_size=64, window=300, softcap=30.0),
+        DecodeCut(4, 4),
+    ),
+    (
+        replace(LONG, heads=(16, 1), head_dim=128, page_size=32, window=150, cache=None),
+        DecodeCut(8, 2),
+    ),
+    (replace(LONG, heads=(9, 1), cache=None, split_tokens=16), DecodeCut(1, 6)),
+    (replace(LONG, heads=(20, 1), head_dim=80, softcap=5.0, split_tokens=48), DecodeCut(3, 1)),
+    (
+        replace(LONG, heads=(40, 2), head_dim=96, page_size=256, window=1, cache=FP8),
+        DecodeCut(8, 6),
+    ),
+    (replace(LONG, heads=(12, 1), head_dim=256, page_size=128, window=257), DecodeCut(8, 3)),
+    (
+        replace(LONG, lengths=(5000,), heads=(2, 1), split_tokens=4096, strided=True),
+        DecodeCut(2, 3),
+    ),
 ]
 
 
@@ -71,11 +83,11 @@ def use(builds: dict[str, ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> Use:
     return lambda name: monkeypatch.setattr(cuda, "library", lambda *_: builds[name])
 
 
-def inputs_of(setting: Setting) -> dict[str, Any]:
+def inputs_of(setting: DecodeCase) -> dict[str, Any]:
     return op.make(setting, CPU, torch.Generator().manual_seed(0))
 
 
-def check(setting: Setting, cut: Cut | None = None, **changed: Any) -> Tensor:
+def check(setting: DecodeCase, cut: DecodeCut | None = None, **changed: Any) -> Tensor:
     inputs = inputs_of(setting) | changed
     found = cuda.decode_attention(**inputs, config=cut)
     compare(found, op.reference.decode_attention(**inputs), op.case(setting))
@@ -94,7 +106,7 @@ def test_every_head_dim_and_dtype(build: str, use: Use) -> None:
 @pytest.mark.parametrize(
     ("setting", "cut"), [pytest.param(*pair, id=pair[0].label) for pair in awkward]
 )
-def test_awkward_sizes(build: str, setting: Setting, cut: Cut, use: Use) -> None:
+def test_awkward_sizes(build: str, setting: DecodeCase, cut: DecodeCut, use: Use) -> None:
     use(build)
     check(setting, cut)
 
@@ -153,7 +165,7 @@ def test_v_scales_far_apart(use: Use) -> None:
     for factors in (torch.linspace(-4, 4, 512), torch.linspace(4, -4, 512)):
         scales = inputs["v_scale_PKS"].clone()
         scales[place] *= (10.0**factors).view(-1, 1, 16)
-        check(setting, Cut(2, 3), v_scale_PKS=scales)
+        check(setting, DecodeCut(2, 3), v_scale_PKS=scales)
 
 
 def test_scores_that_keep_growing(use: Use) -> None:
@@ -171,7 +183,7 @@ def test_scores_that_keep_growing(use: Use) -> None:
             inputs["k_pages_PKSH"][place] = 100
             inputs["k_scale_PKS"][place] = (growing / 100)[..., 0]
         keys = {name: value for name, value in inputs.items() if name.startswith("k_")}
-        check(setting, Cut(1, 3), q_BNH=q_BNH, spec=AttentionSpec(1.0), **keys)
+        check(setting, DecodeCut(1, 3), q_BNH=q_BNH, spec=AttentionSpec(1.0), **keys)
 
 
 def test_cost_in_shared_memory_is_what_the_source_says(builds: dict[str, ctypes.CDLL]) -> None:
@@ -188,8 +200,8 @@ def test_two_blocks_fit_an_sm(target: str) -> None:
             cut = cuda.choose_cut(head_dim, dtype, TARGETS[target])
             queues = cut.num_warps * cut.stages * cuda.stage_bytes(head_dim, dtype)
             assert 2 * (queues + 1024) <= TARGETS[target].shared_bytes + 1024
-    assert cuda.choose_cut(128, INT8, TARGETS["sm_90"]) == Cut(8, 3)
-    assert cuda.choose_cut(128, BF16, TARGETS["sm_90"]) == Cut(4, 3)
+    assert cuda.choose_cut(128, INT8, TARGETS["sm_90"]) == DecodeCut(8, 3)
+    assert cuda.choose_cut(128, BF16, TARGETS["sm_90"]) == DecodeCut(4, 3)
 
 
 def test_splits_are_one_wave_of_blocks() -> None:
@@ -226,7 +238,7 @@ def test_the_faster_kernel_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     class Elsewhere(torch.Tensor):
         device = torch.device("cuda", 0)  # type: ignore[assignment]
 
-    def choose(setting: Setting) -> tuple[str, Any]:
+    def choose(setting: DecodeCase) -> tuple[str, Any]:
         inputs = inputs_of(setting)
         inputs["q_BNH"] = inputs["q_BNH"].as_subclass(Elsewhere)
         package.decode_attention(**inputs)
@@ -244,24 +256,24 @@ def test_the_faster_kernel_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "decode_attention", call)
     assert choose(MIXED) == ("triton", None)
     assert choose(replace(MIXED, cache=INT8)) == ("cuda", None)
-    best = asdict(Cut(4, 6, 1))
-    assert choose(MIXED) == ("cuda", Cut(4, 6, 1))
+    best = asdict(DecodeCut(4, 6, 1))
+    assert choose(MIXED) == ("cuda", DecodeCut(4, 6, 1))
     assert choose(replace(MIXED, split_tokens=256)) == ("triton", None)
-    best = asdict(triton.Tiles(64, 8, 2))
-    assert choose(replace(MIXED, cache=INT8)) == ("triton", triton.Tiles(64, 8, 2))
+    best = asdict(triton.DecodeTiles(64, 8, 2))
+    assert choose(replace(MIXED, cache=INT8)) == ("triton", triton.DecodeTiles(64, 8, 2))
     monkeypatch.setattr(cuda, "supported", lambda *_: False)
     best = None
     assert choose(replace(MIXED, cache=INT8)) == ("triton", None)
 
 
 def test_the_search_offers_both_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    setting = Setting((64,), cache=INT8)
+    setting = DecodeCase((64,), cache=INT8)
     assert [type(way).__name__ for way in op.search(**inputs_of(setting)).configs] == ["Tiles"]
     monkeypatch.setattr(cuda, "library", lambda *_: object())
     search = op.search(**inputs_of(setting))
     assert search.key == "bf16 int8 32/8x128 1x64"
-    assert Cut(8, 3, 2) in cuda.cuts(128, INT8, TARGETS["sm_90"])
-    assert any(isinstance(way, Cut) for way in search.configs)
+    assert DecodeCut(8, 3, 2) in cuda.cuts(128, INT8, TARGETS["sm_90"])
+    assert any(isinstance(way, DecodeCut) for way in search.configs)
 
 
 def test_the_source_translates_for_rocm(tmp_path: Path) -> None:

@@ -10,30 +10,30 @@ import pytest
 import torch
 from torch import nn
 
-from ridgeline.engine.execution.graphs import Choice, GraphKey, Graphs
+from ridgeline.engine.execution.graphs import GraphKey, Graphs, GraphSampling
 from ridgeline.engine.steps.batch import StepShape
 from ridgeline.engine.steps.notes import END, Note
 from ridgeline.models.transformer import Linear
 from ridgeline.profiling.tracing import watching
 from ridgeline.profiling.tracing.device_division import (
-    Label,
+    KernelLabel,
     by_events,
     divide_device,
     labelled,
     owners,
 )
 from ridgeline.profiling.tracing.division import UNKNOWN, Division
-from ridgeline.profiling.tracing.scopes import PREFIX, Call
+from ridgeline.profiling.tracing.scopes import PREFIX, ScopeCall
 from ridgeline.profiling.tracing.trace import STEP, DeviceEvent, read_trace
 
 MICRO = 1e-6
 LINEAR = Linear(4, 4, bias=False)
 CALLS = [
-    Call(0, "", "module", (), None, nn.Identity()),
-    Call(1, "layers.0.attn.qkv", "module", (1, 4), None, LINEAR),
-    Call(2, "decode_attention", "op", (1, 4, 4)),
-    Call(3, "layers.1.attn.qkv", "module", (1, 4), None, LINEAR),
-    Call(4, "sampling", "op", (1, 10)),
+    ScopeCall(0, "", "module", (), None, nn.Identity()),
+    ScopeCall(1, "layers.0.attn.qkv", "module", (1, 4), None, LINEAR),
+    ScopeCall(2, "decode_attention", "op", (1, 4, 4)),
+    ScopeCall(3, "layers.1.attn.qkv", "module", (1, 4), None, LINEAR),
+    ScopeCall(4, "sampling", "op", (1, 10)),
 ]
 # Of one step: which call launches, the kernel, how long it runs (µs).
 KERNELS = [(1, "product", 40.0), (2, "attend", 20.0), (3, "product", 40.0), (4, "choose", 5.0)]
@@ -100,7 +100,7 @@ class Fake:
         return {"traceEvents": self.rows}
 
 
-def by_hand() -> list[Label]:
+def by_hand() -> list[KernelLabel]:
     fake = Fake()
     fake.eager_step()
     fake.eager_step()
@@ -225,7 +225,7 @@ def test_kernels_beside_a_graph_have_owners_too() -> None:
     """A prompt in several steps: large ones launch by launch, the last a graph. No scope is open in
     the trace of it, as it runs; the labels are of all its kernels.
     """
-    labels = by_hand() + by_hand() + [Label("nobody's", None)]
+    labels = by_hand() + by_hand() + [KernelLabel("nobody's", None)]
     names = [label.kernel for label in labels]
     events = [
         DeviceEvent(name, number, number + 1, False, 0, None, number >= len(KERNELS))
@@ -340,7 +340,7 @@ def test_steps_on_a_gpu_are_watched_as_they_run(
 
 def test_a_captured_step_can_be_run_launch_by_launch() -> None:
     """Not replayed, with the notes that the runner was given."""
-    key, choice = GraphKey(StepShape(1, 1, 0, 1), 1024), Choice(filtered=False, keeps=True)
+    key, choice = GraphKey(StepShape(1, 1, 0, 1), 1024), GraphSampling(filtered=False, keeps=True)
     graphs: Any = object.__new__(Graphs)
     replayed: list[str] = []
     graph = SimpleNamespace(replay=lambda: replayed.append("graph"))

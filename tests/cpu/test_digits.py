@@ -10,7 +10,7 @@ from kernel_checks import poisoned_memory
 from torch import Tensor
 
 from ridgeline.kernels import host_library
-from ridgeline.kernels.quantized_linear.cpu import MAX_ROWS, Product
+from ridgeline.kernels.quantized_linear.cpu import MAX_ROWS, HostProduct
 from ridgeline.kernels.tolerance import check
 from ridgeline.quantization.nearest import nearest
 from ridgeline.quantization.scheme import parse_scheme
@@ -25,12 +25,16 @@ def built() -> bool:
     return host_library.prepare()
 
 
-def product_of(name: str, outputs: int, depth: int, dtype: torch.dtype) -> tuple[Product, Tensor]:
+def product_of(
+    name: str, outputs: int, depth: int, dtype: torch.dtype
+) -> tuple[HostProduct, Tensor]:
     """And the weight that its codes stand for, in fp64."""
     generator = torch.Generator().manual_seed(depth + outputs)
     weight_OD = torch.randn(outputs, depth, generator=generator) * depth**-0.5
     layer = nearest("a layer", weight_OD + 0.02, None, parse_scheme(name), dtype)
-    return Product(depth, dtype, layer.weight, layer.scale, layer.zero), layer.decoded().double()
+    return HostProduct(
+        depth, dtype, layer.weight, layer.scale, layer.zero
+    ), layer.decoded().double()
 
 
 def inputs_of(rows: int, depth: int, dtype: torch.dtype) -> Tensor:

@@ -17,11 +17,11 @@ import pytest
 from ridgeline.engine import Sampling
 from ridgeline.engine.execution.rehearsal import decode_plan, draft_plan
 from ridgeline.engine.execution.runner import StepOutput, Verdicts
-from ridgeline.engine.scheduling.state import Key
+from ridgeline.engine.scheduling.state import StreamKey
 from ridgeline.engine.scheduling.step_costs import Curve, StepCosts, size_class
 from ridgeline.engine.scheduling.step_plan import StepPlan
-from ridgeline.engine.speculation.draft_policy import DraftPolicy, Outcome, StreamRecord
-from ridgeline.engine.speculation.drafting import Drafting, Out, Way
+from ridgeline.engine.speculation.draft_policy import DraftOutcome, DraftPolicy, StreamRecord
+from ridgeline.engine.speculation.drafting import Drafting, Out, PlannedDrafts
 
 Seconds = Callable[[int, int], float]  # of a step's tokens, and the most drafts of a stream
 
@@ -45,7 +45,7 @@ class Simulation:
 
     def __init__(self, seconds: Seconds, rates: list[float], free: bool = True, seed: int = 0):
         self.seconds, self.draw = seconds, random.Random(seed)
-        self.rates: dict[Key, float] = {(index, 0): rate for index, rate in enumerate(rates)}
+        self.rates: dict[StreamKey, float] = {(index, 0): rate for index, rate in enumerate(rates)}
         costs = StepCosts()
         for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
             costs.begin(size, self.measured(size, 0))
@@ -67,14 +67,14 @@ class Simulation:
             count += 1
         return count
 
-    def step(self, drafts: dict[Key, int]) -> None:
+    def step(self, drafts: dict[StreamKey, int]) -> None:
         keys, counts = list(self.rates), [drafts.get(key, 0) for key in self.rates]
         self.policy.launched(keys, counts)
         num_tokens = len(keys) + sum(counts)
         outcomes = []
         for key, count in zip(keys, counts, strict=True):
             first = self.num_right(self.rates[key], max(count, 1))
-            outcomes.append(Outcome(key, min(first, count), first > 0, match=1))
+            outcomes.append(DraftOutcome(key, min(first, count), first > 0, match=1))
             self.tokens += 1 + min(first, count)
         self.policy.received(outcomes, counts)
         measured = self.measured(num_tokens, max(counts))
@@ -155,14 +155,14 @@ def test_a_stream_with_drafts_out_gets_no_more() -> None:
     key = ("a", 0)
     policy.launched([key], [0])
     assert policy.wanted(1) == {}
-    policy.received([Outcome(key, 0, False, 2)], [0])
+    policy.received([DraftOutcome(key, 0, False, 2)], [0])
     assert policy.wanted(1) == {key: 3}
     policy.launched([key], [3])
     assert policy.wanted(1) == {}
-    policy.received([Outcome(key, 3, True, 0)], [3])
+    policy.received([DraftOutcome(key, 3, True, 0)], [3])
     assert policy.wanted(1) == {}, "nothing was found to guess"
     policy.forget("a", 1)
-    policy.received([Outcome(key, 0, True, 2)], [0])
+    policy.received([DraftOutcome(key, 0, True, 2)], [0])
     assert not policy.streams
 
 
@@ -182,10 +182,10 @@ def test_guesses_that_were_not_there_say_nothing() -> None:
     key = ("a", 0)
     for match in (0, 3):
         policy.launched([key], [0])
-        policy.received([Outcome(key, 0, False, match)], [0])
+        policy.received([DraftOutcome(key, 0, False, match)], [0])
         assert policy.rate.tried == 0
     policy.launched([key], [2])
-    policy.received([Outcome(key, 1, True, 2)], [2])
+    policy.received([DraftOutcome(key, 1, True, 2)], [2])
     assert (policy.rate.right, policy.rate.tried) == (1, 2)
 
 
@@ -199,13 +199,13 @@ def test_longer_runs_are_trusted_more_where_they_were_right_more_often() -> None
     keys = [("short", 0), ("long", 0)]
     for _ in range(30):
         policy.launched(keys, [0, 0])
-        outcomes = [Outcome(keys[0], 0, False, 2), Outcome(keys[1], 0, True, 4)]
+        outcomes = [DraftOutcome(keys[0], 0, False, 2), DraftOutcome(keys[1], 0, True, 4)]
         policy.received(outcomes, [0, 0])
     policy.forget("short", 1)
     policy.forget("long", 1)
     for name, match, wanted in (("new", 2, {}), ("other", 4, {("other", 0): 3})):
         policy.launched([(name, 0)], [0])
-        policy.received([Outcome((name, 0), 0, False, match)], [0])
+        policy.received([DraftOutcome((name, 0), 0, False, match)], [0])
         assert policy.wanted(1) == wanted
         policy.forget(name, 1)
 
@@ -258,7 +258,7 @@ def test_only_times_that_mean_something_are_noted() -> None:
         run = SimpleNamespace(plan=plan)
         verdicts = Verdicts([1], [0], [0])
         output = StepOutput([5] * len(plan.logit_tokens), [False], verdicts=verdicts)
-        out = Out(run, plan, begun, 6.0, Way(1, allowed=True))  # type: ignore[arg-type]
+        out = Out(run, plan, begun, 6.0, PlannedDrafts(1, allowed=True))  # type: ignore[arg-type]
         drafting.received(out, output, last=5.0, now=7.0)
         return policy.costs.num_plain(1), policy.costs.of(1)
 
@@ -281,7 +281,7 @@ def test_what_the_device_waits_after_drafts_is_their_cost() -> None:
     def receive(plan: StepPlan, begun: float, launched: float, last: float, now: float) -> None:
         run = SimpleNamespace(plan=plan)
         output = StepOutput([5] * len(plan.logit_tokens), [False], verdicts=Verdicts([1], [0], [0]))
-        out = Out(run, plan, begun, launched, Way(1, allowed=True))  # type: ignore[arg-type]
+        out = Out(run, plan, begun, launched, PlannedDrafts(1, allowed=True))  # type: ignore[arg-type]
         drafting.received(out, output, last, now)
 
     receive(decode_plan(1), 0.1, 0.4, last=1.0, now=2.0)
@@ -310,7 +310,7 @@ def test_the_pace_counts_steps_whose_streams_go_on() -> None:
     ) -> None:
         output = StepOutput([5] * 3, [False], verdicts=Verdicts([count], [0], [0]))
         run = SimpleNamespace(plan=plan)
-        drafting.received(Out(run, plan, last, last, Way(*way)), output, last, now)  # type: ignore[arg-type]
+        drafting.received(Out(run, plan, last, last, PlannedDrafts(*way)), output, last, now)  # type: ignore[arg-type]
 
     prompt = replace(decode_plan(1), num_decode_rows=0)
     receive(prompt, 1, last=0.0, now=8.0, way=(0, True))

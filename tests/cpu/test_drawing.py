@@ -14,16 +14,16 @@ from html_tree import Node, tree
 from ridgeline.hardware.units import human_bytes
 from ridgeline.profiling.drawing import (
     Bar,
+    BarPart,
     Column,
     Dot,
     Interval,
     Markup,
-    Part,
     Rise,
     Roofs,
     Section,
     Series,
-    Step,
+    WaterfallStep,
     curves,
     element,
     intervals,
@@ -110,10 +110,10 @@ def rise(value: float) -> Rise:
 
 
 STEPS = (
-    Step("one", "fuse", "kept", True, rise(2.0), rise(2.5)),
-    Step("two", "quantize", "dropped", False, rise(1.5), rise(0.5)),
-    Step("three", "quantize", "kept", True, rise(3.0), rise(2.0)),
-    Step("four", "batch", "failed", False, rise(1.2), None),
+    WaterfallStep("one", "fuse", "kept", True, rise(2.0), rise(2.5)),
+    WaterfallStep("two", "quantize", "dropped", False, rise(1.5), rise(0.5)),
+    WaterfallStep("three", "quantize", "kept", True, rise(3.0), rise(2.0)),
+    WaterfallStep("four", "batch", "failed", False, rise(1.2), None),
 )
 
 
@@ -148,14 +148,16 @@ def test_the_waterfall_names_every_step_and_figure() -> None:
 
 def test_predictions_alone_begin_at_predictions() -> None:
     """What `profile` shows: nothing was achieved."""
-    steps = [Step(name, "", "possible", True, rise(2.0)) for name in "ab"]
+    steps = [WaterfallStep(name, "", "possible", True, rise(2.0)) for name in "ab"]
     first, second = rises(tree(waterfall(steps)))
     assert second[1] == pytest.approx(first[2], abs=0.02)
     assert "achieved, with" not in tree(waterfall(steps)).text
 
 
 def test_figures_that_cannot_be_drawn_are_still_told() -> None:
-    odd = Step("odd", "", "dropped", False, Rise(0.0, 0.0, 0.0), Rise(math.inf, 1.0, math.inf))
+    odd = WaterfallStep(
+        "odd", "", "dropped", False, Rise(0.0, 0.0, 0.0), Rise(math.inf, 1.0, math.inf)
+    )
     figure = tree(waterfall([odd]))
     assert rises(figure) == []
     assert "0.00×" in figure.text
@@ -164,7 +166,7 @@ def test_figures_that_cannot_be_drawn_are_still_told() -> None:
 
 def test_an_interval_that_says_little_hides_nothing() -> None:
     """It goes to the edge, open, and the bars keep their room."""
-    unsure = Step("unsure", "", "kept", True, Rise(1.1, 0.01, 90.0), rise(1.2))
+    unsure = WaterfallStep("unsure", "", "kept", True, Rise(1.1, 0.01, 90.0), rise(1.2))
     figure = tree(waterfall([unsure, STEPS[0]]))
     widths = [right - left for _, left, right in rises(figure)]
     assert max(widths) > 30
@@ -303,8 +305,11 @@ def test_without_ceilings_dots_are_shown_and_no_roof(roofs: Roofs | None) -> Non
 
 def test_parts_add_up_on_one_scale() -> None:
     bars = [
-        Bar("before", [Part("weights", 60.0), Part("pages", 20.0)]),
-        Bar("after", [Part("weights", 20.0, "codes"), Part("pages", 75.0), Part("graphs", 5.0)]),
+        Bar("before", [BarPart("weights", 60.0), BarPart("pages", 20.0)]),
+        Bar(
+            "after",
+            [BarPart("weights", 20.0, "codes"), BarPart("pages", 75.0), BarPart("graphs", 5.0)],
+        ),
     ]
     figure = tree(stacked_bars(bars, lambda value: f"{value:g} B", whole="in all"))
     widths = [
@@ -329,20 +334,20 @@ def test_parts_add_up_on_one_scale() -> None:
         25.0,
     ]
     assert tree(stacked_bars([], human_bytes)).one("figure")
-    assert not tree(stacked_bars([Bar("b", [Part("x", 0.0)])], str)).all("svg", "stack")
+    assert not tree(stacked_bars([Bar("b", [BarPart("x", 0.0)])], str)).all("svg", "stack")
 
 
 def test_small_parts_take_no_colour_from_large_ones() -> None:
-    small = [Part(f"small {number}", 0.1) for number in range(9)]
+    small = [BarPart(f"small {number}", 0.1) for number in range(9)]
     figure = tree(
-        stacked_bars([Bar("b", [Part("weights", 500.0), *small, Part("KV", 400.0)])], str)
+        stacked_bars([Bar("b", [BarPart("weights", 500.0), *small, BarPart("KV", 400.0)])], str)
     )
     drawn = figure.one("svg", "stack").all("rect", "part")
     assert [part.attributes["data-key"] for part in drawn] == ["weights", "KV"]
     assert len({part.attributes["class"] for part in drawn}) == 2
     assert len(figure.all("rect", "none")) == 9
     assert "small 8" in figure.text
-    many = tree(stacked_bars([Bar("b", [Part(str(n), 10.0 - n) for n in range(10)])], str))
+    many = tree(stacked_bars([Bar("b", [BarPart(str(n), 10.0 - n) for n in range(10)])], str))
     looks = [part.attributes["class"] for part in many.one("svg", "stack").all("rect", "part")]
     assert len(looks) == len(set(looks)) == 7
 
@@ -407,10 +412,10 @@ def test_a_table_names_its_rows_and_columns() -> None:
 def test_nothing_from_outside_becomes_markup() -> None:
     bad, ten = HOSTILE, Rise(1.0, 0.9, 1.1)
     made = [
-        waterfall([Step(bad, bad, bad, True, ten, ten, bad)]),
+        waterfall([WaterfallStep(bad, bad, bad, True, ten, ten, bad)]),
         roofline([Dot(bad, 1.0, 1e12, bad)], Roofs(1e12, {bad: 1e14}, bad), title=bad),
         curves([Series(bad, [(1, 2.0)])], bad, bad, bad, read=lambda _: bad),
-        stacked_bars([Bar(bad, [Part(bad, 1.0, bad)])], lambda _: bad, whole=bad),
+        stacked_bars([Bar(bad, [BarPart(bad, 1.0, bad)])], lambda _: bad, whole=bad),
         intervals([Interval(bad, 1.0, 0.5, 1.5, bad)], bad, read=lambda _: bad, bound=1.0),
         table([Column(bad)], [[bad]], bad, keys=[bad]),
     ]

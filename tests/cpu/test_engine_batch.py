@@ -15,7 +15,13 @@ from torch import Tensor
 
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.attention.paged import PagedSequences
-from ridgeline.engine.execution.graphs import PROMPT_ROWS, Choice, GraphKey, Graphs, graph_key
+from ridgeline.engine.execution.graphs import (
+    PROMPT_ROWS,
+    GraphKey,
+    Graphs,
+    GraphSampling,
+    graph_key,
+)
 from ridgeline.engine.loading.deterministic import deterministic
 from ridgeline.engine.loading.footprint import driver_bytes
 from ridgeline.engine.sampling.sampling import _argmax
@@ -121,9 +127,11 @@ class PaddedSteps(Graphs):
     def __init__(self, engine: Engine, max_tokens: int) -> None:
         super().__init__(engine.runner, max_tokens, budget_bytes=1)
         self.keys: list[GraphKey] = []
-        self.choices: set[Choice] = set()
+        self.choices: set[GraphSampling] = set()
 
-    def _replay(self, key: GraphKey, inputs: StepInputs, choice: Choice) -> tuple[Tensor, Tensor]:
+    def _replay(
+        self, key: GraphKey, inputs: StepInputs, choice: GraphSampling
+    ) -> tuple[Tensor, Tensor]:
         self.keys.append(key)
         self.choices.add(choice)
         logits_RV = self.compute(key, inputs)
@@ -171,7 +179,9 @@ class FailingSteps(PaddedSteps):
 
     num_failed = 0
 
-    def _replay(self, key: GraphKey, inputs: StepInputs, choice: Choice) -> tuple[Tensor, Tensor]:
+    def _replay(
+        self, key: GraphKey, inputs: StepInputs, choice: GraphSampling
+    ) -> tuple[Tensor, Tensor]:
         if key.shape.num_decode_rows > 2 and (inputs.sources >= 0).all():
             self.num_failed += 1
             raise RuntimeError("on purpose")

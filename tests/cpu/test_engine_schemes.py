@@ -27,7 +27,7 @@ from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.shapes import describe_shape
 from ridgeline.models.transformer import Linear
-from ridgeline.quantization.choose import Choice, Times
+from ridgeline.quantization.choose import LayerChoice, ProductTimes
 from ridgeline.quantization.linear import COPIED_FROM, QuantizedLinear, keep_copies, quantizable
 from ridgeline.quantization.nearest import load_nearest, nearest
 from ridgeline.quantization.scheme import parse_scheme
@@ -194,10 +194,10 @@ def test_many_rows_go_to_the_copy_and_few_to_the_codes() -> None:
 
 
 def test_beside_a_copy_only_what_is_slower_for_the_fewest_rows_stays_plain() -> None:
-    def choice(*speedups: float) -> Choice:
+    def choice(*speedups: float) -> LayerChoice:
         rows = (1, 16, 64)
-        times = [Times(n, x, 1.0) for n, x in zip(rows, speedups, strict=False)]
-        return Choice(64, 96, "int8", tuple(times))
+        times = [ProductTimes(n, x, 1.0) for n, x in zip(rows, speedups, strict=False)]
+        return LayerChoice(64, 96, "int8", tuple(times))
 
     assert choice(1.5, 1.2).with_copy().copied_from is None
     early = choice(1.5, 0.9).with_copy()

@@ -16,10 +16,10 @@ from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.facts import Ceiling
 from ridgeline.models.cost import MeanStep
 from ridgeline.models.shapes import describe_shape
-from ridgeline.profiling.predicting.accuracy import Outcome, remember
+from ridgeline.profiling.predicting.accuracy import PredictionOutcome, remember
 from ridgeline.profiling.predicting.gains import area_of, predict, state_of
 from ridgeline.profiling.predicting.prediction import PhaseTime, Situation
-from ridgeline.profiling.predicting.run_state import State
+from ridgeline.profiling.predicting.run_state import RunState
 from ridgeline.profiling.predicting.step_model import holds_copies, modelled
 from ridgeline.profiling.roofline import step_limit
 from ridgeline.recipe import Limits, Recipe, Speculation, with_auto
@@ -129,7 +129,7 @@ def test_never_past_the_limit(hardware: Hardware, edit: dict[str, Any]) -> None:
     config, recipe = start.config, start.recipe
     work = start.phases[0].work
     limit = step_limit(
-        State(config, recipe, "engine", hardware, 2.0, 2.0).cost(work), hardware, "bf16"
+        RunState(config, recipe, "engine", hardware, 2.0, 2.0).cost(work), hardware, "bf16"
     )
     assert limit is not None
     for step_s in (limit.seconds, 3 * limit.seconds, 100 * limit.seconds):
@@ -138,7 +138,7 @@ def test_never_past_the_limit(hardware: Hardware, edit: dict[str, Any]) -> None:
         if "scheme" in edit or "kv.dtype" in edit:
             fewest = {"int8": 1.05, "fp8": 1.05, "int4-g128": 0.6}.get(str(edit.get("scheme")), 2.0)
             fewest_kv = 1.0 if "kv.dtype" in edit else 2.0
-            least = State(config, recipe, "engine", hardware, fewest, fewest_kv).cost(work)
+            least = RunState(config, recipe, "engine", hardware, fewest, fewest_kv).cost(work)
             floor = least.bytes / hardware.ceilings["read_bandwidth"].value
             assert step_s / found.speedup >= 0.85 * floor
         assert 0 < found.low <= found.speedup <= found.high
@@ -148,7 +148,7 @@ def test_a_division_that_cannot_be_does_not_beat_the_roofline() -> None:
     """1 ms for weights that take 3.7 ms to read: without its gaps the step would be too short."""
     phase = decode(1, 300, 12e-3, matrices=1e-3, gaps=11e-3)
     given = situation(Recipe(dtype="bf16", graphs=False), phase)
-    state = State(given.config, given.recipe, "engine", GPU, 2.0, 2.0)
+    state = RunState(given.config, given.recipe, "engine", GPU, 2.0, 2.0)
     limit = step_limit(state.cost(phase.work), GPU, "bf16")
     assert limit is not None
     found = predict(given, {"graphs": True})
@@ -215,9 +215,9 @@ def test_dtype_in_steps_of_many_tokens_follows_the_matrix_rate() -> None:
     assert state.on_gpu
 
 
-def _state(recipe: Recipe) -> State:
+def _state(recipe: Recipe) -> RunState:
     given = situation(recipe)
-    return State(
+    return RunState(
         given.config, given.recipe, "engine", GPU, given.bytes_per_weight, given.bytes_per_kv
     )
 
@@ -362,7 +362,12 @@ def test_what_was_timed_of_a_scheme_counts_more_than_its_bytes() -> None:
 def test_intervals_follow_what_came_of_earlier_ones() -> None:
     given = situation(BF16, BATCH_1)
     before = predict(given, {"scheme": "int8"})
-    remember([Outcome("quantize", "int8", 1.5, 1.5 * f, "NVIDIA H200", "x") for f in [1.02] * 9])
+    remember(
+        [
+            PredictionOutcome("quantize", "int8", 1.5, 1.5 * f, "NVIDIA H200", "x")
+            for f in [1.02] * 9
+        ]
+    )
     after = predict(given, {"scheme": "int8"})
     assert after.speedup == before.speedup
     assert after.high / after.low < before.high / before.low

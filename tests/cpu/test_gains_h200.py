@@ -22,7 +22,7 @@ from ridgeline.hardware.facts import Ceiling
 from ridgeline.models.cost import MeanStep
 from ridgeline.models.shapes import describe_shape
 from ridgeline.profiling.predicting.gains import predict
-from ridgeline.profiling.predicting.prediction import Loop, PhaseTime, Situation
+from ridgeline.profiling.predicting.prediction import LoopName, PhaseTime, Situation
 from ridgeline.profiling.predicting.step_model import planned_bytes_per_weight
 from ridgeline.recipe import Recipe, edited_at_once, with_auto
 
@@ -45,7 +45,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 class Case(NamedTuple):
     name: str
-    loop: Loop
+    loop: LoopName
     edits: dict[str, Any]  # of the start's recipe, that led here
     first_ms: float  # of a step with the prompt
     decode_ms: float
@@ -80,7 +80,7 @@ def h200() -> Hardware:
     return replace(detect("cpu"), ceilings=ceilings, datasheet={}, **about)
 
 
-def situation(loop: Loop, edits: dict[str, Any], *phases: PhaseTime) -> Situation:
+def situation(loop: LoopName, edits: dict[str, Any], *phases: PhaseTime) -> Situation:
     recipe = edited_at_once(START, edits)
     filled = with_auto(recipe, CONFIG, DTYPES[recipe.dtype], "cuda:0")
     weight = planned_bytes_per_weight(CONFIG, filled)

@@ -15,7 +15,7 @@ from ridgeline.hardware import Ceiling, Hardware, ceilings, detect, detection, l
 from ridgeline.hardware.facts import MEASURED
 from ridgeline.hardware.paths import cache_dir
 from ridgeline.hardware.probes import PROBES, NotSupportedHere, fp8_dtype, matrix_tf32
-from ridgeline.hardware.specs import SPECS, Spec
+from ridgeline.hardware.specs import SPECS, DeviceSpec
 from ridgeline.hardware.units import human, human_bytes
 
 pytestmark = pytest.mark.smoke
@@ -49,7 +49,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def row(name: str) -> Spec:
+def row(name: str) -> DeviceSpec:
     return next(spec for spec in SPECS if spec.name == name)
 
 

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from ridgeline.bench.serve.bound import Bound
+from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware
 from ridgeline.ladder.climbing.bench_processes import ROUND_S
 from ridgeline.ladder.climbing.budget import Budget, parse_duration
 from ridgeline.ladder.climbing.climb import LONGEST_ROUND_S, last_round_s
 from ridgeline.ladder.climbing.finished import Finished
-from ridgeline.ladder.climbing.search import Enough, Facts, Found, Options, Search
+from ridgeline.ladder.climbing.search import ClimbFacts, ClimbProgress, ClimbSearch, Enough, Options
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.rounds import speedup_of
-from ridgeline.ladder.measuring.seen import Seen
-from ridgeline.ladder.outcome import Figures, Pace, Quality, Speedup
-from ridgeline.ladder.rungs import Offer, Place, Rung
-from ridgeline.ladder.state import State
+from ridgeline.ladder.measuring.seen import Observation
+from ridgeline.ladder.outcome import Figures, Quality, Speedup, TrafficPace
+from ridgeline.ladder.rungs import Offer, Rung, RungContext
+from ridgeline.ladder.state import ClimbState
 from ridgeline.models.shapes import describe_shape
 from ridgeline.profiling.predicting.prediction import Prediction, Situation
 from ridgeline.recipe import Recipe
@@ -44,7 +44,7 @@ def rung(
     essential: bool = False,
     **more: Any,
 ) -> Rung:
-    def offer(place: Place) -> Offer | str:
+    def offer(place: RungContext) -> Offer | str:
         return Offer(edit, f"{name} applies")
 
     return Rung(name, "overhead", name, offer, changes, essential, **more)
@@ -61,33 +61,33 @@ PAGES = rung("pages", {"kv.page_size": 128})
 class FakeBench:
     """Speeds by a function of the state; a clock that goes on with every round."""
 
-    speed: Callable[[State], float]
-    quality: Callable[[State], Quality] = lambda state: FINE
+    speed: Callable[[ClimbState], float]
+    quality: Callable[[ClimbState], Quality] = lambda state: FINE
     noise: float = 0.01
     round_s: float = 1.0
     now: float = 0.0
     failing: dict[str, WorkerError] = field(default_factory=dict)  # by scheme or dtype
-    too_large: Callable[[State], bool] = lambda state: False
+    too_large: Callable[[ClimbState], bool] = lambda state: False
     asked: list[str] = field(default_factory=list)
     stop_at: int | None = None  # comparisons, after which Ctrl-C comes
     is_deterministic: bool = True
-    num_kept: Callable[[State], int] = lambda state: 10  # of ten requests, within the bound
+    num_kept: Callable[[ClimbState], int] = lambda state: 10  # of ten requests, within the bound
     draws: int = 0
     judge_s: float = 0.0  # once more for the original, which is run the first time
 
-    def open(self, state: State) -> Seen:
+    def open(self, state: ClimbState) -> Observation:
         self.asked.append("open")
         if self.too_large(state):
             raise WorkerError("memory", "needs 40 GiB")
         return self.seen(state)
 
-    def seen(self, state: State) -> Seen:
+    def seen(self, state: ClimbState) -> Observation:
         figures = Figures(self.speed(state), None, None, None, None, 1000)
-        return Seen(
+        return Observation(
             state.recipe, 1000, 4.0, 4.0, is_deterministic=self.is_deterministic, figures=figures
         )
 
-    def compare(self, before: State, after: State, enough: Enough) -> Speedup:
+    def compare(self, before: ClimbState, after: ClimbState, enough: Enough) -> Speedup:
         self.asked.append(f"compare {label(after)}")
         if self.stop_at is not None and len(self.asked) > self.stop_at:
             raise KeyboardInterrupt
@@ -104,29 +104,29 @@ class FakeBench:
             if len(rates[0]) > 1 and enough(found := speedup_of(*rates)):
                 return found
 
-    def keep(self, state: State) -> Seen:
+    def keep(self, state: ClimbState) -> Observation:
         self.asked.append(f"keep {label(state)}")
         return self.seen(state)
 
-    def drop(self, state: State) -> None:
+    def drop(self, state: ClimbState) -> None:
         self.asked.append(f"drop {label(state)}")
 
-    def pace(self, state: State) -> Pace:
+    def pace(self, state: ClimbState) -> TrafficPace:
         self.asked.append(f"pace {label(state)}")
-        return Pace(10, self.num_kept(state), 0.4, None)
+        return TrafficPace(10, self.num_kept(state), 0.4, None)
 
-    def judge(self, state: State) -> Quality:
+    def judge(self, state: ClimbState) -> Quality:
         first = not any(each.startswith("judge") for each in self.asked)
         self.now += (2 if first else 1) * self.judge_s
         self.asked.append(f"judge {label(state)}")
         return self.quality(state)
 
-    def calibrated(self, state: State) -> State:
+    def calibrated(self, state: ClimbState) -> ClimbState:
         self.asked.append(f"calibrate {label(state)}")
-        return State(replace(state.recipe, scheme=None), state.loop, "folder")
+        return ClimbState(replace(state.recipe, scheme=None), state.loop, "folder")
 
 
-def label(state: State) -> str:
+def label(state: ClimbState) -> str:
     recipe = state.recipe
     return state.folder or recipe.scheme or (recipe.dtype if state.loop == "engine" else "naive")
 
@@ -142,7 +142,7 @@ def predictor(gains: Mapping[str, float]) -> Callable[[Situation, Mapping[str, A
 SPEEDS = {"fp32": 20.0, "bf16": 30.0, "int8": 45.0, "int4-g64": 60.0, "naive": 10.0, "folder": 58.0}
 
 
-def by_label(state: State) -> float:
+def by_label(state: ClimbState) -> float:
     return SPEEDS[label(state)]
 
 
@@ -154,16 +154,16 @@ def climb(
     finished: Finished | None = None,
     quality: bool = True,
     stages: tuple[tuple[Rung, ...], ...] | None = None,
-    latency: Bound | None = None,
-) -> Found:
-    facts = Facts(CONFIG, CPU, "latency", "setting", latency=latency or Bound())
+    latency: LatencyBound | None = None,
+) -> ClimbProgress:
+    facts = ClimbFacts(CONFIG, CPU, "latency", "setting", latency=latency or LatencyBound())
     options = Options(quality=quality, stages=stages or ((ENGINE,), *((each,) for each in rungs)))
     budget = Budget(budget_s, clock=lambda: bench.now)
-    search = Search(facts, bench, budget, options, finished, None, predictor(gains or {}))
+    search = ClimbSearch(facts, bench, budget, options, finished, None, predictor(gains or {}))
     return search.run()
 
 
-def statuses(found: Found) -> dict[str, str]:
+def statuses(found: ClimbProgress) -> dict[str, str]:
     return {outcome.name: outcome.status for outcome in found.outcomes}
 
 
@@ -315,7 +315,7 @@ def test_time_that_is_left_goes_to_what_was_put_off() -> None:
     bench = FakeBench(by_label)
     gains = {"bf16": 1.02, "int8": 1.6, "128": 1.3}
 
-    def quick(state: State) -> float:
+    def quick(state: ClimbState) -> float:
         bench.round_s = 0.2  # the first rung was slow, the others are not
         return by_label(state)
 
@@ -335,10 +335,10 @@ def test_what_was_put_off_comes_back_where_it_promises_more() -> None:
         return Prediction(gain, gain / 1.3, gain * 1.3, "scripted")
 
     bench = FakeBench(by_label)
-    facts = Facts(CONFIG, CPU, "latency", "setting")
+    facts = ClimbFacts(CONFIG, CPU, "latency", "setting")
     options = Options(stages=((ENGINE,), (PAGES,), (BF16,), (INT8,), (last,)))
     budget = Budget(1000.0, clock=lambda: bench.now)
-    found = Search(facts, bench, budget, options, None, None, predict).run()
+    found = ClimbSearch(facts, bench, budget, options, None, None, predict).run()
     names = [outcome.name for outcome in found.outcomes]
     assert names == ["engine", "bf16", "int8", "pages", "last"]
 
@@ -404,7 +404,7 @@ def test_a_near_miss_is_tried_again_when_what_it_hangs_on_was_kept() -> None:
     tuned = rung("tuned", {"tuned": False})  # any edit
     scheme = rung("int8", {"scheme": "int8"}, again_after=("tuned",))
 
-    def speed(state: State) -> float:
+    def speed(state: ClimbState) -> float:
         if state.loop == "naive":
             return 10.0
         if state.recipe.tuned:
@@ -420,7 +420,7 @@ def test_a_near_miss_is_tried_again_when_what_it_hangs_on_was_kept() -> None:
 def test_a_rung_that_comes_to_apply_is_tried_when_it_does() -> None:
     """As codes on a GPU, which need 16-bit work: it was kept only after graphs."""
 
-    def codes(place: Place) -> Offer | str:
+    def codes(place: RungContext) -> Offer | str:
         if place.state.recipe.dtype != "bf16":
             return "it needs 16 bits"
         return Offer({"scheme": "int8"}, "they are there")
@@ -438,7 +438,7 @@ def test_what_launches_hid_is_seen_once_graphs_are_kept() -> None:
     half = rung("bf16", {"dtype": "bf16"}, again_after=("graphs",), near=0.5)
     graphs = rung("graphs", {"kv.page_size": 128})  # any edit
 
-    def speed(state: State) -> float:
+    def speed(state: ClimbState) -> float:
         if state.loop == "naive":
             return 10.0
         if state.recipe.kv.page_size != 128:
@@ -526,11 +526,11 @@ def test_too_few_rounds_are_refused() -> None:
 
 
 def test_the_seen_survives_its_file() -> None:
-    seen = Seen(Recipe(dtype="bf16"), 7, 2.0, 1.0, plain_shapes=((4, 5),), remarks=("slow",))
-    assert Seen.from_json(seen.to_json()) == seen
+    seen = Observation(Recipe(dtype="bf16"), 7, 2.0, 1.0, plain_shapes=((4, 5),), remarks=("slow",))
+    assert Observation.from_json(seen.to_json()) == seen
 
 
-SOON = Bound(ttft_s=0.5)
+SOON = LatencyBound(ttft_s=0.5)
 
 
 def test_what_lets_requests_wait_too_long_is_dropped() -> None:
@@ -543,7 +543,7 @@ def test_what_lets_requests_wait_too_long_is_dropped() -> None:
     )
     assert "judge int8" not in bench.asked
     assert "drop int8" in bench.asked
-    assert found.pace == Pace(10, 9, 0.4, None)
+    assert found.pace == TrafficPace(10, 9, 0.4, None)
     assert found.notes[-1].startswith("9 of 10 requests keep the bound")
 
 
@@ -569,5 +569,5 @@ def test_the_pace_is_known_when_a_climb_goes_on(tmp_path: Path) -> None:
         bench = FakeBench(by_label, num_kept=lambda state: kept[label(state)])
         finished = Finished(tmp_path / "finished.json")
         found = climb(bench, BF16, latency=SOON, finished=finished)
-        assert found.pace == Pace(10, 9, 0.4, None)
+        assert found.pace == TrafficPace(10, 9, 0.4, None)
     assert bench.asked == []

@@ -21,14 +21,14 @@ from ridgeline.data.workload import Workload, WorkloadRequest, named_workload
 from ridgeline.hardware import detect
 from ridgeline.ladder.climbing.bench_processes import Processes, common_prefix_share
 from ridgeline.ladder.climbing.budget import Budget
-from ridgeline.ladder.climbing.search import Facts, Options, Search
-from ridgeline.ladder.measuring.part import Part, first_part, longer
+from ridgeline.ladder.climbing.search import ClimbFacts, ClimbSearch, Options
+from ridgeline.ladder.measuring.part import WorkloadPart, first_part, longer
 from ridgeline.ladder.measuring.process import Process, WorkerError
 from ridgeline.ladder.measuring.running import NaiveRuns, Round
-from ridgeline.ladder.measuring.spec import Spec, read_workload, write_workload
-from ridgeline.ladder.measuring.worker import Worker
+from ridgeline.ladder.measuring.spec import WorkerSpec, read_workload, write_workload
+from ridgeline.ladder.measuring.worker import RecipeWorker
 from ridgeline.ladder.rungs import fuse
-from ridgeline.ladder.state import State, Subject, applied, baseline
+from ridgeline.ladder.state import ClimbState, ClimbSubject, applied, baseline
 from ridgeline.models.shapes import describe_shape, random_model
 from ridgeline.recipe import KV
 
@@ -66,23 +66,23 @@ def test_a_worker_that_fails_says_how_and_is_gone(
     assert not process.is_alive
 
 
-def ask_worker(tmp_path: Path, state: State, goal: Any = "latency") -> Worker:
+def ask_worker(tmp_path: Path, state: ClimbState, goal: Any = "latency") -> RecipeWorker:
     write_workload(SHORT, tmp_path / "workload.json")
-    spec = Spec(
+    spec = WorkerSpec(
         None, "tiny", "cpu", state.loop, state.recipe, goal, str(tmp_path / "workload.json")
     )
-    worker = Worker()
+    worker = RecipeWorker()
     worker.answer({"do": "load", "spec": spec.to_json()})
     return worker
 
 
 @pytest.mark.parametrize("goal", ["latency", "throughput"])
 @pytest.mark.parametrize("state", [BASE, ENGINE], ids=["naive", "engine"])
-def test_rounds_count_every_token_once(tmp_path: Path, state: State, goal: Any) -> None:
+def test_rounds_count_every_token_once(tmp_path: Path, state: ClimbState, goal: Any) -> None:
     worker = ask_worker(tmp_path, state, goal)
-    found = worker.answer({"do": "round", "part": Part(4).to_json()})
+    found = worker.answer({"do": "round", "part": WorkloadPart(4).to_json()})
     assert found["output_tokens_per_s"] * found["wall_s"] == pytest.approx(24)
-    phases = worker.answer({"do": "phases", "part": Part(4).to_json()})["phases"]
+    phases = worker.answer({"do": "phases", "part": WorkloadPart(4).to_json()})["phases"]
     prefill, decode = phases
     steps_at_once = 4 if goal == "throughput" and state.loop == "engine" else 1
     assert prefill["work"]["tokens"] == 12 * steps_at_once
@@ -105,7 +105,9 @@ def test_warming_up_finds_a_part_of_the_time_asked_for(
     run = worker._run
     monkeypatch.setattr(worker, "_run", lambda part: replace(run(part), wall_s=0.01 * part.repeats))
     asked = {"do": "warm", "part": first_part(SHORT, 1).to_json(), "seconds": 0.12}
-    assert Part.from_json(worker.answer(asked)["part"]) == Part(1, share=1.0, repeats=12)
+    assert WorkloadPart.from_json(worker.answer(asked)["part"]) == WorkloadPart(
+        1, share=1.0, repeats=12
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,26 +116,26 @@ def test_warming_up_finds_a_part_of_the_time_asked_for(
 def test_lengths_are_run_before_they_count_where_they_may_be_other_kernels(
     device_type: str, shares: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker, ran = Worker(), list[Part]()
+    worker, ran = RecipeWorker(), list[WorkloadPart]()
     worker.runs = NaiveRuns(random_model("tiny", torch.float32, "cpu"), detect("cpu"))
     worker.runs.hardware = replace(detect("cpu"), device_type=device_type)
 
-    def run(part: Part) -> Round:
+    def run(part: WorkloadPart) -> Round:
         """A second for the whole, of which the quarter lets expect 0.4."""
         ran.append(part)
         seconds = part.repeats * (1.0 if part.share == 1.0 else 0.1)
         return Round(1.0, seconds, None, None, None, None, 1.0)
 
     monkeypatch.setattr(worker, "_run", run)
-    found = worker.do_warm(Part(1, share=0.25).to_json(), seconds=0.45)
+    found = worker.do_warm(WorkloadPart(1, share=0.25).to_json(), seconds=0.45)
     assert [part.share for part in ran] == shares
-    assert found["part"] == Part(1, share=0.45).to_json()
+    assert found["part"] == WorkloadPart(1, share=0.45).to_json()
 
 
 def test_a_worker_answers_errors_by_kind(tmp_path: Path) -> None:
     recipe = replace(ENGINE.recipe, kernels="fused", graphs=True)
     with pytest.raises(ValueError, match="GPU"):
-        ask_worker(tmp_path, State(recipe, "engine"))
+        ask_worker(tmp_path, ClimbState(recipe, "engine"))
 
 
 def test_a_model_that_answers_otherwise_the_second_time_is_noticed(
@@ -148,24 +150,24 @@ def test_a_model_that_answers_otherwise_the_second_time_is_noticed(
 
 def test_parts_keep_requests_and_proportions() -> None:
     workload = named_workload("throughput")
-    part = Part(512, 0.25).of(workload)
+    part = WorkloadPart(512, 0.25).of(workload)
     assert len(part.requests) == 512
     assert part.num_output_tokens / workload.num_output_tokens == pytest.approx(0.25, rel=0.01)
     assert part.num_prompt_tokens / workload.num_prompt_tokens == pytest.approx(0.25, rel=0.01)
     assert part.requests[3].prompt == workload.requests[3].prompt[: len(part.requests[3].prompt)]  # type: ignore[index, arg-type]
-    assert Part(512).of(workload) == workload
-    assert "25%" in Part(512, 0.25).words(workload)
-    (alone,) = Part(1).of(workload).requests
+    assert WorkloadPart(512).of(workload) == workload
+    assert "25%" in WorkloadPart(512, 0.25).words(workload)
+    (alone,) = WorkloadPart(1).of(workload).requests
     means = workload.num_prompt_tokens / 512, workload.num_output_tokens / 512
     assert alone.num_prompt_tokens == pytest.approx(means[0], rel=0.1)
     assert alone.num_output_tokens == pytest.approx(means[1], rel=0.1)
 
 
 def test_a_part_grows_to_its_whole_length_and_then_repeats() -> None:
-    assert longer(Part(1, 0.1), 1.0, 4.0) == Part(1, 0.4, 1)
-    assert longer(Part(1, 0.5), 1.0, 6.0) == Part(1, 1.0, 3)
-    assert longer(Part(1, 0.5), 4.0, 1.0) == Part(1, 0.125, 1)
-    assert longer(Part(1, 1.0), 1e-9, 10.0).repeats <= 16
+    assert longer(WorkloadPart(1, 0.1), 1.0, 4.0) == WorkloadPart(1, 0.4, 1)
+    assert longer(WorkloadPart(1, 0.5), 1.0, 6.0) == WorkloadPart(1, 1.0, 3)
+    assert longer(WorkloadPart(1, 0.5), 4.0, 1.0) == WorkloadPart(1, 0.125, 1)
+    assert longer(WorkloadPart(1, 1.0), 1e-9, 10.0).repeats <= 16
 
 
 def test_prompts_that_begin_alike_are_counted() -> None:
@@ -181,7 +183,7 @@ def test_a_workload_survives_its_file(tmp_path: Path) -> None:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Processes]:
-    subject = Subject("tiny", None, "tiny", describe_shape("tiny").config, "cpu")
+    subject = ClimbSubject("tiny", None, "tiny", describe_shape("tiny").config, "cpu")
     about = (subject, SHORT, "latency", detect("cpu"), tmp_path)
     with Processes(*about, round_s=0.05) as found:  # type: ignore[arg-type]
         yield found
@@ -191,10 +193,10 @@ def test_a_rung_whose_process_is_killed_is_recorded_and_the_climb_goes_on(
     bench: Processes,
 ) -> None:
     """For real: SIGKILL while its rounds run."""
-    facts = Facts(bench.subject.config, bench.hardware, "latency", "setting")
+    facts = ClimbFacts(bench.subject.config, bench.hardware, "latency", "setting")
     fused = replace(fuse.RUNGS[-1], name="again")  # plain kernels: nothing has to be built
     options = Options(quality=False, stages=((fuse.RUNGS[-1],), (fused,)))
-    search = Search(facts, bench, Budget(None), options)
+    search = ClimbSearch(facts, bench, Budget(None), options)
     bench.round_s = 0.05
     killer = threading.Thread(target=kill_second, args=(bench,))
     killer.start()
@@ -221,7 +223,7 @@ def test_two_that_do_not_fit_are_measured_in_turns(
     most = []
 
     class Fake:
-        def __init__(self, state: State) -> None:
+        def __init__(self, state: ClimbState) -> None:
             self.state = state
 
         def ask(self, do: str, **_: Any) -> dict[str, Any]:
@@ -235,13 +237,13 @@ def test_two_that_do_not_fit_are_measured_in_turns(
 
         def close(self, at_once: bool = False) -> None: ...
 
-    def start(state: State) -> Any:
-        from ridgeline.ladder.climbing.bench_processes import Running
+    def start(state: ClimbState) -> Any:
+        from ridgeline.ladder.climbing.bench_processes import LoadedState
 
         if bench._running:
             raise WorkerError("memory", "no room for two")
         most.append(state)
-        return Running(state, Fake(state), None, Part(1), 1)  # type: ignore[arg-type]
+        return LoadedState(state, Fake(state), None, WorkloadPart(1), 1)  # type: ignore[arg-type]
 
     monkeypatch.setattr(bench, "_start", start)
     found = bench.compare(BASE, ENGINE, lambda speedup: True)

@@ -17,7 +17,7 @@ from ridgeline.engine.steps.notes import noting
 from ridgeline.kernels.rms_norm import rms_norm
 from ridgeline.models import Transformer, transformer
 from ridgeline.models.copies import with_kinds
-from ridgeline.models.transformer import Stream
+from ridgeline.models.transformer import ResidualStream
 from ridgeline.quantization.late_sums import LateSums, can_add_late, late_copy, with_late_sums
 from ridgeline.quantization.linear import place
 from ridgeline.quantization.nearest import nearest, quantize_nearest
@@ -57,12 +57,12 @@ def test_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_sum_is_made_once() -> None:
     x_TD, update_TD = torch.randn(3, 8), torch.randn(3, 8)
-    stream = Stream(x_TD, update_TD)
+    stream = ResidualStream(x_TD, update_TD)
     assert torch.equal(stream.total(), x_TD + update_TD)
     assert stream.total() is stream.total()
     norm = transformer.RMSNorm(8, 1e-6, 0.0)
     norm.weight = torch.nn.Parameter(torch.rand(8), requires_grad=False)
-    late, dtype = Stream(x_TD, update_TD), torch.float8_e4m3fn
+    late, dtype = ResidualStream(x_TD, update_TD), torch.float8_e4m3fn
     expected = rms_norm(x_TD + update_TD, norm.weight, norm.eps, quantized=dtype)
     for found, wanted in zip(late.rounded(norm, dtype), expected, strict=True):
         assert torch.equal(found.float(), wanted.float())

@@ -13,12 +13,12 @@ from engines import engine_for, tiny
 from ridgeline.data.workload import Workload, WorkloadRequest
 from ridgeline.engine import Sampling
 from ridgeline.hardware import detect
-from ridgeline.ladder.climbing.bench_processes import Processes, Running
+from ridgeline.ladder.climbing.bench_processes import LoadedState, Processes
 from ridgeline.ladder.measuring.looking import engine_steps, looked_at, naive_steps, steadied
-from ridgeline.ladder.measuring.part import Part
+from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.running import EngineRuns, Round
-from ridgeline.ladder.measuring.seen import Seen
-from ridgeline.ladder.state import Subject, baseline
+from ridgeline.ladder.measuring.seen import Observation
+from ridgeline.ladder.state import ClimbSubject, baseline
 from ridgeline.models.cost import MeanStep
 from ridgeline.models.shapes import describe_shape
 from ridgeline.profiling import dividing
@@ -145,10 +145,10 @@ def test_a_process_that_a_look_slowed_is_not_measured_again(
             self.is_alive = False
 
     state = baseline("cpu")
-    subject = Subject("tiny", None, "tiny", describe_shape("tiny").config, "cpu")
+    subject = ClimbSubject("tiny", None, "tiny", describe_shape("tiny").config, "cpu")
     with Processes(subject, SHORT, "latency", detect("cpu"), tmp_path) as bench:
-        seen = Seen(state.recipe, 1, 4.0, 4.0)
-        running = Running(state, Fake(), seen, Part(1), 1, [a_round(1.0, 1.0)])  # type: ignore[arg-type]
+        seen = Observation(state.recipe, 1, 4.0, 4.0)
+        running = LoadedState(state, Fake(), seen, WorkloadPart(1), 1, [a_round(1.0, 1.0)])  # type: ignore[arg-type]
         bench._running[state.key] = running
         assert bench.look(state).figures is not None
         assert running.process.is_alive == is_kept

@@ -12,7 +12,7 @@ from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.dequantize import triton as dequantize
 from ridgeline.kernels.dequantize.op import OP
 from ridgeline.kernels.quantized_linear import many_rows
-from ridgeline.kernels.quantized_linear.op import W4A16, W4A16_64, W8A16, Form, case
+from ridgeline.kernels.quantized_linear.op import W4A16, W4A16_64, W8A16, WeightForm, case
 from ridgeline.kernels.quantized_linear.reference import quantized_linear
 
 CPU = torch.device("cpu")
@@ -29,7 +29,11 @@ CPU = torch.device("cpu")
     ],
 )
 def test_it_is_the_product_of_the_reference(
-    form: Form, extras: str, activation: str | None, pieces: int, monkeypatch: pytest.MonkeyPatch
+    form: WeightForm,
+    extras: str,
+    activation: str | None,
+    pieces: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(many_rows, "dequantize_packed", dequantize.dequantize_packed)
     shape = (70, 160, 384)

@@ -10,8 +10,8 @@ import pytest
 
 from ridgeline.ladder.quantizing.mixture import (
     MAX_TRIALS,
+    MixtureStep,
     Option,
-    Step,
     furthest,
     schemes_after,
     steps,
@@ -60,8 +60,8 @@ def test_steps_are_the_best_for_every_number_of_bytes() -> None:
             assert not (smaller and better)
 
 
-def path_of(costs: list[float]) -> list[Step]:
-    return [Step(f"layers.{i}.mlp.down", INT8, 10, cost) for i, cost in enumerate(costs)]
+def path_of(costs: list[float]) -> list[MixtureStep]:
+    return [MixtureStep(f"layers.{i}.mlp.down", INT8, 10, cost) for i, cost in enumerate(costs)]
 
 
 @pytest.mark.parametrize("bend", [0.5, 1.0, 2.0])

@@ -12,7 +12,7 @@ import torch
 from engines import engine_for, tiny
 
 from ridgeline.engine import Sampling
-from ridgeline.engine.execution.step_watch import StepWatch, Watched
+from ridgeline.engine.execution.step_watch import StepWatch, WatchedStep
 from ridgeline.errors import ContextLengthError, OutOfMemoryError, OutputError, UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.facts import Ceiling
@@ -27,7 +27,7 @@ from ridgeline.profiling.model_profile import (
 from ridgeline.profiling.predicting.situation import phases_of
 from ridgeline.profiling.tracing.host_division import divide_host
 from ridgeline.profiling.tracing.plain_stepping import NaiveSteps
-from ridgeline.profiling.tracing.scopes import Call, ClockMarks, Scopes, Span
+from ridgeline.profiling.tracing.scopes import ClockMarks, ScopeCall, Scopes, ScopeSpan
 from ridgeline.profiling.tracing.stepping import EngineSteps, _of_one_graph
 from ridgeline.profiling.tracing.trace import STEP
 from ridgeline.profiling.tracing.tracing import save_trace
@@ -233,10 +233,10 @@ def test_scopes_close_in_their_order() -> None:
 def test_a_hosts_step_is_divided_by_its_clock() -> None:
     """4 s of a step: 1 outside the model, 3 in it, of which 2 in its op."""
     calls = [
-        Call(0, "", "module", (), None, torch.nn.Sequential(torch.nn.Identity())),
-        Call(1, "prefill_attention", "op", (1,)),
+        ScopeCall(0, "", "module", (), None, torch.nn.Sequential(torch.nn.Identity())),
+        ScopeCall(1, "prefill_attention", "op", (1,)),
     ]
-    spans = [Span(1, 0, 1.5, 3.5), Span(0, None, 1.0, 4.0)]
+    spans = [ScopeSpan(1, 0, 1.5, 3.5), ScopeSpan(0, None, 1.0, 4.0)]
     found = divide_host(spans, calls, [(0.0, 4.0)], step_s=2.0)
     assert found.parts["attention"] == pytest.approx(1.0)
     assert found.gaps_s == pytest.approx(0.5)
@@ -290,7 +290,7 @@ def test_a_gpu_is_at_all_pieces_of_a_step(
 
     def run() -> None:
         for began in (0.0, 100.0):
-            subject.watch.steps.append(Watched(None, began, began + next(own_s)))  # type: ignore[arg-type]
+            subject.watch.steps.append(WatchedStep(None, began, began + next(own_s)))  # type: ignore[arg-type]
 
     def timed(step: Any, num_steps: int, device: torch.device) -> Timing:
         for _ in range(num_steps):

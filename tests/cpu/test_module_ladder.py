@@ -25,14 +25,14 @@ from ridgeline.errors import UsageError
 from ridgeline.ladder.modules import OptimizedModule, climb, linears, optimize
 from ridgeline.ladder.modules.building import Built, Example, build, tf32
 from ridgeline.ladder.modules.copies import copied, weight_bytes
-from ridgeline.ladder.modules.outputs import Bounds, difference
+from ridgeline.ladder.modules.outputs import OutputBounds, difference
 from ridgeline.ladder.outcome import Climb
 from ridgeline.profiling.modules import run, tracing
-from ridgeline.profiling.modules.form import Form
+from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.predicting.accuracy import known_errors
 from ridgeline.quantization.scheme import parse_scheme
 
-Rate = Callable[[Form], float]
+Rate = Callable[[ModuleForm], float]
 NO_COMPILE = ("compile",)
 
 
@@ -98,7 +98,7 @@ def test_what_is_faster_and_right_is_kept(rates: Callable[[Rate], None]) -> None
 
 
 def test_the_original_is_left_as_it_was(rates: Callable[[Rate], None]) -> None:
-    rates(lambda form: 100.0 + 50 * sum(bool(v) for v in form.edit_from(Form()).values()))
+    rates(lambda form: 100.0 + 50 * sum(bool(v) for v in form.edit_from(ModuleForm()).values()))
     layers = (nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.Flatten(), nn.Linear(576, 8))
     module, x = nn.Sequential(*layers), torch.randn(2, 8, 8, 8)
     before = copy.deepcopy(module.state_dict())
@@ -145,7 +145,7 @@ def test_nothing_kept_is_the_module_as_it_was(rates: Callable[[Rate], None]) -> 
     module, x = Wide(), torch.randn(1, 128)
     found = optimized(module, x)
     assert found.speedup is None
-    assert found.form == Form()
+    assert found.form == ModuleForm()
     assert torch.equal(found(x), module(x))
     reasons = {rung.name: rung.reason for rung in found.rungs}
     assert "not faster beyond noise: 1.00×" in reasons["bf16"]
@@ -201,7 +201,7 @@ def test_what_raises_is_recorded_and_the_climb_goes_on(rates: Callable[[Rate], N
 def test_memory_that_runs_out_is_recorded(
     rates: Callable[[Rate], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def short(module: nn.Module, form: Form, *about: Any) -> Built:
+    def short(module: nn.Module, form: ModuleForm, *about: Any) -> Built:
         if form.dtype is not None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return build(module, form, *about)
@@ -267,7 +267,7 @@ def test_a_budget_takes_the_best_first_and_then_ends(
 def test_ctrl_c_keeps_what_is_done(
     rates: Callable[[Rate], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(module: nn.Module, form: Form, *about: Any) -> Built:
+    def stopped(module: nn.Module, form: ModuleForm, *about: Any) -> Built:
         if form.dtype is not None:
             raise KeyboardInterrupt
         return build(module, form, *about)
@@ -362,7 +362,7 @@ def test_wrong_uses_say_what_to_do() -> None:
 def test_a_models_name_goes_to_its_own_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     from ridgeline.ladder.climbing import climb as models
 
-    orders: list[models.Order] = []
+    orders: list[models.ClimbOrder] = []
     monkeypatch.setattr(models, "climb_model", lambda order, progress: orders.append(order))
     optimize("demo", for_="throughput", budget_s=60.0, max_kl=0.5, workload="chat", rounds=7)
     (order,) = orders
@@ -418,7 +418,7 @@ def test_copies_share_weights_and_keep_ties() -> None:
 def test_codes_take_inputs_of_any_dimensions() -> None:
     module, x = Wide(), torch.randn(2, 3, 128)
     for scheme, bound in (("int8", 0.01), ("int4-g128", 0.15)):
-        changed = build(module, Form(scheme=scheme), Example((x,), {}))
+        changed = build(module, ModuleForm(scheme=scheme), Example((x,), {}))
         rows: list[torch.Size] = []
         changed.module.first.inner.register_forward_pre_hook(
             lambda _, given, rows=rows: rows.append(given[0].shape)
@@ -438,7 +438,7 @@ def test_codes_take_inputs_of_any_dimensions() -> None:
 def test_an_encoder_layer_with_codes_reads_no_plain_weights() -> None:
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
     x = torch.randn(2, 5, 64)
-    changed = build(layer, Form(grad=False, scheme="int8"), Example((x,), {}))
+    changed = build(layer, ModuleForm(grad=False, scheme="int8"), Example((x,), {}))
     with torch.no_grad():
         torch.testing.assert_close(changed(x).clone(), layer(x), rtol=0.02, atol=0.05)
     assert type(layer.linear1) is nn.Linear
@@ -479,14 +479,14 @@ def test_differences_of_nested_outputs() -> None:
         ids = torch.tensor([1, 2, 3, 5 if flip else 4])
         return Held(torch.eye(4) + shift, {"pair": Pair(torch.ones(3), [ids, None, "x"])})
 
-    same = difference(made(0.0), made(0.0), Bounds())
+    same = difference(made(0.0), made(0.0), OutputBounds())
     assert (same.relative_error, same.changed_share, same.mean_kl, same.num_tensors) == (0, 0, 0, 3)
     assert same.cosine == pytest.approx(1.0)
-    shifted = difference(made(0.0), made(0.1), Bounds(max_error=0.3, max_kl=1e-6))
+    shifted = difference(made(0.0), made(0.1), OutputBounds(max_error=0.3, max_kl=1e-6))
     assert shifted.relative_error == pytest.approx(0.1 * 4 / 2)
     assert shifted.mean_kl == pytest.approx(0.0, abs=1e-12)  # softmax does not see a shift
     assert shifted.problem is None
-    flipped = difference(made(0.0), made(0.0, flip=True), Bounds())
+    flipped = difference(made(0.0), made(0.0, flip=True), OutputBounds())
     assert flipped.changed_share == 0.25
     assert flipped.problem == "25.00% of outputs changed, allowed is 2.00%"
 
@@ -495,11 +495,11 @@ def test_kl_is_that_of_the_definition() -> None:
     p = torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log()
     q = torch.tensor([[0.9, 0.1], [0.5, 0.5]]).log()
     expected = 0.5 * (0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1))
-    found = difference(p, q, Bounds(max_error=10.0, max_kl=0.1))
+    found = difference(p, q, OutputBounds(max_error=10.0, max_kl=0.1))
     assert found.mean_kl == pytest.approx(expected, rel=1e-5)
     assert found.problem is not None
     assert found.problem.startswith("mean KL is 0.26, allowed is 0.1")
-    assert difference(p, q, Bounds(max_error=10.0)).mean_kl is None  # not said to be logits
+    assert difference(p, q, OutputBounds(max_error=10.0)).mean_kl is None  # not said to be logits
 
 
 @pytest.mark.parametrize(
@@ -514,12 +514,12 @@ def test_kl_is_that_of_the_definition() -> None:
     ],
 )
 def test_outputs_that_are_wrong_are_seen(changed: Any, words: str) -> None:
-    found = difference(torch.ones(2), changed, Bounds())
+    found = difference(torch.ones(2), changed, OutputBounds())
     assert found.problem is not None
     assert words in found.problem
 
 
 def test_infinities_of_the_original_may_stay() -> None:
     masked = torch.tensor([[0.0, -torch.inf], [1.0, 2.0]])
-    assert difference(masked, masked.clone(), Bounds()).problem is None
-    assert difference(masked, -masked, Bounds()).problem is not None
+    assert difference(masked, masked.clone(), OutputBounds()).problem is None
+    assert difference(masked, -masked, OutputBounds()).problem is not None

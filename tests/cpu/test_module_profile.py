@@ -20,15 +20,15 @@ from ridgeline.errors import HardwareError, UsageError
 from ridgeline.hardware import Ceiling, Hardware
 from ridgeline.profiling.modules import ModuleProfile, profile, run
 from ridgeline.profiling.modules.changes import CHANGES
-from ridgeline.profiling.modules.counting import Counting, Op
-from ridgeline.profiling.modules.form import Form
+from ridgeline.profiling.modules.counting import Counting, OpCall
+from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.found import grouped
-from ridgeline.profiling.modules.gains import Work, has_plain_attention, predict, suggestions
-from ridgeline.profiling.modules.paths import Following, Numbered, names_of, parameters_of
+from ridgeline.profiling.modules.gains import CallWork, has_plain_attention, predict, suggestions
+from ridgeline.profiling.modules.paths import Numbered, PathFollower, names_of, parameters_of
 from ridgeline.profiling.modules.run import shorten
 from ridgeline.profiling.modules.tracing import (
     TracedOp,
-    Watched,
+    WatchedCall,
     by_own_time,
     covered,
     joined,
@@ -62,9 +62,9 @@ class Mlp(nn.Module):
         return x
 
 
-def counted(module: nn.Module, *inputs: Any, backward: bool = False) -> list[Op]:
+def counted(module: nn.Module, *inputs: Any, backward: bool = False) -> list[OpCall]:
     names = names_of(module)
-    following = Following(names)
+    following = PathFollower(names)
     with following, Counting(following, parameters_of(names)) as counting:
         out = module(*inputs)
         if backward:
@@ -156,8 +156,8 @@ def test_ops_without_a_gradient_do_not_take_the_one_before_away() -> None:
 def test_the_untraced_call_is_divided_as_the_watched_one_was() -> None:
     ops = (traced(4e-3, flops=1.0), traced(2e-3, kind="pointwise", num_bytes=1))
     timing = Timing(10e-3, 10e-3, 10e-3, 10e-3, 5)
-    known = run.Known("x", hardware("cuda", eager_launch=5e-6), False, frozenset())
-    watched = Watched(ops, 3e-3, 1e-3, 100, None, {})  # kernels overlap: busy for half of it
+    known = run.ModuleFacts("x", hardware("cuda", eager_launch=5e-6), False, frozenset())
+    watched = WatchedCall(ops, 3e-3, 1e-3, 100, None, {})  # kernels overlap: busy for half of it
     given, division = run.divide(timing, watched, known)
     assert division == pytest.approx(
         {
@@ -166,7 +166,7 @@ def test_the_untraced_call_is_divided_as_the_watched_one_was() -> None:
         }
     )  # fmt: skip
     assert given.host_s == pytest.approx(6e-3)
-    longer = Watched(ops, 15e-3, 1e-3, 100, None, {})  # than the call without watching
+    longer = WatchedCall(ops, 15e-3, 1e-3, 100, None, {})  # than the call without watching
     assert sum(run.divide(timing, longer, known)[1].values()) == pytest.approx(10e-3)
 
 
@@ -192,7 +192,7 @@ def test_ranges_in_a_trace_are_no_ops() -> None:
     model, x, seen = Mlp(), torch.randn(8, 32), []
     for marks in (ClockMarks(), TraceMarks()):
         scopes = Numbered(marks)
-        following = Following(names_of(model), scopes)
+        following = PathFollower(names_of(model), scopes)
         with following, Counting(following, model.parameters(), scopes) as counting:
             model(x).square().mean().backward()
         model.zero_grad()
@@ -246,7 +246,7 @@ def test_hooks_go_away_when_the_module_raises() -> None:
 
     with pytest.raises(ValueError, match="on purpose"):
         profile(nn.Sequential(nn.Linear(4, 4), Broken()), torch.ones(1, 4), hardware=hardware())
-    following = Following({})
+    following = PathFollower({})
     with pytest.raises(ValueError, match="on purpose"), following:
         Broken()(torch.ones(1))
     assert following.path == ""
@@ -284,7 +284,7 @@ def test_kernels_go_to_the_op_or_the_module_that_launched_them() -> None:
         event("gemm", 0.0, 1), event("bias", 1.0, 1), event("own", 2.5, 2), event("own", 3.0, 2),
         event("late", 4.0, None), event("Memcpy HtoD", 5.0, 0, is_copy=True),
     )  # fmt: skip
-    op = Op("aten.addmm", "a.b", "forward", "matrix", 1.0, 1, 1, "bf16")
+    op = OpCall("aten.addmm", "a.b", "forward", "matrix", 1.0, 1, 1, "bf16")
     found = joined([op], [1], ["a", "a.b", "a.c"], Trace(events, 1))
     assert found[0] == TracedOp(op, 2.0, 2, ("gemm", "bias"))
     assert [(each.op.path, each.op.name, each.seconds) for each in found[1:]] == [
@@ -335,17 +335,17 @@ def traced(seconds: float, **about: Any) -> TracedOp:
         "name": "aten.addmm", "path": "x", "phase": "forward", "kind": "matrix", "flops": 0.0,
         "num_bytes": 0, "weight_bytes": 0, "dtype": "fp32",
     }  # fmt: skip
-    return TracedOp(Op(**usual | about), seconds, 1, ())
+    return TracedOp(OpCall(**usual | about), seconds, 1, ())
 
 
-def work(*ops: TracedOp, host_s: float = 0.0, kind: str = "cpu", **ceilings: float) -> Work:
+def work(*ops: TracedOp, host_s: float = 0.0, kind: str = "cpu", **ceilings: float) -> CallWork:
     call_s = sum(op.seconds for op in ops) + host_s
-    return Work(ops, call_s, host_s, len(ops), hardware(kind, **ceilings), True, frozenset("x"))
+    return CallWork(ops, call_s, host_s, len(ops), hardware(kind, **ceilings), True, frozenset("x"))
 
 
-def gain(given: Work, name: str) -> float:
+def gain(given: CallWork, name: str) -> float:
     change = CHANGES[name]
-    return predict(given, Form(), change.of(Form()), change).speedup
+    return predict(given, ModuleForm(), change.of(ModuleForm()), change).speedup
 
 
 def test_products_gain_what_the_matrix_units_do() -> None:

@@ -31,15 +31,15 @@ from ridgeline.errors import (
 )
 from ridgeline.ladder.climbing import bench_processes, climb
 from ridgeline.ladder.climbing.check import unpaired
-from ridgeline.ladder.climbing.search import Options, Search
-from ridgeline.ladder.measuring.part import Part
+from ridgeline.ladder.climbing.search import ClimbSearch, Options
+from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.process import WorkerError
-from ridgeline.ladder.measuring.worker import Worker
+from ridgeline.ladder.measuring.worker import RecipeWorker
 from ridgeline.ladder.outcome import Climb
 from ridgeline.ladder.reporting.folder import recipe_flags
 from ridgeline.ladder.reporting.summary import changed_fields
 from ridgeline.ladder.rungs import batching, fuse, quantize
-from ridgeline.profiling.predicting.accuracy import Outcome
+from ridgeline.profiling.predicting.accuracy import PredictionOutcome
 from ridgeline.quantization.linear import schemes_of
 from ridgeline.recipe import KV, Limits, Recipe
 from ridgeline.records import Record
@@ -65,17 +65,17 @@ class Local:
 
     speed: Callable[[dict[str, Any]], float] = staticmethod(usual_speed)
     num_rounds = 0
-    remembered: ClassVar[list[Outcome]] = []
+    remembered: ClassVar[list[PredictionOutcome]] = []
 
     def __init__(self, log: Path) -> None:
-        self.worker, self.spec = Worker(), dict[str, Any]()
+        self.worker, self.spec = RecipeWorker(), dict[str, Any]()
 
     def ask(self, do: str, *, limit_s: float, **asked: Any) -> dict[str, Any]:
         asked = json.loads(json.dumps(asked))
         if do == "load":
             self.spec = asked["spec"]
         if do == "warm":
-            return {"part": Part(2).to_json(), "seconds": 1.0}
+            return {"part": WorkloadPart(2).to_json(), "seconds": 1.0}
         if do == "round":
             Local.num_rounds += 1
             rate = Local.speed(self.spec) * (1 + 0.001 * (Local.num_rounds % 3))
@@ -110,7 +110,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> type[Local]:
     monkeypatch.setattr("ridgeline.engine.loading.loading.measured_choices", lambda *_, **__: [])
     monkeypatch.setattr(climb, "measure", lambda hardware, only, progress: hardware)
     # What is predicted of a tiny model hangs on this machine: here every rung is tried.
-    monkeypatch.setattr(Search, "_slower_words", lambda *_: None)
+    monkeypatch.setattr(ClimbSearch, "_slower_words", lambda *_: None)
     return Local
 
 

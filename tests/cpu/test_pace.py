@@ -8,12 +8,12 @@ import random
 
 import pytest
 
-from ridgeline.engine.speculation.pace import ENOUGH, SPAN, Pace
+from ridgeline.engine.speculation.pace import ENOUGH, SPAN, DraftPace
 
 
 def simulated(speedup: float, steps: int, noise: float = 0.3, seed: int = 0) -> float:
     """Tokens a second over those of plain steps, where a step with drafts brings two tokens."""
-    pace, generator = Pace(), random.Random(seed)
+    pace, generator = DraftPace(), random.Random(seed)
     num_tokens, seconds = 0, 0.0
     for _ in range(steps):
         drafts = pace.allows(1)
@@ -36,7 +36,7 @@ def test_drafts_that_win_are_kept(speedup: float) -> None:
 
 
 def test_guessing_is_tried_first_and_then_the_plain_way() -> None:
-    pace = Pace()
+    pace = DraftPace()
     asked = []
     for _ in range(2 * ENOUGH):
         asked.append(pace.allows(1))
@@ -49,7 +49,7 @@ def simulated_bursts(overhead: float, burst_share: float, steps: int, seed: int 
     """The same where steps that may have drafts take so much longer, and few of them really have
     drafts: those come in bursts, take twice as long and bring four tokens.
     """
-    pace, generator = Pace(), random.Random(seed)
+    pace, generator = DraftPace(), random.Random(seed)
     num_tokens, seconds, in_burst = 0, 0.0, False
     for _ in range(steps):
         if generator.random() < 1 / 8:  # the mean length of a burst
@@ -78,7 +78,7 @@ def test_bursts_that_most_spans_do_not_have_count(seed: int) -> None:
 
 
 def test_a_way_that_has_no_drafts_is_left_when_it_is_slower() -> None:
-    pace, num_allowed = Pace(), 0
+    pace, num_allowed = DraftPace(), 0
     for _ in range(100 * SPAN):
         allowed = pace.allows(1)
         num_allowed += allowed
@@ -88,7 +88,7 @@ def test_a_way_that_has_no_drafts_is_left_when_it_is_slower() -> None:
 
 def test_steps_that_were_out_when_the_way_changed_are_of_neither() -> None:
     """They come back after it: the first span without drafts has sixteen such steps of its own."""
-    pace = Pace()
+    pace = DraftPace()
     for _ in range(ENOUGH * SPAN):
         pace.note(1, True, 1, 1.0)
     assert not pace.allows(1)
@@ -102,7 +102,7 @@ def test_steps_that_were_out_when_the_way_changed_are_of_neither() -> None:
 
 def test_a_span_that_was_disturbed_is_forgiven() -> None:
     """A graph was captured in the first span with drafts, which are good otherwise."""
-    pace, num_allowed = Pace(), 0
+    pace, num_allowed = DraftPace(), 0
     for step in range(60 * SPAN):
         allowed = pace.allows(1)
         num_allowed += allowed
@@ -111,7 +111,7 @@ def test_a_span_that_was_disturbed_is_forgiven() -> None:
 
 
 def test_a_workload_that_changes_is_noticed() -> None:
-    pace = Pace()
+    pace = DraftPace()
 
     def run(speedup: float, steps: int) -> float:
         """Of these steps, with drafts."""
@@ -130,7 +130,7 @@ def test_a_workload_that_changes_is_noticed() -> None:
 
 
 def test_each_number_of_streams_is_judged_by_itself() -> None:
-    pace = Pace()
+    pace = DraftPace()
     for _ in range(4 * ENOUGH * SPAN):
         for num_rows, speedup in ((1, 2.0), (64, 0.5)):
             drafts = pace.allows(num_rows)

@@ -25,15 +25,15 @@ from ridgeline.kernels.targets import TARGETS
 
 CPU = torch.device("cpu")
 H200 = TARGETS["sm_90"]
-DECODE = decode_op.Setting((300, 17), heads=(4, 2), head_dim=64, page_size=16, split_tokens=128)
-PREFILL = prefill_op.Setting((70, 5), (200, 90), heads=(4, 2), head_dim=64, page_size=16)
+DECODE = decode_op.DecodeCase((300, 17), heads=(4, 2), head_dim=64, page_size=16, split_tokens=128)
+PREFILL = prefill_op.PrefillCase((70, 5), (200, 90), heads=(4, 2), head_dim=64, page_size=16)
 
 
-def decode_inputs(setting: decode_op.Setting) -> dict[str, Any]:
+def decode_inputs(setting: decode_op.DecodeCase) -> dict[str, Any]:
     return decode_op.make(setting, CPU, torch.Generator().manual_seed(0))
 
 
-def prefill_inputs(setting: prefill_op.Setting) -> dict[str, Any]:
+def prefill_inputs(setting: prefill_op.PrefillCase) -> dict[str, Any]:
     return prefill_op.make(setting, CPU, torch.Generator().manual_seed(0))
 
 

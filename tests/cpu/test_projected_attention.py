@@ -40,13 +40,13 @@ from ridgeline.kernels.targets import TARGETS
 
 CPU = torch.device("cpu")
 H200 = TARGETS["sm_90"]
-SETTING = registered.Setting(
+SETTING = registered.ProjectedCase(
     replace(TINY, dtype=torch.float32, lengths=(129, 17, 70), split_tokens=128), normed=True
 )
 PAGES = ("k_pages_PKSH", "v_pages_PKSH", "k_scale_PKS", "v_scale_PKS")
 
 
-def made(setting: registered.Setting = SETTING, **attention: Any) -> dict[str, Any]:
+def made(setting: registered.ProjectedCase = SETTING, **attention: Any) -> dict[str, Any]:
     setting = replace(setting, attention=replace(setting.attention, **attention))
     return registered.make(setting, CPU, torch.Generator().manual_seed(0))
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels import projected_attention as public
 from ridgeline.kernels.agreement import compare
-from ridgeline.kernels.decode_attention.op import Setting as Attention
+from ridgeline.kernels.decode_attention.op import ProjectedCase as Attention
 from ridgeline.kernels.projected_attention import cuda, op
 from ridgeline.kernels.projected_attention.cuda import Clustered
-from ridgeline.kernels.projected_attention.op import Setting
+from ridgeline.kernels.projected_attention.op import ProjectedCase
 from ridgeline.kernels.projected_attention.triton import Fused
 from ridgeline.kernels.targets import TARGETS
 
@@ -43,11 +43,11 @@ def on_cpu(builds: dict[str, ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> N
     poison_results(monkeypatch)
 
 
-def inputs_of(setting: Setting) -> dict[str, Any]:
+def inputs_of(setting: ProjectedCase) -> dict[str, Any]:
     return op.make(setting, CPU, torch.Generator().manual_seed(0))
 
 
-def check(setting: Setting, way: Clustered, **changed: Any) -> Tensor:
+def check(setting: ProjectedCase, way: Clustered, **changed: Any) -> Tensor:
     """The result and all that was written, beside the reference's."""
     found = op.with_what_changed(
         cuda.projected_attention, **inputs_of(setting) | changed, config=way
@@ -62,36 +62,45 @@ def check(setting: Setting, way: Clustered, **changed: Any) -> Tensor:
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize("head_dim", cuda.HEAD_DIMS)
 def test_every_head_dim(head_dim: int, dtype: torch.dtype) -> None:
-    check(Setting(replace(MIXED, head_dim=head_dim, dtype=dtype), normed=True), Clustered(2, 2, 1))
+    check(
+        ProjectedCase(replace(MIXED, head_dim=head_dim, dtype=dtype), normed=True),
+        Clustered(2, 2, 1),
+    )
 
 
 AWKWARD = [
-    (Setting(LONG, normed=True, gap=16), Clustered(8, 2, 1)),
-    (Setting(replace(LONG, heads=(8, 1), page_size=64)), Clustered(4, 4, 2)),
-    (Setting(replace(LONG, heads=(7, 1), head_dim=128, page_size=128), 32), Clustered(2, 1, 4)),
-    (Setting(replace(LONG, heads=(3, 3), head_dim=80, dtype=FP16), 16, normed=True), Clustered(1)),
-    (Setting(replace(LONG, head_dim=96, window=150, softcap=30.0), 36), Clustered(2, 3, 3)),
-    (Setting(replace(LONG, window=1), None, normed=True), Clustered(4, 1, 1)),
-    (Setting(replace(LONG, window=17, page_size=32), None), Clustered(2, 2, 2)),
-    (Setting(replace(LONG, heads=(6, 1), head_dim=256), 64), Clustered(8, 1, 1)),
-    (Setting(replace(LONG, lengths=(70, 1, 33, 16)), held=True), Clustered(2, 2, 1)),
+    (ProjectedCase(LONG, normed=True, gap=16), Clustered(8, 2, 1)),
+    (ProjectedCase(replace(LONG, heads=(8, 1), page_size=64)), Clustered(4, 4, 2)),
+    (
+        ProjectedCase(replace(LONG, heads=(7, 1), head_dim=128, page_size=128), 32),
+        Clustered(2, 1, 4),
+    ),
+    (
+        ProjectedCase(replace(LONG, heads=(3, 3), head_dim=80, dtype=FP16), 16, normed=True),
+        Clustered(1),
+    ),
+    (ProjectedCase(replace(LONG, head_dim=96, window=150, softcap=30.0), 36), Clustered(2, 3, 3)),
+    (ProjectedCase(replace(LONG, window=1), None, normed=True), Clustered(4, 1, 1)),
+    (ProjectedCase(replace(LONG, window=17, page_size=32), None), Clustered(2, 2, 2)),
+    (ProjectedCase(replace(LONG, heads=(6, 1), head_dim=256), 64), Clustered(8, 1, 1)),
+    (ProjectedCase(replace(LONG, lengths=(70, 1, 33, 16)), held=True), Clustered(2, 2, 1)),
 ]
 
 
 @pytest.mark.parametrize(
     ("setting", "way"), [pytest.param(*pair, id=pair[0].label) for pair in AWKWARD]
 )
-def test_awkward_sizes(setting: Setting, way: Clustered) -> None:
+def test_awkward_sizes(setting: ProjectedCase, way: Clustered) -> None:
     check(setting, way)
 
 
 def test_many_steps_a_warp_read_their_pages_in_two_goes() -> None:
     """A lane holds the pages of 32 steps and of the 32 behind them."""
-    check(Setting(replace(MIXED, lengths=(1200, 1039), heads=(2, 1))), Clustered(1, 1, 2))
+    check(ProjectedCase(replace(MIXED, lengths=(1200, 1039), heads=(2, 1))), Clustered(1, 1, 2))
 
 
 def test_a_row_without_a_slot_writes_nothing() -> None:
-    setting = Setting(replace(MIXED, lengths=(0, 1, 40)))
+    setting = ProjectedCase(replace(MIXED, lengths=(0, 1, 40)))
     inputs = inputs_of(setting)
     inputs["slots_B"].fill_(-1)
     before = {name: inputs[name].clone() for name in ("k_pages_PKSH", "v_pages_PKSH")}
@@ -110,7 +119,7 @@ def test_the_kernel_before_is_waited_for(
     """What it writes is NaN, or zero, until a block waits: all, or with `settled` the projection
     alone.
     """
-    setting = Setting(replace(LONG, window=window), normed=True)
+    setting = ProjectedCase(replace(LONG, window=window), normed=True)
     plain = cuda.projected_attention(**inputs_of(setting), config=Clustered(2, 2, 2))
     inputs = inputs_of(setting)
     names = ["qkv_BC"]
@@ -130,10 +139,10 @@ def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         (replace(MIXED, heads=(9, 1)), "9 query heads"),
     ]:
         with pytest.raises(UnsupportedError, match=said):
-            check(Setting(attention), way)
+            check(ProjectedCase(attention), way)
     with pytest.raises(UnsupportedError, match="more shared memory"):
-        check(Setting(replace(MIXED, head_dim=256)), Clustered(8, 8, 2))
-    inputs = inputs_of(Setting(MIXED, normed=True))
+        check(ProjectedCase(replace(MIXED, head_dim=256)), Clustered(8, 8, 2))
+    inputs = inputs_of(ProjectedCase(MIXED, normed=True))
     for name, changed, said in [
         ("slots_B", inputs["slots_B"].long(), "int32"),
         ("cos_BA", inputs["cos_BA"].bfloat16(), "fp32"),
@@ -144,10 +153,10 @@ def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
             cuda.projected_attention(**inputs | {name: changed}, config=way)
     monkeypatch.setattr(cuda, "library", lambda _: None)
     with pytest.raises(UnsupportedError, match="kernels build"):
-        check(Setting(MIXED), way)
+        check(ProjectedCase(MIXED), way)
     monkeypatch.setattr(cuda, "target_of", lambda _: TARGETS["sm_80"])
     with pytest.raises(UnsupportedError, match="Hopper"):
-        check(Setting(MIXED), way)
+        check(ProjectedCase(MIXED), way)
 
 
 def test_cost_in_shared_memory_is_what_the_source_says(builds: dict[str, ctypes.CDLL]) -> None:
@@ -177,7 +186,7 @@ def test_what_serves_where_nothing_was_measured(monkeypatch: pytest.MonkeyPatch)
     assert cuda.choose(8, 32768, 128, BF16, H200) is None
     assert cuda.choose(8, 1024, 256, BF16, H200) == Clustered(8, 8, 1)
     monkeypatch.setattr(public, "target_of", lambda _: H200)
-    inputs = inputs_of(Setting(replace(MIXED, heads=(4, 1))))
+    inputs = inputs_of(ProjectedCase(replace(MIXED, heads=(4, 1))))
     about = (inputs["qkv_BC"], inputs["k_pages_PKSH"], inputs["page_table_BM"], None)
     assert public._way(*about, None) == Clustered(8, 8, 2)
     assert public._way(*about, 128) is None  # who fixes the splits gets the same for any batch

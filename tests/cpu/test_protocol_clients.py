@@ -20,7 +20,7 @@ from ridgeline.server.protocol import (
     PATHS,
     ApiError,
     Asked,
-    Prompt,
+    ParsedPrompt,
     error_body,
     parse,
     render,
@@ -44,7 +44,7 @@ class Server:
     def __init__(self, text: str) -> None:
         self.text = text
         self.asked: list[Asked] = []
-        self.prompts: list[Prompt] = []
+        self.prompts: list[ParsedPrompt] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         routes = {path: route for route, path in PATHS.items()}

@@ -26,7 +26,7 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine import Completion, Delta, Grammar, Output
 from ridgeline.engine.sampling.matching import Grammars, stuck_message
 from ridgeline.errors import GrammarError
-from ridgeline.server.protocol import ApiError, Prompt, answer_now, error_of, merged
+from ridgeline.server.protocol import ApiError, ParsedPrompt, answer_now, error_of, merged
 
 TEXT = 'Say "née" 日本\u2028 👩‍👧\n\tand \\ done'
 TOOLS = [
@@ -224,7 +224,9 @@ def test_a_failed_stream_tells_why() -> None:
 # Completions.
 
 
-def text_outputs(prompts: list[Prompt], texts: list[list[str]]) -> tuple[list[Any], list[Output]]:
+def text_outputs(
+    prompts: list[ParsedPrompt], texts: list[list[str]]
+) -> tuple[list[Any], list[Output]]:
     pairs = [deltas_of(prompt, row) for prompt, row in zip(prompts, texts, strict=True)]
     deltas = [(delta, index) for index, (row, _) in enumerate(pairs) for delta in row]
     return deltas, [output for _, output in pairs]

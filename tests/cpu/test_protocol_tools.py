@@ -17,7 +17,7 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine import Completion, Grammar
 from ridgeline.engine.sampling.matching import Grammars, Matcher
 from ridgeline.errors import GrammarError, UsageError
-from ridgeline.server.protocol import ApiError, Prompt
+from ridgeline.server.protocol import ApiError, ParsedPrompt
 from ridgeline.server.protocol.replies.call_parser import (
     CallEnd,
     CallParser,
@@ -297,14 +297,14 @@ def test_arguments_that_are_no_object(arguments: str) -> None:
 # What a grammar holds calls to.
 
 
-def matcher_of(prompt: Prompt, tokenizer: Tokenizer) -> Matcher:
+def matcher_of(prompt: ParsedPrompt, tokenizer: Tokenizer) -> Matcher:
     grammars = Grammars(tokenizer, tokenizer.vocab_size)
     assert prompt.sampling.grammar is not None
     compiled = grammars.compile(prompt.sampling.grammar).result()
     return grammars.matcher(compiled, prompt.sampling, tokenizer.eos_ids)
 
 
-def written(prompt: Prompt, tokenizer: Tokenizer, seed: int) -> str:
+def written(prompt: ParsedPrompt, tokenizer: Tokenizer, seed: int) -> str:
     """What a model without any sense would write."""
     matcher, draw, tokens = matcher_of(prompt, tokenizer), random.Random(seed), []
     while not matcher.is_complete:
@@ -364,7 +364,7 @@ def test_some_tool_is_called_where_one_is_required(format: ToolFormat) -> None:
     assert all(len(message["tool_calls"]) == 1 for message in one)
 
 
-def accepts(prompt: Prompt, text: str) -> bool:
+def accepts(prompt: ParsedPrompt, text: str) -> bool:
     """Whether an output may be this text, token by token, and end there."""
     tokenizer = tokenizer_with(HERMES)
     matcher, end = matcher_of(prompt, tokenizer), tokenizer.eos_ids[0]
@@ -378,7 +378,7 @@ def accepts(prompt: Prompt, text: str) -> bool:
     return True
 
 
-def prompt_of(format: ToolFormat, **fields: Any) -> Prompt:
+def prompt_of(format: ToolFormat, **fields: Any) -> ParsedPrompt:
     tokenizer = tokenizer_with(HERMES if format == "hermes" else LLAMA3)
     (prompt,) = rendered(asked_for("chat", messages=HELLO, **fields), tokenizer)
     return prompt

@@ -19,7 +19,7 @@ from ridgeline.errors import ContextLengthError, NumericsError, UsageError
 from ridgeline.models import Transformer
 from ridgeline.quality import divergence as divergence_file
 from ridgeline.quality.divergence import Original, divergence, kl_divergence
-from ridgeline.quality.gate import Bounds
+from ridgeline.quality.gate import QualityBounds
 from ridgeline.quality.intervals import (
     Estimate,
     estimate,
@@ -267,18 +267,18 @@ def test_the_gate_names_what_is_outside() -> None:
     changed = noisy(tiny(NAME), "layers.1.mlp.down.weight", share=0.3)
     found = divergence(engine_for(tiny(NAME)), engine_for(changed), windows_of(70, 70))
     kl, more = found.mean_kl.value, found.increase.value
-    assert Bounds().broken_by(found) is None
-    assert Bounds(max_kl=kl, max_ppl_increase=max(more, 0.0)).broken_by(found) is None
-    problem = Bounds(max_kl=kl * 0.9).broken_by(found)
+    assert QualityBounds().broken_by(found) is None
+    assert QualityBounds(max_kl=kl, max_ppl_increase=max(more, 0.0)).broken_by(found) is None
+    problem = QualityBounds(max_kl=kl * 0.9).broken_by(found)
     assert problem is not None
     assert f"mean KL is {kl:.5f}" in problem
     assert "perplexity" not in problem
     back = divergence(engine_for(changed), engine_for(tiny(NAME)), windows_of(70, 70))
     worse = found if more > 0 else back
-    problem = Bounds(max_ppl_increase=0.0).broken_by(worse)
+    problem = QualityBounds(max_ppl_increase=0.0).broken_by(worse)
     assert problem is not None
     assert "perplexity changes by +" in problem
-    assert Bounds(max_ppl_increase=0.0).broken_by(back if more > 0 else found) is None
+    assert QualityBounds(max_ppl_increase=0.0).broken_by(back if more > 0 else found) is None
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_the_gate_names_what_is_outside() -> None:
 )
 def test_bounds_that_make_no_sense(bounds: dict[str, float], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        Bounds(**bounds)
+        QualityBounds(**bounds)
 
 
 # --- layers ---------------------------------------------------------------------------------------

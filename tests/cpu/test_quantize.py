@@ -16,15 +16,15 @@ from ridgeline.data.calibration_text import default_text
 from ridgeline.engine import Engine
 from ridgeline.errors import UsageError
 from ridgeline.ladder.quantizing import quantize_job
-from ridgeline.ladder.quantizing.quantize_job import Job, advice, quantize, save, texts
+from ridgeline.ladder.quantizing.quantize_job import QuantizeJob, advice, quantize, save, texts
 from ridgeline.models import Transformer
-from ridgeline.quality.gate import Bounds
+from ridgeline.quality.gate import QualityBounds
 from ridgeline.quantization import load_model
 from ridgeline.quantization.linear import QuantizedLinear, quantizable
 from ridgeline.quantization.methods import Gptq, Rtn, SmoothQuant
 from ridgeline.quantization.scheme import parse_scheme
 
-ALL = Bounds(max_kl=10.0, max_ppl_increase=0.99)
+ALL = QualityBounds(max_kl=10.0, max_ppl_increase=0.99)
 TEXT, CALIBRATION = default_text()[:3000], default_text()[10_000:40_000]
 
 
@@ -58,10 +58,10 @@ def model(folder: Path) -> Transformer:
     return load_model(folder, dtype="fp32", device="cpu")
 
 
-def job(scheme: str = "int8", method: Any = None, **changes: Any) -> Job:
+def job(scheme: str = "int8", method: Any = None, **changes: Any) -> QuantizeJob:
     about = {"num_sequences": 4, "text": TEXT, "window": 60, "bounds": ALL}
     about |= {"calibration": CALIBRATION} | changes
-    return Job(parse_scheme(scheme), method or Rtn(), **about)
+    return QuantizeJob(parse_scheme(scheme), method or Rtn(), **about)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_is_saved_is_what_was_measured(
 def test_a_model_outside_the_bound_is_refused_with_advice(
     model: Transformer, tokenizer: Tokenizer
 ) -> None:
-    found = quantize(model, tokenizer, job(bounds=Bounds(max_kl=0.0)))
+    found = quantize(model, tokenizer, job(bounds=QualityBounds(max_kl=0.0)))
     assert found.problem is not None
     assert "mean KL" in advice(found)
     assert "layers." in advice(found)

@@ -23,24 +23,24 @@ from ridgeline.engine import Engine
 from ridgeline.errors import QualityError, RidgelineError, UsageError
 from ridgeline.hardware.units import human_bytes, parse_bytes
 from ridgeline.ladder.quantizing.auto import Auto, possible, quantize_auto, usual_schemes
-from ridgeline.ladder.quantizing.quantize_job import Job, Quantized, quantize, save
+from ridgeline.ladder.quantizing.quantize_job import QuantizeJob, QuantizeResult, quantize, save
 from ridgeline.ladder.quantizing.sensitivity import sensitivity, some_of
 from ridgeline.models import Transformer
 from ridgeline.models.transformer import Linear
-from ridgeline.quality.gate import Bounds
+from ridgeline.quality.gate import QualityBounds
 from ridgeline.quantization import load_model
 from ridgeline.quantization.calibrating.calibration import quantize_model
-from ridgeline.quantization.choose import Choice, Times
+from ridgeline.quantization.choose import LayerChoice, ProductTimes
 from ridgeline.quantization.linear import QuantizedLinear, quantizable
 from ridgeline.quantization.methods import Awq, Method, Rtn, Wanda
 from ridgeline.quantization.scheme import parse_scheme
-from ridgeline.quantization.sizes import Matrix
+from ridgeline.quantization.sizes import MatrixSize
 
 HURT = "layers.1.mlp.down"
 INT8, INT4 = parse_scheme("int8"), parse_scheme("int4-g32")
 NO_ROOM = ["--max-kl", "0", "--max-ppl-increase", "0"]
-ALL = Bounds(max_kl=100.0, max_ppl_increase=None)
-JOB = Job(None, Rtn(), num_sequences=4, text=default_text()[:2000], window=60, bounds=ALL)
+ALL = QualityBounds(max_kl=100.0, max_ppl_increase=None)
+JOB = QuantizeJob(None, Rtn(), num_sequences=4, text=default_text()[:2000], window=60, bounds=ALL)
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +68,14 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def half(model: Transformer, tokenizer: Tokenizer) -> Bounds:
+def half(model: Transformer, tokenizer: Tokenizer) -> QualityBounds:
     """Half of what 4 bits everywhere cost."""
     whole = quantize(model, tokenizer, replace(JOB, scheme=INT4)).quality.mean_kl.value
-    return Bounds(max_kl=whole / 2, max_ppl_increase=0.99)
+    return QualityBounds(max_kl=whole / 2, max_ppl_increase=0.99)
 
 
 @pytest.fixture(scope="module")
-def found(model: Transformer, tokenizer: Tokenizer, half: Bounds) -> Quantized:
+def found(model: Transformer, tokenizer: Tokenizer, half: QualityBounds) -> QuantizeResult:
     job = replace(JOB, bounds=half)
     return quantize_auto(model, tokenizer, job, Auto((INT8, INT4)))
 
@@ -101,7 +101,9 @@ def test_a_little_of_the_text_is_enough() -> None:
     assert sum(part.numel() for part in some_of(short, on_gpu=False)) == 256
 
 
-def test_a_mixture_inside_the_bound(found: Quantized, half: Bounds, model: Transformer) -> None:
+def test_a_mixture_inside_the_bound(
+    found: QuantizeResult, half: QualityBounds, model: Transformer
+) -> None:
     places = {place.name: place for place in found.places}
     assert found.problem is None
     assert found.quality.mean_kl.value <= (half.max_kl or 0)
@@ -121,7 +123,7 @@ def test_a_mixture_inside_the_bound(found: Quantized, half: Bounds, model: Trans
 
 
 def test_what_is_saved_has_each_layers_scheme(
-    found: Quantized, folder: Path, tokenizer: Tokenizer, tmp_path: Path
+    found: QuantizeResult, folder: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     save(found, out, source=folder, tokenizer=tokenizer)
@@ -159,7 +161,7 @@ def test_one_scheme_and_what_stays(
     method: Method,
     model: Transformer,
     tokenizer: Tokenizer,
-    half: Bounds,
+    half: QualityBounds,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The whole is tried first, the sensitive layer stays, and codes that depend on nothing else
@@ -175,7 +177,7 @@ def test_one_scheme_and_what_stays(
     bounds = half
     if method.folds:  # which keeps large weights whole: a bound of its own
         whole = quantize(model, tokenizer, replace(JOB, scheme=INT4, method=method))
-        bounds = Bounds(max_kl=whole.quality.mean_kl.value / 2)
+        bounds = QualityBounds(max_kl=whole.quality.mean_kl.value / 2)
         calibrated.clear()
     job = replace(JOB, bounds=bounds, method=method)
     found = quantize_auto(model, tokenizer, job, Auto((INT4,)))
@@ -208,8 +210,8 @@ def test_one_scheme_inside_the_bound_needs_no_search(
 def test_budgets_that_cannot_be_met(
     model: Transformer,
     tokenizer: Tokenizer,
-    half: Bounds,
-    found: Quantized,
+    half: QualityBounds,
+    found: QuantizeResult,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = replace(JOB, bounds=half)
@@ -217,7 +219,9 @@ def test_budgets_that_cannot_be_met(
     with pytest.raises(UsageError, match=r"smallest mixture of int8, int4-g32 takes \d+ KiB"):
         quantize_auto(model, tokenizer, job, auto)
     with pytest.raises(QualityError, match="none of the 1 mixtures measured is inside"):
-        quantize_auto(model, tokenizer, replace(job, bounds=Bounds(max_kl=0.0)), Auto((INT4,)))
+        quantize_auto(
+            model, tokenizer, replace(job, bounds=QualityBounds(max_kl=0.0)), Auto((INT4,))
+        )
     with pytest.raises(UsageError, match="wanda prunes"):
         quantize_auto(model, tokenizer, replace(job, method=Wanda()), auto)
     monkeypatch.setattr("ridgeline.ladder.quantizing.auto._search", lambda *about: found)
@@ -229,8 +233,8 @@ def test_budgets_that_cannot_be_met(
 
 
 def test_what_is_slower_is_no_candidate(model: Transformer) -> None:
-    shape = Matrix(*model.get_submodule(HURT).weight.shape)
-    slow = {("int8", shape): Choice(*shape, "int8", (Times(1, 1.0, 2.0),))}
+    shape = MatrixSize(*model.get_submodule(HURT).weight.shape)
+    slow = {("int8", shape): LayerChoice(*shape, "int8", (ProductTimes(1, 1.0, 2.0),))}
     known = possible(model, (INT8, INT4), ("layers.0.*",), slow)
     assert known[HURT] == [INT4]
     assert known["layers.1.attn.qkv"] == [INT8, INT4]
@@ -320,11 +324,11 @@ def test_speed_decides_on_the_command_line(
 ) -> None:
     """`down` is slower in int8 at 8 rows: it stays, with the two times."""
 
-    def times(config: Any, scheme: Any, sizes: Any, *about: Any, **more: Any) -> list[Choice]:
+    def times(config: Any, scheme: Any, sizes: Any, *about: Any, **more: Any) -> list[LayerChoice]:
         assert sizes == (1, 8)
-        slow = tuple(Times(rows, 1.0, 2.0 if rows == 8 else 0.5) for rows in sizes)
-        fast = (Times(1, 1.0, 0.5),)
-        return [Choice(64, 96, "int8", slow), Choice(192, 64, "int8", fast)]
+        slow = tuple(ProductTimes(rows, 1.0, 2.0 if rows == 8 else 0.5) for rows in sizes)
+        fast = (ProductTimes(1, 1.0, 0.5),)
+        return [LayerChoice(64, 96, "int8", slow), LayerChoice(192, 64, "int8", fast)]
 
     monkeypatch.setattr("ridgeline.ladder.quantizing.quantize_job.measured_choices", times)
     more = ["--scheme", "int8", "--batch-sizes", "1,8", "--max-kl", "5", *text]

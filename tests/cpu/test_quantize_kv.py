@@ -20,17 +20,18 @@ from ridgeline.data.calibration_text import default_text
 from ridgeline.engine import Engine
 from ridgeline.engine.ranks import _task
 from ridgeline.errors import ConfigError, UnsupportedError
-from ridgeline.ladder.quantizing.quantize_job import Job, quantize
+from ridgeline.ladder.quantizing.quantize_job import QuantizeJob, quantize
 from ridgeline.models.checkpoint import open_checkpoint
-from ridgeline.quality.gate import Bounds
+from ridgeline.quality.gate import QualityBounds
 from ridgeline.quantization import load_model
 from ridgeline.quantization.files.read import kv_dtype, open_quantized
 from ridgeline.quantization.methods import Rtn
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.recipe import KV, Parallel, Recipe
 
-BOUNDS = Bounds(max_kl=10.0, max_ppl_increase=0.99)
-JOB = Job(parse_scheme("int8"), Rtn(), num_sequences=4, text=default_text()[:1000], window=60,
+BOUNDS = QualityBounds(max_kl=10.0, max_ppl_increase=0.99)
+JOB = QuantizeJob(parse_scheme("int8"), Rtn(), num_sequences=4, text=default_text()[:1000],
+window=60,
           bounds=BOUNDS)  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from ridgeline.errors import CheckpointError
 from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.models.families import describe
 from ridgeline.quantization import load_model
-from ridgeline.quantization.files import Matrix, decoded_matrix, kept_schemes, read_quantized
+from ridgeline.quantization.files import StoredMatrix, decoded_matrix, kept_schemes, read_quantized
 from ridgeline.quantization.files.gguf import q4_0_matrix
 
 TYPES = gguf.GGMLQuantizationType
@@ -60,7 +60,7 @@ def test_other_types_become_weights(kind: TYPES, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path / "model.gguf")
     found = dict(read_quantized(checkpoint))
     assert found.keys() == checkpoint.tensors.keys()
-    assert not any(isinstance(one, Matrix) for one in found.values())
+    assert not any(isinstance(one, StoredMatrix) for one in found.values())
     assert not kept_schemes(checkpoint, describe(checkpoint))
 
 

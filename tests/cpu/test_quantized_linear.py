@@ -26,8 +26,8 @@ from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import RMSNorm
 from ridgeline.quantization.devices import check_runs, check_target
 from ridgeline.quantization.linear import (
+    CodedRows,
     QuantizedLinear,
-    Rows,
     quantizable,
     quantize_blocks,
     with_schemes,
@@ -85,7 +85,9 @@ def defined(
         x = x * (norm.weight.double() + norm.offset)
     if layer.inputs is not None:
         by_blocks = layer.scheme.spread == "block"
-        make = quantize_blocks if by_blocks else lambda x, dtype: Rows(*quantize_rows(x, dtype))
+        make = (
+            quantize_blocks if by_blocks else lambda x, dtype: CodedRows(*quantize_rows(x, dtype))
+        )
         codes, scale = make(x.float(), layer.inputs)
         x = codes.double() * reference.spread(scale, codes.shape, (1, 128)).double()
     assert layer.bias is not None, "these layers have one"
@@ -146,7 +148,7 @@ def test_sizes_that_fill_no_vector(name: str, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float16])
 def test_a_weight_expanded_is_the_weight_decoded(name: str, dtype: torch.dtype) -> None:
     layer = layer_of(name, dtype=dtype)
-    product = cpu.Product(384, dtype, layer.weight, layer.scale, layer.zero)
+    product = cpu.HostProduct(384, dtype, layer.weight, layer.scale, layer.zero)
     assert torch.equal(product.expanded(), layer.decoded().to(dtype))
 
 
@@ -186,7 +188,7 @@ def test_an_mlp_hands_codes_from_one_product_to_the_next() -> None:
     assert gives == [torch.int8, None]
     x_TD, mlp, norm = random(5, 48), model.layers[0].mlp, norm_of(48, torch.float32)
     between = mlp.gate_up(x_TD, norm, mlp.activation)
-    assert isinstance(between, Rows)
+    assert isinstance(between, CodedRows)
     assert between.codes.dtype == torch.int8
     plain = gated_activation(functional.linear(norm(x_TD), mlp.gate_up.decoded()), mlp.activation)
     expected = functional.linear(plain, mlp.down.decoded())

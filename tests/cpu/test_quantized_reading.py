@@ -22,7 +22,7 @@ from ridgeline.models.families import Description, describe
 from ridgeline.models.weights import stored_parts
 from ridgeline.quantization import load_model, save_model
 from ridgeline.quantization.files import (
-    Matrix,
+    StoredMatrix,
     cut,
     decoded,
     decoded_matrix,
@@ -103,11 +103,11 @@ def test_weights_are_what_was_written(case: str, tmp_path: Path) -> None:
     state = peer.state_dict()
     found = dict(read_quantized(checkpoint))
     assert found.keys() == state.keys()
-    kept = {key: one for key, one in found.items() if isinstance(one, Matrix)}
+    kept = {key: one for key, one in found.items() if isinstance(one, StoredMatrix)}
     assert {one.scheme.name for one in kept.values()} == ({scheme} if scheme else set())
     assert len(kept) in (0, 7)
     for key, one in found.items():
-        weight = decoded_matrix(one) if isinstance(one, Matrix) else one.float()
+        weight = decoded_matrix(one) if isinstance(one, StoredMatrix) else one.float()
         torch.testing.assert_close(weight, state[key], atol=2e-7, rtol=1e-6, msg=key)
     model = load_model(tmp_path, dtype="fp32", device="cpu")
     with torch.inference_mode():
@@ -126,7 +126,7 @@ def test_whole_blocks_are_kept_and_transformers_agrees(
     kinds = {
         one.scheme.name
         for _, one in read_quantized(open_checkpoint(tmp_path))
-        if isinstance(one, Matrix)
+        if isinstance(one, StoredMatrix)
     }
     assert kinds == {"fp8-block"}
     peer = transformers.AutoModelForCausalLM.from_pretrained(
@@ -174,7 +174,7 @@ def test_joined_and_cut_rows_stand_for_the_same_weights() -> None:
     }.items():
         schemes = [parse_scheme(name) for name in names]
         pieces = [
-            Matrix(encode(weight, find_grid(weight, scheme), scheme), scheme)
+            StoredMatrix(encode(weight, find_grid(weight, scheme), scheme), scheme)
             for weight, scheme in zip(weights, schemes, strict=True)
         ]
         whole = join(pieces)
@@ -263,8 +263,8 @@ def test_what_the_compressed_tensors_package_writes(preset: str, tmp_path: Path)
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
     ((name, ours),) = read_quantized(open_checkpoint(tmp_path))
     assert name == f"{layer}.weight"
-    assert (ours.scheme.name if isinstance(ours, Matrix) else None) == PRESETS[preset]
-    ours = decoded_matrix(ours) if isinstance(ours, Matrix) else ours
+    assert (ours.scheme.name if isinstance(ours, StoredMatrix) else None) == PRESETS[preset]
+    ours = decoded_matrix(ours) if isinstance(ours, StoredMatrix) else ours
     close = (
         2**-7 if theirs.dtype == torch.bfloat16 else 1e-6
     )  # its nvfp4 scales are divided in bf16

@@ -21,14 +21,14 @@ from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.models.families import describe, parts
 from ridgeline.quantization import load_model
 from ridgeline.quantization.files import (
-    Matrix,
+    StoredMatrix,
     decoded_matrix,
     open_quantized,
     read_quantized,
     save_quantized,
 )
 from ridgeline.quantization.files.compressed import config_group, layer_tensors, scheme_config
-from ridgeline.quantization.files.save import KVScales, Sparsity
+from ridgeline.quantization.files.save import KVScales, SparsityPattern
 from ridgeline.quantization.scheme import Codes, Grid, encode, find_grid, parse_scheme
 
 SCHEMES = ["int8", "int4-g32", "int4-g64-asym", "w8a8-int8", "fp8", "fp8-tensor", "fp8-block"]
@@ -46,7 +46,9 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(tiny_models.MODELS, name, (family, overrides | HEADS | one_layer))
 
 
-def quantized(folder: Path, name: str, *schemes: str) -> tuple[Transformer, dict[str, Matrix]]:
+def quantized(
+    folder: Path, name: str, *schemes: str
+) -> tuple[Transformer, dict[str, StoredMatrix]]:
     """A model whose weights are what the codes stand for, each kind of layer in the next scheme."""
     tiny_models.save_model(name, folder)
     model = load_model(folder, dtype="fp32", device="cpu")
@@ -55,7 +57,7 @@ def quantized(folder: Path, name: str, *schemes: str) -> tuple[Transformer, dict
         if weight.dim() == 2 and not name.startswith(("embed", "head")):
             scheme = parse_scheme(schemes[len(matrices) % len(schemes)])
             codes = encode(weight.detach(), find_grid(weight.detach(), scheme), scheme)
-            matrices[name] = Matrix(codes, scheme)
+            matrices[name] = StoredMatrix(codes, scheme)
     return model, matrices
 
 
@@ -65,7 +67,7 @@ def assert_same(ours: Transformer, theirs: Transformer) -> None:
 
 
 @torch.no_grad()
-def expand(model: Transformer, matrices: dict[str, Matrix]) -> Transformer:
+def expand(model: Transformer, matrices: dict[str, StoredMatrix]) -> Transformer:
     """The model with the weights its codes stand for, by the definition in scheme.py's table."""
     for name, ((values, grid), scheme) in matrices.items():
         weight = model.get_parameter(name.removesuffix(".weight") + ".weight")
@@ -87,7 +89,7 @@ def test_what_is_saved_is_loaded(scheme: str, tmp_path: Path) -> None:
     save_quantized(model, out, source=tmp_path / "in", matrices=matrices, max_shard_bytes=10_000)
     assert len(list(out.glob("*.safetensors"))) > 7
     kept = [one for _, one in read_quantized(open_checkpoint(tmp_path / "out"))]
-    assert {one.scheme.name for one in kept if isinstance(one, Matrix)} == {scheme}
+    assert {one.scheme.name for one in kept if isinstance(one, StoredMatrix)} == {scheme}
     expand(model, matrices)
     assert_same(model, load_model(tmp_path / "out", dtype="fp32", device="cpu"))
 
@@ -172,7 +174,7 @@ def test_experts_go_by_the_checkpoints_names(
         weight = held[part.parameter].detach()[part.index]
         if "_proj.weight" in part.name or "experts" in part.name:
             codes = encode(weight, find_grid(weight, chosen), chosen)
-            matrices[part.name] = Matrix(codes, chosen)
+            matrices[part.name] = StoredMatrix(codes, chosen)
             weight.copy_(decoded_matrix(matrices[part.name]))
     out = tmp_path / "out"
     save_quantized(model, out, source=tmp_path / "in", matrices=matrices)
@@ -202,7 +204,7 @@ def test_zero_points_of_symmetric_codes_are_left_out(scheme: str, tmp_path: Path
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
     assert_same(expand(model, matrices), load_model(out, dtype="fp32", device="cpu"))
     found = read_quantized(open_checkpoint(out))
-    assert len(scales) == sum(isinstance(one, Matrix) for _, one in found) == 7
+    assert len(scales) == sum(isinstance(one, StoredMatrix) for _, one in found) == 7
 
 
 def test_which_config_group_applies() -> None:
@@ -224,7 +226,9 @@ def test_bytes_of_a_layer_with_zero_points() -> None:
     """Two rows of one group, written down by hand: codes along the row, zero points down it."""
     values = torch.arange(64, dtype=torch.uint8).view(2, 32) % 16
     grid = Grid(torch.tensor([[0.5], [2.0]]), torch.tensor([[3], [12]], dtype=torch.uint8))
-    tensors = dict(layer_tensors("a.b", Matrix(Codes(values, grid), parse_scheme("int4-g32-asym"))))
+    tensors = dict(
+        layer_tensors("a.b", StoredMatrix(Codes(values, grid), parse_scheme("int4-g32-asym")))
+    )
     low, high = 0x76543210, 0xFEDCBA98 - 2**32
     assert tensors["a.b.weight_packed"].tolist() == [[low, high] * 2] * 2
     assert tensors["a.b.weight_packed"].dtype == torch.int32
@@ -237,16 +241,16 @@ def test_bytes_of_a_layer_with_zero_points() -> None:
 def test_bytes_of_8_bit_layers() -> None:
     values = torch.tensor([[-127, 0, 1, 127], [2, 3, 4, 5]], dtype=torch.int8)
     grid = Grid(torch.tensor([[0.5], [2.0]]))
-    packed = dict(layer_tensors("a", Matrix(Codes(values, grid), parse_scheme("int8"))))
+    packed = dict(layer_tensors("a", StoredMatrix(Codes(values, grid), parse_scheme("int8"))))
     assert packed["a.weight_packed"].view(torch.uint8).tolist() == [
         [1, 128, 129, 255],
         [130, 131, 132, 133],
     ]
     assert packed.keys() == {"a.weight_packed", "a.weight_scale", "a.weight_shape"}
-    plain = dict(layer_tensors("a", Matrix(Codes(values, grid), parse_scheme("w8a8-int8"))))
+    plain = dict(layer_tensors("a", StoredMatrix(Codes(values, grid), parse_scheme("w8a8-int8"))))
     assert torch.equal(plain["a.weight"], values)
     assert plain.keys() == {"a.weight", "a.weight_scale"}
-    one = Matrix(
+    one = StoredMatrix(
         Codes(values.to(torch.float8_e4m3fn), Grid(torch.ones(1, 1))), parse_scheme("fp8-tensor")
     )
     assert dict(layer_tensors("a", one))["a.weight_scale"].shape == (1,)
@@ -299,7 +303,7 @@ def test_layers_left_alone_are_named_and_mixtures_go_by_name(tmp_path: Path) -> 
 @pytest.mark.usefixtures("wide")
 def test_sparsity_is_noted_and_loads(tmp_path: Path) -> None:
     model, matrices = quantized(tmp_path / "in", "llama-tied", "fp8")
-    note, source = Sparsity("2:4", 0.5), tmp_path / "in"
+    note, source = SparsityPattern("2:4", 0.5), tmp_path / "in"
     save_quantized(model, tmp_path / "fp8", source=source, matrices=matrices, sparsity=note)
     config = json.loads((tmp_path / "fp8/config.json").read_text())["quantization_config"]
     assert config["sparsity_config"]["sparsity_structure"] == "2:4"
@@ -318,7 +322,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     model = load_model(tmp_path / "in", dtype="fp32", device="cpu")
     scheme = parse_scheme("fp8-block")
     weight = torch.ones(256, 128)
-    matrix = Matrix(encode(weight, find_grid(weight, scheme), scheme), scheme)
+    matrix = StoredMatrix(encode(weight, find_grid(weight, scheme), scheme), scheme)
     with pytest.raises(UnsupportedError, match="cannot be cut out of blocks of 128"):
         save_quantized(
             model,

@@ -24,7 +24,7 @@ import ridgeline
 from ridgeline.engine import Engine, Sampling, ranks
 from ridgeline.errors import HardwareError, UnsupportedError, UsageError
 from ridgeline.parallel.group import Group
-from ridgeline.parallel.launch import Place, Ranks, torchrun_place
+from ridgeline.parallel.launch import RankProcess, Ranks, torchrun_place
 from ridgeline.recipe import KV, Limits, Parallel, Recipe, Speculation
 
 GREEDY = Sampling(max_tokens=16, ignore_eos=True)
@@ -225,7 +225,7 @@ def test_one_gpu_by_number_is_refused(tmp_path: Path) -> None:
 
 
 def test_torchrun_with_another_number_of_ranks_is_refused() -> None:
-    place = Place(0, 4, 0, 4, None)
+    place = RankProcess(0, 4, 0, 4, None)
     with pytest.raises(UsageError, match="tensor_parallel is 2 and torchrun has started 4 ranks"):
         ranks._check_place(place, RECIPE, "cpu")
     assert torchrun_place({}) is None

@@ -16,7 +16,7 @@ from test_supervisor import LIMITS, RECIPE, SETTINGS, assert_same, plain_engine,
 
 from ridgeline.engine import Engine, Output, Sampling, SupervisedEngine
 from ridgeline.engine.process.supervisor import MAX_BARREN
-from ridgeline.engine.process.worker import Add, Cancel, Order
+from ridgeline.engine.process.worker import Add, Cancel, EngineOrder
 from ridgeline.engine.replicas import ReplicatedEngine
 from ridgeline.engine.replicas import engine as replicated
 from ridgeline.engine.replicas.pool import Pool
@@ -36,7 +36,7 @@ def pooled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SupervisedEngine]:
     """Makes an engine whose replicas are in this process."""
 
     def make(dies: Dies, num: int = 2) -> SupervisedEngine:
-        order = Order(Path("unread"), RECIPE, "cpu", None, None)
+        order = EngineOrder(Path("unread"), RECIPE, "cpu", None, None)
         starters = [
             StandIn.maker(plain_engine, lambda *about, number=number: dies(number, *about))
             for number in range(num)

@@ -11,7 +11,7 @@ import pytest
 from ridgeline.errors import UnsupportedError
 from ridgeline.hardware import Ceiling, Hardware
 from ridgeline.ladder.outcome import Quality, RungOutcome
-from ridgeline.ladder.rungs import STAGES, Offer, Place, Rung
+from ridgeline.ladder.rungs import STAGES, Offer, Rung, RungContext
 from ridgeline.ladder.rungs.quantize import INT4
 from ridgeline.ladder.state import applied, baseline
 from ridgeline.models.shapes import describe_shape
@@ -26,7 +26,7 @@ GPU = Hardware(
 CONFIG = describe_shape("llama-3.1-8b").config
 
 
-def place(hardware: Hardware = GPU, *edits: Mapping[str, Any], **more: Any) -> Place:
+def place(hardware: Hardware = GPU, *edits: Mapping[str, Any], **more: Any) -> RungContext:
     state = baseline(hardware.device)
     for edit in edits:
         state = applied(state, edit)
@@ -38,20 +38,20 @@ def place(hardware: Hardware = GPU, *edits: Mapping[str, Any], **more: Any) -> P
         {"limits.token_budget": 8192, "limits.max_context": 4096, "limits.memory_share": 0.9},
     )
     about = {"config": CONFIG, "hardware": hardware, "goal": "latency", "state": state}
-    return Place(**about | {"filled": filled} | more)
+    return RungContext(**about | {"filled": filled} | more)
 
 
 ENGINE = {"loop": "engine", "kernels": "fused"}
 BF16 = {"dtype": "bf16"}
 
 
-def offered(name: str, where: Place) -> dict[str, Any]:
+def offered(name: str, where: RungContext) -> dict[str, Any]:
     found = RUNGS[name].offer(where)
     assert isinstance(found, Offer), found
     return dict(found.edit)
 
 
-def refused(name: str, where: Place) -> str:
+def refused(name: str, where: RungContext) -> str:
     found = RUNGS[name].offer(where)
     assert isinstance(found, str), found
     return found
@@ -123,7 +123,7 @@ def test_finer_groups_are_for_where_coarser_ones_did_not_do() -> None:
     assert offered("int4-g128", place(CPU, ENGINE)) == {"scheme": "int4-g128"}
     assert "int4-g128 fits" in refused("int4-g64", place(CPU, ENGINE))
 
-    def after(name: str, kl: float) -> Place:
+    def after(name: str, kl: float) -> RungContext:
         broken = Quality(kl, None, None, 0.1, None, None, 10, "mean KL is too much")
         outcome = RungOutcome(name, "quantize", "", {}, "dropped", "", quality=broken)
         return place(CPU, ENGINE, outcomes={name: outcome})

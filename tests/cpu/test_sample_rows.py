@@ -11,7 +11,7 @@ from ridgeline.kernels.sampling import filtered_logits, sample, sample_rows
 from ridgeline.kernels.sampling import triton as kernels
 from ridgeline.kernels.sampling.draw import gumbel
 from ridgeline.kernels.sampling.reference import GROUP, _gumbel, _philox, adjusted_logits
-from ridgeline.kernels.sampling.tune_space import Config, search_space
+from ridgeline.kernels.sampling.tune_space import SamplingConfig, search_space
 from ridgeline.kernels.targets import TARGETS
 
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -115,7 +115,7 @@ def test_a_row_is_sampled_alike_in_every_batch() -> None:
     settings["temperature_B"][2] = 0.0
     settings["bias_BV"] = torch.randn(4, 5000)
     settings["bias_BV"][0] = 0.0
-    for config in (Config(16, 4), Config(64, 8, num_stages=2, pieces=2)):
+    for config in (SamplingConfig(16, 4), SamplingConfig(64, 8, num_stages=2, pieces=2)):
         together = kernels.sample_rows(logits, config=config, **settings)
         assert together[0] == alone[0]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ridgeline.engine.execution.step_words import job_of, job_words
 from ridgeline.engine.naive import prompt_logprobs
 from ridgeline.engine.requests.request import Sampling
-from ridgeline.engine.sampling.extras import Job
+from ridgeline.engine.sampling.extras import DeviceJob
 from ridgeline.errors import ContextLengthError, RequestError, UsageError
 
 
@@ -88,7 +88,7 @@ def test_ranks_make_the_same_logits() -> None:
 
 @pytest.mark.parametrize("first_scored", [1, 7])
 def test_other_ranks_hear_where_logits_begin(first_scored: int) -> None:
-    job = Job(Sampling(prompt_logprobs=0), (0,) * 9, frozenset(), first_scored=first_scored)
+    job = DeviceJob(Sampling(prompt_logprobs=0), (0,) * 9, frozenset(), first_scored=first_scored)
     _, told = job_of(job_words(3, job))
     for first in range(9):
         assert told.predicting(first, 4) == job.predicting(first, 4)

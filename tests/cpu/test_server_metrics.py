@@ -23,7 +23,7 @@ from ridgeline.server.metrics.dashboard import PANELS, dashboard
 from ridgeline.server.metrics.metrics import Meters
 from ridgeline.server.metrics.served import Served
 from ridgeline.server.metrics.tracing import from_environment, spans
-from ridgeline.server.metrics.verdict import Verdict, judge
+from ridgeline.server.metrics.verdict import ServerVerdict, judge
 from ridgeline.server.metrics.window import Sample, Totalled, Window, window_of
 
 DECODE = totals(100, 0.6, rows=8)  # 6 ms for a step of 8 rows: weights at 57% of the bandwidth
@@ -46,7 +46,7 @@ def between(
     return window
 
 
-def verdict(**of_window: Any) -> Verdict:
+def verdict(**of_window: Any) -> ServerVerdict:
     return judge(between(**of_window), of_window.get("whom") or served())
 
 

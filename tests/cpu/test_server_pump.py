@@ -19,17 +19,17 @@ from ridgeline.errors import HardwareError, UsageError
 from ridgeline.server import pump as pumping
 from ridgeline.server.door.refusals import RefusalError
 from ridgeline.server.mailbox import Mailbox
-from ridgeline.server.protocol import ApiError, Prompt
-from ridgeline.server.pump import Key, Pump, Ticket
+from ridgeline.server.protocol import ApiError, ParsedPrompt
+from ridgeline.server.pump import Pump, RequestKey, Ticket
 from ridgeline.server.watchdog import Watchdog
 
 
 def delta(number: int, prompt: int, text: str, sample: int = 0, **more: Any) -> Delta:
-    return Delta(Key(number, prompt, "a"), sample, text, (len(text),), more.get("reason"))
+    return Delta(RequestKey(number, prompt, "a"), sample, text, (len(text),), more.get("reason"))
 
 
 def output(number: int, prompt: int = 0) -> Output:
-    key = Key(number, prompt, "a")
+    key = RequestKey(number, prompt, "a")
     return Output(key, "finished", "stop", 1, 0, (), None, None, None, 0.0)
 
 
@@ -125,7 +125,7 @@ def on_loop(pump: Pump, work: Callable[[], Any]) -> Any:
 
 
 def submit(pump: Pump, name: str, num_prompts: int = 1, **more: Any) -> Ticket:
-    prompts = [Prompt((1, 2), Sampling()) for _ in range(num_prompts)]
+    prompts = [ParsedPrompt((1, 2), Sampling()) for _ in range(num_prompts)]
     ticket = Ticket(name, prompts, Mailbox(num_prompts, True), **more)
     on_loop(pump, lambda: pump.submit(ticket))
     return ticket
@@ -139,13 +139,17 @@ def test_events_reach_their_mailboxes(pump: Pump, engine: StandIn) -> None:
     ticket = submit(pump, "a", 2, due=time.monotonic() + 100, salt="s", priority=3)
     until(lambda: len(engine.added) == 2)
     about = engine.added[1][1]
-    assert (about["request_id"], about["salt"], about["priority"]) == (Key(1, 1, "a"), "s", 3)
+    assert (about["request_id"], about["salt"], about["priority"]) == (
+        RequestKey(1, 1, "a"),
+        "s",
+        3,
+    )
     assert 90 < about["timeout_s"] < 100
     engine.events.append([delta(1, 1, "xy"), delta(99, 0, "z"), output(1, 0)])
     assert [(prompt, part.text) for prompt, part in take(pump, ticket)] == [(1, "xy")]
     assert not ticket.mailbox.has_all
     on_loop(pump, lambda: pump.release(ticket))
-    until(lambda: engine.cancelled == [Key(1, 0, "a"), Key(1, 1, "a")])
+    until(lambda: engine.cancelled == [RequestKey(1, 0, "a"), RequestKey(1, 1, "a")])
     assert not pump.holds("a")
     assert not pump.cancel("a")
     again = submit(pump, "a")
@@ -182,7 +186,7 @@ def test_what_the_engine_refuses_is_told(pump: Pump, engine: StandIn) -> None:
         with pytest.raises(ApiError) as caught:
             take(pump, ticket)
         assert caught.value.status == status
-        assert Key(ticket.number, 0, "a") in engine.cancelled  # it was in already
+        assert RequestKey(ticket.number, 0, "a") in engine.cancelled  # it was in already
         on_loop(pump, lambda ticket=ticket: pump.release(ticket))
 
 

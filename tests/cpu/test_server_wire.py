@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import uvicorn
 
-from ridgeline.server.door.wire import BoundedProtocol, Bounds
+from ridgeline.server.door.wire import BoundedProtocol, WireBounds
 from ridgeline.server.serving import QuietServer
 
-BOUNDS = Bounds(max_connections=6, max_head_bytes=4096, head_s=0.3, body_s=0.4, read_s=0.4)
+BOUNDS = WireBounds(max_connections=6, max_head_bytes=4096, head_s=0.3, body_s=0.4, read_s=0.4)
 PIECE = b"x" * (256 << 10)
 
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.agreement import compare
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.op import Case, Op, OpInputs
 from ridgeline.kernels.quantized_linear import op as quantized
 from ridgeline.kernels.skinny_linear import cuda
 from ridgeline.kernels.skinny_linear import op as plain
-from ridgeline.kernels.skinny_linear.ways import OneRow, Way, one_row_ways
+from ridgeline.kernels.skinny_linear.ways import OneRow, WorkSplit, one_row_ways
 from ridgeline.kernels.targets import TARGETS
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ BUILDS = {"matrix units": ("__CUDA_ARCH__=900",), "portable": ("RIDGELINE_PORTAB
 ONE_SM = replace(TARGETS["sm_90"], num_units=1)  # so that a team makes several tiles
 
 PLAIN = None
-FORMS: dict[str, quantized.Form | None] = {
+FORMS: dict[str, quantized.WeightForm | None] = {
     "plain": PLAIN,
     "int8 words": quantized.W8A16,
     "int8 rows": quantized.W8A16_ROWS,
@@ -47,15 +47,15 @@ FORMS: dict[str, quantized.Form | None] = {
 # Depths that end within a step of 256 bytes a row, and their halves within one of 128 bytes.
 DEPTH = {"plain": 1008, "int8": 1056, "int4 g128": 1280, "int4 g64": 1152, "int4 g32": 1088}
 FEW_ROWS = [
-    (1, Way(1, 2, 2, blocks=1)),
-    (3, Way(2, 4, 3, teams=2, blocks=1)),
-    (4, Way(1, 4, 4, teams=4, blocks=2)),
+    (1, WorkSplit(1, 2, 2, blocks=1)),
+    (3, WorkSplit(2, 4, 3, teams=2, blocks=1)),
+    (4, WorkSplit(1, 4, 4, teams=4, blocks=2)),
 ]
 MANY_ROWS = [
-    (5, Way(warps=4, stages=2, splits=3)),
-    (16, Way(warps=8, stages=3, splits=1)),
-    (17, Way(warps=4, stages=4, splits=8)),
-    (33, Way(warps=4, stages=2, splits=2)),
+    (5, WorkSplit(warps=4, stages=2, splits=3)),
+    (16, WorkSplit(warps=8, stages=3, splits=1)),
+    (17, WorkSplit(warps=4, stages=4, splits=8)),
+    (33, WorkSplit(warps=4, stages=2, splits=2)),
 ]
 
 
@@ -95,11 +95,11 @@ def on_cpu(builds: dict[str, ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> N
     poison_results(monkeypatch)
 
 
-def inputs_of(case: Case) -> Inputs:
+def inputs_of(case: Case) -> OpInputs:
     return case.make(CPU, torch.Generator().manual_seed(0))
 
 
-def check(op: Op, case: Case, way: Way | OneRow | None, variant: str = "cuda") -> Tensor:
+def check(op: Op, case: Case, way: WorkSplit | OneRow | None, variant: str = "cuda") -> Tensor:
     inputs = inputs_of(case) | {"config": way}
     found = op.variants[variant](**inputs)
     compare(found, op.reference(**inputs), case)
@@ -191,7 +191,7 @@ def test_portable(form: str) -> None:
 
 @pytest.mark.parametrize("form", ["plain", "int8 words", "int8 rows", "int4 g128", "int4 g32"])
 def test_norm_and_residual(form: str) -> None:
-    for dtype, way in ((BF16, Way(1, 4, 2, teams=2, blocks=1)), (FP16, Way(2, 8, 2))):
+    for dtype, way in ((BF16, WorkSplit(1, 4, 2, teams=2, blocks=1)), (FP16, WorkSplit(2, 8, 2))):
         shape = (4, 48, depth_of(form))
         check(*case_of(form, shape, dtype, "norm bias residual strided"), way)
     check(*case_of(form, (2, 48, depth_of(form)), BF16, "norm"), None, "portable")
@@ -206,17 +206,17 @@ def test_gated(form: str, activation: str) -> None:
     outputs = 48 if form.startswith("int4") else 40
     normed = "" if form.startswith("fp8") else "norm"
     few = case_of(form, (2, outputs, depth_of(form)), BF16, normed, activation)
-    check(*few, Way(2, 2, 3, teams=2, blocks=1))
+    check(*few, WorkSplit(2, 2, 3, teams=2, blocks=1))
     if form != "fp8 blocks":
         many = case_of(form, (9, outputs, depth_of(form)), BF16, "bias residual", activation)
-        check(*many, Way(warps=4, stages=3, splits=3))
+        check(*many, WorkSplit(warps=4, stages=3, splits=3))
     check(*few, None, "portable")
 
 
 def test_all_64_rows() -> None:
     for form, splits, warps in (("plain", 8, 4), ("int8 words", 3, 8), ("int4 g128", 1, 4)):
         shape = (64, 64, 384 if form.startswith("int4") else 400)
-        check(*case_of(form, shape, BF16, "strided bias"), Way(warps=warps, splits=splits))
+        check(*case_of(form, shape, BF16, "strided bias"), WorkSplit(warps=warps, splits=splits))
 
 
 def test_a_result_is_left_where_it_is_wanted() -> None:
@@ -231,9 +231,9 @@ def test_a_result_is_left_where_it_is_wanted() -> None:
 
 def test_more_warps_than_steps() -> None:
     """Some then have nothing to add, and their sums must be zero."""
-    check(*case_of("int4 g128", (1, 32, 128)), Way(1, 16, 2, blocks=1))
-    check(*case_of("plain", (3, 33, 8)), Way(2, 8, 4, blocks=1))
-    check(*case_of("plain", (8, 64, 64)), Way(warps=4, stages=3, splits=8))
+    check(*case_of("int4 g128", (1, 32, 128)), WorkSplit(1, 16, 2, blocks=1))
+    check(*case_of("plain", (3, 33, 8)), WorkSplit(2, 8, 4, blocks=1))
+    check(*case_of("plain", (8, 64, 64)), WorkSplit(warps=4, stages=3, splits=8))
 
 
 @pytest.mark.parametrize("op", [plain.OP, quantized.OP], ids=lambda op: op.name)
@@ -254,7 +254,7 @@ def test_the_ops_own_cases(op: Op) -> None:
 )
 def test_a_row_is_the_same_bits_beside_any_others(form: str) -> None:
     op, case = case_of(form, (4, 48, depth_of(form)), BF16, "residual")
-    inputs = inputs_of(case) | {"config": Way(1, 4, 2, blocks=1)}
+    inputs = inputs_of(case) | {"config": WorkSplit(1, 4, 2, blocks=1)}
     together = op.variants["cuda"](**inputs)
     of_rows = [name for name in inputs if name in ("x_MD", "x_scale", "residual_MO")]
     alone = {name: inputs[name][2:3].contiguous() for name in of_rows}
@@ -262,11 +262,11 @@ def test_a_row_is_the_same_bits_beside_any_others(form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "way", [Way(1, 4, 2, blocks=1), Way(warps=4, stages=3, splits=2), OneRow(2, 4, 1)]
+    "way", [WorkSplit(1, 4, 2, blocks=1), WorkSplit(warps=4, stages=3, splits=2), OneRow(2, 4, 1)]
 )
 @pytest.mark.parametrize("form", ["plain", "int4 g128", "fp8 rows"])
 def test_the_kernel_before_is_waited_for(
-    form: str, way: Way | OneRow, builds: dict[str, ctypes.CDLL]
+    form: str, way: WorkSplit | OneRow, builds: dict[str, ctypes.CDLL]
 ) -> None:
     """What it writes, x and the residual, is NaN until a block waits."""
     num_rows = 3

@@ -13,7 +13,7 @@ from ridgeline.kernels.skinny_linear import tune_space
 from ridgeline.kernels.skinny_linear.cut import split_counters
 from ridgeline.kernels.skinny_linear.op import PROJECTIONS, REDUCE, SPLIT_REDUCE
 from ridgeline.kernels.skinny_linear.triton import skinny_linear
-from ridgeline.kernels.skinny_linear.tune_space import Config, shared_bytes
+from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig, shared_bytes
 from ridgeline.kernels.targets import COMPILED, TARGETS
 
 
@@ -43,14 +43,14 @@ def test_search_space_holds_each_config_once() -> None:
 def test_counters_are_left_as_they_were_found() -> None:
     x = torch.randn(3, 256).to(torch.bfloat16)
     weight = torch.randn(32, 256).to(torch.bfloat16)
-    split = Config("dot", 16, 16, 64, 4, 4, 2)
+    split = SkinnyConfig("dot", 16, 16, 64, 4, 4, 2)
     first = skinny_linear(x, weight, config=split)
     assert not split_counters(x.device).any()
     assert torch.equal(first, skinny_linear(x, weight, config=split))
 
 
-@pytest.mark.parametrize("config", [Config("dot", 16, 16, 64, 4, 4, 2), REDUCE, SPLIT_REDUCE])
-def test_a_result_is_left_where_it_is_wanted(config: Config) -> None:
+@pytest.mark.parametrize("config", [SkinnyConfig("dot", 16, 16, 64, 4, 4, 2), REDUCE, SPLIT_REDUCE])
+def test_a_result_is_left_where_it_is_wanted(config: SkinnyConfig) -> None:
     x = torch.randn(3 if config.kind == "dot" else 1, 256).to(torch.bfloat16)
     weight = torch.randn(40, 256).to(torch.bfloat16)
     buffer = torch.full((5, 40), float("nan"), dtype=torch.bfloat16)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ridgeline.hardware.facts import DATASHEET_ONLY, MEASURED
-from ridgeline.hardware.specs import SPECS, Spec, find_spec
+from ridgeline.hardware.specs import SPECS, DeviceSpec, find_spec
 
 pytestmark = pytest.mark.smoke
 
@@ -76,7 +76,7 @@ def test_a_part_of_a_device_is_not_the_device() -> None:
     assert find_spec("AMD Instinct MI250X/MI250", 104) is None  # that is an MI250
 
 
-def row(name: str) -> Spec:
+def row(name: str) -> DeviceSpec:
     return next(spec for spec in SPECS if spec.name == name)
 
 
@@ -90,7 +90,7 @@ def test_every_promised_device_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_rows_are_physical_and_have_a_source(spec: Spec) -> None:
+def test_rows_are_physical_and_have_a_source(spec: DeviceSpec) -> None:
     assert "https://www." in spec.source or "https://images.nvidia.com" in spec.source
     for key, ceiling in spec.ceilings().items():
         assert ceiling.source == "datasheet"
@@ -111,7 +111,7 @@ FP16_FMAS |= {"L": 512, "A10": 512, "T4": 512, "MI3": 1024, "MI355X": 2048}
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_peaks_imply_a_clock_that_exists(spec: Spec) -> None:
+def test_peaks_imply_a_clock_that_exists(spec: DeviceSpec) -> None:
     """Peak = units x multiply-adds x 2 x clock: a sparse or misread figure gives no real clock."""
     family = max((name for name in FP16_FMAS if spec.name.startswith(name)), key=len)
     assert spec.fp16 is not None

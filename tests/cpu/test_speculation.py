@@ -29,7 +29,7 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Sampling, generate
 from ridgeline.engine.attention.host_sequences import HostSequences
 from ridgeline.engine.attention.paged import CpuSequences, PagedSequences
-from ridgeline.engine.execution.graphs import Choice, GraphKey, Graphs
+from ridgeline.engine.execution.graphs import GraphKey, Graphs, GraphSampling
 from ridgeline.engine.naive import OneSequence, forward, generate_samples, generate_tokens
 from ridgeline.engine.sampling.guessing import PromptLookup
 from ridgeline.engine.scheduling.step_plan import StepPlan
@@ -65,7 +65,7 @@ class PaddedSteps(Graphs):
         super().__init__(engine.runner, max_tokens=48, budget_bytes=1)
         self.keys: list[GraphKey] = []
 
-    def _replay(self, key: GraphKey, inputs: Any, choice: Choice) -> tuple[Any, Any]:
+    def _replay(self, key: GraphKey, inputs: Any, choice: GraphSampling) -> tuple[Any, Any]:
         self.keys.append(key)
         logits_RV = self.compute(key, inputs)
         tokens_R = self.choose(logits_RV, inputs, choice, self.runner.last_tokens)

@@ -22,7 +22,7 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine import Delta, Engine, Grammar, Output, Sampling, SupervisedEngine
 from ridgeline.engine.process.heartbeat import Heartbeat
 from ridgeline.engine.process.supervisor import MAX_BARREN, TRIAL_TOKENS
-from ridgeline.engine.process.worker import Order, Refused, run_worker
+from ridgeline.engine.process.worker import EngineOrder, Refused, run_worker
 from ridgeline.errors import ContextLengthError, HardwareError, ModelNotFoundError, UsageError
 from ridgeline.quantization import load_model
 from ridgeline.recipe import KV, Limits, Recipe
@@ -278,7 +278,7 @@ def test_what_cannot_start_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     long = replace(RECIPE, limits=replace(LIMITS, max_context=10**6))
     ours, theirs = Pipe()
-    order = Order(saved_model(tmp_path), long, "cpu", None, None)
+    order = EngineOrder(saved_model(tmp_path), long, "cpu", None, None)
     run_worker(theirs, Heartbeat(get_context("spawn")), order)  # here, where it returns
     (message,) = ours.recv()
     assert isinstance(message, Refused)

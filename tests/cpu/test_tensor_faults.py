@@ -14,7 +14,7 @@ from thread_ranks import ThreadedEngine, run_ranks
 from ridgeline.engine import Output, Sampling
 from ridgeline.engine.execution.step_words import job_of, job_words, plan_of, step_words
 from ridgeline.engine.execution.tensor_runner import AgreedGraphs, TensorRunner
-from ridgeline.engine.sampling.extras import Job
+from ridgeline.engine.sampling.extras import DeviceJob
 from ridgeline.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from ridgeline.engine.scheduling.state import Ask
 from ridgeline.engine.scheduling.step_plan import StepPlan
@@ -361,7 +361,7 @@ def test_a_plan_survives_as_numbers() -> None:
 @pytest.mark.parametrize("prompt_logprobs", [None, 0, 3])
 def test_a_job_leads_to_the_same_passes(pooling: Any, prompt_logprobs: int | None) -> None:
     sampling = Sampling(temperature=0.7, seed=4, prompt_logprobs=prompt_logprobs)
-    job = Job(sampling, tuple(range(9)), frozenset({1}), pooling)
+    job = DeviceJob(sampling, tuple(range(9)), frozenset({1}), pooling)
     number, found = job_of(job_words(12, job))
     assert (number, len(found.prompt), found.pooling) == (12, 9, pooling)
     assert (found.sampling.prompt_logprobs is None) == (prompt_logprobs is None)

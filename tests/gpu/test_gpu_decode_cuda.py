@@ -13,13 +13,13 @@ import torch
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.decode_attention import cuda, op, reference, triton
-from ridgeline.kernels.decode_attention.op import Setting
+from ridgeline.kernels.decode_attention.op import DecodeCase
 from ridgeline.kernels.decode_attention.splits import arrival_counters
 from ridgeline.kernels.extension import library
 
 CUDA = torch.device("cuda")
 KERNELS = {"cuda": cuda.decode_attention, "triton": triton.decode_attention}
-SETTING = Setting((5000, 17, 300, 4096), split_tokens=512)
+SETTING = DecodeCase((5000, 17, 300, 4096), split_tokens=512)
 CACHES = [None, torch.int8]
 
 
@@ -30,7 +30,7 @@ def kernel(request: pytest.FixtureRequest) -> Any:
     return KERNELS[request.param]
 
 
-def inputs_of(setting: Setting) -> dict[str, Any]:
+def inputs_of(setting: DecodeCase) -> dict[str, Any]:
     return op.make(setting, CUDA, torch.Generator(device=CUDA).manual_seed(0))
 
 
@@ -96,7 +96,7 @@ def test_every_cut_is_right(num_warps: int, stages: int) -> None:
         size = num_warps * stages * cuda.stage_bytes(128, inputs["k_pages_PKSH"].dtype)
         if size > 220 * 1024:  # more than the chip has: said so, not tried
             with pytest.raises(UnsupportedError, match="shared memory"):
-                cuda.decode_attention(**inputs, config=cuda.Cut(num_warps, stages))
+                cuda.decode_attention(**inputs, config=cuda.DecodeCut(num_warps, stages))
             continue
-        found = cuda.decode_attention(**inputs, config=cuda.Cut(num_warps, stages))
+        found = cuda.decode_attention(**inputs, config=cuda.DecodeCut(num_warps, stages))
         compare(found, reference.decode_attention(**inputs), op.case(setting))

@@ -13,11 +13,11 @@ from engines import engine_for, prompts_of
 from torch import Tensor
 
 from ridgeline.engine import Sampling
-from ridgeline.kernels.decode_attention.op import Setting as Attention
+from ridgeline.kernels.decode_attention.op import ProjectedCase as Attention
 from ridgeline.kernels.inputs import normal
 from ridgeline.kernels.projected_attention import Apart, launched
 from ridgeline.kernels.projected_attention.cuda import Clustered, unsupported
-from ridgeline.kernels.projected_attention.op import Setting, fused, make, slots_of
+from ridgeline.kernels.projected_attention.op import ProjectedCase, fused, make, slots_of
 from ridgeline.kernels.projected_attention.triton import Fused
 from ridgeline.kernels.tolerance import check
 from ridgeline.models import build_model, fill_random
@@ -31,7 +31,7 @@ START = (1, 60, 190, 0, 250, 505)  # tokens; the row without any stays a padded 
 def sequences(**attention: Any) -> dict[str, Any]:
     """Caches with room for all steps, and the rows at their start."""
     given = replace(Attention(tuple(n and n + STEPS for n in START)), **attention)
-    inputs = make(Setting(given, normed=True), CUDA, torch.Generator(CUDA).manual_seed(0))
+    inputs = make(ProjectedCase(given, normed=True), CUDA, torch.Generator(CUDA).manual_seed(0))
     inputs["lengths_B"] = torch.tensor(START, dtype=torch.int32, device=CUDA)
     inputs["max_length"] = max(START) + STEPS
     return inputs

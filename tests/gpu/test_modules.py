@@ -17,7 +17,7 @@ from ridgeline.ladder.modules import optimize
 from ridgeline.ladder.modules.building import Example, build
 from ridgeline.profiling.modules import profile
 from ridgeline.profiling.modules.changes import CHANGES
-from ridgeline.profiling.modules.form import Form
+from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.run import measured
 
 
@@ -80,7 +80,7 @@ def test_backward_kernels_belong_to_their_modules(here: Hardware) -> None:
 def test_a_graph_gives_what_the_module_gives() -> None:
     module, x = block(), torch.randn(8, 512, device="cuda")
     example = Example((x,), {})
-    built = build(module, Form(grad=False, graphs=True), example)
+    built = build(module, ModuleForm(grad=False, graphs=True), example)
     other = torch.randn_like(x)
     first, second = built(x), built(other)
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_a_graph_gives_what_the_module_gives() -> None:
 
 def test_what_is_replayed_is_told_by_its_kernels(here: Hardware) -> None:
     module, x = block(), torch.randn(8, 512, device="cuda")
-    built = build(module, Form(grad=False, graphs=True), Example((x,), {}))
+    built = build(module, ModuleForm(grad=False, graphs=True), Example((x,), {}))
     found = profile(built, x, hardware=here)
     assert any("replayed from a graph" in note for note in found.notes)
     assert sum(row.seconds for row in found.rows) > 0
@@ -137,7 +137,8 @@ def test_a_climb_with_the_compiler(here: Hardware) -> None:
 def test_a_convolution_with_channels_last(here: Hardware) -> None:
     module = nn.Sequential(nn.Conv2d(8, 32, 3), nn.BatchNorm2d(32), nn.ReLU()).eval().to("cuda")
     x = torch.randn(4, 8, 32, 32, device="cuda")
-    built = build(module, Form(grad=False, layout="channels_last", dtype="fp16"), Example((x,), {}),
+    built = build(module, ModuleForm(grad=False, layout="channels_last", dtype="fp16"),
+    Example((x,), {}),
                   torch.float32)  # fmt: skip
     with torch.no_grad():
         torch.testing.assert_close(built(x), module(x), rtol=0.02, atol=0.02, check_stride=False)

@@ -21,7 +21,7 @@ from ridgeline.kernels.attention.inputs import contiguous_of_size, random_cache
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import has_floats_of, label, normal
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.op import Case, Op, OpInputs
 from ridgeline.kernels.projected_attention import projected_attention
 from ridgeline.kernels.projected_attention import reference as attention_reference
 from ridgeline.kernels.quantized_linear import quantized_linear
@@ -36,7 +36,7 @@ MADE = {"fp8": FP8A16, "int8": W8A16, "int4": W4A16}
 
 
 @dataclass(frozen=True)
-class Shape:
+class LayerShape:
     """Of a layer; the default is Llama-3.1-8B's."""
 
     hidden_size: int = 4096
@@ -57,7 +57,7 @@ class Shape:
         }
 
 
-class Weight(NamedTuple):
+class LayerWeight(NamedTuple):
     values: Tensor  # as skinny_linear takes them, or with a scale as quantized_linear does
     scale: Tensor | None = None
 
@@ -73,7 +73,7 @@ def linear(
     plain: Callable[..., Tensor],
     quantized: Callable[..., Tensor],
     x_BD: Tensor,
-    weight: Weight,
+    weight: LayerWeight,
     **around: Any,
 ) -> Tensor:
     if weight.scale is None:
@@ -110,7 +110,7 @@ def decode_layer(
     functions: Functions,
     x_BD: Tensor,
     norms: Mapping[str, Tensor],
-    weights: Mapping[str, Weight],
+    weights: Mapping[str, LayerWeight],
     cos_BA: Tensor,
     sin_BA: Tensor,
     slots_B: Tensor,
@@ -187,7 +187,7 @@ def turn(x_BNH: Tensor, cos_BA: Tensor, sin_BA: Tensor) -> Tensor:
 def cost(
     x_BD: Tensor,
     norms: Mapping[str, Tensor],
-    weights: Mapping[str, Weight],
+    weights: Mapping[str, LayerWeight],
     plain: Mapping[str, Tensor],
     cos_BA: Tensor,
     k_pages_PKSH: Tensor,
@@ -211,24 +211,24 @@ def cost(
 
 
 def make(
-    shape: Shape,
+    shape: LayerShape,
     lengths: tuple[int, ...],
     form: str,
     functions: str,
     page_size: int,
     device: torch.device,
     generator: torch.Generator,
-) -> Inputs:
+) -> OpInputs:
     """`form` is of the weights: bf16, fp8 or int8 (a scale a row), or int4 (groups of 128)."""
     batch, half = len(lengths), shape.head_dim // 2
     draw = partial(normal, dtype=BF16, device=device, generator=generator)
     plain = {name: draw(size, scale=size[1] ** -0.5) for name, size in shape.projections.items()}
-    weights = {name: Weight(values) for name, values in plain.items()}
+    weights = {name: LayerWeight(values) for name, values in plain.items()}
     if form != "bf16":
         made = MADE[form]
         for name, size in shape.projections.items():
             found = make_weight(made, *size, BF16, device, generator)
-            weights[name] = Weight(found["weight"], found["weight_scale"])
+            weights[name] = LayerWeight(found["weight"], found["weight_scale"])
     angles = torch.rand(batch, half, device=device, generator=generator) * 6.3
     # No page to spare: the baseline reads all of them.
     cache = random_cache(
@@ -258,11 +258,11 @@ def case(
     context: int,
     form: str = "bf16",
     functions: str = "launchers",
-    shape: Shape | None = None,
+    shape: LayerShape | None = None,
     page_size: int = 64,
 ) -> Case:
     """`context` counts the new token; `functions` are our launchers, or what is chosen."""
-    shape = shape or Shape()
+    shape = shape or LayerShape()
     dtype_name = {"fp8": "fp8_e4m3 rows", "int8": "int8 rows", "int4": "int4 g128"}.get(form, form)
     # Each of five kernels rounds its result, attention also q, and int4 the sum of each group.
     return Case(
@@ -274,7 +274,7 @@ def case(
     )
 
 
-TINY = Shape(128, 2, 1, 64, 256)
+TINY = LayerShape(128, 2, 1, 64, 256)
 FORMS = ("bf16", "fp8", "int8", "int4")
 
 OP = Op(

@@ -17,7 +17,7 @@ from torch.nn import functional
 from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import has_floats_of, label, normal
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.op import Case, Op, OpInputs
 from ridgeline.kernels.quantized_linear import reference as linear_reference
 from ridgeline.kernels.quantized_linear import scaled_mm
 from ridgeline.kernels.rms_norm import reference as norm_reference
@@ -77,7 +77,7 @@ def cost(
     )
 
 
-def make(shape: tuple[int, int, int], device: torch.device, generator: torch.Generator) -> Inputs:
+def make(shape: tuple[int, int, int], device: torch.device, generator: torch.Generator) -> OpInputs:
     num_rows, num_outputs, depth = shape
     x_MD = normal((num_rows, depth), BF16, device, generator)
     weight = normal((num_outputs, depth), torch.float32, device, generator, depth**-0.5)

@@ -19,7 +19,7 @@ from ridgeline.hardware import Hardware
 from ridgeline.hardware.clocks import Clocks
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, Function, Inputs, Op
+from ridgeline.kernels.op import Case, Function, Op, OpInputs
 from ridgeline.progress import Progress
 from ridgeline.records import Record, Value
 from ridgeline.timing import Timing, time_graph
@@ -30,7 +30,7 @@ MAX_BYTES = 16 << 30  # of all sets together
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelResult:
     """One case's result."""
 
     op: str
@@ -56,7 +56,7 @@ def bench_ops(
     only: str = "",
     compiled: bool = True,
     progress: Progress | None = None,
-) -> list[Row]:
+) -> list[KernelResult]:
     """`only` keeps the cases whose `op label` contains it; `compiled` adds torch.compile of the
     eager baseline.
     """
@@ -77,7 +77,7 @@ def bench_ops(
     return rows
 
 
-def bench_case(op: Op, case: Case, hardware: Hardware, compiled: bool) -> Row:
+def bench_case(op: Op, case: Case, hardware: Hardware, compiled: bool) -> KernelResult:
     sets = input_sets(case, op, hardware)
     cost = op.cost(**sets[0])
     timing = time_calls(op.launch, sets, hardware)
@@ -93,7 +93,7 @@ def bench_case(op: Op, case: Case, hardware: Hardware, compiled: bool) -> Row:
         except Exception as error:  # a peer may refuse a shape in any way it likes
             failed[name] = (str(error).splitlines() or [type(error).__name__])[0][:120]
     share, bound = share_of_ceiling(cost, timing.median_s, hardware)
-    return Row(
+    return KernelResult(
         op.name,
         case.label,
         timing,
@@ -107,7 +107,7 @@ def bench_case(op: Op, case: Case, hardware: Hardware, compiled: bool) -> Row:
     )
 
 
-def input_sets(case: Case, op: Op, hardware: Hardware) -> list[Inputs]:
+def input_sets(case: Case, op: Op, hardware: Hardware) -> list[OpInputs]:
     """Enough sets of inputs that none survives in the L2 until its next turn."""
     device = torch.device(hardware.device)
     generator = torch.Generator(device=device).manual_seed(0)
@@ -119,9 +119,9 @@ def input_sets(case: Case, op: Op, hardware: Hardware) -> list[Inputs]:
 
 
 def time_calls(
-    function: Function, sets: Sequence[Inputs], hardware: Hardware, target_s: float = 0.15
+    function: Function, sets: Sequence[OpInputs], hardware: Hardware, target_s: float = 0.15
 ) -> Timing:
-    def call(inputs: Inputs) -> Any:
+    def call(inputs: OpInputs) -> Any:
         return function(**inputs)
 
     return time_graph(
@@ -147,7 +147,7 @@ def share_of_ceiling(cost: OpCost, seconds: float, hardware: Hardware) -> tuple[
 
 
 def as_record(
-    rows: Sequence[Row],
+    rows: Sequence[KernelResult],
     hardware: Hardware,
     name: str = "bench-kernels",
     clocks: Clocks | None = None,

@@ -15,7 +15,7 @@ import torch
 from ridgeline.bench.kernels.ops import input_sets, share_of_ceiling, time_calls
 from ridgeline.hardware import Hardware
 from ridgeline.kernels.autotune import tune
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.op import Case, Op, OpInputs
 from ridgeline.progress import Progress
 
 TARGET_S = 0.02  # a configuration: long enough for a ranking, short enough for hundreds
@@ -87,5 +87,5 @@ def tune_case(op: Op, case: Case, hardware: Hardware) -> Tuned | None:
 
 
 def _name(way: Any) -> str:
-    values: Inputs = way if isinstance(way, dict) else asdict(way)
+    values: OpInputs = way if isinstance(way, dict) else asdict(way)
     return str(sorted(values.items()))

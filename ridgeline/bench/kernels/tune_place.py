@@ -17,7 +17,7 @@ from ridgeline.bench.kernels import decode_layer
 from ridgeline.bench.kernels.ops import input_sets, share_of_ceiling, time_calls
 from ridgeline.bench.kernels.tune import Tuned
 from ridgeline.hardware import Hardware
-from ridgeline.kernels.autotune import IN_PLACE, Config, asking, forced, tune
+from ridgeline.kernels.autotune import IN_PLACE, KernelConfig, asking, forced, tune
 from ridgeline.kernels.op import Case
 from ridgeline.progress import Progress
 
@@ -58,7 +58,7 @@ def tune_layer(case: Case, hardware: Hardware) -> list[Tuned]:
         if len(ranked) < 2:
             continue
 
-        def seconds(config: Config, op: str = op, key: str = key) -> float:
+        def seconds(config: KernelConfig, op: str = op, key: str = key) -> float:
             with forced(op, key, config):
                 return time_calls(decode_layer.OP.launch, sets, hardware, TARGET_S).median_s
 

@@ -16,7 +16,7 @@ USUAL_SHARE = 0.9  # of requests that must keep it
 
 
 @dataclass(frozen=True)
-class Bound:
+class LatencyBound:
     ttft_s: float | None = None  # time to its first token
     tpot_s: float | None = None  # per token after it, on average
 
@@ -29,7 +29,7 @@ class Bound:
         return self.ttft_s is not None or self.tpot_s is not None
 
     @classmethod
-    def of_ms(cls, ttft_ms: float | None, tpot_ms: float | None) -> Bound:
+    def of_ms(cls, ttft_ms: float | None, tpot_ms: float | None) -> LatencyBound:
         return cls(*(None if ms is None else ms / 1000 for ms in (ttft_ms, tpot_ms)))
 
     def holds(self, first_token_s: float | None, per_token_s: float | None) -> bool:

@@ -61,7 +61,7 @@ class Answer:
         return (self.last - self.first) / (self.tokens - 1)
 
 
-class Exchange(asyncio.Protocol):
+class ClientExchange(asyncio.Protocol):
     """A connection, and the request that is on it."""
 
     def __init__(self) -> None:
@@ -222,7 +222,7 @@ class Client:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._tls = ssl.create_default_context() if endpoint.tls else None
-        self._idle: list[Exchange] = []
+        self._idle: list[ClientExchange] = []
 
     async def ask(
         self, path: str, body: bytes, *, timeout_s: float, answer: Answer | None = None
@@ -250,7 +250,7 @@ class Client:
             raise OSError(f"{answer.error}: {answer.detail}")
         return exchange.status, exchange.body
 
-    async def _exchange(self, data: bytes, answer: Answer) -> Exchange:
+    async def _exchange(self, data: bytes, answer: Answer) -> ClientExchange:
         while True:
             exchange, is_fresh = await self._connection()
             try:
@@ -266,7 +266,7 @@ class Client:
                 return exchange
             answer.error, answer.detail = None, ""  # it was closed while it lay idle: once more
 
-    async def _connection(self) -> tuple[Exchange, bool]:
+    async def _connection(self) -> tuple[ClientExchange, bool]:
         """An open one, and whether it was made for this."""
         while self._idle:
             exchange = self._idle.pop()
@@ -275,7 +275,9 @@ class Client:
         host, port, loop = self._endpoint.host, self._endpoint.port, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, exchange = await loop.create_connection(Exchange, host, port, ssl=self._tls)
+                _, exchange = await loop.create_connection(
+                    ClientExchange, host, port, ssl=self._tls
+                )
         except TimeoutError:
             raise ConnectionError(f"no connection after {CONNECT_S:g} s") from None
         return exchange, True

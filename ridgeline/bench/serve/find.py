@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ridgeline.bench.serve.arrivals import Arrivals, Pattern
-from ridgeline.bench.serve.bound import USUAL_SHARE, Bound
+from ridgeline.bench.serve.bound import USUAL_SHARE, LatencyBound
 from ridgeline.bench.serve.endpoint import Met
 from ridgeline.bench.serve.load import LoadProcesses
 from ridgeline.bench.serve.measure import ServeRun, measure
-from ridgeline.bench.serve.search import Found, Seen, highest_rate, probe_length
+from ridgeline.bench.serve.search import HighestRate, ProbeResult, highest_rate, probe_length
 from ridgeline.data.workload import Workload
 from ridgeline.errors import RequestError, UsageError
 
@@ -27,7 +27,7 @@ BEGIN_SHARE = 0.7  # of that, which the first probe has
 
 @dataclass(frozen=True)
 class FindSettings:
-    bound: Bound
+    bound: LatencyBound
     target: float = USUAL_SHARE  # share of requests that must be within the bound
     precision: float = 0.05  # between the rate that meets it and the one that does not
     probe_s: float = 20.0  # a probe at least
@@ -56,17 +56,17 @@ def find_rate(
     workload: Workload,
     settings: FindSettings,
     told: Callable[[float, ServeRun], None] = lambda rate, run: None,
-) -> tuple[Found, ServeRun]:
+) -> tuple[HighestRate, ServeRun]:
     """What was found, and the run at the highest rate that met the bound (else at the lowest)."""
     runs: dict[float, ServeRun] = {}
     start = settings.start or BEGIN_SHARE * rough_rate(load, met, workload, settings)
 
-    def probe(rate: float, number: int) -> Seen:
+    def probe(rate: float, number: int) -> ProbeResult:
         run = probed(load, met, workload, settings, rate, number)
         runs[rate] = run
         told(rate, run)
         assert run.num_within is not None, "a search has a bound"
-        return Seen(run.num_requests, run.num_within, run.num_independent, run.client_note)
+        return ProbeResult(run.num_requests, run.num_within, run.num_independent, run.client_note)
 
     found = highest_rate(
         probe, start, settings.target, settings.precision, max_probes=settings.max_probes

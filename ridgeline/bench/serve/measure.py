@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from ridgeline.bench.engine import Percentiles
 from ridgeline.bench.serve.arrivals import Arrivals
-from ridgeline.bench.serve.bound import Bound
+from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.bench.serve.client import Answer
 from ridgeline.bench.serve.endpoint import Met
 from ridgeline.bench.serve.load import CUT, Burst, LoadProcesses, Own, Report, Shot
@@ -31,7 +31,7 @@ LEAST_LAG_S = 0.005  # what a client may lag before it is worth a word
 LAG_SHARE = 0.1  # of the time that is measured
 
 
-def is_met(bound: Bound, answer: Answer) -> bool:
+def is_met(bound: LatencyBound, answer: Answer) -> bool:
     """One that was cut off has met the bound of its first token, and may have no other."""
     if answer.error is not None and (answer.error != CUT or bound.tpot_s is not None):
         return False
@@ -97,7 +97,7 @@ def measure(
     met: Met,
     workload: Workload,
     arrivals: Arrivals,
-    bound: Bound,
+    bound: LatencyBound,
     *,
     seed: int = 0,
     timeout_s: float = 600.0,
@@ -114,7 +114,9 @@ def measure(
     return summary(load.run(burst), wanted, arrivals, bound)
 
 
-def summary(report: Report, wanted: Sequence[int], arrivals: Arrivals, bound: Bound) -> ServeRun:
+def summary(
+    report: Report, wanted: Sequence[int], arrivals: Arrivals, bound: LatencyBound
+) -> ServeRun:
     answers = report.answers
     good = [answer for answer in answers if answer.error is None]
     failed = [answer for answer in answers if answer.error is not None]

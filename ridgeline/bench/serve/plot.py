@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.bench.serve.bound import Bound
+from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.bench.serve.measure import ServeRun
-from ridgeline.bench.serve.search import Found
+from ridgeline.bench.serve.search import HighestRate
 from ridgeline.errors import MissingPackageError, UsageError
 
 PANELS = {
@@ -39,7 +39,7 @@ def check_plot(path: Path) -> None:
 
 
 def draw(
-    path: Path, runs: Mapping[str, ServeRun], found: Mapping[str, Found], bound: Bound
+    path: Path, runs: Mapping[str, ServeRun], found: Mapping[str, HighestRate], bound: LatencyBound
 ) -> None:
     from matplotlib.figure import Figure
 
@@ -95,7 +95,7 @@ def _few_numbers(value: float, _: int) -> str:
     return text if text.strip("0.")[:1] in "235" else ""
 
 
-def _rates(axis: Any, found: Mapping[str, Found]) -> None:
+def _rates(axis: Any, found: Mapping[str, HighestRate]) -> None:
     _plain(axis, "requests within the bound")
     for colour, each in zip(_colours(), found.values(), strict=False):
         rates = [tried.rate for tried in each.tried]

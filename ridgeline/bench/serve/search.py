@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ridgeline.bench.serve.bound import Bound
+from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.quality.intervals import Estimate, share_of_counts
 
 MAX_REPEATS = 3  # probes at one rate
@@ -25,7 +25,7 @@ FACTOR = 2.0  # between rates until there is a bracket
 LEAST_REQUESTS = 50  # a probe
 
 
-class Seen(NamedTuple):
+class ProbeResult(NamedTuple):
     """One probe."""
 
     num_requests: int
@@ -57,7 +57,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Found:
+class HighestRate:
     """`rate` met the bound and `failed_rate` did not; None where no probe says so."""
 
     tried: tuple[Tried, ...]  # in order of their rates
@@ -100,14 +100,14 @@ class Found:
 
 
 def highest_rate(
-    probe: Callable[[float, int], Seen],
+    probe: Callable[[float, int], ProbeResult],
     start: float,
     target: float,
     precision: float,
     max_probes: int,
-) -> Found:
+) -> HighestRate:
     """`probe(rate, number)` runs one; each number has requests of its own."""
-    tried: dict[float, list[Seen]] = {}
+    tried: dict[float, list[ProbeResult]] = {}
     num = 0
 
     def decided(rate: float) -> Tried:
@@ -128,7 +128,7 @@ def highest_rate(
             high = rate
         rate = next_rate(low, high)
     ends = tuple(summed(rate, tried[rate], target) for rate in sorted(tried))
-    return Found(ends, target, high <= low * (1 + precision))
+    return HighestRate(ends, target, high <= low * (1 + precision))
 
 
 def next_rate(low: float, high: float) -> float:
@@ -138,7 +138,7 @@ def next_rate(low: float, high: float) -> float:
     return high / FACTOR if low == 0.0 else math.sqrt(low * high)
 
 
-def summed(rate: float, seen: Sequence[Seen], target: float) -> Tried:
+def summed(rate: float, seen: Sequence[ProbeResult], target: float) -> Tried:
     total, within = sum(each.num_requests for each in seen), sum(each.num_within for each in seen)
     counts = [each.num_independent or each.num_requests for each in seen]
     share = share_of_counts(sum(counts) * within / total, sum(counts))
@@ -151,7 +151,7 @@ class Length(NamedTuple):
     num_requests: int
 
 
-def probe_length(rate: float, bound: Bound, precision: float, least_s: float) -> Length:
+def probe_length(rate: float, bound: LatencyBound, precision: float, least_s: float) -> Length:
     """Beyond what a server can do by a share `precision`, its queue grows by that share of the time
     that passes: until this shows against the bound of the first token, a probe must go on.
     """

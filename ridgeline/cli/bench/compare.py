@@ -10,10 +10,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.bench.compare import Compared, Edit, Variant, compared, memory_share, variants_of
+from ridgeline.bench.compare import (
+    Compared,
+    Variant,
+    VariantEdit,
+    compared,
+    memory_share,
+    variants_of,
+)
 from ridgeline.bench.engine import as_record
 from ridgeline.cli.bench.engine import (
-    Subject,
+    BenchSubject,
     asked_workloads,
     check,
     prepared,
@@ -72,8 +79,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
 
 
 def all_prepared(
-    args: argparse.Namespace, edits: dict[str, Edit], hardware: Hardware, progress: Progress
-) -> dict[str, Subject]:
+    args: argparse.Namespace, edits: dict[str, VariantEdit], hardware: Hardware, progress: Progress
+) -> dict[str, BenchSubject]:
     """An engine for each, as if it had been asked for alone, with a part of the memory."""
     share = args.memory_share or usual_memory_share(hardware.device_type != "cpu")
     found = {}
@@ -89,7 +96,7 @@ def all_prepared(
 
 def document(
     args: argparse.Namespace,
-    subjects: dict[str, Subject],
+    subjects: dict[str, BenchSubject],
     found: Compared,
     hardware: Hardware,
     clocks: Clocks | None,
@@ -115,7 +122,7 @@ def document(
     }
 
 
-def row(found: Compared, variant: Variant, subject: Subject) -> dict[str, Any]:
+def row(found: Compared, variant: Variant, subject: BenchSubject) -> dict[str, Any]:
     recipe = subject.engine.recipe
     return {
         "name": variant.name,

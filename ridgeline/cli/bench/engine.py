@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass
-class Subject:
+class BenchSubject:
     """What is measured."""
 
     name: str
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
 
 def measured(
     args: argparse.Namespace,
-    subject: Subject,
+    subject: BenchSubject,
     hardware: Hardware,
     clocks: ClockSampler,
     progress: Progress,
@@ -162,13 +162,13 @@ def prepared(
     hardware: Hardware,
     progress: Progress,
     edit: Callable[[Recipe], Recipe] = lambda recipe: recipe,
-) -> Subject:
+) -> BenchSubject:
     """The engine that was asked for; `edit` has the last word on its recipe."""
     if args.shape is None:
         path = resolve_model(args.model, progress=progress)
         recipe = edit(from_flags(args, Recipe, saved_recipe(path)))
         engine = Engine(path, recipe, device=args.device, progress=progress)
-        return Subject(str(args.model), path, engine)
+        return BenchSubject(str(args.model), path, engine)
     description = describe_shape(args.shape)
     recipe = edit(from_flags(args, Recipe))
     dtype = choose_dtype(recipe.dtype, description.config, hardware)
@@ -179,7 +179,7 @@ def prepared(
     del model  # where the engine made codes of it, its own weights are gone now
     if torch.device(hardware.device).type == "cuda":
         torch.cuda.reset_peak_memory_stats(hardware.device)
-    return Subject(args.shape, description, engine)
+    return BenchSubject(args.shape, description, engine)
 
 
 def asked_workloads(args: argparse.Namespace, engine: Engine, hardware: Hardware) -> list[Workload]:
@@ -217,7 +217,7 @@ def warm_up(engine: Engine, workload: Workload, hardware: Hardware, rounds: int 
 
 def document(
     args: argparse.Namespace,
-    subject: Subject,
+    subject: BenchSubject,
     runs: list[EngineRun],
     peers: list[PeerRun],
     hardware: Hardware,
@@ -257,7 +257,7 @@ def memory_json(engine: Engine) -> dict[str, Any]:
     return {"planned_bytes": engine.memory_plan.used_bytes, "used_bytes": used}
 
 
-def timed_start(args: argparse.Namespace, subject: Subject) -> dict[str, Any]:
+def timed_start(args: argparse.Namespace, subject: BenchSubject) -> dict[str, Any]:
     """The engine that was measured goes first, and nobody else holds it: the new one needs its
     memory.
     """

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.bench.kernels.ops import Row, as_record, bench_ops
+from ridgeline.bench.kernels.ops import KernelResult, as_record, bench_ops
 from ridgeline.bench.kernels.sequences import all_sequences, get_sequence
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import HardwareError
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     return document
 
 
-def row_json(row: Row) -> dict[str, Any]:
+def row_json(row: KernelResult) -> dict[str, Any]:
     best = row.best_baseline
     return {
         "op": row.op,

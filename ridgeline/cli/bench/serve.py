@@ -9,7 +9,7 @@ from typing import Any
 
 from ridgeline.bench.engine import Percentiles
 from ridgeline.bench.serve.arrivals import PATTERNS, Arrivals
-from ridgeline.bench.serve.bound import Bound
+from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.bench.serve.endpoint import Met, meet
 from ridgeline.bench.serve.find import FindSettings, find_rate
 from ridgeline.bench.serve.http import Endpoint
@@ -17,7 +17,7 @@ from ridgeline.bench.serve.load import LoadProcesses
 from ridgeline.bench.serve.measure import ServeRun, measure, values_of
 from ridgeline.bench.serve.plot import check_plot, draw
 from ridgeline.bench.serve.prompts import PATHS
-from ridgeline.bench.serve.search import Found
+from ridgeline.bench.serve.search import HighestRate
 from ridgeline.cli.bench.serve_table import render as render
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data import Tokenizer
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     workload = asked_workload(args, tokenizer)
     arrivals = asked_arrivals(args, workload)
     mets = [meet(endpoint, args.api, args.model, tokenizer) for endpoint in endpoints]
-    found: dict[str, Found] = {}
+    found: dict[str, HighestRate] = {}
     with terminal.progress() as progress, LoadProcesses(args.processes) as load:
         if settings is None:
             runs = measured(args, load, mets, workload, arrivals, bound, progress)
@@ -143,7 +143,7 @@ def measured(
     mets: list[Met],
     workload: Workload,
     arrivals: Arrivals,
-    bound: Bound,
+    bound: LatencyBound,
     progress: Progress,
 ) -> dict[str, list[ServeRun]]:
     """All rounds of each endpoint: they take turns, so that what changes meanwhile is shared."""
@@ -162,7 +162,7 @@ def searched(
     workload: Workload,
     settings: FindSettings,
     progress: Progress,
-) -> tuple[dict[str, list[ServeRun]], dict[str, Found]]:
+) -> tuple[dict[str, list[ServeRun]], dict[str, HighestRate]]:
     """The run at each endpoint's highest rate, and how that was found."""
     runs, found = {}, {}
     for met in mets:
@@ -176,8 +176,8 @@ def written(
     args: argparse.Namespace,
     document: dict[str, Any],
     runs: dict[str, ServeRun],
-    found: dict[str, Found],
-    bound: Bound,
+    found: dict[str, HighestRate],
+    bound: LatencyBound,
 ) -> dict[str, Any]:
     """With the files that were asked for."""
     if args.plot is not None:
@@ -210,7 +210,7 @@ SEARCH_FLAGS = {"target": "share", "precision": "precision", "probe_s": "probe-s
                 "max_probes": "max-probes"}  # fmt: skip
 
 
-def checked(args: argparse.Namespace) -> Bound:
+def checked(args: argparse.Namespace) -> LatencyBound:
     """What contradicts itself is refused before anything is sent."""
     for name in ("rounds", "processes", "requests", "output_tokens"):
         value = getattr(args, name)
@@ -228,7 +228,7 @@ def checked(args: argparse.Namespace) -> Bound:
     _check_search(args)
     if args.plot is not None:
         check_plot(args.plot)
-    return Bound.of_ms(args.ttft_ms, args.tpot_ms)
+    return LatencyBound.of_ms(args.ttft_ms, args.tpot_ms)
 
 
 def _check_search(args: argparse.Namespace) -> None:
@@ -239,7 +239,7 @@ def _check_search(args: argparse.Namespace) -> None:
         raise UsageError("--find repeats what it is unsure of by itself; leave --rounds out")
 
 
-def find_settings(args: argparse.Namespace, bound: Bound) -> FindSettings:
+def find_settings(args: argparse.Namespace, bound: LatencyBound) -> FindSettings:
     given = {name: getattr(args, name) for name in SEARCH_FLAGS}
     given = {name: value for name, value in given.items() if value is not None}
     return FindSettings(
@@ -301,7 +301,7 @@ def documented(
     arrivals: Arrivals,
     mets: list[Met],
     runs: dict[str, list[ServeRun]],
-    found: dict[str, Found],
+    found: dict[str, HighestRate],
 ) -> dict[str, Any]:
     return {
         "api": args.api,
@@ -338,7 +338,7 @@ def run_json(run: ServeRun) -> dict[str, Any]:
     }
 
 
-def found_json(found: Found | None) -> dict[str, Any] | None:
+def found_json(found: HighestRate | None) -> dict[str, Any] | None:
     if found is None:
         return None
     tried = [asdict(each) | {"share": each.share.to_json()} for each in found.tried]
@@ -352,7 +352,7 @@ def found_json(found: Found | None) -> dict[str, Any] | None:
 
 
 def record_of(
-    document: dict[str, Any], runs: dict[str, ServeRun], found: dict[str, Found]
+    document: dict[str, Any], runs: dict[str, ServeRun], found: dict[str, HighestRate]
 ) -> Record:
     """One record; with several endpoints, their values are numbered in the order of the URLs."""
     values: dict[str, Value] = {}

@@ -21,7 +21,7 @@ from ridgeline.hardware.units import human, human_bytes, percent
 from ridgeline.ladder.outcome import Climb, CurvePoint, Quality, RungOutcome, Speedup
 from ridgeline.ladder.reporting import summary
 from ridgeline.ladder.reporting.report_sections import memory_bars, roof_dots, roofs_of, step_of
-from ridgeline.profiling.drawing import Part, Rise
+from ridgeline.profiling.drawing import BarPart, Rise
 from ridgeline.profiling.drawing.bars import part_colours
 from ridgeline.profiling.drawing.roofline import digits
 from ridgeline.profiling.drawing.scales import Scale, spanning
@@ -219,7 +219,7 @@ def _memory(climb: Climb, width: int) -> RenderableType | None:
     return Group(drawn, table)
 
 
-def _size(part: Part | None) -> str:
+def _size(part: BarPart | None) -> str:
     return summary.NONE if part is None else human_bytes(round(part.value))
 
 

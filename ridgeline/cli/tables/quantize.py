@@ -14,15 +14,15 @@ from rich.table import Table
 
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware.units import human_bytes
-from ridgeline.ladder.quantizing.quantize_job import WEIGHT, Placed, Quantized, harm
+from ridgeline.ladder.quantizing.quantize_job import WEIGHT, ProjectionResult, QuantizeResult, harm
 from ridgeline.quantization.choose import in_words
 from ridgeline.quantization.linear import quantizable
-from ridgeline.quantization.sizes import Matrix, expert_bytes
+from ridgeline.quantization.sizes import MatrixSize, expert_bytes
 
 NUM_SHOWN = 8  # matrices in the table
 
 
-def document(model: str, scheme: str, out: Path, found: Quantized) -> dict[str, Any]:
+def document(model: str, scheme: str, out: Path, found: QuantizeResult) -> dict[str, Any]:
     reports = {report.name.removesuffix(WEIGHT): report for report in found.reports}
     dtype = dtype_name(found.plain.embed.weight.dtype)
     by_scheme: dict[str, list[Any]] = {}
@@ -54,19 +54,19 @@ def document(model: str, scheme: str, out: Path, found: Quantized) -> dict[str, 
     }
 
 
-def stays_for_speed(found: Quantized) -> list[str]:
+def stays_for_speed(found: QuantizeResult) -> list[str]:
     """Projections that no measured scheme suits: each is slower there."""
-    shapes: dict[Matrix, list[bool]] = {}
+    shapes: dict[MatrixSize, list[bool]] = {}
     for choice in found.choices:
         if choice.times:
-            shape = Matrix(choice.num_outputs, choice.depth)
+            shape = MatrixSize(choice.num_outputs, choice.depth)
             shapes.setdefault(shape, []).append(choice.quantize)
     slow = [shape for shape, faster in shapes.items() if not any(faster)]
     layers = quantizable(found.plain)
-    return [name for name in found.stays if Matrix(*layers[name].weight.shape) in slow]
+    return [name for name in found.stays if MatrixSize(*layers[name].weight.shape) in slow]
 
 
-def kv_json(found: Quantized) -> dict[str, Any] | None:
+def kv_json(found: QuantizeResult) -> dict[str, Any] | None:
     if found.kv is None:
         return None
     worst = {"keys_db": max(found.kv.keys_db), "values_db": max(found.kv.values_db)}
@@ -80,7 +80,7 @@ def size_of(path: Path) -> int:
 def render(document: Mapping[str, Any], console: Console) -> None:
     console.print(quality_table(document))
     if document["projections"]:
-        places = [Placed(**row) for row in document["projections"]]
+        places = [ProjectionResult(**row) for row in document["projections"]]
         console.print(mixture_table(places, document["dtype"]))
     console.print(worst_table(document))
     for words in document["plain_for_speed"]:
@@ -136,14 +136,14 @@ def worst_table(document: Mapping[str, Any]) -> Table:
     return table
 
 
-def mixture_table(places: Sequence[Placed], dtype: str) -> Table:
+def mixture_table(places: Sequence[ProjectionResult], dtype: str) -> Table:
     """A row for all projections of one kind that became the same."""
     table = Table(title="what became of the projections", title_justify="left")
     for name, justify in (("projection", "left"), ("now", "left"), ("layers", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     table.add_column("size", justify="right")
     table.add_column("why no smaller")
-    groups: dict[tuple[str, str | None], list[Placed]] = {}
+    groups: dict[tuple[str, str | None], list[ProjectionResult]] = {}
     for place in places:
         groups.setdefault((kind_of(place.name), place.scheme), []).append(place)
     for (kind, scheme), members in sorted(groups.items(), key=lambda group: group[0][0]):
@@ -154,7 +154,7 @@ def mixture_table(places: Sequence[Placed], dtype: str) -> Table:
     return table
 
 
-def why_of(members: Sequence[Placed]) -> str:
+def why_of(members: Sequence[ProjectionResult]) -> str:
     """Of several reasons the first, which stands for its like."""
     return f"{members[0].why} (layer {members[0].name.split('.')[1]})"
 

@@ -15,7 +15,11 @@ from torch import Tensor
 
 from ridgeline.engine.attention.paged import CpuSequences, PagedSequences
 from ridgeline.kernels.attention import AttentionSpec
-from ridgeline.kernels.deterministic_attention.host import Items, find_items, fixed_attention
+from ridgeline.kernels.deterministic_attention.host import (
+    AttentionItems,
+    find_items,
+    fixed_attention,
+)
 from ridgeline.kernels.fixed_linear.host import BLOCK, in_blocks
 from ridgeline.kernels.pages import Pages
 from ridgeline.kernels.prefill_attention import prefill_attention
@@ -62,7 +66,7 @@ def _fixed(
 class FixedCpuSequences(CpuSequences):
     def __init__(self, *about: Any, **more: Any) -> None:
         super().__init__(*about, **more)
-        self.fixed_items: dict[int | None, Items] = {}  # by window
+        self.fixed_items: dict[int | None, AttentionItems] = {}  # by window
 
     def _store(
         self,
@@ -93,7 +97,7 @@ class FixedCpuSequences(CpuSequences):
             q_TNH, pages, self._items(layer.spec.window), layer.spec, clean=not self.kv.holds_nan
         )
 
-    def _items(self, window: int | None) -> Items:
+    def _items(self, window: int | None) -> AttentionItems:
         if window not in self.fixed_items:
             starts = self.starts
             counts = [1] * self.num_decode

@@ -19,7 +19,7 @@ from ridgeline.engine.attention.kv_cache import KVCache
 from ridgeline.engine.steps.batch import StepInputs, StepShape
 from ridgeline.engine.steps.notes import Note
 from ridgeline.engine.steps.rope_tables import RopeTables
-from ridgeline.engine.steps.starting import Started
+from ridgeline.engine.steps.starting import StepStart
 from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.kernels.decode_attention import decode_attention
 from ridgeline.kernels.host_attention.pages import DecodeItems, decode_items
@@ -62,7 +62,7 @@ class PagedSequences(ProjectedSequences):
         page_table: Tensor,
         max_length: int,
         notes: list[Note] | None = None,
-        started: Started | None = None,
+        started: StepStart | None = None,
     ) -> None:
         self.kv, self.ropes, self.inputs, self.notes = kv, ropes, inputs, notes
         self.num_decode = shape.num_decode_rows

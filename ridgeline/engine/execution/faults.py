@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from ridgeline.engine.scheduling.partial_plan import Piece, cut
+from ridgeline.engine.scheduling.partial_plan import RowPiece, cut
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.errors import HardwareError, RidgelineError
 
@@ -30,7 +30,9 @@ def run_in_parts(plan: StepPlan, run: Run, failed: dict[Hashable, str]) -> bool:
     )
 
 
-def _run_part(plan: StepPlan, pieces: list[Piece], run: Run, failed: dict[Hashable, str]) -> bool:
+def _run_part(
+    plan: StepPlan, pieces: list[RowPiece], run: Run, failed: dict[Hashable, str]
+) -> bool:
     kept = [piece for piece in pieces if plan.keys[piece[0]][0] not in failed]
     if not kept:
         return False
@@ -57,7 +59,7 @@ def _run_part(plan: StepPlan, pieces: list[Piece], run: Run, failed: dict[Hashab
     return short
 
 
-def _halves(pieces: list[Piece]) -> tuple[list[Piece], list[Piece]]:
+def _halves(pieces: list[RowPiece]) -> tuple[list[RowPiece], list[RowPiece]]:
     """Half of the rows each; of one row half of its tokens, the first ones first."""
     middle = len(pieces) // 2
     if middle:

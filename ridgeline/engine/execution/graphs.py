@@ -55,7 +55,7 @@ class GraphKey(NamedTuple):
     own_sequences: bool = True  # whether each decode row is of another one: see decode_rows.py
 
 
-class Choice(NamedTuple):
+class GraphSampling(NamedTuple):
     """What a graph that samples does."""
 
     filtered: bool  # whether a row asks for top-k, top-p or min-p
@@ -68,7 +68,7 @@ class Captured:
 
     forward: torch.cuda.CUDAGraph
     notes: list[Note]
-    samplers: dict[Choice, tuple[torch.cuda.CUDAGraph, Tensor]] = field(default_factory=dict)
+    samplers: dict[GraphSampling, tuple[torch.cuda.CUDAGraph, Tensor]] = field(default_factory=dict)
 
 
 def padded(size: int, sizes: tuple[int, ...]) -> int | None:
@@ -170,12 +170,14 @@ class Graphs:
             return None
         inputs = runner.send(plan, key.shape)
         count = len(plan.sample_keys)
-        choice = Choice(runner.is_filtered(plan), runner.keeps(plan, jobs))
+        choice = GraphSampling(runner.is_filtered(plan), runner.keeps(plan, jobs))
         logits_RV, tokens_R = self._replay(key, inputs, choice)
         found = (logits_RV[:count], inputs, tokens_R[:count])
         return runner.finish(plan, jobs, *found, list(range(count)), choice.keeps)
 
-    def _replay(self, key: GraphKey, inputs: StepInputs, choice: Choice) -> tuple[Tensor, Tensor]:
+    def _replay(
+        self, key: GraphKey, inputs: StepInputs, choice: GraphSampling
+    ) -> tuple[Tensor, Tensor]:
         captured = self.found.get(key)
         if captured is None or choice not in captured.samplers:
             return self._run_and_capture(key, inputs, choice)
@@ -188,7 +190,7 @@ class Graphs:
         return self.logits_RV[: key.shape.num_samples], tokens_R
 
     def _run_and_capture(
-        self, key: GraphKey, inputs: StepInputs, choice: Choice
+        self, key: GraphKey, inputs: StepInputs, choice: GraphSampling
     ) -> tuple[Tensor, Tensor]:
         """The step itself, eagerly: that also makes its kernels' counters. Then its graphs, which
         run nothing now. The last step's tokens are only written over, and guesses judged, behind
@@ -207,7 +209,9 @@ class Graphs:
             self.runner.keep(logits_RV, inputs, tokens_R, last_tokens)
         return logits_RV, tokens_R
 
-    def _eagerly(self, key: GraphKey, inputs: StepInputs, choice: Choice) -> tuple[Tensor, Tensor]:
+    def _eagerly(
+        self, key: GraphKey, inputs: StepInputs, choice: GraphSampling
+    ) -> tuple[Tensor, Tensor]:
         """Logits and tokens of a step that leaves no trace but in its pages."""
         logits_RV = self.compute(key, inputs)
         nobody = inputs._replace(judged=self.runner.nobody(inputs.judged))
@@ -218,7 +222,7 @@ class Graphs:
         self,
         key: GraphKey,
         inputs: StepInputs,
-        choice: Choice,
+        choice: GraphSampling,
         logits_RV: Tensor,
         last_tokens: Tensor,
     ) -> None:
@@ -244,7 +248,7 @@ class Graphs:
             self._pool = None  # gone with the last graph that used it
 
     def choose(
-        self, logits_RV: Tensor, inputs: StepInputs, choice: Choice, last_tokens: Tensor
+        self, logits_RV: Tensor, inputs: StepInputs, choice: GraphSampling, last_tokens: Tensor
     ) -> Tensor:
         """Tokens of all rows, kept where that is asked for."""
         self.runner.note("sampling", logits_RV)
@@ -269,7 +273,7 @@ class Graphs:
     def _has_room(self) -> bool:
         return len(self.found) < NUM_GRAPHS and self.used_bytes < self.budget_bytes
 
-    def _notes_of(self, choice: Choice, logits_RV: Tensor) -> list[Note]:
+    def _notes_of(self, choice: GraphSampling, logits_RV: Tensor) -> list[Note]:
         ops = ["sampling"]
         if choice.keeps:
             ops += ["keep_tokens", "prompt_lookup"] if self.runner.judges else ["keep_tokens"]

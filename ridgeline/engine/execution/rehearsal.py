@@ -14,13 +14,13 @@ import time
 from ridgeline.engine.execution.graphs import bounds_below
 from ridgeline.engine.execution.runner import InFlight, Runner
 from ridgeline.engine.requests.request import Sampling
-from ridgeline.engine.sampling.extras import Job
-from ridgeline.engine.scheduling.state import Key
+from ridgeline.engine.sampling.extras import DeviceJob
+from ridgeline.engine.scheduling.state import StreamKey
 from ridgeline.engine.scheduling.step_costs import StepCosts
 from ridgeline.engine.scheduling.step_plan import NOT_WRITTEN, StepPlan
 
-KEY: Key = ("rehearsal", 0)
-JOBS = {KEY[0]: Job(Sampling(seed=0), (0,), frozenset())}
+KEY: StreamKey = ("rehearsal", 0)
+JOBS = {KEY[0]: DeviceJob(Sampling(seed=0), (0,), frozenset())}
 SIZES = (1, 4, 16, 2, 8, 32, 64, 128, 256)  # streams in a step
 TIMES = 3  # each is run, after once that does not count
 SECONDS = 1.0  # after which no further size is begun

@@ -22,7 +22,7 @@ from ridgeline.engine.scheduling.step_plan import StepPlan
 Mark = torch.cuda.Event | float
 
 
-class Watched(NamedTuple):
+class WatchedStep(NamedTuple):
     plan: StepPlan
     began: Mark
     ended: Mark
@@ -31,7 +31,7 @@ class Watched(NamedTuple):
 class StepWatch:
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.steps: list[Watched] = []
+        self.steps: list[WatchedStep] = []
         self._began: Mark | None = None
 
     def begin(self) -> None:
@@ -42,7 +42,7 @@ class StepWatch:
     def end(self, plan: StepPlan) -> None:
         """All of a step is launched. One of which nothing ran is not counted."""
         if self._began is not None:
-            self.steps.append(Watched(plan, self._began, self._mark()))
+            self.steps.append(WatchedStep(plan, self._began, self._mark()))
         self._began = None
 
     def gaps_s(self) -> list[float]:

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 from ridgeline.engine.requests.request import Sampling
-from ridgeline.engine.sampling.extras import Job, Pooling
+from ridgeline.engine.sampling.extras import DeviceJob, Pooling
 from ridgeline.engine.scheduling.step_plan import StepPlan
 
 POOLINGS: tuple[Pooling | None, ...] = (None, "last", "mean")
@@ -69,14 +69,14 @@ def _shaped(name: str, values: list[int]) -> Any:
     return values
 
 
-def job_words(number: int, job: Job) -> list[int]:
+def job_words(number: int, job: DeviceJob) -> list[int]:
     wanted = 0 if job.sampling.prompt_logprobs is None else job.first_scored
     return [number, len(job.prompt), wanted, POOLINGS.index(job.pooling)]
 
 
-def job_of(words: Sequence[int]) -> tuple[int, Job]:
+def job_of(words: Sequence[int]) -> tuple[int, DeviceJob]:
     """A request's number, and a job that leads to the same passes as the one it stands for."""
     number, length, wanted, pooling = words
     sampling = Sampling(max_tokens=1, seed=0, prompt_logprobs=0 if wanted else None)
     about = (sampling, (0,) * length, frozenset[int](), POOLINGS[pooling])
-    return number, Job(*about, first_scored=wanted or 1)
+    return number, DeviceJob(*about, first_scored=wanted or 1)

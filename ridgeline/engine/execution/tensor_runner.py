@@ -33,7 +33,7 @@ from ridgeline.engine.execution.graphs import Graphs
 from ridgeline.engine.execution.runner import InFlight, Runner, StepOutput
 from ridgeline.engine.execution.step_words import JOB_WORDS, job_of, job_words, plan_of, step_words
 from ridgeline.engine.requests.request import Sampling
-from ridgeline.engine.sampling.extras import ROWS_AT_ONCE, Job, Jobs, Pending
+from ridgeline.engine.sampling.extras import ROWS_AT_ONCE, DeviceJob, Jobs, Pending
 from ridgeline.engine.sampling.guessing import KnownTokens
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.batch import StepInputs, StepShape
@@ -45,7 +45,7 @@ from ridgeline.recipe import Recipe
 STOP, STEP = 0, 1  # what a message begins with
 WENT_WELL, WENT_SHORT, WENT_WRONG = 0, 1, 2  # how a pass ended: memory was short, or an error
 CHECK_S = 0.2  # how often rank 0, while it waits for a device, asks whether all ranks are there
-Call = tuple[Callable[[Tensor], object], tuple[int, int]]  # a sum or a gather, and its shape
+RankCall = tuple[Callable[[Tensor], object], tuple[int, int]]  # a sum or a gather, and its shape
 GREEDY = Sampling(seed=0)  # for ranks that do not choose
 
 
@@ -93,9 +93,9 @@ class TensorRunner(Runner):
             raise
         self._over: RidgelineError | None = None  # why no step can be run any more
         self._numbers: dict[Hashable, int] = {}  # of requests that the others know
-        self._known: dict[Hashable, Job] = {}
+        self._known: dict[Hashable, DeviceJob] = {}
         self._num_known = 0
-        self._told_jobs: dict[Hashable, Job] = {}  # what other ranks know, by number
+        self._told_jobs: dict[Hashable, DeviceJob] = {}  # what other ranks know, by number
         self._told_failed: dict[Hashable, str] = {}  # requests that rank 0 could not seat
         self._shape: StepShape | None = None  # of the pass under way, once it has one
         self._finalizer = weakref.finalize(self, _stop, group, end_ranks)
@@ -249,14 +249,14 @@ class TensorRunner(Runner):
         except Exception as error:  # then there is no way to go on together
             raise HardwareError(f"a rank cannot take part in a pass: {reason_of(error)}") from error
 
-    def _calls(self, plan: StepPlan, jobs: Jobs) -> list[Call]:
+    def _calls(self, plan: StepPlan, jobs: Jobs) -> list[RankCall]:
         """All that the ranks do together in the pass under way; nothing, if it has none left."""
         if self._shape is None:
             return []
         config, link = self.model.config, self.group.data
         rows = [*prompt_logit_rows(plan, jobs), self._shape.num_samples]
         num_columns = len(self.model.head.weight)
-        calls: list[Call] = [(link.all_reduce, (self._shape.num_tokens, config.hidden_size))]
+        calls: list[RankCall] = [(link.all_reduce, (self._shape.num_tokens, config.hidden_size))]
         calls *= 1 + 2 * config.num_layers
         return calls + [(link.all_gather, (count, num_columns)) for count in rows if count]
 

@@ -20,7 +20,7 @@ from ridgeline.kernels.fixed_linear.host import BLOCK
 from ridgeline.kernels.fixed_linear.tiles import most_kept_bytes
 from ridgeline.kernels.prefill_attention.splits import most_partial_bytes
 from ridgeline.models import ExpertsConfig, LayerConfig, ModelConfig
-from ridgeline.quantization.sizes import Matrix, model_matrices
+from ridgeline.quantization.sizes import MatrixSize, model_matrices
 
 
 def fixed_peak(
@@ -134,10 +134,10 @@ def apart_bytes(config: ModelConfig, *, num_tokens: int, num_rows: int, num_keys
     return max(*products, *attention)
 
 
-def _products(config: ModelConfig) -> set[Matrix]:
+def _products(config: ModelConfig) -> set[MatrixSize]:
     """Projections, the head, and one expert's."""
-    found = set(model_matrices(config)) | {Matrix(config.vocab_size, config.hidden_size)}
+    found = set(model_matrices(config)) | {MatrixSize(config.vocab_size, config.hidden_size)}
     for experts in {layer.experts for layer in config.layers if layer.experts is not None}:
-        found |= {Matrix(2 * experts.mlp_size, config.hidden_size)}
-        found |= {Matrix(config.hidden_size, experts.mlp_size)}
+        found |= {MatrixSize(2 * experts.mlp_size, config.hidden_size)}
+        found |= {MatrixSize(config.hidden_size, experts.mlp_size)}
     return found

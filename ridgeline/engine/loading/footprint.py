@@ -26,7 +26,9 @@ from ridgeline.quantization.head import HEAD
 from ridgeline.quantization.scheme import Scheme, parse_scheme
 from ridgeline.recipe import Head, Recipe
 
-Kept = Mapping[str, Scheme]  # by projection: codes that a checkpoint, or a model, has already
+KeptSchemes = Mapping[
+    str, Scheme
+]  # by projection: codes that a checkpoint, or a model, has already
 
 # Allowances for what is not counted tensor by tensor (none of them measured yet, 2026-11-15).
 WORKSPACE_BYTES = {  # scratch of libraries: cuBLAS's and split kernels' sums on a GPU, oneDNN's
@@ -56,7 +58,7 @@ def weight_bytes(
     config: ModelConfig,
     dtype: str,
     scheme: str | None = None,
-    kept: Kept | None = None,
+    kept: KeptSchemes | None = None,
     head: Head = "plain",
 ) -> int:
     """All weights: with a scheme, or with codes that a checkpoint has already, as
@@ -66,12 +68,12 @@ def weight_bytes(
     return sizes.weight_bytes(config, parse_dtype(dtype), known, kept, _head_scheme(head, kept))
 
 
-def _head_scheme(head: Head, kept: Kept | None) -> Scheme | None:
+def _head_scheme(head: Head, kept: KeptSchemes | None) -> Scheme | None:
     """What the recipe asks for, or what the model that is there has."""
     return (kept or {}).get(HEAD) if head == "plain" else parse_scheme(head)
 
 
-def expanded_bytes(config: ModelConfig, recipe: Recipe, kept: Kept | None = None) -> int:
+def expanded_bytes(config: ModelConfig, recipe: Recipe, kept: KeptSchemes | None = None) -> int:
     """The largest quantized matrix on its way back to the model's dtype, for steps of many tokens:
     on a GPU a piece of it at a time, or sums of int8 codes, and nothing for fp8.
     """
@@ -79,7 +81,7 @@ def expanded_bytes(config: ModelConfig, recipe: Recipe, kept: Kept | None = None
     return max((_expanded(recipe, one, m) for (_, m), one in stored.items()), default=0)
 
 
-def copied_bytes(config: ModelConfig, recipe: Recipe, kept: Kept | None = None) -> int:
+def copied_bytes(config: ModelConfig, recipe: Recipe, kept: KeptSchemes | None = None) -> int:
     """Of weights that are codes, in the model's dtype too."""
     if not recipe.copies:
         return 0
@@ -89,13 +91,13 @@ def copied_bytes(config: ModelConfig, recipe: Recipe, kept: Kept | None = None) 
 
 
 def _stored(
-    config: ModelConfig, recipe: Recipe, kept: Kept | None
-) -> Iterator[tuple[Scheme, sizes.Matrix]]:
+    config: ModelConfig, recipe: Recipe, kept: KeptSchemes | None
+) -> Iterator[tuple[Scheme, sizes.MatrixSize]]:
     known = None if recipe.scheme is None else parse_scheme(recipe.scheme)
     return sizes.stored_matrices(config, known, kept, _head_scheme(recipe.head, kept))
 
 
-def _expanded(recipe: Recipe, scheme: Scheme, matrix: sizes.Matrix) -> int:
+def _expanded(recipe: Recipe, scheme: Scheme, matrix: sizes.MatrixSize) -> int:
     element = dtype_bytes(parse_dtype(recipe.dtype))
     size = matrix.num_outputs * matrix.depth
     if recipe.graphs:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 
-from ridgeline.engine.loading.footprint import Kept
+from ridgeline.engine.loading.footprint import KeptSchemes
 from ridgeline.engine.loading.layer_speed import measured_shapes, usual_batches
 from ridgeline.engine.loading.memory import MemoryPlan, itemise
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.parallel.degrees import rank_config
 from ridgeline.progress import Progress
-from ridgeline.quantization.choose import Choice, in_words
+from ridgeline.quantization.choose import LayerChoice, in_words
 from ridgeline.quantization.head import with_head
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.quantization.sizes import head_matrix
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 def measured_head(
     config: ModelConfig, filled: Recipe, device: str, progress: Progress | None = None
-) -> Choice | None:
+) -> LayerChoice | None:
     """How fast one rank's part of the head is, plain and as asked for; None where it is asked to be
     plain, or to be codes however slow.
     """
@@ -53,8 +53,8 @@ def with_head_chosen(
     filled: Recipe,
     plan: MemoryPlan,
     draft: ModelConfig | None,
-    kept: Kept | None,
-    choice: Choice | None,
+    kept: KeptSchemes | None,
+    choice: LayerChoice | None,
 ) -> tuple[Recipe, MemoryPlan]:
     """The recipe with a plain head where the other is slower, and the plan with that."""
     if choice is None or choice.quantize:
@@ -68,7 +68,7 @@ def with_plain_head(
     filled: Recipe,
     plan: MemoryPlan,
     draft: ModelConfig | None,
-    kept: Kept | None,
+    kept: KeptSchemes | None,
     said: str,
 ) -> tuple[Recipe, MemoryPlan]:
     """Recipe and plan with a plain head, and why; unchanged if memory is too short for it."""

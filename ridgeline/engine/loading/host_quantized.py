@@ -9,19 +9,19 @@ from torch import Tensor
 
 from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.gated_activation.cpu import gated_activation
-from ridgeline.kernels.quantized_linear.cpu import MAX_ROWS, Product
+from ridgeline.kernels.quantized_linear.cpu import MAX_ROWS, HostProduct
 from ridgeline.kernels.quantized_linear.reference import BLOCK, spread
 from ridgeline.models.transformer import RMSNorm
 from ridgeline.products import linear
-from ridgeline.quantization.linear import QuantizedLinear, Rows
+from ridgeline.quantization.linear import CodedRows, QuantizedLinear
 
 
 class HostQuantizedLinear(QuantizedLinear):
-    made: tuple[Product, RMSNorm | None, Activation | None] | None = None
+    made: tuple[HostProduct, RMSNorm | None, Activation | None] | None = None
 
     def forward(
         self,
-        x_TD: Tensor | Rows,
+        x_TD: Tensor | CodedRows,
         norm: RMSNorm | None = None,
         activation: Activation | None = None,
         residual_TO: Tensor | None = None,
@@ -35,11 +35,11 @@ class HostQuantizedLinear(QuantizedLinear):
             return product(x_TD, residual_TO)
         return self._many(product, x_TD, norm, activation, residual_TO)
 
-    def _product(self, norm: RMSNorm | None, activation: Activation | None) -> Product:
+    def _product(self, norm: RMSNorm | None, activation: Activation | None) -> HostProduct:
         """A layer has one norm before it and one activation behind it, so one is kept."""
         if self.made is not None and self.made[1] is norm and self.made[2] == activation:
             return self.made[0]
-        product = Product(
+        product = HostProduct(
             self.in_features,
             self.dtype,
             self.weight,
@@ -57,7 +57,7 @@ class HostQuantizedLinear(QuantizedLinear):
 
     def _many(
         self,
-        product: Product,
+        product: HostProduct,
         x_TD: Tensor,
         norm: RMSNorm | None,
         activation: Activation | None,

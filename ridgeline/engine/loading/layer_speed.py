@@ -36,9 +36,9 @@ from ridgeline.kernels import quantized_linear, skinny_linear
 from ridgeline.kernels.autotune import is_tuned
 from ridgeline.models import ModelConfig
 from ridgeline.progress import Progress
-from ridgeline.quantization.choose import Choice, Timer, Times, measure_shape
+from ridgeline.quantization.choose import LayerChoice, ProductTimes, Timer, measure_shape
 from ridgeline.quantization.scheme import Scheme
-from ridgeline.quantization.sizes import Matrix, model_matrices
+from ridgeline.quantization.sizes import MatrixSize, model_matrices
 from ridgeline.timing import Timing, time_graph, time_host
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def measured_choices(
     host_kernels: bool = True,
     timer: Timer = as_run,
     progress: Progress | None = None,
-) -> list[Choice]:
+) -> list[LayerChoice]:
     """A choice for each shape of the model's projections."""
     shapes = list(dict.fromkeys(model_matrices(config)))
     about: dict[str, Any] = {"host_kernels": host_kernels, "timer": timer, "progress": progress}
@@ -78,7 +78,7 @@ def measured_choices(
 
 
 def measured_shapes(
-    shapes: Sequence[Matrix],
+    shapes: Sequence[MatrixSize],
     scheme: Scheme,
     batch_sizes: Sequence[int],
     dtype: torch.dtype,
@@ -87,7 +87,7 @@ def measured_shapes(
     host_kernels: bool = True,
     timer: Timer = as_run,
     progress: Progress | None = None,
-) -> list[Choice]:
+) -> list[LayerChoice]:
     """A choice for each. `host_kernels`: whether a CPU runs its own kernels, which are built by
     now, or the references.
     """
@@ -120,7 +120,7 @@ def known_speedup(
     scheme: Scheme,
     dtype: torch.dtype,
     kernels: str,
-    shape: Matrix,
+    shape: MatrixSize,
     rows: float,
 ) -> float | None:
     """How many times faster a product of these rows is by codes, where that was measured here for
@@ -132,7 +132,7 @@ def known_speedup(
     for key, found in _times_of(hardware).items():
         times += found if key.startswith(about) else []
     try:
-        near = [one for one in (Times(**each) for each in times) if _is_near(one.rows, rows)]
+        near = [one for one in (ProductTimes(**each) for each in times) if _is_near(one.rows, rows)]
         return min(near, key=lambda one: abs(one.rows - rows)).speedup if near else None
     except (TypeError, ZeroDivisionError):
         return None
@@ -181,16 +181,16 @@ def _as_it_is(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def _twice(shape: Matrix, scheme: Scheme, sizes: Sequence[int], *about: Any) -> Choice:
+def _twice(shape: MatrixSize, scheme: Scheme, sizes: Sequence[int], *about: Any) -> LayerChoice:
     first = measure_shape(shape, scheme, sizes, *about)
     if first.quantize or not first.times:
         return first
     again = measure_shape(shape, scheme, sizes, *about)
     best = (
-        Times(one.rows, min(one.plain_s, two.plain_s), min(one.quantized_s, two.quantized_s))
+        ProductTimes(one.rows, min(one.plain_s, two.plain_s), min(one.quantized_s, two.quantized_s))
         for one, two in zip(first.times, again.times, strict=True)
     )
-    return Choice(*shape, scheme.name, tuple(best))
+    return LayerChoice(*shape, scheme.name, tuple(best))
 
 
 class _Kept:
@@ -209,14 +209,14 @@ class _Kept:
         except (OSError, ValueError, TypeError, KeyError) as error:
             log.warning("%s is not readable (%s); measuring anew", self.file, type(error).__name__)
 
-    def get(self, key: str, shape: Matrix, scheme: Scheme) -> Choice | None:
+    def get(self, key: str, shape: MatrixSize, scheme: Scheme) -> LayerChoice | None:
         try:
-            times = tuple(Times(**one) for one in self.values[key])
+            times = tuple(ProductTimes(**one) for one in self.values[key])
         except (KeyError, TypeError):
             return None
-        return Choice(*shape, scheme.name, times)
+        return LayerChoice(*shape, scheme.name, times)
 
-    def put(self, key: str, choice: Choice) -> None:
+    def put(self, key: str, choice: LayerChoice) -> None:
         self.values[key] = [asdict(times) for times in choice.times]
         self.is_new = True
 

@@ -18,7 +18,7 @@ from ridgeline.engine.loading.draft_loading import (
     load_draft,
     within_draft,
 )
-from ridgeline.engine.loading.footprint import Kept
+from ridgeline.engine.loading.footprint import KeptSchemes
 from ridgeline.engine.loading.head_choice import measured_head, with_asked_head, with_head_chosen
 from ridgeline.engine.loading.layer_speed import measured_choices, usual_batches
 from ridgeline.engine.loading.memory import MemoryPlan, fitted, itemise, plan_memory
@@ -35,7 +35,7 @@ from ridgeline.models.copies import with_kinds
 from ridgeline.models.families import describe
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
-from ridgeline.quantization.choose import Choice, in_words, slower_shapes
+from ridgeline.quantization.choose import LayerChoice, in_words, slower_shapes
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.files.fuse import kept_schemes
 from ridgeline.quantization.files.read import is_quantized, kv_dtype
@@ -64,7 +64,7 @@ class Loaded(NamedTuple):
     recipe: Recipe  # with nothing left to "auto"
     plan: MemoryPlan
     draft: Transformer | None = None  # the small model that guesses
-    choices: tuple[Choice, ...] = ()  # what was measured of a scheme's layers
+    choices: tuple[LayerChoice, ...] = ()  # what was measured of a scheme's layers
 
 
 def load(
@@ -100,7 +100,7 @@ def load(
     filled, plan = planned(config, recipe, filled, *about)
     tokenizer = tokenizer or tokenizer_of(path)
     check_words(draft, tokenizer)
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[LayerChoice, ...] = ()
     small = None if draft is None else draft.config
     filled, plan = with_copies_chosen(config, filled, plan, hardware.device, small, kept)
     head = measured_head(config, filled, hardware.device, progress)
@@ -125,7 +125,7 @@ def with_choices(
     device: str,
     draft: ModelConfig | None,
     progress: Progress | None,
-) -> tuple[MemoryPlan, tuple[Choice, ...]]:
+) -> tuple[MemoryPlan, tuple[LayerChoice, ...]]:
     """Which matrices of the recipe's scheme are slower here when they are quantized, by
     measurement, and the plan with these in the model's dtype. None where that would not fit.
     """
@@ -159,7 +159,7 @@ def with_copies_chosen(
     plan: MemoryPlan,
     device: str,
     draft: ModelConfig | None,
-    kept: Kept | None,
+    kept: KeptSchemes | None,
 ) -> tuple[Recipe, MemoryPlan]:
     """Whether copies of weights that are codes are held, where that was left open: if they take
     little of the room for pages. And the plan with them.
@@ -174,7 +174,7 @@ def with_copies_chosen(
     return replace(filled, copies=False), plan
 
 
-def make_copies(model: Transformer, filled: Recipe, choices: Sequence[Choice]) -> None:
+def make_copies(model: Transformer, filled: Recipe, choices: Sequence[LayerChoice]) -> None:
     """**In the model**, if the recipe has them."""
     if filled.copies:
         early = {
@@ -218,7 +218,7 @@ def _loaded(
     draft = find_draft(recipe, model.config, None)
     kept = schemes_of(model) or None
     filled, plan = planned(model.config, recipe, filled, str(weight.device), free, draft, kept=kept)
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[LayerChoice, ...] = ()
     small, device = None if draft is None else draft.config, str(weight.device)
     if recipe.scheme is not None or (recipe.head != "plain" and kept is None):
         filled, plan = with_copies_chosen(model.config, filled, plan, device, small, kept)
@@ -237,7 +237,7 @@ def _loaded(
     return Loaded(model, tokenizer, filled, plan, load_draft(draft, model), choices)
 
 
-def _known(choice: Choice | None) -> tuple[Choice, ...]:
+def _known(choice: LayerChoice | None) -> tuple[LayerChoice, ...]:
     return () if choice is None else (choice,)
 
 
@@ -285,7 +285,7 @@ def planned(
     free_bytes: int,
     draft: Draft | None = None,
     schemes: Sequence[str] = (),
-    kept: Kept | None = None,
+    kept: KeptSchemes | None = None,
 ) -> tuple[Recipe, MemoryPlan]:
     """The recipe with a context that fits, if none was named, and the memory it takes; or the one
     line that says why not. `schemes` may be advised; `kept` are those of codes.

@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ridgeline.engine.loading import footprint
-from ridgeline.engine.loading.footprint import PENALTY_TABLE_BYTES, WORKSPACE_BYTES, Kept
+from ridgeline.engine.loading.footprint import PENALTY_TABLE_BYTES, WORKSPACE_BYTES, KeptSchemes
 from ridgeline.errors import OutOfMemoryError
 from ridgeline.hardware.units import human_bytes
 from ridgeline.models import ModelConfig
@@ -32,7 +32,7 @@ LOWERED = {"limits.max_context": 256, "limits.token_budget": 256, "limits.max_ba
 TIGHT = {"limits.max_batch": 64, "limits.token_budget": 512}  # where one change is not enough
 
 
-class Item(NamedTuple):
+class MemoryItem(NamedTuple):
     name: str
     num_bytes: int
     meaning: str
@@ -44,7 +44,7 @@ class MemoryPlan:
 
     free_bytes: int  # before anything is loaded
     usable_bytes: int  # the share of it that the recipe allows
-    items: tuple[Item, ...]  # all that is allocated, the KV pages last
+    items: tuple[MemoryItem, ...]  # all that is allocated, the KV pages last
     page_bytes: int  # of one page in all layers, scales included
     num_pages: int
     min_pages: int  # what one request of the longest context needs
@@ -79,7 +79,7 @@ def plan_memory(
     *,
     draft: ModelConfig | None = None,
     schemes: Sequence[str] = (),
-    kept: Kept | None = None,
+    kept: KeptSchemes | None = None,
 ) -> MemoryPlan:
     """The plan, or OutOfMemoryError with a remedy. `draft` is the model that guesses tokens ahead;
     `schemes` are the quantizations that may be advised, the mildest first; `kept` are those of the
@@ -98,7 +98,7 @@ def fitted(
     recipe: Recipe,
     free_bytes: int,
     draft: ModelConfig | None = None,
-    kept: Kept | None = None,
+    kept: KeptSchemes | None = None,
 ) -> Recipe:
     """The recipe with a context that fits, for a user who named none: the model's own, or the
     longest below it. Unchanged where no context fits.
@@ -112,7 +112,7 @@ def itemise(
     recipe: Recipe,
     free_bytes: int,
     draft: ModelConfig | None = None,
-    kept: Kept | None = None,
+    kept: KeptSchemes | None = None,
 ) -> MemoryPlan:
     """The plan, whether it fits or not."""
     limits = recipe.limits.filled()
@@ -127,7 +127,7 @@ def itemise(
     if not recipe.kv.prefix_cache:  # then no page beyond these could ever be used
         num_pages = min(num_pages, min_pages * limits.max_batch)
     meaning = f"{num_pages} pages of {recipe.kv.page_size} tokens in {recipe.kv.dtype}"
-    items.append(Item("KV pages", num_pages * page_bytes, meaning))
+    items.append(MemoryItem("KV pages", num_pages * page_bytes, meaning))
     return MemoryPlan(free_bytes, usable, tuple(items), page_bytes, num_pages, min_pages)
 
 
@@ -136,7 +136,7 @@ def _fits_in(
     given: Recipe,
     free_bytes: int,
     draft: ModelConfig | None,
-    kept: Kept | None,
+    kept: KeptSchemes | None,
 ) -> Callable[[Recipe], bool]:
     """Another scheme than the recipe's own replaces what is kept."""
 
@@ -148,8 +148,8 @@ def _fits_in(
 
 
 def _fixed_items(
-    config: ModelConfig, recipe: Recipe, draft: ModelConfig | None, kept: Kept | None
-) -> Iterator[Item]:
+    config: ModelConfig, recipe: Recipe, draft: ModelConfig | None, kept: KeptSchemes | None
+) -> Iterator[MemoryItem]:
     """Everything but the pages."""
     limits, dtype = recipe.limits.filled(), recipe.dtype
     rank = rank_config(config, recipe.parallel.tensor)
@@ -158,43 +158,47 @@ def _fixed_items(
     codes += [] if recipe.head == "plain" else [f"head {recipe.head}"]
     stored = f"{', '.join(codes)}, the rest in {dtype}" if codes else f"in {dtype}"
     held = footprint.weight_bytes(rank, dtype, recipe.scheme, kept, recipe.head)
-    yield Item("weights", held, stored)
+    yield MemoryItem("weights", held, stored)
     if draft is not None:
-        yield Item("draft weights", footprint.weight_bytes(draft, dtype), f"in {dtype}")
+        yield MemoryItem("draft weights", footprint.weight_bytes(draft, dtype), f"in {dtype}")
     models = (rank,) if draft is None else (rank, draft)  # which run one after the other
     moments = (footprint.step_peak(model, recipe, limits.token_budget) for model in models)
     moment = max(moments, key=attrgetter("num_bytes"))
     largest = f"a step of {limits.token_budget} tokens, largest in {moment.name}"
-    yield Item("activations", moment.num_bytes, largest)
+    yield MemoryItem("activations", moment.num_bytes, largest)
     fixed = max(footprint.fixed_bytes(model, recipe, limits.token_budget) for model in models)
     if fixed:
-        yield Item("deterministic", fixed, "sums of pieces kept apart, at most, or weights tried")
+        yield MemoryItem(
+            "deterministic", fixed, "sums of pieces kept apart, at most, or weights tried"
+        )
     expanded = footprint.expanded_bytes(rank, recipe, kept)
     if expanded:
-        yield Item("expanded weight", expanded, f"one matrix in {dtype}, for steps of many tokens")
+        yield MemoryItem(
+            "expanded weight", expanded, f"one matrix in {dtype}, for steps of many tokens"
+        )
     copies = footprint.copied_bytes(rank, recipe, kept)
     if copies:
-        yield Item("copies", copies, f"codes in {dtype} too, for steps of many tokens")
+        yield MemoryItem("copies", copies, f"codes in {dtype} too, for steps of many tokens")
     rows = footprint.logit_rows(recipe, limits.max_batch)
     logits = footprint.logit_bytes(config, recipe, rows)
-    yield Item("logits", logits, f"{rows} rows of {config.vocab_size}")
+    yield MemoryItem("logits", logits, f"{rows} rows of {config.vocab_size}")
     tables = PENALTY_TABLE_BYTES * limits.max_batch * config.vocab_size
-    yield Item("penalty tables", tables, f"tokens seen by {limits.max_batch} requests")
+    yield MemoryItem("penalty tables", tables, f"tokens seen by {limits.max_batch} requests")
     inputs = footprint.step_input_bytes(recipe)
-    yield Item("step inputs", inputs, "page tables, token ids, positions and slots")
+    yield MemoryItem("step inputs", inputs, "page tables, token ids, positions and slots")
     turns = sum(footprint.rotary_table_bytes(model, limits.max_context) for model in models)
-    yield Item("rotary tables", turns, f"cosines and sines of {limits.max_context} positions")
+    yield MemoryItem("rotary tables", turns, f"cosines and sines of {limits.max_context} positions")
     if recipe.graphs:
         graphs = footprint.graph_bytes(config, recipe)
-        yield Item("graphs", graphs, "steps captured for replay, at most")
+        yield MemoryItem("graphs", graphs, "steps captured for replay, at most")
     if recipe.graphs and draft is not None:
         own = footprint.graph_bytes(draft, recipe)
-        yield Item("draft graphs", own, "the draft's steps captured for replay, at most")
+        yield MemoryItem("draft graphs", own, "the draft's steps captured for replay, at most")
     if recipe.speculation.method == "prompt-lookup":
         table = footprint.token_table_bytes(recipe)
-        yield Item("token table", table, "all tokens of running requests, for the lookup")
+        yield MemoryItem("token table", table, "all tokens of running requests, for the lookup")
     workspace = WORKSPACE_BYTES[recipe.kernels]
-    yield Item("workspace", workspace, "scratch of libraries and kernels, at most")
+    yield MemoryItem("workspace", workspace, "scratch of libraries and kernels, at most")
 
 
 def remedies(

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from ridgeline.engine.process.worker import Add, Token
 from ridgeline.engine.requests.request import Sampling
-from ridgeline.engine.sampling.extras import Job
+from ridgeline.engine.sampling.extras import DeviceJob
 from ridgeline.engine.sampling.live import LiveRequest
 from ridgeline.engine.scheduling.state import Ask, End
 
 
-class Part(NamedTuple):
+class HeldPart(NamedTuple):
     """What the engine's process knows as one request."""
 
     request: Held
@@ -46,11 +46,11 @@ class Held:
     def is_overdue(self, now: float) -> bool:
         return self.ask.deadline is not None and self.ask.deadline <= now
 
-    def parts(self, numbers: Iterator[int]) -> Iterator[tuple[Part, Add]]:
+    def parts(self, numbers: Iterator[int]) -> Iterator[tuple[HeldPart, Add]]:
         """What is to be sent, each part with its number."""
         self.num_tokens = 0
         if not self.has_begun:
-            yield Part(self, 0), Add(replace(self.ask, request_id=next(numbers)), self.live.job)
+            yield HeldPart(self, 0), Add(replace(self.ask, request_id=next(numbers)), self.live.job)
             return
         for sample in self.open_samples:
             ask = replace(
@@ -61,8 +61,10 @@ class Held:
                 reuse_prefix=True,
                 reuse_limit=None,
             )
-            job: Job = replace(self.live.job, sampling=_continued(self.live.job.sampling, sample))
-            yield Part(self, sample), Add(ask, job)
+            job: DeviceJob = replace(
+                self.live.job, sampling=_continued(self.live.job.sampling, sample)
+            )
+            yield HeldPart(self, sample), Add(ask, job)
 
     def take(self, message: Token, sample: int) -> bool:
         """A token of one of the outputs. Whether a stop string ends that output now."""

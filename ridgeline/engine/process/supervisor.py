@@ -26,18 +26,18 @@ from ridgeline.engine.engine import Engine
 from ridgeline.engine.execution.faults import reason_of
 from ridgeline.engine.loading.loading import tokenizer_of
 from ridgeline.engine.loop import EngineProgress
-from ridgeline.engine.process.held import Held, Part
+from ridgeline.engine.process.held import Held, HeldPart
 from ridgeline.engine.process.worker import (
     Cancel,
+    EmbeddingState,
+    EngineOrder,
     Finish,
-    Message,
-    Order,
     Ready,
     Refused,
-    Started,
-    State,
     Token,
+    WaitingProcess,
     Worker,
+    WorkerMessage,
 )
 from ridgeline.engine.sampling.extras import EmbeddingPart, PromptPart
 from ridgeline.engine.sampling.live import LiveRequest
@@ -59,7 +59,7 @@ MAX_BARREN = 5  # processes in a row that died before they had answered anything
 class Supervisor:
     """Plays the loop's part (loop.py), with the loop in another process."""
 
-    def __init__(self, order: Order, early: Started | None = None) -> None:
+    def __init__(self, order: EngineOrder, early: WaitingProcess | None = None) -> None:
         """`early` is the first process, where that has begun already."""
         self.num_restarts = 0
         self.patience_s = WAIT_S
@@ -67,7 +67,7 @@ class Supervisor:
         self._worker = self._new_worker() if early is None else Worker(order, early)
         self._numbers = count(1)
         self._held: dict[Hashable, Held] = {}  # in the order in which they came
-        self._parts: dict[int, Part] = {}  # those in the process, by their numbers there
+        self._parts: dict[int, HeldPart] = {}  # those in the process, by their numbers there
         self._suspects: deque[Held] = deque()
         self._on_trial: Held | None = None
         self._num_barren = self._num_steps = 0
@@ -188,13 +188,13 @@ class Supervisor:
             held.numbers.append(number)
             self._worker.send(add)
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: WorkerMessage) -> None:
         match message:
             case Token(number, sample):
                 self._take_token(number, sample, message)
             case PromptPart(number):
                 self._guarded(number, lambda live: live.take_prompt(message))
-            case State(number, first, num_tokens, values):
+            case EmbeddingState(number, first, num_tokens, values):
                 part = EmbeddingPart(number, first, num_tokens, torch.from_numpy(values))
                 self._guarded(number, lambda live: live.take_embedding(part))
             case End(number):
@@ -326,7 +326,7 @@ class SupervisedEngine(Engine):
         num_pages: int | None = None,
         progress: Progress | None = None,
         setup: Callable[[Engine], None] | None = None,
-        early: Started | None = None,
+        early: WaitingProcess | None = None,
     ) -> None:
         """`setup`, a function of a module, is called with the engine in its process whenever one
         has started. `early` is a process that waits for what to load (cli/early.py).
@@ -334,7 +334,7 @@ class SupervisedEngine(Engine):
         if not isinstance(model, (str, Path)):
             raise UsageError("a supervised engine loads its model itself: give its name or path")
         path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
-        self._supervisor = Supervisor(Order(path, recipe, device, num_pages, setup), early)
+        self._supervisor = Supervisor(EngineOrder(path, recipe, device, num_pages, setup), early)
         try:
             self.tokenizer = tokenizer_of(path)  # while the process loads
         except BaseException:

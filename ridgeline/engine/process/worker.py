@@ -32,7 +32,7 @@ from ridgeline.engine.loop import Loop
 from ridgeline.engine.process.heartbeat import Heartbeat, WatchedRunner
 from ridgeline.engine.requests.request import FinishReason
 from ridgeline.engine.sampling.choosing import TokenLogprob
-from ridgeline.engine.sampling.extras import EmbeddingPart, Job, PromptPart
+from ridgeline.engine.sampling.extras import DeviceJob, EmbeddingPart, PromptPart
 from ridgeline.engine.sampling.live import LiveRequest
 from ridgeline.engine.scheduling.state import Ask, End
 from ridgeline.errors import HardwareError, RidgelineError
@@ -46,7 +46,7 @@ QUIET_S = 0.5  # without a request, before time is taken for a graph
 
 
 @dataclass(frozen=True)
-class Order:
+class EngineOrder:
     """How the engine is made there."""
 
     model: Path
@@ -56,7 +56,7 @@ class Order:
     setup: Callable[[Engine], None] | None  # called with it before it runs; found by its name
 
 
-class Started(Protocol):
+class WaitingProcess(Protocol):
     """A process that waits for an order (cli/early.py), and the ways to it."""
 
     @property
@@ -98,7 +98,7 @@ class Token(NamedTuple):
     reason: FinishReason | None
 
 
-class State(NamedTuple):
+class EmbeddingState(NamedTuple):
     """An EmbeddingPart, without torch's ways of sending tensors."""
 
     number: int
@@ -109,7 +109,7 @@ class State(NamedTuple):
 
 class Add(NamedTuple):
     ask: Ask
-    job: Job
+    job: DeviceJob
 
 
 class Cancel(NamedTuple):
@@ -123,7 +123,7 @@ class Finish(NamedTuple):
     sample: int
 
 
-Message = Ready | Refused | Lost | Token | PromptPart | State | End
+WorkerMessage = Ready | Refused | Lost | Token | PromptPart | EmbeddingState | End
 Command = Add | Cancel | Finish
 
 
@@ -131,7 +131,7 @@ class Relay(LiveRequest):
     """Stands for a request where it is computed: what comes is passed on as it is."""
 
     def __init__(
-        self, request_id: Hashable, job: Job, outbox: list[Message], meter: StepMeter
+        self, request_id: Hashable, job: DeviceJob, outbox: list[WorkerMessage], meter: StepMeter
     ) -> None:
         assert isinstance(request_id, int), "supervisor.py numbers requests"
         self.request_id, self.job, self.outbox = request_id, job, outbox
@@ -148,14 +148,16 @@ class Relay(LiveRequest):
         self.outbox.append(part)
 
     def take_embedding(self, part: EmbeddingPart) -> None:
-        self.outbox.append(State(self.number, part.first, part.num_tokens, part.state.numpy()))
+        self.outbox.append(
+            EmbeddingState(self.number, part.first, part.num_tokens, part.state.numpy())
+        )
 
     def end(self, end: End) -> None:
         self.meter.left(self.number)
         self.outbox.append(end)
 
 
-def run_worker(connection: Connection, heartbeat: Heartbeat, order: Order) -> None:
+def run_worker(connection: Connection, heartbeat: Heartbeat, order: EngineOrder) -> None:
     """The process. It ends with the one that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the other one to act upon
     try:
@@ -184,7 +186,7 @@ def run_worker(connection: Connection, heartbeat: Heartbeat, order: Order) -> No
 def run_early(connection: Connection, memory: Any) -> None:
     """The process, where it was started before it was known what to load."""
     try:
-        order: Order = connection.recv()
+        order: EngineOrder = connection.recv()
     except (EOFError, OSError):
         return  # nothing: the other one has ended
     run_worker(connection, Heartbeat(memory=memory), order)
@@ -212,7 +214,7 @@ def _serve(
     meter: StepMeter,
     ahead: Ahead,
 ) -> None:
-    outbox: list[Message] = []
+    outbox: list[WorkerMessage] = []
     while True:
         while not loop.has_work or not inbox.empty():
             if not loop.has_work:
@@ -244,7 +246,7 @@ def _next(loop: Loop, inbox: SimpleQueue[Command], ahead: Ahead) -> Command:
     return inbox.get()
 
 
-def _obey(loop: Loop, command: Command, outbox: list[Message], meter: StepMeter) -> None:
+def _obey(loop: Loop, command: Command, outbox: list[WorkerMessage], meter: StepMeter) -> None:
     match command:
         case Add(ask, job):
             if not ask.output:  # those with output have run before
@@ -263,7 +265,7 @@ def _obey(loop: Loop, command: Command, outbox: list[Message], meter: StepMeter)
 class Worker:
     """The handle of such a process, from its start to its end."""
 
-    def __init__(self, order: Order, early: Started | None = None) -> None:
+    def __init__(self, order: EngineOrder, early: WaitingProcess | None = None) -> None:
         """`early` is a process that has begun already."""
         if early is None:
             self._start(order)
@@ -276,7 +278,7 @@ class Worker:
         self.has_answered = False  # with a token, or the end of a request
         self._reason = ""
 
-    def _start(self, order: Order) -> None:
+    def _start(self, order: EngineOrder) -> None:
         context = get_context("spawn")  # a fork would share the device, and locks that others hold
         self.heartbeat = Heartbeat(context)
         self._connection, theirs = context.Pipe()
@@ -297,12 +299,12 @@ class Worker:
         """Until it has news, has died, or one of these file descriptors can be read."""
         wait([self._connection, *others], seconds)
 
-    def receive(self, seconds: float) -> list[Message] | None:
+    def receive(self, seconds: float) -> list[WorkerMessage] | None:
         """What has come, waited for up to so long; None when it has died."""
         try:
             if not self._connection.poll(seconds):
                 return []
-            messages: list[Message] = self._connection.recv()
+            messages: list[WorkerMessage] = self._connection.recv()
         except (EOFError, OSError):
             return None
         for message in messages:

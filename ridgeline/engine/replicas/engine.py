@@ -17,7 +17,7 @@ from pathlib import Path
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.loading.loading import tokenizer_of
 from ridgeline.engine.process.supervisor import SupervisedEngine
-from ridgeline.engine.process.worker import Order
+from ridgeline.engine.process.worker import EngineOrder
 from ridgeline.engine.replicas.pool import Pool
 from ridgeline.engine.replicas.ray_worker import Needs, RayWorker, load_ray
 from ridgeline.errors import HardwareError, OfflineError, UsageError
@@ -55,10 +55,10 @@ class ReplicatedEngine(SupervisedEngine):
         needs = needs_of(recipe or Recipe(), device, num_replicas)
         start_ray()
         check_room(needs, num_replicas)
-        order = Order(path, recipe, device, num_pages, setup)
+        order = EngineOrder(path, recipe, device, num_pages, setup)
         name = str(model)
 
-        def start(order: Order) -> RayWorker:
+        def start(order: EngineOrder) -> RayWorker:
             return RayWorker(name, order, needs)
 
         self._supervisor = Pool(order, [start] * num_replicas)  # type: ignore[assignment]

@@ -19,7 +19,7 @@ from ridgeline.engine.execution.work import Work
 from ridgeline.engine.loop import EngineProgress
 from ridgeline.engine.process.held import Held
 from ridgeline.engine.process.supervisor import WAIT_S, Supervisor
-from ridgeline.engine.process.worker import Order, Ready, Worker
+from ridgeline.engine.process.worker import EngineOrder, Ready, Worker
 from ridgeline.engine.sampling.live import LiveRequest
 from ridgeline.engine.scheduling.routing import Router
 from ridgeline.engine.scheduling.state import Ask, End, Stats, Status
@@ -28,13 +28,15 @@ from ridgeline.errors import RidgelineError, UsageError
 log = logging.getLogger(__name__)
 
 REVIVE_S = 60.0  # before a replica that was given up is tried again
-Starter = Callable[[Order], Any]  # gives a Worker, or what plays its part
+Starter = Callable[[EngineOrder], Any]  # gives a Worker, or what plays its part
 
 
 class Replica(Supervisor):
     """One of several: what it holds when it dies may go elsewhere."""
 
-    def __init__(self, order: Order, start: Starter, has_others: Callable[[Replica], bool]) -> None:
+    def __init__(
+        self, order: EngineOrder, start: Starter, has_others: Callable[[Replica], bool]
+    ) -> None:
         self._start, self._has_others = start, has_others
         self.has_died = False
         self.busy_since: float | None = None
@@ -101,7 +103,7 @@ class Replica(Supervisor):
 class Pool:
     """`starters`, one for each replica, make their processes."""
 
-    def __init__(self, order: Order, starters: Sequence[Starter]) -> None:
+    def __init__(self, order: EngineOrder, starters: Sequence[Starter]) -> None:
         self.patience_s = WAIT_S
         self._moved: set[Hashable] = set()  # requests that have been at a replica that died
         self._at: dict[Hashable, Replica] = {}

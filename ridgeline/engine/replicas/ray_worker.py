@@ -24,12 +24,12 @@ from ridgeline.engine.loop import EngineProgress
 from ridgeline.engine.process.worker import (
     Add,
     Command,
-    Message,
-    Order,
+    EngineOrder,
     Ready,
     Refused,
     Token,
     Worker,
+    WorkerMessage,
 )
 from ridgeline.engine.scheduling.state import End, Stats
 from ridgeline.errors import MissingPackageError, RidgelineError
@@ -55,7 +55,7 @@ def load_ray() -> Any:
 class News(NamedTuple):
     """What an actor tells at a time."""
 
-    messages: list[Message]
+    messages: list[WorkerMessage]
     progress: EngineProgress
     stats: Stats
     in_steps: set[int]
@@ -65,7 +65,7 @@ class News(NamedTuple):
 class Host:
     """The actor. Commands are obeyed in their order, by a thread of their own."""
 
-    def __init__(self, model: str, order: Order) -> None:
+    def __init__(self, model: str, order: EngineOrder) -> None:
         try:
             path = resolve_model(model)  # on this machine
             self._worker: Worker | None = Worker(replace(order, model=path))
@@ -128,7 +128,7 @@ class Needs:
 class RayWorker:
     """Plays the part of `Worker`."""
 
-    def __init__(self, model: str, order: Order, needs: Needs) -> None:
+    def __init__(self, model: str, order: EngineOrder, needs: Needs) -> None:
         self._ray = load_ray()
         groups = {"commands": 1, "news": 1}
         host = self._ray.remote(
@@ -158,13 +158,13 @@ class RayWorker:
     def wait(self, others: Sequence[int], seconds: float) -> None:
         wait([self._reader, *others], seconds)
 
-    def receive(self, seconds: float) -> list[Message] | None:
+    def receive(self, seconds: float) -> list[WorkerMessage] | None:
         """What has come, waited for up to so long; None when it has died."""
         if not self._news and not self._is_dead:
             self.wait((), seconds)
         with suppress(BlockingIOError):
             os.read(self._reader, 4096)
-        messages: list[Message] = []
+        messages: list[WorkerMessage] = []
         while self._news:
             news = self._news.popleft()
             self.heartbeat.note(news)

@@ -17,21 +17,21 @@ from typing import Any, Literal, get_args
 
 from ridgeline.errors import UsageError, near_matches
 
-Kind = Literal["json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag"]
 
 MAX_CHARACTERS = 1_000_000  # of a grammar's text
 
 
 @dataclass(frozen=True)
 class Grammar:
-    kind: Kind
+    kind: GrammarKind
     # JSON for a json_schema and a structural_tag, a JSON list for a choice, none for a json_object.
     text: str = ""
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            close = near_matches(str(self.kind), get_args(Kind))
-            kinds = ", ".join(get_args(Kind))
+        if self.kind not in get_args(GrammarKind):
+            close = near_matches(str(self.kind), get_args(GrammarKind))
+            kinds = ", ".join(get_args(GrammarKind))
             raise UsageError(f"a grammar's kind is {self.kind!r}; give one of {kinds}{close}")
         if not isinstance(self.text, str):
             kind = type(self.text).__name__

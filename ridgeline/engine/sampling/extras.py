@@ -26,7 +26,7 @@ ROWS_AT_ONCE = 64  # rows of the vocabulary that are made together
 
 
 @dataclass(frozen=True)
-class Job:
+class DeviceJob:
     """What the device has to know of a request."""
 
     sampling: Sampling  # with a seed
@@ -69,7 +69,7 @@ class Job:
         return range(begin, max(begin, min(num_tokens, len(self.prompt) - 1 - first)))
 
 
-Jobs = Mapping[Hashable, Job]
+Jobs = Mapping[Hashable, DeviceJob]
 
 
 class PromptPart(NamedTuple):
@@ -166,7 +166,7 @@ def _embedding(
 def _prompt_logprobs(
     request_id: Hashable,
     first: int,
-    job: Job,
+    job: DeviceJob,
     states_TD: Tensor,
     to_logits: Callable[[Tensor], Tensor],
 ) -> Pending:

@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.requests.request import Sampling
-from ridgeline.engine.scheduling.state import Key
+from ridgeline.engine.scheduling.state import StreamKey
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.flat_plan import first_rows, sample_words
 from ridgeline.engine.steps.transfer import to_device
 from ridgeline.kernels.prompt_lookup import accepted, prompt_lookup
 from ridgeline.recipe import Speculation
 
-KnownTokens = Callable[[Key], Sequence[int]]
+KnownTokens = Callable[[StreamKey], Sequence[int]]
 
 
 class Guesser(ABC):

@@ -1,7 +1,7 @@
 """A request on the host while it runs: tokens become text, stop strings are watched for, and what
 was asked for beside the text is gathered.
 
-The scheduler knows it as an `Ask`, the runner as a `Job`; here is what its caller sees.
+The scheduler knows it as an `Ask`, the runner as a `DeviceJob`; here is what its caller sees.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine.requests.request import FinishReason
 from ridgeline.engine.requests.stop import StopWatcher
 from ridgeline.engine.sampling.choosing import TokenLogprob, best_samples
-from ridgeline.engine.sampling.extras import EmbeddingPart, Job, PromptPart
+from ridgeline.engine.sampling.extras import DeviceJob, EmbeddingPart, PromptPart
 from ridgeline.engine.sampling.outputs import Completion, Delta, Event, Output
 from ridgeline.engine.scheduling.state import End
 
@@ -26,7 +26,7 @@ Sink = Callable[[Event], None]
 class LiveSample:
     """One output while it grows."""
 
-    def __init__(self, job: Job, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, job: DeviceJob, tokenizer: Tokenizer | None) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.pieces: list[str] = []
@@ -65,7 +65,7 @@ class LiveSample:
 
 class LiveRequest:
     def __init__(
-        self, request_id: Hashable, job: Job, tokenizer: Tokenizer | None, sink: Sink
+        self, request_id: Hashable, job: DeviceJob, tokenizer: Tokenizer | None, sink: Sink
     ) -> None:
         self.request_id, self.job, self.sink = request_id, job, sink
         self.samples = [LiveSample(job, tokenizer) for _ in range(job.sampling.num_samples)]

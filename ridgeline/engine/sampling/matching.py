@@ -48,7 +48,7 @@ def check_installed() -> None:
         )
 
 
-class Compiled(NamedTuple):
+class CompiledGrammar(NamedTuple):
     grammar: Grammar
     xgrammar: Any  # its CompiledGrammar
 
@@ -60,7 +60,7 @@ class Matcher:
 
     def __init__(
         self,
-        compiled: Compiled,
+        compiled: CompiledGrammar,
         num_words: int,
         sampling: Sampling,
         stop_ids: Collection[int],
@@ -154,10 +154,10 @@ class Grammars:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._num_words = -(-vocab_size // BITS)
         # In the order of their last use.
-        self._kept: OrderedDict[Grammar, Future[Compiled]] = OrderedDict()
+        self._kept: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
         self._lock = Lock()
 
-    def compile(self, grammar: Grammar) -> Future[Compiled]:
+    def compile(self, grammar: Grammar) -> Future[CompiledGrammar]:
         """The compiled grammar, at once if it is kept; a GrammarError if it makes no sense."""
         check_installed()
         future = self._kept.get(grammar)
@@ -167,7 +167,9 @@ class Grammars:
         self._forget_oldest()
         return future
 
-    def matcher(self, compiled: Compiled, sampling: Sampling, stop_ids: Collection[int]) -> Matcher:
+    def matcher(
+        self, compiled: CompiledGrammar, sampling: Sampling, stop_ids: Collection[int]
+    ) -> Matcher:
         ends = [token for token in stop_ids if not self._text_of(token)]
         never = np.zeros(self._num_words, dtype=np.int32)
         if compiled.grammar.kind.startswith("json"):
@@ -210,7 +212,7 @@ class Grammars:
             return b""
         return self._tokenizer.token_bytes(token)
 
-    def _compile(self, grammar: Grammar) -> Compiled:
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
         with self._lock:
             compiler = self._compiler
         try:
@@ -220,7 +222,7 @@ class Grammars:
             raise GrammarError(f"the {grammar.kind} cannot be followed: {reason}") from error
         if self._matches_nothing(compiled):
             raise GrammarError(f"the {grammar.kind} cannot be followed: no text matches it")
-        return Compiled(grammar, compiled)
+        return CompiledGrammar(grammar, compiled)
 
     def _matches_nothing(self, compiled: Any) -> bool:
         from xgrammar import GrammarMatcher
@@ -253,7 +255,7 @@ def _compiled(compiler: Any, grammar: Grammar) -> Any:
             return compiler.compile_json_schema(schema, max_whitespace_cnt=MAX_WHITESPACE)
 
 
-def _num_bytes(future: Future[Compiled]) -> int:
+def _num_bytes(future: Future[CompiledGrammar]) -> int:
     if not future.done() or future.exception() is not None:
         return 0
     size: int = future.result().xgrammar.memory_size_bytes

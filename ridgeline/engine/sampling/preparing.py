@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ridgeline.engine.sampling.live import LiveRequest
-from ridgeline.engine.sampling.matching import Compiled, Grammars
+from ridgeline.engine.sampling.matching import CompiledGrammar, Grammars
 from ridgeline.engine.scheduling.state import Ask, End
 
 
@@ -25,7 +25,7 @@ class Prepared(NamedTuple):
 class Preparing:
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
-        self._waiting: dict[Hashable, tuple[Ask, LiveRequest, Future[Compiled]]] = {}
+        self._waiting: dict[Hashable, tuple[Ask, LiveRequest, Future[CompiledGrammar]]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -62,7 +62,7 @@ class Preparing:
         wait([future for _, _, future in self._waiting.values()], seconds, FIRST_COMPLETED)
 
     def _prepared(
-        self, ask: Ask, live: LiveRequest, future: Future[Compiled], now: float
+        self, ask: Ask, live: LiveRequest, future: Future[CompiledGrammar], now: float
     ) -> Prepared:
         if _is_overdue(ask, now):
             reason = f"its deadline of {ask.deadline} passed"

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from ridgeline.engine.scheduling.step_plan import StepPlan
 
-Piece = tuple[int, int, int]  # a row, and which of its tokens: from, to
+RowPiece = tuple[int, int, int]  # a row, and which of its tokens: from, to
 
 
-def cut(plan: StepPlan, pieces: list[Piece]) -> tuple[StepPlan, list[int]]:
+def cut(plan: StepPlan, pieces: list[RowPiece]) -> tuple[StepPlan, list[int]]:
     """The plan of some rows, each from one of its tokens to another, in the order of the rows; and
     which of the whole plan's samples it has: those whose token is in it.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ridgeline.engine.scheduling.running import Running, by_rank
-from ridgeline.engine.scheduling.state import Key, Stream
+from ridgeline.engine.scheduling.state import Stream, StreamKey
 from ridgeline.engine.scheduling.step_plan import Step
 
 
@@ -70,7 +70,7 @@ def _reaches_next(running: Running, stream: Stream, step: Step) -> bool:
     return running.reach(stream, end, step) == end
 
 
-def note_drafts(running: Running, drafts: Mapping[Key, int]) -> list[Stream]:
+def note_drafts(running: Running, drafts: Mapping[StreamKey, int]) -> list[Stream]:
     """The streams that will verify drafts, kept out of the quick loop."""
     guessed = []
     for key, count in drafts.items():

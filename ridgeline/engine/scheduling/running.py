@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from operator import attrgetter
 
 from ridgeline.engine.scheduling.following import Following
-from ridgeline.engine.scheduling.state import Key, Policy, Request, Stream
+from ridgeline.engine.scheduling.state import Policy, Request, Stream, StreamKey
 from ridgeline.engine.scheduling.step_plan import Step
 from ridgeline.engine.scheduling.tables import Tables
 from ridgeline.engine.scheduling.waiting import WaitingQueue
@@ -27,7 +27,7 @@ class Running:
         self.ahead = ahead  # whether a stream goes on behind drafts that have not come back
         self.following = Following(tables)
         self.queue = WaitingQueue()
-        self.streams: dict[Key, Stream] = {}  # all that have not ended
+        self.streams: dict[StreamKey, Stream] = {}  # all that have not ended
         self.prefilling: list[Stream] = []  # both in order of rank
         self.decoding: list[Stream] = []
         self.seats = list(range(max_batch - 1, -1, -1))  # those that are free

@@ -26,7 +26,16 @@ from ridgeline.engine.scheduling.admission import Admission
 from ridgeline.engine.scheduling.prefix_cache import PrefixCache
 from ridgeline.engine.scheduling.rows import note_drafts, plan_decode, plan_drafts
 from ridgeline.engine.scheduling.running import Running
-from ridgeline.engine.scheduling.state import Ask, End, Key, Policy, Request, Stats, Status, Stream
+from ridgeline.engine.scheduling.state import (
+    Ask,
+    End,
+    Policy,
+    Request,
+    Stats,
+    Status,
+    Stream,
+    StreamKey,
+)
 from ridgeline.engine.scheduling.step_plan import Step, StepPlan
 from ridgeline.engine.scheduling.tables import Tables
 from ridgeline.engine.scheduling.waiting import Deadlines
@@ -63,9 +72,9 @@ class Received:
     done with them.
     """
 
-    keys: list[Key] = field(default_factory=list)
+    keys: list[StreamKey] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    finished: list[tuple[Key, FinishReason]] = field(default_factory=list)
+    finished: list[tuple[StreamKey, FinishReason]] = field(default_factory=list)
 
 
 class Scheduler:
@@ -135,11 +144,11 @@ class Scheduler:
         """
         self._running.lose_device()
 
-    def known_tokens(self, key: Key) -> array[int]:
+    def known_tokens(self, key: StreamKey) -> array[int]:
         """A live stream's prompt and output as far as the host knows it; not to be changed."""
         return self._running.streams[key].tokens
 
-    def num_known(self, key: Key) -> int | None:
+    def num_known(self, key: StreamKey) -> int | None:
         """How many those are; None if the stream has ended."""
         stream = self._running.streams.get(key)
         return None if stream is None else len(stream.tokens)
@@ -168,7 +177,9 @@ class Scheduler:
             accepted_tokens=self._accepted_tokens,
         )
 
-    def plan(self, now: float = 0.0, drafts: Mapping[Key, int] | None = None) -> StepPlan | None:
+    def plan(
+        self, now: float = 0.0, drafts: Mapping[StreamKey, int] | None = None
+    ) -> StepPlan | None:
         """The next step; None when nothing can run now (if a step is out: before it comes back).
         `drafts` says for which streams how many tokens are guessed ahead, at most.
         """

@@ -16,13 +16,13 @@ from typing import Literal, NamedTuple
 
 from ridgeline.errors import UsageError
 
-Key = tuple[Hashable, int]  # a request's id and the number of one of its samples
+StreamKey = tuple[Hashable, int]  # a request's id and the number of one of its samples
 Rank = tuple[int, float, int, int]  # smaller runs first: priority, arrival, submission, sample
 Policy = Literal["fcfs", "priority"]
 Status = Literal["finished", "refused", "cancelled", "failed"]
 # following: waits until another stream has computed the beginning they share.
 # leaving: holds its pages until the steps that were planned with them have come back.
-State = Literal["waiting", "following", "prefilling", "decoding", "leaving", "gone"]
+StreamState = Literal["waiting", "following", "prefilling", "decoding", "leaving", "gone"]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Stream:
     def __init__(self, request: Request, sample: int, tokens: array[int], rank: Rank) -> None:
         ask = request.ask
         self.request = request
-        self.key: Key = (ask.request_id, sample)
+        self.key: StreamKey = (ask.request_id, sample)
         self.rank = rank
         self.tokens = tokens  # known on the host
         self.full_length = len(ask.prompt) + ask.max_tokens
@@ -131,7 +131,7 @@ class Stream:
 
     def clear(self) -> None:
         """Back to holding nothing, with the tokens that are known."""
-        self.state: State = "waiting"
+        self.state: StreamState = "waiting"
         self.seat = 0  # its line of the device's page table; has a meaning while it runs
         self.spare_seats: list[int] = []  # for the samples that will fork off
         # Progress. A position is planned when a step that writes it has been planned.

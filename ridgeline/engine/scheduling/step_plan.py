@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ridgeline.engine.scheduling.state import Key, Stream
+from ridgeline.engine.scheduling.state import Stream, StreamKey
 
 NOT_WRITTEN = -1  # a slot: keys and values are in their page already (see kernels/pages.py)
 
@@ -25,7 +25,7 @@ class StepPlan:
     num_draft_rows: int = 0
     # One entry a row. A seat is a line of the page table on the device, and of whatever else is
     # kept there for a running stream.
-    keys: list[Key] = field(default_factory=list)
+    keys: list[StreamKey] = field(default_factory=list)
     seats: list[int] = field(default_factory=list)
     first_positions: list[int] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
@@ -45,7 +45,7 @@ class StepPlan:
     moved_samples: list[int] = field(default_factory=list)
     # One entry a sample. Row i of the decode and draft rows owns sample i; a row that ends a prompt
     # owns one, or one for each of the request's samples.
-    sample_keys: list[Key] = field(default_factory=list)
+    sample_keys: list[StreamKey] = field(default_factory=list)
     sample_seats: list[int] = field(default_factory=list)
     sample_drafts: list[int] = field(default_factory=list)  # drafts it verifies
     # One entry a row of logits, 1 + drafts for each sample: the token it is computed from.
@@ -56,7 +56,9 @@ class StepPlan:
     table_seats: list[int] = field(default_factory=list)
     table_indexes: list[int] = field(default_factory=list)
     table_pages: list[int] = field(default_factory=list)
-    joined: list[tuple[int, Key]] = field(default_factory=list)  # who sits where, from this step on
+    joined: list[tuple[int, StreamKey]] = field(
+        default_factory=list
+    )  # who sits where, from this step on
 
 
 class Step:

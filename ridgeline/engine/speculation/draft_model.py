@@ -25,14 +25,14 @@ from torch import Tensor
 
 from ridgeline.engine.execution.runner import Runner
 from ridgeline.engine.requests.request import Sampling
-from ridgeline.engine.sampling.extras import Job
+from ridgeline.engine.sampling.extras import DeviceJob
 from ridgeline.engine.sampling.guessing import Guesser, KnownTokens, judged
-from ridgeline.engine.scheduling.state import Key
+from ridgeline.engine.scheduling.state import StreamKey
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.transfer import to_device
 
-KEY: Key = ("draft", 0)  # its rows belong to no request: what fails here fails nobody
-JOBS = {KEY[0]: Job(Sampling(seed=0), (0,), frozenset())}
+KEY: StreamKey = ("draft", 0)  # its rows belong to no request: what fails here fails nobody
+JOBS = {KEY[0]: DeviceJob(Sampling(seed=0), (0,), frozenset())}
 
 
 @dataclass

@@ -22,7 +22,7 @@ from itertools import compress, filterfalse
 from math import sqrt
 from typing import NamedTuple
 
-from ridgeline.engine.scheduling.state import Key
+from ridgeline.engine.scheduling.state import StreamKey
 from ridgeline.engine.scheduling.step_costs import StepCosts
 
 MARGIN = 1.02  # times the plain step's tokens a second, for drafts to be worth the doubt
@@ -37,13 +37,15 @@ PLAIN_EVERY, PLAIN_RUN = 200, 2  # of so many steps some are plain: the second o
 FIRST_PAUSE, LONGEST_PAUSE = 32, 4096  # steps between trials that did not pay
 HOLDS, MAX_KNOWN = 8, 256  # steps for which a decision holds; decisions that are kept
 
-Kind = tuple[int, int]  # of a stream: how likely it has guesses, and that each is right, in classes
+DraftKind = tuple[
+    int, int
+]  # of a stream: how likely it has guesses, and that each is right, in classes
 
 
-class Outcome(NamedTuple):
+class DraftOutcome(NamedTuple):
     """What a step brought one of its samples."""
 
-    key: Key
+    key: StreamKey
     num_accepted: int  # of the drafts it had
     first_right: bool  # whether its first guess was what was chosen, verified or not
     match: int  # what guesses for the next step rest on: a run of so many tokens; 0: there are none
@@ -91,22 +93,26 @@ class DraftPolicy:
         self, costs: StepCosts, max_drafts: int, free: bool = True, ahead: bool = False
     ) -> None:
         self.costs, self.max_drafts, self.free, self.ahead = costs, max_drafts, free, ahead
-        self.streams: dict[Key, StreamRecord] = {}
-        self.guessing: dict[Key, StreamRecord] = {}  # those that have guesses, mostly few or none
-        self._out: list[Sequence[Key]] = []  # of each step that has not come back
+        self.streams: dict[StreamKey, StreamRecord] = {}
+        self.guessing: dict[
+            StreamKey, StreamRecord
+        ] = {}  # those that have guesses, mostly few or none
+        self._out: list[Sequence[StreamKey]] = []  # of each step that has not come back
         self.rate = Rate(ALL_DECAY)  # of all streams
         self.rates: dict[int, Rate] = {}  # the same by what the guesses rest on
         self.lasting = Rate(ALL_DECAY)  # how often a stream with guesses has some after a step
         self._step, self._next_trial, self._pause = 0, 0, FIRST_PAUSE
         self._num_since = 0  # steps since the last one that had to be plain
         # When it was worked out how many drafts are best for so many streams of each kind.
-        self._known: dict[tuple[tuple[tuple[Kind, int], ...], int], tuple[int, Counter[Kind]]] = {}
+        self._known: dict[
+            tuple[tuple[tuple[DraftKind, int], ...], int], tuple[int, Counter[DraftKind]]
+        ] = {}
 
     @property
     def mean_rate(self) -> float:
         return self.rate.mean(FIRST_RATE, FIRST_WEIGHT)
 
-    def wanted(self, num_rows: int) -> dict[Key, int]:
+    def wanted(self, num_rows: int) -> dict[StreamKey, int]:
         """Drafts for a step of this many streams."""
         self._step += 1
         if not self.guessing:
@@ -126,12 +132,12 @@ class DraftPolicy:
         self._num_since = (self._num_since + 1) % PLAIN_EVERY
         return self._num_since >= PLAIN_EVERY - PLAIN_RUN
 
-    def _rates(self) -> dict[Key, tuple[float, float]]:
+    def _rates(self) -> dict[StreamKey, tuple[float, float]]:
         """For streams that could have drafts: how likely there are guesses at all, and how likely
         each is right. A stream that is in a step now may have none any more when that is done.
         """
         lasting = self.lasting.mean(FIRST_RATE, FIRST_WEIGHT) if self.free else 1.0
-        out, mean = set[Key]().union(*self._out), self.mean_rate
+        out, mean = set[StreamKey]().union(*self._out), self.mean_rate
         prior = {match: rate.mean(mean, FIRST_WEIGHT) for match, rate in self.rates.items()}
         return {
             key: (
@@ -142,7 +148,9 @@ class DraftPolicy:
             if self.ahead or not record.num_drafting
         }
 
-    def _best(self, rates: dict[Key, tuple[float, float]], num_rows: int) -> dict[Key, int]:
+    def _best(
+        self, rates: dict[StreamKey, tuple[float, float]], num_rows: int
+    ) -> dict[StreamKey, int]:
         """The likeliest guesses, up to the number with the most tokens a second."""
         classes = {
             key: (round(there * CLASSES), round(rate * CLASSES))
@@ -151,11 +159,13 @@ class DraftPolicy:
         chosen = self._chosen(tuple(sorted(Counter(classes.values()).items())), num_rows)
         return {key: chosen[kind] for key, kind in classes.items() if chosen[kind]}
 
-    def _chosen(self, about: tuple[tuple[Kind, int], ...], num_rows: int) -> Counter[Kind]:
+    def _chosen(
+        self, about: tuple[tuple[DraftKind, int], ...], num_rows: int
+    ) -> Counter[DraftKind]:
         """Drafts for each kind of stream, of which there are so many. What was worked out a few
         steps ago holds: costs change slowly, and the host's time is the device's.
         """
-        step, chosen = self._known.get((about, num_rows), (-HOLDS, Counter[Kind]()))
+        step, chosen = self._known.get((about, num_rows), (-HOLDS, Counter[DraftKind]()))
         if self._step - step >= HOLDS:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
@@ -163,7 +173,9 @@ class DraftPolicy:
             self._known[about, num_rows] = (self._step, chosen)
         return chosen
 
-    def _most_tokens_a_second(self, sizes: dict[Kind, int], num_rows: int) -> Counter[Kind]:
+    def _most_tokens_a_second(
+        self, sizes: dict[DraftKind, int], num_rows: int
+    ) -> Counter[DraftKind]:
         gains = sorted(
             (
                 ((there / CLASSES) * (rate / CLASSES) ** number, (there, rate))
@@ -174,8 +186,8 @@ class DraftPolicy:
         )
         plain = max(self.costs.of(num_rows), 1e-9)
         best = MARGIN * num_rows / plain
-        num_drafts, num_expected, taken = 0, float(num_rows), Counter[Kind]()
-        chosen: Counter[Kind] = Counter()
+        num_drafts, num_expected, taken = 0, float(num_rows), Counter[DraftKind]()
+        chosen: Counter[DraftKind] = Counter()
         for gain, kind in gains:
             num_drafts += sizes[kind]
             num_expected += gain * sizes[kind]
@@ -186,7 +198,7 @@ class DraftPolicy:
                 best, chosen = rate, taken.copy()
         return chosen
 
-    def _trial(self, rates: dict[Key, tuple[float, float]]) -> dict[Key, int]:
+    def _trial(self, rates: dict[StreamKey, tuple[float, float]]) -> dict[StreamKey, int]:
         """One draft for the stream that had none the longest, when it is time for it again."""
         if self._step < self._next_trial:
             return {}
@@ -194,7 +206,7 @@ class DraftPolicy:
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         return {min(rates, key=lambda key: self.streams[key].last_trial): 1}
 
-    def launched(self, keys: Sequence[Key], drafts: Sequence[int]) -> None:
+    def launched(self, keys: Sequence[StreamKey], drafts: Sequence[int]) -> None:
         """A step is out with these samples, and so many drafts of each."""
         self._out.append(keys)
         for key in filterfalse(self.streams.__contains__, keys):
@@ -204,7 +216,7 @@ class DraftPolicy:
             record.num_drafting += 1
             record.last_trial = self._step
 
-    def received(self, outcomes: Iterable[Outcome], drafts: Sequence[int]) -> None:
+    def received(self, outcomes: Iterable[DraftOutcome], drafts: Sequence[int]) -> None:
         """The oldest step that is out has come back; `drafts` are those it was launched with. Of
         samples that had no guesses and have none now there is nothing to tell.
         """
@@ -219,7 +231,7 @@ class DraftPolicy:
                 self.lasting.note(outcome.match > 0, 1)
             self._set_match(outcome.key, record, outcome.match)
 
-    def _set_match(self, key: Key, record: StreamRecord, match: int) -> None:
+    def _set_match(self, key: StreamKey, record: StreamRecord, match: int) -> None:
         record.match = match
         if match:
             self.guessing[key] = record
@@ -231,7 +243,7 @@ class DraftPolicy:
         for key, record in list(self.guessing.items()):
             self._set_match(key, record, 0)
 
-    def _learn(self, record: StreamRecord, outcome: Outcome, num_drafts: int) -> None:
+    def _learn(self, record: StreamRecord, outcome: DraftOutcome, num_drafts: int) -> None:
         """From guesses that were there: after a lookup that found nothing they say nothing. Drafts
         that could not be run count as wrong.
         """

@@ -11,23 +11,23 @@ from typing import NamedTuple
 from ridgeline.engine.execution.runner import InFlight, StepOutput, Verdicts
 from ridgeline.engine.sampling.choosing import TokenLogprob
 from ridgeline.engine.sampling.extras import Extras, Jobs
-from ridgeline.engine.scheduling.state import Key
+from ridgeline.engine.scheduling.state import StreamKey
 from ridgeline.engine.scheduling.step_plan import StepPlan
-from ridgeline.engine.speculation.draft_policy import DraftPolicy, Outcome
-from ridgeline.engine.speculation.pace import Pace
+from ridgeline.engine.speculation.draft_policy import DraftOutcome, DraftPolicy
+from ridgeline.engine.speculation.pace import DraftPace
 from ridgeline.engine.steps.flat_plan import first_rows
 
 HOST_DECAY = 0.9
 
 
-class Way(NamedTuple):
+class PlannedDrafts(NamedTuple):
     """How a step was planned."""
 
     num_streams: int  # past their prompt
     allowed: bool  # whether it could have drafts
 
 
-PLAIN = Way(0, allowed=False)
+PLAIN = PlannedDrafts(0, allowed=False)
 
 
 class Out(NamedTuple):
@@ -37,13 +37,13 @@ class Out(NamedTuple):
     plan: StepPlan  # as it was made; the runner may have dropped its drafts
     begun: float  # when its planning began
     launched: float  # when the host was done with it
-    way: Way = PLAIN
+    way: PlannedDrafts = PLAIN
 
 
 class Verified(NamedTuple):
     """A step with drafts that has come back, before it is known what the one after it waited."""
 
-    keys: frozenset[Key]
+    keys: frozenset[StreamKey]
     num_tokens: int
     most_drafts: int
     seconds: float
@@ -63,14 +63,14 @@ class Drafting:
         self.policy, self.on_host, self.overlap = policy, on_host, overlap
         self._host_s = 0.0  # what the host takes to plan and launch a step
         self._verified: Verified | None = None
-        self.pace = Pace()
+        self.pace = DraftPace()
         self.way = PLAIN  # of the step that is planned now
         self._num_streams = 0  # of the step that came back last
 
-    def wanted(self, num_streams: int) -> dict[Key, int]:
+    def wanted(self, num_streams: int) -> dict[StreamKey, int]:
         """Drafts for a step that is planned now."""
         allowed = self.pace.allows(num_streams)
-        self.way = Way(num_streams, allowed)
+        self.way = PlannedDrafts(num_streams, allowed)
         if allowed:
             return self.policy.wanted(num_streams)
         if self.policy.guessing:
@@ -135,7 +135,7 @@ class Drafting:
             about = zip(plan.sample_keys, plan.sample_drafts, *verdicts, strict=True)
             for key, drafts, count, right, match in about:
                 if match or drafts or key in guessing:
-                    outcomes.append(Outcome(key, count - 1, bool(right), match))
+                    outcomes.append(DraftOutcome(key, count - 1, bool(right), match))
                     all_drafts.append(drafts)
         self.policy.received(outcomes, all_drafts)
 
@@ -164,7 +164,7 @@ def accepted_tokens(
 
 
 def ordered_logprobs(
-    plan: StepPlan, keys: Sequence[Key], extras: Extras
+    plan: StepPlan, keys: Sequence[StreamKey], extras: Extras
 ) -> Sequence[TokenLogprob | None]:
     """Of the tokens that came, which are each stream's in turn."""
     if not extras.logprobs:

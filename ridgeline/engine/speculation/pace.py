@@ -35,12 +35,12 @@ DISTURBED = 2.0  # times the usual seconds: of a span that took longer, no more 
 # tests/cpu/test_pace.py simulates what comes of these.
 
 
-class Span(NamedTuple):
+class PaceSpan(NamedTuple):
     num_tokens: int
     seconds: float
 
 
-class Pace:
+class DraftPace:
     def __init__(self) -> None:
         self._sizes: dict[int, _Size] = {}
         self._of: dict[int, _Size] = {}  # the same for each number of streams that was there
@@ -73,18 +73,18 @@ class _Size:
     def __init__(self) -> None:
         self.allows = True  # in the span that runs
         self.num_steps, self.num_tokens, self.seconds = 0, 0, 0.0  # of the span that runs
-        self._spans: dict[bool, deque[Span]] = {
+        self._spans: dict[bool, deque[PaceSpan]] = {
             way: deque(maxlen=KEPT[way]) for way in (False, True)
         }
         self._rest_s = 0.0  # until the way that loses may be tried again
 
     def end_span(self) -> None:
         if self.seconds > 0:
-            self._close(Span(self.num_tokens, self.seconds))
+            self._close(PaceSpan(self.num_tokens, self.seconds))
         self.num_steps, self.num_tokens, self.seconds = 0, 0, 0.0
         self.allows = self._next()
 
-    def _close(self, span: Span) -> None:
+    def _close(self, span: PaceSpan) -> None:
         self._spans[self.allows].append(span)
         wins = self._wins()
         if self.allows != wins:
@@ -109,12 +109,12 @@ class _Size:
         return self._wins() if self._rest_s > 0 else not self._wins()
 
 
-def _rate(spans: Collection[Span]) -> float:
+def _rate(spans: Collection[PaceSpan]) -> float:
     """Tokens a second of all of them: guesses come in bursts, and most spans may have none."""
     most_s = _most_s(spans)
     return sum(span.num_tokens for span in spans) / sum(min(s.seconds, most_s) for s in spans)
 
 
-def _most_s(spans: Collection[Span]) -> float:
+def _most_s(spans: Collection[PaceSpan]) -> float:
     """What one of them counts for at most: a step that captured a graph took long only once."""
     return DISTURBED * median_low(span.seconds for span in spans)

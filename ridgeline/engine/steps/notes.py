@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ridgeline.models.transformer import Stream
+from ridgeline.models.transformer import ResidualStream
 
 
 class Note(NamedTuple):
@@ -26,9 +26,9 @@ class Note(NamedTuple):
 END = Note("", ())  # what follows belongs to no op
 
 
-def first_of(argument: Tensor | Stream | tuple[Tensor, ...]) -> Tensor:
+def first_of(argument: Tensor | ResidualStream | tuple[Tensor, ...]) -> Tensor:
     """What a module is called with: numbers, codes with scales, or a stream."""
-    if isinstance(argument, Stream):
+    if isinstance(argument, ResidualStream):
         return argument.x_TD
     return argument if isinstance(argument, Tensor) else argument[0]
 

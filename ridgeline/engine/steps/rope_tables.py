@@ -18,7 +18,7 @@ from torch import Tensor
 from ridgeline.models import ModelConfig, RopeConfig
 
 
-class Table(NamedTuple):
+class RopeTable(NamedTuple):
     """Row p is position p; the long regime, where there is one, follows behind the short one."""
 
     cos: Tensor
@@ -33,7 +33,7 @@ class RopeTables:
             rope: _table(rope, max_context, device) for rope in ropes if rope.type != "dynamic"
         }
 
-    def plain_table(self) -> tuple[RopeConfig, Table] | tuple[None, None]:
+    def plain_table(self) -> tuple[RopeConfig, RopeTable] | tuple[None, None]:
         """The first rope whose row p is position p's whatever the length, if there is one."""
         plain = ((rope, table) for rope, table in self._tables.items() if rope.type != "longrope")
         return next(plain, (None, None))
@@ -50,12 +50,12 @@ class RopeTables:
         return table.cos.index_select(0, rows_T), table.sin.index_select(0, rows_T)
 
 
-def _table(rope: RopeConfig, max_context: int, device: torch.device) -> Table:
+def _table(rope: RopeConfig, max_context: int, device: torch.device) -> RopeTable:
     positions = torch.arange(max_context, device=device)
     parts = [rope.angles(positions, torch.ones_like(positions))]
     if rope.type == "longrope":
         parts.append(rope.angles(positions, torch.full_like(positions, rope.original_context + 1)))
-    return Table(*(torch.cat(halves) for halves in zip(*parts, strict=True)))
+    return RopeTable(*(torch.cat(halves) for halves in zip(*parts, strict=True)))
 
 
 def rope_regime(config: ModelConfig, prompt_length: int) -> str:

@@ -21,7 +21,7 @@ from ridgeline.models import Transformer
 from ridgeline.models.transformer import RopeAngles
 
 
-class Started(NamedTuple):
+class StepStart(NamedTuple):
     x: Tensor  # embeddings [T, D], scaled as the model wants them
     tables: Tensor  # the rows' pages [B, P]
     angles: RopeAngles  # of the rope that was served, if any
@@ -38,7 +38,7 @@ def start(
     ropes: RopeTables,
     page_table_SP: Tensor,
     last_tokens: Tensor,
-) -> Started:
+) -> StepStart:
     rope, table = ropes.plain_table()
     x_TD, tables_BP, *angles = step_start(
         inputs.ids,
@@ -52,4 +52,4 @@ def start(
         *(() if table is None else table),
     )
     found: RopeAngles = {} if rope is None else {rope: (angles[0], angles[1])}
-    return Started(x_TD, tables_BP, found)
+    return StepStart(x_TD, tables_BP, found)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.inputs import normal
-from ridgeline.kernels.op import Inputs
+from ridgeline.kernels.op import OpInputs
 from ridgeline.kernels.pages import holds_codes
 
 NO_PAGE = 2**30  # an entry past a sequence's end: reading through it would fault
@@ -25,7 +25,7 @@ def random_cache(
     device: torch.device,
     generator: torch.Generator,
     spare_pages: int = 3,
-) -> Inputs:
+) -> OpInputs:
     """Pages in random order, each sequence's table and length; NaN in every place that holds no
     token.
     """
@@ -44,7 +44,7 @@ def random_cache(
         taken += count
     empty = ~holds_token[:, None, :]
     shape = (num_pages, num_kv_heads, page_size, head_dim)
-    inputs: Inputs = {}
+    inputs: OpInputs = {}
     for name in ("k", "v"):
         values = normal(shape, torch.float32 if holds_codes(dtype) else dtype, device, generator)
         if holds_codes(dtype):

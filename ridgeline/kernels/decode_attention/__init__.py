@@ -78,12 +78,14 @@ def launched(
     if config is None and split_tokens is None:
         key = tune_key(q_BNH, k_pages_PKSH, page_table_BM, max_length, settled)
         best = chosen("decode_attention", key, q_BNH.device)
-        config = best and (cuda.Cut(**best) if "stages" in best else triton.Tiles(**best))
+        config = best and (
+            cuda.DecodeCut(**best) if "stages" in best else triton.DecodeTiles(**best)
+        )
     by_dtype = k_pages_PKSH.dtype.itemsize == 1 and torch.version.hip is None
-    in_cuda = by_dtype if config is None else isinstance(config, cuda.Cut)
+    in_cuda = by_dtype if config is None else isinstance(config, cuda.DecodeCut)
     if in_cuda and q_BNH.device.type == "cuda" and cuda.supported(q_BNH, k_pages_PKSH):
         return cuda.decode_attention(*inputs, config=config, settled=settled)
-    tiles = config if isinstance(config, triton.Tiles) else None
+    tiles = config if isinstance(config, triton.DecodeTiles) else None
     return triton.decode_attention(*inputs, order_B=order_B, config=tiles)
 
 

@@ -1,9 +1,9 @@
 """Calls the kernel of cuda.cu: decode attention in CUDA C++, one launch.
 
-`Cut` is how the work is cut, `choose_cut` what is used where nothing was timed, `cuts` what is
-worth timing. The kernel may start while the one before it in the stream still runs; it then waits
-for it before it reads anything. `settled=True` is the caller's word that the kernels of this step
-wrote neither lengths nor page table, and of the pages only each sequence's newest token: then
+`DecodeCut` is how the work is cut, `choose_cut` what is used where nothing was timed, `cuts` what
+is worth timing. The kernel may start while the one before it in the stream still runs; it then
+waits for it before it reads anything. `settled=True` is the caller's word that the kernels of this
+step wrote neither lengths nor page table, and of the pages only each sequence's newest token: then
 everything else is read before the wait.
 
     decode_attention(q, k_pages, v_pages, page_table, lengths, spec, settled=True)
@@ -47,7 +47,7 @@ MAX_STATS_BYTES = 32 * 1024  # of shared memory, in which the last block keeps e
 
 
 @dataclass(frozen=True)
-class Cut:
+class DecodeCut:
     """How the work is cut."""
 
     num_warps: int = 8
@@ -59,7 +59,7 @@ class Cut:
         return f"cuda w{self.num_warps} s{self.stages} b{self.per_unit}"
 
 
-class Job(ctypes.Structure):
+class DecodeArguments(ctypes.Structure):
     """cuda.cu's RidgelineDecode."""
 
     _fields_ = [
@@ -87,7 +87,7 @@ def decode_attention(
     v_scale_PKS: Tensor | None = None,
     max_length: int | None = None,
     split_tokens: int | None = None,
-    config: Cut | None = None,
+    config: DecodeCut | None = None,
     settled: bool = False,
     pdl: bool = True,
     defines: tuple[str, ...] = (),
@@ -131,7 +131,7 @@ def decode_attention(
         stats = torch.empty((*shape, 2), dtype=torch.float32, device=q_BNH.device)
         counters = arrival_counters(num_counters, q_BNH.device)
     q_BNH = q_BNH if readable(q_BNH) else q_BNH.contiguous()
-    job = Job(
+    job = DecodeArguments(
         *map(pointer, (q_BNH, k_pages_PKSH, v_pages_PKSH, k_scale_PKS, v_scale_PKS)),
         *map(pointer, (page_table_BM, lengths_B, out_BNH, partial, stats, counters)),
         q_BNH.stride(0),
@@ -220,7 +220,7 @@ def stage_bytes(head_dim: int, dtype: torch.dtype) -> int:
     return 2 * STEP * head_dim * dtype.itemsize + (8 * STEP if dtype.itemsize == 1 else 0)
 
 
-def choose_cut(head_dim: int, dtype: torch.dtype, target: Target) -> Cut:
+def choose_cut(head_dim: int, dtype: torch.dtype, target: Target) -> DecodeCut:
     """By head dim and dtype alone, never by the batch: results must not depend on it.
 
     A heuristic until measured: two blocks an SM, so that one works while the other begins or ends,
@@ -229,15 +229,15 @@ def choose_cut(head_dim: int, dtype: torch.dtype, target: Target) -> Cut:
     room = min(target.shared_bytes, 227 * 1024) // 2 - 2048
     for num_warps in (8, 4, 2):
         if num_warps * 3 * stage_bytes(head_dim, dtype) <= room:
-            return Cut(num_warps, 3)
-    return Cut(2, 2)
+            return DecodeCut(num_warps, 3)
+    return DecodeCut(2, 2)
 
 
-def cuts(head_dim: int, dtype: torch.dtype, target: Target) -> list[Cut]:
+def cuts(head_dim: int, dtype: torch.dtype, target: Target) -> list[DecodeCut]:
     """What is worth timing."""
     step = stage_bytes(head_dim, dtype)
     return [
-        Cut(num_warps, stages, per_unit)
+        DecodeCut(num_warps, stages, per_unit)
         for num_warps in (8, 4)
         for stages in (2, 3, 4, 6)
         for per_unit in (1, 2, 4)

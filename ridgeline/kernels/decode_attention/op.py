@@ -17,7 +17,7 @@ from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.decode_attention import launched, reference, tune_key
 from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, Inputs, Op, Search
+from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
 from ridgeline.kernels.targets import Target
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -46,7 +46,7 @@ def define(config: Any = None, settled: bool = False, **inputs: Any) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Setting:
+class DecodeCase:
     """One case: the sequences, the heads, the cache."""
 
     lengths: tuple[int, ...]
@@ -83,7 +83,7 @@ class Setting:
         )
 
 
-def make(setting: Setting, device: torch.device, generator: torch.Generator) -> Inputs:
+def make(setting: DecodeCase, device: torch.device, generator: torch.Generator) -> OpInputs:
     num_heads, num_kv_heads = setting.heads
     inputs = random_cache(
         setting.lengths,
@@ -109,15 +109,15 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
     return inputs
 
 
-def case(setting: Setting) -> Case:
+def case(setting: DecodeCase) -> Case:
     reduction = setting.head_dim + max(setting.lengths)
     return Case(setting.label, partial(make, setting), setting.dtype, reduction)
 
 
-def setting_of(case: Case) -> Setting:
+def setting_of(case: Case) -> DecodeCase:
     assert isinstance(case.make, partial)
     setting = case.make.args[0]
-    assert isinstance(setting, Setting)
+    assert isinstance(setting, DecodeCase)
     return setting
 
 
@@ -160,7 +160,7 @@ def _mixed(batch: int, shortest: int, longest: int) -> tuple[int, ...]:
     return tuple(draw.randint(shortest, longest) for _ in range(batch))
 
 
-TINY = Setting((70, 1, 33), heads=(4, 2), head_dim=64, page_size=16)
+TINY = DecodeCase((70, 1, 33), heads=(4, 2), head_dim=64, page_size=16)
 SMALL = [
     *(replace(TINY, dtype=dtype) for dtype in (FP32, BF16, FP16)),
     *(replace(TINY, dtype=d, cache=c) for d in (FP32, BF16, FP16) for c in (INT8, FP8)),
@@ -187,7 +187,7 @@ HEADS_AND_PAGES = [
 ]
 LARGE = [
     replace(
-        Setting((4097, 1, 63, 1000, 0, 32768)),
+        DecodeCase((4097, 1, 63, 1000, 0, 32768)),
         head_dim=head_dim,
         page_size=page_size,
         dtype=dtype,
@@ -200,29 +200,29 @@ LARGE = [
     for dtype, cache in [(BF16, None), (FP16, None), (BF16, FP8), (BF16, INT8), (FP16, INT8)]
     for window, softcap in [(None, None), (1000, 30.0)]
 ] + [
-    Setting((1000, 5000), settled=True),
-    Setting(_mixed(100, 0, 900), ordered=True),
-    Setting((1000, 5000), spare_pages=40_000),  # past 2^31 elements
-    Setting((1000, 5000), spare_pages=20_000, page_size=128, cache=INT8),
+    DecodeCase((1000, 5000), settled=True),
+    DecodeCase(_mixed(100, 0, 900), ordered=True),
+    DecodeCase((1000, 5000), spare_pages=40_000),  # past 2^31 elements
+    DecodeCase((1000, 5000), spare_pages=20_000, page_size=128, cache=INT8),
 ]
 BENCH = [
     *(
-        Setting((length,) * batch)
+        DecodeCase((length,) * batch)
         for batch, length in [(1, 32768), (1, 4096), (8, 8192), (64, 1024), (64, 8192), (64, 32768)]
     ),
-    *(Setting((length,), settled=True) for length in (4096, 32768)),
-    *(Setting((1024,) * 256, page_size=page_size) for page_size in (16, 64, 256)),
-    *(Setting(_mixed(256, 100, 2048), ordered=ordered) for ordered in (False, True)),
+    *(DecodeCase((length,), settled=True) for length in (4096, 32768)),
+    *(DecodeCase((1024,) * 256, page_size=page_size) for page_size in (16, 64, 256)),
+    *(DecodeCase(_mixed(256, 100, 2048), ordered=ordered) for ordered in (False, True)),
     *(
-        Setting((length,) * batch, cache=cache)
+        DecodeCase((length,) * batch, cache=cache)
         for cache in (FP8, INT8)
         for batch, length in [(1, 32768), (64, 1024), (64, 8192)]
     ),
-    Setting((8192,) * 64, window=4096),
-    Setting((8192,) * 64, heads=(16, 8), head_dim=256, softcap=50.0),
+    DecodeCase((8192,) * 64, window=4096),
+    DecodeCase((8192,) * 64, heads=(16, 8), head_dim=256, softcap=50.0),
 ]
 COMPILE = [
-    replace(Setting((1024,)), head_dim=head_dim, page_size=page_size, cache=cache)
+    replace(DecodeCase((1024,)), head_dim=head_dim, page_size=page_size, cache=cache)
     for head_dim, page_size, cache in [
         (128, 64, None),
         (128, 16, None),
@@ -237,9 +237,9 @@ COMPILE = [
         (256, 16, INT8),
     ]
 ] + [
-    Setting((1024,) * 100, ordered=True),
-    Setting((64,), window=32, softcap=30.0),
-    Setting((8192,), heads=(8, 2)),  # as many splits as a chunk of the merge holds
+    DecodeCase((1024,) * 100, ordered=True),
+    DecodeCase((64,), window=32, softcap=30.0),
+    DecodeCase((8192,), heads=(8, 2)),  # as many splits as a chunk of the merge holds
 ]
 
 
@@ -250,7 +250,7 @@ def search(
     max_length: int | None = None,
     settled: bool = False,
     **_: Any,
-) -> Search:
+) -> ConfigSearch:
     """Triton's tiles, and where cuda.cu was built the ways to cut its work: one list, so that the
     faster of the two is what the public function finds.
     """
@@ -261,7 +261,7 @@ def search(
     ways: list[Any] = [triton.choose_tiles(head_dim, dtype, target)]
     if cuda.supported(q_BNH, k_pages_PKSH):
         ways += cuda.cuts(head_dim, dtype, target)
-    return Search("decode_attention", key, ways)
+    return ConfigSearch("decode_attention", key, ways)
 
 
 OP = Op(

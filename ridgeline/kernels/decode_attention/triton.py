@@ -317,7 +317,7 @@ def decode_attention(
     max_length: int | None = None,
     split_tokens: int | None = None,
     order_B: Tensor | None = None,
-    config: Tiles | None = None,
+    config: DecodeTiles | None = None,
 ) -> Tensor:
     """The launcher; arguments and result are reference.py's, `config` what a tuner may choose."""
     check_pages(k_pages_PKSH, v_pages_PKSH, k_scale_PKS, v_scale_PKS)
@@ -371,7 +371,7 @@ def decode_attention(
     return out_BNH
 
 
-def check_split(split_tokens: int, tiles: Tiles) -> None:
+def check_split(split_tokens: int, tiles: DecodeTiles) -> None:
     if split_tokens % tiles.block:
         raise ValueError(f"split_tokens={split_tokens} is not a multiple of {tiles.block}")
 
@@ -415,7 +415,7 @@ def merged_at_once(num_splits: int, numbers: int) -> int:
 
 
 @dataclass(frozen=True)
-class Tiles:
+class DecodeTiles:
     block: int  # tokens a tile
     num_warps: int
     num_stages: int  # tiles in flight and in use
@@ -428,13 +428,13 @@ class Tiles:
 TILE_NUMBERS = 8192
 
 
-def choose_tiles(head_dim: int, dtype: torch.dtype, target: Target) -> Tiles:
+def choose_tiles(head_dim: int, dtype: torch.dtype, target: Target) -> DecodeTiles:
     """By head dim and dtype alone, never by the batch: results must not depend on it."""
     block = min(128, TILE_NUMBERS // num_columns(head_dim))
     if dtype == torch.float32:
         block //= 2
     if target.backend == "hip":
-        return Tiles(block, 4, 2)
+        return DecodeTiles(block, 4, 2)
     # Measured on an H200, 2026-11-15, heads of 128: at 64 sequences of 1024 tokens, 2 stages reach
     # 94% of read bandwidth, 3 reach 83%; with 8-bit codes 3 are best (55%), 4 reach 53%.
-    return Tiles(block, 4, 3 if dtype.itemsize == 1 else 2)
+    return DecodeTiles(block, 4, 3 if dtype.itemsize == 1 else 2)

@@ -13,7 +13,7 @@ from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.dequantize import reference
 from ridgeline.kernels.inputs import label, normal
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.op import Case, Op, OpInputs
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -45,9 +45,9 @@ def make(
     dtype: torch.dtype,
     device: torch.device,
     generator: torch.Generator,
-) -> Inputs:
+) -> OpInputs:
     num_outputs, depth = shape
-    inputs: Inputs = {"zero_GO": None, "depth": depth, "dtype": dtype}
+    inputs: OpInputs = {"zero_GO": None, "depth": depth, "dtype": dtype}
     if bits == 8:
         codes, scale = quantize_rows(
             normal(shape, torch.float32, device, generator, depth**-0.5), torch.int8

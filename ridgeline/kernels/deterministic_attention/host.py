@@ -32,7 +32,7 @@ AT_ONCE = 512  # items whose results are held before they are put together
 
 
 @dataclass(frozen=True)
-class Items:
+class AttentionItems:
     """The blocks of a step's queries, and the pages they see."""
 
     tokens: Tensor  # [B, Q]: which token; T where there is none
@@ -49,7 +49,7 @@ def find_items(
     counts: Sequence[int],
     page_size: int,
     window: int | None,
-) -> Items:
+) -> AttentionItems:
     """For rows whose tokens stand end to end: first positions, and how many tokens each has."""
     tokens, positions = [], []
     blocks, orders, pages, keys = [], [], [], []
@@ -69,7 +69,7 @@ def find_items(
             keys.append(seen * page_size)
         token += count
     order = np.lexsort((np.concatenate(blocks), np.concatenate(orders)))
-    return Items(
+    return AttentionItems(
         torch.from_numpy(np.stack(tokens)),
         torch.from_numpy(np.stack(positions)),
         *(np.concatenate(parts)[order] for parts in (blocks, orders, pages, keys)),
@@ -77,7 +77,7 @@ def find_items(
 
 
 def fixed_attention(
-    q_TNH: Tensor, pages: Pages, items: Items, spec: AttentionSpec, clean: bool = True
+    q_TNH: Tensor, pages: Pages, items: AttentionItems, spec: AttentionSpec, clean: bool = True
 ) -> Tensor:
     """Every query over the keys up to its own, all of which are in the pages. Not `clean`: places
     that hold no token of a sequence may hold NaN, which hiding them does not stop.
@@ -101,7 +101,12 @@ def fixed_attention(
 
 
 def _of_items(
-    q_BKMH: Tensor, pages: Pages, items: Items, chosen: slice, spec: AttentionSpec, clean: bool
+    q_BKMH: Tensor,
+    pages: Pages,
+    items: AttentionItems,
+    chosen: slice,
+    spec: AttentionSpec,
+    clean: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each item's largest score and its sums of weights and of weighted values, as many at a time
     as one product has.

@@ -23,7 +23,12 @@ from ridgeline.kernels.attention.triton import check_pages, heads_together, num_
 from ridgeline.kernels.decode_attention.splits import arrival_counters, longest_sequence
 from ridgeline.kernels.launch import launch, target_of
 from ridgeline.kernels.prefill_attention.splits import BUSY, count_splits
-from ridgeline.kernels.prefill_attention.triton import Tiles, attend, choose_tiles, sequence_of
+from ridgeline.kernels.prefill_attention.triton import (
+    PrefillTiles,
+    attend,
+    choose_tiles,
+    sequence_of,
+)
 from ridgeline.kernels.targets import Target
 
 
@@ -308,18 +313,18 @@ def prefill_attention(
 
 def fixed_tiles(
     num_rows: int, head_dim: int, dtype: torch.dtype, windowed: bool, target: Target
-) -> Tiles:
+) -> PrefillTiles:
     """Tiles between which a query's sums stay the same: keys by dtype and heads alone, and on sm_90
     64 rows or 128, elsewhere always as many.
     """
     if target.backend == "interpreter":
-        return Tiles(16 if num_rows <= 16 else 32, 32, 4, 2)
+        return PrefillTiles(16 if num_rows <= 16 else 32, 32, 4, 2)
     most = choose_tiles(1 << 20, head_dim, dtype, windowed, True, target)
     if head_dim > 128:  # two sums of a tile are held: more threads, or fewer rows, or it spills
         rows = 64 if target.name in ("sm_80", "sm_90") else 32
-        return Tiles(rows, 16 if windowed else most.block, 8 if rows == 64 else 4, 2)
+        return PrefillTiles(rows, 16 if windowed else most.block, 8 if rows == 64 else 4, 2)
     if target.name == "sm_100" and dtype != torch.float32:
-        return Tiles(64, min(most.block, 32), 4, 2)
+        return PrefillTiles(64, min(most.block, 32), 4, 2)
     if target.name == "sm_90" and dtype != torch.float32 and num_rows <= 64 and most.rows > 64:
-        return Tiles(64, most.block, 4, most.num_stages)
+        return PrefillTiles(64, most.block, 4, most.num_stages)
     return most

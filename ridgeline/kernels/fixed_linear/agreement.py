@@ -26,7 +26,7 @@ from ridgeline.kernels.autotune import file_name
 from ridgeline.kernels.fixed_linear.tiles import HOPPER, HOPPER_FEW, Tile
 
 ROWS, OUTPUTS, DEPTH = 200, 320, 2048
-Product = Callable[[Tensor, Tensor, Tile], Tensor]
+ProductFunction = Callable[[Tensor, Tensor, Tile], Tensor]
 log = logging.getLogger(__name__)
 
 
@@ -52,7 +52,9 @@ def tiles_agree(device: torch.device, dtype: torch.dtype) -> bool:
     return not known["differing"]
 
 
-def differing_tiles(device: torch.device, dtype: torch.dtype, product: Product) -> list[Tile]:
+def differing_tiles(
+    device: torch.device, dtype: torch.dtype, product: ProductFunction
+) -> list[Tile]:
     """Tiles whose results are not, bit for bit, those of the first."""
     generator = torch.Generator(device=device).manual_seed(0)
     x_MD, weight_OD = (_numbers(rows, dtype, device, generator) for rows in (ROWS, OUTPUTS))

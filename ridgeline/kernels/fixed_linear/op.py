@@ -15,7 +15,7 @@ from ridgeline.kernels.fixed_linear.tune_space import search_space, tune_key
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, Inputs, Op, Search
+from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
 from ridgeline.kernels.skinny_linear import unfused
 from ridgeline.kernels.skinny_linear.op import cost as product_cost
 
@@ -60,11 +60,11 @@ def make(
     way: tuple[tuple[str, Any], ...],
     device: torch.device,
     generator: torch.Generator,
-) -> Inputs:
+) -> OpInputs:
     num_rows, num_outputs, depth = shape
     view = strided_rows if "strided" in extras else (lambda x: x)
     weight_rows = num_outputs * (2 if activation else 1)
-    inputs: Inputs = {
+    inputs: OpInputs = {
         "x_MD": view(normal((num_rows, depth), dtype, device, generator)),
         "weight_OD": view(normal((weight_rows, depth), dtype, device, generator, depth**-0.5)),
         **dict(way),
@@ -155,14 +155,14 @@ COMPILE = [
 
 def search(
     x_MD: Tensor, weight_OD: Tensor, activation: Activation | None = None, **_: Any
-) -> Search | None:
+) -> ConfigSearch | None:
     """The tiles that keep bits. No peers: cuBLAS does not."""
     (rows, depth), gated = x_MD.shape, activation is not None
     outputs = weight_OD.shape[0] // (2 if gated else 1)
     tiles = search_space(rows, outputs, depth, gated, target_of(x_MD))
     if not tiles or x_MD.dtype == FP32:
         return None
-    return Search("fixed_linear", tune_key(rows, outputs, depth, gated, x_MD.dtype), tiles)
+    return ConfigSearch("fixed_linear", tune_key(rows, outputs, depth, gated, x_MD.dtype), tiles)
 
 
 def supports(target: Any, one: Case) -> bool:

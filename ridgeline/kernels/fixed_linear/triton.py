@@ -425,7 +425,7 @@ def _num_parts(tile: Tile, gated: bool) -> int:
     return 4 if held > 2 * MOST_HELD else 2 if held > MOST_HELD else 1
 
 
-class Cut(NamedTuple):
+class FixedCut(NamedTuple):
     num_tiles: int
     apart: bool  # whether each piece is a program's own
     grid: tuple[int, int]
@@ -438,18 +438,20 @@ def _cut(
     num_pieces: int,
     num_units: int,
     apart: bool | None,
-) -> Cut:
+) -> FixedCut:
     num_tiles = num_programs(tile, num_rows, num_outputs)
     if apart is None:
         apart = num_tiles < FULL * num_units
     if apart and num_pieces > 1 and num_tiles <= MAX_TILES:
-        return Cut(num_tiles, True, (num_tiles, num_pieces))
+        return FixedCut(num_tiles, True, (num_tiles, num_pieces))
     # One piece: nothing is kept from one to the next, and the hardware hands out tiles as well.
-    return Cut(num_tiles, False, (num_tiles if num_pieces == 1 else min(num_tiles, num_units), 1))
+    return FixedCut(
+        num_tiles, False, (num_tiles if num_pieces == 1 else min(num_tiles, num_units), 1)
+    )
 
 
 def _workspace(
-    cut: Cut, tile: Tile, num_pieces: int, gated: bool, out: Tensor
+    cut: FixedCut, tile: Tile, num_pieces: int, gated: bool, out: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Room for sums of pieces, and the counters of who has arrived; `out` stands in for none."""
     if num_pieces == 1:

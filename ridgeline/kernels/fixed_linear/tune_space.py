@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ridgeline.formats.dtypes import dtype_name
-from ridgeline.kernels.autotune import Config, chosen
+from ridgeline.kernels.autotune import KernelConfig, chosen
 from ridgeline.kernels.fixed_linear.tiles import PIECE, Tile, keeps_bits, ranked
 from ridgeline.kernels.targets import Target
 
@@ -40,13 +40,13 @@ def search_space(
 def tuned(key: str, device: torch.device, target: Target) -> Tile | None:
     """The fastest tile that was timed for this key on this kind of device, if any was."""
 
-    def usable(config: Config) -> bool:
+    def usable(config: KernelConfig) -> bool:
         return set(config) == set(Tile.__dataclass_fields__) and keeps_bits(_tile(config), target)
 
     found = chosen("fixed_linear", key, device, usable)
     return None if found is None else _tile(found)
 
 
-def _tile(config: Config) -> Tile:
+def _tile(config: KernelConfig) -> Tile:
     values: dict[str, Any] = dict(config)
     return Tile(**values)

@@ -12,10 +12,10 @@ from torch.nn import functional
 from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.gated_activation import Activation, plain_gated_activation, reference
-from ridgeline.kernels.gated_activation.tune_space import Config, search_space, tune_key
+from ridgeline.kernels.gated_activation.tune_space import GatedConfig, search_space, tune_key
 from ridgeline.kernels.inputs import has_floats_of, label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, Inputs, Op, Search
+from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 INT8, FP8, FNUZ = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
@@ -27,7 +27,7 @@ def launch(**inputs: Any) -> Any:
     return triton.gated_activation(**inputs)
 
 
-def define(config: Config | None = None, **inputs: Any) -> Any:
+def define(config: GatedConfig | None = None, **inputs: Any) -> Any:
     """The reference, which no way of cutting the work may change."""
     return reference.gated_activation(**inputs)
 
@@ -46,12 +46,12 @@ def make(
     activation: str,
     quantized: torch.dtype | None,
     gap: int,
-    config: Config | None,
+    config: GatedConfig | None,
     device: torch.device,
     generator: torch.Generator,
-) -> Inputs:
+) -> OpInputs:
     x = normal((*shape[:-1], 2 * shape[-1]), dtype, device, generator, scale=2.0)
-    inputs: Inputs = {
+    inputs: OpInputs = {
         "gate_up_T2F": strided_rows(x, gap) if gap else x,
         "activation": activation,
     }
@@ -68,7 +68,7 @@ def case(
     activation: str = "silu",
     quantized: torch.dtype | None = None,
     gap: int = 0,
-    config: Config | None = None,
+    config: GatedConfig | None = None,
 ) -> Case:
     """`shape` is the output's; `gap` is between the input's rows."""
     has_gradients = quantized is None and shape[0] < 10_000
@@ -104,7 +104,7 @@ def eager(gate_up_T2F: Tensor, activation: Activation, quantized: torch.dtype | 
 
 def search(
     gate_up_T2F: Tensor, activation: Activation, quantized: torch.dtype | None = None, **_: Any
-) -> Search | None:
+) -> ConfigSearch | None:
     """Ways to make codes; the plain forms have no choice worth timing."""
     rows, columns = gate_up_T2F.numel() // gate_up_T2F.shape[-1], gate_up_T2F.shape[-1] // 2
     if quantized is None:
@@ -113,7 +113,7 @@ def search(
     if key is None:
         return None
     ways = search_space(columns, gate_up_T2F.element_size(), target_of(gate_up_T2F))
-    return Search("gated_activation", key, ways)
+    return ConfigSearch("gated_activation", key, ways)
 
 
 SMALL = [
@@ -133,8 +133,10 @@ SMALL = [
     case((70, 2000), BF16, "silu", INT8),  # a program walks several tiles
     case((20, 3000), FP32, "silu", FP8),  # rows in three pieces
     case((20, 7000), BF16, "gelu", INT8),  # and in seven
-    case((5, 512), BF16, "silu", INT8, config=Config(1, 128, 4, 3, 1)),  # a walk of even pieces
-    case((5, 300), BF16, "gelu", FP8, config=Config(2, 128, 4, 1)),
+    case(
+        (5, 512), BF16, "silu", INT8, config=GatedConfig(1, 128, 4, 3, 1)
+    ),  # a walk of even pieces
+    case((5, 300), BF16, "gelu", FP8, config=GatedConfig(2, 128, 4, 1)),
     case((2, 33000), BF16, "silu", INT8),  # a row longer than is held
 ]
 LARGE = [
@@ -152,8 +154,8 @@ LARGE = [
     case((80_000, 14336)),
     case((3, 14336), gap=1 << 30),
     case((3, 14336), quantized=INT8, gap=1 << 30),
-    case((3001, 14336), quantized=INT8, config=Config(1, 4096, 16, 2, 2)),
-    case((3001, 14336), quantized=INT8, config=Config(1, 2048, 16, 1)),
+    case((3001, 14336), quantized=INT8, config=GatedConfig(1, 4096, 16, 2, 2)),
+    case((3001, 14336), quantized=INT8, config=GatedConfig(1, 2048, 16, 1)),
 ]
 BENCH = [
     case(shape, BF16, "silu", quantized)

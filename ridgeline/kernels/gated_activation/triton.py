@@ -20,7 +20,7 @@ from ridgeline.kernels.gated_activation.activations import activate, gate_share,
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.gated_activation.tune_space import (
     MAX_HELD,
-    Config,
+    GatedConfig,
     choose,
     num_pieces,
     tune_key,
@@ -177,7 +177,7 @@ def gated_activation(
     gate_up_T2F: Tensor,
     activation: Activation,
     quantized: torch.dtype | None = None,
-    config: Config | None = None,
+    config: GatedConfig | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The launcher; arguments and results are reference.py's. `config` is for codes."""
     if quantized is not None:
@@ -235,7 +235,7 @@ def _num_warps(num_elements: int, target: Target) -> int:
 
 
 def _to_codes(
-    gate_up_T2F: Tensor, activation: Activation, dtype: torch.dtype, config: Config | None
+    gate_up_T2F: Tensor, activation: Activation, dtype: torch.dtype, config: GatedConfig | None
 ) -> tuple[Tensor, Tensor]:
     rows_T2F = as_rows(gate_up_T2F)
     num_rows, num_columns = rows_T2F.shape[0], rows_T2F.shape[1] // 2

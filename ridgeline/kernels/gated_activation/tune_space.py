@@ -1,5 +1,5 @@
-"""How rows are held while their 8-bit codes are made: one `Config`, the ones worth timing, the one
-used where nothing was timed.
+"""How rows are held while their 8-bit codes are made: one `GatedConfig`, the ones worth timing, the
+one used where nothing was timed.
 
 A row's codes wait for its largest magnitude, so the whole row's product stays in registers, in
 pieces of one width: their magnitudes are compared piece by piece, and across threads only once.
@@ -25,7 +25,7 @@ MANY_ROWS = 1024  # from here on a choice is worth timing
 
 
 @dataclass(frozen=True)
-class Config:
+class GatedConfig:
     """One way to hold rows."""
 
     rows: int  # of one program at a time
@@ -35,17 +35,17 @@ class Config:
     per_unit: int = 0  # programs an SM or CU is given when they walk
 
 
-def num_pieces(config: Config, num_columns: int) -> int:
+def num_pieces(config: GatedConfig, num_columns: int) -> int:
     return -(-num_columns // config.width)
 
 
-def fetched_bytes(config: Config, num_columns: int, element_bytes: int) -> int:
+def fetched_bytes(config: GatedConfig, num_columns: int, element_bytes: int) -> int:
     """Shared memory of one program: gate and up of the rows on their way."""
     tile = config.rows * num_pieces(config, num_columns) * config.width
     return (config.num_stages - 1) * 2 * tile * element_bytes + 1024
 
 
-def most_per_unit(config: Config, num_columns: int, element_bytes: int, target: Target) -> int:
+def most_per_unit(config: GatedConfig, num_columns: int, element_bytes: int, target: Target) -> int:
     """Programs an SM holds at once, by shared memory and a guess at the registers; 0: none."""
     threads = config.num_warps * target.warp_size
     each = config.rows * num_pieces(config, num_columns) * config.width // threads
@@ -63,7 +63,7 @@ def tune_key(
     return f"{dtype_name(dtype)} {num_columns} {activation} to {dtype_name(out)}"
 
 
-def search_space(num_columns: int, element_bytes: int, target: Target) -> list[Config]:
+def search_space(num_columns: int, element_bytes: int, target: Target) -> list[GatedConfig]:
     """What is worth timing, 8 to 64 elements a thread."""
     first = choose_width(num_columns)
     found = []
@@ -73,26 +73,26 @@ def search_space(num_columns: int, element_bytes: int, target: Target) -> list[C
         pieces = -(-num_columns // width)
         if not 1 <= warps <= 32 or not 8 <= pieces * each <= 64:
             continue
-        config = Config(1, width, warps, stages)
+        config = GatedConfig(1, width, warps, stages)
         if stages == 1 and not less:
             found.append(config)
         elif stages > 1 and target.backend == "cuda":
             per_unit = most_per_unit(config, num_columns, element_bytes, target) - less
             if per_unit > 0:
-                found.append(Config(1, width, warps, stages, per_unit))
+                found.append(GatedConfig(1, width, warps, stages, per_unit))
     return found
 
 
 def choose(
     key: str | None, num_columns: int, element_bytes: int, device: torch.device, target: Target
-) -> Config:
+) -> GatedConfig:
     """What was measured to be fastest on this kind of device, or a heuristic."""
     found = chosen("gated_activation", key, device) if key is not None else None
-    return heuristic(num_columns, element_bytes, target) if found is None else Config(**found)
+    return heuristic(num_columns, element_bytes, target) if found is None else GatedConfig(**found)
 
 
 @lru_cache
-def heuristic(num_columns: int, element_bytes: int, target: Target) -> Config:
+def heuristic(num_columns: int, element_bytes: int, target: Target) -> GatedConfig:
     """As many rows on their way as fit."""
     best = shape_for(num_columns, target)
     for stages in (3, 2) if target.backend == "cuda" else ():
@@ -103,15 +103,15 @@ def heuristic(num_columns: int, element_bytes: int, target: Target) -> Config:
     return best
 
 
-def shape_for(num_columns: int, target: Target) -> Config:
+def shape_for(num_columns: int, target: Target) -> GatedConfig:
     """Several short rows, or one in pieces of a 16-byte load of bf16 a thread."""
     if num_columns <= 2048:
         width = max(64, 1 << (num_columns - 1).bit_length())
-        return Config(4096 // width, width, max(1, 4096 // (32 * target.warp_size)))
+        return GatedConfig(4096 // width, width, max(1, 4096 // (32 * target.warp_size)))
     width = choose_width(num_columns)
     # Blackwell's assembler spills 64 elements a thread: there the loads are of 8 bytes.
     each = 4 if roomy(target) else 8
-    return Config(1, width, max(1, width // (each * target.warp_size)))
+    return GatedConfig(1, width, max(1, width // (each * target.warp_size)))
 
 
 def choose_width(num_columns: int) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.keep_tokens import reference
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.op import Case, Op, OpInputs
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 INT32 = torch.int32
@@ -21,7 +21,7 @@ VOCABULARY = 128256  # Llama 3's
 
 
 @dataclass(frozen=True)
-class Setting:
+class KeepTokensCase:
     """One case. Every third chosen logit is NaN, and so are some that were not chosen."""
 
     shape: tuple[int, int]
@@ -41,7 +41,7 @@ class Setting:
         )
 
 
-def make(setting: Setting, device: torch.device, generator: torch.Generator) -> Inputs:
+def make(setting: KeepTokensCase, device: torch.device, generator: torch.Generator) -> OpInputs:
     rows, vocab_size = setting.shape
     logits = normal(setting.shape, setting.dtype, device, generator)
     tokens = torch.randint(vocab_size, (rows,), device=device, generator=generator)
@@ -50,7 +50,7 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
     logits[::3].scatter_(1, tokens[::3].unsqueeze(1), float("nan"))
     room = setting.room or rows + 3
     results = torch.full((5, room), -7, dtype=INT32, device=device)
-    inputs: Inputs = {
+    inputs: OpInputs = {
         "logits_RV": strided_rows(logits) if setting.apart else logits,
         "tokens_R": tokens,
         "results_2N": results[:2],
@@ -61,7 +61,7 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
 
 
 def case(*about: Any, **more: Any) -> Case:
-    setting = Setting(*about, **more)
+    setting = KeepTokensCase(*about, **more)
     return Case(setting.label, partial(make, setting), FP32)
 
 

@@ -16,13 +16,13 @@ from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.moe import reference
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.op import Case, Op, OpInputs
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 # experts, experts a token goes through, hidden size, expert MLP size
 MIXTRAL = (8, 2, 4096, 14336)
 QWEN3 = (128, 8, 2048, 768)
-Result = tuple[Tensor, Tensor, Tensor]  # the output, the router's weights, its experts
+MoeOutputs = tuple[Tensor, Tensor, Tensor]  # the output, the router's weights, its experts
 
 
 def launch(
@@ -33,7 +33,7 @@ def launch(
     per_token: int,
     renormalize: bool,
     activation: Activation,
-) -> Result:
+) -> MoeOutputs:
     from ridgeline.kernels.moe import triton
 
     weights, experts = triton.route(logits_TE, per_token, renormalize)
@@ -49,7 +49,7 @@ def plain(
     per_token: int,
     renormalize: bool,
     activation: Activation,
-) -> Result:
+) -> MoeOutputs:
     """The definition, its products in fp32."""
     weights, experts = reference.route(logits_TE, per_token, renormalize)
     out = reference.mixture_of_experts(
@@ -124,7 +124,7 @@ def make(
     one_expert: bool,
     device: torch.device,
     generator: torch.Generator,
-) -> Inputs:
+) -> OpInputs:
     num_experts, per_token, hidden, mlp = shape
     x = normal((tokens, hidden), dtype, device, generator)
     logits = normal((tokens, num_experts), dtype, device, generator)

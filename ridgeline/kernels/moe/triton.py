@@ -355,7 +355,7 @@ def combine_kernel(
 
 
 @dataclass(frozen=True)
-class Tiles:
+class ExpertTiles:
     """Sizes of a grouped product's tiles: rows, columns, depth."""
 
     BM: int
@@ -365,28 +365,30 @@ class Tiles:
     num_stages: int
 
 
-def choose(rows_per_expert: float, paired: bool, dtype: torch.dtype, target: Target) -> Tiles:
+def choose(rows_per_expert: float, paired: bool, dtype: torch.dtype, target: Target) -> ExpertTiles:
     """Tiles for `rows_per_expert` rows on average; `paired` products hold two sums (gate and up).
 
     A heuristic until measured: few rows are bound by the weights' bytes, so small tiles make many
     programs and deep pipelines; many rows are bound by the matrix units, so large tiles.
     """
     if target.backend == "interpreter":
-        return Tiles(16, 32, 32, 4, 2)
+        return ExpertTiles(16, 32, 32, 4, 2)
     if dtype == torch.float32:  # no fast matrix units for it: correct, not tuned
-        return Tiles(32, 32, 32, 4, 2)
+        return ExpertTiles(32, 32, 32, 4, 2)
     amd = target.backend == "hip"  # 64 KB of LDS on gfx942
     if rows_per_expert <= 16:
-        return Tiles(16, 32 if paired else 64, 128, 4, 2 if amd else 4)
+        return ExpertTiles(16, 32 if paired else 64, 128, 4, 2 if amd else 4)
     if rows_per_expert <= 64:
-        return Tiles(64, 64 if paired else 128, 64, 4, 2 if amd else 4)
+        return ExpertTiles(64, 64 if paired else 128, 64, 4, 2 if amd else 4)
     if target.name.startswith(("sm_90", "sm_100")):
-        return Tiles(128, 128 if paired else 256, 64, 8, 3)
+        return ExpertTiles(128, 128 if paired else 256, 64, 8, 3)
     # Matrix units that hold the sums in the same registers as all else: half of that, or it spills.
-    return Tiles(128, 64 if paired else 128, 64, 8, 2 if amd else 3)
+    return ExpertTiles(128, 64 if paired else 128, 64, 8, 2 if amd else 3)
 
 
-def choose_fixed(rows_per_expert: float, paired: bool, dtype: torch.dtype, target: Target) -> Tiles:
+def choose_fixed(
+    rows_per_expert: float, paired: bool, dtype: torch.dtype, target: Target
+) -> ExpertTiles:
     """Tiles between which an output's sum stays the same (see kernels/fixed_linear/tiles.py): on
     sm_90 those of 64 rows or more, which are one kind of instruction; elsewhere always the same.
     """
@@ -463,7 +465,7 @@ def mixture_of_experts(
     return out_TD
 
 
-def _constants(tiles: Tiles) -> dict[str, Any]:
+def _constants(tiles: ExpertTiles) -> dict[str, Any]:
     return {
         "BM": tiles.BM,
         "BN": tiles.BN,

@@ -13,13 +13,13 @@ from torch import Tensor
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label
 from ridgeline.kernels.move_rows import reference
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.op import Case, Op, OpInputs
 
 INT32 = torch.int32
 
 
 @dataclass(frozen=True)
-class Setting:
+class MoveRowsCase:
     """One case: samples with up to so many guesses each, some of which go on behind others."""
 
     num_samples: int
@@ -40,7 +40,7 @@ class Setting:
         )
 
 
-def make(setting: Setting, device: torch.device, generator: torch.Generator) -> Inputs:
+def make(setting: MoveRowsCase, device: torch.device, generator: torch.Generator) -> OpInputs:
     def drawn(shape: tuple[int, ...], low: int, high: int) -> Tensor:
         return torch.randint(low, high, shape, device=device, generator=generator, dtype=INT32)
 
@@ -75,7 +75,7 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
     }
 
 
-def case(setting: Setting) -> Case:
+def case(setting: MoveRowsCase) -> Case:
     return Case(setting.label, partial(make, setting), torch.float32)
 
 
@@ -102,18 +102,18 @@ def cost(moved_T: Tensor, judged_4R: Tensor, **_: Any) -> OpCost:
 SMALL = [
     case(setting)
     for setting in [
-        Setting(1, num_guesses=1, page_size=1, num_pages=20),
-        Setting(1, num_guesses=8),
-        Setting(7, num_guesses=5, page_size=16),
-        Setting(60, num_guesses=3, page_size=128, num_prompt_rows=5),
-        Setting(200, num_guesses=0, num_prompt_rows=130),
+        MoveRowsCase(1, num_guesses=1, page_size=1, num_pages=20),
+        MoveRowsCase(1, num_guesses=8),
+        MoveRowsCase(7, num_guesses=5, page_size=16),
+        MoveRowsCase(60, num_guesses=3, page_size=128, num_prompt_rows=5),
+        MoveRowsCase(200, num_guesses=0, num_prompt_rows=130),
     ]
 ]
 LARGE = [
     case(setting)
     for setting in [
-        Setting(512, num_guesses=8),
-        Setting(3, num_pages=4096, num_seats=600_000),  # past 2^31 entries
+        MoveRowsCase(512, num_guesses=8),
+        MoveRowsCase(3, num_pages=4096, num_seats=600_000),  # past 2^31 entries
     ]
 ]
 
@@ -125,7 +125,7 @@ OP = Op(
     cost=cost,
     small_cases=SMALL,
     cases=SMALL + LARGE,
-    bench_cases=[case(Setting(batch, num_guesses=8)) for batch in (1, 16, 256)],
-    compile_cases=[case(Setting(20, num_guesses=5))],
+    bench_cases=[case(MoveRowsCase(batch, num_guesses=8)) for batch in (1, 16, 256)],
+    compile_cases=[case(MoveRowsCase(20, num_guesses=5))],
     baselines={"eager": partial(with_what_changed, reference.move_rows)},
 )

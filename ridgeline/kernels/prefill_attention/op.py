@@ -20,7 +20,7 @@ from ridgeline.kernels.attention.inputs import contiguous_of_size, random_cache
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal, strided_rows
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.op import Case, Op, OpInputs
 from ridgeline.kernels.prefill_attention import reference as definition
 from ridgeline.kernels.prefill_attention import sdpa
 from ridgeline.kernels.targets import Target
@@ -55,7 +55,7 @@ def reference(**inputs: Any) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PrefillCase:
     """One case: the sequences, the heads, the cache."""
 
     new: tuple[int, ...]  # new tokens of each sequence
@@ -98,7 +98,7 @@ def _sizes(numbers: tuple[int, ...]) -> str:
     return "+".join(map(str, numbers))
 
 
-def make(setting: Setting, device: torch.device, generator: torch.Generator) -> Inputs:
+def make(setting: PrefillCase, device: torch.device, generator: torch.Generator) -> OpInputs:
     num_heads, num_kv_heads = setting.heads
 
     def packed(heads: int) -> Tensor:
@@ -108,7 +108,7 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
         return x.view(shape[0], heads, setting.head_dim)
 
     starts = torch.tensor([0, *accumulate(setting.new)], dtype=torch.int32, device=device)
-    inputs: Inputs = {
+    inputs: OpInputs = {
         "q_TNH": packed(num_heads),
         "starts": starts,
         "spec": AttentionSpec(setting.head_dim**-0.5, setting.window, setting.softcap),
@@ -135,15 +135,15 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
     )
 
 
-def case(setting: Setting) -> Case:
+def case(setting: PrefillCase) -> Case:
     longest = max(n + b for n, b in zip(setting.new, setting.before or setting.new, strict=True))
     return Case(setting.label, partial(make, setting), setting.dtype, setting.head_dim + longest)
 
 
-def setting_of(case: Case) -> Setting:
+def setting_of(case: Case) -> PrefillCase:
     assert isinstance(case.make, partial)
     setting = case.make.args[0]
-    assert isinstance(setting, Setting)
+    assert isinstance(setting, PrefillCase)
     return setting
 
 
@@ -227,7 +227,7 @@ def varlen(
     return sdpa.any_prompts(q_TNH, k_TKH, v_TKH, starts, spec, max_new)
 
 
-TINY = Setting((20, 1, 33), heads=(4, 2), head_dim=64)
+TINY = PrefillCase((20, 1, 33), heads=(4, 2), head_dim=64)
 PAGED = replace(TINY, before=(50, 70, 0), page_size=16)
 SMALL = [
     *(replace(TINY, dtype=dtype) for dtype in (FP32, BF16, FP16)),
@@ -281,7 +281,7 @@ HEADS_AND_PAGES = [
 ]
 LARGE = [
     replace(
-        Setting((1000, 1, 63, 2048), before=before),
+        PrefillCase((1000, 1, 63, 2048), before=before),
         head_dim=head_dim,
         page_size=page_size,
         dtype=dtype,
@@ -300,40 +300,44 @@ LARGE = [
     ]
     for window, softcap in [(None, None), (500, 30.0)]
 ] + [
-    Setting((1000, 500), before=(100, 500), spare_pages=40_000),  # past 2^31 elements
+    PrefillCase((1000, 500), before=(100, 500), spare_pages=40_000),  # past 2^31 elements
     *(
-        Setting(new, before=before, window=window, cache=cache, split=512)
+        PrefillCase(new, before=before, window=window, cache=cache, split=512)
         for new, before in (((1000, 1, 63), (0, 3000, 1500)), ((1,) * 5, (0, 511, 512, 3000, 7000)))
         for window, cache in ((None, None), (500, None), (None, FP8), (None, INT8))
     ),
     *(
-        Setting((1,) * 5, (0, 511, 512, 3000, 7000), window=window, cache=cache, split=512, parts=2)
+        PrefillCase(
+            (1,) * 5, (0, 511, 512, 3000, 7000), window=window, cache=cache, split=512, parts=2
+        )
         for window, cache in ((None, None), (500, None), (None, FP8), (None, INT8))
     ),
-    Setting((4096,), heads=(64, 1), head_dim=64, strided=True),
+    PrefillCase((4096,), heads=(64, 1), head_dim=64, strided=True),
 ]
 BENCH = [
-    *(Setting((length,)) for length in (2048, 4096, 8192, 16384)),
-    Setting((2048,) * 16),
-    Setting((1024,) * 8, heads=(32, 8), head_dim=64),
-    Setting((2048,) * 8, before=(0,) * 8),
-    *(Setting((2048,), before=(before,)) for before in (8192, 30720)),
-    Setting((2048,), before=(8192,), page_size=16),
-    Setting((2048,), before=(8192,), cache=FP8),
-    Setting((8,) * 32, before=(2048,) * 32),
-    Setting((8192,), window=1024),
-    Setting((4096,), heads=(16, 8), head_dim=256, softcap=50.0),
-    Setting((2048,) * 4, before=(0,) * 4, split=512),
-    Setting((2048,), before=(8192,), split=512),
-    *(Setting((1,) * batch, before=(1023,) * batch, split=512) for batch in (1, 64, 256)),
-    Setting((1,), before=(8191,), split=512),
+    *(PrefillCase((length,)) for length in (2048, 4096, 8192, 16384)),
+    PrefillCase((2048,) * 16),
+    PrefillCase((1024,) * 8, heads=(32, 8), head_dim=64),
+    PrefillCase((2048,) * 8, before=(0,) * 8),
+    *(PrefillCase((2048,), before=(before,)) for before in (8192, 30720)),
+    PrefillCase((2048,), before=(8192,), page_size=16),
+    PrefillCase((2048,), before=(8192,), cache=FP8),
+    PrefillCase((8,) * 32, before=(2048,) * 32),
+    PrefillCase((8192,), window=1024),
+    PrefillCase((4096,), heads=(16, 8), head_dim=256, softcap=50.0),
+    PrefillCase((2048,) * 4, before=(0,) * 4, split=512),
+    PrefillCase((2048,), before=(8192,), split=512),
+    *(PrefillCase((1,) * batch, before=(1023,) * batch, split=512) for batch in (1, 64, 256)),
+    PrefillCase((1,), before=(8191,), split=512),
     *(
-        Setting((1,) * batch, before=(1023,) * batch, split=512, parts=parts)
+        PrefillCase((1,) * batch, before=(1023,) * batch, split=512, parts=parts)
         for batch, parts in ((1, 0), (64, 0), (256, 0), (256, 1))
     ),
 ]
 COMPILE = [
-    replace(Setting((256, 2)), before=before, head_dim=head_dim, page_size=page_size, cache=cache)
+    replace(
+        PrefillCase((256, 2)), before=before, head_dim=head_dim, page_size=page_size, cache=cache
+    )
     for before, head_dim, page_size, cache in [
         (None, 128, 64, None),
         (None, 64, 64, None),
@@ -351,11 +355,13 @@ COMPILE = [
         ((64, 9), 12, 16, INT8),
     ]
 ] + [
-    Setting((256,), window=32, softcap=30.0),
-    Setting((256,), before=(64,), window=32, head_dim=256),
-    Setting((4,), before=(64,)),
+    PrefillCase((256,), window=32, softcap=30.0),
+    PrefillCase((256,), before=(64,), window=32, head_dim=256),
+    PrefillCase((4,), before=(64,)),
     *(
-        Setting(new, before=(900,) * len(new), head_dim=head_dim, split=512, apart=apart, **more)
+        PrefillCase(
+            new, before=(900,) * len(new), head_dim=head_dim, split=512, apart=apart, **more
+        )
         for new, apart in (((256,), False), ((1, 1), True))
         for head_dim, more in (
             (128, {}),
@@ -366,7 +372,7 @@ COMPILE = [
         )
     ),
     *(
-        Setting((1, 1), before=(before,) * 2, head_dim=head_dim, split=512, parts=2, **more)
+        PrefillCase((1, 1), before=(before,) * 2, head_dim=head_dim, split=512, parts=2, **more)
         for before, head_dim, more in (
             (900, 128, {}),
             (300, 128, {}),

@@ -280,7 +280,7 @@ def prefill_attention(
     k_scale_PKS: Tensor | None = None,
     v_scale_PKS: Tensor | None = None,
     max_new: int | None = None,
-    tiles: Tiles | None = None,
+    tiles: PrefillTiles | None = None,
 ) -> Tensor:
     """The launcher over pages; arguments and result are reference.py's, `tiles` what a tuner may
     choose.
@@ -308,7 +308,7 @@ def prompt_attention(
     starts: Tensor,
     spec: AttentionSpec,
     max_new: int | None = None,
-    tiles: Tiles | None = None,
+    tiles: PrefillTiles | None = None,
 ) -> Tensor:
     """The launcher over packed K and V; arguments and result are reference.py's, `tiles` what a
     tuner may choose.
@@ -333,7 +333,7 @@ def _launch(
     page_size: int,  # 0: keys and values are packed
     spec: AttentionSpec,
     max_new: int | None,
-    tiles: Tiles | None,
+    tiles: PrefillTiles | None,
 ) -> Tensor:
     num_tokens, num_heads, head_dim = q_TNH.shape
     check_heads(num_heads, num_kv_heads, head_dim)
@@ -390,7 +390,7 @@ def _launch(
 
 
 @dataclass(frozen=True)
-class Tiles:
+class PrefillTiles:
     rows: int  # queries × heads of a group
     block: int  # keys a tile
     num_warps: int
@@ -399,7 +399,7 @@ class Tiles:
 
 def choose_tiles(
     num_rows: int, head_dim: int, dtype: torch.dtype, windowed: bool, paged: bool, target: Target
-) -> Tiles:
+) -> PrefillTiles:
     """A heuristic until measured; `num_rows` is the most a sequence has. 128 rows are two warp
     groups of 64, the matrix unit's own height on sm_90; short chunks (drafts being verified, the
     ends of prompts) take fewer. What is smaller than that elsewhere is what does not spill.
@@ -407,20 +407,20 @@ def choose_tiles(
     wide, codes = head_dim > 128, dtype.itemsize == 1
     rows = max(16, min(128, triton.next_power_of_2(num_rows)))
     if dtype == torch.float32:
-        return Tiles(min(rows, 64), 32, 4, 2)
+        return PrefillTiles(min(rows, 64), 32, 4, 2)
     if target.backend == "hip":
         rows = min(rows, 64) if wide or codes else rows
-        return Tiles(rows, 32 if wide else 64, 4, 1 if wide else 2)
+        return PrefillTiles(rows, 32 if wide else 64, 4, 1 if wide else 2)
     if target.name not in ("sm_90", "sm_100"):  # matrix units that take their input from registers
         rows = min(rows, 64) if wide else rows
         num_stages = 2 if wide or target.shared_bytes < 128 * 1024 else 3
         num_warps = 8 if rows >= (64 if wide else 128) else 4
-        return Tiles(rows, 16 if codes else 32, num_warps, num_stages)
+        return PrefillTiles(rows, 16 if codes else 32, num_warps, num_stages)
     if wide and (windowed or codes):
-        return Tiles(min(rows, 64), 16, 4, 3)
+        return PrefillTiles(min(rows, 64), 16, 4, 3)
     block = 32 if wide or (windowed and codes) else 64
     if target.name == "sm_90" and rows == 128 and not (paged or wide or windowed):
         # Measured on an H200, 2026-11-15, heads of 128: 446 TFLOP/s at 8k against 403 with 64 keys
         # a tile; over pages it is the other way round, 454 against 496. On sm_100 it spills.
         block = 128
-    return Tiles(rows, block, 8 if rows == 128 else 4, 3)
+    return PrefillTiles(rows, block, 8 if rows == 128 else 4, 3)

@@ -25,7 +25,7 @@ from ridgeline.kernels.attention.triton import check_pages
 from ridgeline.kernels.decode_attention.cuda import (
     HEAD_DIMS,
     KINDS,
-    Job,
+    DecodeArguments,
     pointer,
     stage_bytes,
     stream_of,
@@ -62,7 +62,7 @@ class ProjectedJob(ctypes.Structure):
     """cuda.cu's RidgelineProjected."""
 
     _fields_ = [
-        ("decode", Job),
+        ("decode", DecodeArguments),
         *((name, c_void_p) for name in ("cos", "sin", "q_norm", "k_norm", "slots")),
         ("angles", c_int),
         ("eps", c_float),
@@ -110,7 +110,7 @@ def projected_attention(
     out_BNH = torch.empty(shape, dtype=qkv_BC.dtype, device=qkv_BC.device)
     if not out_BNH.numel():
         return out_BNH
-    decode = Job(
+    decode = DecodeArguments(
         *map(pointer, (qkv_BC, k_pages_PKSH, v_pages_PKSH, None, None, page_table_BM, lengths_B)),
         *map(pointer, (out_BNH, None, None, None)),
         q_stride=qkv_BC.stride(0),

@@ -22,7 +22,7 @@ from ridgeline.kernels.decode_attention import op as decoding
 from ridgeline.kernels.decode_attention.splits import longest_sequence
 from ridgeline.kernels.inputs import has_floats_of, label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, Inputs, Op, Search
+from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
 from ridgeline.kernels.pages import holds_codes
 from ridgeline.kernels.projected_attention import Apart, launched, reference, tune_key
 from ridgeline.kernels.rotary.op import make_angles
@@ -34,10 +34,10 @@ WHOLE = 1 << 30  # pages up to this many numbers are compared whole: all that ar
 
 
 @dataclass(frozen=True)
-class Setting:
+class ProjectedCase:
     """One case: decode attention's, and what comes before it."""
 
-    attention: decoding.Setting
+    attention: decoding.DecodeCase
     angles: int | None = 0  # 0: all dims are turned; None: none are
     normed: bool = False
     held: bool = False  # every second token is in its page already, and has no slot
@@ -54,7 +54,7 @@ class Setting:
         )
 
 
-def make(setting: Setting, device: torch.device, generator: torch.Generator) -> Inputs:
+def make(setting: ProjectedCase, device: torch.device, generator: torch.Generator) -> OpInputs:
     given = setting.attention
     num_heads, num_kv_heads = given.heads
     head_dim, batch = given.head_dim, len(given.lengths)
@@ -73,7 +73,7 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
     cos = sin = None
     if setting.angles is not None:
         cos, sin = make_angles(batch, setting.angles or head_dim // 2, device, generator)
-    inputs: Inputs = {
+    inputs: OpInputs = {
         "qkv_BC": strided_rows(qkv, setting.gap) if setting.gap else qkv,
         "cos_BA": cos,
         "sin_BA": sin,
@@ -98,7 +98,7 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
     return inputs
 
 
-def slots_of(cache: Inputs, page_size: int) -> Tensor:
+def slots_of(cache: OpInputs, page_size: int) -> Tensor:
     """Of each sequence's newest token; -1 where the length is zero."""
     newest = cache["lengths_B"].long() - 1
     pages = cache["page_table_BM"].gather(1, (newest.clamp(min=0) // page_size).unsqueeze(1))
@@ -106,7 +106,7 @@ def slots_of(cache: Inputs, page_size: int) -> Tensor:
     return torch.where(newest >= 0, slots, -1).int()
 
 
-def poison(inputs: Inputs) -> None:
+def poison(inputs: OpInputs) -> None:
     """NaN where the newest tokens go: in values, or in the scales of codes."""
     page_size = inputs["k_pages_PKSH"].shape[2]
     slots = inputs["slots_B"][inputs["slots_B"] >= 0].long()
@@ -155,7 +155,7 @@ def apart(**inputs: Any) -> Tensor:
     return launched(**inputs, config=Apart())
 
 
-def case(setting: Setting) -> Case:
+def case(setting: ProjectedCase) -> Case:
     given = setting.attention
     reduction = given.head_dim + max(given.lengths)
     return Case(setting.label, partial(make, setting), given.dtype, reduction)
@@ -189,7 +189,7 @@ def search(
     page_table_BM: Tensor,
     max_length: int | None = None,
     **_: Any,
-) -> Search:
+) -> ConfigSearch:
     """Ways of one kernel, and the two: one list, so that the fastest is what is found."""
     from ridgeline.kernels.projected_attention import cuda, triton
 
@@ -200,48 +200,58 @@ def search(
     ways: list[Any] = [*triton.ways(num_rows, longest, *about), Apart()]
     if cuda.unsupported(qkv_BC, k_pages_PKSH) is None:
         ways += cuda.ways(num_rows, *about)
-    return Search("projected_attention", key, ways)
+    return ConfigSearch("projected_attention", key, ways)
 
 
 TINY = decoding.TINY
 SMALL = [
-    *(Setting(replace(TINY, dtype=dtype), gap=16) for dtype in (FP32, BF16, FP16)),
+    *(ProjectedCase(replace(TINY, dtype=dtype), gap=16) for dtype in (FP32, BF16, FP16)),
     *(
-        Setting(replace(TINY, dtype=dtype, cache=cache), normed=cache == FP8)
+        ProjectedCase(replace(TINY, dtype=dtype, cache=cache), normed=cache == FP8)
         for dtype in (FP32, BF16, FP16)
         for cache in (INT8, FP8)
     ),
-    Setting(replace(TINY, dtype=FP32, cache=BF16, heads=(8, 1)), normed=True),
-    Setting(replace(TINY, dtype=FP32, head_dim=80, heads=(3, 1), page_size=32), 16, normed=True),
-    Setting(replace(TINY, head_dim=96, heads=(2, 2), page_size=128, cache=INT8), 36),
-    Setting(replace(TINY, dtype=FP32, head_dim=128, heads=(7, 1), softcap=5.0), None, gap=16),
-    Setting(replace(TINY, dtype=FP16, head_dim=256, heads=(32, 1), page_size=256), 64),
+    ProjectedCase(replace(TINY, dtype=FP32, cache=BF16, heads=(8, 1)), normed=True),
+    ProjectedCase(
+        replace(TINY, dtype=FP32, head_dim=80, heads=(3, 1), page_size=32), 16, normed=True
+    ),
+    ProjectedCase(replace(TINY, head_dim=96, heads=(2, 2), page_size=128, cache=INT8), 36),
+    ProjectedCase(replace(TINY, dtype=FP32, head_dim=128, heads=(7, 1), softcap=5.0), None, gap=16),
+    ProjectedCase(replace(TINY, dtype=FP16, head_dim=256, heads=(32, 1), page_size=256), 64),
     # The newest token alone in its split (129, 257), at a split's end (128, 256), a sequence of it.
-    Setting(replace(TINY, dtype=FP32, lengths=(129, 128, 1, 0, 257), split_tokens=128)),
-    Setting(replace(TINY, dtype=FP32, lengths=(257, 256, 1, 300), split_tokens=128, window=1)),
-    Setting(replace(TINY, dtype=FP32, lengths=(129, 130, 258, 2), split_tokens=128, window=2)),
-    Setting(
+    ProjectedCase(replace(TINY, dtype=FP32, lengths=(129, 128, 1, 0, 257), split_tokens=128)),
+    ProjectedCase(
+        replace(TINY, dtype=FP32, lengths=(257, 256, 1, 300), split_tokens=128, window=1)
+    ),
+    ProjectedCase(
+        replace(TINY, dtype=FP32, lengths=(129, 130, 258, 2), split_tokens=128, window=2)
+    ),
+    ProjectedCase(
         replace(TINY, dtype=FP32, lengths=(600, 129, 7), split_tokens=128, window=150),
         normed=True,
         gap=16,
     ),
-    Setting(
+    ProjectedCase(
         replace(TINY, lengths=(513, 300), split_tokens=128, window=257, head_dim=80, cache=FP8),
         normed=True,
     ),
-    Setting(replace(TINY, dtype=FP32, lengths=(300, 40, 129), window=1, softcap=20.0, cache=INT8)),
-    Setting(replace(TINY, dtype=FP32, lengths=(0, 0))),
-    Setting(replace(TINY, lengths=(5, 70, 0, 33), ordered=True), normed=True),
-    Setting(replace(TINY, dtype=FP32, lengths=(70, 1, 33, 16), split_tokens=128), held=True),
-    Setting(replace(TINY, dtype=FP32, lengths=(40, 129, 7), cache=INT8), held=True, normed=True),
-    Setting(replace(TINY, dtype=FP32, head_dim=12, page_size=32), 5, gap=16),
-    Setting(replace(TINY, head_dim=72, lengths=(300, 129), split_tokens=128, softcap=5.0)),
-    Setting(replace(TINY, dtype=FP32, head_dim=33, lengths=(40, 7)), None, normed=True),
+    ProjectedCase(
+        replace(TINY, dtype=FP32, lengths=(300, 40, 129), window=1, softcap=20.0, cache=INT8)
+    ),
+    ProjectedCase(replace(TINY, dtype=FP32, lengths=(0, 0))),
+    ProjectedCase(replace(TINY, lengths=(5, 70, 0, 33), ordered=True), normed=True),
+    ProjectedCase(replace(TINY, dtype=FP32, lengths=(70, 1, 33, 16), split_tokens=128), held=True),
+    ProjectedCase(
+        replace(TINY, dtype=FP32, lengths=(40, 129, 7), cache=INT8), held=True, normed=True
+    ),
+    ProjectedCase(replace(TINY, dtype=FP32, head_dim=12, page_size=32), 5, gap=16),
+    ProjectedCase(replace(TINY, head_dim=72, lengths=(300, 129), split_tokens=128, softcap=5.0)),
+    ProjectedCase(replace(TINY, dtype=FP32, head_dim=33, lengths=(40, 7)), None, normed=True),
 ]
 LARGE = [
-    Setting(
+    ProjectedCase(
         replace(
-            decoding.Setting((4097, 1, 63, 1000, 0, 32768, 4096)),
+            decoding.DecodeCase((4097, 1, 63, 1000, 0, 32768, 4096)),
             heads=heads,
             head_dim=head_dim,
             page_size=page_size,
@@ -272,25 +282,27 @@ LARGE = [
     ]
     for window, softcap in [(None, None), (1000, 30.0)]
 ] + [
-    Setting(decoding.Setting((1000, 5000, 257), dtype=FP32), normed=True),
-    Setting(decoding.Setting(decoding._mixed(100, 0, 900), ordered=True)),
-    Setting(decoding.Setting((1000, 5000, 64, 65)), held=True),
+    ProjectedCase(decoding.DecodeCase((1000, 5000, 257), dtype=FP32), normed=True),
+    ProjectedCase(decoding.DecodeCase(decoding._mixed(100, 0, 900), ordered=True)),
+    ProjectedCase(decoding.DecodeCase((1000, 5000, 64, 65)), held=True),
     # past 2^31 elements
-    Setting(decoding.Setting((1000, 500, 70)), gap=1 << 30),
-    Setting(decoding.Setting((1000, 5000), spare_pages=40_000)),
-    Setting(decoding.Setting((1000, 5000), spare_pages=20_000, page_size=128, cache=INT8)),
+    ProjectedCase(decoding.DecodeCase((1000, 500, 70)), gap=1 << 30),
+    ProjectedCase(decoding.DecodeCase((1000, 5000), spare_pages=40_000)),
+    ProjectedCase(decoding.DecodeCase((1000, 5000), spare_pages=20_000, page_size=128, cache=INT8)),
 ]
 BENCH = [
-    Setting(decoding.Setting((length,) * batch, cache=cache))
+    ProjectedCase(decoding.DecodeCase((length,) * batch, cache=cache))
     for cache in (None, FP8, INT8)
     for batch, length in [(1, 1024), (1, 4096), (16, 1024), (64, 1024), (64, 8192)]
 ] + [
-    Setting(decoding.Setting((32768,))),
-    Setting(decoding.Setting((1024,)), normed=True),
-    Setting(decoding.Setting(decoding._mixed(256, 100, 2048), ordered=True)),
+    ProjectedCase(decoding.DecodeCase((32768,))),
+    ProjectedCase(decoding.DecodeCase((1024,)), normed=True),
+    ProjectedCase(decoding.DecodeCase(decoding._mixed(256, 100, 2048), ordered=True)),
 ]
 COMPILE = [
-    Setting(decoding.Setting((1024,), heads=heads, head_dim=head_dim, cache=cache), angles, normed)
+    ProjectedCase(
+        decoding.DecodeCase((1024,), heads=heads, head_dim=head_dim, cache=cache), angles, normed
+    )
     for head_dim, heads, cache, angles, normed in [
         (128, (32, 8), None, 0, False),
         (128, (32, 8), None, 0, True),
@@ -308,8 +320,8 @@ COMPILE = [
         (72, (8, 2), None, None, False),
     ]
 ] + [
-    Setting(decoding.Setting((1024,) * 100, ordered=True)),
-    Setting(decoding.Setting((64,), window=32, softcap=30.0, page_size=16), normed=True),
+    ProjectedCase(decoding.DecodeCase((1024,) * 100, ordered=True)),
+    ProjectedCase(decoding.DecodeCase((64,), window=32, softcap=30.0, page_size=16), normed=True),
 ]
 
 OP = Op(

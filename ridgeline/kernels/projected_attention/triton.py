@@ -36,7 +36,7 @@ from ridgeline.kernels.decode_attention.splits import (
     longest_sequence,
 )
 from ridgeline.kernels.decode_attention.triton import (
-    Tiles,
+    DecodeTiles,
     attend_tokens,
     check_split,
     choose_tiles,
@@ -286,8 +286,8 @@ class Fused:
     split: int | None = None
 
     @property
-    def tiles(self) -> Tiles:
-        return Tiles(self.block, self.num_warps, self.num_stages)
+    def tiles(self) -> DecodeTiles:
+        return DecodeTiles(self.block, self.num_warps, self.num_stages)
 
 
 def projected_attention(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.op import Case, Op, OpInputs
 from ridgeline.kernels.prompt_lookup import reference
 
 INT32 = torch.int32
@@ -20,7 +20,7 @@ WHOLE = 1 << 26  # a table up to this many tokens is compared whole
 
 
 @dataclass(frozen=True)
-class Setting:
+class PromptLookupCase:
     """One case: streams of these lengths, in a table with some lines to spare."""
 
     lengths: tuple[int, ...]  # tokens known before the step
@@ -43,7 +43,7 @@ class Setting:
         )
 
 
-def make(setting: Setting, device: torch.device, generator: torch.Generator) -> Inputs:
+def make(setting: PromptLookupCase, device: torch.device, generator: torch.Generator) -> OpInputs:
     """Streams whose guesses are partly right, with none to as many as there are verified."""
     num_samples, K = len(setting.lengths), setting.num_guesses
 
@@ -82,7 +82,7 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
     }
 
 
-def case(setting: Setting) -> Case:
+def case(setting: PromptLookupCase) -> Case:
     return Case(setting.label, partial(make, setting), torch.float32)
 
 
@@ -115,25 +115,25 @@ def cost(guesses_SK: Tensor, tokens_R: Tensor, samples_4N: Tensor, **_: Any) -> 
 SMALL = [
     case(setting)
     for setting in [
-        Setting((1,), num_guesses=1, ngrams=(1, 1)),
-        Setting((1, 2, 3, 4, 5), ngrams=(1, 3)),
-        Setting((63, 17, 40, 2, 90, 33), ngrams=(2, 4)),
-        Setting((1000, 1023, 1024, 1025), num_guesses=7, ngrams=(3, 9)),
-        Setting((30, 900), num_guesses=32, ngrams=(1, 16), vocab_size=2),
-        Setting((200, 100, 50), vocab_size=50_000),  # nothing is found
-        Setting((63, 17, 40), has_out=True),
+        PromptLookupCase((1,), num_guesses=1, ngrams=(1, 1)),
+        PromptLookupCase((1, 2, 3, 4, 5), ngrams=(1, 3)),
+        PromptLookupCase((63, 17, 40, 2, 90, 33), ngrams=(2, 4)),
+        PromptLookupCase((1000, 1023, 1024, 1025), num_guesses=7, ngrams=(3, 9)),
+        PromptLookupCase((30, 900), num_guesses=32, ngrams=(1, 16), vocab_size=2),
+        PromptLookupCase((200, 100, 50), vocab_size=50_000),  # nothing is found
+        PromptLookupCase((63, 17, 40), has_out=True),
     ]
 ]
 LARGE = [
     case(setting)
     for setting in [
-        Setting(tuple(range(1, 3000, 17)), num_guesses=8, ngrams=(2, 5)),
-        Setting((131_072, 5, 70_000), ngrams=(2, 12)),
-        Setting((4_000, 300), ngrams=(2, 4), num_seats=550_000),  # past 2^31 elements
+        PromptLookupCase(tuple(range(1, 3000, 17)), num_guesses=8, ngrams=(2, 5)),
+        PromptLookupCase((131_072, 5, 70_000), ngrams=(2, 12)),
+        PromptLookupCase((4_000, 300), ngrams=(2, 4), num_seats=550_000),  # past 2^31 elements
     ]
 ]
 BENCH = [
-    case(Setting((length,) * batch, vocab_size=50_000))
+    case(PromptLookupCase((length,) * batch, vocab_size=50_000))
     for batch, length in [(1, 2048), (1, 32_768), (64, 2048), (256, 2048)]
 ]
 
@@ -147,7 +147,7 @@ OP = Op(
     cases=SMALL + LARGE,
     bench_cases=BENCH,
     compile_cases=[
-        case(Setting((20, 30), num_guesses=guesses, ngrams=ngrams))
+        case(PromptLookupCase((20, 30), num_guesses=guesses, ngrams=ngrams))
         for guesses, ngrams in [(5, (2, 4)), (32, (1, 16)), (1, (1, 1))]
     ],
     baselines={"eager": partial(with_what_changed, reference.prompt_lookup)},

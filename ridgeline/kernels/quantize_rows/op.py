@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import has_floats_of, label, normal, strided_rows
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.op import Case, Op, OpInputs
 from ridgeline.kernels.quantize_rows import reference
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -37,7 +37,7 @@ def make(
     gap: int,
     device: torch.device,
     generator: torch.Generator,
-) -> Inputs:
+) -> OpInputs:
     x = normal(shape, dtype, device, generator, scale=3.0)
     return {"x": strided_rows(x, gap) if gap else x, "dtype": codes}
 

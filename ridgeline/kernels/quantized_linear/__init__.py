@@ -23,8 +23,8 @@ from ridgeline.kernels.quantized_linear.many_rows import can_int_mm, int8_linear
 from ridgeline.kernels.quantized_linear.reference import default_out
 from ridgeline.kernels.quantized_linear.tune_space import choice_key, search_space
 from ridgeline.kernels.skinny_linear.dispatch import best, run
-from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS, Config
-from ridgeline.kernels.skinny_linear.ways import OneRow, Way, fits_one_row
+from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS, SkinnyConfig
+from ridgeline.kernels.skinny_linear.ways import OneRow, WorkSplit, fits_one_row
 
 __all__ = ["SCALED_MM_ROWS", "launched", "quantized_linear", "scaled_mm", "search_space"]
 
@@ -78,7 +78,7 @@ def launched(
     offset: float = 0.0,
     activation: Activation | None = None,
     out_dtype: torch.dtype | None = None,
-    config: Config | Way | OneRow | None = None,
+    config: SkinnyConfig | WorkSplit | OneRow | None = None,
 ) -> Tensor:
     """By our own kernels for few rows: as `config` says, else as measured; else packed weights, and
     one row in 16 bits, in CUDA C++ where that is built, the rest in Triton.

@@ -2,7 +2,7 @@
 host_library.py builds it. Forms of weights and scales are reference.py's, but that int8 lies in
 plain rows, and that x comes as it is and is rounded to codes on the way, where `inputs` says so.
 
-What stays the same from call to call is put together once (`Product`): a call is a few numbers.
+What stays the same from call to call is put together once (`HostProduct`): a call is a few numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Fixed(ctypes.Structure):
     )
 
 
-class Product:
+class HostProduct:
     """`act(norm(x) @ dequantized(weight)ᵀ + bias) + residual` for x in `dtype`; as the reference.
 
     `inputs`: the codes that x, after its norm, is rounded to, with a scale for each row, or for

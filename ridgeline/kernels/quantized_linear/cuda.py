@@ -13,7 +13,13 @@ from ridgeline.kernels.quantized_linear.reference import default_out, packed_bit
 from ridgeline.kernels.rms_norm import rms_norm
 from ridgeline.kernels.skinny_linear.cuda import few_rows
 from ridgeline.kernels.skinny_linear.cut import Around
-from ridgeline.kernels.skinny_linear.ways import Kind, OneRow, Way, fits_few, fits_one_row
+from ridgeline.kernels.skinny_linear.ways import (
+    OneRow,
+    WeightKind,
+    WorkSplit,
+    fits_few,
+    fits_one_row,
+)
 
 
 def quantized_linear(
@@ -29,7 +35,7 @@ def quantized_linear(
     offset: float = 0.0,
     activation: Activation | None = None,
     out_dtype: torch.dtype | None = None,
-    config: Way | OneRow | None = None,
+    config: WorkSplit | OneRow | None = None,
     pdl: bool = True,
     defines: tuple[str, ...] = (),
 ) -> Tensor:
@@ -56,7 +62,7 @@ def quantized_linear(
     )
 
 
-def kind_of(x_MD: Tensor, weight: Tensor) -> Kind:
+def kind_of(x_MD: Tensor, weight: Tensor) -> WeightKind:
     if weight.dtype == torch.int32:
         return "int4" if packed_bits(weight, x_MD.shape[-1]) == 4 else "int8 words"
     if weight.dtype == torch.int8:

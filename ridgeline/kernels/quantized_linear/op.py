@@ -19,15 +19,15 @@ from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, Inputs, Op, Search
+from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
 from ridgeline.kernels.quantized_linear import cuda, launched, reference, scaled_mm
 from ridgeline.kernels.quantized_linear.reference import BLOCK, default_out, packed_bits
 from ridgeline.kernels.quantized_linear.tune_space import choice_key, search_space
 from ridgeline.kernels.skinny_linear.cut import scale_kind
 from ridgeline.kernels.skinny_linear.op import PROJECTIONS
-from ridgeline.kernels.skinny_linear.tune_space import Config, default_config, shortlist
+from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig, default_config, shortlist
 from ridgeline.kernels.skinny_linear.tune_space import search_space as plain_rows_space
-from ridgeline.kernels.skinny_linear.ways import Groups, OneRow, Way, fits_few, ways
+from ridgeline.kernels.skinny_linear.ways import Groups, OneRow, WorkSplit, fits_few, ways
 from ridgeline.kernels.targets import Target
 
 BF16, FP16, INT8, FP8 = torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn
@@ -35,7 +35,7 @@ BASELINE_ONLY = ("weight_bf16", "x_bf16")  # what the unquantized baseline multi
 
 
 @dataclass(frozen=True)
-class Form:
+class WeightForm:
     """One form of weights and x; see reference.py."""
 
     name: str
@@ -47,38 +47,40 @@ class Form:
     packed: bool = False  # int8 in words, as 4-bit weights always are
 
 
-W8A16 = Form("w8a16", INT8, packed=True)
-W8A16_ROWS = Form("w8a16 rows", INT8)
-FP8A16 = Form("fp8a16", FP8)
-W4A16 = Form("w4a16 g128")
-W4A16_64 = Form("w4a16 g64 zeros", group=64, zeros=True)
-W4A16_32 = Form("w4a16 g32 zeros", group=32, zeros=True)
-W8A8 = Form("w8a8 int8", INT8, codes=True)
-FP8_TENSOR = Form("w8a8 fp8 tensor", FP8, codes=True, scale="tensor")
-FP8_ROW = Form("w8a8 fp8 row", FP8, codes=True)
-FP8_BLOCK = Form("w8a8 fp8 block", FP8, codes=True, scale="block")
+W8A16 = WeightForm("w8a16", INT8, packed=True)
+W8A16_ROWS = WeightForm("w8a16 rows", INT8)
+FP8A16 = WeightForm("fp8a16", FP8)
+W4A16 = WeightForm("w4a16 g128")
+W4A16_64 = WeightForm("w4a16 g64 zeros", group=64, zeros=True)
+W4A16_32 = WeightForm("w4a16 g32 zeros", group=32, zeros=True)
+W8A8 = WeightForm("w8a8 int8", INT8, codes=True)
+FP8_TENSOR = WeightForm("w8a8 fp8 tensor", FP8, codes=True, scale="tensor")
+FP8_ROW = WeightForm("w8a8 fp8 row", FP8, codes=True)
+FP8_BLOCK = WeightForm("w8a8 fp8 block", FP8, codes=True, scale="block")
 
 
 def launch(**inputs: Any) -> Tensor:
     return launched(**_own(inputs))
 
 
-def launch_triton(config: Config | Way | OneRow | None = None, **inputs: Any) -> Tensor:
+def launch_triton(config: SkinnyConfig | WorkSplit | OneRow | None = None, **inputs: Any) -> Tensor:
     from ridgeline.kernels.quantized_linear import triton
 
-    chosen = config if isinstance(config, Config) else None
+    chosen = config if isinstance(config, SkinnyConfig) else None
     return triton.quantized_linear(**_own(inputs), config=chosen)
 
 
 def launch_cuda(
-    config: Config | Way | OneRow | None = None, defines: tuple[str, ...] = (), **inputs: Any
+    config: SkinnyConfig | WorkSplit | OneRow | None = None,
+    defines: tuple[str, ...] = (),
+    **inputs: Any,
 ) -> Tensor:
     """The kernels in CUDA C++; a way to cut Triton's means nothing to them."""
-    way = None if isinstance(config, Config) else config
+    way = None if isinstance(config, SkinnyConfig) else config
     return cuda.quantized_linear(**_own(inputs), config=way, defines=defines)
 
 
-def define(config: Config | Way | OneRow | None = None, **inputs: Any) -> Tensor:
+def define(config: SkinnyConfig | WorkSplit | OneRow | None = None, **inputs: Any) -> Tensor:
     """The reference, which no way of cutting the work may change."""
     return reference.quantized_linear(**_own(inputs))
 
@@ -97,7 +99,7 @@ def torch_scaled_mm(
     return scaled_mm(x_MD, weight, weight_scale, x_scale)
 
 
-def _own(inputs: Inputs) -> Inputs:
+def _own(inputs: OpInputs) -> OpInputs:
     return {name: value for name, value in inputs.items() if name not in BASELINE_ONLY}
 
 
@@ -127,20 +129,20 @@ def cost(
 
 
 def make(
-    form: Form,
+    form: WeightForm,
     shape: tuple[int, int, int],
     dtype: torch.dtype,
     extras: str,
     activation: Activation | None,
-    config: Config | None,
+    config: SkinnyConfig | None,
     device: torch.device,
     generator: torch.Generator,
-) -> Inputs:
+) -> OpInputs:
     num_rows, num_outputs, depth = shape
     view = strided_rows if "strided" in extras else (lambda x: x)
     weight_rows = num_outputs * (2 if activation else 1)
     x_MD = view(normal((num_rows, depth), dtype, device, generator))
-    inputs: Inputs = {"x_MD": x_MD}
+    inputs: OpInputs = {"x_MD": x_MD}
     inputs |= make_weight(form, weight_rows, depth, dtype, device, generator)
     if form.codes:
         assert form.weight is not None
@@ -166,13 +168,13 @@ def make(
 
 
 def make_weight(
-    form: Form,
+    form: WeightForm,
     weight_rows: int,
     depth: int,
     dtype: torch.dtype,
     device: torch.device,
     generator: torch.Generator,
-) -> Inputs:
+) -> OpInputs:
     if form.weight is not None:
         weight = normal((weight_rows, depth), torch.float32, device, generator, depth**-0.5)
         codes, scale = make_codes(weight, form, (BLOCK, BLOCK))
@@ -187,7 +189,7 @@ def make_weight(
     return inputs
 
 
-def make_codes(x: Tensor, form: Form, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def make_codes(x: Tensor, form: WeightForm, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """8-bit codes of a matrix, and scales of the kind the form has."""
     assert form.weight is not None
     if form.scale == "row":
@@ -208,12 +210,12 @@ def make_codes(x: Tensor, form: Form, block: tuple[int, int]) -> tuple[Tensor, T
 
 
 def case(
-    form: Form,
+    form: WeightForm,
     shape: tuple[int, int, int],
     dtype: torch.dtype = BF16,
     extras: str = "",
     activation: Activation | None = None,
-    config: Config | None = None,
+    config: SkinnyConfig | None = None,
     name: str = "",
 ) -> Case:
     """`shape` is rows, outputs, depth; `extras` any of bias, norm, residual, strided, baseline."""
@@ -237,11 +239,11 @@ def supports(target: Target, case: Case) -> bool:
     return "fp8" not in case.label or target.fp8 == FP8
 
 
-REDUCE_8 = Config("reduce", 1, 4, 128, 1, 4, 2)
-SPLIT_REDUCE_4 = Config("reduce", 1, 4, 128, 2, 1, 1)
-SWAP_128 = Config("dot", 16, 64, 128, 2, 4, 2, swap=True)
-SPLIT_DOT_4 = Config("dot", 16, 32, 128, 2, 4, 2, swap=True)
-WIDE_DOT_4 = Config("dot", 16, 32, 256, 1, 4, 2, swap=True, hold=False)
+REDUCE_8 = SkinnyConfig("reduce", 1, 4, 128, 1, 4, 2)
+SPLIT_REDUCE_4 = SkinnyConfig("reduce", 1, 4, 128, 2, 1, 1)
+SWAP_128 = SkinnyConfig("dot", 16, 64, 128, 2, 4, 2, swap=True)
+SPLIT_DOT_4 = SkinnyConfig("dot", 16, 32, 128, 2, 4, 2, swap=True)
+WIDE_DOT_4 = SkinnyConfig("dot", 16, 32, 256, 1, 4, 2, swap=True, hold=False)
 
 SMALL = [
     case(W8A16_ROWS, (1, 33, 200), BF16, "norm bias", config=REDUCE_8),
@@ -317,7 +319,7 @@ def search(
     norm_weight_D: Tensor | None = None,
     activation: Activation | None = None,
     **_: Any,
-) -> Search:
+) -> ConfigSearch:
     rows, depth = x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
     gated, normed = activation is not None, norm_weight_D is not None
     outputs = weight.shape[0] // (2 if gated else 1)
@@ -336,8 +338,10 @@ def search(
     if packed and bits == 4:
         groups = Groups(depth // weight_scale.shape[0], zero_GO is not None)
         shape = (outputs, depth, gated, target.num_units)
-        in_cuda = [w for w in in_cuda if isinstance(w, Way) or groups.fits(w, *shape)]
-    return Search(*choice_key(x_MD, weight, weight_scale, gated, normed), [*configs, *in_cuda])
+        in_cuda = [w for w in in_cuda if isinstance(w, WorkSplit) or groups.fits(w, *shape)]
+    return ConfigSearch(
+        *choice_key(x_MD, weight, weight_scale, gated, normed), [*configs, *in_cuda]
+    )
 
 
 OP = Op(

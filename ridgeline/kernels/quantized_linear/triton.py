@@ -24,7 +24,7 @@ from ridgeline.kernels.quantized_linear.tune_space import choice_key, choose_pac
 from ridgeline.kernels.rows import as_rows
 from ridgeline.kernels.skinny_linear.cut import Around, Scales, launch_cut
 from ridgeline.kernels.skinny_linear.triton import product
-from ridgeline.kernels.skinny_linear.tune_space import Config, tuned
+from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig, tuned
 
 
 def quantized_linear(
@@ -40,7 +40,7 @@ def quantized_linear(
     offset: float = 0.0,
     activation: Activation | None = None,
     out_dtype: torch.dtype | None = None,
-    config: Config | None = None,
+    config: SkinnyConfig | None = None,
     pdl: bool = True,
 ) -> Tensor:
     """The launcher; arguments and result are reference.py's."""
@@ -72,7 +72,7 @@ def _packed_linear(
     zero_GO: Tensor | None,
     around: Around,
     out_dtype: torch.dtype,
-    config: Config | None,
+    config: SkinnyConfig | None,
     pdl: bool,
 ) -> Tensor:
     x_rows = as_rows(x_MD)

@@ -1,5 +1,6 @@
 """The ways to cut a product with packed weights of 4 or 8 bits. 8-bit weights in plain rows are cut
-as skinny_linear's are, by its `search_space` with `bits=8`; `Config` and the reasons are there.
+as skinny_linear's are, by its `search_space` with `bits=8`; `SkinnyConfig` and the reasons are
+there.
 
     quantized_linear(x, packed, scale, config=search_space(1, 4096, 14336, bits=4)[0])
 """
@@ -18,7 +19,7 @@ from ridgeline.formats.dtypes import dtype_name
 from ridgeline.kernels.quantized_linear.reference import packed_bits
 from ridgeline.kernels.skinny_linear.cut import scale_kind
 from ridgeline.kernels.skinny_linear.tune_space import (
-    Config,
+    SkinnyConfig,
     estimate,
     product_key,
     rows_block,
@@ -47,7 +48,7 @@ def choice_key(
 
 def search_space(
     num_rows: int, num_outputs: int, depth: int, gated: bool = False, bits: int = 4
-) -> list[Config]:
+) -> list[SkinnyConfig]:
     """What is worth timing for packed weights on an H200; a gated pair counts once."""
     candidates = _dot_candidates(num_rows, gated, bits)
     if num_rows == 1:
@@ -60,17 +61,17 @@ def search_space(
     ] or [_fallback(num_rows)]
 
 
-def _reduce_candidates(gated: bool, bits: int) -> list[Config]:
+def _reduce_candidates(gated: bool, bits: int) -> list[SkinnyConfig]:
     """A step is 16 bytes a thread of each output's row; two steps are on their way."""
     found = []
     for outputs, warps, split in product((2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 4)):
         if outputs * (2 if gated else 1) <= 16:
             depth = 32 * warps * 128 // bits
-            found.append(Config("reduce", 1, outputs, depth, split, warps, 1))
+            found.append(SkinnyConfig("reduce", 1, outputs, depth, split, warps, 1))
     return found
 
 
-def _dot_candidates(num_rows: int, gated: bool, bits: int) -> list[Config]:
+def _dot_candidates(num_rows: int, gated: bool, bits: int) -> list[SkinnyConfig]:
     """64 outputs and four warps use the wide matrix instructions, two warps the plain ones, which
     cost fewer instructions around them: what counts with 4-bit weights and few rows.
     """
@@ -79,7 +80,7 @@ def _dot_candidates(num_rows: int, gated: bool, bits: int) -> list[Config]:
     for outputs, depth, stages, split in product(
         (32, 64, 128), (64, 128, 256), (3, 4, 6, 8), (1, 2, 4)
     ):
-        config = Config("dot", block, outputs, depth, split, 4, stages, swap=True)
+        config = SkinnyConfig("dot", block, outputs, depth, split, 4, stages, swap=True)
         shared = tile_bytes(config, gated, bits) + block * depth * 2
         # 16 words at least: the depth of the matrix units' shortest product.
         if shared * stages > 160 * 1024 or depth * bits // 32 < 16:
@@ -90,8 +91,8 @@ def _dot_candidates(num_rows: int, gated: bool, bits: int) -> list[Config]:
     return found
 
 
-def _fallback(num_rows: int) -> Config:
-    return Config("dot", rows_block(num_rows), 32, 128, 1, 4, 2, swap=True)
+def _fallback(num_rows: int) -> SkinnyConfig:
+    return SkinnyConfig("dot", rows_block(num_rows), 32, 128, 1, 4, 2, swap=True)
 
 
 @lru_cache
@@ -103,14 +104,14 @@ def choose_packed(
     target: Target,
     bits: int,
     group: int = 128,
-) -> Config:
+) -> SkinnyConfig:
     """A heuristic until measured. `group` shares a scale: a scale a word takes registers."""
     if target.backend == "interpreter":
         return _fallback(num_rows)
     if num_rows == 1:
         warps = 2 if target.warp_size == 32 else 1
         block_k = warps * target.warp_size * 128 // bits
-        return Config("reduce", 1, 4 if gated else 8, block_k, 1, warps, 1)
+        return SkinnyConfig("reduce", 1, 4 if gated else 8, block_k, 1, warps, 1)
     if target.backend == "hip" or target.shared_bytes < 160 * 1024:
         return _fallback(num_rows)
     block_k = 64 if bits == 8 and gated else 128

@@ -13,9 +13,9 @@ from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import has_floats_of, label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, Inputs, Op, Search
+from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
 from ridgeline.kernels.rms_norm import plain_rms_norm, reference
-from ridgeline.kernels.rms_norm.tune_space import Config, search_space, tune_key
+from ridgeline.kernels.rms_norm.tune_space import RmsNormConfig, search_space, tune_key
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
@@ -28,7 +28,7 @@ def launch(**inputs: Any) -> Any:
     return triton.rms_norm(**inputs)
 
 
-def define(config: Config | None = None, **inputs: Any) -> Any:
+def define(config: RmsNormConfig | None = None, **inputs: Any) -> Any:
     """The reference, which no way of cutting the work may change."""
     return reference.rms_norm(**inputs)
 
@@ -52,14 +52,14 @@ def make(
     residual: bool,
     quantized: torch.dtype | None,
     gap: int,
-    config: Config | None,
+    config: RmsNormConfig | None,
     device: torch.device,
     generator: torch.Generator,
-) -> Inputs:
+) -> OpInputs:
     def view(x: Tensor) -> Tensor:
         return strided_rows(x, gap) if gap else x
 
-    inputs: Inputs = {
+    inputs: OpInputs = {
         "x_TD": view(normal(shape, dtype, device, generator)),
         "weight_D": normal(shape[-1:], dtype, device, generator),
         "eps": 1e-6,
@@ -80,7 +80,7 @@ def case(
     residual: bool = False,
     quantized: torch.dtype | None = None,
     gap: int = 0,
-    config: Config | None = None,
+    config: RmsNormConfig | None = None,
 ) -> Case:
     # A row of one element has gradient zero, and rounding is all there is to compare.
     has_gradients = not residual and quantized is None and config is None and shape[-1] > 1
@@ -125,18 +125,18 @@ def search(
     residual_TD: Tensor | None = None,
     quantized: torch.dtype | None = None,
     **_: Any,
-) -> Search | None:
+) -> ConfigSearch | None:
     rows, columns = x_TD.numel() // x_TD.shape[-1], x_TD.shape[-1]
     has_residual = residual_TD is not None
     key = tune_key(rows, columns, x_TD.dtype, has_residual, quantized)
     if key is None:
         return None
     ways = search_space(columns, 1 + has_residual, target_of(x_TD))
-    return Search("rms_norm", key, ways)
+    return ConfigSearch("rms_norm", key, ways)
 
 
-WALKING = Config(1, 8, num_stages=3, per_unit=4, hint="both")
-PAIRS = Config(2, 16, num_stages=2, per_unit=2, hint="loads")
+WALKING = RmsNormConfig(1, 8, num_stages=3, per_unit=4, hint="both")
+PAIRS = RmsNormConfig(2, 16, num_stages=2, per_unit=2, hint="loads")
 
 SMALL = [
     case(shape, dtype, residual, quantized, gap)

@@ -16,7 +16,13 @@ from torch import Tensor
 from ridgeline.errors import UnsupportedError
 from ridgeline.formats.scaling import LARGEST, SMALLEST_AMAX
 from ridgeline.kernels.launch import launch, target_of
-from ridgeline.kernels.rms_norm.tune_space import Config, block_of, choose, num_warps, tune_key
+from ridgeline.kernels.rms_norm.tune_space import (
+    RmsNormConfig,
+    block_of,
+    choose,
+    num_warps,
+    tune_key,
+)
 from ridgeline.kernels.rows import as_rows, row_scale, to_codes
 from ridgeline.kernels.targets import can_wait
 
@@ -143,7 +149,7 @@ def rms_norm(
     offset: float = 0.0,
     residual_TD: Tensor | None = None,
     quantized: torch.dtype | None = None,
-    config: Config | None = None,
+    config: RmsNormConfig | None = None,
     fixed: bool = False,
 ) -> Tensor | tuple[Tensor, ...]:
     """The launcher; arguments and results are reference.py's. With `fixed`, one way for any number

@@ -1,5 +1,5 @@
-"""How RMSNorm is cut into programs: one `Config`, the ones worth timing, the one used where nothing
-was timed.
+"""How RMSNorm is cut into programs: one `RmsNormConfig`, the ones worth timing, the one used where
+nothing was timed.
 
 Memory is kept busy when loads are under way all the time. A program of one tile loads, sums up,
 stores and ends, and others have to load meanwhile: many small programs. One that walks several
@@ -25,7 +25,7 @@ TILE = 4096  # elements a program holds where nothing was timed: short rows shar
 
 
 @dataclass(frozen=True)
-class Config:
+class RmsNormConfig:
     """One way to cut it. A tile is `rows` rows, held in registers."""
 
     rows: int
@@ -40,18 +40,18 @@ def block_of(num_columns: int) -> int:
     return 1 << (num_columns - 1).bit_length()
 
 
-def search_space(num_columns: int, row_tensors: int, target: Target) -> list[Config]:
+def search_space(num_columns: int, row_tensors: int, target: Target) -> list[RmsNormConfig]:
     """What is worth timing; `row_tensors` are read a row: x, and the residual."""
     block = block_of(num_columns)
     single = [
-        Config(rows, warps)
+        RmsNormConfig(rows, warps)
         for rows, each in product((1, 2), (16, 32, 64, 8))  # elements a thread
         if 1 <= (warps := rows * block // (each * target.warp_size)) <= 16
         if rows == 1 or rows * block <= 4 * TILE
     ]
     hinted = [replace(way, hint=hint) for way in single[:2] for hint in ("loads", "both")]
     walking = [
-        Config(1, warps, stages, per_unit)
+        RmsNormConfig(1, warps, stages, per_unit)
         for each, stages, less in product((16, 32), (2, 3, 4), (0, 1))
         if 1 <= (warps := block // (each * target.warp_size)) <= 16
         if (per_unit := most_per_unit(warps, stages, each, block, row_tensors, target) - less) > 0
@@ -80,14 +80,16 @@ def tune_key(
     return f"{dtype_name(dtype)} {num_columns}{folds}"
 
 
-def choose(key: str | None, num_columns: int, device: torch.device, target: Target) -> Config:
+def choose(
+    key: str | None, num_columns: int, device: torch.device, target: Target
+) -> RmsNormConfig:
     """What was measured to be fastest on this kind of device, or a heuristic."""
     found = chosen("rms_norm", key, device) if key is not None else None
     if found is not None:
-        return Config(**found)
+        return RmsNormConfig(**found)
     block = block_of(num_columns)
     rows = max(1, min(TILE // block, 16))
-    return Config(rows, num_warps(rows * block, target))
+    return RmsNormConfig(rows, num_warps(rows * block, target))
 
 
 def num_warps(num_elements: int, target: Target) -> int:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal, strided_rows
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.op import Case, Op, OpInputs
 from ridgeline.kernels.rotary import plain_rotate, reference
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
-Shape = tuple[int, int, int]  # tokens, heads, head dim
+RotaryShape = tuple[int, int, int]  # tokens, heads, head dim
 
 
 def launch(**inputs: Any) -> Tensor:
@@ -36,13 +36,13 @@ def make_angles(
 
 
 def make(
-    shape: Shape,
+    shape: RotaryShape,
     num_angles: int,
     dtype: torch.dtype,
     gap: int,
     device: torch.device,
     generator: torch.Generator,
-) -> Inputs:
+) -> OpInputs:
     num_tokens, num_heads, head_dim = shape
     x = normal((num_tokens, num_heads * head_dim), dtype, device, generator)
     # As in the model, where q and k are columns of the fused projection's output.
@@ -51,7 +51,7 @@ def make(
     return {"x_TNH": x, "cos_TA": cos, "sin_TA": sin}
 
 
-def case(shape: Shape, num_angles: int = 0, dtype: torch.dtype = BF16, gap: int = 0) -> Case:
+def case(shape: RotaryShape, num_angles: int = 0, dtype: torch.dtype = BF16, gap: int = 0) -> Case:
     """`num_angles` 0: all dims are turned. `gap`: numbers between one token's and the next's."""
     num_angles = num_angles or shape[2] // 2
     is_partial = 2 * num_angles < shape[2]

@@ -14,7 +14,7 @@ from torch.nn import functional
 from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal, strided_rows
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.op import Case, Op, OpInputs
 from ridgeline.kernels.pages import holds_codes, make_pages
 from ridgeline.kernels.rotary.op import make_angles
 from ridgeline.kernels.rotary.reference import rotate
@@ -27,7 +27,7 @@ WHOLE = 1 << 26  # pages up to this many numbers are compared whole
 
 
 @dataclass(frozen=True)
-class Setting:
+class RotaryPagesCase:
     """One case's sizes and choices."""
 
     tokens: int
@@ -57,7 +57,7 @@ class Setting:
         )
 
 
-def make(setting: Setting, device: torch.device, generator: torch.Generator) -> Inputs:
+def make(setting: RotaryPagesCase, device: torch.device, generator: torch.Generator) -> OpInputs:
     columns = (setting.heads + 2 * setting.kv_heads) * setting.head_dim
     qkv = normal((setting.tokens, columns), setting.dtype, device, generator)
     cos = sin = None
@@ -78,7 +78,7 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
             scale = 20.0 if tensor.dtype == INT8 else 1.0
             drawn = normal(tuple(tensor.shape), FP32, device, generator, scale)
             tensor.copy_(drawn.to(tensor.dtype))
-    inputs: Inputs = {
+    inputs: OpInputs = {
         "qkv_TC": strided_rows(qkv, setting.gap) if setting.gap else qkv,
         "cos_TA": cos,
         "sin_TA": sin,
@@ -96,7 +96,7 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
 
 
 def make_slots(
-    setting: Setting, num_pages: int, device: torch.device, generator: torch.Generator
+    setting: RotaryPagesCase, num_pages: int, device: torch.device, generator: torch.Generator
 ) -> Tensor:
     """Runs of places in pages of random order; a token in the very last place, some left out."""
     order = torch.randperm(num_pages - 1, device=device, generator=generator)
@@ -108,7 +108,7 @@ def make_slots(
     return slots
 
 
-def case(setting: Setting) -> Case:
+def case(setting: RotaryPagesCase) -> Case:
     reduction = setting.head_dim if setting.normed else 2
     return Case(setting.label, partial(make, setting), setting.dtype, reduction)
 
@@ -195,17 +195,17 @@ def supports(target: Target, case: Case) -> bool:
 
 
 SHAPES = [
-    Setting(1, 1, 1, 64, page_size=16),
-    Setting(63, 4, 2, 64, page_size=32),
-    Setting(5, 6, 3, 80, page_size=256),
-    Setting(7, 20, 10, 96, angles=36),
-    Setting(9, 8, 1, 128, angles=32, page_size=128),
-    Setting(3, 3, 3, 256, page_size=16),
-    Setting(4, 4, 2, 64, angles=None),
-    Setting(6, 4, 2, 12, page_size=16),
-    Setting(11, 3, 1, 20, angles=5, page_size=32),
-    Setting(5, 2, 2, 72),
-    Setting(5, 2, 1, 33, angles=None),
+    RotaryPagesCase(1, 1, 1, 64, page_size=16),
+    RotaryPagesCase(63, 4, 2, 64, page_size=32),
+    RotaryPagesCase(5, 6, 3, 80, page_size=256),
+    RotaryPagesCase(7, 20, 10, 96, angles=36),
+    RotaryPagesCase(9, 8, 1, 128, angles=32, page_size=128),
+    RotaryPagesCase(3, 3, 3, 256, page_size=16),
+    RotaryPagesCase(4, 4, 2, 64, angles=None),
+    RotaryPagesCase(6, 4, 2, 12, page_size=16),
+    RotaryPagesCase(11, 3, 1, 20, angles=5, page_size=32),
+    RotaryPagesCase(5, 2, 2, 72),
+    RotaryPagesCase(5, 2, 1, 33, angles=None),
 ]
 SMALL = [
     case(replace(setting, dtype=dtype, page_dtype=page_dtype, normed=normed, gap=gap))
@@ -220,12 +220,12 @@ SMALL = [
 LARGE = [
     case(replace(setting, dtype=dtype, page_dtype=page_dtype, normed=normed))
     for setting in [
-        Setting(1000, 32, 8, 128, page_size=16),
-        Setting(777, 64, 8, 128, page_size=256),
-        Setting(1000, 40, 10, 80),
-        Setting(1000, 4, 2, 12),
-        Setting(300, 16, 2, 72),
-        Setting(300, 16, 16, 256, angles=64),
+        RotaryPagesCase(1000, 32, 8, 128, page_size=16),
+        RotaryPagesCase(777, 64, 8, 128, page_size=256),
+        RotaryPagesCase(1000, 40, 10, 80),
+        RotaryPagesCase(1000, 4, 2, 12),
+        RotaryPagesCase(300, 16, 2, 72),
+        RotaryPagesCase(300, 16, 16, 256, angles=64),
     ]
     for dtype, page_dtype, normed in [
         (FP32, FP32, True),
@@ -236,15 +236,18 @@ LARGE = [
         (BF16, INT8, False),
     ]
 ] + [  # past 2^31 elements
-    case(Setting(3, 32, 8, 128, gap=1 << 30)),
-    case(Setting(600, 32, 8, 128, page_dtype=INT8, page_size=256, spare_pages=9000)),
-    case(Setting(600, 32, 8, 128, page_size=256, spare_pages=9000)),
+    case(RotaryPagesCase(3, 32, 8, 128, gap=1 << 30)),
+    case(RotaryPagesCase(600, 32, 8, 128, page_dtype=INT8, page_size=256, spare_pages=9000)),
+    case(RotaryPagesCase(600, 32, 8, 128, page_size=256, spare_pages=9000)),
 ]
 BENCH = [
     case(replace(setting, page_dtype=page_dtype, normed=normed))
-    for setting in [Setting(8192, 32, 8, 128), Setting(8192, 64, 8, 128)]
+    for setting in [RotaryPagesCase(8192, 32, 8, 128), RotaryPagesCase(8192, 64, 8, 128)]
     for page_dtype, normed in [(BF16, False), (BF16, True), (FP8, True), (INT8, False)]
-] + [case(Setting(16384, 32, 32, 80)), case(Setting(8192, 32, 8, 128, page_size=16))]
+] + [
+    case(RotaryPagesCase(16384, 32, 32, 80)),
+    case(RotaryPagesCase(8192, 32, 8, 128, page_size=16)),
+]
 
 OP = Op(
     name="rotary_pages",
@@ -258,17 +261,17 @@ OP = Op(
     compile_cases=[
         case(setting)
         for setting in [
-            Setting(4, 32, 8, 128),
-            Setting(4, 32, 8, 128, normed=True),
-            Setting(4, 32, 8, 128, page_dtype=INT8),
-            Setting(4, 32, 8, 128, page_dtype=FP8, normed=True),
-            Setting(4, 32, 8, 128, page_dtype=FNUZ, normed=True),
-            Setting(4, 32, 32, 80, page_dtype=INT8),
-            Setting(4, 32, 8, 96, angles=36, normed=True),
-            Setting(4, 32, 8, 128, angles=32, page_dtype=FP8),
-            Setting(4, 16, 8, 256, page_dtype=FP8, normed=True),
-            Setting(4, 4, 2, 12, page_size=16),
-            Setting(4, 6, 2, 20, page_dtype=INT8, normed=True),
+            RotaryPagesCase(4, 32, 8, 128),
+            RotaryPagesCase(4, 32, 8, 128, normed=True),
+            RotaryPagesCase(4, 32, 8, 128, page_dtype=INT8),
+            RotaryPagesCase(4, 32, 8, 128, page_dtype=FP8, normed=True),
+            RotaryPagesCase(4, 32, 8, 128, page_dtype=FNUZ, normed=True),
+            RotaryPagesCase(4, 32, 32, 80, page_dtype=INT8),
+            RotaryPagesCase(4, 32, 8, 96, angles=36, normed=True),
+            RotaryPagesCase(4, 32, 8, 128, angles=32, page_dtype=FP8),
+            RotaryPagesCase(4, 16, 8, 256, page_dtype=FP8, normed=True),
+            RotaryPagesCase(4, 4, 2, 12, page_size=16),
+            RotaryPagesCase(4, 6, 2, 20, page_dtype=INT8, normed=True),
         ]
     ],
     baselines={"eager": eager},

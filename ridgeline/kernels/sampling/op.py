@@ -11,9 +11,9 @@ from torch import Tensor
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, Inputs, Op, Search
+from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
 from ridgeline.kernels.sampling import reference
-from ridgeline.kernels.sampling.tune_space import Config, search_space, tune_key
+from ridgeline.kernels.sampling.tune_space import SamplingConfig, search_space, tune_key
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 VOCABULARY = 128256  # Llama 3's
@@ -41,10 +41,10 @@ def make(
     scale: float,
     peaks: int,
     mixed: bool,
-    config: Config | None,
+    config: SamplingConfig | None,
     device: torch.device,
     generator: torch.Generator,
-) -> Inputs:
+) -> OpInputs:
     """Logits of `scale`, `peaks` of them raised as a language model's are; with `mixed` every row
     has settings of its own, greedy ones among them, and the rows lie apart.
     """
@@ -63,7 +63,7 @@ def make(
         logits.scatter_(1, places, raised.to(dtype))
     words = torch.randint(-(2**62), 2**62, (rows,), device=device, generator=generator)
     positions = torch.arange(rows, device=device) * 7919
-    inputs: Inputs = {
+    inputs: OpInputs = {
         "logits_BV": strided_rows(logits) if mixed else logits,
         "temperature_B": each(temperature, 0.0 if temperature else 1.0),
         "seed_B": words * 2 + 1,  # all 64 bits
@@ -101,7 +101,7 @@ def case(
     scale: float = 3.0,
     peaks: int = 0,
     mixed: bool = False,
-    config: Config | None = None,
+    config: SamplingConfig | None = None,
     **filters: float,
 ) -> Case:
     name = label(
@@ -122,7 +122,7 @@ def case(
     return Case(name, make_case, dtype)
 
 
-def plain(few: int = 0, config: Config | None = None, **inputs: Any) -> Tensor:
+def plain(few: int = 0, config: SamplingConfig | None = None, **inputs: Any) -> Tensor:
     """The definition; how the kernels go about it is nothing to it."""
     return reference.sample_rows(**inputs)
 
@@ -171,7 +171,12 @@ MANY: list[dict[str, Any]] = [
     {"top_k": 300, "top_p": 0.7, "penalties": True, "few": 1, "mixed": True},
 ]
 # Ways to cut the pass over all logits: a program for the row, for a part of it, tiles ahead.
-WAYS = [Config(16, 4), Config(32, 8, pieces=3), Config(64, 8, num_stages=3), Config(16, 4, 2, 2)]
+WAYS = [
+    SamplingConfig(16, 4),
+    SamplingConfig(32, 8, pieces=3),
+    SamplingConfig(64, 8, num_stages=3),
+    SamplingConfig(16, 4, 2, 2),
+]
 # A nested call costs the interpreter two milliseconds, and a search has many: few rows.
 SMALL = (
     [case((3, 1000), FP32, **settings) for settings in SETTINGS]
@@ -220,14 +225,14 @@ def search(
     top_p_B: Tensor | None = None,
     min_p_B: Tensor | None = None,
     **others: Any,
-) -> Search | None:
+) -> ConfigSearch | None:
     """The pass over all logits, timed where rows are drawn and nothing else is done."""
     filtered = not (top_k_B is None and top_p_B is None and min_p_B is None)
     if filtered or not temperature_B.all() or any(name in others for name in TABLES):
         return None
     rows, groups = logits_BV.shape[0], -(-logits_BV.shape[1] // reference.GROUP)
     ways = search_space(rows, groups, logits_BV.dtype, target_of(logits_BV))
-    return Search("sampling", tune_key(rows, groups, logits_BV.dtype), ways)
+    return ConfigSearch("sampling", tune_key(rows, groups, logits_BV.dtype), ways)
 
 
 OP = Op(
@@ -243,8 +248,8 @@ OP = Op(
         case((2, VOCABULARY), BF16, top_k=50, top_p=0.9),
         case((2, VOCABULARY), FP32, min_p=0.1, penalties=True),
         case((2, VOCABULARY), FP32, top_p=0.9),
-        case((2, VOCABULARY), BF16, config=Config(32, 4)),
-        case((2, VOCABULARY), FP32, config=Config(32, 8, num_stages=3)),
+        case((2, VOCABULARY), BF16, config=SamplingConfig(32, 4)),
+        case((2, VOCABULARY), FP32, config=SamplingConfig(32, 8, num_stages=3)),
     ],
     baselines={"eager": eager, "argmax": argmax},
     search=search,

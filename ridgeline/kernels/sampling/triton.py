@@ -46,7 +46,7 @@ from ridgeline.kernels.sampling.reference import (
 )
 from ridgeline.kernels.sampling.sift import sift_kernel
 from ridgeline.kernels.sampling.summarize import summarize_kernel
-from ridgeline.kernels.sampling.tune_space import Config, choose
+from ridgeline.kernels.sampling.tune_space import SamplingConfig, choose
 from ridgeline.kernels.targets import Target, can_wait
 
 MAX_GROUPS = 4096  # a row's groups are held in registers at once: vocabularies up to 1,048,576
@@ -72,7 +72,7 @@ def sample_rows(
     prompt_seen_BV: Tensor | None = None,
     bias_BV: Tensor | None = None,
     few: int = FEW,
-    config: Config | None = None,
+    config: SamplingConfig | None = None,
 ) -> Tensor:
     """The launcher; arguments and result are reference.py's. A search among up to `few` groups is
     left to the row's last program.
@@ -143,7 +143,7 @@ class _Run:
         """
         return max(128, min(256, self.groups // 8))
 
-    def summarize(self, config: Config, whole: bool) -> None:
+    def summarize(self, config: SamplingConfig, whole: bool) -> None:
         self._launch(
             summarize_kernel,
             self.num_rows * config.pieces,

@@ -1,5 +1,5 @@
-"""How the pass over all logits is cut into programs: one `Config`, the ones worth timing, the one
-used where nothing was timed.
+"""How the pass over all logits is cut into programs: one `SamplingConfig`, the ones worth timing,
+the one used where nothing was timed.
 
 A program reads `tile` groups at once and ends, or walks many such tiles, with the next ones on
 their way to shared memory or not. With one program a row, that program draws too, and no second
@@ -25,7 +25,7 @@ MOST_ON_THEIR_WAY = 64 << 10  # bytes of tiles in shared memory for one program:
 
 
 @dataclass(frozen=True)
-class Config:
+class SamplingConfig:
     """One way to cut it."""
 
     tile: int  # groups read at once: at least one for each eight threads
@@ -36,7 +36,7 @@ class Config:
 
 def search_space(
     num_rows: int, num_groups: int, dtype: torch.dtype, target: Target
-) -> list[Config]:
+) -> list[SamplingConfig]:
     """What is worth timing."""
     shapes = ((32, 256), (64, 256), (16, 128), (32, 128))  # groups at once, threads
     stages = (1, 2, 3, 4) if target.backend == "cuda" else (1,)
@@ -46,7 +46,7 @@ def search_space(
             continue
         num_tiles = -(-num_groups // tile)
         ways += [
-            Config(tile, threads // target.warp_size, num_stages, pieces)
+            SamplingConfig(tile, threads // target.warp_size, num_stages, pieces)
             for pieces in sorted({1, 2, 4, 8, num_tiles})
             if num_rows * pieces >= target.num_units or pieces == num_tiles
             if pieces * num_stages <= num_tiles  # tiles that come while others are worked on
@@ -66,14 +66,14 @@ def choose(
     uses_tables: bool,
     device: torch.device,
     target: Target,
-) -> Config:
+) -> SamplingConfig:
     """What was measured to be fastest on this kind of device, or a heuristic. Tables of penalties
     take registers, so with them programs are smaller.
     """
     found = chosen("sampling", tune_key(num_rows, num_groups, dtype), device)
     if found is not None and not uses_tables:
-        return Config(**found)
+        return SamplingConfig(**found)
     tile, threads = (16, 128) if uses_tables or num_groups <= 16 else (32, 256)
     num_tiles = -(-num_groups // tile)
     pieces = 1 if num_rows >= 2 * target.num_units else 8 * target.num_units // num_rows
-    return Config(tile, threads // target.warp_size, pieces=min(num_tiles, pieces))
+    return SamplingConfig(tile, threads // target.warp_size, pieces=min(num_tiles, pieces))

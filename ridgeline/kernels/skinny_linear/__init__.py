@@ -18,10 +18,15 @@ from ridgeline.kernels.gated_activation.reference import Activation, gated_activ
 from ridgeline.kernels.op import outputs
 from ridgeline.kernels.skinny_linear import reference
 from ridgeline.kernels.skinny_linear.dispatch import best, run
-from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS, Config, product_key, search_space
-from ridgeline.kernels.skinny_linear.ways import OneRow, Way
+from ridgeline.kernels.skinny_linear.tune_space import (
+    MAX_ROWS,
+    SkinnyConfig,
+    product_key,
+    search_space,
+)
+from ridgeline.kernels.skinny_linear.ways import OneRow, WorkSplit
 
-__all__ = ["MAX_ROWS", "Config", "search_space", "skinny_linear", "unfused"]
+__all__ = ["MAX_ROWS", "SkinnyConfig", "search_space", "skinny_linear", "unfused"]
 
 
 def skinny_linear(
@@ -62,7 +67,7 @@ def launched(
     offset: float = 0.0,
     activation: Activation | None = None,
     out_MO: Tensor | None = None,
-    config: Config | Way | OneRow | None = None,
+    config: SkinnyConfig | WorkSplit | OneRow | None = None,
 ) -> Tensor:
     """By our own kernels: as `config` says, else as measured, else in Triton."""
     from ridgeline.kernels.skinny_linear import cuda, triton

@@ -25,9 +25,9 @@ from ridgeline.kernels.skinny_linear.ways import (
     KINDS,
     PIECE,
     Groups,
-    Kind,
     OneRow,
-    Way,
+    WeightKind,
+    WorkSplit,
     default_way,
     fits_few,
     fits_one_row,
@@ -38,7 +38,7 @@ SCALE_KINDS = ("none", "tensor", "row", "group")
 ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh")
 
 
-class Job(ctypes.Structure):
+class SkinnyArguments(ctypes.Structure):
     """cuda.cu's struct of this name."""
 
     _fields_ = [
@@ -63,7 +63,7 @@ def skinny_linear(
     offset: float = 0.0,
     activation: Activation | None = None,
     out_MO: Tensor | None = None,
-    config: Way | OneRow | None = None,
+    config: WorkSplit | OneRow | None = None,
     pdl: bool = True,
     defines: tuple[str, ...] = (),
 ) -> Tensor:
@@ -85,7 +85,7 @@ def skinny_linear(
 
 
 def few_rows(
-    kind: Kind,
+    kind: WeightKind,
     x_MD: Tensor,
     weight: Tensor,
     around: Around,
@@ -93,7 +93,7 @@ def few_rows(
     scale: Tensor | None = None,
     zero: Tensor | None = None,
     x_scale: Tensor | None = None,
-    way: Way | OneRow | None = None,
+    way: WorkSplit | OneRow | None = None,
     pdl: bool = True,
     defines: tuple[str, ...] = (),
     out: Tensor | None = None,
@@ -115,7 +115,7 @@ def few_rows(
             raise UnsupportedError(f"{way.label} with the scales of {num_outputs} outputs")
     if kind == "fp8 weights" and not isinstance(way, OneRow):
         raise UnsupportedError(f"{num_rows} rows in 16 bits times fp8; one alone")
-    if around.norm_weight is not None and isinstance(way, Way) and way.splits:
+    if around.norm_weight is not None and isinstance(way, WorkSplit) and way.splits:
         raise UnsupportedError(f"the norm of {num_rows} rows of {depth} is not folded in")
     functions = library("skinny_linear", defines)
     if functions is None:
@@ -127,7 +127,7 @@ def few_rows(
     if not num_rows:
         return out
     residual = None if around.residual is None else as_rows(around.residual)
-    job = Job(
+    job = SkinnyArguments(
         pointer(x_rows),
         pointer(weight),
         pointer(scale),
@@ -173,7 +173,7 @@ def few_rows(
 
 
 def check(
-    kind: Kind,
+    kind: WeightKind,
     x_rows: Tensor,
     weight: Tensor,
     around: Around,

@@ -1,5 +1,5 @@
-"""Starts the kernels of the skinny family cut as a `Config` says: grid, splits of the depth and
-their workspace, what is folded in around the product, programmatic dependent launch.
+"""Starts the kernels of the skinny family cut as a `SkinnyConfig` says: grid, splits of the depth
+and their workspace, what is folded in around the product, programmatic dependent launch.
 
 The kernels themselves are in triton.py, here and in quantized_linear; all share the arguments that
 `launch_cut` passes.
@@ -18,7 +18,7 @@ from torch import Tensor
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import launch
 from ridgeline.kernels.rows import as_rows
-from ridgeline.kernels.skinny_linear.tune_space import Config
+from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig
 from ridgeline.kernels.targets import Target, can_wait
 
 MAX_TILES = 65536  # counters kept for split depths, one a tile
@@ -63,7 +63,7 @@ def launch_cut(
     around: Around,
     out_shape: tuple[int, ...],
     out_dtype: torch.dtype,
-    config: Config,
+    config: SkinnyConfig,
     target: Target,
     pdl: bool,
     out: Tensor | None = None,
@@ -130,7 +130,9 @@ def launch_cut(
     return out
 
 
-def split_workspace(config: Config, num_tiles: int, splits: int, out: Tensor) -> tuple[Any, Any]:
+def split_workspace(
+    config: SkinnyConfig, num_tiles: int, splits: int, out: Tensor
+) -> tuple[Any, Any]:
     """Room for the splits' sums, and the counters of who has arrived; `out` stands in for none."""
     if splits == 1:
         return out, out

@@ -1,8 +1,8 @@
 """Which implementation makes a product of few rows: the one measured to be fastest on this kind of
 GPU, of those that can run here.
 
-A choice is a `Config` (Triton), or a `Way` or `OneRow` (CUDA C++, once built); where nothing was
-measured it is None, and `prefers_cuda` says which of the two serves.
+A choice is a `SkinnyConfig` (Triton), or a `WorkSplit` or `OneRow` (CUDA C++, once built); where
+nothing was measured it is None, and `prefers_cuda` says which of the two serves.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from torch import Tensor
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.autotune import chosen
 from ridgeline.kernels.extension import library
-from ridgeline.kernels.skinny_linear.tune_space import Config
-from ridgeline.kernels.skinny_linear.ways import OneRow, Way
+from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig
+from ridgeline.kernels.skinny_linear.ways import OneRow, WorkSplit
 
 log = logging.getLogger(__name__)
 
 
-def best(op: str, key: str, device: torch.device) -> Config | Way | OneRow | None:
+def best(op: str, key: str, device: torch.device) -> SkinnyConfig | WorkSplit | OneRow | None:
     """What was measured to be fastest, of what can run here."""
     built = device.type == "cuda" and library("skinny_linear") is not None
-    found = chosen(op, key, device, lambda config: built or kind_of(config) is Config)
+    found = chosen(op, key, device, lambda config: built or kind_of(config) is SkinnyConfig)
     return None if found is None else kind_of(found)(**found)
 
 
-def kind_of(config: Mapping[str, Any]) -> type[Config | Way | OneRow]:
+def kind_of(config: Mapping[str, Any]) -> type[SkinnyConfig | WorkSplit | OneRow]:
     """Configurations are remembered as plain values; only a Way has tiles, only OneRow lines."""
-    return Way if "tiles" in config else OneRow if "lines" in config else Config
+    return WorkSplit if "tiles" in config else OneRow if "lines" in config else SkinnyConfig
 
 
 def run(
-    way: Config | Way | OneRow | None,
+    way: SkinnyConfig | WorkSplit | OneRow | None,
     prefers_cuda: bool,
-    in_cuda: Callable[[Way | OneRow | None], Tensor],
-    in_triton: Callable[[Config | None], Tensor],
+    in_cuda: Callable[[WorkSplit | OneRow | None], Tensor],
+    in_triton: Callable[[SkinnyConfig | None], Tensor],
 ) -> Tensor:
     """The product as `way` says; Triton makes what the CUDA kernels do not do (a stride that is not
     a multiple of 16 bytes, say).
     """
-    if isinstance(way, Way | OneRow) or (way is None and prefers_cuda):
+    if isinstance(way, WorkSplit | OneRow) or (way is None and prefers_cuda):
         try:
             return in_cuda(way)
         except UnsupportedError as error:
             _say_once(str(error))
-    return in_triton(way if isinstance(way, Config) else None)
+    return in_triton(way if isinstance(way, SkinnyConfig) else None)
 
 
 @lru_cache

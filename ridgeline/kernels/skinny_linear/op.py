@@ -12,10 +12,15 @@ from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, Inputs, Op, Search
+from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
 from ridgeline.kernels.skinny_linear import cuda, launched, reference, unfused
-from ridgeline.kernels.skinny_linear.tune_space import Config, product_key, search_space, shortlist
-from ridgeline.kernels.skinny_linear.ways import Way, ways
+from ridgeline.kernels.skinny_linear.tune_space import (
+    SkinnyConfig,
+    product_key,
+    search_space,
+    shortlist,
+)
+from ridgeline.kernels.skinny_linear.ways import WorkSplit, ways
 
 BF16, FP16 = torch.bfloat16, torch.float16
 # Llama-3.1-8B's projections: outputs (a gated pair counted once) and depth.
@@ -27,26 +32,28 @@ PROJECTIONS = {
 }
 
 
-def launch_triton(config: Config | Way | None = None, **inputs: Any) -> Tensor:
+def launch_triton(config: SkinnyConfig | WorkSplit | None = None, **inputs: Any) -> Tensor:
     from ridgeline.kernels.skinny_linear import triton
 
-    return triton.skinny_linear(**inputs, config=config if isinstance(config, Config) else None)
+    return triton.skinny_linear(
+        **inputs, config=config if isinstance(config, SkinnyConfig) else None
+    )
 
 
 def launch_cuda(
-    config: Config | Way | None = None, defines: tuple[str, ...] = (), **inputs: Any
+    config: SkinnyConfig | WorkSplit | None = None, defines: tuple[str, ...] = (), **inputs: Any
 ) -> Tensor:
     """The kernels in CUDA C++; a way to cut Triton's means nothing to them."""
-    way = config if isinstance(config, Way) else None
+    way = config if isinstance(config, WorkSplit) else None
     return cuda.skinny_linear(**inputs, config=way, defines=defines)
 
 
-def define(config: Config | Way | None = None, **inputs: Any) -> Tensor:
+def define(config: SkinnyConfig | WorkSplit | None = None, **inputs: Any) -> Tensor:
     """The reference, which no way of cutting the work may change."""
     return reference.skinny_linear(**inputs)
 
 
-def cublas(config: Config | Way | None = None, **inputs: Any) -> Tensor:
+def cublas(config: SkinnyConfig | WorkSplit | None = None, **inputs: Any) -> Tensor:
     return unfused(**inputs)
 
 
@@ -75,15 +82,15 @@ def make(
     dtype: torch.dtype,
     extras: str,
     activation: Activation | None,
-    config: Config | None,
+    config: SkinnyConfig | None,
     device: torch.device,
     generator: torch.Generator,
-) -> Inputs:
+) -> OpInputs:
     num_rows, num_outputs, depth = shape
     view = strided_rows if "strided" in extras else (lambda x: x)
     weight_rows = num_outputs * (2 if activation else 1)
     scale = depth**-0.5
-    inputs: Inputs = {
+    inputs: OpInputs = {
         "x_MD": view(normal((num_rows, depth), dtype, device, generator)),
         "weight_OD": view(normal((weight_rows, depth), dtype, device, generator, scale)),
     }
@@ -106,7 +113,7 @@ def case(
     dtype: torch.dtype = BF16,
     extras: str = "",
     activation: Activation | None = None,
-    config: Config | None = None,
+    config: SkinnyConfig | None = None,
     name: str = "",
 ) -> Case:
     """`shape` is rows, outputs, depth; `extras` any of bias, norm, residual, strided."""
@@ -118,10 +125,10 @@ def case(
     )
 
 
-SPLIT_DOT = Config("dot", 16, 16, 64, 3, 4, 2)
-SWAPPED = Config("dot", 16, 64, 64, 1, 4, 2, swap=True)
-REDUCE = Config("reduce", 1, 4, 128, 1, 4, 2)
-SPLIT_REDUCE = Config("reduce", 1, 8, 64, 2, 4, 1, hold=False)
+SPLIT_DOT = SkinnyConfig("dot", 16, 16, 64, 3, 4, 2)
+SWAPPED = SkinnyConfig("dot", 16, 64, 64, 1, 4, 2, swap=True)
+REDUCE = SkinnyConfig("reduce", 1, 4, 128, 1, 4, 2)
+SPLIT_REDUCE = SkinnyConfig("reduce", 1, 8, 64, 2, 4, 1, hold=False)
 
 SMALL = [
     case((1, 63, 200), BF16, "norm", config=REDUCE),
@@ -149,17 +156,23 @@ LARGE = [
 ] + [
     case((1, 70_000, 32_768)),  # past 2^31 weights
     case((16, 70_000, 32_768)),
-    case((1, 4096, 4096), BF16, "norm", config=Config("dot", 16, 32, 256, 4, 4, 3)),
-    case((16, 4096, 4096), BF16, "norm", config=Config("dot", 16, 64, 128, 4, 4, 3, swap=True)),
-    case((64, 4096, 4096), BF16, "norm", config=Config("dot", 64, 64, 64, 4, 4, 3, swap=True)),
-    case((16, 512, 4096), BF16, "norm", "silu", Config("dot", 16, 64, 64, 2, 4, 3, swap=True)),
-    case((1, 4096, 4096), BF16, "norm", config=Config("reduce", 1, 8, 512, 2, 4, 4)),
+    case((1, 4096, 4096), BF16, "norm", config=SkinnyConfig("dot", 16, 32, 256, 4, 4, 3)),
+    case(
+        (16, 4096, 4096), BF16, "norm", config=SkinnyConfig("dot", 16, 64, 128, 4, 4, 3, swap=True)
+    ),
+    case(
+        (64, 4096, 4096), BF16, "norm", config=SkinnyConfig("dot", 64, 64, 64, 4, 4, 3, swap=True)
+    ),
+    case(
+        (16, 512, 4096), BF16, "norm", "silu", SkinnyConfig("dot", 16, 64, 64, 2, 4, 3, swap=True)
+    ),
+    case((1, 4096, 4096), BF16, "norm", config=SkinnyConfig("reduce", 1, 8, 512, 2, 4, 4)),
 ]
 BENCH = [
     case((rows, *PROJECTIONS[name]), name=name) for name in PROJECTIONS for rows in (1, 16, 64)
 ]
 BENCH += [
-    case((1, *PROJECTIONS[name]), config=Config("dot", 16, outputs, 256, 1, 4, 4), name=name)
+    case((1, *PROJECTIONS[name]), config=SkinnyConfig("dot", 16, outputs, 256, 1, 4, 4), name=name)
     for name, outputs in [("gate_up", 64), ("down", 32), ("qkv", 32), ("o", 32)]
 ]
 for rows in (1, 16, 64):
@@ -185,7 +198,7 @@ def search(
     norm_weight_D: Tensor | None = None,
     activation: Activation | None = None,
     **_: Any,
-) -> Search:
+) -> ConfigSearch:
     rows, depth = x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
     gated = activation is not None
     outputs = weight_OD.shape[0] // (2 if gated else 1)
@@ -193,7 +206,7 @@ def search(
     space = search_space(rows, outputs, depth, gated)
     configs = shortlist(space, outputs, gated, target_of(x_MD))
     in_cuda = ways("plain", rows, outputs, depth, gated)
-    return Search("skinny_linear", key, [*configs, *in_cuda], peers=("cublas",))
+    return ConfigSearch("skinny_linear", key, [*configs, *in_cuda], peers=("cublas",))
 
 
 OP = Op(

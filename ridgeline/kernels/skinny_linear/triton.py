@@ -21,7 +21,12 @@ from ridgeline.kernels.rows import as_rows
 from ridgeline.kernels.skinny_linear.cut import Around, Scales, launch_cut, scale_kind
 from ridgeline.kernels.skinny_linear.dot import skinny_dot_kernel
 from ridgeline.kernels.skinny_linear.reduce import skinny_reduce_kernel
-from ridgeline.kernels.skinny_linear.tune_space import Config, default_config, product_key, tuned
+from ridgeline.kernels.skinny_linear.tune_space import (
+    SkinnyConfig,
+    default_config,
+    product_key,
+    tuned,
+)
 
 
 def skinny_linear(
@@ -34,7 +39,7 @@ def skinny_linear(
     offset: float = 0.0,
     activation: Activation | None = None,
     out_MO: Tensor | None = None,
-    config: Config | None = None,
+    config: SkinnyConfig | None = None,
     pdl: bool = True,
 ) -> Tensor:
     """The launcher; arguments and result are reference.py's. bf16 or fp16, rows contiguous in their
@@ -54,7 +59,7 @@ def product(
     around: Around,
     scales: Scales | None = None,
     out_dtype: torch.dtype | None = None,
-    config: Config | None = None,
+    config: SkinnyConfig | None = None,
     pdl: bool = True,
     out_MO: Tensor | None = None,
 ) -> Tensor:

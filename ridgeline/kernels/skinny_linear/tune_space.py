@@ -1,5 +1,5 @@
-"""How a skinny product is cut into programs: one `Config`, the ones worth timing, and the one used
-where nothing was timed.
+"""How a skinny product is cut into programs: one `SkinnyConfig`, the ones worth timing, and the one
+used where nothing was timed.
 
 What the choice is about. The product reads its weights once and does little else, so it is done
 when the weights have streamed by; that needs 25 to 100 KB on their way to each SM at any time
@@ -29,7 +29,7 @@ MAX_ROWS = 64  # above this the product is no longer bound by its weights
 
 
 @dataclass(frozen=True)
-class Config:
+class SkinnyConfig:
     """One way to cut the product. A gated product reads two tiles of `block_o` rows a step."""
 
     kind: Literal["reduce", "dot"]  # sums in the vector units (one row), or the matrix units
@@ -56,13 +56,13 @@ def rows_block(num_rows: int) -> int:
     return next(block for block in (16, 32, 64) if block >= min(num_rows, MAX_ROWS))
 
 
-def shared_bytes(config: Config, gated: bool, bits: int = 16) -> int:
+def shared_bytes(config: SkinnyConfig, gated: bool, bits: int = 16) -> int:
     """Of a program's pipeline: the weight tiles and x's, one for each stage."""
     x_tile = config.block_m * config.block_k * 2
     return (tile_bytes(config, gated, bits) + x_tile) * config.num_stages
 
 
-def resident(config: Config, gated: bool, target: Target, bits: int = 16) -> int:
+def resident(config: SkinnyConfig, gated: bool, target: Target, bits: int = 16) -> int:
     """Programs an SM holds at once, by shared memory, threads and a guess at the registers."""
     threads = 32 * config.num_warps
     held = tile_bytes(config, gated, bits) // (4 * threads) if config.hold else 0
@@ -72,13 +72,13 @@ def resident(config: Config, gated: bool, target: Target, bits: int = 16) -> int
     return max(1, min(by_memory, by_registers, 2048 // threads))
 
 
-def tile_bytes(config: Config, gated: bool, bits: int = 16) -> int:
+def tile_bytes(config: SkinnyConfig, gated: bool, bits: int = 16) -> int:
     """Of the weights a program reads in one step."""
     return config.block_o * config.block_k * bits // 8 * (2 if gated else 1)
 
 
 def estimate(
-    config: Config, num_outputs: int, gated: bool, target: Target, bits: int = 16
+    config: SkinnyConfig, num_outputs: int, gated: bool, target: Target, bits: int = 16
 ) -> float:
     """The share of the memory's speed to expect: bytes on their way, and how full the last wave is.
 
@@ -97,15 +97,15 @@ def estimate(
 
 
 def shortlist(
-    configs: list[Config],
+    configs: list[SkinnyConfig],
     num_outputs: int,
     gated: bool,
     target: Target,
     bits: int = 16,
     count: int = 32,
-) -> list[Config]:
+) -> list[SkinnyConfig]:
     """The most promising of each kind, so that a search need not compile hundreds."""
-    kinds: dict[tuple[str, bool, int], list[Config]] = {}
+    kinds: dict[tuple[str, bool, int], list[SkinnyConfig]] = {}
     for config in configs:
         kinds.setdefault((config.kind, config.swap, config.block_o), []).append(config)
     best = [
@@ -117,7 +117,7 @@ def shortlist(
 
 def search_space(
     num_rows: int, num_outputs: int, depth: int, gated: bool = False, bits: int = 16
-) -> list[Config]:
+) -> list[SkinnyConfig]:
     """What is worth timing for this shape on an H200; `num_outputs` counts a gated pair once, and
     `bits` is the size of a weight. With scales of 128-blocks, keep those with `block_k` 64 or 128.
     """
@@ -134,23 +134,23 @@ def search_space(
     return found or [fallback(num_rows, gated)]
 
 
-def _reduce_candidates(gated: bool, bits: int) -> list[Config]:
+def _reduce_candidates(gated: bool, bits: int) -> list[SkinnyConfig]:
     """One row: 32 to 256 bytes a thread and step, at most 32 KB a program."""
     found = []
     for outputs, depth, warps in product((2, 4, 8, 16), (512, 1024, 2048, 4096), (1, 2, 4, 8)):
-        config = Config("reduce", 1, outputs, depth, 1, warps)
+        config = SkinnyConfig("reduce", 1, outputs, depth, 1, warps)
         tile = tile_bytes(config, gated, bits)
         if 32 <= tile // (warps * 32) <= 256 and tile <= 32 * 1024:
             found += [replace(config, num_stages=stages) for stages in (1, 3, 5)]
     return found
 
 
-def _dot_candidates(num_rows: int, gated: bool, bits: int) -> list[Config]:
+def _dot_candidates(num_rows: int, gated: bool, bits: int) -> list[SkinnyConfig]:
     block = rows_block(num_rows)
     found = []
     for outputs, depth in product((16, 32, 64, 128), (64, 128, 256, 512)):
         warps = 4 if outputs >= 32 or block == 64 else 2
-        config = Config("dot", block, outputs, depth, 1, warps)
+        config = SkinnyConfig("dot", block, outputs, depth, 1, warps)
         small = tile_bytes(config, gated, bits) < 4096 * bits // 8
         if small or tile_bytes(config, gated, bits) > 64 * 1024 or block * depth > 16 * 1024:
             continue
@@ -160,9 +160,9 @@ def _dot_candidates(num_rows: int, gated: bool, bits: int) -> list[Config]:
     return found
 
 
-def fallback(num_rows: int, gated: bool) -> Config:
+def fallback(num_rows: int, gated: bool) -> SkinnyConfig:
     """Runs everywhere: 24 KB of shared memory at most for a step of two stages."""
-    return Config("dot", rows_block(num_rows), 32 if not gated else 16, 64, 1, 4, 2)
+    return SkinnyConfig("dot", rows_block(num_rows), 32 if not gated else 16, 64, 1, 4, 2)
 
 
 def tune_key(
@@ -183,15 +183,15 @@ def product_key(
     return tune_key(kind, rows, weight_OD.shape[0] // (2 if gated else 1), depth, gated, normed)
 
 
-def tuned(op: str, key: str, device: torch.device) -> Config | None:
+def tuned(op: str, key: str, device: torch.device) -> SkinnyConfig | None:
     """Which of Triton's was measured to be fastest on this kind of device, if any was."""
     found = chosen(op, key, device, lambda config: "kind" in config)
-    return None if found is None else Config(**found)
+    return None if found is None else SkinnyConfig(**found)
 
 
 def default_config(
     x_MD: Tensor, weight_OD: Tensor, weight_scale: str, gated: bool, target: Target
-) -> Config:
+) -> SkinnyConfig:
     """What serves a product with weights in plain rows where nothing was measured."""
     by_blocks = weight_scale == "block"
     short = by_blocks or weight_OD.dtype != x_MD.dtype
@@ -217,7 +217,7 @@ def choose(
     bits: int = 16,
     max_block_k: int = 512,
     matrix_only: bool = False,
-) -> Config:
+) -> SkinnyConfig:
     """A heuristic until measured: the best estimate; one row goes to the vector units.
 
     `max_block_k` is 64 or 128 where weights are converted in registers, which more would spill,
@@ -229,7 +229,7 @@ def choose(
         return _small(num_rows, num_outputs, gated, matrix_only)
     if num_rows == 1 and not matrix_only:
         # Four 16-byte loads a thread and step, two steps on their way.
-        return Config("reduce", 1, 4, 1024, 1, 4 * bits // 16, 3)
+        return SkinnyConfig("reduce", 1, 4, 1024, 1, 4 * bits // 16, 3)
     space = search_space(num_rows, num_outputs, depth, gated, bits)
     # 64 weight rows on the M side: the wide matrix instructions read them from shared memory, and
     # x with its norm is prepared once, not once a warp.
@@ -244,7 +244,7 @@ def choose(
     return max(swapped, key=lambda config: estimate(config, num_outputs, gated, target, bits))
 
 
-def _few_outputs(num_rows: int, depth: int, block_k: int) -> Config:
+def _few_outputs(num_rows: int, depth: int, block_k: int) -> SkinnyConfig:
     """Too few outputs to fill the chip with 64 a program: the time is that of one program's steps,
     one behind the other. So they are few, and all on their way at once (H200, 8 rows of 576 and
     1536 with 576 outputs, 2026-11-16: 2.5 and 4.0 µs; the fallback takes 3.6 and 17.2).
@@ -252,12 +252,12 @@ def _few_outputs(num_rows: int, depth: int, block_k: int) -> Config:
     steps = ceil(depth / block_k)
     split = next((split for split in (1, 2) if ceil(steps / split) <= 5), 4)
     warps = 2 if rows_block(num_rows) == 16 else 4
-    return Config("dot", rows_block(num_rows), 16, block_k, split, warps, 4)
+    return SkinnyConfig("dot", rows_block(num_rows), 16, block_k, split, warps, 4)
 
 
-def _small(num_rows: int, num_outputs: int, gated: bool, matrix_only: bool) -> Config:
+def _small(num_rows: int, num_outputs: int, gated: bool, matrix_only: bool) -> SkinnyConfig:
     """Chips with 64 to 100 KB for a program, and AMD's, where two stages are the rule."""
     if num_rows == 1 and not matrix_only:
-        return Config("reduce", 1, 4, 1024, 1, 4, 1)
+        return SkinnyConfig("reduce", 1, 4, 1024, 1, 4, 1)
     outputs = 16 if gated or num_outputs <= 8192 else 32
-    return Config("dot", rows_block(num_rows), outputs, 128, 1, 4, 2)
+    return SkinnyConfig("dot", rows_block(num_rows), outputs, 128, 1, 4, 2)

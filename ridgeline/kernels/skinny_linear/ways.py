@@ -1,5 +1,5 @@
-"""How the CUDA C++ kernels (cuda.cu) can be cut: one `Way`, the ones worth timing, and the one used
-where nothing was timed.
+"""How the CUDA C++ kernels (cuda.cu) can be cut: one `WorkSplit`, the ones worth timing, and the
+one used where nothing was timed.
 
     skinny_linear(x, weight, config=ways("plain", 1, 4096, 14336, False)[3])
 """
@@ -13,8 +13,8 @@ from math import ceil
 from typing import Literal
 
 # "fp8" and "int8 codes" take x in codes too, the others in 16 bits.
-Kind = Literal["plain", "int8 words", "int8 rows", "int4", "fp8", "int8 codes", "fp8 weights"]
-KINDS: tuple[Kind, ...] = (
+WeightKind = Literal["plain", "int8 words", "int8 rows", "int4", "fp8", "int8 codes", "fp8 weights"]
+KINDS: tuple[WeightKind, ...] = (
     "plain",
     "int8 words",
     "int8 rows",
@@ -32,7 +32,7 @@ GROUPS = (32, 64, 128)  # of 4-bit codes
 
 
 @dataclass(frozen=True)
-class Way:
+class WorkSplit:
     """How the work is cut. Few rows (`splits` 0): `warps` share the depth of `tiles` of 16 weight
     rows, and a block has so many `teams` of them. More: each of 4 or 8 `warps` has 32 weight rows,
     and `splits` blocks share the depth.
@@ -90,13 +90,13 @@ class Groups:
         return rows % 4 == 0 and rows <= 64 and bytes_ <= room
 
 
-def fits_one_row(kind: Kind, num_rows: int, depth: int) -> bool:
+def fits_one_row(kind: WeightKind, num_rows: int, depth: int) -> bool:
     """Whether the kernel of one row takes it, x as a whole in shared memory."""
     x_bytes = 4 if kind == "fp8 weights" else 2
     return kind in ONE_ROW_KINDS and num_rows == 1 and depth * x_bytes <= 2 * STAGED_BYTES
 
 
-def one_row_ways(kind: Kind, depth: int) -> list[OneRow]:
+def one_row_ways(kind: WeightKind, depth: int) -> list[OneRow]:
     """What is worth timing: 32 KB or more on their way to an SM, as far as x leaves room."""
     x_bytes = 4 if kind == "fp8 weights" else 2
     return [
@@ -119,7 +119,7 @@ ONE_ROW_BLOCKS = (
 )
 
 
-def fits_few(kind: Kind, num_rows: int, depth: int) -> bool:
+def fits_few(kind: WeightKind, num_rows: int, depth: int) -> bool:
     """Whether x fits in shared memory as a whole, as the kernel of few rows has it."""
     x_bytes = 1 if kind in ("fp8", "int8 codes") else 2
     return num_rows <= FEW and num_rows * depth * x_bytes <= STAGED_BYTES
@@ -127,33 +127,37 @@ def fits_few(kind: Kind, num_rows: int, depth: int) -> bool:
 
 @lru_cache
 def default_way(
-    kind: Kind, num_rows: int, num_outputs: int, depth: int, gated: bool
-) -> Way | OneRow:
+    kind: WeightKind, num_rows: int, num_outputs: int, depth: int, gated: bool
+) -> WorkSplit | OneRow:
     """A guess until measured: blocks for every SM, two or three steps on their way."""
     if fits_one_row(kind, num_rows, depth):
         return OneRow()
     weight_rows = num_outputs * (2 if gated else 1)
     if fits_few(kind, num_rows, depth):
-        return Way(tiles=2 if gated else 1, warps=8, blocks=2)
+        return WorkSplit(tiles=2 if gated else 1, warps=8, blocks=2)
     blocks = ceil(weight_rows / 128)
-    return Way(warps=4, stages=3, splits=next((s for s in (1, 2, 4, 5) if blocks * s >= 200), 8))
+    return WorkSplit(
+        warps=4, stages=3, splits=next((s for s in (1, 2, 4, 5) if blocks * s >= 200), 8)
+    )
 
 
 def ways(
-    kind: Kind, num_rows: int, num_outputs: int, depth: int, gated: bool
-) -> list[Way | OneRow]:
+    kind: WeightKind, num_rows: int, num_outputs: int, depth: int, gated: bool
+) -> list[WorkSplit | OneRow]:
     """What is worth timing."""
     one_row = one_row_ways(kind, depth) if fits_one_row(kind, num_rows, depth) else []
     return [*one_row, *tile_ways(kind, num_rows, num_outputs, depth, gated)]
 
 
-def tile_ways(kind: Kind, num_rows: int, num_outputs: int, depth: int, gated: bool) -> list[Way]:
+def tile_ways(
+    kind: WeightKind, num_rows: int, num_outputs: int, depth: int, gated: bool
+) -> list[WorkSplit]:
     """Of the kernels with matrix units."""
     if kind == "fp8 weights":
         return []
     weight_rows = num_outputs * (2 if gated else 1)
     found = [
-        Way(warps=warps, stages=stages, splits=splits)
+        WorkSplit(warps=warps, stages=stages, splits=splits)
         for warps in (4, 8)
         for splits in (1, 2, 3, 4, 5, 8)
         for stages in (2, 3, 4)
@@ -161,7 +165,7 @@ def tile_ways(kind: Kind, num_rows: int, num_outputs: int, depth: int, gated: bo
     ]
     if fits_few(kind, num_rows, depth):
         found += [
-            Way(tiles, warps, stages, teams=teams, blocks=blocks)
+            WorkSplit(tiles, warps, stages, teams=teams, blocks=blocks)
             for tiles in (1, 2)
             for warps, teams in ((1, 8), (1, 16), (2, 4), (2, 8), (4, 1), (4, 2), (8, 1), (16, 1))
             for stages in (2, 3, 4)

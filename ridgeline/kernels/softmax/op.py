@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal, strided_rows
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.op import Case, Op, OpInputs
 from ridgeline.kernels.softmax import reference
 from ridgeline.kernels.softmax.reference import STEPS
 
@@ -34,7 +34,7 @@ def make(
     strided: bool,
     device: torch.device,
     generator: torch.Generator,
-) -> Inputs:
+) -> OpInputs:
     x = normal(shape, dtype, device, generator, scale=5.0)
     return {"x_TD": strided_rows(x) if strided else x, "step": step}
 

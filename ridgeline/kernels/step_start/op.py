@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal, strided_rows
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.op import Case, Op, OpInputs
 from ridgeline.kernels.step_start import reference
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -19,7 +19,7 @@ INT32 = torch.int32
 
 
 @dataclass(frozen=True)
-class Setting:
+class StepStartCase:
     """One case: about half of the tokens are the last step's."""
 
     num_tokens: int
@@ -45,14 +45,14 @@ class Setting:
         )
 
 
-def make(setting: Setting, device: torch.device, generator: torch.Generator) -> Inputs:
+def make(setting: StepStartCase, device: torch.device, generator: torch.Generator) -> OpInputs:
     def drawn(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, device=device, generator=generator, dtype=INT32)
 
     T, num_seats, length = setting.num_tokens, setting.num_rows + 3, 50
     weight = normal((setting.vocab_size, setting.hidden_size), setting.dtype, device, generator)
     table = drawn(0, 1 << 30, num_seats, setting.num_pages + 5)
-    inputs: Inputs = {
+    inputs: OpInputs = {
         "ids_T": drawn(0, setting.vocab_size, T),
         "sources_T": drawn(-T - 1, T + 1, T).clamp(min=-1),
         "last_N": drawn(0, setting.vocab_size, T + 1),
@@ -69,7 +69,7 @@ def make(setting: Setting, device: torch.device, generator: torch.Generator) -> 
 
 
 def case(*about: Any, **more: Any) -> Case:
-    setting = Setting(*about, **more)
+    setting = StepStartCase(*about, **more)
     return Case(setting.label, partial(make, setting), setting.dtype)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal
-from ridgeline.kernels.op import Case, Inputs, Op
+from ridgeline.kernels.op import Case, Op, OpInputs
 from ridgeline.kernels.vector_add import reference
 from ridgeline.kernels.vector_add.reference import STEPS
 
@@ -29,7 +29,7 @@ def cost(x_N: Tensor, **_: Any) -> OpCost:
 
 def make(
     size: int, dtype: torch.dtype, step: str, device: torch.device, generator: torch.Generator
-) -> Inputs:
+) -> OpInputs:
     return {
         "x_N": normal((size,), dtype, device, generator),
         "y_N": normal((size,), dtype, device, generator),

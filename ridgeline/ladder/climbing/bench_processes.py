@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-from ridgeline.bench.serve.bound import Bound
+from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.data.workload import Workload
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.clocks import Clocks, ClockSampler
@@ -27,15 +27,15 @@ from ridgeline.hardware.detection import available_memory
 from ridgeline.kernels.extension import find_nvcc
 from ridgeline.ladder.climbing.search import Enough
 from ridgeline.ladder.measuring.judging import Measured
-from ridgeline.ladder.measuring.part import MAX_REPEATS, Part, first_part
+from ridgeline.ladder.measuring.part import MAX_REPEATS, WorkloadPart, first_part
 from ridgeline.ladder.measuring.process import Process, WorkerError
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, speedup_of
 from ridgeline.ladder.measuring.running import CURVE_OUTPUT, CURVE_PROMPT, Round
-from ridgeline.ladder.measuring.seen import Seen, phase_from
-from ridgeline.ladder.measuring.spec import Spec, write_workload
-from ridgeline.ladder.outcome import CurvePoint, Figures, Goal, Pace, Quality, Speedup
-from ridgeline.ladder.state import State, Subject
-from ridgeline.quality.gate import USUAL, Bounds
+from ridgeline.ladder.measuring.seen import Observation, phase_from
+from ridgeline.ladder.measuring.spec import WorkerSpec, write_workload
+from ridgeline.ladder.outcome import CurvePoint, Figures, Goal, Quality, Speedup, TrafficPace
+from ridgeline.ladder.state import ClimbState, ClimbSubject
+from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.recipe import usual_limits, usual_memory_share
 
 log = logging.getLogger(__name__)
@@ -50,23 +50,23 @@ CURVE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclass
-class Running:
+class LoadedState:
     """A state that is loaded."""
 
-    state: State
+    state: ClimbState
     process: Process
-    seen: Seen
-    part: Part  # takes about `round_s`
+    seen: Observation
+    part: WorkloadPart  # takes about `round_s`
     at_once: int
     rounds: list[Round] = field(default_factory=list)
 
-    def warm(self, part: Part) -> None:
+    def warm(self, part: WorkloadPart) -> None:
         """Other lengths may need other kernels and graphs than those it was loaded with."""
         if part.share != self.part.share:
             once = replace(part, repeats=1)
             self.process.ask("round", part=once.to_json(), limit_s=WORK_LIMIT_S)
 
-    def round(self, part: Part) -> float:
+    def round(self, part: WorkloadPart) -> float:
         found = Round(**self.process.ask("round", part=part.to_json(), limit_s=WORK_LIMIT_S))
         self.rounds.append(found)
         return found.output_tokens_per_s
@@ -92,25 +92,25 @@ class Running:
 class Processes:
     def __init__(
         self,
-        subject: Subject,
+        subject: ClimbSubject,
         workload: Workload,
         goal: Goal,
         hardware: Hardware,
         work: Path,
         *,
         measured: Measured | None = None,
-        bounds: Bounds = USUAL,
-        latency: Bound | None = None,
+        bounds: QualityBounds = USUAL,
+        latency: LatencyBound | None = None,
         trace: Workload | None = None,
         round_s: float = ROUND_S,
     ) -> None:
         self.subject, self.workload, self.goal, self.hardware = subject, workload, goal, hardware
         self.work, self.round_s = work, round_s
         self.measured, self.bounds = measured or Measured(), bounds
-        self.latency = latency or Bound()
+        self.latency = latency or LatencyBound()
         self.clocks: Clocks | None = None  # while rounds ran last
-        self._running: dict[str, Running] = {}
-        self._used: dict[str, Part] = {}  # in the last comparison of a state
+        self._running: dict[str, LoadedState] = {}
+        self._used: dict[str, WorkloadPart] = {}  # in the last comparison of a state
         self._judge: Process | None = None
         self._spare: Process | None = None
         self._numbers = count()
@@ -126,13 +126,13 @@ class Processes:
         if trace is not None:
             write_workload(trace, self._trace_file)
 
-    def open(self, state: State) -> Seen:
+    def open(self, state: ClimbState) -> Observation:
         running = self._ensure(state)
         for _ in range(OPEN_ROUNDS):
             running.round(running.part)
         return self._looked_at(running)
 
-    def compare(self, before: State, after: State, enough: Enough) -> Speedup:
+    def compare(self, before: ClimbState, after: ClimbState, enough: Enough) -> Speedup:
         try:
             first = self._ensure(before)
             second = self._ensure(after)
@@ -150,7 +150,10 @@ class Processes:
         return found
 
     def _rounds(
-        self, sides: tuple[Running, Running], parts: tuple[Part, Part], enough: Enough
+        self,
+        sides: tuple[LoadedState, LoadedState],
+        parts: tuple[WorkloadPart, WorkloadPart],
+        enough: Enough,
     ) -> Speedup:
         rates: tuple[list[float], list[float]] = ([], [])
         while True:
@@ -161,13 +164,13 @@ class Processes:
             if number and enough(found := speedup_of(*rates)):
                 return found
 
-    def _in_turns(self, before: State, after: State) -> Speedup:
+    def _in_turns(self, before: ClimbState, after: ClimbState) -> Speedup:
         """The memory takes one at a time: `after`, `before`, and `after` again, so that a machine
         that gets slower or faster meanwhile is not taken for one of them.
         """
         self._one_at_a_time = True
         rates: dict[str, list[float]] = {before.key: [], after.key: []}
-        parts: dict[str, Part] = {}
+        parts: dict[str, WorkloadPart] = {}
         few, rest = MIN_ROUNDS // 2 + 1, MIN_ROUNDS // 2
         for state, rounds in ((after, few), (before, MIN_ROUNDS), (after, rest)):
             self.let_go()
@@ -177,20 +180,20 @@ class Processes:
             rates[state.key] += [running.round(part) for _ in range(rounds)]
         return speedup_of(rates[before.key], rates[after.key])
 
-    def _parts(self, first: Running, second: Running) -> tuple[Part, Part]:
+    def _parts(self, first: LoadedState, second: LoadedState) -> tuple[WorkloadPart, WorkloadPart]:
         """As long for both; who is faster does it several times."""
         if first.at_once != second.at_once:
             return first.part, second.part
         share = min(first.part.share, second.part.share)
 
-        def part(side: Running) -> Part:
+        def part(side: LoadedState) -> WorkloadPart:
             room = side.part.share * side.part.repeats / share
             repeats = max(1, min(MAX_REPEATS, round(room)))
             return replace(side.part, share=share, repeats=repeats)
 
         return part(first), part(second)
 
-    def keep(self, state: State) -> Seen:
+    def keep(self, state: ClimbState) -> Observation:
         for key in [key for key in self._running if key != state.key]:
             self._running.pop(key).process.close()
         running = self._ensure(state)
@@ -198,12 +201,12 @@ class Processes:
             running.round(running.part)
         return self._looked_at(running)
 
-    def drop(self, state: State) -> None:
+    def drop(self, state: ClimbState) -> None:
         running = self._running.pop(state.key, None)
         if running is not None:
             running.process.close()
 
-    def _looked_at(self, running: Running) -> Seen:
+    def _looked_at(self, running: LoadedState) -> Observation:
         asked = {"part": replace(running.part, repeats=1).to_json()}
         found = running.process.ask("phases", **asked, limit_s=WORK_LIMIT_S)
         phases = tuple(phase_from(phase) for phase in found["phases"])
@@ -213,42 +216,42 @@ class Processes:
             running.process.close()  # loaded again where it is needed
         return running.seen
 
-    def look(self, state: State) -> Seen:
+    def look(self, state: ClimbState) -> Observation:
         """At the steps of a state that is loaded."""
         return self._looked_at(self._ensure(state))
 
-    def part_of(self, state: State) -> Part:
+    def part_of(self, state: ClimbState) -> WorkloadPart:
         """What its rounds ran when it was last compared."""
         return self._used[state.key]
 
-    def rates(self, state: State, part: Part, rounds: int) -> list[float]:
+    def rates(self, state: ClimbState, part: WorkloadPart, rounds: int) -> list[float]:
         """Of so many rounds of this part, alone."""
         running = self._ensure(state)
         running.round(part)
         return [running.round(part) for _ in range(rounds)]
 
-    def figures(self, state: State) -> Figures | None:
+    def figures(self, state: ClimbState) -> Figures | None:
         running = self._running.get(state.key)
         return running.figures() if running is not None and running.rounds else None
 
-    def part_words(self, state: State) -> str | None:
+    def part_words(self, state: ClimbState) -> str | None:
         """What of the workload its rounds ran, where that was not all of it."""
         part = self._used.get(state.key)
         return None if part is None or part.is_whole(self.workload) else part.words(self.workload)
 
-    def curve(self, state: State) -> tuple[CurvePoint, ...]:
+    def curve(self, state: ClimbState) -> tuple[CurvePoint, ...]:
         running = self._ensure(state)
         batches = [batch for batch in CURVE_BATCHES if batch <= self._largest_batch(state)]
         asked = {"batches": batches, "seconds": CURVE_S}
         found = running.process.ask("curve", **asked, limit_s=WORK_LIMIT_S)
         return tuple(CurvePoint(**point) for point in found["points"])
 
-    def pace(self, state: State) -> Pace:
+    def pace(self, state: ClimbState) -> TrafficPace:
         asked = {"workload": str(self._trace_file), "bound": asdict(self.latency)}
         found = self._ensure(state).process.ask("pace", **asked, limit_s=WORK_LIMIT_S)
-        return Pace(**found)
+        return TrafficPace(**found)
 
-    def judge(self, state: State) -> Quality:
+    def judge(self, state: ClimbState) -> Quality:
         assert self.subject.path is not None, "random weights have no quality"
         asked = {
             "path": str(self.subject.path),
@@ -277,7 +280,7 @@ class Processes:
             self._judge = None
             raise
 
-    def calibrated(self, state: State) -> State:
+    def calibrated(self, state: ClimbState) -> ClimbState:
         scheme, dtype = state.recipe.scheme, state.recipe.dtype
         assert scheme is not None, "a state that is calibrated has a scheme"
         folder = self.work / f"{scheme}-{dtype}"
@@ -287,9 +290,11 @@ class Processes:
             about |= {"scheme": scheme, "dtype": dtype, "folder": str(folder)}
             with self._new_process() as process:
                 process.ask("calibrate", **about, limit_s=JUDGE_LIMIT_S)
-        return State(replace(state.recipe, scheme=None), state.loop, str(folder))
+        return ClimbState(replace(state.recipe, scheme=None), state.loop, str(folder))
 
-    def write_codes(self, state: State, folder: Path, plain: Sequence[tuple[int, int]]) -> None:
+    def write_codes(
+        self, state: ClimbState, folder: Path, plain: Sequence[tuple[int, int]]
+    ) -> None:
         """The checkpoint that the state's scheme makes of the model, but for these shapes."""
         assert state.recipe.scheme is not None, "what is not quantized is not written"
         about: dict[str, Any] = {"path": str(self.subject.path), "scheme": state.recipe.scheme}
@@ -298,7 +303,7 @@ class Processes:
         with self._new_process() as process:
             process.ask("write", **about, limit_s=JUDGE_LIMIT_S)
 
-    def _ensure(self, state: State) -> Running:
+    def _ensure(self, state: ClimbState) -> LoadedState:
         """Loaded and warm; again, if its process has ended meanwhile."""
         running = self._running.get(state.key)
         if running is None or not running.process.is_alive:
@@ -312,7 +317,7 @@ class Processes:
                 self._running[state.key] = self._start(state)
         return self._running[state.key]
 
-    def _start(self, state: State) -> Running:
+    def _start(self, state: ClimbState) -> LoadedState:
         process = self._spare or self._new_process()
         self._spare = None
         if self.subject.device != "cpu":  # cores are free: the next one imports meanwhile
@@ -327,12 +332,18 @@ class Processes:
         except WorkerError:
             process.close(at_once=True)
             raise
-        return Running(state, process, Seen.of_worker(about), Part.from_json(warm["part"]), at_once)
+        return LoadedState(
+            state,
+            process,
+            Observation.of_worker(about),
+            WorkloadPart.from_json(warm["part"]),
+            at_once,
+        )
 
-    def _spec(self, state: State) -> Spec:
+    def _spec(self, state: ClimbState) -> WorkerSpec:
         limits = replace(state.recipe.limits, max_context=self.context, memory_share=self._share())
         subject = self.subject
-        return Spec(
+        return WorkerSpec(
             None if subject.path is None else str(subject.path),
             subject.shape,
             subject.device,
@@ -361,17 +372,17 @@ class Processes:
         free = max(1, available_memory(self.subject.device))
         return max(0.01, min(LARGEST_SHARE, half / free))
 
-    def _at_once(self, state: State) -> int:
+    def _at_once(self, state: ClimbState) -> int:
         if self.goal == "latency" or state.loop == "naive":
             return 1
         return min(self._largest_batch(state), len(self.workload.requests))
 
-    def _largest_batch(self, state: State) -> int:
+    def _largest_batch(self, state: ClimbState) -> int:
         if state.loop == "naive":
             return 1
         return state.recipe.limits.max_batch or usual_limits(self.subject.device != "cpu").max_batch
 
-    def _num_pages(self, state: State) -> int:
+    def _num_pages(self, state: ClimbState) -> int:
         """What the workload takes at most, and the curve."""
         size, batch = state.recipe.kv.page_size, self._largest_batch(state)
         needs = sorted(

@@ -24,17 +24,17 @@ from ridgeline.errors import UsageError
 from ridgeline.hardware import detect
 from ridgeline.ladder.climbing.bench_processes import Processes
 from ridgeline.ladder.measuring.judging import Measured
-from ridgeline.ladder.measuring.part import Part
+from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, t_quantile
 from ridgeline.ladder.measuring.spec import workload_from
 from ridgeline.ladder.outcome import Quality, Speedup
 from ridgeline.ladder.reporting.folder import CHECK
-from ridgeline.ladder.state import State, Subject
+from ridgeline.ladder.state import ClimbState, ClimbSubject
 from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.models.families import describe
 from ridgeline.models.shapes import describe_shape
 from ridgeline.progress import Progress
-from ridgeline.quality.gate import Bounds
+from ridgeline.quality.gate import QualityBounds
 from ridgeline.recipe import Recipe
 
 ALLOWED_FALL = 0.05
@@ -65,18 +65,18 @@ def check_folder(
     saved = read_saved(folder)
     hardware = detect(saved["device"] if device == "auto" else device)
     subject = _subject(saved, hardware.device)
-    state = State(Recipe.load(folder), saved["loop"], None if saved["shape"] else str(folder))
+    state = ClimbState(Recipe.load(folder), saved["loop"], None if saved["shape"] else str(folder))
     remarks: tuple[str, ...] = ()
     if hardware.name != saved["device_name"]:
         remarks = (f"the record is of {saved['device_name']}, this is {hardware.name}",)
-    measured, bounds = Measured(**saved["measured"]), Bounds(**saved["bounds"])
+    measured, bounds = Measured(**saved["measured"]), QualityBounds(**saved["bounds"])
     workload: Workload = workload_from(saved["workload"])
     with tempfile.TemporaryDirectory() as work:
         about = (subject, workload, saved["goal"], hardware, Path(work))
         with Processes(*about, measured=measured, bounds=bounds) as bench:
             if progress is not None:
                 progress("rounds", 0, 2)
-            rates = bench.rates(state, Part.from_json(saved["part"]), rounds)
+            rates = bench.rates(state, WorkloadPart.from_json(saved["part"]), rounds)
             speed = unpaired(saved["rates"], rates)
             before = None if saved["quality"] is None else Quality(**saved["quality"])
             now = None
@@ -109,12 +109,12 @@ FIELDS = {"model", "shape", "device", "device_name", "goal", "loop", "workload",
 FIELDS |= {"bounds", "measured", "quality"}
 
 
-def _subject(saved: dict[str, Any], device: str) -> Subject:
+def _subject(saved: dict[str, Any], device: str) -> ClimbSubject:
     if saved["shape"] is not None:
         config = describe_shape(saved["shape"]).config
-        return Subject(saved["shape"], None, saved["shape"], config, device)
+        return ClimbSubject(saved["shape"], None, saved["shape"], config, device)
     path = Path(saved["model"])
-    return Subject(str(path), path, None, describe(open_checkpoint(path)).config, device)
+    return ClimbSubject(str(path), path, None, describe(open_checkpoint(path)).config, device)
 
 
 def unpaired(before: Sequence[float], after: Sequence[float]) -> Speedup:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.bench.engine import check_fits
-from ridgeline.bench.serve.bound import Bound
+from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.data.traces import load_workload
 from ridgeline.data.workload import MIXES, Workload
 from ridgeline.engine.loading.draft_loading import check_words, find_draft
@@ -32,12 +32,12 @@ from ridgeline.ladder.climbing.bench_processes import (
 )
 from ridgeline.ladder.climbing.budget import Budget
 from ridgeline.ladder.climbing.finished import Finished
-from ridgeline.ladder.climbing.search import Facts, Found, Options, Search
+from ridgeline.ladder.climbing.search import ClimbFacts, ClimbProgress, ClimbSearch, Options
 from ridgeline.ladder.measuring.judging import Measured
 from ridgeline.ladder.measuring.pace import check_arrivals, opening
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
-from ridgeline.ladder.measuring.seen import Seen
+from ridgeline.ladder.measuring.seen import Observation
 from ridgeline.ladder.outcome import (
     Climb,
     CurvePoint,
@@ -59,14 +59,14 @@ from ridgeline.ladder.reporting.folder import (
 from ridgeline.ladder.reporting.records import climb_records
 from ridgeline.ladder.reporting.report import write_report
 from ridgeline.ladder.reporting.saved import FILE_NAME as CLIMB
-from ridgeline.ladder.state import State, Subject, setting
+from ridgeline.ladder.state import ClimbState, ClimbSubject, setting
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
 from ridgeline.models.shapes import check_one, describe_shape
 from ridgeline.profiling import roof_of
-from ridgeline.profiling.predicting.accuracy import Outcome, remember
+from ridgeline.profiling.predicting.accuracy import PredictionOutcome, remember
 from ridgeline.progress import Progress
-from ridgeline.quality.gate import USUAL, Bounds
+from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.quantization.files.read import is_quantized
 from ridgeline.recipe import Recipe, Speculation
 from ridgeline.records import versions_of
@@ -85,7 +85,7 @@ CPU_WINDOW, CPU_WINDOWS = 256, 8  # tokens that quality is measured on there: se
 
 
 @dataclass(frozen=True)
-class Order:
+class ClimbOrder:
     """What is asked for."""
 
     model: str | None
@@ -94,8 +94,10 @@ class Order:
     goal: Goal = "latency"
     workload: str | None = None  # a mix or a file; None: usual for goal and device
     output_tokens: int = 256  # made for each prompt of a file of prompts
-    bounds: Bounds = USUAL
-    latency: Bound = field(default_factory=Bound)  # of requests at the trace's own times
+    bounds: QualityBounds = USUAL
+    latency: LatencyBound = field(
+        default_factory=LatencyBound
+    )  # of requests at the trace's own times
     quality: bool = True
     measured: Measured | None = None  # None: as is usual for the device
     budget_s: float | None = None
@@ -114,19 +116,19 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Job:
+class ClimbJob:
     """An order, made out: what is run, on what, where."""
 
-    order: Order
-    subject: Subject
+    order: ClimbOrder
+    subject: ClimbSubject
     workload: Workload  # all at once
     trace: Workload  # with its arrival times, as much as is replayed
     hardware: Hardware
-    facts: Facts
+    facts: ClimbFacts
     measured: Measured
 
 
-def prepared(order: Order, progress: Progress | None = None) -> Job:
+def prepared(order: ClimbOrder, progress: Progress | None = None) -> ClimbJob:
     """What can be wrong is said before anything is measured."""
     hardware = detect(order.device)
     subject, quantized = subject_of(order, hardware, progress)
@@ -143,7 +145,7 @@ def prepared(order: Order, progress: Progress | None = None) -> Job:
     more |= {"bounds": asdict(order.bounds)}
     if order.latency:
         more |= {"latency": asdict(order.latency), "trace": asdict(trace)}
-    facts = Facts(
+    facts = ClimbFacts(
         subject.config,
         hardware,
         order.goal,
@@ -158,22 +160,24 @@ def prepared(order: Order, progress: Progress | None = None) -> Job:
         bounds=order.bounds,
         latency=order.latency,
     )
-    return Job(order, subject, workload, trace, hardware, facts, measured)
+    return ClimbJob(order, subject, workload, trace, hardware, facts, measured)
 
 
-def subject_of(order: Order, hardware: Hardware, progress: Progress | None) -> tuple[Subject, bool]:
+def subject_of(
+    order: ClimbOrder, hardware: Hardware, progress: Progress | None
+) -> tuple[ClimbSubject, bool]:
     if order.shape is not None:
         config = describe_shape(order.shape).config
-        return Subject(order.shape, None, order.shape, config, hardware.device), False
+        return ClimbSubject(order.shape, None, order.shape, config, hardware.device), False
     assert order.model is not None, "an order has a model or a shape"
     path = resolve_model(order.model, progress=progress).resolve()
     checkpoint = open_checkpoint(path)
     config = describe(checkpoint).config
     quantized = is_quantized(checkpoint) and checkpoint.format != "gguf"
-    return Subject(order.model, path, None, config, hardware.device), quantized
+    return ClimbSubject(order.model, path, None, config, hardware.device), quantized
 
 
-def draft_of(order: Order, subject: Subject, progress: Progress | None) -> str | None:
+def draft_of(order: ClimbOrder, subject: ClimbSubject, progress: Progress | None) -> str | None:
     """Where the draft model lies; one that cannot serve is refused before anything is measured."""
     if order.draft_model is None:
         return None
@@ -184,7 +188,7 @@ def draft_of(order: Order, subject: Subject, progress: Progress | None) -> str |
     return str(path)
 
 
-def workload_of(order: Order, subject: Subject) -> tuple[Workload, bool]:
+def workload_of(order: ClimbOrder, subject: ClimbSubject) -> tuple[Workload, bool]:
     """And whether its prompts are text."""
     name = order.workload or USUAL_WORKLOADS[order.goal, subject.device == "cpu"]
     tokenizer = None if subject.path is None else tokenizer_of(subject.path)
@@ -198,7 +202,7 @@ def usual_measured(device: str) -> Measured:
     return Measured(window=CPU_WINDOW, num_windows=CPU_WINDOWS) if device == "cpu" else Measured()
 
 
-def climb_model(order: Order, progress: Progress | None = None) -> Climb:
+def climb_model(order: ClimbOrder, progress: Progress | None = None) -> Climb:
     folder = Folder(order.out)
     folder.prepare(order.resume)
     budget = Budget(order.budget_s)
@@ -208,7 +212,7 @@ def climb_model(order: Order, progress: Progress | None = None) -> Climb:
     if order.latency:
         more |= {"latency": order.latency, "trace": job.trace}
     with Processes(*about, **more) as bench:
-        search = Search(
+        search = ClimbSearch(
             job.facts,
             bench,
             budget,
@@ -221,8 +225,8 @@ def climb_model(order: Order, progress: Progress | None = None) -> Climb:
 
 
 def finish(
-    job: Job,
-    found: Found,
+    job: ClimbJob,
+    found: ClimbProgress,
     bench: Processes,
     folder: Folder,
     budget: Budget,
@@ -255,20 +259,20 @@ class Last:
     total: Speedup | None = None
     before: Figures | None = None
     after: Figures | None = None
-    after_seen: Seen | None = None
+    after_seen: Observation | None = None
     before_curve: tuple[Any, ...] = ()
     after_curve: tuple[Any, ...] = ()
     words: tuple[str, ...] = ()
 
 
-def place(job: Job, found: Found, bench: Processes, folder: Folder) -> State:
+def place(job: ClimbJob, found: ClimbProgress, bench: Processes, folder: Folder) -> ClimbState:
     """The checkpoint and the recipe into the folder; the state that they are."""
     best, path = found.best, job.subject.path
     if path is None:
         folder.write_json("checkpoint.json", {"shape": job.subject.shape})
         recipe = saved_recipe(found.seen.filled, in_checkpoint=False)
         recipe.save(folder.path)
-        return State(recipe, best.loop)
+        return ClimbState(recipe, best.loop)
     in_checkpoint = best.folder is not None
     if best.folder is not None:
         folder.take(Path(best.folder), move=False)
@@ -282,7 +286,7 @@ def place(job: Job, found: Found, bench: Processes, folder: Folder) -> State:
         folder.link(path)
     recipe = saved_recipe(found.seen.filled, in_checkpoint)
     recipe.save(folder.path)
-    return State(recipe, best.loop, str(folder.path.resolve()))
+    return ClimbState(recipe, best.loop, str(folder.path.resolve()))
 
 
 def last_round_s(budget: Budget) -> float:
@@ -293,7 +297,7 @@ def last_round_s(budget: Budget) -> float:
     return min(LONGEST_ROUND_S, max(ROUND_S, (budget.rest_s - LAST_LOOKS_S) / rounds))
 
 
-def measure_last(found: Found, saved: State, bench: Processes) -> Last:
+def measure_last(found: ClimbProgress, saved: ClimbState, bench: Processes) -> Last:
     """Before and after in the same rounds. The plain loop runs from the original."""
     if saved.loop == "naive":
         return Last(before=found.start_seen.figures, after=found.seen.figures)
@@ -318,7 +322,12 @@ def measure_last(found: Found, saved: State, bench: Processes) -> Last:
 
 
 def climb_of(
-    job: Job, found: Found, saved: State, last: Last, budget: Budget, folder: Folder
+    job: ClimbJob,
+    found: ClimbProgress,
+    saved: ClimbState,
+    last: Last,
+    budget: Budget,
+    folder: Folder,
 ) -> Climb:
     order, hardware = job.order, job.hardware
     seen = last.after_seen or found.seen
@@ -379,7 +388,7 @@ def matrix_rates(hardware: Hardware) -> dict[str, float]:
     return found
 
 
-def serve_command(subject: Subject, recipe: Recipe, folder: Path) -> tuple[str, ...]:
+def serve_command(subject: ClimbSubject, recipe: Recipe, folder: Path) -> tuple[str, ...]:
     if subject.shape is not None:
         flags = recipe_flags(recipe)
         return ("ridgeline", "bench", "engine", "--shape", subject.shape, *flags)
@@ -387,7 +396,7 @@ def serve_command(subject: Subject, recipe: Recipe, folder: Path) -> tuple[str, 
 
 
 def write(
-    job: Job, climb: Climb, folder: Folder, bench: Processes, saved: State, last: Last
+    job: ClimbJob, climb: Climb, folder: Folder, bench: Processes, saved: ClimbState, last: Last
 ) -> None:
     folder.write_json(CLIMB, climb.to_json())
     records = climb_records(climb, job.hardware, bench.clocks)
@@ -398,7 +407,7 @@ def write(
 
 
 def check_document(
-    job: Job, climb: Climb, bench: Processes, saved: State, total: Speedup
+    job: ClimbJob, climb: Climb, bench: Processes, saved: ClimbState, total: Speedup
 ) -> Mapping[str, Any]:
     """What `--check` measures again."""
     subject = job.subject
@@ -426,11 +435,13 @@ def last_quality(climb: Climb) -> Quality | None:
     return next((quality for quality in reversed(kept) if quality is not None), None)
 
 
-def outcomes_to_remember(rungs: Sequence[RungOutcome], job: Job) -> Sequence[Outcome]:
+def outcomes_to_remember(
+    rungs: Sequence[RungOutcome], job: ClimbJob
+) -> Sequence[PredictionOutcome]:
     """What was predicted, beside what came of it."""
     device, model = job.hardware.name, job.subject.name
     return [
-        Outcome(
+        PredictionOutcome(
             rung.area,
             rung.name,
             rung.predicted.speedup,

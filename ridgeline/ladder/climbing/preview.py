@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.formats.dtypes import parse_dtype
-from ridgeline.ladder.climbing.climb import Job
+from ridgeline.ladder.climbing.climb import ClimbJob
 from ridgeline.ladder.climbing.search import SHARED
-from ridgeline.ladder.rungs import STAGES, Offer, Place, Rung
-from ridgeline.ladder.state import State, applied, baseline
+from ridgeline.ladder.rungs import STAGES, Offer, Rung, RungContext
+from ridgeline.ladder.state import ClimbState, applied, baseline
 from ridgeline.models.cost import MeanStep
 from ridgeline.profiling.predicting.gains import kv_bytes, predict, state_of
 from ridgeline.profiling.predicting.prediction import PhaseTime, Prediction, Situation
@@ -23,7 +23,7 @@ from ridgeline.recipe import Recipe, with_auto
 NOTE = "predicted from the roofline alone; `ridgeline optimize` measures each"
 
 
-def preview(job: Job) -> dict[str, Any]:
+def preview(job: ClimbJob) -> dict[str, Any]:
     state, rows = baseline(job.subject.device), list[dict[str, Any]]()
     for stage in STAGES:
         remaining = list(stage)
@@ -49,17 +49,17 @@ def preview(job: Job) -> dict[str, Any]:
     return about | {"workload": job.workload.name, "rungs": rows, "note": NOTE}
 
 
-def _filled(job: Job, state: State) -> Recipe:
+def _filled(job: ClimbJob, state: ClimbState) -> Recipe:
     dtype = parse_dtype(state.recipe.dtype)
     return with_auto(state.recipe, job.subject.config, dtype, job.subject.device)
 
 
-def _offer(job: Job, state: State, rung: Rung) -> Offer | str:
+def _offer(job: ClimbJob, state: ClimbState, rung: Rung) -> Offer | str:
     about = {name: getattr(job.facts, name) for name in SHARED}
-    return rung.offer(Place(**about, state=state, filled=_filled(job, state)))
+    return rung.offer(RungContext(**about, state=state, filled=_filled(job, state)))
 
 
-def _predicted(job: Job, state: State, offer: Offer) -> Prediction:
+def _predicted(job: ClimbJob, state: ClimbState, offer: Offer) -> Prediction:
     filled, config, facts = _filled(job, state), job.subject.config, job.facts
     situation = Situation(
         config,
@@ -81,7 +81,7 @@ def _predicted(job: Job, state: State, offer: Offer) -> Prediction:
     return predict(situation, {k: v for k, v in offer.edit.items() if k != "folder"})
 
 
-def _decode_work(job: Job, filled: Recipe, state: State) -> MeanStep:
+def _decode_work(job: ClimbJob, filled: Recipe, state: ClimbState) -> MeanStep:
     """A step in the middle of the workload's outputs, of as many requests as share one."""
     requests, rows = job.workload.requests, 1
     if state.loop == "engine":

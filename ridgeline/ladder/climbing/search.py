@@ -22,15 +22,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-from ridgeline.bench.serve.bound import USUAL_SHARE, Bound
+from ridgeline.bench.serve.bound import USUAL_SHARE, LatencyBound
 from ridgeline.errors import RidgelineError, UsageError
 from ridgeline.hardware import Hardware
 from ridgeline.ladder.climbing.budget import Budget
 from ridgeline.ladder.climbing.finished import Finished
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
-from ridgeline.ladder.measuring.seen import Seen
-from ridgeline.ladder.outcome import Goal, Pace, Quality, RungOutcome, Speedup, outcome_from
+from ridgeline.ladder.measuring.seen import Observation
+from ridgeline.ladder.outcome import Goal, Quality, RungOutcome, Speedup, TrafficPace, outcome_from
 from ridgeline.ladder.reporting.words import (
     busy_words,
     faster_words,
@@ -40,13 +40,13 @@ from ridgeline.ladder.reporting.words import (
     state_words,
     with_remarks,
 )
-from ridgeline.ladder.rungs import STAGES, Offer, Place, Rung
-from ridgeline.ladder.state import Edit, State, applied, baseline, digest
+from ridgeline.ladder.rungs import STAGES, Offer, Rung, RungContext
+from ridgeline.ladder.state import ClimbState, RecipeEdit, applied, baseline, digest
 from ridgeline.models import ModelConfig
 from ridgeline.profiling.predicting.gains import predict
 from ridgeline.profiling.predicting.prediction import Prediction, Situation
 from ridgeline.progress import Progress
-from ridgeline.quality.gate import USUAL, Bounds
+from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.quantization.scheme import parse_scheme
 
 log = logging.getLogger(__name__)
@@ -57,36 +57,36 @@ CALIBRATION_S = 240.0  # that must be left to find codes on data: `demo` takes 2
 CALIBRATION_GAIN = 8.0  # times the bound: what is further outside stays outside
 FIRST_RUNG_S = 25.0  # taken until one was measured
 Enough = Callable[[Speedup], bool]
-Predict = Callable[[Situation, Edit], Prediction]
+Predict = Callable[[Situation, RecipeEdit], Prediction]
 
 
 class Bench(Protocol):
     """Measures. Raises WorkerError where a state cannot be run."""
 
-    def open(self, state: State) -> Seen:
+    def open(self, state: ClimbState) -> Observation:
         """Load it and look at its steps; it is the best so far."""
 
-    def compare(self, before: State, after: State, enough: Enough) -> Speedup:
+    def compare(self, before: ClimbState, after: ClimbState, enough: Enough) -> Speedup:
         """In rounds that take turns, until it is enough; `after` stays loaded."""
 
-    def keep(self, state: State) -> Seen:
+    def keep(self, state: ClimbState) -> Observation:
         """`state` was compared, and is the best now; what it was held against is let go."""
 
-    def drop(self, state: State) -> None:
+    def drop(self, state: ClimbState) -> None:
         """Let it go."""
 
-    def judge(self, state: State) -> Quality:
+    def judge(self, state: ClimbState) -> Quality:
         """Against the unmodified model."""
 
-    def pace(self, state: State) -> Pace:
+    def pace(self, state: ClimbState) -> TrafficPace:
         """Under the trace's own arrival times."""
 
-    def calibrated(self, state: State) -> State:
+    def calibrated(self, state: ClimbState) -> ClimbState:
         """The same scheme with codes found on data, from a checkpoint of its own."""
 
 
 @dataclass(frozen=True)
-class Facts:
+class ClimbFacts:
     """What does not change during a climb."""
 
     config: ModelConfig
@@ -100,8 +100,8 @@ class Facts:
     has_random_weights: bool = False
     is_quantized: bool = False
     draft_model: str | None = None
-    bounds: Bounds = USUAL
-    latency: Bound = field(default_factory=Bound)  # none, unless it is given
+    bounds: QualityBounds = USUAL
+    latency: LatencyBound = field(default_factory=LatencyBound)  # none, unless it is given
 
 
 @dataclass(frozen=True)
@@ -116,24 +116,24 @@ class Options:
 
 
 @dataclass
-class Found:
+class ClimbProgress:
     """What a climb came to, so far."""
 
-    start: State
-    start_seen: Seen
-    best: State
-    seen: Seen
+    start: ClimbState
+    start_seen: Observation
+    best: ClimbState
+    seen: Observation
     outcomes: list[RungOutcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    pace: Pace | None = None  # of the best, where a latency bound is given
+    pace: TrafficPace | None = None  # of the best, where a latency bound is given
     is_stopped: bool = False
     measured: list[RungOutcome] = field(default_factory=list)  # in this run, not in an earlier one
 
 
-class Search:
+class ClimbSearch:
     def __init__(
         self,
-        facts: Facts,
+        facts: ClimbFacts,
         bench: Bench,
         budget: Budget,
         options: Options | None = None,
@@ -145,7 +145,7 @@ class Search:
         self.options = options or Options()
         self.finished = finished or Finished(None)
         self.progress, self.predictor = progress, predictor
-        self.found: Found | None = None
+        self.found: ClimbProgress | None = None
         self._rung_s: list[float] = []  # that measured rungs took, less what is done once
         self._once_s: float | None = None  # None: nothing has been judged yet
         self._latest: dict[str, RungOutcome] = {}
@@ -153,7 +153,7 @@ class Search:
         self._trying: Rung | None = None
         self._done = 0
 
-    def run(self) -> Found:
+    def run(self) -> ClimbProgress:
         found = self.found = self.start()
         try:
             self._climb()
@@ -169,13 +169,13 @@ class Search:
             found.notes.append(self._pace_note(found))
         return found
 
-    def _pace_note(self, found: Found) -> str:
+    def _pace_note(self, found: ClimbProgress) -> str:
         if found.pace is None:
             return f"no rung was kept that keeps the latency bound ({self.facts.latency.words()})"
         said = pace_words(found.pace, self.facts.latency)
         return said if found.pace.share >= USUAL_SHARE else f"too slow for the bound: {said}"
 
-    def start(self) -> Found:
+    def start(self) -> ClimbProgress:
         """The plain loop in fp32; where that does not fit, the smallest step from it that does."""
         problem = None
         for number, state in enumerate(start_states(self.facts.hardware.device)):
@@ -186,7 +186,7 @@ class Search:
                     raise
                 problem = problem or str(error)
                 continue
-            found = Found(state, seen, state, seen)
+            found = ClimbProgress(state, seen, state, seen)
             if number:
                 found.notes.append(
                     f"the plain loop in fp32 does not fit ({problem}); it starts from "
@@ -200,11 +200,11 @@ class Search:
             return found
         raise WorkerError("memory", f"nothing of it fits here: {problem}")
 
-    def _seen_of(self, state: State) -> Seen:
+    def _seen_of(self, state: ClimbState) -> Observation:
         key = digest([self.facts.setting, "seen", state.key])
         entry = self.finished.get(key)
         if entry is not None:
-            return Seen.from_json(entry)
+            return Observation.from_json(entry)
         seen = self.bench.open(state)
         self.finished.put(key, seen.to_json())
         return seen
@@ -289,7 +289,7 @@ class Search:
         return {o.name for o in self._now.outcomes[:place] if o.status == "kept"}
 
     @property
-    def _now(self) -> Found:
+    def _now(self) -> ClimbProgress:
         assert self.found is not None, "`start` comes first"
         return self.found
 
@@ -303,12 +303,12 @@ class Search:
         about = {name: getattr(self.facts, name) for name in SHARED}
         state = applied(now.best, first)
         filled = applied(replace(now.best, recipe=now.seen.filled), first).recipe
-        offer = rung.offer(Place(**about, state=state, filled=filled, outcomes=self._latest))
+        offer = rung.offer(RungContext(**about, state=state, filled=filled, outcomes=self._latest))
         if isinstance(offer, str) or not first:
             return offer
         return Offer(first | dict(offer.edit), f"{offer.reason}; with the engine, {NOT_ALONE}")
 
-    def _engine_edit(self) -> Edit | None:
+    def _engine_edit(self) -> RecipeEdit | None:
         """What leads to the engine, where that alone was measured and not kept."""
         rungs = [rung for stage in self.options.stages for rung in stage if rung.is_essential]
         outcomes = [self._latest[rung.name] for rung in rungs if rung.name in self._latest]
@@ -421,10 +421,12 @@ class Search:
         self._append(outcome)
         if outcome.status == "kept":
             self._now.pace = outcome.pace
-            self._now.best = State.from_json(entry["state"])  # type: ignore[arg-type]
-            self._now.seen = Seen.from_json(entry["seen"])  # type: ignore[arg-type]
+            self._now.best = ClimbState.from_json(entry["state"])  # type: ignore[arg-type]
+            self._now.seen = Observation.from_json(entry["seen"])  # type: ignore[arg-type]
 
-    def _measured(self, rung: Rung, offer: Offer, candidate: State) -> tuple[RungOutcome, State]:
+    def _measured(
+        self, rung: Rung, offer: Offer, candidate: ClimbState
+    ) -> tuple[RungOutcome, ClimbState]:
         base = RungOutcome(rung.name, rung.area, rung.title, offer.edit, "failed", offer.reason)
         try:
             achieved = self.bench.compare(self._now.best, candidate, self._enough)
@@ -445,7 +447,7 @@ class Search:
             self.bench.drop(candidate)
             return replace(base, reason=f"{error.kind}: {error}"), candidate
 
-    def _with_pace(self, base: RungOutcome, candidate: State) -> RungOutcome:
+    def _with_pace(self, base: RungOutcome, candidate: ClimbState) -> RungOutcome:
         """Dropped where requests that come at the trace's own times wait too long, unless those of
         the best so far do, and no fewer of them.
         """
@@ -461,7 +463,7 @@ class Search:
         reason = f"{faster_words(base.achieved)}, but only {pace_words(pace, bound)}"
         return replace(base, status="dropped", reason=reason)
 
-    def _judged(self, base: RungOutcome, candidate: State) -> tuple[RungOutcome, State]:
+    def _judged(self, base: RungOutcome, candidate: ClimbState) -> tuple[RungOutcome, ClimbState]:
         began = self.budget.used_s
         quality = self.bench.judge(candidate)
         if self._once_s is None:  # the original was loaded and run too, which is kept for others
@@ -482,8 +484,8 @@ class Search:
         return self._calibrated(refused, candidate, reason)
 
     def _calibrated(
-        self, refused: RungOutcome, candidate: State, reason: str
-    ) -> tuple[RungOutcome, State]:
+        self, refused: RungOutcome, candidate: ClimbState, reason: str
+    ) -> tuple[RungOutcome, ClimbState]:
         """Rounding to nearest is outside the bound: codes found on data may be inside."""
         better = self.bench.calibrated(candidate)
         quality = self.bench.judge(better)
@@ -533,7 +535,7 @@ NOT_ALONE = "which alone was not faster beyond noise"
 SAME_ARITHMETIC = "the same arithmetic, so its quality was not measured"
 
 
-def start_states(device: str) -> Sequence[State]:
+def start_states(device: str) -> Sequence[ClimbState]:
     """The plain loop, and where that does not fit smaller and smaller ones."""
     plain, half = baseline(device), baseline(device, "bf16")
     engine = applied(half, {"loop": "engine", "kernels": "fused"})
@@ -541,13 +543,13 @@ def start_states(device: str) -> Sequence[State]:
     return [plain, half, engine, *smaller]
 
 
-def _is_near(quality: Quality, bounds: Bounds) -> bool:
+def _is_near(quality: Quality, bounds: QualityBounds) -> bool:
     """Whether codes found on data may bring it inside: they take some bits' worth of error away."""
     pairs = ((quality.mean_kl, bounds.max_kl), (quality.ppl_increase, bounds.max_ppl_increase))
     return all(allowed is None or value <= CALIBRATION_GAIN * allowed for value, allowed in pairs)
 
 
-def _can_calibrate(state: State) -> bool:
+def _can_calibrate(state: ClimbState) -> bool:
     """Whether the scheme has a better method than rounding, and has it not been used yet."""
     if state.recipe.scheme is None or state.folder is not None:
         return False

@@ -22,23 +22,23 @@ from ridgeline.engine import Engine
 from ridgeline.engine.loading.loading import tokenizer_of
 from ridgeline.errors import OutOfMemoryError, UnsupportedError
 from ridgeline.ladder.outcome import Quality
-from ridgeline.ladder.quantizing.quantize_job import Job, parts_of, texts, usual_sequences
-from ridgeline.ladder.state import State
+from ridgeline.ladder.quantizing.quantize_job import QuantizeJob, parts_of, texts, usual_sequences
+from ridgeline.ladder.state import ClimbState
 from ridgeline.models import Transformer
 from ridgeline.quality.divergence import KEPT_BYTES, Divergence, Original
-from ridgeline.quality.gate import Bounds
+from ridgeline.quality.gate import QualityBounds
 from ridgeline.quality.tasks import TaskOptions, TaskScore, difference, run_task
 from ridgeline.quality.tasks.score import tokenizer_for
 from ridgeline.quality.windows import Windows, cut
 from ridgeline.quantization import load_model
 from ridgeline.quantization.calibrating.calibration import quantize_model
-from ridgeline.quantization.files.matrix import Matrix
+from ridgeline.quantization.files.matrix import StoredMatrix
 from ridgeline.quantization.files.save import save_quantized
 from ridgeline.quantization.linear import quantizable
 from ridgeline.quantization.methods import Rtn, usual_method
 from ridgeline.quantization.nearest import chosen_layers
 from ridgeline.quantization.scheme import encode, find_grid, parse_scheme
-from ridgeline.quantization.sizes import Matrix as Shape
+from ridgeline.quantization.sizes import MatrixSize
 from ridgeline.recipe import KV, Limits, Recipe
 
 MAX_BATCH = 8  # windows that an engine has at once
@@ -83,7 +83,7 @@ class Judge:
         measured: Mapping[str, Any],
         bounds: Mapping[str, float | None],
     ) -> dict[str, Any]:
-        asked, wanted = Measured(**measured), State.from_json(state)
+        asked, wanted = Measured(**measured), ClimbState.from_json(state)
         engine, original = self._begin(Path(path), device, asked)
         context = engine.max_context
         recipe = _to_measure(wanted.recipe, context)
@@ -91,7 +91,7 @@ class Judge:
         pages = _num_pages(context, recipe)
         with Engine(source, recipe, device=device, num_pages=pages) as changed:
             found = original.compare(changed)
-            quality = quality_of(found, Bounds(**bounds))
+            quality = quality_of(found, QualityBounds(**bounds))
             if asked.task is not None:
                 quality = self._with_task(quality, engine, changed, asked)
         del changed
@@ -160,10 +160,10 @@ def first_windows(engine: Engine, asked: Measured) -> Windows:
 
 def measured_text(file: str | None) -> str:
     """Never words that codes were calibrated on."""
-    return texts(Job(None, Rtn()))[1] if file is None else read_text(Path(file))
+    return texts(QuantizeJob(None, Rtn()))[1] if file is None else read_text(Path(file))
 
 
-def quality_of(found: Divergence, bounds: Bounds) -> Quality:
+def quality_of(found: Divergence, bounds: QualityBounds) -> Quality:
     kl, more = found.mean_kl, found.increase
     return Quality(
         kl.value,
@@ -186,7 +186,7 @@ def calibrate(path: str, device: str, scheme: str, dtype: str, folder: str) -> d
     if tokenizer is None:
         raise UnsupportedError(f"{path} has no tokenizer, which calibration text needs")
     count = usual_sequences(method, model.embed.weight.is_cuda)
-    text = texts(Job(None, method))[0]
+    text = texts(QuantizeJob(None, method))[0]
     names = set(chosen_layers(model, wanted))
     results = quantize_model(
         model,
@@ -196,7 +196,9 @@ def calibrate(path: str, device: str, scheme: str, dtype: str, folder: str) -> d
         device=model.embed.weight.device,
     )
     plain, codes = parts_of(model, results)
-    _save(plain, Path(folder), Path(path), {name: Matrix(*pair) for name, pair in codes.items()})
+    _save(
+        plain, Path(folder), Path(path), {name: StoredMatrix(*pair) for name, pair in codes.items()}
+    )
     return {"folder": folder, "method": method.name}
 
 
@@ -208,16 +210,18 @@ def write_codes(
     """
     wanted = parse_scheme(scheme)
     model = load_model(Path(path), dtype=dtype, device="cpu")
-    shapes = [Shape(*shape) for shape in plain]
+    shapes = [MatrixSize(*shape) for shape in plain]
     found = {}
     for name in chosen_layers(model, wanted, plain=shapes):
         weight = quantizable(model)[name].weight.detach()
-        found[name] = Matrix(encode(weight, find_grid(weight, wanted), wanted), wanted)
+        found[name] = StoredMatrix(encode(weight, find_grid(weight, wanted), wanted), wanted)
     _save(model, Path(folder), Path(path), found)
     return {"folder": folder}
 
 
-def _save(model: Transformer, folder: Path, source: Path, codes: Mapping[str, Matrix]) -> None:
+def _save(
+    model: Transformer, folder: Path, source: Path, codes: Mapping[str, StoredMatrix]
+) -> None:
     tokenizer = tokenizer_of(source)
     files = {} if tokenizer is None else tokenizer.files()
     by_weight = {name + WEIGHT: matrix for name, matrix in codes.items()}

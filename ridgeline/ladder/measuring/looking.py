@@ -19,13 +19,13 @@ from ridgeline.models import Transformer
 from ridgeline.profiling.dividing import Divided, divided
 from ridgeline.profiling.predicting.prediction import PhaseTime
 from ridgeline.profiling.tracing.plain_stepping import NaiveSteps
-from ridgeline.profiling.tracing.stepping import EngineSteps, Stepping
+from ridgeline.profiling.tracing.stepping import EngineSteps, ProfiledSteps
 from ridgeline.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
 LEAST_ROUNDS = 3  # of which a median says more than one look
-Steps = Callable[[], Stepping]
+Steps = Callable[[], ProfiledSteps]
 
 
 def engine_steps(engine: Engine) -> Steps | None:

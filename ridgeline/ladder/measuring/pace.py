@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.bench.engine import run_workload
-from ridgeline.bench.serve.bound import USUAL_SHARE, Bound
+from ridgeline.bench.serve.bound import USUAL_SHARE, LatencyBound
 from ridgeline.data.workload import Workload
 from ridgeline.engine import Engine
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware
-from ridgeline.ladder.outcome import Pace
+from ridgeline.ladder.outcome import TrafficPace
 
 SPAN_S = 20.0  # of the trace that is replayed
 LIMIT_S = 2 * SPAN_S
@@ -28,7 +28,7 @@ def opening(workload: Workload, span_s: float = SPAN_S) -> Workload:
     return workload.between(first, first + span_s)
 
 
-def check_arrivals(workload: Workload, bound: Bound) -> None:
+def check_arrivals(workload: Workload, bound: LatencyBound) -> None:
     if bound and workload.duration_s == 0:
         raise UsageError(
             f"--ttft-ms and --tpot-ms need arrival times, and workload {workload.name} has none; "
@@ -36,7 +36,9 @@ def check_arrivals(workload: Workload, bound: Bound) -> None:
         )
 
 
-def paced(engine: Engine, workload: Workload, bound: Bound, hardware: Hardware) -> Pace:
+def paced(
+    engine: Engine, workload: Workload, bound: LatencyBound, hardware: Hardware
+) -> TrafficPace:
     """What is not done when the replay ends is judged by what came until then: a recipe that falls
     behind its trace would go on for minutes.
     """
@@ -44,7 +46,7 @@ def paced(engine: Engine, workload: Workload, bound: Bound, hardware: Hardware) 
     firsts = [first for first, _ in run.latencies]
     later = [per_token for _, per_token in run.latencies if per_token is not None]
     kept = sum(bound.holds(*each) for each in run.latencies)
-    return Pace(len(workload.requests), kept, _high(firsts), _high(later))
+    return TrafficPace(len(workload.requests), kept, _high(firsts), _high(later))
 
 
 def _high(values: Sequence[float]) -> float | None:

@@ -25,7 +25,7 @@ FIRST_TOKENS = 8  # of the longest output, of the part that is tried first
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkloadPart:
     count: int  # of its requests, the first so many
     share: float = 1.0  # of the length of each prompt and output
     repeats: int = 1  # so many times in one round
@@ -52,7 +52,7 @@ class Part:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Part:
+    def from_json(cls, document: Mapping[str, Any]) -> WorkloadPart:
         return cls(**document)
 
 
@@ -83,15 +83,17 @@ def _shortened(request: WorkloadRequest, share: float, block_tokens: int) -> Wor
     )
 
 
-def first_part(workload: Workload, at_once: int) -> Part:
+def first_part(workload: Workload, at_once: int) -> WorkloadPart:
     """The smallest that says how fast a recipe is."""
     count = min(at_once, len(workload.requests))
     some = [typical(workload)] if count == 1 else workload.requests[:count]
     longest = max(request.num_output_tokens for request in some)
-    return Part(count, min(1.0, FIRST_TOKENS / longest))
+    return WorkloadPart(count, min(1.0, FIRST_TOKENS / longest))
 
 
-def longer(part: Part, took_s: float, wanted_s: float, growth: float = 64.0) -> Part:
+def longer(
+    part: WorkloadPart, took_s: float, wanted_s: float, growth: float = 64.0
+) -> WorkloadPart:
     """One that takes about `wanted_s`, if this one took `took_s`: longer, up to the whole length,
     and then several times over.
     """

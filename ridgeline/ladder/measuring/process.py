@@ -21,7 +21,7 @@ from typing import Any, Literal, Self
 
 from ridgeline.errors import RidgelineError
 
-Kind = Literal["memory", "refused", "failed", "died", "hung"]
+FailureKind = Literal["memory", "refused", "failed", "died", "hung"]
 CLOSE_S = 10.0  # for a worker to end by itself
 COMMAND = (sys.executable, "-m", "ridgeline.ladder.measuring.worker")
 ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}
@@ -33,7 +33,7 @@ class WorkerError(RidgelineError):
 
     exit_code = 8
 
-    def __init__(self, kind: Kind, text: str) -> None:
+    def __init__(self, kind: FailureKind, text: str) -> None:
         super().__init__(text)
         self.kind = kind
 

@@ -27,12 +27,12 @@ MIN_ROUNDS = 5
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 NORMAL_QUANTILE = 1.959964
 
-Figure = Callable[[], float]  # runs one side once and gives its rate
+Measure = Callable[[], float]  # runs one side once and gives its rate
 
 
 def interleaved(
-    before: Figure,
-    after: Figure,
+    before: Measure,
+    after: Measure,
     rounds: int = MIN_ROUNDS,
     *,
     progress: Progress | None = None,

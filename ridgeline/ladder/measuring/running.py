@@ -53,7 +53,7 @@ class Round:
         return asdict(self)
 
 
-class Runs(Protocol):
+class RecipeRun(Protocol):
     """One recipe, loaded."""
 
     def round(self, workload: Workload) -> Round: ...

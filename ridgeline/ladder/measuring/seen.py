@@ -9,22 +9,22 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ridgeline.hardware import Hardware
-from ridgeline.ladder.outcome import Figures, MemoryItem, RoofPoint
+from ridgeline.ladder.outcome import Figures, ReportedMemory, RoofPoint
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import MeanStep, mean_step_cost
 from ridgeline.profiling import step_limit
-from ridgeline.profiling.predicting.prediction import Loop, PhaseTime, Situation
+from ridgeline.profiling.predicting.prediction import LoopName, PhaseTime, Situation
 from ridgeline.profiling.roofline import matrix_units
 from ridgeline.recipe import VERSION, Recipe, recipe_from
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     filled: Recipe
     weight_bytes: int
     bytes_per_weight: float
     bytes_per_kv: float
-    memory: tuple[MemoryItem, ...] = ()
+    memory: tuple[ReportedMemory, ...] = ()
     plain_shapes: tuple[tuple[int, int], ...] = ()  # not quantized, because that is slower here
     remarks: tuple[str, ...] = ()  # what a reader should know of how it ran
     is_deterministic: bool = True
@@ -35,14 +35,14 @@ class Seen:
         return asdict(self) | {"filled": {"version": VERSION} | asdict(self.filled)}
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Seen:
+    def from_json(cls, document: Mapping[str, Any]) -> Observation:
         values = dict(document)
         figures = values["figures"]
         return cls(
             **values
             | {
                 "filled": recipe_from(values["filled"]),
-                "memory": tuple(MemoryItem(**item) for item in values["memory"]),
+                "memory": tuple(ReportedMemory(**item) for item in values["memory"]),
                 "plain_shapes": tuple((a, b) for a, b in values["plain_shapes"]),
                 "remarks": tuple(values["remarks"]),
                 "phases": tuple(phase_from(phase) for phase in values["phases"]),
@@ -51,7 +51,7 @@ class Seen:
         )
 
     @classmethod
-    def of_worker(cls, about: Mapping[str, Any]) -> Seen:
+    def of_worker(cls, about: Mapping[str, Any]) -> Observation:
         """What a worker says when it has loaded."""
         said = (about.get("plain_for_speed"), about.get("build_problem"))
         return cls(
@@ -59,7 +59,7 @@ class Seen:
             about["weight_bytes"],
             about["bytes_per_weight"],
             about["bytes_per_kv"],
-            tuple(MemoryItem(*item) for item in about["memory"]),
+            tuple(ReportedMemory(*item) for item in about["memory"]),
             tuple((a, b) for a, b in about["plain_shapes"]),
             tuple(remark for remark in said if remark),
             about["is_deterministic"],
@@ -68,7 +68,7 @@ class Seen:
     def situation(
         self,
         config: ModelConfig,
-        loop: Loop,
+        loop: LoopName,
         hardware: Hardware,
         concurrency: float,
         prefix_share: float,
@@ -85,7 +85,7 @@ class Seen:
             prefix_share,
         )
 
-    def with_phases(self, phases: tuple[PhaseTime, ...]) -> Seen:
+    def with_phases(self, phases: tuple[PhaseTime, ...]) -> Observation:
         return replace(self, phases=phases)
 
     def roof(self, config: ModelConfig, hardware: Hardware, when: str) -> tuple[RoofPoint, ...]:

@@ -18,16 +18,16 @@ from ridgeline.models import ModelConfig
 from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.models.families import describe
 from ridgeline.models.shapes import describe_shape
-from ridgeline.profiling.predicting.prediction import Loop
+from ridgeline.profiling.predicting.prediction import LoopName
 from ridgeline.recipe import VERSION, Recipe, recipe_from
 
 
 @dataclass(frozen=True)
-class Spec:
+class WorkerSpec:
     path: str | None  # of the model; one of the two
     shape: str | None
     device: str
-    loop: Loop
+    loop: LoopName
     recipe: Recipe
     goal: Goal
     workload: str  # a file of `write_workload`
@@ -39,7 +39,7 @@ class Spec:
         return asdict(self) | {"recipe": {"version": VERSION} | asdict(self.recipe)}
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Spec:
+    def from_json(cls, document: Mapping[str, Any]) -> WorkerSpec:
         return cls(**{**document, "recipe": recipe_from(document["recipe"])})
 
     @property

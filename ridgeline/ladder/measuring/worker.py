@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import torch
 
-from ridgeline.bench.serve.bound import Bound
+from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.data.workload import Workload
 from ridgeline.engine import Engine
 from ridgeline.errors import OutOfMemoryError, RidgelineError
@@ -34,10 +34,10 @@ from ridgeline.kernels.compile_times import CompileTimes
 from ridgeline.ladder.measuring import judging
 from ridgeline.ladder.measuring.looking import Steps, engine_steps, looked_at, naive_steps
 from ridgeline.ladder.measuring.pace import paced
-from ridgeline.ladder.measuring.part import Part, longer
+from ridgeline.ladder.measuring.part import WorkloadPart, longer
 from ridgeline.ladder.measuring.process import NOTED
 from ridgeline.ladder.measuring.running import EngineRuns, NaiveRuns, Round
-from ridgeline.ladder.measuring.spec import Spec, read_workload
+from ridgeline.ladder.measuring.spec import WorkerSpec, read_workload
 from ridgeline.ladder.outcome import CurvePoint
 from ridgeline.models import Transformer
 from ridgeline.models.shapes import random_model
@@ -52,7 +52,7 @@ PROMPT = tuple(range(1, 33))  # asked twice, to see whether the answers are the 
 MAX_WARM_UPS = 4
 
 
-class Worker:
+class RecipeWorker:
     def __init__(self) -> None:
         self.runs: EngineRuns | NaiveRuns | None = None
         self.workload: Workload | None = None
@@ -66,7 +66,7 @@ class Worker:
         return do(**{name: value for name, value in asked.items() if name != "do"})
 
     def do_load(self, spec: Mapping[str, Any]) -> dict[str, Any]:
-        began, asked = time.monotonic(), Spec.from_json(spec)
+        began, asked = time.monotonic(), WorkerSpec.from_json(spec)
         self.workload = read_workload(asked.workload)
         self.one_by_one = asked.goal == "latency" or asked.loop == "naive"
         hardware = load_cached(detect(asked.device))
@@ -77,7 +77,7 @@ class Worker:
             about = self._load_engine(asked, hardware)
         return about | {"seconds": time.monotonic() - began, "build_problem": problem}
 
-    def _load_naive(self, spec: Spec, hardware: Hardware) -> dict[str, Any]:
+    def _load_naive(self, spec: WorkerSpec, hardware: Hardware) -> dict[str, Any]:
         model = plain_model(spec, hardware)
         runs = self.runs = NaiveRuns(model, hardware)
         filled = with_auto(spec.recipe, model.config, model.embed.weight.dtype, spec.device)
@@ -94,7 +94,7 @@ class Worker:
             "is_deterministic": runs.same_logits([i % model.config.vocab_size for i in PROMPT]),
         }
 
-    def _load_engine(self, spec: Spec, hardware: Hardware) -> dict[str, Any]:
+    def _load_engine(self, spec: WorkerSpec, hardware: Hardware) -> dict[str, Any]:
         model: Transformer | Path
         if spec.folder is not None:
             model = Path(spec.folder)
@@ -122,7 +122,7 @@ class Worker:
         """
         assert self.runs is not None, "`load` comes first"
         on_cpu = self.runs.hardware.device_type == "cpu"
-        now = Part.from_json(part)
+        now = WorkloadPart.from_json(part)
         self._run(now)
         for _ in range(MAX_WARM_UPS):
             took = self._run(now).wall_s
@@ -138,11 +138,11 @@ class Worker:
         return {"part": last.to_json(), "seconds": took}
 
     def do_round(self, part: Mapping[str, Any]) -> dict[str, Any]:
-        found = self._run(Part.from_json(part))
+        found = self._run(WorkloadPart.from_json(part))
         self.rounds.append(found)
         return found.to_json()
 
-    def _run(self, part: Part) -> Round:
+    def _run(self, part: WorkloadPart) -> Round:
         assert self.runs is not None, "`load` comes first"
         assert self.workload is not None, "`load` comes first"
         workload = part.of(self.workload)
@@ -159,13 +159,15 @@ class Worker:
     def do_phases(self, part: Mapping[str, Any]) -> dict[str, Any]:
         assert self.runs is not None, "`load` comes first"
         assert self.workload is not None, "`load` comes first"
-        phases = self.runs.phases(Part.from_json(part).of(self.workload))
+        phases = self.runs.phases(WorkloadPart.from_json(part).of(self.workload))
         found = looked_at(phases, self.rounds, self.steps, self.one_by_one)
         return {"phases": [asdict(phase) for phase in found.phases], "slowed": found.slowed}
 
     def do_pace(self, workload: str, bound: Mapping[str, float | None]) -> dict[str, Any]:
         assert isinstance(self.runs, EngineRuns), "the plain loop has no requests at once"
-        found = paced(self.runs.engine, read_workload(workload), Bound(**bound), self.runs.hardware)
+        found = paced(
+            self.runs.engine, read_workload(workload), LatencyBound(**bound), self.runs.hardware
+        )
         return asdict(found)
 
     def do_curve(self, batches: list[int], seconds: float) -> dict[str, Any]:
@@ -193,7 +195,7 @@ class Worker:
         return judging.write_codes(**asked)
 
 
-def plain_model(spec: Spec, hardware: Hardware) -> Transformer:
+def plain_model(spec: WorkerSpec, hardware: Hardware) -> Transformer:
     if spec.shape is not None:
         dtype = choose_dtype(spec.recipe.dtype, spec.config, hardware)
         return random_model(spec.shape, dtype, hardware.device)
@@ -219,7 +221,7 @@ def kind_of(error: BaseException) -> str:
     return "refused" if isinstance(error, RidgelineError) else "failed"
 
 
-def told(worker: Worker, asked: Mapping[str, Any]) -> dict[str, Any]:
+def told(worker: RecipeWorker, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Its answer; where the time went goes to its log."""
     began = time.monotonic()
     with CompileTimes() as times:
@@ -229,7 +231,7 @@ def told(worker: Worker, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def serve(asked: IO[str], answers: IO[str]) -> None:
-    worker = Worker()
+    worker = RecipeWorker()
     for line in asked:
         try:
             answer = told(worker, json.loads(line))

@@ -22,7 +22,7 @@ from ridgeline.ladder.modules.attention import switch
 from ridgeline.ladder.modules.copies import copied, weight_bytes
 from ridgeline.ladder.modules.graphed import Graphed
 from ridgeline.ladder.modules.linears import CodedLinear, quantize
-from ridgeline.profiling.modules.form import Form
+from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.placing import converted
 from ridgeline.quantization.scheme import parse_scheme
 
@@ -37,7 +37,9 @@ class Example(NamedTuple):
 class Built:
     """A module in a form; called like the module."""
 
-    def __init__(self, module: nn.Module, form: Form, example: Example, back: torch.dtype | None):
+    def __init__(
+        self, module: nn.Module, form: ModuleForm, example: Example, back: torch.dtype | None
+    ):
         self.module, self.form = module, form
         self._inner = module if form.compile is None else torch.compile(module, mode=form.compile)
         self._device_type = next((p.device.type for p in module.parameters()), "cpu")
@@ -86,7 +88,7 @@ class Built:
 
 
 def build(
-    module: nn.Module, form: Form, example: Example, back: torch.dtype | None = None
+    module: nn.Module, form: ModuleForm, example: Example, back: torch.dtype | None = None
 ) -> Built:
     """`back` is the dtype of the original's outputs, where all fractions in them have one."""
     dtype = parse_dtype(form.dtype) if form.dtype is not None else None

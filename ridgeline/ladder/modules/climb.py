@@ -26,12 +26,12 @@ from torch import nn
 from ridgeline.errors import RidgelineError, UsageError, near_matches
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, interleaved
 from ridgeline.ladder.modules.building import Built, Example, build
-from ridgeline.ladder.modules.outputs import Bounds, difference
+from ridgeline.ladder.modules.outputs import OutputBounds, difference
 from ridgeline.ladder.modules.rungs import Candidate, applies
 from ridgeline.ladder.outcome import Difference, Goal, RungOutcome, Speedup
-from ridgeline.profiling.modules.changes import CHANGES, Change
-from ridgeline.profiling.modules.form import Form
-from ridgeline.profiling.modules.gains import Work, predict
+from ridgeline.profiling.modules.changes import CHANGES, ModuleChange
+from ridgeline.profiling.modules.form import ModuleForm
+from ridgeline.profiling.modules.gains import CallWork, predict
 from ridgeline.profiling.modules.placing import tensors
 from ridgeline.profiling.modules.tracing import first_line
 from ridgeline.progress import Progress
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: OutputBounds = field(default_factory=OutputBounds)
     goal: Goal = "latency"
     budget_s: float | None = None
     rounds: int = MIN_ROUNDS
@@ -76,13 +76,13 @@ class Climber:
         original: Built,
         reference: Any,
         example: Example,
-        work: Work,
+        work: CallWork,
         settings: Settings,
         progress: Progress | None = None,
     ) -> None:
         self.module, self.example, self.settings = module, example, settings
         self.original, self.reference, self.work = original, reference, work
-        self.best, self.form = original, Form()
+        self.best, self.form = original, ModuleForm()
         self.outcomes: list[RungOutcome] = []
         self.notes: list[str] = []
         self.device = torch.device(work.hardware.device)
@@ -108,7 +108,7 @@ class Climber:
                 reason = "the climb was stopped before it"
                 self.outcomes.append(self._outcome(change, "not reached", reason))
 
-    def _climb(self, waiting: list[Change]) -> None:
+    def _climb(self, waiting: list[ModuleChange]) -> None:
         waiting = list(waiting)
         total = len(waiting)
         while waiting:
@@ -118,13 +118,13 @@ class Climber:
                 self._progress(change.title, total - len(waiting) - 1, total)
             self.outcomes.append(self._tried(change))
 
-    def _next(self, waiting: list[Change]) -> Change:
+    def _next(self, waiting: list[ModuleChange]) -> ModuleChange:
         """In the ladder's order; with a budget, what is to give most."""
         if self.settings.budget_s is None:
             return waiting[0]
         return max(waiting, key=lambda change: self._predicted(change).speedup)
 
-    def _second_look(self) -> list[Change]:
+    def _second_look(self) -> list[ModuleChange]:
         """What gave no speed by itself, where something that came after it was kept."""
         found = []
         for at, outcome in enumerate(self.outcomes):
@@ -135,10 +135,10 @@ class Climber:
                 found.append(replace(change, title=f"{change.title}, tried again"))
         return found
 
-    def _predicted(self, change: Change) -> Any:
+    def _predicted(self, change: ModuleChange) -> Any:
         return predict(self.work, self.form, change.of(self.form), change)
 
-    def _tried(self, change: Change) -> RungOutcome:
+    def _tried(self, change: ModuleChange) -> RungOutcome:
         began = time.monotonic()
         known = {outcome.name: outcome for outcome in self.outcomes}
         answer = applies(change, Candidate(self.module, self.form, self.work, known))
@@ -160,7 +160,7 @@ class Climber:
         self._release()
         return replace(outcome, predicted=predicted, seconds=time.monotonic() - began)
 
-    def _measured(self, change: Change, form: Form, why: str) -> RungOutcome:
+    def _measured(self, change: ModuleChange, form: ModuleForm, why: str) -> RungOutcome:
         back = output_dtype(self.reference)
         built = build(self.module, form, self.example, back)
         out = built(*self.example.args, **self.example.keywords)
@@ -197,7 +197,7 @@ class Climber:
 
     def _outcome(
         self,
-        change: Change,
+        change: ModuleChange,
         status: Any,
         reason: str,
         achieved: Speedup | None = None,

@@ -19,7 +19,7 @@ from ridgeline.ladder.modules.building import Built
 from ridgeline.ladder.modules.table import climb_table
 from ridgeline.ladder.outcome import Climb, RungOutcome, Speedup
 from ridgeline.ladder.reporting.report import write_report
-from ridgeline.profiling.modules.form import Form
+from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.found import ModuleProfile
 
 
@@ -45,7 +45,7 @@ class OptimizedModule:
         return self._built.module
 
     @property
-    def form(self) -> Form:
+    def form(self) -> ModuleForm:
         return self._built.form
 
     @property

@@ -25,7 +25,7 @@ ROWS_AT_ONCE = 4096  # of logits, in fp64
 
 
 @dataclass(frozen=True)
-class Bounds:
+class OutputBounds:
     max_error: float = 0.02  # of the relative error, and of the share of whole numbers that changed
     max_kl: float | None = None  # nats, of logits
 
@@ -49,7 +49,7 @@ class _Worst:
     problem: str | None = None
 
 
-def difference(original: Any, changed: Any, bounds: Bounds) -> Difference:
+def difference(original: Any, changed: Any, bounds: OutputBounds) -> Difference:
     first, second = dict(leaves(original)), dict(leaves(changed))
     worst = _Worst()
     if first.keys() != second.keys():
@@ -66,7 +66,7 @@ def difference(original: Any, changed: Any, bounds: Bounds) -> Difference:
     )
 
 
-def _outside(worst: _Worst, bounds: Bounds) -> str | None:
+def _outside(worst: _Worst, bounds: OutputBounds) -> str | None:
     if not worst.error <= bounds.max_error:
         return f"relative error is {worst.error:.2g}, allowed is {bounds.max_error:g}"
     if worst.changed > bounds.max_error:

@@ -26,15 +26,15 @@ from ridgeline.ladder.modules.building import Built, Example
 from ridgeline.ladder.modules.climb import Climber, Settings
 from ridgeline.ladder.modules.copies import copied
 from ridgeline.ladder.modules.optimized import OptimizedModule
-from ridgeline.ladder.modules.outputs import Bounds, difference
+from ridgeline.ladder.modules.outputs import OutputBounds, difference
 from ridgeline.ladder.outcome import Climb, Figures, Goal, RoofPoint, RungOutcome, Side, Speedup
-from ridgeline.profiling.modules.form import Form
+from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.found import ModuleProfile
 from ridgeline.profiling.modules.gains import accuracy_area
 from ridgeline.profiling.modules.placing import device_of, leaves, mapped, tensors
 from ridgeline.profiling.modules.run import measured, name_of, profiled
 from ridgeline.profiling.modules.tracing import first_line
-from ridgeline.profiling.predicting.accuracy import Outcome, remember
+from ridgeline.profiling.predicting.accuracy import PredictionOutcome, remember
 from ridgeline.profiling.roofline import roof_of
 from ridgeline.progress import Progress
 from ridgeline.quality.gate import USUAL
@@ -55,7 +55,7 @@ def optimize(
     module: nn.Module | str | Path,
     inputs: Any = None,
     *,
-    max_error: float = Bounds.max_error,
+    max_error: float = OutputBounds.max_error,
     max_kl: float | None = None,
     budget_s: float | None = None,
     for_: Goal = "latency",
@@ -72,7 +72,7 @@ def optimize(
     name: see ladder/climbing/climb.py's Order.
     """
     if isinstance(module, str | Path):
-        usual = (max_error, round_s) == (Bounds.max_error, Settings.round_s)
+        usual = (max_error, round_s) == (OutputBounds.max_error, Settings.round_s)
         if inputs is not None or hardware is not None or skip or not usual:
             raise UsageError(
                 f"{str(module)!r} is a model's name: inputs, max_error, round_s, skip and hardware "
@@ -82,12 +82,14 @@ def optimize(
         return _climbed_model(str(module), max_kl, {**common, **options}, progress)
     if options:
         raise UsageError(f"{sorted(options)[0]} is no option for a module, only for a model's name")
-    settings = Settings(Bounds(max_error, max_kl), for_, budget_s, rounds, round_s, tuple(skip))
+    settings = Settings(
+        OutputBounds(max_error, max_kl), for_, budget_s, rounds, round_s, tuple(skip)
+    )
     example = example_of(module, inputs)
     device = device_of(module, example)
     _check_placed(example, device)
     hardware = hardware or measured(device, progress)
-    original = Built(_copy(module), Form(), example, None)
+    original = Built(_copy(module), ModuleForm(), example, None)
     reference, notes = _reference(original, example, settings.bounds)
     profile, work = profiled(original.module, *example, hardware, device)
     climber = Climber(module, original, reference, example, work, settings, progress)
@@ -104,11 +106,11 @@ def _climbed_model(
 ) -> Climb:
     """Its folder holds the result. Options are the fields of an Order."""
     from ridgeline.ladder.climbing.climb import (  # pulls the engine in: only for models
-        Order,
+        ClimbOrder,
         climb_model,
     )
 
-    known = [each.name for each in fields(Order)]
+    known = [each.name for each in fields(ClimbOrder)]
     for name in options:
         if name not in known:
             hint = near_matches(name, known)
@@ -116,7 +118,7 @@ def _climbed_model(
     if max_kl is not None:
         options.setdefault("bounds", replace(USUAL, max_kl=max_kl))
     options.setdefault("command", ("python", *sys.argv))
-    return climb_model(Order(model, **options), progress)
+    return climb_model(ClimbOrder(model, **options), progress)
 
 
 def example_of(module: object, inputs: Any) -> Example:
@@ -150,7 +152,7 @@ def _copy(module: nn.Module) -> nn.Module:
         ) from error
 
 
-def _reference(original: Built, example: Example, bounds: Bounds) -> tuple[Any, list[str]]:
+def _reference(original: Built, example: Example, bounds: OutputBounds) -> tuple[Any, list[str]]:
     """What the original gives. A module that answers otherwise each time, or changes its inputs,
     cannot be compared.
     """
@@ -214,7 +216,7 @@ def _climb(
         bandwidth_source=None if roof is None else roof.memory.source,
         matrix_rates={name: rate.value for name, rate in rates.items() if rate is not None},
         bounds=climber.settings.bounds.to_json(),
-        before=_side(Form(), before_s, climber.original, profile),
+        before=_side(ModuleForm(), before_s, climber.original, profile),
         after=_side(climber.form, after_s, climber.best, None),
         rungs=tuple(climber.outcomes),
         total=total,
@@ -223,7 +225,7 @@ def _climb(
     )
 
 
-def _side(form: Form, call_s: float, built: Built, profile: ModuleProfile | None) -> Side:
+def _side(form: ModuleForm, call_s: float, built: Built, profile: ModuleProfile | None) -> Side:
     limits = () if profile is None else [row.limit_s for row in profile.rows]
     known = [limit for limit in limits if limit is not None]
     share = sum(known) / call_s if known and len(known) == len(limits) else None
@@ -258,10 +260,10 @@ def shapes_in_words(example: Example) -> str:
 
 def outcomes_to_remember(
     rungs: tuple[RungOutcome, ...], hardware: Hardware, model: str
-) -> list[Outcome]:
+) -> list[PredictionOutcome]:
     """Predictions that were measured, under areas of their own: other models made them."""
     return [
-        Outcome(
+        PredictionOutcome(
             accuracy_area(rung.area), rung.name, rung.predicted.speedup, rung.achieved.value,
             hardware.name, model, rung.predicted.low, rung.predicted.high,
         )

@@ -17,9 +17,9 @@ from ridgeline.formats.dtypes import dtype_name
 from ridgeline.ladder.modules.attention import switchable
 from ridgeline.ladder.modules.linears import largest_group, replaceable
 from ridgeline.ladder.outcome import RungOutcome
-from ridgeline.profiling.modules.changes import Change
-from ridgeline.profiling.modules.form import Form
-from ridgeline.profiling.modules.gains import Work, has_plain_attention
+from ridgeline.profiling.modules.changes import ModuleChange
+from ridgeline.profiling.modules.form import ModuleForm
+from ridgeline.profiling.modules.gains import CallWork, has_plain_attention
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.scheme import parse_scheme
 
@@ -31,8 +31,8 @@ class Candidate:
     """What a rung looks at."""
 
     module: nn.Module  # the original
-    form: Form  # what was kept so far
-    work: Work  # of the original
+    form: ModuleForm  # what was kept so far
+    work: CallWork  # of the original
     outcomes: Mapping[str, RungOutcome]  # of rungs before, by name
 
     @property
@@ -48,31 +48,31 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RungAnswer:
     applies: bool
     reason: str
-    change: Change | None = None  # where it is another than the usual: the group of int4
+    change: ModuleChange | None = None  # where it is another than the usual: the group of int4
 
 
-def applies(change: Change, candidate: Candidate) -> Answer:
+def applies(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     return _RULES[change.name](change, candidate)
 
 
-def no(reason: str) -> Answer:
-    return Answer(False, reason)
+def no(reason: str) -> RungAnswer:
+    return RungAnswer(False, reason)
 
 
-def yes(reason: str) -> Answer:
-    return Answer(True, reason)
+def yes(reason: str) -> RungAnswer:
+    return RungAnswer(True, reason)
 
 
-def _inference(change: Change, about: Candidate) -> Answer:
+def _inference(change: ModuleChange, about: Candidate) -> RungAnswer:
     if about.work.grad:
         return yes("autograd watches the calls: weights require gradients")
     return no("gradients are off already")
 
 
-def _sdpa(change: Change, about: Candidate) -> Answer:
+def _sdpa(change: ModuleChange, about: Candidate) -> RungAnswer:
     found = switchable(about.module)
     if found is not None:
         return yes(found)
@@ -81,7 +81,7 @@ def _sdpa(change: Change, about: Candidate) -> Answer:
     return no("no attention that a switch would change")
 
 
-def _channels_last(change: Change, about: Candidate) -> Answer:
+def _channels_last(change: ModuleChange, about: Candidate) -> RungAnswer:
     convolutions = [part for part in about.module.modules() if isinstance(part, nn.Conv2d)]
     if not convolutions:
         return no("no two-dimensional convolution")
@@ -95,12 +95,12 @@ def _is_last(weight: torch.Tensor) -> bool:
     return last and not weight.is_contiguous()
 
 
-def _compile(change: Change, about: Candidate) -> Answer:
+def _compile(change: ModuleChange, about: Candidate) -> RungAnswer:
     fusible = sum(each.op.kind in ("pointwise", "reduction") for each in about.work.ops)
     return yes(f"{fusible} pointwise ops and reductions stand alone")
 
 
-def _tf32(change: Change, about: Candidate) -> Answer:
+def _tf32(change: ModuleChange, about: Candidate) -> RungAnswer:
     if not about.on_gpu:
         return no("tf32 is of a GPU's matrix units")
     if about.form.dtype or about.form.autocast or torch.float32 not in about.dtypes:
@@ -110,7 +110,7 @@ def _tf32(change: Change, about: Candidate) -> Answer:
     return yes(f"products are in fp32{unaligned(about.module)}")
 
 
-def _half(change: Change, about: Candidate) -> Answer:
+def _half(change: ModuleChange, about: Candidate) -> RungAnswer:
     name = change.edit["dtype"]
     if torch.float32 not in about.dtypes:
         held = ", ".join(sorted(map(dtype_name, about.dtypes))) or "no fractions"
@@ -123,7 +123,7 @@ def _half(change: Change, about: Candidate) -> Answer:
     return yes(f"weights are in fp32{unaligned(about.module)}")
 
 
-def _autocast(change: Change, about: Candidate) -> Answer:
+def _autocast(change: ModuleChange, about: Candidate) -> RungAnswer:
     name = change.edit["autocast"]
     if about.form.dtype is not None or about.form.autocast is not None:
         return no(f"{about.form.dtype or about.form.autocast} was kept")
@@ -139,13 +139,13 @@ def _autocast(change: Change, about: Candidate) -> Answer:
     return yes(f"weights in {name} are outside the bound; here only products are")
 
 
-def _graphs(change: Change, about: Candidate) -> Answer:
+def _graphs(change: ModuleChange, about: Candidate) -> RungAnswer:
     if not about.on_gpu:
         return no("graphs are of a GPU: a CPU has no launches to spare")
     return yes(f"{about.work.num_kernels} launches a call")
 
 
-def _weights(change: Change, about: Candidate) -> Answer:
+def _weights(change: ModuleChange, about: Candidate) -> RungAnswer:
     name = change.edit["scheme"]
     if change.name == "int4":
         group = largest_group(about.module)
@@ -162,10 +162,10 @@ def _weights(change: Change, about: Candidate) -> Answer:
         check_runs(scheme, kept, about.work.hardware.device)
     except UnsupportedError as error:
         return no(str(error).replace("--dtype ", ""))
-    return Answer(True, f"weights of {count} linear layers", change)
+    return RungAnswer(True, f"weights of {count} linear layers", change)
 
 
-def _autotune(change: Change, about: Candidate) -> Answer:
+def _autotune(change: ModuleChange, about: Candidate) -> RungAnswer:
     if not about.on_gpu:
         return no("torch tunes its kernels for GPUs only")
     if about.form.compile is None:
@@ -195,7 +195,7 @@ def unaligned(module: nn.Module) -> str:
     return f"; sizes {shown} are no multiples of {ALIGNED}: pad them for the matrix units"
 
 
-_RULES: dict[str, Callable[[Change, Candidate], Answer]] = {
+_RULES: dict[str, Callable[[ModuleChange, Candidate], RungAnswer]] = {
     "inference": _inference,
     "sdpa": _sdpa,
     "channels-last": _channels_last,

@@ -19,27 +19,34 @@ from dataclasses import dataclass, replace
 from ridgeline.data import Tokenizer
 from ridgeline.errors import QualityError, UnsupportedError, UsageError
 from ridgeline.hardware.units import human_bytes
-from ridgeline.ladder.quantizing.mixture import Option, Step, furthest, schemes_after, steps
-from ridgeline.ladder.quantizing.quantize_job import Job, Placed, Quantized, Trials, prepared, timed
+from ridgeline.ladder.quantizing.mixture import MixtureStep, Option, furthest, schemes_after, steps
+from ridgeline.ladder.quantizing.quantize_job import (
+    ProjectionResult,
+    QuantizeJob,
+    QuantizeResult,
+    Trials,
+    prepared,
+    timed,
+)
 from ridgeline.ladder.quantizing.sensitivity import sensitivity
 from ridgeline.models import Transformer
 from ridgeline.models.transformer import Linear
 from ridgeline.progress import Progress
 from ridgeline.quality.divergence import Divergence
-from ridgeline.quality.gate import Bounds
-from ridgeline.quantization.choose import Choice
+from ridgeline.quality.gate import QualityBounds
+from ridgeline.quantization.choose import LayerChoice
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.linear import quantizable
 from ridgeline.quantization.nearest import not_skipped
 from ridgeline.quantization.scheme import Scheme, parse_scheme
-from ridgeline.quantization.sizes import Matrix, plain_bytes, stored_bytes, weight_bytes
+from ridgeline.quantization.sizes import MatrixSize, plain_bytes, stored_bytes, weight_bytes
 
 INT4 = ("int4-g128", "int4-g64", "int4-g32")
 NO_CHOICE = (
     "choosing among schemes runs the original once for each projection, and it lies on the host; "
     "give --scheme alone, with --skip for what is to stay"
 )
-Speeds = Mapping[tuple[str, Matrix], Choice]  # by scheme and shape
+Speeds = Mapping[tuple[str, MatrixSize], LayerChoice]  # by scheme and shape
 
 
 @dataclass(frozen=True)
@@ -69,10 +76,10 @@ def _runs(name: str, dtype: str, device: str) -> bool:
 def quantize_auto(
     model: Transformer,
     tokenizer: Tokenizer,
-    job: Job,
+    job: QuantizeJob,
     auto: Auto,
     progress: Progress | None = None,
-) -> Quantized:
+) -> QuantizeResult:
     """The smallest model that is inside the bound; QualityError where there is none, or none that
     fits the budget.
     """
@@ -81,7 +88,7 @@ def quantize_auto(
     assert not job.walked, NO_CHOICE
     trials = prepared(model, tokenizer, job, progress)
     speeds = {
-        (scheme.name, Matrix(choice.num_outputs, choice.depth)): choice
+        (scheme.name, MatrixSize(choice.num_outputs, choice.depth)): choice
         for scheme in auto.schemes
         for choice in timed(model, scheme, job, progress)
     }
@@ -115,7 +122,7 @@ def possible(
 
 
 def _suits(scheme: Scheme, layer: Linear, speeds: Speeds) -> bool:
-    matrix = Matrix(*layer.weight.shape)
+    matrix = MatrixSize(*layer.weight.shape)
     choice = speeds.get((scheme.name, matrix))
     return scheme.fits(*matrix) and (choice is None or choice.quantize)
 
@@ -128,7 +135,7 @@ def options_of(
     """Without costs, which only a search needs, all are free."""
     found = {}
     for name, layer in quantizable(model).items():
-        matrix, dtype = Matrix(*layer.weight.shape), layer.weight.dtype
+        matrix, dtype = MatrixSize(*layer.weight.shape), layer.weight.dtype
         options = [Option(None, plain_bytes(matrix, dtype), 0.0)]
         for scheme in candidates[name]:
             size = stored_bytes(scheme, matrix, dtype)
@@ -165,16 +172,16 @@ def check_budget(
         )
 
 
-def _whole(trials: Trials, candidates: Mapping[str, Sequence[Scheme]]) -> Quantized:
+def _whole(trials: Trials, candidates: Mapping[str, Sequence[Scheme]]) -> QuantizeResult:
     """Everything that may be quantized, in its only scheme."""
     return trials.run({name: schemes[0] for name, schemes in candidates.items() if schemes})
 
 
 def _search(
-    trials: Trials, path: list[Step], total_bytes: int, whole: Quantized | None
-) -> Quantized:
+    trials: Trials, path: list[MixtureStep], total_bytes: int, whole: QuantizeResult | None
+) -> QuantizeResult:
     """`whole` is what all steps together came to, where that was tried."""
-    last, inside = [] if whole is None else [whole], list[Quantized]()
+    last, inside = [] if whole is None else [whole], list[QuantizeResult]()
 
     def share_of_bound(count: int) -> float:
         found = trials.run(schemes_after(path[:count]))
@@ -195,7 +202,7 @@ def _search(
     return inside[0]
 
 
-def bound_share(bounds: Bounds, found: Divergence) -> float:
+def bound_share(bounds: QualityBounds, found: Divergence) -> float:
     """How much of the bound is used up: more than 1 is outside."""
     shares = [0.0]
     for allowed, value in (
@@ -207,7 +214,7 @@ def bound_share(bounds: Bounds, found: Divergence) -> float:
     return max(shares)
 
 
-def _check_memory(found: Quantized, auto: Auto) -> None:
+def _check_memory(found: QuantizeResult, auto: Auto) -> None:
     if auto.memory is not None and found.weight_bytes > auto.memory:
         size, kl = human_bytes(found.weight_bytes), found.quality.mean_kl.value
         raise QualityError(
@@ -219,11 +226,11 @@ def _check_memory(found: Quantized, auto: Auto) -> None:
 
 def placed(
     model: Transformer,
-    found: Quantized,
+    found: QuantizeResult,
     options: Mapping[str, Sequence[Option]],
     skip: Sequence[str],
     speeds: Speeds,
-) -> list[Placed]:
+) -> list[ProjectionResult]:
     """What each projection became, and why it is no smaller."""
     rows, wanted = [], not_skipped(model, skip)
     for name, layer in quantizable(model).items():
@@ -237,11 +244,11 @@ def placed(
         ]
         label = None if scheme is None else scheme.name
         why = _why(own, smaller, slower) if name in wanted else "left as asked"
-        rows.append(Placed(name, label, own.num_bytes, own.kl, why))
+        rows.append(ProjectionResult(name, label, own.num_bytes, own.kl, why))
     return rows
 
 
-def _why(own: Option, smaller: Sequence[Option], slower: Sequence[Choice]) -> str:
+def _why(own: Option, smaller: Sequence[Option], slower: Sequence[LayerChoice]) -> str:
     if smaller:
         best = min(smaller, key=lambda option: option.kl)
         assert best.scheme is not None

@@ -32,14 +32,14 @@ class Option(NamedTuple):
     kl: float  # that it causes alone
 
 
-class Step(NamedTuple):
+class MixtureStep(NamedTuple):
     name: str
     scheme: Scheme
     saved: int  # bytes
     kl: float  # added
 
 
-def steps(options: Mapping[str, Sequence[Option]]) -> list[Step]:
+def steps(options: Mapping[str, Sequence[Option]]) -> list[MixtureStep]:
     """Those that pay most first. Of each projection's options the plain one is the first."""
     found = []
     for name, known in options.items():
@@ -47,7 +47,7 @@ def steps(options: Mapping[str, Sequence[Option]]) -> list[Step]:
         for before, after in pairwise(kept):
             assert after.scheme is not None, f"{name} is plain already"
             saved = before.num_bytes - after.num_bytes
-            found.append(Step(name, after.scheme, saved, max(after.kl - before.kl, 0.0)))
+            found.append(MixtureStep(name, after.scheme, saved, max(after.kl - before.kl, 0.0)))
     return sorted(found, key=lambda step: step.kl / step.saved)
 
 
@@ -70,13 +70,13 @@ def _price(before: Option, after: Option) -> float:
     return (after.kl - before.kl) / (before.num_bytes - after.num_bytes)
 
 
-def schemes_after(path: Sequence[Step]) -> dict[str, Scheme]:
+def schemes_after(path: Sequence[MixtureStep]) -> dict[str, Scheme]:
     """The scheme of each projection that is not as it was."""
     return {step.name: step.scheme for step in path}
 
 
 def furthest(
-    path: Sequence[Step],
+    path: Sequence[MixtureStep],
     share_of_bound: Callable[[int], float],
     *,
     likely: float,

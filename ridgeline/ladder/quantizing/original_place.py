@@ -21,14 +21,14 @@ from ridgeline.quality.divergence import KEPT_BYTES
 from ridgeline.quantization.scheme import Scheme
 from ridgeline.quantization.sizes import head_matrix, plain_bytes, weight_bytes
 
-Place = Literal["auto", "device", "host"]
+OriginalDevice = Literal["auto", "device", "host"]
 # GPTQ of an 8B model that lay on the host held 9.1 GiB of an H200: 22 to 23 blocks of 0.41 GiB.
 WORK_BLOCKS = 23
 LARGE_BYTES = 8 << 30  # to copy its blocks takes seconds of the minutes that finding codes takes
 
 
 def is_walked(
-    place: Place,
+    place: OriginalDevice,
     config: ModelConfig,
     dtype: torch.dtype,
     schemes: Sequence[Scheme],

@@ -34,7 +34,7 @@ from ridgeline.models.copies import on_device, with_kinds
 from ridgeline.models.families import Description
 from ridgeline.progress import Progress
 from ridgeline.quality.divergence import KEPT_BYTES, Divergence, Original, Scores
-from ridgeline.quality.gate import USUAL, Bounds
+from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.quality.walked import Walked
 from ridgeline.quality.windows import Windows, cut
 from ridgeline.quantization.calibrating.alternatives import (
@@ -44,8 +44,8 @@ from ridgeline.quantization.calibrating.alternatives import (
 )
 from ridgeline.quantization.calibrating.calibration import quantize_model
 from ridgeline.quantization.calibrating.work import MatrixReport, Results, codes_on
-from ridgeline.quantization.choose import Choice, in_words, slower_shapes
-from ridgeline.quantization.files.matrix import Matrix
+from ridgeline.quantization.choose import LayerChoice, in_words, slower_shapes
+from ridgeline.quantization.files.matrix import StoredMatrix
 from ridgeline.quantization.files.save import KVScales, save_quantized
 from ridgeline.quantization.head import with_head
 from ridgeline.quantization.linear import quantizable, with_schemes
@@ -65,14 +65,14 @@ ByProjection = dict[str, tuple[Codes, Scheme]]
 
 
 @dataclass(frozen=True)
-class Job:
+class QuantizeJob:
     scheme: Scheme | None  # None: auto.py chooses
     method: Method
     calibration: str | None = None  # text; None: the default one
     text: str | None = None  # to measure on; None: the end of the calibration text, not used for it
     num_sequences: int | None = None  # of 512 tokens, to calibrate on; None: as the method needs
     window: int = 2048
-    bounds: Bounds = USUAL
+    bounds: QualityBounds = USUAL
     skip: tuple[str, ...] = ()  # projections that stay, by name or pattern
     batch_sizes: tuple[int, ...] = ()  # for which speed decides; empty: it is not measured
     head: Head = "plain"  # as the recipe beside the checkpoint will have it
@@ -93,7 +93,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Placed:
+class ProjectionResult:
     """What became of a projection."""
 
     name: str
@@ -104,7 +104,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Quantized:
+class QuantizeResult:
     """What came of it."""
 
     plain: Transformer  # with what the method changed besides the codes, and no codes
@@ -115,16 +115,18 @@ class Quantized:
     stays: tuple[str, ...]  # projections that were left as they are, for the bound or as asked
     problem: str | None  # what is outside the bound
     trials: list[Trial] = field(default_factory=list)
-    choices: tuple[Choice, ...] = ()  # times of shapes, plain and quantized
-    places: list[Placed] = field(default_factory=list)  # where schemes were chosen (auto.py)
+    choices: tuple[LayerChoice, ...] = ()  # times of shapes, plain and quantized
+    places: list[ProjectionResult] = field(
+        default_factory=list
+    )  # where schemes were chosen (auto.py)
     kv: KvScales | None = None
     seconds: float = 0.0  # of finding codes, in all trials; measuring them comes on top
     device_bytes: int | None = None  # held of a GPU at most, until codes were found the first time
 
 
 def quantize(
-    model: Transformer, tokenizer: Tokenizer, job: Job, progress: Progress | None = None
-) -> Quantized:
+    model: Transformer, tokenizer: Tokenizer, job: QuantizeJob, progress: Progress | None = None
+) -> QuantizeResult:
     assert job.scheme is not None, "auto.py chooses schemes"
     trials = prepared(model, tokenizer, job, progress)
     asked = chosen_layers(model, job.scheme, job.skip)
@@ -142,7 +144,7 @@ def quantize(
 
 
 def prepared(
-    model: Transformer, tokenizer: Tokenizer, job: Job, progress: Progress | None
+    model: Transformer, tokenizer: Tokenizer, job: QuantizeJob, progress: Progress | None
 ) -> Trials:
     calibration, text = texts(job)
     on_gpu = device_of(model, job).type != "cpu"
@@ -152,11 +154,13 @@ def prepared(
     return Trials(model, tokenizer, job, batches, windows, progress)
 
 
-def device_of(model: Transformer, job: Job) -> torch.device:
+def device_of(model: Transformer, job: QuantizeJob) -> torch.device:
     return torch.device(job.device or model.embed.weight.device)
 
 
-def timed(model: Transformer, scheme: Scheme, job: Job, progress: Progress | None) -> list[Choice]:
+def timed(
+    model: Transformer, scheme: Scheme, job: QuantizeJob, progress: Progress | None
+) -> list[LayerChoice]:
     """How fast each shape is, plain and in the scheme, through the engine's kernels."""
     if not job.batch_sizes:
         return []
@@ -174,7 +178,7 @@ def usual_sequences(method: Method, on_gpu: bool) -> int:
     return NUM_SEQUENCES if on_gpu else 32  # a CPU takes a second for each
 
 
-def texts(job: Job) -> tuple[str, str]:
+def texts(job: QuantizeJob) -> tuple[str, str]:
     """To calibrate on, and to measure on: never the same words."""
     calibration = default_text() if job.calibration is None else job.calibration
     if job.text is not None:
@@ -198,7 +202,7 @@ class Trials:
         self,
         model: Transformer,
         tokenizer: Tokenizer,
-        job: Job,
+        job: QuantizeJob,
         batches: Sequence[Tensor],
         windows: Windows,
         progress: Progress | None,
@@ -250,7 +254,7 @@ class Trials:
     def _engine(self, model: Transformer, recipe: Recipe) -> Engine:
         return Engine(model, recipe, tokenizer=self.tokenizer, num_pages=self.num_pages)
 
-    def run(self, schemes: Mapping[str, Scheme]) -> Quantized:
+    def run(self, schemes: Mapping[str, Scheme]) -> QuantizeResult:
         """With these projections quantized, each by its scheme."""
         begun = time.perf_counter()
         plain, codes, reports = self._coded(schemes)
@@ -270,7 +274,7 @@ class Trials:
         trial = Trial(len(stays), held, quality.mean_kl.value, quality.increase.value)
         self.done.append(trial)
         problem = self.job.bounds.broken_by(quality)
-        return Quantized(plain, codes, held, quality, reports, stays, problem, self.done)
+        return QuantizeResult(plain, codes, held, quality, reports, stays, problem, self.done)
 
     def _coded(self, schemes: Mapping[str, Scheme]) -> Coded:
         if self._alternatives is not None:
@@ -291,7 +295,7 @@ class Trials:
         )
         return Coded(*parts_of(self.model, results), results.reports)
 
-    def finished(self, found: Quantized) -> Quantized:
+    def finished(self, found: QuantizeResult) -> QuantizeResult:
         """With the time of all, and what is made only of the one that is kept."""
         found = replace(found, seconds=self.seconds, device_bytes=self.device_bytes)
         if self.job.kv is None or found.problem is not None:
@@ -331,7 +335,7 @@ def parts_of(model: Transformer, results: Results) -> tuple[Transformer, ByProje
     return plain, codes
 
 
-def advice(found: Quantized) -> str:
+def advice(found: QuantizeResult) -> str:
     """One line for a model outside the bound: the numbers, and what to leave as it is."""
     worst = harm(found.reports, list(found.codes))[:NUM_NAMED]
     return (
@@ -341,7 +345,7 @@ def advice(found: Quantized) -> str:
 
 
 def save(
-    found: Quantized,
+    found: QuantizeResult,
     folder: Path,
     *,
     source: str | Path | Description,
@@ -351,7 +355,7 @@ def save(
     """The head's own weights are saved, which every engine reads: ours makes codes of them where
     the recipe beside them says so.
     """
-    matrices = {name + WEIGHT: Matrix(*pair) for name, pair in found.codes.items()}
+    matrices = {name + WEIGHT: StoredMatrix(*pair) for name, pair in found.codes.items()}
     kv_scales = None if found.kv is None else KVScales(found.kv.dtype, *found.kv.per_layer())
     save_quantized(
         found.plain,

@@ -11,16 +11,16 @@ from ridgeline.ladder.outcome import Climb, RoofPoint, RungOutcome, Side
 from ridgeline.ladder.reporting import summary
 from ridgeline.profiling.drawing import (
     Bar,
+    BarPart,
     Column,
     Dot,
     Interval,
     Markup,
-    Part,
     Rise,
     Roofs,
     Section,
     Series,
-    Step,
+    WaterfallStep,
     curves,
     element,
     intervals,
@@ -54,10 +54,10 @@ def ladder_section(climb: Climb) -> Section:
     )
 
 
-def step_of(rung: RungOutcome) -> Step:
+def step_of(rung: RungOutcome) -> WaterfallStep:
     """A row of the waterfall."""
     said, came = rung.predicted, rung.achieved
-    return Step(
+    return WaterfallStep(
         rung.title,
         rung.area,
         rung.status,
@@ -170,7 +170,7 @@ def memory_section(climb: Climb) -> Section | None:
 
 def memory_bars(climb: Climb) -> list[Bar]:
     return [
-        Bar(name, [Part(item.name, item.num_bytes, item.meaning) for item in side.memory])
+        Bar(name, [BarPart(item.name, item.num_bytes, item.meaning) for item in side.memory])
         for name, side in _sides(climb)
         if side.memory
     ]

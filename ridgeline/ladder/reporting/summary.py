@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from ridgeline.hardware.units import human, human_bytes, percent
-from ridgeline.ladder.outcome import Climb, Figures, RungOutcome, Status
+from ridgeline.ladder.outcome import Climb, Figures, RungOutcome, RungStatus
 from ridgeline.profiling.drawing import times
-from ridgeline.profiling.predicting.accuracy import Outcome
+from ridgeline.profiling.predicting.accuracy import PredictionOutcome
 
-NOT_KEPT: dict[Status, str] = {
+NOT_KEPT: dict[RungStatus, str] = {
     "dropped": "measured, and not worth it or outside the quality bound",
     "failed": "ended with an error; the climb went on",
     "not reached": "the time given was spent",
@@ -80,7 +80,7 @@ def not_kept(climb: Climb) -> list[RungOutcome]:
     return [rung for status in NOT_KEPT for rung in climb.rungs if rung.status == status]
 
 
-def predictions(climb: Climb) -> list[Outcome]:
+def predictions(climb: Climb) -> list[PredictionOutcome]:
     """What was both predicted and measured: to be remembered (profiling/predicting/accuracy.py)."""
     device = str(climb.hardware.get("name", "unknown"))
     found = []
@@ -90,7 +90,7 @@ def predictions(climb: Climb) -> list[Outcome]:
             continue
         has_ends = _positive(said.low, said.high)
         found.append(
-            Outcome(
+            PredictionOutcome(
                 rung.area,
                 rung.name,
                 said.speedup,

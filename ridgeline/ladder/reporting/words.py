@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from ridgeline.bench.serve.bound import Bound
-from ridgeline.ladder.measuring.seen import Seen
-from ridgeline.ladder.outcome import Pace, Quality, RungOutcome, Speedup
-from ridgeline.ladder.state import State
+from ridgeline.bench.serve.bound import LatencyBound
+from ridgeline.ladder.measuring.seen import Observation
+from ridgeline.ladder.outcome import Quality, RungOutcome, Speedup, TrafficPace
+from ridgeline.ladder.state import ClimbState
 
 BUSY = 1.3  # slowest over fastest of a side's rounds, in the mean of rungs: more is told
 
 
-def state_words(state: State) -> str:
+def state_words(state: ClimbState) -> str:
     loop = "the plain loop" if state.loop == "naive" else "the engine"
     return f"{loop} in {state.recipe.scheme or state.recipe.dtype}"
 
@@ -32,12 +32,12 @@ def quality_words(quality: Quality) -> str:
     return f"mean KL {quality.mean_kl:.5f}, perplexity {quality.ppl_increase:+.2%}{task}"
 
 
-def pace_words(pace: Pace, bound: Bound) -> str:
+def pace_words(pace: TrafficPace, bound: LatencyBound) -> str:
     kept = f"{pace.num_kept} of {pace.num_requests} requests"
     return f"{kept} keep the bound ({bound.words()}) at the trace's own times"
 
 
-def with_remarks(reason: str, seen: Seen) -> str:
+def with_remarks(reason: str, seen: Observation) -> str:
     return "; ".join((reason, *seen.remarks))
 
 

@@ -1,8 +1,8 @@
 """A rung: does it apply here and why, and the edit of the recipe. What it would give is predicted
 by profiling/predicting/gains.py; whether it does is for the climb to measure.
 
-A file holds the rungs of one area. To add one: write a function from a `Place` to an `Offer`, or to
-one line that says why not, and name it in the file's RUNGS.
+A file holds the rungs of one area. To add one: write a function from a `RungContext` to an `Offer`,
+or to one line that says why not, and name it in the file's RUNGS.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 
 from ridgeline.hardware import Hardware
 from ridgeline.ladder.outcome import Area, Goal, RungOutcome
-from ridgeline.ladder.state import Edit, State
+from ridgeline.ladder.state import ClimbState, RecipeEdit
 from ridgeline.models import ModelConfig
-from ridgeline.quality.gate import USUAL, Bounds
+from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Place:
+class RungContext:
     """What a rung looks at."""
 
     config: ModelConfig
     hardware: Hardware
     goal: Goal
-    state: State  # the best so far
+    state: ClimbState  # the best so far
     filled: Recipe  # its recipe with nothing left to "auto"
     concurrency: int = 1  # requests that are there at once
     prefix_share: float = 0.0  # of prompt tokens, that an earlier prompt begins with
@@ -34,7 +34,7 @@ class Place:
     has_random_weights: bool = False
     is_quantized: bool = False  # the checkpoint itself
     draft_model: str | None = None  # that may guess for it
-    bounds: Bounds = USUAL  # that answers must stay inside
+    bounds: QualityBounds = USUAL  # that answers must stay inside
     outcomes: Mapping[str, RungOutcome] = field(default_factory=dict)  # so far, by name
 
     @property
@@ -47,7 +47,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Offer:
-    edit: Edit
+    edit: RecipeEdit
     reason: str  # why it applies
 
 
@@ -56,7 +56,7 @@ class Rung:
     name: str
     area: Area
     title: str
-    offer: Callable[[Place], Offer | str]
+    offer: Callable[[RungContext], Offer | str]
     changes_answers: bool = False  # beyond the rounding of sums in another order
     is_essential: bool = False  # others are edits of what it makes
     leads: bool = False  # what others give hangs on it: it is tried in its turn, for little too

@@ -10,13 +10,13 @@ from functools import partial
 
 from ridgeline.kernels.pages import PAGE_SIZES
 from ridgeline.ladder.outcome import Area
-from ridgeline.ladder.rungs.base import Offer, Place, Rung
+from ridgeline.ladder.rungs.base import Offer, Rung, RungContext
 from ridgeline.recipe import usual_limits
 
 LEAST_BUDGET = 256  # tokens: smaller steps leave matrix units idle
 
 
-def batching(place: Place) -> Offer | str:
+def batching(place: RungContext) -> Offer | str:
     if place.concurrency < 2:
         return "requests come one after the other"
     batch = usual_limits(not place.on_cpu).max_batch
@@ -27,7 +27,7 @@ def batching(place: Place) -> Offer | str:
     )
 
 
-def larger_batch(place: Place) -> Offer | str:
+def larger_batch(place: RungContext) -> Offer | str:
     now = place.filled.limits.filled().max_batch
     if place.concurrency <= now:
         return f"no more than {place.concurrency} requests are there at once"
@@ -37,7 +37,7 @@ def larger_batch(place: Place) -> Offer | str:
     return Offer(edit, f"{place.concurrency} requests wait for {now} places")
 
 
-def token_budget(factor: float, place: Place) -> Offer | str:
+def token_budget(factor: float, place: RungContext) -> Offer | str:
     limits = place.filled.limits.filled()
     wanted = int(factor * limits.token_budget)
     tokens = place.longest_prompt * place.concurrency
@@ -49,7 +49,7 @@ def token_budget(factor: float, place: Place) -> Offer | str:
     return Offer({"limits.token_budget": wanted}, more)
 
 
-def page_size(size: int, place: Place) -> Offer | str:
+def page_size(size: int, place: RungContext) -> Offer | str:
     if size not in PAGE_SIZES:
         return f"pages of {size} tokens are not made"
     now = place.filled.kv.page_size
@@ -58,7 +58,7 @@ def page_size(size: int, place: Place) -> Offer | str:
     return Offer({"kv.page_size": size}, f"pages of {size} tokens instead of {now}")
 
 
-def prefix_cache(place: Place) -> Offer | str:
+def prefix_cache(place: RungContext) -> Offer | str:
     if place.prefix_share <= 0:
         return "no two prompts of the workload begin alike; it stays on, which costs nothing"
     if place.state.recipe.kv.prefix_cache:
@@ -67,14 +67,14 @@ def prefix_cache(place: Place) -> Offer | str:
     return Offer({"kv.prefix_cache": True}, share)
 
 
-def prompt_lookup(place: Place) -> Offer | str:
+def prompt_lookup(place: RungContext) -> Offer | str:
     if place.state.recipe.speculation.method != "none":
         return "tokens are guessed ahead already"
     offer = Offer({"speculation.method": "prompt-lookup"}, "outputs may repeat their prompts")
     return _no_text(place) or offer
 
 
-def draft_model(place: Place) -> Offer | str:
+def draft_model(place: RungContext) -> Offer | str:
     if place.draft_model is None:
         return "no draft model was named (--draft-model)"
     if place.state.recipe.speculation.method == "draft":
@@ -83,7 +83,7 @@ def draft_model(place: Place) -> Offer | str:
     return _no_text(place) or Offer(edit, "a small model of the same words guesses ahead")
 
 
-def _no_text(place: Place) -> str | None:
+def _no_text(place: RungContext) -> str | None:
     """Why nothing can be learned of guesses here."""
     if place.has_random_weights:
         return (

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from ridgeline.kernels import autotune
 from ridgeline.kernels.extension import find_nvcc
-from ridgeline.ladder.rungs.base import Offer, Place, Rung
+from ridgeline.ladder.rungs.base import Offer, Rung, RungContext
 from ridgeline.ladder.rungs.quantize import WEIGHTS
 
 
-def tuned(place: Place) -> Offer | str:
+def tuned(place: RungContext) -> Offer | str:
     if place.on_cpu:
         return "on a CPU the fused kernels are its own already"
     if place.state.recipe.tuned:

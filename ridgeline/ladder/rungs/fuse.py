@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.ladder.rungs.base import Offer, Place, Rung
+from ridgeline.ladder.rungs.base import Offer, Rung, RungContext
 
 
-def fused(place: Place) -> Offer | str:
+def fused(place: RungContext) -> Offer | str:
     if place.state.loop == "engine":
         return "the engine runs it already"
     if place.on_cpu and any(layer.experts for layer in place.config.layers):
@@ -18,7 +18,7 @@ def fused(place: Place) -> Offer | str:
     return Offer(_engine(place, "fused"), why)
 
 
-def fused_half(place: Place) -> Offer | str:
+def fused_half(place: RungContext) -> Offer | str:
     if place.state.loop == "engine":
         return "the engine runs it already"
     if place.on_cpu:
@@ -27,7 +27,7 @@ def fused_half(place: Place) -> Offer | str:
     return Offer(_engine(place, "fused") | {"dtype": "bf16"}, why)
 
 
-def plain_engine(place: Place) -> Offer | str:
+def plain_engine(place: RungContext) -> Offer | str:
     if place.state.loop == "engine":
         return "the engine runs it already"
     if not place.on_cpu:
@@ -35,7 +35,7 @@ def plain_engine(place: Place) -> Offer | str:
     return Offer(_engine(place, "reference"), "fused kernels cannot be had here; pages can")
 
 
-def _engine(place: Place, kernels: str) -> dict[str, Any]:
+def _engine(place: RungContext, kernels: str) -> dict[str, Any]:
     edit: dict[str, Any] = {"loop": "engine", "kernels": kernels}
     if place.concurrency > 1:  # one at a time as before: that they share steps is a rung of its own
         edit |= {"limits.max_batch": 1}

@@ -4,11 +4,11 @@ launched before the last one's tokens reach the host.
 
 from __future__ import annotations
 
-from ridgeline.ladder.rungs.base import Offer, Place, Rung
+from ridgeline.ladder.rungs.base import Offer, Rung, RungContext
 from ridgeline.ladder.rungs.quantize import WEIGHTS
 
 
-def graphs(place: Place) -> Offer | str:
+def graphs(place: RungContext) -> Offer | str:
     if place.on_cpu:
         return "a CPU launches nothing"
     return Offer(
@@ -16,7 +16,7 @@ def graphs(place: Place) -> Offer | str:
     )
 
 
-def overlap(place: Place) -> Offer | str:
+def overlap(place: RungContext) -> Offer | str:
     if place.on_cpu:
         return "a CPU computes a step when it is launched: there is nothing to overlap"
     return Offer({"overlap": True}, "the device need not wait until the host has read its tokens")

@@ -13,7 +13,7 @@ from typing import Any
 from ridgeline.engine.loading.footprint import copied_bytes
 from ridgeline.errors import UnsupportedError
 from ridgeline.hardware.probes import fp8_dtype
-from ridgeline.ladder.rungs.base import Offer, Place, Rung
+from ridgeline.ladder.rungs.base import Offer, Rung, RungContext
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.scheme import Scheme, parse_scheme
 from ridgeline.quantization.sizes import head_matrix, model_matrices
@@ -34,7 +34,7 @@ INT4_CHANCE = 0.5
 COPIES_ROOM = 0.25  # of the memory, that copies of weights may take where they are measured
 
 
-def weights(name: str, place: Place) -> Offer | str:
+def weights(name: str, place: RungContext) -> Offer | str:
     scheme = parse_scheme(name)
     if place.is_quantized:
         return "the checkpoint is quantized already; climb from the one it was made from"
@@ -59,7 +59,7 @@ def weights(name: str, place: Place) -> Offer | str:
     return Offer(edit, _why(scheme, fitting, len(shapes)))
 
 
-def _among_groups(place: Place, name: str) -> str | None:
+def _among_groups(place: RungContext, name: str) -> str | None:
     """Why int4 with groups of this size need not be tried beside those of others."""
     number = INT4.index(name)
     for finer in INT4[number + 1 :]:
@@ -75,7 +75,7 @@ def _among_groups(place: Place, name: str) -> str | None:
     return None
 
 
-def _outside(place: Place, name: str) -> float | None:
+def _outside(place: RungContext, name: str) -> float | None:
     """Its mean KL, where it was measured and outside the bound."""
     outcome = place.outcomes.get(name)
     if outcome is None or outcome.quality is None or outcome.quality.problem is None:
@@ -89,7 +89,7 @@ def _why(scheme: Scheme, fitting: int, count: int) -> str:
     return f"{some} in {scheme.bits} bits{inputs}: fewer bytes in every step"
 
 
-def kv(name: str, place: Place) -> Offer | str:
+def kv(name: str, place: RungContext) -> Offer | str:
     now = place.filled.kv.dtype
     if now in ("fp8", "int8"):
         return f"keys and values are in {now} already"
@@ -100,7 +100,7 @@ def kv(name: str, place: Place) -> Offer | str:
     return Offer({"kv.dtype": name}, "attention reads half the bytes, and twice the tokens fit")
 
 
-def head(place: Place) -> Offer | str:
+def head(place: RungContext) -> Offer | str:
     """What schemes leave plain: the fewer bytes the layers have, the more of a step it is."""
     scheme, now = parse_scheme("int8"), place.filled
     if now.head != "plain":
@@ -116,7 +116,7 @@ def head(place: Place) -> Offer | str:
     return Offer({"head": "int8"}, "the matrix that makes logits is read in every step")
 
 
-def copies(place: Place) -> Offer | str:
+def copies(place: RungContext) -> Offer | str:
     """What one token gains by codes, a step of many may lose: they are written out first."""
     now, scheme = place.filled, _scheme(place)
     if place.on_cpu:
@@ -136,7 +136,7 @@ def copies(place: Place) -> Offer | str:
     return Offer({"copies": True}, "steps of many tokens need not write codes out first")
 
 
-def _scheme(place: Place) -> Scheme | None:
+def _scheme(place: RungContext) -> Scheme | None:
     """Of the weights, which calibrated codes have in their checkpoint."""
     name = place.state.recipe.scheme
     if name is None and place.state.folder is not None:

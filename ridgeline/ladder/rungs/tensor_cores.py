@@ -8,13 +8,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ridgeline.ladder.rungs.base import Offer, Place, Rung
+from ridgeline.ladder.rungs.base import Offer, Rung, RungContext
 from ridgeline.quantization.sizes import model_matrices
 
 ALIGNED = 8  # elements that matrix units take in one go
 
 
-def half(name: str, place: Place) -> Offer | str:
+def half(name: str, place: RungContext) -> Offer | str:
     now = place.filled.dtype
     if now != "fp32":
         return f"the dtype is {now} already, which has the same size and speed"
@@ -32,7 +32,7 @@ def half(name: str, place: Place) -> Offer | str:
     return Offer(edit, f"half the bytes of fp32; {alignment(place)}")
 
 
-def tf32(place: Place) -> Offer | str:
+def tf32(place: RungContext) -> Offer | str:
     if place.on_cpu:
         return "tf32 is of a GPU's matrix units"
     if place.filled.dtype != "fp32":
@@ -42,19 +42,19 @@ def tf32(place: Place) -> Offer | str:
     return Offer({"tf32": True}, f"products of fp32 on matrix units; {alignment(place)}")
 
 
-def _is_outside(place: Place, name: str) -> bool:
+def _is_outside(place: RungContext, name: str) -> bool:
     """Whether it was measured, and outside the quality bound."""
     outcome = place.outcomes.get(name)
     quality = None if outcome is None else outcome.quality
     return quality is not None and quality.problem is not None
 
 
-def _before_ampere(place: Place) -> bool:
+def _before_ampere(place: RungContext) -> bool:
     name = place.hardware.architecture
     return name.startswith("sm_") and name[3:].isdigit() and int(name[3:]) < 80
 
 
-def alignment(place: Place) -> str:
+def alignment(place: RungContext) -> str:
     """Whether the model's matrices suit the units; those that do not are named."""
     shapes = dict.fromkeys(model_matrices(place.config))
     odd = [shape for shape in shapes if any(size % ALIGNED for size in shape)]
@@ -64,7 +64,7 @@ def alignment(place: Place) -> str:
     return f"dims of {named} are not multiples of {ALIGNED}, which is slower"
 
 
-def _rung(name: str, title: str, offer: Callable[[Place], Offer | str]) -> Rung:
+def _rung(name: str, title: str, offer: Callable[[RungContext], Offer | str]) -> Rung:
     """Without graphs a GPU may do nothing but wait for launches, which hides all of the gain."""
     return Rung(name, "tensor cores", title, offer, True, again_after=("graphs",), near=0.5)
 

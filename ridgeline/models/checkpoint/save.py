@@ -26,7 +26,7 @@ from ridgeline.models.checkpoint.safetensors import CONFIG_NAME, INDEX_NAME, SIN
 
 MAX_SHARD_BYTES = 5 << 30  # as Hugging Face does
 METADATA = {"format": "pt"}  # transformers asks for it
-Shard = dict[str, torch.Tensor]
+ShardTensors = dict[str, torch.Tensor]
 
 
 def save_safetensors(
@@ -107,9 +107,11 @@ def write_shards(
     return sizes
 
 
-def split(tensors: Iterable[tuple[str, torch.Tensor]], max_shard_bytes: int) -> Iterator[Shard]:
+def split(
+    tensors: Iterable[tuple[str, torch.Tensor]], max_shard_bytes: int
+) -> Iterator[ShardTensors]:
     """Shards of contiguous CPU tensors, in the order given; at least one, which may be empty."""
-    shard: Shard = {}
+    shard: ShardTensors = {}
     storages: set[int] = set()
     shard_bytes = 0
     for name, tensor in tensors:

@@ -130,7 +130,7 @@ def hub_bar(label: str, progress: Progress | None) -> Any:
     """The hub's own kind of progress bar, which draws nothing and reports its bytes instead."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
-    class Bar(tqdm):
+    class DownloadBar(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **(options | {"file": io.StringIO(), "leave": False}))
 
@@ -139,7 +139,7 @@ def hub_bar(label: str, progress: Progress | None) -> Any:
                 progress(label, int(self.n), int(self.total))
             return True
 
-    return Bar
+    return DownloadBar
 
 
 def check_fetched(folder: Path, repository: str, file: str | None) -> Path:

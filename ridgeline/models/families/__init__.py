@@ -27,10 +27,19 @@ from ridgeline.models.families import (
     qwen3_moe,
     smollm3,
 )
-from ridgeline.models.families.family import Family, Fields
-from ridgeline.models.families.names import Names, Part, parts
+from ridgeline.models.families.family import ConfigFields, Family
+from ridgeline.models.families.names import Names, WeightPart, parts
 
-__all__ = ["FAMILIES", "Description", "Family", "Names", "Part", "describe", "describe_hf", "parts"]
+__all__ = [
+    "FAMILIES",
+    "Description",
+    "Family",
+    "Names",
+    "WeightPart",
+    "describe",
+    "describe_hf",
+    "parts",
+]
 
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
@@ -71,7 +80,7 @@ def describe_hf(values: Mapping[str, Any], origin: str = "config.json") -> Descr
     for family in FAMILIES:
         if architectures[0] in family.architectures:
             return Description(
-                family, family.config(Fields(values, origin)), family.hf_names, values
+                family, family.config(ConfigFields(values, origin)), family.hf_names, values
             )
     raise _unsupported(
         str(architectures[0]), [a for family in FAMILIES for a in family.architectures]
@@ -92,7 +101,7 @@ def _describe_gguf(checkpoint: Checkpoint) -> Description:
         key: value for key, value in own_fields.items() if value is not None
     }
     values |= {"architectures": [family.architectures[0]], "model_type": family.model_type}
-    config = family.config(Fields(values, checkpoint.path.name))
+    config = family.config(ConfigFields(values, checkpoint.path.name))
     return Description(family, config, family.gguf_names, values)
 
 

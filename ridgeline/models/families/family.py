@@ -34,7 +34,7 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-class Fields:
+class ConfigFields:
     """A `config.json` with the file's name for error messages and checks of presence and type."""
 
     def __init__(self, values: Mapping[str, Any], origin: str = "config.json") -> None:
@@ -125,7 +125,7 @@ class Family:
     name: str
     architectures: tuple[str, ...]  # what `architectures` in config.json says; the first is written
     model_type: str  # what goes with it in a config.json written here
-    config: Callable[[Fields], ModelConfig]
+    config: Callable[[ConfigFields], ModelConfig]
     hf_names: Names = HF_NAMES
     gguf_architectures: tuple[str, ...] = ()  # what `general.architecture` in a GGUF says
     gguf_names: Names | None = None
@@ -137,7 +137,7 @@ class Family:
 
 
 def decoder_config(
-    fields: Fields,
+    fields: ConfigFields,
     family: str,
     *,
     tied_embeddings: bool = False,
@@ -183,7 +183,7 @@ def decoder_config(
     )
 
 
-def head_size(fields: Fields, default: int | None, hidden_size: int, num_heads: int) -> int:
+def head_size(fields: ConfigFields, default: int | None, hidden_size: int, num_heads: int) -> int:
     if default is None and fields.optional("head_dim", int) is None and hidden_size % num_heads:
         raise ConfigError(
             f"{fields.origin}: hidden_size {hidden_size} is not a multiple of "
@@ -192,7 +192,7 @@ def head_size(fields: Fields, default: int | None, hidden_size: int, num_heads: 
     return fields.positive("head_dim", int, default or hidden_size // num_heads)
 
 
-def activation(fields: Fields) -> Activation:
+def activation(fields: ConfigFields) -> Activation:
     name = fields.values.get("hidden_activation") or fields.values.get("hidden_act") or "silu"
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise UnsupportedError(
@@ -202,7 +202,7 @@ def activation(fields: Fields) -> Activation:
 
 
 def windows_by_type(
-    fields: Fields, window: int | None, otherwise: Callable[[int], bool]
+    fields: ConfigFields, window: int | None, otherwise: Callable[[int], bool]
 ) -> list[int | None]:
     """One window a layer: by `layer_types` where the config has it, else by `otherwise(layer)`."""
     num_layers = fields.num_layers()

@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import Family, Fields, decoder_config, windows_by_type
+from ridgeline.models.families.family import ConfigFields, Family, decoder_config, windows_by_type
 from ridgeline.models.families.gguf import GGUF_NAMES_GEMMA
 from ridgeline.models.families.names import HF_NAMES
 
 NAMES = replace(HF_NAMES, mlp_norm="model.layers.{i}.pre_feedforward_layernorm.weight")
 
 
-def config(fields: Fields) -> ModelConfig:
+def config(fields: ConfigFields) -> ModelConfig:
     window = fields.get("sliding_window", 4096)
     return decoder_config(
         fields,
@@ -28,7 +28,7 @@ def config(fields: Fields) -> ModelConfig:
     )
 
 
-def gemma_features(fields: Fields) -> dict[str, Any]:
+def gemma_features(fields: ConfigFields) -> dict[str, Any]:
     """What Gemma 2 and 3 share."""
     attention_bias = fields.get("attention_bias", False)
     return {
@@ -56,7 +56,7 @@ def score_scalar(metadata: Mapping[str, Any], prefix: str, layers_of_27b: int) -
     """The format has no field for it. Released models use the head dim, except the 27B ones: hidden
     / heads.
     """
-    fields = Fields(metadata, "the GGUF's metadata")
+    fields = ConfigFields(metadata, "the GGUF's metadata")
     heads = fields.positive(f"{prefix}.attention.head_count", int)
     by_head = fields.positive(f"{prefix}.embedding_length", int) / heads
     if metadata.get(f"{prefix}.block_count") == layers_of_27b:

@@ -12,8 +12,8 @@ from typing import Any
 from ridgeline.errors import UnsupportedError
 from ridgeline.models.config import ModelConfig
 from ridgeline.models.families.family import (
+    ConfigFields,
     Family,
-    Fields,
     decoder_config,
     windows_by_type,
     with_ropes,
@@ -23,10 +23,10 @@ from ridgeline.models.families.gguf import GGUF_NAMES_GEMMA
 from ridgeline.models.rope import RopeConfig, rope_from_hf
 
 
-def config(fields: Fields) -> ModelConfig:
+def config(fields: ConfigFields) -> ModelConfig:
     text = fields.mapping("text_config")
     if text:
-        fields = Fields({**TEXT_DEFAULTS, **text}, f"{fields.origin} (text_config)")
+        fields = ConfigFields({**TEXT_DEFAULTS, **text}, f"{fields.origin} (text_config)")
     if fields.get("use_bidirectional_attention", False):
         raise UnsupportedError(
             "this Gemma 3 attends in both directions (an embedding model); only causal ones run"
@@ -36,7 +36,7 @@ def config(fields: Fields) -> ModelConfig:
     windows = windows_by_type(fields, window, lambda layer: (layer + 1) % pattern != 0)
     features = gemma_features(fields)
     base = decoder_config(
-        Fields({**fields.values, "rope_parameters": full_rope(fields)}, fields.origin),
+        ConfigFields({**fields.values, "rope_parameters": full_rope(fields)}, fields.origin),
         "gemma3",
         rope_theta=1e6,
         windows=windows,
@@ -52,14 +52,14 @@ def config(fields: Fields) -> ModelConfig:
     )
 
 
-def full_rope(fields: Fields) -> dict[str, Any]:
+def full_rope(fields: ConfigFields) -> dict[str, Any]:
     """The rope of the full layers, in transformers 5's form or the older one."""
-    nested = Fields(fields.mapping("rope_parameters"), f"{fields.origin} (rope_parameters)")
+    nested = ConfigFields(fields.mapping("rope_parameters"), f"{fields.origin} (rope_parameters)")
     return dict(nested.mapping("full_attention") or fields.mapping("rope_scaling"))
 
 
-def sliding_rope(fields: Fields, base: ModelConfig) -> RopeConfig:
-    nested = Fields(fields.mapping("rope_parameters"), f"{fields.origin} (rope_parameters)")
+def sliding_rope(fields: ConfigFields, base: ModelConfig) -> RopeConfig:
+    nested = ConfigFields(fields.mapping("rope_parameters"), f"{fields.origin} (rope_parameters)")
     theta = fields.get("rope_local_base_freq", 10000.0)
     return rope_from_hf(
         nested.mapping("sliding_attention"),

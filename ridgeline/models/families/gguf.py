@@ -16,8 +16,8 @@ from torch import Tensor
 from ridgeline.errors import ConfigError
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import Fields
-from ridgeline.models.families.names import Change, Names
+from ridgeline.models.families.family import ConfigFields
+from ridgeline.models.families.names import Names, TensorChange
 
 GGUF_NAMES = Names(
     embed="token_embd.weight",
@@ -58,7 +58,7 @@ _FIELDS = {
 }
 
 
-def deinterleave(num_heads: int) -> Change:
+def deinterleave(num_heads: int) -> TensorChange:
     """Undo the order in which Llama-like GGUF files store q and k: pairs (0, H/2), (1, H/2 + 1), …
     side by side.
     """
@@ -69,11 +69,11 @@ def deinterleave(num_heads: int) -> Change:
     return change
 
 
-def _q_change(config: ModelConfig) -> Change:
+def _q_change(config: ModelConfig) -> TensorChange:
     return deinterleave(config.num_heads)
 
 
-def _k_change(config: ModelConfig) -> Change:
+def _k_change(config: ModelConfig) -> TensorChange:
     return deinterleave(config.num_kv_heads)
 
 
@@ -119,15 +119,15 @@ def hf_config(checkpoint: Checkpoint) -> dict[str, Any]:
     if config.get("rope_theta") is None:
         config["rope_theta"] = 10000.0  # the format's own default
     origin = checkpoint.path.name
-    rotary_dim = Fields(metadata, origin).optional(f"{prefix}.rope.dimension_count", int)
-    head_dim = _head_dim(Fields(config, origin))
+    rotary_dim = ConfigFields(metadata, origin).optional(f"{prefix}.rope.dimension_count", int)
+    head_dim = _head_dim(ConfigFields(config, origin))
     if rotary_dim and head_dim and rotary_dim != head_dim:
         config["partial_rotary_factor"] = rotary_dim / head_dim
     rope = _rope_scaling(checkpoint, prefix)
     return config | ({"rope_scaling": rope} if rope else {})
 
 
-def _head_dim(fields: Fields) -> int | None:
+def _head_dim(fields: ConfigFields) -> int | None:
     if given := fields.optional("head_dim", int):
         return given
     hidden, heads = (fields.optional(name, int) for name in ("hidden_size", "num_attention_heads"))

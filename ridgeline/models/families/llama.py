@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import Family, Fields, decoder_config
+from ridgeline.models.families.family import ConfigFields, Family, decoder_config
 from ridgeline.models.families.gguf import GGUF_NAMES_INTERLEAVED
 
 
-def config(fields: Fields) -> ModelConfig:
+def config(fields: ConfigFields) -> ModelConfig:
     attention_bias = fields.get("attention_bias", False)
     return decoder_config(
         fields,

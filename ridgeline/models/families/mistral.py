@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import Family, Fields, decoder_config, windows_by_type
+from ridgeline.models.families.family import ConfigFields, Family, decoder_config, windows_by_type
 
 
-def config(fields: Fields) -> ModelConfig:
+def config(fields: ConfigFields) -> ModelConfig:
     window = fields.optional("sliding_window", int)
     return decoder_config(
         fields, "mistral", windows=windows_by_type(fields, window, lambda layer: True)

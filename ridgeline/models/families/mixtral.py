@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.models.config import ExpertsConfig, ModelConfig
-from ridgeline.models.families.family import Family, Fields, decoder_config, windows_by_type
+from ridgeline.models.families.family import ConfigFields, Family, decoder_config, windows_by_type
 from ridgeline.models.families.gguf import GGUF_NAMES_INTERLEAVED
 from ridgeline.models.families.names import HF_NAMES
 
@@ -20,7 +20,7 @@ NAMES = replace(
 )
 
 
-def config(fields: Fields) -> ModelConfig:
+def config(fields: ConfigFields) -> ModelConfig:
     window = fields.optional("sliding_window", int)
     base = decoder_config(
         fields,

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from ridgeline.models.config import ModelConfig
 
-Change = Callable[[Tensor], Tensor]
+TensorChange = Callable[[Tensor], Tensor]
 Index = tuple[int | slice, ...]
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightPart:
     name: str  # in the checkpoint
     parameter: str  # in our model
     index: Index  # which part of the parameter; () is all of it
-    change: Change | None = None  # what a stored tensor needs before it is ours (GGUF only)
+    change: TensorChange | None = None  # what a stored tensor needs before it is ours (GGUF only)
 
 
 @dataclass(frozen=True)
@@ -61,95 +61,95 @@ class Names:
         "model.layers.{i}.mlp.experts.{e}.up_proj.weight",
     )
     expert_down: str = "model.layers.{i}.mlp.experts.{e}.down_proj.weight"
-    norm_change: Change | None = None  # applied to every norm
-    q_change: Callable[[ModelConfig], Change] | None = (
+    norm_change: TensorChange | None = None  # applied to every norm
+    q_change: Callable[[ModelConfig], TensorChange] | None = (
         None  # applied to the query projection's rows
     )
-    k_change: Callable[[ModelConfig], Change] | None = None  # and to the key projection's
+    k_change: Callable[[ModelConfig], TensorChange] | None = None  # and to the key projection's
 
 
 HF_NAMES = Names()
 
 
-def parts(config: ModelConfig, names: Names) -> Iterator[Part]:
+def parts(config: ModelConfig, names: Names) -> Iterator[WeightPart]:
     """Every tensor a complete checkpoint of this model holds."""
-    yield Part(names.embed, "embed.weight", ())
+    yield WeightPart(names.embed, "embed.weight", ())
     for i in range(config.num_layers):
         for part in _layer_parts(config, names, i):
-            yield Part(
+            yield WeightPart(
                 part.name.replace("{i}", str(i)),
                 f"layers.{i}.{part.parameter}",
                 part.index,
                 part.change,
             )
-    yield Part(names.norm, "norm.weight", (), names.norm_change)
+    yield WeightPart(names.norm, "norm.weight", (), names.norm_change)
     if not config.tied_embeddings:
-        yield Part(names.head, "head.weight", ())
+        yield WeightPart(names.head, "head.weight", ())
 
 
-def _layer_parts(config: ModelConfig, names: Names, i: int) -> Iterator[Part]:
+def _layer_parts(config: ModelConfig, names: Names, i: int) -> Iterator[WeightPart]:
     norms = {"attn_norm": names.attn_norm, "mlp_norm": names.mlp_norm}
     if config.post_norms:
         norms |= {"attn_post_norm": names.attn_post_norm, "mlp_post_norm": names.mlp_post_norm}
     if config.qk_norm:
         norms |= {"attn.q_norm": names.q_norm, "attn.k_norm": names.k_norm}
     for parameter, name in norms.items():
-        yield Part(name, f"{parameter}.weight", (), names.norm_change)
+        yield WeightPart(name, f"{parameter}.weight", (), names.norm_change)
 
     yield from _with_bias(_qkv_parts(config, names), config.qkv_bias)
-    yield from _with_bias([Part(names.out, "attn.out.weight", ())], config.out_bias)
+    yield from _with_bias([WeightPart(names.out, "attn.out.weight", ())], config.out_bias)
     experts = config.layers[i].experts
     if experts is not None:
-        yield Part(names.router, "mlp.router.weight", ())
+        yield WeightPart(names.router, "mlp.router.weight", ())
         yield from _expert_parts(names, experts.num_experts, experts.mlp_size)
         return
     gate_up = _rows(names.gate_up, "mlp.gate_up.weight", [config.mlp_size, config.mlp_size])
     yield from _with_bias(gate_up, config.mlp_bias)
-    yield from _with_bias([Part(names.down, "mlp.down.weight", ())], config.mlp_bias)
+    yield from _with_bias([WeightPart(names.down, "mlp.down.weight", ())], config.mlp_bias)
 
 
-def _qkv_parts(config: ModelConfig, names: Names) -> list[Part]:
+def _qkv_parts(config: ModelConfig, names: Names) -> list[WeightPart]:
     pieces = _rows(names.qkv, "attn.qkv.weight", [config.q_size, config.kv_size, config.kv_size])
     changes = [
         names.q_change(config) if names.q_change else None,
         names.k_change(config) if names.k_change else None,
     ]
     return [
-        Part(piece.name, piece.parameter, piece.index, change)
+        WeightPart(piece.name, piece.parameter, piece.index, change)
         for piece, change in zip(pieces, [*changes, None], strict=False)
     ]
 
 
-def _rows(names: tuple[str, ...], parameter: str, sizes: list[int]) -> list[Part]:
+def _rows(names: tuple[str, ...], parameter: str, sizes: list[int]) -> list[WeightPart]:
     """Pieces laid one after the other along the rows; a single name is the parameter as a whole."""
     if len(names) == 1:
-        return [Part(names[0], parameter, ())]
+        return [WeightPart(names[0], parameter, ())]
     found, start = [], 0
     for name, size in zip(names, sizes, strict=True):
-        found.append(Part(name, parameter, (slice(start, start + size),)))
+        found.append(WeightPart(name, parameter, (slice(start, start + size),)))
         start += size
     return found
 
 
-def _expert_parts(names: Names, num_experts: int, mlp_size: int) -> Iterator[Part]:
+def _expert_parts(names: Names, num_experts: int, mlp_size: int) -> Iterator[WeightPart]:
     gate, up = names.expert_gate_up
     gate_rows, up_rows = slice(0, mlp_size), slice(mlp_size, 2 * mlp_size)
     if "{e}" not in gate:  # the checkpoint stacks the experts as we do
-        yield Part(gate, "mlp.gate_up", (slice(None), gate_rows))
-        yield Part(up, "mlp.gate_up", (slice(None), up_rows))
-        yield Part(names.expert_down, "mlp.down", ())
+        yield WeightPart(gate, "mlp.gate_up", (slice(None), gate_rows))
+        yield WeightPart(up, "mlp.gate_up", (slice(None), up_rows))
+        yield WeightPart(names.expert_down, "mlp.down", ())
         return
     for e in range(num_experts):
-        yield Part(gate.replace("{e}", str(e)), "mlp.gate_up", (e, gate_rows))
-        yield Part(up.replace("{e}", str(e)), "mlp.gate_up", (e, up_rows))
-        yield Part(names.expert_down.replace("{e}", str(e)), "mlp.down", (e,))
+        yield WeightPart(gate.replace("{e}", str(e)), "mlp.gate_up", (e, gate_rows))
+        yield WeightPart(up.replace("{e}", str(e)), "mlp.gate_up", (e, up_rows))
+        yield WeightPart(names.expert_down.replace("{e}", str(e)), "mlp.down", (e,))
 
 
-def _with_bias(weights: list[Part], has_bias: bool) -> Iterator[Part]:
+def _with_bias(weights: list[WeightPart], has_bias: bool) -> Iterator[WeightPart]:
     for part in weights:
         yield part
         if has_bias:
             name, parameter = (
                 text.removesuffix("weight") + "bias" for text in (part.name, part.parameter)
             )
-            yield Part(name, parameter, part.index, part.change)
+            yield WeightPart(name, parameter, part.index, part.change)

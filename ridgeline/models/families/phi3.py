@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import Family, Fields, decoder_config, windows_by_type
+from ridgeline.models.families.family import ConfigFields, Family, decoder_config, windows_by_type
 from ridgeline.models.families.gguf import GGUF_NAMES
 from ridgeline.models.families.names import HF_NAMES
 
@@ -20,7 +20,7 @@ NAMES = replace(
 )
 
 
-def config(fields: Fields) -> ModelConfig:
+def config(fields: ConfigFields) -> ModelConfig:
     window = fields.optional("sliding_window", int)
     return decoder_config(
         fields,

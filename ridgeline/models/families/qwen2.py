@@ -5,15 +5,15 @@ asked.
 from __future__ import annotations
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import Family, Fields, decoder_config, windows_by_type
+from ridgeline.models.families.family import ConfigFields, Family, decoder_config, windows_by_type
 from ridgeline.models.families.gguf import GGUF_NAMES
 
 
-def config(fields: Fields) -> ModelConfig:
+def config(fields: ConfigFields) -> ModelConfig:
     return decoder_config(fields, "qwen2", windows=upper_windows(fields), qkv_bias=True)
 
 
-def upper_windows(fields: Fields) -> list[int | None]:
+def upper_windows(fields: ConfigFields) -> list[int | None]:
     """Layers from `max_window_layers` on slide, where `use_sliding_window` says so."""
     window = fields.get("sliding_window", 4096) if fields.get("use_sliding_window", False) else None
     first = fields.get("max_window_layers", 28)

@@ -8,11 +8,11 @@ from typing import Any
 
 from ridgeline.errors import ConfigError
 from ridgeline.models.config import ExpertsConfig, ModelConfig
-from ridgeline.models.families.family import Family, Fields, decoder_config
+from ridgeline.models.families.family import ConfigFields, Family, decoder_config
 from ridgeline.models.families.gguf import GGUF_NAMES
 
 
-def config(fields: Fields) -> ModelConfig:
+def config(fields: ConfigFields) -> ModelConfig:
     attention_bias = fields.get("attention_bias", False)
     num_layers = fields.num_layers()
     window = (

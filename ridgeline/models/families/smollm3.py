@@ -5,8 +5,8 @@ from __future__ import annotations
 from ridgeline.errors import ConfigError
 from ridgeline.models.config import ModelConfig
 from ridgeline.models.families.family import (
+    ConfigFields,
     Family,
-    Fields,
     decoder_config,
     windows_by_type,
     with_ropes,
@@ -14,7 +14,7 @@ from ridgeline.models.families.family import (
 from ridgeline.models.families.gguf import GGUF_NAMES_INTERLEAVED
 
 
-def config(fields: Fields) -> ModelConfig:
+def config(fields: ConfigFields) -> ModelConfig:
     attention_bias = fields.get("attention_bias", False)
     window = (
         fields.optional("sliding_window", int) if fields.get("use_sliding_window", False) else None
@@ -35,7 +35,7 @@ def config(fields: Fields) -> ModelConfig:
     )
 
 
-def rotary_layers(fields: Fields) -> list[bool]:
+def rotary_layers(fields: ConfigFields) -> list[bool]:
     """`no_rope_layers` holds, despite its name, 1 for layers with rope and 0 for layers without."""
     num_layers = fields.num_layers()
     flags = fields.values.get("no_rope_layers")

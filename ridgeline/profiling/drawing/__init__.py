@@ -1,26 +1,26 @@
 """Pictures of measurements as HTML and SVG strings: pure functions, safe to put into a page."""
 
-from ridgeline.profiling.drawing.bars import Bar, Part, stacked_bars
+from ridgeline.profiling.drawing.bars import Bar, BarPart, stacked_bars
 from ridgeline.profiling.drawing.curves import Series, curves
 from ridgeline.profiling.drawing.intervals import Interval, intervals
 from ridgeline.profiling.drawing.markup import Markup, element, join
 from ridgeline.profiling.drawing.page import Section, page
 from ridgeline.profiling.drawing.roofline import Dot, Roofs, roofline
 from ridgeline.profiling.drawing.tables import Column, table
-from ridgeline.profiling.drawing.waterfall import Rise, Step, times, waterfall
+from ridgeline.profiling.drawing.waterfall import Rise, WaterfallStep, times, waterfall
 
 __all__ = [
     "Bar",
+    "BarPart",
     "Column",
     "Dot",
     "Interval",
     "Markup",
-    "Part",
     "Rise",
     "Roofs",
     "Section",
     "Series",
-    "Step",
+    "WaterfallStep",
     "curves",
     "element",
     "intervals",

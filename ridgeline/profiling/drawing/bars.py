@@ -17,7 +17,7 @@ LEAST_SHARE = 0.004  # of its bar: what is less is not drawn, and stands in the 
 
 
 @dataclass(frozen=True)
-class Part:
+class BarPart:
     name: str  # the same name has the same colour in every bar
     value: float
     meaning: str = ""
@@ -26,7 +26,7 @@ class Part:
 @dataclass(frozen=True)
 class Bar:
     name: str
-    parts: Sequence[Part]
+    parts: Sequence[BarPart]
 
 
 def stacked_bars(
@@ -87,7 +87,7 @@ def _bar(
 
 
 def _piece(
-    part: Part, colour: int, start: float, share: float, read: Callable[[float], str]
+    part: BarPart, colour: int, start: float, share: float, read: Callable[[float], str]
 ) -> Markup:
     text = f"{part.name}: {read(part.value)}"
     return element(

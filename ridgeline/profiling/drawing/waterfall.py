@@ -49,7 +49,7 @@ class Rise:
 
 
 @dataclass(frozen=True)
-class Step:
+class WaterfallStep:
     title: str
     group: str  # small, above the title; "" for none
     outcome: str  # a word or two: "kept", "dropped"
@@ -64,7 +64,7 @@ def times(value: float) -> str:
     return f"{value:.3g}×" if value >= 10 else f"{value:.2f}×"
 
 
-def waterfall(steps: Sequence[Step], *, total: Rise | None = None) -> Markup:
+def waterfall(steps: Sequence[WaterfallStep], *, total: Rise | None = None) -> Markup:
     """A figure with a row for each step, those without figures included, and one for the total.
     With no step achieved (predictions only) the predicted ones are what rows begin at.
     """
@@ -91,7 +91,7 @@ def _tick(value: float) -> str:
     return f"{value:g}×"
 
 
-def waterfall_starts(steps: Sequence[Step]) -> list[float]:
+def waterfall_starts(steps: Sequence[WaterfallStep]) -> list[float]:
     """Where each row begins: what the ones before it that count came to."""
     is_plan = not any(step.achieved for step in steps)
     found, reached = [], 1.0
@@ -103,7 +103,9 @@ def waterfall_starts(steps: Sequence[Step]) -> list[float]:
     return found
 
 
-def waterfall_scale(steps: Sequence[Step], starts: Sequence[float], total: Rise | None) -> Scale:
+def waterfall_scale(
+    steps: Sequence[WaterfallStep], starts: Sequence[float], total: Rise | None
+) -> Scale:
     """Over all bars. Intervals widen it by REACH at most: one that says little hides nothing."""
     values, ends = [1.0], [1.0]
     for step, start in zip(steps, starts, strict=True):
@@ -118,7 +120,7 @@ def waterfall_scale(steps: Sequence[Step], starts: Sequence[float], total: Rise 
     return spanning([*values, *(min(high, max(low, end)) for end in ends)], least=1.5, room=1.06)
 
 
-def _row(step: Step, start: float, scale: Scale, ticks: Sequence[float]) -> Markup:
+def _row(step: WaterfallStep, start: float, scale: Scale, ticks: Sequence[float]) -> Markup:
     group = element("small", step.group, class_="group") if step.group else None
     if step.detail:
         title = element(
@@ -144,7 +146,7 @@ def _row(step: Step, start: float, scale: Scale, ticks: Sequence[float]) -> Mark
     )  # fmt: skip
 
 
-def _bars(step: Step, start: float, scale: Scale, ticks: Sequence[float]) -> Markup:
+def _bars(step: WaterfallStep, start: float, scale: Scale, ticks: Sequence[float]) -> Markup:
     x = scale.percent(start)
     drawn = cell_grid(scale, ticks)
     drawn += element("line", class_="start", x1=x, x2=x, y1=0, y2="100%")
@@ -188,7 +190,7 @@ def _total(total: Rise, scale: Scale, ticks: Sequence[float]) -> Markup:
     )
 
 
-def _legend(steps: Sequence[Step]) -> Markup:
+def _legend(steps: Sequence[WaterfallStep]) -> Markup:
     words = {"predicted": "predicted, with the interval expected"}
     if any(step.achieved for step in steps):
         words["achieved"] = "achieved, with its 95% interval"

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ridgeline.profiling.modules.form import Form
+from ridgeline.profiling.modules.form import ModuleForm
 
 Area = Literal["fuse", "tensor cores", "overhead", "quantize", "custom kernels"]
 
 
 @dataclass(frozen=True)
-class Change:
+class ModuleChange:
     name: str
     area: Area
     title: str
@@ -24,62 +24,62 @@ class Change:
     edit: Mapping[str, Any]  # of a Form
     is_guess: bool = False  # the gain hangs on what no count tells: intervals are wider
 
-    def of(self, form: Form) -> Form:
+    def of(self, form: ModuleForm) -> ModuleForm:
         return replace(form, **self.edit)
 
 
 _ALL = (
-    Change(
+    ModuleChange(
         "inference", "overhead", "no gradients are kept",
         "call it within torch.inference_mode()", {"grad": False},
     ),
-    Change(
+    ModuleChange(
         "sdpa", "fuse", "attention in one kernel",
         "use F.scaled_dot_product_attention; need_weights=False; attn_implementation='sdpa'",
         {"attention": "sdpa"},
     ),
-    Change(
+    ModuleChange(
         "channels-last", "fuse", "channels last in memory",
         "module.to(memory_format=torch.channels_last), and the inputs too",
         {"layout": "channels_last"}, is_guess=True,
     ),
-    Change(
+    ModuleChange(
         "compile", "fuse", "ops fused by torch.compile",
         "torch.compile(module)", {"compile": "default"}, is_guess=True,
     ),
-    Change(
+    ModuleChange(
         "tf32", "tensor cores", "products of fp32 in tf32",
         "torch.backends.cuda.matmul.fp32_precision = 'tf32'", {"tf32": True},
     ),
-    Change(
+    ModuleChange(
         "bf16", "tensor cores", "weights and products in bf16",
         "module.to(torch.bfloat16), and the inputs too", {"dtype": "bf16", "autocast": None},
     ),
-    Change(
+    ModuleChange(
         "fp16", "tensor cores", "weights and products in fp16",
         "module.to(torch.float16), and the inputs too", {"dtype": "fp16", "autocast": None},
     ),
-    Change(
+    ModuleChange(
         "autocast-bf16", "tensor cores", "products in bf16, weights as they are",
         "torch.autocast(device, torch.bfloat16)", {"autocast": "bf16"},
     ),
-    Change(
+    ModuleChange(
         "autocast-fp16", "tensor cores", "products in fp16, weights as they are",
         "torch.autocast(device, torch.float16)", {"autocast": "fp16"},
     ),
-    Change(
+    ModuleChange(
         "graphs", "overhead", "replayed from a captured graph",
         "ridgeline.capture, or torch.compile(module, mode='reduce-overhead')", {"graphs": True},
     ),
-    Change(
+    ModuleChange(
         "int8", "quantize", "weights of linear layers in int8",
         "ridgeline.optimize(module, inputs)", {"scheme": "int8"},
     ),
-    Change(
+    ModuleChange(
         "int4", "quantize", "weights of linear layers in int4",
         "ridgeline.optimize(module, inputs)", {"scheme": "int4-g128"},
     ),
-    Change(
+    ModuleChange(
         "autotune", "custom kernels", "compiled kernels tuned for this GPU",
         "torch.compile(module, mode='max-autotune-no-cudagraphs')",
         {"compile": "max-autotune-no-cudagraphs"}, is_guess=True,

@@ -22,12 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ridgeline.formats.dtypes import dtype_name
-from ridgeline.profiling.modules.paths import Following, Numbered
+from ridgeline.profiling.modules.paths import Numbered, PathFollower
 
 DispatchKey: Any = torch._C.DispatchKey
 REDUCTION_TAG = getattr(torch.Tag, "reduction", None)  # torch 2.13 has it
-Kind = Literal["matrix", "attention", "pointwise", "reduction", "copy", "look-up", "other"]
-Phase = Literal["forward", "backward"]
+OpKind = Literal["matrix", "attention", "pointwise", "reduction", "copy", "look-up", "other"]
+ModulePass = Literal["forward", "backward"]
 
 NO_NODE = 2**64 - 1  # sequence number of the nodes that sum gradients up
 GRADIENTS = "(gradients)"  # the path of what no module's forward made
@@ -47,13 +47,13 @@ REDUCTIONS = {
 
 
 @dataclass(frozen=True)
-class Op:
+class OpCall:
     """One call of one op."""
 
     name: str  # "aten.addmm"
     path: str  # of its module
-    phase: Phase
-    kind: Kind
+    phase: ModulePass
+    kind: OpKind
     flops: float
     num_bytes: int
     weight_bytes: int  # of these, parameters of the module
@@ -64,10 +64,10 @@ class Counting(TorchDispatchMode):
     """Sees each op when it runs, within a scope of its own where scopes are given."""
 
     def __init__(
-        self, following: Following, parameters: Iterable[Tensor], scopes: Numbered | None = None
+        self, following: PathFollower, parameters: Iterable[Tensor], scopes: Numbered | None = None
     ) -> None:
         super().__init__()
-        self.ops: list[Op] = []
+        self.ops: list[OpCall] = []
         self.numbers: list[int] = []  # of their scopes
         self._following, self._scopes = following, scopes
         self._weights = {_place(tensor) for tensor in parameters}
@@ -98,7 +98,7 @@ class Counting(TorchDispatchMode):
         finally:
             self._scopes.end()
 
-    def _where(self) -> tuple[Phase, str]:
+    def _where(self) -> tuple[ModulePass, str]:
         node = torch._C._current_autograd_node()
         if node is None:
             # The node of an op's gradient, where it has one, was made just before the op runs.
@@ -122,9 +122,9 @@ def counted(
     kwargs: dict[str, Any],
     out: Any,
     weights: set[int],
-    phase: Phase,
+    phase: ModulePass,
     path: str,
-) -> Op:
+) -> OpCall:
     given, made = list(_tensors((args, kwargs))), list(_tensors(out))
     name = str(func._overloadpacket)
     own = name.split(".")[-1]
@@ -134,7 +134,7 @@ def counted(
     floats = [t for t in (*given, *made) if t.is_floating_point()]
     dtype = dtype_name(max(floats, key=_size).dtype) if floats else "int64"
     kind = _kind(func, own, flops)
-    return Op(name, path, phase, kind, flops, num_bytes, min(weight_bytes, num_bytes), dtype)
+    return OpCall(name, path, phase, kind, flops, num_bytes, min(weight_bytes, num_bytes), dtype)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
@@ -183,7 +183,7 @@ def _place(tensor: Tensor) -> int:
         return id(tensor)
 
 
-def _kind(func: Any, own: str, flops: float) -> Kind:
+def _kind(func: Any, own: str, flops: float) -> OpKind:
     if "attention" in own:
         return "attention"
     if flops > 0:

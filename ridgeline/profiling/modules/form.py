@@ -1,5 +1,5 @@
-"""`Form`: how a module is executed, as a recipe says it for a model of our families. The ladder for
-modules is nothing but edits to it; predictions are made for it.
+"""`ModuleForm`: how a module is executed, as a recipe says it for a model of our families. The
+ladder for modules is nothing but edits to it; predictions are made for it.
 
     form = Form(grad=False, dtype="bf16", graphs=True)
     replace(form, scheme="int8").edit_from(form)      # {"scheme": "int8"}
@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-Dtype = Literal["bf16", "fp16"]
+HalfDtype = Literal["bf16", "fp16"]
 
 
 @dataclass(frozen=True)
-class Form:
+class ModuleForm:
     """The default is the module as it was given."""
 
     grad: bool = True  # autograd watches; without: torch.inference_mode
@@ -22,12 +22,12 @@ class Form:
     compile: Literal["default", "max-autotune-no-cudagraphs"] | None = None  # torch.compile's mode
     layout: Literal["channels_last"] | None = None
     tf32: bool = False  # products of fp32 in tf32, for the time of a call
-    dtype: Dtype | None = None  # of weights and inputs; None: as they are
-    autocast: Dtype | None = None  # of products only, weights stay
+    dtype: HalfDtype | None = None  # of weights and inputs; None: as they are
+    autocast: HalfDtype | None = None  # of products only, weights stay
     graphs: bool = False  # replayed from a captured graph
     scheme: str | None = None  # of the weights of linear layers
 
-    def edit_from(self, other: Form) -> dict[str, Any]:
+    def edit_from(self, other: ModuleForm) -> dict[str, Any]:
         """What it changes of another."""
         return {
             field.name: getattr(self, field.name)

@@ -24,16 +24,16 @@ from ridgeline.kernels.cost import OpCost
 from ridgeline.profiling.modules.tracing import TracedOp
 from ridgeline.profiling.placing import StepVerdict, Verdict, judge_step, place
 from ridgeline.profiling.predicting.prediction import Prediction
-from ridgeline.profiling.tracing.division import Division, OpTime, Part
+from ridgeline.profiling.tracing.division import Division, OpTime, TimePart
 from ridgeline.timing import Timing
 
 SCHEMA = 1
 MATRIX_DTYPES = ("fp32", "tf32", "bf16", "fp16", "int8")
-PARTS: dict[str, Part] = {"matrix": "matrices", "attention": "attention"}
+PARTS: dict[str, TimePart] = {"matrix": "matrices", "attention": "attention"}
 
 
 @dataclass(frozen=True)
-class Row:
+class OpRow:
     """All calls of one op in one module, in one call of the whole."""
 
     path: str
@@ -79,7 +79,7 @@ class ModuleProfile:
     # "matrices", "attention", "other kernels", "copies", "gaps" (launches that the device waits
     # for), "host" (all else that it waits for); they add up to the call
     division: Mapping[str, float]
-    rows: tuple[Row, ...]  # the longest first
+    rows: tuple[OpRow, ...]  # the longest first
     verdict: StepVerdict
     next: tuple[Suggestion, ...]  # the largest gain first
     num_kernels: int
@@ -121,7 +121,7 @@ class ModuleProfile:
 
 def rows_of(
     ops: Sequence[TracedOp], call_s: float, hardware: Hardware, tf32: bool
-) -> tuple[Row, ...]:
+) -> tuple[OpRow, ...]:
     """Ops of the same name and module together; `tf32`: products of fp32 are in it."""
     groups: dict[tuple[str, str, str, str], list[TracedOp]] = defaultdict(list)
     for traced in ops:
@@ -132,7 +132,7 @@ def rows_of(
     return tuple(sorted(rows, key=lambda row: -row.seconds))
 
 
-def _row(group: Sequence[TracedOp], call_s: float, hardware: Hardware, tf32: bool) -> Row:
+def _row(group: Sequence[TracedOp], call_s: float, hardware: Hardware, tf32: bool) -> OpRow:
     op = group[0].op
     seconds = sum(traced.seconds for traced in group)
     flops = sum(traced.op.flops for traced in group)
@@ -141,7 +141,7 @@ def _row(group: Sequence[TracedOp], call_s: float, hardware: Hardware, tf32: boo
     cost = OpCost(num_bytes, 0.0, flops, matrix_dtype(op.dtype, tf32)) if op.dtype else None
     placed = place(time, cost, call_s, hardware)
     kernels = tuple(dict.fromkeys(kernel for traced in group for kernel in traced.kernels))
-    return Row(
+    return OpRow(
         op.path, op.name, op.phase, len(group), seconds, placed.share_of_step, flops, num_bytes,
         op.dtype, placed.memory_share, placed.matrix_share, placed.verdict, kernels,
     )  # fmt: skip
@@ -155,7 +155,7 @@ def matrix_dtype(dtype: str, tf32: bool) -> str | None:
 
 
 def judge(
-    rows: Sequence[Row], division: Mapping[str, float], num_kernels: int, call_s: float
+    rows: Sequence[OpRow], division: Mapping[str, float], num_kernels: int, call_s: float
 ) -> StepVerdict:
     """What bounds the whole call, by all of its work over all of its time."""
     waits = (division["copies"], division["gaps"], division["host"])
@@ -167,9 +167,9 @@ def judge(
     return judge_step("the call", Division(call_s, (), *waits, num_kernels), *shares)
 
 
-def grouped(rows: Sequence[Row]) -> list[Row]:
+def grouped(rows: Sequence[OpRow]) -> list[OpRow]:
     """Rows of layers that are alike together: `layers.*.mlp` for all of `layers.0.mlp` and on."""
-    groups: dict[tuple[str, str, str, str], list[Row]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, str], list[OpRow]] = defaultdict(list)
     for row in rows:
         path = re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", row.path)
         groups[path, row.op, row.phase, row.dtype].append(row)
@@ -177,7 +177,7 @@ def grouped(rows: Sequence[Row]) -> list[Row]:
     return sorted(merged, key=lambda row: -row.seconds)
 
 
-def _merged(path: str, group: Sequence[Row]) -> Row:
+def _merged(path: str, group: Sequence[OpRow]) -> OpRow:
     if len(group) == 1:
         return group[0]
     seconds = sum(row.seconds for row in group)

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.units import human
-from ridgeline.profiling.modules.changes import CHANGES, Change
-from ridgeline.profiling.modules.form import Form
+from ridgeline.profiling.modules.changes import CHANGES, ModuleChange
+from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.found import Suggestion
 from ridgeline.profiling.modules.tracing import TracedOp
 from ridgeline.profiling.predicting.accuracy import interval_factor
@@ -53,7 +53,7 @@ FEW_ROWS = {"cpu": 32, "cuda": 64}  # with more, codes go back to the model's dt
 
 
 @dataclass(frozen=True)
-class Work:
+class CallWork:
     """One call as it was measured."""
 
     ops: tuple[TracedOp, ...]  # with untraced seconds
@@ -69,7 +69,7 @@ class Work:
         return self.hardware.device_type != "cpu"
 
 
-class Piece(NamedTuple):
+class OpPiece(NamedTuple):
     """An op, or several that became one."""
 
     kind: str
@@ -83,7 +83,7 @@ class Piece(NamedTuple):
     num_kernels: int
 
 
-class Parts(NamedTuple):
+class CallParts(NamedTuple):
     """Seconds of a call."""
 
     matrices: float
@@ -96,7 +96,9 @@ class Parts(NamedTuple):
         return self.matrices + self.attention + self.other
 
 
-def predict(work: Work, before: Form, after: Form, change: Change) -> Prediction:
+def predict(
+    work: CallWork, before: ModuleForm, after: ModuleForm, change: ModuleChange
+) -> Prediction:
     """How many times faster `after` is to be than `before`."""
     old, new = modelled(work, before), modelled(work, after)
     speedup = _total(work, old) / max(_total(work, new), 1e-9)
@@ -104,7 +106,7 @@ def predict(work: Work, before: Form, after: Form, change: Change) -> Prediction
     return with_interval(speedup, width, _why(work, old, new))
 
 
-def _width(speedup: float, change: Change, device: str) -> float:
+def _width(speedup: float, change: ModuleChange, device: str) -> float:
     """Of the interval, as a logarithm: from earlier predictions where there are enough of them."""
     known = interval_factor(accuracy_area(change.area), device)
     if known.num_outcomes:
@@ -118,18 +120,18 @@ def accuracy_area(area: str) -> str:
     return f"{area} of modules"
 
 
-def suggestions(work: Work) -> tuple[Suggestion, ...]:
+def suggestions(work: CallWork) -> tuple[Suggestion, ...]:
     """Changes that are predicted to be worth a try, each on its own, the largest gain first."""
     found = []
     for change in CHANGES.values():
         if _fits(work, change):
-            guess = predict(work, Form(), change.of(Form()), change)
+            guess = predict(work, ModuleForm(), change.of(ModuleForm()), change)
             if guess.speedup >= WORTH:
                 found.append(Suggestion(change.title, change.how, guess))
     return tuple(sorted(found, key=lambda each: -each.prediction.speedup))
 
 
-def _fits(work: Work, change: Change) -> bool:
+def _fits(work: CallWork, change: ModuleChange) -> bool:
     """Whether it can change anything here, as far as the ops tell."""
     ops = [traced.op for traced in work.ops]
     trains = any(op.phase == "backward" for op in ops)
@@ -148,7 +150,7 @@ def _fits(work: Work, change: Change) -> bool:
     return True
 
 
-def modelled(work: Work, form: Form) -> Parts:
+def modelled(work: CallWork, form: ModuleForm) -> CallParts:
     pieces = [piece_of(traced) for traced in work.ops if traced.seconds > 0]
     num_before = len(pieces)
     if form.attention == "sdpa":
@@ -160,25 +162,25 @@ def modelled(work: Work, form: Form) -> Parts:
         kind = piece.kind if piece.kind in parts else "other"
         parts[kind] += _seconds(piece, work, form)
     host_s = _host_s(work, form, len(pieces) / max(num_before, 1))
-    return Parts(parts["matrix"], parts["attention"], parts["other"], host_s)
+    return CallParts(parts["matrix"], parts["attention"], parts["other"], host_s)
 
 
-def _total(work: Work, parts: Parts) -> float:
+def _total(work: CallWork, parts: CallParts) -> float:
     return max(parts.busy, parts.host) if work.on_gpu else parts.busy + parts.host
 
 
-def piece_of(traced: TracedOp) -> Piece:
+def piece_of(traced: TracedOp) -> OpPiece:
     op = traced.op
     work = (float(op.num_bytes), float(op.weight_bytes), op.flops)
     about = (op.kind, op.name, op.path, traced.seconds)
-    return Piece(*about, *work, op.dtype, max(traced.num_kernels, 1))
+    return OpPiece(*about, *work, op.dtype, max(traced.num_kernels, 1))
 
 
-def fused(pieces: Sequence[Piece]) -> list[Piece]:
+def fused(pieces: Sequence[OpPiece]) -> list[OpPiece]:
     """Neighbours that a compiler makes one kernel of: it moves what the largest of them moved. What
     moves nothing, such as a view, goes.
     """
-    found: list[Piece] = []
+    found: list[OpPiece] = []
     for piece in pieces:
         if piece.num_bytes == 0 and piece.flops == 0:
             continue
@@ -193,9 +195,9 @@ def fused(pieces: Sequence[Piece]) -> list[Piece]:
     return found
 
 
-def with_sdpa(pieces: Sequence[Piece], work: Work) -> list[Piece]:
+def with_sdpa(pieces: Sequence[OpPiece], work: CallWork) -> list[OpPiece]:
     """Attention that writes its scores, product by product, as one op that does not."""
-    found: list[Piece] = []
+    found: list[OpPiece] = []
     at = 0
     while at < len(pieces):
         end = _attention_end(pieces, at)
@@ -208,12 +210,12 @@ def with_sdpa(pieces: Sequence[Piece], work: Work) -> list[Piece]:
     return found
 
 
-def has_plain_attention(work: Work) -> bool:
+def has_plain_attention(work: CallWork) -> bool:
     pieces = [piece_of(traced) for traced in work.ops]
     return any(_attention_end(pieces, at) is not None for at in range(len(pieces)))
 
 
-def _attention_end(pieces: Sequence[Piece], start: int) -> int | None:
+def _attention_end(pieces: Sequence[OpPiece], start: int) -> int | None:
     """The second product of scores that the product at `start` makes."""
     if not pieces[start].name.endswith(("bmm", "baddbmm")):
         return None
@@ -225,19 +227,19 @@ def _attention_end(pieces: Sequence[Piece], start: int) -> int | None:
     return None
 
 
-def _attention(pieces: Sequence[Piece], work: Work) -> Piece:
+def _attention(pieces: Sequence[OpPiece], work: CallWork) -> OpPiece:
     scores = max(piece.num_bytes for piece in pieces if "softmax" in piece.name) / 2
     first, last = pieces[0], pieces[-1]
     num_bytes = max(first.num_bytes + last.num_bytes - 2 * scores, 1.0)
     flops = first.flops + last.flops
     seconds = sum(piece.seconds for piece in pieces)
-    piece = Piece("attention", "sdpa", first.path, seconds, num_bytes, 0.0, flops, first.dtype, 1)
-    return piece._replace(seconds=min(seconds, _limit(piece, work, Form())))
+    piece = OpPiece("attention", "sdpa", first.path, seconds, num_bytes, 0.0, flops, first.dtype, 1)
+    return piece._replace(seconds=min(seconds, _limit(piece, work, ModuleForm())))
 
 
-def _seconds(piece: Piece, work: Work, form: Form) -> float:
+def _seconds(piece: OpPiece, work: CallWork, form: ModuleForm) -> float:
     fixed = min(piece.seconds, piece.num_kernels * (KERNEL_S if work.on_gpu else CPU_CALL_S))
-    before, after = _limit(piece, work, Form()), _limit(piece, work, form)
+    before, after = _limit(piece, work, ModuleForm()), _limit(piece, work, form)
     if before <= 0:
         return piece.seconds
     seconds = fixed + (piece.seconds - fixed) * after / before
@@ -248,7 +250,7 @@ def _seconds(piece: Piece, work: Work, form: Form) -> float:
     return seconds
 
 
-def _limit(piece: Piece, work: Work, form: Form) -> float:
+def _limit(piece: OpPiece, work: CallWork, form: ModuleForm) -> float:
     """What its bytes and FLOPs take at the shares of the ceilings that kernels usually reach."""
     dtype = (form.computes_in or piece.dtype) if piece.dtype == "fp32" else piece.dtype
     roof = roof_of(work.hardware, dtype if dtype in RATES else "fp32")
@@ -272,7 +274,7 @@ def _limit(piece: Piece, work: Work, form: Form) -> float:
 RATES = ("fp32", "tf32", "bf16", "fp16", "int8")
 
 
-def _bytes(piece: Piece, form: Form, on_gpu: bool, has_codes: bool) -> float:
+def _bytes(piece: OpPiece, form: ModuleForm, on_gpu: bool, has_codes: bool) -> float:
     """Under a form, of what moves `num_bytes` as it is."""
     weights, others, size = piece.weight_bytes, piece.num_bytes - piece.weight_bytes, 1.0
     if piece.dtype == "fp32" and form.dtype is not None:
@@ -288,14 +290,14 @@ def _bytes(piece: Piece, form: Form, on_gpu: bool, has_codes: bool) -> float:
     return size * others + codes
 
 
-def num_rows(piece: Piece) -> float:
+def num_rows(piece: OpPiece) -> float:
     """That a product multiplies its weight with."""
     if not piece.weight_bytes:
         return 0.0
     return piece.flops * dtype_bytes(parse_dtype(piece.dtype)) / (2 * piece.weight_bytes)
 
 
-def _host_s(work: Work, form: Form, share_of_ops: float) -> float:
+def _host_s(work: CallWork, form: ModuleForm, share_of_ops: float) -> float:
     """Of the host's work for one call: what it takes on a GPU, and what is beside ops on a CPU."""
     host_s = work.host_s
     if work.on_gpu:
@@ -314,10 +316,10 @@ def _host_s(work: Work, form: Form, share_of_ops: float) -> float:
     return host_s
 
 
-def _why(work: Work, old: Parts, new: Parts) -> str:
+def _why(work: CallWork, old: CallParts, new: CallParts) -> str:
     """The part that changes most."""
     names = {"matrices": "products", "attention": "attention", "other": "other ops", "host": "host"}
-    most = max(Parts._fields, key=lambda name: abs(getattr(new, name) - getattr(old, name)))
+    most = max(CallParts._fields, key=lambda name: abs(getattr(new, name) - getattr(old, name)))
     before, after = getattr(old, most), getattr(new, most)
     if math.isclose(before, after, rel_tol=1e-3):
         return "changes nothing that was counted here"

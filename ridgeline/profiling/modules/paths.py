@@ -81,7 +81,7 @@ def _held(name: str, value: Any) -> Iterator[tuple[str, nn.Module]]:
         yield name, value
 
 
-class Scopes(Protocol):
+class ScopeListener(Protocol):
     """What is told of modules that begin and end; they nest."""
 
     def begin(self, path: str) -> int: ...
@@ -122,10 +122,10 @@ class Numbered:
         self._marks.end()
 
 
-class Following:
+class PathFollower:
     """Keeps the path of the module that runs, forward; modules may call each other, and raise."""
 
-    def __init__(self, names: Mapping[nn.Module, str], scopes: Scopes | None = None) -> None:
+    def __init__(self, names: Mapping[nn.Module, str], scopes: ScopeListener | None = None) -> None:
         self.names, self.scopes = names, scopes
         self._running: list[str] = []
         self._handles: list[Any] = []
@@ -134,7 +134,7 @@ class Following:
     def path(self) -> str:
         return self._running[-1] if self._running else ""
 
-    def __enter__(self) -> Following:
+    def __enter__(self) -> PathFollower:
         self._handles = [
             hooks.register_module_forward_pre_hook(self._begin),
             hooks.register_module_forward_hook(self._end, always_call=True),

@@ -23,10 +23,10 @@ from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect, measure
 from ridgeline.profiling.modules import gains
 from ridgeline.profiling.modules.found import PARTS, ModuleProfile, judge, rows_of
-from ridgeline.profiling.modules.gains import Work
+from ridgeline.profiling.modules.gains import CallWork
 from ridgeline.profiling.modules.paths import names_of, parameters_of
 from ridgeline.profiling.modules.placing import device_of, move
-from ridgeline.profiling.modules.tracing import TracedOp, Watched, watch
+from ridgeline.profiling.modules.tracing import TracedOp, WatchedCall, watch
 from ridgeline.profiling.tracing.tracing import MAX_BYTES
 from ridgeline.progress import Progress
 from ridgeline.timing import Timing, time_host
@@ -74,7 +74,7 @@ def profiled(
     hardware: Hardware,
     device: torch.device,
     steps: int = DEFAULT_STEPS,
-) -> tuple[ModuleProfile, Work]:
+) -> tuple[ModuleProfile, CallWork]:
     """The profile, and what predictions start from."""
 
     def call() -> Any:
@@ -84,7 +84,7 @@ def profiled(
     parameters = list(parameters_of(names))
     timing, peak_bytes = _timed(call, device, steps)
     watched = watch(call, names, parameters, device)
-    known = Known(
+    known = ModuleFacts(
         name_of(work),
         hardware,
         _grad(parameters),
@@ -111,7 +111,7 @@ def _grad(parameters: Sequence[Tensor]) -> bool:
     return torch.is_grad_enabled() and any(each.requires_grad for each in parameters)
 
 
-class Known(NamedTuple):
+class ModuleFacts(NamedTuple):
     """Before it ran."""
 
     name: str
@@ -121,8 +121,8 @@ class Known(NamedTuple):
 
 
 def _found(
-    known: Known, timing: Timing, watched: Watched, peak_bytes: int | None
-) -> tuple[ModuleProfile, Work]:
+    known: ModuleFacts, timing: Timing, watched: WatchedCall, peak_bytes: int | None
+) -> tuple[ModuleProfile, CallWork]:
     hardware = known.hardware
     work, division = divide(timing, watched, known)
     tf32 = hardware.device_type != "cpu" and torch.backends.cuda.matmul.fp32_precision == "tf32"
@@ -145,7 +145,9 @@ def _found(
     return found, work
 
 
-def divide(timing: Timing, watched: Watched, known: Known) -> tuple[Work, dict[str, float]]:
+def divide(
+    timing: Timing, watched: WatchedCall, known: ModuleFacts
+) -> tuple[CallWork, dict[str, float]]:
     """The untraced call, divided as the trace was: parts add up to it. Where ops took longer in the
     trace than the whole call does without, they are taken to be shorter in the same proportion.
     """
@@ -166,10 +168,10 @@ def divide(timing: Timing, watched: Watched, known: Known) -> tuple[Work, dict[s
         division["other kernels"] += busy_s
     division |= {"copies": copies_s, "gaps": gaps_s, "host": idle_s - gaps_s}
     about = (hardware, known.grad, known.linears)
-    return Work(ops, call_s, idle_s, watched.num_kernels, *about), division
+    return CallWork(ops, call_s, idle_s, watched.num_kernels, *about), division
 
 
-def _notes(watched: Watched, work: Work) -> list[str]:
+def _notes(watched: WatchedCall, work: CallWork) -> list[str]:
     notes = []
     if watched.problem is not None:
         notes.append(watched.problem)

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline.hardware.units import human, human_bytes, percent
-from ridgeline.profiling.modules.found import ModuleProfile, Row, grouped
+from ridgeline.profiling.modules.found import ModuleProfile, OpRow, grouped
 
 COLUMNS = ("module", "op", "calls", "time", "share", "bytes", "FLOPs", "achieved", "limit", "bound")
 
@@ -32,7 +32,7 @@ def headline(found: ModuleProfile) -> str:
     )
 
 
-def _ops(rows: list[Row]) -> Table:
+def _ops(rows: list[OpRow]) -> Table:
     table = Table(*COLUMNS[:2], title="Ops", title_justify="left")
     for name in COLUMNS[2:]:
         table.add_column(name, justify="left" if name == "bound" else "right")
@@ -41,7 +41,7 @@ def _ops(rows: list[Row]) -> Table:
     return table
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: OpRow) -> tuple[str, ...]:
     backward = " (backward)" if row.phase == "backward" else ""
     return (
         row.path,
@@ -57,7 +57,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _achieved(row: Row) -> str:
+def _achieved(row: OpRow) -> str:
     if row.seconds <= 0 or row.share_of_limit is None:
         return ""
     if (row.matrix_share or 0.0) > (row.memory_share or 0.0):

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ridgeline.profiling.modules.counting import Counting, Op
-from ridgeline.profiling.modules.paths import MODULE_RANGE, Following, Named, Numbered
+from ridgeline.profiling.modules.counting import Counting, OpCall
+from ridgeline.profiling.modules.paths import MODULE_RANGE, Named, Numbered, PathFollower
 from ridgeline.profiling.tracing.scopes import ClockMarks, TraceMarks
 from ridgeline.profiling.tracing.trace import STEP, DeviceEvent, Trace, read_trace
 from ridgeline.profiling.tracing.tracing import traced
@@ -38,14 +38,14 @@ NUM_DIVIDED = 5  # calls that are watched op by op
 class TracedOp:
     """One op of a call, or what kernels of one name did within a module."""
 
-    op: Op
+    op: OpCall
     seconds: float  # of the device; on a CPU, inside the op
     num_kernels: int
     kernels: tuple[str, ...]  # their names, each once; on a CPU none
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedCall:
     ops: tuple[TracedOp, ...]
     busy_s: float  # the device had a kernel; on a CPU, time within ops
     copies_s: float  # and copied between host and device, or cleared memory
@@ -59,10 +59,10 @@ def watch(
     names: Mapping[nn.Module, str],
     parameters: Sequence[Tensor],
     device: torch.device,
-) -> Watched:
+) -> WatchedCall:
     with _quietly():
         traced(work, 1, device)  # the first in a process sets the profiler up
-        with Following(names, Named()):
+        with PathFollower(names, Named()):
             document = traced(work, 1, device)
         problem = why_undivided(document)
         ops: tuple[TracedOp, ...] = ()
@@ -80,7 +80,7 @@ def watch(
     kernels = [event for event in events if not event.is_copy]
     busy_s = sum(op.seconds for op in ops) if device.type == "cpu" else covered(kernels)
     copies_s = covered(event for event in events if event.is_copy)
-    return Watched(ops, busy_s, copies_s, len(kernels), problem, document)
+    return WatchedCall(ops, busy_s, copies_s, len(kernels), problem, document)
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def _counted(
 ) -> list[TracedOp]:
     marks = ClockMarks() if device.type == "cpu" else TraceMarks()
     scopes = Numbered(marks)
-    following = Following(names, scopes)
+    following = PathFollower(names, scopes)
     counting = Counting(following, parameters, scopes)
 
     def seen() -> None:
@@ -117,7 +117,7 @@ def _counted(
 
 
 def joined(
-    ops: Sequence[Op], numbers: Sequence[int], paths: Sequence[str], trace: Trace
+    ops: Sequence[OpCall], numbers: Sequence[int], paths: Sequence[str], trace: Trace
 ) -> list[TracedOp]:
     """Ops with the kernels that were launched in their scopes, then kernels that no op launched."""
     launched: dict[int | None, list[DeviceEvent]] = defaultdict(list)
@@ -133,14 +133,14 @@ def joined(
     return found + [uncounted(*key, seconds) for key, seconds in others.items()]
 
 
-def _with_kernels(op: Op, events: Sequence[DeviceEvent]) -> TracedOp:
+def _with_kernels(op: OpCall, events: Sequence[DeviceEvent]) -> TracedOp:
     seconds = sum(event.end_s - event.begin_s for event in events)
     return TracedOp(op, seconds, len(events), tuple(dict.fromkeys(e.name for e in events)))
 
 
 def uncounted(path: str, name: str, seconds: Sequence[float]) -> TracedOp:
     """Kernels of one name that torch has no op for: how much they computed is not known."""
-    op = Op(name, path, "forward", "other", 0.0, 0, 0, "")
+    op = OpCall(name, path, "forward", "other", 0.0, 0, 0, "")
     return TracedOp(op, sum(seconds), len(seconds), (name,))
 
 
@@ -165,7 +165,7 @@ def _by_name(
     if device.type == "cpu":
         return by_own_time(document)
     scopes = Numbered(TraceMarks())
-    with Following(names, scopes):
+    with PathFollower(names, scopes):
         trace = read_trace(traced(work, 1, device))
     return tuple(joined((), (), scopes.paths, trace))
 

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PredictionOutcome:
     """One prediction that was measured. Speedups, end to end."""
 
     area: str  # of the ladder: "quantize"
@@ -78,8 +78,8 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Known:
-    outcomes: tuple[Outcome, ...]  # oldest first
+class KnownAccuracy:
+    outcomes: tuple[PredictionOutcome, ...]  # oldest first
     num_broken: int  # lines that could not be read
 
 
@@ -111,7 +111,7 @@ def store_path() -> Path:
     return cache_dir() / "accuracy" / "predictions.jsonl"
 
 
-def remember(outcomes: Iterable[Outcome], path: Path | None = None) -> None:
+def remember(outcomes: Iterable[PredictionOutcome], path: Path | None = None) -> None:
     """Adds to the file, which keeps the latest. A disk that cannot be written costs a warning."""
     path, now = path or store_path(), datetime.now(UTC).isoformat(timespec="seconds")
     stamped = [replace(each, created=each.created or now) for each in outcomes]
@@ -128,21 +128,21 @@ def remember(outcomes: Iterable[Outcome], path: Path | None = None) -> None:
 
 def known_errors(
     area: str | None = None, device: str | None = None, path: Path | None = None
-) -> Known:
+) -> KnownAccuracy:
     """Those of an area and a device, where given."""
     path = path or store_path()
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
-        return Known((), 0)
+        return KnownAccuracy((), 0)
     except OSError as error:
         log.warning("cannot read %s (%s); no earlier prediction is known", path, error.strerror)
-        return Known((), 0)
+        return KnownAccuracy((), 0)
     read = [_outcome(line) for line in lines if line.strip()]
     num_broken = read.count(None)
     if num_broken:
         log.warning("%s: %d lines cannot be read and are skipped", path, num_broken)
-    return Known(
+    return KnownAccuracy(
         tuple(
             each
             for each in read
@@ -167,7 +167,7 @@ def interval_factor(area: str, device: str | None = None, path: Path | None = No
     return Factor(DEFAULT_FACTOR, 0, f"a default; {why} of {area} measured so far")
 
 
-def factor_of(outcomes: Sequence[Outcome]) -> float | None:
+def factor_of(outcomes: Sequence[PredictionOutcome]) -> float | None:
     """The factor that at least COVERAGE of outcomes stay within, if the next is like those before:
     of n distances the ⌈(n + 1) · coverage⌉-th, which four at least have. None for fewer.
     """
@@ -178,7 +178,7 @@ def factor_of(outcomes: Sequence[Outcome]) -> float | None:
     return max(LEAST_FACTOR, math.exp(distances[rank - 1]))
 
 
-def accuracy_of(outcomes: Sequence[Outcome], area: str) -> Accuracy:
+def accuracy_of(outcomes: Sequence[PredictionOutcome], area: str) -> Accuracy:
     errors = [each.error for each in outcomes]
     held = [each.held for each in outcomes if each.held is not None]
     return Accuracy(
@@ -191,17 +191,19 @@ def accuracy_of(outcomes: Sequence[Outcome], area: str) -> Accuracy:
     )
 
 
-def accuracy_by_area(outcomes: Sequence[Outcome]) -> list[Accuracy]:
+def accuracy_by_area(outcomes: Sequence[PredictionOutcome]) -> list[Accuracy]:
     """In the order in which areas were first met."""
     areas = dict.fromkeys(each.area for each in outcomes)
     return [accuracy_of([o for o in outcomes if o.area == area], area) for area in areas]
 
 
-def _outcome(line: bytes) -> Outcome | None:
+def _outcome(line: bytes) -> PredictionOutcome | None:
     """None for a line that was cut off, edited, or written by another version."""
     try:
         values: Mapping[str, Any] = json.loads(line)
-        return Outcome(**{each.name: values[each.name] for each in fields(Outcome)})
+        return PredictionOutcome(
+            **{each.name: values[each.name] for each in fields(PredictionOutcome)}
+        )
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from ridgeline.models.cost import MeanStep
 from ridgeline.profiling.predicting.launching import is_replayed
 from ridgeline.profiling.predicting.prediction import PhaseTime
-from ridgeline.profiling.predicting.run_state import State
-from ridgeline.profiling.predicting.step_model import Parts, modelled
+from ridgeline.profiling.predicting.run_state import RunState
+from ridgeline.profiling.predicting.step_model import StepParts, modelled
 from ridgeline.profiling.roofline import matrix_units, step_limit
 from ridgeline.profiling.tracing.device_division import WAITING
 
@@ -26,11 +26,11 @@ DRAFT_COST = {"none": 0.0, "prompt-lookup": 0.0, "draft": 0.08}  # of a step, a 
 # Further rows that a step verifies, in the mean.
 CHECKED = {"none": 0.0, "prompt-lookup": 1.0, "draft": 5.0}
 DETERMINISTIC = 1 / 0.75  # of all kernels' time: 24.5% slower on the H200 (2026-11-15)
-# As phases have them, in the order of `Divided`.
+# As phases have them, in the order of `StepSeconds`.
 NAMES = ("matrices", "attention", "other kernels", "gaps", "host", "copies", "communication")
 
 
-class Divided(NamedTuple):
+class StepSeconds(NamedTuple):
     """Seconds of one step."""
 
     matrices: float
@@ -51,31 +51,31 @@ class Divided(NamedTuple):
         return self.busy + self.gaps + self.host
 
 
-def divided(phase: PhaseTime, state: State) -> Divided:
+def divided(phase: PhaseTime, state: RunState) -> StepSeconds:
     """A step as it was measured to divide, or as the model divides it. What that does not explain
     is spread over all parts; on a GPU that is launched kernel by kernel, it is waiting for that.
     """
     if phase.division:
-        found = Divided(*(float(phase.division.get(name, 0.0)) for name in NAMES))
+        found = StepSeconds(*(float(phase.division.get(name, 0.0)) for name in NAMES))
         scale = phase.step_s / found.total if found.total > 0 else 1.0
-        return Divided(*(part * scale for part in found))
+        return StepSeconds(*(part * scale for part in found))
     found = of_model(modelled(state, phase.work), state)
     left = phase.step_s - found.busy - found.host
     if state.on_gpu and not is_replayed(state, phase.work) and left > found.gaps:
         return found._replace(gaps=left)
-    return Divided(*(part * phase.step_s / found.total for part in found))
+    return StepSeconds(*(part * phase.step_s / found.total for part in found))
 
 
-def of_model(parts: Parts, state: State) -> Divided:
+def of_model(parts: StepParts, state: RunState) -> StepSeconds:
     """A step that was not measured."""
     busy = parts.matrices_s + parts.attention_s + parts.other_s + parts.communication_s
     gaps = max(parts.gap_s, parts.launch_s - busy) if state.on_gpu else parts.gap_s
-    return Divided(*parts[:3], gaps, parts.host_s, 0.0, parts.communication_s)
+    return StepSeconds(*parts[:3], gaps, parts.host_s, 0.0, parts.communication_s)
 
 
 def changed_parts(
-    phase: PhaseTime, parts: Divided, before: State, after: State, factor: float
-) -> Divided:
+    phase: PhaseTime, parts: StepSeconds, before: RunState, after: RunState, factor: float
+) -> StepSeconds:
     """The step's parts behind a change, with `factor` times the work in it."""
     work = times(phase.work, factor)
     drafted = _with_drafts(phase, work, before, after)
@@ -96,7 +96,7 @@ def changed_parts(
     if was.communication_s:
         communication *= parts.communication / was.communication_s
     copies = parts.copies * factor
-    changed = Divided(matrices, attention, other, 0.0, host, copies, communication)
+    changed = StepSeconds(matrices, attention, other, 0.0, host, copies, communication)
     fewer = parts.gaps * now.gap_s / was.gap_s  # as many for each kernel as now
     if not after.on_gpu:
         return changed._replace(gaps=fewer)
@@ -105,7 +105,11 @@ def changed_parts(
 
 
 def _gaps(
-    parts: Divided, changed: Divided, was: Parts, now: Parts, replayed: tuple[bool, bool]
+    parts: StepSeconds,
+    changed: StepSeconds,
+    was: StepParts,
+    now: StepParts,
+    replayed: tuple[bool, bool],
 ) -> float:
     """A device that is quicker than its launches waits for them: what a step takes at least then is
     what launching took before, by the kernels and the way of launching. A host that launches has
@@ -126,7 +130,7 @@ def _gaps(
     return max(min(fewer, now.gap_s) if waits else fewer, launching - changed.busy)
 
 
-def least_s(phase: PhaseTime, before: State, after: State, factor: float) -> float:
+def least_s(phase: PhaseTime, before: RunState, after: RunState, factor: float) -> float:
     """The roofline's limit for the new step; where the old one was below its own (a ceiling that
     was measured on a bad day), as far below.
     """
@@ -140,7 +144,7 @@ def least_s(phase: PhaseTime, before: State, after: State, factor: float) -> flo
     return now.seconds * min(1.0, phase.step_s / was.seconds) * min(1.0, ranks)
 
 
-def _with_drafts(phase: PhaseTime, work: MeanStep, before: State, after: State) -> MeanStep:
+def _with_drafts(phase: PhaseTime, work: MeanStep, before: RunState, after: RunState) -> MeanStep:
     """A step with the tokens that are guessed, which are verified as rows of their own."""
     if phase.phase != "decode":
         return work
@@ -149,7 +153,7 @@ def _with_drafts(phase: PhaseTime, work: MeanStep, before: State, after: State) 
     return replace(grown, pairs=work.pairs * rows)
 
 
-def guesses(state: State) -> str:
+def guesses(state: RunState) -> str:
     """Who guesses tokens ahead."""
     return state.recipe.speculation.method if state.loop == "engine" else "none"
 

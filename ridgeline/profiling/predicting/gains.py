@@ -23,15 +23,15 @@ from ridgeline.models.cost import MeanStep
 from ridgeline.profiling.predicting.accuracy import interval_factor
 from ridgeline.profiling.predicting.changed_step import (
     NAMES,
-    Divided,
+    StepSeconds,
     changed_parts,
     divided,
     guesses,
     least_s,
     of_model,
 )
-from ridgeline.profiling.predicting.prediction import Loop, PhaseTime, Prediction, Situation
-from ridgeline.profiling.predicting.run_state import State
+from ridgeline.profiling.predicting.prediction import LoopName, PhaseTime, Prediction, Situation
+from ridgeline.profiling.predicting.run_state import RunState
 from ridgeline.profiling.predicting.step_model import modelled, planned_bytes_per_weight
 from ridgeline.recipe import Recipe, edited, edited_at_once
 
@@ -103,8 +103,8 @@ def with_interval(speedup: float, width: float, why: str) -> Prediction:
     return Prediction(speedup, speedup * math.exp(-width), speedup * math.exp(width), why)
 
 
-def state_of(situation: Situation) -> State:
-    return State(
+def state_of(situation: Situation) -> RunState:
+    return RunState(
         situation.config,
         situation.recipe,
         situation.loop,
@@ -114,11 +114,11 @@ def state_of(situation: Situation) -> State:
     )
 
 
-def _changed(situation: Situation, edit: Mapping[str, Any]) -> State:
+def _changed(situation: Situation, edit: Mapping[str, Any]) -> RunState:
     state = state_of(situation)
     loop = edit.get("loop", state.loop)
-    if loop not in get_args(Loop):
-        raise UsageError(f"loop is {loop!r}; use one of {', '.join(get_args(Loop))}")
+    if loop not in get_args(LoopName):
+        raise UsageError(f"loop is {loop!r}; use one of {', '.join(get_args(LoopName))}")
     fields = {name: value for name, value in edit.items() if name != "loop"}
     recipe = edited_at_once(state.recipe, fields)
     if "dtype" in edit and "kv.dtype" not in edit and recipe.kv.dtype == state.recipe.dtype:
@@ -163,13 +163,15 @@ def _usual_phase(situation: Situation) -> PhaseTime:
     return PhaseTime("decode", 1.0, found.total, work, dict(zip(NAMES, found, strict=True)))
 
 
-def _fewer_steps(situation: Situation, before: State, after: State, phase: PhaseTime) -> float:
+def _fewer_steps(
+    situation: Situation, before: RunState, after: RunState, phase: PhaseTime
+) -> float:
     """How many times the work a step has then, of which there are as many fewer."""
     factor = _room(situation, after, phase) / _room(situation, before, phase)
     return max(factor, 1.0 / max(phase.work.tokens, 1.0))
 
 
-def _room(situation: Situation, state: State, phase: PhaseTime) -> float:
+def _room(situation: Situation, state: RunState, phase: PhaseTime) -> float:
     """How much of the workload a step can take: requests of a decode step, else tokens."""
     limits, concurrency = state.recipe.limits, max(1.0, situation.concurrency)
     if phase.phase == "decode":
@@ -180,20 +182,22 @@ def _room(situation: Situation, state: State, phase: PhaseTime) -> float:
     return min(per_prompt * concurrency, limits.token_budget or per_prompt * concurrency)
 
 
-def _steps_after(situation: Situation, before: State, after: State, phase: PhaseTime) -> float:
+def _steps_after(
+    situation: Situation, before: RunState, after: RunState, phase: PhaseTime
+) -> float:
     steps = phase.num_steps
     if phase.phase == "decode":
         return steps * _tokens_a_row(before) / _tokens_a_row(after)
     return steps * _computed(situation, after) / _computed(situation, before)
 
 
-def _computed(situation: Situation, state: State) -> float:
+def _computed(situation: Situation, state: RunState) -> float:
     """The share of prompt tokens that no earlier prompt has left in the cache."""
     keeps = state.loop == "engine" and state.recipe.kv.prefix_cache
     return 1.0 - min(0.99, situation.prefix_share) if keeps else 1.0
 
 
-def _tokens_a_row(state: State) -> float:
+def _tokens_a_row(state: RunState) -> float:
     return 1.0 + (ACCEPTED[state.recipe.speculation.method] if state.loop == "engine" else 0.0)
 
 
@@ -204,9 +208,14 @@ class _Largest:
         self.moved, self.text = 0.0, ""
 
     def see(
-        self, phase: PhaseTime, seconds: float, before: Divided, after: Divided, factor: float
+        self,
+        phase: PhaseTime,
+        seconds: float,
+        before: StepSeconds,
+        after: StepSeconds,
+        factor: float,
     ) -> None:
-        for name in Divided._fields:
+        for name in StepSeconds._fields:
             was, now = getattr(before, name), getattr(after, name) / factor
             moved = abs(was - now) / max(before.total, 1e-12) * seconds
             if moved > max(self.moved, 1e-6 * seconds):  # less is rounding
@@ -218,7 +227,7 @@ class _Largest:
                     f"{1e3 * was:.3g} to {1e3 * now:.3g} ms"
                 )
 
-    def why(self, before: State, after: State) -> str:
+    def why(self, before: RunState, after: RunState) -> str:
         if after.bytes_per_weight != before.bytes_per_weight:
             sizes = f"{before.bytes_per_weight:.2f} to {after.bytes_per_weight:.2f} bytes a weight"
             return f"{self.text}; {sizes}" if self.text else sizes

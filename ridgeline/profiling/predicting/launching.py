@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ridgeline.kernels.skinny_linear import MAX_ROWS
 from ridgeline.models.cost import MeanStep
-from ridgeline.profiling.predicting.run_state import State
+from ridgeline.profiling.predicting.run_state import RunState
 
 LAUNCH_S = 7e-6  # of a kernel by torch, where `eager_launch` was not measured
 # The host's seconds for a kernel beyond `eager_launch`: modules, checks, views, Triton's launcher.
@@ -26,7 +26,7 @@ TORCH_S, OWN_S, PRODUCT_S = 23e-6, 103e-6, 141e-6
 OF_A_STEP = 6  # before the first layer and behind the last: embedding, norm, head, sampling
 
 
-class Kernels(NamedTuple):
+class LaunchCounts(NamedTuple):
     """How many a layer launches."""
 
     products: int
@@ -34,13 +34,16 @@ class Kernels(NamedTuple):
     other: int
 
 
-NAIVE = Kernels(4, 12, 12)  # counted in the plain loop; norms are one kernel on a GPU
-CPU_NAIVE = Kernels(4, 12, 24)
-FUSED, APART = Kernels(4, 1, 0), Kernels(4, 1, 3)  # norms and activation in the products, or not
-CPU_FUSED, CPU_REFERENCE = Kernels(4, 1, 2), Kernels(4, 14, 20)
+NAIVE = LaunchCounts(4, 12, 12)  # counted in the plain loop; norms are one kernel on a GPU
+CPU_NAIVE = LaunchCounts(4, 12, 24)
+FUSED, APART = (
+    LaunchCounts(4, 1, 0),
+    LaunchCounts(4, 1, 3),
+)  # norms and activation in the products, or not
+CPU_FUSED, CPU_REFERENCE = LaunchCounts(4, 1, 2), LaunchCounts(4, 14, 20)
 
 
-def kernels_a_layer(state: State, work: MeanStep) -> Kernels:
+def kernels_a_layer(state: RunState, work: MeanStep) -> LaunchCounts:
     if state.loop == "naive":
         return NAIVE if state.on_gpu else CPU_NAIVE
     if not state.on_gpu:
@@ -50,7 +53,7 @@ def kernels_a_layer(state: State, work: MeanStep) -> Kernels:
     return found._replace(other=found.other + has_prompts)  # rotary apart from attention
 
 
-def folds(state: State, num_tokens: float) -> bool:
+def folds(state: RunState, num_tokens: float) -> bool:
     """Whether products of so many rows have norm, activation and residual in them, which products
     by cuBLAS have not: of plain weights in bf16 alone (see models/transformer.py), and of codes.
     """
@@ -59,12 +62,12 @@ def folds(state: State, num_tokens: float) -> bool:
     return state.is_fused and state.on_gpu and num_tokens <= MAX_ROWS and is_own
 
 
-def is_replayed(state: State, work: MeanStep) -> bool:
+def is_replayed(state: RunState, work: MeanStep) -> bool:
     """Whether a step of this size is a graph."""
     return state.uses_graphs and work.tokens <= state.recipe.limits.max_graph_batch
 
 
-def launch_s(state: State, work: MeanStep) -> float:
+def launch_s(state: RunState, work: MeanStep) -> float:
     """The host's seconds for all launches of a step, one by one."""
     kernels, layers = kernels_a_layer(state, work), state.config.num_layers
     known = state.hardware.ceiling("eager_launch")

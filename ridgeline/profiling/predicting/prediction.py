@@ -16,7 +16,7 @@ from ridgeline.models import ModelConfig
 from ridgeline.models.cost import MeanStep
 from ridgeline.recipe import Recipe
 
-Loop = Literal["naive", "engine"]  # the plain loop that defines the answer, or the engine
+LoopName = Literal["naive", "engine"]  # the plain loop that defines the answer, or the engine
 Phase = Literal["prefill", "decode"]
 
 
@@ -61,7 +61,7 @@ class Situation:
 
     config: ModelConfig
     recipe: Recipe  # nothing left to "auto"
-    loop: Loop
+    loop: LoopName
     hardware: Hardware  # with its ceilings
     bytes_per_weight: float  # read in a step, in the mean
     bytes_per_kv: float  # of one element of keys or values, scales included

@@ -65,7 +65,7 @@ CPU_CODES_S = 180e-6
 CPU_ATTENTION, CPU_PLAIN_ATTENTION = Reach(0.4, 0.2, 10e-6), Reach(0.12, 0.1, 60e-6)
 
 
-class Link(NamedTuple):
+class LinkSpeed(NamedTuple):
     """Between ranks."""
 
     bytes_per_s: float  # each way
@@ -73,19 +73,19 @@ class Link(NamedTuple):
 
 
 # Two ranks on two busy cores, through gloo: 0.5 ms for 16 KB, 50 for 34 MB (2026-11-16).
-CPU_LINK = Link(0.7e9, 500e-6)
+CPU_LINK = LinkSpeed(0.7e9, 500e-6)
 # Not measured, for want of two GPUs: a share of what the datasheet has, or PCIe 4's where it has
 # nothing, and a usual time for a short sum. Ratios alone are made of them, except where ranks are
 # added.
 GPU_LINK_SHARE, PCIE_BYTES_PER_S, GPU_SUM_S = 0.7, 25e9, 12e-6
 
 
-def link_reach(both_ways: float | None, *, on_gpu: bool) -> Link:
+def link_reach(both_ways: float | None, *, on_gpu: bool) -> LinkSpeed:
     """`both_ways`: of the link between GPUs, as datasheets have it; None: there is none."""
     if not on_gpu:
         return CPU_LINK
     one_way = PCIE_BYTES_PER_S if both_ways is None else both_ways / 2
-    return Link(GPU_LINK_SHARE * one_way, GPU_SUM_S)
+    return LinkSpeed(GPU_LINK_SHARE * one_way, GPU_SUM_S)
 
 
 def product_reach(scheme: str | None, dtype: str, *, on_gpu: bool, fused: bool) -> Reach:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ridgeline.hardware import Hardware
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import MeanStep, StepCost, mean_step_cost
-from ridgeline.profiling.predicting.prediction import Loop
+from ridgeline.profiling.predicting.prediction import LoopName
 from ridgeline.recipe import Recipe
 
 # Where a ceiling is not known. What is compared are ratios, in which most of it cancels.
@@ -20,12 +20,12 @@ USUAL_MATRIX = {"gpu": 3e14, "cpu": 2e11}  # FLOP/s
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     """How a model is run."""
 
     config: ModelConfig
     recipe: Recipe
-    loop: Loop
+    loop: LoopName
     hardware: Hardware
     bytes_per_weight: float
     bytes_per_kv: float

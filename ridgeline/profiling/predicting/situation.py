@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple, Protocol
 
-from ridgeline.engine.execution.step_watch import Watched, between_s
+from ridgeline.engine.execution.step_watch import WatchedStep, between_s
 from ridgeline.engine.execution.work import StepTotals, cost_base
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.hardware import Hardware
 from ridgeline.models import Transformer
 from ridgeline.models.cost import Chunk, MeanStep
-from ridgeline.profiling.predicting.prediction import Loop, Phase, PhaseTime, Situation
+from ridgeline.profiling.predicting.prediction import LoopName, Phase, PhaseTime, Situation
 from ridgeline.recipe import Recipe
 
 
-class Runs(Protocol):
+class ModelRun(Protocol):
     """What is asked of an engine: the model as it is run, and its recipe with nothing open."""
 
     @property
@@ -33,11 +33,11 @@ class Runs(Protocol):
 
 
 def situation_of(
-    engine: Runs,
+    engine: ModelRun,
     hardware: Hardware,
     phases: Sequence[PhaseTime],
     *,
-    loop: Loop = "engine",
+    loop: LoopName = "engine",
     concurrency: float = 1.0,
     prefix_share: float = 0.0,
 ) -> Situation:
@@ -56,7 +56,7 @@ def situation_of(
     )
 
 
-def phases_of(steps: Sequence[Watched]) -> tuple[PhaseTime, ...]:
+def phases_of(steps: Sequence[WatchedStep]) -> tuple[PhaseTime, ...]:
     """Of an engine's steps, each from its beginning to the next one's. Steps with prompts are
     prefill steps, all others decode steps. On a GPU the device must be through with them.
     """

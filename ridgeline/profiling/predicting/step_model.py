@@ -34,12 +34,12 @@ from ridgeline.profiling.predicting.reach import (
     product_reach,
     untuned_share,
 )
-from ridgeline.profiling.predicting.run_state import State
+from ridgeline.profiling.predicting.run_state import RunState
 from ridgeline.profiling.tracing.communication import link_bytes
 from ridgeline.quantization.linear import COPIED_FROM
 from ridgeline.quantization.scheme import Scheme, parse_scheme
 from ridgeline.quantization.sizes import (
-    Matrix,
+    MatrixSize,
     head_matrix,
     model_matrices,
     stored_bytes,
@@ -59,7 +59,7 @@ HOST_S = {"naive": 50e-6, "apart": 250e-6, "overlapped": 20e-6}
 TRAFFIC = {"fused": 3.0, "many": 12.0, "plain": 40.0}  # elements a layer moves, in hidden sizes
 
 
-class Parts(NamedTuple):
+class StepParts(NamedTuple):
     """Seconds of a step."""
 
     matrices_s: float
@@ -72,14 +72,14 @@ class Parts(NamedTuple):
     communication_s: float = 0.0  # of ranks
 
 
-def modelled(state: State, work: MeanStep) -> Parts:
+def modelled(state: RunState, work: MeanStep) -> StepParts:
     kernels, layers = kernels_a_layer(state, work), state.config.num_layers
     count = layers * sum(kernels) + OF_A_STEP
     launching_s, gap_s = 0.0, count * OP_S[state.is_fused]
     if state.on_gpu:
         launching_s = NODE_GAP_S if is_replayed(state, work) else launch_s(state, work)
         gap_s = count * NODE_GAP_S
-    return Parts(
+    return StepParts(
         _matrices_s(state, work),
         _attention_s(state, work),
         _other_s(state, work, layers * kernels.other + OF_A_STEP),
@@ -108,7 +108,7 @@ def _head_scheme(recipe: Recipe) -> Scheme | None:
     return None if recipe.head == "plain" else parse_scheme(recipe.head)
 
 
-def _matrices_s(state: State, work: MeanStep) -> float:
+def _matrices_s(state: RunState, work: MeanStep) -> float:
     """Products one by one, as what starts them weighs more for small ones."""
     scheme = None if state.recipe.scheme is None else parse_scheme(state.recipe.scheme)
     scale = state.bytes_per_weight / planned_bytes_per_weight(state.config, state.recipe)
@@ -120,7 +120,7 @@ def _matrices_s(state: State, work: MeanStep) -> float:
 
 
 def _matrix_s(
-    state: State, matrix: Matrix, scheme: Scheme | None, rows: float, scale: float
+    state: RunState, matrix: MatrixSize, scheme: Scheme | None, rows: float, scale: float
 ) -> float:
     plain_s = _product_s(state, matrix, None, rows, scale)
     if scheme is None or not scheme.fits(*matrix) or state.loop == "naive":
@@ -137,7 +137,7 @@ def _matrix_s(
 
 
 def _product_s(
-    state: State, matrix: Matrix, scheme: Scheme | None, rows: float, scale: float = 1.0
+    state: RunState, matrix: MatrixSize, scheme: Scheme | None, rows: float, scale: float = 1.0
 ) -> float:
     if not rows:
         return 0.0
@@ -155,7 +155,9 @@ def _product_s(
     return seconds / untuned_share(name) if is_thumb else seconds
 
 
-def _by_codes_s(state: State, matrix: Matrix, scheme: Scheme, rows: float, scale: float) -> float:
+def _by_codes_s(
+    state: RunState, matrix: MatrixSize, scheme: Scheme, rows: float, scale: float
+) -> float:
     """By what was once timed of it on this machine (engine/loading/layer_speed.py), or by its
     bytes.
     """
@@ -169,7 +171,7 @@ def _by_codes_s(state: State, matrix: Matrix, scheme: Scheme, rows: float, scale
     return _product_s(state, matrix, None, rows, scale) / timed
 
 
-def holds_copies(state: State) -> bool:
+def holds_copies(state: RunState) -> bool:
     """As the recipe says, or as an engine that has the device to itself would choose."""
     if state.recipe.copies is not None:
         return state.recipe.copies
@@ -177,25 +179,25 @@ def holds_copies(state: State) -> bool:
     return held <= COPIES_SHARE * state.hardware.memory_bytes
 
 
-def _decoding_s(state: State, matrix: Matrix, scheme: Scheme) -> float:
+def _decoding_s(state: RunState, matrix: MatrixSize, scheme: Scheme) -> float:
     """A step of more tokens than our kernels take writes a matrix of codes in the dtype first."""
     dtype = parse_dtype(state.recipe.dtype)
     written = matrix.num_outputs * matrix.depth * dtype_bytes(dtype)
     return (stored_bytes(scheme, matrix, dtype) + written) / (DECODING * state.bandwidth)
 
 
-def _units(state: State, scheme: Scheme | None) -> str:
+def _units(state: RunState, scheme: Scheme | None) -> str:
     """What the matrix units multiply in."""
     plain = "tf32" if state.rounds_to_tf32 else state.recipe.dtype
     return plain if scheme is None or scheme.inputs == "16-bit" else scheme.inputs
 
 
-def _work_s(state: State, num_bytes: float, flops: float, reach: Reach, dtype: str) -> float:
+def _work_s(state: RunState, num_bytes: float, flops: float, reach: Reach, dtype: str) -> float:
     memory_s = num_bytes / (reach.bandwidth * state.bandwidth)
     return max(memory_s, flops / (reach.matrix * state.matrix_rate(dtype))) + reach.fixed_s
 
 
-def _experts_s(state: State, work: MeanStep) -> float:
+def _experts_s(state: RunState, work: MeanStep) -> float:
     """What the step costs beyond its dense matrices: experts, which no scheme quantizes."""
     if all(layer.experts is None for layer in state.config.layers):
         return 0.0
@@ -212,7 +214,7 @@ def _experts_s(state: State, work: MeanStep) -> float:
     return _work_s(state, num_bytes, max(0.0, flops), reach, dtype)
 
 
-def _attention_s(state: State, work: MeanStep) -> float:
+def _attention_s(state: RunState, work: MeanStep) -> float:
     cost, layers = state.cost(work), state.config.num_layers
     codes = holds_codes(parse_dtype(state.recipe.kv.dtype)) and state.loop == "engine"
     reach = attention_reach(on_gpu=state.on_gpu, fused=state.is_fused, codes=codes)
@@ -222,7 +224,7 @@ def _attention_s(state: State, work: MeanStep) -> float:
     return _work_s(state, num_bytes, cost.attention_flops, reach, dtype)
 
 
-def _other_s(state: State, work: MeanStep, num_kernels: float) -> float:
+def _other_s(state: RunState, work: MeanStep, num_kernels: float) -> float:
     """Element-wise work: what is moved, or what small kernels take at least."""
     kind = "plain" if not state.is_fused else "fused" if folds(state, work.tokens) else "many"
     element = dtype_bytes(parse_dtype(state.recipe.dtype))
@@ -231,7 +233,7 @@ def _other_s(state: State, work: MeanStep, num_kernels: float) -> float:
     return max(moved_s, num_kernels * SMALL_KERNEL_S[state.on_gpu])
 
 
-def _communication_s(state: State, work: MeanStep) -> float:
+def _communication_s(state: RunState, work: MeanStep) -> float:
     """A sum behind the embedding and behind both halves of every layer, and the logits."""
     num_ranks, config = state.recipe.parallel.tensor, state.config
     if num_ranks == 1:
@@ -245,7 +247,7 @@ def _communication_s(state: State, work: MeanStep) -> float:
     return (sums + 1) * link.fixed_s + (sums * summed + logits) / link.bytes_per_s
 
 
-def _host_way(state: State) -> str:
+def _host_way(state: RunState) -> str:
     if state.loop == "naive":
         return "naive"
     return "overlapped" if state.recipe.overlap and state.on_gpu else "apart"

@@ -38,7 +38,7 @@ ROCM_COUNTERS = {  # rocprofv3's name -> ours; percent
     "MfmaUtil": "tensor",
 }
 NVIDIA_TOOLS, AMD_TOOLS = ("ncu", "nsys"), ("rocprofv3",)
-Figures = dict[str, float]
+CounterValues = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Counted:
     """What a tool said, by kernel."""
 
     tool: str
-    figures: dict[str, Figures] = field(default_factory=dict)  # by `short`: shares of 0 to 1
+    figures: dict[str, CounterValues] = field(default_factory=dict)  # by `short`: shares of 0 to 1
 
-    def of(self, name: str) -> Figures:
+    def of(self, name: str) -> CounterValues:
         return self.figures.get(short(name), {})
 
 
@@ -118,9 +118,9 @@ TOOLS: dict[str, Callable[[Sequence[str]], Counted | Absent]] = {
 }
 
 
-def _counted(tool: str, rows: Iterable[tuple[str, Figures]]) -> Counted | Absent:
+def _counted(tool: str, rows: Iterable[tuple[str, CounterValues]]) -> Counted | Absent:
     """Means over the launches of each kernel."""
-    by_name: dict[str, list[Figures]] = {}
+    by_name: dict[str, list[CounterValues]] = {}
     for name, figures in rows:
         by_name.setdefault(short(name), []).append(figures)
     if not by_name:
@@ -132,7 +132,7 @@ def _counted(tool: str, rows: Iterable[tuple[str, Figures]]) -> Counted | Absent
     return Counted(tool, found)
 
 
-def parse_ncu(text: str) -> list[tuple[str, Figures]]:
+def parse_ncu(text: str) -> list[tuple[str, CounterValues]]:
     """`--csv --page raw`: lines of the tool's own, a header, a row of units, a row a launch."""
     rows = _table(text, "Kernel Name")
     found = []
@@ -144,7 +144,7 @@ def parse_ncu(text: str) -> list[tuple[str, Figures]]:
     return found
 
 
-def parse_nsys(text: str) -> list[tuple[str, Figures]]:
+def parse_nsys(text: str) -> list[tuple[str, CounterValues]]:
     """`cuda_gpu_trace`: a row for each kernel and copy."""
     found = []
     for row in _table(text, "Duration (ns)"):
@@ -154,9 +154,9 @@ def parse_nsys(text: str) -> list[tuple[str, Figures]]:
     return found
 
 
-def parse_rocprof(text: str) -> list[tuple[str, Figures]]:
+def parse_rocprof(text: str) -> list[tuple[str, CounterValues]]:
     """`counter_collection.csv`: a row for each counter of each dispatch."""
-    dispatches: dict[str, tuple[str, Figures]] = {}
+    dispatches: dict[str, tuple[str, CounterValues]] = {}
     for row in _table(text, "Counter_Name"):
         ours, value = ROCM_COUNTERS.get(str(row["Counter_Name"])), _number(row["Counter_Value"])
         if ours is None or value is None:

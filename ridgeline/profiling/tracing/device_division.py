@@ -21,12 +21,12 @@ from ridgeline.profiling.tracing.division import (
     Division,
     KernelTime,
     OpTime,
-    Part,
+    TimePart,
     group_of,
     part_of,
     sorted_ops,
 )
-from ridgeline.profiling.tracing.scopes import Call
+from ridgeline.profiling.tracing.scopes import ScopeCall
 from ridgeline.profiling.tracing.trace import DeviceEvent, Trace
 
 WORTH_SAYING = 0.02  # of the step: more that nobody knows, or that was scaled, is said
@@ -35,7 +35,7 @@ WORTH_SAYING = 0.02  # of the step: more that nobody knows, or that was scaled, 
 WAITING = 0.2
 
 
-class Label(NamedTuple):
+class KernelLabel(NamedTuple):
     kernel: str  # its name
     call: int | None  # whose it is
 
@@ -44,20 +44,20 @@ class Label(NamedTuple):
 class _Times:
     """Of one op while it is added up."""
 
-    part: Part
+    part: TimePart
     calls: set[tuple[int, int]]  # step and number
     kernels: dict[str, KernelTime]
 
 
-def labelled(trace: Trace, step: int = -1) -> list[Label]:
+def labelled(trace: Trace, step: int = -1) -> list[KernelLabel]:
     """The kernels of one step (the last) that ran launch by launch, in their order."""
     number = step % max(trace.num_steps, 1)
     events = [each for each in trace.events if each.step == number and not each.is_copy]
-    return [Label(event.name, event.scope) for event in events]
+    return [KernelLabel(event.name, event.scope) for event in events]
 
 
 def divide_device(
-    trace: Trace, labels: Sequence[Label], calls: Sequence[Call], step_s: float
+    trace: Trace, labels: Sequence[KernelLabel], calls: Sequence[ScopeCall], step_s: float
 ) -> Division:
     """Over the traced steps but the first, which has nothing before it."""
     steps = _by_step(trace)
@@ -134,7 +134,9 @@ def by_events(found: Division, step_s: float, device_s: float) -> Division:
     return replace(kernels, step_s=step_s, gaps_s=gaps_s, host_s=step_s - device_s)
 
 
-def owners(events: Sequence[DeviceEvent], labels: Sequence[Label]) -> tuple[list[int | None], int]:
+def owners(
+    events: Sequence[DeviceEvent], labels: Sequence[KernelLabel]
+) -> tuple[list[int | None], int]:
     """The call that each event belongs to, and how many of a graph's kernels were not found. Beside
     graphs no scopes are open: kernels launched one by one, as in the first steps of a long prompt,
     are found in the same way.
@@ -178,10 +180,10 @@ def _alone(events: Sequence[DeviceEvent], begin: float) -> list[float]:
 
 
 def _add(
-    ops: dict[str, _Times], event: DeviceEvent, call: Call | None, seconds: float, step: int
+    ops: dict[str, _Times], event: DeviceEvent, call: ScopeCall | None, seconds: float, step: int
 ) -> None:
     name = UNKNOWN if call is None else group_of(call)
-    part: Part = "other kernels" if call is None else part_of(call)
+    part: TimePart = "other kernels" if call is None else part_of(call)
     times = ops.setdefault(name, _Times(part, set(), {}))
     times.calls.add((step, -1 if call is None else call.index))
     known = times.kernels.get(event.name, KernelTime(event.name, 0.0, 0.0, event.occupancy))

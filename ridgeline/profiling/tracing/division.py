@@ -15,10 +15,10 @@ from typing import Literal
 from torch import nn
 
 from ridgeline.models.transformer import ExpertMLP, Linear
-from ridgeline.profiling.tracing.scopes import Call
+from ridgeline.profiling.tracing.scopes import ScopeCall
 from ridgeline.quantization.linear import QuantizedLinear
 
-Part = Literal["matrices", "attention", "other kernels", "communication"]
+TimePart = Literal["matrices", "attention", "other kernels", "communication"]
 ATTENTION_OPS = ("decode_attention", "prefill_attention", "projected_attention", "attention")
 COMMUNICATION_OPS = ("all_reduce", "all_gather", "broadcast")  # between ranks
 UNKNOWN = "(not attributed)"  # kernels of which nobody knows where they came from
@@ -37,7 +37,7 @@ class OpTime:
     """All calls of one op in a step; of a module in every layer."""
 
     name: str  # "layers.*.attn.qkv", "decode_attention"
-    part: Part
+    part: TimePart
     seconds: float  # a step
     num_calls: float
     kernels: tuple[KernelTime, ...] = ()  # longest first; none on a CPU
@@ -93,12 +93,12 @@ def _scaled(op: OpTime, factor: float) -> OpTime:
     return replace(op, seconds=op.seconds * factor, kernels=kernels)
 
 
-def group_of(call: Call) -> str:
+def group_of(call: ScopeCall) -> str:
     """A module's name for all layers at once, or the op's."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", call.name) or "model"
 
 
-def part_of(call: Call) -> Part:
+def part_of(call: ScopeCall) -> TimePart:
     if is_matrix(call.module):
         return "matrices"
     if call.name in COMMUNICATION_OPS:
@@ -115,7 +115,7 @@ def sorted_ops(ops: Iterable[OpTime]) -> tuple[OpTime, ...]:
 
 
 def by_group(
-    seconds: Mapping[int, float], calls: Sequence[Call], num_steps: int
+    seconds: Mapping[int, float], calls: Sequence[ScopeCall], num_steps: int
 ) -> tuple[OpTime, ...]:
     """Ops from the time of each call, over some steps."""
     groups: dict[str, list[int]] = {}

@@ -15,16 +15,16 @@ from torch import nn
 
 from ridgeline.models.transformer import Attention, ExpertMLP
 from ridgeline.profiling.tracing.division import Division, by_group
-from ridgeline.profiling.tracing.scopes import Call, Span
+from ridgeline.profiling.tracing.scopes import ScopeCall, ScopeSpan
 
 WORTH_SAYING = 0.25  # of a step: watched ones that differ by more are told of
-Window = tuple[float, float]  # seconds: from and to
+TimeWindow = tuple[float, float]  # seconds: from and to
 
 
 def divide_host(
-    spans: Sequence[Span],
-    calls: Sequence[Call],
-    windows: Sequence[Window],
+    spans: Sequence[ScopeSpan],
+    calls: Sequence[ScopeCall],
+    windows: Sequence[TimeWindow],
     step_s: float,
     plain: bool = False,
 ) -> Division:
@@ -51,13 +51,13 @@ def divide_host(
     return watched.scaled(step_s, *([note] if abs(apart) > WORTH_SAYING else []))
 
 
-def _undisturbed(windows: Sequence[Window]) -> list[Window]:
+def _undisturbed(windows: Sequence[TimeWindow]) -> list[TimeWindow]:
     """The shorter half: what else a machine does makes steps longer, never shorter."""
     ordered = sorted(windows, key=lambda window: window[1] - window[0])
     return ordered[: (len(ordered) + 1) // 2]
 
 
-def computes(call: Call, plain: bool) -> bool:
+def computes(call: ScopeCall, plain: bool) -> bool:
     """Whether a scope's own time is work: of an op, of a module without parts, or with its own."""
     if call.kind == "op" or isinstance(call.module, ExpertMLP):
         return True

@@ -20,7 +20,7 @@ from ridgeline.errors import ContextLengthError, UsageError
 from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.models import Transformer
 from ridgeline.models.cost import Chunk
-from ridgeline.profiling.tracing.stepping import Step
+from ridgeline.profiling.tracing.stepping import StepFunction
 from ridgeline.recipe import Recipe
 
 
@@ -52,7 +52,7 @@ class NaiveSteps:
         self.pages: Tensor | None = None
 
     @contextmanager
-    def decoding(self, batch: int, context: int, num_steps: int) -> Iterator[Step]:
+    def decoding(self, batch: int, context: int, num_steps: int) -> Iterator[StepFunction]:
         self._check_one(batch)
         longest = self.model.config.max_context
         last = min(longest, context + num_steps // 2 + 1)
@@ -76,7 +76,7 @@ class NaiveSteps:
             yield step
 
     @contextmanager
-    def prefilling(self, batch: int, length: int) -> Iterator[Step]:
+    def prefilling(self, batch: int, length: int) -> Iterator[StepFunction]:
         self._check_one(batch)
         if length >= self.model.config.max_context:
             raise ContextLengthError(

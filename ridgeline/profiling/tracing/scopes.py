@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from ridgeline.engine.steps.notes import END, Note, first_of
-from ridgeline.models.transformer import Stream
+from ridgeline.models.transformer import ResidualStream
 
 PREFIX = "ridgeline:"  # of scopes in a trace
 
 
 @dataclass(frozen=True)
-class Call:
+class ScopeCall:
     """One scope."""
 
     index: int
@@ -51,7 +51,7 @@ class Marks(Protocol):
     def end(self) -> None: ...
 
 
-class Span(NamedTuple):
+class ScopeSpan(NamedTuple):
     """A scope on a clock. Seconds; `parent` is the number of the call around it."""
 
     call: int
@@ -65,7 +65,7 @@ class ClockMarks:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
-        self.spans: list[Span] = []
+        self.spans: list[ScopeSpan] = []
         self._open: list[tuple[int, float]] = []
 
     def begin(self, index: int) -> None:
@@ -75,7 +75,7 @@ class ClockMarks:
         now = self.clock()
         index, begin = self._open.pop()
         parent = self._open[-1][0] if self._open else None
-        self.spans.append(Span(index, parent, begin, now))
+        self.spans.append(ScopeSpan(index, parent, begin, now))
 
 
 class TraceMarks:
@@ -110,10 +110,10 @@ class _Notes(list[Note]):
 class Scopes:
     def __init__(self, model: nn.Module, marks: Marks) -> None:
         self.model, self.marks = model, marks
-        self.calls: list[Call] = []
+        self.calls: list[ScopeCall] = []
         self.first_of_step: list[int] = []  # calls, where whoever steps says so
         self.notes: list[Note] = _Notes(self)
-        self._open: list[Call] = []
+        self._open: list[ScopeCall] = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -125,7 +125,7 @@ class Scopes:
 
     def begin_op(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
         self.end_op()
-        self._begin(Call(len(self.calls), name, "op", shape, dtype))
+        self._begin(ScopeCall(len(self.calls), name, "op", shape, dtype))
 
     def end_op(self) -> None:
         if self._open and self._open[-1].kind == "op":
@@ -139,7 +139,7 @@ class Scopes:
         self.end_op()
         self._end()
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: ScopeCall) -> None:
         self.calls.append(call)
         self._open.append(call)
         self.marks.begin(call.index)
@@ -183,16 +183,16 @@ class Scopes:
             module.__class__ = kind
 
 
-def _call(index: int, name: str, module: nn.Module, args: Any, kwargs: Any) -> Call:
+def _call(index: int, name: str, module: nn.Module, args: Any, kwargs: Any) -> ScopeCall:
     first = args[0] if args else None
-    if isinstance(first, tuple | Stream):  # codes with scales, or what a norm adds up
+    if isinstance(first, tuple | ResidualStream):  # codes with scales, or what a norm adds up
         first = first_of(first)
     shape = tuple(first.shape) if isinstance(first, Tensor) else ()
     dtype = first.dtype if isinstance(first, Tensor) else None
     given = dict(zip(("norm", "activation", "residual_TO"), args[1:], strict=False)) | kwargs
     norm = getattr(given.get("norm"), "weight", None)
     activation = given.get("activation")
-    return Call(
+    return ScopeCall(
         index,
         name,
         "module",

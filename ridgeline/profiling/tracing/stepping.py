@@ -35,10 +35,10 @@ from ridgeline.profiling.tracing.communication import NotedLink
 from ridgeline.recipe import Recipe, flag
 
 SPARE = 4  # tokens a request could still make behind the last step
-Step = Callable[[], object]
+StepFunction = Callable[[], object]
 
 
-class Stepping(Protocol):
+class ProfiledSteps(Protocol):
     """What a profile asks of whoever runs a model's steps."""
 
     model: Transformer  # as it is run
@@ -78,7 +78,7 @@ class EngineSteps:
         self.pages: Tensor | None = engine.runner.kv.layers[0].k_pages
 
     @contextmanager
-    def decoding(self, batch: int, context: int, num_steps: int) -> Iterator[Step]:
+    def decoding(self, batch: int, context: int, num_steps: int) -> Iterator[StepFunction]:
         """`num_steps` calls of what is given, with sequences that have about `context` tokens: in
         the middle of them, where one graph serves all of these lengths.
         """
@@ -100,7 +100,7 @@ class EngineSteps:
             self._end(ids)
 
     @contextmanager
-    def prefilling(self, batch: int, length: int) -> Iterator[Step]:
+    def prefilling(self, batch: int, length: int) -> Iterator[StepFunction]:
         """Each call takes `batch` prompts of this length to their first token."""
         limits = self.recipe.limits.filled()
         self._check_room(batch, length + 1, limits.max_context)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ridgeline.profiling.tracing.device_division import Label, divide_device, labelled
+from ridgeline.profiling.tracing.device_division import KernelLabel, divide_device, labelled
 from ridgeline.profiling.tracing.division import Division
-from ridgeline.profiling.tracing.host_division import Window, divide_host
-from ridgeline.profiling.tracing.scopes import Call, ClockMarks, Scopes, TraceMarks
-from ridgeline.profiling.tracing.stepping import Step, Stepping
+from ridgeline.profiling.tracing.host_division import TimeWindow, divide_host
+from ridgeline.profiling.tracing.scopes import ClockMarks, ScopeCall, Scopes, TraceMarks
+from ridgeline.profiling.tracing.stepping import ProfiledSteps, StepFunction
 from ridgeline.profiling.tracing.trace import read_trace
 from ridgeline.profiling.tracing.tracing import traced, with_names
 
@@ -21,16 +21,18 @@ WATCHED = 5  # steps that are watched
 MOST_STEPS = 3 * WATCHED + 2  # that `watched` runs
 
 
-Watched = tuple[Division, list[Call], tuple[dict[str, Any], ...]]  # calls of one step; traces
+WatchedSteps = tuple[
+    Division, list[ScopeCall], tuple[dict[str, Any], ...]
+]  # calls of one step; traces
 
 
 def watched(
-    subject: Stepping,
-    step: Step,
+    subject: ProfiledSteps,
+    step: StepFunction,
     step_s: float,
     num_steps: int = WATCHED,
     with_trace: bool = True,
-) -> Watched:
+) -> WatchedSteps:
     """`step_s` is what a step takes when nobody watches. Without a trace there may be none, where
     the clock alone will do.
     """
@@ -40,13 +42,13 @@ def watched(
 
 
 def _watch_host(
-    subject: Stepping, step: Step, step_s: float, num_steps: int, with_trace: bool
-) -> Watched:
+    subject: ProfiledSteps, step: StepFunction, step_s: float, num_steps: int, with_trace: bool
+) -> WatchedSteps:
     """By the clock; then once more by torch.profiler, for the file of the trace."""
     marks = ClockMarks()
     scopes = Scopes(subject.model, marks)
-    windows: list[Window] = []
-    first: list[Call] = []
+    windows: list[TimeWindow] = []
+    first: list[ScopeCall] = []
     subject.noting(scopes.notes)
     try:
         with scopes.watching():
@@ -65,12 +67,14 @@ def _watch_host(
     return division, first, (_named(document, traced_scopes),)
 
 
-def _watch_device(subject: Stepping, step: Step, step_s: float, num_steps: int) -> Watched:
+def _watch_device(
+    subject: ProfiledSteps, step: StepFunction, step_s: float, num_steps: int
+) -> WatchedSteps:
     """Steps as they run; where they are graphs, also launch by launch under scopes."""
     replays = subject.by_hand(False)
     document, scopes = _traced_steps(subject, step, num_steps, scoped=not replays)
     trace = read_trace(document)
-    labels: list[Label] = []
+    labels: list[KernelLabel] = []
     documents = [_named(document, scopes)]
     if any(event.in_graph for event in trace.events):
         subject.by_hand(True)
@@ -88,7 +92,7 @@ def _watch_device(subject: Stepping, step: Step, step_s: float, num_steps: int) 
 
 
 def _traced_steps(
-    subject: Stepping, step: Step, num_steps: int, scoped: bool
+    subject: ProfiledSteps, step: StepFunction, num_steps: int, scoped: bool
 ) -> tuple[dict[str, Any], Scopes]:
     """The trace of some steps, with the model's scopes in it or without."""
     scopes = Scopes(subject.model, TraceMarks())
@@ -114,5 +118,5 @@ def _named(document: dict[str, Any], scopes: Scopes) -> dict[str, Any]:
     return with_names(document, [call.name for call in scopes.calls])
 
 
-def _last_step(scopes: Scopes) -> list[Call]:
+def _last_step(scopes: Scopes) -> list[ScopeCall]:
     return scopes.calls[scopes.first_of_step[-1] if scopes.first_of_step else 0 :]

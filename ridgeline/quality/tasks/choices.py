@@ -22,11 +22,17 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine
 from ridgeline.progress import Progress
 from ridgeline.quality.perplexity import check_numbers, chosen_logprobs
-from ridgeline.quality.tasks.questions import Row, index_of, read_questions, text_of, texts_of
+from ridgeline.quality.tasks.questions import (
+    QuestionRow,
+    index_of,
+    read_questions,
+    text_of,
+    texts_of,
+)
 from ridgeline.quality.tasks.score import TaskScore, tokenizer_for
 
 
-class Choice(NamedTuple):
+class ChoiceQuestion(NamedTuple):
     """One question."""
 
     context: str
@@ -34,16 +40,16 @@ class Choice(NamedTuple):
     right: int
 
 
-def read_choice(row: Row) -> Choice:
+def read_choice(row: QuestionRow) -> ChoiceQuestion:
     return _hellaswag(row) if "endings" in row or "ctx_a" in row else _query(row)
 
 
-def _hellaswag(row: Row) -> Choice:
+def _hellaswag(row: QuestionRow) -> ChoiceQuestion:
     endings = texts_of(row, "endings")
     label, begun = text_of(row, "activity_label"), text_of(row, "ctx_a")
     rest = row.get("ctx_b", "")
     begun = f"{begun} {str(rest).capitalize()}"
-    return Choice(
+    return ChoiceQuestion(
         _cleaned(f"{label}: {begun}"),
         tuple(f" {_cleaned(ending)}" for ending in endings),
         index_of(row, "label", len(endings)),
@@ -56,11 +62,11 @@ def _cleaned(text: str) -> str:
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
 
-def _query(row: Row) -> Choice:
+def _query(row: QuestionRow) -> ChoiceQuestion:
     choices = texts_of(row, "choices")
     context = f"{text_of(row, 'query')}\nAnswer:"
     endings = tuple(f" {choice.strip()}" for choice in choices)
-    return Choice(context, endings, index_of(row, "gold", len(choices)))
+    return ChoiceQuestion(context, endings, index_of(row, "gold", len(choices)))
 
 
 def run_choices(
@@ -91,7 +97,7 @@ def with_ending(tokenizer: Tokenizer, context: str, ending: str) -> tuple[list[i
     return whole, max(1, min(len(before), len(whole) - 1))
 
 
-def judged(questions: Sequence[Choice], scores: Sequence[Tensor]) -> TaskScore:
+def judged(questions: Sequence[ChoiceQuestion], scores: Sequence[Tensor]) -> TaskScore:
     """`scores` has the log-probabilities of every ending's tokens, question after question."""
     rest = iter(scores)
     right, plain = [], []

@@ -20,7 +20,7 @@ from ridgeline.engine import Engine, Sampling
 from ridgeline.errors import UsageError
 from ridgeline.progress import Progress
 from ridgeline.quality.tasks.generation import completions
-from ridgeline.quality.tasks.questions import Row, read_questions, text_of
+from ridgeline.quality.tasks.questions import QuestionRow, read_questions, text_of
 from ridgeline.quality.tasks.score import TaskScore
 
 MAX_TOKENS = 320
@@ -35,7 +35,7 @@ class Problem(NamedTuple):
     answer: Decimal
 
 
-def read_problem(row: Row) -> Problem:
+def read_problem(row: QuestionRow) -> Problem:
     solution = text_of(row, "answer")
     mark, number = solution.partition(MARK)[1:]
     answer = first_number(number)

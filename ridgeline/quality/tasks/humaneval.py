@@ -17,7 +17,7 @@ from ridgeline.engine import Engine, Sampling
 from ridgeline.errors import UsageError
 from ridgeline.progress import Progress
 from ridgeline.quality.tasks.generation import completions
-from ridgeline.quality.tasks.questions import Row, read_questions, text_of
+from ridgeline.quality.tasks.questions import QuestionRow, read_questions, text_of
 from ridgeline.quality.tasks.sandbox import run_programs
 from ridgeline.quality.tasks.score import TaskScore
 
@@ -32,7 +32,7 @@ class Exercise(NamedTuple):
     test: str
 
 
-def read_exercise(row: Row) -> Exercise:
+def read_exercise(row: QuestionRow) -> Exercise:
     entry_point = text_of(row, "entry_point")
     if not entry_point.isidentifier():
         raise UsageError(f"entry_point is {entry_point[:60]!r}; expected a function's name")

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 from ridgeline.data.text_files import read_text
 from ridgeline.errors import UsageError
 
-Row = Mapping[str, Any]
+QuestionRow = Mapping[str, Any]
 Question = TypeVar("Question")
 
 
 def read_questions(
-    path: Path, read: Callable[[Row], Question], limit: int | None = None
+    path: Path, read: Callable[[QuestionRow], Question], limit: int | None = None
 ) -> list[Question]:
     """The first questions of a file; an error that names the line of one that cannot be read."""
     found: list[Question] = []
@@ -31,7 +31,7 @@ def read_questions(
     return found
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Row]]:
+def _rows(path: Path) -> Iterator[tuple[int, QuestionRow]]:
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
             continue
@@ -44,14 +44,14 @@ def _rows(path: Path) -> Iterator[tuple[int, Row]]:
         yield number, row
 
 
-def text_of(row: Row, name: str) -> str:
+def text_of(row: QuestionRow, name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
         raise UsageError(f"{name} is {_shown(row, name)}; expected some text")
     return value
 
 
-def texts_of(row: Row, name: str) -> tuple[str, ...]:
+def texts_of(row: QuestionRow, name: str) -> tuple[str, ...]:
     value = row.get(name)
     is_texts = isinstance(value, list) and all(isinstance(item, str) and item for item in value)
     if not is_texts or len(value) < 2:  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ def texts_of(row: Row, name: str) -> tuple[str, ...]:
     return tuple(value)  # type: ignore[arg-type]
 
 
-def index_of(row: Row, name: str, num: int) -> int:
+def index_of(row: QuestionRow, name: str, num: int) -> int:
     """A whole number below `num`, written as one or as text."""
     value = row.get(name)
     text = str(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else ""
@@ -68,5 +68,5 @@ def index_of(row: Row, name: str, num: int) -> int:
     return int(text)
 
 
-def _shown(row: Row, name: str) -> str:
+def _shown(row: QuestionRow, name: str) -> str:
     return repr(str(row[name])[:60]) if name in row else "missing"

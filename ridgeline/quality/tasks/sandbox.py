@@ -32,7 +32,7 @@ START_S = 5  # that a process may take to begin, on a busy machine
 SCRIPT = Path(__file__).parent / "sandboxed.py"
 
 
-class Verdict(NamedTuple):
+class ProgramVerdict(NamedTuple):
     passed: bool
     problem: str | None  # why not
     own_network: bool | None  # whether it ran in a network namespace of its own, where it said so
@@ -40,7 +40,7 @@ class Verdict(NamedTuple):
 
 def run_program(
     program: str, *, seconds: int = SECONDS, memory_bytes: int = MEMORY_BYTES
-) -> Verdict:
+) -> ProgramVerdict:
     if os.name != "posix":
         raise UnsupportedError("generated code is run on Linux and macOS only, which have limits")
     secret = secrets.token_hex(16)
@@ -54,13 +54,13 @@ def run_program(
     with tempfile.TemporaryDirectory(prefix="ridgeline-") as folder:
         answer = _talk(json.dumps(order), folder, seconds + START_S)
     if answer is None:
-        return Verdict(False, f"took longer than {seconds} s", None)
+        return ProgramVerdict(False, f"took longer than {seconds} s", None)
     try:
         found = json.loads(answer)
     except ValueError:
-        return Verdict(False, "ended early", None)
+        return ProgramVerdict(False, "ended early", None)
     passed = found["secret"] == secret
-    return Verdict(passed, None if passed else found["problem"], found["own_network"])
+    return ProgramVerdict(passed, None if passed else found["problem"], found["own_network"])
 
 
 def _talk(order: str, folder: str, seconds: float) -> bytes | None:
@@ -85,7 +85,7 @@ def _talk(order: str, folder: str, seconds: float) -> bytes | None:
         process.communicate()
 
 
-def run_programs(programs: Sequence[str]) -> list[Verdict]:
+def run_programs(programs: Sequence[str]) -> list[ProgramVerdict]:
     """One on each core at a time."""
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return list(pool.map(run_program, programs))

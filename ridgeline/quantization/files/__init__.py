@@ -1,7 +1,7 @@
 """Quantized checkpoints: those of others read, and ours written."""
 
 from ridgeline.quantization.files.fuse import kept_schemes, model_weights
-from ridgeline.quantization.files.matrix import Matrix, cut, decoded_matrix, join
+from ridgeline.quantization.files.matrix import StoredMatrix, cut, decoded_matrix, join
 from ridgeline.quantization.files.read import (
     decoded,
     is_quantized,
@@ -11,7 +11,7 @@ from ridgeline.quantization.files.read import (
 from ridgeline.quantization.files.save import save_quantized
 
 __all__ = [
-    "Matrix",
+    "StoredMatrix",
     "cut",
     "decoded",
     "decoded_matrix",

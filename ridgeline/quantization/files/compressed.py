@@ -35,8 +35,14 @@ from ridgeline.quantization.files.gptq_awq import (
     likely_scheme,
     why_expanded,
 )
-from ridgeline.quantization.files.matrix import Matrix
-from ridgeline.quantization.files.stored import FP8_NAME, Layout, Module, Tensors, finite_scale
+from ridgeline.quantization.files.matrix import StoredMatrix
+from ridgeline.quantization.files.stored import (
+    FP8_NAME,
+    Layout,
+    StoredModule,
+    Tensors,
+    finite_scale,
+)
 from ridgeline.quantization.scheme import BLOCK, Scheme
 
 ZERO = {2: 2, 4: 8, 8: 128}  # by bits: the code that stands for 0 where no zero points are stored
@@ -49,7 +55,7 @@ def format_of(scheme: Scheme) -> str:
 
 
 def layer_tensors(
-    layer: str, matrix: Matrix, scale_dtype: torch.dtype = torch.float32
+    layer: str, matrix: StoredMatrix, scale_dtype: torch.dtype = torch.float32
 ) -> Iterator[tuple[str, Tensor]]:
     """What a file holds for one layer. Scales in fewer bits than fp32 are rounded."""
     (values, grid), scheme = matrix
@@ -95,7 +101,7 @@ def _numbers(bits: int, kind: str) -> dict[str, Any]:
 
 
 def compressed_layout(
-    module: Module, config: Mapping[str, Any], shape: tuple[int, int] | None
+    module: StoredModule, config: Mapping[str, Any], shape: tuple[int, int] | None
 ) -> Layout | None:
     """`shape` is what the layer's `weight_shape` holds, where it has one."""
     if module.dtype("weight_packed") == "int32":
@@ -117,7 +123,7 @@ def compressed_layout(
     return None
 
 
-def weights_of(group: Mapping[str, Any], module: Module) -> Mapping[str, Any]:
+def weights_of(group: Mapping[str, Any], module: StoredModule) -> Mapping[str, Any]:
     weights = group.get("weights")
     if not isinstance(weights, Mapping):
         module.wrong("is stored quantized, but its config group says nothing of weights")
@@ -125,7 +131,7 @@ def weights_of(group: Mapping[str, Any], module: Module) -> Mapping[str, Any]:
 
 
 def packed_layout(
-    module: Module, group: Mapping[str, Any], shape: tuple[int, int] | None
+    module: StoredModule, group: Mapping[str, Any], shape: tuple[int, int] | None
 ) -> Layout:
     weights = weights_of(group, module)
     bits = weights.get("num_bits")
@@ -147,7 +153,7 @@ def packed_layout(
         module.needs("weight_g_idx", "int32", "int64")
         module.expects("weight_g_idx", (depth,))
 
-    def make(tensors: Tensors) -> Matrix | Tensor:
+    def make(tensors: Tensors) -> StoredMatrix | Tensor:
         codes_OD = unpack_words(tensors["weight_packed"], bits, depth)
         scale_OG = finite_scale(tensors["weight_scale"], module.name)
         if zeros:

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ridgeline.models.checkpoint import Checkpoint
-from ridgeline.models.families import Description, Part, parts
+from ridgeline.models.families import Description, WeightPart, parts
 from ridgeline.models.weights import canonical_names
 from ridgeline.progress import Progress
 from ridgeline.quantization.files import gguf
-from ridgeline.quantization.files.matrix import Matrix, decoded_matrix, join, joined_scheme
+from ridgeline.quantization.files.matrix import StoredMatrix, decoded_matrix, join, joined_scheme
 from ridgeline.quantization.files.read import open_quantized, read_quantized
 from ridgeline.quantization.scheme import Codes, Grid, Scheme, parse_scheme
 
@@ -30,13 +30,13 @@ class Whole(NamedTuple):
     """All of a projection, as codes."""
 
     layer: str  # layers.0.attn.qkv
-    matrix: Matrix
+    matrix: StoredMatrix
 
 
-class Piece(NamedTuple):
+class WeightPiece(NamedTuple):
     """What is copied into a part of a parameter."""
 
-    part: Part
+    part: WeightPart
     tensor: Tensor
 
 
@@ -69,9 +69,9 @@ def _schemes_by_name(checkpoint: Checkpoint) -> dict[str, Scheme]:
     return {name: parse_scheme(one.scheme) for name, one in layouts.items() if one.scheme}
 
 
-def _projections(description: Description) -> dict[str, list[Part]]:
+def _projections(description: Description) -> dict[str, list[WeightPart]]:
     """The pieces of each layer's matrices, which are rows of them."""
-    found: dict[str, list[Part]] = {}
+    found: dict[str, list[WeightPart]] = {}
     for part in parts(description.config, description.names):
         name = part.parameter
         if name.endswith(PROJECTIONS):
@@ -81,22 +81,22 @@ def _projections(description: Description) -> dict[str, list[Part]]:
 
 def model_weights(
     checkpoint: Checkpoint,
-    part_of: Mapping[str, Part],
+    part_of: Mapping[str, WeightPart],
     kept: Collection[str],
     progress: Progress | None = None,
-) -> Iterator[Whole | Piece]:
+) -> Iterator[Whole | WeightPiece]:
     """Every part of the model (`part_of`: by stored name) once. Pieces of the layers in `kept` wait
     until all are there; should their codes turn out to be no matrix, they come as plain pieces.
     """
     count: dict[str, int] = {}
     for part in part_of.values():
         count[part.parameter] = count.get(part.parameter, 0) + 1
-    waiting: dict[str, list[tuple[Part, Matrix]]] = {}
+    waiting: dict[str, list[tuple[WeightPart, StoredMatrix]]] = {}
     plain = {parameter for parameter in count if parameter.removesuffix(WEIGHT) not in kept}
     for name, found in read_quantized(checkpoint, part_of.keys(), progress):
         part = part_of[name]
         parameter = part.parameter
-        if parameter in plain or not isinstance(found, Matrix):
+        if parameter in plain or not isinstance(found, StoredMatrix):
             plain.add(parameter)
             yield _plain(part, found)
             yield from (_plain(*one) for one in waiting.pop(parameter, []))
@@ -108,7 +108,7 @@ def model_weights(
             yield from _joined(waiting.pop(parameter))
 
 
-def _joined(pieces: list[tuple[Part, Matrix]]) -> Iterator[Whole | Piece]:
+def _joined(pieces: list[tuple[WeightPart, StoredMatrix]]) -> Iterator[Whole | WeightPiece]:
     pieces.sort(key=lambda piece: _first_row(piece[0]))
     whole = join([_changed(matrix, part) for part, matrix in pieces])
     if whole is not None:
@@ -118,21 +118,21 @@ def _joined(pieces: list[tuple[Part, Matrix]]) -> Iterator[Whole | Piece]:
     yield from (_plain(*piece) for piece in pieces)
 
 
-def _first_row(part: Part) -> int:
+def _first_row(part: WeightPart) -> int:
     rows = part.index[0] if part.index else slice(0, None)
     assert isinstance(rows, slice), f"{part.name} is no piece of rows"
     return int(rows.start)
 
 
-def _plain(part: Part, found: Matrix | Tensor) -> Piece:
-    tensor = decoded_matrix(found) if isinstance(found, Matrix) else found
-    return Piece(part, part.change(tensor) if part.change else tensor)
+def _plain(part: WeightPart, found: StoredMatrix | Tensor) -> WeightPiece:
+    tensor = decoded_matrix(found) if isinstance(found, StoredMatrix) else found
+    return WeightPiece(part, part.change(tensor) if part.change else tensor)
 
 
-def _changed(matrix: Matrix, part: Part) -> Matrix:
+def _changed(matrix: StoredMatrix, part: WeightPart) -> StoredMatrix:
     """With the order of rows that ours have (GGUF stores q and k in another)."""
     if part.change is None:
         return matrix
     (values, grid), scheme = matrix
     zero = None if grid.zero is None else part.change(grid.zero)
-    return Matrix(Codes(part.change(values), Grid(part.change(grid.scale), zero)), scheme)
+    return StoredMatrix(Codes(part.change(values), Grid(part.change(grid.scale), zero)), scheme)

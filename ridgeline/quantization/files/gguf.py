@@ -19,7 +19,7 @@ from torch import Tensor
 from ridgeline.errors import CheckpointError
 from ridgeline.models.checkpoint.base import Checkpoint, TensorInfo
 from ridgeline.models.checkpoint.gguf_header import map_file
-from ridgeline.quantization.files.matrix import Matrix
+from ridgeline.quantization.files.matrix import StoredMatrix
 from ridgeline.quantization.scheme import Codes, Grid, parse_scheme
 
 GROUP = 32
@@ -32,7 +32,7 @@ def keeps_codes(info: TensorInfo) -> bool:
     return info.dtype == "Q4_0" and len(info.shape) == 2
 
 
-def read_matrix(checkpoint: Checkpoint, name: str) -> Matrix:
+def read_matrix(checkpoint: Checkpoint, name: str) -> StoredMatrix:
     """A Q4_0 tensor's own codes and scales."""
     info = checkpoint.tensors[name]
     data = map_file(info.file)
@@ -45,9 +45,9 @@ def read_matrix(checkpoint: Checkpoint, name: str) -> Matrix:
     return matrix
 
 
-def q4_0_matrix(raw: Tensor, num_outputs: int) -> Matrix:
+def q4_0_matrix(raw: Tensor, num_outputs: int) -> StoredMatrix:
     blocks = raw.view(num_outputs, -1, BLOCK_BYTES)
     scale_OG = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1).float()
     halves = blocks[..., 2:]
     codes_OD = torch.cat((halves & 0xF, halves >> 4), -1).flatten(1)
-    return Matrix(Codes(codes_OD, Grid(scale_OG)), parse_scheme(SCHEME))
+    return StoredMatrix(Codes(codes_OD, Grid(scale_OG)), parse_scheme(SCHEME))

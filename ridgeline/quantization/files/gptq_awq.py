@@ -25,8 +25,8 @@ from torch import Tensor
 
 from ridgeline.errors import CheckpointError, UnsupportedError
 from ridgeline.formats.words import unpack_words
-from ridgeline.quantization.files.matrix import Matrix, expanded, int4_matrix, longest_group
-from ridgeline.quantization.files.stored import Layout, Module, Tensors, field, finite_scale
+from ridgeline.quantization.files.matrix import StoredMatrix, expanded, int4_matrix, longest_group
+from ridgeline.quantization.files.stored import Layout, StoredModule, Tensors, field, finite_scale
 from ridgeline.quantization.scheme import GROUPS, Codes, Grid, parse_scheme
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where output 0, 1, 2 … of eight stands in its word
@@ -34,7 +34,7 @@ SORTED = "their columns are sorted into groups"
 SCALES = ("fp16", "bf16", "fp32")
 
 
-def gptq_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
+def gptq_layout(module: StoredModule, config: Mapping[str, Any]) -> Layout | None:
     if "qweight" not in module:
         return None
     bits = field(config, "bits", 4, 2, 4, 8)
@@ -44,7 +44,7 @@ def gptq_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
     offset = form == "gptq"
     num_outputs, depth, num_groups = gptq_sizes(module, bits)
 
-    def make(tensors: Tensors) -> Matrix | Tensor:
+    def make(tensors: Tensors) -> StoredMatrix | Tensor:
         codes_OD = unpack_words(tensors["qweight"].t(), bits, depth).contiguous()
         scale_OG = finite_scale(tensors["scales"], module.name).t().contiguous()
         zeros = unpack_words(tensors["qzeros"], bits, num_outputs).t().contiguous()
@@ -64,7 +64,7 @@ def gptq_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
     return module.layout((num_outputs, depth), names, make, reason, scheme)
 
 
-def gptq_sizes(module: Module, bits: int) -> tuple[int, int, int]:
+def gptq_sizes(module: StoredModule, bits: int) -> tuple[int, int, int]:
     """Outputs, depth and groups, with all tensors in agreement on them."""
     rows, num_outputs = module.matrix_shape("qweight", "int32")
     depth, per_word = rows * 32 // bits, 32 // bits
@@ -113,7 +113,9 @@ def by_columns(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor, group_of: Te
     return (codes_OD.float() - zero_OG[:, columns].float()) * scale_OG[:, columns]
 
 
-def grouped(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor, bits: int) -> Matrix | Tensor:
+def grouped(
+    codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor, bits: int
+) -> StoredMatrix | Tensor:
     """As one of our schemes where there is one, else as weights."""
     if bits == 4:
         found = int4_matrix(codes_OD, scale_OG, zero_OG)
@@ -121,12 +123,12 @@ def grouped(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor, bits: int) -> M
             return found
     elif bits == 8 and scale_OG.shape[1] == 1 and bool((zero_OG == 128).all()):
         values = (codes_OD.to(torch.int16) - 128).to(torch.int8)
-        return Matrix(Codes(values, Grid(scale_OG)), parse_scheme("int8"))
+        return StoredMatrix(Codes(values, Grid(scale_OG)), parse_scheme("int8"))
     length = codes_OD.shape[1] // scale_OG.shape[1]
     return expanded(codes_OD, scale_OG, (1, length), zero_OG)
 
 
-def awq_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
+def awq_layout(module: StoredModule, config: Mapping[str, Any]) -> Layout | None:
     if "qweight" not in module:
         return None
     field(config, "bits", 4, 4)
@@ -142,7 +144,7 @@ def awq_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
         module.matrix_shape("qzeros", "int32")
         module.expects("qzeros", (num_groups, words))
 
-    def make(tensors: Tensors) -> Matrix | Tensor:
+    def make(tensors: Tensors) -> StoredMatrix | Tensor:
         codes_OD = awq_codes(tensors["qweight"])
         scale_OG = finite_scale(tensors["scales"], module.name).t().contiguous()
         stored = tensors.get("qzeros")

@@ -30,7 +30,7 @@ from ridgeline.quantization.scheme import (
 )
 
 
-class Matrix(NamedTuple):
+class StoredMatrix(NamedTuple):
     codes: Codes
     scheme: Scheme
 
@@ -40,12 +40,12 @@ class Matrix(NamedTuple):
         return num_outputs, depth
 
 
-def decoded_matrix(matrix: Matrix) -> Tensor:
+def decoded_matrix(matrix: StoredMatrix) -> Tensor:
     """The weights it stands for, in fp32."""
     return decode(matrix.codes, matrix.scheme)
 
 
-def cut(matrix: Matrix, rows: slice) -> Matrix:
+def cut(matrix: StoredMatrix, rows: slice) -> StoredMatrix:
     """These rows as a matrix of their own."""
     (values, grid), scheme = matrix
     start, stop, _ = rows.indices(values.shape[0])
@@ -55,7 +55,7 @@ def cut(matrix: Matrix, rows: slice) -> Matrix:
         )
     of_scale = _scale_rows(scheme, start, stop)
     zero = None if grid.zero is None else grid.zero[of_scale]
-    return Matrix(Codes(values[start:stop], Grid(grid.scale[of_scale], zero)), scheme)
+    return StoredMatrix(Codes(values[start:stop], Grid(grid.scale[of_scale], zero)), scheme)
 
 
 def _scale_rows(scheme: Scheme, start: int, stop: int) -> slice:
@@ -64,7 +64,7 @@ def _scale_rows(scheme: Scheme, start: int, stop: int) -> slice:
     return slice(start // BLOCK, stop // BLOCK) if scheme.spread == "block" else slice(start, stop)
 
 
-def join(matrices: Sequence[Matrix]) -> Matrix | None:
+def join(matrices: Sequence[StoredMatrix]) -> StoredMatrix | None:
     """One below the other, with every weight as it was; None where their schemes differ."""
     if len(matrices) == 1:
         return matrices[0]
@@ -74,7 +74,7 @@ def join(matrices: Sequence[Matrix]) -> Matrix | None:
     zeros = [matrix.codes.grid.zero for matrix in matrices]
     zero = torch.cat([zero for zero in zeros if zero is not None]) if zeros[0] is not None else None
     grid = Grid(torch.cat([matrix.codes.grid.scale for matrix in matrices]), zero)
-    return Matrix(Codes(_stacked(matrices), grid), matrices[0].scheme)
+    return StoredMatrix(Codes(_stacked(matrices), grid), matrices[0].scheme)
 
 
 def joined_scheme(schemes: Sequence[Scheme]) -> Scheme | None:
@@ -99,38 +99,38 @@ def _zeros_scheme(scheme: Scheme) -> Scheme:
     return parse_scheme(f"int4-g{scheme.group}-asym")
 
 
-def _stacked(matrices: Sequence[Matrix]) -> Tensor:
+def _stacked(matrices: Sequence[StoredMatrix]) -> Tensor:
     parts = [matrix.codes.values for matrix in matrices]
     if parts[0].dtype == FP8:  # fp8 tensors move as bytes
         return torch.cat([part.view(torch.uint8) for part in parts]).view(FP8)
     return torch.cat(parts)
 
 
-def by_rows(matrix: Matrix) -> Matrix:
+def by_rows(matrix: StoredMatrix) -> StoredMatrix:
     """A scale of the whole tensor as the same one for each row, so that others can join it."""
     if matrix.scheme.spread != "tensor":
         return matrix
     values, grid = matrix.codes
     scale = grid.scale.expand(values.shape[0], 1).contiguous()
-    return Matrix(Codes(values, Grid(scale)), _row_scheme(matrix.scheme))
+    return StoredMatrix(Codes(values, Grid(scale)), _row_scheme(matrix.scheme))
 
 
-def alike(matrices: list[Matrix]) -> list[Matrix]:
+def alike(matrices: list[StoredMatrix]) -> list[StoredMatrix]:
     """Where one of several 4-bit matrices has zero points, all get them."""
     if all(matrix.scheme.symmetric for matrix in matrices):
         return matrices
     return [with_zeros(matrix) if matrix.scheme.symmetric else matrix for matrix in matrices]
 
 
-def with_zeros(matrix: Matrix) -> Matrix:
+def with_zeros(matrix: StoredMatrix) -> StoredMatrix:
     (values, grid), scheme = matrix
     if scheme.weight != "int4":
         return matrix
     zero = torch.full(grid.scale.shape, 8, dtype=torch.uint8)
-    return Matrix(Codes(values, Grid(grid.scale, zero)), _zeros_scheme(scheme))
+    return StoredMatrix(Codes(values, Grid(grid.scale, zero)), _zeros_scheme(scheme))
 
 
-def int4_matrix(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor | None) -> Matrix | None:
+def int4_matrix(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor | None) -> StoredMatrix | None:
     """4-bit codes with groups of any length as one of our schemes, if its groups divide them; zero
     points that are 8 throughout are left out.
     """
@@ -141,9 +141,9 @@ def int4_matrix(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor | None) -> M
     repeats = length // group
     scale = scale_OG.float().repeat_interleave(repeats, 1)
     if zero_OG is None or bool((zero_OG == 8).all()):
-        return Matrix(Codes(codes_OD, Grid(scale)), parse_scheme(f"int4-g{group}"))
+        return StoredMatrix(Codes(codes_OD, Grid(scale)), parse_scheme(f"int4-g{group}"))
     zero = zero_OG.to(torch.uint8).repeat_interleave(repeats, 1)
-    return Matrix(Codes(codes_OD, Grid(scale, zero)), parse_scheme(f"int4-g{group}-asym"))
+    return StoredMatrix(Codes(codes_OD, Grid(scale, zero)), parse_scheme(f"int4-g{group}-asym"))
 
 
 def longest_group(length: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.checkpoint.base import TensorInfo
 from ridgeline.progress import Progress
-from ridgeline.quantization.files.matrix import Matrix, decoded_matrix
+from ridgeline.quantization.files.matrix import StoredMatrix, decoded_matrix
 from ridgeline.quantization.files.stored import Layout
 
 # What stands beside weights and is no weight: scales of inputs and outputs (not used, see
@@ -36,7 +36,7 @@ INPUT_SCALES = ("input_scale", "input_global_scale", "activation_scale")
 KV = ("k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point")
 
 
-class Quantized:
+class QuantizedCheckpoint:
     """What `open_quantized` returns (read.py)."""
 
     def __init__(self, checkpoint: Checkpoint, layouts: list[Layout]) -> None:
@@ -70,7 +70,7 @@ class Quantized:
 
     def read(
         self, names: Collection[str] | None = None, progress: Progress | None = None
-    ) -> Iterator[tuple[str, Matrix | Tensor]]:
+    ) -> Iterator[tuple[str, StoredMatrix | Tensor]]:
         """A matrix comes as soon as the last of its tensors was read; plain tensors may view a
         mapped file, see Checkpoint.read.
         """
@@ -117,7 +117,7 @@ def by_layer(checkpoint: Checkpoint) -> Checkpoint:
 class Decoded(Checkpoint):
     """The checkpoint as if it had never been quantized: the same names with plain weights."""
 
-    def __init__(self, quantized: Quantized) -> None:
+    def __init__(self, quantized: QuantizedCheckpoint) -> None:
         self.quantized = quantized
         inner = quantized.checkpoint
         tensors = {name: inner.tensors[name] for name in quantized.plain}
@@ -132,7 +132,7 @@ class Decoded(Checkpoint):
     ) -> Iterator[tuple[str, Tensor]]:
         self._select(names)
         for name, found in self.quantized.read(names, progress):
-            yield name, decoded_matrix(found) if isinstance(found, Matrix) else found
+            yield name, decoded_matrix(found) if isinstance(found, StoredMatrix) else found
 
     def _read_file(
         self, file: Path, infos: list[TensorInfo]

@@ -24,10 +24,10 @@ from ridgeline.progress import Progress
 from ridgeline.quantization.files import gguf
 from ridgeline.quantization.files.compressed import compressed_layout
 from ridgeline.quantization.files.gptq_awq import awq_layout, gptq_layout
-from ridgeline.quantization.files.matrix import Matrix
-from ridgeline.quantization.files.quantized import Decoded, Quantized
+from ridgeline.quantization.files.matrix import StoredMatrix
+from ridgeline.quantization.files.quantized import Decoded, QuantizedCheckpoint
 from ridgeline.quantization.files.scaled import fp8_layout, modelopt_layout
-from ridgeline.quantization.files.stored import Module
+from ridgeline.quantization.files.stored import StoredModule
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def is_quantized(checkpoint: Checkpoint) -> bool:
     return quantization_config(checkpoint) is not None
 
 
-def open_quantized(checkpoint: Checkpoint) -> Quantized | None:
+def open_quantized(checkpoint: Checkpoint) -> QuantizedCheckpoint | None:
     """None for a plain checkpoint; an error where a header does not fit its format."""
     config = quantization_config(checkpoint)
     if config is None:
@@ -98,19 +98,21 @@ def open_quantized(checkpoint: Checkpoint) -> Quantized | None:
         found = [compressed_layout(module, config, shapes.get(module.name)) for module in modules]
     else:
         found = [METHODS[method](module, config) for module in modules]
-    return Quantized(checkpoint, [layout for layout in found if layout is not None])
+    return QuantizedCheckpoint(checkpoint, [layout for layout in found if layout is not None])
 
 
 def read_quantized(
     checkpoint: Checkpoint,
     names: Collection[str] | None = None,
     progress: Progress | None = None,
-) -> Iterator[tuple[str, Matrix | Tensor]]:
+) -> Iterator[tuple[str, StoredMatrix | Tensor]]:
     """Every tensor of the model under its plain name: a Matrix where codes can be kept."""
     if checkpoint.format == "gguf":
         yield from _read_gguf(checkpoint, names, progress)
         return
-    yield from (open_quantized(checkpoint) or Quantized(checkpoint, [])).read(names, progress)
+    yield from (open_quantized(checkpoint) or QuantizedCheckpoint(checkpoint, [])).read(
+        names, progress
+    )
 
 
 def decoded(checkpoint: Checkpoint) -> Checkpoint:
@@ -123,12 +125,12 @@ def decoded(checkpoint: Checkpoint) -> Checkpoint:
     return Decoded(quantized)
 
 
-def _modules(checkpoint: Checkpoint) -> list[Module]:
+def _modules(checkpoint: Checkpoint) -> list[StoredModule]:
     found: dict[str, dict[str, TensorInfo]] = {}
     for name, info in checkpoint.tensors.items():
         layer, _, last = name.rpartition(".")
         found.setdefault(layer, {})[last] = info
-    return [Module(layer, infos) for layer, infos in found.items()]
+    return [StoredModule(layer, infos) for layer, infos in found.items()]
 
 
 def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
@@ -148,7 +150,7 @@ def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
 
 def _read_gguf(
     checkpoint: Checkpoint, names: Collection[str] | None, progress: Progress | None
-) -> Iterator[tuple[str, Matrix | Tensor]]:
+) -> Iterator[tuple[str, StoredMatrix | Tensor]]:
     """In the order of the file, so that the pieces of a layer come together."""
     infos = [info for name, info in checkpoint.tensors.items() if names is None or name in names]
     total_bytes, done_bytes = sum(info.stored_bytes for info in infos), 0

@@ -22,10 +22,10 @@ from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import save_safetensors
 from ridgeline.models.checkpoint.base import shorten
 from ridgeline.models.checkpoint.save import MAX_SHARD_BYTES
-from ridgeline.models.families import Description, Part, parts
+from ridgeline.models.families import Description, WeightPart, parts
 from ridgeline.quantization.export import describe_source, hf_config
 from ridgeline.quantization.files.compressed import format_of, layer_tensors, scheme_config
-from ridgeline.quantization.files.matrix import Matrix, cut
+from ridgeline.quantization.files.matrix import StoredMatrix, cut
 from ridgeline.quantization.scheme import Codes, Scheme
 
 
@@ -39,7 +39,7 @@ class KVScales:
 
 
 @dataclass(frozen=True)
-class Sparsity:
+class SparsityPattern:
     """What zeros among the weights follow; they are stored like all other weights."""
 
     structure: Literal["2:4", "unstructured"]
@@ -54,7 +54,7 @@ def save_quantized(
     source: str | Path | Description,
     matrices: Mapping[str, tuple[Codes, Scheme]],
     kv_scales: KVScales | None = None,
-    sparsity: Sparsity | None = None,
+    sparsity: SparsityPattern | None = None,
     scale_dtype: torch.dtype = torch.float32,
     extra_files: Mapping[str, bytes | Path] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
@@ -85,13 +85,13 @@ def save_quantized(
 
 def checkpoint_matrices(
     matrices: Mapping[str, tuple[Codes, Scheme]], description: Description
-) -> dict[str, Matrix]:
+) -> dict[str, StoredMatrix]:
     """By the checkpoint's names, fused ones in pieces."""
     found, used = {}, set()
     for part in parts(description.config, description.family.hf_names):
         for key in (part.name, part.parameter, _layer(part.parameter)):
             if key in matrices and not part.name.endswith(".bias"):
-                whole = Matrix(*matrices[key])
+                whole = StoredMatrix(*matrices[key])
                 found[part.name] = whole if key == part.name else _piece(whole, part)
                 used.add(key)
                 break
@@ -103,7 +103,7 @@ def checkpoint_matrices(
     return found
 
 
-def _piece(matrix: Matrix, part: Part) -> Matrix:
+def _piece(matrix: StoredMatrix, part: WeightPart) -> StoredMatrix:
     if not part.index:
         return matrix
     (rows,) = part.index
@@ -115,7 +115,7 @@ def quantization_config(
     schemes: Mapping[str, Scheme],
     description: Description,
     kv_scales: KVScales | None = None,
-    sparsity: Sparsity | None = None,
+    sparsity: SparsityPattern | None = None,
 ) -> dict[str, Any]:
     """What config.json says, with `schemes` by the checkpoint's names of weights."""
     ignore = [name for name in linear_layers(description) if f"{name}.weight" not in schemes]
@@ -157,7 +157,7 @@ def _kv_config(kv_scales: KVScales) -> dict[str, Any]:
     }
 
 
-def sparsity_config(sparsity: Sparsity) -> dict[str, Any]:
+def sparsity_config(sparsity: SparsityPattern) -> dict[str, Any]:
     return {
         "format": "dense",
         "sparsity_structure": sparsity.structure,
@@ -188,7 +188,7 @@ def _layer(weight: str) -> str:
 def _tensors(
     model: Transformer,
     description: Description,
-    pieces: Mapping[str, Matrix],
+    pieces: Mapping[str, StoredMatrix],
     kv_scales: KVScales | None,
     scale_dtype: torch.dtype,
 ) -> Iterator[tuple[str, Tensor]]:

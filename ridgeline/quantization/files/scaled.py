@@ -23,12 +23,12 @@ from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.formats.words import e8m0_values, unpack_fp4
-from ridgeline.quantization.files.matrix import Matrix, expanded
+from ridgeline.quantization.files.matrix import StoredMatrix, expanded
 from ridgeline.quantization.files.stored import (
     FP8_NAME,
     SCALE_TYPES,
     Layout,
-    Module,
+    StoredModule,
     Tensors,
     finite_scale,
 )
@@ -37,7 +37,7 @@ from ridgeline.quantization.scheme import BLOCK, Codes, Grid, parse_scheme
 NVFP4_GROUP, MXFP4_GROUP = 16, 32
 
 
-def fp8_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
+def fp8_layout(module: StoredModule, config: Mapping[str, Any]) -> Layout | None:
     block = config.get("weight_block_size")
     if block not in (None, [BLOCK, BLOCK]):
         raise UnsupportedError(f"fp8 blocks of {block} are not read; [{BLOCK}, {BLOCK}] are")
@@ -49,13 +49,13 @@ def fp8_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
     return fp8_matrix(module, scale, inputs_scaled=True)
 
 
-def modelopt_layout(module: Module, config: Mapping[str, Any]) -> Layout | None:
+def modelopt_layout(module: StoredModule, config: Mapping[str, Any]) -> Layout | None:
     if module.dtype("weight") == "uint8":
         return nvfp4_matrix(module, "weight", "weight_scale_2", divided=False)
     return fp8_layout(module, config)
 
 
-def fp8_matrix(module: Module, scale_name: str, inputs_scaled: bool) -> Layout:
+def fp8_matrix(module: StoredModule, scale_name: str, inputs_scaled: bool) -> Layout:
     shape = module.matrix_shape("weight", FP8_NAME)
     spread = scale_spread(module, scale_name, shape)
     whole = spread != "block" or not (shape[0] % BLOCK or shape[1] % BLOCK)
@@ -65,16 +65,16 @@ def fp8_matrix(module: Module, scale_name: str, inputs_scaled: bool) -> Layout:
     scheme = parse_scheme({"row": "fp8", "tensor": "fp8-tensor", "block": "fp8-block"}[spread])
     part = {"row": (1, shape[1]), "tensor": shape, "block": (BLOCK, BLOCK)}[spread]
 
-    def make(tensors: Tensors) -> Matrix | Tensor:
+    def make(tensors: Tensors) -> StoredMatrix | Tensor:
         scale = finite_scale(tensors[scale_name], module.name)
         if reason:
             return expanded(tensors["weight"], scale, part)
-        return Matrix(Codes(tensors["weight"], Grid(scale)), scheme)
+        return StoredMatrix(Codes(tensors["weight"], Grid(scale)), scheme)
 
     return module.layout(shape, ["weight", scale_name], make, reason, scheme.name)
 
 
-def int8_matrix(module: Module, inputs_scaled: bool, zeros: bool) -> Layout:
+def int8_matrix(module: StoredModule, inputs_scaled: bool, zeros: bool) -> Layout:
     """int8 codes with a scale a row (or a group), as compressed-tensors' int-quantized has them."""
     shape = module.matrix_shape("weight", "int8")
     found = module.needs("weight_scale", *SCALE_TYPES)
@@ -92,19 +92,21 @@ def int8_matrix(module: Module, inputs_scaled: bool, zeros: bool) -> Layout:
     reason = "8-bit codes in groups are not one of our schemes" if grouped else reason
     scheme = parse_scheme("w8a8-int8" if inputs_scaled else "int8")
 
-    def make(tensors: Tensors) -> Matrix | Tensor:
+    def make(tensors: Tensors) -> StoredMatrix | Tensor:
         scale = finite_scale(tensors["weight_scale"], module.name)
         if reason:
             zero = tensors["weight_zero_point"].float().view(scale.shape) if zeros else 0.0
             return expanded(tensors["weight"], scale, part, zero)
         by_row = scale.expand(shape[0], 1).contiguous()
-        return Matrix(Codes(tensors["weight"], Grid(by_row)), scheme)
+        return StoredMatrix(Codes(tensors["weight"], Grid(by_row)), scheme)
 
     names = ["weight", "weight_scale", *(["weight_zero_point"] if zeros else [])]
     return module.layout(shape, names, make, reason, scheme.name)
 
 
-def scale_spread(module: Module, name: str, shape: tuple[int, int], blocks: bool = True) -> str:
+def scale_spread(
+    module: StoredModule, name: str, shape: tuple[int, int], blocks: bool = True
+) -> str:
     """What shares a scale, by the shape of the scales."""
     found = module.needs(name, *SCALE_TYPES)
     rows: list[tuple[int, ...]] = [(shape[0],), (shape[0], 1)]
@@ -118,7 +120,7 @@ def scale_spread(module: Module, name: str, shape: tuple[int, int], blocks: bool
     return "block"
 
 
-def nvfp4_matrix(module: Module, packed: str, over_all: str, divided: bool) -> Layout:
+def nvfp4_matrix(module: StoredModule, packed: str, over_all: str, divided: bool) -> Layout:
     """Values times their group's e4m3 scale, times one fp32 (or by it where it is `divided`)."""
     num_outputs, half = module.matrix_shape(packed, "uint8")
     _expect_groups(module, num_outputs, half * 2, NVFP4_GROUP, FP8_NAME)
@@ -134,7 +136,7 @@ def nvfp4_matrix(module: Module, packed: str, over_all: str, divided: bool) -> L
     return module.layout((num_outputs, half * 2), names, make, "nvfp4 has no kernel here")
 
 
-def mxfp4_matrix(module: Module, packed: str) -> Layout:
+def mxfp4_matrix(module: StoredModule, packed: str) -> Layout:
     num_outputs, half = module.matrix_shape(packed, "uint8")
     _expect_groups(module, num_outputs, half * 2, MXFP4_GROUP, "uint8", "fp8_e8m0")
 
@@ -147,7 +149,7 @@ def mxfp4_matrix(module: Module, packed: str) -> Layout:
     return module.layout(shape, [packed, "weight_scale"], make, "mxfp4 has no kernel here")
 
 
-def _expect_groups(module: Module, rows: int, depth: int, group: int, *dtypes: str) -> None:
+def _expect_groups(module: StoredModule, rows: int, depth: int, group: int, *dtypes: str) -> None:
     module.needs("weight_scale", *dtypes)
     if depth % group:
         module.wrong(f"has {depth} columns, which are no whole groups of {group}")

@@ -19,7 +19,7 @@ from ridgeline.errors import CheckpointError
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.formats.words import e8m0_values
 from ridgeline.models.checkpoint.base import TensorInfo
-from ridgeline.quantization.files.matrix import Matrix
+from ridgeline.quantization.files.matrix import StoredMatrix
 from ridgeline.quantization.scheme import FP8
 
 Tensors = dict[str, Tensor]
@@ -34,12 +34,12 @@ class Layout:
     name: str  # of the weight, as an unquantized checkpoint would have it
     shape: tuple[int, int]  # outputs, depth
     tensors: Mapping[str, str]  # the name `make` knows it by → the one it is stored under
-    make: Callable[[Tensors], Matrix | Tensor]
+    make: Callable[[Tensors], StoredMatrix | Tensor]
     expanded: str = ""  # why it becomes plain weights; empty where codes are kept
     scheme: str = ""  # what codes are kept in, as far as headers tell; empty for plain weights
 
 
-class Module:
+class StoredModule:
     """The tensors of one layer, by the last part of their names."""
 
     def __init__(self, name: str, infos: Mapping[str, TensorInfo]) -> None:
@@ -90,7 +90,7 @@ class Module:
         self,
         shape: tuple[int, int],
         names: list[str],
-        make: Callable[[Tensors], Matrix | Tensor],
+        make: Callable[[Tensors], StoredMatrix | Tensor],
         expanded: str = "",
         scheme: str = "",
     ) -> Layout:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ridgeline.errors import UsageError
 from ridgeline.quantization.methods.base import Calibrated, Method
-from ridgeline.quantization.methods.folding import Place, fold_best
+from ridgeline.quantization.methods.folding import ChannelSite, fold_best
 from ridgeline.quantization.methods.rtn import Rtn
 from ridgeline.quantization.scheme import Codes, Scheme
 from ridgeline.quantization.statistics import Statistics
@@ -38,7 +38,7 @@ class Awq(Method):
     def fold(self, calibrated: Calibrated) -> None:
         fold_best(calibrated, self._candidates)
 
-    def _candidates(self, calibrated: Calibrated, place: Place) -> Iterator[Tensor]:
+    def _candidates(self, calibrated: Calibrated, place: ChannelSite) -> Iterator[Tensor]:
         """A channel's scale is the power of its inputs' mean; the middle of all scales is one."""
         sums_D = sum(calibrated.statistics[name].sum_D for name in place.readers)
         assert isinstance(sums_D, Tensor)

@@ -32,7 +32,7 @@ from ridgeline.quantization.statistics import Statistics, round_inputs, squared_
 
 
 @dataclass(frozen=True)
-class Place:
+class ChannelSite:
     """Where channels are written, and the matrices that read them."""
 
     written: Literal["attn_norm", "mlp_norm", "v", "up"]
@@ -52,25 +52,25 @@ class Place:
         return heads.expand(-1, self.groups, -1).flatten()
 
 
-def places(block: Block) -> list[Place]:
+def places(block: Block) -> list[ChannelSite]:
     attn, mlp = block.attn, block.mlp
     q_size, kv_size, _ = attn.sizes
     found = [
-        Place("attn_norm", ("attn.qkv.weight",)),
-        Place("v", ("attn.out.weight",), "attn.qkv.weight", q_size // kv_size, attn.head_dim),
+        ChannelSite("attn_norm", ("attn.qkv.weight",)),
+        ChannelSite("v", ("attn.out.weight",), "attn.qkv.weight", q_size // kv_size, attn.head_dim),
     ]
     if not isinstance(mlp, ExpertMLP):
-        found.append(Place("mlp_norm", ("mlp.gate_up.weight",)))
-        return [*found, Place("up", ("mlp.down.weight",), "mlp.gate_up.weight")]
+        found.append(ChannelSite("mlp_norm", ("mlp.gate_up.weight",)))
+        return [*found, ChannelSite("up", ("mlp.down.weight",), "mlp.gate_up.weight")]
     experts = range(mlp.gate_up.shape[0])
-    found.append(Place("mlp_norm", tuple(f"mlp.gate_up.{expert}" for expert in experts)))
+    found.append(ChannelSite("mlp_norm", tuple(f"mlp.gate_up.{expert}" for expert in experts)))
     return found + [
-        Place("up", (f"mlp.down.{expert}",), f"mlp.gate_up.{expert}") for expert in experts
+        ChannelSite("up", (f"mlp.down.{expert}",), f"mlp.gate_up.{expert}") for expert in experts
     ]
 
 
 @torch.no_grad()
-def fold(calibrated: Calibrated, place: Place, scale_C: Tensor) -> None:
+def fold(calibrated: Calibrated, place: ChannelSite, scale_C: Tensor) -> None:
     """Make the channels `scale` times smaller and their readers' columns larger, in the block, the
     weights and the statistics.
     """
@@ -100,7 +100,7 @@ def _divide_norm(norm: RMSNorm, scale_C: Tensor) -> Tensor:
     return torch.where(sound_C, ratio_C, 1.0)
 
 
-def _divide_rows(calibrated: Calibrated, place: Place, scale_C: Tensor) -> None:
+def _divide_rows(calibrated: Calibrated, place: ChannelSite, scale_C: Tensor) -> None:
     """The rows that write the channels are the last ones of qkv, and of gate and up."""
     rows = slice(-len(scale_C), None)
     weight_OD = calibrated.weights[place.writer].clone()
@@ -113,7 +113,7 @@ def _divide_rows(calibrated: Calibrated, place: Place, scale_C: Tensor) -> None:
 
 
 def fold_best(
-    calibrated: Calibrated, candidates: Callable[[Calibrated, Place], Iterable[Tensor]]
+    calibrated: Calibrated, candidates: Callable[[Calibrated, ChannelSite], Iterable[Tensor]]
 ) -> None:
     """Fold, place after place, the candidate with the least output error; none where none helps."""
     for place in places(calibrated.block):
@@ -130,13 +130,15 @@ def fold_best(
             fold(calibrated, place, best_C)
 
 
-def readers_to_serve(calibrated: Calibrated, place: Place) -> list[str]:
+def readers_to_serve(calibrated: Calibrated, place: ChannelSite) -> list[str]:
     """The matrices that will be rounded and of whose inputs enough is known."""
     rounded = [name for name in place.readers if calibrated.schemes[name] is not None]
     return [name for name in rounded if calibrated.is_known(name)]
 
 
-def _error(calibrated: Calibrated, place: Place, readers: list[str], scale_C: Tensor) -> float:
+def _error(
+    calibrated: Calibrated, place: ChannelSite, readers: list[str], scale_C: Tensor
+) -> float:
     scale_D = place.spread(scale_C)
     total = 0.0
     for name in readers:

@@ -25,7 +25,13 @@ from torch import Tensor
 
 from ridgeline.errors import UsageError
 from ridgeline.quantization.methods.base import Calibrated, Method
-from ridgeline.quantization.methods.folding import Place, fold, fold_best, places, readers_to_serve
+from ridgeline.quantization.methods.folding import (
+    ChannelSite,
+    fold,
+    fold_best,
+    places,
+    readers_to_serve,
+)
 from ridgeline.quantization.methods.rtn import Rtn
 from ridgeline.quantization.scheme import Codes, Scheme
 from ridgeline.quantization.statistics import Statistics
@@ -57,7 +63,7 @@ class SmoothQuant(Method):
             if readers_to_serve(calibrated, place):
                 fold(calibrated, place, smoothing(calibrated, place, self.alpha))
 
-    def _candidates(self, calibrated: Calibrated, place: Place) -> Iterator[Tensor]:
+    def _candidates(self, calibrated: Calibrated, place: ChannelSite) -> Iterator[Tensor]:
         return (smoothing(calibrated, place, alpha) for alpha in ALPHAS)
 
     def apply(
@@ -66,7 +72,7 @@ class SmoothQuant(Method):
         return self.then.apply(weight_OD, statistics, scheme)
 
 
-def smoothing(calibrated: Calibrated, place: Place, alpha: float) -> Tensor:
+def smoothing(calibrated: Calibrated, place: ChannelSite, alpha: float) -> Tensor:
     """[C]; a channel without inputs, or without weights, keeps its size."""
     inputs = [calibrated.statistics[name].amax_D for name in place.readers]
     weights = [calibrated.weights[name].abs().amax(0) for name in place.readers]

@@ -19,7 +19,7 @@ REMEMBERED = 64  # ends, from which it is guessed when there will be room
 LONGEST_RETRY_S = 60.0
 
 
-class Place:
+class GateEntry:
     """What one request takes up."""
 
     def __init__(self, gate: Gate, tenant: str) -> None:
@@ -52,11 +52,11 @@ class Gate:
     def num_requests(self) -> int:
         return self._tenants.total()
 
-    def enter(self, tenant: str) -> Place:
+    def enter(self, tenant: str) -> GateEntry:
         self.check(tenant)
         self.num_inside += 1
         self._tenants[tenant] += 1
-        return Place(self, tenant)
+        return GateEntry(self, tenant)
 
     def check(self, tenant: str) -> None:
         """Refuse whoever would not be let in now."""
@@ -82,7 +82,7 @@ class Gate:
                 retry_after_s=self._wait_for(self.num_inside + more - self.room),
             )
 
-    def note_end(self, place: Place) -> None:
+    def note_end(self, place: GateEntry) -> None:
         self.num_inside -= place.size
         self._tenants[place.tenant] -= 1
         if not self._tenants[place.tenant]:

@@ -24,7 +24,7 @@ ABORT = "ridgeline.abort"  # in a request's scope: closes its connection without
 
 
 @dataclass(frozen=True)
-class Bounds:
+class WireBounds:
     max_connections: int = 2048
     max_head_bytes: int = 32 << 10  # request line and headers
     head_s: float = 10.0  # from the first byte of a request, or the connection, to its last header
@@ -37,7 +37,7 @@ class _TooLargeError(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    def __init__(self, *args: Any, bounds: Bounds, **options: Any) -> None:
+    def __init__(self, *args: Any, bounds: WireBounds, **options: Any) -> None:
         super().__init__(*args, **options)
         self._bounds = bounds
         self._timer: asyncio.TimerHandle | None = None  # for what the client is to send

@@ -12,7 +12,7 @@ from collections import Counter
 
 from ridgeline.engine.scheduling.histogram import Histogram
 from ridgeline.engine.scheduling.state import Status
-from ridgeline.server.metrics.requests import RequestTable, Row
+from ridgeline.server.metrics.requests import RequestRow, RequestTable
 
 TOKEN_BOUNDS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 # Paths that are counted by name. Others are whatever somebody typed: one name for all of them, so
@@ -53,7 +53,7 @@ class Counts:
         self.num_refused: Counter[tuple[str, int]] = Counter()  # by route and HTTP status
 
     def arrived(self, request_id: str, route: str, tenant: str, now: float) -> None:
-        self.table.live[request_id] = Row(request_id, route, tenant, now)
+        self.table.live[request_id] = RequestRow(request_id, route, tenant, now)
         self.num_arrived[route_name(route)] += 1
 
     def refused(self, route: str, status: int) -> None:
@@ -81,7 +81,7 @@ class Counts:
         row.num_tokens += num_tokens
         self.num_output_tokens += num_tokens
 
-    def ended(self, request_id: str, status: Status, reason: str, now: float) -> Row | None:
+    def ended(self, request_id: str, status: Status, reason: str, now: float) -> RequestRow | None:
         """The request, for the last time; None if it has ended already."""
         row = self.table.live.get(request_id)
         if row is None:
@@ -93,7 +93,7 @@ class Counts:
             self._finished(row, now)
         return row
 
-    def _finished(self, row: Row, now: float) -> None:
+    def _finished(self, row: RequestRow, now: float) -> None:
         self.request.add(now - row.arrived)
         self.prompt_sizes.add(row.num_prompt_tokens)
         self.output_sizes.add(row.num_tokens)

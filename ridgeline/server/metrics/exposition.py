@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 from ridgeline.engine.scheduling.histogram import BOUNDS_S
 from ridgeline.server.metrics.counts import Counts
 from ridgeline.server.metrics.served import Served
-from ridgeline.server.metrics.verdict import Kind, judge
+from ridgeline.server.metrics.verdict import VerdictKind, judge
 from ridgeline.server.metrics.window import Sample, Window
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -168,7 +168,7 @@ class Exposition(Collector):
         full: Labelled = [] if window is None else [({}, window.full_share)]
         yield self._gauges("ridgeline:kv_pages_full_share", "Of the time, all pages in use.", full)
         kind = judge(window, self._view.served).kind
-        kinds = [({"kind": each}, float(each == kind)) for each in get_args(Kind)]
+        kinds = [({"kind": each}, float(each == kind)) for each in get_args(VerdictKind)]
         yield self._gauges("ridgeline:verdict", "What bounds the server: 1 for one kind.", kinds)
 
     def _ceilings(self) -> Iterator[Metric]:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.engine.scheduling.histogram import percentile
-from ridgeline.server.metrics.window import Phase, Sample, Window
+from ridgeline.server.metrics.window import PhaseMeans, Sample, Window
 
 KEPT = 600  # points: ten minutes at one a second
 RATE_SAMPLES = 5  # over which a rate is told: prompts come in lumps
 LATENCY_SAMPLES = 15  # whose times make a percentile
 
-Counts = tuple[Sequence[int], Sequence[int]]  # times to the first token, and between tokens
+BucketCounts = tuple[Sequence[int], Sequence[int]]  # times to the first token, and between tokens
 
 
 class History:
@@ -32,7 +32,7 @@ class History:
         sample: Sample,
         window: Window | None,
         num_tokens: tuple[int, int],
-        latencies: Counts,
+        latencies: BucketCounts,
     ) -> None:
         """`window` is since the last sample; `num_tokens` of prompts and outputs, so far."""
         point: dict[str, Any] = {"t": time, **_occupancy(sample)}
@@ -53,7 +53,7 @@ class History:
         prompt, output = ((now - then) / (time - first[0]) for now, then in pairs)
         return {"prompt_per_s": prompt, "output_per_s": output}
 
-    def _percentiles(self, latencies: Counts) -> dict[str, float | None]:
+    def _percentiles(self, latencies: BucketCounts) -> dict[str, float | None]:
         oldest = self._counts[0] if self._counts else ([0] * len(latencies[0]),) * 2
         found: dict[str, float | None] = {}
         for name, now, then in zip(("first", "inter"), latencies, oldest, strict=True):
@@ -83,7 +83,7 @@ def _shares(window: Window) -> dict[str, Any]:
     }
 
 
-def phase_json(phase: Phase | None) -> dict[str, float | None] | None:
+def phase_json(phase: PhaseMeans | None) -> dict[str, float | None] | None:
     if phase is None:
         return None
     return {

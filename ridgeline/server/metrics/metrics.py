@@ -26,7 +26,7 @@ from ridgeline.server.metrics.history import History
 from ridgeline.server.metrics.served import Served
 from ridgeline.server.metrics.snapshot import about, verdict_json
 from ridgeline.server.metrics.tracing import from_environment
-from ridgeline.server.metrics.verdict import Verdict, judge
+from ridgeline.server.metrics.verdict import ServerVerdict, judge
 from ridgeline.server.metrics.window import Sample, Totalled, Window, window_of
 
 __all__ = ["CONTENT_TYPE", "Meters"]
@@ -91,7 +91,7 @@ class Meters:
             times = counts.first_token.counts, counts.inter_token.counts
             self._history.add(now - self._started, sample, since_last, tokens, times)
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ServerVerdict:
         """On the last half minute."""
         with self._lock:
             return judge(self._window(), self.served)

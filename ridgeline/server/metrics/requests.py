@@ -16,11 +16,11 @@ from ridgeline.engine.scheduling.state import Status
 KEPT = 20  # requests that have ended and are still shown
 SHOWN = 200  # live requests that are shown; the table says how many there are
 
-State = Literal["arrived", "waiting", "running"] | Status
+RequestState = Literal["arrived", "waiting", "running"] | Status
 
 
 @dataclass(slots=True)
-class Row:
+class RequestRow:
     """One request. Times are those of the caller's clock."""
 
     request_id: str
@@ -33,7 +33,7 @@ class Row:
     first: float | None = None  # its first token came
     last: float | None = None  # its last token so far came
     ended: float | None = None
-    state: State = "arrived"
+    state: RequestState = "arrived"
     reason: str = ""
 
     def as_json(self, now: float) -> dict[str, Any]:
@@ -56,10 +56,10 @@ class Row:
 
 class RequestTable:
     def __init__(self) -> None:
-        self.live: dict[str, Row] = {}  # in the order in which they came
-        self._ended: deque[Row] = deque(maxlen=KEPT)
+        self.live: dict[str, RequestRow] = {}  # in the order in which they came
+        self._ended: deque[RequestRow] = deque(maxlen=KEPT)
 
-    def end(self, row: Row, status: Status, reason: str, now: float) -> None:
+    def end(self, row: RequestRow, status: Status, reason: str, now: float) -> None:
         del self.live[row.request_id]
         row.state, row.reason, row.ended = status, reason, now
         self._ended.append(row)

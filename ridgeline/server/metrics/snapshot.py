@@ -7,7 +7,7 @@ from typing import Any
 from ridgeline.hardware import Ceiling
 from ridgeline.server.metrics.history import phase_json
 from ridgeline.server.metrics.served import Served
-from ridgeline.server.metrics.verdict import Verdict
+from ridgeline.server.metrics.verdict import ServerVerdict
 from ridgeline.server.metrics.window import Sample, Window
 
 
@@ -27,7 +27,7 @@ def about(served: Served, sample: Sample | None) -> dict[str, Any]:
     }
 
 
-def verdict_json(verdict: Verdict, window: Window | None) -> dict[str, Any]:
+def verdict_json(verdict: ServerVerdict, window: Window | None) -> dict[str, Any]:
     """The verdict, and the two kinds of steps over the time that it judges."""
     return {
         "kind": verdict.kind,

@@ -17,11 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ridgeline.errors import UsageError
-from ridgeline.server.metrics.requests import Row
+from ridgeline.server.metrics.requests import RequestRow
 
 SETTINGS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
-OnEnd = Callable[[Row, float], None]  # a request that has ended, and what the time is on its clock
+OnEnd = Callable[
+    [RequestRow, float], None
+]  # a request that has ended, and what the time is on its clock
 
 
 def from_environment(model: str) -> OnEnd | None:
@@ -47,7 +49,7 @@ def from_environment(model: str) -> OnEnd | None:
 def spans(tracer: Any, model: str) -> OnEnd:
     """Tells an OpenTelemetry tracer of requests."""
 
-    def told(row: Row, now: float) -> None:
+    def told(row: RequestRow, now: float) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         def wall(then: float) -> int:
@@ -68,7 +70,7 @@ def spans(tracer: Any, model: str) -> OnEnd:
     return told
 
 
-def attributes(row: Row, model: str) -> dict[str, Any]:
+def attributes(row: RequestRow, model: str) -> dict[str, Any]:
     return {
         "gen_ai.operation.name": "chat" if "chat" in row.route else "text_completion",
         "gen_ai.request.model": model,

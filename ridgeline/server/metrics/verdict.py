@@ -17,9 +17,9 @@ from typing import Literal
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.recipe import flag
 from ridgeline.server.metrics.served import Served
-from ridgeline.server.metrics.window import Phase, Window
+from ridgeline.server.metrics.window import PhaseMeans, Window
 
-Kind = Literal["idle", "host", "pages", "queue", "memory", "compute", "overhead", "unknown"]
+VerdictKind = Literal["idle", "host", "pages", "queue", "memory", "compute", "overhead", "unknown"]
 
 IDLE_SHARE = 0.02  # of the time with work at hand: less is idle
 HOST_SHARE = 0.25  # of the time with work, the device idle: more is the host's fault
@@ -30,8 +30,8 @@ QUIET_SHARE = 0.5  # of the time with work at hand: less is said
 
 
 @dataclass(frozen=True)
-class Verdict:
-    kind: Kind
+class ServerVerdict:
+    kind: VerdictKind
     bound: str  # what bounds it
     facts: tuple[str, ...]  # what else is to be seen
     next: str  # what to do about it; empty when nothing is to be done
@@ -43,14 +43,14 @@ class Verdict:
         return text[0].upper() + text[1:] + "."
 
 
-def judge(window: Window | None, served: Served) -> Verdict:
+def judge(window: Window | None, served: Served) -> ServerVerdict:
     if window is None or window.active_share < IDLE_SHARE:
-        return Verdict("idle", "idle: no request is running", (), "")
+        return ServerVerdict("idle", "idle: no request is running", (), "")
     kind, bound = _kind(window, served)
-    return Verdict(kind, bound, tuple(_facts(window, kind)), _next(kind, window, served))
+    return ServerVerdict(kind, bound, tuple(_facts(window, kind)), _next(kind, window, served))
 
 
-def main_phase(window: Window) -> tuple[str, Phase]:
+def main_phase(window: Window) -> tuple[str, PhaseMeans]:
     """The kind of steps that took most of the time."""
     phases = {"decode": window.decode, "prefill": window.prefill}
     found = [(name, phase) for name, phase in phases.items() if phase is not None]
@@ -58,7 +58,7 @@ def main_phase(window: Window) -> tuple[str, Phase]:
     return max(found, key=lambda pair: pair[1].busy_s)
 
 
-def _kind(window: Window, served: Served) -> tuple[Kind, str]:
+def _kind(window: Window, served: Served) -> tuple[VerdictKind, str]:
     if window.busy_s == 0 or window.gap_share >= HOST_SHARE:
         idle = _percent(window.gap_share)
         return "host", f"the host is the limit: the device was idle {idle} of the time it had work"
@@ -71,7 +71,7 @@ def _kind(window: Window, served: Served) -> tuple[Kind, str]:
     return _roofline_kind(window, served)
 
 
-def _roofline_kind(window: Window, served: Served) -> tuple[Kind, str]:
+def _roofline_kind(window: Window, served: Served) -> tuple[VerdictKind, str]:
     name, phase = main_phase(window)
     roof = served.roof
     if roof is None or phase.memory_share is None or phase.matrix_share is None:
@@ -90,7 +90,7 @@ def _roofline_kind(window: Window, served: Served) -> tuple[Kind, str]:
     return "compute", f"{name} is bound by matrix math {where}"
 
 
-def _facts(window: Window, kind: Kind) -> list[str]:
+def _facts(window: Window, kind: VerdictKind) -> list[str]:
     found = []
     if kind != "pages" and window.full_share > 0:
         found.append(f"KV pages full {_percent(window.full_share)} of the time")
@@ -110,7 +110,7 @@ def _facts(window: Window, kind: Kind) -> list[str]:
     return found
 
 
-def _next(kind: Kind, window: Window, served: Served) -> str:
+def _next(kind: VerdictKind, window: Window, served: Served) -> str:
     recipe = served.recipe
     if kind == "host":
         if not recipe.overlap:
@@ -154,7 +154,7 @@ def _against_compute(name: str, served: Served) -> str:
     return "another replica: this one is near what the device can compute"
 
 
-def _against_memory(name: str, phase: Phase, served: Served) -> str:
+def _against_memory(name: str, phase: PhaseMeans, served: Served) -> str:
     assert phase.memory_share is not None, "a phase that is bound has shares"
     assert phase.matrix_share is not None, "a phase that is bound has shares"
     if phase.weight_share < 0.5:

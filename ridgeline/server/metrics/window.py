@@ -50,7 +50,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Phase:
+class PhaseMeans:
     """The steps of one kind, in the mean."""
 
     busy_s: float  # of all of them
@@ -71,8 +71,8 @@ class Phase:
 @dataclass(frozen=True)
 class Window:
     seconds: float
-    decode: Phase | None  # None: no such step
-    prefill: Phase | None
+    decode: PhaseMeans | None  # None: no such step
+    prefill: PhaseMeans | None
     gap_s: float  # the device was idle though there was work
     full_share: float  # of the samples, those with full pages
     page_share: float  # in the mean
@@ -123,14 +123,14 @@ COUNTED = ("prompt_tokens", "hit_tokens", "num_preemptions", "drafted_tokens", "
 
 def phase_of(
     before: StepTotals, after: StepTotals, costs: CostBase | None, roof: Roof | None
-) -> Phase | None:
+) -> PhaseMeans | None:
     """None when there was no such step between the two."""
     steps = StepTotals(*(b - a for a, b in zip(before, after, strict=True)))
     if steps.num_steps <= 0 or steps.busy_s <= 0:
         return None
     rows, tokens = steps.num_rows / steps.num_steps, steps.num_tokens / steps.num_steps
     if costs is None:
-        return Phase(steps.busy_s, steps.num_steps, rows, tokens, None, None, 0.0, 0.0, 0.0)
+        return PhaseMeans(steps.busy_s, steps.num_steps, rows, tokens, None, None, 0.0, 0.0, 0.0)
     cost = mean_step_cost(
         costs.config,
         MeanStep(
@@ -144,7 +144,7 @@ def phase_of(
         kv_bytes=costs.bytes_per_kv,
     )
     per_s = costs.ranks_a_device * steps.num_steps / steps.busy_s
-    return Phase(
+    return PhaseMeans(
         steps.busy_s,
         steps.num_steps,
         rows,

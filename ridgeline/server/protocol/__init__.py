@@ -9,12 +9,12 @@ reply = reply_for(asked, prompts, tokenizer, request_id)    # then see reply.py
 """
 
 from ridgeline.server.protocol.errors import ApiError, error_body, error_of, refusal
-from ridgeline.server.protocol.limits import Limits
+from ridgeline.server.protocol.limits import RequestLimits
 from ridgeline.server.protocol.openapi import PATHS, model_body, models_body, openapi_document
 from ridgeline.server.protocol.rendering import answer_now, render
 from ridgeline.server.protocol.replies.replies import reply_for
 from ridgeline.server.protocol.replies.reply import Reply, StreamedReply, merged
-from ridgeline.server.protocol.requests.asked import ROUTES, Asked, Prompt, Route
+from ridgeline.server.protocol.requests.asked import ROUTES, Asked, ParsedPrompt, Route
 from ridgeline.server.protocol.requests.parsing import parse
 
 __all__ = [
@@ -22,9 +22,9 @@ __all__ = [
     "ROUTES",
     "ApiError",
     "Asked",
-    "Limits",
-    "Prompt",
+    "ParsedPrompt",
     "Reply",
+    "RequestLimits",
     "Route",
     "StreamedReply",
     "answer_now",

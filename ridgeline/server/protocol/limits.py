@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     models: tuple[str, ...]  # names under which the model is served; the first is its own
     max_context: int  # tokens of prompt and output together
     vocab_size: int  # token ids in a request are below it

@@ -16,8 +16,8 @@ from ridgeline.engine import Sampling
 from ridgeline.engine.sampling.extras import Pooling
 from ridgeline.errors import RidgelineError
 from ridgeline.server.protocol.errors import TOO_LONG, ApiError, refusal
-from ridgeline.server.protocol.limits import Limits
-from ridgeline.server.protocol.requests.asked import Asked, Calls, Conversation, Prompt
+from ridgeline.server.protocol.limits import RequestLimits
+from ridgeline.server.protocol.requests.asked import Asked, Calls, Conversation, ParsedPrompt
 from ridgeline.server.protocol.tools import (
     CLOSE_TAG,
     call_grammar,
@@ -31,7 +31,7 @@ from ridgeline.server.protocol.tools import (
 CHARACTERS_A_TOKEN = 64
 
 
-def render(asked: Asked, tokenizer: Tokenizer, limits: Limits) -> list[Prompt]:
+def render(asked: Asked, tokenizer: Tokenizer, limits: RequestLimits) -> list[ParsedPrompt]:
     """The prompts of a request and how each is sampled: none for tokenize and detokenize."""
     if asked.sampling is None:
         return []
@@ -41,7 +41,7 @@ def render(asked: Asked, tokenizer: Tokenizer, limits: Limits) -> list[Prompt]:
         _check_characters(text, field, limits)
         ids = tuple(_encoded(tokenizer, text, field, add_special_tokens=False))
         sampling = _with_calls(asked.sampling, asked.conversation, calls)
-        prompts = [Prompt(ids, sampling, calls=calls)]
+        prompts = [ParsedPrompt(ids, sampling, calls=calls)]
     else:
         field = "input" if asked.route == "embeddings" else "prompt"
         prompts = _plain(asked, getattr(asked.request, field), tokenizer, field, limits)
@@ -110,8 +110,8 @@ def _chat_text(
 
 
 def _plain(
-    asked: Asked, given: Any, tokenizer: Tokenizer, field: str, limits: Limits
-) -> list[Prompt]:
+    asked: Asked, given: Any, tokenizer: Tokenizer, field: str, limits: RequestLimits
+) -> list[ParsedPrompt]:
     """Texts or token ids, one or several."""
     assert asked.sampling is not None, "routes with prompts have a sampling"
     several: Sequence[Any] = (
@@ -130,7 +130,7 @@ def _plain(
         text = ""
         if echo:
             text = each if isinstance(each, str) else tokenizer.decode(ids)
-        prompts.append(Prompt(tuple(ids), asked.sampling, text, pooling))
+        prompts.append(ParsedPrompt(tuple(ids), asked.sampling, text, pooling))
     return prompts
 
 
@@ -141,7 +141,7 @@ def _encoded(tokenizer: Tokenizer, text: str, field: str, *, add_special_tokens:
         raise refusal(error, field) from error
 
 
-def _check_characters(text: str, field: str, limits: Limits) -> None:
+def _check_characters(text: str, field: str, limits: RequestLimits) -> None:
     most = limits.max_context * CHARACTERS_A_TOKEN
     if len(text) > most:
         raise ApiError(
@@ -153,7 +153,7 @@ def _check_characters(text: str, field: str, limits: Limits) -> None:
         )
 
 
-def _check_length(prompt: Prompt, field: str, limits: Limits) -> None:
+def _check_length(prompt: ParsedPrompt, field: str, limits: RequestLimits) -> None:
     length = len(prompt.ids)
     if not length:
         raise ApiError(400, f"{field} has no tokens; give some text", param=field)

@@ -38,7 +38,7 @@ class CallEnd(NamedTuple):
     number: int
 
 
-Event = Text | CallStart | CallPart | CallEnd
+CallEvent = Text | CallStart | CallPart | CallEnd
 
 
 class CallParser:
@@ -55,18 +55,18 @@ class CallParser:
         self._is_after = False  # of a call: what closes it is skipped
         self._is_silent = False  # one call was wanted, and it is over
 
-    def push(self, text: str) -> list[Event]:
+    def push(self, text: str) -> list[CallEvent]:
         if self._is_text:
             return [Text(text)] if text else []
-        events: list[Event] = []
+        events: list[CallEvent] = []
         self._held += text
         while self._held and self._advance(events):
             pass
         return events
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[CallEvent]:
         """Nothing more comes: what was kept is text after all, and a call ends where it is."""
-        events: list[Event] = []
+        events: list[CallEvent] = []
         scanner, self._scanner = self._scanner, None
         if scanner is not None and scanner.name is not None:
             events.append(CallEnd(self.num_calls - 1))
@@ -77,7 +77,7 @@ class CallParser:
         self._held, self._is_text = "", True
         return events
 
-    def _advance(self, events: list[Event]) -> bool:
+    def _advance(self, events: list[CallEvent]) -> bool:
         """One part of what is held; whether there may be more to do."""
         if self._is_silent:
             self._held = ""
@@ -90,7 +90,7 @@ class CallParser:
             return self._scan(events, self._scanner)
         return self._look_for_tag(events) if self._is_hermes else self._look_for_json(events)
 
-    def _scan(self, events: list[Event], scanner: CallScanner) -> bool:
+    def _scan(self, events: list[CallEvent], scanner: CallScanner) -> bool:
         had_name = scanner.name is not None
         arguments = scanner.push(self._held)
         self._held = ""
@@ -112,7 +112,7 @@ class CallParser:
         self._is_silent = not self._calls.parallel
         return True
 
-    def _look_for_tag(self, events: list[Event]) -> bool:
+    def _look_for_tag(self, events: list[CallEvent]) -> bool:
         if self._is_after:
             stripped = self._held.lstrip(SPACE)
             if CLOSE_TAG.startswith(stripped):
@@ -132,7 +132,7 @@ class CallParser:
         self._held = self._held[len(self._held) - keep :]
         return False
 
-    def _look_for_json(self, events: list[Event]) -> bool:
+    def _look_for_json(self, events: list[CallEvent]) -> bool:
         """A call stands at the beginning, or behind another one."""
         stripped = self._held.lstrip(SPACE + (";" if self._is_after else ""))
         stripped = stripped.removeprefix(PYTHON_TAG).lstrip(SPACE)
@@ -151,7 +151,7 @@ class CallParser:
         self._is_after = False
 
 
-def _add_text(events: list[Event], text: str) -> None:
+def _add_text(events: list[CallEvent], text: str) -> None:
     if not text:
         return
     if events and isinstance(events[-1], Text):

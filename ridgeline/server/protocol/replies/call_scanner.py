@@ -16,12 +16,12 @@ from typing import Literal
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 SPACE = " \t\r\n"
-Phase = Literal["open", "key", "colon", "value", "comma", "done", "failed"]
+ScanPhase = Literal["open", "key", "colon", "value", "comma", "done", "failed"]
 
 
 class CallScanner:
     def __init__(self, names: frozenset[str]) -> None:
-        self.phase: Phase = "open"
+        self.phase: ScanPhase = "open"
         self.name: str | None = None  # known once arguments go out
         self.rest = ""  # what came behind the call, or with what made it none
         self._names = names

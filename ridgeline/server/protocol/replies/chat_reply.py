@@ -7,10 +7,10 @@ from typing import Any
 
 from ridgeline.engine import Completion, Delta, Output
 from ridgeline.server.protocol.replies.call_parser import (
+    CallEvent,
     CallParser,
     CallPart,
     CallStart,
-    Event,
     Text,
 )
 from ridgeline.server.protocol.replies.logprobs import TokenTexts
@@ -86,7 +86,7 @@ class ChatReply(ChunkReply):
             chunks.append(self._chunk(index, "", finish_reason=reason))
         return b"".join(chunks)
 
-    def _field(self, choice: int, event: Event) -> str:
+    def _field(self, choice: int, event: CallEvent) -> str:
         """What an event puts into a chunk's delta; nothing for the end of a call."""
         match event:
             case Text(text):
@@ -138,7 +138,7 @@ class ChatReply(ChunkReply):
             "finish_reason": self._reason(index, made.finish_reason),
         }
 
-    def _tool_call(self, choice: int, start: CallStart, events: list[Event]) -> dict[str, Any]:
+    def _tool_call(self, choice: int, start: CallStart, events: list[CallEvent]) -> dict[str, Any]:
         arguments = "".join(
             event.arguments
             for event in events

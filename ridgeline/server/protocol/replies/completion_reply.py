@@ -9,7 +9,7 @@ from ridgeline.engine import Completion, Delta, Output
 from ridgeline.server.protocol.replies.logprobs import Columns, TokenTexts
 from ridgeline.server.protocol.replies.reply import ChunkReply, check_ended_well, usage_of
 from ridgeline.server.protocol.replies.sse import compact, quoted
-from ridgeline.server.protocol.requests.asked import Prompt
+from ridgeline.server.protocol.requests.asked import ParsedPrompt
 
 
 class CompletionReply(ChunkReply):
@@ -95,7 +95,9 @@ class CompletionReply(ChunkReply):
             "finish_reason": "length" if self._only_echoes else made.finish_reason or "stop",
         }
 
-    def _logprobs(self, prompt: Prompt, output: Output, made: Completion) -> dict[str, Any] | None:
+    def _logprobs(
+        self, prompt: ParsedPrompt, output: Output, made: Completion
+    ) -> dict[str, Any] | None:
         if made.logprobs is None:
             return None
         tokens, logprobs = list(made.tokens), list(made.logprobs)

@@ -10,7 +10,7 @@ from ridgeline.server.protocol.replies.completion_reply import CompletionReply
 from ridgeline.server.protocol.replies.embedding_reply import EmbeddingReply
 from ridgeline.server.protocol.replies.reply import Reply
 from ridgeline.server.protocol.replies.responses_reply import ResponsesReply
-from ridgeline.server.protocol.requests.asked import Asked, Prompt, Route
+from ridgeline.server.protocol.requests.asked import Asked, ParsedPrompt, Route
 
 _REPLIES: dict[Route, type[Reply]] = {
     "chat": ChatReply,
@@ -22,7 +22,7 @@ _REPLIES: dict[Route, type[Reply]] = {
 
 def reply_for(
     asked: Asked,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[ParsedPrompt],
     tokenizer: Tokenizer,
     request_id: str,
     created: float | None = None,

@@ -21,7 +21,7 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine import Delta, Output
 from ridgeline.server.protocol.errors import ApiError, error_body, error_of
 from ridgeline.server.protocol.replies.sse import DONE, compact, data, quoted
-from ridgeline.server.protocol.requests.asked import Asked, Prompt
+from ridgeline.server.protocol.requests.asked import Asked, ParsedPrompt
 
 
 class Reply(ABC):
@@ -32,7 +32,7 @@ class Reply(ABC):
     def __init__(
         self,
         asked: Asked,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[ParsedPrompt],
         tokenizer: Tokenizer,
         request_id: str,
         created: float | None = None,

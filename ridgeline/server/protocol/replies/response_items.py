@@ -9,36 +9,42 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ridgeline.server.protocol.replies.call_parser import CallEnd, CallPart, CallStart, Event, Text
+from ridgeline.server.protocol.replies.call_parser import (
+    CallEnd,
+    CallEvent,
+    CallPart,
+    CallStart,
+    Text,
+)
 
-Fields = dict[str, Any]
+ItemFields = dict[str, Any]
 
 
 class ItemEvent(NamedTuple):
     kind: str
-    fields: Fields
+    fields: ItemFields
 
 
 class ResponseItems:
     def __init__(self, request_id: str) -> None:
-        self.items: list[Fields] = []
+        self.items: list[ItemFields] = []
         self.is_message_open = False
         self.end_status = "completed"  # of what is open at the end
         self._request_id = request_id
-        self._open: Fields | None = None  # the last of the items, while it grows
+        self._open: ItemFields | None = None  # the last of the items, while it grows
         self._pieces: list[str] = []  # of its text or arguments
-        self._logprobs: list[Fields] = []
-        self._waiting: list[Fields] = []  # of tokens whose text is not known yet
+        self._logprobs: list[ItemFields] = []
+        self._waiting: list[ItemFields] = []  # of tokens whose text is not known yet
 
     @property
     def item_id(self) -> str:
         return f"{self._request_id}-{len(self.items) - 1}"
 
-    def take_logprobs(self, entries: list[Fields]) -> None:
+    def take_logprobs(self, entries: list[ItemFields]) -> None:
         """They go out with the next text."""
         self._waiting += entries
 
-    def take(self, event: Event) -> list[ItemEvent]:
+    def take(self, event: CallEvent) -> list[ItemEvent]:
         match event:
             case Text(text):
                 return [*self._open_message(), self._text(text)]
@@ -57,15 +63,15 @@ class ResponseItems:
         events = [] if self.items else self._open_message()
         return [*events, *self._close()]
 
-    def quick_text(self, text: str) -> Fields:
+    def quick_text(self, text: str) -> ItemFields:
         """A text delta's fields, for a message that is open and has no logprobs."""
         return self._text(text).fields
 
-    def _place(self) -> Fields:
+    def _place(self) -> ItemFields:
         assert self._open is not None, "an item is open"
         return {"item_id": self._open["id"], "output_index": len(self.items) - 1}
 
-    def _begin(self, item: Fields) -> ItemEvent:
+    def _begin(self, item: ItemFields) -> ItemEvent:
         self.items.append(item)
         item["id"] = f"{item['id']}_{self.item_id}"
         self._open, self._pieces, self._logprobs = item, [], []
@@ -97,7 +103,7 @@ class ResponseItems:
         fields = {**self._place(), "content_index": 0, "delta": text, "logprobs": entries}
         return ItemEvent("response.output_text.delta", fields)
 
-    def _part(self) -> Fields:
+    def _part(self) -> ItemFields:
         text = "".join(self._pieces)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
 

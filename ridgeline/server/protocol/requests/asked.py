@@ -1,4 +1,5 @@
-"""What a request asks for, once it is checked: `Asked`, and the `Prompt`s that the engine runs.
+"""What a request asks for, once it is checked: `Asked`, and the `ParsedPrompt`s that the engine
+runs.
 
 parsing.py makes the first, rendering.py the second.
 """
@@ -11,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from ridgeline.engine import Sampling
 from ridgeline.engine.sampling.extras import Pooling
-from ridgeline.server.protocol.requests.tool_fields import Choice, Tool
+from ridgeline.server.protocol.requests.tool_fields import Tool, ToolChoice
 
 Route = Literal["chat", "completions", "responses", "embeddings", "tokenize", "detokenize"]
 ROUTES: tuple[Route, ...] = get_args(Route)
@@ -24,7 +25,7 @@ class Conversation:
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[Tool, ...] = ()
-    choice: Choice = field(default_factory=Choice)
+    choice: ToolChoice = field(default_factory=ToolChoice)
     parallel: bool = True
     variables: Mapping[str, Any] = field(default_factory=dict)
 
@@ -59,7 +60,7 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class ParsedPrompt:
     """One engine request: a conversation, one of a completion's prompts, or one text to embed."""
 
     ids: tuple[int, ...]

@@ -42,11 +42,11 @@ class RefusalPart(Body):
 
 
 # By their type, so that a part of another kind (an image, a sound, a file) is refused by name.
-Parts = Annotated[
+TextParts = Annotated[
     list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]],
     Field(min_length=1, max_length=MAX_MESSAGES),
 ]
-Content = str | Parts
+Content = str | TextParts
 
 
 class SystemMessage(Body):
@@ -100,10 +100,12 @@ class ToolMessage(Body):
     name: str | None = None
 
 
-Message = Annotated[
+ChatMessage = Annotated[
     SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
 ]
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+Messages = Annotated[
+    list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
 Variable = bool | int | float | Annotated[str, Field(max_length=1024)] | None
 VariableName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 Variables = Annotated[

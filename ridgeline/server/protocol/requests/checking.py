@@ -18,11 +18,11 @@ from ridgeline.server.protocol.errors import ApiError
 from ridgeline.server.protocol.requests.body import describe, path_text
 from ridgeline.server.protocol.requests.fields import Body
 
-Request = TypeVar("Request", bound=Body)
+RequestBody = TypeVar("RequestBody", bound=Body)
 TYPE_ERRORS = ("_type", "_required", "literal_error")
 
 
-def checked(kind: type[Request], values: dict[str, Any]) -> Request:
+def checked(kind: type[RequestBody], values: dict[str, Any]) -> RequestBody:
     """The request, or an ApiError that names the field."""
     given = {
         name: value

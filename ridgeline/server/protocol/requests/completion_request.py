@@ -14,7 +14,7 @@ from ridgeline.server.protocol.requests.fields import (
     MAX_SAMPLES,
     MAX_TOOLS,
     Body,
-    Prompts,
+    PromptField,
     SamplingFields,
     StreamOptions,
     TokenId,
@@ -26,7 +26,7 @@ class CompletionRequest(SamplingFields):
     not_done: ClassVar[dict[str, str]] = {"suffix": "text cannot be filled in before one"}
 
     model: str
-    prompt: Prompts
+    prompt: PromptField
     n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
     best_of: int | None = Field(None, ge=1, le=MAX_SAMPLES)
     max_tokens: int | None = Field(None, ge=0, lt=2**31, description="16 where it is not given")
@@ -40,7 +40,7 @@ class EmbeddingRequest(Body):
     not_done: ClassVar[dict[str, str]] = {"dimensions": "embeddings have the model's own size"}
 
     model: str
-    input: Prompts
+    input: PromptField
     encoding_format: Literal["float", "base64"] | None = None
     pooling: Pooling | None = Field(None, description="of the last token (default) or the mean")
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)

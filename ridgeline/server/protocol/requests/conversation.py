@@ -14,8 +14,8 @@ from ridgeline.server.protocol.requests.asked import Conversation
 from ridgeline.server.protocol.requests.body import read_json
 from ridgeline.server.protocol.requests.chat_request import (
     AssistantMessage,
+    ChatMessage,
     ChatRequest,
-    Message,
     ToolMessage,
 )
 from ridgeline.server.protocol.requests.responses_request import (
@@ -59,7 +59,7 @@ def of_responses(request: ResponsesRequest, max_depth: int) -> Conversation:
     )
 
 
-def chat_messages(messages: Sequence[Message], max_depth: int) -> list[dict[str, Any]]:
+def chat_messages(messages: Sequence[ChatMessage], max_depth: int) -> list[dict[str, Any]]:
     names: dict[str, str] = {}  # of functions, by the ids of their calls
     found = [
         _plain(message, f"messages[{index}]", names, max_depth)
@@ -68,7 +68,9 @@ def chat_messages(messages: Sequence[Message], max_depth: int) -> list[dict[str,
     return _one_system(found)
 
 
-def _plain(message: Message, place: str, names: dict[str, str], max_depth: int) -> dict[str, Any]:
+def _plain(
+    message: ChatMessage, place: str, names: dict[str, str], max_depth: int
+) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": _role(message.role), "content": _text(message.content)}
     if message.name is not None:
         plain["name"] = message.name

@@ -40,12 +40,12 @@ BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 ONLY_THESE = {"additionalProperties": False}  # keys that do not match their pattern
 Biases = Annotated[dict[BiasKey, Bias], Field(max_length=MAX_BIASED, json_schema_extra=ONLY_THESE)]
-Label = Annotated[str, Field(max_length=512)]
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)]
+LabelField = Annotated[str, Field(max_length=512)]
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], LabelField], Field(max_length=16)]
 # A text, its token ids, or several of either.
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 IdLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
-Prompts = str | TokenIds | Texts | IdLists
+PromptField = str | TokenIds | Texts | IdLists
 
 
 class StreamOptions(Body):

@@ -13,7 +13,7 @@ from ridgeline.engine import Sampling
 from ridgeline.engine.sampling.choosing import check_tokens
 from ridgeline.errors import UsageError
 from ridgeline.server.protocol.errors import ApiError
-from ridgeline.server.protocol.limits import Limits
+from ridgeline.server.protocol.limits import RequestLimits
 from ridgeline.server.protocol.requests.asked import Asked, Conversation, Route
 from ridgeline.server.protocol.requests.body import read_json
 from ridgeline.server.protocol.requests.chat_request import ChatRequest
@@ -40,7 +40,7 @@ REQUESTS: dict[Route, type[Body]] = {
 }
 
 
-def parse(route: Route, body: bytes, limits: Limits) -> Asked:
+def parse(route: Route, body: bytes, limits: RequestLimits) -> Asked:
     """The request in a body, checked. Quick for small bodies; in a thread for large ones."""
     request = checked(REQUESTS[route], read_json(body, limits.max_depth))
     name = getattr(request, "model")  # noqa: B009 - all requests have it, their base does not
@@ -59,7 +59,7 @@ def check_model(name: str, models: tuple[str, ...]) -> None:
         )
 
 
-def _chat(request: ChatRequest, limits: Limits) -> Asked:
+def _chat(request: ChatRequest, limits: RequestLimits) -> Asked:
     if request.top_logprobs is not None and not request.logprobs:
         raise _conflict("top_logprobs", "top_logprobs needs logprobs to be true")
     limit, other = request.max_completion_tokens, request.max_tokens
@@ -80,7 +80,7 @@ def _chat(request: ChatRequest, limits: Limits) -> Asked:
     return Asked("chat", **_common(request), sampling=sampling, conversation=conversation)
 
 
-def _completions(request: CompletionRequest, limits: Limits) -> Asked:
+def _completions(request: CompletionRequest, limits: RequestLimits) -> Asked:
     echo, limit = bool(request.echo), request.max_tokens
     limit = COMPLETION_TOKENS if limit is None else limit
     if limit == 0 and not echo:
@@ -102,7 +102,7 @@ def _completions(request: CompletionRequest, limits: Limits) -> Asked:
     return Asked("completions", **_common(request), sampling=sampling)
 
 
-def _responses(request: ResponsesRequest, limits: Limits) -> Asked:
+def _responses(request: ResponsesRequest, limits: RequestLimits) -> Asked:
     if request.stream_options is not None and request.stream_options.include_usage is not None:
         raise _conflict("stream_options.include_usage", "the responses route always tells usage")
     grammar = grammar_of(request.text and request.text.format, "text.format")
@@ -123,7 +123,7 @@ def _responses(request: ResponsesRequest, limits: Limits) -> Asked:
     return Asked("responses", **_common(request), sampling=sampling, conversation=conversation)
 
 
-def _embeddings(request: EmbeddingRequest, limits: Limits) -> Asked:
+def _embeddings(request: EmbeddingRequest, limits: RequestLimits) -> Asked:
     check_ids(request.input, "input", limits)
     return Asked(
         "embeddings",
@@ -136,7 +136,7 @@ def _embeddings(request: EmbeddingRequest, limits: Limits) -> Asked:
     )
 
 
-def _tokenize(request: TokenizeRequest, limits: Limits) -> Asked:
+def _tokenize(request: TokenizeRequest, limits: RequestLimits) -> Asked:
     if (request.prompt is None) == (request.messages is None):
         raise _conflict("prompt", "give either prompt or messages")
     for name, other in (
@@ -153,12 +153,12 @@ def _tokenize(request: TokenizeRequest, limits: Limits) -> Asked:
     return Asked("tokenize", request.model or limits.models[0], request, conversation=conversation)
 
 
-def _detokenize(request: DetokenizeRequest, limits: Limits) -> Asked:
+def _detokenize(request: DetokenizeRequest, limits: RequestLimits) -> Asked:
     check_ids(request.tokens, "tokens", limits)
     return Asked("detokenize", request.model or limits.models[0], request)
 
 
-_MAKERS: dict[Route, Callable[[Any, Limits], Asked]] = {
+_MAKERS: dict[Route, Callable[[Any, RequestLimits], Asked]] = {
     "chat": _chat,
     "completions": _completions,
     "responses": _responses,
@@ -184,7 +184,7 @@ def _common(request: Any) -> dict[str, Any]:
     }
 
 
-def _sampling(request: SamplingFields, limits: Limits, **more: Any) -> Sampling:
+def _sampling(request: SamplingFields, limits: RequestLimits, **more: Any) -> Sampling:
     given = {
         name: getattr(request, name)
         for name in (
@@ -217,7 +217,7 @@ def _sampling(request: SamplingFields, limits: Limits, **more: Any) -> Sampling:
     return sampling
 
 
-def _check_outputs(sampling: Sampling, prompts: int, request: Any, limits: Limits) -> None:
+def _check_outputs(sampling: Sampling, prompts: int, request: Any, limits: RequestLimits) -> None:
     if request.stream and sampling.num_samples > sampling.n:
         raise _conflict(
             "best_of", "the best of several outputs cannot be streamed; leave out best_of"
@@ -237,7 +237,7 @@ def num_prompts(prompts: Any) -> int:
     return 1 if isinstance(prompts, str) or isinstance(prompts[0], int) else len(prompts)
 
 
-def check_ids(values: Any, name: str, limits: Limits) -> None:
+def check_ids(values: Any, name: str, limits: RequestLimits) -> None:
     """An error for token ids that the model does not have."""
     lists = values if values and isinstance(values[0], list) else [values]
     highest = max((max(ids) for ids in lists if ids and isinstance(ids[0], int)), default=-math.inf)

@@ -39,15 +39,17 @@ class OutputText(Body):
     parsed: Any = None
 
 
-Part = Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type")]
-Parts = Annotated[list[Part], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+ContentPart = Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type")]
+ContentParts = Annotated[
+    list[ContentPart], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class MessageItem(Body):
     type: Literal["message"] | None = None
     role: Literal["user", "system", "developer", "assistant"]
-    content: str | Parts
+    content: str | ContentParts
     id: str | None = None
     status: ItemStatus | None = None
     phase: Literal["commentary", "final_answer"] | None = None
@@ -68,7 +70,7 @@ class CallItem(Body):
 class CallOutputItem(Body):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Parts
+    output: str | ContentParts
     id: str | None = None
     name: str | None = None
     status: ItemStatus | None = None
@@ -81,13 +83,15 @@ def _item_type(item: Any) -> str:
     return kind if isinstance(kind, str) else "message"
 
 
-Item = Annotated[
+InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[CallOutputItem, Tag("function_call_output")],
     Discriminator(_item_type),
 ]
-Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+InputItems = Annotated[
+    list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
 
 
 class TextOptions(Body):
@@ -112,7 +116,7 @@ class ResponsesRequest(SamplingFields, CourseFields):
     }
 
     model: str
-    input: str | Items
+    input: str | InputItems
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)

@@ -1,7 +1,7 @@
 """Tools and response formats, as the chat and the responses routes have them.
 
 Both routes say the same with slightly different objects; here each form becomes a `Tool`, a
-`Choice` and a `Grammar`.
+`ToolChoice` and a `Grammar`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Tool:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ToolChoice:
     """What the model may do with its tools; `name` is the one it must call."""
 
     word: ChoiceWord = "auto"
@@ -84,15 +84,15 @@ class ChatNamedChoice(Body):
     type: Literal["function"]
     function: FunctionName
 
-    def choice(self) -> Choice:
-        return Choice("required", self.function.name)
+    def choice(self) -> ToolChoice:
+        return ToolChoice("required", self.function.name)
 
 
 class FlatNamedChoice(FunctionName):
     type: Literal["function"]
 
-    def choice(self) -> Choice:
-        return Choice("required", self.name)
+    def choice(self) -> ToolChoice:
+        return ToolChoice("required", self.name)
 
 
 class TextFormat(Body):
@@ -202,11 +202,11 @@ def tools_of(tools: Any) -> tuple[Tool, ...]:
     return found
 
 
-def choice_of(given: Any, tools: tuple[Tool, ...]) -> Choice:
+def choice_of(given: Any, tools: tuple[Tool, ...]) -> ToolChoice:
     """What `tool_choice` means for these tools. Raises ApiError."""
-    choice: Choice
+    choice: ToolChoice
     if given is None or isinstance(given, str):
-        choice = Choice(cast(ChoiceWord, given or "auto"))
+        choice = ToolChoice(cast(ChoiceWord, given or "auto"))
     else:
         choice = given.choice()
     if choice.is_forced and not tools:

@@ -1,7 +1,8 @@
 # Two commands: `make demo` and `make test`. Both make the environment first where it is missing.
 #
 #   make demo                      the main job on the embedded model
-#   make test                      lint, types and tests, on a machine without a GPU
+#   make test                      lint, types and the first tier of tests, on a machine without a GPU
+#   make test-all                  all tests: sweeps, browsers, Ray, soak, every target, limits on time
 #   make demo PYTHON=python3       under a Python that already has torch with CUDA or ROCm, as it is
 #   make smoke                     the minute before a commit
 #   make browser                   a Chromium for the tests of the server's page, where apt has one
@@ -28,8 +29,9 @@ RUN := PYTHONPATH=$(CURDIR) $(PYTHON)
 # package that brings one, and schemathesis and langsmith have hundreds of modules.
 PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest \
   -p schemathesis.pytest.plugin
+PARALLEL := -p xdist -n 2 --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
-.PHONY: help env demo test smoke lint compiled browser soak gpu-test gpu-bench gpu-climb clean
+.PHONY: help env demo test test-all checked smoke lint compiled browser soak gpu-test gpu-bench gpu-climb clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -51,14 +53,23 @@ demo: $(NEEDS)
 	$(RUN) -m ridgeline generate demo "Why is the sky blue? Answer in two sentences." --max-tokens 96
 	$(RUN) -m ridgeline optimize demo --out demo-optimized --budget 4m --resume
 
-# A browser is fetched while the environment is made. Types are checked by one process, and kernels
-# compiled by others beside it: neither minds company, as tests that wait or take times do.
-test:
-	$(MAKE) --no-print-directory -j3 lint compiled browser
-	$(PYTEST) -p xdist -n 2 --dist loadfile --ignore tests/cpu/test_compile.py tests/cpu
+# Types are checked by one process, and kernels compiled by others beside it: neither minds company,
+# as tests that wait for processes do.
+test: TIER := -m "not slow"
+test: checked
+	$(PYTEST) $(TIER) $(PARALLEL)
+
+test-all: export RIDGELINE_TEST_CLOCK := 1
+test-all: browser checked
+	$(PYTEST) $(PARALLEL)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak.clients demo --seconds 60
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak.hostile demo --requests 2000
+
+checked: $(NEEDS)
+	$(MAKE) --no-print-directory -j2 lint compiled TIER='$(TIER)'
 
 compiled: $(NEEDS)
-	$(PYTEST) tests/cpu/test_compile.py
+	$(PYTEST) $(TIER) tests/cpu/test_compile.py
 
 # The page's tests need a browser, and say so where there is none. Installing one needs root: it is
 # done here only where that is given already, as in a container on Debian or Ubuntu.

@@ -1,5 +1,9 @@
 """Triton kernels run under its interpreter here: decided before the first kernel is imported.
 
+Tests are in two tiers. `make test` runs all but those marked `slow`; `make test-all` runs all. Of
+a test with many parameters `@pytest.mark.sweep(keep=3)` leaves three in the first tier, spread over
+the list; with `each="op"`, three for each value of that parameter.
+
 With several processes the files that take longest are handed out first, so that none of them runs
 at the end while another process has nothing left. xdist's own order, most tests first, begins with
 thousands of quick ones.
@@ -35,6 +39,30 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest drops what `-m "not slow"` does not want
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    place = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))
+    ranks = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(LONGEST)))
+    for group in swept(items).values():
+        for item in slow_ones(group):
+            item.add_marker(pytest.mark.slow)
+
+
+def swept(items: list[pytest.Item]) -> dict[tuple[object, ...], list[pytest.Item]]:
+    """The items of each test that is a sweep, and of each value of its parameter `each`."""
+    groups: dict[tuple[object, ...], list[pytest.Item]] = {}
+    for item in items:
+        mark = item.get_closest_marker("sweep")
+        if mark is not None and isinstance(item, pytest.Function):
+            each = mark.kwargs.get("each")
+            value = id(item.callspec.params[each]) if each else None
+            groups.setdefault((item.path, item.originalname, value), []).append(item)
+    return groups
+
+
+def slow_ones(group: list[pytest.Item]) -> list[pytest.Item]:
+    mark = group[0].get_closest_marker("sweep")
+    assert mark is not None
+    keep = mark.kwargs["keep"]
+    kept = {number * len(group) // keep for number in range(keep)}
+    return [item for number, item in enumerate(group) if number not in kept]

@@ -196,6 +196,7 @@ def test_record_holds_the_median_round_and_the_spread(tmp_path: Path) -> None:
     assert json.loads(record.save(tmp_path).read_text())["name"] == "bench-engine"
 
 
+@pytest.mark.slow
 def test_a_new_process_is_timed_to_its_first_token(folder: Path, tmp_path: Path) -> None:
     plain = Recipe(kernels="reference")  # nothing is built: that is test_host_kernels.py's
     found = start.time_start(folder, plain, "cpu", cold=True)
@@ -219,6 +220,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_start_is_timed_once_the_measured_engine_is_gone(
     folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from yardstick import slowness
 
 from ridgeline.bench.prefix_replay import replay_prefixes
@@ -12,6 +13,7 @@ from ridgeline.bench.scheduling import time_cache, time_steps
 from ridgeline.data.traces import load_workload
 
 
+@pytest.mark.slow
 def test_a_step_of_a_thousand_streams_is_planned_in_a_millisecond() -> None:
     plan_s, receive_s = [], []
     for _ in range(10):
@@ -30,6 +32,7 @@ def test_steps_with_drafts_and_without_overlap_are_timed_too() -> None:
     assert plan.num_samples == 10
 
 
+@pytest.mark.slow
 def test_a_larger_cache_is_no_slower() -> None:
     """Up to what the processor's caches make of it: 100 times the pages, less than 4 times."""
     match_s, store_s = [], []

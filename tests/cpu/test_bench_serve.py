@@ -418,6 +418,7 @@ def test_a_plot_is_drawn(load: LoadProcesses, tmp_path: Path) -> None:
     assert drawn.count('<g id="axes_') == 5
 
 
+@pytest.mark.slow
 def test_the_search_over_a_live_endpoint(load: LoadProcesses) -> None:
     """Four at a time, 0.2 s each: 20 requests a second and not more. So slow that a client which
     comes 0.2 s late, as one on a busy machine does, is not taken for the server.

@@ -284,6 +284,7 @@ def test_a_reader_that_goes_away(argv: list[str]) -> None:
     assert (process.returncode, err) == (0, b"")
 
 
+@pytest.mark.slow
 def test_the_demo_into_head() -> None:
     demo()
     command = (
@@ -336,6 +337,7 @@ def read_until_closed(descriptor: int) -> Iterator[bytes]:
         yield data
 
 
+@pytest.mark.slow
 def test_bars_on_a_terminal_and_only_there(folder: Path) -> None:
     argv = arguments("generate", folder)
     assert b"reading model.safetensors" in on_terminal(*argv)

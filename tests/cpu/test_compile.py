@@ -32,25 +32,42 @@ from ridgeline.kernels.targets import TARGETS, Target
 
 PROMISED = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 CUDA_SOURCES_FOR = ("sm_80", "sm_90")
+FIRST_TIER = ("sm_90", "gfx942")
+
+
+def in_first_tier(names: tuple[str, ...]) -> list[Any]:
+    """One chip of each vendor; the others in `make test-all`."""
+    return [
+        name if name in FIRST_TIER else pytest.param(name, marks=pytest.mark.slow) for name in names
+    ]
+
+
+def wanted_targets(request: pytest.FixtureRequest, test: str) -> list[str]:
+    """Of the tests that this run has collected."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    return sorted({item.callspec.params["target"] for item in items if item.originalname == test})
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict[str, Any]]:
+def rows(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """One configuration of each op for each target, in processes without the interpreter: one for
     NVIDIA's chips, one for AMD's.
     """
+    targets = wanted_targets(request, "test_it_compiles_and_fits")
+    chips = [[name for name in targets if name.startswith(vendor)] for vendor in ("sm", "gfx")]
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "ridgeline", "kernels", "compile", "--one", "--json"]
     running = [
         subprocess.Popen(
-            [*command, "--target", ",".join(name for name in PROMISED if name.startswith(vendor))],
+            [*command, "--target", ",".join(names)],
             cwd=Path(ridgeline.__file__).parent.parent,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for vendor in ("sm", "gfx")
+        for names in chips
+        if names
     ]
     found: list[dict[str, Any]] = []
     for process in running:
@@ -61,7 +78,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("target", PROMISED)
+@pytest.mark.parametrize("target", in_first_tier(PROMISED))
 def test_it_compiles_and_fits(name: str, target: str, rows: list[dict[str, Any]]) -> None:
     own = [row for row in rows if row["op"] == name and row["target"] == target]
     assert own
@@ -69,7 +86,9 @@ def test_it_compiles_and_fits(name: str, target: str, rows: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def by_nvcc() -> Iterator[dict[tuple[str, str], Future[list[CompiledKernel]]]]:
+def by_nvcc(
+    request: pytest.FixtureRequest,
+) -> Iterator[dict[tuple[str, str], Future[list[CompiledKernel]]]]:
     """Each source for each of its targets, two at a time: one takes half a minute."""
     if find_nvcc() is None:
         pytest.skip("no nvcc here")
@@ -77,12 +96,12 @@ def by_nvcc() -> Iterator[dict[tuple[str, str], Future[list[CompiledKernel]]]]:
     yield {
         (name, target): pool.submit(compile_source, name, TARGETS[target])
         for name in sources()
-        for target in CUDA_SOURCES_FOR
+        for target in wanted_targets(request, "test_cuda_source_compiles_without_spills")
     }
     pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("target", CUDA_SOURCES_FOR)
+@pytest.mark.parametrize("target", in_first_tier(CUDA_SOURCES_FOR))
 @pytest.mark.parametrize("name", sources())
 def test_cuda_source_compiles_without_spills(
     name: str, target: str, by_nvcc: dict[tuple[str, str], Future[list[CompiledKernel]]]

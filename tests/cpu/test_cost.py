@@ -59,6 +59,7 @@ def test_parameters_are_exact(name: str) -> None:
     assert num_parameters(model.config) == sum(p.numel() for p in make_model(name).parameters())
 
 
+@pytest.mark.sweep(keep=29)
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize(("past", "new"), [(0, 21), (20, 1), (5, 8)])
 def test_flops_match_torch(name: str, past: int, new: int) -> None:

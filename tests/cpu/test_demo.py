@@ -67,17 +67,22 @@ def prompts(tokenizer: Tokenizer) -> list[list[int]]:
     ]
 
 
+@pytest.mark.parametrize(
+    ("count", "num_tokens"), [(4, 16), pytest.param(20, NUM_TOKENS, marks=pytest.mark.slow)]
+)
 def test_greedy_output_equals_transformers(
-    ours: Transformer, peer: Any, tokenizer: Tokenizer
+    count: int, num_tokens: int, ours: Transformer, peer: Any, tokenizer: Tokenizer
 ) -> None:
     """The promise: the same 64 tokens on 20 prompts, of the engine with all of them at once. The
     plain loop, one token of one prompt at a time, says so too: half of those of the shortest chat
     and text.
 
     One forward pass of the peer over prompt + our tokens says what it would have chosen at every
-    place: all its greedy choices are ours exactly when its greedy continuation is ours.
+    position: all its greedy choices are ours exactly when its greedy continuation is ours.
     """
-    asked, sampling = prompts(tokenizer), Sampling(max_tokens=NUM_TOKENS)
+    chats_and_texts = prompts(tokenizer)
+    asked = [*chats_and_texts[: count // 2], *chats_and_texts[10 : 10 + count // 2]]
+    sampling = Sampling(max_tokens=num_tokens)
     limits = Limits(max_batch=20, token_budget=256)
     outputs = Engine(ours, Recipe(limits=limits), num_pages=100).generate(asked, sampling)
     for prompt, output in zip(asked, outputs, strict=True):
@@ -85,11 +90,11 @@ def test_greedy_output_equals_transformers(
         with torch.inference_mode():
             logits = peer(torch.tensor([[*prompt, *output.tokens]])).logits[0]
         assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == list(output.tokens)
-    assert len(outputs) == 20
-    half = Sampling(max_tokens=NUM_TOKENS // 2)
-    for index in (min(range(10), key=lambda i: len(asked[i])), 10):
-        found = tuple(generate_tokens(ours, asked[index], half))
-        assert found == outputs[index].tokens[: NUM_TOKENS // 2]
+    assert len(outputs) == count
+    half = Sampling(max_tokens=num_tokens // 2)
+    for index in (min(range(count // 2), key=lambda i: len(asked[i])), count // 2):
+        tokens = tuple(generate_tokens(ours, asked[index], half))
+        assert tokens == outputs[index].tokens[: num_tokens // 2]
 
 
 def test_same_logits_on_real_text(ours: Transformer, peer: Any, tokenizer: Tokenizer) -> None:
@@ -102,6 +107,7 @@ def test_same_logits_on_real_text(ours: Transformer, peer: Any, tokenizer: Token
     torch.testing.assert_close(logits, expected, atol=2e-3, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_perplexity_equals_transformers(ours: Transformer, peer: Any, tokenizer: Tokenizer) -> None:
     """The promise: to 0.02% in fp32, through pages and chunks. (That for bf16, 0.3%, is about long
     texts: on these few tokens the two were seen to differ by 0.33%.)

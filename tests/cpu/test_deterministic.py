@@ -32,6 +32,7 @@ RUNS: list[tuple[int, dict[str, Any]]] = [  # how many at once, and the engine's
 ]
 
 
+@pytest.mark.sweep(keep=1)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [("llama-mha", "fp32"), ("mistral-sliding", "bf16"), ("qwen3-moe", "fp32")],

@@ -55,6 +55,7 @@ def drafting_engine(name: str, draft: str, **changes: Any) -> Engine:
     return engine
 
 
+@pytest.mark.sweep(keep=2)
 @pytest.mark.parametrize("name", ["llama-mha", "mistral-sliding"])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_the_target_itself_is_always_right(

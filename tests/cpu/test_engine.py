@@ -34,6 +34,7 @@ def test_every_family_is_exact(name: str) -> None:
     assert_exact(engine_for(model), prompts, [GREEDY] * len(prompts))
 
 
+@pytest.mark.sweep(keep=8)
 @pytest.mark.parametrize(
     "name", ["llama-mha", "gemma3", "llama-rope-dynamic", "phi3-longrope-partial"]
 )
@@ -46,6 +47,7 @@ def test_chunks_of_prompts(name: str, budget: int, overlap: bool) -> None:
     assert_exact(engine, prompts, [replace(GREEDY, max_tokens=n) for n in (1, 3, 7, 10, 11, 12)])
 
 
+@pytest.mark.sweep(keep=4)
 @pytest.mark.parametrize("name", ["llama-mha", "mistral-sliding", "qwen3-moe"])
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("overlap", [True, False])

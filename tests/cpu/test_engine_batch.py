@@ -139,6 +139,7 @@ class PaddedSteps(Graphs):
         return logits_RV, tokens_R
 
 
+@pytest.mark.sweep(keep=10)
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_the_gpus_path_is_exact(name: str) -> None:
     """The kernels' references in place of the kernels, with steps padded as graphs need it."""

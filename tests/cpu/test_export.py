@@ -27,6 +27,7 @@ from ridgeline.models.weights import checkpoint_tensors
 from ridgeline.quantization import load_model, save_model
 
 
+@pytest.mark.sweep(keep=10)
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_save_gives_back_every_tensor(name: str, tmp_path: Path) -> None:
     peer = save_peer(name, tmp_path / "in")
@@ -135,6 +136,7 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
         save_model(model, tmp_path / "in", source=tmp_path / "in")
 
 
+@pytest.mark.slow
 def test_loading_takes_little_beyond_the_model(tmp_path: Path) -> None:
     """Peak memory of a process that loads six shards of 32 MiB: the model, one shard, and 10%."""
     values = {

@@ -33,6 +33,7 @@ def rows_and_pages(dtype: torch.dtype) -> tuple[Tensor, dict[str, Any]]:
     return q_BNH, random_cache(LENGTHS, 2, 32, 16, dtype, CPU, generator)
 
 
+@pytest.mark.sweep(keep=2)
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize("cache", [torch.float32, torch.int8])
 def test_bits_are_those_of_a_prompt_of_one_token(cache: torch.dtype, window: int | None) -> None:

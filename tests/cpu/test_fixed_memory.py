@@ -43,6 +43,7 @@ CASES: dict[str, tuple[list[int], int, str, Any, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sweep(keep=3)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of oneDNN's switch, on chips it has not
 def test_the_plan_is_what_a_step_allocates(case: str) -> None:

@@ -311,6 +311,7 @@ def test_the_magic_decides_and_not_the_suffix(small: Path, tmp_path: Path) -> No
         open_checkpoint(tmp_path / "fake.gguf")
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary_parses_fast(tmp_path: Path) -> None:
     words = [f"Ġtoken{i}" for i in range(50_000)]
     path = write_gguf(

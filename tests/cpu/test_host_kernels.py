@@ -282,6 +282,7 @@ def test_one_openmp_serves_torch_and_the_kernels() -> None:
     assert len(names) == 1, names
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_two_processes_build_at_the_same_time(tmp_path: Path) -> None:
     code = "from ridgeline.kernels.host_library import build; print(build('rms_norm'))"

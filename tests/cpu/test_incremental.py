@@ -40,6 +40,7 @@ def make(kind: str) -> Tokenizer:
 KINDS = ["demo", "byte-level", "sentencepiece", "sentencepiece with a leading space"]
 
 
+@pytest.mark.sweep(keep=4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("skip", [True, False])
 def test_any_ids_come_out_as_they_do_at_once(kind: str, skip: bool) -> None:
@@ -132,6 +133,7 @@ def test_added_tokens_are_plain_text(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "tokenizer.json").read_text())["decoder"]["type"] == "ByteLevel"
 
 
+@pytest.mark.slow
 def test_the_work_per_token_does_not_grow() -> None:
     """A decoder that has seen much, in turns with one that has not."""
     tokenizer = make("byte-level")

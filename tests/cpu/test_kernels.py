@@ -26,6 +26,7 @@ WITH_GRADIENTS = [
 ]
 
 
+@pytest.mark.sweep(keep=3, each="op")
 @pytest.mark.parametrize(("op", "case"), EACH)
 def test_forward(op: Op, case: Case) -> None:
     check_forward(op, case, CPU)

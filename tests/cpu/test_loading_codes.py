@@ -64,6 +64,7 @@ def held_bytes(model: Transformer) -> int:
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
+@pytest.mark.sweep(keep=3)
 @pytest.mark.parametrize("form", FORMATS)
 def test_weights_are_never_expanded(form: str, tmp_path: Path) -> None:
     """The peak of all that is allocated (a mapped file counts as such): the model and a matrix,
@@ -161,6 +162,7 @@ def test_a_device_without_the_scheme_expands(monkeypatch: pytest.MonkeyPatch) ->
 # --- the plan made before ---------------------------------------------------------------------
 
 
+@pytest.mark.sweep(keep=5)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_plan_is_what_the_tensors_take(

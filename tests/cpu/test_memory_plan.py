@@ -110,6 +110,7 @@ def forward_peak(model: Transformer, new: int, past: int, dtype: str) -> int:
         return allocations(lambda: model(tokens, sequence)).peak_bytes
 
 
+@pytest.mark.sweep(keep=7)
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_activations_are_what_the_references_allocate(name: str, dtype: str) -> None:

@@ -92,6 +92,7 @@ def test_parts_of_the_plain_loop_add_up() -> None:
     assert_adds_up(prefill)
 
 
+@pytest.mark.sweep(keep=1)
 @pytest.mark.parametrize("name", ["mixtral", "gemma3", "qwen3", "mistral-sliding"])
 def test_other_families_are_divided_too(name: str) -> None:
     engine = engine_for(tiny(name), kernels="reference")

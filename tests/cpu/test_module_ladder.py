@@ -378,6 +378,7 @@ def test_the_name_is_lazy() -> None:
     assert ridgeline.optimize is optimize
 
 
+@pytest.mark.slow
 def test_a_real_climb_with_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timed and compiled for real: whatever is kept, the outputs are right."""
     module, x = Mlp().eval(), torch.randn(8, 32)

@@ -360,6 +360,7 @@ def test_a_recipe_as_flags_is_that_recipe() -> None:
     assert "--no-overlap" in recipe_flags(changed)
 
 
+@pytest.mark.slow
 def test_a_latency_bound_is_held_against_the_traces_own_times(
     local: type[Local], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

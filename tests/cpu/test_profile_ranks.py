@@ -37,6 +37,7 @@ BETWEEN = {"all_reduce", "all_gather", "broadcast"}
 GREEDY = Sampling(max_tokens=6, ignore_eos=True)
 
 
+@pytest.mark.slow
 def test_two_processes_are_profiled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ def profiles(engine: Any) -> list[StepProfile]:
     ]
 
 
+@pytest.mark.sweep(keep=2)
 @pytest.mark.parametrize("name", ["llama-tied", "mixtral", "gemma2"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_parts_add_up_on_ranks(name: str, size: int) -> None:
@@ -129,6 +131,7 @@ def test_the_context_is_the_one_asked_for_on_ranks() -> None:
         assert not engine.has_work
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_afterwards() -> None:
     with ThreadedEngine(tiny("llama-tied")) as ranks:
         before = ranks.engine.generate([[7, 8, 9] * 8], GREEDY)[0].tokens

@@ -16,7 +16,7 @@ from torch import Tensor
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels import projected_attention as public
 from ridgeline.kernels.agreement import compare
-from ridgeline.kernels.decode_attention.op import ProjectedCase as Attention
+from ridgeline.kernels.decode_attention.op import DecodeCase as Attention
 from ridgeline.kernels.projected_attention import cuda, op
 from ridgeline.kernels.projected_attention.cuda import Clustered
 from ridgeline.kernels.projected_attention.op import ProjectedCase

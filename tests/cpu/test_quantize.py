@@ -64,6 +64,7 @@ def job(scheme: str = "int8", method: Any = None, **changes: Any) -> QuantizeJob
     return QuantizeJob(parse_scheme(scheme), method or Rtn(), **about)
 
 
+@pytest.mark.sweep(keep=2)
 @pytest.mark.parametrize(
     ("scheme", "method"),
     [("int8", Rtn()), ("int4-g32", Gptq()), ("w8a8-int8", SmoothQuant()), ("fp8", SmoothQuant())],

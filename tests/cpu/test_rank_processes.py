@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from clock import within
 from engines import naive_outputs, prompts_of, tiny
 from thread_ranks import run_ranks
 from tiny_models import save_model
@@ -63,14 +64,14 @@ def test_an_engine_starts_its_ranks_and_misses_one_that_is_killed(
         assert engine.stats.num_preemptions > 0
         (process,) = started[0].processes
         assert process.poll() is None
-        begun = time.monotonic()
-        engine.runner.group.check()  # type: ignore[attr-defined]
-        assert time.monotonic() - begun < 1  # it is asked while a device is waited for
+        with within(1):  # it is asked while a device is waited for
+            engine.runner.group.check()  # type: ignore[attr-defined]
         process.kill()
-        begun = time.monotonic()
-        with pytest.raises(HardwareError, match="rank 1 was killed by signal 9") as raised:
+        with (
+            within(5),
+            pytest.raises(HardwareError, match="rank 1 was killed by signal 9") as raised,
+        ):
             engine.generate(prompts, GREEDY)
-        assert time.monotonic() - begun < 5
         assert "\n" not in str(raised.value)
     assert process.poll() is not None
     assert torch.get_num_threads() == num_threads
@@ -90,6 +91,7 @@ print(json.dumps([output.tokens for output in outputs]))
 """
 
 
+@pytest.mark.slow
 def test_torchrun_starts_the_ranks_and_the_script_goes_on_in_one(tmp_path: Path) -> None:
     """The script does not close its engine: its end does."""
     folder = tmp_path / "model"
@@ -114,11 +116,10 @@ def test_torchrun_starts_the_ranks_and_the_script_goes_on_in_one(tmp_path: Path)
 
 
 def test_a_rank_that_cannot_start_is_an_error() -> None:
-    begun = time.monotonic()
-    started = Ranks(3, "os:abort", None)
-    with pytest.raises(HardwareError, match=r"could not start: rank \d was killed by signal 6"):
-        started.wait_until_here()
-    assert time.monotonic() - begun < 10
+    with within(10):
+        started = Ranks(3, "os:abort", None)
+        with pytest.raises(HardwareError, match=r"could not start: rank \d was killed by signal 6"):
+            started.wait_until_here()
     assert all(process.poll() is not None for process in started.processes)
 
 
@@ -132,6 +133,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     """Killed so that it cannot clean up. The rank would otherwise wait for as long as it is let."""
     waits = "import time, ridgeline.parallel.launch as launch\n\ndef wait():\n"

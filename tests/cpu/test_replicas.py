@@ -216,6 +216,7 @@ def ray() -> Iterator[Any]:
     ray.shutdown()
 
 
+@pytest.mark.slow
 def test_a_replica_is_killed_under_load(ray: Any, tmp_path: Path) -> None:
     """Two replicas in processes that Ray has placed; one is killed with requests in it."""
     path = saved_model(tmp_path)

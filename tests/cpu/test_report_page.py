@@ -18,6 +18,8 @@ from test_report import hostile, no_ceilings
 from ridgeline.ladder.reporting.report import write_report
 from ridgeline.profiling.drawing import Column, Section, page, table
 
+pytestmark = pytest.mark.slow
+
 Open = Callable[..., Any]
 WIDE = {"width": 1320, "height": 900}
 

@@ -457,6 +457,7 @@ print("read", status("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc")
 def test_host_memory_stays_under_the_largest_shard(tmp_path: Path) -> None:
     """256 MiB in shards of 64 MiB: reading adds at most a shard and 10%, saving holds one."""

@@ -59,6 +59,7 @@ def test_filters_keep_what_transformers_keeps(
         torch.testing.assert_close(ours, expected[0])
 
 
+@pytest.mark.slow
 def test_draws_follow_the_distribution() -> None:
     """Chi-square over 2,000 positions; 24.3 is the 99.98% point for 5 degrees of freedom."""
     logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -0.5])

@@ -77,6 +77,7 @@ def episode(seed: int) -> Driver:
     return driver
 
 
+@pytest.mark.sweep(keep=2)
 @pytest.mark.parametrize("start", range(0, 320, 40))
 def test_random_operations(start: int) -> None:
     drivers = [episode(seed) for seed in range(start, start + 40)]

@@ -24,6 +24,7 @@ EACH = [
 ]
 
 
+@pytest.mark.sweep(keep=3)
 @pytest.mark.parametrize(("op", "tried"), EACH)
 def test_it_agrees_with_its_references(op: Op, tried: Case) -> None:
     check_forward(op, tried, CPU)

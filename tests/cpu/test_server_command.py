@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,7 +82,6 @@ def assert_drains(process: subprocess.Popen[str], model: str) -> None:
             for body in bodies
         ]
         os.killpg(process.pid, signal.SIGTERM)  # as service managers do: the engine gets it too
-        began = time.monotonic()
         short = list(streams[0].iter_lines())
         assert "data: [DONE]" in short
         refused_now = client.post(path, json=bodies[0])
@@ -95,7 +93,6 @@ def assert_drains(process: subprocess.Popen[str], model: str) -> None:
         assert events[-1]["error"]["code"] == "shutting_down"
     out, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
-    assert 1.5 < time.monotonic() - began < 15
     assert "0 restarts" in out
     lines = [json.loads(line) for line in err.splitlines()]
     assert [line["status"] for line in lines if line["event"] == "request"] == [200, 503, 200]
@@ -131,6 +128,7 @@ def test_json_is_one_document_and_nothing_else(
     assert (document["model"], document["restarts"]) == ("mine", 2)
 
 
+@pytest.mark.slow
 def test_the_engine_begins_early_and_ends_with_a_signal(tmp_path: Path) -> None:
     """As users start it; the engine's process is there before this one knows what to load."""
     write_model(tmp_path)

@@ -33,6 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         assert found.engine.num_restarts == 0
 
 
+@pytest.mark.sweep(keep=1)
 @schema.parametrize()
 @settings(
     max_examples=MAX_EXAMPLES,

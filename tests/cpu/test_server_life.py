@@ -8,7 +8,6 @@ import json
 import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from clock import within
 from live_server import LiveServer, chat, events_of, live_server, until
 
 from ridgeline.server import answering, pump
@@ -271,10 +271,9 @@ def test_requests_outlive_an_engine_that_is_killed(server: LiveServer) -> None:
         for thread in threads:
             thread.start()
         until(lambda: server.engine.stats.num_decoding == 8)
-        killed = time.monotonic()
-        server.kill_engine()
-        until(lambda: server.serving.pump.down_since is not None)
-        assert time.monotonic() - killed < 1.0
+        with within(1):
+            server.kill_engine()
+            until(lambda: server.serving.pump.down_since is not None)
         answer = server.get("/ready")
         assert (answer.status_code, answer.json()["reason"]) == (503, "the engine is being started")
         assert server.get("/health").status_code == 200
@@ -286,6 +285,7 @@ def test_requests_outlive_an_engine_that_is_killed(server: LiveServer) -> None:
     until(server.is_idle)
 
 
+@pytest.mark.slow
 def test_a_stuck_step_is_a_restart(server: LiveServer) -> None:
     body = chat("stuck or not", max_tokens=20)
     expected = stream_text(server, body)

@@ -18,6 +18,8 @@ from starlette.testclient import TestClient
 from ridgeline.server.page import page_routes
 from ridgeline.server.page.routes import FOLDER, TYPES
 
+pytestmark = pytest.mark.slow
+
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in TYPES)
 
 

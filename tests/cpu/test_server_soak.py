@@ -14,6 +14,8 @@ from soak.clients import soak
 from soak.hostile import besiege
 from soak.server_process import ServerProcess, memory_flags
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:

@@ -100,6 +100,7 @@ def test_the_shape_that_is_measured() -> None:
     assert config.max_context == 131072
 
 
+@pytest.mark.sweep(keep=6)
 @pytest.mark.parametrize(
     "name", ["llama-3.1-8b", "qwen2.5-7b", "qwen3-30b-a3b", "mixtral-8x7b", "gemma-2-9b",
              "gemma-3-1b", "smollm3-3b", "phi-4", "granite-3.1-8b"],
@@ -113,6 +114,7 @@ def test_hidden_states_stay_sane_at_any_depth(name: str, dtype: torch.dtype) -> 
     assert all(0.05 < size < 20 for size in sizes), sizes
 
 
+@pytest.mark.slow
 def test_the_demos_shape_at_full_depth() -> None:
     model = random_model("smollm2-135m", torch.bfloat16, "cpu")
     tokens = torch.randint(0, 49152, (32,), generator=torch.Generator().manual_seed(1))

@@ -125,6 +125,7 @@ def assert_exact(engine: Any, model: Transformer, prompts: list[list[int]], samp
     assert_idle(engine)
 
 
+@pytest.mark.sweep(keep=4)
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_every_family_is_exact_on_two_ranks(name: str) -> None:
     """With prompts in chunks, prefixes that are shared, and too few pages for all at once."""

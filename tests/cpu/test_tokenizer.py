@@ -71,6 +71,7 @@ def test_the_demo_s_special_tokens() -> None:
     assert tokenizer.encode("<|im_end|>") == [2]
 
 
+@pytest.mark.slow
 def test_the_demo_loads_quickly() -> None:
     demo()  # skips where the model is not to be had
     metadata = open_checkpoint(resolve_model("demo")).metadata

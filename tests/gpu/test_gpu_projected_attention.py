@@ -13,7 +13,7 @@ from engines import engine_for, prompts_of
 from torch import Tensor
 
 from ridgeline.engine import Sampling
-from ridgeline.kernels.decode_attention.op import ProjectedCase as Attention
+from ridgeline.kernels.decode_attention.op import DecodeCase as Attention
 from ridgeline.kernels.inputs import normal
 from ridgeline.kernels.projected_attention import Apart, launched
 from ridgeline.kernels.projected_attention.cuda import Clustered, unsupported

@@ -89,6 +89,7 @@ def family_config(name: str) -> dict[str, Any]:
     return {**config.to_dict(), "architectures": [f"{causal}ForCausalLM"]}
 
 
+@pytest.mark.sweep(keep=1)
 @BOUNDED
 @given(data=st.data())
 def test_any_config_is_read_or_refused(data: st.DataObject, whole: Path) -> None:

@@ -1,45 +1,138 @@
 """Ridgeline takes a language model to its hardware's limit and proves how close it got.
 
-Public names are loaded on first use, so that `import ridgeline` and `ridgeline --help` are quick
-and touch neither torch nor a GPU:
-
     import ridgeline
-    path = ridgeline.resolve_model("demo")
-    model, tokenizer = ridgeline.load_model(path), ridgeline.Tokenizer.load(path)
-    prompt = tokenizer.chat([{"role": "user", "content": "Why is the sky blue?"}])
-    print(ridgeline.generate(model, tokenizer, prompt).text)
+
+    engine = ridgeline.Engine("demo")
+    for output in engine.generate(["The sky is", "Water is"], ridgeline.Sampling(max_tokens=32)):
+        print(output.text)
+
+Public names are imported on first use, so that `import ridgeline` and `ridgeline --help` are quick
+and touch neither torch nor a GPU. Type checkers see the imports below; at run time `_MODULES` says
+where each name lives, and a test holds the two lists together.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from ridgeline.errors import (
+    CheckpointError,
+    ConfigError,
+    ContextLengthError,
+    GrammarError,
+    HardwareError,
+    MissingPackageError,
+    ModelNotFoundError,
+    NumericsError,
+    OfflineError,
+    OutOfMemoryError,
+    OutputError,
+    QualityError,
+    RequestError,
+    RidgelineError,
+    UnsupportedError,
+    UsageError,
+    near_matches,
+)
+from ridgeline.version import __version__
 
-_LAZY = {
-    "Engine": "ridgeline.engine",
-    "Grammar": "ridgeline.engine",
-    "Hardware": "ridgeline.hardware",
-    "ModelConfig": "ridgeline.models",
-    "Recipe": "ridgeline.recipe",
-    "Record": "ridgeline.records",
-    "Sampling": "ridgeline.engine",
-    "SupervisedEngine": "ridgeline.engine",
-    "Tokenizer": "ridgeline.data",
-    "generate": "ridgeline.engine",
-    "load_model": "ridgeline.quantization",
-    "optimize": "ridgeline.ladder.modules",
-    "profile": "ridgeline.profiling.modules",
-    "resolve_model": "ridgeline.models.checkpoint",
-    "save_model": "ridgeline.quantization",
+if TYPE_CHECKING:
+    from ridgeline.data.tokenizer import Tokenizer
+    from ridgeline.data.workload import Workload
+    from ridgeline.engine.engine import Engine
+    from ridgeline.engine.naive import Generation, generate
+    from ridgeline.engine.process.supervisor import SupervisedEngine
+    from ridgeline.engine.requests.grammar import Grammar
+    from ridgeline.engine.requests.request import Sampling
+    from ridgeline.engine.sampling.outputs import Completion, Delta, Output
+    from ridgeline.hardware.facts import Hardware
+    from ridgeline.ladder.modules import OptimizedModule, optimize
+    from ridgeline.models.checkpoint import resolve_model
+    from ridgeline.models.config import ModelConfig
+    from ridgeline.profiling.modules import ModuleProfile, profile
+    from ridgeline.quantization import load_model, save_model
+    from ridgeline.recipe import KV, Limits, Parallel, Recipe, Speculation
+    from ridgeline.records import Record
+
+_MODULES = {
+    "data.tokenizer": ("Tokenizer",),
+    "data.workload": ("Workload",),
+    "engine": (
+        "Completion",
+        "Delta",
+        "Engine",
+        "Generation",
+        "Grammar",
+        "Output",
+        "Sampling",
+        "SupervisedEngine",
+        "generate",
+    ),
+    "hardware.facts": ("Hardware",),
+    "ladder.modules": ("OptimizedModule", "optimize"),
+    "models.checkpoint": ("resolve_model",),
+    "models.config": ("ModelConfig",),
+    "profiling.modules": ("ModuleProfile", "profile"),
+    "quantization": ("load_model", "save_model"),
+    "recipe": ("KV", "Limits", "Parallel", "Recipe", "Speculation"),
+    "records": ("Record",),
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = ["__version__", *_LAZY]
+__all__ = [
+    "KV",
+    "CheckpointError",
+    "Completion",
+    "ConfigError",
+    "ContextLengthError",
+    "Delta",
+    "Engine",
+    "Generation",
+    "Grammar",
+    "GrammarError",
+    "Hardware",
+    "HardwareError",
+    "Limits",
+    "MissingPackageError",
+    "ModelConfig",
+    "ModelNotFoundError",
+    "ModuleProfile",
+    "NumericsError",
+    "OfflineError",
+    "OptimizedModule",
+    "OutOfMemoryError",
+    "Output",
+    "OutputError",
+    "Parallel",
+    "QualityError",
+    "Recipe",
+    "Record",
+    "RequestError",
+    "RidgelineError",
+    "Sampling",
+    "Speculation",
+    "SupervisedEngine",
+    "Tokenizer",
+    "UnsupportedError",
+    "UsageError",
+    "Workload",
+    "__version__",
+    "generate",
+    "load_model",
+    "optimize",
+    "profile",
+    "resolve_model",
+    "save_model",
+]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'ridgeline' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+# Hidden from type checkers, which would otherwise take every unknown name for an Any.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULE_OF:
+            near = near_matches(name, __all__)
+            raise AttributeError(f"module 'ridgeline' has no attribute {name!r}{near}")
+        return getattr(import_module(f"ridgeline.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -22,11 +22,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-import ridgeline
 from ridgeline.errors import UsageError
 from ridgeline.formats.files import atomic_write, reject_unknown_keys
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.clocks import Clocks, read_clocks
+from ridgeline.version import __version__
 
 SCHEMA = 1
 
@@ -138,7 +138,7 @@ class Record:
 
 def source_commit() -> tuple[str | None, bool | None]:
     """Commit and dirtiness of the checkout this runs from; (None, None) if it is not one."""
-    package = Path(ridgeline.__file__).resolve().parent
+    package = Path(__file__).resolve().parent
     top = _git(package, "rev-parse", "--show-toplevel")
     # An installed copy inside someone's repository must not be stamped with that repository's
     # commit.
@@ -162,7 +162,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def versions_of(hardware: Hardware) -> dict[str, str]:
     """Of all that figures may depend on."""
     return {
-        "ridgeline": ridgeline.__version__,
+        "ridgeline": __version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         **hardware.versions,

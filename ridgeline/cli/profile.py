@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-import ridgeline
 from ridgeline.cli.options import add_flags, add_model, flag_words, given_flags
 from ridgeline.cli.profile_subject import CONTEXT, PromptSizes, check, sizes_of, subject_of
 from ridgeline.cli.tables.profile import draw
@@ -35,6 +34,7 @@ from ridgeline.profiling.tracing.tracing import save_trace
 from ridgeline.progress import Progress
 from ridgeline.recipe import Recipe
 from ridgeline.records import Record, Value
+from ridgeline.version import __version__
 
 EXAMPLE = """\
 ridgeline profile demo
@@ -253,7 +253,7 @@ def about(args: argparse.Namespace, subject: ProfiledSteps, prompts: PromptSizes
         "assumed": f"Gains are for {requests} with {prompts.length} tokens in and "
         f"{OUTPUT_TOKENS} out.",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "version": ridgeline.__version__,
+        "version": __version__,
     }
 
 

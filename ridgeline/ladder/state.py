@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import ridgeline
 from ridgeline.data.workload import Workload
 from ridgeline.hardware import Hardware
 from ridgeline.models import ModelConfig
 from ridgeline.profiling.predicting.prediction import LoopName
 from ridgeline.recipe import VERSION, Recipe, edited_at_once, recipe_from
+from ridgeline.version import __version__
 
 RecipeEdit = Mapping[str, Any]  # dotted recipe fields and their values; "loop"; "folder"
 
@@ -88,7 +88,7 @@ class ClimbSubject:
 def setting(subject: ClimbSubject, workload: Workload, hardware: Hardware, more: RecipeEdit) -> str:
     """All besides the states that a measurement depends on, as one word."""
     about = [subject.identity(), asdict(workload), hardware.summary(), dict(hardware.versions)]
-    return digest([*about, ridgeline.__version__, dict(more)])
+    return digest([*about, __version__, dict(more)])
 
 
 def digest(value: Any) -> str:

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-import ridgeline
 from ridgeline.server.answering import Answering
 from ridgeline.server.exchange import Exchange
 from ridgeline.server.front import EXCHANGE
@@ -23,6 +22,7 @@ from ridgeline.server.page import page_routes
 from ridgeline.server.protocol import Route as Kind
 from ridgeline.server.protocol import model_body, models_body, openapi_document
 from ridgeline.server.protocol.openapi import PATHS
+from ridgeline.version import __version__
 
 # What the door answers, before the protocol has seen anything, by method.
 DOOR = {
@@ -120,7 +120,7 @@ class Routes:
 
 def document(has_key: bool) -> dict[str, Any]:
     """The OpenAPI document of the whole server."""
-    whole = openapi_document(ridgeline.__version__, has_key=has_key)
+    whole = openapi_document(__version__, has_key=has_key)
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     for methods in whole["paths"].values():
         for method, operation in methods.items():

@@ -20,6 +20,7 @@ import ridgeline
 PACKAGE = Path(ridgeline.__file__).parent
 
 LAYERS = [
+    "version",
     "errors",
     "progress",
     "capture",

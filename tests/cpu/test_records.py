@@ -103,7 +103,7 @@ def test_commit_of_this_checkout_only(tmp_path: Path, monkeypatch: pytest.Monkey
     (package / "__init__.py").write_text("")
     git("add", ".")
     git("commit", "-m", "first")
-    monkeypatch.setattr(records.ridgeline, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(records, "__file__", str(package / "records.py"))
     commit, dirty = source_commit()
     assert re.fullmatch("[0-9a-f]{40}", commit or "")
     assert dirty is False
@@ -111,7 +111,7 @@ def test_commit_of_this_checkout_only(tmp_path: Path, monkeypatch: pytest.Monkey
     assert source_commit() == (commit, True)
     installed = tmp_path / "env" / "ridgeline"
     installed.mkdir(parents=True)
-    monkeypatch.setattr(records.ridgeline, "__file__", str(installed / "__init__.py"))
+    monkeypatch.setattr(records, "__file__", str(installed / "records.py"))
     assert source_commit() == (None, None)
 
 

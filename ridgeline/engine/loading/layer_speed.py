@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from torch import nn
 
-import ridgeline
 from ridgeline.engine.loading.host_model import on_host
 from ridgeline.errors import OutputError, UsageError
 from ridgeline.formats.dtypes import dtype_name
@@ -40,6 +39,7 @@ from ridgeline.quantization.choose import LayerChoice, ProductTimes, Timer, meas
 from ridgeline.quantization.scheme import Scheme
 from ridgeline.quantization.sizes import MatrixSize, model_matrices
 from ridgeline.timing import Timing, time_graph, time_host
+from ridgeline.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ def times_version() -> str:
         folder = Path(op.__path__[0])
         for file in sorted(each for each in folder.iterdir() if each.is_file()):
             found.update(file.name.encode() + file.read_bytes())
-    return f"{ridgeline.__version__} {found.hexdigest()[:12]}"
+    return f"{__version__} {found.hexdigest()[:12]}"
 
 
 def _as_it_is(layer: nn.Module) -> nn.Module:

@@ -1,0 +1,3 @@
+"""The version, once: the package, its records and its wheel read it here."""
+
+__version__ = "0.1.0"

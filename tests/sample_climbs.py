@@ -9,7 +9,6 @@ from typing import Any
 
 from ridgeline.ladder.outcome import (
     Area,
-    Climb,
     CurvePoint,
     Figures,
     Quality,
@@ -20,6 +19,7 @@ from ridgeline.ladder.outcome import (
     Side,
     Speedup,
 )
+from ridgeline.ladder.result import Climb
 from ridgeline.profiling.predicting.prediction import Prediction
 
 SAMPLE = "Sample data, made up to draw with: nothing in this report was measured."

@@ -26,8 +26,8 @@ from ridgeline.ladder.climbing.climb import ClimbOrder, climb_model, prepared, u
 from ridgeline.ladder.climbing.preview import preview
 from ridgeline.ladder.measuring.judging import Measured
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
-from ridgeline.ladder.outcome import Climb
 from ridgeline.ladder.reporting.folder import REPORT
+from ridgeline.ladder.result import Climb
 from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.quality.tasks import TASKS, TaskOptions
 

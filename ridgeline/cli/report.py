@@ -13,9 +13,9 @@ from ridgeline.cli.tables.optimize import climb_table
 from ridgeline.cli.tables.plots import said
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import UsageError
-from ridgeline.ladder.outcome import Climb
 from ridgeline.ladder.reporting.report import write_report
 from ridgeline.ladder.reporting.saved import load_climb
+from ridgeline.ladder.result import Climb
 from ridgeline.profiling.predicting import accuracy
 
 EXAMPLE = """\

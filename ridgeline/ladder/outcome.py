@@ -1,22 +1,19 @@
-"""What a climb came to: each rung with what was predicted and what was achieved, and what is shown
-of the model before and after. The ladder writes it (`climb.json`), reports are drawn from it.
+"""The parts of a climb's result: each rung with what was predicted and what was achieved, and the
+figures of the model before and after. `Climb` (result.py) holds them all.
 
-    climb = Climb.from_json(json.loads(Path("out/climb.json").read_text()))
     for rung in climb.rungs: print(rung.title, rung.status, rung.achieved)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
 from ridgeline.formats.fields import hints
 from ridgeline.formats.files import reject_unknown_keys
 from ridgeline.profiling.predicting.prediction import LoopName, Prediction
-
-SCHEMA = 1
 
 Area = Literal["fuse", "overhead", "tensor cores", "custom kernels", "quantize", "batch and memory"]
 RungStatus = Literal[
@@ -152,45 +149,13 @@ class Side:
     memory: tuple[ReportedMemory, ...] = ()
 
 
-@dataclass(frozen=True)
-class Climb:
-    model: str  # as the user named it
-    goal: Goal
-    workload: str
-    command: tuple[str, ...]  # repeats it
-    created: str  # UTC, ISO 8601
-    seconds: float
-    hardware: Mapping[str, Any]  # Hardware.summary()
-    versions: Mapping[str, str]
-    bandwidth: float | None  # B/s, the ceiling used; None where unknown
-    bandwidth_source: str | None
-    matrix_rates: Mapping[str, float]  # FLOP/s by dtype
-    bounds: Mapping[str, float | None]  # max_kl, max_ppl_increase; empty: quality was off
-    before: Side
-    after: Side
-    rungs: tuple[RungOutcome, ...]
-    total: Speedup | None  # after over before, measured in the same rounds
-    notes: tuple[str, ...] = ()  # what a reader must know: started from another rung, stopped, …
-    serve_command: tuple[str, ...] = ()
-    unit: str = "tokens/s"  # of the rates, here and in speedups; a module has "calls/s"
-    schema: int = field(default=SCHEMA)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Climb:
-        found: Climb = _made(cls, document, "a climb")
-        return found
-
-
 def outcome_from(document: Mapping[str, Any]) -> RungOutcome:
     """One rung, as `asdict` wrote it."""
-    found: RungOutcome = _made(RungOutcome, document, "a rung")
-    return found
+    outcome: RungOutcome = from_document(RungOutcome, document, "a rung")
+    return outcome
 
 
-def _made(kind: Any, value: Any, name: str) -> Any:
+def from_document(kind: Any, value: Any, name: str) -> Any:
     """The dataclass, tuple or plain value that `asdict` wrote."""
     if isinstance(kind, UnionType):
         if value is None:
@@ -199,7 +164,7 @@ def _made(kind: Any, value: Any, name: str) -> Any:
     if is_dataclass(kind):
         known = hints(kind)  # type: ignore[arg-type]
         reject_unknown_keys(value, {each.name for each in fields(kind)}, name)
-        return kind(**{key: _made(known[key], each, key) for key, each in value.items()})  # type: ignore[operator]
+        return kind(**{key: from_document(known[key], each, key) for key, each in value.items()})  # type: ignore[operator]
     if get_origin(kind) is tuple:
-        return tuple(_made(get_args(kind)[0], each, name) for each in value)
+        return tuple(from_document(get_args(kind)[0], each, name) for each in value)
     return value

@@ -65,6 +65,7 @@ ROOMS = {
         "replicas",
     ],
     "profiling": [
+        "printing",
         "roofline",
         "tracing",
         "predicting",
@@ -89,6 +90,8 @@ ROOMS = {
     ],
     "ladder": [
         "outcome",
+        "rung_table",
+        "result",
         "state",
         "quantizing",
         "measuring",

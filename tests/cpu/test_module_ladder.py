@@ -9,14 +9,12 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from io import StringIO
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from rich.console import Console
 from test_module_profile import Mlp, hardware
 from torch import Tensor, nn
 
@@ -26,7 +24,7 @@ from ridgeline.ladder.modules import OptimizedModule, climb, linears, optimize
 from ridgeline.ladder.modules.building import Built, Example, build, tf32
 from ridgeline.ladder.modules.copies import copied, weight_bytes
 from ridgeline.ladder.modules.outputs import OutputBounds, difference
-from ridgeline.ladder.outcome import Climb
+from ridgeline.ladder.result import Climb
 from ridgeline.profiling.modules import run, tracing
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.predicting.accuracy import known_errors
@@ -125,9 +123,11 @@ def test_a_climb_is_written_and_read_again(rates: Callable[[Rate], None], tmp_pa
     assert Climb.from_json(json.loads(text)) == found.climb
     assert found.climb.unit == "calls/s"
     assert found.climb.workload == "Wide([1, 128])"
-    shown = Console(width=200, file=StringIO())
-    shown.print(found.explain())
-    assert "1.50× (1.50 to 1.50) the speed" in shown.file.getvalue()  # type: ignore[attr-defined]
+    shown = str(found)
+    assert "1.50× the speed: 150 calls/s instead of 100" in shown
+    assert "1.50× in 5 paired rounds, 95% interval 1.50 to 1.50×" in shown
+    assert str(found.climb) == shown
+    assert "1.50× the speed" in repr(found)
     html = found.report(tmp_path / "report.html").read_text()
     assert "Wide" in html
     assert "calls/s" in html

@@ -22,9 +22,9 @@ from ridgeline.profiling.modules import ModuleProfile, profile, run
 from ridgeline.profiling.modules.changes import CHANGES
 from ridgeline.profiling.modules.counting import Counting, OpCall
 from ridgeline.profiling.modules.form import ModuleForm
-from ridgeline.profiling.modules.found import grouped
 from ridgeline.profiling.modules.gains import CallWork, has_plain_attention, predict, suggestions
 from ridgeline.profiling.modules.paths import Numbered, PathFollower, names_of, parameters_of
+from ridgeline.profiling.modules.rows import grouped
 from ridgeline.profiling.modules.run import shorten
 from ridgeline.profiling.modules.tracing import (
     TracedOp,
@@ -107,10 +107,23 @@ def test_layers_that_are_alike_share_a_line_of_the_table() -> None:
     console.print(found.table())
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "layers.*" in shown
-    assert "Where a call goes" in shown
+    assert "Where a call's time goes" in shown
     document = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert document["rows"][0]["seconds"] == found.rows[0].seconds
     assert "trace" not in document
+
+
+def test_a_profile_prints_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found = found_mlp()
+    shown = str(found)
+    assert found.verdict.sentence.split()[0] in shown
+    assert "layers.*" in shown
+    assert "addmm" in shown
+    assert "\x1b" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert repr(found).startswith("<ModuleProfile of ")
+    assert "\n" not in repr(found)
 
 
 def test_a_trace_is_saved_as_it_is_or_compressed(tmp_path: Path) -> None:

@@ -35,9 +35,9 @@ from ridgeline.ladder.climbing.search import ClimbSearch, Options
 from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.worker import RecipeWorker
-from ridgeline.ladder.outcome import Climb
 from ridgeline.ladder.reporting.folder import recipe_flags
 from ridgeline.ladder.reporting.summary import changed_fields
+from ridgeline.ladder.result import Climb
 from ridgeline.ladder.rungs import batching, fuse, quantize
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome
 from ridgeline.quantization.linear import schemes_of

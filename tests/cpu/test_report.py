@@ -19,10 +19,11 @@ from rich.console import Console
 from ridgeline.cli import main
 from ridgeline.cli.tables.optimize import climb_table
 from ridgeline.errors import OutputError, UsageError
-from ridgeline.ladder.outcome import Climb, RoofPoint
+from ridgeline.ladder.outcome import RoofPoint
 from ridgeline.ladder.reporting import summary
 from ridgeline.ladder.reporting.report import report, write_report
 from ridgeline.ladder.reporting.saved import load_climb
+from ridgeline.ladder.result import Climb
 from ridgeline.profiling.predicting.accuracy import remember
 
 HOSTILE = """</script></style><img src=x onerror=alert(1)>"'&[bold]"""
@@ -237,7 +238,7 @@ def test_the_terminal_tells_the_same(climb: Climb, width: int) -> None:
         assert rung.status in text
     for rung in summary.not_kept(climb):
         assert rung.reason[:40] in text
-    assert summary.headline(climb) in text
+    assert climb.headline in text
     for section in ("The ladder", "Roofline", "Quality", "Repeat it"):
         assert section in text
     assert summary.shell(climb.command) in text
@@ -270,12 +271,41 @@ def test_a_terminal_obeys_nothing_that_it_is_shown() -> None:
 
 def test_headlines() -> None:
     climb = sample_climbs.h200()
-    assert summary.headline(climb) == "11.4× the speed: 311 output tokens/s instead of 27.3"
+    assert climb.headline == "11.4× the speed: 311 output tokens/s instead of 27.3"
     alone = replace(climb, total=None)  # figures of other rounds are not divided by each other
-    assert summary.headline(alone).startswith("About 11.4× the speed, by the changes kept")
+    assert alone.headline.startswith("About 11.4× the speed, by the changes kept")
     assert "not measured in the same rounds" in " ".join(summary.facts(alone))
-    assert summary.headline(sample_climbs.empty()).startswith("Nothing was tried")
-    assert summary.headline(all_failed()).startswith("Nothing was kept")
+    assert sample_climbs.empty().headline.startswith("Nothing was tried")
+    assert all_failed().headline.startswith("Nothing was kept")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(14.65, 47.94), (14.749, 47.85), (0.0123, 1.9), (99.96, 1234.5), (3, 2)]
+)
+def test_a_headline_divides(before: float, after: float) -> None:
+    """Whatever the paired rounds say: the ratio is that of the two rates in the same line."""
+    climb = sample_climbs.h200()
+    sides = [
+        replace(side, figures=replace(side.figures, output_tokens_per_s=rate))
+        for side, rate in ((climb.before, before), (climb.after, after))
+    ]
+    climb = replace(climb, before=sides[0], after=sides[1])
+    ratio, last, first = re.findall(r"[\d,.]+", climb.headline)
+    quotient = float(last.replace(",", "")) / float(first.replace(",", ""))
+    digits = 2 if quotient < 10 else 1 if quotient < 100 else 0
+    assert float(ratio) == pytest.approx(quotient, abs=0.5 * 10**-digits + 1e-9)
+    assert climb.to_json()["speedup"] == pytest.approx(after / before)
+    assert "paired rounds" in " ".join(summary.facts(climb))
+    assert climb.headline in in_terminal(climb)
+    assert climb.headline in str(climb)
+
+
+def test_a_climb_prints_itself() -> None:
+    text = str(hostile("\x1b]0;owned\x07\x1b[31m[bold]x[/bold]\x9b2J"))
+    assert not {"\x1b", "\x07", "\x9b"} & set(text)
+    climb = sample_climbs.h200()
+    assert all(rung.title[:20] in str(climb) for rung in climb.rungs)
+    assert repr(climb).startswith("<Climb of ")
 
 
 def test_predictions_that_are_remembered() -> None:

@@ -18,9 +18,10 @@ from rich.text import Text
 
 from ridgeline.cli.tables.plots import MARKS, STYLES, axis, bar, key, roofline_plot, said, stack
 from ridgeline.hardware.units import human, human_bytes, percent
-from ridgeline.ladder.outcome import Climb, CurvePoint, Quality, RungOutcome, Speedup
+from ridgeline.ladder.outcome import CurvePoint, Quality, RungOutcome, Speedup
 from ridgeline.ladder.reporting import summary
 from ridgeline.ladder.reporting.report_sections import memory_bars, roof_dots, roofs_of, step_of
+from ridgeline.ladder.result import Climb, rate
 from ridgeline.profiling.drawing import BarPart, Rise
 from ridgeline.profiling.drawing.bars import part_colours
 from ridgeline.profiling.drawing.roofline import digits
@@ -76,7 +77,7 @@ def _head(climb: Climb) -> Text:
     device = summary.device_in_words(climb.hardware)
     lines = [
         said(f"{climb.model} on {device}, for {climb.goal}; {climb.workload}", "dim"),
-        said(summary.headline(climb), "bold"),
+        said(climb.headline, "bold"),
         said("; ".join(summary.facts(climb))),
     ]
     lines += [Text().append("! ", "yellow").append_text(said(note)) for note in climb.notes]
@@ -193,7 +194,7 @@ def _speed_bars(
 
 
 def _speed(point: CurvePoint | None) -> str:
-    return summary.NONE if point is None else summary.rate(point.output_tokens_per_s)
+    return summary.NONE if point is None else rate(point.output_tokens_per_s)
 
 
 def _wait(point: CurvePoint | None) -> str:

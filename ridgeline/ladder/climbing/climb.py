@@ -38,16 +38,7 @@ from ridgeline.ladder.measuring.pace import check_arrivals, opening
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
 from ridgeline.ladder.measuring.seen import Observation
-from ridgeline.ladder.outcome import (
-    Climb,
-    CurvePoint,
-    Figures,
-    Goal,
-    Quality,
-    RungOutcome,
-    Side,
-    Speedup,
-)
+from ridgeline.ladder.outcome import CurvePoint, Figures, Goal, Quality, RungOutcome, Side, Speedup
 from ridgeline.ladder.reporting.folder import (
     CHECK,
     RECORDS,
@@ -59,6 +50,7 @@ from ridgeline.ladder.reporting.folder import (
 from ridgeline.ladder.reporting.records import climb_records
 from ridgeline.ladder.reporting.report import write_report
 from ridgeline.ladder.reporting.saved import FILE_NAME as CLIMB
+from ridgeline.ladder.result import Climb
 from ridgeline.ladder.state import ClimbState, ClimbSubject, setting
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe

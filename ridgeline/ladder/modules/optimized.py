@@ -3,7 +3,7 @@ with the outcomes of the climb that led to it.
 
     fast = ridgeline.optimize(module, x, max_error=0.02)
     y = fast(x)
-    rich.print(fast.explain())
+    print(fast)                       # what was tried, kept and dropped, and why
     fast.report("report.html")
 """
 
@@ -16,14 +16,15 @@ from rich.console import RenderableType
 from torch import nn
 
 from ridgeline.ladder.modules.building import Built
-from ridgeline.ladder.modules.table import climb_table
-from ridgeline.ladder.outcome import Climb, RungOutcome, Speedup
+from ridgeline.ladder.outcome import RungOutcome, Speedup
 from ridgeline.ladder.reporting.report import write_report
+from ridgeline.ladder.result import Climb
 from ridgeline.profiling.modules.form import ModuleForm
-from ridgeline.profiling.modules.found import ModuleProfile
+from ridgeline.profiling.modules.result import ModuleProfile
+from ridgeline.profiling.printing import PrintedResult
 
 
-class OptimizedModule:
+class OptimizedModule(PrintedResult):
     """Runs a changed copy; attributes that it has not itself are read from that copy."""
 
     def __init__(self, built: Built, climb: Climb, profile: ModuleProfile) -> None:
@@ -33,6 +34,9 @@ class OptimizedModule:
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         return self._built(*args, **keywords)
+
+    def __repr__(self) -> str:
+        return f"<OptimizedModule of {self.climb.model}: {self.climb.headline}>"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -57,9 +61,9 @@ class OptimizedModule:
         """Over the original, measured at the end; None where nothing was kept."""
         return self.climb.total
 
-    def explain(self) -> RenderableType:
+    def table(self) -> RenderableType:
         """For `rich.print`: what was tried, predicted, achieved, kept and dropped, and why."""
-        return climb_table(self.climb)
+        return self.climb.table()
 
     def report(self, path: str | Path) -> Path:
         """One self-contained HTML file."""

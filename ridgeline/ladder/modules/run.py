@@ -27,11 +27,12 @@ from ridgeline.ladder.modules.climb import Climber, Settings
 from ridgeline.ladder.modules.copies import copied
 from ridgeline.ladder.modules.optimized import OptimizedModule
 from ridgeline.ladder.modules.outputs import OutputBounds, difference
-from ridgeline.ladder.outcome import Climb, Figures, Goal, RoofPoint, RungOutcome, Side, Speedup
+from ridgeline.ladder.outcome import Figures, Goal, RoofPoint, RungOutcome, Side, Speedup
+from ridgeline.ladder.result import Climb
 from ridgeline.profiling.modules.form import ModuleForm
-from ridgeline.profiling.modules.found import ModuleProfile
 from ridgeline.profiling.modules.gains import accuracy_area
 from ridgeline.profiling.modules.placing import device_of, leaves, mapped, tensors
+from ridgeline.profiling.modules.result import ModuleProfile
 from ridgeline.profiling.modules.run import measured, name_of, profiled
 from ridgeline.profiling.modules.tracing import first_line
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome, remember

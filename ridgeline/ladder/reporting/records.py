@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.clocks import Clocks
-from ridgeline.ladder.outcome import Climb, Figures, RungOutcome, Speedup
+from ridgeline.ladder.outcome import Figures, RungOutcome, Speedup
+from ridgeline.ladder.result import Climb
 from ridgeline.records import Record, Value
 
 
@@ -16,7 +17,7 @@ def climb_records(climb: Climb, hardware: Hardware, clocks: Clocks | None) -> li
     stem = f"optimize-{Path(climb.model).name.removesuffix('.gguf')}-{climb.goal}"
     named = {
         f"{stem}-before": figure_values(climb.before.figures),
-        f"{stem}-after": figure_values(climb.after.figures) | total_values(climb.total),
+        f"{stem}-after": figure_values(climb.after.figures) | total_values(climb),
     }
     for rung in climb.rungs:
         if rung.achieved is not None:
@@ -39,8 +40,11 @@ def figure_values(figures: Figures) -> dict[str, Value]:
     return values
 
 
-def total_values(total: Speedup | None) -> dict[str, Value]:
-    return {} if total is None else speedup_values(total)
+def total_values(climb: Climb) -> dict[str, Value]:
+    """`speedup` is the estimate from paired rounds, `speedup_of_rates` what the headline shows."""
+    if climb.total is None:
+        return {}
+    return {**speedup_values(climb.total), "speedup_of_rates": Value(climb.speedup, "1")}
 
 
 def speedup_values(speedup: Speedup) -> dict[str, Value]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from ridgeline.formats.files import atomic_write
-from ridgeline.ladder.outcome import Climb
 from ridgeline.ladder.reporting import summary
 from ridgeline.ladder.reporting.report_sections import (
     curves_section,
@@ -21,6 +20,7 @@ from ridgeline.ladder.reporting.report_sections import (
     repeat_section,
     roofline_section,
 )
+from ridgeline.ladder.result import Climb
 from ridgeline.profiling.drawing import Markup, element, join, page
 
 SECTIONS = (
@@ -48,7 +48,7 @@ def report(climb: Climb) -> str:
         f"{climb.model} on {device} · Ridgeline report",
         join([element("b", climb.model), f" on {device}"]),
         f"Optimized for {climb.goal} · {climb.workload}",
-        summary.headline(climb),
+        climb.headline,
         [section for section in found if section is not None],
         lead=_lead(climb),
         footer=f"Measured {summary.when(climb)} by Ridgeline",

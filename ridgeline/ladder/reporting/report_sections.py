@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ridgeline.hardware.units import human, human_bytes, percent
-from ridgeline.ladder.outcome import Climb, RoofPoint, RungOutcome, Side
+from ridgeline.ladder.outcome import RoofPoint, RungOutcome, Side
 from ridgeline.ladder.reporting import summary
+from ridgeline.ladder.result import Climb, rate
 from ridgeline.profiling.drawing import (
     Bar,
     BarPart,
@@ -139,7 +140,7 @@ def curves_section(climb: Climb) -> Section | None:
         return None
     speed = curves(
         _series(climb, "output_tokens_per_s"), "Throughput", "batch", "output tokens/s",
-        read=summary.rate,
+        read=rate,
     )  # fmt: skip
     wait = curves(
         _series(climb, "per_output_token_s"), "Latency", "batch", "per output token",

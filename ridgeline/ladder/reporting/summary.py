@@ -1,7 +1,7 @@
 """A climb in words and figures, for the page and the terminal alike: what came of it, how good its
 predictions were, which fields of the recipe are others now.
 
-    headline(climb)     # "5.1× the speed: 251 output tokens/s instead of 49.2"
+    facts(climb)     # ["5.12× in 5 paired rounds, 95% interval 5.01 to 5.23×", …]
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from ridgeline.hardware.units import human, human_bytes, percent
-from ridgeline.ladder.outcome import Climb, Figures, RungOutcome, RungStatus
-from ridgeline.profiling.drawing import times
+from ridgeline.ladder.outcome import Figures, RungOutcome, RungStatus
+from ridgeline.ladder.result import Climb, paired_words, rate
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome
 
 NOT_KEPT: dict[RungStatus, str] = {
@@ -33,36 +33,6 @@ class Pair(NamedTuple):
     name: str
     before: str
     after: str
-
-
-def headline(climb: Climb) -> str:
-    before = rate(climb.before.figures.output_tokens_per_s)
-    after = rate(climb.after.figures.output_tokens_per_s)
-    if not kept(climb):
-        word = "kept" if climb.rungs else "tried"
-        return f"Nothing was {word}: {before} {unit(climb)}, as before"
-    if climb.total is None:
-        return f"About {times(kept_product(climb))} the speed, by the changes kept one by one"
-    return f"{times(climb.total.value)} the speed: {after} {unit(climb)} instead of {before}"
-
-
-def unit(climb: Climb) -> str:
-    """Of its rates."""
-    return f"output {climb.unit}" if is_of_tokens(climb) else climb.unit
-
-
-def is_of_tokens(climb: Climb) -> bool:
-    """Not of a module outside our families, whose rates are calls."""
-    return climb.unit == "tokens/s"
-
-
-def kept_product(climb: Climb) -> float:
-    """What the kept changes came to, each measured against the one before."""
-    return math.prod(rung.achieved.value for rung in kept(climb) if rung.achieved is not None)
-
-
-def kept(climb: Climb) -> list[RungOutcome]:
-    return [rung for rung in climb.rungs if rung.status == "kept"]
 
 
 def measured(climb: Climb) -> list[RungOutcome]:
@@ -124,12 +94,12 @@ def quality_in_words(climb: Climb) -> str:
     """Of the model as it is now: what the last kept rung with a measurement says."""
     if not climb.bounds:
         return "quality was not measured (--quality off)"
-    differences = [rung.difference for rung in kept(climb) if rung.difference is not None]
+    differences = [rung.difference for rung in climb.kept if rung.difference is not None]
     if differences:
         return f"outputs differ by {differences[-1].relative_error:.1e} of their size"
-    found = [rung.quality for rung in kept(climb) if rung.quality is not None]
+    found = [rung.quality for rung in climb.kept if rung.quality is not None]
     if not found:
-        return "nothing kept changes the model's answers" if kept(climb) else ""
+        return "nothing kept changes the model's answers" if climb.kept else ""
     last = found[-1]
     where = "inside the bound" if last.problem is None else last.problem
     return f"mean KL {last.mean_kl:.4f} nats, perplexity {last.ppl_increase:+.2%}: {where}"
@@ -160,11 +130,11 @@ def facts(climb: Climb) -> list[str]:
     """Below the headline."""
     found = []
     if climb.total is not None:
-        found.append(f"95% interval {climb.total.low:.2f} to {climb.total.high:.2f}×")
-    elif kept(climb):
+        found.append(paired_words(climb.total))
+    elif climb.kept:
         found.append("before and after were not measured in the same rounds")
     found += [text for text in (quality_in_words(climb),) if text]
-    count = f"{len(kept(climb))} of {len(climb.rungs)} changes kept"
+    count = f"{len(climb.kept)} of {len(climb.rungs)} changes kept"
     return [*found, f"{count} in {duration(climb.seconds)}"]
 
 
@@ -172,7 +142,7 @@ def figure_pairs(climb: Climb) -> list[Pair]:
     """What is known of one side at least."""
     before, after = climb.before.figures, climb.after.figures
     rows = [
-        Pair(unit(climb), rate(before.output_tokens_per_s), rate(after.output_tokens_per_s)),
+        Pair(climb.rate_unit, rate(before.output_tokens_per_s), rate(after.output_tokens_per_s)),
         *_time_pairs(climb, before, after),
         Pair("of the machine's limit", _share(before), _share(after)),
         Pair("weights", human_bytes(before.weight_bytes), human_bytes(after.weight_bytes)),
@@ -184,7 +154,7 @@ def _time_pairs(climb: Climb, before: Figures, after: Figures) -> list[Pair]:
     names = {
         "first_token_s": "to the first token",
         "per_output_token_s": "per output token",
-        "request_s": "whole request" if is_of_tokens(climb) else "a call",
+        "request_s": "whole request" if climb.is_of_tokens else "a call",
     }
     return [
         Pair(name, seconds(getattr(before, key)), seconds(getattr(after, key)))
@@ -225,10 +195,6 @@ def plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def rate(tokens_per_s: float) -> str:
-    return f"{tokens_per_s:,.0f}" if tokens_per_s >= 100 else f"{tokens_per_s:.3g}"
 
 
 def seconds(value: float | None) -> str:

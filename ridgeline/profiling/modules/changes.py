@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ridgeline.profiling.modules.form import ModuleForm
+from ridgeline.profiling.predicting.prediction import Prediction
 
 Area = Literal["fuse", "tensor cores", "overhead", "quantize", "custom kernels"]
 
@@ -26,6 +27,15 @@ class ModuleChange:
 
     def of(self, form: ModuleForm) -> ModuleForm:
         return replace(form, **self.edit)
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A change worth a try."""
+
+    title: str
+    how: str  # a line of code that makes the change
+    prediction: Prediction
 
 
 _ALL = (

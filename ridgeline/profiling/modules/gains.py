@@ -19,9 +19,8 @@ from typing import NamedTuple
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.units import human
-from ridgeline.profiling.modules.changes import CHANGES, ModuleChange
+from ridgeline.profiling.modules.changes import CHANGES, ModuleChange, Suggestion
 from ridgeline.profiling.modules.form import ModuleForm
-from ridgeline.profiling.modules.found import Suggestion
 from ridgeline.profiling.modules.tracing import TracedOp
 from ridgeline.profiling.predicting.accuracy import interval_factor
 from ridgeline.profiling.predicting.gains import (

@@ -1,60 +1,67 @@
-"""A module's profile in the terminal: ops under the roofline, where the call went, what next."""
+"""The tables of a module's profile: ops under the roofline, where a call's time goes, what to try
+next. A terminal narrower than WIDE columns leaves out some of the ops' figures.
+"""
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from ridgeline.hardware.units import human, human_bytes, percent
-from ridgeline.profiling.modules.found import ModuleProfile, OpRow, grouped
+from ridgeline.profiling.modules.changes import Suggestion
+from ridgeline.profiling.modules.rows import OpRow
+from ridgeline.profiling.printing import plain_table, safe_text
 
-COLUMNS = ("module", "op", "calls", "time", "share", "bytes", "FLOPs", "achieved", "limit", "bound")
-
-
-def profile_table(found: ModuleProfile, num_rows: int) -> RenderableType:
-    rows = grouped(found.rows)
-    parts: list[RenderableType] = [Text(headline(found)), _ops(rows[:num_rows])]
-    left = rows[num_rows:]
-    if left:
-        share = sum(row.share for row in left)
-        parts.append(Text(f"and {len(left)} more rows, {percent(share)} of the call"))
-    parts += [_division(found), _next(found)]
-    parts += [Text(f"note: {note}") for note in found.notes]
-    return Group(*parts)
+WIDE = 116  # columns of a terminal with room for everything
+WORDS = ("module", "op", "bound by")  # columns of text; the others hold numbers
+IN_WIDE = ("calls", "bytes", "FLOPs")
 
 
-def headline(found: ModuleProfile) -> str:
-    spread = percent(found.call.spread)
-    return (
-        f"{found.name} on {found.hardware['name']}: {human(found.call.median_s, 's')} a call "
-        f"(spread {spread}, untraced); {found.verdict.sentence}"
-    )
+def ops_table(rows: Sequence[OpRow]) -> RenderableType:
+    return _OpsView(tuple(rows))
 
 
-def _ops(rows: list[OpRow]) -> Table:
-    table = Table(*COLUMNS[:2], title="Ops", title_justify="left")
-    for name in COLUMNS[2:]:
-        table.add_column(name, justify="left" if name == "bound" else "right")
-    for row in rows:
-        table.add_row(*(Text(cell, overflow="fold") for cell in _cells(row)))
-    return table
+@dataclass(frozen=True)
+class _OpsView:
+    rows: tuple[OpRow, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [_cells(row) for row in self.rows]
+        names = lines[0] if lines else {"module": "", "op": ""}
+        shown = [name for name in names if options.max_width >= WIDE or name not in IN_WIDE]
+        table = plain_table("Ops")
+        for name in shown:
+            is_text = name in WORDS
+            fold = name in ("module", "op")
+            table.add_column(
+                name,
+                justify="left" if is_text else "right",
+                overflow="fold" if fold else "ellipsis",
+                no_wrap=not fold,
+            )
+        for line in lines:
+            table.add_row(*(safe_text(line[name]) for name in shown))
+        yield table
 
 
-def _cells(row: OpRow) -> tuple[str, ...]:
+def _cells(row: OpRow) -> dict[str, str]:
     backward = " (backward)" if row.phase == "backward" else ""
-    return (
-        row.path,
-        row.op.removeprefix("aten.") + backward,
-        str(row.num_calls),
-        human(row.seconds, "s"),
-        percent(row.share),
-        human_bytes(row.num_bytes) if row.num_bytes else "",
-        human(row.flops, "FLOP") if row.flops else "",
-        _achieved(row),
-        percent(row.share_of_limit or None),
-        row.bound,
-    )
+    return {
+        "module": row.path,
+        "op": row.op.removeprefix("aten.") + backward,
+        "calls": str(row.num_calls),
+        "time": human(row.seconds, "s"),
+        "share": percent(row.share),
+        "bytes": human_bytes(row.num_bytes) if row.num_bytes else "",
+        "FLOPs": human(row.flops, "FLOP") if row.flops else "",
+        "achieved": _achieved(row),
+        "of limit": percent(row.share_of_limit or None),
+        "bound by": row.bound,
+    }
 
 
 def _achieved(row: OpRow) -> str:
@@ -65,32 +72,28 @@ def _achieved(row: OpRow) -> str:
     return human(row.num_bytes / row.seconds, "B/s") if row.num_bytes else ""
 
 
-def _division(found: ModuleProfile) -> Table:
-    table = Table("part", title="Where a call goes", title_justify="left")
+def division_table(division: Mapping[str, float], call_s: float) -> Table:
+    table = plain_table("Where a call's time goes")
+    table.add_column("part")
     table.add_column("time", justify="right")
     table.add_column("share", justify="right")
-    for name, seconds in found.division.items():
-        table.add_row(name, human(seconds, "s"), percent(seconds / found.call.median_s))
-    total = sum(found.division.values())
-    table.add_row("all", human(total, "s"), percent(total / found.call.median_s), style="bold")
+    for name, seconds in division.items():
+        table.add_row(name, human(seconds, "s"), percent(seconds / call_s))
+    total = sum(division.values())
+    table.add_row("total", human(total, "s"), percent(total / call_s), style="bold")
     return table
 
 
-def _next(found: ModuleProfile) -> RenderableType:
-    if not found.next:
-        return Text("what next: no change known here is predicted to be worth a try")
-    table = Table("what next", title="What next, by predicted gain", title_justify="left")
-    table.add_column("faster", justify="right")
-    table.add_column("interval", justify="right")
-    table.add_column("why")
-    table.add_column("how")
-    for each in found.next:
-        guess = each.prediction
-        table.add_row(
-            Text(each.title),
-            f"{guess.speedup:.2f}×",
-            f"{guess.low:.2f}–{guess.high:.2f}",
-            Text(guess.why),
-            Text(each.how),
-        )
+def suggestions_table(suggestions: Sequence[Suggestion]) -> RenderableType:
+    if not suggestions:
+        return Text("What next: no known change is predicted to help here.")
+    table = plain_table("What next, by predicted gain")
+    table.add_column("gain", justify="right", no_wrap=True)
+    table.add_column("likely", justify="right", no_wrap=True)
+    table.add_column("change")
+    for suggestion in suggestions:
+        gain = suggestion.prediction
+        change = Text(suggestion.title)
+        change.append(f"\n{suggestion.how}", style="cyan").append(f"\n{gain.why}", style="dim")
+        table.add_row(f"{gain.speedup:.2f}×", f"{gain.low:.2f}–{gain.high:.2f}", change)
     return table

@@ -1,33 +1,23 @@
-"""What a profile of a module found: rows for ops, where the call's time went, what bounds it, and
-what to do next. Plain data; run.py makes it, table.py draws it.
+"""Rows of a module's profile: an op in one module, its work, and where it lies under the roofline.
 
-    found = ridgeline.profile(module, x)
-    found.verdict.sentence
-    found.rows[0].share_of_limit, found.division["host"]
+rows = rows_of(traced_ops, call_s, hardware, tf32=False)
+rows[0].share_of_limit, rows[0].bound          # 0.62, "memory"
+grouped(rows)                                  # layers that are alike in one row
 """
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
-from rich.console import RenderableType
-
-from ridgeline.formats.files import atomic_write
 from ridgeline.hardware import Hardware
 from ridgeline.kernels.cost import OpCost
 from ridgeline.profiling.modules.tracing import TracedOp
 from ridgeline.profiling.placing import StepVerdict, Verdict, judge_step, place
-from ridgeline.profiling.predicting.prediction import Prediction
 from ridgeline.profiling.tracing.division import Division, OpTime, TimePart
-from ridgeline.timing import Timing
 
-SCHEMA = 1
 MATRIX_DTYPES = ("fp32", "tf32", "bf16", "fp16", "int8")
 PARTS: dict[str, TimePart] = {"matrix": "matrices", "attention": "attention"}
 
@@ -61,62 +51,6 @@ class OpRow:
         """No call of it is faster by the roofline."""
         share = self.share_of_limit
         return None if share is None else share * self.seconds
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    title: str
-    how: str  # a line to do it by
-    prediction: Prediction
-
-
-@dataclass(frozen=True)
-class ModuleProfile:
-    name: str
-    device: str
-    hardware: Mapping[str, Any]
-    call: Timing  # untraced
-    # "matrices", "attention", "other kernels", "copies", "gaps" (launches that the device waits
-    # for), "host" (all else that it waits for); they add up to the call
-    division: Mapping[str, float]
-    rows: tuple[OpRow, ...]  # the longest first
-    verdict: StepVerdict
-    next: tuple[Suggestion, ...]  # the largest gain first
-    num_kernels: int
-    peak_bytes: int | None  # of the device's memory during a call; None on a CPU
-    notes: tuple[str, ...] = ()
-    trace: bytes = field(default=b"", repr=False, compare=False)  # a Chrome trace, compressed
-
-    @property
-    def flops(self) -> float:
-        return sum(row.flops for row in self.rows)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(row.num_bytes for row in self.rows)
-
-    def table(self, num_rows: int = 20) -> RenderableType:
-        """For `rich.print`."""
-        from ridgeline.profiling.modules.table import profile_table
-
-        return profile_table(self, num_rows)
-
-    def to_json(self) -> dict[str, Any]:
-        document = asdict(replace(self, trace=b""))
-        del document["trace"]
-        document["rows"] = [
-            {**row, "share_of_limit": found.share_of_limit, "limit_s": found.limit_s}
-            for row, found in zip(document["rows"], self.rows, strict=True)
-        ]
-        return {"schema": SCHEMA, "flops": self.flops, "num_bytes": self.num_bytes, **document}
-
-    def save_trace(self, path: str | Path) -> Path:
-        """For chrome://tracing or ui.perfetto.dev; compressed where the name ends in .gz."""
-        path = Path(path)
-        data = self.trace if path.suffix == ".gz" else gzip.decompress(self.trace)
-        with atomic_write(path, "wb") as file:
-            file.write(data)
-        return path
 
 
 def rows_of(

@@ -1,0 +1,127 @@
+"""`Climb`: what `ridgeline optimize` found, written as climb.json; reports are drawn from it.
+
+    climb = Climb.from_json(json.loads(Path("out/climb.json").read_text()))
+    print(climb)                # the headline, each rung, and why the others were dropped
+    climb.speedup               # the ratio of the two rates shown
+
+Two numbers say how much faster it became. `speedup` is the rate after over the rate before, the
+two rates that stand beside it. `total` is the estimate from rounds that took turns, with its 95%
+interval: what else the machine did cancels out of it, so the two may differ by a few percent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ridgeline.ladder.outcome import Goal, RungOutcome, Side, Speedup, from_document
+from ridgeline.ladder.rung_table import reasons_table, rungs_table
+from ridgeline.profiling.drawing import times
+from ridgeline.profiling.printing import PrintedResult, safe_text
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, repr=False)
+class Climb(PrintedResult):
+    model: str  # as the user named it
+    goal: Goal
+    workload: str
+    command: tuple[str, ...]  # repeats it
+    created: str  # UTC, ISO 8601
+    seconds: float
+    hardware: Mapping[str, Any]  # Hardware.summary()
+    versions: Mapping[str, str]
+    bandwidth: float | None  # B/s, the ceiling used; None where unknown
+    bandwidth_source: str | None
+    matrix_rates: Mapping[str, float]  # FLOP/s by dtype
+    bounds: Mapping[str, float | None]  # max_kl, max_ppl_increase; empty: quality was off
+    before: Side
+    after: Side
+    rungs: tuple[RungOutcome, ...]
+    total: Speedup | None  # after over before, measured in the same rounds
+    notes: tuple[str, ...] = ()  # what a reader must know: started from another rung, stopped, …
+    serve_command: tuple[str, ...] = ()
+    unit: str = "tokens/s"  # of the rates, here and in speedups; a module has "calls/s"
+    schema: int = field(default=SCHEMA)
+
+    def __repr__(self) -> str:
+        return f"<Climb of {self.model} for {self.goal}: {self.headline}>"
+
+    @property
+    def kept(self) -> list[RungOutcome]:
+        return [rung for rung in self.rungs if rung.status == "kept"]
+
+    @property
+    def kept_product(self) -> float:
+        """What the kept changes came to, each measured against the one before."""
+        return math.prod(rung.achieved.value for rung in self.kept if rung.achieved is not None)
+
+    @property
+    def is_of_tokens(self) -> bool:
+        """Not of a module outside our families, whose rates are calls."""
+        return self.unit == "tokens/s"
+
+    @property
+    def rate_unit(self) -> str:
+        return f"output {self.unit}" if self.is_of_tokens else self.unit
+
+    @property
+    def speedup(self) -> float:
+        """The rate after over the rate before."""
+        return self.after.figures.output_tokens_per_s / self.before.figures.output_tokens_per_s
+
+    @property
+    def headline(self) -> str:
+        """One line. Its ratio is the quotient of the two rates as they stand in it."""
+        before = rate(self.before.figures.output_tokens_per_s)
+        after = rate(self.after.figures.output_tokens_per_s)
+        if not self.kept:
+            word = "kept" if self.rungs else "tried"
+            return f"Nothing was {word}: {before} {self.rate_unit}, as before"
+        if self.total is None:
+            return f"About {times(self.kept_product)} the speed, by the changes kept one by one"
+        ratio = shown_ratio(before, after)
+        return f"{ratio} the speed: {after} {self.rate_unit} instead of {before}"
+
+    def table(self) -> RenderableType:
+        """For `rich.print`: what was tried, predicted, achieved, and why the rest was dropped."""
+        parts: list[RenderableType] = [safe_text(self.headline, "bold")]
+        if self.total is not None:
+            parts.append(Text(paired_words(self.total)))
+        parts += [Text(), rungs_table(self.rungs)]
+        rest = [rung for rung in self.rungs if rung.status != "kept"]
+        if rest:
+            parts += [Text(), reasons_table(rest)]
+        return Group(*parts, *(safe_text(f"note: {note}") for note in self.notes))
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "speedup": self.speedup}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Climb:
+        fields = {name: value for name, value in document.items() if name != "speedup"}
+        climb: Climb = from_document(cls, fields, "a climb")
+        return climb
+
+
+def rate(per_s: float) -> str:
+    """As people read it: 311, 27.3, 4.12."""
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
+def shown_ratio(before: str, after: str) -> str:
+    """Of two rates as `rate` writes them, so that a reader who divides them gets the same."""
+    first, last = (float(text.replace(",", "")) for text in (before, after))
+    return times(last / first) if first > 0 else times(math.inf)
+
+
+def paired_words(total: Speedup) -> str:
+    low, high = f"{total.low:.2f}", f"{total.high:.2f}"
+    count = len(total.before)
+    return f"{times(total.value)} in {count} paired rounds, 95% interval {low} to {high}×"

@@ -8,6 +8,8 @@ held up by a compiler, and Triton serves until `ridgeline kernels build` was run
 
     build("skinny_linear")
     library("skinny_linear").ridgeline_few_rows(...)
+
+Headers that several sources share stand in this folder (`few_rows.cuh`).
 """
 
 from __future__ import annotations
@@ -41,9 +43,18 @@ def source(op: str) -> Path:
 
 
 def source_text(op: str) -> str:
-    """All that is compiled: the source, and what it includes of its folder."""
-    parts = [source(op), *sorted(source(op).parent.glob("*.cuh"))]
-    return "".join(part.read_text() for part in parts)
+    """All that is compiled: the source, and every header of ours that it includes."""
+    return "".join(part.read_text() for part in included_files(source(op)))
+
+
+def included_files(path: Path) -> list[Path]:
+    """A C++ file and what it includes by a quoted path, each once."""
+    files = [path.resolve()]
+    for file in files:  # grows as it is walked
+        names = re.findall(r'^#include "(.+)"', file.read_text(), re.M)
+        headers = [(file.parent / name).resolve() for name in names]
+        files += [header for header in dict.fromkeys(headers) if header not in files]
+    return files
 
 
 def sources() -> list[str]:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.formats.dtypes import dtype_name
-from ridgeline.kernels.extension import hashed_name, library_path
+from ridgeline.kernels.extension import hashed_name, included_files, library_path
 from ridgeline.kernels.registry import NAMES
 from ridgeline.progress import Progress
 
@@ -80,11 +80,9 @@ def processor() -> str:
 
 def built_path(op: str, compiler: str) -> Path:
     """Changes with the sources, the flags, the compiler and the processor."""
-    folders = (source(op).parent, source(op).parent.parent)
-    parts = [source(op), *(header for folder in folders for header in sorted(folder.glob("*.h")))]
-    text = "".join(part.read_text() for part in parts)
-    about = f"{FLAGS} {compiler_version(compiler)} {processor()}"
-    return library_path(hashed_name(f"{op}_host", text + about))
+    text = "".join(part.read_text() for part in included_files(source(op)))
+    machine = f"{FLAGS} {compiler_version(compiler)} {processor()}"
+    return library_path(hashed_name(f"{op}_host", text + machine))
 
 
 def build(op: str) -> Path:

@@ -1,5 +1,5 @@
-"""cuda.cu of the skinny products without a GPU: its own source, run thread for thread on the CPU by
-tests/cuda_on_cpu.h, against the references of skinny_linear and quantized_linear.
+"""cuda.cu of skinny_linear and of quantized_linear without a GPU: the sources themselves, run
+thread for thread on the CPU by tests/cuda_on_cpu.h, against the references.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated import built, poison_results
+from emulated import built, poison_results, still_written
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
@@ -19,12 +19,13 @@ from ridgeline.kernels.op import Case, Op, OpInputs
 from ridgeline.kernels.quantized_linear import op as quantized
 from ridgeline.kernels.skinny_linear import cuda
 from ridgeline.kernels.skinny_linear import op as plain
-from ridgeline.kernels.skinny_linear.ways import OneRow, WorkSplit, one_row_ways
+from ridgeline.kernels.skinny_linear.cuda_space import OneRow, WorkSplit, one_row_configs
 from ridgeline.kernels.targets import TARGETS
 
 CPU = torch.device("cpu")
 BF16, FP16 = torch.bfloat16, torch.float16
 BUILDS = {"matrix units": ("__CUDA_ARCH__=900",), "portable": ("RIDGELINE_PORTABLE",)}
+OPS = ("skinny_linear", "quantized_linear")
 ONE_SM = replace(TARGETS["sm_90"], num_units=1)  # so that a team makes several tiles
 
 PLAIN = None
@@ -78,17 +79,16 @@ def case_of(form: str, shape: tuple[int, int, int], *rest: Any) -> tuple[Op, Cas
 
 
 @pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
-    return built("skinny_linear", BUILDS, tmp_path_factory.mktemp("cuda_on_cpu"))
+def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, ctypes.CDLL]]:
+    return {op: built(op, BUILDS, tmp_path_factory.mktemp(op)) for op in OPS}
 
 
 @pytest.fixture(autouse=True)
-def on_cpu(builds: dict[str, ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> None:
+def on_cpu(builds: dict[str, dict[str, ctypes.CDLL]], monkeypatch: pytest.MonkeyPatch) -> None:
     """A chip with one SM, and results that hold NaN until they are written."""
 
     def chosen(op: str, defines: tuple[str, ...] = ()) -> ctypes.CDLL:
-        assert op == "skinny_linear"
-        return builds["portable" if defines else "matrix units"]
+        return builds[op]["portable" if defines else "matrix units"]
 
     monkeypatch.setattr(cuda, "library", chosen)
     monkeypatch.setattr(cuda, "target_of", lambda _: ONE_SM)
@@ -175,7 +175,7 @@ def test_shared_memory_is_asked_for_in_time() -> None:
 def test_one_row_has_ways_for_every_depth_it_takes() -> None:
     for depth in (512, 4096, 14336, 28672):
         for kind in ("int8 words", "int4", "fp8 weights"):
-            assert len(one_row_ways(kind, depth)) >= 3
+            assert len(one_row_configs(kind, depth)) >= 3
     op, case = case_of("int8 words", (2, 48, 256))
     with pytest.raises(UnsupportedError, match="one, and shorter"):
         op.variants["cuda"](**inputs_of(case), config=OneRow())
@@ -266,7 +266,7 @@ def test_a_row_is_the_same_bits_beside_any_others(form: str) -> None:
 )
 @pytest.mark.parametrize("form", ["plain", "int4 g128", "fp8 rows"])
 def test_the_kernel_before_is_waited_for(
-    form: str, way: WorkSplit | OneRow, builds: dict[str, ctypes.CDLL]
+    form: str, way: WorkSplit | OneRow, builds: dict[str, dict[str, ctypes.CDLL]]
 ) -> None:
     """What it writes, x and the residual, is NaN until a block waits."""
     num_rows = 3
@@ -275,22 +275,7 @@ def test_the_kernel_before_is_waited_for(
     op, case = case_of(form, (num_rows, 64, depth_of(form)), BF16, "residual")
     inputs = inputs_of(case) | {"config": way}
     calm = op.variants["cuda"](**inputs)
-    written = [inputs["x_MD"], inputs["residual_MO"]]
-    values = [tensor.clone() for tensor in written]
-
-    @ctypes.CFUNCTYPE(None)
-    def undo() -> None:
-        for tensor in written:
-            tensor.fill_(float("nan"))
-
-    @ctypes.CFUNCTYPE(None)
-    def finish() -> None:
-        for tensor, value in zip(written, values, strict=True):
-            tensor.copy_(value)
-
-    builds["matrix units"].play_kernel_before(undo, finish)
-    try:
+    written = [(inputs["x_MD"], ...), (inputs["residual_MO"], ...)]
+    with still_written(builds[op.name]["matrix units"], written):
         found = op.variants["cuda"](**inputs)
-    finally:
-        builds["matrix units"].play_kernel_before(None, None)
     assert torch.equal(found, calm)

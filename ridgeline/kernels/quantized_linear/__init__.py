@@ -4,8 +4,8 @@
 `quantized_linear` runs where its tensors are: the reference on a CPU, the kernels on a GPU (in
 Triton or, once built and where measured to be faster, in CUDA C++). With more rows fp8 goes to
 `torch._scaled_mm`, int8 to `torch._int_mm`, and packed weights back to 16 bits and to cuBLAS
-(many_rows.py). reference.py
-lists the forms of weights and scales, formats/packing.py says how 4-bit codes lie.
+(many_rows.py). reference.py lists the forms of weights and scales, formats/packing.py says how
+4-bit codes lie.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ridgeline.kernels.quantized_linear import reference
 from ridgeline.kernels.quantized_linear.many_rows import can_int_mm, int8_linear, packed_linear
 from ridgeline.kernels.quantized_linear.reference import default_out
 from ridgeline.kernels.quantized_linear.tune_space import choice_key, search_space
+from ridgeline.kernels.skinny_linear.cuda_space import OneRow, WorkSplit, fits_one_row
 from ridgeline.kernels.skinny_linear.dispatch import best, run
 from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS, SkinnyConfig
-from ridgeline.kernels.skinny_linear.ways import OneRow, WorkSplit, fits_one_row
 
 __all__ = ["SCALED_MM_ROWS", "launched", "quantized_linear", "scaled_mm", "search_space"]
 
@@ -46,51 +46,7 @@ def quantized_linear(
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """See reference.py. No gradients: weights of codes have none."""
-    around = (bias_O, residual_MO, norm_weight_D, eps, offset, activation, out_dtype)
-    if x_MD.device.type == "cpu":
-        return reference.quantized_linear(x_MD, weight, weight_scale, zero_GO, x_scale, *around)
-    if x_scale is not None and can_scaled_mm(x_MD, weight_scale, x_scale):
-        y = scaled_mm(x_MD, weight, weight_scale, x_scale, bias_O, out_dtype)
-        if activation is not None:
-            (y,) = outputs(gated_activation(y, activation))
-        return y if residual_MO is None else y + residual_MO
-    many = x_MD.numel() // x_MD.shape[-1] > MAX_ROWS
-    if many and weight.dtype == torch.int32:
-        return packed_linear(x_MD, weight, weight_scale, zero_GO, *around)
-    if many and x_scale is not None and can_int_mm(x_MD, weight):
-        sums = (x_MD, weight, weight_scale, x_scale, bias_O, residual_MO, activation)
-        return int8_linear(*sums, out_dtype or default_out(x_MD))
-    if torch.compiler.is_compiling():
-        return traced(x_MD, weight, weight_scale, zero_GO, x_scale, *around)
-    return launched(x_MD, weight, weight_scale, zero_GO, x_scale, *around)
-
-
-def launched(
-    x_MD: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    zero_GO: Tensor | None = None,
-    x_scale: Tensor | None = None,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    norm_weight_D: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    activation: Activation | None = None,
-    out_dtype: torch.dtype | None = None,
-    config: SkinnyConfig | WorkSplit | OneRow | None = None,
-) -> Tensor:
-    """By our own kernels for few rows: as `config` says, else as measured; else packed weights, and
-    one row in 16 bits, in CUDA C++ where that is built, the rest in Triton.
-    """
-    from ridgeline.kernels.quantized_linear import cuda, triton
-
     inputs: dict[str, Any] = {
-        "x_MD": x_MD,
-        "weight": weight,
-        "weight_scale": weight_scale,
-        "zero_GO": zero_GO,
-        "x_scale": x_scale,
         "bias_O": bias_O,
         "residual_MO": residual_MO,
         "norm_weight_D": norm_weight_D,
@@ -99,19 +55,72 @@ def launched(
         "activation": activation,
         "out_dtype": out_dtype,
     }
+    if x_MD.device.type == "cpu":
+        return reference.quantized_linear(x_MD, weight, weight_scale, zero_GO, x_scale, **inputs)
+    if x_scale is not None and can_scaled_mm(x_MD, weight_scale, x_scale):
+        y = scaled_mm(x_MD, weight, weight_scale, x_scale, bias_O, out_dtype)
+        if activation is not None:
+            (y,) = outputs(gated_activation(y, activation))
+        return y if residual_MO is None else y + residual_MO
+    many = x_MD.numel() // x_MD.shape[-1] > MAX_ROWS
+    if many and weight.dtype == torch.int32:
+        return packed_linear(x_MD, weight, weight_scale, zero_GO, **inputs)
+    if many and x_scale is not None and can_int_mm(x_MD, weight):
+        return int8_linear(
+            x_MD,
+            weight,
+            weight_scale,
+            x_scale,
+            bias_O=bias_O,
+            residual_MO=residual_MO,
+            activation=activation,
+            out_dtype=out_dtype or default_out(x_MD),
+        )
+    if torch.compiler.is_compiling():
+        return traced(
+            x_MD, weight, weight_scale, zero_GO, x_scale,
+            bias_O, residual_MO, norm_weight_D, eps, offset, activation, out_dtype,
+        )  # fmt: skip
+    return launched(x_MD, weight, weight_scale, zero_GO, x_scale, **inputs)
+
+
+def launched(
+    x_MD: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    zero_GO: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    norm_weight_D: Tensor | None = None,
+    activation: Activation | None = None,
+    config: SkinnyConfig | WorkSplit | OneRow | None = None,
+    **others: Any,
+) -> Tensor:
+    """By our own kernels for few rows: as `config` says, else as measured; else packed weights, and
+    one row in 16 bits, in CUDA C++ where that is built, the rest in Triton. Takes
+    `quantized_linear`'s arguments, by name.
+    """
+    from ridgeline.kernels.quantized_linear import cuda, triton
+
     on_gpu = x_MD.device.type == "cuda"
     if config is None and on_gpu:
         gated, normed = activation is not None, norm_weight_D is not None
-        config = best(*choice_key(x_MD, weight, weight_scale, gated, normed), x_MD.device)
+        op, key = choice_key(x_MD, weight, weight_scale, gated, normed)
+        config = best(op, key, x_MD.device, source="quantized_linear")
     one_row = x_scale is None and fits_one_row(
         cuda.kind_of(x_MD, weight), x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
     )
     in_cuda = on_gpu and (one_row or weight.dtype == torch.int32)
+    others |= {
+        "zero_GO": zero_GO,
+        "x_scale": x_scale,
+        "norm_weight_D": norm_weight_D,
+        "activation": activation,
+    }
     return run(
         config,
-        in_cuda and library("skinny_linear") is not None,
-        lambda way: cuda.quantized_linear(**inputs, config=way),
-        lambda way: triton.quantized_linear(**inputs, config=way),
+        in_cuda and library("quantized_linear") is not None,
+        lambda split: cuda.quantized_linear(x_MD, weight, weight_scale, **others, config=split),
+        lambda tiles: triton.quantized_linear(x_MD, weight, weight_scale, **others, config=tiles),
     )
 
 
@@ -166,13 +175,13 @@ def traced(
         weight_scale,
         zero,
         x_scale,
-        bias,
-        residual,
-        norm_weight,
-        eps,
-        offset,
-        activation,  # type: ignore[arg-type]  # custom ops know str, not Literal
-        out_dtype,
+        bias_O=bias,
+        residual_MO=residual,
+        norm_weight_D=norm_weight,
+        eps=eps,
+        offset=offset,
+        activation=activation,  # type: ignore[arg-type]  # custom ops know str, not Literal
+        out_dtype=out_dtype,
     )
 
 

@@ -1,5 +1,5 @@
-"""Products with quantized weights through the CUDA C++ kernels (skinny_linear/cuda.cu): which kind
-of weights they are, and the same arguments as triton.py's launcher.
+"""Calls the kernels of cuda.cu, through the launcher that skinny_linear has too: which kind of
+weights these are, and the same arguments as triton.py's launcher.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.quantized_linear.reference import default_out, packed_bits
 from ridgeline.kernels.rms_norm import rms_norm
 from ridgeline.kernels.skinny_linear.cuda import few_rows
-from ridgeline.kernels.skinny_linear.cut import Around
-from ridgeline.kernels.skinny_linear.ways import (
+from ridgeline.kernels.skinny_linear.cuda_space import (
     OneRow,
     WeightKind,
     WorkSplit,
     fits_few,
     fits_one_row,
 )
+from ridgeline.kernels.skinny_linear.cut import Around
 
 
 def quantized_linear(
@@ -47,19 +47,12 @@ def quantized_linear(
     folds = fits_few(kind, rows, depth) or fits_one_row(kind, rows, depth)
     if norm_weight_D is not None and not folds:
         x_MD, norm_weight_D = rms_norm(x_MD, norm_weight_D, eps, offset), None
+    around = Around(bias_O, residual_MO, norm_weight_D, eps, offset, activation)
     return few_rows(
-        kind,
-        x_MD,
-        weight,
-        Around(bias_O, residual_MO, norm_weight_D, eps, offset, activation),
-        out_dtype or default_out(x_MD),
-        weight_scale,
-        zero_GO,
-        x_scale,
-        config,
-        pdl,
-        defines,
-    )
+        kind, x_MD, weight, around, out_dtype or default_out(x_MD),
+        scale=weight_scale, zero=zero_GO, x_scale=x_scale,
+        config=config, pdl=pdl, defines=defines,
+    )  # fmt: skip
 
 
 def kind_of(x_MD: Tensor, weight: Tensor) -> WeightKind:

@@ -23,11 +23,17 @@ from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
 from ridgeline.kernels.quantized_linear import cuda, launched, reference, scaled_mm
 from ridgeline.kernels.quantized_linear.reference import BLOCK, default_out, packed_bits
 from ridgeline.kernels.quantized_linear.tune_space import choice_key, search_space
+from ridgeline.kernels.skinny_linear.cuda_space import (
+    Groups,
+    OneRow,
+    WorkSplit,
+    cuda_configs,
+    fits_few,
+)
 from ridgeline.kernels.skinny_linear.cut import scale_kind
 from ridgeline.kernels.skinny_linear.op import PROJECTIONS
 from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig, default_config, shortlist
 from ridgeline.kernels.skinny_linear.tune_space import search_space as plain_rows_space
-from ridgeline.kernels.skinny_linear.ways import Groups, OneRow, WorkSplit, fits_few, ways
 from ridgeline.kernels.targets import Target
 
 BF16, FP16, INT8, FP8 = torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn
@@ -75,9 +81,9 @@ def launch_cuda(
     defines: tuple[str, ...] = (),
     **inputs: Any,
 ) -> Tensor:
-    """The kernels in CUDA C++; a way to cut Triton's means nothing to them."""
-    way = None if isinstance(config, SkinnyConfig) else config
-    return cuda.quantized_linear(**_own(inputs), config=way, defines=defines)
+    """The kernels in CUDA C++, which take no config of Triton's."""
+    split = None if isinstance(config, SkinnyConfig) else config
+    return cuda.quantized_linear(**_own(inputs), config=split, defines=defines)
 
 
 def define(config: SkinnyConfig | WorkSplit | OneRow | None = None, **inputs: Any) -> Tensor:
@@ -334,14 +340,15 @@ def search(
         if x_MD.dtype != weight.dtype:  # and are converted in registers else
             space = plain_rows_space(rows, outputs, depth, gated, bits)
             configs += shortlist(space, outputs, gated, target, bits)
-    in_cuda = ways(cuda.kind_of(x_MD, weight), rows, outputs, depth, gated)
+    in_cuda = cuda_configs(cuda.kind_of(x_MD, weight), rows, outputs, depth, gated)
     if packed and bits == 4:
         groups = Groups(depth // weight_scale.shape[0], zero_GO is not None)
-        shape = (outputs, depth, gated, target.num_units)
-        in_cuda = [w for w in in_cuda if isinstance(w, WorkSplit) or groups.fits(w, *shape)]
-    return ConfigSearch(
-        *choice_key(x_MD, weight, weight_scale, gated, normed), [*configs, *in_cuda]
-    )
+        fits = partial(
+            groups.fits, num_outputs=outputs, depth=depth, gated=gated, num_units=target.num_units
+        )
+        in_cuda = [split for split in in_cuda if isinstance(split, WorkSplit) or fits(split)]
+    op, key = choice_key(x_MD, weight, weight_scale, gated, normed)
+    return ConfigSearch(op, key, [*configs, *in_cuda])
 
 
 OP = Op(

@@ -4,10 +4,12 @@ residual folded in, bound by how fast the weight can be read.
 `skinny_linear` runs where its tensors are: the reference on a CPU, a kernel on a GPU (in Triton or,
 once built and where measured to be faster, in CUDA C++), cuBLAS with the parts around it one by one
 for more rows than the kernels are made for, and for shapes where that was measured to be faster.
-tune_space.py and ways.py hold the ways to cut it.
+tune_space.py and cuda_space.py hold the configurations to choose from.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from ridgeline.kernels.autotune import beaten_by
 from ridgeline.kernels.gated_activation.reference import Activation, gated_activation
 from ridgeline.kernels.op import outputs
 from ridgeline.kernels.skinny_linear import reference
+from ridgeline.kernels.skinny_linear.cuda_space import OneRow, WorkSplit
 from ridgeline.kernels.skinny_linear.dispatch import best, run
 from ridgeline.kernels.skinny_linear.tune_space import (
     MAX_ROWS,
@@ -24,7 +27,6 @@ from ridgeline.kernels.skinny_linear.tune_space import (
     product_key,
     search_space,
 )
-from ridgeline.kernels.skinny_linear.ways import OneRow, WorkSplit
 
 __all__ = ["MAX_ROWS", "SkinnyConfig", "search_space", "skinny_linear", "unfused"]
 
@@ -43,45 +45,55 @@ def skinny_linear(
     """See reference.py. No gradients: decoding needs none. The result is left in `out_MO`, where
     that is given: contiguous, of x's dtype.
     """
-    plain = (x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
-    inputs = (*plain, out_MO)
+    if torch.compiler.is_compiling() and x_MD.device.type != "cpu" and not _is_many(x_MD):
+        y_MO = traced(x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
+        return _left_in(out_MO, y_MO)
+    inputs: dict[str, Any] = {
+        "x_MD": x_MD,
+        "weight_OD": weight_OD,
+        "bias_O": bias_O,
+        "residual_MO": residual_MO,
+        "norm_weight_D": norm_weight_D,
+        "eps": eps,
+        "offset": offset,
+        "activation": activation,
+    }
     if x_MD.device.type == "cpu":
-        return _left_in(out_MO, reference.skinny_linear(*plain))
-    if x_MD.numel() // x_MD.shape[-1] > MAX_ROWS:
-        return unfused(*inputs)
-    if torch.compiler.is_compiling():
-        return _left_in(out_MO, traced(*plain))
+        return _left_in(out_MO, reference.skinny_linear(**inputs))
+    if _is_many(x_MD):
+        return unfused(**inputs, out_MO=out_MO)
     key = product_key(x_MD, weight_OD, activation is not None, norm_weight_D is not None)
     if beaten_by("skinny_linear", key, x_MD.device) == "cublas":
-        return unfused(*inputs)
-    return launched(*inputs)
+        return unfused(**inputs, out_MO=out_MO)
+    return launched(**inputs, out_MO=out_MO)
+
+
+def _is_many(x_MD: Tensor) -> bool:
+    return x_MD.numel() // x_MD.shape[-1] > MAX_ROWS
 
 
 def launched(
     x_MD: Tensor,
     weight_OD: Tensor,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
     norm_weight_D: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
     activation: Activation | None = None,
-    out_MO: Tensor | None = None,
     config: SkinnyConfig | WorkSplit | OneRow | None = None,
+    **others: Any,
 ) -> Tensor:
-    """By our own kernels: as `config` says, else as measured, else in Triton."""
+    """By our own kernels: as `config` says, else as measured, else in Triton. Takes
+    `skinny_linear`'s arguments, by name.
+    """
     from ridgeline.kernels.skinny_linear import cuda, triton
 
-    plain = (x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
-    inputs = (*plain, out_MO)
     if config is None and x_MD.device.type == "cuda":
         key = product_key(x_MD, weight_OD, activation is not None, norm_weight_D is not None)
-        config = best("skinny_linear", key, x_MD.device)
+        config = best("skinny_linear", key, x_MD.device, source="skinny_linear")
+    others |= {"norm_weight_D": norm_weight_D, "activation": activation}
     return run(
         config,
         False,
-        lambda way: cuda.skinny_linear(*inputs, config=way),
-        lambda way: triton.skinny_linear(*inputs, config=way),
+        lambda split: cuda.skinny_linear(x_MD, weight_OD, **others, config=split),
+        lambda tiles: triton.skinny_linear(x_MD, weight_OD, **others, config=tiles),
     )
 
 
@@ -126,7 +138,16 @@ def traced(
     offset: float,
     activation: str | None,
 ) -> Tensor:
-    return launched(x, weight, bias, residual, norm_weight, eps, offset, activation)  # type: ignore[arg-type]
+    return launched(
+        x,
+        weight,
+        bias_O=bias,
+        residual_MO=residual,
+        norm_weight_D=norm_weight,
+        eps=eps,
+        offset=offset,
+        activation=activation,  # type: ignore[arg-type]  # custom ops know str, not Literal
+    )
 
 
 @traced.register_fake

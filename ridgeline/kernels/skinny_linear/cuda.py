@@ -1,7 +1,7 @@
-"""Calls the kernels of cuda.cu: products of 1 to 64 rows with plain or quantized weights.
+"""Calls the kernels of few_rows.cuh: products of 1 to 64 rows with plain or quantized weights.
 
-`few_rows` is the launcher of both skinny_linear and quantized_linear; ways.py says how the work can
-be cut.
+`few_rows` is the launcher of both skinny_linear's cuda.cu and quantized_linear's; cuda_space.py
+says how the work can be cut.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from ridgeline.kernels.extension import library
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import is_only_compiling, target_of
 from ridgeline.kernels.rows import as_rows
-from ridgeline.kernels.skinny_linear.cut import Around
-from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS
-from ridgeline.kernels.skinny_linear.ways import (
+from ridgeline.kernels.skinny_linear.cuda_space import (
     GROUPS,
     KINDS,
     PIECE,
@@ -28,18 +26,20 @@ from ridgeline.kernels.skinny_linear.ways import (
     OneRow,
     WeightKind,
     WorkSplit,
-    default_way,
+    default_cuda_config,
     fits_few,
     fits_one_row,
 )
-from ridgeline.kernels.targets import can_wait
+from ridgeline.kernels.skinny_linear.cut import Around
+from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS
+from ridgeline.kernels.targets import Target, can_wait
 
 SCALE_KINDS = ("none", "tensor", "row", "group")
 ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh")
 
 
 class SkinnyArguments(ctypes.Structure):
-    """cuda.cu's struct of this name."""
+    """few_rows.cuh's RidgelineJob."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("x", "weight", "scale", "zero", "x_scale")),
@@ -72,16 +72,9 @@ def skinny_linear(
         raise UnsupportedError(f"{x_MD.dtype} times {weight_OD.dtype}; bf16 or fp16, and alike")
     around = Around(bias_O, residual_MO, norm_weight_D, eps, offset, activation)
     return few_rows(
-        "plain",
-        x_MD,
-        weight_OD,
-        around,
-        x_MD.dtype,
-        way=config,
-        pdl=pdl,
-        defines=defines,
-        out=out_MO,
-    )
+        "plain", x_MD, weight_OD, around, x_MD.dtype,
+        config=config, pdl=pdl, defines=defines, out=out_MO,
+    )  # fmt: skip
 
 
 def few_rows(
@@ -90,10 +83,11 @@ def few_rows(
     weight: Tensor,
     around: Around,
     out_dtype: torch.dtype,
+    *,
     scale: Tensor | None = None,
     zero: Tensor | None = None,
     x_scale: Tensor | None = None,
-    way: WorkSplit | OneRow | None = None,
+    config: WorkSplit | OneRow | None = None,
     pdl: bool = True,
     defines: tuple[str, ...] = (),
     out: Tensor | None = None,
@@ -102,74 +96,117 @@ def few_rows(
     x_rows = as_rows(x_MD)
     check(kind, x_rows, weight, around, out_dtype, scale)
     num_rows, depth = x_rows.shape
-    num_outputs = weight.shape[0] // (2 if around.activation else 1)
-    way = way or default_way(kind, num_rows, num_outputs, depth, around.activation is not None)
-    if isinstance(way, OneRow) and not fits_one_row(kind, num_rows, depth):
-        raise UnsupportedError(f"{num_rows} rows of {depth} for {kind} weights; one, and shorter")
-    if isinstance(way, OneRow) and x_scale is not None:
-        raise UnsupportedError("one row of x in 16 bits with a scale of its own")
-    if isinstance(way, OneRow) and kind == "int4" and scale is not None:
-        groups = Groups(depth // scale.shape[0], zero is not None)
-        shape = (num_outputs, depth, around.activation is not None, target_of(x_MD).num_units)
-        if not groups.fits(way, *shape):
-            raise UnsupportedError(f"{way.label} with the scales of {num_outputs} outputs")
-    if kind == "fp8 weights" and not isinstance(way, OneRow):
-        raise UnsupportedError(f"{num_rows} rows in 16 bits times fp8; one alone")
-    if around.norm_weight is not None and isinstance(way, WorkSplit) and way.splits:
-        raise UnsupportedError(f"the norm of {num_rows} rows of {depth} is not folded in")
-    functions = library("skinny_linear", defines)
+    gated = around.activation is not None
+    num_outputs = weight.shape[0] // (2 if gated else 1)
+    target = target_of(x_MD)
+    config = config or default_cuda_config(kind, num_rows, num_outputs, depth, gated)
+    if not isinstance(config, OneRow):
+        check_split(kind, config, x_rows, around)
+    else:
+        check_one_row(kind, x_rows, x_scale)
+        if kind == "int4" and scale is not None:
+            groups = Groups(depth // scale.shape[0], zero is not None)
+            if not groups.fits(
+                config,
+                num_outputs=num_outputs,
+                depth=depth,
+                gated=gated,
+                num_units=target.num_units,
+            ):
+                raise UnsupportedError(f"{config.label} with the scales of {num_outputs} outputs")
+    op = "skinny_linear" if kind == "plain" else "quantized_linear"
+    functions = library(op, defines)
     if functions is None:
-        raise UnsupportedError("skinny_linear is not built in CUDA C++; `ridgeline kernels build`")
+        raise UnsupportedError(f"{op} is not built in CUDA C++; `ridgeline kernels build`")
     if out is None:
         out = torch.empty((*x_MD.shape[:-1], num_outputs), dtype=out_dtype, device=x_MD.device)
     assert out.is_contiguous(), "rows of the result lie side by side"
     assert out.dtype == out_dtype, f"results in {out_dtype} cannot be left in {out.dtype}"
-    if not num_rows:
+    if not num_rows or is_only_compiling():
         return out
     residual = None if around.residual is None else as_rows(around.residual)
-    job = SkinnyArguments(
-        pointer(x_rows),
-        pointer(weight),
-        pointer(scale),
-        pointer(zero),
-        pointer(x_scale),
-        pointer(around.bias),
-        pointer(residual),
-        pointer(around.norm_weight),
-        pointer(out),
-        x_rows.stride(0),
-        weight.stride(0) * weight.element_size(),
-        0 if residual is None else residual.stride(0),
-        num_rows,
-        num_outputs,
-        depth,
-        (depth // scale.shape[0]).bit_length() - 1 if kind == "int4" and scale is not None else 0,
-        around.activation is not None,
-        ACTIVATIONS.index(around.activation),
-        SCALE_KINDS.index(scale_kind(scale)),
-        SCALE_KINDS.index(scale_kind(x_scale)),
-        out_dtype == torch.float16,
-        around.eps,
-        around.offset,
+    arguments = SkinnyArguments(
+        x=pointer(x_rows),
+        weight=pointer(weight),
+        scale=pointer(scale),
+        zero=pointer(zero),
+        x_scale=pointer(x_scale),
+        bias=pointer(around.bias),
+        residual=pointer(residual),
+        gain=pointer(around.norm_weight),
+        out=pointer(out),
+        x_stride=x_rows.stride(0),
+        weight_stride=weight.stride(0) * weight.element_size(),
+        residual_stride=0 if residual is None else residual.stride(0),
+        rows=num_rows,
+        outputs=num_outputs,
+        depth=depth,
+        group_shift=group_shift(kind, depth, scale),
+        gated=gated,
+        activation=ACTIVATIONS.index(around.activation),
+        scale_kind=SCALE_KINDS.index(scale_kind(scale)),
+        x_scale_kind=SCALE_KINDS.index(scale_kind(x_scale)),
+        out_half=out_dtype == torch.float16,
+        eps=around.eps,
+        offset=around.offset,
     )
-    shared = (ctypes.byref(job), KINDS.index(kind), x_MD.dtype == torch.float16)
-    blocks = way.blocks * target_of(x_MD).num_units
-    waits = pdl and can_wait(target_of(x_MD))
-    stream = c_void_p(stream_of(x_MD.device))
-    if is_only_compiling():
-        return out
-    if isinstance(way, OneRow):
-        cut = (way.lines, way.warps, way.stages, blocks)
-        error = functions.ridgeline_one_row(*shared, *cut, waits, stream)
-    else:
-        tiles = (way.tiles, way.warps, way.stages, way.splits, way.teams, blocks)
-        error = functions.ridgeline_few_rows(*shared, *tiles, waits, stream)
+    error = start(functions, kind, arguments, config, target, x_MD, pdl)
     if error:
         raise HardwareError(
             f"the CUDA kernel for {kind} weights could not be started for {num_rows} x "
-            f"{num_outputs} x {depth} as {way.label}: error {error}"
+            f"{num_outputs} x {depth} as {config.label}: error {error}"
         )
     return out
+
+
+def start(
+    functions: ctypes.CDLL,
+    kind: WeightKind,
+    arguments: SkinnyArguments,
+    config: WorkSplit | OneRow,
+    target: Target,
+    x_MD: Tensor,
+    pdl: bool,
+) -> int:
+    """CUDA's error code, 0 for none."""
+    job, number, half = ctypes.byref(arguments), KINDS.index(kind), x_MD.dtype == torch.float16
+    blocks = config.blocks * target.num_units
+    waits = pdl and can_wait(target)
+    stream = c_void_p(stream_of(x_MD.device))
+    error: int
+    if isinstance(config, OneRow):
+        error = functions.ridgeline_one_row(
+            job, number, half, config.lines, config.warps, config.stages, blocks, waits, stream
+        )
+    else:
+        error = functions.ridgeline_few_rows(
+            job, number, half, config.tiles, config.warps, config.stages, config.splits,
+            config.teams, blocks, waits, stream,
+        )  # fmt: skip
+    return error
+
+
+def group_shift(kind: WeightKind, depth: int, scale: Tensor | None) -> int:
+    """Groups of 4-bit codes have 2^shift of them."""
+    if kind != "int4" or scale is None:
+        return 0
+    return (depth // scale.shape[0]).bit_length() - 1
+
+
+def check_one_row(kind: WeightKind, x_rows: Tensor, x_scale: Tensor | None) -> None:
+    num_rows, depth = x_rows.shape
+    if not fits_one_row(kind, num_rows, depth):
+        raise UnsupportedError(f"{num_rows} rows of {depth} for {kind} weights; one, and shorter")
+    if x_scale is not None:
+        raise UnsupportedError("one row of x in 16 bits with a scale of its own")
+
+
+def check_split(kind: WeightKind, config: WorkSplit, x_rows: Tensor, around: Around) -> None:
+    num_rows, depth = x_rows.shape
+    if kind == "fp8 weights":
+        raise UnsupportedError(f"{num_rows} rows in 16 bits times fp8; one alone")
+    if around.norm_weight is not None and config.splits:
+        raise UnsupportedError(f"the norm of {num_rows} rows of {depth} is not folded in")
 
 
 def check(

@@ -18,41 +18,45 @@ from torch import Tensor
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.autotune import chosen
 from ridgeline.kernels.extension import library
+from ridgeline.kernels.skinny_linear.cuda_space import OneRow, WorkSplit
 from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig
-from ridgeline.kernels.skinny_linear.ways import OneRow, WorkSplit
 
 log = logging.getLogger(__name__)
 
 
-def best(op: str, key: str, device: torch.device) -> SkinnyConfig | WorkSplit | OneRow | None:
-    """What was measured to be fastest, of what can run here."""
-    built = device.type == "cuda" and library("skinny_linear") is not None
-    found = chosen(op, key, device, lambda config: built or kind_of(config) is SkinnyConfig)
-    return None if found is None else kind_of(found)(**found)
+def best(
+    op: str, key: str, device: torch.device, source: str
+) -> SkinnyConfig | WorkSplit | OneRow | None:
+    """What was measured to be fastest, of what can run here; `source` is the op whose cuda.cu has
+    the kernels.
+    """
+    built = device.type == "cuda" and library(source) is not None
+    values = chosen(op, key, device, lambda config: built or config_type(config) is SkinnyConfig)
+    return None if values is None else config_type(values)(**values)
 
 
-def kind_of(config: Mapping[str, Any]) -> type[SkinnyConfig | WorkSplit | OneRow]:
-    """Configurations are remembered as plain values; only a Way has tiles, only OneRow lines."""
+def config_type(config: Mapping[str, Any]) -> type[SkinnyConfig | WorkSplit | OneRow]:
+    """Configs are saved as plain values; only WorkSplit has tiles, only OneRow lines."""
     return WorkSplit if "tiles" in config else OneRow if "lines" in config else SkinnyConfig
 
 
 def run(
-    way: SkinnyConfig | WorkSplit | OneRow | None,
+    config: SkinnyConfig | WorkSplit | OneRow | None,
     prefers_cuda: bool,
     in_cuda: Callable[[WorkSplit | OneRow | None], Tensor],
     in_triton: Callable[[SkinnyConfig | None], Tensor],
 ) -> Tensor:
-    """The product as `way` says; Triton makes what the CUDA kernels do not do (a stride that is not
-    a multiple of 16 bytes, say).
+    """The product as `config` says; Triton makes what the CUDA kernels do not do (a stride that is
+    not a multiple of 16 bytes, say).
     """
-    if isinstance(way, WorkSplit | OneRow) or (way is None and prefers_cuda):
+    if isinstance(config, WorkSplit | OneRow) or (config is None and prefers_cuda):
         try:
-            return in_cuda(way)
+            return in_cuda(config)
         except UnsupportedError as error:
-            _say_once(str(error))
-    return in_triton(way if isinstance(way, SkinnyConfig) else None)
+            _log_once(str(error))
+    return in_triton(config if isinstance(config, SkinnyConfig) else None)
 
 
 @lru_cache
-def _say_once(reason: str) -> None:
+def _log_once(reason: str) -> None:
     log.info("Triton serves a product instead of CUDA C++: %s", reason)

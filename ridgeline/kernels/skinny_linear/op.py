@@ -14,13 +14,13 @@ from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
 from ridgeline.kernels.skinny_linear import cuda, launched, reference, unfused
+from ridgeline.kernels.skinny_linear.cuda_space import WorkSplit, cuda_configs
 from ridgeline.kernels.skinny_linear.tune_space import (
     SkinnyConfig,
     product_key,
     search_space,
     shortlist,
 )
-from ridgeline.kernels.skinny_linear.ways import WorkSplit, ways
 
 BF16, FP16 = torch.bfloat16, torch.float16
 # Llama-3.1-8B's projections: outputs (a gated pair counted once) and depth.
@@ -43,9 +43,9 @@ def launch_triton(config: SkinnyConfig | WorkSplit | None = None, **inputs: Any)
 def launch_cuda(
     config: SkinnyConfig | WorkSplit | None = None, defines: tuple[str, ...] = (), **inputs: Any
 ) -> Tensor:
-    """The kernels in CUDA C++; a way to cut Triton's means nothing to them."""
-    way = config if isinstance(config, WorkSplit) else None
-    return cuda.skinny_linear(**inputs, config=way, defines=defines)
+    """The kernels in CUDA C++, which take no config of Triton's."""
+    split = config if isinstance(config, WorkSplit) else None
+    return cuda.skinny_linear(**inputs, config=split, defines=defines)
 
 
 def define(config: SkinnyConfig | WorkSplit | None = None, **inputs: Any) -> Tensor:
@@ -205,7 +205,7 @@ def search(
     key = product_key(x_MD, weight_OD, gated, norm_weight_D is not None)
     space = search_space(rows, outputs, depth, gated)
     configs = shortlist(space, outputs, gated, target_of(x_MD))
-    in_cuda = ways("plain", rows, outputs, depth, gated)
+    in_cuda = cuda_configs("plain", rows, outputs, depth, gated)
     return ConfigSearch("skinny_linear", key, [*configs, *in_cuda], peers=("cublas",))
 
 

@@ -1,7 +1,7 @@
-"""How the CUDA C++ kernels (cuda.cu) can be cut: one `WorkSplit`, the ones worth timing, and the
-one used where nothing was timed.
+"""How the CUDA C++ kernels of skinny_linear and quantized_linear can be configured: a `WorkSplit`,
+or for one row of codes a `OneRow`; those worth timing, and the one used where nothing was timed.
 
-    skinny_linear(x, weight, config=ways("plain", 1, 4096, 14336, False)[3])
+    skinny_linear(x, weight, config=cuda_configs("plain", 1, 4096, 14336, False)[3])
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class WorkSplit:
 
 @dataclass(frozen=True)
 class OneRow:
-    """How one row is cut (one_row.cuh): a warp has `lines` weight rows at a time, a block `warps`,
-    an SM `blocks`; `stages` (4 or 8) steps of 512 bytes a line are on their way.
+    """How one row is cut (quantized_linear/one_row.cuh): a warp has `lines` weight rows at a time,
+    a block `warps`, an SM `blocks`; `stages` (4 or 8) steps of 512 bytes a line are on their way.
     """
 
     lines: int = 2
@@ -80,13 +80,16 @@ class Groups:
     size: int = 128
     zeros: bool = False
 
-    def fits(self, way: OneRow, num_outputs: int, depth: int, gated: bool, num_units: int) -> bool:
+    def fits(
+        self, config: OneRow, *, num_outputs: int, depth: int, gated: bool, num_units: int
+    ) -> bool:
         """Whether a block can copy its scales: by four bytes, and all of them at once."""
-        rows = way.warps * (way.lines // 2 if gated else way.lines)
-        rounds = ceil(num_outputs / (rows * way.blocks * num_units))
+        rows = config.warps * (config.lines // 2 if gated else config.lines)
+        rounds = ceil(num_outputs / (rows * config.blocks * num_units))
         columns = rounds * (2 if gated else 1) * depth // self.size
         bytes_ = columns * (rows * 2 + 4) + (columns * (rows + 4) if self.zeros else 0)
-        room = SHARED_BYTES // way.blocks - way.ring_bytes - depth * 17 // 8  # x and its sums
+        x_bytes = depth * 17 // 8  # and its sums
+        room = SHARED_BYTES // config.blocks - config.ring_bytes - x_bytes
         return rows % 4 == 0 and rows <= 64 and bytes_ <= room
 
 
@@ -96,16 +99,16 @@ def fits_one_row(kind: WeightKind, num_rows: int, depth: int) -> bool:
     return kind in ONE_ROW_KINDS and num_rows == 1 and depth * x_bytes <= 2 * STAGED_BYTES
 
 
-def one_row_ways(kind: WeightKind, depth: int) -> list[OneRow]:
+def one_row_configs(kind: WeightKind, depth: int) -> list[OneRow]:
     """What is worth timing: 32 KB or more on their way to an SM, as far as x leaves room."""
     x_bytes = 4 if kind == "fp8 weights" else 2
     return [
-        way
+        config
         for stages, lines in product((8, 4), (2, 4))
         for warps, blocks in ONE_ROW_BLOCKS
-        for way in [OneRow(lines, warps, blocks, stages)]
-        if way.ring_bytes * blocks >= 32 * 1024
-        and blocks * (way.ring_bytes + depth * x_bytes) <= SHARED_BYTES
+        for config in [OneRow(lines, warps, blocks, stages)]
+        if config.ring_bytes * blocks >= 32 * 1024
+        and blocks * (config.ring_bytes + depth * x_bytes) <= SHARED_BYTES
     ]
 
 
@@ -126,7 +129,7 @@ def fits_few(kind: WeightKind, num_rows: int, depth: int) -> bool:
 
 
 @lru_cache
-def default_way(
+def default_cuda_config(
     kind: WeightKind, num_rows: int, num_outputs: int, depth: int, gated: bool
 ) -> WorkSplit | OneRow:
     """A guess until measured: blocks for every SM, two or three steps on their way."""
@@ -141,22 +144,22 @@ def default_way(
     )
 
 
-def ways(
+def cuda_configs(
     kind: WeightKind, num_rows: int, num_outputs: int, depth: int, gated: bool
 ) -> list[WorkSplit | OneRow]:
     """What is worth timing."""
-    one_row = one_row_ways(kind, depth) if fits_one_row(kind, num_rows, depth) else []
-    return [*one_row, *tile_ways(kind, num_rows, num_outputs, depth, gated)]
+    one_row = one_row_configs(kind, depth) if fits_one_row(kind, num_rows, depth) else []
+    return [*one_row, *tile_configs(kind, num_rows, num_outputs, depth, gated)]
 
 
-def tile_ways(
+def tile_configs(
     kind: WeightKind, num_rows: int, num_outputs: int, depth: int, gated: bool
 ) -> list[WorkSplit]:
     """Of the kernels with matrix units."""
     if kind == "fp8 weights":
         return []
     weight_rows = num_outputs * (2 if gated else 1)
-    found = [
+    configs = [
         WorkSplit(warps=warps, stages=stages, splits=splits)
         for warps in (4, 8)
         for splits in (1, 2, 3, 4, 5, 8)
@@ -164,7 +167,7 @@ def tile_ways(
         if 96 <= ceil(weight_rows / (32 * warps)) * splits <= 640
     ]
     if fits_few(kind, num_rows, depth):
-        found += [
+        configs += [
             WorkSplit(tiles, warps, stages, teams=teams, blocks=blocks)
             for tiles in (1, 2)
             for warps, teams in ((1, 8), (1, 16), (2, 4), (2, 8), (4, 1), (4, 2), (8, 1), (16, 1))
@@ -175,4 +178,4 @@ def tile_ways(
             and 32 * warps >= 16 * tiles * num_rows // (2 if gated else 1)
             and (tiles == 2 or not gated)
         ]
-    return found
+    return configs

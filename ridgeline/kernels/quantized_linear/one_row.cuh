@@ -1,4 +1,5 @@
-// One row of x times codes in CUDA C++, bound by the memory that holds the codes. Part of cuda.cu.
+// One row of x times codes in CUDA C++, bound by the memory that holds the codes. Part of cuda.cu,
+// inside its namespace.
 //
 // A warp takes ROWS weight rows at a time, all of their depth. A lane copies every 32nd piece of 16
 // bytes into a ring of its own in shared memory, STAGES of each row on their way, those of the next

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ridgeline.data.workload import Workload
     from ridgeline.engine.engine import Engine
     from ridgeline.engine.naive import Generation, generate
-    from ridgeline.engine.process.supervisor import SupervisedEngine
     from ridgeline.engine.requests.grammar import Grammar
     from ridgeline.engine.requests.request import Sampling
     from ridgeline.engine.sampling.outputs import Completion, Delta, Output
@@ -64,7 +63,6 @@ _MODULES = {
         "Grammar",
         "Output",
         "Sampling",
-        "SupervisedEngine",
         "generate",
     ),
     "hardware.facts": ("Hardware",),
@@ -110,7 +108,6 @@ __all__ = [
     "RidgelineError",
     "Sampling",
     "Speculation",
-    "SupervisedEngine",
     "Tokenizer",
     "UnsupportedError",
     "UsageError",

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from server_faults import FAULTS, make_breakable
 from tiny_tokenizers import byte_level_json
 
-from ridgeline.engine import SupervisedEngine
+from ridgeline.engine import Engine
 from ridgeline.recipe import KV, Limits, Recipe, edited
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.serving import Serving, bind, url_of
@@ -86,7 +86,7 @@ class LiveServer:
         os.environ[FAULTS] = str(self.faults)
         bound = bind(config)
         self.url = url_of(bound)
-        self.engine = SupervisedEngine(
+        self.engine = Engine.supervised(
             folder,
             edited(RECIPE, "limits.max_context", max_context),
             device="cpu",
@@ -121,7 +121,7 @@ class LiveServer:
 
     @property
     def engine_pid(self) -> int:
-        pid = self.engine._supervisor._worker._process.pid  # type: ignore[attr-defined]
+        pid = self.engine._backend._worker._process.pid  # type: ignore[attr-defined]
         assert isinstance(pid, int)
         return pid
 

@@ -13,7 +13,7 @@ import torch
 
 from ridgeline.engine import Engine
 from ridgeline.engine.execution.work import StepMeter
-from ridgeline.engine.loop import Loop
+from ridgeline.engine.local.local_backend import LocalBackend
 from ridgeline.engine.process.heartbeat import Heartbeat, WatchedRunner
 from ridgeline.engine.process.worker import (
     Command,
@@ -29,7 +29,7 @@ DEADLY, SLOW = 45, 90  # positions; no request of a test reaches them but those 
 STUCK_S = 1.5
 
 
-def break_at_positions(engine: Engine) -> None:
+def break_at_positions(engine: LocalBackend) -> None:
     """Lose the device at one position, or die there if a request is alone; be stuck at another."""
     forward = engine.runner.forward
 
@@ -46,7 +46,7 @@ def break_at_positions(engine: Engine) -> None:
     engine.runner.forward = breaking  # type: ignore[method-assign]
 
 
-def lose_the_device(engine: Engine) -> None:
+def lose_the_device(engine: LocalBackend) -> None:
     """A kernel that fails for good, as a GPU tells it: later, when somebody waits for the step."""
     forward = engine.runner.forward
 
@@ -71,8 +71,7 @@ class StandIn:
 
     def __init__(self, engine: Engine, number: int, deadly: Deadly) -> None:
         self.heartbeat = Heartbeat(get_context("spawn"))
-        assert isinstance(engine._loop, Loop)
-        self.engine, self.loop = engine, engine._loop
+        self.engine, self.loop = engine, engine.local.loop
         self.is_ready = self.has_answered = self.is_dead = False
         self.inbox: list[Command] = []
         self.outbox: list[WorkerMessage] = []
@@ -104,7 +103,7 @@ class StandIn:
     def receive(self, seconds: float) -> list[WorkerMessage] | None:
         if not self.is_ready:
             self.is_ready = True
-            return [Ready(self.engine.config, self.engine.recipe, self.engine.memory_plan)]
+            return [Ready(self.engine.local.wait_until_ready())]
         if self.is_dead:
             return None
         try:

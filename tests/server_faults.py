@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from ridgeline.engine import Engine
+from ridgeline.engine.local.local_backend import LocalBackend
 from ridgeline.server.engine_process import prepare
 
 FAULTS = "RIDGELINE_TEST_FAULTS"  # names a folder, in the environment
 STUCK_S, SLOW_S = 600.0, 0.05
 
 
-def make_breakable_for_server(engine: Engine) -> None:
+def make_breakable_for_server(engine: LocalBackend) -> None:
     prepare(engine)
     make_breakable(engine)
 
 
-def make_breakable(engine: Engine) -> None:
+def make_breakable(engine: LocalBackend) -> None:
     """A file `stuck` makes one step last, `slow` all of them a while, `deadly` ends the process."""
     folder, forward = Path(os.environ[FAULTS]), engine.runner.forward
 

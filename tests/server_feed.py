@@ -7,8 +7,8 @@ from __future__ import annotations
 import math
 import random
 
+from ridgeline.engine.backend import EngineProgress
 from ridgeline.engine.execution.work import CostBase, StepTotals, Work
-from ridgeline.engine.loop import EngineProgress
 from ridgeline.engine.scheduling.state import Stats
 from ridgeline.hardware import Ceiling, Hardware
 from ridgeline.models.shapes import describe_shape

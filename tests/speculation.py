@@ -23,7 +23,7 @@ LOOKUP = Speculation("prompt-lookup", max_draft_tokens=4, min_ngram=1)
 
 def force_drafts(engine: Engine, count: Callable[[StreamKey], int] = lambda key: 4) -> None:
     """Drafts for every stream in every step, whatever they cost."""
-    drafting = engine._loop.drafting
+    drafting = engine.local.loop.drafting
     assert drafting is not None
     policy = drafting.policy
 

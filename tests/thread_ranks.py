@@ -16,10 +16,11 @@ import torch
 from engines import engine_for
 from torch import Tensor
 
-from ridgeline.engine import Engine, Sampling, ranks
+from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.execution import tensor_runner
 from ridgeline.engine.execution.tensor_runner import TensorRunner
 from ridgeline.engine.loading.loading import Loaded
+from ridgeline.engine.local import ranks
 from ridgeline.errors import HardwareError
 from ridgeline.models import Transformer
 from ridgeline.parallel.group import Group, Reduction
@@ -113,7 +114,7 @@ class ThreadedEngine:
             self.runners[runner.group.rank] = runner
 
         with (
-            mock.patch("ridgeline.engine.engine.load_on_ranks", self._load),
+            mock.patch("ridgeline.engine.local.local_backend.load_on_ranks", self._load),
             mock.patch.object(tensor_runner.TensorRunner, "__init__", noted),
         ):
             self.engine: Engine = engine_for(model, **changes)

@@ -1,11 +1,11 @@
 """A process for the engine that is started before this one has imported anything, so that both
 import at the same time: with two cores a server is up a third sooner.
 
-It waits until `SupervisedEngine(early=…)` sends it what to load, and ends with the process that
+It waits until `Engine.supervised(early=…)` sends it what to load, and ends with the process that
 started it. Nothing is imported here that takes time.
 
     begin()                             # before torch is imported
-    SupervisedEngine(path, early=taken())
+    Engine.supervised(path, early=taken())
 """
 
 from __future__ import annotations

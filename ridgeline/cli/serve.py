@@ -14,7 +14,7 @@ from rich.console import Console
 from ridgeline.cli import early
 from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.cli.terminal import Terminal
-from ridgeline.engine import SupervisedEngine
+from ridgeline.engine import Engine
 from ridgeline.engine.loading.loading import saved_recipe
 from ridgeline.errors import MissingPackageError
 from ridgeline.hardware.units import human_bytes
@@ -78,14 +78,15 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     }
 
 
-def make_engine(args: argparse.Namespace, path: Path, recipe: Recipe) -> SupervisedEngine:
-    about: dict[str, Any] = {"device": args.device, "setup": prepare}
-    if args.replicas is not None:
-        from ridgeline.engine.replicas import ReplicatedEngine
-
-        # By its name: on another machine it is found, or fetched, at another place.
-        return ReplicatedEngine(args.model, recipe, num_replicas=args.replicas, **about)
-    return SupervisedEngine(path, recipe, early=early.taken(), **about)
+def make_engine(args: argparse.Namespace, path: Path, recipe: Recipe) -> Engine:
+    if args.replicas is None:
+        return Engine.supervised(
+            path, recipe, device=args.device, setup=prepare, early=early.taken()
+        )
+    # By its name: on another machine it is found, or fetched, at another place.
+    return Engine.replicated(
+        args.model, recipe, num_replicas=args.replicas, device=args.device, setup=prepare
+    )
 
 
 def name_of(model: str) -> str:
@@ -93,7 +94,7 @@ def name_of(model: str) -> str:
     return Path(model).name if os.path.exists(model) else model
 
 
-def ready_line(url: str, name: str, engine: SupervisedEngine, seconds: float) -> str:
+def ready_line(url: str, name: str, engine: Engine, seconds: float) -> str:
     plan, recipe = engine.memory_plan, engine.recipe
     weights, pages = (human_bytes(plan.bytes_of(part)) for part in ("weights", "KV pages"))
     tokens = plan.num_pages * recipe.kv.page_size

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ridgeline.engine.engine import Engine
     from ridgeline.engine.naive import Generation, generate, generate_tokens
-    from ridgeline.engine.process.supervisor import SupervisedEngine
     from ridgeline.engine.requests.grammar import Grammar
     from ridgeline.engine.requests.request import Sampling
     from ridgeline.engine.sampling.outputs import Completion, Delta, Output
@@ -23,7 +22,6 @@ _LAZY = {
     "Grammar": "requests.grammar",
     "Output": "sampling.outputs",
     "Sampling": "requests.request",
-    "SupervisedEngine": "process.supervisor",
     "generate": "naive",
     "generate_tokens": "naive",
 }
@@ -36,7 +34,6 @@ __all__ = [
     "Grammar",
     "Output",
     "Sampling",
-    "SupervisedEngine",
     "generate",
     "generate_tokens",
 ]

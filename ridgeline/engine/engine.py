@@ -1,7 +1,7 @@
 """The engine: many requests through one model at once.
 
-Owns what a user calls and how a request is checked; the main loop is loop.py's, how a model gets
-here loading.py's.
+Owns what a user calls and how a request is checked. Who runs the steps is a backend (backend.py):
+the main loop in this process, a process that is started again when it dies, or several of those.
 
     engine = Engine("demo")
     for output in engine.generate(["The sky is", "Water is"], Sampling(max_tokens=32)):
@@ -13,7 +13,9 @@ here loading.py's.
     while engine.has_work:
         for event in engine.step(): ...
 
-    with Engine("demo", Recipe(parallel=Parallel(tensor=3))) as engine: ...     # see ranks.py
+    with Engine("demo", Recipe(parallel=Parallel(tensor=3))) as engine: ...     # local/ranks.py
+    with Engine.supervised("demo") as engine: ...                   # process/supervisor.py
+    with Engine.replicated("demo", num_replicas=2) as engine: ...   # replicas/pool.py
 
 One thread at a time: nothing in it is locked.
 """
@@ -31,31 +33,39 @@ import torch
 from torch import Tensor
 
 from ridgeline.data import Tokenizer
+from ridgeline.engine.backend import Backend, EngineProgress
 from ridgeline.engine.execution.runner import Runner
-from ridgeline.engine.execution.tensor_runner import TensorRunner
-from ridgeline.engine.loop import EngineProgress, Loop, Stepping
+from ridgeline.engine.execution.work import CostBase
+from ridgeline.engine.local.local_backend import LocalBackend
 from ridgeline.engine.naive import check_prompt
-from ridgeline.engine.ranks import load_on_ranks
+from ridgeline.engine.process.supervisor import start_supervised
+from ridgeline.engine.process.worker import Setup, WaitingProcess
+from ridgeline.engine.replicas.starting import start_replicas
 from ridgeline.engine.requests.request import Sampling
 from ridgeline.engine.sampling.choosing import check_tokens, ends_of, with_seed
 from ridgeline.engine.sampling.extras import DeviceJob, Pooling
 from ridgeline.engine.sampling.live import LiveRequest, Sink
-from ridgeline.engine.sampling.matching import Grammars, check_installed
+from ridgeline.engine.sampling.matching import check_installed
 from ridgeline.engine.sampling.outputs import Delta, Event, Output
 from ridgeline.engine.sampling.scoring import RowScore, Scoring
-from ridgeline.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from ridgeline.engine.scheduling.scheduler import Scheduler
 from ridgeline.engine.scheduling.state import Ask, Stats
-from ridgeline.engine.speculation.speculation import prepare
 from ridgeline.engine.steps.rope_tables import rope_regime
-from ridgeline.errors import ContextLengthError, UsageError
-from ridgeline.models import ModelConfig, Transformer
+from ridgeline.errors import ContextLengthError, RidgelineError, UnsupportedError, UsageError
+from ridgeline.models import Transformer
 from ridgeline.progress import Progress
+from ridgeline.quantization.choose import LayerChoice
 from ridgeline.recipe import Recipe
 
 Prompt = str | Sequence[int]
 
 
 class Engine:
+    """`Engine(...)` runs its steps in this process; `Engine.supervised` and `Engine.replicated` run
+    them in others. What needs the model itself (`score`, `forget_prefixes`, `model`, `runner`,
+    `scheduler`, `choices`) is an UnsupportedError where that is in another process.
+    """
+
     def __init__(
         self,
         model: Transformer | str | Path,
@@ -67,30 +77,90 @@ class Engine:
         progress: Progress | None = None,
     ) -> None:
         """`num_pages` takes fewer pages of KV cache than the memory plan allows."""
-        loaded, members = load_on_ranks(model, recipe, tokenizer, device, progress)
-        self.model, self.tokenizer, self.recipe, self.memory_plan, draft, self.choices = loaded
-        self.config = self.model.config
-        pages = min(num_pages or self.memory_plan.num_pages, self.memory_plan.num_pages)
-        self.max_context = self.recipe.limits.filled().max_context
-        configs = [model.config for model in (self.model, draft) if model is not None]
-        about = (self.model, self.recipe, pages, self.memory_plan.bytes_of("graphs"))
-        self.runner = Runner(*about) if members is None else TensorRunner(*about, *members)
-        draft_bytes = self.memory_plan.bytes_of("draft graphs")
-        policy = prepare(self.runner, self.recipe, draft, widest_window(configs), draft_bytes)
-        ahead = policy is not None and policy.ahead
-        self.scheduler = Scheduler(scheduler_config(configs, self.recipe, pages, ahead))
-        grammars = None
-        if self.tokenizer is not None:
-            grammars = Grammars(self.tokenizer, self.config.vocab_size)
-        self._loop: Stepping = Loop(
-            self.scheduler, self.runner, self.recipe.overlap, grammars, policy
+        local = LocalBackend(
+            model,
+            recipe,
+            tokenizer=tokenizer,
+            device=device,
+            num_pages=num_pages,
+            progress=progress,
         )
+        self._begin(local, local.tokenizer)
+
+    @classmethod
+    def supervised(
+        cls,
+        model: str | Path,
+        recipe: Recipe | None = None,
+        *,
+        device: str = "auto",
+        num_pages: int | None = None,
+        progress: Progress | None = None,
+        setup: Setup | None = None,
+        early: WaitingProcess | None = None,
+    ) -> Self:
+        """The model in another process, which is started again when it dies; requests go on. A
+        script that makes one does so under `if __name__ == "__main__":`, because the new process
+        imports it. `setup`, a function of a module, is called there whenever one has started.
+        `early` is a process that waits for what to load (cli/early.py).
+        """
+        backend, tokenizer = start_supervised(
+            model,
+            recipe,
+            device=device,
+            num_pages=num_pages,
+            progress=progress,
+            setup=setup,
+            early=early,
+        )
+        return cls.over(backend, tokenizer)
+
+    @classmethod
+    def replicated(
+        cls,
+        model: str | Path,
+        recipe: Recipe | None = None,
+        *,
+        num_replicas: int,
+        device: str = "auto",
+        num_pages: int | None = None,
+        progress: Progress | None = None,
+        setup: Setup | None = None,
+    ) -> Self:
+        """Several of them, placed by Ray on this machine or a cluster, behind one interface. A
+        model that is a path must be at the same place on every machine.
+        """
+        backend, tokenizer = start_replicas(
+            model,
+            recipe,
+            num_replicas=num_replicas,
+            device=device,
+            num_pages=num_pages,
+            progress=progress,
+            setup=setup,
+        )
+        return cls.over(backend, tokenizer)
+
+    @classmethod
+    def over(cls, backend: Backend, tokenizer: Tokenizer | None = None) -> Self:
+        """An engine over a backend that is there already."""
+        engine = cls.__new__(cls)
+        engine._begin(backend, tokenizer)
+        return engine
+
+    def _begin(self, backend: Backend, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self.config, self.recipe, self.memory_plan = backend.wait_until_ready()
+        self.max_context = self.recipe.limits.filled().max_context
+        self._backend = backend
         self._events: list[Event] = []  # of requests that were added by hand
         self._numbers = count()
 
     def close(self) -> None:
-        """Let go of what it holds beyond this process: the ranks of tensor parallel."""
-        self.runner.close()
+        """End what it holds beyond this process: the ranks of tensor parallel, or the process it
+        runs in, whose requests are cancelled.
+        """
+        self._backend.close()
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +194,7 @@ class Engine:
                         event.raise_unless_finished()
                         return
                     yield event
-                self._loop.advance()
+                self._backend.advance()
         finally:
             self.cancel(request_id)
 
@@ -152,6 +222,7 @@ class Engine:
         tokens from `first` on (see scoring.py): a row for each. What lies before may be found in
         the prefix cache.
         """
+        as_local(self._backend)
         num = len(prompts)
         functions = [scores] * num if callable(scores) else list(scores)
         firsts = [first] * num if isinstance(first, int) else list(first)
@@ -198,36 +269,107 @@ class Engine:
 
     def step(self) -> list[Event]:
         """One step of everything; what it brought for requests that were added by hand."""
-        self._loop.advance()
+        self._backend.advance()
         events, self._events[:] = list(self._events), []
         return events
 
     def cancel(self, request_id: Hashable) -> bool:
         """End a request now; False if it has ended already."""
-        return self._loop.cancel(request_id)
+        return self._backend.cancel(request_id)
 
-    def forget_prefixes(self) -> None:
-        """Empty the prefix cache: no prompt that comes now finds its beginning computed."""
-        self.scheduler.cache.clear()
-
-    @property
-    def ranks_a_device(self) -> int:
-        """How many ranks share a device's bandwidth and matrix units: on a CPU all of them do. What
-        `model` costs is one rank's part.
-        """
-        return self.recipe.parallel.tensor if self.model.embed.weight.device.type == "cpu" else 1
+    # How it is getting on.
 
     @property
     def has_work(self) -> bool:
-        return self._loop.has_work
+        return self._backend.has_work
 
     @property
     def progress(self) -> EngineProgress:
-        return self._loop.progress
+        return self._backend.progress
 
     @property
     def stats(self) -> Stats:
-        return self.scheduler.stats()
+        """Of the process that runs now."""
+        return self._backend.stats
+
+    @property
+    def costs(self) -> CostBase | None:
+        """What a step's work costs on its device; None where that is not known."""
+        return self._backend.costs
+
+    # Its processes; in this process there is one that is always up.
+
+    @property
+    def num_replicas(self) -> int:
+        """Engines behind this one."""
+        return self._backend.num_replicas
+
+    @property
+    def num_restarts(self) -> int:
+        """Processes that were started after the first."""
+        return self._backend.num_restarts
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a process is there that takes requests; until then they wait."""
+        return self._backend.is_up
+
+    @property
+    def broken(self) -> RidgelineError | None:
+        """Why nothing is tried any more, where processes died in a row. `revive` tries again."""
+        return self._backend.broken
+
+    def wait(self, others: Sequence[int], seconds: float) -> None:
+        """Until there is something for `step` to do, or one of these file descriptors can be
+        read: for a caller who waits for other things too (see `be_patient`).
+        """
+        self._backend.wait(others, seconds)
+
+    def be_patient(self, seconds: float) -> None:
+        """How long `step` waits for news of another process at most."""
+        self._backend.patience_s = seconds
+
+    def restart(self) -> None:
+        """Give up on a process that is stuck, as `progress` tells: requests go on in another."""
+        self._backend.restart()
+
+    def revive(self) -> None:
+        """Start a process again after all that were tried had died."""
+        self._backend.revive()
+
+    # The model itself.
+
+    @property
+    def local(self) -> LocalBackend:
+        """The backend in this process; an error where the model is in another."""
+        return as_local(self._backend)
+
+    @property
+    def model(self) -> Transformer:
+        return self.local.model
+
+    @property
+    def runner(self) -> Runner:
+        return self.local.runner
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.local.scheduler
+
+    @property
+    def choices(self) -> Sequence[LayerChoice]:
+        """Layers that stayed plain, or did not, for their speed."""
+        return self.local.choices
+
+    @property
+    def ranks_a_device(self) -> int:
+        return self.local.ranks_a_device
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache: no prompt that comes now finds its beginning computed."""
+        self.local.forget_prefixes()
+
+    # Requests on their way to the backend.
 
     def job(self, prompt: Prompt, sampling: Sampling, pooling: Pooling | None = None) -> DeviceJob:
         """A request, checked."""
@@ -292,7 +434,7 @@ class Engine:
             reuse_prefix=job.first_computed is None or job.first_computed > 0,
             reuse_limit=None if job.first_computed is None else job.first_computed + 1,
         )
-        self._loop.submit(ask, LiveRequest(request_id, job, self.tokenizer, sink))
+        self._backend.submit(ask, LiveRequest(request_id, job, self.tokenizer, sink))
         return request_id
 
     def _run_all(self, jobs: list[DeviceJob], progress: Progress | None = None) -> list[Output]:
@@ -307,33 +449,20 @@ class Engine:
         request_ids = [self._submit(job, sink) for job in jobs]
         try:
             while len(outputs) < len(jobs):
-                self._loop.advance()
+                self._backend.advance()
         finally:  # interrupted: nothing of it stays behind
             for request_id in request_ids:
-                self._loop.cancel(request_id)
+                self._backend.cancel(request_id)
         return [outputs[request_id] for request_id in request_ids]
 
 
-def scheduler_config(
-    configs: Sequence[ModelConfig], recipe: Recipe, num_pages: int, ahead_of_drafts: bool = False
-) -> SchedulerConfig:
-    """For the models that share the pages."""
-    limits = recipe.limits.filled()
-    return SchedulerConfig(
-        num_pages=num_pages,
-        page_size=recipe.kv.page_size,
-        token_budget=limits.token_budget,
-        max_batch=limits.max_batch,
-        window=widest_window(configs),
-        prefix_cache=recipe.kv.prefix_cache,
-        ahead_of_drafts=ahead_of_drafts,
-    )
-
-
-def widest_window(configs: Sequence[ModelConfig]) -> int | None:
-    """How many tokens the layer that sees furthest sees; None when one sees all."""
-    windows = [layer.window for config in configs for layer in config.layers]
-    return None if None in windows else max(window for window in windows if window is not None)
+def as_local(backend: Backend) -> LocalBackend:
+    if not isinstance(backend, LocalBackend):
+        raise UnsupportedError(
+            "the model of this engine is in another process; make it with Engine(...) to reach "
+            "the model, to score or to measure"
+        )
+    return backend
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -5,7 +5,7 @@ work is done, when it is told to, and when the process that started it has gone,
 its standard input is a pipe from there, and closes with it. Nothing is left behind.
 
     place = torchrun_place()                            # None: nobody has started any ranks
-    ranks = Ranks(2, "ridgeline.engine.ranks:main", value)
+    ranks = Ranks(2, "ridgeline.engine.local.ranks:main", value)
     ranks.wait_until_here()                             # HardwareError if one has gone before
 """
 

@@ -100,7 +100,9 @@ class Scores(Protocol):
     """What the original is asked for: an engine, or a model without room for one (walked.py)."""
 
     config: ModelConfig
-    model: Transformer
+
+    @property
+    def model(self) -> Transformer: ...
 
     def score(
         self, prompts: Sequence[tuple[int, ...]], scores: Sequence[RowScore], /

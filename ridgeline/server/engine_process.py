@@ -1,17 +1,17 @@
 """How the engine's process behaves as part of a server.
 
-SupervisedEngine(path, recipe, setup=prepare)
+Engine.supervised(path, recipe, setup=prepare)
 """
 
 from __future__ import annotations
 
 import signal
 
-from ridgeline.engine import Engine
+from ridgeline.engine.local.local_backend import LocalBackend
 from ridgeline.server.logs import start_logging
 
 
-def prepare(engine: Engine) -> None:
+def prepare(local: LocalBackend) -> None:
     """In that process. Who stops a service may signal all its processes: this one goes on until the
     requests have ended, and ends with the server.
     """

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-from ridgeline.engine import Delta, SupervisedEngine
+from ridgeline.engine import Delta, Engine
 from ridgeline.engine.execution.faults import reason_of
 from ridgeline.engine.sampling.outputs import Event
 from ridgeline.errors import RidgelineError
@@ -72,7 +72,7 @@ class Failed(NamedTuple):
 
 
 class Pump:
-    def __init__(self, engine: SupervisedEngine, meters: Meters) -> None:
+    def __init__(self, engine: Engine, meters: Meters) -> None:
         self.engine, self._meters = engine, meters
         self.busy_since = self.down_since = self.up_since = None  # type: float | None
         self._commands: deque[Callable[[], None]] = deque()

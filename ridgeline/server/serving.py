@@ -22,7 +22,7 @@ from ipaddress import ip_address
 
 import uvicorn
 
-from ridgeline.engine import SupervisedEngine
+from ridgeline.engine import Engine
 from ridgeline.errors import UnsupportedError, UsageError
 from ridgeline.server.answering import Answering
 from ridgeline.server.config import MIB, ServerConfig
@@ -85,7 +85,7 @@ def is_local(bound: socket.socket) -> bool:
 
 class Serving:
     def __init__(
-        self, engine: SupervisedEngine, name: str, config: ServerConfig, bound: socket.socket
+        self, engine: Engine, name: str, config: ServerConfig, bound: socket.socket
     ) -> None:
         if engine.tokenizer is None:
             raise UnsupportedError("the model has no tokenizer, and clients send texts")

@@ -87,8 +87,8 @@ def test_it_is_right_after_preemption(folders: dict[str, str]) -> None:
 def test_it_catches_up_in_pieces_after_a_rest(folders: dict[str, str]) -> None:
     """Drafts begin late, when more is missing than goes into a step."""
     engine = drafting_engine("llama-mha", folders["llama-mha"], budget=16)
-    assert engine._loop.drafting is not None
-    policy, calls = engine._loop.drafting.policy, [0]
+    assert engine.local.loop.drafting is not None
+    policy, calls = engine.local.loop.drafting.policy, [0]
     wanted = policy.wanted
 
     def late(num_rows: int) -> Any:

@@ -18,7 +18,7 @@ from ridgeline.cli import main
 from ridgeline.data import Tokenizer
 from ridgeline.data.calibration_text import default_text
 from ridgeline.engine import Engine
-from ridgeline.engine.ranks import _task
+from ridgeline.engine.local.ranks import _task
 from ridgeline.errors import ConfigError, UnsupportedError
 from ridgeline.ladder.quantizing.quantize_job import QuantizeJob, quantize
 from ridgeline.models.checkpoint import open_checkpoint

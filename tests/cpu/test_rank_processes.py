@@ -22,7 +22,8 @@ from tiny_models import save_model
 from tiny_tokenizers import byte_level_json
 
 import ridgeline
-from ridgeline.engine import Engine, Sampling, ranks
+from ridgeline.engine import Engine, Sampling
+from ridgeline.engine.local import ranks
 from ridgeline.errors import HardwareError, UnsupportedError, UsageError
 from ridgeline.parallel.group import Group
 from ridgeline.parallel.launch import RankProcess, Ranks, torchrun_place

@@ -14,11 +14,10 @@ from engines import prompts_of
 from lost_processes import DEADLY, StandIn
 from test_supervisor import LIMITS, RECIPE, SETTINGS, assert_same, plain_engine, run, saved_model
 
-from ridgeline.engine import Engine, Output, Sampling, SupervisedEngine
+from ridgeline.engine import Engine, Output, Sampling
 from ridgeline.engine.process.supervisor import MAX_BARREN
 from ridgeline.engine.process.worker import Add, Cancel, EngineOrder
-from ridgeline.engine.replicas import ReplicatedEngine
-from ridgeline.engine.replicas import engine as replicated
+from ridgeline.engine.replicas import starting as replicated
 from ridgeline.engine.replicas.pool import Pool
 from ridgeline.engine.replicas.ray_worker import Needs, RemoteHeartbeat, _moved, load_ray
 from ridgeline.engine.scheduling.state import Ask
@@ -32,10 +31,10 @@ Dies = Callable[[int, int, list[int], int], bool]  # replica, process, positions
 
 
 @pytest.fixture
-def pooled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SupervisedEngine]:
+def pooled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
     """Makes an engine whose replicas are in this process."""
 
-    def make(dies: Dies, num: int = 2) -> SupervisedEngine:
+    def make(dies: Dies, num: int = 2) -> Engine:
         order = EngineOrder(Path("unread"), RECIPE, "cpu", None, None)
         starters = [
             StandIn.maker(plain_engine, lambda *about, number=number: dies(number, *about))
@@ -43,27 +42,21 @@ def pooled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SupervisedEngine]:
         ]
         pool = Pool(order, starters)
         pool.patience_s = 0.0
-        engine = SupervisedEngine.__new__(SupervisedEngine)
-        engine._supervisor = engine._loop = pool  # type: ignore[assignment]
-        plain = plain_engine()
-        engine.tokenizer, engine.config, engine.recipe = plain.tokenizer, plain.config, plain.recipe
-        engine.max_context, engine._events, engine._numbers = plain.max_context, [], plain._numbers
-        pool.wait_until_ready()
-        return engine
+        return Engine.over(pool, plain_engine().tokenizer)
 
     return make
 
 
-def pool_of(engine: SupervisedEngine) -> Pool:
-    pool: Any = engine._supervisor
-    return pool
+def pool_of(engine: Engine) -> Pool:
+    assert isinstance(engine._backend, Pool)
+    return engine._backend
 
 
 def never(*_: Any) -> bool:
     return False
 
 
-def test_replicas_share_the_work(pooled: Callable[..., SupervisedEngine]) -> None:
+def test_replicas_share_the_work(pooled: Callable[..., Engine]) -> None:
     engine = pooled(never)
     expected = plain_engine().generate(PROMPTS, GREEDY)
     for found, right in zip(run(engine, PROMPTS, [GREEDY] * 8), expected, strict=True):
@@ -78,7 +71,7 @@ def test_replicas_share_the_work(pooled: Callable[..., SupervisedEngine]) -> Non
 
 @pytest.mark.parametrize("settings", SETTINGS[:3], ids=["greedy", "penalties", "three outputs"])
 def test_requests_of_a_replica_that_dies_go_on_elsewhere(
-    pooled: Callable[..., SupervisedEngine], settings: Sampling
+    pooled: Callable[..., Engine], settings: Sampling
 ) -> None:
     """The first replica dies in its first step, with half of the requests."""
     expected = plain_engine().generate(PROMPTS, settings)
@@ -89,7 +82,7 @@ def test_requests_of_a_replica_that_dies_go_on_elsewhere(
     assert pool_of(engine).replicas[0].stats.prompt_tokens == 0  # nothing waited for it
 
 
-def test_who_ends_two_replicas_ends_no_third(pooled: Callable[..., SupervisedEngine]) -> None:
+def test_who_ends_two_replicas_ends_no_third(pooled: Callable[..., Engine]) -> None:
     prompts = prompts_of([9, 41, 14, 22])
     long = replace(GREEDY, max_tokens=20)
     expected = plain_engine().generate(prompts, long)
@@ -105,7 +98,7 @@ def test_who_ends_two_replicas_ends_no_third(pooled: Callable[..., SupervisedEng
 
 
 def test_a_replica_that_cannot_live_is_given_up_alone(
-    pooled: Callable[..., SupervisedEngine], monkeypatch: pytest.MonkeyPatch
+    pooled: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = pooled(lambda replica, *_: replica == 0)
     pool = pool_of(engine)
@@ -122,7 +115,7 @@ def test_a_replica_that_cannot_live_is_given_up_alone(
     assert engine.num_restarts == restarts + 1  # tried once more
 
 
-def test_all_replicas_gone_is_said(pooled: Callable[..., SupervisedEngine]) -> None:
+def test_all_replicas_gone_is_said(pooled: Callable[..., Engine]) -> None:
     engine = pooled(lambda *_: True)
     outputs = run(engine, PROMPTS, [GREEDY] * 8)
     assert {output.status for output in outputs} == {"failed"}
@@ -134,7 +127,7 @@ def test_all_replicas_gone_is_said(pooled: Callable[..., SupervisedEngine]) -> N
     assert engine.broken is None
 
 
-def test_requests_are_cancelled_where_they_are(pooled: Callable[..., SupervisedEngine]) -> None:
+def test_requests_are_cancelled_where_they_are(pooled: Callable[..., Engine]) -> None:
     engine = pooled(never)
     ids = [engine.add(prompt, GREEDY) for prompt in PROMPTS]
     with pytest.raises(UsageError, match="already there"):
@@ -150,7 +143,7 @@ def test_requests_are_cancelled_where_they_are(pooled: Callable[..., SupervisedE
     assert ended == {key: "finished" if key in ids[1::2] else "cancelled" for key in ids}
 
 
-def test_the_one_that_is_stuck_is_restarted(pooled: Callable[..., SupervisedEngine]) -> None:
+def test_the_one_that_is_stuck_is_restarted(pooled: Callable[..., Engine]) -> None:
     engine = pooled(never)
     engine.add(PROMPTS[0], replace(GREEDY, max_tokens=60), request_id="a")
     engine.step()
@@ -204,9 +197,9 @@ def test_what_a_replica_needs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mistakes_are_said_before_anything_starts(tmp_path: Path) -> None:
     for num in (0, -1, 5000):
         with pytest.raises(UsageError, match="--replicas"):
-            ReplicatedEngine(tmp_path, num_replicas=num)
+            Engine.replicated(tmp_path, num_replicas=num)
     with pytest.raises(UsageError, match="Ray chooses"):
-        ReplicatedEngine(tmp_path, num_replicas=2, device="cuda:1")
+        Engine.replicated(tmp_path, num_replicas=2, device="cuda:1")
 
 
 @pytest.fixture
@@ -224,7 +217,7 @@ def test_a_replica_is_killed_under_load(ray: Any, tmp_path: Path) -> None:
     long = replace(GREEDY, max_tokens=40)
     alone = Engine(load_model(path, dtype="fp32", device="cpu"), recipe, num_pages=64)
     expected = alone.generate(PROMPTS * 2, long)
-    with ReplicatedEngine(path, recipe, num_replicas=2, device="cpu", num_pages=64) as engine:
+    with Engine.replicated(path, recipe, num_replicas=2, device="cpu", num_pages=64) as engine:
         with pytest.raises(HardwareError, match="replicas need"):
             replicated.check_room(Needs(1, 64), 2)
         for number, prompt in enumerate(PROMPTS * 2):

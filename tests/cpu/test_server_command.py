@@ -23,7 +23,6 @@ from live_server import chat, events_of, write_model
 from server_faults import FAULTS
 
 from ridgeline.cli import main, serve
-from ridgeline.engine import replicas
 from ridgeline.errors import MissingPackageError, UsageError
 from ridgeline.recipe import Recipe
 
@@ -119,7 +118,9 @@ def test_json_is_one_document_and_nothing_else(
 ) -> None:
     """With an engine that is none, and serving that ends at once."""
     write_model(tmp_path)
-    monkeypatch.setattr(serve, "SupervisedEngine", lambda *_, **__: SimpleNamespace(num_restarts=2))
+    monkeypatch.setattr(
+        serve.Engine, "supervised", lambda *_, **__: SimpleNamespace(num_restarts=2)
+    )
     served = SimpleNamespace(run=lambda on_ready: on_ready())
     monkeypatch.setattr(serve, "Serving", lambda *_: served)
     monkeypatch.setattr(serve, "start_logging", lambda: None)
@@ -162,8 +163,8 @@ def test_replicas_are_asked_for_with_their_number(monkeypatch: pytest.MonkeyPatc
     replicated, plain = (
         lambda *_, kind=kind, **about: made.append((kind, about)) for kind in ("several", "one")
     )
-    monkeypatch.setattr(replicas, "ReplicatedEngine", replicated)
-    monkeypatch.setattr(serve, "SupervisedEngine", plain)
+    monkeypatch.setattr(serve.Engine, "replicated", replicated)
+    monkeypatch.setattr(serve.Engine, "supervised", plain)
     for number in (3, None):
         serve.make_engine(
             Namespace(model="demo", device="cpu", replicas=number), Path("model"), Recipe()

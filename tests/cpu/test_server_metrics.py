@@ -12,8 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server_feed import MAX_BATCH, NUM_PAGES, Feed, machine, served, stats, totals
 
+from ridgeline.engine.backend import EngineProgress
 from ridgeline.engine.execution.work import StepTotals, Work
-from ridgeline.engine.loop import EngineProgress
 from ridgeline.errors import UsageError
 from ridgeline.models.cost import Chunk, step_cost
 from ridgeline.profiling import step_limit

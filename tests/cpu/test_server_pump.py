@@ -13,7 +13,7 @@ import pytest
 from live_server import until
 
 from ridgeline.engine import Delta, Output, Sampling
-from ridgeline.engine.loop import EngineProgress
+from ridgeline.engine.backend import EngineProgress
 from ridgeline.engine.sampling.outputs import Event
 from ridgeline.errors import HardwareError, UsageError
 from ridgeline.server import pump as pumping
@@ -34,7 +34,7 @@ def output(number: int, prompt: int = 0) -> Output:
 
 
 class StandIn:
-    """Plays a SupervisedEngine: gives what a test puts into `events`."""
+    """Plays an Engine: gives what a test puts into `events`."""
 
     def __init__(self) -> None:
         self.events: list[list[Event]] = []

@@ -280,8 +280,8 @@ def test_the_lookup_guesses_what_repeats_itself() -> None:
     """The real lookup, asked by the real policy, where steps cost the same whatever their size."""
     model = markov(deepcopy(tiny("llama-mha")))
     engine = engine_for(model, speculation=LOOKUP)
-    assert engine._loop.drafting is not None
-    costs = engine._loop.drafting.policy.costs
+    assert engine.local.loop.drafting is not None
+    costs = engine.local.loop.drafting.policy.costs
     costs.of = lambda num_tokens, most_drafts=0: 1.0  # type: ignore[method-assign]
     prompts, sampling = prompts_of([9, 20, 4]), Sampling(max_tokens=60)
     assert_exact(engine, prompts, [sampling] * 3)
@@ -303,8 +303,8 @@ def test_the_lookup_survives_preemption_and_a_new_seat() -> None:
 
 def test_drafts_that_do_not_pay_are_not_made_and_steps_overlap() -> None:
     engine = engine_for(tiny("llama-mha"), speculation=LOOKUP)
-    assert engine._loop.drafting is not None
-    costs = engine._loop.drafting.policy.costs
+    assert engine.local.loop.drafting is not None
+    costs = engine.local.loop.drafting.policy.costs
     costs.of = lambda num_tokens, most_drafts=0: float(num_tokens)  # type: ignore[method-assign]
     launch, collect, out, most = engine.runner.launch, engine.runner.collect, [0], [0]
 
@@ -512,8 +512,8 @@ def test_streams_without_drafts_run_ahead_of_those_with() -> None:
     """And take their tokens from the device, past the rows of drafts and the ends of prompts."""
     engine = oracle_engine(tiny("llama-mha"), budget=24)
     force_drafts(engine, lambda key: 3 * (int(key[0][-1]) % 2))  # type: ignore[index]
-    assert engine._loop.drafting is not None
-    engine._loop.drafting.waits = lambda plan: False  # type: ignore[method-assign]
+    assert engine.local.loop.drafting is not None
+    engine.local.loop.drafting.waits = lambda plan: False  # type: ignore[method-assign]
     plans = []
     launch = engine.runner.launch
 

@@ -19,7 +19,7 @@ from tiny_models import save_model
 from tiny_tokenizers import byte_level_metadata
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine import Delta, Engine, Grammar, Output, Sampling, SupervisedEngine
+from ridgeline.engine import Delta, Engine, Grammar, Output, Sampling
 from ridgeline.engine.process.heartbeat import Heartbeat
 from ridgeline.engine.process.supervisor import MAX_BARREN, TRIAL_TOKENS
 from ridgeline.engine.process.worker import EngineOrder, Refused, run_worker
@@ -46,14 +46,14 @@ def plain_engine() -> Engine:
 
 
 @pytest.fixture
-def supervised(monkeypatch: pytest.MonkeyPatch) -> Callable[[Deadly], SupervisedEngine]:
+def supervised(monkeypatch: pytest.MonkeyPatch) -> Callable[[Deadly], Engine]:
     """Makes an engine whose process is a stand-in."""
 
-    def make(deadly: Deadly) -> SupervisedEngine:
+    def make(deadly: Deadly) -> Engine:
         path = "ridgeline.engine.process.supervisor."
         monkeypatch.setattr(path + "Worker", StandIn.maker(plain_engine, deadly))
         monkeypatch.setattr(path + "tokenizer_of", lambda path: writer()[1])
-        return SupervisedEngine(Path("unread"), RECIPE)
+        return Engine.supervised(Path("unread"), RECIPE)
 
     return make
 
@@ -96,7 +96,7 @@ def assert_same(found: Output, expected: Output) -> None:
 
 
 def test_outputs_survive_processes_that_die(
-    supervised: Callable[[Deadly], SupervisedEngine],
+    supervised: Callable[[Deadly], Engine],
 ) -> None:
     """Nobody is to blame: it dies now and then, when there are many rows."""
     last = {0: 5, 1: 2, 2: 3}  # of those steps, the one in which each process dies
@@ -126,7 +126,7 @@ def test_outputs_survive_processes_that_die(
 
 
 def test_who_kills_the_process_is_found(
-    supervised: Callable[[Deadly], SupervisedEngine],
+    supervised: Callable[[Deadly], Engine],
 ) -> None:
     prompts = prompts_of([9, 41, 14, 22, 42])
     samplings = [replace(SETTINGS[0], max_tokens=20)] * 5
@@ -146,7 +146,7 @@ def test_who_kills_the_process_is_found(
 
 @pytest.mark.parametrize("left", range(2, 2 * TRIAL_TOKENS))
 def test_a_suspect_whose_trial_ends_with_its_last_token_ends(
-    supervised: Callable[[Deadly], SupervisedEngine], left: int
+    supervised: Callable[[Deadly], Engine], left: int
 ) -> None:
     """The process dies when there are so many tokens left to be made."""
     engine = supervised(lambda process, positions, num_rows: process == 0 and max(positions) == 12)
@@ -164,7 +164,7 @@ def test_a_suspect_whose_trial_ends_with_its_last_token_ends(
 
 
 def test_a_device_that_is_gone_ends_everything(
-    supervised: Callable[[Deadly], SupervisedEngine],
+    supervised: Callable[[Deadly], Engine],
 ) -> None:
     engine = supervised(lambda process, positions, num_rows: True)
     outputs = run(engine, prompts_of([9] * 8), [SETTINGS[0]] * 8)
@@ -177,7 +177,7 @@ def test_a_device_that_is_gone_ends_everything(
 
 
 def test_requests_can_be_cancelled_and_be_late_while_there_is_no_process(
-    supervised: Callable[[Deadly], SupervisedEngine],
+    supervised: Callable[[Deadly], Engine],
 ) -> None:
     engine = supervised(lambda process, positions, num_rows: process == 0)
     (prompt,) = prompts_of([9])
@@ -220,7 +220,7 @@ def test_real_processes(tmp_path: Path) -> None:
     samplings = [SETTINGS[0], SETTINGS[0], replace(DRAWN, n=2)]
     alone = Engine(load_model(path, dtype="fp32", device="cpu"), RECIPE, num_pages=64)
     expected = alone.generate(prompts, samplings)
-    with SupervisedEngine(
+    with Engine.supervised(
         path, RECIPE, device="cpu", num_pages=64, setup=break_at_positions
     ) as engine:
         outputs = run(engine, prompts, samplings)
@@ -234,7 +234,7 @@ def test_real_processes(tmp_path: Path) -> None:
         assert_stuck_is_seen(engine)
 
 
-def assert_stuck_is_seen(engine: SupervisedEngine) -> None:
+def assert_stuck_is_seen(engine: Engine) -> None:
     longest, steps, before = 0.0, engine.progress.num_steps, engine.progress.work
     engine.add(prompts_of([SLOW])[0], replace(SETTINGS[0], max_tokens=3))  # begins at once
     while engine.has_work:
@@ -254,7 +254,7 @@ def assert_stuck_is_seen(engine: SupervisedEngine) -> None:
 
 
 def test_a_process_that_is_given_up_is_replaced(
-    supervised: Callable[[Deadly], SupervisedEngine],
+    supervised: Callable[[Deadly], Engine],
 ) -> None:
     engine, prompts = supervised(lambda process, positions, num_rows: False), prompts_of([9, 30])
     expected = plain_engine().generate(prompts, SETTINGS[0])
@@ -272,9 +272,9 @@ def test_a_process_that_is_given_up_is_replaced(
 
 def test_what_cannot_start_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="name or path"):
-        SupervisedEngine(writer()[0])  # type: ignore[arg-type]
+        Engine.supervised(writer()[0])  # type: ignore[arg-type]
     with pytest.raises(ModelNotFoundError):
-        SupervisedEngine(tmp_path / "nothing")
+        Engine.supervised(tmp_path / "nothing")
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     long = replace(RECIPE, limits=replace(LIMITS, max_context=10**6))
     ours, theirs = Pipe()
@@ -285,7 +285,7 @@ def test_what_cannot_start_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert isinstance(message.error, ContextLengthError)
     monkeypatch.setattr("ridgeline.engine.process.supervisor.Worker", lambda order: Silent(message))
     with pytest.raises(ContextLengthError, match="the model reaches 128"):
-        SupervisedEngine(order.model, long)
+        Engine.supervised(order.model, long)
 
 
 class Silent:

@@ -14,9 +14,9 @@ from engines import tiny
 from test_engine_api import writer
 
 from ridgeline.engine import Engine, Sampling
+from ridgeline.engine.backend import EngineProgress
 from ridgeline.engine.execution.step_watch import StepWatch
 from ridgeline.engine.execution.work import NEWS_S, StepMeter, StepTotals, Work, matrix_dtype
-from ridgeline.engine.loop import EngineProgress, Loop
 from ridgeline.engine.process.heartbeat import Heartbeat, WatchedRunner
 from ridgeline.engine.scheduling.histogram import BOUNDS_S, Histogram, percentile
 from ridgeline.engine.scheduling.state import Stats
@@ -38,8 +38,7 @@ def test_totals_are_sums_over_the_plans(monkeypatch: pytest.MonkeyPatch) -> None
     """Against the plans themselves, with a prompt in pieces beside rows that decode."""
     model, tokenizer = writer()
     engine = Engine(model, RECIPE, tokenizer=tokenizer, num_pages=64)
-    loop, meter = engine._loop, StepMeter(engine.runner.device)
-    assert isinstance(loop, Loop)
+    loop, meter = engine.local.loop, StepMeter(engine.runner.device)
     plans: list[StepPlan] = []
     end = StepWatch.end
     monkeypatch.setattr(

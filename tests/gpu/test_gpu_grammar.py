@@ -18,7 +18,7 @@ from tiny_models import save_model
 from tiny_tokenizers import byte_level_metadata
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine import Engine, Grammar, Sampling, SupervisedEngine
+from ridgeline.engine import Engine, Grammar, Sampling
 from ridgeline.engine.naive import generate_samples
 from ridgeline.engine.sampling.masks import Masks
 from ridgeline.engine.sampling.matching import Grammars
@@ -87,7 +87,7 @@ def test_a_device_that_is_lost_is_survived(tmp_path: Path) -> None:
     prompts = prompts_of([9, 41, 14])
     recipe = replace(RECIPE, dtype="fp32", graphs=False)
     expected = Engine(tmp_path, recipe, num_pages=64).generate(prompts, GREEDY)
-    with SupervisedEngine(tmp_path, recipe, num_pages=64, setup=lose_the_device) as engine:
+    with Engine.supervised(tmp_path, recipe, num_pages=64, setup=lose_the_device) as engine:
         outputs = engine.generate(prompts, GREEDY)
         assert [output.status for output in outputs] == ["finished", "failed", "finished"]
         assert "CUDA error" in outputs[1].reason or "HIP error" in outputs[1].reason

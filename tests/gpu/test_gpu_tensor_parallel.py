@@ -13,9 +13,10 @@ from engines import assert_idle, engine_for, naive_outputs, prompts_of, tiny
 from thread_ranks import ThreadedEngine
 from torch import distributed
 
-from ridgeline.engine import Engine, Sampling, ranks
+from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.execution.tensor_runner import AgreedGraphs, TensorRunner
 from ridgeline.engine.loading.loading import Loaded
+from ridgeline.engine.local import ranks
 from ridgeline.models import Transformer
 from ridgeline.parallel.links import join
 from ridgeline.recipe import Parallel, Recipe
@@ -53,7 +54,7 @@ def engine_of_one(model: Transformer, **changes: Any) -> Engine:
         part, filled, plan = ranks.load_part(task, group, 1, model)
         return Loaded(part, None, filled, plan), ranks.Members(group, lambda: None)
 
-    with mock.patch("ridgeline.engine.engine.load_on_ranks", load):
+    with mock.patch("ridgeline.engine.local.local_backend.load_on_ranks", load):
         return engine_for(model, **changes)
 
 

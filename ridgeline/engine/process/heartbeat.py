@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.engine.backend import EngineProgress
 from ridgeline.engine.execution.runner import InFlight, Runner, StepOutput
 from ridgeline.engine.execution.work import NUM_NUMBERS, StepMeter, Work
-from ridgeline.engine.loop import EngineProgress
 from ridgeline.engine.scheduling.scheduler import MAX_STEPS_OUT
 from ridgeline.engine.scheduling.state import Stats
 from ridgeline.engine.scheduling.step_plan import StepPlan

@@ -1,13 +1,13 @@
-"""An engine that outlives its process: when the device fails for good, or the process dies, another
-one is started and the requests go on from the tokens they have.
+"""The backend that outlives its process: when the device fails for good, or the process dies,
+another one is started and the requests go on from the tokens they have.
 
 Those that were in the lost steps are suspects. They run first, one at a time, for a few tokens;
 who kills the process again is failed, with the reason, and the others go on. A request that becomes
 a suspect again is run alone to its end. What a request gives is what it would have given.
 
-    with SupervisedEngine("demo") as engine:      # otherwise as an Engine
+    with Engine.supervised("demo") as engine:     # otherwise as Engine("demo")
         print(engine.generate("The sky is")[0].text)
-        engine.progress                           # told even while the process is stuck in a step
+        engine.progress                           # even while the process is stuck in a step
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from itertools import count
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from ridgeline.engine.engine import Engine
+from ridgeline.data import Tokenizer
+from ridgeline.engine.backend import EngineFacts, EngineProgress
 from ridgeline.engine.execution.faults import reason_of
+from ridgeline.engine.execution.work import CostBase
 from ridgeline.engine.loading.loading import tokenizer_of
-from ridgeline.engine.loop import EngineProgress
 from ridgeline.engine.process.held import Held, HeldPart
 from ridgeline.engine.process.worker import (
     Cancel,
@@ -34,6 +34,7 @@ from ridgeline.engine.process.worker import (
     Finish,
     Ready,
     Refused,
+    Setup,
     Token,
     WaitingProcess,
     Worker,
@@ -41,10 +42,9 @@ from ridgeline.engine.process.worker import (
 )
 from ridgeline.engine.sampling.extras import EmbeddingPart, PromptPart
 from ridgeline.engine.sampling.live import LiveRequest
-from ridgeline.engine.sampling.outputs import Event
 from ridgeline.engine.scheduling.scheduler import MAX_STEPS_OUT
 from ridgeline.engine.scheduling.state import Ask, End, Stats, Status
-from ridgeline.errors import HardwareError, RidgelineError, UnsupportedError, UsageError
+from ridgeline.errors import HardwareError, RidgelineError, UsageError
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.progress import Progress
 from ridgeline.recipe import Recipe
@@ -57,12 +57,15 @@ MAX_BARREN = 5  # processes in a row that died before they had answered anything
 
 
 class Supervisor:
-    """Plays the loop's part (loop.py), with the loop in another process."""
+    """A `Backend` (backend.py) whose loop is in another process."""
+
+    num_replicas = 1
 
     def __init__(self, order: EngineOrder, early: WaitingProcess | None = None) -> None:
         """`early` is the first process, where that has begun already."""
-        self.num_restarts = 0
+        self.num_restarts = 0  # processes that were started after the first
         self.patience_s = WAIT_S
+        self.costs: CostBase | None = None
         self._order = order
         self._worker = self._new_worker() if early is None else Worker(order, early)
         self._numbers = count(1)
@@ -110,7 +113,7 @@ class Supervisor:
         self._broken, self._num_barren = None, MAX_BARREN - 1
         self._begin_anew()
 
-    def wait_until_ready(self) -> Ready:
+    def wait_until_ready(self) -> EngineFacts:
         """The first process must come up; why not is an error."""
         while True:
             messages = self._worker.receive(WAIT_S)
@@ -121,7 +124,8 @@ class Supervisor:
                     self.close()
                     raise message.error
                 if isinstance(message, Ready):
-                    return message
+                    self.costs = message.costs
+                    return message.facts
 
     def submit(self, ask: Ask, live: LiveRequest) -> None:
         if self._broken is not None:
@@ -156,8 +160,8 @@ class Supervisor:
             self._take(message)
         self._send_next()
 
-    def kill(self) -> None:
-        """End the process as if it had died."""
+    def restart(self) -> None:
+        """End the process as if it had died: `advance` starts another."""
         self._worker.kill()
 
     def close(self) -> None:
@@ -309,92 +313,26 @@ def _has_passed(tried: Held) -> bool:
     return bool(tried.numbers and tried.open_samples) and tried.num_tokens >= enough
 
 
-class SupervisedEngine(Engine):
-    """An Engine whose model is in another process; it has no `model`, `runner` or `scheduler`. A
-    script that makes one does so under `if __name__ == "__main__":`, because the new process
-    imports it.
+def start_supervised(
+    model: str | Path,
+    recipe: Recipe | None,
+    *,
+    device: str,
+    num_pages: int | None,
+    progress: Progress | None,
+    setup: Setup | None,
+    early: WaitingProcess | None,
+) -> tuple[Supervisor, Tokenizer | None]:
+    """The supervisor of a process that has begun to load the model, and the model's tokenizer.
+    `early` is a process that waits for what to load (cli/early.py).
     """
-
-    num_replicas = 1  # engines behind this one
-
-    def __init__(
-        self,
-        model: str | Path,
-        recipe: Recipe | None = None,
-        *,
-        device: str = "auto",
-        num_pages: int | None = None,
-        progress: Progress | None = None,
-        setup: Callable[[Engine], None] | None = None,
-        early: WaitingProcess | None = None,
-    ) -> None:
-        """`setup`, a function of a module, is called with the engine in its process whenever one
-        has started. `early` is a process that waits for what to load (cli/early.py).
-        """
-        if not isinstance(model, (str, Path)):
-            raise UsageError("a supervised engine loads its model itself: give its name or path")
-        path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
-        self._supervisor = Supervisor(EngineOrder(path, recipe, device, num_pages, setup), early)
-        try:
-            self.tokenizer = tokenizer_of(path)  # while the process loads
-        except BaseException:
-            self._supervisor.kill()
-            self._supervisor.close()
-            raise
-        self._begin()
-
-    def _begin(self) -> None:
-        """When the process is up: what it says of itself."""
-        ready = self._supervisor.wait_until_ready()
-        self.config, self.recipe, self.memory_plan, self.costs = ready
-        self.max_context = self.recipe.limits.filled().max_context
-        self._loop = self._supervisor
-        self._events: list[Event] = []
-        self._numbers = count()
-
-    @property
-    def stats(self) -> Stats:
-        return self._supervisor.stats
-
-    @property
-    def num_restarts(self) -> int:
-        """Processes that were started after the first."""
-        return self._supervisor.num_restarts
-
-    @property
-    def is_up(self) -> bool:
-        """Whether a process is there that takes requests; until then they wait."""
-        return self._supervisor.is_up
-
-    @property
-    def broken(self) -> RidgelineError | None:
-        """Why nothing is tried any more, where processes died in a row. `revive` tries again."""
-        return self._supervisor.broken
-
-    def wait(self, others: Sequence[int], seconds: float) -> None:
-        """Until there is something for `step` to take, or one of these file descriptors can be
-        read: for a caller who waits for other things too (see `be_patient`).
-        """
-        self._supervisor.wait(others, seconds)
-
-    def be_patient(self, seconds: float) -> None:
-        """How long `step` waits for news at most."""
-        self._supervisor.patience_s = seconds
-
-    def revive(self) -> None:
-        """Start a process again after all that were tried had died."""
-        self._supervisor.revive()
-
-    def forget_prefixes(self) -> None:
-        raise UnsupportedError("a supervised engine keeps its prefixes; use Engine to measure")
-
-    def score(self, *_: object, **__: object) -> list[Tensor]:
-        raise UnsupportedError("a supervised engine hands no logits out; use Engine to measure")
-
-    def restart(self) -> None:
-        """Give up on a process that is stuck, as `progress` tells: requests go on in another."""
-        self._supervisor.kill()
-
-    def close(self) -> None:
-        """End the process. Requests that are not done are cancelled."""
-        self._supervisor.close()
+    if not isinstance(model, (str, Path)):
+        raise UsageError("a supervised engine loads its model itself: give its name or path")
+    path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
+    supervisor = Supervisor(EngineOrder(path, recipe, device, num_pages, setup), early)
+    try:
+        return supervisor, tokenizer_of(path)  # while the process loads
+    except BaseException:
+        supervisor.restart()
+        supervisor.close()
+        raise

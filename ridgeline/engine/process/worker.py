@@ -23,12 +23,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ridgeline.engine.engine import Engine
+from ridgeline.engine.backend import EngineFacts
 from ridgeline.engine.execution.ahead import Ahead
 from ridgeline.engine.execution.faults import reason_of
-from ridgeline.engine.execution.work import CostBase, StepMeter, cost_base
-from ridgeline.engine.loading.memory import MemoryPlan
-from ridgeline.engine.loop import Loop
+from ridgeline.engine.execution.work import CostBase, StepMeter
+from ridgeline.engine.local.local_backend import LocalBackend
+from ridgeline.engine.local.loop import Loop
 from ridgeline.engine.process.heartbeat import Heartbeat, WatchedRunner
 from ridgeline.engine.requests.request import FinishReason
 from ridgeline.engine.sampling.choosing import TokenLogprob
@@ -36,13 +36,14 @@ from ridgeline.engine.sampling.extras import DeviceJob, EmbeddingPart, PromptPar
 from ridgeline.engine.sampling.live import LiveRequest
 from ridgeline.engine.scheduling.state import Ask, End
 from ridgeline.errors import HardwareError, RidgelineError
-from ridgeline.hardware import Hardware, detect, load_cached
-from ridgeline.models import ModelConfig
 from ridgeline.recipe import Recipe
 
 LOST_EXIT_CODE = 3
 END_S = 5.0  # that a process is given to end by itself
 QUIET_S = 0.5  # without a request, before time is taken for a graph
+
+
+Setup = Callable[[LocalBackend], None]  # called in the process before its first step
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class EngineOrder:
     recipe: Recipe | None
     device: str
     num_pages: int | None
-    setup: Callable[[Engine], None] | None  # called with it before it runs; found by its name
+    setup: Setup | None = None  # a function of a module: it is sent by its name
 
 
 class WaitingProcess(Protocol):
@@ -72,10 +73,8 @@ class WaitingProcess(Protocol):
 class Ready(NamedTuple):
     """The engine is loaded."""
 
-    config: ModelConfig
-    recipe: Recipe
-    memory_plan: MemoryPlan
-    costs: CostBase | None = None  # what work is held against
+    facts: EngineFacts
+    costs: CostBase | None = None  # of a step's work on its device
 
 
 class Refused(NamedTuple):
@@ -161,24 +160,24 @@ def run_worker(connection: Connection, heartbeat: Heartbeat, order: EngineOrder)
     """The process. It ends with the one that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the other one to act upon
     try:
-        engine = Engine(order.model, order.recipe, device=order.device, num_pages=order.num_pages)
+        local = LocalBackend(
+            order.model, order.recipe, device=order.device, num_pages=order.num_pages
+        )
         if order.setup is not None:
-            order.setup(engine)
+            order.setup(local)
     except Exception as error:
         known = error if isinstance(error, RidgelineError) else HardwareError(reason_of(error))
         connection.send([Refused(known)])
         return
-    heartbeat.note(engine.progress, engine.stats)
-    costs = cost_base(engine.model, engine.recipe, machine_of(engine), engine.ranks_a_device)
+    heartbeat.note(local.progress, local.stats)
     try:
-        connection.send([Ready(engine.config, engine.recipe, engine.memory_plan, costs)])
+        connection.send([Ready(local.wait_until_ready(), local.costs)])
     except BrokenPipeError:
         return  # nobody is there any more
     inbox: SimpleQueue[Command] = SimpleQueue()
     threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()
-    loop = engine._loop
-    assert isinstance(loop, Loop), "an Engine runs its own steps"
-    meter, ahead = StepMeter(loop.runner.device), Ahead(engine.runner)
+    loop = local.loop
+    meter, ahead = StepMeter(local.runner.device), Ahead(local.runner)
     loop.runner = WatchedRunner(loop.runner, heartbeat, meter)  # type: ignore[assignment]
     _serve(loop, connection, heartbeat, inbox, meter, ahead)
 
@@ -190,12 +189,6 @@ def run_early(connection: Connection, memory: Any) -> None:
     except (EOFError, OSError):
         return  # nothing: the other one has ended
     run_worker(connection, Heartbeat(memory=memory), order)
-
-
-def machine_of(engine: Engine) -> Hardware:
-    """The device with the ceilings that were measured before; nothing is measured here."""
-    device = engine.runner.device
-    return load_cached(detect("cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"))
 
 
 def _read(connection: Connection, inbox: SimpleQueue[Command]) -> None:

@@ -1,5 +1,4 @@
-"""Replicas as one: plays the part of a supervisor (engine/process/supervisor.py) over several of
-them.
+"""Replicas as one: a `Backend` (backend.py) over several supervised processes.
 
 A request goes where routing.py says. When a replica dies, its requests go on at another one at
 once, from the tokens they have; it begins anew in the meantime. Who was there when a second one
@@ -15,11 +14,11 @@ from collections.abc import Callable, Hashable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
-from ridgeline.engine.execution.work import Work
-from ridgeline.engine.loop import EngineProgress
+from ridgeline.engine.backend import EngineFacts, EngineProgress
+from ridgeline.engine.execution.work import CostBase, Work
 from ridgeline.engine.process.held import Held
 from ridgeline.engine.process.supervisor import WAIT_S, Supervisor
-from ridgeline.engine.process.worker import EngineOrder, Ready, Worker
+from ridgeline.engine.process.worker import EngineOrder, Worker
 from ridgeline.engine.sampling.live import LiveRequest
 from ridgeline.engine.scheduling.routing import Router
 from ridgeline.engine.scheduling.state import Ask, End, Stats, Status
@@ -110,11 +109,19 @@ class Pool:
         self._router = Router(len(starters))
         self.replicas = [Replica(order, start, self._has_others) for start in starters]
 
-    # What a supervisor offers.
+    # What every backend offers.
 
     @property
     def has_work(self) -> bool:
         return any(replica.has_work for replica in self.replicas)
+
+    @property
+    def num_replicas(self) -> int:
+        return len(self.replicas)
+
+    @property
+    def costs(self) -> CostBase | None:
+        return self.replicas[0].costs
 
     @property
     def num_restarts(self) -> int:
@@ -149,7 +156,7 @@ class Pool:
             Work.of([sum(column) for column in zip(*works, strict=True)]),
         )
 
-    def wait_until_ready(self) -> Ready:
+    def wait_until_ready(self) -> EngineFacts:
         """All must come up; why one does not is an error."""
         try:
             first, *_ = [replica.wait_until_ready() for replica in self.replicas]
@@ -189,10 +196,10 @@ class Pool:
         self._revive_due()
         self._forget_ended()
 
-    def kill(self) -> None:
+    def restart(self) -> None:
         """End the one that has waited longest for a step, as if it had died."""
         now = time.monotonic()
-        max(self.replicas, key=lambda replica: replica.idle_s(now)).kill()
+        max(self.replicas, key=lambda replica: replica.idle_s(now)).restart()
 
     def revive(self) -> None:
         for replica in self.replicas:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
-from ridgeline.engine.loop import EngineProgress
+from ridgeline.engine.backend import EngineProgress
 from ridgeline.engine.process.worker import (
     Add,
     Command,

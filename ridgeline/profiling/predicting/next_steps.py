@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ridgeline.engine.ranks import undone_on_ranks
+from ridgeline.engine.local.ranks import undone_on_ranks
 from ridgeline.profiling.predicting.gains import predict
 from ridgeline.profiling.predicting.prediction import Prediction, Situation
 from ridgeline.quantization.scheme import parse_scheme

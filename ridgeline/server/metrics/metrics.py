@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ridgeline.engine.loop import EngineProgress
+from ridgeline.engine.backend import EngineProgress
 from ridgeline.engine.scheduling.state import Stats, Status
 from ridgeline.server.metrics.counts import Counts
 from ridgeline.server.metrics.exposition import CONTENT_TYPE, View, render

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.engine import Engine
 from ridgeline.engine.execution.work import CostBase
-from ridgeline.engine.process.supervisor import SupervisedEngine
 from ridgeline.profiling import Roof, roof_of
 from ridgeline.recipe import Recipe
 
@@ -34,7 +34,7 @@ class Served:
         return None if self.costs is None else roof_of(self.costs.hardware, self.costs.dtype)
 
 
-def served_by(engine: SupervisedEngine, model: str) -> Served:
+def served_by(engine: Engine, model: str) -> Served:
     """The facts of an engine that is up. Nothing is measured for it: the ceilings are those that
     `ridgeline hardware` has found before, or the datasheet's.
     """

@@ -11,11 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from operator import methodcaller
-from typing import NamedTuple, Protocol
 
+from ridgeline.engine.backend import EngineProgress
 from ridgeline.engine.execution.faults import reason_of
 from ridgeline.engine.execution.runner import Runner, StepOutput
-from ridgeline.engine.execution.work import Work
 from ridgeline.engine.requests.request import FinishReason
 from ridgeline.engine.sampling.choosing import TokenLogprob, nan_message
 from ridgeline.engine.sampling.extras import DeviceJob, Extras
@@ -40,31 +39,6 @@ log = logging.getLogger(__name__)
 
 SMALLEST_BUDGET = 16  # tokens a step, however short memory is
 IDLE_S = 0.02  # waited at most for a grammar, when there is nothing else to do
-
-
-class EngineProgress(NamedTuple):
-    """How the engine is getting on, for whoever watches whether it does."""
-
-    num_steps: int
-    last_step_s: float  # how long the last step took, from its planning to its tokens
-    idle_s: float  # since tokens last came
-    work: Work = Work()  # what its steps were made of, where that is counted
-
-
-class Stepping(Protocol):
-    """What an engine needs of whoever runs its steps: the loop here, or one in another process."""
-
-    @property
-    def has_work(self) -> bool: ...
-
-    @property
-    def progress(self) -> EngineProgress: ...
-
-    def submit(self, ask: Ask, live: LiveRequest) -> None: ...
-
-    def cancel(self, request_id: Hashable) -> bool: ...
-
-    def advance(self) -> None: ...
 
 
 class Loop:

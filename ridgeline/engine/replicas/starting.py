@@ -1,7 +1,6 @@
-"""An engine that is several: replicas of a model, each in a process that Ray has placed, behind the
-interface of one.
+"""Starts the replicas of a model, each in a process that Ray has placed.
 
-    with ReplicatedEngine("demo", num_replicas=2) as engine:      # otherwise as a SupervisedEngine
+    with Engine.replicated("demo", num_replicas=2) as engine:     # otherwise as Engine("demo")
         print(engine.generate("The sky is")[0].text)
 
 Without RAY_ADDRESS a cluster of this machine alone is started, and ends with the process.
@@ -11,13 +10,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 
-from ridgeline.engine.engine import Engine
+from ridgeline.data import Tokenizer
 from ridgeline.engine.loading.loading import tokenizer_of
-from ridgeline.engine.process.supervisor import SupervisedEngine
-from ridgeline.engine.process.worker import EngineOrder
+from ridgeline.engine.process.worker import EngineOrder, Setup
 from ridgeline.engine.replicas.pool import Pool
 from ridgeline.engine.replicas.ray_worker import Needs, RayWorker, load_ray
 from ridgeline.errors import HardwareError, OfflineError, UsageError
@@ -30,40 +27,35 @@ MAX_REPLICAS = 1024
 STORE_BYTES = 100 << 20  # of Ray's object store, which only passes commands and tokens
 
 
-class ReplicatedEngine(SupervisedEngine):
-    def __init__(
-        self,
-        model: str | Path,
-        recipe: Recipe | None = None,
-        *,
-        num_replicas: int,
-        device: str = "auto",
-        num_pages: int | None = None,
-        progress: Progress | None = None,
-        setup: Callable[[Engine], None] | None = None,
-    ) -> None:
-        """A model that is a path must be at the same place on every machine. `setup` is called with
-        the engine in its process, as by SupervisedEngine.
-        """
-        if not 1 <= num_replicas <= MAX_REPLICAS:
-            raise UsageError(f"--replicas is {num_replicas}; give 1 to {MAX_REPLICAS}")
-        if ":" in device:
-            raise UsageError(f"--device is {device}; Ray chooses among GPUs: give cuda or cpu")
-        path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
-        tokenizer = tokenizer_of(path)
-        self.num_replicas = num_replicas
-        needs = needs_of(recipe or Recipe(), device, num_replicas)
-        start_ray()
-        check_room(needs, num_replicas)
-        order = EngineOrder(path, recipe, device, num_pages, setup)
-        name = str(model)
+def start_replicas(
+    model: str | Path,
+    recipe: Recipe | None,
+    *,
+    num_replicas: int,
+    device: str,
+    num_pages: int | None,
+    progress: Progress | None,
+    setup: Setup | None,
+) -> tuple[Pool, Tokenizer | None]:
+    """A pool whose replicas have begun to load the model, and the model's tokenizer. A model that
+    is a path must be at the same place on every machine.
+    """
+    if not 1 <= num_replicas <= MAX_REPLICAS:
+        raise UsageError(f"--replicas is {num_replicas}; give 1 to {MAX_REPLICAS}")
+    if ":" in device:
+        raise UsageError(f"--device is {device}; Ray chooses among GPUs: give cuda or cpu")
+    path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
+    tokenizer = tokenizer_of(path)
+    needs = needs_of(recipe or Recipe(), device, num_replicas)
+    start_ray()
+    check_room(needs, num_replicas)
+    name = str(model)
 
-        def start(order: EngineOrder) -> RayWorker:
-            return RayWorker(name, order, needs)
+    def start(order: EngineOrder) -> RayWorker:
+        return RayWorker(name, order, needs)
 
-        self._supervisor = Pool(order, [start] * num_replicas)  # type: ignore[assignment]
-        self.tokenizer = tokenizer
-        self._begin()
+    order = EngineOrder(path, recipe, device, num_pages, setup)
+    return Pool(order, [start] * num_replicas), tokenizer
 
 
 def needs_of(recipe: Recipe, device: str, num_replicas: int) -> Needs:

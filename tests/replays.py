@@ -82,13 +82,14 @@ def watch(engine: Engine, kept: Logits) -> list[tuple[int, int]]:
     """
     finish, different = engine.runner.finish, []
 
-    def watching(plan: Any, jobs: Any, logits_RV: torch.Tensor, *rest: Any) -> Any:
+    def watching(step: Any, logits_RV: torch.Tensor, *rest: Any) -> Any:
+        plan = step.plan
         for index, (number, _) in enumerate(plan.sample_keys):
             key = (number, plan.positions[plan.logit_tokens[index]] + 1)
             found = logits_RV[index].clone()
             if not torch.equal(kept.setdefault(key, found), found):
                 different.append(key)
-        return finish(plan, jobs, logits_RV, *rest)
+        return finish(step, logits_RV, *rest)
 
     engine.runner.finish = watching  # type: ignore[method-assign]
     return different

@@ -78,7 +78,7 @@ def oracle_engine(
 ) -> Engine:
     engine = engine_for(model, speculation=LOOKUP, **changes)
     vocab_size = model.config.vocab_size
-    engine.runner.guesser = Oracle(engine.runner.guesses_SK, vocab_size, wrong_share, seed)
+    engine.runner.guesser = Oracle(engine.runner.buffers.guesses_SK, vocab_size, wrong_share, seed)
     force_drafts(engine)
     return engine
 

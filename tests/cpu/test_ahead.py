@@ -10,7 +10,7 @@ import pytest
 from engines import engine_for, tiny
 
 from ridgeline.engine.execution.ahead import Ahead, plans
-from ridgeline.engine.execution.graphs import DECODE_SIZES, PROMPT_SIZES, graph_key
+from ridgeline.engine.execution.graphs import DECODE_SIZES, PROMPT_SIZES, graph_kind
 from ridgeline.engine.execution.rehearsal import JOBS
 from ridgeline.engine.loading.footprint import NUM_GRAPHS
 from ridgeline.engine.process import worker
@@ -20,7 +20,7 @@ def keys(max_batch: int, max_context: int, max_tokens: int) -> list[Any]:
     found = []
     for plan in plans(max_batch, max_context, max_tokens):
         length = 1 + max(plan.first_positions[: plan.num_decode_rows], default=0)
-        found.append(graph_key(plan, max_tokens, length, max_context))
+        found.append(graph_kind(plan, max_tokens, length, max_context))
     return found
 
 
@@ -45,7 +45,12 @@ class FakeRunner:
 
     def __init__(self) -> None:
         self.graphs = SimpleNamespace(
-            found={}, refused=set(), used_bytes=0, budget_bytes=1 << 30, max_tokens=512
+            captured={},
+            refused=set(),
+            used_bytes=0,
+            budget_bytes=1 << 30,
+            max_tokens=512,
+            max_context=self.max_context,
         )
         self.watch, self.watched = "somebody", []
         self.error: Exception | None = None
@@ -56,9 +61,9 @@ class FakeRunner:
             raise self.error
         self.watched.append(self.watch)
         length = 1 + max(plan.first_positions[: plan.num_decode_rows], default=0)
-        key = graph_key(plan, 512, length, self.max_context)
-        assert key not in self.graphs.found
-        self.graphs.found[key] = True
+        key = graph_kind(plan, 512, length, self.max_context)
+        assert key not in self.graphs.captured
+        self.graphs.captured[key] = True
         return plan
 
     def collect(self, plan: Any) -> None:
@@ -90,10 +95,10 @@ def test_it_ends_where_the_memory_for_graphs_does(runner: FakeRunner) -> None:
 
 def test_graphs_that_are_there_are_not_made_again(runner: FakeRunner) -> None:
     everything = keys(512, 8192, 512)
-    runner.graphs.found = dict.fromkeys(everything[:5])
+    runner.graphs.captured = dict.fromkeys(everything[:5])
     runner.graphs.refused = {everything[5]}
     assert Ahead(runner).one()  # type: ignore[arg-type]
-    assert list(runner.graphs.found)[5] == everything[6]
+    assert list(runner.graphs.captured)[5] == everything[6]
 
 
 def test_a_failure_ends_it_and_nothing_else(runner: FakeRunner) -> None:

@@ -122,7 +122,7 @@ def test_the_gpus_way_through_a_step() -> None:
     """Decode rows as prompts of one token, by the reference: what a GPU's kernel is asked for."""
     model = tiny("gemma3")
     engine = engine_for(model, budget=24)
-    engine.runner.sequences = FixedSequences
+    engine.runner.passes.sequences = FixedSequences
     assert_exact(engine, prompts_of([1, 17, 40]), [Sampling(max_tokens=6)] * 3)
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from ridgeline.engine.execution.graphs import GraphKey, Graphs, GraphSampling
+from ridgeline.engine.execution.graphs import Graphs
+from ridgeline.engine.execution.step_pass import PassKind, SamplingKind
 from ridgeline.engine.steps.batch import StepShape
 from ridgeline.engine.steps.notes import END, Note
 from ridgeline.models.transformer import Linear
@@ -340,18 +341,17 @@ def test_steps_on_a_gpu_are_watched_as_they_run(
 
 def test_a_captured_step_can_be_run_launch_by_launch() -> None:
     """Not replayed, with the notes that the runner was given."""
-    key, choice = GraphKey(StepShape(1, 1, 0, 1), 1024), GraphSampling(filtered=False, keeps=True)
+    key, choice = PassKind(StepShape(1, 1, 0, 1), 1024), SamplingKind(filtered=False, keeps=True)
     graphs: Any = object.__new__(Graphs)
     replayed: list[str] = []
     graph = SimpleNamespace(replay=lambda: replayed.append("graph"))
-    graphs.found = {key: SimpleNamespace(forward=graph, samplers={choice: (graph, "tokens")})}
-    graphs.runner = SimpleNamespace(notes=["noted"], last_tokens="last")
+    graphs.captured = {key: SimpleNamespace(forward=graph, samplers={choice: (graph, "tokens")})}
+    graphs.work = SimpleNamespace(notes=["noted"], choose=lambda *given: ("chosen", *given[2:]))
     graphs.logits_RV = torch.zeros(4, 2)
     graphs.compute = lambda key, inputs, notes: ("logits", notes)
-    graphs.choose = lambda *given: ("chosen", *given[2:])
     graphs.by_hand = True
-    assert graphs._replay(key, None, choice) == (("logits", ["noted"]), ("chosen", choice, "last"))
+    assert graphs.replay(key, None, choice) == (("logits", ["noted"]), ("chosen", choice))
     assert not replayed
     graphs.by_hand = False
-    assert graphs._replay(key, None, choice)[1] == "tokens"
+    assert graphs.replay(key, None, choice)[1] == "tokens"
     assert replayed == ["graph", "graph"]

@@ -15,13 +15,8 @@ from torch import Tensor
 
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.attention.paged import PagedSequences
-from ridgeline.engine.execution.graphs import (
-    PROMPT_ROWS,
-    GraphKey,
-    Graphs,
-    GraphSampling,
-    graph_key,
-)
+from ridgeline.engine.execution.graphs import PROMPT_ROWS, Graphs, graph_kind
+from ridgeline.engine.execution.step_pass import PassKind, SamplingKind, StepPass
 from ridgeline.engine.loading.deterministic import deterministic
 from ridgeline.engine.loading.footprint import driver_bytes
 from ridgeline.engine.sampling.sampling import _argmax
@@ -125,17 +120,17 @@ class PaddedSteps(Graphs):
     """Graphs that are run instead of captured: everything else is as on a GPU."""
 
     def __init__(self, engine: Engine, max_tokens: int) -> None:
-        super().__init__(engine.runner, max_tokens, budget_bytes=1)
-        self.keys: list[GraphKey] = []
-        self.choices: set[GraphSampling] = set()
+        super().__init__(engine.runner, max_tokens, engine.max_context, budget_bytes=1)
+        self.keys: list[PassKind] = []
+        self.choices: set[SamplingKind] = set()
 
-    def _replay(
-        self, key: GraphKey, inputs: StepInputs, choice: GraphSampling
+    def replay(
+        self, key: PassKind, inputs: StepInputs, choice: SamplingKind
     ) -> tuple[Tensor, Tensor]:
         self.keys.append(key)
         self.choices.add(choice)
         logits_RV = self.compute(key, inputs)
-        tokens_R = self.choose(logits_RV, inputs, choice, self.runner.last_tokens)
+        tokens_R = self.work.choose(logits_RV, inputs, choice)
         return logits_RV, tokens_R
 
 
@@ -144,7 +139,7 @@ class PaddedSteps(Graphs):
 def test_the_gpus_path_is_exact(name: str) -> None:
     """The kernels' references in place of the kernels, with steps padded as graphs need it."""
     engine = engine_for(tiny(name))
-    engine.runner.sequences, engine.runner.starts_at_once = PagedSequences, True
+    engine.runner.passes.sequences, engine.runner.passes.starts_at_once = PagedSequences, True
     engine.runner.graphs = graphs = PaddedSteps(engine, max_tokens=48)
     longest = min(40, engine.max_context - 9)
     prompts = prompts_of([3, min(20, longest), longest])
@@ -180,19 +175,19 @@ class FailingSteps(PaddedSteps):
 
     num_failed = 0
 
-    def _replay(
-        self, key: GraphKey, inputs: StepInputs, choice: GraphSampling
+    def replay(
+        self, key: PassKind, inputs: StepInputs, choice: SamplingKind
     ) -> tuple[Tensor, Tensor]:
         if key.shape.num_decode_rows > 2 and (inputs.sources >= 0).all():
             self.num_failed += 1
             raise RuntimeError("on purpose")
-        return super()._replay(key, inputs, choice)
+        return super().replay(key, inputs, choice)
 
 
 def test_parts_of_a_step_take_the_last_steps_tokens() -> None:
     """All of its parts, though each samples: their tokens wait until the last one has run."""
     engine = engine_for(tiny("llama-mha"), overlap=True)
-    engine.runner.sequences = PagedSequences
+    engine.runner.passes.sequences = PagedSequences
     engine.runner.graphs = graphs = FailingSteps(engine, max_tokens=48)
     assert_exact(engine, prompts_of([5, 9, 14, 20]), [Sampling(max_tokens=9)] * 4)
     assert graphs.num_failed > 0
@@ -203,10 +198,10 @@ class Counted(PaddedSteps):
 
     reserved = 0
 
-    def _replay(self, key: GraphKey, inputs: StepInputs, filtered: bool) -> tuple[Tensor, Tensor]:
-        if key not in self.found:
+    def replay(self, key: PassKind, inputs: StepInputs, filtered: bool) -> tuple[Tensor, Tensor]:
+        if key not in self.captured:
             return self._run_and_capture(key, inputs, filtered)
-        return super()._replay(key, inputs, filtered)
+        return super().replay(key, inputs, filtered)
 
     def _capture(self, work: Callable[[], Tensor]) -> tuple[Any, Tensor]:
         self.reserved += 2 << 20
@@ -217,14 +212,14 @@ def test_graphs_are_captured_as_long_as_there_is_room(monkeypatch: pytest.Monkey
     """Each takes two captures' memory, and what the driver keeps."""
     prompts, samplings = prompts_of([9, 20, 4]), [Sampling(max_tokens=n) for n in (2, 5, 9)]
     engine = engine_for(tiny("llama-mha"))
-    engine.runner.sequences = PagedSequences
+    engine.runner.passes.sequences = PagedSequences
     taken = (4 << 20) + driver_bytes(engine.config)
     for room, most in ((1, 1), (taken, 1), (taken + 1, 2), (9 * taken, 4)):
         engine.runner.graphs = graphs = Counted(engine, max_tokens=48)
         graphs.budget_bytes = room
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device, own=graphs: own.reserved)
         assert_exact(engine, prompts, samplings)
-        assert len(graphs.found) == most
+        assert len(graphs.captured) == most
         assert graphs.used_bytes == most * taken
 
 
@@ -252,36 +247,37 @@ def plan_of(num_decode: int, prompts: list[int]) -> StepPlan:
 @pytest.mark.parametrize(
     ("plan", "max_length", "expected"),
     [
-        (plan_of(1, []), 100, GraphKey(StepShape(1, 1, 0, 1), 1024)),
-        (plan_of(9, []), 1025, GraphKey(StepShape(12, 12, 0, 12), 4096)),
-        (plan_of(65, []), 20_000, GraphKey(StepShape(80, 80, 0, 80), 30_000)),
+        (plan_of(1, []), 100, PassKind(StepShape(1, 1, 0, 1), 1024)),
+        (plan_of(9, []), 1025, PassKind(StepShape(12, 12, 0, 12), 4096)),
+        (plan_of(65, []), 20_000, PassKind(StepShape(80, 80, 0, 80), 30_000)),
         (plan_of(81, []), 100, None),  # more than the largest
-        (plan_of(0, [40]), 1, GraphKey(StepShape(64, 0, PROMPT_ROWS, PROMPT_ROWS), 30_000)),
+        (plan_of(0, [40]), 1, PassKind(StepShape(64, 0, PROMPT_ROWS, PROMPT_ROWS), 30_000)),
         (plan_of(0, [40, 41]), 1, None),
         (plan_of(0, [5] * PROMPT_ROWS), 1, None),  # no row is left for the padding
         (plan_of(2, [20]), 100, None),  # mixed
     ],
 )
 def test_which_graph_serves_a_step(
-    plan: StepPlan, max_length: int, expected: GraphKey | None
+    plan: StepPlan, max_length: int, expected: PassKind | None
 ) -> None:
-    assert graph_key(plan, 80, max_length, 30_000) == expected
+    assert graph_kind(plan, 80, max_length, 30_000) == expected
 
 
 @pytest.mark.smoke
 def test_padding_longer_than_the_context_is_not_made() -> None:
-    assert graph_key(plan_of(0, [30, 30, 30, 30, 30, 30]), 512, 1, 8) is None
+    assert graph_kind(plan_of(0, [30, 30, 30, 30, 30, 30]), 512, 1, 8) is None
 
 
 def test_notes_are_in_the_order_of_launch() -> None:
     engine = engine_for(tiny("qwen3"), kernels="reference")
-    plans: list[StepPlan] = []
+    steps: list[StepPass] = []
     send = engine.runner.send
-    engine.runner.send = lambda plan, shape: plans.append(plan) or send(plan, shape)  # type: ignore[func-returns-value, method-assign]
+    engine.runner.send = lambda step, shape: steps.append(step) or send(step, shape)  # type: ignore[func-returns-value, method-assign]
     engine.generate([[5, 6, 7]], Sampling(max_tokens=1))
     with noting(engine.model) as notes, torch.inference_mode():
-        inputs, shape = send(plans[0], shape_of(plans[0])), shape_of(plans[0])
-        engine.runner.forward(inputs, shape, 3, notes)
+        kind = PassKind(shape_of(steps[0].plan), 3, own_sequences=False)
+        inputs = send(steps[0], kind.shape)
+        engine.runner.forward(inputs, kind, notes)
     names = [note.op for note in notes]
     first = names[: names.index("layers.1.attn.qkv")]
     assert first == [
@@ -297,9 +293,9 @@ def test_notes_are_in_the_order_of_launch() -> None:
     ]
     assert notes[1].shape == (3, 48)
     assert not engine.model.embed._forward_pre_hooks  # the hooks are gone
-    engine.runner.sequences, engine.runner.starts_at_once = PagedSequences, True
+    engine.runner.passes.sequences, engine.runner.passes.starts_at_once = PagedSequences, True
     with noting(engine.model) as at_once, torch.inference_mode():
-        engine.runner.forward(inputs, shape, 3, at_once)
+        engine.runner.forward(inputs, kind, at_once)
     assert [note.op for note in at_once] == ["step_start", *names[1:]]
 
 

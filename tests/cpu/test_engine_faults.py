@@ -89,11 +89,11 @@ def test_out_of_memory_makes_smaller_steps(most: int, monkeypatch: pytest.Monkey
     engine = engine_for(tiny("llama-mha"))
     forward, sizes = engine.runner.forward, []
 
-    def tight(inputs: Any, shape: Any, *rest: Any) -> torch.Tensor:
-        sizes.append(shape.num_tokens)
-        if shape.num_tokens > most:
+    def tight(inputs: Any, kind: Any, *rest: Any) -> torch.Tensor:
+        sizes.append(kind.shape.num_tokens)
+        if kind.shape.num_tokens > most:
             raise torch.OutOfMemoryError("no memory left")
-        return forward(inputs, shape, *rest)
+        return forward(inputs, kind, *rest)
 
     monkeypatch.setattr(engine.runner, "forward", tight)
     prompts = prompts_of([9, 30, 14, 22, 5, 41, 17, 12])
@@ -135,14 +135,14 @@ def test_an_exception_on_the_host_ends_its_own_request(
 
 def test_a_seat_that_cannot_be_taken_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, prompts = engine_for(tiny("llama-mha")), prompts_of([9, 30, 14])
-    sit = engine.runner.special.sit
+    sit = engine.runner.sampler.special.sit
 
     def raising(seat: int, sampling: Sampling, prompt: Any, *rest: Any) -> None:
         if prompt == tuple(prompts[1]):
             raise ValueError("no table")
         sit(seat, sampling, prompt, *rest)
 
-    monkeypatch.setattr(engine.runner.special, "sit", raising)
+    monkeypatch.setattr(engine.runner.sampler.special, "sit", raising)
     outputs = engine.generate(prompts, GREEDY)
     assert [output.status for output in outputs] == ["finished", "failed", "finished"]
     assert [outputs[2].tokens] == naive_outputs(engine.model, prompts[2], GREEDY)

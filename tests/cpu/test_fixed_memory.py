@@ -58,13 +58,13 @@ def test_the_plan_is_what_a_step_allocates(case: str) -> None:
     forward, measured = engine.runner.forward, []
     wanted = max(prompts) + (len(prompts) > 1)  # several: when they decode together
 
-    def watched(inputs: Any, shape: Any, *about: Any) -> Any:
+    def watched(inputs: Any, kind: Any, *rest: Any) -> Any:
         if measured or int(inputs.totals.max()) < wanted:
-            return forward(inputs, shape, *about)
+            return forward(inputs, kind, *rest)
         gc.collect()
         with torch.backends.mkldnn.flags(enabled=False):
-            found = allocations(lambda: forward(inputs, shape, *about))
-        measured.append((shape.num_tokens, shape.num_decode_rows, found.peak_bytes))
+            found = allocations(lambda: forward(inputs, kind, *rest))
+        measured.append((kind.shape.num_tokens, kind.shape.num_decode_rows, found.peak_bytes))
         return found.result
 
     engine.runner.forward = watched

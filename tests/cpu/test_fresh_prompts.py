@@ -33,7 +33,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def like_gpu(engine: Engine) -> Engine:
-    engine.runner.sequences = PagedSequences
+    engine.runner.passes.sequences = PagedSequences
     return engine
 
 

@@ -340,7 +340,7 @@ def test_without_a_compiler_that_works_the_references_serve(
     assert len(said) == 1
     assert ("x.cpp:1: error: no" if there else "no C++ compiler here") in said[0]
     assert "\n" not in said[0]
-    assert (engine.recipe.kernels, engine.runner.sequences) == ("reference", CpuSequences)
+    assert (engine.recipe.kernels, engine.runner.passes.sequences) == ("reference", CpuSequences)
     prompts = prompts_of([5, 21, 40])
     assert_exact(engine, prompts, [Sampling(max_tokens=6)] * 3)
     with pytest.raises(UnsupportedError, match="kernels is fused, and on a CPU they could not"):
@@ -361,7 +361,7 @@ def test_the_cache_cannot_be_written(unprepared: pytest.MonkeyPatch, tmp_path: P
 def test_an_engine_uses_them_and_leaves_the_model_as_it_is() -> None:
     model = tiny("llama-tied")
     engine = engine_for(model)
-    assert (engine.recipe.kernels, engine.runner.sequences) == ("fused", HostSequences)
+    assert (engine.recipe.kernels, engine.runner.passes.sequences) == ("fused", HostSequences)
     assert engine.model is model
     down = model.layers[0].mlp.down
     assert type(down) is Linear
@@ -375,7 +375,7 @@ def test_an_engine_uses_them_and_leaves_the_model_as_it_is() -> None:
 @needs_compiler
 def test_references_serve_where_they_are_asked_for() -> None:
     engine = engine_for(tiny("llama-tied"), kernels="reference")
-    assert (engine.recipe.kernels, engine.runner.sequences) == ("reference", CpuSequences)
+    assert (engine.recipe.kernels, engine.runner.passes.sequences) == ("reference", CpuSequences)
     assert engine.runner.model is engine.model
     experts = engine_for(tiny("qwen3-moe"))
     assert experts.recipe.kernels == "reference"

@@ -30,7 +30,7 @@ SAMPLING = Sampling(max_tokens=5, ignore_eos=True, logprobs=3)
 def engine_of(name: str) -> Engine:
     """Its GPU path on a CPU: references instead of kernels, and otherwise the same."""
     engine = engine_for(tiny(name), scheme="fp8", kernels="reference", budget=512)
-    engine.runner.sequences = PagedSequences
+    engine.runner.passes.sequences = PagedSequences
     return engine
 
 
@@ -47,7 +47,7 @@ def test_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = engine_of(name).generate(PROMPTS, [SAMPLING] * 3)
     assert not added
     engine = engine_of(name)
-    engine.runner.model = late_copy(engine.runner.model)
+    engine.runner.passes.model = late_copy(engine.runner.model)
     found = engine.generate(PROMPTS, [SAMPLING] * 3)
     assert [output.completions for output in found] == [output.completions for output in expected]
     num_norms = 2 * engine.model.config.num_layers
@@ -96,7 +96,7 @@ def test_only_where_all_projections_can() -> None:
 
 def test_what_is_noted_has_its_shape() -> None:
     engine = engine_of("llama-mqa-bias")
-    engine.runner.model = late_copy(engine.runner.model)
+    engine.runner.passes.model = late_copy(engine.runner.model)
     with noting(engine.runner.model) as notes:
         engine.generate(PROMPTS, [Sampling(max_tokens=1)] * 3)
     shapes = {note.op: note.shape for note in notes}

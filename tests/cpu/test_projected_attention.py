@@ -17,8 +17,9 @@ from torch import Tensor
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.attention.decode_rows import DecodeRows
 from ridgeline.engine.attention.paged import PagedSequences
-from ridgeline.engine.execution.graphs import graph_key
+from ridgeline.engine.execution.graphs import graph_kind
 from ridgeline.engine.execution.rehearsal import decode_plan, draft_plan
+from ridgeline.engine.execution.step_pass import PassKind
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.batch import StepShape, shape_of
 from ridgeline.engine.steps.flat_plan import Guesses, flattened, of_own_sequences
@@ -168,13 +169,13 @@ class Watched(DecodeRows):
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    monkeypatch.setattr("ridgeline.engine.execution.runner.DecodeRows", Watched)
+    monkeypatch.setattr("ridgeline.engine.execution.forward.DecodeRows", Watched)
     monkeypatch.setattr(Watched, "seen", [])
     return Watched.seen
 
 
 def like_gpu(engine: Engine) -> Engine:
-    engine.runner.sequences = PagedSequences
+    engine.runner.passes.sequences = PagedSequences
     return engine
 
 
@@ -200,7 +201,7 @@ def test_drafts_of_a_stream_do_not(watched: list[int], caplog: pytest.LogCapture
 def test_a_graph_with_drafts_is_another(watched: list[int]) -> None:
     """Of as many rows: what was captured for rows of their own must not serve drafts."""
     shared = flattened(draft_plan(11), Guesses(12, 11), one_token_rows=True)
-    keys = [graph_key(plan, 64, 10, 4096) for plan in (decode_plan(12), shared)]
+    keys = [graph_kind(plan, 64, 10, 4096) for plan in (decode_plan(12), shared)]
     own, other = keys
     assert own is not None
     assert other is not None
@@ -208,12 +209,12 @@ def test_a_graph_with_drafts_is_another(watched: list[int]) -> None:
     assert own.own_sequences
     assert not other.own_sequences
     engine = like_gpu(engine_for(tiny("llama-mha")))
-    runner, shape = engine.runner, StepShape(4, 4, 0, 4)
-    assert runner._sequences_for(shape, own.own_sequences) is Watched
-    assert runner._sequences_for(shape, other.own_sequences) is PagedSequences
-    assert runner._sequences_for(StepShape(9, 4, 1, 5), True) is PagedSequences
-    deterministic = engine_for(tiny("llama-mha"), deterministic=True).runner
-    assert deterministic._sequences_for(shape, True) is deterministic.sequences
+    passes = engine.runner.passes
+    assert passes.sequences_for(own) is Watched
+    assert passes.sequences_for(other) is PagedSequences
+    assert passes.sequences_for(PassKind(StepShape(9, 4, 1, 5), 10)) is PagedSequences
+    deterministic = engine_for(tiny("llama-mha"), deterministic=True).runner.passes
+    assert deterministic.sequences_for(own) is deterministic.sequences
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp32", "int8"])
@@ -221,8 +222,8 @@ def test_notes_say_what_is_launched(kv_dtype: str) -> None:
     engine = like_gpu(engine_for(tiny("qwen3"), kv_dtype=kv_dtype, kernels="reference"))
     plan = decode_plan(2)
     with noting(engine.model) as notes, torch.inference_mode():
-        inputs = engine.runner.send(plan, shape_of(plan))
-        engine.runner.forward(inputs, shape_of(plan), 1, notes, own_sequences=True)
+        inputs = engine.runner.sender.send(plan, shape_of(plan))
+        engine.runner.forward(inputs, PassKind(shape_of(plan), 1), notes)
     names = [note.op for note in notes]
     own = [name for name in names if not name.endswith("_norm")]
     between = own[own.index("layers.0.attn.qkv") + 1 : own.index("layers.0.attn.out")]

@@ -29,7 +29,8 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Sampling, generate
 from ridgeline.engine.attention.host_sequences import HostSequences
 from ridgeline.engine.attention.paged import CpuSequences, PagedSequences
-from ridgeline.engine.execution.graphs import GraphKey, Graphs, GraphSampling
+from ridgeline.engine.execution.graphs import Graphs
+from ridgeline.engine.execution.step_pass import PassKind, SamplingKind
 from ridgeline.engine.naive import OneSequence, forward, generate_samples, generate_tokens
 from ridgeline.engine.sampling.guessing import PromptLookup
 from ridgeline.engine.scheduling.step_plan import StepPlan
@@ -62,13 +63,13 @@ class PaddedSteps(Graphs):
     """Graphs that are run instead of captured."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(engine.runner, max_tokens=48, budget_bytes=1)
-        self.keys: list[GraphKey] = []
+        super().__init__(engine.runner, 48, engine.max_context, budget_bytes=1)
+        self.keys: list[PassKind] = []
 
-    def _replay(self, key: GraphKey, inputs: Any, choice: GraphSampling) -> tuple[Any, Any]:
+    def replay(self, key: PassKind, inputs: Any, choice: SamplingKind) -> tuple[Any, Any]:
         self.keys.append(key)
         logits_RV = self.compute(key, inputs)
-        tokens_R = self.choose(logits_RV, inputs, choice, self.runner.last_tokens)
+        tokens_R = self.work.choose(logits_RV, inputs, choice)
         return logits_RV, tokens_R
 
 
@@ -77,7 +78,7 @@ def test_a_graph_judges_what_was_looked_up() -> None:
     serves (prompts with others, log-probabilities) are judged behind them, and all of it agrees.
     """
     engine = engine_for(markov(deepcopy(tiny("llama-mha"))), speculation=LOOKUP)
-    engine.runner.sequences = PagedSequences
+    engine.runner.passes.sequences = PagedSequences
     engine.runner.graphs = graphs = PaddedSteps(engine)
     force_drafts(engine)
     guesser = engine.runner.guesser
@@ -115,7 +116,7 @@ def ahead_engine(
     monkeypatch.setattr(HostSequences, "whole_rows", False)
     engine = engine_for(model, speculation=LOOKUP, **changes)
     if graphs:
-        engine.runner.sequences = PagedSequences
+        engine.runner.passes.sequences = PagedSequences
         engine.runner.graphs = PaddedSteps(engine)
     force_drafts(engine)
     return engine
@@ -216,11 +217,11 @@ def test_a_step_behind_drafts_runs_in_parts(
     engine = ahead_engine(monkeypatch, graphs=False)
     plans, forward_pass, raised = plans_of(engine), engine.runner.forward, [0]
 
-    def raising(inputs: Any, shape: Any, *rest: Any) -> torch.Tensor:
-        if shape.num_samples > 4 and len(plans) % 3 == 0:
+    def raising(inputs: Any, kind: Any, *rest: Any) -> torch.Tensor:
+        if kind.shape.num_samples > 4 and len(plans) % 3 == 0:
             raised[0] += 1
             raise RuntimeError("too many rows")
-        return forward_pass(inputs, shape, *rest)
+        return forward_pass(inputs, kind, *rest)
 
     monkeypatch.setattr(engine.runner, "forward", raising)
     assert_exact(engine, prompts_of([9, 30, 14]), [Sampling(max_tokens=50)] * 3)
@@ -234,7 +235,7 @@ def test_a_step_behind_drafts_runs_in_parts(
 def test_the_gpus_path_is_exact(name: str) -> None:
     """There drafts are decode rows of their own, and a step of them goes through a graph."""
     engine = oracle_engine(tiny(name))
-    engine.runner.sequences = PagedSequences
+    engine.runner.passes.sequences = PagedSequences
     engine.runner.graphs = graphs = PaddedSteps(engine)
     prompts = prompts_of([3, 20, 40])
     assert_guessed_exact(engine, prompts, [GREEDY, DRAWN, replace(DRAWN, top_k=5, n=2)])
@@ -454,12 +455,12 @@ def test_a_step_that_fails_with_drafts_runs_without(
     engine = oracle_engine(tiny("llama-mha"))
     forward_pass, raised = engine.runner.forward, [0]
 
-    def raising(inputs: Any, shape: Any, *rest: Any) -> torch.Tensor:
-        if shape.num_samples > 3:  # which only drafts bring about
+    def raising(inputs: Any, kind: Any, *rest: Any) -> torch.Tensor:
+        if kind.shape.num_samples > 3:  # which only drafts bring about
             raised[0] += 1
             if raised[0] % 2:
                 raise error
-        return forward_pass(inputs, shape, *rest)
+        return forward_pass(inputs, kind, *rest)
 
     monkeypatch.setattr(engine.runner, "forward", raising)
     assert_guessed_exact(engine, prompts_of([9, 30, 14]), [GREEDY] * 3)

@@ -118,10 +118,10 @@ def test_memory_that_is_short_on_one_rank_fails_nobody(rank: int) -> None:
         runner = ranks.runners[rank]
         forward = runner.forward
 
-        def tight(inputs: Any, shape: Any, *rest: Any) -> torch.Tensor:
-            if shape.num_tokens > 20:
+        def tight(inputs: Any, kind: Any, *rest: Any) -> torch.Tensor:
+            if kind.shape.num_tokens > 20:
                 raise torch.OutOfMemoryError("no memory left")
-            return forward(inputs, shape, *rest)
+            return forward(inputs, kind, *rest)
 
         runner.forward = tight  # type: ignore[method-assign]
         outputs = ranks.engine.generate(prompts, GREEDY)
@@ -262,13 +262,12 @@ class NoGraphs(AgreedGraphs):
     """Stands in for graphs, which a CPU has none of: it notes what would be captured."""
 
     def __init__(self, used_bytes: int) -> None:
-        self.found, self.used_bytes, self.budget_bytes = {}, used_bytes, 10
+        self.captured, self.used_bytes, self.budget_bytes = {}, used_bytes, 10
         self.by_hand = False
 
-    def serves(self, *_: Any) -> bool:
+    def kind_for(self, *_: Any) -> None:
         if self._has_room():
-            self.found[len(self.found)] = None  # type: ignore[index, assignment]
-        return False
+            self.captured[len(self.captured)] = None  # type: ignore[index, assignment]
 
 
 @pytest.mark.parametrize("used_bytes", [(0, 20), (20, 0)])
@@ -280,12 +279,12 @@ def test_rank_0_says_whether_there_is_room_for_graphs(used_bytes: tuple[int, int
         for rank in range(2):
             ranks.runners[rank].graphs = graphs[rank]
         ranks.engine.generate(prompts[:2], GREEDY)
-        before = len(graphs[0].found)
+        before = len(graphs[0].captured)
         assert (before > 0) == (used_bytes[0] < 10)
-        assert graphs[0].found == graphs[1].found
+        assert graphs[0].captured == graphs[1].captured
         fail_after(ranks.runners[1], 0, lambda: RuntimeError("poison"))
         ranks.engine.generate(prompts[2:3], GREEDY)
-        assert len(graphs[0].found) == len(graphs[1].found) == before
+        assert len(graphs[0].captured) == len(graphs[1].captured) == before
 
 
 def test_all_ranks_leave_their_graphs_where_rank_0_is_traced() -> None:

@@ -54,7 +54,7 @@ def test_a_pass_that_only_compiles_leaves_no_trace(
         )
         assert engine.runner.graphs is not None
         outputs = engine.generate(prompts, Sampling(max_tokens=40, temperature=0.8, seed=3))
-        assert engine.runner.graphs.found
+        assert engine.runner.graphs.captured
         found.append([output.tokens for output in outputs])
     assert found[0] == found[1]
 

@@ -84,11 +84,12 @@ def watch_logits(engine: Engine) -> dict[tuple[int, ...], torch.Tensor]:
     finish, known = engine.runner.finish, engine.scheduler.known_tokens
     pending: list[tuple[Any, int, torch.Tensor]] = []
 
-    def watching(plan: Any, jobs: Any, logits: torch.Tensor, *rest: Any) -> Any:
+    def watching(step: Any, logits: torch.Tensor, *rest: Any) -> Any:
+        plan = step.plan
         for index, key in enumerate(plan.sample_keys):
             position = plan.positions[plan.logit_tokens[index]]
             pending.append((key, position, torch.log_softmax(logits[index].float(), -1)))
-        return finish(plan, jobs, logits, *rest)
+        return finish(step, logits, *rest)
 
     receive = engine.scheduler.receive
 
@@ -149,7 +150,7 @@ def test_graphs_change_nothing() -> None:
         results.append(tokens_of(outputs))
         assert (engine.runner.graphs is not None) == graphs
         if engine.runner.graphs is not None:
-            assert len(engine.runner.graphs.found) > 1
+            assert len(engine.runner.graphs.captured) > 1
     assert results[0] == results[1]
 
 
@@ -162,11 +163,11 @@ def test_graphs_are_replayed_and_stay_within_their_memory() -> None:
     engine.generate(prompts, samplings)
     graphs = engine.runner.graphs
     assert graphs is not None
-    assert len(graphs.found) > 3
+    assert len(graphs.captured) > 3
     assert graphs.used_bytes <= graphs.budget_bytes
-    before = len(graphs.found)
+    before = len(graphs.captured)
     engine.generate(prompts, samplings)
-    assert len(graphs.found) <= before + 2
+    assert len(graphs.captured) <= before + 2
     for key, notes in graphs.notes.items():
         assert notes[0].op == "step_start"
         assert [note.op for note in notes[-2:]] == ["sampling", "keep_tokens"]
@@ -224,7 +225,7 @@ def test_a_capture_that_fails_costs_a_graph_and_nobodys_request(
         monkeypatch.setattr("ridgeline.engine.execution.graphs.capture", capture_or_fail)
         engine, outputs = run(model, prompts, sampling)
         assert len(engine.runner.graphs.refused) == 1
-        assert engine.runner.graphs.found
+        assert engine.runner.graphs.captured
         assert [output.status for output in outputs] == ["finished"] * 3
         assert [output.tokens[0] for output in outputs] == [o.tokens[0] for o in expected]
 
@@ -277,7 +278,7 @@ def capture_ahead(engine: Engine) -> int:
     while ahead.one():
         pass
     assert engine.runner.graphs is not None
-    return len(engine.runner.graphs.found)
+    return len(engine.runner.graphs.captured)
 
 
 def test_graphs_captured_ahead_change_no_answer() -> None:
@@ -288,7 +289,7 @@ def test_graphs_captured_ahead_change_no_answer() -> None:
     prompts = prompts_of([20, 30, 13, 40])
     engine, expected = run(model, prompts, GREEDY)
     assert tokens_of(expected) == [naive_outputs(model, prompt, GREEDY) for prompt in prompts]
-    captured = len(engine.runner.graphs.found)
+    captured = len(engine.runner.graphs.captured)
     assert capture_ahead(engine) > captured
     assert tokens_of(engine.generate(prompts, GREEDY)) == tokens_of(expected)
 
@@ -301,4 +302,4 @@ def test_graphs_captured_ahead_are_all_that_requests_need() -> None:
     fresh = engine_for(model, **limits)
     captured = capture_ahead(fresh)
     assert tokens_of(fresh.generate(prompts, GREEDY)) == tokens_of(expected)
-    assert len(fresh.runner.graphs.found) == captured
+    assert len(fresh.runner.graphs.captured) == captured

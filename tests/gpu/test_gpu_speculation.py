@@ -42,7 +42,7 @@ def test_guesses_right_and_wrong(name: str, graphs: bool) -> None:
     assert_guessed_exact(engine, prompts_of([1, 16, 33, 60]), samplings)
     assert_guessed_exact(engine, prompts_of([7]), [GREEDY])
     if engine.runner.graphs is not None:
-        assert any(key.shape.num_samples == 8 for key in engine.runner.graphs.found)
+        assert any(key.shape.num_samples == 8 for key in engine.runner.graphs.captured)
         for key, notes in engine.runner.graphs.notes.items():
             fused = key.own_sequences and not key.shape.num_prompt_rows
             assert ("projected_attention" in [note.op for note in notes]) == fused

@@ -68,7 +68,7 @@ def test_nccl_calls_can_be_captured(name: str, graphs: bool) -> None:
             assert_exact(engine, model)
         assert (engine.runner.graphs is not None) == graphs
         if isinstance(engine.runner.graphs, AgreedGraphs):
-            assert engine.runner.graphs.found
+            assert engine.runner.graphs.captured
 
 
 @needs_two

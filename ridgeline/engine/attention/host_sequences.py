@@ -4,14 +4,13 @@ sequences, one attends. Letters as in paged.py.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ridgeline.engine.attention.kv_cache import KVCache
 from ridgeline.engine.attention.paged import PagedSequences
-from ridgeline.engine.steps.batch import StepInputs, StepShape
-from ridgeline.engine.steps.notes import Note
-from ridgeline.engine.steps.rope_tables import RopeTables
 from ridgeline.kernels.prefill_attention.cpu import prefill_attention, supported
 from ridgeline.kernels.rotary_pages.cpu import rotary_pages
 from ridgeline.models.transformer import Attention
@@ -20,19 +19,11 @@ from ridgeline.models.transformer import Attention
 class HostSequences(PagedSequences):
     whole_rows = True
 
-    def __init__(
-        self,
-        kv: KVCache,
-        ropes: RopeTables,
-        inputs: StepInputs,
-        shape: StepShape,
-        page_table: Tensor,
-        max_length: int,
-        notes: list[Note] | None = None,
-    ) -> None:
-        super().__init__(kv, ropes, inputs, shape, page_table, max_length, notes)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         decode = torch.arange(self.num_decode, dtype=torch.int32)
-        self.starts = torch.cat((decode, inputs.starts + self.num_decode))  # decode rows are rows
+        # Decode rows are rows here.
+        self.starts = torch.cat((decode, self.inputs.starts + self.num_decode))
 
     @staticmethod
     def serves(kv: KVCache, dtype: torch.dtype) -> bool:

@@ -134,23 +134,14 @@ class CpuSequences(PagedSequences):
 
     whole_rows = True
 
-    def __init__(
-        self,
-        kv: KVCache,
-        ropes: RopeTables,
-        inputs: StepInputs,
-        shape: StepShape,
-        page_table: Tensor,
-        max_length: int,
-        notes: list[Note] | None = None,
-    ) -> None:
-        super().__init__(kv, ropes, inputs, shape, page_table, max_length, notes)
-        self.totals = inputs.totals.tolist()
-        self.starts = inputs.starts.tolist()
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.totals = self.inputs.totals.tolist()
+        self.starts = self.inputs.starts.tolist()
         self.items: dict[int | None, DecodeItems] = {}  # by window
-        slots_T = inputs.slots.long()
+        slots_T = self.inputs.slots.long()
         self.all_written = bool((slots_T >= 0).all())
-        self.pages_T, self.places_T = slots_T // kv.page_size, slots_T % kv.page_size
+        self.pages_T, self.places_T = slots_T // self.kv.page_size, slots_T % self.kv.page_size
 
     def _store(
         self,

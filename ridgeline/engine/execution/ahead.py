@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from ridgeline.engine.execution.faults import reason_of
-from ridgeline.engine.execution.graphs import DECODE_SIZES, PROMPT_SIZES, bounds_below, graph_key
+from ridgeline.engine.execution.graphs import DECODE_SIZES, PROMPT_SIZES, bounds_below, graph_kind
 from ridgeline.engine.execution.rehearsal import JOBS, decode_plan, prompt_plan
 from ridgeline.engine.execution.runner import Runner
 from ridgeline.engine.loading.footprint import NUM_GRAPHS
@@ -54,10 +54,10 @@ class Ahead:
         assert graphs is not None, "they are asked for where there are some"
         for plan in plans(self.runner.max_batch, self.runner.max_context, graphs.max_tokens):
             length = 1 + max(plan.first_positions[: plan.num_decode_rows], default=0)
-            key = graph_key(plan, graphs.max_tokens, length, self.runner.max_context)
-            if len(graphs.found) >= NUM_GRAPHS // 2 or graphs.used_bytes >= graphs.budget_bytes:
+            kind = graph_kind(plan, graphs.max_tokens, length, graphs.max_context)
+            if len(graphs.captured) >= NUM_GRAPHS // 2 or graphs.used_bytes >= graphs.budget_bytes:
                 return
-            if key is not None and key not in graphs.found and key not in graphs.refused:
+            if kind is not None and kind not in graphs.captured and kind not in graphs.refused:
                 yield plan
 
 

@@ -8,7 +8,7 @@ one row, and names nobody as long as that is enough.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
@@ -18,7 +18,7 @@ from ridgeline.errors import HardwareError, RidgelineError
 
 log = logging.getLogger(__name__)
 
-Run = Callable[[StepPlan, list[int]], None]
+Run = Callable[[StepPlan, Sequence[int]], None]  # a part, and which samples of the step it has
 
 
 def run_in_parts(plan: StepPlan, run: Run, failed: dict[Hashable, str]) -> bool:
@@ -39,7 +39,10 @@ def _run_part(
     is_whole = len(kept) == len(plan.keys) and len(plan.token_ids) == sum(
         end - start for _, start, end in kept
     )
-    part, samples = (plan, list(range(len(plan.sample_keys)))) if is_whole else cut(plan, kept)
+    samples: Sequence[int] = range(len(plan.sample_keys))
+    part = plan
+    if not is_whole:
+        part, samples = cut(plan, kept)
     pieces = kept
     try:
         run(part, samples)

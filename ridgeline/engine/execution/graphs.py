@@ -20,23 +20,20 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ridgeline.capture import capture
+from ridgeline.engine.execution.step_pass import PassKind, SamplingKind, StepPass
 from ridgeline.engine.loading.footprint import FEWEST_DRAFTED, NUM_GRAPHS, driver_bytes
-from ridgeline.engine.sampling.extras import Jobs, Pending
-from ridgeline.engine.sampling.sampling import plain
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.batch import StepInputs, StepShape, shape_of
 from ridgeline.engine.steps.flat_plan import of_own_sequences
 from ridgeline.engine.steps.notes import Note, noting
 from ridgeline.kernels.launch import only_compiling
-
-if TYPE_CHECKING:
-    from ridgeline.engine.execution.runner import Runner
+from ridgeline.models import Transformer
 
 log = logging.getLogger(__name__)
 
@@ -49,26 +46,47 @@ LENGTH_STEP = 4  # decode graphs are made for sequences up to 1024, 4096, … to
 SHORTEST_LENGTH = 1024
 
 
-class GraphKey(NamedTuple):
-    shape: StepShape
-    max_length: int  # of sequences in decode rows
-    own_sequences: bool = True  # whether each decode row is of another one: see decode_rows.py
+class GraphWork(Protocol):
+    """What is captured: the two halves of a step, as the runner puts them together. They only
+    enqueue, and read and write tensors that never move.
+    """
 
+    @property
+    def model(self) -> Transformer: ...
 
-class GraphSampling(NamedTuple):
-    """What a graph that samples does."""
+    @property
+    def max_rows(self) -> int:
+        """Rows of logits in a step, at most."""
 
-    filtered: bool  # whether a row asks for top-k, top-p or min-p
-    keeps: bool  # whether it also keeps the tokens: see `Runner.keeps`
+    @property
+    def notes(self) -> list[Note] | None:
+        """Where ops are noted that run launch by launch."""
+
+    @property
+    def judges(self) -> bool:
+        """Whether `keep` judges drafts, too."""
+
+    def forward(
+        self, inputs: StepInputs, kind: PassKind, notes: list[Note] | None = None
+    ) -> Tensor:
+        """Hidden states of all tokens [T, D]."""
+
+    def choose(
+        self, logits_RV: Tensor, inputs: StepInputs, kind: SamplingKind, trial: bool = False
+    ) -> Tensor:
+        """Tokens of all rows, kept where the kind says so and it is no trial."""
+
+    def keep(self, logits_RV: Tensor, inputs: StepInputs, tokens_R: Tensor) -> None:
+        """Leave the tokens for the host and the next step."""
 
 
 @dataclass
 class Captured:
-    """The graphs of a key."""
+    """The graphs of a kind of passes."""
 
     forward: torch.cuda.CUDAGraph
     notes: list[Note]
-    samplers: dict[GraphSampling, tuple[torch.cuda.CUDAGraph, Tensor]] = field(default_factory=dict)
+    samplers: dict[SamplingKind, tuple[torch.cuda.CUDAGraph, Tensor]] = field(default_factory=dict)
 
 
 def padded(size: int, sizes: tuple[int, ...]) -> int | None:
@@ -93,9 +111,9 @@ def bounds_below(length: int) -> Iterator[int]:
         bound *= LENGTH_STEP
 
 
-def graph_key(
+def graph_kind(
     plan: StepPlan, max_tokens: int, max_length: int, max_context: int
-) -> GraphKey | None:
+) -> PassKind | None:
     """The graph that can serve a step, or None: the step is mixed, or too large."""
     shape = shape_of(plan)
     if not shape.num_samples:
@@ -107,7 +125,7 @@ def graph_key(
         if size is None or shape.num_samples != shape.num_tokens:
             return None
         shape = StepShape(size, size, 0, size)
-        return GraphKey(shape, min(length_bound(max_length), max_context), own_sequences)
+        return PassKind(shape, min(length_bound(max_length), max_context), own_sequences)
     if shape.num_decode_rows or shape.num_prompt_rows >= PROMPT_ROWS:
         return None
     size = padded(shape.num_tokens, _up_to(PROMPT_SIZES, max_tokens))
@@ -115,7 +133,7 @@ def graph_key(
         return None
     if size - shape.num_tokens > max_context:  # the padding is a sequence too
         return None
-    return GraphKey(StepShape(size, 0, PROMPT_ROWS, PROMPT_ROWS), max_context)
+    return PassKind(StepShape(size, 0, PROMPT_ROWS, PROMPT_ROWS), max_context)
 
 
 @cache
@@ -125,156 +143,136 @@ def _up_to(sizes: tuple[int, ...], limit: int) -> tuple[int, ...]:
 
 
 class Graphs:
+    """Captures for steps of up to `max_tokens` tokens, in sequences of up to `max_context`, until
+    they take `budget_bytes`.
+    """
+
     compiles_at_once = True  # the kernels of a step, before it is run
     has_ranks = False  # that run the same steps
 
-    def __init__(self, runner: Runner, max_tokens: int, budget_bytes: int) -> None:
-        self.runner, self.max_tokens, self.budget_bytes = runner, max_tokens, budget_bytes
-        self.used_bytes = 0
-        self.found: dict[GraphKey, Captured] = {}
-        self.refused: set[GraphKey] = set()  # whose capture failed
+    def __init__(
+        self, work: GraphWork, max_tokens: int, max_context: int, budget_bytes: int
+    ) -> None:
+        self.work, self.max_tokens, self.max_context = work, max_tokens, max_context
+        self.budget_bytes, self.used_bytes = budget_bytes, 0
+        self.captured: dict[PassKind, Captured] = {}
+        self.refused: set[PassKind] = set()  # whose capture failed
         self.by_hand = False  # run what is captured launch by launch, for whoever traces it
         # Numbers are not right in a pass in which no kernel runs: experts are chosen by them.
-        has_experts = any(layer.experts for layer in runner.model.config.layers)
+        has_experts = any(layer.experts for layer in work.model.config.layers)
         self.finds_its_way = not has_experts and not self.has_ranks
         self._pool: Any = None
         # Where every graph leaves its logits: one buffer for all, or each would keep its own.
-        most = padded(min(max_tokens, runner.max_rows), _up_to(DECODE_SIZES, max_tokens))
+        most = padded(min(max_tokens, work.max_rows), _up_to(DECODE_SIZES, max_tokens))
         rows = max(PROMPT_ROWS, most or max_tokens)
-        shape = (rows, runner.model.config.vocab_size)
-        dtype = runner.model.logits_dtype
-        self.logits_RV = torch.empty(shape, dtype=dtype, device=runner.device)
+        self.device, dtype = work.model.embed.weight.device, work.model.logits_dtype
+        shape = (rows, work.model.config.vocab_size)
+        self.logits_RV = torch.empty(shape, dtype=dtype, device=self.device)
 
     @property
-    def notes(self) -> dict[GraphKey, list[Note]]:
+    def notes(self) -> dict[PassKind, list[Note]]:
         """Of each forward pass, and of the choice that was captured with it."""
-        return {key: captured.notes for key, captured in self.found.items()}
+        return {kind: captured.notes for kind, captured in self.captured.items()}
 
-    def serves(self, plan: StepPlan, jobs: Jobs, samples: list[int]) -> bool:
-        """Whether a step, or the part of one that is run, may go through a graph: embeddings and
-        prompt log-probabilities need the hidden states, which a graph does not give out.
+    def kind_for(self, step: StepPass, max_length: int) -> PassKind | None:
+        """The kind whose graphs run a step, captured or to be captured; None if it has none.
+        Embeddings and prompt log-probabilities need the hidden states, which a graph does not give
+        out.
         """
-        whole = samples == list(range(len(samples)))
-        return whole and not any(
+        plan, jobs = step.plan, step.jobs
+        if not step.in_order or any(
             jobs[key[0]].pooling is not None or jobs[key[0]].sampling.prompt_logprobs is not None
             for key in plan.keys[plan.num_decode_rows :]
-        )
-
-    def run(self, plan: StepPlan, jobs: Jobs, max_length: int) -> Pending | None:
-        """Run a step through its graphs, captured now if need be; None if it has none."""
-        runner = self.runner
-        key = graph_key(plan, self.max_tokens, max_length, runner.max_context)
-        if key is None or key in self.refused:
+        ):
             return None
-        if key not in self.found and not self._has_room():
+        kind = graph_kind(plan, self.max_tokens, max_length, self.max_context)
+        if kind is None or kind in self.refused:
             return None
-        inputs = runner.send(plan, key.shape)
-        count = len(plan.sample_keys)
-        choice = GraphSampling(runner.is_filtered(plan), runner.keeps(plan, jobs))
-        logits_RV, tokens_R = self._replay(key, inputs, choice)
-        found = (logits_RV[:count], inputs, tokens_R[:count])
-        return runner.finish(plan, jobs, *found, list(range(count)), choice.keeps)
+        return kind if kind in self.captured or self._has_room() else None
 
-    def _replay(
-        self, key: GraphKey, inputs: StepInputs, choice: GraphSampling
+    def replay(
+        self, kind: PassKind, inputs: StepInputs, sampling: SamplingKind
     ) -> tuple[Tensor, Tensor]:
-        captured = self.found.get(key)
-        if captured is None or choice not in captured.samplers:
-            return self._run_and_capture(key, inputs, choice)
+        """Logits and tokens of a step, padded as its kind is; captured now if need be."""
+        captured = self.captured.get(kind)
+        if captured is None or sampling not in captured.samplers:
+            return self._run_and_capture(kind, inputs, sampling)
         if self.by_hand:
-            logits_RV = self.compute(key, inputs, self.runner.notes)
-            return logits_RV, self.choose(logits_RV, inputs, choice, self.runner.last_tokens)
+            logits_RV = self.compute(kind, inputs, self.work.notes)
+            return logits_RV, self.work.choose(logits_RV, inputs, sampling)
         captured.forward.replay()
-        graph, tokens_R = captured.samplers[choice]
+        graph, tokens_R = captured.samplers[sampling]
         graph.replay()
-        return self.logits_RV[: key.shape.num_samples], tokens_R
+        return self.logits_RV[: kind.shape.num_samples], tokens_R
 
     def _run_and_capture(
-        self, key: GraphKey, inputs: StepInputs, choice: GraphSampling
+        self, kind: PassKind, inputs: StepInputs, sampling: SamplingKind
     ) -> tuple[Tensor, Tensor]:
         """The step itself, eagerly: that also makes its kernels' counters. Then its graphs, which
-        run nothing now. The last step's tokens are only written over, and guesses judged, behind
+        run nothing now. The last step's tokens are only written over, and drafts judged, behind
         that: what the graphs are captured with must still be there.
         """
-        last_tokens = self.runner.last_tokens
         if self.compiles_at_once and self.finds_its_way:
             with only_compiling():
-                self._eagerly(key, inputs, choice)
-        logits_RV, tokens_R = self._eagerly(key, inputs, choice)
+                self._eagerly(kind, inputs, sampling)
+        logits_RV, tokens_R = self._eagerly(kind, inputs, sampling)
         try:
-            self._add(key, inputs, choice, logits_RV, last_tokens)
+            self._add(kind, inputs, sampling, logits_RV)
         except Exception as error:
-            self._refuse(key, error)
-        if choice.keeps:
-            self.runner.keep(logits_RV, inputs, tokens_R, last_tokens)
+            self._refuse(kind, error)
+        if sampling.keeps:
+            self.work.keep(logits_RV, inputs, tokens_R)
         return logits_RV, tokens_R
 
     def _eagerly(
-        self, key: GraphKey, inputs: StepInputs, choice: GraphSampling
+        self, kind: PassKind, inputs: StepInputs, sampling: SamplingKind
     ) -> tuple[Tensor, Tensor]:
         """Logits and tokens of a step that leaves no trace but in its pages."""
-        logits_RV = self.compute(key, inputs)
-        nobody = inputs._replace(judged=self.runner.nobody(inputs.judged))
-        last_tokens = torch.empty_like(self.runner.last_tokens)
-        return logits_RV, self.choose(logits_RV, nobody, choice, last_tokens)
+        logits_RV = self.compute(kind, inputs)
+        return logits_RV, self.work.choose(logits_RV, inputs, sampling, trial=True)
 
     def _add(
-        self,
-        key: GraphKey,
-        inputs: StepInputs,
-        choice: GraphSampling,
-        logits_RV: Tensor,
-        last_tokens: Tensor,
+        self, kind: PassKind, inputs: StepInputs, sampling: SamplingKind, logits_RV: Tensor
     ) -> None:
-        reserved_before = torch.cuda.memory_reserved(self.runner.device)
-        if key not in self.found:
-            with noting(self.runner.model) as notes:
-                graph, _ = self._capture(lambda: self.compute(key, inputs, notes))
-            notes += self._notes_of(choice, logits_RV)
-            self.found[key] = Captured(graph, notes)
-            self.used_bytes += driver_bytes(self.runner.model.config)
-        sampler = self._capture(lambda: self.choose(logits_RV, inputs, choice, last_tokens))
-        self.found[key].samplers[choice] = sampler
+        reserved_before = torch.cuda.memory_reserved(self.device)
+        if kind not in self.captured:
+            with noting(self.work.model) as notes:
+                graph, _ = self._capture(lambda: self.compute(kind, inputs, notes))
+            notes += self._notes_of(sampling, logits_RV)
+            self.captured[kind] = Captured(graph, notes)
+            self.used_bytes += driver_bytes(self.work.model.config)
+        sampler = self._capture(lambda: self.work.choose(logits_RV, inputs, sampling))
+        self.captured[kind].samplers[sampling] = sampler
         # What torch took, and not what the device has less of: others may share it.
-        self.used_bytes += torch.cuda.memory_reserved(self.runner.device) - reserved_before
+        self.used_bytes += torch.cuda.memory_reserved(self.device) - reserved_before
 
-    def _refuse(self, key: GraphKey, error: Exception) -> None:
-        """Steps of this key run without a graph from now on; the one at hand has run already."""
+    def _refuse(self, kind: PassKind, error: Exception) -> None:
+        """Steps of this kind run without a graph from now on; the one at hand has run already."""
         reason = str(error).partition("\n")[0]
-        log.warning("no graph for %s: %s: %s", key, type(error).__name__, reason)
-        self.refused.add(key)
-        self.found.pop(key, None)
-        if not self.found:
+        log.warning("no graph for %s: %s: %s", kind, type(error).__name__, reason)
+        self.refused.add(kind)
+        self.captured.pop(kind, None)
+        if not self.captured:
             self._pool = None  # gone with the last graph that used it
 
-    def choose(
-        self, logits_RV: Tensor, inputs: StepInputs, choice: GraphSampling, last_tokens: Tensor
+    def compute(
+        self, kind: PassKind, inputs: StepInputs, notes: list[Note] | None = None
     ) -> Tensor:
-        """Tokens of all rows, kept where that is asked for."""
-        self.runner.note("sampling", logits_RV)
-        tokens_R = plain(logits_RV, inputs, choice.filtered)
-        if choice.keeps:
-            self.runner.note("keep_tokens", logits_RV)
-            self.runner.keep(logits_RV, inputs, tokens_R, last_tokens)
-        return tokens_R
-
-    def compute(self, key: GraphKey, inputs: StepInputs, notes: list[Note] | None = None) -> Tensor:
         """The forward pass up to the logits, which are left in their buffer."""
-        runner = self.runner
-        rows_RD = runner.forward(inputs, key.shape, key.max_length, notes, key.own_sequences)
-        if key.shape.num_prompt_rows:  # without, each token has a row of logits, in their order
+        rows_RD = self.work.forward(inputs, kind, notes)
+        if kind.shape.num_prompt_rows:  # without, each token has a row of logits, in their order
             rows_RD = rows_RD.index_select(0, inputs.logit_tokens)
-        return runner.model.logits(rows_RD, out=self.logits_RV[: key.shape.num_samples])
+        return self.work.model.logits(rows_RD, out=self.logits_RV[: kind.shape.num_samples])
 
     def _capture(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         return capture(work, self._pool)
 
     def _has_room(self) -> bool:
-        return len(self.found) < NUM_GRAPHS and self.used_bytes < self.budget_bytes
+        return len(self.captured) < NUM_GRAPHS and self.used_bytes < self.budget_bytes
 
-    def _notes_of(self, choice: GraphSampling, logits_RV: Tensor) -> list[Note]:
+    def _notes_of(self, sampling: SamplingKind, logits_RV: Tensor) -> list[Note]:
         ops = ["sampling"]
-        if choice.keeps:
-            ops += ["keep_tokens", "prompt_lookup"] if self.runner.judges else ["keep_tokens"]
+        if sampling.keeps:
+            ops += ["keep_tokens", "prompt_lookup"] if self.work.judges else ["keep_tokens"]
         return [Note(op, tuple(logits_RV.shape)) for op in ops]

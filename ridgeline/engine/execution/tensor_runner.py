@@ -31,9 +31,10 @@ from ridgeline.capture import capture
 from ridgeline.engine.execution.faults import is_out_of_memory, raise_if_lost, reason_of
 from ridgeline.engine.execution.graphs import Graphs
 from ridgeline.engine.execution.runner import InFlight, Runner, StepOutput
+from ridgeline.engine.execution.step_pass import PassResult, StepPass
 from ridgeline.engine.execution.step_words import JOB_WORDS, job_of, job_words, plan_of, step_words
 from ridgeline.engine.requests.request import Sampling
-from ridgeline.engine.sampling.extras import ROWS_AT_ONCE, DeviceJob, Jobs, Pending
+from ridgeline.engine.sampling.extras import ROWS_AT_ONCE, DeviceJob, Jobs
 from ridgeline.engine.sampling.guessing import KnownTokens
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.batch import StepInputs, StepShape
@@ -149,7 +150,7 @@ class TensorRunner(Runner):
             self._tell(plan, jobs, failed)
             return failed
         for seat, key in plan.joined:
-            self.seats.sit(seat, len(jobs[key[0]].prompt), GREEDY, 0)
+            self.sampler.seats.sit(seat, len(jobs[key[0]].prompt), GREEDY, 0)
         return dict(self._told_failed)
 
     def _tell(self, plan: StepPlan, jobs: Jobs, failed: dict[Hashable, str]) -> None:
@@ -190,56 +191,54 @@ class TensorRunner(Runner):
             del self._known[request_id]
         return [self._numbers.pop(request_id) for request_id in gone]
 
-    def keeps(self, plan: StepPlan, jobs: Jobs) -> bool:
+    def keeps(self, step: StepPass) -> bool:
         """What the next step takes is what rank 0 sends."""
         return False
 
     def share_results(self, num_samples: int) -> None:
         """Every rank goes on with the tokens that rank 0 chose."""
         if num_samples:
-            self.group.broadcast(self.results)
+            self.group.broadcast(self.buffers.results)
 
     # --- one pass -----------------------------------------------------------------------------
 
-    def _run(self, plan: StepPlan, jobs: Jobs, samples: list[int]) -> Pending:
+    def _run(self, step: StepPass) -> PassResult:
         """As one rank does it; how it went is the same on all ranks."""
         self._shape, self.group.num_calls = None, 0
-        captured = set() if self.graphs is None else set(self.graphs.found)
-        pending: Pending = []
+        captured = set() if self.graphs is None else set(self.graphs.captured)
+        result = PassResult([])
         error: Exception | None = None
         try:
-            pending = super()._run(plan, jobs, samples)
+            result = super()._run(step)
         except Exception as raised:
             raise_if_lost(raised)
             error = raised.with_traceback(None)  # which would hold the tensors of the pass
         if error is not None:
-            self._take_part_in_the_rest(plan, jobs)
+            self._take_part_in_the_rest(step.plan, step.jobs)
         agreed = self._agree(error)
         if agreed is None:
-            return pending
+            return result
         if self.graphs is not None:  # what one rank has captured, all must have
-            for key in set(self.graphs.found) - captured:
-                del self.graphs.found[key]
+            for kind in set(self.graphs.captured) - captured:
+                del self.graphs.captured[kind]
         raise agreed
 
-    def send(self, plan: StepPlan, shape: StepShape) -> StepInputs:
+    def send(self, step: StepPass, shape: StepShape) -> StepInputs:
         self._shape = shape
-        return super().send(plan, shape)
+        return super().send(step, shape)
 
     def finish(
         self,
-        plan: StepPlan,
-        jobs: Jobs,
+        step: StepPass,
         logits_RV: Tensor,
         inputs: StepInputs,
         tokens_R: Tensor,
-        samples: list[int],
         kept: bool = False,
-    ) -> Pending:
+    ) -> PassResult:
         self._shape = None  # no sum follows
         if self.group.rank:
-            return []
-        return super().finish(plan, jobs, logits_RV, inputs, tokens_R, samples, kept)
+            return PassResult([])
+        return super().finish(step, logits_RV, inputs, tokens_R, kept)
 
     def _take_part_in_the_rest(self, plan: StepPlan, jobs: Jobs) -> None:
         """The sums of a pass that this rank could not finish: the others wait for its part."""

@@ -5,7 +5,7 @@ depend on the number of rows replaced by one whose sums do not: projections, nor
 given model stays as it is. Attention is the sequences' (fixed_attention.py). What stays is per
 element or per row already: embeddings, residuals, rotary angles, sampling.
 
-    runner.model = deterministic(model)         # applied from outside, as quantization is
+    runner.passes.model = deterministic(model)         # applied from outside, as quantization is
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ there turned into what callers see. Letters: T tokens, R rows of logits, D hidde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -102,7 +102,7 @@ Pending = list[Callable[[Extras], None]]  # to be called when the copies have ar
 
 
 def output_logprobs(
-    plan: StepPlan, jobs: Jobs, logits_RV: Tensor, tokens_R: Tensor, numbers: list[int]
+    plan: StepPlan, jobs: Jobs, logits_RV: Tensor, tokens_R: Tensor, numbers: Sequence[int]
 ) -> Pending:
     """Of the samples whose requests ask for them; `numbers` are theirs in the whole step."""
     wanted = [

@@ -100,15 +100,15 @@ class DraftModel(Guesser):
     def __init__(self, runner: Runner, target: Runner, window: int | None, budget: int) -> None:
         self.runner, self.target, self.window = runner, target, window
         self.budget = budget  # tokens in one pass of the draft
-        self.guesses_SK = target.guesses_SK
-        shape = (runner.page_table.shape[0], runner.page_table.shape[1])
+        self.guesses_SK = target.buffers.guesses_SK
+        shape = (runner.buffers.page_table.shape[0], runner.buffers.page_table.shape[1])
         self.pages = DraftPages(runner.kv.num_pages, runner.kv.page_size, shape)
         self._changes: dict[tuple[int, int], int] = {}  # of the page table, to be sent
 
     def sit(
         self, seat: int, prompt_length: int, sampling: Sampling, seed: int, tokens: Sequence[int]
     ) -> None:
-        self.runner.seats.sit(seat, prompt_length, sampling, seed)
+        self.runner.sampler.seats.sit(seat, prompt_length, sampling, seed)
 
     def follow(self, plan: StepPlan) -> None:
         self.runner.kv.copy_pages(plan.copies)
@@ -166,8 +166,8 @@ class DraftModel(Guesser):
 
     def _copy_last_samples(self) -> None:
         """Tokens that only the device knows are the target's samples at first."""
-        count = min(self.target.max_batch, len(self.runner.last_tokens))
-        self.runner.last_tokens[:count] = self.target.last_tokens[:count]
+        count = min(self.target.max_batch, len(self.runner.buffers.last_tokens))
+        self.runner.buffers.last_tokens[:count] = self.target.buffers.last_tokens[:count]
 
     def _pass(self, rows: list[DraftRow]) -> None:
         """Run rows through the draft, and choose the token behind each."""
@@ -179,7 +179,7 @@ class DraftModel(Guesser):
     def _keep_guesses(self, rows: list[DraftRow], number: int) -> None:
         places = [row.seat * self.guesses_SK.shape[1] + number for row in rows]
         where = to_device(places, self.guesses_SK.device)
-        self.guesses_SK.view(-1).index_copy_(0, where, self.runner.last_tokens[: len(rows)])
+        self.guesses_SK.view(-1).index_copy_(0, where, self.runner.buffers.last_tokens[: len(rows)])
 
 
 def _plan_of(

@@ -45,7 +45,7 @@ def _guesser(
     graph_bytes: int,
 ) -> Guesser:
     if draft is None:
-        return PromptLookup(runner.guesses_SK, runner.max_context, recipe.speculation)
+        return PromptLookup(runner.buffers.guesses_SK, runner.max_context, recipe.speculation)
     plain = replace(recipe, speculation=Speculation())
     own = Runner(draft, plain, runner.kv.num_pages, graph_bytes)
     return DraftModel(own, runner, window, recipe.limits.filled().token_budget)

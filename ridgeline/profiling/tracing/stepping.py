@@ -142,7 +142,7 @@ class EngineSteps:
 
     def by_hand(self, yes: bool) -> bool:
         """Whether steps are replayed as graphs otherwise."""
-        if self.runner.graphs is None or not self.runner.graphs.found:
+        if self.runner.graphs is None or not self.runner.graphs.captured:
             return False
         self.runner.graphs.by_hand = yes
         return True
@@ -217,11 +217,11 @@ class EngineSteps:
             assert plan is not None, "prompts that fit are planned"
             for seat, key in plan.joined:
                 length = len(scheduler.known_tokens(key))
-                self.runner.seats.sit(seat, length, sampling, sampling.sample_seed(key[1]))
+                self.runner.sampler.seats.sit(seat, length, sampling, sampling.sample_seed(key[1]))
             entries += zip(plan.table_seats, plan.table_indexes, plan.table_pages, strict=True)
             scheduler.receive(plan.step_id, [0] * len(plan.sample_keys))
         seats, indexes, pages = torch.tensor(entries, device=self.device).unbind(1)
-        self.runner.page_table[seats, indexes] = pages.int()
+        self.runner.buffers.page_table[seats, indexes] = pages.int()
         for layer in self.runner.kv.layers:
             for tensor in (each for each in layer if each is not None):
                 _fill(tensor, pages)

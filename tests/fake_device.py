@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 from ridgeline.engine.scheduling.scheduler import Scheduler
@@ -107,7 +106,7 @@ class FakeDevice:
             positions[token] += len(self.outputs[sample]) - 1
             slots[token] = self.slot(plan.seats[row], positions[token])
             firsts[row] = positions[starts[row]]
-        return replace(plan, positions=positions, slots=slots, first_positions=firsts)
+        return plan._replace(positions=positions, slots=slots, first_positions=firsts)
 
     def _copy(self, plan: StepPlan, footprint: Footprint) -> None:
         sources = {source for source, _ in plan.copies}

@@ -161,7 +161,7 @@ def test_an_error_outweighs_short_memory() -> None:
 def test_a_request_that_rank_0_cannot_seat_fails_alone() -> None:
     prompts, wrong = poisoned_prompts()
     with ThreadedEngine(tiny("llama-mha")) as ranks:
-        special = ranks.runners[0].special
+        special = ranks.runners[0].sampler.special
         sit = special.sit
 
         def raising(seat: int, sampling: Sampling, prompt: Any, *rest: Any) -> None:

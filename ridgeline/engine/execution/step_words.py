@@ -12,61 +12,59 @@ are.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import fields
 from itertools import chain
 from typing import Any
 
 from ridgeline.engine.requests.request import Sampling
 from ridgeline.engine.sampling.extras import DeviceJob, Pooling
-from ridgeline.engine.scheduling.step_plan import StepPlan
+from ridgeline.engine.scheduling.state import StreamKey
+from ridgeline.engine.scheduling.step_plan import LISTS, NUMBERS, PagePair, SeatTaken, StepPlan
 
 POOLINGS: tuple[Pooling | None, ...] = (None, "last", "mean")
 JOB_WORDS = 4
-NUMBERS = ("step_id", "num_decode_rows", "num_draft_rows")
-KEYS = ("keys", "sample_keys")
-PAIRS = ("copies",)
 
 
 def step_words(plan: StepPlan, numbers: Mapping[Hashable, int]) -> list[int]:
-    """Field after field: how many numbers, and these."""
-    words: list[int] = []
-    for name in (field.name for field in fields(plan)):
-        values = _flat(name, getattr(plan, name), numbers)
+    """The plan's numbers; then field after field: how many words, and these."""
+    words = [getattr(plan, name) for name in NUMBERS]
+    for name, _, entry in LISTS:
+        values = _flat(entry, getattr(plan, name), numbers)
         words.append(len(values))
         words.extend(values)
     return words
 
 
-def _flat(name: str, value: Any, numbers: Mapping[Hashable, int]) -> Sequence[int]:
-    if name in NUMBERS:
-        return [value]
-    if name in KEYS:
-        return [number for key, sample in value for number in (numbers[key], sample)]
-    if name == "joined":
-        return [part for seat, (key, sample) in value for part in (seat, numbers[key], sample)]
-    found: Sequence[int] = list(chain.from_iterable(value)) if name in PAIRS else value
-    return found
+def _flat(entry: Any, values: Any, numbers: Mapping[Hashable, int]) -> Sequence[int]:
+    """Entries of one type as words."""
+    if entry is int:
+        words: Sequence[int] = values
+        return words
+    if entry == StreamKey:
+        return [word for key, sample in values for word in (numbers[key], sample)]
+    if entry == PagePair:
+        return list(chain.from_iterable(values))
+    assert entry == SeatTaken, f"{entry} has no words yet"
+    return [word for seat, (key, sample) in values for word in (seat, numbers[key], sample)]
 
 
 def plan_of(words: Sequence[int]) -> StepPlan:
-    found: dict[str, Any] = {}
-    start = 0
-    for name in (field.name for field in fields(StepPlan)):
+    start = len(NUMBERS)
+    values: list[Any] = list(words[:start])
+    for _, _, entry in LISTS:
         end = start + 1 + words[start]
-        found[name] = _shaped(name, list(words[start + 1 : end]))
+        values.append(_shaped(entry, list(words[start + 1 : end])))
         start = end
-    return StepPlan(**found)
+    return StepPlan(*values)
 
 
-def _shaped(name: str, values: list[int]) -> Any:
-    if name in NUMBERS:
-        return values[0]
-    if name in KEYS or name in PAIRS:
-        return list(zip(values[::2], values[1::2], strict=True))
-    if name == "joined":
-        keys = zip(values[1::3], values[2::3], strict=True)
-        return list(zip(values[::3], keys, strict=True))
-    return values
+def _shaped(entry: Any, words: list[int]) -> Sequence[Any]:
+    """What `_flat` made the words of."""
+    if entry is int:
+        return words
+    if entry in (StreamKey, PagePair):
+        return list(zip(words[::2], words[1::2], strict=True))
+    keys = zip(words[1::3], words[2::3], strict=True)
+    return list(zip(words[::3], keys, strict=True))
 
 
 def job_words(number: int, job: DeviceJob) -> list[int]:
@@ -78,5 +76,11 @@ def job_of(words: Sequence[int]) -> tuple[int, DeviceJob]:
     """A request's number, and a job that leads to the same passes as the one it stands for."""
     number, length, wanted, pooling = words
     sampling = Sampling(max_tokens=1, seed=0, prompt_logprobs=0 if wanted else None)
-    about = (sampling, (0,) * length, frozenset[int](), POOLINGS[pooling])
-    return number, DeviceJob(*about, first_scored=wanted or 1)
+    job = DeviceJob(
+        sampling,
+        prompt=(0,) * length,
+        stop_ids=frozenset(),
+        pooling=POOLINGS[pooling],
+        first_scored=wanted or 1,
+    )
+    return number, job

@@ -73,7 +73,7 @@ class Admission:
             self.hit_tokens += match.num_tokens
         running.following.announce(stream)
         plan_piece(running, stream, step)
-        assert stream.last_step == step.plan.step_id, f"{stream.key} was admitted without room"
+        assert stream.last_step == step.step_id, f"{stream.key} was admitted without room"
 
     def _is_blocked(self, stream: Stream) -> bool:
         """Whether this stream found no room before and there is no more now: looking up a long

@@ -1,21 +1,21 @@
-"""A plan of some of another plan's rows: what is run again when a step fails, and what is judged
-alone.
+"""A plan of some of another plan's rows: what is run again when a step fails.
 
 part, samples = cut(plan, [(0, 0, plan.num_tokens[0])])   # the first row, whole
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
-from ridgeline.engine.scheduling.step_plan import StepPlan
+from ridgeline.engine.scheduling.step_plan import LISTS, StepPlan
 
 RowPiece = tuple[int, int, int]  # a row, and which of its tokens: from, to
 
 
 def cut(plan: StepPlan, pieces: list[RowPiece]) -> tuple[StepPlan, list[int]]:
     """The plan of some rows, each from one of its tokens to another, in the order of the rows; and
-    which of the whole plan's samples it has: those whose token is in it.
+    which of the whole plan's samples it has: those whose token is in it. Each sample of the plan
+    has one row of logits.
     """
     starts = [0]
     for count in plan.num_tokens:
@@ -25,29 +25,27 @@ def cut(plan: StepPlan, pieces: list[RowPiece]) -> tuple[StepPlan, list[int]]:
         for row, first, end in pieces
         for token in range(starts[row] + first, starts[row] + end)
     ]
-    place = {token: index for index, token in enumerate(tokens)}
-    samples = [index for index, token in enumerate(plan.logit_tokens) if token in place]
-    from_device = [index for index, token in enumerate(plan.device_tokens) if token in place]
-    moved = [index for index, token in enumerate(plan.moved_tokens) if token in place]
+    new_numbers = {token: index for index, token in enumerate(tokens)}
     rows = [row for row, _, _ in pieces]
-    part = replace(
-        plan,
-        num_decode_rows=sum(row < plan.num_decode_rows for row in rows),
-        num_draft_rows=sum(0 <= row - plan.num_decode_rows < plan.num_draft_rows for row in rows),
-        keys=[plan.keys[row] for row in rows],
-        seats=[plan.seats[row] for row in rows],
-        first_positions=[plan.first_positions[row] + first for row, first, _ in pieces],
-        num_tokens=[end - first for _, first, end in pieces],
-        token_ids=[plan.token_ids[token] for token in tokens],
-        positions=[plan.positions[token] for token in tokens],
-        slots=[plan.slots[token] for token in tokens],
-        device_tokens=[place[plan.device_tokens[index]] for index in from_device],
-        device_samples=[plan.device_samples[index] for index in from_device],
-        moved_tokens=[place[plan.moved_tokens[index]] for index in moved],
-        moved_samples=[plan.moved_samples[index] for index in moved],
-        sample_keys=[plan.sample_keys[index] for index in samples],
-        sample_seats=[plan.sample_seats[index] for index in samples],
-        sample_drafts=[plan.sample_drafts[index] for index in samples],
-        logit_tokens=[place[plan.logit_tokens[index]] for index in samples],
-    )
-    return part, samples
+    kept = {"row": rows, "token": tokens}  # entries, by what they are for
+    for field in LISTS:
+        if field.entries.are_tokens:
+            entries = enumerate(getattr(plan, field.name))
+            kept[field.entries.axis] = [i for i, token in entries if token in new_numbers]
+    samples = kept["sample"] = kept["logit row"]
+    changes: dict[str, Any] = {}
+    for field in LISTS:
+        if field.entries.axis != "step":
+            entries = getattr(plan, field.name)
+            part = [entries[index] for index in kept[field.entries.axis]]
+            are_tokens = field.entries.are_tokens
+            changes[field.name] = [new_numbers[token] for token in part] if are_tokens else part
+    changes |= {
+        "num_decode_rows": sum(row < plan.num_decode_rows for row in rows),
+        "num_draft_rows": sum(
+            0 <= row - plan.num_decode_rows < plan.num_draft_rows for row in rows
+        ),
+        "first_positions": [plan.first_positions[row] + first for row, first, _ in pieces],
+        "num_tokens": [end - first for _, first, end in pieces],
+    }
+    return plan._replace(**changes), samples

@@ -16,12 +16,12 @@ from ridgeline.engine.scheduling.step_plan import Step
 
 def plan_decode(running: Running, step: Step) -> None:
     """One token for each stream that decodes and has no drafts to verify."""
-    plan, rest = step.plan, []
-    step_id = plan.step_id
+    lists, rest = step.lists, []
+    step_id = step.step_id
     on_device = step_id - 1 if step_id - 1 in running.steps else None
-    add_row, add_seat, add_id = step.rows.append, plan.seats.append, plan.token_ids.append
-    add_position, add_slot = plan.positions.append, plan.slots.append
-    add_device_token, add_device_sample = plan.device_tokens.append, plan.device_samples.append
+    add_row, add_seat, add_id = step.rows.append, lists.seats.append, lists.token_ids.append
+    add_position, add_slot = lists.positions.append, lists.slots.append
+    add_device_token, add_device_sample = lists.device_tokens.append, lists.device_samples.append
     row = 0
     for stream in running.decoding[: step.budget]:
         position = stream.position

@@ -83,8 +83,9 @@ class Scheduler:
         self.token_budget = config.token_budget  # may be changed between steps
         self.cache = PrefixCache(config.num_pages, config.page_size)
         tables = Tables(self.cache, config.window, config.prefix_cache)
-        about = (config.max_batch, config.policy, config.ahead_of_drafts)
-        self._running = Running(tables, *about)
+        self._running = Running(
+            tables, config.max_batch, config.policy, ahead=config.ahead_of_drafts
+        )
         self._admission = Admission(self._running)
         self._deadlines = Deadlines()
         self._requests: dict[Hashable, Request] = {}
@@ -188,7 +189,7 @@ class Scheduler:
         self._end_overdue(now)
         running.num_short = 0
         step = Step(self._num_steps + 1, self.token_budget)
-        running.steps[step.plan.step_id] = step
+        running.steps[step.step_id] = step
         guessed = note_drafts(running, drafts) if drafts else []
         plan_decode(running, step)
         num_decode_rows = len(step.rows)
@@ -199,8 +200,9 @@ class Scheduler:
             self._discard(step)
             return None
         self._num_steps += 1
-        self._computed_tokens += len(step.plan.token_ids)
-        return step.close(num_decode_rows, num_draft_rows)
+        plan = step.close(num_decode_rows, num_draft_rows)
+        self._computed_tokens += len(plan.token_ids)
+        return plan
 
     def receive(
         self, step_id: int, tokens: Sequence[int], counts: Sequence[int] | None = None
@@ -274,7 +276,7 @@ class Scheduler:
                     self._finish_if_done(stream, token, received)
             if drafts:
                 stream.position += count - 1
-                if stream.last_step == step.plan.step_id:
+                if stream.last_step == step.step_id:
                     stream.unsure = 0
                 self._drafted_tokens += drafts
                 self._accepted_tokens += count - 1
@@ -319,7 +321,7 @@ class Scheduler:
     def _discard(self, step: Step) -> None:
         """The step has come out empty. That may only be while another is out, or nothing to do."""
         running = self._running
-        del running.steps[step.plan.step_id]
+        del running.steps[step.step_id]
         idle = running.is_empty and running.queue.head() is None
         assert running.steps or idle, f"nothing can run, which must not be: {self.stats()}"
 

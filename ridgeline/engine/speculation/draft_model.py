@@ -28,7 +28,7 @@ from ridgeline.engine.requests.request import Sampling
 from ridgeline.engine.sampling.extras import DeviceJob
 from ridgeline.engine.sampling.guessing import Guesser, KnownTokens, judged
 from ridgeline.engine.scheduling.state import StreamKey
-from ridgeline.engine.scheduling.step_plan import StepPlan
+from ridgeline.engine.scheduling.step_plan import PlanLists, StepPlan
 from ridgeline.engine.steps.transfer import to_device
 
 KEY: StreamKey = ("draft", 0)  # its rows belong to no request: what fails here fails nobody
@@ -187,20 +187,15 @@ def _plan_of(
 ) -> StepPlan:
     """A step of these rows, those of one token first; each has a sample."""
     seats, keys = [row.seat for row in rows], [KEY] * len(rows)
-    plan = StepPlan(
-        step_id=0,
-        num_decode_rows=sum(row.num_tokens == 1 for row in rows),
-        keys=keys,
-        seats=seats,
-        first_positions=[row.start for row in rows],
-        num_tokens=[row.num_tokens for row in rows],
-        sample_keys=keys,
-        sample_seats=seats,
-        sample_drafts=[0] * len(rows),
-        table_seats=[seat for seat, _ in changes],
-        table_indexes=[index for _, index in changes],
-        table_pages=list(changes.values()),
-    )
+    plan = PlanLists()
+    plan.keys = plan.sample_keys = keys
+    plan.seats = plan.sample_seats = seats
+    plan.first_positions = [row.start for row in rows]
+    plan.num_tokens = [row.num_tokens for row in rows]
+    plan.sample_drafts = [0] * len(rows)
+    plan.table_seats = [seat for seat, _ in changes]
+    plan.table_indexes = [index for _, index in changes]
+    plan.table_pages = list(changes.values())
     for row in rows:
         plan.token_ids.extend(row.tokens)
         plan.positions.extend(range(row.start, row.position + 1))
@@ -209,4 +204,5 @@ def _plan_of(
         if row.device_sample is not None:
             plan.device_tokens.append(plan.logit_tokens[-1])
             plan.device_samples.append(row.device_sample)
-    return plan
+    num_decode_rows = sum(row.num_tokens == 1 for row in rows)
+    return plan.frozen(step_id=0, num_decode_rows=num_decode_rows, num_draft_rows=0)

@@ -11,17 +11,13 @@ so the kernels and graphs of decode steps serve them as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ridgeline.engine.scheduling.partial_plan import cut
-from ridgeline.engine.scheduling.step_plan import StepPlan
-
-Entry = TypeVar("Entry")
+from ridgeline.engine.scheduling.step_plan import Axis, StepPlan, names_of
 
 
 class Guesses(NamedTuple):
@@ -59,15 +55,13 @@ def flattened(plan: StepPlan, guesses: Guesses, one_token_rows: bool) -> StepPla
         device_samples.extend(range(guess, guess + count - 1))
         token += count
     times = [1 + drafts for drafts in plan.sample_drafts]
-    flat = replace(
-        plan,
-        num_draft_rows=0,
-        device_tokens=device_tokens,
-        device_samples=device_samples,
-        sample_keys=_repeated(plan.sample_keys, times),
-        sample_seats=_repeated(plan.sample_seats, times),
-        sample_drafts=[0] * len(plan.logit_tokens),
-    )
+    changes = _all_repeated(plan, "sample", times) | {
+        "num_draft_rows": 0,
+        "device_tokens": device_tokens,
+        "device_samples": device_samples,
+        "sample_drafts": [0] * len(plan.logit_tokens),
+    }
+    flat = plan._replace(**changes)
     return _with_one_token_rows(plan, flat) if one_token_rows else flat
 
 
@@ -104,19 +98,25 @@ def _with_one_token_rows(plan: StepPlan, flat: StepPlan) -> StepPlan:
         first_positions.extend(range(first, first + count))
     num_split = sum(times[row] for row in _draft_rows(plan))
     behind = plan.num_decode_rows + plan.num_draft_rows
-    return replace(
-        flat,
-        num_decode_rows=plan.num_decode_rows + num_split,
-        keys=_repeated(plan.keys, times),
-        seats=_repeated(plan.seats, times),
-        first_positions=first_positions,
-        num_tokens=[1] * (plan.num_decode_rows + num_split) + plan.num_tokens[behind:],
-    )
+    changes = _all_repeated(plan, "row", times) | {
+        "num_decode_rows": plan.num_decode_rows + num_split,
+        "first_positions": first_positions,
+        "num_tokens": [1] * (plan.num_decode_rows + num_split) + [*plan.num_tokens[behind:]],
+    }
+    return flat._replace(**changes)
 
 
 def _draft_rows(plan: StepPlan) -> range:
     return range(plan.num_decode_rows, plan.num_decode_rows + plan.num_draft_rows)
 
 
-def _repeated(entries: Sequence[Entry], times: list[int]) -> list[Entry]:
-    return [entry for entry, count in zip(entries, times, strict=True) for _ in range(count)]
+def _all_repeated(plan: StepPlan, axis: Axis, times: list[int]) -> dict[str, Any]:
+    """All fields with entries for each of these, each entry so many times."""
+    return {
+        name: [
+            entry
+            for entry, count in zip(getattr(plan, name), times, strict=True)
+            for _ in range(count)
+        ]
+        for name in names_of(axis)
+    }

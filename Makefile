@@ -7,7 +7,7 @@
 #   make smoke                     the minute before a commit
 #   make browser                   a Chromium for the tests of the server's page, where apt has one
 #   make soak                      ten minutes of many clients, and of hostile ones, on a server
-#   make gpu-test, gpu-bench, gpu-climb  on a machine with a GPU, under the Python that is active there
+#   make gpu-test, gpu-bench, gpu-compare, gpu-climb  on a machine with a GPU, under the Python that is active there
 
 BASE_PYTHON ?= python3
 VENV := .venv
@@ -31,7 +31,7 @@ PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest 
   -p schemathesis.pytest.plugin
 PARALLEL := -p xdist -n 2 --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
-.PHONY: help env demo test test-all checked smoke lint compiled browser soak gpu-test gpu-bench gpu-climb clean
+.PHONY: help env demo test test-all checked smoke lint compiled browser soak gpu-test gpu-bench gpu-compare gpu-climb clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -106,6 +106,17 @@ gpu-bench:
 	  PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline bench engine --shape llama-3.1-8b \
 	    --workload $$workload --rounds 3 --save results || exit 1; \
 	done
+
+# Two checkouts on one GPU, in turns: `make gpu-compare BEFORE=../ridgeline-before`
+gpu-compare:
+	for round in 1 2; do for tree in $(BEFORE) $(CURDIR); do \
+	  for what in "--workload batch-1 --rounds 3" "--workload prefill --rounds 2" \
+	      "--workload throughput --no-prefix-cache --rounds 1" \
+	      "--workload batch-1 --scheme int4-g128 --head int8 --rounds 3"; do \
+	    echo "== $$tree: $$what"; \
+	    (cd $$tree && PYTHONPATH=$$tree $(ACTIVE) -m ridgeline bench engine --shape llama-3.1-8b $$what) \
+	      || exit 1; \
+	  done; done; done
 
 gpu-climb:
 	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline kernels build

@@ -1,4 +1,4 @@
-// Runs the CUDA C++ of decode_attention and skinny_linear (cuda.cu) on a CPU, thread for thread, so
+// Runs the ops' CUDA C++ (cuda.cu and what it includes) on a CPU, thread for thread, so
 // that indices, masks, queues and merges are tested where no GPU is. Slow; says nothing of speed.
 //
 // The threads of a block, or of a cluster of blocks, are fibers that take turns; barriers, shuffles

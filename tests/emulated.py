@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.hipify import hipify_python
 
-from ridgeline.kernels.extension import source
+from ridgeline.kernels.extension import included_files, source
 
 HEADERS = ("cuda_fp16.h", "cuda_runtime.h", "cuda_bf16.h", "cooperative_groups.h")
 STAND_IN = Path(__file__).parent / "cuda_on_cpu.h"
@@ -44,6 +45,27 @@ def built(op: str, builds: Mapping[str, tuple[str, ...]], folder: Path) -> dict[
         _, errors = process.communicate()
         assert process.returncode == 0, errors
     return {name: ctypes.CDLL(str(folder / f"{name}.so")) for name in builds}
+
+
+def translated(op: str, folder: Path) -> str:
+    """An op's source as a ROCm build translates it, its headers first."""
+    files = included_files(source(op))
+    root = source(op).parents[1]
+    for file in files:
+        copy = folder / file.relative_to(root)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(file, copy)
+    hipify_python.hipify(
+        project_directory=str(folder),
+        output_directory=str(folder),
+        includes=[f"{folder}/*"],
+        extra_files=[str(folder / op / "cuda.cu")],
+        is_pytorch_extension=True,
+    )
+    headers = sorted(folder.rglob("*_hip.cuh"))
+    assert len(headers) == len(files) - 1
+    (kernel,) = folder.rglob("*.hip")
+    return "".join(path.read_text() for path in (kernel, *headers))
 
 
 def poison_results(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.hardware.paths import cache_dir
@@ -132,6 +133,15 @@ def _compile_extension(op: str, path: Path, defines: tuple[str, ...]) -> None:
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         reason = next((line for line in str(error).splitlines() if "error" in line), str(error))
         raise UnsupportedError(f"{op}: cuda.cu could not be built: {reason.strip()}") from error
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def stream_of(device: torch.device) -> int:
+    """The current stream, as the sources take it; 0 on a CPU, where tests run them."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def find_nvcc() -> str | None:

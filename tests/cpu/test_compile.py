@@ -15,16 +15,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.hipify import hipify_python
+from emulated import translated
 
 import ridgeline
 from ridgeline.kernels.compile import CompiledKernel, argument_type
 from ridgeline.kernels.extension import (
     compile_source,
     find_nvcc,
-    included_files,
     parse_resources,
-    source,
     sources,
 )
 from ridgeline.kernels.launch import recording, target_of
@@ -131,21 +129,7 @@ ptxas info    : Used 12 registers, used 0 barriers
 @pytest.mark.parametrize("name", sources())
 def test_cuda_source_goes_through_hipify(name: str, tmp_path: Path) -> None:
     """ROCm builds translate the source; what is left of CUDA's names would not compile there."""
-    files = included_files(source(name))
-    copies = [tmp_path / file.relative_to(source(name).parent.parent) for file in files]
-    for file, copy in zip(files, copies, strict=True):
-        copy.parent.mkdir(exist_ok=True)
-        copy.write_text(file.read_text())
-    hipify_python.hipify(
-        project_directory=str(tmp_path),
-        output_directory=str(tmp_path),
-        includes=[f"{tmp_path}/*"],
-        extra_files=[str(copy) for copy in copies[:1]],
-        is_pytorch_extension=True,
-    )
-    translated = [*tmp_path.rglob("*.hip"), *tmp_path.rglob("*_hip.cuh")]
-    assert len(translated) == len(files)
-    text = "".join(file.read_text() for file in translated)
+    text = translated(name, tmp_path)
     assert "hip/hip_runtime.h" in text
     assert "hipStream_t" in text
     assert "cudaStream_t" not in text

@@ -5,7 +5,7 @@ tests/cuda_on_cpu.h, against the reference; how its work is cut; which kernel is
 from __future__ import annotations
 
 import ctypes
-import shutil
+import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from emulated import built, still_written
+from emulated import built, still_written, translated
 from torch import Tensor
-from torch.utils.hipify import hipify_python
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels import decode_attention as package
@@ -25,7 +24,6 @@ from ridgeline.kernels.decode_attention import cuda, op
 from ridgeline.kernels.decode_attention.cuda import DecodeCut
 from ridgeline.kernels.decode_attention.op import DecodeCase
 from ridgeline.kernels.decode_attention.splits import choose_split, count_splits
-from ridgeline.kernels.extension import source
 from ridgeline.kernels.targets import TARGETS
 
 CPU = torch.device("cpu")
@@ -268,7 +266,9 @@ def test_the_faster_kernel_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_search_offers_both_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = DecodeCase((64,), cache=INT8)
-    assert [type(way).__name__ for way in op.search(**inputs_of(setting)).configs] == ["Tiles"]
+    assert [type(way).__name__ for way in op.search(**inputs_of(setting)).configs] == [
+        "DecodeTiles"
+    ]
     monkeypatch.setattr(cuda, "library", lambda *_: object())
     search = op.search(**inputs_of(setting))
     assert search.key == "bf16 int8 32/8x128 1x64"
@@ -278,21 +278,11 @@ def test_the_search_offers_both_kernels(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_source_translates_for_rocm(tmp_path: Path) -> None:
     """What the translation leaves of CUDA's own calls is behind the guard."""
-    copy = tmp_path / "kernel.cu"
-    shutil.copy(source("decode_attention"), copy)
-    hipify_python.hipify(
-        project_directory=str(tmp_path),
-        output_directory=str(tmp_path),
-        extra_files=[str(copy)],
-        includes=[str(tmp_path / "*")],
-        is_pytorch_extension=True,
-    )
-    (translated,) = tmp_path.glob("*.hip")
-    text = translated.read_text()
+    text = translated("decode_attention", tmp_path)
     assert "hip/hip_fp16.h" in text
     portable, _, tensor_cores = text.partition("#if PORTABLE && !defined(RIDGELINE_ON_CPU)")
     assert "hipLaunchKernel(" in tensor_cores
-    assert "cuda" not in portable.replace("cuda_on_cpu.h", "").replace("cuda.py", "")
+    assert "cuda" not in re.sub(r"cuda_on_cpu\.h|cuda\.py|cuda\.cu", "", portable)
 
 
 def test_heads_of_other_dims_are_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:

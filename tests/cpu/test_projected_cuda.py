@@ -1,5 +1,5 @@
-"""The kernel of decode_attention/projected.cuh without a GPU: its own source, run thread for thread
-on the CPU, a cluster of blocks at a time, against the reference.
+"""cuda.cu of projected attention without a GPU: its own source, run thread for thread on the CPU, a
+cluster of blocks at a time, against the reference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels import projected_attention as public
 from ridgeline.kernels.agreement import compare
-from ridgeline.kernels.decode_attention.op import DecodeCase as Attention
+from ridgeline.kernels.decode_attention.op import DecodeCase
 from ridgeline.kernels.projected_attention import cuda, op
 from ridgeline.kernels.projected_attention.cuda import Clustered
 from ridgeline.kernels.projected_attention.op import ProjectedCase
@@ -26,13 +26,13 @@ from ridgeline.kernels.targets import TARGETS
 CPU = torch.device("cpu")
 BF16, FP16 = torch.bfloat16, torch.float16
 H200 = TARGETS["sm_90"]
-MIXED = Attention((40, 1, 0, 17), heads=(4, 2), head_dim=64, page_size=16)
+MIXED = DecodeCase((40, 1, 0, 17), heads=(4, 2), head_dim=64, page_size=16)
 LONG = replace(MIXED, lengths=(1000, 63, 512, 513, 16))
 
 
 @pytest.fixture(scope="module")
 def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
-    return built("decode_attention", {"sm_90": ()}, tmp_path_factory.mktemp("cuda_on_cpu"))
+    return built("projected_attention", {"sm_90": ()}, tmp_path_factory.mktemp("cuda_on_cpu"))
 
 
 @pytest.fixture(autouse=True)

@@ -12,14 +12,20 @@ everything else is read before the wait.
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int, c_longlong, c_void_p
+from ctypes import c_void_p
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ridgeline.errors import HardwareError, UnsupportedError
+from ridgeline.kernels.attention.cuda import (
+    HEAD_DIMS,
+    KINDS,
+    STEP,
+    DecodeArguments,
+    stage_bytes,
+)
 from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.attention.triton import check_pages, heads_together
@@ -29,20 +35,10 @@ from ridgeline.kernels.decode_attention.splits import (
     count_splits,
     longest_sequence,
 )
-from ridgeline.kernels.extension import library
+from ridgeline.kernels.extension import library, pointer, stream_of
 from ridgeline.kernels.launch import is_only_compiling, target_of
 from ridgeline.kernels.targets import Target, can_wait
 
-HEAD_DIMS = (64, 80, 96, 128, 256)
-# By cuda.cu's numbers; the last is in its portable build only, for the AMD chips that have it.
-KINDS = (
-    torch.bfloat16,
-    torch.float16,
-    torch.float8_e4m3fn,
-    torch.int8,
-    torch.float8_e4m3fnuz,
-)
-STEP = 16  # tokens a warp takes at a time; splits are multiples of it
 MAX_STATS_BYTES = 32 * 1024  # of shared memory, in which the last block keeps each split's maximum
 
 
@@ -57,23 +53,6 @@ class DecodeCut:
     @property
     def label(self) -> str:
         return f"cuda w{self.num_warps} s{self.stages} b{self.per_unit}"
-
-
-class DecodeArguments(ctypes.Structure):
-    """cuda.cu's RidgelineDecode."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("q", "k", "v", "k_scale", "v_scale", "table", "lengths")),
-        *((name, c_void_p) for name in ("out", "partial", "stats", "counters")),
-        ("q_stride", c_longlong),
-        ("table_stride", c_longlong),
-        *((name, c_int) for name in ("table_width", "num_kv_heads", "group", "page_shift")),
-        *((name, c_int) for name in ("q_is_fp16", "window", "split_tokens", "num_splits")),
-        ("stages", c_int),
-        ("settled", c_int),
-        ("scale", c_float),
-        ("softcap", c_float),
-    ]
 
 
 def decode_attention(
@@ -213,13 +192,6 @@ def max_rows(head_dim: int) -> int:
     return 8 if head_dim > 128 else 16
 
 
-def stage_bytes(head_dim: int, dtype: torch.dtype) -> int:
-    """Shared memory that one step on its way takes of a warp: rows of K and V, and their scales. As
-    cuda.cu's Layout has it.
-    """
-    return 2 * STEP * head_dim * dtype.itemsize + (8 * STEP if dtype.itemsize == 1 else 0)
-
-
 def choose_cut(head_dim: int, dtype: torch.dtype, target: Target) -> DecodeCut:
     """By head dim and dtype alone, never by the batch: results must not depend on it.
 
@@ -244,12 +216,3 @@ def cuts(head_dim: int, dtype: torch.dtype, target: Target) -> list[DecodeCut]:
         if num_warps * stages * step * per_unit <= target.shared_bytes
         and num_warps * stages * step * per_unit >= 64 * 1024
     ]
-
-
-def pointer(tensor: Tensor | None) -> Any:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def stream_of(device: torch.device) -> int:
-    """On a CPU, where tests run the kernel thread for thread, there is none."""
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

@@ -1,5 +1,4 @@
-"""Calls the kernel of decode_attention/projected.cuh: a few sequences, each KV head by a cluster of
-blocks, in CUDA C++.
+"""Calls the kernel of cuda.cu: a few sequences, each KV head by a cluster of blocks, in CUDA C++.
 
 The kernel starts while the one before it in the stream, which makes the projection, still runs.
 `settled=True` is the caller's word that of what it reads the kernels in front wrote the projection
@@ -19,22 +18,20 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import HardwareError, UnsupportedError
-from ridgeline.kernels.attention.heads import check_heads
-from ridgeline.kernels.attention.reference import AttentionSpec
-from ridgeline.kernels.attention.triton import check_pages
-from ridgeline.kernels.decode_attention.cuda import (
+from ridgeline.kernels.attention.cuda import (
     HEAD_DIMS,
     KINDS,
     DecodeArguments,
-    pointer,
     stage_bytes,
-    stream_of,
 )
-from ridgeline.kernels.extension import library
+from ridgeline.kernels.attention.heads import check_heads
+from ridgeline.kernels.attention.reference import AttentionSpec
+from ridgeline.kernels.attention.triton import check_pages
+from ridgeline.kernels.extension import library, pointer, stream_of
 from ridgeline.kernels.launch import is_only_compiling, target_of
 from ridgeline.kernels.targets import Target, can_wait
 
-MOST_QUERIES = 8  # of a group; as projected.cuh has it
+MOST_QUERIES = 8  # of a group; as cuda.cu has it
 LONGEST = 16384  # tokens; an 8B layer on an H200 with 32,768 took 109.6 µs, by Triton's 102.3
 
 
@@ -104,7 +101,7 @@ def projected_attention(
     way = config or Clustered()
     if not way.fits(head_dim, k_pages_PKSH.dtype, target):
         raise UnsupportedError(f"{way.label}: more shared memory than a block can have")
-    functions = library("decode_attention")
+    functions = library("projected_attention")
     assert functions is not None, "unsupported() has looked"
     shape = (len(qkv_BC), num_heads, head_dim)
     out_BNH = torch.empty(shape, dtype=qkv_BC.dtype, device=qkv_BC.device)
@@ -162,8 +159,8 @@ def unsupported(qkv_BC: Tensor, k_pages_PKSH: Tensor) -> str | None:
         return f"{group} query heads a KV head; {MOST_QUERIES} at most"
     if not can_wait(target_of(qkv_BC)):
         return "clusters of blocks are Hopper's and later chips'"
-    if library("decode_attention") is None:
-        return "decode_attention is not built in CUDA C++; `ridgeline kernels build`"
+    if library("projected_attention") is None:
+        return "projected_attention is not built in CUDA C++; `ridgeline kernels build`"
     return None
 
 
@@ -196,7 +193,7 @@ def ways(num_rows: int, head_dim: int, dtype: torch.dtype, target: Target) -> li
 
 
 def exchange_bytes(head_dim: int) -> int:
-    """projected.cuh's Exchange: heads in 16 bits, sums of a group's queries and their weights."""
+    """cuda.cu's Exchange: heads in 16 bits, sums of a group's queries and their weights."""
     heads = (MOST_QUERIES + 2) * (head_dim + 8) * 2
     return heads + MOST_QUERIES * head_dim // 4 * (8 + 16)
 

@@ -1,5 +1,5 @@
 // Decode attention straight from the projection, for a few sequences: norms, the rotary embedding,
-// the write of the newest K and V and attention in one launch. Part of cuda.cu.
+// the write of the newest K and V and attention in one launch.
 //
 // One sequence is bound by waiting, not by memory: 1,024 tokens of Llama-3.1-8B's heads are 1 µs of
 // an H200's bandwidth. So
@@ -9,6 +9,27 @@
 //   projection, has ended. What is left behind it: a load of q, products, a softmax, the exchange.
 // Warps of the cluster take steps of 16 tokens in turn. The newest token is not read from its page:
 // the warp whose step it falls into puts it beside the others in its queue.
+//
+// The steps themselves are ../attention/paged.cuh's. There is no portable build: clusters are
+// Hopper's and later chips'.
+
+#include "../attention/paged.cuh"
+
+// The launcher's arguments; cuda.py has the same list.
+struct RidgelineProjected {
+  RidgelineDecode decode;  // q is the projection: query heads, K heads, V heads. No splits.
+  const float* cos;        // [B, A]; A = 0: nothing is turned
+  const float* sin;
+  const uint16_t* q_norm;  // [H], or null
+  const uint16_t* k_norm;
+  const int* slots;  // [B]: where the newest tokens go; negative: nowhere
+  int angles;
+  float eps, offset;
+};
+
+namespace {
+
+#if !PORTABLE
 
 constexpr int MOST_QUERIES = 8;  // query heads of a group
 
@@ -267,4 +288,42 @@ int projected_with_head_dim(
     case 256: return start_projected<KIND, 256>(job, batch, num_blocks, num_warps, overlap, stream);
   }
   return cudaErrorInvalidValue;
+}
+
+#endif  // !PORTABLE
+
+}  // namespace
+
+// `kind` is BF16 or FP16, `num_blocks` of a cluster 1, 2, 4 or 8, `num_warps` of a block 1 to 8;
+// `overlap`: start while the kernel before still runs (programmatic dependent launch). Returns a
+// cudaError_t.
+extern "C" int ridgeline_projected_attention(
+    const RidgelineProjected* job, int batch, int head_dim, int kind, int num_blocks, int num_warps,
+    int overlap, void* stream) {
+#if !PORTABLE
+  const cudaStream_t on = (cudaStream_t)stream;
+  switch (kind) {
+    case BF16:
+      return projected_with_head_dim<BF16>(
+          head_dim, *job, batch, num_blocks, num_warps, overlap, on);
+    case FP16:
+      return projected_with_head_dim<FP16>(
+          head_dim, *job, batch, num_blocks, num_warps, overlap, on);
+  }
+#endif
+  return cudaErrorInvalidValue;
+}
+
+// Bytes of shared memory that a block takes beside its queues.
+extern "C" int ridgeline_projected_attention_exchange_bytes(int head_dim) {
+#if !PORTABLE
+  switch (head_dim) {
+    case 64: return sizeof(Exchange<64>);
+    case 80: return sizeof(Exchange<80>);
+    case 96: return sizeof(Exchange<96>);
+    case 128: return sizeof(Exchange<128>);
+    case 256: return sizeof(Exchange<256>);
+  }
+#endif
+  return 0;
 }

@@ -22,10 +22,9 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 
 from ridgeline.data.template_sandbox import (
-    BoundedEnvironment,
+    TemplateEnvironment,
     TemplateTooLargeError,
-    bounded_rendering,
-    counted,
+    render_bounded,
 )
 from ridgeline.errors import ConfigError, UsageError
 
@@ -65,11 +64,11 @@ def _tojson(
     )
 
 
-def _environment() -> BoundedEnvironment:
-    environment = BoundedEnvironment(
+def _environment() -> TemplateEnvironment:
+    environment = TemplateEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
-    environment.filters["tojson"] = counted(_tojson)
+    environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -109,16 +108,15 @@ def render_chat(
         }
     )
     try:
-        with bounded_rendering() as bound:
-            return bound.join(compiled.generate(values))
+        return render_bounded(compiled, values)
     except _Refusal as error:
         raise UsageError(f"the chat template refuses this conversation: {error.message}") from error
     except jinja2.exceptions.SecurityError as error:
         raise ConfigError(
-            f"the chat template tries something that templates may not do: {error}"
+            f"the chat template attempts an operation the sandbox forbids: {error}"
         ) from error
     except (TemplateTooLargeError, OverflowError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"the chat template is stopped: {error}") from error
+        raise ConfigError(f"the chat template was stopped: {error}") from error
     except Exception as error:  # a template can raise anything that an expression on its values can
         raise UsageError(
             f"the chat template fails on this conversation: {type(error).__name__}: {error}"

@@ -1,8 +1,8 @@
 """The Jinja environment that chat templates run in.
 
-jinja2's immutable sandbox keeps a template from reaching Python's internals or changing what it was
-given. Added here are the bounds it lacks: on the rendered text, on values built by operators, and on
-loops. They stop the usual runaway templates; only a memory limit on the process stops all of them.
+jinja2's immutable sandbox keeps a template from reaching Python's internals or changing its input.
+This adds the bounds it lacks: on the rendered text, on values built by operators, and on time. They
+stop the usual runaway templates; only a memory limit on the process stops all of them.
 
     text = render_bounded(TemplateEnvironment().from_string(source), values)
 """
@@ -64,13 +64,17 @@ def _check_time(context: Any, value: str) -> str:
 class _AddChecks(NodeTransformer):
     """Checks the time in every loop and macro, and the length of every `a ~ b`."""
 
-    def visit_For(self, node: nodes.For | nodes.Macro) -> nodes.Node:
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        return self._timed(node)
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        return self._timed(node)
+
+    def _timed(self, node: nodes.For | nodes.Macro) -> nodes.Node:
         self.generic_visit(node)
         check = _filter(nodes.Const("", lineno=node.lineno), "_check_time")
         node.body.insert(0, nodes.Output([check], lineno=node.lineno))
         return node
-
-    visit_Macro = visit_For
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)

@@ -79,18 +79,8 @@ class Tokenizer:
         try:
             ids: list[int] = backend.encode(text, add_special_tokens=False).ids
         except TypeError as error:  # what the library raises for a str that has no UTF-8 form
-            raise UsageError(_no_text_message(text)) from error
+            raise UsageError(_not_text_message(text)) from error
         return self._surround(ids) if add_special_tokens else ids
-
-    def encode_many(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True
-    ) -> list[list[int]]:
-        """`encode` for many texts at once, on as many cores as the library may use."""
-        try:
-            rows = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        except TypeError as error:
-            raise UsageError(_no_text_message(*texts)) from error
-        return [self._surround(row.ids) if add_special_tokens else row.ids for row in rows]
 
     def _surround(self, ids: list[int]) -> list[int]:
         prefix, suffix = list(self._vocabulary.prefix_ids), list(self._vocabulary.suffix_ids)
@@ -171,8 +161,7 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=False)
 
 
-def _no_text_message(*texts: str) -> str:
-    for text in texts:
-        if not isinstance(text, str):
-            return f"text to encode is {type(text).__name__}; give a str"
-    return "the text holds half of a surrogate pair (U+D800 to U+DFFF), which is no character"
+def _not_text_message(text: object) -> str:
+    if not isinstance(text, str):
+        return f"cannot encode a {type(text).__name__}; give a str"
+    return "the text has half of a surrogate pair (U+D800 to U+DFFF), which is not a character"

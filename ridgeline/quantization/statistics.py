@@ -63,10 +63,6 @@ class Statistics:
             self.samples.append(x_TD[:: len(x_TD) // count][:count].clone())
 
     @property
-    def mean_D(self) -> Tensor:
-        return self.sum_D / max(self.num_tokens, 1)
-
-    @property
     def sample_SD(self) -> Tensor:
         return torch.cat(self.samples) if self.samples else self.sum_D.new_zeros(0, len(self.sum_D))
 

@@ -78,7 +78,7 @@ def test_statistics_are_those_of_the_inputs() -> None:
     qkv = found["attn.qkv.weight"]
     torch.testing.assert_close(qkv.hessian_DD, normed.t() @ normed, rtol=1e-4, atol=1e-2)
     torch.testing.assert_close(qkv.amax_D, normed.abs().amax(0))
-    torch.testing.assert_close(qkv.mean_D, normed.abs().mean(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(qkv.sum_D, normed.abs().sum(0), rtol=1e-4, atol=1e-3)
     assert qkv.num_tokens == len(x_TD) == found["mlp.router.weight"].num_tokens
     assert sum(found[f"mlp.down.{e}"].num_tokens for e in range(4)) == 2 * len(x_TD)
     assert len(qkv.sample_SD) == len(x_TD)

@@ -277,7 +277,7 @@ def test_a_grammar_that_takes_long_to_compile_stalls_nobody(
     engine = engine_of()
     for number, timeout_s in ((1, None), (2, None), (3, 0.0)):
         engine.add(TEXTS[0], NUMBER, request_id=number, timeout_s=timeout_s)
-    with pytest.raises(UsageError, match="already there"):
+    with pytest.raises(UsageError, match="is in use"):
         engine.add(TEXTS[0], request_id=1)
     (free,) = engine.generate(TEXTS[1], Sampling(max_tokens=5))
     assert len(free.tokens) == 5

@@ -130,7 +130,7 @@ def test_all_replicas_gone_is_said(pooled: Callable[..., Engine]) -> None:
 def test_requests_are_cancelled_where_they_are(pooled: Callable[..., Engine]) -> None:
     engine = pooled(never)
     ids = [engine.add(prompt, GREEDY) for prompt in PROMPTS]
-    with pytest.raises(UsageError, match="already there"):
+    with pytest.raises(UsageError, match="is in use"):
         engine.add(PROMPTS[0], request_id=ids[0])
     engine.step()
     assert all(engine.cancel(request_id) for request_id in ids[::2])

@@ -289,7 +289,7 @@ def test_a_deadline_ends_a_request_waiting_or_running() -> None:
 def test_an_id_is_used_once_at_a_time() -> None:
     scheduler = Scheduler(config())
     scheduler.submit(Ask("a", [1], 2, deadline=1.0))
-    with pytest.raises(UsageError, match="already there"):
+    with pytest.raises(UsageError, match="is in use"):
         scheduler.submit(Ask("a", [1], 2))
     scheduler.cancel("a")
     scheduler.submit(Ask("a", [1], 2))

@@ -184,7 +184,7 @@ def test_requests_can_be_cancelled_and_be_late_while_there_is_no_process(
     engine.add(prompt, SETTINGS[0], request_id="a")
     engine.add(prompt, SETTINGS[0], request_id="b", timeout_s=0.0)
     engine.add(prompt, SETTINGS[0], request_id="c")
-    with pytest.raises(UsageError, match="already there"):
+    with pytest.raises(UsageError, match="is in use"):
         engine.add(prompt, request_id="a")
     while not engine.num_restarts:
         engine.step()

@@ -22,7 +22,7 @@ from ridgeline.engine.sampling.live import LiveRequest
 from ridgeline.engine.sampling.matching import Grammars, stuck_message
 from ridgeline.engine.sampling.preparing import Prepared, Preparing
 from ridgeline.engine.scheduling.scheduler import MAX_STEPS_OUT, Received, Scheduler
-from ridgeline.engine.scheduling.state import Ask, StreamKey
+from ridgeline.engine.scheduling.state import Ask, StreamKey, duplicate_id
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.speculation.draft_policy import DraftPolicy
 from ridgeline.engine.speculation.drafting import (
@@ -33,7 +33,6 @@ from ridgeline.engine.speculation.drafting import (
     ordered_logprobs,
 )
 from ridgeline.engine.steps.flat_plan import first_rows
-from ridgeline.errors import UsageError
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ class Loop:
     def submit(self, ask: Ask, live: LiveRequest) -> None:
         """Take a request; one with a grammar is run when that has been compiled."""
         if ask.request_id in self._preparing or ask.request_id in self._live:
-            raise UsageError(f"request {ask.request_id!r} is already there; give each its own id")
+            raise duplicate_id(ask.request_id)
         if live.job.sampling.grammar is not None and not live.job.matchers:
             self._preparing.add(ask, live)
         else:

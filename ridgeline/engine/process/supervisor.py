@@ -43,7 +43,7 @@ from ridgeline.engine.process.worker import (
 from ridgeline.engine.sampling.extras import EmbeddingPart, PromptPart
 from ridgeline.engine.sampling.live import LiveRequest
 from ridgeline.engine.scheduling.scheduler import MAX_STEPS_OUT
-from ridgeline.engine.scheduling.state import Ask, End, Stats, Status
+from ridgeline.engine.scheduling.state import Ask, End, Stats, Status, duplicate_id
 from ridgeline.errors import HardwareError, RidgelineError, UsageError
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.progress import Progress
@@ -131,7 +131,7 @@ class Supervisor:
         if self._broken is not None:
             raise self._broken
         if ask.request_id in self._held:
-            raise UsageError(f"request {ask.request_id!r} is already there; give each its own id")
+            raise duplicate_id(ask.request_id)
         self._held[ask.request_id] = Held(ask, live, [])
         self._send_next()
 

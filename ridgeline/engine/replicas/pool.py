@@ -21,8 +21,8 @@ from ridgeline.engine.process.supervisor import WAIT_S, Supervisor
 from ridgeline.engine.process.worker import EngineOrder, Worker
 from ridgeline.engine.sampling.live import LiveRequest
 from ridgeline.engine.scheduling.routing import Router
-from ridgeline.engine.scheduling.state import Ask, End, Stats, Status
-from ridgeline.errors import RidgelineError, UsageError
+from ridgeline.engine.scheduling.state import Ask, End, Stats, Status, duplicate_id
+from ridgeline.errors import RidgelineError
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class Pool:
         if self.broken is not None:
             raise self.broken
         if any(replica.holds(ask.request_id) for replica in self.replicas):
-            raise UsageError(f"request {ask.request_id!r} is already there; give each its own id")
+            raise duplicate_id(ask.request_id)
         replica = self._chosen(ask)
         self._moved.discard(ask.request_id)  # of an earlier one with the same id
         self._at[ask.request_id] = replica

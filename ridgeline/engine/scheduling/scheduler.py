@@ -35,6 +35,7 @@ from ridgeline.engine.scheduling.state import (
     Status,
     Stream,
     StreamKey,
+    duplicate_id,
 )
 from ridgeline.engine.scheduling.step_plan import Step, StepPlan
 from ridgeline.engine.scheduling.tables import Tables
@@ -99,7 +100,7 @@ class Scheduler:
     def submit(self, ask: Ask) -> None:
         """Take a request into the queue, or refuse it if it can never run."""
         if ask.request_id in self._requests:
-            raise UsageError(f"request {ask.request_id!r} is already there; give each its own id")
+            raise duplicate_id(ask.request_id)
         refusal = self._refusal(ask)
         if refusal is not None:
             self._ended.append(End(ask.request_id, "refused", refusal))

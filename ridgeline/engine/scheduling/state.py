@@ -56,6 +56,10 @@ class Ask:
             )
 
 
+def duplicate_id(request_id: Hashable) -> UsageError:
+    return UsageError(f"request id {request_id!r} is in use; give every request its own id")
+
+
 class End(NamedTuple):
     """How a request ended. There is exactly one for each that was submitted."""
 

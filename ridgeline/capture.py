@@ -36,9 +36,9 @@ def capture(
     torch.cuda.synchronize()
     side.wait_stream(current)
     with _no_collecting(), torch.cuda.stream(side):
-        about: dict[str, Any] = {} if pool is None else {"pool": pool}
+        options: dict[str, Any] = {} if pool is None else {"pool": pool}
         mode = "thread_local" if own_thread else "global"
-        graph.capture_begin(**about, capture_error_mode=mode)
+        graph.capture_begin(**options, capture_error_mode=mode)
         try:
             result = work()
         except BaseException:

@@ -12,8 +12,10 @@ from tiny_models import save_model
 
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.naive import generate_samples
-from ridgeline.models import Transformer
+from ridgeline.models import ModelConfig, Transformer
 from ridgeline.quantization import load_model
+from ridgeline.quantization.choose import LayerChoice, measure_shape
+from ridgeline.quantization.sizes import model_matrices
 from ridgeline.recipe import KV, Limits, Recipe
 
 
@@ -94,3 +96,9 @@ def assert_idle(engine: Engine) -> None:
     stats = engine.stats
     assert stats.num_pages_used == 0
     assert stats.num_waiting + stats.num_prefilling + stats.num_decoding == 0
+
+
+def measure_shapes(config: ModelConfig, *how: Any, **options: Any) -> list[LayerChoice]:
+    """`measure_shape` for each shape of a model's projections."""
+    shapes = dict.fromkeys(model_matrices(config))
+    return [measure_shape(shape, *how, **options) for shape in shapes]

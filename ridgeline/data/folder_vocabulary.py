@@ -100,14 +100,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _special_texts(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """`bos_token` and the like, by name. Each is a string, or an object with its `content`."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for source in (_read_json(folder / "special_tokens_map.json"), config):
         for name in _SPECIAL_NAMES:
             value = source.get(name)
             text = value.get("content") if isinstance(value, dict) else value
             if isinstance(text, str):
-                found[name] = text
-    return found
+                texts[name] = text
+    return texts
 
 
 def _make_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
@@ -125,7 +125,7 @@ def _id_of(backend: tokenizers.Tokenizer, text: str | None) -> int | None:
 
 
 def _end_ids_of_configs(folder: Path) -> list[int]:
-    found: list[int] = []
+    end_ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         config = _read_json(folder / name)
         value = config.get("eos_token_id")
@@ -137,8 +137,8 @@ def _end_ids_of_configs(folder: Path) -> list[int]:
                 raise ConfigError(
                     f"{folder / name} has eos_token_id {value!r}; a token id or a list is expected"
                 )
-        found.extend(ids)
-    return found
+        end_ids.extend(ids)
+    return end_ids
 
 
 def _surroundings(
@@ -164,27 +164,27 @@ def _surroundings(
 
 
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     match config.get("chat_template"):
         case None:
             pass
         case str(template):
-            found["default"] = template
+            templates["default"] = template
         case [*entries] if all(
             isinstance(e, dict) and {"name", "template"} <= set(e) for e in entries
         ):
-            found.update({str(entry["name"]): str(entry["template"]) for entry in entries})
+            templates.update({str(entry["name"]): str(entry["template"]) for entry in entries})
         case other:
             raise ConfigError(
                 f"{folder / 'tokenizer_config.json'} has a chat_template of type"
                 f" {type(other).__name__}; a string or a list of named templates is expected"
             )
     for path in sorted((folder / "chat_templates").glob("*.jinja")):
-        found[path.stem] = _read_template(path)
+        templates[path.stem] = _read_template(path)
     path = folder / "chat_template.jinja"
     if path.is_file():
-        found["default"] = _read_template(path)
-    return found
+        templates["default"] = _read_template(path)
+    return templates
 
 
 def _read_template(path: Path) -> str:

@@ -108,7 +108,7 @@ class _Fields:
 
     def special_ids(self, defaults: Mapping[str, int]) -> dict[str, int]:
         """The ids named by the file, by key; one past the vocabulary is an error."""
-        found = {key: token_id for key, token_id in defaults.items() if token_id < len(self.tokens)}
+        ids = {key: token_id for key, token_id in defaults.items() if token_id < len(self.tokens)}
         for key in (*_SPECIAL_KEYS, *_MORE_END_KEYS):
             token_id = self._metadata.get(f"tokenizer.ggml.{key}_token_id")
             if token_id is None:
@@ -118,8 +118,8 @@ class _Fields:
                     f"tokenizer.ggml.{key}_token_id is {token_id},"
                     f" but there are {len(self.tokens)} tokens"
                 )
-            found[key] = int(token_id)
-        return found
+            ids[key] = int(token_id)
+        return ids
 
     def merges(self) -> list[tuple[str, str]] | None:
         """Pairs in the order of merging; the first space past the first character separates."""

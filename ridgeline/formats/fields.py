@@ -77,14 +77,14 @@ def config_from(config: type[Any], values: Any, origin: str) -> Any:
 
 def dotted_fields(config: type[Any]) -> dict[str, Field[Any]]:
     """Every field by its dotted name, those of the configs it holds included: `kv.dtype`."""
-    found: dict[str, Field[Any]] = {}
+    entries: dict[str, Field[Any]] = {}
     for entry in fields(config):
         part = hints(config)[entry.name]
         if is_dataclass(part):
-            found |= {f"{entry.name}.{own}": value for own, value in dotted_fields(part).items()}  # type: ignore[arg-type]
+            entries |= {f"{entry.name}.{own}": value for own, value in dotted_fields(part).items()}  # type: ignore[arg-type]
         else:
-            found[entry.name] = entry
-    return found
+            entries[entry.name] = entry
+    return entries
 
 
 def hints(config: type[Any]) -> Mapping[str, Any]:

@@ -49,14 +49,14 @@ def measure(
     wanted = _wanted(only)
     known = _Known() if refresh else _read(hardware)
     missing = [key for key in wanted if key not in known.ceilings and key not in known.absent]
-    found: dict[str, Ceiling] = {}
+    ceilings: dict[str, Ceiling] = {}
     unsupported: dict[str, str] = {}
     failed: dict[str, str] = {}
     for done, key in enumerate(missing):
         if progress is not None:
             progress("measuring ceilings", done, len(missing))
         try:
-            found[key] = PROBES[key](hardware)
+            ceilings[key] = PROBES[key](hardware)
         except NotSupportedHere as reason:
             unsupported[key] = str(reason)
         except (RuntimeError, ValueError, TypeError, AttributeError, MemoryError) as error:
@@ -65,8 +65,8 @@ def measure(
         _release(hardware)
     if progress is not None and missing:
         progress("measuring ceilings", len(missing), len(missing))
-    if found or unsupported:
-        known = _remember(hardware, _Known(found, unsupported))
+    if ceilings or unsupported:
+        known = _remember(hardware, _Known(ceilings, unsupported))
     known = replace(known, absent={**known.absent, **failed})
     return _with(hardware, known)
 

@@ -89,10 +89,10 @@ class ClockSampler:
 
     def _run(self) -> None:
         while True:
-            found = self._read(self._hardware)
-            if found is None:  # no tool: it will not appear
+            clocks = self._read(self._hardware)
+            if clocks is None:  # no tool: it will not appear
                 return
-            self.samples.append(found)
+            self.samples.append(clocks)
             if self._stop.wait(self._interval_s):
                 return
 
@@ -101,11 +101,11 @@ def median_clocks(samples: Sequence[Clocks]) -> Clocks | None:
     """Of each figure by itself; None where nothing was read."""
     if not samples:
         return None
-    found: dict[str, Any] = {"num_samples": len(samples)}
+    medians: dict[str, Any] = {"num_samples": len(samples)}
     for name in (entry.name for entry in fields(Clocks) if entry.name != "num_samples"):
         known = [getattr(each, name) for each in samples if getattr(each, name) is not None]
-        found[name] = median(known) if known else None
-    return Clocks(**found)
+        medians[name] = median(known) if known else None
+    return Clocks(**medians)
 
 
 def read_clocks(hardware: Hardware) -> Clocks | None:
@@ -130,8 +130,8 @@ def parse_nvidia_smi(text: str) -> Clocks | None:
     cells = text.strip().splitlines()[0].split(",") if text.strip() else []
     if len(cells) != len(NVIDIA_FIELDS):
         return None
-    found: dict[str, Any] = dict(zip(NVIDIA_FIELDS, map(_number, cells), strict=True))
-    return Clocks(**found)
+    values: dict[str, Any] = dict(zip(NVIDIA_FIELDS, map(_number, cells), strict=True))
+    return Clocks(**values)
 
 
 def parse_rocm_smi(text: str) -> Clocks | None:
@@ -141,16 +141,16 @@ def parse_rocm_smi(text: str) -> Clocks | None:
     except ValueError:
         return None
     card: Mapping[str, Any] = next((v for v in cards.values() if isinstance(v, dict)), {})
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         name: next((_number(str(v)) for key, v in card.items() if key.startswith(prefix)), None)
         for name, prefix in AMD_FIELDS.items()
     }
-    return Clocks(**found) if any(value is not None for value in found.values()) else None
+    return Clocks(**values) if any(value is not None for value in values.values()) else None
 
 
 def _number(text: str) -> float | None:
-    found = re.search(r"\d+(?:\.\d+)?", text)
-    return float(found[0]) if found else None
+    match = re.search(r"\d+(?:\.\d+)?", text)
+    return float(match[0]) if match else None
 
 
 def query(command: list[str]) -> str | None:

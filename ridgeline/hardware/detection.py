@@ -88,14 +88,14 @@ def _gpu(index: int) -> Hardware:
 
 
 def _cpu() -> Hardware:
-    about = _cpuinfo()
+    cpuinfo = _cpuinfo()
     caches = _cpu_caches()
-    vendor = about.get("vendor_id") or about.get("CPU implementer", "")
+    vendor = cpuinfo.get("vendor_id") or cpuinfo.get("CPU implementer", "")
     return Hardware(
         vendor="apple" if platform.system() == "Darwin" else CPU_VENDORS.get(vendor, UNKNOWN),
         device_type="cpu",
         device="cpu",
-        name=_cpu_name(about),
+        name=_cpu_name(cpuinfo),
         architecture=_cpu_architecture(),
         memory_bytes=_host_memory(),
         num_units=num_cores(),
@@ -107,9 +107,9 @@ def _cpu() -> Hardware:
     )
 
 
-def _cpu_name(about: Mapping[str, str]) -> str:
-    core = ARM_CORES.get((about.get("CPU implementer", ""), about.get("CPU part", "")))
-    names = (about.get("model name"), core, platform.processor(), platform.machine())
+def _cpu_name(cpuinfo: Mapping[str, str]) -> str:
+    core = ARM_CORES.get((cpuinfo.get("CPU implementer", ""), cpuinfo.get("CPU part", "")))
+    names = (cpuinfo.get("model name"), core, platform.processor(), platform.machine())
     return next(filter(None, names), UNKNOWN)
 
 
@@ -124,8 +124,8 @@ def available_memory(device: str) -> int:
     """Bytes that could be allocated on "cpu" or "cuda:N" now."""
     if device != "cpu":
         return int(torch.cuda.mem_get_info(device)[0])
-    found = re.search(r"MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"))
-    available = int(found[1]) * 1024 if found else _host_memory() // 2
+    match = re.search(r"MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"))
+    available = int(match[1]) * 1024 if match else _host_memory() // 2
     limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
     if limit.isdigit() and used.isdigit():
         available = min(available, max(0, int(limit) - int(used)))
@@ -138,12 +138,12 @@ def peak_device_bytes(device: str) -> int | None:
 
 
 def _versions() -> dict[str, str]:
-    found: dict[str, str] = {"torch": str(torch.__version__)}
+    versions: dict[str, str] = {"torch": str(torch.__version__)}
     try:
-        found["triton"] = metadata.version("triton")
+        versions["triton"] = metadata.version("triton")
     except metadata.PackageNotFoundError:
-        found["triton"] = "none"
-    return found
+        versions["triton"] = "none"
+    return versions
 
 
 def _toolkit() -> dict[str, str]:
@@ -157,8 +157,8 @@ def _nvidia_driver() -> str:
     text = _read("/proc/driver/nvidia/version")
     if not re.search(version, text):  # some sandboxes hide the file; the tool takes 0.1 s longer
         text = query(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or ""
-    found = re.search(version, text)
-    return found[0] if found else UNKNOWN
+    match = re.search(version, text)
+    return match[0] if match else UNKNOWN
 
 
 def _amd_driver() -> str:
@@ -185,10 +185,10 @@ def _cpu_caches() -> dict[int, int]:
     """Level to bytes for one core's data caches, from Linux's sysfs; empty elsewhere."""
     sizes: dict[int, int] = {}
     for folder in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
-        found = re.fullmatch(r"(\d+)([KM]?)", _read(folder / "size"))
+        match = re.fullmatch(r"(\d+)([KM]?)", _read(folder / "size"))
         level = _read(folder / "level")
-        if found and level.isdigit() and _read(folder / "type") != "Instruction":
-            sizes[int(level)] = int(found[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20}[found[2]]
+        if match and level.isdigit() and _read(folder / "type") != "Instruction":
+            sizes[int(level)] = int(match[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20}[match[2]]
     return sizes
 
 

@@ -117,8 +117,8 @@ def matrix(
     best: Ceiling | None = None
     for size in CPU_SIZES:
         timing = time_host(product(hardware, size), target_s=0.25, min_samples=3)
-        found = _rate(hardware, key, 2.0 * size**3, timing)
-        best = found if best is None or found.value > best.value else best
+        rate = _rate(hardware, key, 2.0 * size**3, timing)
+        best = rate if best is None or rate.value > best.value else best
         if timing.median_s > CPU_MATRIX_LIMIT_S / 8:  # the next size has eight times the work
             break
     assert best is not None

@@ -38,12 +38,12 @@ def human_bytes(num_bytes: int) -> str:
 
 def parse_bytes(text: str) -> int:
     """`4GiB`, `500MB`, `1.5 GiB` or a plain number of bytes."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?", text.strip(), re.IGNORECASE)
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?", text.strip(), re.IGNORECASE)
+    if not match:
         raise UsageError(f"{text!r} is no size; give one as 4GiB, 500MB or a number of bytes")
-    prefix = (found[2] or "").lower()
+    prefix = (match[2] or "").lower()
     power = " kmgt".index(prefix[0]) if prefix else 0
-    return int(float(found[1]) * (1024 if prefix.endswith("i") else 1000) ** power)
+    return int(float(match[1]) * (1024 if prefix.endswith("i") else 1000) ** power)
 
 
 def percent(share: float | None) -> str:

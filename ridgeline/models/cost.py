@@ -11,6 +11,7 @@ thousandth of the matrices'.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,13 +102,19 @@ def step_cost(
     """One forward pass over all chunks. `weight_bytes` and `kv_bytes` are per element; `logit_rows`
     is how many tokens go through the head (None: the last of each chunk).
     """
-    tokens = sum(chunk.new for chunk in chunks)
-    rows = len(chunks) if logit_rows is None else logit_rows
     windows = Counter(layer.window for layer in config.layers).items()
-    seen = sum(num * _seen_pairs(chunk, window) for window, num in windows for chunk in chunks)
-    all_pairs = sum(chunk.new * chunk.total for chunk in chunks) * config.num_layers
-    keys_read = sum(num * _keys_read(chunk, window) for window, num in windows for chunk in chunks)
-    return _cost(config, tokens, rows, seen, all_pairs, keys_read, weight_bytes, kv_bytes)
+    counts = StepCounts(
+        tokens=sum(chunk.new for chunk in chunks),
+        rows=len(chunks) if logit_rows is None else logit_rows,
+        visible_pairs=sum(
+            num * _visible_pairs(chunk, window) for window, num in windows for chunk in chunks
+        ),
+        all_pairs=sum(chunk.new * chunk.total for chunk in chunks) * config.num_layers,
+        keys_read=sum(
+            num * _keys_read(chunk, window) for window, num in windows for chunk in chunks
+        ),
+    )
+    return _cost(config, counts, weight_bytes, kv_bytes)
 
 
 def mean_step_cost(
@@ -121,39 +128,42 @@ def mean_step_cost(
     counted; a little high where the means hide that some contexts are shorter than a layer's
     window, or that steps of few tokens meet fewer experts.
     """
-    windows = Counter(layer.window for layer in config.layers).items()
-    seen = keys_read = 0.0
-    for window, num in windows:
+    visible_pairs = keys_read = 0.0
+    for window, num in Counter(layer.window for layer in config.layers).items():
         if window is None:
-            seen, keys_read = seen + num * mean.pairs, keys_read + num * mean.keys
+            visible_pairs += num * mean.pairs
+            keys_read += num * mean.keys
         else:
-            seen += num * min(mean.pairs, mean.tokens * window)
+            visible_pairs += num * min(mean.pairs, mean.tokens * window)
             keys_read += num * min(mean.keys, mean.rows * (window - 1) + mean.tokens)
-    all_pairs = float("nan")  # a product of what was summed: not to be had from means
-    rows = mean.logit_rows
-    return _cost(config, mean.tokens, rows, seen, all_pairs, keys_read, weight_bytes, kv_bytes)
+    all_pairs = math.nan  # a product of what was summed: means do not tell it
+    counts = StepCounts(mean.tokens, mean.logit_rows, visible_pairs, all_pairs, keys_read)
+    return _cost(config, counts, weight_bytes, kv_bytes)
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """What a step has, over all layers."""
+
+    tokens: float  # computed
+    rows: float  # tokens that go through the head
+    visible_pairs: float  # of a new token and a key it may see
+    all_pairs: float  # the same counting every key
+    keys_read: float
 
 
 def _cost(
-    config: ModelConfig,
-    tokens: float,
-    rows: float,
-    seen: float,
-    all_pairs: float,
-    keys_read: float,
-    weight_bytes: float,
-    kv_bytes: float,
+    config: ModelConfig, counts: StepCounts, weight_bytes: float, kv_bytes: float
 ) -> StepCost:
-    """From what was counted, over all layers."""
     head = config.vocab_size * config.hidden_size
     matrices = sum(_active_matrices(config, layer) for layer in config.layers)
     return StepCost(
-        matrix_flops=2.0 * (tokens * matrices + rows * head),
-        attention_flops=4.0 * config.q_size * seen,
-        dense_attention_flops=4.0 * config.q_size * all_pairs,
-        weight_bytes=weight_bytes * _weights_read(config, tokens, rows),
-        kv_read_bytes=kv_bytes * 2.0 * config.kv_size * keys_read,
-        kv_write_bytes=kv_bytes * 2.0 * config.kv_size * tokens * config.num_layers,
+        matrix_flops=2.0 * (counts.tokens * matrices + counts.rows * head),
+        attention_flops=4.0 * config.q_size * counts.visible_pairs,
+        dense_attention_flops=4.0 * config.q_size * counts.all_pairs,
+        weight_bytes=weight_bytes * _weights_read(config, counts.tokens, counts.rows),
+        kv_read_bytes=kv_bytes * 2.0 * config.kv_size * counts.keys_read,
+        kv_write_bytes=kv_bytes * 2.0 * config.kv_size * counts.tokens * config.num_layers,
     )
 
 
@@ -245,7 +255,7 @@ def _weights_read(config: ModelConfig, tokens: float, rows: float) -> float:
     return read
 
 
-def _seen_pairs(chunk: Chunk, window: int | None) -> int:
+def _visible_pairs(chunk: Chunk, window: int | None) -> int:
     """Pairs of a new token and a key it may see: causal, and inside the window."""
     first, last = chunk.past + 1, chunk.total  # how many keys the first and the last new token see
     if window is None or last <= window:

@@ -188,8 +188,8 @@ def _rope_type(parameters: Mapping[str, Any]) -> RopeType:
     name = parameters.get("rope_type", parameters.get("type", "default"))
     for known in get_args(RopeType):
         if name == known or (isinstance(name, str) and _OLD_NAMES.get(name) == known):
-            found: RopeType = known
-            return found
+            rope_type: RopeType = known
+            return rope_type
     supported = get_args(RopeType)
     hint = near_matches(str(name), supported)
     raise UnsupportedError(

@@ -10,14 +10,14 @@ heads, K key-value heads, H head dim, A rotary angles, F MLP size, V vocabulary.
     hidden_TD = model(tokens_T, sequences)
     logits_RV = model.logits(hidden_TD[last_rows])
 
-Each projection takes the norm before it, the activation and the residual behind it along, so that a
-GPU can make them in one pass (`Linear`); elsewhere they are made one after the other.
+Each projection is given the norm before it and the activation and residual after it (`Fusion`), so
+that a GPU can run all of them in one kernel; elsewhere they run one after the other.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -104,46 +104,69 @@ class ResidualStream:
     def rounded(self, norm: RMSNorm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The sum behind the norm that makes it, as codes with a scale a row."""
         assert self.update_TD is not None, "nothing to add"
-        about = (norm.weight, norm.eps, norm.offset)
-        codes_TD, scale_T, self.x_TD = rms_norm(self.update_TD, *about, self.x_TD, dtype)
+        codes_TD, scale_T, self.x_TD = rms_norm(
+            self.update_TD, norm.weight, norm.eps, norm.offset, self.x_TD, dtype
+        )
         self.update_TD = None
         return codes_TD, scale_T
 
 
-class Linear(nn.Linear):
-    """A projection with what stands around it."""
+class Fusion(NamedTuple):
+    """What a projection computes besides its product."""
+
+    norm: RMSNorm | None = None  # of its input
+    activation: Activation | None = None  # of its output
+    residual: Any = None  # [T, O], added last; or a `ResidualStream` (late_sums.py)
+    out: Tensor | None = None  # [T, O], where the result is written
+
+
+class Projection(nn.Module):
+    """A linear layer with what is fused with it. Each kind has its own `project`."""
 
     def forward(
         self,
-        x_TD: Tensor,
+        x_TD: Any,
         norm: RMSNorm | None = None,
         activation: Activation | None = None,
-        residual_TO: Tensor | None = None,
+        residual_TO: Any = None,
         out_TO: Tensor | None = None,
-    ) -> Tensor:
-        """See `projected`."""
-        return projected(x_TD, self.weight, self.bias, norm, activation, residual_TO, out_TO)
+    ) -> Any:
+        """`activation(norm(x) @ weightᵀ + bias) + residual`."""
+        return self.project(x_TD, Fusion(norm, activation, residual_TO, out_TO))
+
+    def project(self, x_TD: Any, fusion: Fusion) -> Any:
+        raise NotImplementedError
 
 
-def projected(
-    x_TD: Tensor,
-    weight_OD: Tensor,
-    bias_O: Tensor | None = None,
-    norm: RMSNorm | None = None,
-    activation: Activation | None = None,
-    residual_TO: Tensor | None = None,
-    out_TO: Tensor | None = None,
-) -> Tensor:
+class Linear(Projection, nn.Linear):
+    def project(self, x_TD: Tensor, fusion: Fusion) -> Tensor:
+        return projected(x_TD, self.weight, self.bias, fusion)
+
+
+def fused_norm(norm: RMSNorm | None) -> dict[str, Any]:
+    """A norm as the arguments of a kernel that applies it to its input."""
+    if norm is None:
+        return {}
+    return {"norm_weight_D": norm.weight, "eps": norm.eps, "offset": norm.offset}
+
+
+def projected(x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, fusion: Fusion) -> Tensor:
     """`activation(norm(x) @ weightᵀ + bias) + residual`. **The residual may be changed in place**
-    on a GPU where no gradient is wanted: cuBLAS then adds it for nothing. A plain product can be
-    left in `out_TO`, of the weight's dtype.
+    on a GPU where no gradient is needed: cuBLAS then adds it for free. Only a plain product can be
+    written to `out`, which has the weight's dtype.
     """
+    norm, activation, residual_TO, out_TO = fusion
     on_gpu = x_TD.is_cuda and not torch.is_grad_enabled()
     if on_gpu and x_TD.shape[0] <= MAX_ROWS and x_TD.dtype == torch.bfloat16:
-        about = (x_TD, weight_OD, bias_O, residual_TO)
-        if norm is None:
-            return skinny_linear(*about, activation=activation, out_MO=out_TO)
-        return skinny_linear(*about, norm.weight, norm.eps, norm.offset, activation, out_TO)
+        return skinny_linear(
+            x_TD,
+            weight_OD,
+            bias_O,
+            residual_TO,
+            **fused_norm(norm),
+            activation=activation,
+            out_MO=out_TO,
+        )
     if norm is not None:
         x_TD = norm(x_TD)
     if out_TO is not None:
@@ -200,7 +223,8 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q_TNH, k_TKH = self.q_norm(q_TNH), self.k_norm(k_TKH)
         if turns is not None:
-            q_TNH, k_TKH = rotate(q_TNH, *turns), rotate(k_TKH, *turns)
+            cos_TA, sin_TA = turns
+            q_TNH, k_TKH = rotate(q_TNH, cos_TA, sin_TA), rotate(k_TKH, cos_TA, sin_TA)
         return q_TNH, k_TKH, v_TKH
 
 
@@ -242,30 +266,33 @@ class ExpertMLP(nn.Module):
         return out_TD if residual_TD is None else residual_TD + out_TD
 
 
+def block_norm(config: ModelConfig) -> RMSNorm:
+    return RMSNorm(config.hidden_size, config.norm_eps, config.norm_offset)
+
+
 class Block(nn.Module):
     """One layer: attention, then MLP, each behind a norm and added to the residual stream."""
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         layer: LayerConfig = config.layers[index]
-        norm = (config.hidden_size, config.norm_eps, config.norm_offset)
         self.residual_scale = config.residual_scale
-        self.attn_norm = RMSNorm(*norm)
+        self.attn_norm = block_norm(config)
         self.attn = Attention(config, index)
-        self.attn_post_norm = RMSNorm(*norm) if config.post_norms else None
-        self.mlp_norm = RMSNorm(*norm)
+        self.attn_post_norm = block_norm(config) if config.post_norms else None
+        self.mlp_norm = block_norm(config)
         self.mlp = ExpertMLP(config, layer.experts) if layer.experts else DenseMLP(config)
-        self.mlp_post_norm = RMSNorm(*norm) if config.post_norms else None
+        self.mlp_post_norm = block_norm(config) if config.post_norms else None
 
     def forward(
         self, x_TD: Any, angles: RopeAngles, sequences: Sequences | ProjectedSequences
     ) -> Any:
         """From a `ResidualStream` a `ResidualStream`, else from tensor to tensor."""
-        around = (self.attn_norm, angles, sequences)
         if self.attn_post_norm is None and self.residual_scale == 1.0:
-            x_TD = self.attn(x_TD, *around, residual_TD=x_TD)
+            x_TD = self.attn(x_TD, self.attn_norm, angles, sequences, residual_TD=x_TD)
             return self.mlp(x_TD, self.mlp_norm, residual_TD=x_TD)
-        x_TD = self._add(x_TD, self.attn(x_TD, *around), self.attn_post_norm)
+        update_TD = self.attn(x_TD, self.attn_norm, angles, sequences)
+        x_TD = self._add(x_TD, update_TD, self.attn_post_norm)
         return self._add(x_TD, self.mlp(x_TD, self.mlp_norm), self.mlp_post_norm)
 
     def _add(self, x_TD: Tensor, update_TD: Tensor, post_norm: RMSNorm | None) -> Tensor:
@@ -286,7 +313,7 @@ class Transformer(nn.Module):
         shape = config.vocab_size, config.hidden_size
         self.embed = nn.Embedding(*shape, _weight=torch.empty(*shape))
         self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, config.norm_offset)
+        self.norm = block_norm(config)
         self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tied_embeddings:
             self.head.weight = self.embed.weight

@@ -108,8 +108,8 @@ def _check_fit(
             expected = tuple(parameters[part.parameter][part.index].shape)
             if shape != expected:
                 wrong.append(f"{name} {list(shape)} instead of {list(expected)}")
-    found = [("missing", missing), ("unknown", extra), ("wrong shape", wrong)]
-    problems = [f"{len(names)} {kind}: {shorten(names)}" for kind, names in found if names]
+    kinds = [("missing", missing), ("unknown", extra), ("wrong shape", wrong)]
+    problems = [f"{len(names)} {kind}: {shorten(names)}" for kind, names in kinds if names]
     if problems:
         raise CheckpointError(
             f"{checkpoint.path} does not fit {description.family.name}: {'; '.join(problems)}"

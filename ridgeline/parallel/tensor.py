@@ -20,13 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ridgeline.kernels.gated_activation import Activation
 from ridgeline.models import ModelConfig, Transformer, build_model
-from ridgeline.models.transformer import ExpertMLP, Linear, RMSNorm
+from ridgeline.models.transformer import ExpertMLP, Fusion, Linear, RMSNorm
 from ridgeline.parallel.degrees import rank_config
 from ridgeline.parallel.group import Group
 from ridgeline.quantization.head import HEAD, quantized_head
-from ridgeline.quantization.linear import CodedRows, QuantizedLinear, place
+from ridgeline.quantization.linear import CodedRows, QuantizedLinear, replace_layer
 from ridgeline.quantization.scheme import Scheme
 
 Kind = TypeVar("Kind", bound=nn.Module)
@@ -37,18 +36,12 @@ class RowLinear(Linear):
 
     group: Group
 
-    def forward(
-        self,
-        x_TD: Tensor,
-        norm: RMSNorm | None = None,
-        activation: Activation | None = None,
-        residual_TO: Tensor | None = None,
-        out_TO: Tensor | None = None,
-    ) -> Tensor:
-        assert norm is None, "a norm needs all inputs"
-        assert activation is None, "an activation needs the whole sum"
-        own = residual_TO if self.group.rank == 0 else None
-        return self.group.all_reduce(super().forward(x_TD, residual_TO=own, out_TO=out_TO))
+    def project(self, x_TD: Tensor, fusion: Fusion) -> Tensor:
+        assert fusion.norm is None, "a norm needs all inputs"
+        assert fusion.activation is None, "an activation needs the whole sum"
+        if self.group.rank != 0:
+            fusion = fusion._replace(residual=None)
+        return self.group.all_reduce(super().project(x_TD, fusion))
 
 
 class RowExperts(ExpertMLP):
@@ -81,16 +74,9 @@ class VocabHead(Linear):
     group: Group
     vocab_size: int
 
-    def forward(
-        self,
-        x_TD: Tensor,
-        norm: RMSNorm | None = None,
-        activation: Activation | None = None,
-        residual_TO: Tensor | None = None,
-        out_TO: Tensor | None = None,
-    ) -> Tensor:
-        own_TV = super().forward(x_TD, norm, activation, residual_TO)
-        return gathered(self.group, own_TV, self.vocab_size, out_TO)
+    def project(self, x_TD: Tensor, fusion: Fusion) -> Tensor:
+        own_TV = super().project(x_TD, fusion._replace(out=None))
+        return gathered(self.group, own_TV, self.vocab_size, fusion.out)
 
 
 class QuantizedVocabHead(QuantizedLinear):
@@ -99,17 +85,10 @@ class QuantizedVocabHead(QuantizedLinear):
     group: Group
     vocab_size: int
 
-    def forward(
-        self,
-        x_TD: Tensor | CodedRows,
-        norm: RMSNorm | None = None,
-        activation: Activation | None = None,
-        residual_TO: Tensor | None = None,
-        out_TO: Tensor | None = None,
-    ) -> Tensor:
-        own_TV = super().forward(x_TD, norm, activation, residual_TO)
-        assert isinstance(own_TV, Tensor), "logits are no codes"
-        return gathered(self.group, own_TV, self.vocab_size, out_TO)
+    def project(self, x_TD: Tensor | CodedRows, fusion: Fusion) -> Tensor:
+        own_TV = super().project(x_TD, fusion._replace(out=None))
+        assert isinstance(own_TV, Tensor), "logits are not codes"
+        return gathered(self.group, own_TV, self.vocab_size, fusion.out)
 
 
 def gathered(group: Group, own_TV: Tensor, vocab_size: int, out_TV: Tensor | None) -> Tensor:
@@ -148,7 +127,7 @@ def quantize_split_head(model: Transformer, scheme: Scheme) -> None:
     plain: Any = model.head
     head = _as(QuantizedVocabHead, quantized_head(model, scheme), plain.group)
     head.vocab_size = plain.vocab_size
-    place(model, HEAD, head)
+    replace_layer(model, HEAD, head)
 
 
 def _row_linear(linear: Linear, group: Group) -> RowLinear:

@@ -44,15 +44,15 @@ class QualityBounds:
     def are_given(self) -> bool:
         return self.max_kl is not None or self.max_ppl_increase is not None
 
-    def broken_by(self, found: Divergence) -> str | None:
+    def broken_by(self, divergence: Divergence) -> str | None:
         """What is outside the bound, with the numbers; None when all is inside."""
         problems = []
-        if self.max_kl is not None and not found.mean_kl.value <= self.max_kl:
-            shown = in_words(found.mean_kl, "{:.5f}")
+        if self.max_kl is not None and not divergence.mean_kl.value <= self.max_kl:
+            shown = in_words(divergence.mean_kl, "{:.5f}")
             problems.append(f"mean KL is {shown}, allowed is {self.max_kl:g}")
         allowed = self.max_ppl_increase
-        if allowed is not None and not found.increase.value <= allowed:
-            shown = in_words(found.increase, "{:+.2%}")
+        if allowed is not None and not divergence.increase.value <= allowed:
+            shown = in_words(divergence.increase, "{:+.2%}")
             problems.append(f"perplexity changes by {shown}, allowed is {allowed:+.2%}")
         return "; ".join(problems) or None
 

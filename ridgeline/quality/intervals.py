@@ -66,11 +66,12 @@ def share_of(right: NDArray[np.float64]) -> Estimate:
     """The share of ones among ones and zeros. Where all are alike, drawing again tells nothing; the
     interval is then Wilson's, whose other end is not at 0 or 1.
     """
-    found, num = mean_of(right), len(right)
-    if num < 2 or 0.0 < found.value < 1.0:
-        return found
+    mean, num = mean_of(right), len(right)
+    if num < 2 or 0.0 < mean.value < 1.0:
+        return mean
     reach = QUANTILE**2 / (num + QUANTILE**2)
-    return Estimate(found.value, *((0.0, reach) if found.value == 0.0 else (1.0 - reach, 1.0)))
+    low, high = (0.0, reach) if mean.value == 0.0 else (1.0 - reach, 1.0)
+    return Estimate(mean.value, low, high)
 
 
 def mean_of(values: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> Estimate:

@@ -75,14 +75,14 @@ def layer_errors(
 
 
 def _sorted(sums: dict[str, Sum]) -> list[PartError]:
-    found = []
+    errors = []
     for name, total in sums.items():
         block = ".".join(name.split(".")[:2])
         kind: Literal["block", "matrix"] = "matrix"
         if name == block and name != "head":  # which is a matrix that stands alone
             kind = "block"
-        found.append(PartError(name, kind, total.db, sums[block].db))
-    return sorted(found, key=lambda part: (part.block_db, part.kind, part.db))
+        errors.append(PartError(name, kind, total.db, sums[block].db))
+    return sorted(errors, key=lambda part: (part.block_db, part.kind, part.db))
 
 
 def _one_window(
@@ -112,12 +112,12 @@ def _one_window(
 
 def _parts(block: nn.Module) -> dict[str, nn.Module]:
     """Matrices of a block; experts, which are stacked, as one."""
-    found: dict[str, nn.Module] = {}
+    parts: dict[str, nn.Module] = {}
     for name, module in block.named_modules():
-        inside = any(name.startswith(f"{other}.") for other in found)
+        inside = any(name.startswith(f"{other}.") for other in parts)
         if isinstance(module, (Linear, ExpertMLP)) and not inside:
-            found[name] = module
-    return found
+            parts[name] = module
+    return parts
 
 
 @contextmanager

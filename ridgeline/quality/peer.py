@@ -27,12 +27,12 @@ def peer_perplexity(model: Any, windows: Windows, progress: Progress | None = No
     """`model` takes token ids [1, T] and gives something with `logits` [1, T, V], as transformers'
     do.
     """
-    found = []
+    logprobs = []
     for done, window in enumerate(windows.tokens):
         if progress is not None:
             progress("the peer's windows", done, len(windows.tokens))
-        found.append(_logprobs(model, window))
-    return from_logprobs(found, windows)
+        logprobs.append(_logprobs(model, window))
+    return from_logprobs(logprobs, windows)
 
 
 @torch.inference_mode()

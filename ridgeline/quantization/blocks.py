@@ -96,10 +96,10 @@ class BlockWalk:
     def run(self, block: Block, watch: WatchHeads | None = None) -> Iterator[Tensor]:
         """The block's outputs [T, D], batch by batch."""
         ropes = {layer.rope for layer in self.model.config.layers if layer.rope is not None}
-        for x_TD, shape in zip(self.inputs, self.shapes, strict=True):
-            sequences = PackedPrompts(*shape, self.device, watch)
-            where = (sequences.positions_T, sequences.lengths_T)
-            angles = {rope: rope.angles(*where) for rope in ropes}
+        for x_TD, (num_sequences, length) in zip(self.inputs, self.shapes, strict=True):
+            sequences = PackedPrompts(num_sequences, length, self.device, watch)
+            positions_T, lengths_T = sequences.positions_T, sequences.lengths_T
+            angles = {rope: rope.angles(positions_T, lengths_T) for rope in ropes}
             # A copy, because on a GPU a block may add to its input in place.
             yield block(x_TD.to(self.device, copy=True), angles, sequences)
 

@@ -1,11 +1,11 @@
-"""Which layers to quantize, by measurement: each shape of matrix that a model has is timed with its
-weights quantized and plain, at the user's batch sizes, on this machine. One that is slower when it
-is quantized stays plain.
+"""Which layers to quantize, by measurement: a matrix of each shape is timed with quantized and with
+plain weights, at the user's batch sizes, on this machine. One that is slower quantized stays plain.
 
-    choices = measure_shapes(model.config, scheme, [1, 16], torch.bfloat16, "cuda:0")
-    quantize_nearest(model, scheme, skip=layers_to_keep(model, choices))
+    choice = measure_shape(MatrixSize(4096, 4096), scheme, [1, 16], torch.bfloat16, "cuda:0")
+    quantize_nearest(model, scheme, plain=slower_shapes([choice]))
 
 On a CPU pass `ready=on_host` (engine/loading/host_model.py), so that its kernels are timed.
+engine/loading/layer_speed.py does it for a whole model and keeps the times.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ridgeline.errors import UsageError
-from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.transformer import Linear
-from ridgeline.quantization.linear import quantizable
 from ridgeline.quantization.nearest import nearest
 from ridgeline.quantization.scheme import Scheme
-from ridgeline.quantization.sizes import MatrixSize, model_matrices
+from ridgeline.quantization.sizes import MatrixSize
 from ridgeline.timing import Timing, measure
 
 Timer = Callable[..., Timing]
@@ -84,8 +81,8 @@ class LayerChoice:
         return asdict(self) | {"quantize": self.quantize, "reason": self.reason}
 
 
-def measure_shapes(
-    config: ModelConfig,
+def measure_shape(
+    shape: MatrixSize,
     scheme: Scheme,
     batch_sizes: Sequence[int],
     dtype: torch.dtype,
@@ -93,27 +90,12 @@ def measure_shapes(
     *,
     ready: Callable[[Any], nn.Module] = lambda layer: layer,
     timer: Timer = measure,
-) -> list[LayerChoice]:
-    """A choice for each shape that the model's projections have. `ready` is what the engine does to
-    a layer before it runs it.
-    """
-    if not batch_sizes or min(batch_sizes) < 1:
-        raise UsageError(f"batch sizes are {list(batch_sizes)}; give numbers of at least 1")
-    about = (scheme, batch_sizes, dtype, device, ready, timer)
-    return [measure_shape(shape, *about) for shape in dict.fromkeys(model_matrices(config))]
-
-
-def measure_shape(
-    shape: MatrixSize,
-    scheme: Scheme,
-    batch_sizes: Sequence[int],
-    dtype: torch.dtype,
-    device: str,
-    ready: Callable[[Any], nn.Module] = lambda layer: layer,
-    timer: Timer = measure,
 ) -> LayerChoice:
-    about = (scheme, batch_sizes, dtype, device, ready, timer)
-    return LayerChoice(*shape, scheme.name, tuple(_times(shape, *about)))
+    """A choice for the matrices of one shape. `ready` is what the engine does to a layer before it
+    runs it.
+    """
+    times = _times(shape, scheme, batch_sizes, dtype, device, ready, timer)
+    return LayerChoice(shape.num_outputs, shape.depth, scheme.name, tuple(times))
 
 
 def _times(
@@ -125,18 +107,20 @@ def _times(
     ready: Callable[[Any], nn.Module],
     timer: Timer,
 ) -> Iterable[ProductTimes]:
-    if not scheme.fits(*shape):
+    if not scheme.fits(shape.num_outputs, shape.depth):
         return
     plain = [_random_linear(shape, dtype, device) for _ in range(_num_copies(shape, dtype))]
     quantized = [nearest("a random layer", layer.weight, None, scheme, dtype) for layer in plain]
     with torch.inference_mode():
         for rows in sorted(set(batch_sizes)):
             x_TD = torch.randn(rows, shape.depth, device=device).to(dtype)
-            seconds = [
-                timer(partial(_call, x_TD), device, inputs=[(ready(layer),) for layer in layers])
+            plain_s, quantized_s = (
+                timer(
+                    partial(_call, x_TD), device, inputs=[(ready(layer),) for layer in layers]
+                ).median_s
                 for layers in (plain, quantized)
-            ]
-            yield ProductTimes(rows, *(timing.median_s for timing in seconds))
+            )
+            yield ProductTimes(rows, plain_s, quantized_s)
 
 
 def _call(x_TD: torch.Tensor, layer: nn.Module) -> object:
@@ -156,15 +140,8 @@ def _random_linear(shape: MatrixSize, dtype: torch.dtype, device: str) -> Linear
 
 def slower_shapes(choices: Iterable[LayerChoice]) -> list[MatrixSize]:
     """Shapes that stay plain although the scheme fits them."""
-    found = (choice for choice in choices if choice.times and not choice.quantize)
-    return [MatrixSize(choice.num_outputs, choice.depth) for choice in found]
-
-
-def layers_to_keep(model: Transformer, choices: Iterable[LayerChoice]) -> list[str]:
-    """Names of the projections that stay plain, as `quantize_nearest(skip=…)` takes them."""
-    kept = {(choice.num_outputs, choice.depth) for choice in choices if not choice.quantize}
-    layers = quantizable(model).items()
-    return [name for name, layer in layers if tuple(layer.weight.shape) in kept]
+    slower = (choice for choice in choices if choice.times and not choice.quantize)
+    return [MatrixSize(choice.num_outputs, choice.depth) for choice in slower]
 
 
 def in_words(choices: Iterable[LayerChoice], dtype: str) -> str | None:
@@ -176,8 +153,8 @@ def in_words(choices: Iterable[LayerChoice], dtype: str) -> str | None:
         if one.times and not one.quantize:
             shape = f"{one.num_outputs} x {one.depth} ({one.reason})"
             slower.setdefault(one.scheme, []).append(shape)
-    said = (
+    sentences = (
         f"{scheme} is slower here, so these stay in {dtype}: {', '.join(shapes)}"
         for scheme, shapes in slower.items()
     )
-    return "; ".join(said) or None
+    return "; ".join(sentences) or None

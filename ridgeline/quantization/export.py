@@ -53,5 +53,9 @@ def hf_config(model: Transformer, description: Description) -> dict[str, Any]:
     values.pop("torch_dtype", None)  # what transformers called it before version 5
     dtype = str(model.embed.weight.dtype).removeprefix("torch.")
     family = description.family
-    about = {"architectures": [family.architectures[0]], "model_type": family.model_type}
-    return values | about | {"dtype": dtype, "tie_word_embeddings": model.config.tied_embeddings}
+    return values | {
+        "architectures": [family.architectures[0]],
+        "model_type": family.model_type,
+        "dtype": dtype,
+        "tie_word_embeddings": model.config.tied_embeddings,
+    }

@@ -16,7 +16,7 @@ from ridgeline.models.copies import with_kinds
 from ridgeline.models.families import Description
 from ridgeline.models.weights import canonical_names
 from ridgeline.quantization.files.read import open_quantized
-from ridgeline.quantization.linear import QuantizedLinear, place
+from ridgeline.quantization.linear import QuantizedLinear, replace_layer
 from ridgeline.quantization.nearest import nearest
 from ridgeline.quantization.scheme import Scheme
 
@@ -31,7 +31,7 @@ def with_head(model: Transformer, scheme: Scheme) -> Transformer:
             "already; leave --head out"
         )
     copy = with_kinds(model, lambda kind: kind)
-    place(copy, HEAD, quantized_head(model, scheme))
+    replace_layer(copy, HEAD, quantized_head(model, scheme))
     return copy
 
 

@@ -14,11 +14,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.quantized_linear import SCALED_MM_ROWS
 from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
-from ridgeline.models.transformer import ExpertMLP, Linear, ResidualStream, RMSNorm
+from ridgeline.models.transformer import ExpertMLP, Fusion, Linear, ResidualStream, RMSNorm
 from ridgeline.quantization.head import HEAD
 from ridgeline.quantization.linear import CodedRows, QuantizedLinear
 from ridgeline.quantization.scheme import FP8
@@ -27,28 +26,22 @@ from ridgeline.quantization.scheme import FP8
 class LateSums(QuantizedLinear):
     """A projection that takes a `ResidualStream` where others take a tensor."""
 
-    def forward(
-        self,
-        x_TD: Tensor | CodedRows | ResidualStream,
-        norm: RMSNorm | None = None,
-        activation: Activation | None = None,
-        residual_TO: Tensor | ResidualStream | None = None,
-        out_TO: Tensor | None = None,
-    ) -> Any:
+    def project(self, x_TD: Tensor | CodedRows | ResidualStream, fusion: Fusion) -> Any:
         """With a `ResidualStream` as residual, a `ResidualStream`."""
         if isinstance(x_TD, ResidualStream):
-            x_TD, norm = self._taken(x_TD, norm)
-        around = (norm, activation)
-        if not isinstance(residual_TO, ResidualStream):
-            return super().forward(x_TD, *around, residual_TO, out_TO)
-        assert out_TO is None, "a sum is not left anywhere"
-        before_TO, num_rows = (
-            residual_TO.total(),
-            len(x_TD[0] if isinstance(x_TD, CodedRows) else x_TD),
-        )
-        if num_rows < SCALED_MM_ROWS:  # our own kernels add it for nothing
-            return ResidualStream(_tensor(super().forward(x_TD, *around, before_TO)))
-        return ResidualStream(before_TO, _tensor(super().forward(x_TD, *around)))
+            x_TD, norm = self._taken(x_TD, fusion.norm)
+            fusion = fusion._replace(norm=norm)
+        stream = fusion.residual
+        if not isinstance(stream, ResidualStream):
+            return super().project(x_TD, fusion)
+        assert fusion.out is None, "a sum is not left anywhere"
+        before_TO = stream.total()
+        num_rows = len(x_TD.codes if isinstance(x_TD, CodedRows) else x_TD)
+        if num_rows < SCALED_MM_ROWS:  # our own kernels add it for free
+            added = super().project(x_TD, fusion._replace(residual=before_TO))
+            return ResidualStream(_tensor(added))
+        product = super().project(x_TD, fusion._replace(residual=None))
+        return ResidualStream(before_TO, _tensor(product))
 
     def _taken(
         self, stream: ResidualStream, norm: RMSNorm | None

@@ -22,13 +22,21 @@ from torch import Tensor, nn
 from ridgeline.errors import UsageError, near_matches
 from ridgeline.formats.packing import pack_int4, pack_int8
 from ridgeline.kernels.dequantize.reference import dequantize
-from ridgeline.kernels.gated_activation import Activation, gated_activation
+from ridgeline.kernels.gated_activation import gated_activation
 from ridgeline.kernels.quantize_rows import quantize_rows
 from ridgeline.kernels.quantized_linear import quantized_linear
 from ridgeline.kernels.rms_norm import rms_norm
 from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
-from ridgeline.models.transformer import DenseMLP, Linear, RMSNorm, projected
+from ridgeline.models.transformer import (
+    DenseMLP,
+    Fusion,
+    Linear,
+    Projection,
+    RMSNorm,
+    fused_norm,
+    projected,
+)
 from ridgeline.quantization.scheme import BLOCK, FP8, Codes, Scheme
 
 INPUT_DTYPES = {"16-bit": None, "int8": torch.int8, "fp8": FP8}
@@ -54,7 +62,7 @@ class Stored(NamedTuple):
     zero: Tensor | None
 
 
-class QuantizedLinear(nn.Module):
+class QuantizedLinear(Projection):
     """`dtype` is the model's: of what comes in and goes out, and of the scales of groups."""
 
     weight: nn.Parameter
@@ -80,34 +88,44 @@ class QuantizedLinear(nn.Module):
         self.register_buffer("copy", None, persistent=False)
         self.copied_from = COPIED_FROM
 
-    def forward(
-        self,
-        x_TD: Tensor | CodedRows,
-        norm: RMSNorm | None = None,
-        activation: Activation | None = None,
-        residual_TO: Tensor | None = None,
-        out_TO: Tensor | None = None,
-    ) -> Tensor | CodedRows:
+    def project(self, x_TD: Tensor | CodedRows, fusion: Fusion) -> Tensor | CodedRows:
         """As `Linear`: `activation(norm(x) @ weightᵀ + bias) + residual`."""
+        norm, activation, residual_TO, out_TO = fusion
         if self.copy is not None and isinstance(x_TD, Tensor) and len(x_TD) >= self.copied_from:
-            return projected(x_TD, self.copy, self.bias, norm, activation, residual_TO, out_TO)
+            return projected(x_TD, self.copy, self.bias, fusion)
         if out_TO is not None:
-            y_TO = self.forward(x_TD, norm, activation, residual_TO)
+            y_TO = self.project(x_TD, fusion._replace(out=None))
             assert isinstance(y_TO, Tensor), "codes are not left anywhere"
             return out_TO.copy_(y_TO)
-        about = (self.weight, self.scale, self.zero)
         if isinstance(x_TD, Tensor) and self.takes_plain(x_TD):
-            folded = (None, 1e-6, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)
-            around = (self.bias, residual_TO, *folded, activation, x_TD.dtype)
-            return quantized_linear(x_TD, *about, None, *around)
+            return quantized_linear(
+                x_TD,
+                self.weight,
+                self.scale,
+                self.zero,
+                bias_O=self.bias,
+                residual_MO=residual_TO,
+                **fused_norm(norm),
+                activation=activation,
+                out_dtype=x_TD.dtype,
+            )
         codes_TD, x_scale = x_TD if isinstance(x_TD, CodedRows) else self.rounded(x_TD, norm)
-        product = (codes_TD, *about, x_scale, self.bias)
-        if activation is not None and self.gives is not None:
-            assert residual_TO is None, "codes have no residual"
-            y_T2F = quantized_linear(*product, out_dtype=self.dtype)
-            return CodedRows(*gated_activation(y_T2F, activation, self.gives))
-        behind = (residual_TO, None, 1e-6, 0.0, activation, self.dtype)
-        return quantized_linear(*product, *behind)
+        gives = None if activation is None else self.gives
+        assert gives is None or residual_TO is None, "codes have no residual"
+        y_TO = quantized_linear(
+            codes_TD,
+            self.weight,
+            self.scale,
+            self.zero,
+            x_scale,
+            bias_O=self.bias,
+            residual_MO=residual_TO,
+            activation=activation if gives is None else None,
+            out_dtype=self.dtype,
+        )
+        if activation is None or gives is None:
+            return y_TO
+        return CodedRows(*gated_activation(y_TO, activation, gives))
 
     def keep_copy(self) -> None:
         """Hold the weight in the model's dtype too."""
@@ -127,8 +145,10 @@ class QuantizedLinear(nn.Module):
             return quantize_blocks(x_TD if norm is None else norm(x_TD), self.inputs)
         if norm is None:
             return CodedRows(*quantize_rows(x_TD, self.inputs))
-        about = (norm.weight, norm.eps, norm.offset)
-        return CodedRows(*rms_norm(x_TD, *about, quantized=self.inputs))
+        codes_TD, scale_T = rms_norm(
+            x_TD, norm.weight, norm.eps, norm.offset, quantized=self.inputs
+        )
+        return CodedRows(codes_TD, scale_T)
 
     def decoded(self) -> Tensor:
         """The weight [O, D] that the codes stand for, in fp32."""
@@ -190,8 +210,8 @@ def quantizable(model: nn.Module) -> dict[str, Linear]:
 
 def schemes_of(model: nn.Module) -> dict[str, Scheme]:
     """Of the projections that are quantized, by name."""
-    found = ((name, m) for name, m in model.named_modules() if isinstance(m, QuantizedLinear))
-    return {name: module.scheme for name, module in found}
+    layers = ((name, m) for name, m in model.named_modules() if isinstance(m, QuantizedLinear))
+    return {name: module.scheme for name, module in layers}
 
 
 def with_schemes(model: Transformer, changes: Mapping[str, tuple[Codes, Scheme]]) -> Transformer:
@@ -205,11 +225,11 @@ def with_schemes(model: Transformer, changes: Mapping[str, tuple[Codes, Scheme]]
                 f"{near_matches(name, known)}"
             )
         plain = known[name]
-        place(copy, name, QuantizedLinear(codes, scheme, plain.weight.dtype, plain.bias))
+        replace_layer(copy, name, QuantizedLinear(codes, scheme, plain.weight.dtype, plain.bias))
     return copy
 
 
-def place(model: Transformer, name: str, layer: QuantizedLinear) -> None:
+def replace_layer(model: Transformer, name: str, layer: QuantizedLinear) -> None:
     """Put a layer where the model has another, **in place**."""
     parent_name, _, own_name = name.rpartition(".")
     parent = model.get_submodule(parent_name)

@@ -25,7 +25,7 @@ from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.files.fuse import Whole, kept_schemes, model_weights
 from ridgeline.quantization.files.read import decoded
 from ridgeline.quantization.filling import Filling
-from ridgeline.quantization.linear import QuantizedLinear, place, quantizable
+from ridgeline.quantization.linear import QuantizedLinear, quantizable, replace_layer
 from ridgeline.quantization.scheme import Scheme
 from ridgeline.quantization.sizes import weight_bytes
 
@@ -98,18 +98,18 @@ def load_codes(
     model = build_model(description.config, dtype, "meta")
     part_of = stored_parts(model, decoded(checkpoint), description)
     filling = Filling(model, description, device)
-    for found in model_weights(checkpoint, part_of, kept.keys(), progress):
-        if isinstance(found, Whole):
-            codes = codes_on(found.matrix.codes, device)
-            bias_O = quantizable(model)[found.layer].bias
-            layer = QuantizedLinear(codes, found.matrix.scheme, dtype, bias_O)
-            place(model, found.layer, layer)
+    for weights in model_weights(checkpoint, part_of, kept.keys(), progress):
+        if isinstance(weights, Whole):
+            codes = codes_on(weights.matrix.codes, device)
+            bias_O = quantizable(model)[weights.layer].bias
+            layer = QuantizedLinear(codes, weights.matrix.scheme, dtype, bias_O)
+            replace_layer(model, weights.layer, layer)
             del codes
         else:
-            whole = filling.put(found.part, found.tensor)
+            whole = filling.put(weights.part, weights.tensor)
             if whole is not None:
-                filling.set(found.part.parameter, whole)
-        del found
+                filling.set(weights.part.parameter, whole)
+        del weights
     return filling.finished()
 
 

@@ -27,7 +27,7 @@ from ridgeline.progress import Progress
 from ridgeline.quantization.files.matrix import StoredMatrix, join
 from ridgeline.quantization.files.read import is_quantized
 from ridgeline.quantization.filling import Filling
-from ridgeline.quantization.linear import QuantizedLinear, place, quantizable
+from ridgeline.quantization.linear import QuantizedLinear, quantizable, replace_layer
 from ridgeline.quantization.scheme import GROUPS, Codes, Scheme, encode, find_grid
 from ridgeline.quantization.sizes import MatrixSize
 
@@ -51,7 +51,9 @@ def quantize_nearest(
         if progress is not None:
             progress("quantizing", done, len(names))
         layer = quantizable(model)[name]
-        place(model, name, nearest(name, layer.weight, layer.bias, scheme, layer.weight.dtype))
+        replace_layer(
+            model, name, nearest(name, layer.weight, layer.bias, scheme, layer.weight.dtype)
+        )
     return model
 
 
@@ -154,7 +156,7 @@ def load_nearest(
         if part.parameter in chosen:
             name = part.parameter.removesuffix(".weight")
             bias_O = quantizable(model)[name].bias
-            place(model, name, nearest(name, whole, bias_O, scheme, dtype))
+            replace_layer(model, name, nearest(name, whole, bias_O, scheme, dtype))
         else:
             filling.set(part.parameter, whole)
         del whole

@@ -75,12 +75,12 @@ class Codes(NamedTuple):
 
 
 def parse_scheme(name: str) -> Scheme:
-    found = re.fullmatch(r"int4(?:-g(\d+))?(-asym)?", name)
-    if found:
-        group = int(found[1] or BLOCK)
+    match = re.fullmatch(r"int4(?:-g(\d+))?(-asym)?", name)
+    if match:
+        group = int(match[1] or BLOCK)
         if group not in GROUPS:
             raise UsageError(f"scheme {name!r} has groups of {group}; use 32, 64 or 128")
-        return Scheme(name, "int4", "16-bit", "group", group, found[2] is None)
+        return Scheme(name, "int4", "16-bit", "group", group, match[2] is None)
     known = {
         "int8": Scheme(name, "int8"),
         "w8a8-int8": Scheme(name, "int8", "int8"),

@@ -85,35 +85,35 @@ def collect(
     comes out is the next block's input.
     """
     rows_a_call = -(-SAMPLE_ROWS // walk.num_batches)
-    found = {
+    statistics = {
         name: Statistics(weight.shape[1], walk.device, rows_a_call)
         for name, weight in {**matrices(block), **_router(block)}.items()
     }
-    with _watching(block, found):
+    with _watching(block, statistics):
         if advance:
             walk.advance(block, on_batch)
         else:
             for _ in walk.run(block):
                 on_batch()
-    return found
+    return statistics
 
 
 def matrices(block: Block) -> dict[str, Tensor]:
     """The weights that can be quantized, [O, D] each, as views of the block's own."""
     mlp = block.mlp
-    found: dict[str, Tensor] = {
+    weights: dict[str, Tensor] = {
         "attn.qkv.weight": block.attn.qkv.weight,
         "attn.out.weight": block.attn.out.weight,
     }
     if not isinstance(mlp, ExpertMLP):
-        return found | {
+        return weights | {
             "mlp.gate_up.weight": mlp.gate_up.weight,
             "mlp.down.weight": mlp.down.weight,
         }
     for expert in range(mlp.gate_up.shape[0]):
-        found[f"mlp.gate_up.{expert}"] = mlp.gate_up[expert]
-        found[f"mlp.down.{expert}"] = mlp.down[expert]
-    return found
+        weights[f"mlp.gate_up.{expert}"] = mlp.gate_up[expert]
+        weights[f"mlp.down.{expert}"] = mlp.down[expert]
+    return weights
 
 
 def _router(block: Block) -> dict[str, Tensor]:
@@ -122,14 +122,14 @@ def _router(block: Block) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _watching(block: Block, found: dict[str, Statistics]) -> Iterator[None]:
+def _watching(block: Block, statistics: dict[str, Statistics]) -> Iterator[None]:
     handles = []
     for name, module in block.named_modules():
-        if isinstance(module, Linear) and f"{name}.weight" in found:
-            watch = _watch_linear(found[f"{name}.weight"])
+        if isinstance(module, Linear) and f"{name}.weight" in statistics:
+            watch = _watch_linear(statistics[f"{name}.weight"])
             handles.append(module.register_forward_pre_hook(watch, with_kwargs=True))
         if isinstance(module, ExpertMLP):
-            handles.append(module.register_forward_pre_hook(_watch_experts(found)))
+            handles.append(module.register_forward_pre_hook(_watch_experts(statistics)))
     try:
         yield
     finally:
@@ -145,7 +145,7 @@ def _watch_linear(statistics: Statistics) -> Callable[..., None]:
     return watch
 
 
-def _watch_experts(found: dict[str, Statistics]) -> Callable[..., None]:
+def _watch_experts(statistics: dict[str, Statistics]) -> Callable[..., None]:
     def watch(mlp: ExpertMLP, args: tuple[Any, ...]) -> None:
         x_TD, norm = args[0], args[1]
         x_TD = norm(x_TD)
@@ -153,9 +153,9 @@ def _watch_experts(found: dict[str, Statistics]) -> Callable[..., None]:
         _, experts_TA = route(logits_TE, mlp.experts_per_token, mlp.renormalize)
         for expert in experts_TA.unique().tolist():
             rows_TD = x_TD[(experts_TA == expert).any(-1)]
-            found[f"mlp.gate_up.{expert}"].add(rows_TD)
+            statistics[f"mlp.gate_up.{expert}"].add(rows_TD)
             gate_up = linear(rows_TD, mlp.gate_up[expert])
-            found[f"mlp.down.{expert}"].add(gated_activation(gate_up, mlp.activation))
+            statistics[f"mlp.down.{expert}"].add(gated_activation(gate_up, mlp.activation))
 
     return watch
 

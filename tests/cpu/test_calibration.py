@@ -24,7 +24,7 @@ from ridgeline.quantization.calibrating.calibration import quantize_model
 from ridgeline.quantization.calibrating.work import Results, dequantized
 from ridgeline.quantization.methods import Awq, Gptq, Method, Rtn, SmoothQuant, SparseGpt, Wanda
 from ridgeline.quantization.methods.base import Calibrated
-from ridgeline.quantization.methods.folding import _divide_norm, fold, places
+from ridgeline.quantization.methods.folding import _divide_norm, channel_sites, fold
 from ridgeline.quantization.methods.kv import calibrate_kv
 from ridgeline.quantization.methods.usual import usual_method
 from ridgeline.quantization.scheme import Codes, Scheme, decode, encode, find_grid, parse_scheme
@@ -46,7 +46,7 @@ def test_folding_leaves_the_function(name: str, tmp_path: Path) -> None:
         weights = {key: value.clone() for key, value in matrices(block).items()}
         seen = {key: Statistics(w.shape[1], w.device) for key, w in weights.items()}
         calibrated = Calibrated(block, weights, seen, dict.fromkeys(weights), 0)
-        for place in places(block):
+        for place in channel_sites(block):
             size = len(place.shared(seen[place.readers[0]].amax_D))
             fold(calibrated, place, torch.exp(0.7 * torch.randn(size, generator=generator)))
         for key, target in matrices(block).items():

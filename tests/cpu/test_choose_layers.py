@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from engines import tiny
+from engines import measure_shapes, tiny
 
 from ridgeline.engine.loading.host_model import on_host
+from ridgeline.engine.loading.layer_speed import measured_choices
 from ridgeline.errors import UsageError
 from ridgeline.kernels import host_library
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import Linear
-from ridgeline.quantization.choose import LayerChoice, ProductTimes, layers_to_keep, measure_shapes
+from ridgeline.quantization.choose import LayerChoice, ProductTimes, slower_shapes
 from ridgeline.quantization.linear import QuantizedLinear
 from ridgeline.quantization.nearest import quantize_nearest
 from ridgeline.quantization.scheme import parse_scheme
@@ -58,9 +59,7 @@ def test_a_shape_that_is_slower_at_one_size_stays_plain() -> None:
     assert len(clock.seen) == 4 * 2 * 2  # each shape once, at both sizes, plain and quantized
     assert choices[0].to_json()["quantize"] is True
     model = with_kinds(tiny("llama-mha"), lambda kind: kind)
-    kept = layers_to_keep(model, choices)
-    assert kept == [f"layers.{i}.mlp.down" for i in range(3)]
-    quantize_nearest(model, INT8, skip=kept)
+    quantize_nearest(model, INT8, plain=slower_shapes(choices))
     assert type(model.layers[0].mlp.down) is Linear
     assert type(model.layers[0].mlp.gate_up) is QuantizedLinear
 
@@ -73,8 +72,8 @@ def test_a_little_slower_is_noise() -> None:
 def test_a_scheme_that_does_not_fit_is_not_timed() -> None:
     clock = Clock(lambda depth, rows: 0.5)
     config = tiny("llama-mha").config
-    about = (torch.float32, "cpu")
-    choices = measure_shapes(config, parse_scheme("int4-g64"), [1], *about, timer=clock)
+    scheme = parse_scheme("int4-g64")
+    choices = measure_shapes(config, scheme, [1], torch.float32, "cpu", timer=clock)
     assert not clock.seen
     assert {choice.reason for choice in choices} == {"int4-g64 does not fit"}
     assert not any(choice.quantize for choice in choices)
@@ -83,7 +82,7 @@ def test_a_scheme_that_does_not_fit_is_not_timed() -> None:
 @pytest.mark.parametrize("sizes", [[], [0]])
 def test_batch_sizes_are_checked(sizes: list[int]) -> None:
     with pytest.raises(UsageError, match="give numbers of at least 1"):
-        choices_of(Clock(lambda depth, rows: 1.0), sizes)
+        measured_choices(tiny("llama-mha").config, INT8, sizes, torch.float32, "cpu")
 
 
 @pytest.mark.skipif(host_library.find_compiler() is None, reason="no C++ compiler")
@@ -95,7 +94,9 @@ def test_real_times_of_the_cpu_kernels() -> None:
         kinds.append(type(inputs[0][0]).__name__)
         return measure(run, device, inputs=inputs, target_s=0.01, warmup_s=0.0)
 
-    about = (INT8, [1, 40], torch.float32, "cpu")
-    choices = measure_shapes(tiny("llama-mha").config, *about, ready=on_host, timer=quick)
+    config = tiny("llama-mha").config
+    choices = measure_shapes(
+        config, INT8, [1, 40], torch.float32, "cpu", ready=on_host, timer=quick
+    )
     assert set(kinds) == {"HostLinear", "HostQuantizedLinear"}
     assert all(times.quantized_s > 0 for choice in choices for times in choice.times)

@@ -19,7 +19,7 @@ from ridgeline.models import Transformer, transformer
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import ResidualStream
 from ridgeline.quantization.late_sums import LateSums, can_add_late, late_copy, with_late_sums
-from ridgeline.quantization.linear import place
+from ridgeline.quantization.linear import replace_layer
 from ridgeline.quantization.nearest import nearest, quantize_nearest
 from ridgeline.quantization.scheme import Scheme, parse_scheme
 
@@ -90,7 +90,7 @@ def test_only_where_all_projections_can() -> None:
     assert not can_add_late(plain)
     weight = plain.get_submodule("layers.0.mlp.down").weight
     assert isinstance(weight, Tensor)
-    place(model, "layers.0.mlp.down", nearest("down", weight, None, int8, weight.dtype))
+    replace_layer(model, "layers.0.mlp.down", nearest("down", weight, None, int8, weight.dtype))
     assert not can_add_late(model)
 
 

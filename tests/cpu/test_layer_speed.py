@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import generate, make_folder
-from engines import tiny
+from engines import measure_shapes, tiny
 from test_choose_layers import Clock
 
 from ridgeline.cli import main
@@ -22,7 +22,7 @@ from ridgeline.engine.loading.layer_speed import measured_choices, usual_batches
 from ridgeline.engine.loading.loading import load
 from ridgeline.errors import UsageError
 from ridgeline.models.transformer import Linear
-from ridgeline.quantization.choose import in_words, measure_shapes, slower_shapes
+from ridgeline.quantization.choose import in_words, slower_shapes
 from ridgeline.quantization.linear import QuantizedLinear, quantizable
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.quantization.sizes import read_bytes_per_weight

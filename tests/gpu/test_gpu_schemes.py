@@ -8,14 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engines import assert_idle, engine_for, prompts_of
+from engines import assert_idle, engine_for, measure_shapes, prompts_of
 from test_gpu_engine import shape_model
 from torch import Tensor
 
 from ridgeline.engine import Engine, Sampling
 from ridgeline.kernels.launch import target_of
 from ridgeline.models.transformer import RMSNorm
-from ridgeline.quantization.choose import measure_shapes
 from ridgeline.quantization.late_sums import with_late_sums
 from ridgeline.quantization.linear import ROUNDED_FROM, QuantizedLinear
 from ridgeline.quantization.nearest import nearest

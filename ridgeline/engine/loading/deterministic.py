@@ -25,12 +25,19 @@ from ridgeline.kernels.fixed_linear.host import (
     check_functions,
     in_blocks,
 )
-from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.moe import route
 from ridgeline.kernels.rms_norm import reference as norm_reference
 from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
-from ridgeline.models.transformer import Attention, Block, DenseMLP, ExpertMLP, Linear, RMSNorm
+from ridgeline.models.transformer import (
+    Attention,
+    Block,
+    DenseMLP,
+    ExpertMLP,
+    Fusion,
+    Linear,
+    RMSNorm,
+)
 from ridgeline.products import linear
 
 
@@ -83,22 +90,17 @@ class FixedNorm(RMSNorm):
 class FixedLinear(Linear):
     one_tile = False
 
-    def forward(
-        self,
-        x_TD: Tensor,
-        norm: RMSNorm | None = None,
-        activation: Activation | None = None,
-        residual_TO: Tensor | None = None,
-        out_TO: Tensor | None = None,
-    ) -> Tensor:
+    def project(self, x_TD: Tensor, fusion: Fusion) -> Tensor:
         """`activation(norm(x) @ weightᵀ + bias) + residual`, in this order on every device."""
+        norm, activation, residual_TO, out_TO = fusion
         if norm is not None:
             x_TD = norm(x_TD)
         if x_TD.device.type != "cpu":
-            about = (self.bias, residual_TO, activation, self.one_tile, out_TO)
-            return fixed_linear(x_TD, self.weight, *about)
+            return fixed_linear(
+                x_TD, self.weight, self.bias, residual_TO, activation, self.one_tile, out_TO
+            )
         if out_TO is not None:
-            return out_TO.copy_(self.forward(x_TD, None, activation, residual_TO))
+            return out_TO.copy_(self.project(x_TD, Fusion(None, activation, residual_TO)))
         y_TO = in_blocks(_product(self.weight, self.bias), block_for(self.weight), x_TD)
         if activation is not None:
             y_TO = activated(y_TO, activation)

@@ -16,12 +16,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from ridgeline.engine.loading.host_quantized import HostQuantizedLinear
-from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.gated_activation.cpu import gated_activation
 from ridgeline.kernels.rms_norm.cpu import rms_norm
 from ridgeline.kernels.skinny_linear.cpu import most_rows, skinny_linear
 from ridgeline.models.copies import with_kinds
-from ridgeline.models.transformer import Linear, RMSNorm, Transformer
+from ridgeline.models.transformer import Fusion, Linear, RMSNorm, Transformer, fused_norm
 from ridgeline.products import linear
 from ridgeline.quantization.linear import QuantizedLinear
 
@@ -34,22 +33,19 @@ class HostNorm(RMSNorm):
 class HostLinear(Linear):
     most_rows: int  # up to so many, our own product is the faster one
 
-    def forward(
-        self,
-        x_TD: Tensor,
-        norm: RMSNorm | None = None,
-        activation: Activation | None = None,
-        residual_TO: Tensor | None = None,
-        out_TO: Tensor | None = None,
-    ) -> Tensor:
+    def project(self, x_TD: Tensor, fusion: Fusion) -> Tensor:
+        norm, activation, residual_TO, out_TO = fusion
         if out_TO is not None:
-            return out_TO.copy_(self.forward(x_TD, norm, activation, residual_TO))
+            return out_TO.copy_(self.project(x_TD, fusion._replace(out=None)))
         if x_TD.shape[0] <= self.most_rows:
-            about = (self.weight, self.bias, residual_TO)
-            if norm is None:
-                return skinny_linear(x_TD, *about, activation=activation)
-            normed = (norm.weight, norm.eps, norm.offset)
-            return skinny_linear(x_TD, *about, *normed, activation)
+            return skinny_linear(
+                x_TD,
+                self.weight,
+                self.bias,
+                residual_TO,
+                **fused_norm(norm),
+                activation=activation,
+            )
         if norm is not None:
             x_TD = norm(x_TD)
         y_TO = linear(x_TD, self.weight, self.bias)

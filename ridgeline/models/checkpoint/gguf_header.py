@@ -104,22 +104,24 @@ class Cursor:
     def strings(self, count: int, what: str) -> list[str]:
         """An array of strings. A vocabulary has 10^5 of them, so the loop keeps to local names."""
         data, position, size, unpack = self.data, self.position, self.size, UINT64.unpack_from
-        found = []
+        strings = []
         try:
             for _ in range(count):
                 start = position + 8
                 position = start + unpack(data, position)[0]
                 if position > size:
                     break
-                found.append(data[start:position].decode())
+                strings.append(data[start:position].decode())
         except struct.error:
             position = size + 1
         except UnicodeDecodeError as error:
             raise self.fail(f"{what} at byte {start} is not UTF-8") from error
         if position > size:
-            raise self.fail(f"{what} runs past the end of the file at item {len(found)} of {count}")
+            raise self.fail(
+                f"{what} runs past the end of the file at item {len(strings)} of {count}"
+            )
         self.position = position
-        return found
+        return strings
 
     def value(self, kind: int, what: str, depth: int = 0) -> Any:
         if kind == STRING:

@@ -94,11 +94,11 @@ def write_shards(
 ) -> list[dict[str, int]]:
     """Write numbered shards and return, for each, its tensors' bytes by name."""
     sizes: list[dict[str, int]] = []
-    seen: set[str] = set()
+    names: set[str] = set()
     for number, shard in enumerate(split(tensors, max_shard_bytes)):
-        twice = seen & shard.keys()
+        twice = names & shard.keys()
         assert not twice, f"tensors named twice: {sorted(twice)}"
-        seen |= shard.keys()
+        names |= shard.keys()
         file = folder / str(number)
         save_file(shard, file, metadata=metadata)
         sync(file)

@@ -124,11 +124,11 @@ def _rows(names: tuple[str, ...], parameter: str, sizes: list[int]) -> list[Weig
     """Pieces laid one after the other along the rows; a single name is the parameter as a whole."""
     if len(names) == 1:
         return [WeightPart(names[0], parameter, ())]
-    found, start = [], 0
+    parts, start = [], 0
     for name, size in zip(names, sizes, strict=True):
-        found.append(WeightPart(name, parameter, (slice(start, start + size),)))
+        parts.append(WeightPart(name, parameter, (slice(start, start + size),)))
         start += size
-    return found
+    return parts
 
 
 def _expert_parts(names: Names, num_experts: int, mlp_size: int) -> Iterator[WeightPart]:

@@ -33,4 +33,4 @@ def continued(tokenizer: Tokenizer, tokens: Sequence[int], stop: Sequence[str]) 
     """
     decoder = tokenizer.decoder(continuation=True)
     text = "".join(map(decoder.push, tokens)) + decoder.finish()
-    return text[: min((place for place in map(text.find, stop) if place >= 0), default=None)]
+    return text[: min((start for start in map(text.find, stop) if start >= 0), default=None)]

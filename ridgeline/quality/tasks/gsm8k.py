@@ -79,13 +79,13 @@ def _shots(
         raise UsageError(
             f"shots is {shots}, and examples to show are missing; give --examples FILE"
         )
-    found = read_questions(examples, read_problem, shots)
-    if len(found) < shots:
-        raise UsageError(f"shots is {shots}, and {examples} has {len(found)} examples")
-    asked = {problem.question for problem in problems}
-    if any(shot.question in asked for shot in found):
+    examples_shown = read_questions(examples, read_problem, shots)
+    if len(examples_shown) < shots:
+        raise UsageError(f"shots is {shots}, and {examples} has {len(examples_shown)} examples")
+    questions = {problem.question for problem in problems}
+    if any(shot.question in questions for shot in examples_shown):
         raise UsageError(f"an example of {examples} is a question of {data}; give other examples")
-    return found
+    return examples_shown
 
 
 def answer_in(text: str) -> Decimal | None:
@@ -98,8 +98,8 @@ def answer_in(text: str) -> Decimal | None:
 
 
 def first_number(text: str) -> Decimal | None:
-    found = NUMBER.search(text)
-    return _decimal(found[0]) if found else None
+    match = NUMBER.search(text)
+    return _decimal(match[0]) if match else None
 
 
 def _decimal(number: str) -> Decimal:

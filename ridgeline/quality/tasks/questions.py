@@ -22,13 +22,13 @@ def read_questions(
     path: Path, read: Callable[[QuestionRow], Question], limit: int | None = None
 ) -> list[Question]:
     """The first questions of a file; an error that names the line of one that cannot be read."""
-    found: list[Question] = []
+    questions: list[Question] = []
     for number, row in islice(_rows(path), limit):
         try:
-            found.append(read(row))
+            questions.append(read(row))
         except UsageError as error:
             raise UsageError(f"{path} line {number}: {error}") from None
-    return found
+    return questions
 
 
 def _rows(path: Path) -> Iterator[tuple[int, QuestionRow]]:

@@ -56,11 +56,11 @@ def run_program(
     if answer is None:
         return ProgramVerdict(False, f"took longer than {seconds} s", None)
     try:
-        found = json.loads(answer)
+        verdict = json.loads(answer)
     except ValueError:
         return ProgramVerdict(False, "ended early", None)
-    passed = found["secret"] == secret
-    return ProgramVerdict(passed, None if passed else found["problem"], found["own_network"])
+    passed = verdict["secret"] == secret
+    return ProgramVerdict(passed, None if passed else verdict["problem"], verdict["own_network"])
 
 
 def _talk(order: str, folder: str, seconds: float) -> bytes | None:

@@ -45,12 +45,12 @@ class Alternatives:
 
     def codes(self, schemes: Mapping[str, Scheme]) -> dict[str, tuple[Codes, Scheme]]:
         """Of these projections, each in its scheme."""
-        found = {}
+        codes = {}
         for index, wanted in _by_layer(schemes).items():
             layer = self._results.layer(index)
             for name, scheme in wanted.items():
-                found[name] = (layer.codes[_key(name, scheme)], scheme)
-        return found
+                codes[name] = (layer.codes[_key(name, scheme)], scheme)
+        return codes
 
     def reports(self, schemes: Mapping[str, Scheme]) -> list[MatrixReport]:
         wanted = {(name + WEIGHT, scheme.name) for name, scheme in schemes.items()}
@@ -111,7 +111,7 @@ def _key(name: str, scheme: Scheme) -> str:
 
 
 def _by_layer(schemes: Mapping[str, Scheme]) -> dict[int, dict[str, Scheme]]:
-    found: dict[int, dict[str, Scheme]] = {}
+    by_layer: dict[int, dict[str, Scheme]] = {}
     for name, scheme in schemes.items():
-        found.setdefault(int(name.split(".")[1]), {})[name] = scheme
-    return found
+        by_layer.setdefault(int(name.split(".")[1]), {})[name] = scheme
+    return by_layer

@@ -101,11 +101,11 @@ def check_finite(model: Transformer) -> None:
 
 def matrix_names(model: Transformer) -> list[str]:
     """Full names of all matrices that can be quantized."""
-    found = []
+    names = []
     for index, block in enumerate(model.layers):
         assert isinstance(block, Block)
-        found += [f"layers.{index}.{name}" for name in matrices(block)]
-    return found
+        names += [f"layers.{index}.{name}" for name in matrices(block)]
+    return names
 
 
 def _scheme_of(scheme: Scheme | SchemeOf | None, name: str) -> Scheme | None:

@@ -162,15 +162,15 @@ def _write(file: Path, result: LayerResult) -> None:
 
 def _read(file: Path) -> LayerResult:
     with open_shard(file) as shard:
-        found: dict[str, dict[str, Tensor]] = {"float": {}, "values": {}, "scale": {}, "zero": {}}
+        tensors: dict[str, dict[str, Tensor]] = {"float": {}, "values": {}, "scale": {}, "zero": {}}
         for key in shard.keys():  # noqa: SIM118  (the library's handle is no mapping)
             kind, name = key.split("/", 1)
-            found[kind][name] = shard.get_tensor(key)
+            tensors[kind][name] = shard.get_tensor(key)
     codes = {
-        name: Codes(values, Grid(found["scale"][name], found["zero"].get(name)))
-        for name, values in found["values"].items()
+        name: Codes(values, Grid(tensors["scale"][name], tensors["zero"].get(name)))
+        for name, values in tensors["values"].items()
     }
-    return LayerResult(codes, found["float"], _read_reports(file))
+    return LayerResult(codes, tensors["float"], _read_reports(file))
 
 
 def _read_reports(file: Path) -> list[MatrixReport]:

@@ -181,15 +181,15 @@ def config_group(config: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise CheckpointError("quantization_config has no config_groups")
-    found: list[tuple[int, Mapping[str, Any]]] = []
+    matches: list[tuple[int, Mapping[str, Any]]] = []
     for group in groups.values():
         targets = group.get("targets", []) if isinstance(group, Mapping) else None
         if not isinstance(targets, list):
             raise CheckpointError("quantization_config has a config group that lists no targets")
-        found += [(rank, group) for target in targets if (rank := _rank(str(target), layer)) >= 0]
-    if not found:
+        matches += [(rank, group) for target in targets if (rank := _rank(str(target), layer)) >= 0]
+    if not matches:
         raise CheckpointError(f"{layer} is stored quantized, but no config group applies to it")
-    return min(found, key=lambda one: one[0])[1]
+    return min(matches, key=lambda one: one[0])[1]
 
 
 def _rank(target: str, layer: str) -> int:

@@ -49,14 +49,14 @@ def kept_schemes(checkpoint: Checkpoint, description: Description) -> dict[str, 
     if not schemes:
         return {}
     stored = canonical_names(schemes, description)
-    found = {}
+    by_layer = {}
     for parameter, pieces in _projections(description).items():
         names = [stored.get(part.name) for part in pieces]
         known = [schemes[name] for name in names if name is not None]
         scheme = joined_scheme(known) if len(known) == len(pieces) else None
         if scheme is not None:
-            found[parameter.removesuffix(WEIGHT)] = scheme
-    return found
+            by_layer[parameter.removesuffix(WEIGHT)] = scheme
+    return by_layer
 
 
 def _schemes_by_name(checkpoint: Checkpoint) -> dict[str, Scheme]:
@@ -71,12 +71,12 @@ def _schemes_by_name(checkpoint: Checkpoint) -> dict[str, Scheme]:
 
 def _projections(description: Description) -> dict[str, list[WeightPart]]:
     """The pieces of each layer's matrices, which are rows of them."""
-    found: dict[str, list[WeightPart]] = {}
+    by_parameter: dict[str, list[WeightPart]] = {}
     for part in parts(description.config, description.names):
         name = part.parameter
         if name.endswith(PROJECTIONS):
-            found.setdefault(name, []).append(part)
-    return found
+            by_parameter.setdefault(name, []).append(part)
+    return by_parameter
 
 
 def model_weights(
@@ -93,17 +93,17 @@ def model_weights(
         count[part.parameter] = count.get(part.parameter, 0) + 1
     waiting: dict[str, list[tuple[WeightPart, StoredMatrix]]] = {}
     plain = {parameter for parameter in count if parameter.removesuffix(WEIGHT) not in kept}
-    for name, found in read_quantized(checkpoint, part_of.keys(), progress):
+    for name, stored in read_quantized(checkpoint, part_of.keys(), progress):
         part = part_of[name]
         parameter = part.parameter
-        if parameter in plain or not isinstance(found, StoredMatrix):
+        if parameter in plain or not isinstance(stored, StoredMatrix):
             plain.add(parameter)
-            yield _plain(part, found)
+            yield _plain(part, stored)
             yield from (_plain(*one) for one in waiting.pop(parameter, []))
             continue
         pieces = waiting.setdefault(parameter, [])
-        pieces.append((part, found))
-        del found  # the caller's own copy is then the only one
+        pieces.append((part, stored))
+        del stored  # the caller's own copy is then the only one
         if len(pieces) == count[parameter]:
             yield from _joined(waiting.pop(parameter))
 
@@ -124,8 +124,8 @@ def _first_row(part: WeightPart) -> int:
     return int(rows.start)
 
 
-def _plain(part: WeightPart, found: StoredMatrix | Tensor) -> WeightPiece:
-    tensor = decoded_matrix(found) if isinstance(found, StoredMatrix) else found
+def _plain(part: WeightPart, stored: StoredMatrix | Tensor) -> WeightPiece:
+    tensor = decoded_matrix(stored) if isinstance(stored, StoredMatrix) else stored
     return WeightPiece(part, part.change(tensor) if part.change else tensor)
 
 

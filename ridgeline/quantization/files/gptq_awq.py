@@ -118,9 +118,9 @@ def grouped(
 ) -> StoredMatrix | Tensor:
     """As one of our schemes where there is one, else as weights."""
     if bits == 4:
-        found = int4_matrix(codes_OD, scale_OG, zero_OG)
-        if found is not None:
-            return found
+        matrix = int4_matrix(codes_OD, scale_OG, zero_OG)
+        if matrix is not None:
+            return matrix
     elif bits == 8 and scale_OG.shape[1] == 1 and bool((zero_OG == 128).all()):
         values = (codes_OD.to(torch.int16) - 128).to(torch.int8)
         return StoredMatrix(Codes(values, Grid(scale_OG)), parse_scheme("int8"))

@@ -57,16 +57,16 @@ class QuantizedCheckpoint:
     def notes(self) -> list[str]:
         """What a user should know: what is expanded and why, what is not used."""
         reasons = [layout.expanded for layout in self.layouts.values() if layout.expanded]
-        found = [
+        notes = [
             f"{reasons.count(reason)} matrices become plain weights: {reason}"
             for reason in dict.fromkeys(reasons)
         ]
         fixed = [name for name in self.checkpoint.tensors if name.endswith(INPUT_SCALES)]
         if fixed:
-            found.append(
+            notes.append(
                 f"{len(fixed)} fixed scales of inputs are not used: ours follow the inputs"
             )
-        return found
+        return notes
 
     def read(
         self, names: Collection[str] | None = None, progress: Progress | None = None
@@ -131,8 +131,8 @@ class Decoded(Checkpoint):
         self, names: Collection[str] | None = None, progress: Progress | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         self._select(names)
-        for name, found in self.quantized.read(names, progress):
-            yield name, decoded_matrix(found) if isinstance(found, StoredMatrix) else found
+        for name, stored in self.quantized.read(names, progress):
+            yield name, decoded_matrix(stored) if isinstance(stored, StoredMatrix) else stored
 
     def _read_file(
         self, file: Path, infos: list[TensorInfo]

@@ -48,15 +48,15 @@ def quantization_config(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
         return None
     values = checkpoint.metadata
     text = values.get("text_config")
-    found = values.get("quantization_config") or values.get("compression_config")
-    if found is None and isinstance(text, Mapping):
-        found = text.get("quantization_config")
-    if found is None and (checkpoint.path / MODELOPT_FILE).is_file():
+    config = values.get("quantization_config") or values.get("compression_config")
+    if config is None and isinstance(text, Mapping):
+        config = text.get("quantization_config")
+    if config is None and (checkpoint.path / MODELOPT_FILE).is_file():
         read_json_object(checkpoint.path / MODELOPT_FILE, ConfigError)
-        found = {"quant_method": "modelopt"}  # its tensors say the rest
-    if found is not None and not isinstance(found, Mapping):
+        config = {"quant_method": "modelopt"}  # its tensors say the rest
+    if config is not None and not isinstance(config, Mapping):
         raise ConfigError(f"{checkpoint.path}/config.json: quantization_config is not an object")
-    return found
+    return config
 
 
 def kv_dtype(checkpoint: Checkpoint) -> Literal["fp8", "int8"] | None:
@@ -95,10 +95,10 @@ def open_quantized(checkpoint: Checkpoint) -> QuantizedCheckpoint | None:
     modules = _modules(checkpoint)
     if method == COMPRESSED:
         shapes = _shapes(checkpoint)
-        found = [compressed_layout(module, config, shapes.get(module.name)) for module in modules]
+        layouts = [compressed_layout(module, config, shapes.get(module.name)) for module in modules]
     else:
-        found = [METHODS[method](module, config) for module in modules]
-    return QuantizedCheckpoint(checkpoint, [layout for layout in found if layout is not None])
+        layouts = [METHODS[method](module, config) for module in modules]
+    return QuantizedCheckpoint(checkpoint, [layout for layout in layouts if layout is not None])
 
 
 def read_quantized(
@@ -126,11 +126,11 @@ def decoded(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _modules(checkpoint: Checkpoint) -> list[StoredModule]:
-    found: dict[str, dict[str, TensorInfo]] = {}
+    modules: dict[str, dict[str, TensorInfo]] = {}
     for name, info in checkpoint.tensors.items():
         layer, _, last = name.rpartition(".")
-        found.setdefault(layer, {})[last] = info
-    return [StoredModule(layer, infos) for layer, infos in found.items()]
+        modules.setdefault(layer, {})[last] = info
+    return [StoredModule(layer, infos) for layer, infos in modules.items()]
 
 
 def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
@@ -139,13 +139,13 @@ def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
     odd = [name for name in names if checkpoint.tensors[name].num_elements != 2]
     if odd:
         raise CheckpointError(f"{checkpoint.path}: no two numbers in {shorten(odd)}")
-    found = {}
+    shapes = {}
     for name, tensor in checkpoint.read(names):
         num_outputs, depth = (int(size) for size in tensor.flatten())
         if min(num_outputs, depth) < 1:
             raise CheckpointError(f"{checkpoint.path}: {name} holds {[num_outputs, depth]}")
-        found[name.removesuffix(".weight_shape")] = (num_outputs, depth)
-    return found
+        shapes[name.removesuffix(".weight_shape")] = (num_outputs, depth)
+    return shapes
 
 
 def _read_gguf(

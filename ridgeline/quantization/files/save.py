@@ -87,12 +87,12 @@ def checkpoint_matrices(
     matrices: Mapping[str, tuple[Codes, Scheme]], description: Description
 ) -> dict[str, StoredMatrix]:
     """By the checkpoint's names, fused ones in pieces."""
-    found, used = {}, set()
+    pieces, used = {}, set()
     for part in parts(description.config, description.family.hf_names):
         for key in (part.name, part.parameter, _layer(part.parameter)):
             if key in matrices and not part.name.endswith(".bias"):
                 whole = StoredMatrix(*matrices[key])
-                found[part.name] = whole if key == part.name else _piece(whole, part)
+                pieces[part.name] = whole if key == part.name else _piece(whole, part)
                 used.add(key)
                 break
     unknown = sorted(matrices.keys() - used)
@@ -100,7 +100,7 @@ def checkpoint_matrices(
         raise UnsupportedError(
             f"codes of {shorten(unknown)}, which {description.family.name} has not"
         )
-    return found
+    return pieces
 
 
 def _piece(matrix: StoredMatrix, part: WeightPart) -> StoredMatrix:
@@ -170,7 +170,7 @@ def sparsity_config(sparsity: SparsityPattern) -> dict[str, Any]:
 def linear_layers(description: Description) -> list[str]:
     """Names of the layers that `Linear` means; the head is one even where it is the embedding."""
     names = description.family.hf_names
-    found = [
+    layers = [
         _layer(part.name)
         for part in parts(description.config, names)
         if part.name.endswith(".weight")
@@ -178,7 +178,7 @@ def linear_layers(description: Description) -> list[str]:
         and part.parameter != "embed.weight"
     ]
     head = _layer(names.head)
-    return found if head in found else [*found, head]
+    return layers if head in layers else [*layers, head]
 
 
 def _layer(weight: str) -> str:

@@ -77,10 +77,10 @@ def fp8_matrix(module: StoredModule, scale_name: str, inputs_scaled: bool) -> La
 def int8_matrix(module: StoredModule, inputs_scaled: bool, zeros: bool) -> Layout:
     """int8 codes with a scale a row (or a group), as compressed-tensors' int-quantized has them."""
     shape = module.matrix_shape("weight", "int8")
-    found = module.needs("weight_scale", *SCALE_TYPES)
-    grouped = len(found) == 2 and found[0] == shape[0] and found[1] > 1
+    scale_shape = module.needs("weight_scale", *SCALE_TYPES)
+    grouped = len(scale_shape) == 2 and scale_shape[0] == shape[0] and scale_shape[1] > 1
     if grouped:
-        part = (1, module.groups("weight_scale", shape[1], found[1]))
+        part = (1, module.groups("weight_scale", shape[1], scale_shape[1]))
     elif scale_spread(module, "weight_scale", shape, blocks=False) == "row":
         part = (1, shape[1])
     else:
@@ -108,13 +108,13 @@ def scale_spread(
     module: StoredModule, name: str, shape: tuple[int, int], blocks: bool = True
 ) -> str:
     """What shares a scale, by the shape of the scales."""
-    found = module.needs(name, *SCALE_TYPES)
+    scale_shape = module.needs(name, *SCALE_TYPES)
     rows: list[tuple[int, ...]] = [(shape[0],), (shape[0], 1)]
     tensor: list[tuple[int, ...]] = [(), (1,), (1, 1)]
     block = (-(-shape[0] // BLOCK), -(-shape[1] // BLOCK))
-    if found in tensor and not (blocks and block == (1, 1) and found == (1, 1)):
+    if scale_shape in tensor and not (blocks and block == (1, 1) and scale_shape == (1, 1)):
         return "tensor"
-    if found in rows:
+    if scale_shape in rows:
         return "row"
     module.expects(name, *tensor, *rows, *([block] if blocks else []))
     return "block"

@@ -70,10 +70,10 @@ class StoredModule:
 
     def expects(self, last: str, *shapes: tuple[int, ...]) -> None:
         """The tensor's shape must be one of these."""
-        found = self.infos[last].shape
-        if found not in shapes:
+        actual = self.infos[last].shape
+        if actual not in shapes:
             allowed = " or ".join(str(list(shape)) for shape in shapes)
-            self.wrong(f"has {last} of shape {list(found)}; expected {allowed}")
+            self.wrong(f"has {last} of shape {list(actual)}; expected {allowed}")
 
     def groups(self, last: str, depth: int, num_groups: int) -> int:
         """How many columns share a scale, of which there are `num_groups` in a row."""

@@ -38,11 +38,11 @@ class Awq(Method):
     def fold(self, calibrated: Calibrated) -> None:
         fold_best(calibrated, self._candidates)
 
-    def _candidates(self, calibrated: Calibrated, place: ChannelSite) -> Iterator[Tensor]:
+    def _candidates(self, calibrated: Calibrated, site: ChannelSite) -> Iterator[Tensor]:
         """A channel's scale is the power of its inputs' mean; the middle of all scales is one."""
-        sums_D = sum(calibrated.statistics[name].sum_D for name in place.readers)
+        sums_D = sum(calibrated.statistics[name].sum_D for name in site.readers)
         assert isinstance(sums_D, Tensor)
-        mean_C = place.shared(sums_D)
+        mean_C = site.shared(sums_D)
         mean_C = mean_C.clamp(min=float(mean_C.mean()) * SMALLEST_MEAN + 1e-30)
         for exponent in torch.linspace(0, 1, self.points + 1).tolist()[1:]:
             scale_C = mean_C**exponent

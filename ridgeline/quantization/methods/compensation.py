@@ -31,7 +31,7 @@ class Rounder(Protocol):
         cost.
         """
 
-    def round(self, block_CO: Tensor, place: int, column: int) -> Tensor:
+    def round(self, block_CO: Tensor, offset: int, column: int) -> Tensor:
         """What becomes of column `column`, which lies at `place` of the block: [O]."""
 
 
@@ -90,10 +90,10 @@ def _sweep_block(
     errors_CO = torch.empty_like(block_CO)
     rounder.begin(block_CO, first, diagonal_C)
     num_columns = len(block_CO)
-    for place in range(num_columns):
-        rounded_O = rounder.round(block_CO, place, first + place)
-        torch.sub(block_CO[place], rounded_O, out=errors_CO[place])
-        block_CO[place] = rounded_O
-        later = shares[place, place + 1 : num_columns]
-        block_CO[place + 1 :].addr_(later, errors_CO[place], alpha=-1.0)
+    for offset in range(num_columns):
+        rounded_O = rounder.round(block_CO, offset, first + offset)
+        torch.sub(block_CO[offset], rounded_O, out=errors_CO[offset])
+        block_CO[offset] = rounded_O
+        later = shares[offset, offset + 1 : num_columns]
+        block_CO[offset + 1 :].addr_(later, errors_CO[offset], alpha=-1.0)
     return errors_CO

@@ -52,38 +52,38 @@ class ChannelSite:
         return heads.expand(-1, self.groups, -1).flatten()
 
 
-def places(block: Block) -> list[ChannelSite]:
+def channel_sites(block: Block) -> list[ChannelSite]:
     attn, mlp = block.attn, block.mlp
     q_size, kv_size, _ = attn.sizes
-    found = [
+    sites = [
         ChannelSite("attn_norm", ("attn.qkv.weight",)),
         ChannelSite("v", ("attn.out.weight",), "attn.qkv.weight", q_size // kv_size, attn.head_dim),
     ]
     if not isinstance(mlp, ExpertMLP):
-        found.append(ChannelSite("mlp_norm", ("mlp.gate_up.weight",)))
-        return [*found, ChannelSite("up", ("mlp.down.weight",), "mlp.gate_up.weight")]
+        sites.append(ChannelSite("mlp_norm", ("mlp.gate_up.weight",)))
+        return [*sites, ChannelSite("up", ("mlp.down.weight",), "mlp.gate_up.weight")]
     experts = range(mlp.gate_up.shape[0])
-    found.append(ChannelSite("mlp_norm", tuple(f"mlp.gate_up.{expert}" for expert in experts)))
-    return found + [
+    sites.append(ChannelSite("mlp_norm", tuple(f"mlp.gate_up.{expert}" for expert in experts)))
+    return sites + [
         ChannelSite("up", (f"mlp.down.{expert}",), f"mlp.gate_up.{expert}") for expert in experts
     ]
 
 
 @torch.no_grad()
-def fold(calibrated: Calibrated, place: ChannelSite, scale_C: Tensor) -> None:
+def fold(calibrated: Calibrated, site: ChannelSite, scale_C: Tensor) -> None:
     """Make the channels `scale` times smaller and their readers' columns larger, in the block, the
     weights and the statistics.
     """
-    if place.writer:
-        _divide_rows(calibrated, place, scale_C)
+    if site.writer:
+        _divide_rows(calibrated, site, scale_C)
     else:
-        scale_C = _divide_norm(getattr(calibrated.block, place.written), scale_C)
-    scale_D = place.spread(scale_C)
-    for name in place.readers:
+        scale_C = _divide_norm(getattr(calibrated.block, site.written), scale_C)
+    scale_D = site.spread(scale_C)
+    for name in site.readers:
         calibrated.weights[name] = calibrated.weights[name] * scale_D
         calibrated.statistics[name].divide(scale_D)
     mlp = calibrated.block.mlp
-    if place.written == "mlp_norm" and isinstance(mlp, ExpertMLP):
+    if site.written == "mlp_norm" and isinstance(mlp, ExpertMLP):
         mlp.router.weight.copy_(mlp.router.weight.float() * scale_D)
 
 
@@ -100,13 +100,13 @@ def _divide_norm(norm: RMSNorm, scale_C: Tensor) -> Tensor:
     return torch.where(sound_C, ratio_C, 1.0)
 
 
-def _divide_rows(calibrated: Calibrated, place: ChannelSite, scale_C: Tensor) -> None:
+def _divide_rows(calibrated: Calibrated, site: ChannelSite, scale_C: Tensor) -> None:
     """The rows that write the channels are the last ones of qkv, and of gate and up."""
     rows = slice(-len(scale_C), None)
-    weight_OD = calibrated.weights[place.writer].clone()
+    weight_OD = calibrated.weights[site.writer].clone()
     weight_OD[rows] /= scale_C.unsqueeze(1)
-    calibrated.weights[place.writer] = weight_OD
-    linear = {"v": calibrated.block.attn.qkv, "up": calibrated.block.mlp.gate_up}[place.written]
+    calibrated.weights[site.writer] = weight_OD
+    linear = {"v": calibrated.block.attn.qkv, "up": calibrated.block.mlp.gate_up}[site.written]
     bias = getattr(linear, "bias", None)
     if bias is not None:
         bias[rows] = (bias[rows].float() / scale_C).to(bias.dtype)
@@ -116,36 +116,34 @@ def fold_best(
     calibrated: Calibrated, candidates: Callable[[Calibrated, ChannelSite], Iterable[Tensor]]
 ) -> None:
     """Fold, place after place, the candidate with the least output error; none where none helps."""
-    for place in places(calibrated.block):
-        readers = readers_to_serve(calibrated, place)
+    for site in channel_sites(calibrated.block):
+        readers = readers_to_serve(calibrated, site)
         if not readers:
             continue
-        ones_C = torch.ones_like(place.shared(calibrated.statistics[readers[0]].amax_D))
-        best_C, least = ones_C, _error(calibrated, place, readers, ones_C)
-        for scale_C in candidates(calibrated, place):
-            error = _error(calibrated, place, readers, scale_C)
+        ones_C = torch.ones_like(site.shared(calibrated.statistics[readers[0]].amax_D))
+        best_C, least = ones_C, _error(calibrated, site, readers, ones_C)
+        for scale_C in candidates(calibrated, site):
+            error = _error(calibrated, site, readers, scale_C)
             if error < least:
                 best_C, least = scale_C, error
         if best_C is not ones_C:
-            fold(calibrated, place, best_C)
+            fold(calibrated, site, best_C)
 
 
-def readers_to_serve(calibrated: Calibrated, place: ChannelSite) -> list[str]:
+def readers_to_serve(calibrated: Calibrated, site: ChannelSite) -> list[str]:
     """The matrices that will be rounded and of whose inputs enough is known."""
-    rounded = [name for name in place.readers if calibrated.schemes[name] is not None]
+    rounded = [name for name in site.readers if calibrated.schemes[name] is not None]
     return [name for name in rounded if calibrated.is_known(name)]
 
 
-def _error(
-    calibrated: Calibrated, place: ChannelSite, readers: list[str], scale_C: Tensor
-) -> float:
-    scale_D = place.spread(scale_C)
+def _error(calibrated: Calibrated, site: ChannelSite, readers: list[str], scale_C: Tensor) -> float:
+    scale_D = site.spread(scale_C)
     total = 0.0
     for name in readers:
         scheme = calibrated.schemes[name]
         assert scheme is not None
-        about = (calibrated.weights[name], calibrated.statistics[name], scheme)
-        total += float(scaled_error(*about, scale_D))
+        weight_OD, statistics = calibrated.weights[name], calibrated.statistics[name]
+        total += float(scaled_error(weight_OD, statistics, scheme, scale_D))
     return total
 
 

@@ -79,10 +79,10 @@ class GridRounder:
     def begin(self, block_CO: Tensor, first: int, diagonal_C: Tensor) -> None:
         pass
 
-    def round(self, block_CO: Tensor, place: int, column: int) -> Tensor:
+    def round(self, block_CO: Tensor, offset: int, column: int) -> Tensor:
         scale_O = self.scale_DO[column]
         zero_O = None if self.zero_DO is None else self.zero_DO[column]
-        codes_O = nearest(block_CO[place] / scale_O, zero_O, self.scheme)
+        codes_O = nearest(block_CO[offset] / scale_O, zero_O, self.scheme)
         if self.scheme.weight == "int4":
             codes_O = codes_O - (ZERO if zero_O is None else zero_O)
         return codes_O * scale_O
@@ -104,22 +104,22 @@ class GroupRounder(GridRounder):
         super().__init__(grid, shape, order_D, scheme)
         self.importance_D = importance_D
 
-    def round(self, block_CO: Tensor, place: int, column: int) -> Tensor:
+    def round(self, block_CO: Tensor, offset: int, column: int) -> Tensor:
         group = self.scheme.group
         if column % group == 0:
             columns = slice(column, column + group)
             importance = None if self.importance_D is None else self.importance_D[columns]
-            weight_OC = block_CO[place : place + group].t().contiguous()
-            found = _grid(weight_OC, self.scheme, importance)
-            self._put(found, column // group, columns)
-        return super().round(block_CO, place, column)
+            weight_OC = block_CO[offset : offset + group].t().contiguous()
+            grid = _grid(weight_OC, self.scheme, importance)
+            self._put(grid, column // group, columns)
+        return super().round(block_CO, offset, column)
 
-    def _put(self, found: Grid, number: int, columns: slice) -> None:
-        self.grid.scale[:, number] = found.scale[:, 0]
-        self.scale_DO[columns] = found.scale.t()
-        if found.zero is not None and self.grid.zero is not None and self.zero_DO is not None:
-            self.grid.zero[:, number] = found.zero[:, 0]
-            self.zero_DO[columns] = found.zero.float().t()
+    def _put(self, grid: Grid, number: int, columns: slice) -> None:
+        self.grid.scale[:, number] = grid.scale[:, 0]
+        self.scale_DO[columns] = grid.scale.t()
+        if grid.zero is not None and self.grid.zero is not None and self.zero_DO is not None:
+            self.grid.zero[:, number] = grid.zero[:, 0]
+            self.zero_DO[columns] = grid.zero.float().t()
 
 
 def _grid(weight_OD: Tensor, scheme: Scheme, importance_D: Tensor | None) -> Grid:

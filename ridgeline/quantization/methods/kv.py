@@ -86,8 +86,8 @@ def calibrate_kv(
         allowed = ", ".join(dtype_name(known) for known in ROUNDING)
         raise UsageError(f"keys and values cannot be kept in {dtype_name(dtype)}; use {allowed}")
     walk = BlockWalk(model, batches, device, keep_on_host)
-    seen = [_watch_layer(walk, index, progress) for index in range(model.config.num_layers)]
-    keys, values = zip(*seen, strict=True)
+    watched = [_watch_layer(walk, index, progress) for index in range(model.config.num_layers)]
+    keys, values = zip(*watched, strict=True)
     return KvScales(
         dtype,
         torch.stack([key.scale(dtype) for key in keys]).cpu(),

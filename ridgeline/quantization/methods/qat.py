@@ -15,11 +15,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ridgeline.kernels.gated_activation import Activation, gated_activation
+from ridgeline.kernels.gated_activation import gated_activation
 from ridgeline.kernels.moe import mixture_of_experts, route
 from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
-from ridgeline.models.transformer import ExpertMLP, Linear, RMSNorm
+from ridgeline.models.transformer import ExpertMLP, Fusion, Linear, RMSNorm
 from ridgeline.products import linear
 from ridgeline.quantization.scheme import Scheme, decode, encode, find_grid
 from ridgeline.quantization.statistics import round_inputs
@@ -52,15 +52,9 @@ class FakeQuantLinear(Linear):
         self.weight, self.bias = linear.weight, linear.bias
         self.scheme, self.rounds_weights = scheme, weights
 
-    def forward(
-        self,
-        x_TD: Tensor,
-        norm: RMSNorm | None = None,
-        activation: Activation | None = None,
-        residual_TO: Tensor | None = None,
-        out_TO: Tensor | None = None,
-    ) -> Tensor:
-        assert out_TO is None, "only the head is given a place for its result"
+    def project(self, x_TD: Tensor, fusion: Fusion) -> Tensor:
+        norm, activation, residual_TO, out_TO = fusion
+        assert out_TO is None, "only the head's result has a place of its own"
         x_TD = fake_quantize_inputs(x_TD if norm is None else norm(x_TD), self.scheme)
         weight_OD = fake_quantize(self.weight, self.scheme) if self.rounds_weights else self.weight
         y_TO = linear(x_TD, weight_OD, self.bias)

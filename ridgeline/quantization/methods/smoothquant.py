@@ -27,9 +27,9 @@ from ridgeline.errors import UsageError
 from ridgeline.quantization.methods.base import Calibrated, Method
 from ridgeline.quantization.methods.folding import (
     ChannelSite,
+    channel_sites,
     fold,
     fold_best,
-    places,
     readers_to_serve,
 )
 from ridgeline.quantization.methods.rtn import Rtn
@@ -59,12 +59,12 @@ class SmoothQuant(Method):
         if self.alpha is None:
             fold_best(calibrated, self._candidates)
             return
-        for place in places(calibrated.block):
-            if readers_to_serve(calibrated, place):
-                fold(calibrated, place, smoothing(calibrated, place, self.alpha))
+        for site in channel_sites(calibrated.block):
+            if readers_to_serve(calibrated, site):
+                fold(calibrated, site, smoothing(calibrated, site, self.alpha))
 
-    def _candidates(self, calibrated: Calibrated, place: ChannelSite) -> Iterator[Tensor]:
-        return (smoothing(calibrated, place, alpha) for alpha in ALPHAS)
+    def _candidates(self, calibrated: Calibrated, site: ChannelSite) -> Iterator[Tensor]:
+        return (smoothing(calibrated, site, alpha) for alpha in ALPHAS)
 
     def apply(
         self, weight_OD: Tensor, statistics: Statistics, scheme: Scheme | None
@@ -72,12 +72,12 @@ class SmoothQuant(Method):
         return self.then.apply(weight_OD, statistics, scheme)
 
 
-def smoothing(calibrated: Calibrated, place: ChannelSite, alpha: float) -> Tensor:
+def smoothing(calibrated: Calibrated, site: ChannelSite, alpha: float) -> Tensor:
     """[C]; a channel without inputs, or without weights, keeps its size."""
-    inputs = [calibrated.statistics[name].amax_D for name in place.readers]
-    weights = [calibrated.weights[name].abs().amax(0) for name in place.readers]
-    inputs_C = place.shared(torch.stack(inputs).amax(0))
-    weights_C = place.shared(torch.stack(weights).amax(0))
+    inputs = [calibrated.statistics[name].amax_D for name in site.readers]
+    weights = [calibrated.weights[name].abs().amax(0) for name in site.readers]
+    inputs_C = site.shared(torch.stack(inputs).amax(0))
+    weights_C = site.shared(torch.stack(weights).amax(0))
     scale_C = inputs_C.clamp(min=SMALLEST) ** alpha / weights_C.clamp(min=SMALLEST) ** (1 - alpha)
     empty_C = (inputs_C < SMALLEST) | (weights_C < SMALLEST)
     scale_C = torch.where(empty_C, 1.0, scale_C / scale_C.log().mean().exp())

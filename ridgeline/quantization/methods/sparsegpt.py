@@ -73,14 +73,14 @@ class PruningRounder:
             cheapest = cost_CO.flatten().argsort(stable=True)[:count]
             self.gone_CO.view(-1)[cheapest] = True
 
-    def round(self, block_CO: Tensor, place: int, column: int) -> Tensor:
+    def round(self, block_CO: Tensor, offset: int, column: int) -> Tensor:
         if self.sparsity.of_four is not None and column % 4 == 0:
-            four = slice(place, place + 4)
+            four = slice(offset, offset + 4)
             self.gone_CO[four] = self.sparsity.mask(self._cost(block_CO, four).t()).t()
         kept_O = (
-            block_CO[place] if self.others is None else self.others.round(block_CO, place, column)
+            block_CO[offset] if self.others is None else self.others.round(block_CO, offset, column)
         )
-        return kept_O.masked_fill(self.gone_CO[place], 0.0)
+        return kept_O.masked_fill(self.gone_CO[offset], 0.0)
 
     def _cost(self, block_CO: Tensor, columns: slice) -> Tensor:
         return (block_CO[columns] / self.diagonal_C[columns].unsqueeze(1)).square()

@@ -218,8 +218,7 @@ class Recipe:
         ),
     )
     graphs: bool | None = field(
-        default=None,
-        metadata=about("replay small steps as captured graphs (default: on a GPU)"),
+        default=None, metadata=about("replay small steps as captured graphs (default: on a GPU)")
     )
     scheme: str | None = field(
         default=None, metadata=about("quantization scheme of the weights, as int4-g128 or fp8")
@@ -259,8 +258,7 @@ class Recipe:
         ),
     )
     deterministic: bool = field(
-        default=False,
-        metadata=about("same tokens bit for bit whatever shares the batch; slower"),
+        default=False, metadata=about("same tokens bit for bit whatever shares the batch; slower")
     )
     overlap: bool = field(
         default=True,

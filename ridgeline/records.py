@@ -45,7 +45,7 @@ class Value:
     def __post_init__(self) -> None:
         if (self.share_of_ceiling is None) != (self.ceiling_source is None):
             raise UsageError(
-                "a share of a ceiling needs the ceiling's source, and the other way round"
+                "a share of a ceiling needs the ceiling's source, and the source needs the share"
             )
 
     @classmethod
@@ -106,7 +106,7 @@ class Record:
         reject_unknown_keys(data, names, "a record")
         missing = sorted(names - {"notes", "schema"} - set(data))
         if missing:
-            raise UsageError(f"a record lacks {', '.join(missing)}")
+            raise UsageError(f"a record is missing {', '.join(missing)}")
         if data.get("schema", SCHEMA) != SCHEMA:
             raise UsageError(f"a record of schema {data['schema']}; this Ridgeline reads {SCHEMA}")
         clocks = data["clocks"]

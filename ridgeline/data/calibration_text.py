@@ -28,7 +28,8 @@ def default_text() -> str:
         from pydoc_data.topics import topics
     except ImportError as error:
         raise MissingPackageError(
-            "this Python lacks pydoc_data.topics, the default calibration text; give a text file"
+            "the default calibration text (pydoc_data.topics) is missing from this Python; "
+            "give a text file"
         ) from error
     return "\n\n".join(topics[name] for name in sorted(topics))
 

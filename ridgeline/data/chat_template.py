@@ -110,7 +110,7 @@ def render_chat(
     try:
         return render_bounded(compiled, values)
     except _Refusal as error:
-        raise UsageError(f"the chat template refuses this conversation: {error.message}") from error
+        raise UsageError(f"the chat template rejects this conversation: {error.message}") from error
     except jinja2.exceptions.SecurityError as error:
         raise ConfigError(
             f"the chat template attempts an operation the sandbox forbids: {error}"
@@ -136,6 +136,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, int | float):
         return int(value) if isinstance(value, int) else float(value)
     raise UsageError(
-        f"a chat holds a value of type {type(value).__name__};"
+        f"a message has a value of type {type(value).__name__};"
         " templates take text, numbers, lists and objects"
     )

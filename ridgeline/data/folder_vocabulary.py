@@ -72,7 +72,7 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
                 f"{folder} has tokenizer.model but no tokenizer.json; write one with transformers:"
                 " AutoTokenizer.from_pretrained(d).save_pretrained(d)"
             )
-        raise ModelNotFoundError(f"{folder} holds no tokenizer: there is no tokenizer.json in it")
+        raise ModelNotFoundError(f"{folder} has no tokenizer: tokenizer.json is missing")
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except (
@@ -94,7 +94,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds a JSON {type(value).__name__}; an object is expected")
+        raise ConfigError(f"{path} holds a JSON {type(value).__name__}; expected an object")
     return value
 
 
@@ -135,7 +135,8 @@ def _end_ids_of_configs(folder: Path) -> list[int]:
         for token_id in ids:
             if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
                 raise ConfigError(
-                    f"{folder / name} has eos_token_id {value!r}; a token id or a list is expected"
+                    f"{folder / name} has eos_token_id {value!r}; expected a token id or a "
+                    "list of them"
                 )
         end_ids.extend(ids)
     return end_ids
@@ -177,7 +178,7 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         case other:
             raise ConfigError(
                 f"{folder / 'tokenizer_config.json'} has a chat_template of type"
-                f" {type(other).__name__}; a string or a list of named templates is expected"
+                f" {type(other).__name__}; expected a string or a list of named templates"
             )
     for path in sorted((folder / "chat_templates").glob("*.jinja")):
         templates[path.stem] = _read_template(path)

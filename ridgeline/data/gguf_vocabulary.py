@@ -42,10 +42,10 @@ _SENTENCEPIECE_DEFAULTS = {
 def gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     kind = metadata.get("tokenizer.ggml.model")
     if kind is None:
-        raise ConfigError("the GGUF holds no tokenizer: tokenizer.ggml.model is missing")
+        raise ConfigError("the GGUF has no tokenizer: tokenizer.ggml.model is missing")
     if kind not in ("gpt2", "llama"):
         raise UnsupportedError(
-            f"tokenizer.ggml.model is {kind!r}; supported are gpt2 (byte-level BPE) and llama"
+            f"tokenizer.ggml.model is {kind!r}; supported: gpt2 (byte-level BPE) and llama"
             " (sentencepiece)"
         )
     fields = _Fields(metadata)
@@ -101,7 +101,7 @@ class _Fields:
     def _array(self, name: str, kind: type, default: Sequence[Any] | None = None) -> Sequence[Any]:
         values = self._metadata.get(f"tokenizer.ggml.{name}", default)
         if values is None:
-            raise ConfigError(f"the GGUF's tokenizer lacks tokenizer.ggml.{name}")
+            raise ConfigError(f"the GGUF's tokenizer has no tokenizer.ggml.{name}")
         if not isinstance(values, list) or not all(isinstance(v, kind) for v in values):
             raise ConfigError(f"tokenizer.ggml.{name} is not an array of {kind.__name__}")
         return values
@@ -129,7 +129,7 @@ class _Fields:
         cuts = [line.find(" ", 1) for line in lines]
         if -1 in cuts:
             raise ConfigError(
-                f"tokenizer.ggml.merges holds {lines[cuts.index(-1)]!r}, which is no pair"
+                f"tokenizer.ggml.merges holds {lines[cuts.index(-1)]!r}, which is not a pair"
             )
         pairs = [(line[:cut], line[cut + 1 :]) for line, cut in zip(lines, cuts, strict=True)]
         for left, right in pairs:
@@ -168,8 +168,8 @@ def _rule(metadata: Mapping[str, Any]) -> SplitRule:
     name = metadata.get("tokenizer.ggml.pre")
     if name is None:
         log.warning(
-            "tokenizer.ggml.pre is missing (a GGUF from before April 2024): words are split by the"
-            " default rule, which may not be the model's own; convert the model again"
+            "tokenizer.ggml.pre is missing (a GGUF from before April 2024): text is split by the"
+            " default rule, which may differ from the model's own; convert the model again"
         )
         name = "default"
     return split_rule(str(name))
@@ -178,7 +178,7 @@ def _rule(metadata: Mapping[str, Any]) -> SplitRule:
 def _byte_level(fields: _Fields, rule: SplitRule) -> tokenizers.Tokenizer:
     merges = fields.merges()
     if merges is None:
-        raise ConfigError("the GGUF's tokenizer lacks tokenizer.ggml.merges")
+        raise ConfigError("the GGUF's tokenizer has no tokenizer.ggml.merges")
     model = models.BPE(vocab=fields.ids, merges=merges, ignore_merges=rule.whole_words)
     backend = tokenizers.Tokenizer(model)
     if rule.nfc:

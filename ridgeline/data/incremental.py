@@ -110,9 +110,7 @@ class TokenBytes:
 
 def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
     if backend.decoder is None:
-        raise UnsupportedError(
-            "the tokenizer has no decoder: its tokens cannot be turned back into text"
-        )
+        raise UnsupportedError("the tokenizer has no decoder: its tokens cannot be decoded to text")
     state: dict[str, Any] = json.loads(backend.decoder.__getstate__())
     return state["decoders"] if state["type"] == "Sequence" else [state]
 

@@ -108,7 +108,7 @@ KNOWN_NAMES = tuple(sorted(_RULES))
 def split_rule(name: str) -> SplitRule:
     if name not in _RULES:
         raise UnsupportedError(
-            f"tokenizer.ggml.pre is {name!r}, a way of splitting text that is not known here"
-            f"{near_matches(name, KNOWN_NAMES)}; known: {', '.join(KNOWN_NAMES)}"
+            f"tokenizer.ggml.pre is {name!r}, which is not supported"
+            f"{near_matches(name, KNOWN_NAMES)}; supported: {', '.join(KNOWN_NAMES)}"
         )
     return _RULES[name]

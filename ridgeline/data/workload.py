@@ -146,7 +146,7 @@ def named_workload(name: str) -> Workload:
     """One of `MIXES`."""
     if name not in MIXES:
         hint = near_matches(name, MIXES)
-        raise UsageError(f"workload {name!r} is not known; known are {', '.join(MIXES)}{hint}")
+        raise UsageError(f"workload {name!r} is unknown; choose from {', '.join(MIXES)}{hint}")
     return MIXES[name]()
 
 

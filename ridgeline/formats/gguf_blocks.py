@@ -81,7 +81,7 @@ def dequantize(
     expected = block_bytes(type_name, num_elements)
     if raw.nbytes != expected:
         raise CheckpointError(
-            f"{type_name} tensor of shape {shape} takes {expected} bytes, {raw.nbytes} were given"
+            f"{type_name} tensor of shape {shape} takes {expected} bytes, got {raw.nbytes}"
         )
     data = np.frombuffer(raw, dtype=np.uint8)
     if type_name in PLAIN_TYPES:
@@ -107,7 +107,7 @@ def _dequantize_blocks(data: np.ndarray, type_name: str, num_elements: int) -> n
 
 def _unsupported(name: str) -> UnsupportedError:
     return UnsupportedError(
-        f"GGUF type {name} is not supported; supported are {', '.join(SUPPORTED_TYPES)}"
+        f"GGUF type {name} is not supported; choose one of {', '.join(SUPPORTED_TYPES)}"
     )
 
 

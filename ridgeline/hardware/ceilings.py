@@ -87,7 +87,7 @@ def _wanted(only: Collection[str] | None) -> list[str]:
     for key in only or ():
         if key not in MEASURED:
             hint = near_matches(key, MEASURED)
-            raise UsageError(f"{key!r} is not a ceiling; use some of {', '.join(MEASURED)}{hint}")
+            raise UsageError(f"{key!r} is not a ceiling; choose from {', '.join(MEASURED)}{hint}")
     return [key for key in MEASURED if only is None or key in only]
 
 
@@ -127,7 +127,7 @@ def _read(hardware: Hardware) -> _Known:
     except FileNotFoundError:
         return _Known()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        log.warning("%s is not readable (%s); measuring anew", path, type(error).__name__)
+        log.warning("%s cannot be read (%s); measuring again", path, type(error).__name__)
         return _Known()
 
 
@@ -145,7 +145,7 @@ def _remember(hardware: Hardware, new: _Known) -> _Known:
         with atomic_write(cache_path(hardware)) as file:
             json.dump(document, file, indent=1)
     except OutputError as error:
-        log.warning("%s; the ceilings are measured again next time", error)
+        log.warning("%s; the ceilings will be measured again next time", error)
     return _Known(ceilings, absent)
 
 

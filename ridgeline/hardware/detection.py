@@ -56,13 +56,14 @@ def detect(device: str = "auto") -> Hardware:
 def _gpu(index: int) -> Hardware:
     if not torch.cuda.is_available():
         raise HardwareError(
-            f"no GPU here: torch {torch.__version__} sees none; "
-            "use --device cpu or a torch built for the GPU"
+            f"torch {torch.__version__} finds no GPU; "
+            "use --device cpu, or install a torch built for your GPU"
         )
     count = torch.cuda.device_count()
     if index >= count:
         raise HardwareError(
-            f"device cuda:{index} is not here; there are {count}: cuda:0 to cuda:{count - 1}"
+            f"device cuda:{index} does not exist; this machine has {count}: cuda:0 to "
+            f"cuda:{count - 1}"
         )
     facts = torch.cuda.get_device_properties(index)
     is_rocm = torch.version.hip is not None

@@ -19,7 +19,7 @@ def cache_dir() -> Path:
     if own:
         path = Path(own).expanduser().absolute()
         if path.exists() and not path.is_dir():
-            raise UsageError(f"RIDGELINE_CACHE={own} is a file; name a folder")
+            raise UsageError(f"RIDGELINE_CACHE={own} is a file; set it to a folder")
         return path
     shared = os.environ.get("XDG_CACHE_HOME")
     if shared:

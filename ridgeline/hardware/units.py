@@ -40,7 +40,7 @@ def parse_bytes(text: str) -> int:
     """`4GiB`, `500MB`, `1.5 GiB` or a plain number of bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?", text.strip(), re.IGNORECASE)
     if not match:
-        raise UsageError(f"{text!r} is no size; give one as 4GiB, 500MB or a number of bytes")
+        raise UsageError(f"{text!r} is not a size; give e.g. 4GiB, 500MB or a number of bytes")
     prefix = (match[2] or "").lower()
     power = " kmgt".index(prefix[0]) if prefix else 0
     return int(float(match[1]) * (1024 if prefix.endswith("i") else 1000) ** power)

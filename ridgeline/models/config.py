@@ -28,7 +28,7 @@ class ExpertsConfig:
         if not 1 <= self.experts_per_token <= self.num_experts:
             raise ConfigError(
                 f"{self.experts_per_token} experts a token of {self.num_experts} experts; "
-                "it must be at least 1 and at most all"
+                "it must be between 1 and all of them"
             )
 
 

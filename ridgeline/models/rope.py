@@ -165,7 +165,7 @@ def rope_from_hf(
     if rope_type == "dynamic":
         original = max_context  # transformers reads max_position_embeddings here and nothing else
     if parameters.get("factor") is None and rope_type in ("linear", "dynamic", "llama3"):
-        raise ConfigError(f"rope type {rope_type!r} needs a factor, and the config gives none")
+        raise ConfigError(f"rope type {rope_type!r} needs a factor, which the config does not give")
     factor = _number(parameters, "factor", max_context / original)
     return RopeConfig(
         theta=_number(parameters, "rope_theta", theta),
@@ -193,7 +193,7 @@ def _rope_type(parameters: Mapping[str, Any]) -> RopeType:
     supported = get_args(RopeType)
     hint = near_matches(str(name), supported)
     raise UnsupportedError(
-        f"rope type {str(name)[:80]!r} is not known; supported: {', '.join(supported)}{hint}"
+        f"rope type {str(name)[:80]!r} is not supported; supported: {', '.join(supported)}{hint}"
     )
 
 

@@ -159,14 +159,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 def check_one(model: str | None, shape: str | None) -> None:
     """What is run is a model or a shape, not both and not neither."""
     if (model is None) == (shape is None):
-        raise UsageError("give a model, or --shape for one with random weights: one of the two")
+        raise UsageError("give either a model, or --shape for one with random weights")
 
 
 def describe_shape(name: str, num_layers: int | None = None) -> Description:
     """What a checkpoint of this shape says of itself, with `num_layers` where that is given."""
     if name not in SHAPES:
         hint = near_matches(name, SHAPES)
-        raise UsageError(f"shape {name!r} is not known; known are {', '.join(SHAPES)}{hint}")
+        raise UsageError(f"shape {name!r} is unknown; choose from {', '.join(SHAPES)}{hint}")
     if num_layers is not None and num_layers < 1:
         raise UsageError(f"num_layers is {num_layers}; give at least 1")
     values = SHAPES[name]

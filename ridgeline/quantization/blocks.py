@@ -125,7 +125,7 @@ def _checked(tokens: Tensor, model: Transformer) -> Tensor:
     size = model.config.vocab_size
     if int(tokens_BS.min()) < 0 or int(tokens_BS.max()) >= size:
         raise UsageError(
-            f"a calibration batch holds token ids outside the model's vocabulary of {size}; "
+            f"a calibration batch has token ids outside the model's vocabulary of {size}; "
             "use the tokenizer that belongs to the model"
         )
     return tokens_BS

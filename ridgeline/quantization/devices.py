@@ -16,7 +16,7 @@ def check_runs(scheme: Scheme, dtype: str, device: str) -> None:
         return
     if dtype == "fp32":
         raise UnsupportedError(
-            f"scheme {scheme.name} on a GPU multiplies in 16 bits, and the dtype is fp32; "
+            f"scheme {scheme.name} on a GPU computes in 16 bits, but the dtype is fp32; "
             "use --dtype bf16 or fp16"
         )
     check_target(scheme, target_of(torch.empty(0, device=device)))

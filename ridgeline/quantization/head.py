@@ -28,7 +28,7 @@ def with_head(model: Transformer, scheme: Scheme) -> Transformer:
     if isinstance(model.head, QuantizedLinear):
         raise UsageError(
             f"the recipe's head is {scheme.name}, and the model's is {model.head.scheme.name} "
-            "already; leave --head out"
+            "already; remove --head"
         )
     copy = with_kinds(model, lambda kind: kind)
     replace_layer(copy, HEAD, quantized_head(model, scheme))

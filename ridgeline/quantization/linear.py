@@ -221,7 +221,7 @@ def with_schemes(model: Transformer, changes: Mapping[str, tuple[Codes, Scheme]]
     for name, (codes, scheme) in changes.items():
         if name not in known:
             raise UsageError(
-                f"{name!r} is no projection of the model that can be quantized"
+                f"{name!r} is not a projection of the model that can be quantized"
                 f"{near_matches(name, known)}"
             )
         plain = known[name]

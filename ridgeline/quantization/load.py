@@ -60,7 +60,7 @@ def load_model(
     chosen = choose_dtype(dtype, config, hardware, kept=kept)
     kept, problem = runnable(kept, chosen, hardware.device)
     if problem:
-        log.warning("%s: codes are expanded: %s", checkpoint.path.name, problem)
+        log.warning("%s: quantized weights are expanded: %s", checkpoint.path.name, problem)
     if kept:
         return load_codes(checkpoint, description, kept, chosen, hardware.device, progress)
     loaded = build_model(config, chosen, hardware.device)

@@ -74,7 +74,9 @@ def nearest(
 
 def _codes(name: str, weight_OD: Tensor, scheme: Scheme) -> Codes:
     if not weight_OD.isfinite().all():
-        raise NumericsError(f"{name} has weights that are NaN or infinite; they have no codes")
+        raise NumericsError(
+            f"{name} has weights that are NaN or infinite; they cannot be quantized"
+        )
     return encode(weight_OD, find_grid(weight_OD, scheme), scheme)
 
 
@@ -98,7 +100,7 @@ def chosen_layers(
         )
     if unfit:
         log.warning(
-            "scheme %s does not fit %d of %d projections (%s …), which stay as they are",
+            "scheme %s does not fit %d of %d projections (%s …), which stay unquantized",
             *(scheme.name, len(unfit), len(wanted), unfit[0]),
         )
     return [name for name in fitting if tuple(layers[name].weight.shape) not in plain]
@@ -114,7 +116,7 @@ def not_skipped(model: Transformer, skip: Collection[str]) -> list[str]:
             "try layers.0.* or *.down"
         )
     if any(isinstance(module, ExpertMLP) for module in model.modules()):
-        log.warning("experts are not quantized yet: they stay as they are")
+        log.warning("experts are not quantized: this is not supported yet")
     return [name for name in layers if not any(_names(word, name) for word in skip)]
 
 
@@ -141,8 +143,8 @@ def load_nearest(
     checkpoint = open_checkpoint(path)
     if is_quantized(checkpoint):
         raise UsageError(
-            f"the recipe's scheme is {scheme.name}, and {path} is quantized already; "
-            "leave the scheme out"
+            f"the recipe's scheme is {scheme.name}, but {path} is quantized already; "
+            "remove --scheme"
         )
     description = describe(checkpoint)
     model = build_model(description.config, dtype, "meta")

@@ -89,7 +89,7 @@ def parse_scheme(name: str) -> Scheme:
         "fp8-block": Scheme(name, "fp8", "fp8", "block"),
     }
     if name not in known:
-        raise UsageError(f"scheme {name!r} is not known; known are {NAMES}")
+        raise UsageError(f"scheme {name!r} is unknown; choose from {NAMES}")
     return known[name]
 
 
@@ -148,7 +148,8 @@ def in_parts(weight_OD: Tensor, scheme: Scheme) -> Tensor:
     columns = {"group": scheme.group, "block": BLOCK}.get(scheme.spread, depth)
     if num_outputs % rows or depth % columns:
         raise UsageError(
-            f"a matrix of {num_outputs} x {depth} has no whole parts of {rows} x {columns}, which "
+            f"a matrix of {num_outputs} x {depth} does not divide into parts of {rows} x "
+            f"{columns}, which "
             f"scheme {scheme.name} needs"
         )
     return weight_OD.view(num_outputs // rows, rows, depth // columns, columns)

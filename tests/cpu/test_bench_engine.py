@@ -368,7 +368,7 @@ def test_a_shape_that_is_kept(tmp_path: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ([], "give a model, or --shape"),
+        ([], "give either a model, or --shape"),
         (["demo", "--shape", "tiny"], "one of the two"),
         (["--shape", "tinny"], "'tinny' tiny"),
         (["demo", "--save-model", "x"], "--shape"),

@@ -126,7 +126,7 @@ def test_a_model_that_was_given_stays_what_it_was() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"scheme": "int5"}, UsageError, "'int5' is not known; known are int8"),
+        ({"scheme": "int5"}, UsageError, "'int5' is unknown; choose from int8"),
         ({"scheme": "int4-g48"}, UsageError, "groups of 48; use 32, 64 or 128"),
         ({"scheme": "int4-g128"}, UsageError, "int4-g128 fits none"),
         ({"scheme": "int8", "deterministic": True}, UnsupportedError, "deterministic and scheme"),

@@ -195,7 +195,7 @@ def test_what_cannot_be_is_one_line() -> None:
     codes = with_head(tiny("llama-tied"), INT8)
     for model, changes, error, said in (
         (tiny("llama-tied"), {"deterministic": True}, UnsupportedError, "deterministic and head"),
-        (codes, {}, UsageError, "the model's is int8 already; leave --head out"),
+        (codes, {}, UsageError, "the model's is int8 already; remove --head"),
         (codes, {"head": "plain", "scheme": "int8"}, UsageError, "quantized already"),
     ):
         with pytest.raises(error, match=said) as raised:

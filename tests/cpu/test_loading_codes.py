@@ -237,5 +237,5 @@ def test_the_plan_refuses_before_anything_else_does(
 
 def test_a_quantized_checkpoint_has_its_scheme(tmp_path: Path) -> None:
     path = written("awq", tmp_path)
-    with pytest.raises(UsageError, match=r"scheme is int8, and .* is quantized already; leave"):
+    with pytest.raises(UsageError, match=r"scheme is int8, but .* is quantized already; remove"):
         load(path, Recipe(scheme="int8"), None, "cpu", None)

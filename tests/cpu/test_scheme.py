@@ -61,7 +61,7 @@ def test_what_is_refused() -> None:
     for name in ("int4-g16", "int3", "fp4", "INT8", "int8-g128"):
         with pytest.raises(UsageError):
             parse_scheme(name)
-    with pytest.raises(UsageError, match="no whole parts"):
+    with pytest.raises(UsageError, match="does not divide into parts"):
         find_grid(weight(4, 100), parse_scheme("int4-g64"))
     assert not parse_scheme("int4-g128").fits(4, 576)
     assert parse_scheme("int4-g64").fits(4, 576)

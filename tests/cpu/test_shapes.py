@@ -169,5 +169,5 @@ def test_it_is_saved_as_a_checkpoint_that_others_load(tmp_path: Path) -> None:
 def test_an_unknown_shape_names_its_neighbours() -> None:
     with pytest.raises(UsageError, match=r"did you mean .*'llama-3\.1-8b'"):
         describe_shape("llama-3.1-8")
-    with pytest.raises(UsageError, match="shape 'gpt' is not known; known are tiny, "):
+    with pytest.raises(UsageError, match="shape 'gpt' is unknown; choose from tiny, "):
         random_model("gpt", torch.float32, "cpu")

@@ -284,7 +284,7 @@ def test_equal_scores_are_refused_or_replaced_by_merges() -> None:
         ("tokens", ["a", "a"], ConfigError, "'a' twice"),
         ("token_type", [1], ConfigError, "1 entries for 1500"),
         ("merges", None, ConfigError, "merges"),
-        ("merges", ["ab"], ConfigError, "'ab', which is no pair"),
+        ("merges", ["ab"], ConfigError, "'ab', which is not a pair"),
         ("merges", ["zq qz"], ConfigError, "'zq' and 'qz'"),
         ("eos_token_id", 1500, ConfigError, "is 1500, but there are 1500"),
     ],

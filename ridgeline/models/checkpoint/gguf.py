@@ -49,7 +49,7 @@ class GgufCheckpoint(Checkpoint):
         for info in infos:
             end = info.offset + info.stored_bytes
             if end > len(data):
-                raise CheckpointError(f"{file} became shorter while it was read")
+                raise CheckpointError(f"{file} was truncated while it was being read")
             raw = np.frombuffer(data, np.uint8, info.stored_bytes, info.offset)
             plain = PLAIN_NAMES.get(info.dtype)
             yield info, gguf_blocks.dequantize(raw, plain or info.dtype, info.shape)
@@ -84,7 +84,7 @@ def parts_named(path: Path, count: Any) -> list[Path]:
         )
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
-        raise CheckpointError(f"{path} lacks its parts {shorten(missing)}")
+        raise CheckpointError(f"{path} is missing its parts {shorten(missing)}")
     return parts
 
 

@@ -185,8 +185,12 @@ def check_version(cursor: Cursor) -> None:
     if version in VERSIONS:
         return
     if version & 0xFFFF == 0:
-        raise UnsupportedError(f"{cursor.path} is a big-endian GGUF; only little-endian is read")
-    raise UnsupportedError(f"{cursor.path} is GGUF version {version}; versions 2 and 3 are read")
+        raise UnsupportedError(
+            f"{cursor.path} is a big-endian GGUF; only little-endian is supported"
+        )
+    raise UnsupportedError(
+        f"{cursor.path} is GGUF version {version}; supported are versions 2 and 3"
+    )
 
 
 def read_metadata(cursor: Cursor, num_keys: int) -> dict[str, Any]:

@@ -83,7 +83,9 @@ def tensor_info(file: Path, name: str, header: Any) -> TensorInfo:
     code, shape = header.get_dtype(), tuple(header.get_shape())
     dtype = from_safetensors(code)
     if dtype is None:
-        raise UnsupportedError(f"{file}: tensor {name!r} has the type {code}, which is not read")
+        raise UnsupportedError(
+            f"{file}: tensor {name!r} has the type {code}, which is not supported"
+        )
     stored_bytes = math.prod(shape) * dtype_bytes(dtype)
     return TensorInfo(name, shape, dtype_name(dtype), file, stored_bytes)
 

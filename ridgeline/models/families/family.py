@@ -68,7 +68,7 @@ class ConfigFields:
         count = self.positive("num_hidden_layers", int)
         if count > MAX_LAYERS:
             raise ConfigError(
-                f"{self.origin}: num_hidden_layers is {count}; at most {MAX_LAYERS} are run"
+                f"{self.origin}: num_hidden_layers is {count}; at most {MAX_LAYERS} are supported"
             )
         return count
 
@@ -196,7 +196,7 @@ def activation(fields: ConfigFields) -> Activation:
     name = fields.values.get("hidden_activation") or fields.values.get("hidden_act") or "silu"
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise UnsupportedError(
-            f"activation {short(name)} is not known; supported: {', '.join(ACTIVATIONS)}"
+            f"activation {short(name)} is not supported; supported: {', '.join(ACTIVATIONS)}"
         )
     return ACTIVATIONS[name]
 
@@ -212,7 +212,8 @@ def windows_by_type(
     unknown = set(types) - {"sliding_attention", "full_attention"}
     if unknown:
         raise UnsupportedError(
-            f"layer types {short(sorted(unknown))}: only full and sliding attention run"
+            f"layer types {short(sorted(unknown))}: only full_attention and sliding_attention "
+            "are supported"
         )
     return [window if kind == "sliding_attention" else None for kind in types]
 

@@ -29,7 +29,8 @@ def config(fields: ConfigFields) -> ModelConfig:
         fields = ConfigFields({**TEXT_DEFAULTS, **text}, f"{fields.origin} (text_config)")
     if fields.get("use_bidirectional_attention", False):
         raise UnsupportedError(
-            "this Gemma 3 attends in both directions (an embedding model); only causal ones run"
+            "this Gemma 3 attends in both directions (an embedding model); only causal "
+            "models are supported"
         )
     pattern = fields.positive("sliding_window_pattern", int, 6)
     window = fields.get("sliding_window", 4096)

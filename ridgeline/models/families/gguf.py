@@ -140,7 +140,8 @@ def _one_for_all_layers(field: str, value: Any) -> Any:
         return value
     if not value or any(item != value[0] for item in value):
         raise ConfigError(
-            f"{field} differs from layer to layer ({value[:8]} …), which no supported family does"
+            f"{field} differs from layer to layer ({value[:8]} …); supported families use one "
+            "value for all layers"
         )
     return value[0]
 

@@ -40,18 +40,18 @@ def check_task(name: str, options: TaskOptions) -> None:
     """An error for what can be known to be wrong before a model is loaded."""
     if name not in TASKS:
         hint = near_matches(name, TASKS)
-        raise UsageError(f"task {name!r} is not known; known are {', '.join(TASKS)}{hint}")
+        raise UsageError(f"task {name!r} is unknown; choose from {', '.join(TASKS)}{hint}")
     if name != "gsm8k" and (options.shots or options.examples is not None):
-        raise UsageError(f"task {name} shows no examples; leave out --shots and --examples")
+        raise UsageError(f"task {name} takes no examples; remove --shots and --examples")
     if name == "gsm8k" and options.examples is not None and not options.shots:
-        raise UsageError("--examples is given and --shots is not; say how many to show")
+        raise UsageError("--examples needs --shots N, the number of examples to show")
     if name == "humaneval" and not options.run_code:
         raise UsageError(
             "task humaneval runs code that the model writes, on this machine; "
             "say --run-code if it may"
         )
     if name != "humaneval" and options.run_code:
-        raise UsageError(f"task {name} runs no code; leave out --run-code")
+        raise UsageError(f"task {name} runs no code; remove --run-code")
 
 
 def run_task(

@@ -76,9 +76,7 @@ def _shots(
     if not shots:
         return []
     if examples is None:
-        raise UsageError(
-            f"shots is {shots}, and examples to show are missing; give --examples FILE"
-        )
+        raise UsageError(f"shots is {shots}, but there are no examples; give --examples FILE")
     examples_shown = read_questions(examples, read_problem, shots)
     if len(examples_shown) < shots:
         raise UsageError(f"shots is {shots}, and {examples} has {len(examples_shown)} examples")

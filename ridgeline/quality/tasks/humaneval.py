@@ -54,7 +54,7 @@ def run_humaneval(
 ) -> TaskScore:
     if not run_code:
         raise UsageError(
-            "this task runs code that the model writes, on this machine; say --run-code if it may"
+            "this task runs code that the model writes, on this machine; add --run-code to allow it"
         )
     exercises = read_questions(data, read_exercise, limit)
     prompts = [exercise.prompt for exercise in exercises]

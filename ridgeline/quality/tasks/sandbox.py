@@ -42,7 +42,9 @@ def run_program(
     program: str, *, seconds: int = SECONDS, memory_bytes: int = MEMORY_BYTES
 ) -> ProgramVerdict:
     if os.name != "posix":
-        raise UnsupportedError("generated code is run on Linux and macOS only, which have limits")
+        raise UnsupportedError(
+            "generated code runs only on Linux and macOS, where its resources can be limited"
+        )
     secret = secrets.token_hex(16)
     order = {
         "program": program,

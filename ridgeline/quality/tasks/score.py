@@ -41,5 +41,7 @@ def difference(original: TaskScore, changed: TaskScore) -> Estimate:
 
 def tokenizer_for(engine: Engine) -> Tokenizer:
     if engine.tokenizer is None:
-        raise UsageError("the model has no tokenizer beside it; text cannot be measured without")
+        raise UsageError(
+            "the model has no tokenizer, which scoring text needs; add tokenizer.json to its folder"
+        )
     return engine.tokenizer

@@ -62,7 +62,9 @@ def quantize_model(
     check_finite(model)
     schemes = {name: _scheme_of(scheme, name) for name in matrix_names(model)}
     if not method.prunes and not any(schemes.values()):
-        raise UsageError(f"no matrix has a scheme, and {method.name} does not prune: give a scheme")
+        raise UsageError(
+            f"{method.name} needs a quantization scheme for at least one matrix; give a scheme"
+        )
     tokens = list(batches)
     if work is not None:
         work = work / fingerprint(model, tokens, schemes, method, min_tokens)

@@ -177,5 +177,5 @@ def _read_reports(file: Path) -> list[MatrixReport]:
     with open_shard(file) as shard:
         text = (shard.metadata() or {}).get(REPORTS)
     if text is None:
-        raise CheckpointError(f"{file} was not written by quantizing; give another work folder")
+        raise CheckpointError(f"{file} is not a file of quantized layers; give another work folder")
     return [MatrixReport(**row) for row in json.loads(text)]

@@ -126,7 +126,7 @@ def compressed_layout(
 def weights_of(group: Mapping[str, Any], module: StoredModule) -> Mapping[str, Any]:
     weights = group.get("weights")
     if not isinstance(weights, Mapping):
-        module.wrong("is stored quantized, but its config group says nothing of weights")
+        module.wrong("is stored quantized, but its config group does not describe weights")
     return weights
 
 
@@ -136,7 +136,7 @@ def packed_layout(
     weights = weights_of(group, module)
     bits = weights.get("num_bits")
     if bits not in list(ZERO):
-        module.wrong(f"has packed codes of {bits} bits; 2, 4 and 8 are read")
+        module.wrong(f"has packed codes of {bits} bits; supported are 2, 4 and 8")
     if shape is None:
         module.wrong("has no weight_shape, which its packed weight needs")
     num_outputs, depth = shape

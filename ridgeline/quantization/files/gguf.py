@@ -37,7 +37,7 @@ def read_matrix(checkpoint: Checkpoint, name: str) -> StoredMatrix:
     info = checkpoint.tensors[name]
     data = map_file(info.file)
     if info.offset + info.stored_bytes > len(data):
-        raise CheckpointError(f"{info.file} became shorter while it was read")
+        raise CheckpointError(f"{info.file} was truncated while it was being read")
     raw = np.frombuffer(data, np.uint8, info.stored_bytes, info.offset)
     matrix = q4_0_matrix(torch.from_numpy(raw.copy()), info.shape[0])
     if not bool(matrix.codes.grid.scale.isfinite().all()):

@@ -40,7 +40,9 @@ def gptq_layout(module: StoredModule, config: Mapping[str, Any]) -> Layout | Non
     bits = field(config, "bits", 4, 2, 4, 8)
     form = config.get("checkpoint_format") or config.get("format") or "gptq"
     if form not in ("gptq", "gptq_v2"):
-        raise UnsupportedError(f"GPTQ's checkpoint_format {form!r} is not read; gptq, gptq_v2 are")
+        raise UnsupportedError(
+            f"GPTQ's checkpoint_format {form!r} is not supported; supported are gptq and gptq_v2"
+        )
     offset = form == "gptq"
     num_outputs, depth, num_groups = gptq_sizes(module, bits)
 
@@ -134,7 +136,7 @@ def awq_layout(module: StoredModule, config: Mapping[str, Any]) -> Layout | None
     field(config, "bits", 4, 4)
     version = str(config.get("version", "gemm")).lower()
     if version != "gemm":
-        raise UnsupportedError(f"AWQ's version {version!r} is not read; gemm is")
+        raise UnsupportedError(f"AWQ's version {version!r} is not supported; only gemm is")
     depth, words = module.matrix_shape("qweight", "int32")
     num_outputs = words * 8
     num_groups, _ = module.matrix_shape("scales", *SCALES)

@@ -90,7 +90,7 @@ def open_quantized(checkpoint: Checkpoint) -> QuantizedCheckpoint | None:
     if method not in known:
         hint = near_matches(method, known)
         raise UnsupportedError(
-            f"{checkpoint.path} is quantized by {method!r}; read are {', '.join(known)}{hint}"
+            f"{checkpoint.path} is quantized by {method!r}; supported are {', '.join(known)}{hint}"
         )
     modules = _modules(checkpoint)
     if method == COMPRESSED:
@@ -138,7 +138,7 @@ def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
     names = [name for name in checkpoint.tensors if name.endswith(".weight_shape")]
     odd = [name for name in names if checkpoint.tensors[name].num_elements != 2]
     if odd:
-        raise CheckpointError(f"{checkpoint.path}: no two numbers in {shorten(odd)}")
+        raise CheckpointError(f"{checkpoint.path}: expected two numbers in {shorten(odd)}")
     shapes = {}
     for name, tensor in checkpoint.read(names):
         num_outputs, depth = (int(size) for size in tensor.flatten())

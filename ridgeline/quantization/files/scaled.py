@@ -40,9 +40,13 @@ NVFP4_GROUP, MXFP4_GROUP = 16, 32
 def fp8_layout(module: StoredModule, config: Mapping[str, Any]) -> Layout | None:
     block = config.get("weight_block_size")
     if block not in (None, [BLOCK, BLOCK]):
-        raise UnsupportedError(f"fp8 blocks of {block} are not read; [{BLOCK}, {BLOCK}] are")
+        raise UnsupportedError(
+            f"fp8 blocks of {block} are not supported; only [{BLOCK}, {BLOCK}] are"
+        )
     if module.dtype("weight") in ("fp8_e5m2", "fp8_e4m3fnuz", "fp8_e5m2fnuz"):
-        module.wrong(f"is stored in {module.dtype('weight')}; of 8-bit floats only e4m3 is read")
+        module.wrong(
+            f"is stored in {module.dtype('weight')}; of 8-bit floats only e4m3 is supported"
+        )
     if module.dtype("weight") != FP8_NAME:
         return None
     scale = "weight_scale_inv" if "weight_scale_inv" in module else "weight_scale"
@@ -152,5 +156,5 @@ def mxfp4_matrix(module: StoredModule, packed: str) -> Layout:
 def _expect_groups(module: StoredModule, rows: int, depth: int, group: int, *dtypes: str) -> None:
     module.needs("weight_scale", *dtypes)
     if depth % group:
-        module.wrong(f"has {depth} columns, which are no whole groups of {group}")
+        module.wrong(f"has {depth} columns, not a multiple of the group size {group}")
     module.expects("weight_scale", (rows, depth // group))

@@ -79,7 +79,8 @@ class StoredModule:
         """How many columns share a scale, of which there are `num_groups` in a row."""
         if num_groups < 1 or depth % num_groups:
             self.wrong(
-                f"has {num_groups} groups in {last} for {depth} columns, which do not divide"
+                f"has {num_groups} groups in {last} for {depth} columns, which does not "
+                "divide evenly"
             )
         return depth // num_groups
 

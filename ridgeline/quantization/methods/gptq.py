@@ -45,7 +45,7 @@ class Gptq(Method):
 
     def __post_init__(self) -> None:
         if not 0 < self.damping < 1:
-            raise UsageError(f"damping is {self.damping}; give a share between 0 and 1, as 0.01")
+            raise UsageError(f"damping is {self.damping}; give a share between 0 and 1, e.g. 0.01")
 
     def apply(self, weight_OD: Tensor, statistics: Statistics, scheme: Scheme | None) -> Codes:
         assert scheme is not None, "GPTQ needs a scheme"

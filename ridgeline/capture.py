@@ -35,7 +35,7 @@ def capture(
     current, side = torch.cuda.current_stream(), _side_stream()
     torch.cuda.synchronize()
     side.wait_stream(current)
-    with _no_collecting(), torch.cuda.stream(side):
+    with no_garbage_collection(), torch.cuda.stream(side):
         options: dict[str, Any] = {} if pool is None else {"pool": pool}
         mode = "thread_local" if own_thread else "global"
         graph.capture_begin(**options, capture_error_mode=mode)
@@ -62,7 +62,7 @@ def _side_stream() -> torch.cuda.Stream:
 
 
 @contextmanager
-def _no_collecting() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:

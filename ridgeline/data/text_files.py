@@ -6,8 +6,10 @@ text = read_text(Path("wikitext2_test.txt.gz"), max_bytes=100_000)
 from __future__ import annotations
 
 import gzip
+import json
 import zlib
 from pathlib import Path
+from typing import Any
 
 from ridgeline.errors import UsageError
 
@@ -41,3 +43,14 @@ def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot read {str(path)!r}: {reason}; give a text file") from error
+
+
+def json_object(line: str, origin: str) -> dict[str, Any]:
+    """The object on one line of a JSON-lines file; `origin` names the line in errors."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{origin} is not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise UsageError(f"{origin} is {line[:60]!r}; expected an object")
+    return row

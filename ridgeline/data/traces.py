@@ -16,7 +16,6 @@ A row that cannot be read is an error with its line number; nothing is skipped.
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -24,6 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ridgeline.data.text_files import json_object
 from ridgeline.data.tokenizer import Tokenizer
 from ridgeline.data.workload import MIXES, Workload, WorkloadRequest, named_workload
 from ridgeline.errors import UsageError, near_matches
@@ -178,13 +178,7 @@ def _csv_rows(path: Path) -> Iterator[TraceRow]:
 
 def _json_rows(path: Path) -> Iterator[TraceRow]:
     for number, line in _lines(path):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UsageError(f"{path} line {number} is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise UsageError(f"{path} line {number} is {line[:60]!r}; expected an object")
-        yield number, row
+        yield number, json_object(line, f"{path} line {number}")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

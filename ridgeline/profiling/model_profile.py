@@ -13,12 +13,12 @@ and its part of the work counted.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from ridgeline.capture import no_garbage_collection
 from ridgeline.engine.execution.step_watch import StepWatch, between_s
 from ridgeline.engine.execution.work import cost_base, matrix_dtype
 from ridgeline.formats.dtypes import parse_dtype
@@ -111,7 +111,8 @@ def _profile(
     hardware = of_one_rank(hardware, subject.ranks_a_device)
     for _ in range(WARM_UP if phase == "decode" else 2):
         step()
-    with _no_collecting():
+    gc.collect()
+    with no_garbage_collection():  # it stays out of what is timed
         timing, device_s = _timed(subject, step, num_steps, len(pieces))
         division, calls, documents = watched(subject, step, timing.median_s)
     if device_s is not None:
@@ -183,16 +184,3 @@ def _mean(pieces: Sequence[Sequence[Chunk]]) -> MeanStep:
     works = [mean_work(list(chunks)) for chunks in pieces]
     names = ("rows", "tokens", "logit_rows", "pairs", "keys")
     return MeanStep(*(sum(getattr(work, name) for work in works) for name in names))
-
-
-@contextmanager
-def _no_collecting() -> Iterator[None]:
-    """Python's collector stays out of what is timed."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -15,6 +15,7 @@ from ridgeline.errors import OutOfMemoryError, UnsupportedError
 from ridgeline.formats.dtypes import dtype_name, parse_dtype
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.detection import available_memory
+from ridgeline.hardware.units import human_bytes
 from ridgeline.models import ModelConfig, Transformer, build_model
 from ridgeline.models.checkpoint import Checkpoint, open_checkpoint, resolve_model
 from ridgeline.models.families import Description, describe
@@ -32,7 +33,6 @@ from ridgeline.quantization.sizes import weight_bytes
 log = logging.getLogger(__name__)
 
 COMPUTE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_GIB = 2**30
 
 
 def load_model(
@@ -114,24 +114,19 @@ def load_codes(
 
 
 def choose_dtype(
-    name: str,
-    config: ModelConfig,
-    hardware: Hardware,
-    scheme: Scheme | None = None,
-    kept: Mapping[str, Scheme] | None = None,
+    name: str, config: ModelConfig, hardware: Hardware, kept: Mapping[str, Scheme] | None = None
 ) -> torch.dtype:
-    """The dtype to load in; an error before anything is allocated when the weights cannot fit, as
-    they will be if a scheme quantizes them on the way in, or if the checkpoint's codes are kept.
+    """The dtype to load in; an error before anything is allocated when the weights do not fit.
+    `kept` has the schemes of layers whose codes are kept, by name.
     """
-    chosen = pick_dtype(name, config, hardware, scheme, kept)
-    needed = _needed_bytes(config, chosen, hardware, scheme, kept)
+    chosen = pick_dtype(name, config, hardware, kept=kept)
+    needed = _needed_bytes(config, chosen, hardware, None, kept)
     free = available_memory(hardware.device)
     if needed > free:
-        codes = scheme.name if scheme is not None else "codes" if kept else None
-        stored = dtype_name(chosen) if codes is None else f"{codes} and {dtype_name(chosen)}"
+        stored = f"codes and {dtype_name(chosen)}" if kept else dtype_name(chosen)
         raise OutOfMemoryError(
-            f"the weights need {needed / _GIB:.1f} GiB in {stored}; "
-            f"{free / _GIB:.1f} GiB are free on {hardware.device}; try a smaller model"
+            f"the weights need {human_bytes(needed)} in {stored}; {human_bytes(free)} are free "
+            f"on {hardware.device}; try a smaller model"
         )
     return chosen
 

@@ -183,6 +183,12 @@ def decoder_config(
     )
 
 
+def attention_biases(fields: ConfigFields) -> dict[str, Any]:
+    """Biases of all of attention's projections, where `attention_bias` asks for them."""
+    has_bias = fields.get("attention_bias", False)
+    return {"qkv_bias": has_bias, "out_bias": has_bias}
+
+
 def head_size(fields: ConfigFields, default: int | None, hidden_size: int, num_heads: int) -> int:
     if default is None and fields.optional("head_dim", int) is None and hidden_size % num_heads:
         raise ConfigError(

@@ -9,7 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import ConfigFields, Family, decoder_config, windows_by_type
+from ridgeline.models.families.family import (
+    ConfigFields,
+    Family,
+    attention_biases,
+    decoder_config,
+    windows_by_type,
+)
 from ridgeline.models.families.gguf import GGUF_NAMES_GEMMA
 from ridgeline.models.families.names import HF_NAMES
 
@@ -30,16 +36,14 @@ def config(fields: ConfigFields) -> ModelConfig:
 
 def gemma_features(fields: ConfigFields) -> dict[str, Any]:
     """What Gemma 2 and 3 share."""
-    attention_bias = fields.get("attention_bias", False)
     return {
         "head_dim": 256,
         "tied_embeddings": True,
         "norm_offset": 1.0,
         "post_norms": True,
-        "qkv_bias": attention_bias,
-        "out_bias": attention_bias,
         "embedding_scale": fields.positive("hidden_size", int) ** 0.5,
         "attention_scale": fields.positive("query_pre_attn_scalar", float, 256.0) ** -0.5,
+        **attention_biases(fields),
     }
 
 

@@ -6,22 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import ConfigFields, Family, decoder_config
+from ridgeline.models.families.family import ConfigFields, Family, attention_biases, decoder_config
 from ridgeline.models.families.gguf import GGUF_NAMES_INTERLEAVED
 
 
 def config(fields: ConfigFields) -> ModelConfig:
-    attention_bias = fields.get("attention_bias", False)
     return decoder_config(
         fields,
         "granite",
-        qkv_bias=attention_bias,
-        out_bias=attention_bias,
         mlp_bias=fields.get("mlp_bias", False),
         embedding_scale=fields.get("embedding_multiplier", 1.0),
         attention_scale=fields.get("attention_multiplier", 1.0),
         residual_scale=fields.get("residual_multiplier", 1.0),
         logit_scale=1.0 / fields.positive("logits_scaling", float, 1.0),
+        **attention_biases(fields),
     )
 
 

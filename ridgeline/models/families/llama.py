@@ -5,18 +5,16 @@
 from __future__ import annotations
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import ConfigFields, Family, decoder_config
+from ridgeline.models.families.family import ConfigFields, Family, attention_biases, decoder_config
 from ridgeline.models.families.gguf import GGUF_NAMES_INTERLEAVED
 
 
 def config(fields: ConfigFields) -> ModelConfig:
-    attention_bias = fields.get("attention_bias", False)
     return decoder_config(
         fields,
         "llama",
-        qkv_bias=attention_bias,
-        out_bias=attention_bias,
         mlp_bias=fields.get("mlp_bias", False),
+        **attention_biases(fields),
     )
 
 

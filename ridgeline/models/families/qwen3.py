@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import ConfigFields, Family, decoder_config
+from ridgeline.models.families.family import ConfigFields, Family, attention_biases, decoder_config
 from ridgeline.models.families.gguf import GGUF_NAMES
 from ridgeline.models.families.qwen2 import upper_windows
 
 
 def config(fields: ConfigFields) -> ModelConfig:
-    attention_bias = fields.get("attention_bias", False)
     return decoder_config(
         fields,
         "qwen3",
         head_dim=128,
         windows=upper_windows(fields),
         qk_norm=True,
-        qkv_bias=attention_bias,
-        out_bias=attention_bias,
+        **attention_biases(fields),
     )
 
 

@@ -8,12 +8,11 @@ from typing import Any
 
 from ridgeline.errors import ConfigError
 from ridgeline.models.config import ExpertsConfig, ModelConfig
-from ridgeline.models.families.family import ConfigFields, Family, decoder_config
+from ridgeline.models.families.family import ConfigFields, Family, attention_biases, decoder_config
 from ridgeline.models.families.gguf import GGUF_NAMES
 
 
 def config(fields: ConfigFields) -> ModelConfig:
-    attention_bias = fields.get("attention_bias", False)
     num_layers = fields.num_layers()
     window = (
         fields.optional("sliding_window", int) if fields.get("use_sliding_window", False) else None
@@ -23,8 +22,7 @@ def config(fields: ConfigFields) -> ModelConfig:
         "qwen3_moe",
         windows=[window] * num_layers,
         qk_norm=True,
-        qkv_bias=attention_bias,
-        out_bias=attention_bias,
+        **attention_biases(fields),
     )
     experts = ExpertsConfig(
         # transformers 5 writes the second name, everyone before it the first

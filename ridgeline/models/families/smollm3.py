@@ -7,6 +7,7 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.models.families.family import (
     ConfigFields,
     Family,
+    attention_biases,
     decoder_config,
     windows_by_type,
     with_ropes,
@@ -15,7 +16,6 @@ from ridgeline.models.families.gguf import GGUF_NAMES_INTERLEAVED
 
 
 def config(fields: ConfigFields) -> ModelConfig:
-    attention_bias = fields.get("attention_bias", False)
     window = (
         fields.optional("sliding_window", int) if fields.get("use_sliding_window", False) else None
     )
@@ -26,9 +26,8 @@ def config(fields: ConfigFields) -> ModelConfig:
         rope_theta=2e6,
         tied_embeddings=True,
         windows=windows_by_type(fields, window, lambda layer: not has_rope[layer]),
-        qkv_bias=attention_bias,
-        out_bias=attention_bias,
         mlp_bias=fields.get("mlp_bias", False),
+        **attention_biases(fields),
     )
     return with_ropes(
         base, [layer.rope if has_rope[i] else None for i, layer in enumerate(base.layers)]

@@ -5,13 +5,12 @@ for question in read_questions(path, read_hellaswag, limit=50): ...
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ridgeline.data.text_files import read_text
+from ridgeline.data.text_files import json_object, read_text
 from ridgeline.errors import UsageError
 
 QuestionRow = Mapping[str, Any]
@@ -33,15 +32,8 @@ def read_questions(
 
 def _rows(path: Path) -> Iterator[tuple[int, QuestionRow]]:
     for number, line in enumerate(read_text(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UsageError(f"{path} line {number} is not JSON: {error}") from None
-        if not isinstance(row, dict):
-            raise UsageError(f"{path} line {number} is {line[:60]!r}; expected an object")
-        yield number, row
+        if line.strip():
+            yield number, json_object(line, f"{path} line {number}")
 
 
 def text_of(row: QuestionRow, name: str) -> str:

@@ -22,7 +22,7 @@ from torch import Tensor
 from ridgeline.errors import UnsupportedError
 
 WORDS = 4  # 32-bit words in a 16-byte piece
-ZERO = {4: 8, 8: 128}  # by bits: the code of 0.0 where no zero points are stored
+ZERO = {2: 2, 4: 8, 8: 128}  # by bits: the code of 0.0 where no zero points are stored
 
 
 def pack_int4(codes_OD: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ridgeline.formats.dtypes import torch_word
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model, save_safetensors
 from ridgeline.models.checkpoint.save import MAX_SHARD_BYTES
@@ -51,7 +52,7 @@ def hf_config(model: Transformer, description: Description) -> dict[str, Any]:
     values = dict(values.get("text_config", values))
     values.pop("quantization_config", None)  # what is saved here is plain
     values.pop("torch_dtype", None)  # what transformers called it before version 5
-    dtype = str(model.embed.weight.dtype).removeprefix("torch.")
+    dtype = torch_word(model.embed.weight.dtype)
     family = description.family
     return values | {
         "architectures": [family.architectures[0]],

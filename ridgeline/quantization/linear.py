@@ -37,9 +37,8 @@ from ridgeline.models.transformer import (
     fused_norm,
     projected,
 )
-from ridgeline.quantization.scheme import BLOCK, FP8, Codes, Scheme
+from ridgeline.quantization.scheme import BLOCK, Codes, Scheme
 
-INPUT_DTYPES = {"16-bit": None, "int8": torch.int8, "fp8": FP8}
 WORD_PIECE = 16  # int8 codes in a piece of packed words
 # Products of so few rows are bound by their weights, so x stays in 16 bits where a kernel takes it
 # so: no kernel to round it, and none of its error.
@@ -79,7 +78,7 @@ class QuantizedLinear(Projection):
         super().__init__()
         self.scheme, self.dtype, self.gives = scheme, dtype, None
         self.out_features, self.in_features = codes.values.shape
-        self.inputs = INPUT_DTYPES[scheme.inputs]
+        self.inputs = scheme.input_dtype
         stored = kernel_form(codes, scheme, dtype)
         self.weight = _constant(stored.weight)
         self.scale = _constant(stored.scale)

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import UsageError
+from ridgeline.formats.packing import ZERO
 from ridgeline.formats.scaling import LARGEST, SMALLEST_AMAX
 
 BLOCK = 128
 GROUPS = (32, 64, 128)
 FP8 = torch.float8_e4m3fn
-ZERO = 8.0  # int4's code of 0.0 where no zero points are stored
 CODE_DTYPES = {"int8": torch.int8, "int4": torch.uint8, "fp8": FP8}
 NAMES = "int8, int4-g32/-g64/-g128 (with -asym too), w8a8-int8, fp8, fp8-tensor, fp8-block"
 
@@ -52,6 +52,11 @@ class Scheme:
     @property
     def bits(self) -> int:
         return 4 if self.weight == "int4" else 8
+
+    @property
+    def input_dtype(self) -> torch.dtype | None:
+        """What inputs are rounded to; None where they stay in 16 bits."""
+        return {"16-bit": None, "int8": torch.int8, "fp8": FP8}[self.inputs]
 
     def fits(self, num_outputs: int, depth: int) -> bool:
         """Whether a matrix of this size can be stored so."""
@@ -123,14 +128,14 @@ def nearest(scaled: Tensor, zero: Tensor | None, scheme: Scheme) -> Tensor:
     rounded = (scaled + 0.5).floor_()  # in place, and all that follows: weights are large
     if scheme.weight == "int8":
         return rounded.clamp_(-127, 127)
-    return rounded.add_(ZERO if zero is None else zero).clamp_(0, 15)
+    return rounded.add_(ZERO[4] if zero is None else zero).clamp_(0, 15)
 
 
 def decode(codes: Codes, scheme: Scheme) -> Tensor:
     """What the codes stand for, in fp32."""
     values, grid = codes.values.float(), codes.grid
     if scheme.weight == "int4":
-        zero = ZERO if grid.zero is None else spread(grid.zero.float(), values.shape)
+        zero = ZERO[4] if grid.zero is None else spread(grid.zero.float(), values.shape)
         values = values - zero
     return values * spread(grid.scale, values.shape)
 

@@ -30,11 +30,10 @@ from ridgeline.kernels.moe import route
 from ridgeline.models.transformer import Block, ExpertMLP, Linear, RMSNorm
 from ridgeline.products import linear
 from ridgeline.quantization.blocks import BlockWalk
-from ridgeline.quantization.scheme import FP8, Scheme
+from ridgeline.quantization.scheme import Scheme
 
 SAMPLE_ROWS = 512
 SILENT_DB = -200.0  # stands for no error at all: fp32 ends long before
-INPUT_DTYPES = {"int8": torch.int8, "fp8": FP8}
 
 
 class Statistics:
@@ -167,9 +166,9 @@ def squared_error(change_OD: Tensor, hessian_DD: Tensor) -> Tensor:
 
 def round_inputs(x_TD: Tensor, scheme: Scheme) -> Tensor:
     """What the kernels of a scheme make of their inputs: a scale for each token."""
-    if scheme.inputs == "16-bit":
+    if scheme.input_dtype is None:
         return x_TD
-    codes, scale_T = quantize_rows(x_TD, INPUT_DTYPES[scheme.inputs])
+    codes, scale_T = quantize_rows(x_TD, scheme.input_dtype)
     return codes.float() * scale_T.unsqueeze(-1)
 
 

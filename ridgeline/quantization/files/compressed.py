@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import CheckpointError
+from ridgeline.formats.packing import ZERO
 from ridgeline.formats.words import pack_words, unpack_words
 from ridgeline.quantization.files import scaled
 from ridgeline.quantization.files.gptq_awq import (
@@ -44,8 +45,6 @@ from ridgeline.quantization.files.stored import (
     finite_scale,
 )
 from ridgeline.quantization.scheme import BLOCK, Scheme
-
-ZERO = {2: 2, 4: 8, 8: 128}  # by bits: the code that stands for 0 where no zero points are stored
 
 
 def format_of(scheme: Scheme) -> str:

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import UsageError
+from ridgeline.formats.packing import ZERO
 from ridgeline.quantization.methods.base import Method
 from ridgeline.quantization.methods.compensation import inverse_factor, sweep
 from ridgeline.quantization.methods.rtn import find_clipped_grid
 from ridgeline.quantization.scheme import (
-    ZERO,
     Codes,
     Grid,
     Scheme,
@@ -84,7 +84,7 @@ class GridRounder:
         zero_O = None if self.zero_DO is None else self.zero_DO[column]
         codes_O = nearest(block_CO[offset] / scale_O, zero_O, self.scheme)
         if self.scheme.weight == "int4":
-            codes_O = codes_O - (ZERO if zero_O is None else zero_O)
+            codes_O = codes_O - (ZERO[4] if zero_O is None else zero_O)
         return codes_O * scale_O
 
 

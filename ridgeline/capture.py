@@ -1,9 +1,9 @@
-"""Work on a GPU captured as a graph.
+"""Captures GPU work as a graph.
 
-`torch.cuda.graph` first collects garbage and gives all cached memory back, which takes most of a
-second in a process with a model: too long for an engine that captures when a shape first comes,
-and for a tuner that captures by the hundred. Here neither happens; the collector only rests, since
-memory freed while capturing would end the capture.
+`torch.cuda.graph` first collects garbage and releases all cached memory, which takes most of a
+second in a process with a model: too long for an engine that captures when a new shape occurs, and
+for a tuner that captures hundreds. Here neither happens; the garbage collector is only paused,
+because freeing memory during a capture would end it.
 
     graph, result = capture(lambda: model(x))
     graph.replay()                              # `result` now holds what it computes from x
@@ -26,10 +26,10 @@ _of_thread = local()
 def capture(
     work: Callable[[], Result], pool: tuple[int, int] | None = None, *, own_thread: bool = False
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """The graph of what `work` enqueues, and what it returns. Nothing runs now; what is compiled or
-    made when first used must have been used before. Graphs with the same `pool`
-    (`torch.cuda.graph_pool_handle()`) share memory. `own_thread` lets other threads go on with
-    calls that a capture forbids.
+    """The graph of what `work` enqueues, and what it returns. Nothing runs now: anything compiled
+    or allocated on first use must have been used before. Graphs with the same `pool`
+    (`torch.cuda.graph_pool_handle()`) share memory. `own_thread` lets other threads make calls that
+    a capture forbids.
     """
     graph = torch.cuda.CUDAGraph()
     current, side = torch.cuda.current_stream(), _side_stream()
@@ -42,7 +42,7 @@ def capture(
         try:
             result = work()
         except BaseException:
-            with suppress(RuntimeError):  # what went wrong first is what the caller is to see
+            with suppress(RuntimeError):  # the caller should see the first error
                 graph.capture_end()
             raise
         graph.capture_end()

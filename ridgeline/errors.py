@@ -86,13 +86,13 @@ class MissingPackageError(RidgelineError, ImportError):
 
 
 class NumericsError(RidgelineError, ArithmeticError):
-    """A model computed something that is no number."""
+    """A model computed NaN or infinity."""
 
     exit_code = 14
 
 
 class RequestError(RidgelineError, RuntimeError):
-    """A request that was to be answered ended without an answer."""
+    """A request ended without an answer."""
 
     exit_code = 15
 
@@ -109,9 +109,9 @@ class QualityError(RidgelineError, ValueError):
     exit_code = 17
 
 
-CHECK_FAILED_EXIT_CODE = 13  # what was asked to be checked ran, and failed
-INTERNAL_EXIT_CODE = 70  # a bug of ours
-INTERRUPTED_EXIT_CODE = 130  # Ctrl-C, as shells count it
+CHECK_FAILED_EXIT_CODE = 13  # a check ran and failed
+INTERNAL_EXIT_CODE = 70  # a bug in Ridgeline
+INTERRUPTED_EXIT_CODE = 130  # Ctrl-C, by shell convention
 
 
 def near_matches(word: str, allowed: Iterable[str]) -> str:

@@ -1,13 +1,14 @@
-"""`linear`: torch's product, through fp32 where torch has none for the dtype on this CPU.
+"""`linear`: torch's matrix product, computed through fp32 where torch has no fast kernel for the
+dtype on this CPU.
 
-A processor without instructions for bf16 (ARM before 8.6, x86 before Cooper Lake) is left a loop
-over single numbers, 250 times as slow as fp32 (Neoverse-N1, 2 threads, 256 rows, 2026-11-16), or
-with AVX-512 conversions on the way, 3 times as slow (Cascade Lake, likewise), and results that are
-made twice. There x and the weight become fp32 a piece at a time, in memory that is kept
-(`scratch`), and a result is rounded once.
+On a processor without bf16 instructions (ARM before 8.6, x86 before Cooper Lake) torch falls back
+to a scalar loop, 250 times slower than fp32 (Neoverse-N1, 2 threads, 256 rows, 2026-11-16), or with
+AVX-512 converts on the way, 3 times slower (Cascade Lake, likewise), and computes results twice.
+There x and the weight are converted to fp32 a piece at a time, in memory that is kept (`scratch`),
+and each result is rounded once.
 
     y_MO = linear(x_MD, weight_OD, bias_O)
-    dtype = product_dtype(x.dtype, x.device)    # for products that are not of a weight
+    dtype = product_dtype(x.dtype, x.device)    # for products without a weight
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ def _converts_bf16() -> bool:
 
 
 def few_rows_are_slow(dtype: torch.dtype) -> bool:
-    """Whether torch's products of few rows, but more than one, leave much on the table on this CPU.
-    On ARM they do in fp32 too: four rows take six times as long as one.
+    """Whether torch's products of a few rows, but more than one, are far below this CPU's speed. On
+    ARM they are in fp32 too: four rows take six times as long as one.
     """
     return IS_ARM or _slow_on_cpu(dtype)
 
 
 def product_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What numbers of this dtype are multiplied in."""
+    """The dtype in which numbers of this dtype are multiplied."""
     return torch.float32 if device.type == "cpu" and _slow_on_cpu(dtype) else dtype
 
 
@@ -121,7 +122,7 @@ def _widened(use: str, rows: Tensor) -> Tensor:
 
 
 def scratch(use: str, count: int) -> Tensor:
-    """Memory of this thread's, kept for the next product; part of what a plan calls workspace."""
+    """This thread's memory, kept for the next product; memory plans count it as workspace."""
     held: Tensor | None = getattr(_own, use, None)
     if held is None or held.numel() < count:
         with torch.inference_mode(False):

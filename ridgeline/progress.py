@@ -1,6 +1,7 @@
-"""How long work tells of its progress: a callable that takes a label, what is done and the total.
+"""Progress reporting: a callable that takes a label, the amount done and the total.
 
-Whoever works calls it now and then; whoever shows it decides how (cli/terminal.py draws bars).
+Long-running functions call it from time to time; the caller decides how to show it (cli/terminal.py
+draws bars).
 
     def load(path: Path, progress: Progress | None = None) -> Model: ...
 """

@@ -3,7 +3,7 @@ from records.
 
 A record holds values with their spread and the share of the ceiling they reached, and enough to
 repeat the run: the command as typed, commit, device, driver and library versions, clocks and power
-where the vendor's tool tells.
+where the vendor's tool reports them.
 
     record = Record.create("hardware", hardware, {"copy": Value(4.25e12, "B/s", spread=0.01)})
     path = record.save("results")      # results/hardware-nvidia-h200-2026-11-15.json
@@ -56,7 +56,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Record:
-    """What one run measured, and under which circumstances."""
+    """What one run measured, and in which environment."""
 
     name: str
     command: tuple[str, ...]
@@ -160,7 +160,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def versions_of(hardware: Hardware) -> dict[str, str]:
-    """Of all that figures may depend on."""
+    """Versions of everything that figures may depend on."""
     return {
         "ridgeline": __version__,
         "python": platform.python_version(),

@@ -1,10 +1,10 @@
 """The one timer. Whatever Ridgeline claims to have timed went through one of these functions.
 
 `time_host` reads the host clock, `time_device` records device events (CUDA or HIP), `time_graph`
-captures many calls and times replays, `time_loop` takes the steps of a loop that runs ahead of its
-device. The others warm up first, repeat until `target_s` is spent, and
-return a `Timing`: median and spread, per call. Device work is kept queued ahead of the device, so
-that a slow host does not show up in a kernel's time.
+captures many calls and times replays, `time_loop` times the steps of a loop that runs ahead of its
+device. All but the last warm up first, repeat until `target_s` is spent, and return a `Timing`:
+median and spread per call. Device work is kept queued ahead of the device, so that a slow host does
+not show up in a kernel's time.
 
     timing = measure(lambda: a @ b, device="cuda:0")
     print(timing.median_s, timing.spread)
@@ -68,7 +68,7 @@ class Timing:
 
 
 def measure(fn: Callable[..., object], device: str | torch.device, **options: Any) -> Timing:
-    """Time `fn` the way that suits its device: the clock on a CPU, events on a GPU."""
+    """Time `fn` as suits its device: by the clock on a CPU, by events on a GPU."""
     if torch.device(device).type == "cpu":
         return time_host(fn, **options)
     return time_device(fn, device=device, **options)
@@ -194,9 +194,9 @@ def time_loop(
     device: str | torch.device = "cpu",
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timing:
-    """Host seconds a call of a loop that keeps the device busy by itself, such as an engine's: each
-    sample is from one return to the next. Warming up is the caller's; what is still queued at the
-    end is waited for and belongs to the last one.
+    """Host seconds per call of a loop that keeps the device busy by itself, such as an engine's:
+    each sample runs from one return to the next. The caller warms up; work still queued at the end
+    is waited for and counts towards the last sample.
     """
     wait = _waiter(device)
     wait()

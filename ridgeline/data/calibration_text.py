@@ -1,8 +1,8 @@
-"""Text to calibrate on, as token tensors: any file of the user's, or by default the texts of
-Python's own help, which every CPython carries (`pydoc_data.topics`, about 465 kB of English prose
-with some code).
+"""Calibration text as token tensors: a file of the user's, or by default the text of Python's own
+help, which every CPython includes (`pydoc_data.topics`, about 465 kB of English prose with some
+code).
 
-Quantizing itself takes tensors and knows no tokenizer; this is where the two meet.
+Quantization takes tensors and knows no tokenizer; this file connects the two.
 
     batches = calibration_batches(tokenizer, read_text(Path("my.txt")))     # text_files.py
     quantize_model(model, batches, scheme, Gptq())
@@ -19,7 +19,7 @@ from ridgeline.errors import MissingPackageError, UsageError
 NUM_SEQUENCES = 128
 LENGTH = 512  # tokens of a sequence
 SEQUENCES_A_BATCH = 8
-MIN_TOKENS = 2048  # a matrix's statistics need some thousand tokens to say anything
+MIN_TOKENS = 2048  # statistics of a matrix need a few thousand tokens
 
 
 def default_text() -> str:
@@ -42,8 +42,8 @@ def calibration_batches(
     length: int = LENGTH,
     sequences_a_batch: int = SEQUENCES_A_BATCH,
 ) -> list[Tensor]:
-    """Token ids [sequences, length], the sequences spread evenly over the text (the default one if
-    none is given). A text that has fewer gives all it has; special tokens in it are plain text.
+    """Token ids [sequences, length], the sequences spread evenly over the text (default: the built-
+    in one). A shorter text gives as many as it has; special tokens in it are treated as plain text.
     """
     if num_sequences < 1 or length < 1 or sequences_a_batch < 1:
         raise UsageError(

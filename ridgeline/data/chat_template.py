@@ -1,9 +1,8 @@
 """Chat templates: a list of messages becomes the text that a model was tuned on.
 
-A template arrives with the checkpoint and is other people's code, so it runs in
-template_sandbox.py's environment and is handed nothing but plain JSON values. What templates may
-call is what transformers gives them: `raise_exception`, `strftime_now`, `tojson`, loop controls and
-the `generation` tag.
+A template comes with the checkpoint and is untrusted code, so it runs in template_sandbox.py's
+environment and gets only plain JSON values. It may call what transformers gives templates:
+`raise_exception`, `strftime_now`, `tojson`, loop controls and the `generation` tag.
 
     text = render_chat(template, [{"role": "user", "content": "Hello"}], bos_token="<s>")
 """
@@ -94,7 +93,7 @@ def render_chat(
     add_generation_prompt: bool = True,
     **variables: Any,
 ) -> str:
-    """The text of a conversation; one that the template refuses is a UsageError in its words."""
+    """The text of a conversation; UsageError with the template's message where it rejects it."""
     if not messages:
         raise UsageError("the conversation is empty; give at least one message")
     compiled = _compile(template)
@@ -124,7 +123,7 @@ def render_chat(
 
 
 def _plain(value: Any) -> Any:
-    """The value rebuilt from JSON types: a template reaches no method of a caller's object."""
+    """The value rebuilt from JSON types, so that a template cannot reach a caller's objects."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):

@@ -111,7 +111,7 @@ def _special_texts(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _make_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
-    """Tokens named as special are special, also where tokenizer.json has them as ordinary."""
+    """Mark tokens named as special as such, even where tokenizer.json lists them as ordinary."""
     special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
     missing = {text for text in texts if backend.token_to_id(text) is not None} - special
     backend.add_special_tokens(
@@ -145,7 +145,7 @@ def _end_ids_of_configs(folder: Path) -> list[int]:
 def _surroundings(
     backend: tokenizers.Tokenizer, config: Mapping[str, Any], bos_id: int | None, eos_id: int | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What goes around a text: as tokenizer.json does it, unless the config has a flag."""
+    """What goes before and after a text: as tokenizer.json says, unless the config has a flag."""
     bare = backend.encode("a", add_special_tokens=False).ids
     full = backend.encode("a", add_special_tokens=True).ids
     extra = len(full) - len(bare)

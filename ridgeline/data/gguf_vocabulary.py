@@ -1,8 +1,8 @@
 """The tokenizer inside a GGUF file, built from its `tokenizer.ggml.*` metadata.
 
-Two kinds exist in the models run here: `gpt2` (byte-level BPE: tokens, merges and a named way of
+Supported models use one of two kinds: `gpt2` (byte-level BPE: tokens, merges and a named rule for
 splitting words) and `llama` (sentencepiece BPE: tokens with scores, spaces as `▁`, unknown
-characters as byte tokens). The others are refused.
+characters as byte tokens). Others are rejected.
 
     vocabulary = gguf_vocabulary(open_checkpoint("model.gguf").metadata)
 """

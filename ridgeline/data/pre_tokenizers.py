@@ -2,8 +2,7 @@
 
 The names and which rule each selects are facts of llama.cpp (src/llama-vocab.cpp at 00ad355e);
 the regexes are those of the models' own tokenizer.json, where llama.cpp's are approximations of
-them. A name that is not in the table is refused: a wrong split gives wrong ids without any other
-sign.
+them. A name that is not in the table is rejected: a wrong split would silently give wrong ids.
 
     rule = split_rule("smollm")  # every digit by itself, then GPT-2's words
 """

@@ -1,4 +1,4 @@
-"""Text of a user's file, plain or packed; an error of one line where it is none.
+"""Reads text files of users, plain or gzip, with one-line errors.
 
 text = read_text(Path("wikitext2_test.txt.gz"), max_bytes=100_000)
 """
@@ -15,7 +15,7 @@ from ridgeline.errors import UsageError
 
 
 def read_text(path: Path, max_bytes: int | None = None) -> str:
-    """A UTF-8 file, plain or gzip, or its first bytes (a character that they cut is left out)."""
+    """A UTF-8 file, plain or gzip, or its first bytes (a character cut in two is dropped)."""
     data = read_bytes(path, max_bytes)
     if not data.strip():
         raise UsageError(f"{path} is empty; give a file with some text")
@@ -32,7 +32,7 @@ def read_text(path: Path, max_bytes: int | None = None) -> str:
 
 
 def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
-    """Of a file as it is, or of what is in a gzip file."""
+    """The content of a file, unpacked if it is gzip."""
     try:
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"

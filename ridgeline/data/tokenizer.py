@@ -73,7 +73,7 @@ class Tokenizer:
         """Ids of a text, with the model's BOS or EOS where it wants them and the text has none.
 
         With `parse_special=False`, special tokens written in the text (`<|im_end|>`) stay the plain
-        characters they are: for text from people who must not be able to end a turn.
+        characters they are: for untrusted text, which must not be able to end a turn.
         """
         backend = self._backend if parse_special else self._plain_backend
         try:

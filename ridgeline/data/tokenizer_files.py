@@ -1,4 +1,4 @@
-"""The files of a Hugging Face folder that carry a tokenizer, whatever it was read from.
+"""The files of a Hugging Face folder that hold a tokenizer, whatever it was read from.
 
 save_model(model, folder, source=path, extra_files=tokenizer.files())
 """

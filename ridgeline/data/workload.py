@@ -1,5 +1,4 @@
-"""Workload: requests with their arrival times and lengths. Plan, bench and optimize argue about the
-same traffic.
+"""Workload: requests with their arrival times and lengths, the same for plan, bench and optimize.
 
 A request's output length is what it is made to produce: end-of-text is ignored. Its prompt is given
 as token ids, or only as a length; `prompt_ids` makes ids for either, the same ones each time. Where
@@ -101,7 +100,7 @@ class Workload:
         return replace(self, name=f"{self.name} {category}", requests=kept)
 
     def between(self, start_s: float, end_s: float) -> Workload:
-        """The requests that arrive in this span of time, which becomes the whole."""
+        """The requests that arrive in this time span, moved to start at zero."""
         kept = [request for request in self.requests if start_s <= request.arrival_s < end_s]
         moved = [replace(request, arrival_s=request.arrival_s - start_s) for request in kept]
         return replace(self, requests=tuple(moved))
@@ -114,13 +113,11 @@ class Workload:
         return replace(self, requests=tuple(moved))
 
     def at_once(self) -> Workload:
-        """The same requests, all there from the beginning."""
+        """The same requests, all arriving at the start."""
         return replace(self, requests=tuple(replace(r, arrival_s=0.0) for r in self.requests))
 
     def within(self, max_context: int) -> Workload:
-        """The requests whose prompt and output fit a context; how many did not is the difference
-        in number, for the caller to tell.
-        """
+        """The requests whose prompt and output fit a context; callers report how many do not."""
         kept = [request for request in self.requests if request.num_tokens <= max_context]
         return replace(self, requests=tuple(kept))
 
@@ -135,8 +132,8 @@ class Workload:
         return np.concatenate(blocks)[: request.num_prompt_tokens].tolist()
 
     def ideal_hit_rate(self) -> float:
-        """The share of prompt blocks that came before: what a prefix cache that keeps everything
-        and computes nothing twice could take from it.
+        """The share of prompt blocks that occurred before: the hit rate of a prefix cache that
+        keeps everything.
         """
         hashes = [block for request in self.requests for block in request.block_hashes]
         return 1 - len(set(hashes)) / len(hashes) if hashes else 0.0
@@ -210,7 +207,7 @@ def _ids(draw: random.Random, count: int) -> tuple[int, ...]:
 
 
 def _of(name: str, prompts: list[tuple[int, ...]], outputs: list[int]) -> Workload:
-    """Requests that are all there at the beginning."""
+    """Requests that all arrive at the start."""
     pairs = zip(prompts, outputs, strict=True)
     made = (WorkloadRequest(len(prompt), output, prompt=prompt) for prompt, output in pairs)
     return Workload(name, tuple(made))

@@ -1,10 +1,10 @@
-"""Measures what is not known yet and remembers it: one cache file per device, driver, torch and
+"""Measures ceilings that are not known yet and caches them: one file per device, driver, torch and
 Triton.
 
     hardware = measure(detect(), only={"read_bandwidth", "matrix_fp32"})
 
 A measurement that fails is noted in `hardware.absent` with its reason and never stops the rest. A
-cache that cannot be read is measured anew; one that cannot be written costs a warning.
+cache that cannot be read is measured again; one that cannot be written causes a warning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ridgeline.hardware.paths import cache_dir
 from ridgeline.hardware.probes import PROBES, NotSupportedHere
 from ridgeline.progress import Progress
 
-SCHEMA = 2  # raise it when a probe changes its meaning: older files are then measured anew
+SCHEMA = 2  # raise it when a probe changes its meaning: older files are then measured again
 log = logging.getLogger(__name__)
 
 
@@ -60,7 +60,7 @@ def measure(
         except NotSupportedHere as reason:
             unsupported[key] = str(reason)
         except (RuntimeError, ValueError, TypeError, AttributeError, MemoryError) as error:
-            # torch's refusals come in all of these; not cached, since "out of memory" passes
+            # torch raises any of these; not cached, since "out of memory" passes
             failed[key] = (str(error).strip().splitlines() or [type(error).__name__])[0]
         _release(hardware)
     if progress is not None and missing:

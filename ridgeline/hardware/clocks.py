@@ -41,7 +41,7 @@ AMD_FIELDS = {  # ours -> how rocm-smi's JSON key begins
 
 @dataclass(frozen=True)
 class Clocks:
-    """A moment's state of a GPU; a field is None where the tool does not tell."""
+    """A GPU's state at one moment; a field is None where the tool does not report it."""
 
     sm_mhz: float | None = None
     max_sm_mhz: float | None = None
@@ -49,15 +49,15 @@ class Clocks:
     power_limit_w: float | None = None
     power_draw_w: float | None = None
     temperature_c: float | None = None
-    num_samples: int | None = None  # while the run lasted, of which these are medians; None: one
+    num_samples: int | None = None  # readings during the run, of which these are medians; None: one
 
 
-SAMPLE_S = 0.5  # between two readings: the tool takes a core for a tenth of that
+SAMPLE_S = 0.5  # between readings: each takes a core for a tenth of that
 
 
 class ClockSampler:
-    """Reads the clocks from a thread of its own while a block runs. A run that is over before the
-    first reading has that one; a CPU has none, and no thread either.
+    """Reads the clocks in a background thread while a block runs. A run shorter than the interval
+    has one reading; a CPU has none, and no thread.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ClockSampler:
 
 
 def median_clocks(samples: Sequence[Clocks]) -> Clocks | None:
-    """Of each figure by itself; None where nothing was read."""
+    """The median of each figure separately; None where nothing was read."""
     if not samples:
         return None
     medians: dict[str, Any] = {"num_samples": len(samples)}

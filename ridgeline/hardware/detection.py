@@ -1,8 +1,9 @@
-"""Finds out what a device is, in milliseconds and without measuring. Never fails on a machine
-without a GPU.
+"""Detects what a device is, in milliseconds and without measuring. Never fails on a machine without
+a GPU.
 
-detect() # the first GPU, else the CPU detect("cuda:1") # HardwareError when it is not there; ROCm
-devices are called "cuda" too, as in torch
+    detect()            # the first GPU, else the CPU
+    detect("cuda:1")    # HardwareError when it does not exist; ROCm devices are "cuda" too, as in
+    torch
 """
 
 from __future__ import annotations

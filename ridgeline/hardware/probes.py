@@ -1,10 +1,9 @@
-"""The measurements: one function per ceiling, each about a second. All timing is
-`ridgeline.timing`'s.
+"""The measurements: one function per ceiling, each about a second. All timing is done by
+`ridgeline.timing`.
 
-Data is random: constant data draws less power, and a GPU then runs faster than real work ever will.
-Buffers are several times the largest cache. What a device cannot do raises `NotSupportedHere`,
-which is remembered; anything else that goes wrong (no memory left just now) is reported and tried
-again next time.
+Data is random: constant data draws less power, and a GPU then runs faster than on real work.
+Buffers are several times the largest cache. Something a device cannot do raises `NotSupportedHere`,
+which is cached; any other failure (say, out of memory) is reported and tried again next time.
 
     PROBES["matrix_bf16"](detect())     # Ceiling(value=7.87e14, unit="FLOP/s", …)
 """
@@ -60,8 +59,10 @@ def _duration(hardware: Hardware, key: str, timing: Timing, num_steps: int = 1) 
 
 
 def _buffer_bytes(hardware: Hardware) -> int:
-    """Several times the largest cache (torch does not report AMD's 256 MiB), in an eighth of what
-    is free. A CPU's is read in order, of which nothing survives in a cache half as large."""
+    """Several times the largest cache (torch does not report AMD's 256 MiB), in at most an eighth
+    of free memory. A CPU reads its buffer in order, so nothing of it survives in a cache half as
+    large.
+    """
     is_cpu = hardware.device_type == "cpu"
     least, factor = (GIB // 2, 2) if is_cpu else (2 * GIB, 8)
     wanted = max(least, factor * (hardware.cache_bytes or 0))
@@ -102,11 +103,10 @@ def read_bandwidth(hardware: Hardware) -> Ceiling:
 def matrix(
     key: str, product: Callable[[Hardware, int], Callable[[], object]], hardware: Hardware
 ) -> Ceiling:
-    """Rate of square products; `product(hardware, size)` returns the call to time.
-
-    On a GPU a short burst after a rest: what one product reaches before the power limit lowers the
-    clocks, which no kernel surpasses. An H200 falls from 787 to 673 TFLOP/s in bf16 within a second
-    of nothing else (2026-11-15): that is `matrix_bf16_sustained`.
+    """Rate of square products; `product(hardware, size)` returns the call to time. On a GPU a short
+    burst after a rest: the rate before the power limit lowers the clocks, which no kernel exceeds.
+    An H200 falls from 787 to 673 TFLOP/s in bf16 within a second of continuous products
+    (2026-11-15): that is `matrix_bf16_sustained`.
     """
     if hardware.device_type != "cpu":
         size = _gpu_size(hardware)
@@ -126,7 +126,7 @@ def matrix(
 
 
 def matrix_bf16_sustained(hardware: Hardware) -> Ceiling:
-    """The rate that is left when a GPU does nothing else for a second."""
+    """The rate after a second of continuous products."""
     _need_gpu(hardware, "not told apart on a CPU")
     size = _gpu_size(hardware)
     product = _dense(torch.bfloat16, hardware, size)

@@ -1,5 +1,5 @@
-"""Figures as people read them, 4.25e12 B/s is `4.25 TB/s`, 1.24e-5 s is `12.4 µs`; and sizes as
-people write them.
+"""Figures for people: 4.25e12 B/s is shown as `4.25 TB/s`, 1.24e-5 s as `12.4 µs`; and sizes as
+people type them.
 
 Stored values are always in base units (bytes, bytes/s, FLOP/s, OP/s, seconds); only rendering and
 flags call this.

@@ -1,9 +1,8 @@
 """ModelConfig: the shape of a model, whatever file it came from. The families read it; costs are
 computed from it.
 
-A family is a way of naming and filling these fields, not a class of its own: one transformer is
-built from them (transformer.py), so the engine, the kernels and the cost accounting meet each
-feature once.
+A family names and fills these fields and is not a model class: one transformer is built from them
+(transformer.py), so the engine, the kernels and the cost accounting handle each feature once.
 """
 
 from __future__ import annotations
@@ -37,9 +36,7 @@ class LayerConfig:
     """What may differ from layer to layer."""
 
     rope: RopeConfig | None  # None: no rotary embedding in this layer
-    window: (
-        int | None
-    )  # sliding attention window in tokens, the token itself included; None: all before it
+    window: int | None  # sliding attention window in tokens, itself included; None: full attention
     experts: ExpertsConfig | None = None  # None: the dense MLP
 
 

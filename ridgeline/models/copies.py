@@ -1,5 +1,5 @@
-"""A copy of a model that shares its weights and has other kinds of layers: how ways of running it
-are applied from outside, while the model it is made of stays what it was.
+"""Copies of a model that share its weights but have other kinds of layers: how changes to the way a
+model runs are applied from outside, while the model itself stays as it is.
 
     copy = with_kinds(model, lambda kind: {Linear: OtherLinear}.get(kind, kind))
     there = on_device(model, "cuda")
@@ -17,9 +17,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def with_kinds(module: Module, kind_of: Callable[[type[nn.Module]], type[nn.Module]]) -> Module:
-    """`kind_of` says what each class becomes: itself, or a subclass without an `__init__` of its
-    own.
-    """
+    """`kind_of` maps each class to itself, or to a subclass without its own `__init__`."""
     kind: Any = kind_of(type(module))
     copy = kind.__new__(kind)
     for name, value in module.__dict__.items():  # parameters are shared, their lists are not
@@ -33,9 +31,7 @@ def with_kinds(module: Module, kind_of: Callable[[type[nn.Module]], type[nn.Modu
 
 
 def on_device(module: Module, device: str | torch.device) -> Module:
-    """A copy with all weights on a device. Those that lie there are shared, and tied ones stay
-    tied.
-    """
+    """A copy with all weights on a device. Those already there are shared; tied ones stay tied."""
     copy = with_kinds(module, lambda kind: kind)
     moved: dict[int, Tensor] = {}
     for part in copy.modules():

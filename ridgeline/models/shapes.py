@@ -1,7 +1,7 @@
 """Named shapes: well-known models as the `config.json` they have, without their weights.
 
-For measuring speed where no checkpoint is: `random_model` makes a model of a shape on the device,
-with weights drawn at random. Constant weights would flatter it, because they draw less power.
+For measuring speed without a checkpoint: `random_model` makes a model of a shape on the device,
+with random weights. Constant weights would flatter it, because they draw less power.
 
     model = random_model("llama-3.1-8b", torch.bfloat16, "cuda")
     save_model(model, Path("out"), source=describe_shape("llama-3.1-8b"))
@@ -157,13 +157,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def check_one(model: str | None, shape: str | None) -> None:
-    """What is run is a model or a shape, not both and not neither."""
+    """Exactly one of a model and a shape must be given."""
     if (model is None) == (shape is None):
         raise UsageError("give either a model, or --shape for one with random weights")
 
 
 def describe_shape(name: str, num_layers: int | None = None) -> Description:
-    """What a checkpoint of this shape says of itself, with `num_layers` where that is given."""
+    """The description of a checkpoint of this shape, with `num_layers` layers where given."""
     if name not in SHAPES:
         hint = near_matches(name, SHAPES)
         raise UsageError(f"shape {name!r} is unknown; choose from {', '.join(SHAPES)}{hint}")

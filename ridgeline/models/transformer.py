@@ -55,12 +55,12 @@ class Sequences(Protocol):
 
 
 class ProjectedSequences(ABC):
-    """Sequences that take the projection as it is, and norm, turn and keep it in one pass."""
+    """Sequences that take the raw projection, and norm, rotate and store it in one pass."""
 
     @abstractmethod
     def take_embeddings(self) -> Tensor:
-        """The tokens' embeddings [T, D], where they are looked up with all else of a step. Given
-        out once, not kept, and **the model may change them in place**.
+        """The tokens' embeddings [T, D], where they are looked up together with the rest of a step.
+        Can be taken once, and **the model may change them in place**.
         """
 
     @abstractmethod
@@ -71,8 +71,8 @@ class ProjectedSequences(ABC):
     def attend_projected(
         self, layer: Attention, qkv_TC: Tensor, angles: tuple[Tensor, Tensor] | None
     ) -> Tensor:
-        """Norm and turn the heads of `qkv_TC` as the layer has it, keep k and v for later steps,
-        and return attention's output [T, N, H].
+        """Norm and rotate the heads of `qkv_TC` as the layer specifies, store k and v for later
+        steps, and return attention's output [T, N, H].
         """
 
 
@@ -88,8 +88,8 @@ class RMSNorm(nn.Module):
 
 
 class ResidualStream:
-    """The residual stream with an update that is still to be added. The next norm can do that in
-    its own pass, which saves one over both; who wants the sum before gets it.
+    """The residual stream with an update that is not added yet. The next norm can add it in its own
+    pass, which saves reading and writing both once more.
     """
 
     def __init__(self, x_TD: Tensor, update_TD: Tensor | None = None) -> None:
@@ -102,7 +102,7 @@ class ResidualStream:
         return self.x_TD
 
     def rounded(self, norm: RMSNorm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The sum behind the norm that makes it, as codes with a scale a row."""
+        """The sum after the norm that adds it, as codes with one scale per row."""
         assert self.update_TD is not None, "nothing to add"
         codes_TD, scale_T, self.x_TD = rms_norm(
             self.update_TD, norm.weight, norm.eps, norm.offset, self.x_TD, dtype
@@ -217,7 +217,7 @@ class Attention(nn.Module):
     def heads(
         self, qkv_TC: Tensor, turns: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q_TNH, k_TKH and v_TKH, normed and turned."""
+        """q_TNH, k_TKH and v_TKH, normed and rotated."""
         q, k, v = qkv_TC.split(self.sizes, dim=-1)
         q_TNH, k_TKH, v_TKH = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:

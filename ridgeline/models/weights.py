@@ -42,8 +42,8 @@ def stream_weights(
     description: Description,
     progress: Progress | None = None,
 ) -> Iterator[tuple[WeightPart, Tensor]]:
-    """Each part of the model's parameters with the tensor that is to be copied there, before the
-    next one is asked for. `model` says what fits; it may hold no memory.
+    """Each part of the model's parameters with the tensor to copy there, one at a time. `model`
+    says what fits; it may have no memory allocated.
     """
     part_of = stored_parts(model, checkpoint, description)
     for name, tensor in checkpoint.read(part_of.keys(), progress=progress):
@@ -55,8 +55,8 @@ def stream_weights(
 def stored_parts(
     model: Transformer, checkpoint: Checkpoint, description: Description
 ) -> dict[str, WeightPart]:
-    """By the name it is stored under: what each tensor is. An error that lists all that does not
-    fit the model.
+    """The part that each tensor is, by its stored name; an error that lists everything that does
+    not fit the model.
     """
     parameters = dict(model.named_parameters())
     wanted = {part.name: part for part in parts(description.config, description.names)}
@@ -117,8 +117,8 @@ def _check_fit(
 
 
 def _may_be_ignored(name: str, stored_name: str, description: Description) -> bool:
-    """Tensors that carry nothing the config does not: rotary tables, a tied head stored twice,
-    other modalities.
+    """Tensors that add nothing to the config: rotary tables, a tied head stored twice, other
+    modalities.
     """
     if name.endswith("rotary_emb.inv_freq") or name in ROPE_TENSORS:
         return True

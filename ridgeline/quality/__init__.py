@@ -1,3 +1,4 @@
-"""Whether a changed model is still right: perplexity, divergence from the original, task scores,
-each with its confidence interval, through the recipe's own execution path; and which layers hurt.
+"""Whether a changed model is still right: perplexity, divergence from the original and task scores,
+each with a confidence interval and run the way the recipe runs the model; and which layers lose
+most.
 """

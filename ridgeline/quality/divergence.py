@@ -1,14 +1,14 @@
 """How far a changed model's next-token distributions are from the original's, on the same text.
 
 Exact, over the whole vocabulary: KL(original || changed) at every scored token, in fp64. Two
-engines run the text in one process, some windows at a time; of the original only the logits of
-these are kept meanwhile, in their own dtype, on the changed model's device (`KEPT_BYTES` at most,
-or one window). Where all windows may be kept, the original runs once for any number of changed
-models. Both perplexities come with it. Letters: R rows, V vocabulary, T tokens of a window.
+engines run the text in one process, a few windows at a time; only the original's logits for these
+windows are kept, in their own dtype, on the changed model's device (`KEPT_BYTES` at most, or one
+window). Where all windows fit, the original runs once for any number of changed models. Both
+perplexities are reported too. Letters: R rows, V vocabulary, T tokens of a window.
 
     original = Original(Engine("demo"), windows, KEPT_BYTES)
-    found = original.compare(Engine("demo", Recipe(dtype="bf16")))
-    print(found.mean_kl, found.p99_kl, found.changed_share, found.increase)
+    divergence = original.compare(Engine("demo", Recipe(dtype="bf16")))
+    print(divergence.mean_kl, divergence.p99_kl, divergence.changed_share, divergence.increase)
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def kl_divergence(original_RV: Tensor, changed_RV: Tensor) -> Tensor:
 def _kl_divergence(original_RV: Tensor, changed_RV: Tensor) -> Tensor:
     wanted_RV = original_RV.double().log_softmax(-1)
     found_RV = changed_RV.double().log_softmax(-1)
-    # A token that the original rules out (-inf) adds nothing, whatever the other makes of it.
+    # A token that the original rules out (-inf) adds nothing, whatever the other model gives it.
     return torch.where(wanted_RV.isneginf(), 0.0, wanted_RV.exp() * (wanted_RV - found_RV)).sum(-1)
 
 

@@ -1,9 +1,9 @@
-"""The bound that a changed model must stay inside, and the one line that refuses it.
+"""The quality bound a changed model must stay within, and the line that says why it does not.
 
-The figures themselves are held to the bound, not the ends of their intervals, which are given with
-them.
+The measured figures are compared with the bound, not the ends of their intervals, which are
+reported with them.
 
-    problem = Bounds(max_kl=0.02).broken_by(divergence)
+    problem = QualityBounds(max_kl=0.02).broken_by(divergence)
     if problem: raise QualityError(problem)
 """
 

@@ -63,7 +63,7 @@ def _drawn_sums(rows: SampleRows, seed: int) -> list[SampleRows]:
 
 
 def share_of(right: NDArray[np.float64]) -> Estimate:
-    """The share of ones among ones and zeros. Where all are alike, drawing again tells nothing; the
+    """The share of ones among ones and zeros. Where all are equal, resampling tells nothing; the
     interval is then Wilson's, whose other end is not at 0 or 1.
     """
     mean, num = mean_of(right), len(right)
@@ -75,14 +75,14 @@ def share_of(right: NDArray[np.float64]) -> Estimate:
 
 
 def mean_of(values: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> Estimate:
-    """The mean of sums over units, each of `weights` parts (default: 1)."""
+    """The mean of sums over units, each counted `weights` times (default: 1)."""
     parts = np.ones(len(values)) if weights is None else weights
     rows = np.stack([values, parts], axis=1).astype(np.float64)
     return estimate(rows, lambda sums: sums[..., 0] / sums[..., 1])
 
 
 def share_of_counts(num_right: float, num: float) -> Estimate:
-    """A share of many units that are alike, with Wilson's interval: a formula, for thousands."""
+    """A share of many similar units, with Wilson's interval: a formula, fast for thousands."""
     assert 0 <= num_right <= num > 0, (num_right, num)
     share, square = num_right / num, QUANTILE**2
     middle = (share + square / (2 * num)) / (1 + square / num)
@@ -92,9 +92,9 @@ def share_of_counts(num_right: float, num: float) -> Estimate:
 
 
 def independent_count(flags: Sequence[bool]) -> float:
-    """How many units that know nothing of each other say as much as these, which came one after the
-    other and resemble their neighbours (a queue that is long stays long): n (1 - r) / (1 + r) of n,
-    where r is their correlation with the next.
+    """The number of independent units that would say as much as these, which follow one another and
+    resemble their neighbours (a long queue stays long): n (1 - r) / (1 + r) of n, where r is their
+    correlation with the next.
     """
     values = np.array(flags, dtype=np.float64)
     centred = values - values.mean()

@@ -1,9 +1,10 @@
-"""Which layers hurt: signal to error, in dB, of each block and each matrix of a changed model,
+"""Which layers lose most: signal to error, in dB, of each block and each matrix of a changed model,
 given the inputs that the original has there.
 
-Every part is judged by itself: it sees what the original's part sees, so that an error counts where
-it is made. A token's error is the squared difference over the squared output; the mean over tokens
-becomes dB, so that a few tokens with huge activations do not hide the others. 6 dB are a bit.
+Every part is judged by itself: it gets the inputs that the original's part gets, so that an error
+counts where it is made. A token's error is the squared difference over the squared output; the mean
+over tokens becomes dB, so that a few tokens with huge activations do not hide the others. 6 dB are
+one bit.
 
     for part in layer_errors(original, changed, windows.tokens[:2])[:5]: print(part.name, part.db)
 

@@ -1,7 +1,7 @@
-"""The perplexity that somebody else's model gives the same windows of token ids, each by itself
-from its first token on, without a cache: what ours is checked against.
+"""The perplexity that another library's model gives the same windows of token ids, each computed
+from its first token without a cache: the check for ours.
 
-Log-probabilities are taken in fp32 from the logits as they come, as perplexity.py does. Letters: R
+Log-probabilities are computed in fp32 from the model's logits, as in perplexity.py. Letters: R
 rows, V vocabulary, T tokens.
 
     peer = transformers_peer(path, "fp32", "cpu")                      # bench/peers.py
@@ -24,8 +24,8 @@ ROWS_AT_ONCE = 256  # whose logits are turned to fp32 together
 
 
 def peer_perplexity(model: Any, windows: Windows, progress: Progress | None = None) -> Perplexity:
-    """`model` takes token ids [1, T] and gives something with `logits` [1, T, V], as transformers'
-    do.
+    """`model` takes token ids [1, T] and returns an object with `logits` [1, T, V], as
+    transformers' models do.
     """
     logprobs = []
     for done, window in enumerate(windows.tokens):

@@ -1,12 +1,12 @@
-"""Perplexity of a text, measured through the engine as it will serve: pages, KV dtype, kernels and
-chunks of prompts are those of its recipe.
+"""Perplexity of a text, measured through the engine as it serves: with its recipe's pages, KV
+dtype, kernels and prompt chunks.
 
 Log-probabilities are fp32 (log-softmax of the logits), their sums fp64. Letters: R rows, V
 vocabulary, T tokens.
 
     engine = Engine("demo", Recipe(kv=KV(dtype="int8")))
-    found = perplexity(engine, cut(text, engine.tokenizer, 2048))
-    print(found.perplexity.value, found.perplexity.low, found.perplexity.high)
+    result = perplexity(engine, cut(text, engine.tokenizer, 2048))
+    print(result.perplexity.value, result.perplexity.low, result.perplexity.high)
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The logits of a model that the device has no room for: its blocks come from the host, one after
-the other, and all text goes through each.
+"""The logits of a model that does not fit on the device: its blocks are copied from the host one
+after the other, and all text goes through each.
 
-What is kept is the last hidden state of each token, in host memory; logits are made of these when
-they are asked for. Attention is that of whole prompts, without pages: this is for the model that
-others are compared with, not for the one that is to run.
+The last hidden state of each token is kept in host memory; logits are computed from these when they
+are needed. Attention is over whole prompts, without pages: this is for the model that others are
+compared with, not for the one that will run.
 
     original = Original(Walked(model, windows.tokens, "cuda:0"), windows, KEPT_BYTES)
 

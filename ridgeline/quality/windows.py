@@ -50,7 +50,7 @@ def check_window(engine: Engine, window: int) -> None:
 
 
 def check_vocabulary(windows: Sequence[Sequence[int]], engine: Engine, name: str) -> None:
-    """An error for windows that were made by the tokenizer of another kind of model."""
+    """An error for windows made by the tokenizer of another kind of model."""
     largest = max(max(window) for window in windows)
     if largest >= engine.config.vocab_size:
         raise UsageError(

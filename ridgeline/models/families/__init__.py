@@ -1,4 +1,4 @@
-"""The model families Ridgeline runs, one file each, and how a checkpoint finds its own.
+"""The model families Ridgeline runs, one file each, and how a checkpoint finds its family.
 
 description = describe(open_checkpoint(path))
 description.config, description.names

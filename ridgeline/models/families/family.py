@@ -1,9 +1,9 @@
 """What a model family is, and what its files share: reading `config.json` fields with errors that
 name them.
 
-A family reads a `config.json` into a ModelConfig and gives the names of its tensors. GGUF files are
-read through the same door: their metadata is first written as the `config.json` the model would
-have had (gguf.py here), so each fact about a family is read in one place.
+A family reads a `config.json` into a ModelConfig and gives the names of its tensors. GGUF metadata
+is first converted to the `config.json` the model would have had (gguf.py here), so each fact about
+a family is read in one place.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""GGUF's names and metadata, for all families: its keys written as the `config.json` they stand
+"""GGUF's names and metadata, for all families: its keys converted to the `config.json` they stand
 for.
 
-What GGUF stores differently is undone while loading: Llama-like files interleave the rotated halves
-of q and k, Gemma files hold norm weights with the one already added, and scaled rope comes as
-tensors of factors.
+Differences in how GGUF stores weights are undone while loading: Llama-like files interleave the
+rotated halves of q and k, Gemma files hold norm weights with the one already added, and scaled rope
+comes as tensors of factors.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Multiple choice by log-likelihood: which ending does the model find likeliest behind a context?
+"""Multiple choice by log-likelihood: which ending does the model find most likely after a context?
 
-Each ending is scored with its context in front; the engine computes a context once for all of its
+Each ending is scored with its context before it; the engine computes a context once for all of its
 endings. Normalized, a log-likelihood is divided by the ending's length in characters, so that long
 endings have the same chance; that is the figure usually reported (`acc_norm`).
 
-HellaSwag rows have activity_label, ctx_a, ctx_b, endings and label; rows of the other form query,
-choices and gold, as ARC has them.
+HellaSwag rows have activity_label, ctx_a, ctx_b, endings and label; rows of the other form have
+query, choices and gold, as in ARC.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def completions(
 
 
 def continued(tokenizer: Tokenizer, tokens: Sequence[int], stop: Sequence[str]) -> str:
-    """The text of tokens behind a prompt, up to the first stop string. Their first space counts, as
-    the indentation of a program does.
+    """The text of tokens after a prompt, up to the first stop string. Leading space is kept: in a
+    program it is indentation.
     """
     decoder = tokenizer.decoder(continuation=True)
     text = "".join(map(decoder.push, tokens)) + decoder.finish()

@@ -1,9 +1,9 @@
 """Grade-school arithmetic in words (GSM8K): the model writes out a solution, and the number it ends
-with is compared with the right one.
+with is compared with the correct one.
 
-Rows have question and answer, the number behind `####`. Examples from another file of that form
-(`shots`) may stand before each question; all questions share them in the prefix cache. The answer
-is the number behind the first `####`, or where none was written the last number of the text.
+Rows have question and answer, the number after `####`. Examples from another file of that form
+(`shots`) may come before each question; all questions share them in the prefix cache. The answer is
+the number after the first `####`, or else the last number of the text.
 """
 
 from __future__ import annotations

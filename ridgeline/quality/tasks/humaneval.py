@@ -1,8 +1,8 @@
 """Programs from their descriptions (HumanEval): the model completes a function, and the tests that
-come with it say whether it is right (pass@1, greedy).
+come with it decide whether it is right (pass@1, greedy).
 
-Rows have task_id, prompt, entry_point and test. What the model wrote is run (sandbox.py), and only
-with `run_code`.
+Rows have task_id, prompt, entry_point and test. The generated program is run (sandbox.py) only with
+`run_code`.
 """
 
 from __future__ import annotations

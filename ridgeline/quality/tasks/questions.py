@@ -1,4 +1,4 @@
-"""Rows of a task's file: JSON lines, plain or gzip, each checked for what the task needs of it.
+"""Rows of a task's file: JSON lines, plain or gzip, each checked for the fields the task needs.
 
 for question in read_questions(path, read_hellaswag, limit=50): ...
 """

@@ -1,5 +1,5 @@
-"""What a task brings: for each question whether it was answered right, and the share with its
-interval; for two models on the same questions the paired difference.
+"""A task's score: whether each question was answered correctly, and the share with its interval;
+for two models on the same questions the paired difference.
 """
 
 from __future__ import annotations

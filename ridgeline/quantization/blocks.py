@@ -1,8 +1,8 @@
-"""A model one block after the other, over packed sequences and without a cache: how a model larger
-than the device's memory is calibrated.
+"""Runs a model block by block over packed sequences, without a cache: how a model larger than the
+device's memory is calibrated.
 
-`BlockWalk` holds the inputs of the block that comes next, on the device or on the host. A block is
-copied to the device, looked at, changed, and run once more; the model it comes from stays as it is.
+`BlockWalk` holds the inputs of the next block, on the device or on the host. A block is copied to
+the device, watched, changed and run once more; the model itself stays as it is.
 
 Letters: B sequences, S tokens of each, T = B · S tokens end to end, D hidden size, N query heads, K
 key-value heads, H head dim.
@@ -33,7 +33,7 @@ WatchHeads = Callable[[Tensor, Tensor], None]  # sees keys and values [T, K, H] 
 
 
 class PackedPrompts:
-    """Sequences of one length, each of which sees itself alone; nothing is kept of them."""
+    """Sequences of one length, each attending only to itself; nothing is cached."""
 
     def __init__(
         self, num_sequences: int, length: int, device: torch.device, watch: WatchHeads | None = None
@@ -54,7 +54,7 @@ class PackedPrompts:
 
 
 class BlockWalk:
-    """The calibration data on its way through the model."""
+    """Calibration data on its way through the model."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class BlockWalk:
         return (x_TD * self.model.embedding_factor).to(self.waits_on)
 
     def copy_block(self, index: int) -> Block:
-        """The block on the device, free to be changed."""
+        """A copy of the block on the device, free to be changed."""
         block = self.model.layers[index]
         assert isinstance(block, Block)
         if block.attn.qkv.weight.device.type == self.device.type:

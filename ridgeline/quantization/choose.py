@@ -27,8 +27,8 @@ from ridgeline.timing import Timing, measure
 
 Timer = Callable[..., Timing]
 
-MARGIN = 0.03  # of the plain time: less is noise
-COLD_BYTES = 128 << 20  # weights that are gone through in turn, so that none waits in a cache
+MARGIN = 0.03  # of the plain time; a smaller difference is noise
+COLD_BYTES = 128 << 20  # of weights used in turn, so that none is still in a cache
 MAX_COPIES = 16
 
 
@@ -57,7 +57,7 @@ class LayerChoice:
     depth: int
     scheme: str
     times: tuple[ProductTimes, ...]  # by rows
-    copied_from: int | None = None  # rows from which on a copy in the model's dtype serves
+    copied_from: int | None = None  # from this many rows on, a copy in the model's dtype is used
 
     @property
     def quantize(self) -> bool:
@@ -65,7 +65,7 @@ class LayerChoice:
         return bool(self.times) and not any(times.is_slower for times in by_codes)
 
     def with_copy(self) -> LayerChoice:
-        """Beside a copy, only what is slower for the fewest rows stays plain."""
+        """With a copy at hand, only what is slower for the fewest rows stays plain."""
         slower = next((i for i, times in enumerate(self.times) if times.is_slower), 0)
         return replace(self, copied_from=self.times[slower - 1].rows + 1) if slower else self
 

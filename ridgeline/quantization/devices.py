@@ -1,4 +1,4 @@
-"""Which schemes a device can run: one line for those it cannot, which names what it can."""
+"""Which schemes a device can run, with an error that says which schemes it can run instead."""
 
 from __future__ import annotations
 

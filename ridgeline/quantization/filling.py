@@ -1,8 +1,8 @@
-"""A model whose parameters take memory only as their parts arrive, so that what is quantized on its
-way in, or comes as codes, is never held as plain weights beside all the rest.
+"""Builds a model whose parameters take memory only as their parts arrive, so that weights that are
+quantized while loading, or stored as codes, are never all held in full precision.
 
     filling = Filling(build_model(config, dtype, "meta"), description, "cuda:0")
-    whole = filling.put(part, tensor)       # the parameter, where that was the last of its parts
+    whole = filling.put(part, tensor)       # the parameter, once its last part has arrived
     filling.set(part.parameter, whole)
     model = filling.finished()
 """
@@ -30,7 +30,9 @@ class Filling:
         self._open: dict[str, Tensor] = {}
 
     def put(self, part: WeightPart, tensor: Tensor) -> Tensor | None:
-        """Copy a part into its parameter, which is returned, and let go, with its last one."""
+        """Copy a part into its parameter; returns (and lets go of) the parameter once it is
+        complete.
+        """
         name = part.parameter
         if name not in self._open:
             shape = self._shapes[name]
@@ -40,7 +42,7 @@ class Filling:
         return None if self._missing[name] else self._open.pop(name)
 
     def set(self, name: str, tensor: Tensor) -> None:
-        """A parameter as it is. A bias may come before its projection or after."""
+        """Set a complete parameter. A bias may come before or after its projection."""
         owner, _, own_name = name.rpartition(".")
         parameter = nn.Parameter(tensor, requires_grad=False)
         setattr(self.model.get_submodule(owner), own_name, parameter)

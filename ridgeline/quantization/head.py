@@ -1,8 +1,8 @@
-"""The head in codes: the product that makes logits, as `Recipe.head` asks for it.
+"""A quantized head: the product that computes logits, as `Recipe.head` asks.
 
-It reads the largest matrix of a small model, and with 4-bit layers a share that grows. An embedding
-that it is tied to stays as it is, for it is looked up, row by row: the codes are a copy then. Of a
-head that a checkpoint has as codes already no others are made.
+It reads the largest matrix of a small model, and with 4-bit layers a growing share of all bytes. A
+tied embedding stays in the model's dtype, because its rows are looked up: the codes are then a
+copy. A head that is stored quantized is not quantized again.
 
     model = with_head(model, parse_scheme("int8"))
 """
@@ -40,8 +40,8 @@ def quantized_head(model: Transformer, scheme: Scheme) -> QuantizedLinear:
 
 
 def check_head(checkpoint: Checkpoint, description: Description, scheme: Scheme) -> None:
-    """A GGUF's blocks are expanded whatever they are; what someone quantized is not rounded again,
-    to other codes.
+    """GGUF blocks are always expanded; a head quantized in another format is not rounded again to
+    other codes.
     """
     quantized = open_quantized(checkpoint)
     layouts = {} if quantized is None else quantized.layouts

@@ -1,9 +1,9 @@
 """Residuals that the next norm adds: for fp8 with many rows.
 
-torch's fp8 products do not add a residual, so that it takes a pass of its own, which reads both and
-writes their sum for the norm behind it to read again. Here a projection leaves the sum to that norm
-(`ResidualStream`), which rounds to codes in the same pass. Sums are the same bits; a GPU's norm may
-add its squares up in another order.
+torch's fp8 products cannot add a residual, so it takes its own pass, which reads both and writes
+their sum for the next norm to read again. Here a projection leaves the sum to that norm
+(`ResidualStream`), which also rounds to codes in the same pass. Sums are the same bits; a GPU's
+norm may add its squares in another order.
 
     model = with_late_sums(model)
 """
@@ -46,7 +46,7 @@ class LateSums(QuantizedLinear):
     def _taken(
         self, stream: ResidualStream, norm: RMSNorm | None
     ) -> tuple[Tensor | CodedRows, RMSNorm | None]:
-        """The stream behind its norm as codes, if that has something to add."""
+        """The stream after its norm as codes, if there is an update to add."""
         if norm is None or stream.update_TD is None or self.takes_plain(stream.x_TD):
             return stream.total(), norm
         return CodedRows(*stream.rounded(norm, FP8)), None
@@ -58,8 +58,8 @@ def _tensor(y_TO: Tensor | CodedRows) -> Tensor:
 
 
 def with_late_sums(model: Transformer) -> Transformer:
-    """A copy that shares all weights, where it is the faster one: on a GPU, all projections in fp8
-    with inputs in fp8 and a scale a row. Else the model itself.
+    """A copy that shares all weights, where it is faster: on a GPU, with all projections in fp8
+    with fp8 inputs and one scale per row. Otherwise the model itself.
     """
     return late_copy(model) if model.embed.weight.is_cuda and can_add_late(model) else model
 
@@ -71,7 +71,7 @@ def late_copy(model: Transformer) -> Transformer:
 
 
 def can_add_late(model: Transformer) -> bool:
-    """Whether a norm stands behind every residual, and products of codes behind every norm."""
+    """Whether a norm follows every residual, and a product of codes every norm."""
     if model.config.post_norms or model.config.residual_scale != 1.0:
         return False
     named = [(name, module) for name, module in model.named_modules() if name != HEAD]

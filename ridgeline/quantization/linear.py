@@ -1,9 +1,9 @@
-"""A projection with quantized weights, which stands where models/transformer.py has a `Linear`, and
-the swap of those in a model.
+"""A projection with quantized weights, which replaces a `Linear` of models/transformer.py, and how
+it is put into a model.
 
-Codes and scales are kept as kernels/quantized_linear reads them: 4-bit codes in packed words, int8
-too on a GPU. Where a scheme has 8-bit inputs, x is rounded to codes with a scale a token: by the
-norm before the product, by the activation between an MLP's two products, or on its own.
+Codes and scales are kept as kernels/quantized_linear reads them: 4-bit codes in packed words, on a
+GPU int8 too. Where a scheme has 8-bit inputs, x is rounded to codes with one scale per token: by
+the norm before the product, by the activation between an MLP's two products, or separately.
 
     codes = encode(weight_OD, find_grid(weight_OD, scheme), scheme)
     model = with_schemes(model, {"layers.0.mlp.down": (codes, scheme)})
@@ -40,16 +40,16 @@ from ridgeline.models.transformer import (
 from ridgeline.quantization.scheme import BLOCK, Codes, Scheme
 
 WORD_PIECE = 16  # int8 codes in a piece of packed words
-# Products of so few rows are bound by their weights, so x stays in 16 bits where a kernel takes it
-# so: no kernel to round it, and none of its error.
+# Products of fewer rows are bound by reading weights, so x stays in 16 bits where a kernel supports
+# it: no rounding kernel, and no rounding error.
 ROUNDED_FROM = 2
-# From here on products with 16-bit inputs are bound by the units or by converting codes, and a copy
+# From here on products with 16-bit inputs are bound by compute or by converting codes, and a copy
 # of the weight in the model's dtype is faster, where there is one.
 COPIED_FROM = 17
 
 
 class CodedRows(NamedTuple):
-    """What one product leaves for the next, which wants codes."""
+    """The rounded output of one product, for a next product that takes codes."""
 
     codes: Tensor  # [T, D]
     scale: Tensor  # [T], or [T, D / 128]
@@ -62,15 +62,15 @@ class Stored(NamedTuple):
 
 
 class QuantizedLinear(Projection):
-    """`dtype` is the model's: of what comes in and goes out, and of the scales of groups."""
+    """`dtype` is the model's: of inputs, outputs and the scales of groups."""
 
     weight: nn.Parameter
     scale: nn.Parameter
     zero: nn.Parameter | None
     bias: nn.Parameter | None
-    gives: torch.dtype | None  # codes that the product behind the activation wants
+    gives: torch.dtype | None  # of the codes that the product after the activation takes
     copy: Tensor | None  # of the weight in the model's dtype, for many rows
-    copied_from: int  # so many
+    copied_from: int  # from this many rows on
 
     def __init__(
         self, codes: Codes, scheme: Scheme, dtype: torch.dtype, bias_O: Tensor | None = None
@@ -94,7 +94,7 @@ class QuantizedLinear(Projection):
             return projected(x_TD, self.copy, self.bias, fusion)
         if out_TO is not None:
             y_TO = self.project(x_TD, fusion._replace(out=None))
-            assert isinstance(y_TO, Tensor), "codes are not left anywhere"
+            assert isinstance(y_TO, Tensor), "codes cannot be written to out"
             return out_TO.copy_(y_TO)
         if isinstance(x_TD, Tensor) and self.takes_plain(x_TD):
             return quantized_linear(
@@ -131,7 +131,9 @@ class QuantizedLinear(Projection):
         self.copy = self.decoded().to(self.dtype)
 
     def takes_plain(self, x_TD: Tensor) -> bool:
-        """Whether x is multiplied as it is. A CPU follows the definition, whatever the rows."""
+        """Whether x is multiplied without rounding. On a CPU it is rounded whatever the number of
+        rows.
+        """
         if self.inputs is None:
             return True
         few = x_TD.is_cuda and x_TD.numel() < ROUNDED_FROM * x_TD.shape[-1]
@@ -186,8 +188,8 @@ def quantize_blocks(x_TD: Tensor, dtype: torch.dtype) -> CodedRows:
 
 
 def keep_copies(model: nn.Module, copied_from: Mapping[tuple[int, int], int] | None = None) -> None:
-    """Of all layers whose codes are only a smaller weight: the inputs stay in 16 bits.
-    `copied_from` has, by shape, from how many rows on the copy serves, where that is known.
+    """Keep a copy of every layer whose inputs stay in 16 bits. `copied_from` says by shape from how
+    many rows on the copy is used, where that is known.
     """
     for module in model.modules():
         if isinstance(module, QuantizedLinear) and module.inputs is None:
@@ -197,9 +199,7 @@ def keep_copies(model: nn.Module, copied_from: Mapping[tuple[int, int], int] | N
 
 
 def quantizable(model: nn.Module) -> dict[str, Linear]:
-    """A model's projections by name. Embedding, head, norms, routers and experts are not among
-    them.
-    """
+    """A model's projections by name, without embedding, head, norms, routers and experts."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -208,7 +208,7 @@ def quantizable(model: nn.Module) -> dict[str, Linear]:
 
 
 def schemes_of(model: nn.Module) -> dict[str, Scheme]:
-    """Of the projections that are quantized, by name."""
+    """Schemes of the quantized projections, by name."""
     layers = ((name, m) for name, m in model.named_modules() if isinstance(m, QuantizedLinear))
     return {name: module.scheme for name, module in layers}
 
@@ -229,7 +229,7 @@ def with_schemes(model: Transformer, changes: Mapping[str, tuple[Codes, Scheme]]
 
 
 def replace_layer(model: Transformer, name: str, layer: QuantizedLinear) -> None:
-    """Put a layer where the model has another, **in place**."""
+    """Replace a layer of the model, **in place**."""
     parent_name, _, own_name = name.rpartition(".")
     parent = model.get_submodule(parent_name)
     setattr(parent, own_name, layer)
@@ -240,7 +240,7 @@ def replace_layer(model: Transformer, name: str, layer: QuantizedLinear) -> None
 
 
 def _wanted_codes(first: QuantizedLinear, second: nn.Module) -> torch.dtype | None:
-    """What an MLP's second product takes from the activation: codes with a scale a row."""
+    """The codes that an MLP's second product takes from the activation, with one scale per row."""
     if first.inputs is None or not isinstance(second, QuantizedLinear):
         return None
     return None if second.scheme.spread == "block" else second.inputs

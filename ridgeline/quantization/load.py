@@ -1,4 +1,4 @@
-"""`load_model`: the one way from a name on the command line to a model on a device.
+"""`load_model`: from a name on the command line to a model on a device.
 
 model = load_model("demo", dtype="fp32", device="cpu")
 """
@@ -43,13 +43,11 @@ def load_model(
     keep_codes: bool = False,
     progress: Progress | None = None,
 ) -> Transformer:
-    """A Hugging Face folder or hub name, a GGUF file, or `demo`, ready to run. A `Path` is taken as
-    it is: `Path("demo")` is a folder of that name.
-
-    `dtype="auto"` is bf16 on a GPU; on a CPU fp32, which is the faster one there at batch 1 (KV and
-    activations included), unless only bf16 fits into memory. A checkpoint that is quantized (a GGUF
-    of Q4_0 too) comes with plain weights, or with `keep_codes` as it is where this device can run
-    that; those codes are never expanded on the way.
+    """A Hugging Face folder or hub name, a GGUF file, or `demo`, ready to run. A `Path` is taken
+    literally: `Path("demo")` is a folder of that name. `dtype="auto"` is bf16 on a GPU; on a CPU
+    fp32, which is faster there at batch 1 (KV and activations included), unless only bf16 fits into
+    memory. A quantized checkpoint (a Q4_0 GGUF too) is expanded to plain weights, or with
+    `keep_codes` kept quantized where this device supports it, without expanding on the way.
     """
     hardware = detect(device)
     path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
@@ -71,7 +69,7 @@ def load_model(
 def runnable(
     kept: Mapping[str, Scheme], dtype: torch.dtype, device: str
 ) -> tuple[dict[str, Scheme], str]:
-    """Those of a checkpoint's projections that this device multiplies as codes, and why others are
+    """The projections of a checkpoint that this device can multiply as codes, and why others are
     expanded.
     """
     problems: dict[Scheme, str] = {}
@@ -92,8 +90,8 @@ def load_codes(
     device: str,
     progress: Progress | None = None,
 ) -> Transformer:
-    """A model with the checkpoint's own codes in the projections that `kept` names, which are never
-    expanded: besides the model one matrix at a time is held.
+    """A model with the checkpoint's own codes in the projections that `kept` names. They are never
+    expanded: besides the model, one matrix at a time is held.
     """
     model = build_model(description.config, dtype, "meta")
     part_of = stored_parts(model, decoded(checkpoint), description)
@@ -138,7 +136,7 @@ def pick_dtype(
     scheme: Scheme | None = None,
     kept: Mapping[str, Scheme] | None = None,
 ) -> torch.dtype:
-    """The same whether the weights fit or not: the engine's plan says that, and what to do."""
+    """The same without the check that weights fit: the engine's memory plan makes that check."""
     if name == "auto":
         needed = _needed_bytes(config, torch.float32, hardware, scheme, kept)
         fits_fp32 = needed <= 0.8 * available_memory(hardware.device)

@@ -1,7 +1,7 @@
-"""Round-to-nearest: every projection's weights to their nearest codes, without a look at data.
+"""Round-to-nearest: every projection's weights are rounded to their nearest codes, without data.
 
-A layer at a time, whose 16-bit weights are let go before the next: from a checkpoint
-(`load_nearest`) a model comes in that would not fit before it is quantized.
+One layer at a time, whose 16-bit weights are freed before the next: `load_nearest` loads a
+checkpoint that would not fit unquantized.
 
     quantize_nearest(model, parse_scheme("int8"), skip=("layers.0.*", "*.down"))
     model = load_nearest(path, parse_scheme("int4-g128"), torch.bfloat16, "cuda:0")
@@ -43,8 +43,8 @@ def quantize_nearest(
     progress: Progress | None = None,
     plain: Collection[MatrixSize] = (),
 ) -> Transformer:
-    """The model itself, **changed in place**: projections but those that `skip` names (or matches,
-    as `layers.0.*`), those of a shape in `plain`, and those that the scheme does not fit.
+    """The model itself, **changed in place**: all projections except those that `skip` names (or
+    matches, as `layers.0.*`), those of a shape in `plain`, and those that the scheme does not fit.
     """
     names = chosen_layers(model, scheme, skip, plain)
     for done, name in enumerate(names):
@@ -86,8 +86,8 @@ def chosen_layers(
     skip: Collection[str] = (),
     plain: Collection[MatrixSize] = (),
 ) -> list[str]:
-    """Which layers are quantized; what is not, and why, in the log. `model` may hold no memory.
-    Those of a shape in `plain` were found to be slower (choose.py).
+    """The layers to quantize; logs which ones are not, and why. `model` may have no memory
+    allocated. Shapes in `plain` were measured to be slower (choose.py).
     """
     layers, wanted = quantizable(model), not_skipped(model, skip)
     fitting = [name for name in wanted if scheme.fits(*layers[name].weight.shape)]
@@ -137,8 +137,8 @@ def load_nearest(
     progress: Progress | None = None,
     plain: Collection[MatrixSize] = (),
 ) -> Transformer:
-    """A checkpoint that is not quantized, as a model that is, but for matrices of the shapes in
-    `plain`.
+    """A quantized model from a checkpoint that is not quantized; matrices of the shapes in `plain`
+    stay plain.
     """
     checkpoint = open_checkpoint(path)
     if is_quantized(checkpoint):

@@ -1,7 +1,7 @@
-"""Schemes: what quantized weights are. How good codes are found is for methods/.
+"""Schemes: what quantized weights look like. methods/ finds good codes.
 
-A scheme is named as a user would: `int8`, `int4-g128`, `int4-g64-asym`, `w8a8-int8`, `fp8`,
-`fp8-tensor`, `fp8-block`. Its codes have one form here, whatever a kernel or a file wants:
+A scheme has a name that users type: `int8`, `int4-g128`, `int4-g64-asym`, `w8a8-int8`, `fp8`,
+`fp8-tensor`, `fp8-block`. Codes have one form here, whatever a kernel or a file needs:
 
 | | codes | scale | zero |
 |---|---|---|---|
@@ -59,7 +59,7 @@ class Scheme:
         return {"16-bit": None, "int8": torch.int8, "fp8": FP8}[self.inputs]
 
     def fits(self, num_outputs: int, depth: int) -> bool:
-        """Whether a matrix of this size can be stored so."""
+        """Whether a matrix of this size can be stored in this scheme."""
         if self.spread == "group":
             return depth % self.group == 0
         if self.spread == "block":
@@ -68,7 +68,7 @@ class Scheme:
 
 
 class Grid(NamedTuple):
-    """Which values codes stand for: `(code - zero) * scale`."""
+    """The values that codes stand for: `(code - zero) * scale`."""
 
     scale: Tensor  # fp32
     zero: Tensor | None = None
@@ -99,10 +99,9 @@ def parse_scheme(name: str) -> Scheme:
 
 
 def find_grid(weight_OD: Tensor, scheme: Scheme) -> Grid:
-    """The grid on which the largest weights of each row, group or block just find room.
-
-    Scales are multiplied by reciprocals, not divided: a GPU does so with constants anyway, and the
-    weights of 16-bit models fall on ties between codes often enough for the last bit to matter.
+    """The grid whose range just holds the largest weights of each row, group or block. Scales are
+    multiplied by reciprocals, not divided: a GPU does so with constants anyway, and the weights of
+    16-bit models fall on ties between codes often enough for the last bit to matter.
     """
     parts = in_parts(weight_OD.float(), scheme)
     if not scheme.symmetric:
@@ -132,7 +131,7 @@ def nearest(scaled: Tensor, zero: Tensor | None, scheme: Scheme) -> Tensor:
 
 
 def decode(codes: Codes, scheme: Scheme) -> Tensor:
-    """What the codes stand for, in fp32."""
+    """The values of the codes, in fp32."""
     values, grid = codes.values.float(), codes.grid
     if scheme.weight == "int4":
         zero = ZERO[4] if grid.zero is None else spread(grid.zero.float(), values.shape)
@@ -141,7 +140,7 @@ def decode(codes: Codes, scheme: Scheme) -> Tensor:
 
 
 def spread(scale: Tensor, shape: torch.Size) -> Tensor:
-    """A scale for each row, group or block, repeated for every weight it belongs to."""
+    """A scale per row, group or block, repeated for every weight it applies to."""
     rows, columns = shape[0] // scale.shape[0], shape[1] // scale.shape[1]
     return scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
 

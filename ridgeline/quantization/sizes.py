@@ -1,6 +1,6 @@
-"""How many bytes quantized weights take, as linear.py keeps them: memory plans and limits ask.
+"""How many bytes quantized weights take, as linear.py keeps them; for memory plans and limits.
 
-A layer's matrices are stored by the scheme where they fit it, the head by one of its own where it
+A layer's matrices are stored by the scheme where they fit it, the head by its own scheme where it
 has one; experts, embeddings, norms, biases and routers stay in the model's dtype.
 
     weight_bytes(config, torch.bfloat16, parse_scheme("int4-g128"))
@@ -34,9 +34,9 @@ def weight_bytes(
     kept: Mapping[str, Scheme] | None = None,
     head: Scheme | None = None,
 ) -> int:
-    """All weights of a model: with a scheme for all its projections, or with `kept`, which has the
-    schemes of those that are codes, by name; others are then plain. `head` is the head's scheme: a
-    tied embedding stays beside it.
+    """All weights of a model: with one scheme for all its projections, or with `kept`, the schemes
+    of those that are codes, by name (others are then plain). `head` is the head's scheme: a tied
+    embedding is held in addition.
     """
     total = num_parameters(config) * dtype.itemsize
     for stored, matrix in stored_matrices(config, scheme, kept, head):
@@ -72,14 +72,14 @@ def plain_bytes(matrix: MatrixSize, dtype: torch.dtype) -> int:
 
 
 def held_config(model: Transformer) -> ModelConfig:
-    """The shape of what is in memory: a rank of several has a part of the vocabulary, though it
-    takes tokens and makes logits of the whole.
+    """The shape of what is in memory: one rank of several holds a part of the vocabulary, although
+    its tokens and logits are those of the whole.
     """
     return replace(model.config, vocab_size=len(model.head.weight))
 
 
 def read_bytes_per_weight(model: Transformer) -> float:
-    """Of the weights that a step reads, in the mean: all but an embedding that is no head."""
+    """The mean over the weights that a step reads: all except an embedding that is not the head."""
     embed, config = model.embed.weight, held_config(model)
     if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
         return float(embed.dtype.itemsize)
@@ -90,7 +90,7 @@ def read_bytes_per_weight(model: Transformer) -> float:
 
 
 def model_matrices(config: ModelConfig) -> Iterator[MatrixSize]:
-    """What a scheme quantizes in a model."""
+    """The matrices of a model that a scheme quantizes."""
     return (matrix for _, matrix in named_matrices(config))
 
 
@@ -110,8 +110,8 @@ def named_matrices(config: ModelConfig) -> Iterator[tuple[str, MatrixSize]]:
 
 
 def stored_bytes(scheme: Scheme, matrix: MatrixSize, dtype: torch.dtype) -> int:
-    """Codes and scales. Scales of groups are in the model's dtype, all others in fp32; a tensor's
-    one scale is kept for each output.
+    """Codes and scales. Scales of groups are in the model's dtype, all others in fp32; a per-tensor
+    scale is stored for each output.
     """
     num_outputs, depth = matrix
     codes = num_outputs * depth * scheme.bits // 8

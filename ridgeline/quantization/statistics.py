@@ -1,12 +1,12 @@
 """What calibration learns about the inputs of each matrix of a block, in one pass over the data.
 
-The sum of xᵀx says everything about a matrix's squared output error: for a change ΔW of the weights
-it is the trace of ΔW (xᵀx) ΔWᵀ. So searches need no inputs, except where the inputs themselves are
-rounded: for these a few rows are kept.
+The sum of xᵀx determines a matrix's squared output error: for a change ΔW of the weights it is the
+trace of ΔW (xᵀx) ΔWᵀ. So searches need no inputs, except where the inputs themselves are rounded:
+for these a few rows are kept.
 
 Matrices have our parameters' names inside the block: `attn.qkv.weight`, and `mlp.gate_up.3` for the
-fourth expert's, which sees the tokens routed to it and no others. `mlp.router.weight` is watched
-too: it sees all tokens.
+fourth expert's, which gets only the tokens routed to it. `mlp.router.weight` is watched too: it
+gets all tokens.
 
 Letters: T tokens, D depth (inputs of a matrix), O outputs, S sample rows.
 
@@ -33,11 +33,11 @@ from ridgeline.quantization.blocks import BlockWalk
 from ridgeline.quantization.scheme import Scheme
 
 SAMPLE_ROWS = 512
-SILENT_DB = -200.0  # stands for no error at all: fp32 ends long before
+SILENT_DB = -200.0  # stands for no error at all: far below what fp32 resolves
 
 
 class Statistics:
-    """Sums over the tokens that one matrix has seen."""
+    """Sums over the inputs of one matrix."""
 
     def __init__(self, depth: int, device: torch.device, rows_a_call: int = SAMPLE_ROWS) -> None:
         self.num_tokens = 0
@@ -66,7 +66,7 @@ class Statistics:
         return torch.cat(self.samples) if self.samples else self.sum_D.new_zeros(0, len(self.sum_D))
 
     def divide(self, scale_D: Tensor) -> None:
-        """From now on the inputs are so much smaller."""
+        """Account for inputs that are now smaller by these factors."""
         self.hessian_DD /= scale_D.outer(scale_D)
         self.sum_D /= scale_D
         self.amax_D /= scale_D
@@ -80,8 +80,8 @@ def collect(
     *,
     advance: bool = False,
 ) -> dict[str, Statistics]:
-    """Run the data through the block and watch what its matrices are given. With `advance`, what
-    comes out is the next block's input.
+    """Run the data through the block and collect statistics of its matrices' inputs. With
+    `advance`, the outputs become the next block's inputs.
     """
     rows_a_call = -(-SAMPLE_ROWS // walk.num_batches)
     statistics = {
@@ -165,7 +165,7 @@ def squared_error(change_OD: Tensor, hessian_DD: Tensor) -> Tensor:
 
 
 def round_inputs(x_TD: Tensor, scheme: Scheme) -> Tensor:
-    """What the kernels of a scheme make of their inputs: a scale for each token."""
+    """Inputs as the kernels of a scheme round them: one scale per token."""
     if scheme.input_dtype is None:
         return x_TD
     codes, scale_T = quantize_rows(x_TD, scheme.input_dtype)
@@ -175,8 +175,8 @@ def round_inputs(x_TD: Tensor, scheme: Scheme) -> Tensor:
 def error_db(
     weight_OD: Tensor, decoded_OD: Tensor, statistics: Statistics, scheme: Scheme | None
 ) -> float:
-    """The squared error of the outputs against their squares, in decibels: -20 is one hundredth.
-    Where the inputs are rounded too, on the sample; otherwise on all tokens.
+    """The squared error of the outputs relative to their squares, in decibels: -20 is one
+    hundredth. Where inputs are rounded too it is measured on the sample, otherwise on all tokens.
     """
     if scheme is None or scheme.inputs == "16-bit":
         error = squared_error(decoded_OD - weight_OD, statistics.hessian_DD)

@@ -1,10 +1,10 @@
-"""Codes of every matrix in every scheme it may have, from one pass over the data, so that mixtures
-of schemes are put together without calibrating again.
+"""Codes of every matrix in every scheme it may get, from one pass over the data, so that mixtures
+of schemes can be assembled without calibrating again.
 
-What a matrix is calibrated on are the original's activations, whatever the matrices before it will
-become: codes are then a matter of the matrix and its scheme alone. That holds for methods that
-round each matrix by itself (rtn, gptq); where scales are folded, codes depend on the whole block
-(calibration.py makes these). Codes wait on the host, or in files of a work folder.
+A matrix is calibrated on the original's activations, whatever the matrices before it become: its
+codes then depend only on the matrix and its scheme. That holds for methods that round each matrix
+by itself (rtn, gptq); where scales are folded, codes depend on the whole block (see
+calibration.py). Codes are kept on the host, or in files of a work folder.
 
     known = find_alternatives(model, batches, {"layers.0.mlp.down": [int8, int4]}, Gptq())
     known.codes({"layers.0.mlp.down": int4}), known.reports({"layers.0.mlp.down": int4})
@@ -67,7 +67,7 @@ def find_alternatives(
     work: Path | None = None,
     progress: Progress | None = None,
 ) -> Alternatives:
-    """Each scheme must fit its projection. A run that was stopped goes on from `work`."""
+    """Each scheme must fit its projection. A stopped run continues from `work`."""
     assert not method.folds, f"codes by {method.name} depend on the whole block"
     check_finite(model)
     tokens = list(batches)

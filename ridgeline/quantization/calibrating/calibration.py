@@ -1,13 +1,13 @@
-"""`quantize_model`: a model's matrices to codes, block by block, on any iterable of token tensors.
+"""`quantize_model`: quantizes a model's matrices block by block, on any iterable of token tensors.
 
 For each block: its inputs go through it once and are watched (statistics.py), the method folds and
-rounds, the result is kept (work.py), and the inputs go through the block once more, now rounded, to
-become the next block's; methods that are to see the original's activations spare that. The device
-holds one block, its statistics and, unless they wait on the host, the activations; the model itself
-may lie on the host and is never changed. A run that was stopped goes on at the first layer that its
-work folder lacks, and ends with the same bytes.
+rounds, the result is kept (work.py), and the inputs go through the rounded block to become the next
+block's inputs; methods that calibrate on the original's activations skip that. The device holds one
+block, its statistics and, unless they are kept on the host, the activations; the model itself may
+be on the host and is never changed. A stopped run continues at the first layer that its work folder
+lacks, and ends with the same bytes.
 
-Which text the tokens come from is for data/calibration_text.py.
+data/calibration_text.py provides the tokens.
 
     results = quantize_model(model, batches, parse_scheme("int4-g128"), Gptq(), device="cuda",
                              work=Path("work"))

@@ -1,9 +1,9 @@
-"""What quantizing has made, layer by layer: in memory, or in files of a work folder from which an
-interrupted run goes on.
+"""Results of quantization, layer by layer: in memory, or in files of a work folder from which an
+interrupted run continues.
 
-A run has a fingerprint of all that decides its result (weights, data, schemes, method); its files
-lie under it, one for each layer, whole or absent. So runs share a work folder without meeting, and
-nothing of the model's own folder is written. int4 codes take a byte each here.
+A run has a fingerprint of everything that decides its result (weights, data, schemes, method); its
+files are stored under it, one per layer, whole or absent. So runs can share a work folder, and
+nothing is written to the model's own folder. int4 codes take a byte each here.
 
     results = Results(config.num_layers, schemes, Path("work") / fingerprint(...))
     if results.has(3): layer = results.layer(3)

@@ -1,4 +1,4 @@
-"""Quantized checkpoints: those of others read, and ours written."""
+"""Quantized checkpoints: reading other tools' formats, and writing compressed-tensors."""
 
 from ridgeline.quantization.files.fuse import kept_schemes, model_weights
 from ridgeline.quantization.files.matrix import StoredMatrix, cut, decoded_matrix, join

@@ -1,5 +1,5 @@
-"""The compressed-tensors format, matrix by matrix: what its tensors are, both ways, and how a
-`quantization_config` says which layer is stored how.
+"""The compressed-tensors format, matrix by matrix: its tensors, for reading and writing, and how a
+`quantization_config` says how each layer is stored.
 
 | format | tensors of a layer |
 |---|---|
@@ -9,7 +9,7 @@
 | nvfp4-pack-quantized, mxfp4-pack-quantized | read only: scaled.py |
 
 A config group applies to layers by name, by `re:` and a pattern, or by the class `Linear`, the most
-particular first; `ignore` lists those that are left as they were.
+specific first; `ignore` lists layers that are not quantized.
 
     for name, tensor in layer_tensors("model.layers.0.mlp.down_proj", matrix): ...
 """  # noqa: E501
@@ -56,7 +56,7 @@ def format_of(scheme: Scheme) -> str:
 def layer_tensors(
     layer: str, matrix: StoredMatrix, scale_dtype: torch.dtype = torch.float32
 ) -> Iterator[tuple[str, Tensor]]:
-    """What a file holds for one layer. Scales in fewer bits than fp32 are rounded."""
+    """The tensors that a file has for one layer. Scales are rounded to `scale_dtype`."""
     (values, grid), scheme = matrix
     scale = grid.scale.to(scale_dtype)
     if format_of(scheme) == "pack-quantized":
@@ -72,7 +72,7 @@ def layer_tensors(
 
 
 def scheme_config(scheme: Scheme) -> dict[str, Any]:
-    """The config group of a scheme, but for its targets."""
+    """The config group of a scheme, without its targets."""
     weights = _numbers(scheme.bits, "float" if scheme.weight == "fp8" else "int")
     weights |= {"symmetric": scheme.symmetric, "dynamic": False}
     weights |= {"strategy": "channel" if scheme.spread == "row" else scheme.spread}
@@ -102,7 +102,7 @@ def _numbers(bits: int, kind: str) -> dict[str, Any]:
 def compressed_layout(
     module: StoredModule, config: Mapping[str, Any], shape: tuple[int, int] | None
 ) -> Layout | None:
-    """`shape` is what the layer's `weight_shape` holds, where it has one."""
+    """`shape` is the content of the layer's `weight_shape`, where it has one."""
     if module.dtype("weight_packed") == "int32":
         return packed_layout(module, config_group(config, module.name), shape)
     if "weight_packed" in module:
@@ -192,7 +192,7 @@ def config_group(config: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
 
 
 def _rank(target: str, layer: str) -> int:
-    """How particular a match is: 0 a name, 1 a pattern, 2 a class; -1: none."""
+    """How specific a match is: 0 a name, 1 a pattern, 2 a class; -1: none."""
     if target == layer:
         return 0
     if target.startswith("re:"):

@@ -1,9 +1,9 @@
-"""A quantized checkpoint as the model's own parameters want it: q, k and v in one, gate and up in
-one, and rows in our order. Codes stay codes where they are to be kept, and no layer's weights are
-written out then; the rest comes as plain tensors.
+"""Turns a quantized checkpoint into the model's own parameters: q, k and v fused, gate and up
+fused, and rows in our order. Codes that are to be kept stay codes, and those layers are never
+expanded; the rest comes as plain tensors.
 
     kept = kept_schemes(checkpoint, description)
-    for found in model_weights(checkpoint, part_of, kept.keys()): ...   # a Whole or a Piece
+    for weights in model_weights(checkpoint, part_of, kept.keys()): ...   # a Whole or a WeightPiece
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ PROJECTIONS = (".qkv.weight", ".out.weight", ".gate_up.weight", ".down.weight")
 
 
 class Whole(NamedTuple):
-    """All of a projection, as codes."""
+    """A complete projection, as codes."""
 
     layer: str  # layers.0.attn.qkv
     matrix: StoredMatrix
 
 
 class WeightPiece(NamedTuple):
-    """What is copied into a part of a parameter."""
+    """A tensor to copy into a part of a parameter."""
 
     part: WeightPart
     tensor: Tensor
 
 
 def kept_schemes(checkpoint: Checkpoint, description: Description) -> dict[str, Scheme]:
-    """The projections (`layers.0.attn.qkv`) whose codes can be kept whole, by the headers alone:
-    each piece is a matrix of ours, and all are of one scheme. Experts, routers, embedding and head
-    are not among them.
+    """The projections (`layers.0.attn.qkv`) whose codes can be kept, by the headers alone: every
+    piece is in one of our schemes, and all pieces in the same one. Experts, routers, embedding and
+    head are not included.
     """
     schemes = _schemes_by_name(checkpoint)
     if not schemes:
@@ -70,7 +70,7 @@ def _schemes_by_name(checkpoint: Checkpoint) -> dict[str, Scheme]:
 
 
 def _projections(description: Description) -> dict[str, list[WeightPart]]:
-    """The pieces of each layer's matrices, which are rows of them."""
+    """The pieces of each layer's matrices; a piece is a range of rows."""
     by_parameter: dict[str, list[WeightPart]] = {}
     for part in parts(description.config, description.names):
         name = part.parameter
@@ -86,7 +86,8 @@ def model_weights(
     progress: Progress | None = None,
 ) -> Iterator[Whole | WeightPiece]:
     """Every part of the model (`part_of`: by stored name) once. Pieces of the layers in `kept` wait
-    until all are there; should their codes turn out to be no matrix, they come as plain pieces.
+    until all have been read; if their codes turn out not to form a matrix, they come as plain
+    pieces.
     """
     count: dict[str, int] = {}
     for part in part_of.values():
@@ -120,7 +121,7 @@ def _joined(pieces: list[tuple[WeightPart, StoredMatrix]]) -> Iterator[Whole | W
 
 def _first_row(part: WeightPart) -> int:
     rows = part.index[0] if part.index else slice(0, None)
-    assert isinstance(rows, slice), f"{part.name} is no piece of rows"
+    assert isinstance(rows, slice), f"{part.name} is not a piece of rows"
     return int(rows.start)
 
 
@@ -130,7 +131,7 @@ def _plain(part: WeightPart, stored: StoredMatrix | Tensor) -> WeightPiece:
 
 
 def _changed(matrix: StoredMatrix, part: WeightPart) -> StoredMatrix:
-    """With the order of rows that ours have (GGUF stores q and k in another)."""
+    """The matrix with its rows in our order (GGUF stores q and k in another)."""
     if part.change is None:
         return matrix
     (values, grid), scheme = matrix

@@ -1,10 +1,10 @@
 """GGUF blocks kept as codes. Q4_0 is exactly int4-g32: 32 values of 4 bits and one fp16 scale, with
-8 standing for zero. No other block type is one of our schemes:
+8 standing for zero. No other block type matches one of our schemes:
 
 | type | why not |
 |---|---|
 | Q4_1, Q4_K, Q5_1, Q5_K, Q2_K | a float is added to each group; our zero points are whole numbers of steps |
-| Q5_0, Q6_K, Q3_K | 5, 6 or 3 bits; the K types' groups of 16 or 32 have a scale of a scale |
+| Q5_0, Q6_K, Q3_K | 5, 6 or 3 bits; in the K types, scales of groups are scaled again |
 | Q8_0 | 8 bits in groups of 32; our 8-bit schemes have a scale a row |
 
 Those are dequantized as they are read (formats/gguf_blocks.py).

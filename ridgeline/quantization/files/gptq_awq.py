@@ -1,16 +1,16 @@
-"""GPTQ's and AutoAWQ's checkpoints: 4-bit words in `qweight`, zero points in `qzeros`, fp16 scales
-in `scales`, all with the depth along the rows, as a product x @ W wants it.
+"""GPTQ and AutoAWQ checkpoints: 4-bit words in `qweight`, zero points in `qzeros`, fp16 scales in
+`scales`, all with the depth along the rows, as a product x @ W reads it.
 
 | | qweight | its words run | qzeros [G, O · bits / 32] |
 |---|---|---|---|
 | gptq | [D · bits / 32, O] | down the depth | less 1, unless `checkpoint_format` is gptq_v2 |
 | awq (gemm) | [D, O / 8] | along the outputs, eights ordered 0 2 4 6 1 3 5 7 | as they are |
 
-Some writers of GPTQ name the older form and store the newer one: where a config says `sym` and all
+Some GPTQ tools name the older format and store the newer one: where a config says `sym` and all
 zero points are the middle already, nothing is added.
 
-GPTQ with `desc_act` sorts columns into groups by `g_idx`. Where that is not simply one group after
-the other no kernel of ours can follow it, and the weights are expanded.
+GPTQ with `desc_act` sorts columns into groups by `g_idx`. Unless that is one group after the other,
+our kernels do not support it, and the weights are expanded.
 
 Letters: O outputs, D depth, G groups of the depth.
 """
@@ -67,7 +67,7 @@ def gptq_layout(module: StoredModule, config: Mapping[str, Any]) -> Layout | Non
 
 
 def gptq_sizes(module: StoredModule, bits: int) -> tuple[int, int, int]:
-    """Outputs, depth and groups, with all tensors in agreement on them."""
+    """Outputs, depth and groups; an error unless all tensors agree on them."""
     rows, num_outputs = module.matrix_shape("qweight", "int32")
     depth, per_word = rows * 32 // bits, 32 // bits
     num_groups, _ = module.matrix_shape("scales", *SCALES)
@@ -83,7 +83,7 @@ def gptq_sizes(module: StoredModule, bits: int) -> tuple[int, int, int]:
 
 
 def why_expanded(bits: int, depth: int, num_groups: int) -> str:
-    """What a user is told about codes that no scheme of ours has; empty for the others."""
+    """Why codes match none of our schemes; empty where they match."""
     if bits == 4 and depth // num_groups % min(GROUPS):
         return f"4-bit groups of {depth // num_groups} are not one of our schemes"
     if bits == 8 and num_groups > 1:
@@ -92,7 +92,7 @@ def why_expanded(bits: int, depth: int, num_groups: int) -> str:
 
 
 def likely_scheme(bits: int, depth: int, num_groups: int, symmetric: bool) -> str:
-    """What `grouped` will make of such codes, if zero points are what the config says of them."""
+    """The scheme that `grouped` will give these codes, if zero points are as the config says."""
     if bits == 4:
         group = longest_group(depth // num_groups)
         return f"int4-g{group}{'' if symmetric else '-asym'}" if group else ""
@@ -110,7 +110,7 @@ def in_order(group_of: Tensor, num_groups: int, name: str) -> bool:
 
 
 def by_columns(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor, group_of: Tensor) -> Tensor:
-    """Weights of codes whose columns each name their group."""
+    """The weights of codes whose columns each name their group."""
     columns = group_of.long()
     return (codes_OD.float() - zero_OG[:, columns].float()) * scale_OG[:, columns]
 
@@ -118,7 +118,7 @@ def by_columns(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor, group_of: Te
 def grouped(
     codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor, bits: int
 ) -> StoredMatrix | Tensor:
-    """As one of our schemes where there is one, else as weights."""
+    """As one of our schemes where one matches, else as plain weights."""
     if bits == 4:
         matrix = int4_matrix(codes_OD, scale_OG, zero_OG)
         if matrix is not None:

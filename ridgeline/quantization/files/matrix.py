@@ -1,6 +1,6 @@
-"""One quantized matrix of a checkpoint: its codes and the scheme that says what they mean. Rows can
-be cut out and put together, since every scale belongs to rows: that is how the pieces of a fused
-weight become one matrix and how it becomes pieces again.
+"""One quantized matrix of a checkpoint: its codes and their scheme. Rows can be cut out and joined,
+since every scale belongs to rows: that is how the pieces of a fused weight become one matrix and
+are split again.
 
 Letters: O outputs, D depth, G groups of the depth.
 
@@ -41,7 +41,7 @@ class StoredMatrix(NamedTuple):
 
 
 def decoded_matrix(matrix: StoredMatrix) -> Tensor:
-    """The weights it stands for, in fp32."""
+    """Its weights, in fp32."""
     return decode(matrix.codes, matrix.scheme)
 
 
@@ -65,7 +65,7 @@ def _scale_rows(scheme: Scheme, start: int, stop: int) -> slice:
 
 
 def join(matrices: Sequence[StoredMatrix]) -> StoredMatrix | None:
-    """One below the other, with every weight as it was; None where their schemes differ."""
+    """Stacked by rows, without changing a weight; None where their schemes differ."""
     if len(matrices) == 1:
         return matrices[0]
     matrices = alike([by_rows(matrix) for matrix in matrices])
@@ -78,7 +78,7 @@ def join(matrices: Sequence[StoredMatrix]) -> StoredMatrix | None:
 
 
 def joined_scheme(schemes: Sequence[Scheme]) -> Scheme | None:
-    """The scheme of what `join` makes of matrices with these."""
+    """The scheme that `join` gives matrices with these schemes."""
     if len(schemes) == 1:
         return schemes[0]
     by_row = [_row_scheme(scheme) for scheme in schemes]
@@ -107,7 +107,7 @@ def _stacked(matrices: Sequence[StoredMatrix]) -> Tensor:
 
 
 def by_rows(matrix: StoredMatrix) -> StoredMatrix:
-    """A scale of the whole tensor as the same one for each row, so that others can join it."""
+    """A per-tensor scale repeated for each row, so that other matrices can be joined."""
     if matrix.scheme.spread != "tensor":
         return matrix
     values, grid = matrix.codes
@@ -131,8 +131,8 @@ def with_zeros(matrix: StoredMatrix) -> StoredMatrix:
 
 
 def int4_matrix(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor | None) -> StoredMatrix | None:
-    """4-bit codes with groups of any length as one of our schemes, if its groups divide them; zero
-    points that are 8 throughout are left out.
+    """4-bit codes with groups of any length in one of our schemes, if its groups divide them; zero
+    points that are all 8 are left out.
     """
     length = codes_OD.shape[1] // scale_OG.shape[1]
     group = longest_group(length)
@@ -147,15 +147,15 @@ def int4_matrix(codes_OD: Tensor, scale_OG: Tensor, zero_OG: Tensor | None) -> S
 
 
 def longest_group(length: int) -> int:
-    """Of our groups the longest that divides one of this length; 0: none does."""
+    """The longest of our group sizes that divides this length; 0: none does."""
     return max((size for size in GROUPS if length % size == 0), default=0)
 
 
 def expanded(
     codes_OD: Tensor, scale: Tensor, part: tuple[int, int], zero: Tensor | float = 0.0
 ) -> Tensor:
-    """Weights of codes that no scheme of ours has. `part` says how many rows and columns share a
-    scale and a zero point; the last ones may be fewer.
+    """The weights of codes that match none of our schemes. `part` says how many rows and columns
+    share a scale and a zero point; the last ones may be fewer.
     """
     if isinstance(zero, Tensor):
         zero = _spread(zero.float(), part, codes_OD.shape)

@@ -1,6 +1,6 @@
-"""A quantized checkpoint understood, by its headers alone: which of its tensors make up which
-matrix, which are plain, and which are neither. `Decoded` is the same one with plain weights under
-the names it would have had.
+"""A quantized checkpoint parsed from its headers alone: which of its tensors make up which matrix,
+which are plain, and which are neither. `Decoded` is the same checkpoint with plain weights under
+the names it would have had unquantized.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ridgeline.progress import Progress
 from ridgeline.quantization.files.matrix import StoredMatrix, decoded_matrix
 from ridgeline.quantization.files.stored import Layout
 
-# What stands beside weights and is no weight: scales of inputs and outputs (not used, see
-# scaled.py), of the KV cache (`kv_scales`), what a layout reads by itself, and zero points of
-# symmetric codes, which some write all the same.
+# Tensors that are not weights: scales of inputs and outputs (not used, see scaled.py) and of the KV
+# cache (`kv_scales`), what a layout reads separately, and zero points of symmetric codes, which
+# some tools write anyway.
 BESIDE = (
     "input_scale",
     "input_zero_point",
@@ -51,20 +51,20 @@ class QuantizedCheckpoint:
 
     @property
     def names(self) -> list[str]:
-        """Those an unquantized checkpoint would have."""
+        """The tensor names of the same checkpoint unquantized."""
         return [*self.plain, *self.layouts]
 
     def notes(self) -> list[str]:
-        """What a user should know: what is expanded and why, what is not used."""
+        """Notes for the user: what is expanded and why, what is not used."""
         reasons = [layout.expanded for layout in self.layouts.values() if layout.expanded]
         notes = [
-            f"{reasons.count(reason)} matrices become plain weights: {reason}"
+            f"{reasons.count(reason)} matrices are expanded to plain weights: {reason}"
             for reason in dict.fromkeys(reasons)
         ]
         fixed = [name for name in self.checkpoint.tensors if name.endswith(INPUT_SCALES)]
         if fixed:
             notes.append(
-                f"{len(fixed)} fixed scales of inputs are not used: ours follow the inputs"
+                f"{len(fixed)} fixed input scales are ignored: scales are computed from the inputs"
             )
         return notes
 
@@ -103,8 +103,8 @@ class QuantizedCheckpoint:
 
 
 def by_layer(checkpoint: Checkpoint) -> Checkpoint:
-    """The same one, read layer by layer: files are often sorted by dtype, and all their codes would
-    wait for the first of the scales.
+    """The same checkpoint, read layer by layer: files are often sorted by dtype, and all their
+    codes would wait in memory for the first scale.
     """
     layers: dict[tuple[Path, str], list[TensorInfo]] = {}
     for info in checkpoint.tensors.values():

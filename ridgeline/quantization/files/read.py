@@ -1,10 +1,11 @@
-"""Checkpoints that others quantized, read without expanding what we have a scheme for: AutoAWQ,
-GPTQ, compressed-tensors, fp8 (DeepSeek's, vLLM's, fbgemm's), modelopt, and GGUF's Q4_0.
+"""Reads quantized checkpoints of other tools, without expanding matrices that match one of our
+schemes: AutoAWQ, GPTQ, compressed-tensors, fp8 (DeepSeek's, vLLM's, fbgemm's), modelopt, and GGUF's
+Q4_0.
 
-`read_quantized` gives codes where there is a scheme and tensors for the rest; `decoded` is the same
+`read_quantized` yields codes where a scheme matches and tensors for the rest; `decoded` is the same
 checkpoint with plain weights, which loads like any other.
 
-    for name, found in read_quantized(open_checkpoint(path)): ...   # a Matrix or a tensor
+    for name, weight in read_quantized(open_checkpoint(path)): ...   # a StoredMatrix or a tensor
     load_weights(model, decoded(open_checkpoint(path)), description)
 """
 
@@ -43,7 +44,7 @@ MODELOPT_FILE = "hf_quant_config.json"  # where older versions of modelopt keep 
 
 
 def quantization_config(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
-    """What says how a checkpoint is quantized; None for a plain one."""
+    """The config that says how a checkpoint is quantized; None for a plain one."""
     if checkpoint.format != "safetensors":
         return None
     values = checkpoint.metadata
@@ -60,7 +61,7 @@ def quantization_config(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
 
 
 def kv_dtype(checkpoint: Checkpoint) -> Literal["fp8", "int8"] | None:
-    """In what a checkpoint asks for its keys and values to be kept; None where it does not say."""
+    """The dtype a checkpoint asks for its KV cache; None where it does not say."""
     config = quantization_config(checkpoint) or {}
     scheme = config.get("kv_cache_scheme")
     if scheme is None:
@@ -68,8 +69,8 @@ def kv_dtype(checkpoint: Checkpoint) -> Literal["fp8", "int8"] | None:
     kinds: dict[Any, Literal["fp8", "int8"]] = {"float": "fp8", "int": "int8"}
     if not isinstance(scheme, Mapping) or scheme.get("num_bits") != 8:
         raise UnsupportedError(
-            f"{checkpoint.path}: kv_cache_scheme is {str(scheme)[:80]}; read are 8 bits, float or "
-            "int; give --kv-dtype to keep keys and values in another"
+            f"{checkpoint.path}: kv_cache_scheme is {str(scheme)[:80]}; supported: 8 bits, float "
+            "or int; give --kv-dtype to choose another"
         )
     if scheme.get("type") not in kinds:
         raise ConfigError(f"{checkpoint.path}: kv_cache_scheme has type {scheme.get('type')!r}")
@@ -77,7 +78,7 @@ def kv_dtype(checkpoint: Checkpoint) -> Literal["fp8", "int8"] | None:
 
 
 def is_quantized(checkpoint: Checkpoint) -> bool:
-    """Whether someone quantized it (a GGUF of block types is not meant)."""
+    """Whether it is quantized (GGUF block types do not count)."""
     return quantization_config(checkpoint) is not None
 
 
@@ -106,7 +107,7 @@ def read_quantized(
     names: Collection[str] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, StoredMatrix | Tensor]]:
-    """Every tensor of the model under its plain name: a Matrix where codes can be kept."""
+    """Every tensor of the model under its plain name: a StoredMatrix where codes can be kept."""
     if checkpoint.format == "gguf":
         yield from _read_gguf(checkpoint, names, progress)
         return
@@ -134,7 +135,7 @@ def _modules(checkpoint: Checkpoint) -> list[StoredModule]:
 
 
 def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
-    """What `weight_shape` tensors hold: two numbers each, read before all else."""
+    """The contents of `weight_shape` tensors, two numbers each, read before everything else."""
     names = [name for name in checkpoint.tensors if name.endswith(".weight_shape")]
     odd = [name for name in names if checkpoint.tensors[name].num_elements != 2]
     if odd:

@@ -1,8 +1,8 @@
 """Saves a quantized model as safetensors with a compressed-tensors `quantization_config`, which
-transformers, vLLM and SGLang load. What has no codes is saved as it is.
+transformers, vLLM and SGLang load. Weights without codes are saved unchanged.
 
 Codes may be given by the checkpoint's names (`model.layers.0.self_attn.q_proj.weight`) or by the
-model's own (`layers.0.attn.qkv`): fused ones are cut into the pieces their family names.
+model's own (`layers.0.attn.qkv`): fused ones are split into the pieces their family names.
 
     save_quantized(model, Path("out"), source="demo", matrices={"layers.0.mlp.down": matrix})
 """
@@ -40,7 +40,7 @@ class KVScales:
 
 @dataclass(frozen=True)
 class SparsityPattern:
-    """What zeros among the weights follow; they are stored like all other weights."""
+    """The pattern of zeros among the weights; they are stored like all other weights."""
 
     structure: Literal["2:4", "unstructured"]
     share: float  # of the weights that are zero, 0 to 1
@@ -59,8 +59,8 @@ def save_quantized(
     extra_files: Mapping[str, bytes | Path] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write `folder`, new or empty. Scales are stored in fp32 unless said otherwise: what was
-    measured is then what is saved, bit for bit.
+    """Write `folder`, new or empty. Scales are stored in fp32 by default, so that what is saved
+    equals what was measured, bit for bit.
     """
     description = source if isinstance(source, Description) else describe_source(source)
     pieces = checkpoint_matrices(matrices, description)
@@ -98,7 +98,7 @@ def checkpoint_matrices(
     unknown = sorted(matrices.keys() - used)
     if unknown:
         raise UnsupportedError(
-            f"codes of {shorten(unknown)}, which {description.family.name} has not"
+            f"there are codes for {shorten(unknown)}, which {description.family.name} does not have"
         )
     return pieces
 
@@ -168,7 +168,7 @@ def sparsity_config(sparsity: SparsityPattern) -> dict[str, Any]:
 
 
 def linear_layers(description: Description) -> list[str]:
-    """Names of the layers that `Linear` means; the head is one even where it is the embedding."""
+    """Names of the layers that `Linear` matches; the head is one even where it is tied."""
     names = description.family.hf_names
     layers = [
         _layer(part.name)

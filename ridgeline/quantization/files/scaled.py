@@ -1,6 +1,5 @@
-"""8-bit and 4-bit floats (and int8) stored as they are, beside their scales: `quant_method` fp8 (as
-DeepSeek and vLLM write it), fbgemm_fp8 and modelopt; what compressed-tensors has in common with
-them is used from there.
+"""8-bit and 4-bit floats (and int8) stored unpacked with their scales: `quant_method` fp8 (as
+DeepSeek and vLLM write it), fbgemm_fp8 and modelopt; compressed.py uses the same functions.
 
 | | weight | its scale, which it is multiplied by |
 |---|---|---|
@@ -9,8 +8,8 @@ them is used from there.
 | mxfp4 | e2m1 pairs [O, D / 2] | e8m0 for 32 columns |
 
 Blocks are 128 x 128, those at the edges perhaps smaller. nvfp4 and mxfp4 have no kernel here and
-become plain weights. Scales of inputs that were fixed beforehand are not used: ours are found as
-the inputs come, which is at least as near.
+are expanded to plain weights. Fixed input scales are ignored: ours are computed from the inputs,
+which is at least as accurate.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ def int8_matrix(module: StoredModule, inputs_scaled: bool, zeros: bool) -> Layou
 def scale_spread(
     module: StoredModule, name: str, shape: tuple[int, int], blocks: bool = True
 ) -> str:
-    """What shares a scale, by the shape of the scales."""
+    """What shares a scale, judged by the shape of the scales."""
     scale_shape = module.needs(name, *SCALE_TYPES)
     rows: list[tuple[int, ...]] = [(shape[0],), (shape[0], 1)]
     tensor: list[tuple[int, ...]] = [(), (1,), (1, 1)]

@@ -1,9 +1,9 @@
-"""How a matrix is stored: which tensors of the checkpoint belong to it and what makes weights of
-them. Each format's file says it for its own; here is what they share, above all the checks, which
-need only the headers and so come before anything is read.
+"""How a matrix is stored: which tensors of the checkpoint belong to it and how they become weights.
+Each format has its own file; this one has what they share, above all the checks, which need only
+the headers and so run before any data is read.
 
     layout = Layout("model.layers.0.mlp.down_proj.weight", (576, 1536), tensors, make)
-    layout.make({"qweight": …, "scales": …})        # a Matrix, or a tensor where we have no scheme
+    layout.make({"qweight": …, "scales": …})  # a StoredMatrix, or a tensor where no scheme matches
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Layout:
     tensors: Mapping[str, str]  # the name `make` knows it by → the one it is stored under
     make: Callable[[Tensors], StoredMatrix | Tensor]
     expanded: str = ""  # why it becomes plain weights; empty where codes are kept
-    scheme: str = ""  # what codes are kept in, as far as headers tell; empty for plain weights
+    scheme: str = ""  # of kept codes, as far as headers tell; empty for plain weights
 
 
 class StoredModule:
@@ -101,7 +101,7 @@ class StoredModule:
 
 
 def finite_scale(scale: Tensor, name: str) -> Tensor:
-    """In fp32 with two dims; an error where one is no number."""
+    """The scale in fp32 with two dims; an error where one is NaN or infinite."""
     if scale.dtype == torch.float8_e8m0fnu:
         scale = e8m0_values(scale.view(torch.uint8))
     scale = scale.float()

@@ -1,7 +1,7 @@
-"""AWQ (Lin et al., arXiv 2306.00978): columns whose inputs are large matter most, so they are made
-larger before rounding, by a power of their inputs' mean magnitude that is searched for each place
+"""AWQ (Lin et al., arXiv 2306.00978): columns with large inputs matter most, so they are scaled up
+before rounding, by a power of their inputs' mean magnitude that is searched for each channel site
 of each block. The scales are folded into what writes the channels (folding.py). Then ranges are
-clipped and weights rounded; `then=Gptq()` has GPTQ do the rounding instead.
+clipped and weights rounded; `then=Gptq()` rounds with GPTQ instead.
 
     quantize_model(model, batches, parse_scheme("int4-g128"), Awq())
 """
@@ -39,7 +39,9 @@ class Awq(Method):
         fold_best(calibrated, self._candidates)
 
     def _candidates(self, calibrated: Calibrated, site: ChannelSite) -> Iterator[Tensor]:
-        """A channel's scale is the power of its inputs' mean; the middle of all scales is one."""
+        """A channel's scale is a power of its inputs' mean, normalized so that the middle scale is
+        one.
+        """
         sums_D = sum(calibrated.statistics[name].sum_D for name in site.readers)
         assert isinstance(sums_D, Tensor)
         mean_C = site.shared(sums_D)

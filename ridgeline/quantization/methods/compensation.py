@@ -1,10 +1,10 @@
-"""Rounding a matrix column by column, where the columns that are still to come make up for the
-error of those that are done. GPTQ and SparseGPT are this sweep with different ways of rounding.
+"""Rounds a matrix column by column, while later columns compensate for the error of earlier ones.
+GPTQ and SparseGPT are this sweep with different rounding.
 
 With H = xᵀx of the inputs and U the upper Cholesky factor of its inverse, an error e of column i is
-made up best (Frantar and Alistarh, arXiv 2208.11580) by taking e · U[i, j] / U[i, i] off each later
-column j. Columns go in blocks: inside a block one by one, and what a block owes all others is one
-product. Weights lie transposed, so that a column is contiguous.
+compensated best (Frantar and Alistarh, arXiv 2208.11580) by subtracting e · U[i, j] / U[i, i] from
+each later column j. Columns go in blocks: inside a block one by one, and a block's effect on all
+later columns is one product. Weights are transposed, so that a column is contiguous.
 
 Letters: O outputs, D depth (columns), C columns of a block.
 
@@ -27,17 +27,17 @@ ATTEMPTS = 4  # each with ten times the damping of the one before
 
 class Rounder(Protocol):
     def begin(self, block_CO: Tensor, first: int, diagonal_C: Tensor) -> None:
-        """A block of columns comes, the first of which is `first`; U's diagonal is its error's
-        cost.
+        """A block of columns starts, the first of which is `first`; U's diagonal is the cost of its
+        errors.
         """
 
     def round(self, block_CO: Tensor, offset: int, column: int) -> Tensor:
-        """What becomes of column `column`, which lies at `place` of the block: [O]."""
+        """The rounded column `column` [O], which is at `offset` in the block."""
 
 
 def inverse_factor(hessian_DD: Tensor, damping: float, order_D: Tensor | None = None) -> Tensor:
-    """U with UᵀU = (H + damping · mean(diag H) · I)⁻¹, of H in this order. Columns whose inputs
-    were always zero get the mean: they neither owe nor take anything.
+    """U with UᵀU = (H + damping · mean(diag H) · I)⁻¹, for H in this order. Columns whose inputs
+    were always zero get the mean: they neither cause nor take compensation.
     """
     for attempt in range(ATTEMPTS):
         upper_DD = _inverse_factor(_in_order(hessian_DD, order_D), damping * 10**attempt)

@@ -1,19 +1,19 @@
-"""Scales that move from one place of a block to another and leave its function as it is.
+"""Moves scales between parts of a block without changing its function.
 
 A channel can be made s times smaller where it is written and the columns that read it s times
 larger. It is written by a norm's weight (before qkv, and before gate and up or the experts and
-their router), by the rows of v (before the output projection: the query heads that share a value
-head share its scales), or by the rows of up (before down, for each expert its own). Every family
-has these: Gemma's norms store their distance from one, and post-norms, query and key norms and
-Granite's factors stand elsewhere.
+their router), by the rows of v (before the output projection: query heads that share a value head
+share its scales), or by the rows of up (before down, separately for each expert). Every family has
+these: Gemma's norms store their distance from one, and post-norms, query and key norms and
+Granite's factors are elsewhere.
 
-A norm's new weight is rounded to its dtype first, and the columns take the scale that came of it: a
-bf16 norm loses nothing.
+A norm's new weight is rounded to its dtype first, and the columns take the resulting scale: a bf16
+norm loses nothing.
 
-Letters: O outputs, D depth of a matrix, C channels that have scales of their own.
+Letters: O outputs, D depth of a matrix, C channels that have their own scales.
 
-    for place in places(block):
-        fold(calibrated, place, scale_C)
+    for site in channel_sites(block):
+        fold(calibrated, site, scale_C)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ChannelSite:
     head_dim: int = 1
 
     def shared(self, value_D: Tensor) -> Tensor:
-        """The largest of what shares a scale: [D] to [C]."""
+        """The largest value among those that share a scale: [D] to [C]."""
         heads = value_D.view(-1, self.groups, self.head_dim)
         return heads.amax(1).flatten()
 
@@ -88,9 +88,7 @@ def fold(calibrated: Calibrated, site: ChannelSite, scale_C: Tensor) -> None:
 
 
 def _divide_norm(norm: RMSNorm, scale_C: Tensor) -> Tensor:
-    """Returns the scale that the rounded weight stands for. A channel that rounding would silence
-    is left alone.
-    """
+    """The scale that the rounded weight gives. A channel that would round to zero is left alone."""
     gain_C = norm.weight.float() + norm.offset
     weight_C = (gain_C / scale_C - norm.offset).to(norm.weight.dtype)
     new_gain_C = weight_C.float() + norm.offset
@@ -115,7 +113,7 @@ def _divide_rows(calibrated: Calibrated, site: ChannelSite, scale_C: Tensor) -> 
 def fold_best(
     calibrated: Calibrated, candidates: Callable[[Calibrated, ChannelSite], Iterable[Tensor]]
 ) -> None:
-    """Fold, place after place, the candidate with the least output error; none where none helps."""
+    """Fold, site by site, the candidate with the least output error; none where none helps."""
     for site in channel_sites(calibrated.block):
         readers = readers_to_serve(calibrated, site)
         if not readers:
@@ -131,7 +129,7 @@ def fold_best(
 
 
 def readers_to_serve(calibrated: Calibrated, site: ChannelSite) -> list[str]:
-    """The matrices that will be rounded and of whose inputs enough is known."""
+    """The matrices that will be rounded and have enough statistics."""
     rounded = [name for name in site.readers if calibrated.schemes[name] is not None]
     return [name for name in rounded if calibrated.is_known(name)]
 

@@ -1,10 +1,10 @@
-"""GPTQ (Frantar et al., arXiv 2210.17323): columns are rounded one by one, and those still to come
-make up for the error.
+"""GPTQ (Frantar et al., arXiv 2210.17323): columns are rounded one by one, and later columns
+compensate for the error.
 
-With `act_order` the columns with the largest inputs go first, when most others can still make up
-for them. Their grids are then fixed beforehand from the weights as they were (static groups), so
-that a group is always neighbouring columns and no index of groups has to be stored. Without it,
-each group's grid is found from the weights as the sweep has left them.
+With `act_order` the columns with the largest inputs go first, while most others can still
+compensate for them. Grids are then fixed beforehand from the original weights (static groups), so
+that a group is always neighbouring columns and no group index has to be stored. Without it, each
+group's grid is found from the weights as the sweep has left them.
 
 Letters: O outputs, D depth, C columns of a block.
 
@@ -62,12 +62,12 @@ class Gptq(Method):
         columns_DO = weight_OD.t()[order_D].contiguous()
         sweep(columns_DO, upper_DD, rounder)
         grid = rounder.grid
-        del upper_DD, rounder  # what is as large as the weights makes room for their codes
+        del upper_DD, rounder  # as large as the weights: make room for their codes
         return encode(columns_DO[order_D.argsort()].t(), grid, scheme)
 
 
 class GridRounder:
-    """Rounds columns to a grid that is known."""
+    """Rounds columns to a known grid."""
 
     def __init__(self, grid: Grid, shape: torch.Size, order_D: Tensor, scheme: Scheme) -> None:
         self.grid, self.scheme = grid, scheme
@@ -89,8 +89,8 @@ class GridRounder:
 
 
 class GroupRounder(GridRounder):
-    """Finds each group's grid when its first column comes. Columns are in their own order, and
-    groups divide the blocks of the sweep.
+    """Finds each group's grid at its first column. Columns are in their original order, and groups
+    divide the sweep's blocks.
     """
 
     def __init__(

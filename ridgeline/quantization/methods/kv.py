@@ -1,9 +1,9 @@
-"""Scales for keys and values that are kept in 8 bits with fixed scales, from calibration data: for
-each key-value head, or the largest of a layer's heads.
+"""Fixed scales for 8-bit keys and values, from calibration data: one per key-value head, or the
+largest of a layer's heads.
 
-Our own pages make a scale for every token and head as they write and need none of this; files for
-engines with fixed scales do (`k_scale`, `v_scale`). Keys are seen as they are kept: normed and
-turned.
+Our own pages compute a scale for every token and head as they write and do not need this; files for
+engines with fixed scales do (`k_scale`, `v_scale`). Keys are measured as they are stored: normed
+and rotated.
 
 Letters: L layers, K key-value heads, T tokens, H head dim.
 
@@ -81,10 +81,10 @@ def calibrate_kv(
     keep_on_host: bool = False,
     progress: Progress | None = None,
 ) -> KvScales:
-    """Block by block, as `quantize_model` goes; give it the model whose cache it is to be."""
+    """Block by block, like `quantize_model`; give it the model whose cache the scales are for."""
     if dtype not in ROUNDING:
         allowed = ", ".join(dtype_name(known) for known in ROUNDING)
-        raise UsageError(f"keys and values cannot be kept in {dtype_name(dtype)}; use {allowed}")
+        raise UsageError(f"keys and values cannot be stored in {dtype_name(dtype)}; use {allowed}")
     walk = BlockWalk(model, batches, device, keep_on_host)
     watched = [_watch_layer(walk, index, progress) for index in range(model.config.num_layers)]
     keys, values = zip(*watched, strict=True)

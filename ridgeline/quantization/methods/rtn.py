@@ -1,8 +1,8 @@
 """Round to nearest: every weight gets the code nearest to it, and no data is needed.
 
 With `clip`, each row, group or block tries smaller (and slightly larger) ranges and keeps the one
-with the least squared error: a few large weights are cut so that many small ones are met better.
-With data at hand, each column's error counts as much as its inputs are large.
+with the least squared error: a few large weights are clipped so that many small ones are rounded
+more precisely. With calibration data, each column's error is weighted by its inputs.
 
 Letters: O outputs, D depth.
 
@@ -50,8 +50,8 @@ class Rtn(Method):
 def find_clipped_grid(
     weight_OD: Tensor, scheme: Scheme, importance_D: Tensor | None = None
 ) -> Grid:
-    """The grid whose range gives the least squared error, columns counted by importance. Zero
-    points stay: they say where in the range zero lies.
+    """The grid whose range gives the least squared error, columns weighted by importance. Zero
+    points are kept: they say where in the range zero is.
     """
     if scheme.spread == "tensor":
         return _clip(weight_OD, scheme, importance_D)

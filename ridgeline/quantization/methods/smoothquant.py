@@ -2,11 +2,11 @@
 `fp8`): channels with large inputs are made smaller, their columns larger, so that both round well.
 
 A channel's scale is amax(input)^alpha / amax(weight)^(1 - alpha). Alpha is given, or searched for
-each place of each block by the output error of rounded inputs times rounded weights, on a sample of
-the tokens. Besides the norms, v and up take scales along (folding.py).
+each channel site of each block by the output error of rounded inputs times rounded weights, on a
+sample of the tokens. Besides the norms, v and up take scales too (folding.py).
 
-For fp8 smoothing alone gives little; GPTQ's rounding behind it (`then`) brings the distributions
-closer, as far as the calibration text is like what the model will read. On `demo` in bf16, after
+For fp8, smoothing alone gains little; GPTQ's rounding after it (`then`) brings the distributions
+closer, as far as the calibration text resembles what the model will read. On `demo` in bf16, after
 Python's help, perplexity of 25,799 tokens of wikitext-2's test part: +2.6% plain, +3.1% with alpha
 0.5 and GPTQ behind rounded blocks, +1.8% where each block is calibrated on what the original hands
 it (`on_original`). Inputs rounded and weights not: +0.9% (15 November 2026).

@@ -1,10 +1,10 @@
-"""SparseGPT (Frantar and Alistarh, arXiv 2301.00774): GPTQ's sweep, in which the columns still to
-come make up for the weights that are set to zero. With a scheme, what stays is rounded in the same
-sweep.
+"""SparseGPT (Frantar and Alistarh, arXiv 2301.00774): GPTQ's sweep, in which later columns
+compensate for weights that are set to zero. With a scheme, the remaining weights are rounded in the
+same sweep.
 
-A weight's cost is w² / U[i, i]², the error that the later columns cannot make up for. For `2:4`
-each four columns are chosen when the sweep reaches them; for a share, each block of the sweep gives
-up its cheapest weights, whichever outputs they belong to.
+A weight's cost is w² / U[i, i]², the error that later columns cannot compensate. For `2:4` each
+four columns are chosen when the sweep reaches them; for a share, each block of the sweep drops its
+cheapest weights, whichever outputs they belong to.
 
 Letters: O outputs, D depth, C columns of a block.
 
@@ -57,7 +57,7 @@ class SparseGpt(Method):
 
 
 class PruningRounder:
-    """Sets weights to zero, and hands the others on."""
+    """Sets weights to zero and passes the others on."""
 
     def __init__(self, sparsity: Sparsity, others: GridRounder | None) -> None:
         self.sparsity, self.others = sparsity, others

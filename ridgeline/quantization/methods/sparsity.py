@@ -1,9 +1,9 @@
-"""Which weights of a matrix are to be zero: two of each four neighbours (`2:4`, which tensor cores
-skip), or a share of all (`0.5`). Choosing by a score is here; the scores are the methods'.
+"""Which weights of a matrix become zero: two of each four neighbours (`2:4`, which tensor cores
+skip), or a share of all (`0.5`). Selection by score is here; methods compute the scores.
 
 Letters: O outputs, D depth.
 
-    parse_sparsity("2:4").mask(score_OD)        # True where a weight goes
+    parse_sparsity("2:4").mask(score_OD)        # True where a weight becomes zero
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""The method that is taken for a scheme when none is named.
+"""The default method for a scheme.
 
 fp8 rounds inputs and weights alike to three bits of mantissa, whatever their size, so that
-smoothing moves little; what can be won is the weights' part, by GPTQ's rounding. Its damping is
-five times the usual: of text unlike the calibration text (Wikipedia, after Python's help; `demo`,
-15 November 2026) outputs are then met 0.1 to 0.3 dB better. Blocks are calibrated on what the
-original hands them: behind rounded blocks the perplexity of such text rose by 3.1%, so by 1.8%.
+smoothing changes little; GPTQ's rounding improves the weights' part. Its damping is five times the
+usual: on text unlike the calibration text (Wikipedia, calibrated on Python's help; `demo`, 15
+November 2026) outputs are then 0.1 to 0.3 dB closer. Blocks are calibrated on the original's
+activations: calibrated on rounded blocks, the perplexity of such text rose by 3.1%, this way by
+1.8%.
 
     usual_method(parse_scheme("fp8"))
 """

@@ -1,6 +1,6 @@
-"""Wanda (Sun et al., arXiv 2306.11695): a weight's worth is its size times the length of its inputs
-over the data; the least worthy of each output go, the others stay as they are. With a scheme, what
-stays is rounded to nearest.
+"""Wanda (Sun et al., arXiv 2306.11695): a weight's score is its magnitude times the norm of its
+inputs over the data; each output's lowest-scoring weights are dropped, the others stay unchanged.
+With a scheme, the remaining weights are rounded to nearest.
 
     quantize_model(model, batches, None, Wanda(parse_sparsity("2:4")))
 """

@@ -30,7 +30,7 @@ from ridgeline.capture import capture
 MIN_HOST_SAMPLE_S = (
     200e-6  # shorter calls are timed in groups: reading the clock costs about 0.1 µs
 )
-MAX_SAMPLES = 2000
+MOST_TIMED_SAMPLES = 2000
 QUEUED_SAMPLES = 64  # enqueued at once: three entries each in a queue that holds about 1,000
 SHORT_CALL_S = 300e-6  # longer calls keep the queue full by themselves
 SLEEP_CYCLES_PER_S = 2e9  # of torch.cuda._sleep; only has to be about right
@@ -222,7 +222,7 @@ def _warm_up(sample: Callable[[], float], warmup_s: float) -> float:
 
 
 def _num_samples(target_s: float, sample_s: float, min_samples: int) -> int:
-    return max(min_samples, min(MAX_SAMPLES, int(target_s / max(sample_s, 1e-9))), 1)
+    return max(min_samples, min(MOST_TIMED_SAMPLES, int(target_s / max(sample_s, 1e-9))), 1)
 
 
 def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.ladder.outcome import (
-    Area,
     CurvePoint,
     Figures,
     Quality,
@@ -20,7 +19,7 @@ from ridgeline.ladder.outcome import (
     Speedup,
 )
 from ridgeline.ladder.result import Climb
-from ridgeline.profiling.predicting.prediction import Prediction
+from ridgeline.profiling.predicting.prediction import Area, Prediction
 
 SAMPLE = "Sample data, made up to draw with: nothing in this report was measured."
 GB = 10**9

@@ -173,10 +173,7 @@ def asked_order(args: argparse.Namespace) -> ClimbOrder:
     check_task_flags(args, options)
     if args.text is not None and not args.text.is_file():
         raise UsageError(f"there is no file {str(args.text)!r}; give a text")
-    bounds = QualityBounds(
-        USUAL.max_kl if given.max_kl is None else given.max_kl,
-        USUAL.max_ppl_increase if given.max_ppl_increase is None else given.max_ppl_increase,
-    )
+    bounds = given.filled_from(USUAL)
     return ClimbOrder(
         args.model,
         args.shape,

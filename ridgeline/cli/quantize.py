@@ -295,10 +295,7 @@ def check_work(folder: Path | None, model: Path) -> None:
 
 def asked_job(args: argparse.Namespace, schemes: Sequence[Scheme], device: str) -> QuantizeJob:
     given: QualityBounds = from_flags(args, QualityBounds)
-    bounds = QualityBounds(
-        USUAL.max_kl if given.max_kl is None else given.max_kl,
-        USUAL.max_ppl_increase if given.max_ppl_increase is None else given.max_ppl_increase,
-    )
+    bounds = given.filled_from(USUAL)
     return QuantizeJob(
         None if args.auto or args.auto_mixed else schemes[0],
         chosen_method(args, schemes),

@@ -13,9 +13,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from ridgeline.formats.fields import hints
 from ridgeline.formats.files import reject_unknown_keys
-from ridgeline.profiling.predicting.prediction import LoopName, Prediction
+from ridgeline.profiling.predicting.prediction import Area, LoopName, Prediction
 
-Area = Literal["fuse", "overhead", "tensor cores", "custom kernels", "quantize", "batch and memory"]
 RungStatus = Literal[
     "kept",
     "dropped",  # measured, and not faster beyond noise, or outside the quality bound

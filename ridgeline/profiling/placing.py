@@ -14,7 +14,7 @@ from ridgeline.kernels.cost import OpCost
 from ridgeline.profiling.tracing.division import Division, OpTime
 
 Verdict = Literal["memory", "compute", "overhead", "host", "communication", "unknown"]
-LOW_SHARE = 0.3  # of either ceiling: an op with less is bound by neither
+LOW_SHARE = 0.3  # of either ceiling: an op or a step with less is bound by neither
 LARGE_WAIT = 0.25  # of a step: gaps, host or other ranks that take more are what bounds it
 
 

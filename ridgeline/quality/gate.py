@@ -44,6 +44,13 @@ class QualityBounds:
     def are_given(self) -> bool:
         return self.max_kl is not None or self.max_ppl_increase is not None
 
+    def filled_from(self, other: QualityBounds) -> QualityBounds:
+        """With `other`'s values where none was given."""
+        return QualityBounds(
+            other.max_kl if self.max_kl is None else self.max_kl,
+            other.max_ppl_increase if self.max_ppl_increase is None else self.max_ppl_increase,
+        )
+
     def broken_by(self, divergence: Divergence) -> str | None:
         """What is outside the bound, with the numbers; None when all is inside."""
         problems = []

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from command_line import refused
 from fake_endpoint import FakeEndpoint
+from html_tree import tree
 
 from ridgeline.bench.serve.arrivals import Arrivals
 from ridgeline.bench.serve.bound import LatencyBound
@@ -28,7 +29,7 @@ from ridgeline.bench.serve.prompts import WORDS, BodyMaker
 from ridgeline.bench.serve.search import ProbeResult, highest_rate
 from ridgeline.cli import main
 from ridgeline.data.workload import Workload, WorkloadRequest
-from ridgeline.errors import MissingPackageError, OfflineError, RequestError, UsageError
+from ridgeline.errors import OfflineError, RequestError, UsageError
 
 Capture = pytest.CaptureFixture[str]
 
@@ -385,7 +386,7 @@ def test_two_endpoints_side_by_side(tmp_path: Path, capsys: Capture) -> None:
         (["--url", "http://x", "--rate", "-1"], "--rate -1"),
         (["--url", "http://x", "--ttft-ms", "0"], "--ttft-ms 0"),
         (["--url", "http://x", "--processes", "0"], "--processes 0 1"),
-        (["--url", "http://x", "--plot", "x.gif"], "--plot .png"),
+        (["--url", "http://x", "--plot", "x.gif"], "--plot .html"),
         (["--url", "http://x", "--workload", "cpuu"], "'cpuu' cpu"),
         (["--rate", "1"], "--url"),
     ],
@@ -400,22 +401,19 @@ def test_an_endpoint_that_is_not_there(capsys: Capture) -> None:
     )
 
 
-def test_a_plot_needs_its_package(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridgeline.bench.serve.plot.importlib.util.find_spec", lambda name: None)
-    argv = ("bench", "serve", "--url", "http://127.0.0.1:9", "--plot", "x.png")
-    refused(capsys, MissingPackageError, "ridgeline[plots]", *argv)
-
-
 def test_a_plot_is_drawn(load: LoadProcesses, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")  # of the extra `plots`
     with FakeEndpoint(gap_s=0.002) as fake:
         run = run_at(load, fake, 50.0, 8, LatencyBound(ttft_s=0.5))
     found = highest_rate(
         lambda rate, number: ProbeResult(50, 50 if rate < 5 else 10), 4.0, 0.9, 0.5, 6
     )
-    draw(tmp_path / "serve.svg", {fake.url: run}, {fake.url: found}, LatencyBound(ttft_s=0.5))
-    drawn = (tmp_path / "serve.svg").read_text()
-    assert drawn.count('<g id="axes_') == 5
+    path = tmp_path / "serve.html"
+    draw(path, {fake.url: run}, {fake.url: found}, LatencyBound(ttft_s=0.5))
+    figures = tree(path.read_text()).all("figure", "curves")
+    assert len(figures) == 5
+    assert [len(figure.all("svg", "plot")) for figure in figures] == [1] * 5
+    assert "bound, 500 ms" in figures[0].text
+    assert "100%" in figures[-1].text
 
 
 @pytest.mark.slow

@@ -15,12 +15,13 @@ from server_feed import Feed
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from ridgeline.profiling.drawing import PALETTE
 from ridgeline.server.page import page_routes
 from ridgeline.server.page.routes import FOLDER, TYPES
 
 pytestmark = pytest.mark.slow
 
-FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in TYPES)
+FILES = sorted([PALETTE, *(path for path in FOLDER.iterdir() if path.suffix in TYPES)])
 
 
 @pytest.fixture
@@ -82,9 +83,7 @@ def test_cancelling(client: TestClient) -> None:
 
 
 def colours(which: int) -> dict[str, str]:
-    pairs = re.findall(
-        r"--([a-z-]+): light-dark\((#\w+), (#\w+)\)", (FOLDER / "page.css").read_text()
-    )
+    pairs = re.findall(r"--([a-z-]+): light-dark\((#\w+), (#\w+)\)", PALETTE.read_text())
     return {pair[0]: pair[1 + which] for pair in pairs}
 
 

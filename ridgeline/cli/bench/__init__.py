@@ -26,7 +26,7 @@ ridgeline bench kernels --op rms_norm --only residual --no-compile --save result
 ridgeline bench sequences --op decode_layer --save results
 ridgeline bench engine demo --workload cpu --peer transformers
 ridgeline bench engine demo --workload batch-1 --compare fp32,bf16,int8 --rounds 7
-ridgeline bench serve --url http://127.0.0.1:8000 --rate 4 --ttft-ms 500 --plot serve.png"""
+ridgeline bench serve --url http://127.0.0.1:8000 --rate 4 --ttft-ms 500 --plot serve.html"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of arrivals and prompts (default: 0)")
     parser.add_argument("--save", type=Path, metavar="DIR", help="also write a record there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw it: .png, .svg, .pdf")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw it: a .html file")
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:

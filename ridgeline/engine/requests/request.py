@@ -20,7 +20,7 @@ from ridgeline.errors import UsageError
 FinishReason = Literal["stop", "length"]
 
 MAX_LOGPROBS = 100  # likeliest tokens that may be asked for at a position
-MAX_SAMPLES = 512
+MAX_SAMPLES = 128  # answers to one prompt, as OpenAI's protocol allows them
 MAX_BIASED = 1024  # tokens whose logits one request may change
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that the samples of a request have seeds of their own
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, overload
 
@@ -38,7 +38,7 @@ from ridgeline.profiling.modules.tracing import first_line
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome, remember
 from ridgeline.profiling.roofline import roof_of
 from ridgeline.progress import Progress
-from ridgeline.quality.gate import USUAL
+from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.records import Record
 
 RATES = ("fp32", "tf32", "bf16", "fp16")
@@ -117,7 +117,7 @@ def _climbed_model(
             hint = near_matches(name, known)
             raise UsageError(f"{name} is no option; use some of {', '.join(known)}{hint}")
     if max_kl is not None:
-        options.setdefault("bounds", replace(USUAL, max_kl=max_kl))
+        options.setdefault("bounds", QualityBounds(max_kl).filled_from(USUAL))
     options.setdefault("command", ("python", *sys.argv))
     return climb_model(ClimbOrder(model, **options), progress)
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ridgeline.hardware import Hardware
-from ridgeline.ladder.outcome import Area, Goal, RungOutcome
+from ridgeline.ladder.outcome import Goal, RungOutcome
 from ridgeline.ladder.state import ClimbState, RecipeEdit
 from ridgeline.models import ModelConfig
+from ridgeline.profiling.predicting.prediction import Area
 from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.recipe import Recipe
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 from ridgeline.kernels.pages import PAGE_SIZES
-from ridgeline.ladder.outcome import Area
 from ridgeline.ladder.rungs.base import Offer, Rung, RungContext
+from ridgeline.profiling.predicting.prediction import Area
 from ridgeline.recipe import usual_limits
 
 LEAST_BUDGET = 256  # tokens: smaller steps leave matrix units idle

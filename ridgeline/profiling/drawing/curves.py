@@ -34,8 +34,9 @@ def curves(
     y_name: str,
     *,
     read: Callable[[float], str] | None = None,  # a value as people read it
+    y_scale: Scale | None = None,  # None: logarithmic, over all values
 ) -> Markup:
-    """A figure with both axes logarithmic (batches double) and ticks at the batches measured.
+    """A figure with logarithmic axes (batches double) and ticks at the batches measured.
     Points take the focus and show their figures; the figures stand in a table below as well.
     """
     tell = read or (lambda value: f"{value:,.4g}")
@@ -44,7 +45,8 @@ def curves(
     if not places:
         return element("figure", head, element("p", "Not measured.", class_="soft"))
     across = spanning(places, least=2.0, room=1.12)
-    up = spanning((y for each in series for _, y in _drawable(each)), least=3.0, room=1.25)
+    heights = [y for each in series for _, y in _drawable(each)]
+    up = y_scale or spanning(heights, least=3.0, room=1.25)
     drawn = x_axis(across, _thinned(places), BOTTOM, _plain)
     drawn += y_axis(up, up.ticks(), BOTTOM, TOP, tell) + axis_names(x_name, "", BOTTOM)
     drawn += join(_line(each, across, up, x_name, tell) for each in series)

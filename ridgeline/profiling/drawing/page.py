@@ -20,6 +20,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from ridgeline.profiling.drawing.markup import Markup
 
 FOLDER = Path(__file__).parent
+PALETTE = FOLDER / "palette.css"  # the server's page is drawn with it too
 ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">'
     '<rect width="32" height="32" rx="7" fill="#1f4e96"/>'
@@ -48,7 +49,7 @@ def page(
 ) -> str:
     """The whole document, with a link to each section. Readable without JavaScript."""
     assert all(re.fullmatch(r"[a-z-]+", each.key) for each in sections), "anchors are plain words"
-    script = (FOLDER / "page.js").read_text(encoding="utf-8")
+    script = _text(FOLDER / "page.js")
     return _template().render(
         title=title,
         about=about,
@@ -59,9 +60,13 @@ def page(
         footer=footer,
         policy=_policy(script),
         icon="data:image/svg+xml," + quote(ICON),
-        style=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
+        style=Markup(_text(PALETTE) + _text(FOLDER / "style.css")),
         script=Markup(script),
     )
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def _policy(script: str) -> str:
@@ -82,4 +87,4 @@ def _policy(script: str) -> str:
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined)
-    return environment.from_string((FOLDER / "page.html").read_text(encoding="utf-8"))
+    return environment.from_string(_text(FOLDER / "page.html"))

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from ridgeline.profiling.modules.form import ModuleForm
-from ridgeline.profiling.predicting.prediction import Prediction
-
-Area = Literal["fuse", "tensor cores", "overhead", "quantize", "custom kernels"]
+from ridgeline.profiling.predicting.prediction import Area, Prediction
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from ridgeline.models import ModelConfig
 from ridgeline.models.cost import MeanStep
 from ridgeline.recipe import Recipe
 
+Area = Literal["fuse", "overhead", "tensor cores", "custom kernels", "quantize", "batch and memory"]
 LoopName = Literal["naive", "engine"]  # the plain loop that defines the answer, or the engine
 Phase = Literal["prefill", "decode"]
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
+from ridgeline.profiling.placing import LOW_SHARE
 from ridgeline.recipe import flag
 from ridgeline.server.metrics.served import Served
 from ridgeline.server.metrics.window import PhaseMeans, Window
@@ -25,7 +26,6 @@ IDLE_SHARE = 0.02  # of the time with work at hand: less is idle
 HOST_SHARE = 0.25  # of the time with work, the device idle: more is the host's fault
 FULL_SHARE = 0.10  # of the time with full pages: more is worth a change
 BATCH_SHARE = 0.95  # of the largest batch: more is full
-LOW_SHARE = 0.35  # of either ceiling: with less, neither of them is what bounds
 QUIET_SHARE = 0.5  # of the time with work at hand: less is said
 
 

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from ridgeline.profiling.drawing import PALETTE
 from ridgeline.server.metrics.metrics import Meters
 
 CHALLENGE = 'Basic realm="ridgeline", charset="UTF-8"'
@@ -56,6 +57,7 @@ def page_routes(meters: Meters, cancel: Callable[[str], bool]) -> list[BaseRoute
     request; /live/cancel answers 404 where there is none.
     """
     files = {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in TYPES}
+    files[PALETTE.name] = PALETTE.read_bytes()
 
     async def index(request: Request) -> Response:
         return _file("index.html", files)

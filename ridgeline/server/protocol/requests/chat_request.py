@@ -6,10 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from ridgeline.engine.requests.request import MAX_LOGPROBS
+from ridgeline.engine.requests.request import MAX_LOGPROBS, MAX_SAMPLES
 from ridgeline.server.protocol.requests.fields import (
     MAX_MESSAGES,
-    MAX_SAMPLES,
     MAX_TOOLS,
     ONLY_THESE,
     Body,

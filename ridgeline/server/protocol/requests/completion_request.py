@@ -6,12 +6,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ridgeline.engine.requests.request import MAX_LOGPROBS
+from ridgeline.engine.requests.request import MAX_LOGPROBS, MAX_SAMPLES
 from ridgeline.engine.sampling.extras import Pooling
 from ridgeline.server.protocol.requests.chat_request import Messages
 from ridgeline.server.protocol.requests.fields import (
     MAX_IDS,
-    MAX_SAMPLES,
     MAX_TOOLS,
     Body,
     PromptField,

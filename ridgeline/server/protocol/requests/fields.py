@@ -19,7 +19,6 @@ MAX_MESSAGES = 4096  # of a conversation, or items of an input
 MAX_PROMPTS = 2048  # of a request, or texts to embed
 MAX_TOOLS = 128
 MAX_IDS = 4_000_000  # token ids of a prompt
-MAX_SAMPLES = 128
 DAY_S = 86_400
 
 

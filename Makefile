@@ -6,6 +6,7 @@
 #   make demo PYTHON=python3       under a Python that already has torch with CUDA or ROCm, as it is
 #   make smoke                     the minute before a commit
 #   make browser                   a Chromium for the tests of the server's page, where apt has one
+#   make package                   wheel and sdist, checked; the demo from the wheel, in a new environment
 #   make soak                      ten minutes of many clients, and of hostile ones, on a server
 #   make gpu-test, gpu-bench, gpu-compare, gpu-climb  on a machine with a GPU, under the Python that is active there
 
@@ -31,7 +32,7 @@ PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest 
   -p schemathesis.pytest.plugin
 PARALLEL := -p xdist -n 2 --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
-.PHONY: help env demo test test-all checked smoke lint compiled browser soak gpu-test gpu-bench gpu-compare gpu-climb clean
+.PHONY: help env demo test test-all checked smoke lint compiled browser soak gpu-test gpu-bench gpu-compare gpu-climb package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -91,6 +92,17 @@ lint: $(NEEDS)
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
+# Built and installed as a user would: no checkout on the path, no extras.
+package:
+	rm -rf dist .package
+	$(BASE_PYTHON) -m venv .package/build
+	.package/build/bin/python -m pip install --quiet build twine
+	.package/build/bin/python -m build --outdir dist
+	.package/build/bin/python -m twine check --strict dist/*
+	$(BASE_PYTHON) -m venv .package/user
+	.package/user/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
+	cd .package && user/bin/python -I $(CURDIR)/tests/installed.py
+
 soak: $(NEEDS)
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak.clients demo --seconds 300
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak.hostile demo --requests 10000
@@ -131,4 +143,4 @@ gpu-climb:
 	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline report accuracy
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info
+	rm -rf $(VENV) .package .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

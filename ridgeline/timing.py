@@ -211,7 +211,7 @@ def time_loop(
 
 def _warm_up(sample: Callable[[], float], warmup_s: float) -> float:
     """Run `sample` at least twice and for `warmup_s`; the fastest plans the repeats."""
-    first_s = sample()  # may hold compilation or page faults, so it is no estimate
+    first_s = sample()  # may hold compilation or page faults, so it is not an estimate
     fastest_s = sample()
     spent_s = first_s + fastest_s
     while spent_s < warmup_s:

@@ -82,7 +82,7 @@ class _Fields:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
-        # llama.cpp also gives empty tokens a name of their own
+        # llama.cpp also names empty tokens
         self.tokens = [
             text or f"[EMPTY_{index}]" for index, text in enumerate(self._array("tokens", str))
         ]

@@ -48,7 +48,7 @@ _DEEPSEEK_WORDS = (
 
 @dataclass(frozen=True)
 class SplitRule:
-    """Regexes applied one after another; what lies between matches stays a piece of its own."""
+    """Regexes applied one after another; text between matches becomes its own piece."""
 
     regexes: tuple[str, ...]
     whole_words: bool = False  # a piece that is a token is taken whole, merges or not

@@ -45,7 +45,7 @@ END_TEXTS = frozenset(
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A text splitter with its merges, and the ids and texts that have a meaning of their own."""
+    """A text splitter with its merges, and the ids and texts with a special meaning."""
 
     backend: tokenizers.Tokenizer  # adds no BOS or EOS itself: `prefix_ids` and `suffix_ids` do
     vocab_size: int  # ids run from 0 to vocab_size - 1

@@ -177,7 +177,7 @@ def cpu_equal() -> Workload:
 
 
 def shared_prefix() -> Workload:
-    """64 requests at once over one beginning of 6,000 tokens, each with 32 tokens of its own."""
+    """64 requests at once that share a prefix of 6,000 tokens, each with 32 tokens more."""
     draw = random.Random(0)
     common = _ids(draw, 6000)
     return _of("shared-prefix", [common + _ids(draw, 32) for _ in range(64)], [16] * 64)

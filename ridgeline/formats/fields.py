@@ -1,8 +1,8 @@
-"""The fields of a config: what each means, what it may hold, and its form in a JSON file.
+"""The fields of a config: what each means, what it may hold, and how it looks in a JSON file.
 
 A config is a frozen dataclass whose fields carry `about(…)` as metadata. Types and ranges are
-checked when it is made, flags on the command line are read from the same metadata, and a JSON
-object becomes one, with an error for whatever does not belong there.
+checked when it is made, command-line flags are read from the same metadata, and a JSON object is
+turned into one, with an error for anything that does not belong there.
 
     @dataclass(frozen=True)
     class Limits:
@@ -33,8 +33,8 @@ def about(
     minimum: float | None = None,
     maximum: float | None = None,
 ) -> dict[str, Any]:
-    """A field's metadata: its meaning and the range it is held to. `flag` is its name for users
-    where the field's own would not say enough: `kv-dtype` for the `dtype` of a KV.
+    """A field's metadata: its meaning and its allowed range. `flag` is its name for users where the
+    field's own would be unclear: `kv-dtype` for the `dtype` of a KV.
     """
     return {"help": meaning, "flag": flag, "minimum": minimum, "maximum": maximum}
 
@@ -81,7 +81,8 @@ def dotted_fields(config: type[Any]) -> dict[str, Field[Any]]:
     for entry in fields(config):
         part = hints(config)[entry.name]
         if is_dataclass(part):
-            entries |= {f"{entry.name}.{own}": value for own, value in dotted_fields(part).items()}  # type: ignore[arg-type]
+            entries |= {f"{entry.name}.{own}": value for own, value in dotted_fields(part).items()}
+            # type: ignore[arg-type]
         else:
             entries[entry.name] = entry
     return entries
@@ -108,7 +109,7 @@ def _is_allowed(value: Any, hint: Any, metadata: Mapping[str, Any]) -> bool:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a field's type. True and False are no numbers; 1 may stand for 1.0."""
+    """Whether a value has a field's type. True and False are not numbers; 1 counts as 1.0."""
     if _choices(hint):
         return value in _choices(hint)
     kinds = _kinds(hint)
@@ -133,7 +134,7 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:
-    """The types a value may have, None aside; of a tuple's entries nothing is said."""
+    """The types a value may have, None aside; a tuple's entries are not checked."""
     if get_origin(hint) is tuple:
         return (tuple,)
     return tuple(kind for kind in get_args(hint) or (hint,) if kind is not NoneType)

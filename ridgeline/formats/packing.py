@@ -1,5 +1,5 @@
-"""How 4-bit and 8-bit codes lie in memory so that a kernel reads them 16 bytes at a time and never
-has to move one between threads.
+"""The memory layout of 4-bit and 8-bit codes for kernels, which read 16 bytes at a time and never
+move a code between threads.
 
 A row's codes (0 … 15, or 0 … 255) are taken 32 (or 16) at a time: a piece, which becomes four
 32-bit words, the 16 bytes one thread loads. Part j of word i, counted from the low bits, holds
@@ -46,7 +46,7 @@ def unpack_int8(packed_OW: Tensor) -> Tensor:
 
 
 def _pack(codes_OD: Tensor, bits: int, added: int = 0) -> Tensor:
-    """A part of all words at a time: one fills a word, so no more is held in 32 bits."""
+    """One part of all words at a time, so that only one set of codes is held in 32 bits."""
     num_rows, depth = codes_OD.shape
     parts = 32 // bits
     piece = WORDS * parts
@@ -67,6 +67,6 @@ def _unpack(packed_OW: Tensor, bits: int) -> Tensor:
     parts = 32 // bits
     words = packed_OW.reshape(num_rows, num_words // WORDS, 1, WORDS)
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=packed_OW.device)
-    # The sign that >> drags in is cut off.
+    # Mask off the sign bits that >> brings in.
     codes = (words >> shifts.view(1, 1, parts, 1)) & ((1 << bits) - 1)
     return codes.reshape(num_rows, num_words * parts)

@@ -1,6 +1,6 @@
 """Scaling and rounding to 8 bits: the one definition that kernels, quantizers and tests share.
 
-A row is divided by its scale, so that its largest magnitude meets the format's largest, then
+A row is divided by its scale, so that its largest magnitude becomes the format's largest, then
 rounded. int8 uses -127 … 127 and rounds halves up; fp8 rounds to nearest even and cannot overflow,
 because it was scaled.
 
@@ -18,7 +18,7 @@ LARGEST = {
     torch.float8_e4m3fn: 448.0,
     torch.float8_e4m3fnuz: 240.0,
 }
-SMALLEST_AMAX = 1e-10  # a row of zeros gets a scale all the same, so that nothing divides by zero
+SMALLEST_AMAX = 1e-10  # a row of zeros gets a scale too, so that nothing divides by zero
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""Small codes in 32-bit words the way checkpoint files keep them, and 4-bit floats.
+"""Small codes in 32-bit words as checkpoint files store them, and 4-bit floats.
 
-Codes fill a word from its low bits on, in the order of the row; what our own kernels read is
-ordered otherwise and lives in packing.py. A 4-bit float (e2m1) has one sign, two exponent bits and
+Codes fill a word from its low bits, in the order of the row; our own kernels read another order
+(packing.py). A 4-bit float (e2m1) has one sign, two exponent bits and
 one of mantissa; two of them share a byte, the first one in its low half. An e8m0 scale is a power
 of two alone: its byte less 127.
 
@@ -50,7 +50,7 @@ def unpack_fp4(packed: Tensor) -> Tensor:
 
 
 def e8m0_values(exponents: Tensor) -> Tensor:
-    """fp32 powers of two behind e8m0 bytes (uint8); the one code that is no number stays none."""
+    """The fp32 powers of two that e8m0 bytes (uint8) stand for; the NaN code stays NaN."""
     bits = exponents.to(torch.int32) << 23  # it is fp32's own exponent, with the same bias
     values = bits.masked_fill(exponents == 0, 1 << 22).view(torch.float32)
     return values.masked_fill(exponents == E8M0_NAN, torch.nan)

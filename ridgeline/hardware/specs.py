@@ -40,7 +40,7 @@ class DeviceSpec:
     fp8: float | None
     int8: float | None  # dense TOP/s
     link_gb_s: float | None  # NVLink or Infinity Fabric (xGMI), both directions; None: has none
-    pcie_gb_s: float | None  # both directions; None: the host is reached another way
+    pcie_gb_s: float | None  # both directions; None: not connected by PCIe
 
     def ceilings(self) -> dict[str, Ceiling]:
         """Every known figure under the key it is measured as, in base units."""

@@ -26,7 +26,8 @@ class ExpertsConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.experts_per_token <= self.num_experts:
             raise ConfigError(
-                f"{self.experts_per_token} experts a token of {self.num_experts} experts; "
+                f"{self.experts_per_token} experts per token, but there are "
+                f"{self.num_experts} experts; "
                 "it must be between 1 and all of them"
             )
 
@@ -86,7 +87,7 @@ class ModelConfig:
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key-value heads"
             )
         if any(layer.rope and layer.rope.rotary_dim > self.head_dim for layer in self.layers):
-            raise ConfigError(f"more dims are rotated than the head's {self.head_dim}")
+            raise ConfigError(f"more dims are rotated than a head has: {self.head_dim}")
         if any(layer.window is not None and layer.window < 1 for layer in self.layers):
             raise ConfigError("a sliding window must be at least 1 token")
         for name in ("attention_softcap", "final_softcap"):

@@ -1,4 +1,4 @@
-"""Rotary frequencies: every way checkpoints stretch them to longer contexts, read and computed in
+"""Rotary frequencies: all the ways in which checkpoints stretch them, read and computed in
 one place.
 
 `RopeConfig` says how; `RopeConfig.angles(positions, lengths)` gives the cosines and sines for a

@@ -271,7 +271,7 @@ def block_norm(config: ModelConfig) -> RMSNorm:
 
 
 class Block(nn.Module):
-    """One layer: attention, then MLP, each behind a norm and added to the residual stream."""
+    """One layer: attention, then MLP, each after a norm and added to the residual stream."""
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
@@ -349,7 +349,7 @@ class Transformer(nn.Module):
     @property
     def logits_dtype(self) -> torch.dtype:
         """What holds logits without loss: what the head makes (its weights may be codes), or fp32
-        where they are scaled or capped behind it.
+        where they are scaled or capped after it.
         """
         return torch.float32 if self._changes_logits else self.embed.weight.dtype
 

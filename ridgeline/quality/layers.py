@@ -144,7 +144,7 @@ def _inputs_of(parts: dict[str, nn.Module]) -> Any:
 def _outputs(
     part: nn.Module, own: nn.Module, given: tuple[Tensor, Any], changed: Transformer
 ) -> tuple[Tensor, Tensor]:
-    """Of the original's and the changed part, for the same input behind the original's norm."""
+    """Of the original's and the changed part, for the same input after the original's norm."""
     x_TD, norm = given
     if isinstance(part, ExpertMLP):
         plain = nn.Identity()

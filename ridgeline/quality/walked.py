@@ -64,7 +64,7 @@ class Walked:
 def _last_states(
     model: Transformer, windows: list[TokenWindow], device: torch.device, progress: Progress | None
 ) -> list[Tensor]:
-    """What the last block makes of each window [T, D], on the host."""
+    """The last block's output for each window [T, D], on the host."""
     walk = BlockWalk(model, [torch.tensor(window) for window in windows], device, keep_on_host=True)
     for index in range(model.config.num_layers):
         if progress is not None:

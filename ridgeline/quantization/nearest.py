@@ -61,7 +61,7 @@ def quantize_nearest(
 def nearest(
     name: str, weight_OD: Tensor, bias_O: Tensor | None, scheme: Scheme, dtype: torch.dtype
 ) -> QuantizedLinear:
-    """Some rows at a time where they have scales of their own: in between weights are in fp32, and
+    """A few rows at a time where rows have separate scales: the weights are in fp32 meanwhile, and
     a head is large.
     """
     alone = scheme.spread in ("row", "group")

@@ -197,7 +197,7 @@ def test_experts_with_few_tokens_are_rounded_and_said_so() -> None:
     assert len(rows) == 2 * 2 * 6
     assert 0 < len(few) < len(rows)
     for row in rows:
-        assert (row.method == "rtn") == (row in few) == ("tokens came by" in row.note)
+        assert (row.method == "rtn") == (row in few) == ("tokens were seen" in row.note)
         assert row.scheme == "int4-g32"
 
 

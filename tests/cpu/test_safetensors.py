@@ -140,7 +140,7 @@ def test_an_index_that_names_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"not there: {shard.name}"):
         open_checkpoint(folder)
     save_file({"other": torch.ones(1)}, shard)
-    with pytest.raises(CheckpointError, match=r"index\.json names tensors that no file holds: "):
+    with pytest.raises(CheckpointError, match=r"index\.json lists tensors that no file contains: "):
         open_checkpoint(folder)
     save_file({"fp32": torch.ones(1)}, shard)
     with pytest.raises(CheckpointError, match="repeats tensors of another file: fp32"):

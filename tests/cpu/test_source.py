@@ -267,9 +267,9 @@ def hub_error(kind: type[Exception], text: str) -> Exception:
     ("kind", "expected", "reason"),
     [
         (errors.GatedRepoError, ModelNotFoundError, "gated: accept its terms"),
-        (errors.RepositoryNotFoundError, ModelNotFoundError, "neither a path here nor on the hub"),
-        (errors.RevisionNotFoundError, ModelNotFoundError, "neither a path here nor on the hub"),
-        (errors.HFValidationError, ModelNotFoundError, "neither a path here nor on the hub"),
+        (errors.RepositoryNotFoundError, ModelNotFoundError, "neither a local path nor on the hub"),
+        (errors.RevisionNotFoundError, ModelNotFoundError, "neither a local path nor on the hub"),
+        (errors.HFValidationError, ModelNotFoundError, "neither a local path nor on the hub"),
         (errors.LocalEntryNotFoundError, OfflineError, "hub could not be reached"),
         (errors.HfHubHTTPError, OfflineError, "hub could not be reached"),
         (ConnectionError, OfflineError, "hub could not be reached"),

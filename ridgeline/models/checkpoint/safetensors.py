@@ -38,12 +38,12 @@ class SafetensorsCheckpoint(Checkpoint):
         shards = sorted(set(weight_map.values())) or [find_single(folder).name]
         missing = [name for name in shards if not (folder / name).is_file()]
         if missing:
-            raise CheckpointError(f"{index} names files that are not there: {shorten(missing)}")
+            raise CheckpointError(f"{index} lists files that are missing: {shorten(missing)}")
         metadata = read_config(folder)
         tensors = merge_shards([folder / name for name in shards])
         absent = weight_map.keys() - tensors.keys()
         if absent:
-            raise CheckpointError(f"{index} names tensors that no file holds: {shorten(absent)}")
+            raise CheckpointError(f"{index} lists tensors that no file contains: {shorten(absent)}")
         return cls(folder, metadata, tensors)
 
     def _read_file(
@@ -139,7 +139,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
         raise CheckpointError(f"{index} has no weight_map")
     strange = [str(file) for file in weight_map.values() if not is_plain_name(file)]
     if strange:
-        raise CheckpointError(f"{index} names files outside its folder: {shorten(set(strange))}")
+        raise CheckpointError(f"{index} lists files outside its folder: {shorten(set(strange))}")
     return weight_map
 
 

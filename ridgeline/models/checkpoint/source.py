@@ -49,7 +49,7 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
         return path
     match = HUB_NAME.fullmatch(name)
     if match is None or (match["file"] is None and path.suffix in (".safetensors", ".gguf")):
-        raise ModelNotFoundError(f"{quote(name)} is not a path here; {ALLOWED}{near(path)}")
+        raise ModelNotFoundError(f"{quote(name)} is not a local path; {ALLOWED}{near(path)}")
     return fetch_from_hub(name, match["repository"], match["file"], match["revision"], progress)
 
 
@@ -93,7 +93,7 @@ def fetch_from_hub(
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:
         raise MissingPackageError(
-            f"{name!r} is not a path here, and hub names need: pip install huggingface_hub"
+            f"{name!r} is not a local path, and hub names need: pip install huggingface_hub"
         ) from error
     try:
         folder = Path(
@@ -118,7 +118,7 @@ def fetch_from_hub(
         errors.HFValidationError,
     ) as error:
         raise ModelNotFoundError(
-            f"{name!r} is neither a path here nor on the hub ({first_line(error)}); "
+            f"{name!r} is neither a local path nor on the hub ({first_line(error)}); "
             f"{ALLOWED}{near(Path(name))}"
         ) from error
     except (OSError, getattr(errors, "HTTPError", OSError)) as error:  # httpx's, since hub 1.0
@@ -159,8 +159,8 @@ def offline(name: str, error: Exception) -> OfflineError | OutputError:
     if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
         return OutputError(f"{name!r} could not be written to the hub's cache: {cause}")
     return OfflineError(
-        f"{name!r} is not a path here and the hub could not be reached ({first_line(cause)}); "
-        f"fetch it where there is a network and give its folder{near(Path(name))}"
+        f"{name!r} is not a local path, and the hub could not be reached ({first_line(cause)}); "
+        f"download it on a machine with network access and give its folder{near(Path(name))}"
     )
 
 

@@ -1,5 +1,5 @@
 """Gemma 3, its text model: Gemma 2 without soft-caps, with norms on query and key heads, five
-sliding layers to each full one, and a rope base of its own for the sliding ones.
+sliding layers to each full one, and a separate rope base for the sliding ones.
 
 The 4B and larger checkpoints hold a vision tower beside the text model; it is left where it is.
 """

@@ -24,7 +24,7 @@ __all__ = ["TASKS", "TaskOptions", "TaskScore", "check_task", "difference", "run
 
 @dataclass(frozen=True)
 class TaskOptions:
-    limit: int | None = None  # the first so many questions
+    limit: int | None = None  # only the first questions
     shots: int = 0  # examples before each question (gsm8k)
     examples: Path | None = None  # the file they are from
     run_code: bool = False  # whether generated programs may be run (humaneval)

@@ -88,9 +88,9 @@ def _shots(
 
 def answer_in(text: str) -> Decimal | None:
     """The number a solution ends with."""
-    before, mark, behind = text.partition(MARK)
+    before, mark, after = text.partition(MARK)
     if mark:
-        return first_number(behind)
+        return first_number(after)
     numbers = NUMBER.findall(before)
     return _decimal(numbers[-1]) if numbers else None
 

@@ -22,7 +22,7 @@ from ridgeline.quality.tasks.sandbox import run_programs
 from ridgeline.quality.tasks.score import TaskScore
 
 MAX_TOKENS = 384
-# What begins behind a function's body.
+# What can follow a function's body.
 STOP = ("\ndef ", "\nclass ", "\nif ", "\nprint", "\nassert ", "\n#", "\n@", "\n```")
 
 

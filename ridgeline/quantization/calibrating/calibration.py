@@ -178,7 +178,7 @@ def treat(
         made = method.apply(weight_OD, statistics, scheme)
     else:
         made = method.without_data(weight_OD, scheme)
-        note = f"only {tokens} tokens came by: rounded without data"
+        note = f"only {tokens} tokens were seen: rounded without data"
     decoded_OD = made if isinstance(made, Tensor) else decode(made, _sure(scheme))
     error = error_db(weight_OD, decoded_OD, statistics, scheme) if tokens else None
     used = method.name if known else ("magnitude" if method.prunes else "rtn")
@@ -201,7 +201,7 @@ def _what(scheme: Scheme | None, method: Method) -> str:
 
 
 def _others(block: Block) -> dict[str, Tensor]:
-    """Parameters that are no matrix to be quantized: norms, biases, routers."""
+    """Parameters that are not quantized: norms, biases, routers."""
     taken = {value.data_ptr() for value in matrices(block).values()}
     return {
         name: value for name, value in block.named_parameters() if value.data_ptr() not in taken

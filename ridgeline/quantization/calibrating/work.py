@@ -33,7 +33,7 @@ from ridgeline.quantization.scheme import Codes, Grid, Scheme, decode
 from ridgeline.quantization.statistics import matrices
 
 REPORTS = "reports"  # the one key of a file's metadata: with several, their order would be random
-VERSION = 1  # of what a method makes of the same input: raise it when results change
+VERSION = 1  # raise it when a method's results change for the same input
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class MatrixReport:
 @dataclass(frozen=True)
 class LayerResult:
     codes: dict[str, Codes]  # by the matrix's name inside its block
-    floats: dict[str, Tensor]  # other parameters, or matrices, that are no longer what they were
+    floats: dict[str, Tensor]  # other parameters, or matrices, that have changed
     reports: list[MatrixReport]
 
 
@@ -163,7 +163,7 @@ def _write(file: Path, result: LayerResult) -> None:
 def _read(file: Path) -> LayerResult:
     with open_shard(file) as shard:
         tensors: dict[str, dict[str, Tensor]] = {"float": {}, "values": {}, "scale": {}, "zero": {}}
-        for key in shard.keys():  # noqa: SIM118  (the library's handle is no mapping)
+        for key in shard.keys():  # noqa: SIM118  (the library's handle is not a mapping)
             kind, name = key.split("/", 1)
             tensors[kind][name] = shard.get_tensor(key)
     codes = {

@@ -46,7 +46,7 @@ def decoded_matrix(matrix: StoredMatrix) -> Tensor:
 
 
 def cut(matrix: StoredMatrix, rows: slice) -> StoredMatrix:
-    """These rows as a matrix of their own."""
+    """These rows as a separate matrix."""
     (values, grid), scheme = matrix
     start, stop, _ = rows.indices(values.shape[0])
     if scheme.spread == "block" and (start % BLOCK or stop % BLOCK):

@@ -8,7 +8,7 @@ sample of the tokens. Besides the norms, v and up take scales too (folding.py).
 For fp8, smoothing alone gains little; GPTQ's rounding after it (`then`) brings the distributions
 closer, as far as the calibration text resembles what the model will read. On `demo` in bf16, after
 Python's help, perplexity of 25,799 tokens of wikitext-2's test part: +2.6% plain, +3.1% with alpha
-0.5 and GPTQ behind rounded blocks, +1.8% where each block is calibrated on what the original hands
+0.5 and GPTQ after rounded blocks, +1.8% where each block is calibrated on what the original hands
 it (`on_original`). Inputs rounded and weights not: +0.9% (15 November 2026).
 
     quantize_model(model, batches, parse_scheme("w8a8-int8"), SmoothQuant())

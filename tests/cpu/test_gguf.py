@@ -355,7 +355,7 @@ def test_a_split_file_with_parts_missing_or_mixed_up(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"m-00002-of-00003\.gguf is not part 2"):
         open_checkpoint(parts[0])
     parts[1].unlink()
-    with pytest.raises(CheckpointError, match=r"lacks its parts m-00002-of-00003\.gguf"):
+    with pytest.raises(CheckpointError, match=r"is missing its parts m-00002-of-00003\.gguf"):
         open_checkpoint(parts[0])
     lone = tmp_path / "lone.gguf"
     lone.write_bytes(second)

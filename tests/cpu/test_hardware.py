@@ -142,7 +142,7 @@ def test_detects_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hardware.architecture == "gfx942"
     assert hardware.versions["hip"] == "7.0"
     assert hardware.datasheet["matrix_fp8"].value == 2614.9e12
-    with pytest.raises(HardwareError, match="cuda:5 is not here; there are 2"):
+    with pytest.raises(HardwareError, match="cuda:5 does not exist; this machine has 2"):
         detect("cuda:5")
 
 

@@ -206,9 +206,9 @@ def test_layers_are_swapped_in_a_copy() -> None:
     assert swapped.bias is quantizable(model)[name].bias
     assert len(quantizable(copy)) == len(quantizable(model)) - 1  # the model stays what it was
     assert copy.layers[0].mlp.down.weight is model.layers[0].mlp.down.weight
-    with pytest.raises(UsageError, match=r"'layers.1.mlp.dwn' is no projection .* did you mean"):
+    with pytest.raises(UsageError, match=r"'layers.1.mlp.dwn' is not a projection .* did you mean"):
         with_schemes(model, {"layers.1.mlp.dwn": (codes, scheme)})
-    with pytest.raises(UsageError, match="'head' is no projection"):
+    with pytest.raises(UsageError, match="'head' is not a projection"):
         with_schemes(model, {"head": (codes, scheme)})
 
 

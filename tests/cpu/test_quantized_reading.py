@@ -192,11 +192,11 @@ def test_what_is_not_used_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     writer, config, _ = CASES["fp8-tensor-static"]
     files.write_checkpoint(tmp_path / "static", "llama-mha", writer, config)
     load_model(tmp_path / "static", dtype="fp32", device="cpu")
-    assert "7 fixed scales of inputs are not used" in caplog.text
+    assert "7 fixed input scales are ignored" in caplog.text
     writer, config, _ = CASES["gptq-desc-act"]
     files.write_checkpoint(tmp_path / "sorted", "llama-mha", writer, config)
     load_model(tmp_path / "sorted", dtype="fp32", device="cpu")
-    assert "7 matrices become plain weights: their columns are sorted" in caplog.text
+    assert "7 matrices are expanded to plain weights: their columns are sorted" in caplog.text
 
 
 def test_saved_again_it_is_plain(tmp_path: Path) -> None:

@@ -297,5 +297,5 @@ def test_really_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(OfflineError, match="'org/name' is not a path here and the hub"):
+    with pytest.raises(OfflineError, match="'org/name' is not a local path, and the hub"):
         resolve_model("org/name")

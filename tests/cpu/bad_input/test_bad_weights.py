@@ -121,7 +121,7 @@ def test_a_vocabulary_larger_than_the_tokenizer(tmp_path: Path, capsys: Capture)
         ("{% if x %}", ConfigError, "chat template not valid Jinja"),
         ("{{ raise_exception('no\nthanks') }}", UsageError, "chat template rejects no thanks"),
         ("{{ messages[7].content }}", UsageError, "chat template"),
-        ("{{ ''.__class__.__mro__ }}", ConfigError, "chat template may not"),
+        ("{{ ''.__class__.__mro__ }}", ConfigError, "chat template sandbox forbids"),
         ({"a": 1}, ConfigError, "chat_template dict string"),
     ],
 )

@@ -89,20 +89,18 @@ def describe_hf(values: Mapping[str, Any], origin: str = "config.json") -> Descr
 
 def _describe_gguf(checkpoint: Checkpoint) -> Description:
     name = gguf.architecture(checkpoint)
-    for family in FAMILIES:
-        if name in family.gguf_architectures:
-            break
-    else:
-        raise _unsupported(name, [a for family in FAMILIES for a in family.gguf_architectures])
-    assert family.gguf_names is not None, f"{family.name} lists GGUF architectures and no names"
+    forms = {form.architecture: (family, form) for family in FAMILIES if (form := family.gguf)}
+    if name not in forms:
+        raise _unsupported(name, list(forms))
+    family, form = forms[name]
     prefix = str(checkpoint.metadata["general.architecture"])
-    own_fields = family.gguf_fields(checkpoint.metadata, prefix)
+    own_fields = form.fields(checkpoint.metadata, prefix)
     values = gguf.hf_config(checkpoint) | {
         key: value for key, value in own_fields.items() if value is not None
     }
     values |= {"architectures": [family.architectures[0]], "model_type": family.model_type}
     config = family.config(ConfigFields(values, checkpoint.path.name))
-    return Description(family, config, family.gguf_names, values)
+    return Description(family, config, form.names, values)
 
 
 def _unsupported(name: str, known: list[str]) -> UnsupportedError:

@@ -121,19 +121,27 @@ def short(value: Any) -> str:
 
 
 @dataclass(frozen=True)
+class GgufForm:
+    """How a family looks in a GGUF file."""
+
+    architecture: str  # what `general.architecture` says
+    names: Names
+    fields: Callable[[Mapping[str, Any], str], dict[str, Any]] = lambda metadata, prefix: {}
+
+
+@dataclass(frozen=True)
 class Family:
     name: str
     architectures: tuple[str, ...]  # what `architectures` in config.json says; the first is written
-    model_type: str  # what goes with it in a config.json written here
     config: Callable[[ConfigFields], ModelConfig]
+    model_type: str = ""  # written to config.json; default: the name
     hf_names: Names = HF_NAMES
-    gguf_architectures: tuple[str, ...] = ()  # what `general.architecture` in a GGUF says
-    gguf_names: Names | None = None
-    gguf_fields: Callable[[Mapping[str, Any], str], dict[str, Any]] = lambda metadata, prefix: {}
+    gguf: GgufForm | None = None  # None: there are no GGUF files of it
     renamed: tuple[tuple[str, str], ...] = ()  # (prefix in some checkpoints, prefix in hf_names)
-    ignored: tuple[
-        str, ...
-    ] = ()  # prefixes of tensors that belong to other parts than the language model
+    ignored: tuple[str, ...] = ()  # prefixes of tensors outside the language model
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model_type", self.model_type or self.name)
 
 
 def decoder_config(

@@ -12,6 +12,7 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.models.families.family import (
     ConfigFields,
     Family,
+    GgufForm,
     attention_biases,
     decoder_config,
     windows_by_type,
@@ -69,12 +70,9 @@ def score_scalar(metadata: Mapping[str, Any], prefix: str, layers_of_27b: int) -
 
 
 FAMILY = Family(
-    name="gemma2",
-    architectures=("Gemma2ForCausalLM",),
-    model_type="gemma2",
-    config=config,
+    "gemma2",
+    ("Gemma2ForCausalLM",),
+    config,
     hf_names=NAMES,
-    gguf_architectures=("gemma2",),
-    gguf_names=GGUF_NAMES_GEMMA,
-    gguf_fields=gguf_fields,
+    gguf=GgufForm("gemma2", GGUF_NAMES_GEMMA, gguf_fields),
 )

@@ -14,6 +14,7 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.models.families.family import (
     ConfigFields,
     Family,
+    GgufForm,
     decoder_config,
     windows_by_type,
     with_ropes,
@@ -95,14 +96,12 @@ def gguf_fields(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    name="gemma3",
-    architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    "gemma3",
+    ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    config,
     model_type="gemma3_text",
-    config=config,
     hf_names=NAMES,
-    gguf_architectures=("gemma3",),
-    gguf_names=GGUF_NAMES_GEMMA,
-    gguf_fields=gguf_fields,
+    gguf=GgufForm("gemma3", GGUF_NAMES_GEMMA, gguf_fields),
     renamed=(
         ("model.language_model.", "model."),
         ("language_model.model.", "model."),

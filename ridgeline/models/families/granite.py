@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import ConfigFields, Family, attention_biases, decoder_config
+from ridgeline.models.families.family import (
+    ConfigFields,
+    Family,
+    GgufForm,
+    attention_biases,
+    decoder_config,
+)
 from ridgeline.models.families.gguf import GGUF_NAMES_INTERLEAVED
 
 
@@ -33,11 +39,8 @@ def gguf_fields(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    name="granite",
-    architectures=("GraniteForCausalLM",),
-    model_type="granite",
-    config=config,
-    gguf_architectures=("granite",),
-    gguf_names=GGUF_NAMES_INTERLEAVED,
-    gguf_fields=gguf_fields,
+    "granite",
+    ("GraniteForCausalLM",),
+    config,
+    gguf=GgufForm("granite", GGUF_NAMES_INTERLEAVED, gguf_fields),
 )

@@ -5,7 +5,13 @@
 from __future__ import annotations
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import ConfigFields, Family, attention_biases, decoder_config
+from ridgeline.models.families.family import (
+    ConfigFields,
+    Family,
+    GgufForm,
+    attention_biases,
+    decoder_config,
+)
 from ridgeline.models.families.gguf import GGUF_NAMES_INTERLEAVED
 
 
@@ -19,10 +25,5 @@ def config(fields: ConfigFields) -> ModelConfig:
 
 
 FAMILY = Family(
-    name="llama",
-    architectures=("LlamaForCausalLM",),
-    model_type="llama",
-    config=config,
-    gguf_architectures=("llama",),
-    gguf_names=GGUF_NAMES_INTERLEAVED,
+    "llama", ("LlamaForCausalLM",), config, gguf=GgufForm("llama", GGUF_NAMES_INTERLEAVED)
 )

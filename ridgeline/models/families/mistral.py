@@ -13,9 +13,4 @@ def config(fields: ConfigFields) -> ModelConfig:
     )
 
 
-FAMILY = Family(
-    name="mistral",
-    architectures=("MistralForCausalLM",),
-    model_type="mistral",
-    config=config,
-)
+FAMILY = Family("mistral", ("MistralForCausalLM",), config)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.models.config import ExpertsConfig, ModelConfig
-from ridgeline.models.families.family import ConfigFields, Family, decoder_config, windows_by_type
+from ridgeline.models.families.family import (
+    ConfigFields,
+    Family,
+    GgufForm,
+    decoder_config,
+    windows_by_type,
+)
 from ridgeline.models.families.gguf import GGUF_NAMES_INTERLEAVED
 from ridgeline.models.families.names import HF_NAMES
 
@@ -38,11 +44,9 @@ def config(fields: ConfigFields) -> ModelConfig:
 
 
 FAMILY = Family(
-    name="mixtral",
-    architectures=("MixtralForCausalLM",),
-    model_type="mixtral",
-    config=config,
+    "mixtral",
+    ("MixtralForCausalLM",),
+    config,
     hf_names=NAMES,
-    gguf_architectures=("llama+experts",),
-    gguf_names=GGUF_NAMES_INTERLEAVED,
+    gguf=GgufForm("llama+experts", GGUF_NAMES_INTERLEAVED),
 )

@@ -9,7 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import ConfigFields, Family, decoder_config, windows_by_type
+from ridgeline.models.families.family import (
+    ConfigFields,
+    Family,
+    GgufForm,
+    decoder_config,
+    windows_by_type,
+)
 from ridgeline.models.families.gguf import GGUF_NAMES
 from ridgeline.models.families.names import HF_NAMES
 
@@ -36,14 +42,13 @@ def gguf_fields(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    name="phi3",
-    architectures=("Phi3ForCausalLM",),
-    model_type="phi3",
-    config=config,
+    "phi3",
+    ("Phi3ForCausalLM",),
+    config,
     hf_names=NAMES,
-    gguf_architectures=("phi3",),
-    gguf_names=replace(
-        GGUF_NAMES, qkv=("blk.{i}.attn_qkv.weight",), gate_up=("blk.{i}.ffn_up.weight",)
+    gguf=GgufForm(
+        "phi3",
+        replace(GGUF_NAMES, qkv=("blk.{i}.attn_qkv.weight",), gate_up=("blk.{i}.ffn_up.weight",)),
+        gguf_fields,
     ),
-    gguf_fields=gguf_fields,
 )

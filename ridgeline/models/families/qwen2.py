@@ -5,7 +5,13 @@ asked.
 from __future__ import annotations
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import ConfigFields, Family, decoder_config, windows_by_type
+from ridgeline.models.families.family import (
+    ConfigFields,
+    Family,
+    GgufForm,
+    decoder_config,
+    windows_by_type,
+)
 from ridgeline.models.families.gguf import GGUF_NAMES
 
 
@@ -20,11 +26,4 @@ def upper_windows(fields: ConfigFields) -> list[int | None]:
     return windows_by_type(fields, window, lambda layer: layer >= first)
 
 
-FAMILY = Family(
-    name="qwen2",
-    architectures=("Qwen2ForCausalLM",),
-    model_type="qwen2",
-    config=config,
-    gguf_architectures=("qwen2",),
-    gguf_names=GGUF_NAMES,
-)
+FAMILY = Family("qwen2", ("Qwen2ForCausalLM",), config, gguf=GgufForm("qwen2", GGUF_NAMES))

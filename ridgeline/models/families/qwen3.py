@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import ConfigFields, Family, attention_biases, decoder_config
+from ridgeline.models.families.family import (
+    ConfigFields,
+    Family,
+    GgufForm,
+    attention_biases,
+    decoder_config,
+)
 from ridgeline.models.families.gguf import GGUF_NAMES
 from ridgeline.models.families.qwen2 import upper_windows
 
@@ -19,11 +25,4 @@ def config(fields: ConfigFields) -> ModelConfig:
     )
 
 
-FAMILY = Family(
-    name="qwen3",
-    architectures=("Qwen3ForCausalLM",),
-    model_type="qwen3",
-    config=config,
-    gguf_architectures=("qwen3",),
-    gguf_names=GGUF_NAMES,
-)
+FAMILY = Family("qwen3", ("Qwen3ForCausalLM",), config, gguf=GgufForm("qwen3", GGUF_NAMES))

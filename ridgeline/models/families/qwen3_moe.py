@@ -8,7 +8,13 @@ from typing import Any
 
 from ridgeline.errors import ConfigError
 from ridgeline.models.config import ExpertsConfig, ModelConfig
-from ridgeline.models.families.family import ConfigFields, Family, attention_biases, decoder_config
+from ridgeline.models.families.family import (
+    ConfigFields,
+    Family,
+    GgufForm,
+    attention_biases,
+    decoder_config,
+)
 from ridgeline.models.families.gguf import GGUF_NAMES
 
 
@@ -54,11 +60,8 @@ def gguf_fields(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    name="qwen3_moe",
-    architectures=("Qwen3MoeForCausalLM",),
-    model_type="qwen3_moe",
-    config=config,
-    gguf_architectures=("qwen3moe",),
-    gguf_names=GGUF_NAMES,
-    gguf_fields=gguf_fields,
+    "qwen3_moe",
+    ("Qwen3MoeForCausalLM",),
+    config,
+    gguf=GgufForm("qwen3moe", GGUF_NAMES, gguf_fields),
 )

@@ -7,6 +7,7 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.models.families.family import (
     ConfigFields,
     Family,
+    GgufForm,
     attention_biases,
     decoder_config,
     windows_by_type,
@@ -49,11 +50,10 @@ def rotary_layers(fields: ConfigFields) -> list[bool]:
 
 
 FAMILY = Family(
-    name="smollm3",
-    architectures=("SmolLM3ForCausalLM",),
-    model_type="smollm3",
-    config=config,
-    gguf_architectures=("smollm3",),
-    gguf_names=GGUF_NAMES_INTERLEAVED,
-    gguf_fields=lambda metadata, prefix: {"no_rope_layer_interval": 4},
+    "smollm3",
+    ("SmolLM3ForCausalLM",),
+    config,
+    gguf=GgufForm(
+        "smollm3", GGUF_NAMES_INTERLEAVED, lambda metadata, prefix: {"no_rope_layer_interval": 4}
+    ),
 )

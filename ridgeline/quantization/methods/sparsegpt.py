@@ -19,24 +19,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ridgeline.quantization.methods.base import Method
 from ridgeline.quantization.methods.compensation import inverse_factor, sweep
 from ridgeline.quantization.methods.gptq import GridRounder
-from ridgeline.quantization.methods.sparsity import TWO_OF_FOUR, Sparsity
-from ridgeline.quantization.methods.wanda import prune
+from ridgeline.quantization.methods.pruning import PruningMethod
+from ridgeline.quantization.methods.sparsity import Sparsity
 from ridgeline.quantization.scheme import Codes, Scheme, encode, find_grid
 from ridgeline.quantization.statistics import Statistics
 
 
 @dataclass(frozen=True)
-class SparseGpt(Method):
+class SparseGpt(PruningMethod):
     name: ClassVar[str] = "sparsegpt"
-    prunes: ClassVar[bool] = True
-    sparsity: Sparsity = TWO_OF_FOUR
     damping: float = 0.01  # share of the mean that is added to the Hessian's diagonal
-
-    def fits(self, num_outputs: int, depth: int, scheme: Scheme | None) -> bool:
-        return super().fits(num_outputs, depth, scheme) and self.sparsity.fits(depth)
 
     def apply(
         self, weight_OD: Tensor, statistics: Statistics, scheme: Scheme | None
@@ -51,9 +45,6 @@ class SparseGpt(Method):
         columns_DO = weight_OD.t().clone(memory_format=torch.contiguous_format)
         kept_OD = sweep(columns_DO, upper_DD, rounder).t().contiguous()
         return kept_OD if scheme is None or grid_rounder is None else encode(kept_OD, grid, scheme)
-
-    def without_data(self, weight_OD: Tensor, scheme: Scheme | None) -> Codes | Tensor:
-        return prune(weight_OD, weight_OD.abs(), self.sparsity, scheme)
 
 
 class PruningRounder:

@@ -1,5 +1,5 @@
-"""What methods that set weights to zero share (sparsegpt.py, wanda.py): which matrices they fit, and
-pruning by magnitude where there is too little data.
+"""What methods that set weights to zero share (sparsegpt.py, wanda.py): which matrices they fit,
+and pruning by magnitude where there is too little data.
 
 Letters: O outputs, D depth.
 """

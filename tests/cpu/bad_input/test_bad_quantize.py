@@ -180,4 +180,4 @@ def test_a_quantized_checkpoint_has_no_other_scheme(
     about = ["--text", str(text), "--window", "40", "--device", "cpu", "--scheme", "int8"]
     code = main(["eval", str(out), *about])
     shown, said = capsys.readouterr()
-    check_refusal(code, shown, said, UsageError.exit_code, "int8 quantized already leave out")
+    check_refusal(code, shown, said, UsageError.exit_code, "int8 quantized already remove --scheme")

@@ -79,10 +79,10 @@ def dotted_fields(config: type[Any]) -> dict[str, Field[Any]]:
     """Every field by its dotted name, those of the configs it holds included: `kv.dtype`."""
     entries: dict[str, Field[Any]] = {}
     for entry in fields(config):
-        part = hints(config)[entry.name]
+        part: Any = hints(config)[entry.name]
         if is_dataclass(part):
-            entries |= {f"{entry.name}.{own}": value for own, value in dotted_fields(part).items()}
-            # type: ignore[arg-type]
+            inner: Any = part
+            entries |= {f"{entry.name}.{own}": value for own, value in dotted_fields(inner).items()}
         else:
             entries[entry.name] = entry
     return entries

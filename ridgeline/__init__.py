@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ridgeline.data.tokenizer import Tokenizer
     from ridgeline.data.workload import Workload
     from ridgeline.engine.engine import Engine
-    from ridgeline.engine.naive import Generation, generate
+    from ridgeline.engine.naive import Generation, reference_generate
     from ridgeline.engine.requests.grammar import Grammar
     from ridgeline.engine.requests.request import Sampling
     from ridgeline.engine.sampling.outputs import Completion, Delta, Output
@@ -63,7 +63,7 @@ _MODULES = {
         "Grammar",
         "Output",
         "Sampling",
-        "generate",
+        "reference_generate",
     ),
     "hardware.facts": ("Hardware",),
     "ladder.modules": ("OptimizedModule", "optimize"),
@@ -113,10 +113,10 @@ __all__ = [
     "UsageError",
     "Workload",
     "__version__",
-    "generate",
     "load_model",
     "optimize",
     "profile",
+    "reference_generate",
     "resolve_model",
     "save_model",
 ]

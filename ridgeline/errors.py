@@ -9,8 +9,14 @@ or the class they mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar
+
+Answered = TypeVar("Answered", bound=Callable[..., Any])
 
 
 class RidgelineError(Exception):
@@ -23,6 +29,10 @@ class UsageError(RidgelineError, ValueError):
     """A flag or argument with a value that is not allowed."""
 
     exit_code = 2
+
+
+class OptionError(UsageError, TypeError):
+    """A keyword that a function or class does not have."""
 
 
 class ModelNotFoundError(RidgelineError, FileNotFoundError):
@@ -122,3 +132,44 @@ def near_matches(word: str, allowed: Iterable[str]) -> str:
     if not close:
         return ""
     return "; did you mean " + " or ".join(repr(match) for match in close) + "?"
+
+
+def answers_wrong_options(*parts: type) -> Callable[[Answered], Answered]:
+    """Decorates a function, or a class for its constructor: a keyword that it does not have is
+    answered with the nearest that it has, or with the one of `parts` (dataclasses that it takes)
+    where it belongs.
+
+        @answers_wrong_options()
+        @dataclass(frozen=True)
+        class Sampling: ...
+
+        Sampling(max_token=5)       # Sampling has no option 'max_token'; did you mean 'max_tokens'?
+    """
+
+    def decorate(target: Answered) -> Answered:
+        function: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+        names = list(signature(function).parameters)[1:]
+        allowed = frozenset(names)
+
+        @wraps(function)
+        def checked(*args: Any, **options: Any) -> Any:
+            if not allowed.issuperset(options):
+                wrong = next(name for name in options if name not in allowed)
+                raise OptionError(_wrong_option(target.__name__, wrong, names, parts))
+            return function(*args, **options)
+
+        if not isinstance(target, type):
+            return checked  # type: ignore[return-value]
+        target.__init__ = checked  # type: ignore[misc]
+        return target
+
+    return decorate
+
+
+def _wrong_option(owner: str, name: str, allowed: list[str], parts: tuple[type, ...]) -> str:
+    message = f"{owner} has no option {name!r}"
+    for part in parts:
+        if name in {field.name for field in dataclasses.fields(part)}:
+            return f"{message}; it belongs to {part.__name__}: {part.__name__}({name}=...)"
+    listed = ", ".join(word for word in allowed if not word.startswith("_"))
+    return message + (near_matches(name, allowed) or f"; it has {listed}")

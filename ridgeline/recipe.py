@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from ridgeline.errors import ContextLengthError, UsageError
+from ridgeline.errors import ContextLengthError, UsageError, answers_wrong_options
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.formats.fields import about, check_fields, config_from, dotted_fields, flag_of
 from ridgeline.formats.files import atomic_write, reject_unknown_keys
@@ -43,6 +43,7 @@ Head = Literal["plain", "int8"]
 SpeculationMethod = Literal["none", "prompt-lookup", "draft"]
 
 
+@answers_wrong_options()
 @dataclass(frozen=True)
 class KV:
     """The cache of keys and values."""
@@ -81,6 +82,7 @@ class FilledLimits(NamedTuple):
     memory_share: float
 
 
+@answers_wrong_options()
 @dataclass(frozen=True)
 class Limits:
     """How much is taken on at once."""
@@ -136,6 +138,7 @@ class Limits:
         return FilledLimits(**values)
 
 
+@answers_wrong_options()
 @dataclass(frozen=True)
 class Speculation:
     """Guessing tokens ahead, to verify several in one pass."""
@@ -188,6 +191,7 @@ class Speculation:
             )
 
 
+@answers_wrong_options()
 @dataclass(frozen=True)
 class Parallel:
     """Over how many devices the model is spread."""
@@ -203,6 +207,7 @@ class Parallel:
         check_fields(self)
 
 
+@answers_wrong_options(KV, Limits, Speculation, Parallel)
 @dataclass(frozen=True)
 class Recipe:
     """How a model is executed."""

@@ -13,10 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 
-from ridgeline.progress import Progress
+from ridgeline.progress import Progress, bars
 
 
 class PipeConsole(Console):
@@ -38,18 +36,5 @@ class Terminal:
         if not self.shows_progress:
             yield lambda label, done, total: None
             return
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-        )
-        with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-            tasks: dict[str, TaskID] = {}
-
-            def update(label: str, done: int, total: int) -> None:
-                if label not in tasks:
-                    tasks[label] = bars.add_task(label, total=total)
-                bars.update(tasks[label], completed=done, total=total)
-
+        with bars() as update:
             yield update

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ridgeline.engine.engine import Engine
-    from ridgeline.engine.naive import Generation, generate, generate_tokens
+    from ridgeline.engine.naive import Generation, generate_tokens, reference_generate
     from ridgeline.engine.requests.grammar import Grammar
     from ridgeline.engine.requests.request import Sampling
     from ridgeline.engine.sampling.outputs import Completion, Delta, Output
@@ -22,7 +22,7 @@ _LAZY = {
     "Grammar": "requests.grammar",
     "Output": "sampling.outputs",
     "Sampling": "requests.request",
-    "generate": "naive",
+    "reference_generate": "naive",
     "generate_tokens": "naive",
 }
 
@@ -34,8 +34,8 @@ __all__ = [
     "Grammar",
     "Output",
     "Sampling",
-    "generate",
     "generate_tokens",
+    "reference_generate",
 ]
 
 

@@ -1,13 +1,14 @@
 """The engine: many requests through one model at once.
 
-Owns what a user calls and how a request is checked. Who runs the steps is a backend (backend.py):
-the main loop in this process, a process that is started again when it dies, or several of those.
+Owns what a user calls; jobs.py checks requests. Who runs the steps is a backend (backend.py): the
+main loop in this process, a process that is started again when it dies, or several of those.
 
     engine = Engine("demo")
     for output in engine.generate(["The sky is", "Water is"], Sampling(max_tokens=32)):
         print(output.text)
     for delta in engine.stream("Once upon a time", Sampling(temperature=0.8)):
         print(delta.text, end="", flush=True)
+    print(engine.chat([{"role": "user", "content": "Why is the sky blue?"}])[0])
 
     request_id = engine.add(prompt, sampling)       # or by hand, for a server
     while engine.has_work:
@@ -22,12 +23,11 @@ One thread at a time: nothing in it is locked.
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -36,30 +36,43 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine.backend import Backend, EngineProgress
 from ridgeline.engine.execution.runner import Runner
 from ridgeline.engine.execution.work import CostBase
-from ridgeline.engine.local.local_backend import LocalBackend
-from ridgeline.engine.naive import check_prompt
+from ridgeline.engine.jobs import (
+    NO_TERMS,
+    Conversation,
+    Prompt,
+    Terms,
+    as_conversations,
+    as_prompts,
+    chat_prompt,
+    for_each,
+    make_ask,
+    make_job,
+    scoring_job,
+)
+from ridgeline.engine.local.local_backend import LocalBackend, as_local
 from ridgeline.engine.process.supervisor import start_supervised
 from ridgeline.engine.process.worker import Setup, WaitingProcess
 from ridgeline.engine.replicas.starting import start_replicas
 from ridgeline.engine.requests.request import Sampling
-from ridgeline.engine.sampling.choosing import check_tokens, ends_of, with_seed
 from ridgeline.engine.sampling.extras import DeviceJob, Pooling
 from ridgeline.engine.sampling.live import LiveRequest, Sink
-from ridgeline.engine.sampling.matching import check_installed
 from ridgeline.engine.sampling.outputs import Delta, Event, Output
-from ridgeline.engine.sampling.scoring import RowScore, Scoring
+from ridgeline.engine.sampling.scoring import RowScore
 from ridgeline.engine.scheduling.scheduler import Scheduler
-from ridgeline.engine.scheduling.state import Ask, Stats
-from ridgeline.engine.steps.rope_tables import rope_regime
-from ridgeline.errors import ContextLengthError, RidgelineError, UnsupportedError, UsageError
+from ridgeline.engine.scheduling.state import Stats
+from ridgeline.errors import (
+    RidgelineError,
+    answers_wrong_options,
+)
 from ridgeline.models import Transformer
-from ridgeline.progress import Progress
+from ridgeline.progress import Progress, shown
 from ridgeline.quantization.choose import LayerChoice
-from ridgeline.recipe import Recipe
+from ridgeline.recipe import KV, Limits, Parallel, Recipe, Speculation
 
-Prompt = str | Sequence[int]
+PARTS = (Recipe, KV, Limits, Speculation, Parallel)  # whose options are not the engine's own
 
 
+@answers_wrong_options(*PARTS)
 class Engine:
     """`Engine(...)` runs its steps in this process; `Engine.supervised` and `Engine.replicated` run
     them in others. What needs the model itself (`score`, `forget_prefixes`, `model`, `runner`,
@@ -74,20 +87,24 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         device: str = "auto",
         num_pages: int | None = None,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
     ) -> None:
-        """`num_pages` takes fewer pages of KV cache than the memory plan allows."""
-        local = LocalBackend(
-            model,
-            recipe,
-            tokenizer=tokenizer,
-            device=device,
-            num_pages=num_pages,
-            progress=progress,
-        )
+        """`num_pages` takes fewer pages of KV cache than the memory plan allows. `progress` is a
+        callable (progress.py), or True for bars while the model is fetched and loaded.
+        """
+        with shown(progress) as report:
+            local = LocalBackend(
+                model,
+                recipe,
+                tokenizer=tokenizer,
+                device=device,
+                num_pages=num_pages,
+                progress=report,
+            )
         self._begin(local, local.tokenizer)
 
     @classmethod
+    @answers_wrong_options(*PARTS)
     def supervised(
         cls,
         model: str | Path,
@@ -95,7 +112,7 @@ class Engine:
         *,
         device: str = "auto",
         num_pages: int | None = None,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         setup: Setup | None = None,
         early: WaitingProcess | None = None,
     ) -> Self:
@@ -104,18 +121,20 @@ class Engine:
         imports it. `setup`, a function of a module, is called there whenever one has started.
         `early` is a process that waits for what to load (cli/early.py).
         """
-        backend, tokenizer = start_supervised(
-            model,
-            recipe,
-            device=device,
-            num_pages=num_pages,
-            progress=progress,
-            setup=setup,
-            early=early,
-        )
+        with shown(progress) as report:
+            backend, tokenizer = start_supervised(
+                model,
+                recipe,
+                device=device,
+                num_pages=num_pages,
+                progress=report,
+                setup=setup,
+                early=early,
+            )
         return cls.over(backend, tokenizer)
 
     @classmethod
+    @answers_wrong_options(*PARTS)
     def replicated(
         cls,
         model: str | Path,
@@ -124,21 +143,22 @@ class Engine:
         num_replicas: int,
         device: str = "auto",
         num_pages: int | None = None,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         setup: Setup | None = None,
     ) -> Self:
         """Several of them, placed by Ray on this machine or a cluster, behind one interface. A
         model that is a path must be at the same place on every machine.
         """
-        backend, tokenizer = start_replicas(
-            model,
-            recipe,
-            num_replicas=num_replicas,
-            device=device,
-            num_pages=num_pages,
-            progress=progress,
-            setup=setup,
-        )
+        with shown(progress) as report:
+            backend, tokenizer = start_replicas(
+                model,
+                recipe,
+                num_replicas=num_replicas,
+                device=device,
+                num_pages=num_pages,
+                progress=report,
+                setup=setup,
+            )
         return cls.over(backend, tokenizer)
 
     @classmethod
@@ -157,9 +177,7 @@ class Engine:
         self._numbers = count()
 
     def close(self) -> None:
-        """End what it holds beyond this process: the ranks of tensor parallel, or the process it
-        runs in, whose requests are cancelled.
-        """
+        """End its ranks or its process, if it has any; their requests are cancelled."""
         self._backend.close()
 
     def __enter__(self) -> Self:
@@ -168,20 +186,58 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @answers_wrong_options(Sampling)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        progress: Progress | bool | None = None,
     ) -> list[Output]:
         """The outputs of all prompts, in their order; `sampling` is one for all or one for each.
         What cannot run at all is an error before anything runs; what goes wrong later is in its
         output's status.
         """
-        asked = _as_list(prompts)
-        samplings = _for_each(sampling, len(asked))
+        asked = as_prompts(prompts)
+        samplings = for_each(sampling, len(asked))
         jobs = [self.job(prompt, each) for prompt, each in zip(asked, samplings, strict=True)]
-        return self._run_all(jobs)
+        with shown(progress) as report:
+            return self._run_all(jobs, report)
 
+    @answers_wrong_options(Sampling)
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        progress: Progress | bool | None = None,
+    ) -> list[Output]:
+        """The answers to one conversation or to several, in their order. The model's own chat
+        template writes each; it also sees `tools` and `template_variables` (`enable_thinking` of
+        some models).
+        """
+        prompts = [
+            chat_prompt(conversation, self.tokenizer, tools, template_variables)
+            for conversation in as_conversations(messages)
+        ]
+        return self.generate(prompts, sampling, progress=progress)
+
+    @answers_wrong_options(Sampling)
+    def stream_chat(
+        self,
+        messages: Conversation,
+        sampling: Sampling | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> Iterator[Delta]:
+        """The answer to a conversation piece by piece."""
+        prompt = chat_prompt(messages, self.tokenizer, tools, template_variables)
+        return self.stream(prompt, sampling)
+
+    @answers_wrong_options(Sampling)
     def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> Iterator[Delta]:
         """One prompt's output piece by piece. An end other than by stop or length is an error."""
         events: deque[Event] = deque()
@@ -203,7 +259,7 @@ class Engine:
         state, or of the mean of all.
         """
         nothing = Sampling(max_tokens=1)
-        jobs = [self.job(prompt, nothing, pooling) for prompt in _as_list(prompts)]
+        jobs = [self.job(prompt, nothing, pooling) for prompt in as_prompts(prompts)]
         found = []
         for output in self._run_all(jobs):
             output.raise_unless_finished()
@@ -226,27 +282,13 @@ class Engine:
         num = len(prompts)
         functions = [scores] * num if callable(scores) else list(scores)
         firsts = [first] * num if isinstance(first, int) else list(first)
-        jobs = [self._scoring_job(*each) for each in zip(prompts, functions, firsts, strict=True)]
+        jobs = [
+            scoring_job(tokens, score, start, self.config, self.max_context)
+            for tokens, score, start in zip(prompts, functions, firsts, strict=True)
+        ]
         for output in self._run_all([job for job, _ in jobs], progress):
             output.raise_unless_finished()
         return [scoring.scores_TC for _, scoring in jobs]
-
-    def _scoring_job(
-        self, tokens: Sequence[int], score: RowScore, first: int
-    ) -> tuple[DeviceJob, Scoring]:
-        """Nothing follows the prompt, so that it may fill the context."""
-        if not 1 <= first < len(tokens):
-            raise UsageError(
-                f"{len(tokens)} tokens are to be scored from number {first} on; each needs one "
-                "before it; give at least two tokens, and a first one below their number"
-            )
-        check_prompt(self.config, tokens[-1:])
-        check_prompt(self.config, tokens[:-1])
-        self._check_context(len(tokens) - 1)
-        scoring = Scoring(score, first, len(tokens))
-        sampling = Sampling(max_tokens=1, seed=0, prompt_logprobs=0)
-        job = DeviceJob(sampling, tuple(tokens), frozenset(), scoring=scoring, first_scored=first)
-        return job, scoring
 
     def add(
         self,
@@ -263,9 +305,7 @@ class Engine:
         with `pooling` it is a prompt to embed.
         """
         job = self.job(prompt, sampling or Sampling(), pooling)
-        return self._submit(
-            job, self._events.append, request_id, priority=priority, timeout_s=timeout_s, salt=salt
-        )
+        return self._submit(job, self._events.append, request_id, Terms(priority, timeout_s, salt))
 
     def step(self) -> list[Event]:
         """One step of everything; what it brought for requests that were added by hand."""
@@ -373,67 +413,14 @@ class Engine:
 
     def job(self, prompt: Prompt, sampling: Sampling, pooling: Pooling | None = None) -> DeviceJob:
         """A request, checked."""
-        tokens = self._encode(prompt)
-        room = check_prompt(self.config, tokens)
-        self._check_context(len(tokens))
-        assert room > 0, "check_prompt leaves room for a token"
-        check_tokens(sampling, self.config.vocab_size)
-        if sampling.stop and self.tokenizer is None:
-            raise UsageError("stop strings need a tokenizer, and the engine has none; use stop_ids")
-        if sampling.grammar is not None:
-            check_installed()
-            if self.tokenizer is None:
-                raise UsageError("a grammar needs a tokenizer, and the engine has none")
-        eos_ids = () if self.tokenizer is None else self.tokenizer.eos_ids
-        ends = ends_of(eos_ids, sampling, self.config.vocab_size)
-        stop_ids = frozenset((*ends, *sampling.stop_ids))
-        return DeviceJob(with_seed(sampling), tuple(tokens), stop_ids, pooling)
-
-    def _check_context(self, num_tokens: int) -> None:
-        if num_tokens >= self.max_context:
-            raise ContextLengthError(
-                f"the prompt has {num_tokens} tokens; max_context is {self.max_context}; give a "
-                "shorter one, or raise --max-context"
-            )
-
-    def _encode(self, prompt: Prompt) -> Sequence[int]:
-        if not isinstance(prompt, str):
-            return prompt
-        if self.tokenizer is None:
-            raise UsageError("the engine has no tokenizer: give prompts as token ids")
-        return self.tokenizer.encode(prompt)
+        return make_job(prompt, sampling, pooling, self.tokenizer, self.config, self.max_context)
 
     def _submit(
-        self,
-        job: DeviceJob,
-        sink: Sink,
-        request_id: Hashable = None,
-        *,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        salt: str = "",
+        self, job: DeviceJob, sink: Sink, request_id: Hashable = None, terms: Terms = NO_TERMS
     ) -> Hashable:
         if request_id is None:
             request_id = f"request-{next(self._numbers)}"
-        sampling, length = job.sampling, len(job.prompt)
-        now = time.monotonic()
-        ask = Ask(
-            request_id,
-            job.prompt,
-            max_tokens=min(sampling.max_tokens, self.max_context - length)
-            if job.makes_tokens
-            else 0,
-            min_tokens=sampling.min_tokens,
-            num_samples=sampling.num_samples,
-            stop_ids=job.stop_ids,
-            priority=priority,
-            arrival=now,
-            deadline=None if timeout_s is None else now + timeout_s,
-            salt=f"{rope_regime(self.config, length)}/{salt}",
-            needs_host=sampling.grammar is not None,
-            reuse_prefix=job.first_computed is None or job.first_computed > 0,
-            reuse_limit=None if job.first_computed is None else job.first_computed + 1,
-        )
+        ask = make_ask(job, request_id, terms, self.config, self.max_context)
         self._backend.submit(ask, LiveRequest(request_id, job, self.tokenizer, sink))
         return request_id
 
@@ -454,27 +441,3 @@ class Engine:
             for request_id in request_ids:
                 self._backend.cancel(request_id)
         return [outputs[request_id] for request_id in request_ids]
-
-
-def as_local(backend: Backend) -> LocalBackend:
-    if not isinstance(backend, LocalBackend):
-        raise UnsupportedError(
-            "the model of this engine is in another process; make it with Engine(...) to reach "
-            "the model, to score or to measure"
-        )
-    return backend
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A text, or the ids of one prompt, stand for a list of it."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _for_each(sampling: Sampling | Sequence[Sampling] | None, num: int) -> list[Sampling]:
-    if sampling is None or isinstance(sampling, Sampling):
-        return [sampling or Sampling()] * num
-    if len(sampling) != num:
-        raise UsageError(f"{len(sampling)} samplings for {num} prompts; give one, or one for each")
-    return list(sampling)

@@ -3,7 +3,7 @@ The truth the engine is tested against.
 
     tokens = list(generate_tokens(model, prompt_ids, Sampling(max_tokens=64)))
     outputs = generate_samples(model, prompt_ids, Sampling(n=2, best_of=4, temperature=1.0))
-    print(generate(model, tokenizer, prompt_ids, Sampling(temperature=0.7)).text)
+    print(reference_generate(model, tokenizer, prompt_ids, Sampling(temperature=0.7)).text)
 
 Letters: S tokens in the cache, T tokens of a step, K key-value heads, H head dim, V vocabulary.
 """
@@ -215,13 +215,16 @@ class Generation:
     prefill_s: float  # from the start to the first token
     decode_s: float  # from the first token to the last
 
+    def __str__(self) -> str:
+        return self.text
+
     @property
     def decode_tokens_per_s(self) -> float | None:
         """None when there was no second token to time."""
         return (len(self.tokens) - 1) / self.decode_s if len(self.tokens) > 1 else None
 
 
-def generate(
+def reference_generate(
     model: Transformer,
     tokenizer: Tokenizer,
     prompt: str | Sequence[int],
@@ -286,8 +289,10 @@ def _matcher(
 
 
 def _check_plain(sampling: Sampling) -> None:
-    """`generate` makes one text and nothing beside it."""
+    """`reference_generate` makes one text and nothing beside it."""
     for name in ("n", "best_of", "logprobs", "prompt_logprobs"):
         value = getattr(sampling, name)
         if value not in (None, 1) or (name.endswith("logprobs") and value is not None):
-            raise UsageError(f"{name} is {value}; generate makes one text: use Engine.generate")
+            raise UsageError(
+                f"{name} is {value}; reference_generate makes one text: use Engine.generate"
+            )

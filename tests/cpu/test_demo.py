@@ -16,7 +16,7 @@ import transformers
 from torch.nn import functional
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine import Engine, Sampling, generate, generate_tokens
+from ridgeline.engine import Engine, Sampling, generate_tokens, reference_generate
 from ridgeline.engine.naive import OneSequence
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import resolve_model
@@ -130,7 +130,9 @@ def test_perplexity_equals_transformers(ours: Transformer, peer: Any, tokenizer:
 def test_it_answers_a_chat_prompt_sensibly(ours: Transformer, tokenizer: Tokenizer) -> None:
     chat = [{"role": "user", "content": "What is the capital of France?"}]
     pieces: list[str] = []
-    result = generate(ours, tokenizer, tokenizer.chat(chat), Sampling(max_tokens=40), pieces.append)
+    result = reference_generate(
+        ours, tokenizer, tokenizer.chat(chat), Sampling(max_tokens=40), pieces.append
+    )
     assert "Paris" in result.text
     assert "".join(pieces) == result.text
     assert result.finish_reason == "stop"
@@ -158,7 +160,7 @@ def test_chunks_of_the_prompt_do_not_matter(
 
 def test_stop_strings_end_the_text(ours: Transformer, tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode("1, 2, 3, 4, 5, 6, 7,")
-    result = generate(ours, tokenizer, prompt, Sampling(max_tokens=30, stop=("12",)))
+    result = reference_generate(ours, tokenizer, prompt, Sampling(max_tokens=30, stop=("12",)))
     assert result.finish_reason == "stop"
     assert result.text.strip().startswith("8")
     assert "12" not in result.text

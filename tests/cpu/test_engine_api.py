@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -15,7 +16,7 @@ from tiny_tokenizers import byte_level_metadata
 
 import ridgeline
 from ridgeline.data import Tokenizer
-from ridgeline.engine import Delta, Engine, Output, Sampling, generate
+from ridgeline.engine import Delta, Engine, Output, Sampling, reference_generate
 from ridgeline.engine.loading.draft_loading import Draft
 from ridgeline.engine.loading.loading import planned
 from ridgeline.engine.naive import OneSequence
@@ -51,7 +52,7 @@ def test_texts_are_the_plain_loops() -> None:
     model, tokenizer = writer()
     sampling = Sampling(temperature=0.9, seed=8, max_tokens=40)
     for text, output in zip(TEXTS, text_engine().generate(TEXTS, sampling), strict=True):
-        expected = generate(model, tokenizer, text, sampling)
+        expected = reference_generate(model, tokenizer, text, sampling)
         assert output.text == expected.text
         assert output.tokens == expected.tokens
         assert output.finish_reason == expected.finish_reason
@@ -63,14 +64,16 @@ def test_texts_are_the_plain_loops() -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 def test_stop_strings_end_where_the_plain_loop_does(overlap: bool) -> None:
     model, tokenizer = writer()
-    free = [generate(model, tokenizer, text, Sampling(max_tokens=40)).text for text in TEXTS]
+    free = [
+        reference_generate(model, tokenizer, text, Sampling(max_tokens=40)).text for text in TEXTS
+    ]
     stops = [text[len(text) // 2 :][:3] for text in free]
     samplings = [Sampling(max_tokens=40, stop=(stop,)) for stop in stops]
     engine = text_engine(overlap=overlap)
     for text, sampling, output in zip(
         TEXTS, samplings, engine.generate(TEXTS, samplings), strict=True
     ):
-        expected = generate(model, tokenizer, text, sampling)
+        expected = reference_generate(model, tokenizer, text, sampling)
         assert expected.finish_reason == "stop"
         assert (output.text, output.tokens) == (expected.text, expected.tokens)
         assert output.finish_reason == "stop"
@@ -230,7 +233,7 @@ def test_ends_that_the_model_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch)
     assert engine.job("The sky", sampling).stop_ids == set(known)
     (output,) = engine.generate("The sky", sampling)
     assert output.status == "finished", output.reason
-    assert output.tokens == generate(model, tokenizer, "The sky", sampling).tokens
+    assert output.tokens == reference_generate(model, tokenizer, "The sky", sampling).tokens
 
 
 @pytest.mark.parametrize("head_dim", [257, 320])
@@ -272,3 +275,69 @@ def test_a_draw_is_repeated_by_its_seed() -> None:
 def test_the_recipes_dtype_must_be_the_models() -> None:
     with pytest.raises(UsageError, match="bf16"):
         Engine(tiny("llama-mha"), Recipe(dtype="bf16"))
+
+
+MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ note }}"
+
+
+def test_chat_is_the_template_and_then_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = text_engine()
+    tokenizer = writer()[1]
+    monkeypatch.setattr(tokenizer, "template_for", lambda *, has_tools: TEMPLATE)
+    sampling = Sampling(max_tokens=9)
+    prompt = tokenizer.encode("user: Why is the sky blue?\n", add_special_tokens=False)
+    (expected,) = engine.generate([prompt], sampling)
+    (output,) = engine.chat(MESSAGES, sampling)
+    assert output.tokens == expected.tokens
+    assert [each.tokens for each in engine.chat([MESSAGES, MESSAGES], sampling)] == [
+        expected.tokens
+    ] * 2
+    assert "".join(map(str, engine.stream_chat(MESSAGES, sampling))) == str(output) == output.text
+    noted = engine.chat(MESSAGES, sampling, template_variables={"note": "short"})
+    assert noted[0].num_prompt_tokens > output.num_prompt_tokens
+    for wrong in ([], "Why?", MESSAGES[0]):
+        with pytest.raises(UsageError, match="role"):
+            engine.chat(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "answer"),
+    [
+        (Sampling, {"max_token": 5}, "Sampling has no option 'max_token'; did you mean 'max_toke"),
+        (Recipe, {"dtypes": "fp32"}, "did you mean 'dtype'"),
+        (Recipe, {"page_size": 32}, "it belongs to KV: KV(page_size=...)"),
+        (KV, {"pagesize": 32}, "did you mean 'page_size'"),
+        (Limits, {"width": 3}, "Limits has no option 'width'; it has max_context, "),
+        (Engine, {"divice": "cpu"}, "Engine has no option 'divice'; did you mean 'device'"),
+        (Engine, {"max_context": 9}, "it belongs to Limits"),
+        (Engine.supervised, {"dtype": "fp32"}, "it belongs to Recipe"),
+        (Engine.generate, {"max_tokens": 3}, "it belongs to Sampling: Sampling(max_tokens=...)"),
+    ],
+)
+def test_a_wrong_keyword_is_answered_with_the_near_one(
+    call: Callable[..., object], options: dict[str, object], answer: str
+) -> None:
+    with pytest.raises(TypeError, match=re.escape(answer)) as raised:
+        call(**options)
+    assert isinstance(raised.value, UsageError)
+
+
+def test_outputs_print_their_text() -> None:
+    (output,) = text_engine().generate("The sky", Sampling(max_tokens=6))
+    assert str(output) == str(output.completions[0]) == output.text
+    assert "tokens=" in repr(output)
+    (both,) = text_engine().generate("The sky", Sampling(max_tokens=6, n=2, temperature=1.0))
+    assert str(both) == "\n".join(
+        f"[{number}] {each.text}" for number, each in enumerate(both.completions)
+    )
+    assert str(replace(output, status="failed", reason="lost")).endswith("[failed: lost]")
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[str, int, int]] = []
+    text_engine().generate(
+        ["a", "b"], Sampling(max_tokens=2), progress=lambda *all: told.append(all)
+    )
+    assert told == [("requests", 1, 2), ("requests", 2, 2)]
+    engine.generate("a", short, progress=True)  # no terminal: nothing drawn

@@ -20,7 +20,7 @@ from engines import assert_idle, tiny
 from tiny_tokenizers import byte_level_metadata, sentencepiece_metadata
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine import Engine, Grammar, Output, Sampling, generate
+from ridgeline.engine import Engine, Grammar, Output, Sampling, reference_generate
 from ridgeline.engine.naive import generate_samples
 from ridgeline.engine.sampling.masks import Masks
 from ridgeline.engine.sampling.matching import Grammars
@@ -184,7 +184,7 @@ def test_texts_streams_and_the_plain_loop_agree() -> None:
             engine_of(kind),
             replace(DRAWN, grammar=Grammar.regex(" (yes|no)[0-9]?!")),
         )
-        expected = generate(writer(kind), tokenizer_of(kind), TEXTS[0], sampling)
+        expected = reference_generate(writer(kind), tokenizer_of(kind), TEXTS[0], sampling)
         assert re.fullmatch(" (yes|no)[0-9]?!", expected.text)  # with its first space
         (output,) = engine.generate(TEXTS[0], sampling)
         assert (output.text, output.tokens) == (expected.text, expected.tokens)
@@ -245,9 +245,9 @@ def test_a_bad_grammar_fails_its_own_request() -> None:
         assert "\n" not in output.reason
         assert ".cc:" not in output.reason
     with pytest.raises(GrammarError, match="Unclosed"):
-        generate(writer(), tokenizer_of("byte-level"), TEXTS[0], samplings[1])
+        reference_generate(writer(), tokenizer_of("byte-level"), TEXTS[0], samplings[1])
     with pytest.raises(GrammarError, match="rule out every token"):
-        generate(writer(), tokenizer_of("byte-level"), TEXTS[0], banned)
+        reference_generate(writer(), tokenizer_of("byte-level"), TEXTS[0], banned)
     assert_idle(engine)
 
 

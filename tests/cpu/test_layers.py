@@ -58,6 +58,7 @@ ROOMS = {
         "execution",
         "speculation",
         "naive",
+        "jobs",
         "backend",
         "local",
         "process",
@@ -158,7 +159,7 @@ def test_every_module_has_a_place_in_the_order() -> None:
     [
         "import ridgeline.cli",
         "from ridgeline import engine",
-        "from ridgeline.engine.naive import generate",
+        "from ridgeline.engine.naive import reference_generate",
         "from ...engine import naive",
         "def late():\n    from ridgeline.engine import naive",
         "import importlib\nimportlib.import_module('ridgeline.engine')",

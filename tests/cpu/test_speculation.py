@@ -26,7 +26,7 @@ from speculation import (
 from tiny_tokenizers import byte_level_metadata
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine import Engine, Sampling, generate
+from ridgeline.engine import Engine, Sampling, reference_generate
 from ridgeline.engine.attention.host_sequences import HostSequences
 from ridgeline.engine.attention.paged import CpuSequences, PagedSequences
 from ridgeline.engine.execution.graphs import Graphs
@@ -482,7 +482,7 @@ def test_text_ends_at_a_stop_string_inside_accepted_drafts() -> None:
     model = fill_random(build_model(config, torch.float32, "cpu"), seed=4)
     prompt = tokenizer.encode("The sky")
     sampling = Sampling(max_tokens=30, ignore_eos=True)
-    free = generate(model, tokenizer, prompt, sampling)
+    free = reference_generate(model, tokenizer, prompt, sampling)
     stop = free.text[20:23]
     engine = oracle_engine(model, wrong_share=0.0)
     engine.tokenizer = tokenizer
@@ -490,7 +490,7 @@ def test_text_ends_at_a_stop_string_inside_accepted_drafts() -> None:
     assert isinstance(oracle, Oracle)
     oracle.sequences["request-0", 0] = [*prompt, *free.tokens]
     (output,) = engine.generate([prompt], replace(sampling, stop=(stop,)))
-    expected = generate(model, tokenizer, prompt, replace(sampling, stop=(stop,)))
+    expected = reference_generate(model, tokenizer, prompt, replace(sampling, stop=(stop,)))
     assert output.finish_reason == "stop"
     assert (output.text, output.tokens) == (expected.text, expected.tokens)
     assert engine.stats.accepted_tokens > 0

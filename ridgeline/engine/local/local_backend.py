@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine.backend import EngineFacts, EngineProgress
+from ridgeline.engine.backend import Backend, EngineFacts, EngineProgress
 from ridgeline.engine.execution.runner import Runner
 from ridgeline.engine.execution.tensor_runner import TensorRunner
 from ridgeline.engine.execution.work import CostBase, cost_base
@@ -138,6 +138,16 @@ class LocalBackend:
 
     def forget_prefixes(self) -> None:
         self.scheduler.cache.clear()
+
+
+def as_local(backend: Backend) -> LocalBackend:
+    """The backend, if it is in this process."""
+    if not isinstance(backend, LocalBackend):
+        raise UnsupportedError(
+            "the model of this engine is in another process; make it with Engine(...) to reach "
+            "the model, to score or to measure"
+        )
+    return backend
 
 
 def scheduler_config(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ridgeline.engine.requests.grammar import Grammar
-from ridgeline.errors import UsageError
+from ridgeline.errors import UsageError, answers_wrong_options
 
 FinishReason = Literal["stop", "length"]
 
@@ -30,6 +30,7 @@ def _about(meaning: str, python_only: bool = False) -> dict[str, Any]:
     return {"help": meaning, "python_only": python_only}
 
 
+@answers_wrong_options()
 @dataclass(frozen=True)
 class Sampling:
     temperature: float = field(

@@ -28,6 +28,9 @@ class Delta(NamedTuple):
     finish_reason: FinishReason | None  # of the output, when this is its last
     logprobs: tuple[TokenLogprob, ...] = ()
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True)
 class Completion:
@@ -37,6 +40,9 @@ class Completion:
     tokens: tuple[int, ...]  # the stop token included
     finish_reason: FinishReason | None  # None: the request ended before the output did
     logprobs: tuple[TokenLogprob, ...] | None  # where they were asked for
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,17 @@ class Output:
     @property
     def finish_reason(self) -> FinishReason | None:
         return self.completions[0].finish_reason
+
+    def __str__(self) -> str:
+        """The text; each with its number where there are several, and why it is not whole."""
+        parts = [completion.text for completion in self.completions]
+        if len(parts) > 1:
+            parts = [f"[{number}] {text}" for number, text in enumerate(parts)]
+        if self.embedding is not None:
+            parts = [f"[embedding of {len(self.embedding)} numbers]"]
+        if self.status != "finished":
+            parts.append(f"[{self.status}: {self.reason}]")
+        return "\n".join(part for part in parts if part)
 
     def raise_unless_finished(self) -> None:
         if self.status == "failed" and NO_NUMBERS in self.reason:

@@ -336,8 +336,7 @@ def test_outputs_print_their_text() -> None:
 
 def test_progress_is_told() -> None:
     told: list[tuple[str, int, int]] = []
-    text_engine().generate(
-        ["a", "b"], Sampling(max_tokens=2), progress=lambda *all: told.append(all)
-    )
+    engine, short = text_engine(), Sampling(max_tokens=2)
+    engine.generate(["a", "b"], short, progress=lambda *each: told.append(each))
     assert told == [("requests", 1, 2), ("requests", 2, 2)]
-    engine.generate("a", short, progress=True)  # no terminal: nothing drawn
+    engine.generate("a", short, progress=True)  # no terminal: nothing is drawn

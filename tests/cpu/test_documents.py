@@ -13,6 +13,8 @@ import argparse
 import json
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -81,7 +83,7 @@ def test_lines_have_one_width(document: Path) -> None:
     wide = [
         f"{number}: {line}"
         for number, line in enumerate(lines, 1)
-        if len(line) > WIDTH and not line.startswith(("|", "["))  # a table's row is one line
+        if len(line) > WIDTH and not line.startswith(("|", "[", "!"))  # a table's row is one line
     ]
     assert wide == []
 
@@ -255,6 +257,13 @@ def test_bold_figures_are_those_of_their_records(name: str) -> None:
                 wrong += [] if shown(word, values) else [f"{word} in {line}"]
     assert wrong == []
     assert checked >= 5
+
+
+def test_the_picture_is_drawn_from_its_record() -> None:
+    drawn = subprocess.run(
+        [sys.executable, ROOT / "docs/draw_climb.py"], capture_output=True, text=True, check=True
+    )
+    assert drawn.stdout == (ROOT / "docs/climb.svg").read_text()
 
 
 def test_exit_codes_are_those_of_the_errors() -> None:

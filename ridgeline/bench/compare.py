@@ -7,8 +7,8 @@ others use the machine too, tokens by second of processor time say more: on a CP
 (threads that wait for each other spend time as well).
 
     variants = variants_of("fp32,bf16,int8,int8+head,int8+lookup", "bf16")
-    found = compared({name: Engine(path, recipe) ...}, workload, hardware, rounds=7)
-    found.base.name, found.speedup(found.variants[2]), found.best_speedup(found.variants[2])
+    result = compared({name: Engine(path, recipe) ...}, workload, hardware, rounds=7)
+    result.base.name, result.speedup(result.variants[2]), result.best_speedup(result.variants[2])
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ def variants_of(names: str, dtype: str) -> dict[str, VariantEdit]:
     """`fp32,int8` by name: a dtype is plain, a scheme has the rest of the model in `dtype`. With
     `+head` behind it, either has the head in int8; with `+lookup`, prompt lookup guesses ahead.
     """
-    found: dict[str, VariantEdit] = {}
+    result: dict[str, VariantEdit] = {}
     for word in names.split(","):
         name = word.strip()
-        if name in found:
+        if name in result:
             raise UsageError(f"--compare names {name} twice; give each dtype or scheme once")
         form, *added = name.split("+")
         for part in added:
@@ -113,13 +113,13 @@ def variants_of(names: str, dtype: str) -> dict[str, VariantEdit]:
             else VariantEdit(dtype, parse_scheme(form).name)
         )
         changes = {key: value for part in added for key, value in ADDED[part].items()}
-        found[name] = edit._replace(**changes)
-    if len(found) < 2:
+        result[name] = edit._replace(**changes)
+    if len(result) < 2:
         raise UsageError(
             f"--compare is {names!r}; give at least two of {', '.join(PLAIN)} and the schemes, "
             "as bf16,int8"
         )
-    return found
+    return result
 
 
 def memory_share(share: float, index: int, count: int) -> float:

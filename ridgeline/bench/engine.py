@@ -121,12 +121,12 @@ def run_workload(
     engine.runner.watch = watch = StepWatch(engine.runner.device)
     try:
         started, cpu_started = time.monotonic(), time.process_time()
-        seen = _replay(engine, workload, prompts, progress, limit_s)
+        replayed = _replay(engine, workload, prompts, progress, limit_s)
         wall_s, cpu_s = time.monotonic() - started, time.process_time() - cpu_started
     finally:
         engine.runner.watch = None
-    found = _summary(engine, workload, seen, watch, wall_s, hardware, before)
-    return replace(found, cpu_s=cpu_s)
+    result = _summary(engine, workload, replayed, watch, wall_s, hardware, before)
+    return replace(result, cpu_s=cpu_s)
 
 
 def _replay(
@@ -136,13 +136,13 @@ def _replay(
     progress: Progress | None,
     limit_s: float,
 ) -> WorkloadNotes:
-    seen, waiting = WorkloadNotes(), deque(enumerate(workload.requests))
+    replayed, waiting = WorkloadNotes(), deque(enumerate(workload.requests))
     start = time.monotonic()
     while waiting or engine.has_work:
         now = time.monotonic() - start
         if now > limit_s:
             waiting.clear()
-            for index in seen.late_s:
+            for index in replayed.late_s:
                 engine.cancel(index)
         while waiting and waiting[0][1].arrival_s <= now:
             index, request = waiting.popleft()
@@ -152,34 +152,34 @@ def _replay(
                 ignore_eos=True,
                 seed=index,
             )
-            seen.late_s[index] = time.monotonic() - start - request.arrival_s
+            replayed.late_s[index] = time.monotonic() - start - request.arrival_s
             engine.add(prompts[index], sampling, request_id=index)
         if engine.has_work:
-            seen.outputs += [
+            replayed.outputs += [
                 event
                 for event in engine.step()
-                if isinstance(event, Output) and event.request_id in seen.late_s
+                if isinstance(event, Output) and event.request_id in replayed.late_s
             ]  # others were cancelled before this began
             stats = engine.stats
-            seen.page_shares.append(stats.num_pages_used / engine.scheduler.config.num_pages)
+            replayed.page_shares.append(stats.num_pages_used / engine.scheduler.config.num_pages)
         elif waiting:
             time.sleep(min(LONGEST_SLEEP_S, waiting[0][1].arrival_s - now))
         if progress is not None:
-            progress(f"workload {workload.name}", len(seen.outputs), len(workload.requests))
-    return seen
+            progress(f"workload {workload.name}", len(replayed.outputs), len(workload.requests))
+    return replayed
 
 
 def _summary(
     engine: Engine,
     workload: Workload,
-    seen: WorkloadNotes,
+    replayed: WorkloadNotes,
     watch: StepWatch,
     wall_s: float,
     hardware: Hardware,
     before: Stats,
 ) -> EngineRun:
-    finished = [output for output in seen.outputs if output.status == "finished"]
-    late, after = seen.late_s, engine.stats
+    finished = [output for output in replayed.outputs if output.status == "finished"]
+    late, after = replayed.late_s, engine.stats
     firsts = [_first_s(output, late) for output in finished]
     steps = [watched.plan for watched in watch.steps]
     batches = [len(plan.sample_keys) for plan in steps]
@@ -188,7 +188,7 @@ def _summary(
         num_requests=len(workload.requests),
         not_finished=tuple(
             f"{output.request_id}: {output.status}: {output.reason}"
-            for output in seen.outputs
+            for output in replayed.outputs
             if output.status != "finished"
         ),
         num_prompt_tokens=sum(output.num_prompt_tokens for output in finished),
@@ -200,14 +200,14 @@ def _summary(
         num_steps=len(steps),
         mean_batch=sum(batches) / max(len(steps), 1),
         batch_share=sum(batches) / max(len(steps), 1) / engine.scheduler.config.max_batch,
-        mean_page_share=sum(seen.page_shares) / max(len(seen.page_shares), 1),
-        peak_page_share=max(seen.page_shares, default=0.0),
+        mean_page_share=sum(replayed.page_shares) / max(len(replayed.page_shares), 1),
+        peak_page_share=max(replayed.page_shares, default=0.0),
         gap=Percentiles.of(watch.gaps_s()),
         limit_s=limit_of(engine, steps, hardware),
         cpu_s=0.0,
         latencies=tuple(
             (_first_s(output, late), _later_s(output))
-            for output in seen.outputs
+            for output in replayed.outputs
             if output.first_token_s is not None
         ),
         **{
@@ -300,7 +300,7 @@ def as_record(
         **more,
     }
     for what in ("first_token", "per_output_token", "request", "gap"):
-        found: Percentiles | None = getattr(run, what)
-        for key, seconds in found._asdict().items() if found is not None else ():
+        result: Percentiles | None = getattr(run, what)
+        for key, seconds in result._asdict().items() if result is not None else ():
             values[f"{what}_{key}"] = Value(seconds, "s")
     return Record.create(name, hardware, values, notes=run.not_finished[:10], clocks=clocks)

@@ -122,11 +122,11 @@ def _match(cache: PrefixCache, prompt: array[int]) -> None:
 
 
 def _store(cache: PrefixCache, prompt: array[int]) -> None:
-    place, pages = cache.root(""), []
+    position, pages = cache.root(""), []
     for start in range(0, len(prompt), PAGE_SIZE):
         page = cache.take()
         assert page is not None, "nobody holds a page"
-        place = cache.insert(place, prompt[start : start + PAGE_SIZE].tobytes(), page)
+        position = cache.insert(position, prompt[start : start + PAGE_SIZE].tobytes(), page)
         pages.append(page)
     for page in reversed(pages):
         cache.release(page)

@@ -22,7 +22,8 @@ from ridgeline.errors import CHECK_FAILED_EXIT_CODE, INTERRUPTED_EXIT_CODE, Usag
 from ridgeline.hardware import detect
 from ridgeline.ladder.climbing.budget import parse_duration
 from ridgeline.ladder.climbing.check import check_folder
-from ridgeline.ladder.climbing.climb import ClimbOrder, climb_model, prepared, usual_measured
+from ridgeline.ladder.climbing.climb import climb_model
+from ridgeline.ladder.climbing.order import ClimbOrder, prepared, usual_measured
 from ridgeline.ladder.climbing.preview import preview
 from ridgeline.ladder.measuring.judging import Measured
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS

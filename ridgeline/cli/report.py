@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.tables.optimize import climb_table
-from ridgeline.cli.tables.plots import said
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import UsageError
 from ridgeline.ladder.reporting.report import write_report
 from ridgeline.ladder.reporting.saved import load_climb
 from ridgeline.ladder.result import Climb
 from ridgeline.profiling.predicting import accuracy
+from ridgeline.profiling.printing import safe_text
 
 EXAMPLE = """\
 ridgeline report show out
@@ -76,7 +76,7 @@ def render(document: dict[str, Any], console: Console) -> None:
         return
     console.print(climb_table(Climb.from_json(document["climb"])))
     if "html" in document:
-        console.print(said(f"page: {document['html']}"))
+        console.print(safe_text(f"page: {document['html']}"))
 
 
 def _render_accuracy(document: dict[str, Any], console: Console) -> None:
@@ -90,7 +90,9 @@ def _render_accuracy(document: dict[str, Any], console: Console) -> None:
             style="dim",
         )
     if document["num_broken"]:
-        console.print(said(f"{document['num_broken']} lines of {document['file']} cannot be read"))
+        console.print(
+            safe_text(f"{document['num_broken']} lines of {document['file']} cannot be read")
+        )
 
 
 def _accuracy_table(document: dict[str, Any]) -> Table:
@@ -102,7 +104,7 @@ def _accuracy_table(document: dict[str, Any]) -> Table:
     for row in document["areas"]:
         held, factor = row["share_held"], row["factor"]
         table.add_row(
-            said(row["area"]),
+            safe_text(row["area"]),
             str(row["num"]),
             f"{row['median_error']:.1%}",
             f"{row['bias']:+.1%}",

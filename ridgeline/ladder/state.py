@@ -87,8 +87,8 @@ class ClimbSubject:
 
 def setting(subject: ClimbSubject, workload: Workload, hardware: Hardware, more: RecipeEdit) -> str:
     """All besides the states that a measurement depends on, as one word."""
-    about = [subject.identity(), asdict(workload), hardware.summary(), dict(hardware.versions)]
-    return digest([*about, __version__, dict(more)])
+    machine = [hardware.summary(), dict(hardware.versions)]
+    return digest([subject.identity(), asdict(workload), *machine, __version__, dict(more)])
 
 
 def digest(value: Any) -> str:

@@ -2,8 +2,8 @@
 watched, between rounds that are measured. What was wanted of them are shares; the time of a step
 stays what the workload's own steps took.
 
-    found = divided(EngineSteps(engine), phases)
-    found.phases[1].division["gaps"], found.slowed
+    result = divided(EngineSteps(engine), phases)
+    result.phases[1].division["gaps"], result.slowed
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ def divided(
 ) -> Divided:
     """A phase that cannot be run so stays as it was: memory or the context is too short, say."""
     total = sum(phase.num_steps * phase.step_s for phase in phases)
-    found, slowed = [], 1.0
+    result, slowed = [], 1.0
     for phase in phases:
         if phase.num_steps * phase.step_s < WORTH * total:
-            found.append(phase)
+            result.append(phase)
             continue
         try:
             phase, ratio = _one(subject, phase, seconds / len(phases))
             slowed = max(slowed, ratio)
         except (RidgelineError, RuntimeError) as error:
             log.warning("%s steps are not divided: %s", phase.phase, error)
-        found.append(phase)
-    return Divided(tuple(found), slowed)
+        result.append(phase)
+    return Divided(tuple(result), slowed)
 
 
 def _one(subject: ProfiledSteps, phase: PhaseTime, seconds: float) -> tuple[PhaseTime, float]:

@@ -1,7 +1,7 @@
 """A profile as one document: what programs read, and what the table and the page are drawn from.
 
-found = document(steps, advice, hardware, …)
-found["steps"][0]["rows"][0]["share_of_ceiling"]
+result = document(steps, advice, hardware, …)
+result["steps"][0]["rows"][0]["share_of_ceiling"]
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARTS = {  # of a step: the words of the division, and what they mean
 
 
 def document(
-    about: Mapping[str, Any],
+    header: Mapping[str, Any],  # model, loop, form: what was profiled
     steps: Sequence[StepProfile],
     advice: Sequence[Advice],
     hardware: Hardware,
@@ -35,7 +35,7 @@ def document(
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     return {
-        **about,
+        **header,
         "device": hardware.name,
         "ceilings": {key: value.to_json() for key, value in _ceilings(hardware).items()},
         "steps": [step_json(step, counted) for step in steps],
@@ -99,13 +99,13 @@ def _kernel(name: str, counted: Counted | None) -> dict[str, Any]:
 
 def _weighted(kernels: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Of an op's kernels, by their time: occupancy, and what counters say where they were read."""
-    found: dict[str, float | None] = {}
+    result: dict[str, float | None] = {}
     for name in ("occupancy", "dram", "tensor"):
         values = [(kernel["seconds"], _figure(kernel, name)) for kernel in kernels]
         known = [(seconds, value) for seconds, value in values if value is not None]
         total = sum(seconds for seconds, _ in known)
-        found[name] = sum(s * v for s, v in known) / total if total > 0 else None
-    return found
+        result[name] = sum(s * v for s, v in known) / total if total > 0 else None
+    return result
 
 
 def _figure(kernel: Mapping[str, Any], name: str) -> float | None:

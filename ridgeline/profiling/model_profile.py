@@ -6,8 +6,8 @@ is the host's, on a GPU, events around the timed steps say. Of several ranks the
 and its part of the work counted.
 
     subject = EngineSteps(engine)
-    found = profile_decode(subject, hardware, batch=1, context=1024, num_steps=30)
-    found.timing.median_s, found.division.parts, found.verdict.sentence
+    profile = profile_decode(subject, hardware, batch=1, context=1024, num_steps=30)
+    profile.timing.median_s, profile.division.parts, profile.verdict.sentence
 """
 
 from __future__ import annotations
@@ -152,20 +152,21 @@ def _cost(
     """Of all steps of one pass: weights are read in each."""
     base = cost_base(subject.model, subject.recipe, hardware)
     sizes = {"weight_bytes": base.bytes_per_weight, "kv_bytes": base.bytes_per_kv}
-    found = []
+    result = []
     for number, chunks in enumerate(pieces):
         last = number + 1 == len(pieces)
         rows = len(chunks) if phase == "decode" or last else 0
-        found.append(step_cost(base.config, list(chunks), logit_rows=rows, **sizes))
+        result.append(step_cost(base.config, list(chunks), logit_rows=rows, **sizes))
     names = StepCost.__dataclass_fields__
-    return StepCost(**{name: sum(getattr(each, name) for each in found) for name in names})
+    return StepCost(**{name: sum(getattr(each, name) for each in result) for name in names})
 
 
 def _facts(subject: ProfiledSteps, cost: StepCost, pieces: Sequence[Sequence[Chunk]]) -> StepFacts:
     dtype = parse_dtype(subject.recipe.dtype)
     tokens = sum(chunk.new for chunks in pieces for chunk in chunks)
-    about = (subject.recipe.dtype, cost, subject.pages, tokens, subject.num_ranks)
-    return StepFacts(subject.model, dtype, *about)
+    return StepFacts(
+        subject.model, dtype, subject.recipe.dtype, cost, subject.pages, tokens, subject.num_ranks
+    )
 
 
 def _judged(

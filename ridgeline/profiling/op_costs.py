@@ -48,16 +48,16 @@ class StepFacts:
 
 def op_costs(calls: Sequence[ScopeCall], facts: StepFacts) -> dict[str, OpCost]:
     """By group; what is not counted, such as additions, is left out. `calls` are one step's."""
-    found: dict[str, OpCost] = {}
+    result: dict[str, OpCost] = {}
     for call in calls:
         cost = cost_of(call, facts)
         if cost is not None:
             name = group_of(call)
-            found[name] = _sum(found[name], cost) if name in found else cost
+            result[name] = _sum(result[name], cost) if name in result else cost
     for name in ATTENTION_OPS:
         if any(call.name == name for call in calls):
-            found[name] = attention_cost(name, facts)
-    return found
+            result[name] = attention_cost(name, facts)
+    return result
 
 
 def cost_of(call: ScopeCall, facts: StepFacts) -> OpCost | None:
@@ -90,14 +90,14 @@ def attention_cost(name: str, facts: StepFacts) -> OpCost:
 
 def _product(call: ScopeCall, module: Linear, facts: StepFacts) -> OpCost:
     x = _like(call.shape, facts.dtype)
-    about = {"bias_O": module.bias, "norm_weight_D": call.norm}
     residual = _like((*call.shape[:-1], module.weight.shape[0]), facts.dtype)
     cost = skinny_linear.cost(
         x,
         module.weight,
         residual_MO=residual if call.has_residual else None,
         activation=call.activation,  # type: ignore[arg-type]
-        **about,
+        bias_O=module.bias,
+        norm_weight_D=call.norm,
     )
     return OpCost(cost.read_bytes, cost.written_bytes, cost.flops, facts.matrix)
 
@@ -112,16 +112,16 @@ def _quantized(call: ScopeCall, module: QuantizedLinear, facts: StepFacts) -> Op
         return OpCost(read, rows * outputs * element, flops, facts.matrix)
     x = _like((rows, depth), module.inputs or facts.dtype)
     stored = (module.weight, module.scale, module.zero)
-    found = quantized_linear.cost(x, *stored, bias_O=module.bias, norm_weight_D=call.norm)
-    matrix = facts.matrix if module.inputs is None else found.matrix_dtype
-    return OpCost(found.read_bytes, found.written_bytes, flops, matrix)
+    result = quantized_linear.cost(x, *stored, bias_O=module.bias, norm_weight_D=call.norm)
+    matrix = facts.matrix if module.inputs is None else result.matrix_dtype
+    return OpCost(result.read_bytes, result.written_bytes, flops, matrix)
 
 
 def _experts(call: ScopeCall, module: ExpertMLP, facts: StepFacts) -> OpCost:
     logits = _like((call.shape[0], module.gate_up.shape[0]), facts.dtype)
     x = _like(call.shape, facts.dtype)
-    found = moe.cost(x, logits, module.gate_up, module.down, module.experts_per_token)
-    return OpCost(found.read_bytes, found.written_bytes, found.flops, facts.matrix)
+    result = moe.cost(x, logits, module.gate_up, module.down, module.experts_per_token)
+    return OpCost(result.read_bytes, result.written_bytes, result.flops, facts.matrix)
 
 
 def _rotary_pages(call: ScopeCall, facts: StepFacts) -> OpCost | None:

@@ -1,6 +1,6 @@
 """A profile as a page: one HTML file that needs no network, drawn from the document.
 
-write_page(found, Path("profile.html"))
+write_page(document, Path("profile.html"))
 """
 
 from __future__ import annotations
@@ -48,30 +48,30 @@ WAITS = {"copies": "copies", "gaps": "launch gap", "host": "host"}  # and their 
 ProfileDocument = Mapping[str, Any]
 
 
-def write_page(found: ProfileDocument, path: Path) -> None:
+def write_page(document: ProfileDocument, path: Path) -> None:
     """Whole or not at all; OutputError where the file cannot be written."""
     with atomic_write(path) as file:
-        file.write(profile_page(found))
+        file.write(profile_page(document))
 
 
-def profile_page(found: ProfileDocument) -> str:
-    steps = found["steps"]
+def profile_page(document: ProfileDocument) -> str:
+    steps = document["steps"]
     sections = [
         Section("where", "Where the time goes", _bars(steps), "The parts add up to the step."),
-        Section("roofline", "Under the roofline", _roofline(found)),
+        Section("roofline", "Under the roofline", _roofline(document)),
         *(Section(step["phase"], step["label"], _ops(step)) for step in steps),
     ]
-    if found["next"]:
-        sections.append(Section("next", "What next", _next(found["next"]), found["assumed"]))
-    name = found["model"]
+    if document["next"]:
+        sections.append(Section("next", "What next", _next(document["next"]), document["assumed"]))
+    name = document["model"]
     return page(
         f"Profile of {name} · Ridgeline",
-        join([element("b", name), f" on {found['device']}"]),
-        f"{found['loop']} · {found['form']}",
+        join([element("b", name), f" on {document['device']}"]),
+        f"{document['loop']} · {document['form']}",
         _capitalized("; ".join(step["sentence"] for step in steps)) + ".",
         sections,
-        lead=_notes(found["notes"]),
-        footer=f"Measured {found['created']} by Ridgeline {found['version']}",
+        lead=_notes(document["notes"]),
+        footer=f"Measured {document['created']} by Ridgeline {document['version']}",
     )
 
 
@@ -93,7 +93,7 @@ def _bars(steps: Sequence[ProfileDocument]) -> Markup:
     )
 
 
-def _roofline(found: ProfileDocument) -> Markup:
+def _roofline(document: ProfileDocument) -> Markup:
     dots = [
         Dot(
             f"{row['op']} ({step['phase']})",
@@ -103,11 +103,11 @@ def _roofline(found: ProfileDocument) -> Markup:
             series=number % 6,
             weight=min(1.0, row["share"]),
         )
-        for number, step in enumerate(found["steps"])
+        for number, step in enumerate(document["steps"])
         for row in step["rows"]
         if row["flops"] and row["bytes"] and row["flops_per_s"]
     ]
-    return roofline(dots, _roofs(found["ceilings"]))
+    return roofline(dots, _roofs(document["ceilings"]))
 
 
 def _roofs(ceilings: ProfileDocument) -> Roofs | None:

@@ -14,14 +14,16 @@ import pytest
 from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware
+from ridgeline.ladder.climbing.bench import Enough
 from ridgeline.ladder.climbing.bench_processes import ROUND_S
 from ridgeline.ladder.climbing.budget import Budget, parse_duration
 from ridgeline.ladder.climbing.climb import LONGEST_ROUND_S, last_round_s
+from ridgeline.ladder.climbing.facts import ClimbFacts, ClimbProgress, Options
 from ridgeline.ladder.climbing.finished import Finished
-from ridgeline.ladder.climbing.search import ClimbFacts, ClimbProgress, ClimbSearch, Enough, Options
+from ridgeline.ladder.climbing.search import ClimbSearch
+from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.rounds import speedup_of
-from ridgeline.ladder.measuring.seen import Observation
 from ridgeline.ladder.outcome import Figures, Quality, Speedup, TrafficPace
 from ridgeline.ladder.rungs import Offer, Rung, RungContext
 from ridgeline.ladder.state import ClimbState
@@ -505,8 +507,8 @@ def test_a_torn_file_of_finished_rungs_is_measured_anew(tmp_path: Path) -> None:
 
 def test_a_busy_machine_is_told() -> None:
     found = climb(FakeBench(by_label, noise=0.6), PAGES)
-    assert any("not quiet" in note for note in found.notes)
-    assert not any("not quiet" in note for note in climb(FakeBench(by_label), PAGES).notes)
+    assert any("noisy machine" in note for note in found.notes)
+    assert not any("noisy machine" in note for note in climb(FakeBench(by_label), PAGES).notes)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0)])

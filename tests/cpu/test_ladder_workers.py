@@ -19,9 +19,11 @@ import torch
 
 from ridgeline.data.workload import Workload, WorkloadRequest, named_workload
 from ridgeline.hardware import detect
-from ridgeline.ladder.climbing.bench_processes import Processes, common_prefix_share
+from ridgeline.ladder.climbing.bench_processes import Processes
 from ridgeline.ladder.climbing.budget import Budget
-from ridgeline.ladder.climbing.search import ClimbFacts, ClimbSearch, Options
+from ridgeline.ladder.climbing.facts import ClimbFacts, Options
+from ridgeline.ladder.climbing.order import common_prefix_share
+from ridgeline.ladder.climbing.search import ClimbSearch
 from ridgeline.ladder.measuring.part import WorkloadPart, first_part, longer
 from ridgeline.ladder.measuring.process import Process, WorkerError
 from ridgeline.ladder.measuring.running import NaiveRuns, Round
@@ -206,7 +208,7 @@ def test_a_rung_whose_process_is_killed_is_recorded_and_the_climb_goes_on(
     assert found.outcomes[0].status == "failed"
     assert "SIGKILL" in found.outcomes[0].reason
     assert found.outcomes[1].achieved is not None  # measured, by a new process
-    assert found.start_seen.figures is not None
+    assert found.start_observation.figures is not None
 
 
 def kill_second(bench: Processes) -> None:
@@ -239,7 +241,7 @@ def test_two_that_do_not_fit_are_measured_in_turns(
         def close(self, at_once: bool = False) -> None: ...
 
     def start(state: ClimbState) -> Any:
-        from ridgeline.ladder.climbing.bench_processes import LoadedState
+        from ridgeline.ladder.climbing.loaded import LoadedState
 
         if bench._running:
             raise WorkerError("memory", "no room for two")

@@ -31,7 +31,8 @@ from ridgeline.errors import (
 )
 from ridgeline.ladder.climbing import bench_processes, climb
 from ridgeline.ladder.climbing.check import unpaired
-from ridgeline.ladder.climbing.search import ClimbSearch, Options
+from ridgeline.ladder.climbing.facts import Options
+from ridgeline.ladder.climbing.search import ClimbSearch
 from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.worker import RecipeWorker

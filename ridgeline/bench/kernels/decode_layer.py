@@ -227,8 +227,8 @@ def make(
     if form != "bf16":
         made = MADE[form]
         for name, size in shape.projections.items():
-            found = make_weight(made, *size, BF16, device, generator)
-            weights[name] = LayerWeight(found["weight"], found["weight_scale"])
+            result = make_weight(made, *size, BF16, device, generator)
+            weights[name] = LayerWeight(result["weight"], result["weight_scale"])
     angles = torch.rand(batch, half, device=device, generator=generator) * 6.3
     # No page to spare: the baseline reads all of them.
     cache = random_cache(

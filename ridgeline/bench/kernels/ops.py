@@ -85,11 +85,11 @@ def bench_case(op: Op, case: Case, hardware: Hardware, compiled: bool) -> Kernel
     if compiled and "eager" in functions:
         torch._dynamo.reset()
         functions["compile"] = torch.compile(functions["eager"], dynamic=False)
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     failed: dict[str, str] = {}
     for name, function in functions.items():
         try:
-            found[name] = time_calls(function, sets, hardware).median_s
+            result[name] = time_calls(function, sets, hardware).median_s
         except Exception as error:  # a peer may refuse a shape in any way it likes
             failed[name] = (str(error).splitlines() or [type(error).__name__])[0][:120]
     share, bound = share_of_ceiling(cost, timing.median_s, hardware)
@@ -102,7 +102,7 @@ def bench_case(op: Op, case: Case, hardware: Hardware, compiled: bool) -> Kernel
         cost.flops / timing.median_s,
         share,
         bound,
-        found,
+        result,
         failed,
     )
 

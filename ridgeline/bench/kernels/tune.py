@@ -42,13 +42,13 @@ def tune_ops(
         for case in op.bench_cases
         if only in f"{op.name} {case.label}"
     ]
-    found = []
+    result = []
     for done, (op, case) in enumerate(todo):
         if progress is not None:
             progress("tuning", done, len(todo))
-        found.append(tune_case(op, case, hardware))
+        result.append(tune_case(op, case, hardware))
         torch.cuda.empty_cache()
-    return [tuned for tuned in found if tuned is not None]
+    return [tuned for tuned in result if tuned is not None]
 
 
 def tune_case(op: Op, case: Case, hardware: Hardware) -> Tuned | None:
@@ -57,22 +57,22 @@ def tune_case(op: Op, case: Case, hardware: Hardware) -> Tuned | None:
     search = op.search(**sets[0])
     if search is None:
         return None
-    ways = {_name(way): way for way in search.configs}
+    configs = {_name(config): config for config in search.configs}
 
     def seconds(config: Any) -> float:
         if isinstance(config, str):
             return time_calls(op.baselines[config], sets, hardware, TARGET_S).median_s
-        way = ways[_name(config)]
+        chosen = configs[_name(config)]
 
         def launch(**inputs: Any) -> Any:
-            return op.launch(**{**inputs, "config": way})
+            return op.launch(**{**inputs, "config": chosen})
 
         return time_calls(launch, sets, hardware, TARGET_S).median_s
 
     times = tune(
         search.op,
         search.key,
-        [*(asdict(way) for way in search.configs), *search.peers],
+        [*(asdict(config) for config in search.configs), *search.peers],
         seconds,
         hardware.name,
     )
@@ -80,12 +80,12 @@ def tune_case(op: Op, case: Case, hardware: Hardware) -> Tuned | None:
     config = json.loads(best) if best.startswith("{") else best
     # Once more: the choice may come from another case of the same range of shapes. One that is no
     # longer offered cannot be run.
-    offered = isinstance(config, str) or _name(config) in ways
+    offered = isinstance(config, str) or _name(config) in configs
     best_s = seconds(config) if offered else times[best]
     share, _ = share_of_ceiling(op.cost(**sets[0]), best_s, hardware)
     return Tuned(search.op, search.key, len(times), best, best_s, share)
 
 
-def _name(way: Any) -> str:
-    values: OpInputs = way if isinstance(way, dict) else asdict(way)
+def _name(config: Any) -> str:
+    values: OpInputs = config if isinstance(config, dict) else asdict(config)
     return str(sorted(values.items()))

@@ -39,13 +39,13 @@ def tune_in_place(
         for form in decode_layer.FORMS
     ]
     cases = [case for case in cases if only in f"{decode_layer.OP.name} {case.label}"]
-    found: list[Tuned] = []
+    result: list[Tuned] = []
     for done, case in enumerate(cases):
         if progress is not None:
             progress("tuning in place", done, len(cases))
-        found += tune_layer(case, hardware)
+        result += tune_layer(case, hardware)
         torch.cuda.empty_cache()
-    return found
+    return result
 
 
 def tune_layer(case: Case, hardware: Hardware) -> list[Tuned]:
@@ -53,7 +53,7 @@ def tune_layer(case: Case, hardware: Hardware) -> list[Tuned]:
     cost = decode_layer.OP.cost(**sets[0])
     with asking() as asked:
         decode_layer.OP.launch(**sets[0])
-    found = []
+    result = []
     for (op, key), ranked in asked.items():
         if len(ranked) < 2:
             continue
@@ -67,5 +67,5 @@ def tune_layer(case: Case, hardware: Hardware) -> list[Tuned]:
         )
         best = min(times, key=times.__getitem__)
         share, _ = share_of_ceiling(cost, times[best], hardware)
-        found.append(Tuned(op + IN_PLACE, key, len(times), best, times[best], share))
-    return found
+        result.append(Tuned(op + IN_PLACE, key, len(times), best, times[best], share))
+    return result

@@ -20,7 +20,7 @@ PATTERNS: tuple[Pattern, ...] = ("trace", "poisson", "fixed")
 
 class Arrivals(NamedTuple):
     times: tuple[float, ...]  # seconds, ascending from 0
-    about: str  # in words
+    description: str
     num_clients: int | None = None
 
     @property

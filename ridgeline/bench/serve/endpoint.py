@@ -35,11 +35,11 @@ class Met:
     @property
     def notes(self) -> list[str]:
         """What its figures mean, where that is not the usual."""
-        told = {
+        results = {
             "ignore_eos": "it does not know ignore_eos: answers may be shorter than asked",
             "stream_options": "it does not count tokens in streams: an event is taken for one",
         }
-        return [text for name, text in told.items() if name in self.maker.without]
+        return [text for name, text in results.items() if name in self.maker.without]
 
 
 def meet(endpoint: Endpoint, api: Api, model: str | None, tokenizer: Tokenizer | None) -> Met:

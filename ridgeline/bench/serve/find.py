@@ -2,7 +2,7 @@
 where to begin.
 
     settings = FindSettings(Bound(ttft_s=0.5), target=0.9)
-    found, run = find_rate(load, met, workload, settings)
+    rate, run = find_rate(load, met, workload, settings)
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def find_rate(
     met: Met,
     workload: Workload,
     settings: FindSettings,
-    told: Callable[[float, ServeRun], None] = lambda rate, run: None,
+    report: Callable[[float, ServeRun], None] = lambda rate, run: None,
 ) -> tuple[HighestRate, ServeRun]:
     """What was found, and the run at the highest rate that met the bound (else at the lowest)."""
     runs: dict[float, ServeRun] = {}
@@ -64,14 +64,14 @@ def find_rate(
     def probe(rate: float, number: int) -> ProbeResult:
         run = probed(load, met, workload, settings, rate, number)
         runs[rate] = run
-        told(rate, run)
+        report(rate, run)
         assert run.num_within is not None, "a search has a bound"
         return ProbeResult(run.num_requests, run.num_within, run.num_independent, run.client_note)
 
-    found = highest_rate(
+    result = highest_rate(
         probe, start, settings.target, settings.precision, max_probes=settings.max_probes
     )
-    return found, runs[found.met.rate if found.met is not None else min(runs)]
+    return result, runs[result.met.rate if result.met is not None else min(runs)]
 
 
 def probed(
@@ -113,6 +113,6 @@ def rough_rate(load: LoadProcesses, met: Met, workload: Workload, settings: Find
         timeout_s=settings.timeout_s,
     )  # fmt: skip
     if not run.num_answered:
-        said = "; ".join(run.details) or "no answer"
-        raise RequestError(f"{met.endpoint.url} answered none of {run.num_requests}: {said}")
+        text = "; ".join(run.details) or "no answer"
+        raise RequestError(f"{met.endpoint.url} answered none of {run.num_requests}: {text}")
     return run.requests_per_s

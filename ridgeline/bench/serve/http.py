@@ -176,12 +176,12 @@ class EventReader:
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             raise BadAnswerError(f"an event of more than {MAX_LINE_BYTES} bytes")
-        found = []
+        result = []
         for line in lines:
             line = line.rstrip(b"\r")
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
             elif not line and self._data:
-                found.append(b"\n".join(self._data))
+                result.append(b"\n".join(self._data))
                 self._data.clear()
-        return found
+        return result

@@ -79,17 +79,17 @@ class ServeRun:
         """What to say when the load generator was late itself."""
         own, wait = self.own, self.first_token
         limit = max(LEAST_LAG_S, LAG_SHARE * (wait.p50 if wait is not None else 0.0))
-        found = []
+        result = []
         if own.late_p99_s > limit:
-            found.append(f"sent 1 request in 100 more than {own.late_p99_s * 1e3:.0f} ms late")
+            result.append(f"sent 1 request in 100 more than {own.late_p99_s * 1e3:.0f} ms late")
         if own.lag_p99_s > limit:
-            found.append(f"saw 1 event in 100 up to {own.lag_p99_s * 1e3:.0f} ms late")
+            result.append(f"saw 1 event in 100 up to {own.lag_p99_s * 1e3:.0f} ms late")
         if own.cpu_share > 0.9:
-            found.append(f"was busy {own.cpu_share:.0%} of the time")
-        if not found:
+            result.append(f"was busy {own.cpu_share:.0%} of the time")
+        if not result:
             return None
         cure = "give it more --processes, or a machine of its own"
-        return f"the client lagged, not only the server: it {' and '.join(found)}; {cure}"
+        return f"the client lagged, not only the server: it {' and '.join(result)}; {cure}"
 
 
 def measure(
@@ -123,8 +123,8 @@ def summary(
     met = [is_met(bound, answer) for answer in answers]
     prompts = [answer.num_prompt_tokens for answer in good if answer.num_prompt_tokens is not None]
     samples = samples_of(good)
-    said = [answer for answer in failed if answer.error != CUT]
-    details = dict.fromkeys(f"{answer.error}: {answer.detail}" for answer in said)
+    text = [answer for answer in failed if answer.error != CUT]
+    details = dict.fromkeys(f"{answer.error}: {answer.detail}" for answer in text)
     return ServeRun(
         num_requests=len(answers),
         num_answered=len(good),
@@ -185,7 +185,7 @@ def values_of(run: ServeRun) -> dict[str, Value]:
     for kind, count in run.errors.items():
         values[f"errors_{kind.replace(' ', '_')}"] = Value(float(count), "1")
     for what in ("first_token", "per_output_token", "between_events", "request"):
-        found: Percentiles | None = getattr(run, what)
-        for key, seconds in found._asdict().items() if found is not None else ():
+        result: Percentiles | None = getattr(run, what)
+        for key, seconds in result._asdict().items() if result is not None else ():
             values[f"{what}_{key}"] = Value(seconds, "s", num_samples=len(run.samples[what]))
     return values

@@ -76,11 +76,11 @@ def _shares(seconds: Sequence[float]) -> list[tuple[float, float]]:
 
 def _rates(rates: Mapping[str, HighestRate]) -> Markup:
     series = []
-    for number, (url, found) in enumerate(rates.items()):
-        tried = sorted((probe.rate, probe.share.value) for probe in found.tried)
-        name = url if found.met is None else f"{url}, met at {found.met.rate:.3g}/s"
+    for number, (url, result) in enumerate(rates.items()):
+        tried = sorted((probe.rate, probe.share.value) for probe in result.tried)
+        name = url if result.met is None else f"{url}, met at {result.met.rate:.3g}/s"
         series.append(Series(name, tried, series=number))
-    every = [probe.rate for found in rates.values() for probe in found.tried]
+    every = [probe.rate for result in rates.values() for probe in result.tried]
     target = next(iter(rates.values())).target
     if every:
         ends = ((min(every), target), (max(every), target))

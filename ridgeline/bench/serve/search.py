@@ -6,8 +6,8 @@ share on both sides is repeated with other requests, and all of them count toget
 says which rates met and failed the bound beyond doubt. A queue that grows slowly passes a short
 probe, so that probes are long enough to see it: see `probe_length`.
 
-    found = highest_rate(probe, start=4.0, target=0.9, precision=0.05)
-    found.rate, found.failed_rate, found.is_sure
+    result = highest_rate(probe, start=4.0, target=0.9, precision=0.05)
+    result.rate, result.failed_rate, result.is_sure
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def highest_rate(
         while num < max_probes:
             tried.setdefault(rate, []).append(probe(rate, num))
             num += 1
-            found = summed(rate, tried[rate], target)
-            if found.is_sure or len(tried[rate]) == MAX_REPEATS:
+            result = summed(rate, tried[rate], target)
+            if result.is_sure or len(tried[rate]) == MAX_REPEATS:
                 break
         return summed(rate, tried[rate], target)
 
@@ -138,11 +138,14 @@ def next_rate(low: float, high: float) -> float:
     return high / FACTOR if low == 0.0 else math.sqrt(low * high)
 
 
-def summed(rate: float, seen: Sequence[ProbeResult], target: float) -> Tried:
-    total, within = sum(each.num_requests for each in seen), sum(each.num_within for each in seen)
-    counts = [each.num_independent or each.num_requests for each in seen]
+def summed(rate: float, probes: Sequence[ProbeResult], target: float) -> Tried:
+    total, within = (
+        sum(each.num_requests for each in probes),
+        sum(each.num_within for each in probes),
+    )
+    counts = [each.num_independent or each.num_requests for each in probes]
     share = share_of_counts(sum(counts) * within / total, sum(counts))
-    note = next((each.note for each in seen if each.note is not None), None)
+    note = next((each.note for each in probes if each.note is not None), None)
     return Tried(rate, total, share, target, note)
 
 

@@ -306,7 +306,9 @@ def documented(
     return {
         "api": args.api,
         "workload": workload.name,
-        "arrivals": f"{args.arrivals or 'poisson'}, rates tried" if args.find else arrivals.about,
+        "arrivals": f"{args.arrivals or 'poisson'}, rates tried"
+        if args.find
+        else arrivals.description,
         "processes": args.processes,
         "bound": {"ttft_ms": args.ttft_ms, "tpot_ms": args.tpot_ms},
         "endpoints": [

@@ -3,7 +3,7 @@
     console.print(climb_table(climb))
 
 Words come from ladder/reporting/summary.py, bars and the roofline from plots.py. A name from a file
-may hold anything: it goes through `said`.
+may hold anything: it goes through `safe_text`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.cli.tables.plots import MARKS, STYLES, axis, bar, key, roofline_plot, said, stack
+from ridgeline.cli.tables.plots import MARKS, STYLES, axis, bar, key, roofline_plot, stack
 from ridgeline.hardware.units import human, human_bytes, percent
 from ridgeline.ladder.outcome import CurvePoint, Quality, RungOutcome, Speedup
 from ridgeline.ladder.reporting import summary
@@ -24,10 +24,11 @@ from ridgeline.ladder.reporting.report_sections import memory_bars, roof_dots, r
 from ridgeline.ladder.result import Climb, rate
 from ridgeline.profiling.drawing import BarPart, Rise
 from ridgeline.profiling.drawing.bars import part_colours
-from ridgeline.profiling.drawing.roofline import digits
+from ridgeline.profiling.drawing.geometry import digits
 from ridgeline.profiling.drawing.scales import Scale, spanning
 from ridgeline.profiling.drawing.waterfall import SYMBOLS, waterfall_scale, waterfall_starts
 from ridgeline.profiling.predicting.prediction import Prediction
+from ridgeline.profiling.printing import safe_text
 
 WIDE = 92  # columns of a terminal that has room for
 BAR = 26  # columns of a bar, instead of
@@ -69,25 +70,27 @@ def _parts(climb: Climb, width: int) -> Iterator[RenderableType]:
 def _plain_table(*columns: str, numbers: Sequence[int] = ()) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for index, name in enumerate(columns):
-        table.add_column(said(name), justify="right" if index in numbers else "left")
+        table.add_column(safe_text(name), justify="right" if index in numbers else "left")
     return table
 
 
 def _head(climb: Climb) -> Text:
     device = summary.device_in_words(climb.hardware)
     lines = [
-        said(f"{climb.model} on {device}, for {climb.goal}; {climb.workload}", "dim"),
-        said(climb.headline, "bold"),
-        said("; ".join(summary.facts(climb))),
+        safe_text(f"{climb.model} on {device}, for {climb.goal}; {climb.workload}", "dim"),
+        safe_text(climb.headline, "bold"),
+        safe_text("; ".join(summary.facts(climb))),
     ]
-    lines += [Text().append("! ", "yellow").append_text(said(note)) for note in climb.notes]
+    lines += [Text().append("! ", "yellow").append_text(safe_text(note)) for note in climb.notes]
     return _lines(lines)
 
 
 def _figures(climb: Climb) -> RenderableType:
     table = _plain_table("", "before", "after", numbers=(1, 2))
     for row in summary.figure_pairs(climb):
-        table.add_row(said(row.name, "dim"), said(row.before), said(row.after, "bold"))
+        table.add_row(
+            safe_text(row.name, "dim"), safe_text(row.before), safe_text(row.after, "bold")
+        )
     return Padding(table, (1, 0, 0, 2))
 
 
@@ -108,11 +111,11 @@ def _ladder(climb: Climb, width: int) -> RenderableType:
         _rung_row(table, rung, start, scale, width)
     if total is not None:
         drawn = bar(scale, 1.0, total.value, width, "█", "bold") if total.is_drawable else Text()
-        table.add_row(Text("all that was kept", "bold"), drawn, Text(str(total), "bold"))
+        table.add_row(Text("all kept, paired rounds", "bold"), drawn, Text(str(total), "bold"))
     legend = Text().append("▒", "yellow").append(" predicted  ", "dim").append("█", "blue")
     legend.append(" achieved  ", "dim").append("░", "").append(" measured and not kept", "dim")
     words = summary.predictions_in_words(climb)
-    return Group(table, legend, *([said(words)] if words else []))
+    return Group(table, legend, *([safe_text(words)] if words else []))
 
 
 def _rung_row(table: Table, rung: RungOutcome, start: float, scale: Scale, width: int) -> None:
@@ -131,10 +134,10 @@ def _rung_row(table: Table, rung: RungOutcome, start: float, scale: Scale, width
         figures.append(Text(str(rise), "dim" if fill == "▒" else ""))
     outcome = f"{SYMBOLS.get(rung.status, '·')} {rung.status}"
     table.add_row(
-        _lines([said(rung.area, "dim"), said(rung.title)]),
+        _lines([safe_text(rung.area, "dim"), safe_text(rung.title)]),
         _lines(bars),
         _lines(figures),
-        said(outcome, OUTCOMES.get(rung.status, "dim")),
+        safe_text(outcome, OUTCOMES.get(rung.status, "dim")),
     )
 
 
@@ -152,14 +155,16 @@ def _rise(found: Speedup | Prediction | None) -> Rise | None:
 def _roofline(climb: Climb) -> RenderableType:
     dots = roof_dots(climb)
     if not dots:
-        return Text("No step was placed.", style="dim")
+        return Text("No step was measured.", style="dim")
     table = _plain_table("", "FLOP/byte", "reached", "", numbers=(1, 2))
     for dot in dots:
         mark = MARKS[dot.hollow][dot.series % len(STYLES)]
         name = (
-            Text().append(f"{mark} ", STYLES[dot.series % len(STYLES)]).append_text(said(dot.label))
+            Text()
+            .append(f"{mark} ", STYLES[dot.series % len(STYLES)])
+            .append_text(safe_text(dot.label))
         )
-        table.add_row(name, digits(dot.flops_per_byte), dot.reached, said(dot.figures, "dim"))
+        table.add_row(name, digits(dot.flops_per_byte), dot.reached, safe_text(dot.figures, "dim"))
     plot = roofline_plot(dots, roofs_of(climb))
     if plot is None:
         hint = "This machine's limits are not known; `ridgeline hardware` measures them once."
@@ -216,7 +221,9 @@ def _memory(climb: Climb, width: int) -> RenderableType | None:
     for name, colour in colours.items():
         found = [next((part for part in own.parts if part.name == name), None) for own in bars]
         meaning = next((each.meaning for each in reversed(found) if each is not None), "")
-        table.add_row(key(colour).append_text(said(name)), *map(_size, found), said(meaning, "dim"))
+        table.add_row(
+            key(colour).append_text(safe_text(name)), *map(_size, found), safe_text(meaning, "dim")
+        )
     return Group(drawn, table)
 
 
@@ -227,13 +234,15 @@ def _size(part: BarPart | None) -> str:
 def _quality(climb: Climb) -> RenderableType:
     rungs = [(rung, rung.quality) for rung in climb.rungs if rung.quality is not None]
     if not rungs:
-        return said(summary.no_quality(climb), "dim")
+        return safe_text(summary.no_quality(climb), "dim")
     table = _plain_table("", "mean KL", "95% interval", "perplexity", "95% interval", "",
                          numbers=(1, 2, 3, 4))  # fmt: skip
     for rung, found in rungs:
-        verdict = said("inside", "green") if found.problem is None else said("outside", "red")
-        table.add_row(said(rung.title), *_quality_cells(found), verdict)
-    bounds = said(f"allowed: {summary.bounds_in_words(climb)}", "dim")
+        verdict = (
+            safe_text("inside", "green") if found.problem is None else safe_text("outside", "red")
+        )
+        table.add_row(safe_text(rung.title), *_quality_cells(found), verdict)
+    bounds = safe_text(f"allowed: {summary.bounds_in_words(climb)}", "dim")
     return Group(table, bounds, *_tasks(climb))
 
 
@@ -249,7 +258,7 @@ def _ends(low: float | None, high: float | None, form: str) -> str:
 
 def _tasks(climb: Climb) -> list[Text]:
     return [
-        said(f"{rung.title}: {found.task} {percent(found.task_score)}, "
+        safe_text(f"{rung.title}: {found.task} {percent(found.task_score)}, "
              f"before {percent(found.task_score_before)}")
         for rung in climb.rungs
         if (found := rung.quality) is not None and found.task is not None
@@ -264,15 +273,15 @@ def _not_kept(climb: Climb) -> RenderableType | None:
     table.show_header = False
     for rung in rungs:
         style = OUTCOMES.get(rung.status, "dim")
-        table.add_row(said(rung.title), said(rung.status, style), said(rung.reason))
+        table.add_row(safe_text(rung.title), safe_text(rung.status, style), safe_text(rung.reason))
     return table
 
 
 def _repeat(climb: Climb) -> RenderableType:
-    lines = [said(summary.shell(climb.command))]
+    lines = [safe_text(summary.shell(climb.command))]
     if climb.serve_command:
-        lines.append(said(summary.shell(climb.serve_command)))
+        lines.append(safe_text(summary.shell(climb.serve_command)))
     versions = ", ".join(f"{name} {version}" for name, version in climb.versions.items())
     measured = f"measured {summary.when(climb)}, in {summary.duration(climb.seconds)}"
-    lines.append(said(f"{measured}; {versions}" if versions else measured, "dim"))
+    lines.append(safe_text(f"{measured}; {versions}" if versions else measured, "dim"))
     return _lines(lines)

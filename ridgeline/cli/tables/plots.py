@@ -3,7 +3,7 @@
     bar(scale, 1.0, 2.4, width=30, fill="█")          # text of 30 columns
     roofline_plot(dots, roofs, width=72)              # lines of text
 
-Text that comes from files is made harmless here too: `said` takes what a terminal would obey.
+Text that comes from files goes through `safe_text`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from rich.text import Text
 
 from ridgeline.hardware.units import human
 from ridgeline.profiling.drawing import Dot, Roofs
-from ridgeline.profiling.drawing.roofline import known_roofs, merged_rates, scales
+from ridgeline.profiling.drawing.geometry import flats, known_roofs, scales, slope
 from ridgeline.profiling.drawing.scales import Scale, decades
+from ridgeline.profiling.printing import safe_text
 
 HEIGHT = 13  # lines of a roofline
 MARKS = {False: "●■◆▲▼✚", True: "○□◇△▽✕"}  # filled, hollow
@@ -24,12 +25,6 @@ STYLES = ("blue", "yellow", "cyan", "magenta", "green", "white")
 PARTS = ("blue", "yellow", "cyan", "magenta", "green", "red", "white")
 FILLS = "█▓▒░▚▞▤"  # parts differ without colours too
 LEFT = 8  # columns for the numbers of the vertical axis
-
-
-def said(text: object, style: str = "") -> Text:
-    """As text: neither rich's markup nor what a terminal would take for a command."""
-    found = "".join(char if char.isprintable() else "�" for char in str(text))
-    return Text(found, style=style)
 
 
 def bar(scale: Scale, start: float, end: float, width: int, fill: str, style: str) -> Text:
@@ -80,12 +75,11 @@ def roofline_plot(dots: Sequence[Dot], roofs: Roofs | None, width: int = 72) -> 
     for dot in dots:
         mark = MARKS[dot.hollow][dot.series % len(STYLES)]
         canvas.put(dot.flops_per_byte, dot.flops_per_s, mark, STYLES[dot.series % len(STYLES)])
-    return canvas.text().append("\n").append_text(said(_roofs_in_words(roofs), "dim"))
+    return canvas.text().append("\n").append_text(safe_text(_roofs_in_words(roofs), "dim"))
 
 
 def _roofs_in_words(roofs: Roofs) -> str:
-    merged = merged_rates(roofs.rates)
-    rates = [f"{', '.join(names)} {human(rate, 'FLOP/s')}" for names, rate in merged]
+    rates = [f"{', '.join(flat.dtypes)} {human(flat.rate, 'FLOP/s')}" for flat in flats(roofs)]
     return f"limits, {roofs.source}: {human(roofs.bandwidth, 'B/s')}; " + "; ".join(rates)
 
 
@@ -106,18 +100,18 @@ class _Canvas:
     def roof(self, roofs: Roofs) -> None:
         """Every flat from its ridge on with its name at the end, the slope up to the highest."""
         span = math.log(self.across.high / self.across.low)
-        highest = max(roofs.rates.values())
+        lines, (start, ridge) = flats(roofs), slope(roofs, self.across, self.up)
         for column in range(self.width):
             x = self.across.low * math.exp(span * column / (self.width - 1))
-            for rate in roofs.rates.values():
-                if x * roofs.bandwidth >= rate:
-                    self.put(x, rate, "─", "" if rate == highest else "dim")
-            if self.up.low <= x * roofs.bandwidth < highest:
+            for flat in lines:
+                if x >= flat.ridge:
+                    self.put(x, flat.rate, "─", "" if flat is lines[0] else "dim")
+            if start[0] <= x < ridge[0]:
                 self.put(x, x * roofs.bandwidth, "╱", "")
-        for dtypes, rate in reversed(merged_rates(roofs.rates)):
-            name = said(f" {dtypes[0]}").plain[: self.width // 4]
+        for flat in reversed(lines):
+            name = safe_text(f" {flat.dtypes[0]}").plain[: self.width // 4]
             for index, char in enumerate(name):
-                self.cells[self.row(rate)][self.width - len(name) + index] = (char, "dim")
+                self.cells[self.row(flat.rate)][self.width - len(name) + index] = (char, "dim")
 
     def text(self) -> Text:
         ticks = {self.row(value): human(value, "").strip() for value in _inside(self.up)}

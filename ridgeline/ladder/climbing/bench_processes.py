@@ -11,82 +11,37 @@ side; the faster one repeats it. Where both do not fit at once, each is loaded i
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
-from statistics import median
 from typing import Any, Self
 
 from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.data.workload import Workload
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.clocks import Clocks, ClockSampler
-from ridgeline.hardware.detection import available_memory
 from ridgeline.kernels.extension import find_nvcc
-from ridgeline.ladder.climbing.search import Enough
+from ridgeline.ladder.climbing.bench import Enough
+from ridgeline.ladder.climbing.loaded import WORK_LIMIT_S, LoadedState
+from ridgeline.ladder.climbing.sizes import CURVE_BATCHES, WorkerSizes
 from ridgeline.ladder.measuring.judging import Measured
+from ridgeline.ladder.measuring.observation import Observation, phase_from
 from ridgeline.ladder.measuring.part import MAX_REPEATS, WorkloadPart, first_part
 from ridgeline.ladder.measuring.process import Process, WorkerError
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, speedup_of
-from ridgeline.ladder.measuring.running import CURVE_OUTPUT, CURVE_PROMPT, Round
-from ridgeline.ladder.measuring.seen import Observation, phase_from
-from ridgeline.ladder.measuring.spec import WorkerSpec, write_workload
+from ridgeline.ladder.measuring.spec import write_workload
 from ridgeline.ladder.outcome import CurvePoint, Figures, Goal, Quality, Speedup, TrafficPace
 from ridgeline.ladder.state import ClimbState, ClimbSubject
 from ridgeline.quality.gate import USUAL, QualityBounds
-from ridgeline.recipe import usual_limits, usual_memory_share
 
 log = logging.getLogger(__name__)
 
 ROUND_S = 1.5
-LOAD_LIMIT_S, WORK_LIMIT_S, JUDGE_LIMIT_S = 600.0, 180.0, 1800.0
+LOAD_LIMIT_S, JUDGE_LIMIT_S = 600.0, 1800.0
 OPEN_ROUNDS = 3
-LARGEST_SHARE = 0.95  # of what is free, for one of two
 SLOWED = 1.15  # by being looked at: such a process is not measured any more
 CURVE_S = 6.0
-CURVE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-
-@dataclass
-class LoadedState:
-    """A state that is loaded."""
-
-    state: ClimbState
-    process: Process
-    seen: Observation
-    part: WorkloadPart  # takes about `round_s`
-    at_once: int
-    rounds: list[Round] = field(default_factory=list)
-
-    def warm(self, part: WorkloadPart) -> None:
-        """Other lengths may need other kernels and graphs than those it was loaded with."""
-        if part.share != self.part.share:
-            once = replace(part, repeats=1)
-            self.process.ask("round", part=once.to_json(), limit_s=WORK_LIMIT_S)
-
-    def round(self, part: WorkloadPart) -> float:
-        found = Round(**self.process.ask("round", part=part.to_json(), limit_s=WORK_LIMIT_S))
-        self.rounds.append(found)
-        return found.output_tokens_per_s
-
-    def figures(self) -> Figures:
-        def middle(name: str) -> float | None:
-            values = [getattr(each, name) for each in self.rounds]
-            known = [value for value in values if value is not None]
-            return median(known) if known else None
-
-        rate = middle("output_tokens_per_s")
-        assert rate is not None, "figures come after rounds"
-        return Figures(
-            rate,
-            middle("first_token_s"),
-            middle("per_output_token_s"),
-            middle("request_s"),
-            middle("share_of_limit"),
-            self.seen.weight_bytes,
-        )
 
 
 class Processes:
@@ -120,8 +75,9 @@ class Processes:
             # What a later rung needs is built meanwhile; there it waits until that is done.
             self._builder = self._new_process()
             self._builder.begin("build")
-        self._workload_file = work / "workload.json"
-        write_workload(workload, self._workload_file)
+        workload_file = work / "workload.json"
+        self.sizes = WorkerSizes(subject, workload, goal, hardware, workload_file)
+        write_workload(workload, workload_file)
         self._trace_file = work / "trace.json"
         if trace is not None:
             write_workload(trace, self._trace_file)
@@ -145,9 +101,9 @@ class Processes:
         for side, part in zip((first, second), parts, strict=True):
             side.warm(part)
         with ClockSampler(self.hardware) as sampler:
-            found = self._rounds((first, second), parts, enough)
+            speedup = self._rounds((first, second), parts, enough)
         self.clocks = sampler.median or self.clocks
-        return found
+        return speedup
 
     def _rounds(
         self,
@@ -161,8 +117,8 @@ class Processes:
             number = len(rates[0])
             for side, part, kept in turns if number % 2 == 0 else reversed(turns):
                 kept.append(side.round(part))
-            if number and enough(found := speedup_of(*rates)):
-                return found
+            if number and enough(speedup := speedup_of(*rates)):
+                return speedup
 
     def _in_turns(self, before: ClimbState, after: ClimbState) -> Speedup:
         """The memory takes one at a time: `after`, `before`, and `after` again, so that a machine
@@ -208,13 +164,13 @@ class Processes:
 
     def _looked_at(self, running: LoadedState) -> Observation:
         asked = {"part": replace(running.part, repeats=1).to_json()}
-        found = running.process.ask("phases", **asked, limit_s=WORK_LIMIT_S)
-        phases = tuple(phase_from(phase) for phase in found["phases"])
-        running.seen = replace(running.seen, phases=phases, figures=running.figures())
-        if found["slowed"] > SLOWED:
-            log.info("looking at its steps left them %.2f times slower", found["slowed"])
+        observation = running.process.ask("phases", **asked, limit_s=WORK_LIMIT_S)
+        phases = tuple(phase_from(phase) for phase in observation["phases"])
+        running.observation = replace(running.observation, phases=phases, figures=running.figures())
+        if observation["slowed"] > SLOWED:
+            log.info("looking at its steps left them %.2f times slower", observation["slowed"])
             running.process.close()  # loaded again where it is needed
-        return running.seen
+        return running.observation
 
     def look(self, state: ClimbState) -> Observation:
         """At the steps of a state that is loaded."""
@@ -241,15 +197,15 @@ class Processes:
 
     def curve(self, state: ClimbState) -> tuple[CurvePoint, ...]:
         running = self._ensure(state)
-        batches = [batch for batch in CURVE_BATCHES if batch <= self._largest_batch(state)]
+        batches = [batch for batch in CURVE_BATCHES if batch <= self.sizes.largest_batch(state)]
         asked = {"batches": batches, "seconds": CURVE_S}
-        found = running.process.ask("curve", **asked, limit_s=WORK_LIMIT_S)
-        return tuple(CurvePoint(**point) for point in found["points"])
+        result = running.process.ask("curve", **asked, limit_s=WORK_LIMIT_S)
+        return tuple(CurvePoint(**point) for point in result["points"])
 
     def pace(self, state: ClimbState) -> TrafficPace:
         asked = {"workload": str(self._trace_file), "bound": asdict(self.latency)}
-        found = self._ensure(state).process.ask("pace", **asked, limit_s=WORK_LIMIT_S)
-        return TrafficPace(**found)
+        result = self._ensure(state).process.ask("pace", **asked, limit_s=WORK_LIMIT_S)
+        return TrafficPace(**result)
 
     def judge(self, state: ClimbState) -> Quality:
         assert self.subject.path is not None, "random weights have no quality"
@@ -286,10 +242,16 @@ class Processes:
         folder = self.work / f"{scheme}-{dtype}"
         if not (folder / "config.json").is_file():
             self.let_go()
-            about = {"path": str(self.subject.path), "device": self.subject.device}
-            about |= {"scheme": scheme, "dtype": dtype, "folder": str(folder)}
             with self._new_process() as process:
-                process.ask("calibrate", **about, limit_s=JUDGE_LIMIT_S)
+                process.ask(
+                    "calibrate",
+                    path=str(self.subject.path),
+                    device=self.subject.device,
+                    scheme=scheme,
+                    dtype=dtype,
+                    folder=str(folder),
+                    limit_s=JUDGE_LIMIT_S,
+                )
         return ClimbState(replace(state.recipe, scheme=None), state.loop, str(folder))
 
     def write_codes(
@@ -297,11 +259,16 @@ class Processes:
     ) -> None:
         """The checkpoint that the state's scheme makes of the model, but for these shapes."""
         assert state.recipe.scheme is not None, "what is not quantized is not written"
-        about: dict[str, Any] = {"path": str(self.subject.path), "scheme": state.recipe.scheme}
-        about |= {"dtype": state.recipe.dtype, "folder": str(folder)}
-        about |= {"plain": [list(shape) for shape in plain]}
         with self._new_process() as process:
-            process.ask("write", **about, limit_s=JUDGE_LIMIT_S)
+            process.ask(
+                "write",
+                path=str(self.subject.path),
+                scheme=state.recipe.scheme,
+                dtype=state.recipe.dtype,
+                folder=str(folder),
+                plain=[list(shape) for shape in plain],
+                limit_s=JUDGE_LIMIT_S,
+            )
 
     def _ensure(self, state: ClimbState) -> LoadedState:
         """Loaded and warm; again, if its process has ended meanwhile."""
@@ -322,10 +289,10 @@ class Processes:
         self._spare = None
         if self.subject.device != "cpu":  # cores are free: the next one imports meanwhile
             self._spare = self._new_process()
-        spec = self._spec(state)
+        spec = self.sizes.spec(state, self._one_at_a_time)
         try:
-            about = process.ask("load", spec=spec.to_json(), limit_s=LOAD_LIMIT_S)
-            at_once = self._at_once(state)
+            loaded = process.ask("load", spec=spec.to_json(), limit_s=LOAD_LIMIT_S)
+            at_once = self.sizes.at_once(state)
             first = first_part(self.workload, at_once).to_json()
             asked = {"part": first, "seconds": self.round_s}
             warm = process.ask("warm", **asked, limit_s=LOAD_LIMIT_S)
@@ -335,64 +302,10 @@ class Processes:
         return LoadedState(
             state,
             process,
-            Observation.of_worker(about),
+            Observation.of_worker(loaded),
             WorkloadPart.from_json(warm["part"]),
             at_once,
         )
-
-    def _spec(self, state: ClimbState) -> WorkerSpec:
-        limits = replace(state.recipe.limits, max_context=self.context, memory_share=self._share())
-        subject = self.subject
-        return WorkerSpec(
-            None if subject.path is None else str(subject.path),
-            subject.shape,
-            subject.device,
-            state.loop,
-            replace(state.recipe, limits=limits),
-            self.goal,
-            str(self._workload_file),
-            state.folder,
-            self._num_pages(state),
-            build=state.recipe.tuned and subject.device != "cpu",
-        )
-
-    @property
-    def context(self) -> int:
-        longest = max(request.num_tokens for request in self.workload.requests)
-        return min(
-            self.subject.config.max_context, max(longest + 1, 2 * (CURVE_PROMPT + CURVE_OUTPUT))
-        )
-
-    def _share(self) -> float:
-        """Of the free memory: half of all that may be used, so that there is room for two."""
-        usual = usual_memory_share(self.subject.device != "cpu")
-        if self._one_at_a_time:
-            return usual
-        half = usual * self.hardware.memory_bytes / 2
-        free = max(1, available_memory(self.subject.device))
-        return max(0.01, min(LARGEST_SHARE, half / free))
-
-    def _at_once(self, state: ClimbState) -> int:
-        if self.goal == "latency" or state.loop == "naive":
-            return 1
-        return min(self._largest_batch(state), len(self.workload.requests))
-
-    def _largest_batch(self, state: ClimbState) -> int:
-        if state.loop == "naive":
-            return 1
-        return state.recipe.limits.max_batch or usual_limits(self.subject.device != "cpu").max_batch
-
-    def _num_pages(self, state: ClimbState) -> int:
-        """What the workload takes at most, and the curve."""
-        size, batch = state.recipe.kv.page_size, self._largest_batch(state)
-        needs = sorted(
-            (math.ceil(request.num_tokens / size) + 1 for request in self.workload.requests),
-            reverse=True,
-        )
-        curve = (math.ceil((CURVE_PROMPT + CURVE_OUTPUT) / size) + 1) * min(
-            batch, CURVE_BATCHES[-1]
-        )
-        return max(sum(needs[:batch]), curve, math.ceil(self.context / size) + 1)
 
     def _new_process(self) -> Process:
         return Process(self.work / f"worker-{next(self._numbers)}.log")
@@ -421,18 +334,3 @@ class Processes:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def common_prefix_share(workload: Workload, vocab_size: int, block: int = 64) -> float:
-    """Of all prompt tokens, in blocks, those that an earlier prompt began with too."""
-    seen: set[tuple[int, ...]] = set()
-    total = known = 0
-    for index in range(len(workload.requests)):
-        ids: Sequence[int] = workload.prompt_ids(index, vocab_size)
-        prefix: tuple[int, ...] = ()
-        total += len(ids)
-        for start in range(0, len(ids) - block + 1, block):
-            prefix = (hash((prefix, tuple(ids[start : start + block]))),)
-            known += block if prefix in seen else 0
-            seen.add(prefix)
-    return known / max(total, 1)

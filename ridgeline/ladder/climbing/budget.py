@@ -20,10 +20,10 @@ FINISH_SHARE, LEAST_FINISH_S = 0.15, 10.0  # kept for the last comparison, curve
 
 def parse_duration(text: str) -> float:
     """`90s`, `10m`, `1.5h` in seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
-    if found is None or float(found[1]) <= 0:
+    result = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if result is None or float(result[1]) <= 0:
         raise UsageError(f"--budget is {text!r}; give a time as 90s, 10m or 1h")
-    return float(found[1]) * UNITS[found[2]]
+    return float(result[1]) * UNITS[result[2]]
 
 
 @dataclass

@@ -71,19 +71,22 @@ def check_folder(
         remarks = (f"the record is of {saved['device_name']}, this is {hardware.name}",)
     measured, bounds = Measured(**saved["measured"]), QualityBounds(**saved["bounds"])
     workload: Workload = workload_from(saved["workload"])
-    with tempfile.TemporaryDirectory() as work:
-        about = (subject, workload, saved["goal"], hardware, Path(work))
-        with Processes(*about, measured=measured, bounds=bounds) as bench:
+    with (
+        tempfile.TemporaryDirectory() as work,
+        Processes(
+            subject, workload, saved["goal"], hardware, Path(work), measured=measured, bounds=bounds
+        ) as bench,
+    ):
+        if progress is not None:
+            progress("rounds", 0, 2)
+        rates = bench.rates(state, WorkloadPart.from_json(saved["part"]), rounds)
+        speed = unpaired(saved["rates"], rates)
+        before = None if saved["quality"] is None else Quality(**saved["quality"])
+        now = None
+        if before is not None and quality:
             if progress is not None:
-                progress("rounds", 0, 2)
-            rates = bench.rates(state, WorkloadPart.from_json(saved["part"]), rounds)
-            speed = unpaired(saved["rates"], rates)
-            before = None if saved["quality"] is None else Quality(**saved["quality"])
-            now = None
-            if before is not None and quality:
-                if progress is not None:
-                    progress("quality", 1, 2)
-                now = bench.judge(replace(state, loop="engine"))
+                progress("quality", 1, 2)
+            now = bench.judge(replace(state, loop="engine"))
     problems = (*speed_problems(speed), *quality_problems(before, now))
     return Checked(str(folder), speed, now, before, problems, remarks)
 

@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.formats.dtypes import parse_dtype
-from ridgeline.ladder.climbing.climb import ClimbJob
-from ridgeline.ladder.climbing.search import SHARED
-from ridgeline.ladder.rungs import STAGES, Offer, Rung, RungContext
+from ridgeline.ladder.climbing.order import ClimbJob
+from ridgeline.ladder.rungs import STAGES, Offer, Rung
 from ridgeline.ladder.state import ClimbState, applied, baseline
 from ridgeline.models.cost import MeanStep
 from ridgeline.profiling.predicting.gains import kv_bytes, predict, state_of
@@ -45,8 +44,13 @@ def preview(job: ClimbJob) -> dict[str, Any]:
             rows.append(_row(rung, offer.reason, gains[best]))
             if gains[best].speedup > 1.0 or rung.is_essential:
                 state = applied(state, offer.edit)
-    about = {"model": job.subject.name, "device": job.hardware.name}
-    return about | {"workload": job.workload.name, "rungs": rows, "note": NOTE}
+    return {
+        "model": job.subject.name,
+        "device": job.hardware.name,
+        "workload": job.workload.name,
+        "rungs": rows,
+        "note": NOTE,
+    }
 
 
 def _filled(job: ClimbJob, state: ClimbState) -> Recipe:
@@ -55,8 +59,7 @@ def _filled(job: ClimbJob, state: ClimbState) -> Recipe:
 
 
 def _offer(job: ClimbJob, state: ClimbState, rung: Rung) -> Offer | str:
-    about = {name: getattr(job.facts, name) for name in SHARED}
-    return rung.offer(RungContext(**about, state=state, filled=_filled(job, state)))
+    return rung.offer(job.facts.context(state, _filled(job, state)))
 
 
 def _predicted(job: ClimbJob, state: ClimbState, offer: Offer) -> Prediction:

@@ -90,8 +90,8 @@ class Judge:
         source = Path(wanted.folder or path)
         pages = _num_pages(context, recipe)
         with Engine(source, recipe, device=device, num_pages=pages) as changed:
-            found = original.compare(changed)
-            quality = quality_of(found, QualityBounds(**bounds))
+            result = original.compare(changed)
+            quality = quality_of(result, QualityBounds(**bounds))
             if asked.task is not None:
                 quality = self._with_task(quality, engine, changed, asked)
         del changed
@@ -113,10 +113,10 @@ class Judge:
     ) -> Quality:
         assert asked.task is not None, "a task was asked for"
         assert asked.data is not None, "a task has questions"
-        about = (Path(asked.data), asked.options())
+        questions, options = Path(asked.data), asked.options()
         if self._score is None:
-            self._score = run_task(asked.task, original, *about)
-        score = run_task(asked.task, changed, *about)
+            self._score = run_task(asked.task, original, questions, options)
+        score = run_task(asked.task, changed, questions, options)
         less = difference(self._score, score)
         before, after = self._score.share.value, score.share.value
         problem = quality.problem
@@ -154,8 +154,8 @@ def _num_pages(context: int, recipe: Recipe) -> int:
 def first_windows(engine: Engine, asked: Measured) -> Windows:
     text = measured_text(asked.text)
     window = min(asked.window, engine.config.max_context)
-    found = cut(text, tokenizer_for(engine), window, asked.text or "the default text")
-    return Windows(found.tokens[: asked.num_windows], found.num_bytes[: asked.num_windows])
+    result = cut(text, tokenizer_for(engine), window, asked.text or "the default text")
+    return Windows(result.tokens[: asked.num_windows], result.num_bytes[: asked.num_windows])
 
 
 def measured_text(file: str | None) -> str:
@@ -163,8 +163,8 @@ def measured_text(file: str | None) -> str:
     return texts(QuantizeJob(None, Rtn()))[1] if file is None else read_text(Path(file))
 
 
-def quality_of(found: Divergence, bounds: QualityBounds) -> Quality:
-    kl, more = found.mean_kl, found.increase
+def quality_of(divergence: Divergence, bounds: QualityBounds) -> Quality:
+    kl, more = divergence.mean_kl, divergence.increase
     return Quality(
         kl.value,
         kl.low,
@@ -172,8 +172,8 @@ def quality_of(found: Divergence, bounds: QualityBounds) -> Quality:
         more.value,
         more.low,
         more.high,
-        sum(len(window) for window in found.kl),
-        bounds.broken_by(found),
+        sum(len(window) for window in divergence.kl),
+        bounds.broken_by(divergence),
     )
 
 
@@ -211,11 +211,11 @@ def write_codes(
     wanted = parse_scheme(scheme)
     model = load_model(Path(path), dtype=dtype, device="cpu")
     shapes = [MatrixSize(*shape) for shape in plain]
-    found = {}
+    result = {}
     for name in chosen_layers(model, wanted, plain=shapes):
         weight = quantizable(model)[name].weight.detach()
-        found[name] = StoredMatrix(encode(weight, find_grid(weight, wanted), wanted), wanted)
-    _save(model, Path(folder), Path(path), found)
+        result[name] = StoredMatrix(encode(weight, find_grid(weight, wanted), wanted), wanted)
+    _save(model, Path(folder), Path(path), result)
     return {"folder": folder}
 
 

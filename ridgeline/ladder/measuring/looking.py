@@ -2,8 +2,8 @@
 takes in the median of its rounds, and how that divides. Predictions of the rungs that come next are
 made from it, so it must not cost much nor change what is measured behind it.
 
-    found = looked_at(runs.phases(workload), rounds, stepping)
-    found.phases, found.slowed
+    result = looked_at(runs.phases(workload), rounds, stepping)
+    result.phases, result.slowed
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ def looked_at(
     phases: Sequence[PhaseTime], rounds: Sequence[Round], steps: Steps | None, alone: bool
 ) -> Divided:
     """`alone`: requests ran one after the other, so that a step is a token."""
-    found = tuple(phases)
+    result = tuple(phases)
     if alone and steps is not None:
-        found = steadied(found, rounds)
+        result = steadied(result, rounds)
     if steps is None:
         log.info("steps are not divided: they cannot be run by themselves")
-        return Divided(found)
+        return Divided(result)
     try:
-        return divided(steps(), found)
+        return divided(steps(), result)
     except Exception:  # whatever it is: predictions do without, and the climb goes on
         log.warning("steps are not divided", exc_info=True)
-        return Divided(found)
+        return Divided(result)
 
 
 def steadied(phases: Sequence[PhaseTime], rounds: Sequence[Round]) -> tuple[PhaseTime, ...]:
@@ -62,10 +62,10 @@ def steadied(phases: Sequence[PhaseTime], rounds: Sequence[Round]) -> tuple[Phas
     quick, and one look would see either.
     """
     names = {"prefill": "first_token_s", "decode": "per_output_token_s"}
-    found = []
+    result = []
     for phase in phases:
         times = [getattr(each, names[phase.phase]) for each in rounds]
         known = [seconds for seconds in times if seconds is not None]
         step_s = median(known) if len(known) >= LEAST_ROUNDS else phase.step_s
-        found.append(replace(phase, step_s=step_s))
-    return tuple(found)
+        result.append(replace(phase, step_s=step_s))
+    return tuple(result)

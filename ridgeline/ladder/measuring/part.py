@@ -36,8 +36,9 @@ class WorkloadPart:
             first = replace(first, requests=(typical(workload),))
         if self.share >= 1.0:
             return first
-        about = (self.share, workload.block_tokens)
-        return replace(first, requests=tuple(_shortened(r, *about) for r in first.requests))
+        block = workload.block_tokens
+        requests = tuple(_shortened(request, self.share, block) for request in first.requests)
+        return replace(first, requests=requests)
 
     def is_whole(self, workload: Workload) -> bool:
         return self.count >= len(workload.requests) and self.share >= 1.0

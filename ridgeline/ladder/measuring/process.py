@@ -2,7 +2,7 @@
 answer. One that dies, hangs or answers with an error raises WorkerError, and is gone.
 
     with Process(Path("climb/int8.log")) as process:
-        about = process.ask("load", spec=spec.to_json(), limit_s=300)
+        loaded = process.ask("load", spec=spec.to_json(), limit_s=300)
 """
 
 from __future__ import annotations

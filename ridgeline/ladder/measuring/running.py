@@ -131,21 +131,21 @@ class NaiveRuns:
         prompts = [request.num_prompt_tokens for request in requests]
         first_s = sum(each.first_token_s for each in timed) / len(prompts)
         work = _mean([Chunk(prompt, 0) for prompt in prompts])
-        found = [PhaseTime("prefill", len(prompts), first_s, work)]
+        result = [PhaseTime("prefill", len(prompts), first_s, work)]
         chunks = [
             Chunk(1, prompt + done)
             for prompt, count in zip(prompts, steps, strict=True)
             for done in range(count)
         ]
         if chunks:
-            found.append(PhaseTime("decode", len(chunks), decode_s / len(chunks), _mean(chunks)))
-        return found
+            result.append(PhaseTime("decode", len(chunks), decode_s / len(chunks), _mean(chunks)))
+        return result
 
     def curve(self, batches: Sequence[int]) -> list[CurvePoint]:
         """Of one request: more of them wait for each other."""
-        found = self.round(_curve_workload(1))
-        assert found.per_output_token_s is not None, "several tokens were made"
-        return [CurvePoint(1, found.output_tokens_per_s, found.per_output_token_s)]
+        result = self.round(_curve_workload(1))
+        assert result.per_output_token_s is not None, "several tokens were made"
+        return [CurvePoint(1, result.output_tokens_per_s, result.per_output_token_s)]
 
     def same_logits(self, prompt: Sequence[int]) -> bool:
         """Whether the model gives the same answer to the same question."""
@@ -212,15 +212,15 @@ class EngineRuns:
             output.raise_unless_finished()
 
     def curve(self, batches: Sequence[int]) -> list[CurvePoint]:
-        found = []
+        result = []
         for batch in batches:
             run = run_workload(self.engine, _curve_workload(batch), self.hardware)
             rate = run.output_tokens_per_s
             each = run.per_output_token.p50 if run.per_output_token else batch / rate
-            found.append(CurvePoint(batch, rate, each))
-        return found
+            result.append(CurvePoint(batch, rate, each))
+        return result
 
-    def about(self) -> dict[str, Any]:
+    def footprint(self) -> dict[str, Any]:
         engine = self.engine
         base = cost_base(engine.model, engine.recipe, self.hardware, engine.ranks_a_device)
         return {

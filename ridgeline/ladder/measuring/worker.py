@@ -72,10 +72,10 @@ class RecipeWorker:
         hardware = load_cached(detect(asked.device))
         problem = build_kernels() if asked.build else None
         if asked.loop == "naive":
-            about = self._load_naive(asked, hardware)
+            loaded = self._load_naive(asked, hardware)
         else:
-            about = self._load_engine(asked, hardware)
-        return about | {"seconds": time.monotonic() - began, "build_problem": problem}
+            loaded = self._load_engine(asked, hardware)
+        return loaded | {"seconds": time.monotonic() - began, "build_problem": problem}
 
     def _load_naive(self, spec: WorkerSpec, hardware: Hardware) -> dict[str, Any]:
         model = plain_model(spec, hardware)
@@ -108,7 +108,7 @@ class RecipeWorker:
         del model  # where the engine made codes of it, its own weights are gone now
         runs = self.runs = EngineRuns(engine, spec.goal, hardware)
         self.steps = engine_steps(engine)
-        return runs.about() | {
+        return runs.footprint() | {
             "recipe": asdict(engine.recipe),
             "weight_bytes": sum(parameter.nbytes for parameter in engine.model.parameters()),
             "plain_for_speed": in_words(engine.choices, engine.recipe.dtype),
@@ -138,9 +138,9 @@ class RecipeWorker:
         return {"part": last.to_json(), "seconds": took}
 
     def do_round(self, part: Mapping[str, Any]) -> dict[str, Any]:
-        found = self._run(WorkloadPart.from_json(part))
-        self.rounds.append(found)
-        return found.to_json()
+        result = self._run(WorkloadPart.from_json(part))
+        self.rounds.append(result)
+        return result.to_json()
 
     def _run(self, part: WorkloadPart) -> Round:
         assert self.runs is not None, "`load` comes first"
@@ -160,15 +160,15 @@ class RecipeWorker:
         assert self.runs is not None, "`load` comes first"
         assert self.workload is not None, "`load` comes first"
         phases = self.runs.phases(WorkloadPart.from_json(part).of(self.workload))
-        found = looked_at(phases, self.rounds, self.steps, self.one_by_one)
-        return {"phases": [asdict(phase) for phase in found.phases], "slowed": found.slowed}
+        result = looked_at(phases, self.rounds, self.steps, self.one_by_one)
+        return {"phases": [asdict(phase) for phase in result.phases], "slowed": result.slowed}
 
     def do_pace(self, workload: str, bound: Mapping[str, float | None]) -> dict[str, Any]:
         assert isinstance(self.runs, EngineRuns), "the plain loop has no requests at once"
-        found = paced(
+        result = paced(
             self.runs.engine, read_workload(workload), LatencyBound(**bound), self.runs.hardware
         )
-        return asdict(found)
+        return asdict(result)
 
     def do_curve(self, batches: list[int], seconds: float) -> dict[str, Any]:
         """Points as far as these seconds reach."""
@@ -221,7 +221,7 @@ def kind_of(error: BaseException) -> str:
     return "refused" if isinstance(error, RidgelineError) else "failed"
 
 
-def told(worker: RecipeWorker, asked: Mapping[str, Any]) -> dict[str, Any]:
+def answered(worker: RecipeWorker, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Its answer; where the time went goes to its log."""
     began = time.monotonic()
     with CompileTimes() as times:
@@ -234,7 +234,7 @@ def serve(asked: IO[str], answers: IO[str]) -> None:
     worker = RecipeWorker()
     for line in asked:
         try:
-            answer = told(worker, json.loads(line))
+            answer = answered(worker, json.loads(line))
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             text = (

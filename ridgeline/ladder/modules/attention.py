@@ -15,13 +15,13 @@ from torch import nn
 
 
 def switchable(module: nn.Module) -> str | None:
-    found = []
+    result = []
     if _is_eager(module):
-        found.append("attn_implementation is 'eager'")
+        result.append("attn_implementation is 'eager'")
     count = sum(isinstance(part, nn.MultiheadAttention) for part in module.modules())
     if count:
-        found.append(f"{count} nn.MultiheadAttention may be asked for their weights")
-    return "; ".join(found) or None
+        result.append(f"{count} nn.MultiheadAttention may be asked for their weights")
+    return "; ".join(result) or None
 
 
 def switch(module: nn.Module) -> None:

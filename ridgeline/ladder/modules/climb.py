@@ -126,14 +126,14 @@ class Climber:
 
     def _second_look(self) -> list[ModuleChange]:
         """What gave no speed by itself, where something that came after it was kept."""
-        found = []
+        result = []
         for at, outcome in enumerate(self.outcomes):
             later = any(each.status == "kept" for each in self.outcomes[at + 1 :])
             no_speed = outcome.status == "dropped" and outcome.achieved is not None
             if outcome.name in AGAIN and no_speed and later:
                 change = CHANGES[outcome.name]
-                found.append(replace(change, title=f"{change.title}, tried again"))
-        return found
+                result.append(replace(change, title=f"{change.title}, tried again"))
+        return result
 
     def _predicted(self, change: ModuleChange) -> Any:
         return predict(self.work, self.form, change.of(self.form), change)
@@ -164,17 +164,17 @@ class Climber:
         back = output_dtype(self.reference)
         built = build(self.module, form, self.example, back)
         out = built(*self.example.args, **self.example.keywords)
-        found = difference(self.reference, out, self.settings.bounds)
+        result = difference(self.reference, out, self.settings.bounds)
         del out
-        if found.problem is not None:
-            return self._outcome(change, "dropped", found.problem, difference=found)
+        if result.problem is not None:
+            return self._outcome(change, "dropped", result.problem, difference=result)
         speedup = self.compared(self.best, built)
         if not speedup.is_beyond_noise or speedup.value < WORTH:
             which = "beyond noise" if not speedup.is_beyond_noise else f"by {WORTH - 1:.0%}"
             reason = f"not faster {which}: {in_words(speedup)}; {why}"
-            return self._outcome(change, "dropped", reason, speedup, found)
+            return self._outcome(change, "dropped", reason, speedup, result)
         self.best, self.form = built, form
-        return self._outcome(change, "kept", f"faster: {in_words(speedup)}; {why}", speedup, found)
+        return self._outcome(change, "kept", f"faster: {in_words(speedup)}; {why}", speedup, result)
 
     def compared(self, before: Built, after: Built) -> Speedup:
         for side in (before, after):
@@ -190,10 +190,11 @@ class Climber:
         def call() -> Any:
             return side(*args, **keywords)
 
-        about: dict[str, Any] = {"target_s": self.settings.round_s, "warmup_s": 0.0}
-        if self.settings.goal == "throughput" and self.device.type != "cpu":
-            return 1.0 / time_device(call, device=self.device, min_samples=3, **about).median_s
-        return 1.0 / time_host(call, device=self.device, min_samples=3, **about).median_s
+        queued = self.settings.goal == "throughput" and self.device.type != "cpu"
+        timed = (time_device if queued else time_host)(
+            call, device=self.device, min_samples=3, target_s=self.settings.round_s, warmup_s=0.0
+        )
+        return 1.0 / timed.median_s
 
     def _outcome(
         self,
@@ -222,8 +223,8 @@ def in_words(speedup: Speedup) -> str:
 
 def output_dtype(reference: Any) -> torch.dtype | None:
     """Of all fractions in it, where they have one."""
-    found = {tensor.dtype for tensor in tensors(reference) if tensor.is_floating_point()}
-    return next(iter(found)) if len(found) == 1 else None
+    result = {tensor.dtype for tensor in tensors(reference) if tensor.is_floating_point()}
+    return next(iter(result)) if len(result) == 1 else None
 
 
 @contextmanager

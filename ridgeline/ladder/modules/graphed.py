@@ -43,10 +43,10 @@ class Graphed:
                 self.call(*own_args, **own_keywords)
         torch.cuda.current_stream().wait_stream(side)
         self._graph, self._output = capture(lambda: self.call(*own_args, **own_keywords))
-        seen: list[Tensor] = []
-        converted(self._output, lambda tensor: seen.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        reached: list[Tensor] = []
+        converted(self._output, lambda tensor: reached.append(tensor) or tensor)  # type: ignore[func-returns-value]
         # Objects of other kinds, such as a cache, are copied as a whole, which takes longer.
-        self._copied = converted if len(seen) == len(tensors(self._output)) else mapped
+        self._copied = converted if len(reached) == len(tensors(self._output)) else mapped
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         given = dict(leaves((args, keywords)))

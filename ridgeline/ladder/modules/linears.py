@@ -64,17 +64,17 @@ def quantize(module: nn.Module, scheme: Scheme) -> int:
     """The copy that is given, **in place**; how many layers were replaced. Codes are the nearest:
     a module is given with one example, which is too little to calibrate with.
     """
-    found = replaceable(module, scheme)
-    on_cpu = all(part.weight.device.type == "cpu" for part in found.values())
-    kernels = on_cpu and bool(found) and prepare()
-    for name, part in found.items():
+    result = replaceable(module, scheme)
+    on_cpu = all(part.weight.device.type == "cpu" for part in result.values())
+    kernels = on_cpu and bool(result) and prepare()
+    for name, part in result.items():
         parent_name, _, own_name = name.rpartition(".")
         parent = module.get_submodule(parent_name)
         setattr(parent, own_name, CodedLinear(_coded(name, part, scheme, kernels)))
     for layer in module.modules():
         if isinstance(layer, nn.TransformerEncoderLayer):
             layer.activation_relu_or_gelu = 0  # its fused forward would read linear1.weight
-    return len(found)
+    return len(result)
 
 
 def _coded(name: str, part: nn.Linear, scheme: Scheme, kernels: bool) -> QuantizedLinear:

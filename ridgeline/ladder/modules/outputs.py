@@ -118,8 +118,8 @@ def _compare_fractions(
         cosine = (a.conj() @ b).abs().item() / (size * other_size)
     worst.error, worst.cosine = max(worst.error, error), min(worst.cosine, cosine)
     if is_logits and original.dim() > 1 and finite.all():
-        found = mean_kl(original, changed)
-        worst.kl = max(worst.kl or 0.0, found)
+        result = mean_kl(original, changed)
+        worst.kl = max(worst.kl or 0.0, result)
 
 
 def mean_kl(original: Tensor, changed: Tensor) -> float:

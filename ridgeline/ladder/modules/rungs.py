@@ -66,23 +66,23 @@ def yes(reason: str) -> RungAnswer:
     return RungAnswer(True, reason)
 
 
-def _inference(change: ModuleChange, about: Candidate) -> RungAnswer:
-    if about.work.grad:
+def _inference(change: ModuleChange, candidate: Candidate) -> RungAnswer:
+    if candidate.work.grad:
         return yes("autograd watches the calls: weights require gradients")
     return no("gradients are off already")
 
 
-def _sdpa(change: ModuleChange, about: Candidate) -> RungAnswer:
-    found = switchable(about.module)
-    if found is not None:
-        return yes(found)
-    if has_plain_attention(about.work):
+def _sdpa(change: ModuleChange, candidate: Candidate) -> RungAnswer:
+    result = switchable(candidate.module)
+    if result is not None:
+        return yes(result)
+    if has_plain_attention(candidate.work):
         return no("attention is computed product by product, in code that has no switch for it")
     return no("no attention that a switch would change")
 
 
-def _channels_last(change: ModuleChange, about: Candidate) -> RungAnswer:
-    convolutions = [part for part in about.module.modules() if isinstance(part, nn.Conv2d)]
+def _channels_last(change: ModuleChange, candidate: Candidate) -> RungAnswer:
+    convolutions = [part for part in candidate.module.modules() if isinstance(part, nn.Conv2d)]
     if not convolutions:
         return no("no two-dimensional convolution")
     if all(_is_last(part.weight) for part in convolutions):
@@ -95,43 +95,43 @@ def _is_last(weight: torch.Tensor) -> bool:
     return last and not weight.is_contiguous()
 
 
-def _compile(change: ModuleChange, about: Candidate) -> RungAnswer:
-    fusible = sum(each.op.kind in ("pointwise", "reduction") for each in about.work.ops)
+def _compile(change: ModuleChange, candidate: Candidate) -> RungAnswer:
+    fusible = sum(each.op.kind in ("pointwise", "reduction") for each in candidate.work.ops)
     return yes(f"{fusible} pointwise ops and reductions stand alone")
 
 
-def _tf32(change: ModuleChange, about: Candidate) -> RungAnswer:
-    if not about.on_gpu:
+def _tf32(change: ModuleChange, candidate: Candidate) -> RungAnswer:
+    if not candidate.on_gpu:
         return no("tf32 is of a GPU's matrix units")
-    if about.form.dtype or about.form.autocast or torch.float32 not in about.dtypes:
+    if candidate.form.dtype or candidate.form.autocast or torch.float32 not in candidate.dtypes:
         return no("products are not in fp32")
     if torch.backends.cuda.matmul.fp32_precision == "tf32":
         return no("tf32 is on already")
-    return yes(f"products are in fp32{unaligned(about.module)}")
+    return yes(f"products are in fp32{unaligned(candidate.module)}")
 
 
-def _half(change: ModuleChange, about: Candidate) -> RungAnswer:
+def _half(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     name = change.edit["dtype"]
-    if torch.float32 not in about.dtypes:
-        held = ", ".join(sorted(map(dtype_name, about.dtypes))) or "no fractions"
+    if torch.float32 not in candidate.dtypes:
+        held = ", ".join(sorted(map(dtype_name, candidate.dtypes))) or "no fractions"
         return no(f"weights are in {held}")
     if name == "fp16":
-        if not about.on_gpu:
+        if not candidate.on_gpu:
             return no("a CPU multiplies fp16 no faster than bf16")
-        if about.was_kept("bf16"):
+        if candidate.was_kept("bf16"):
             return no("bf16 was kept")
-    return yes(f"weights are in fp32{unaligned(about.module)}")
+    return yes(f"weights are in fp32{unaligned(candidate.module)}")
 
 
-def _autocast(change: ModuleChange, about: Candidate) -> RungAnswer:
+def _autocast(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     name = change.edit["autocast"]
-    if about.form.dtype is not None or about.form.autocast is not None:
-        return no(f"{about.form.dtype or about.form.autocast} was kept")
-    if torch.float32 not in about.dtypes:
+    if candidate.form.dtype is not None or candidate.form.autocast is not None:
+        return no(f"{candidate.form.dtype or candidate.form.autocast} was kept")
+    if torch.float32 not in candidate.dtypes:
         return no("weights are not in fp32")
-    if name == "fp16" and not about.on_gpu:
+    if name == "fp16" and not candidate.on_gpu:
         return no("a CPU multiplies fp16 no faster than bf16")
-    plain = about.outcomes.get(name)
+    plain = candidate.outcomes.get(name)
     if plain is None or plain.status == "failed" or plain.difference is None:
         return yes("weights stay in fp32, products are cast")
     if plain.difference.problem is None:
@@ -139,36 +139,36 @@ def _autocast(change: ModuleChange, about: Candidate) -> RungAnswer:
     return yes(f"weights in {name} are outside the bound; here only products are")
 
 
-def _graphs(change: ModuleChange, about: Candidate) -> RungAnswer:
-    if not about.on_gpu:
+def _graphs(change: ModuleChange, candidate: Candidate) -> RungAnswer:
+    if not candidate.on_gpu:
         return no("graphs are of a GPU: a CPU has no launches to spare")
-    return yes(f"{about.work.num_kernels} launches a call")
+    return yes(f"{candidate.work.num_kernels} launches a call")
 
 
-def _weights(change: ModuleChange, about: Candidate) -> RungAnswer:
+def _weights(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     name = change.edit["scheme"]
     if change.name == "int4":
-        group = largest_group(about.module)
+        group = largest_group(candidate.module)
         if group is None:
             return no("no linear layer has rows of a multiple of 32")
         name = f"int4-g{group}"
         change = replace(change, edit={"scheme": name})
     scheme = parse_scheme(name)
-    count = len(replaceable(about.module, scheme))
+    count = len(replaceable(candidate.module, scheme))
     if count == 0:
         return no("no linear layer whose weights would be replaced")
-    kept = about.form.dtype or dtype_name(next(iter(about.dtypes), torch.float32))
+    kept = candidate.form.dtype or dtype_name(next(iter(candidate.dtypes), torch.float32))
     try:
-        check_runs(scheme, kept, about.work.hardware.device)
+        check_runs(scheme, kept, candidate.work.hardware.device)
     except UnsupportedError as error:
         return no(str(error).replace("--dtype ", ""))
     return RungAnswer(True, f"weights of {count} linear layers", change)
 
 
-def _autotune(change: ModuleChange, about: Candidate) -> RungAnswer:
-    if not about.on_gpu:
+def _autotune(change: ModuleChange, candidate: Candidate) -> RungAnswer:
+    if not candidate.on_gpu:
         return no("torch tunes its kernels for GPUs only")
-    if about.form.compile is None:
+    if candidate.form.compile is None:
         return no("torch.compile was not kept")
     return yes("torch.compile was kept")
 

@@ -8,7 +8,7 @@ through the engine, as `quantize_job` does for one scheme. One scheme alone is f
 where that is inside the bound, nothing has to be estimated.
 
     schemes = usual_schemes("bf16", "cuda:0")
-    found = quantize_auto(model, tokenizer, Job(None, Gptq()), Auto(schemes, memory=4 * 2**30))
+    result = quantize_auto(model, tokenizer, Job(None, Gptq()), Auto(schemes, memory=4 * 2**30))
 """
 
 from __future__ import annotations
@@ -98,16 +98,16 @@ def quantize_auto(
     trials.expect(candidates)
     whole = _whole(trials, candidates) if len(auto.schemes) == 1 else None
     if whole is not None and whole.problem is None:
-        found, options = whole, options_of(model, candidates, None)
+        result, options = whole, options_of(model, candidates, None)
     else:
         costs = sensitivity(model, trials.batches, candidates, progress)
         options = options_of(model, candidates, costs)
-        found = _search(trials, steps(options), all_bytes, whole)
-    _check_memory(found, auto)
-    places = placed(model, found, options, job.skip, speeds)
-    if found is whole:
-        places = [replace(place, kl=None) for place in places]
-    return trials.finished(replace(found, places=places, choices=tuple(speeds.values())))
+        result = _search(trials, steps(options), all_bytes, whole)
+    _check_memory(result, auto)
+    places = placed(model, result, options, job.skip, speeds)
+    if result is whole:
+        places = [replace(position, kl=None) for position in places]
+    return trials.finished(replace(result, places=places, choices=tuple(speeds.values())))
 
 
 def possible(
@@ -133,7 +133,7 @@ def options_of(
     costs: Mapping[str, Mapping[str, float]] | None,
 ) -> dict[str, list[Option]]:
     """Without costs, which only a search needs, all are free."""
-    found = {}
+    result = {}
     for name, layer in quantizable(model).items():
         matrix, dtype = MatrixSize(*layer.weight.shape), layer.weight.dtype
         options = [Option(None, plain_bytes(matrix, dtype), 0.0)]
@@ -141,8 +141,8 @@ def options_of(
             size = stored_bytes(scheme, matrix, dtype)
             kl = 0.0 if costs is None else costs[name][scheme.name]
             options.append(Option(scheme, size, kl))
-        found[name] = options
-    return found
+        result[name] = options
+    return result
 
 
 def check_budget(
@@ -184,11 +184,11 @@ def _search(
     last, inside = [] if whole is None else [whole], list[QuantizeResult]()
 
     def share_of_bound(count: int) -> float:
-        found = trials.run(schemes_after(path[:count]))
-        last[:] = [found]
-        if found.problem is None:
-            inside[:] = [found]  # each is smaller than the one before
-        return bound_share(trials.job.bounds, found.quality)
+        result = trials.run(schemes_after(path[:count]))
+        last[:] = [result]
+        if result.problem is None:
+            inside[:] = [result]  # each is smaller than the one before
+        return bound_share(trials.job.bounds, result.quality)
 
     likely = 1.0 / trials.job.bounds.max_kl if trials.job.bounds.max_kl else 0.0
     known = None if whole is None else bound_share(trials.job.bounds, whole.quality)
@@ -202,21 +202,21 @@ def _search(
     return inside[0]
 
 
-def bound_share(bounds: QualityBounds, found: Divergence) -> float:
+def bound_share(bounds: QualityBounds, divergence: Divergence) -> float:
     """How much of the bound is used up: more than 1 is outside."""
     shares = [0.0]
     for allowed, value in (
-        (bounds.max_kl, found.mean_kl.value),
-        (bounds.max_ppl_increase, found.increase.value),
+        (bounds.max_kl, divergence.mean_kl.value),
+        (bounds.max_ppl_increase, divergence.increase.value),
     ):
         if allowed is not None and value > 0:
             shares.append(value / allowed if allowed else float("inf"))
     return max(shares)
 
 
-def _check_memory(found: QuantizeResult, auto: Auto) -> None:
-    if auto.memory is not None and found.weight_bytes > auto.memory:
-        size, kl = human_bytes(found.weight_bytes), found.quality.mean_kl.value
+def _check_memory(result: QuantizeResult, auto: Auto) -> None:
+    if auto.memory is not None and result.weight_bytes > auto.memory:
+        size, kl = human_bytes(result.weight_bytes), result.quality.mean_kl.value
         raise QualityError(
             f"--memory is {human_bytes(auto.memory)}, and the smallest mixture found inside the "
             f"bound takes {size} (mean KL {kl:.4f}); nothing is written; allow more with --max-kl "
@@ -226,7 +226,7 @@ def _check_memory(found: QuantizeResult, auto: Auto) -> None:
 
 def placed(
     model: Transformer,
-    found: QuantizeResult,
+    result: QuantizeResult,
     options: Mapping[str, Sequence[Option]],
     skip: Sequence[str],
     speeds: Speeds,
@@ -234,7 +234,7 @@ def placed(
     """What each projection became, and why it is no smaller."""
     rows, wanted = [], not_skipped(model, skip)
     for name, layer in quantizable(model).items():
-        scheme = found.codes[name][1] if name in found.codes else None
+        scheme = result.codes[name][1] if name in result.codes else None
         own = next(option for option in options[name] if option.scheme == scheme)
         smaller = [option for option in options[name] if option.num_bytes < own.num_bytes]
         slower = [

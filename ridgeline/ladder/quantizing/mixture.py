@@ -41,14 +41,14 @@ class MixtureStep(NamedTuple):
 
 def steps(options: Mapping[str, Sequence[Option]]) -> list[MixtureStep]:
     """Those that pay most first. Of each projection's options the plain one is the first."""
-    found = []
+    result = []
     for name, known in options.items():
         kept = worthwhile(known)
         for before, after in pairwise(kept):
             assert after.scheme is not None, f"{name} is plain already"
             saved = before.num_bytes - after.num_bytes
-            found.append(MixtureStep(name, after.scheme, saved, max(after.kl - before.kl, 0.0)))
-    return sorted(found, key=lambda step: step.kl / step.saved)
+            result.append(MixtureStep(name, after.scheme, saved, max(after.kl - before.kl, 0.0)))
+    return sorted(result, key=lambda step: step.kl / step.saved)
 
 
 def worthwhile(options: Sequence[Option]) -> list[Option]:

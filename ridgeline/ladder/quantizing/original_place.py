@@ -28,7 +28,7 @@ LARGE_BYTES = 8 << 30  # to copy its blocks takes seconds of the minutes that fi
 
 
 def is_walked(
-    place: OriginalDevice,
+    original: OriginalDevice,
     config: ModelConfig,
     dtype: torch.dtype,
     schemes: Sequence[Scheme],
@@ -46,7 +46,9 @@ def is_walked(
     free = available_memory(device)
     is_large = not often and plain > LARGE_BYTES and 2 * plain < available_memory("cpu")
     has_room = plain + max(changed, work) <= free
-    walked = place == "host" or (place == "auto" and device != "cpu" and (is_large or not has_room))
+    walked = original == "host" or (
+        original == "auto" and device != "cpu" and (is_large or not has_room)
+    )
     if not walked:
         return False
     if plain > available_memory("cpu"):

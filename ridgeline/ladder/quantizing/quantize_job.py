@@ -6,8 +6,8 @@ product is slower here when they are quantized are left. For mixtures, of severa
 and what stays, see auto.py, which measures more than one model: `Trials` keeps what these share. A
 model that the device has no room for may lie on the host (original_place.py).
 
-    found = quantize(model, tokenizer, Job(parse_scheme("int4-g128"), Gptq()))
-    if found.problem is None: save(found, Path("out"), source="demo", tokenizer=tokenizer)
+    result = quantize(model, tokenizer, Job(parse_scheme("int4-g128"), Gptq()))
+    if result.problem is None: save(result, Path("out"), source="demo", tokenizer=tokenizer)
 """
 
 from __future__ import annotations
@@ -137,10 +137,10 @@ def quantize(
     shapes = {name: layer.weight.shape for name, layer in quantizable(model).items()}
     faster = [name for name in asked if tuple(shapes[name]) not in plain]
     if asked and not faster:
-        said = in_words(choices, dtype_name(model.embed.weight.dtype))
-        raise UsageError(f"{said}; none is left to quantize: give --batch-sizes none, or others")
-    found = trials.run(dict.fromkeys(faster, job.scheme))
-    return trials.finished(replace(found, choices=tuple(choices)))
+        text = in_words(choices, dtype_name(model.embed.weight.dtype))
+        raise UsageError(f"{text}; none is left to quantize: give --batch-sizes none, or others")
+    result = trials.run(dict.fromkeys(faster, job.scheme))
+    return trials.finished(replace(result, choices=tuple(choices)))
 
 
 def prepared(
@@ -167,8 +167,15 @@ def timed(
     device = str(device_of(model, job))
     has_experts = any(layer.experts for layer in model.config.layers)
     host_kernels = device == "cpu" and not has_experts and prepare(progress)
-    about = (model.config, scheme, job.batch_sizes, model.embed.weight.dtype, device)
-    return measured_choices(*about, host_kernels=host_kernels, progress=progress)
+    return measured_choices(
+        model.config,
+        scheme,
+        job.batch_sizes,
+        model.embed.weight.dtype,
+        device,
+        host_kernels=host_kernels,
+        progress=progress,
+    )
 
 
 def usual_sequences(method: Method, on_gpu: bool) -> int:
@@ -231,9 +238,14 @@ class Trials:
         if self.job.method.folds:
             return
         begun = time.perf_counter()
-        about = (self.model, self.batches, candidates, self.job.method)
-        more = {"work": self.job.work, "progress": self.progress}
-        self._alternatives = find_alternatives(*about, **more)  # type: ignore[arg-type]
+        self._alternatives = find_alternatives(
+            self.model,
+            self.batches,
+            candidates,
+            self.job.method,
+            work=self.job.work,
+            progress=self.progress,
+        )
         self.seconds += time.perf_counter() - begun
 
     @property
@@ -295,14 +307,14 @@ class Trials:
         )
         return Coded(*parts_of(self.model, results), results.reports)
 
-    def finished(self, found: QuantizeResult) -> QuantizeResult:
+    def finished(self, result: QuantizeResult) -> QuantizeResult:
         """With the time of all, and what is made only of the one that is kept."""
-        found = replace(found, seconds=self.seconds, device_bytes=self.device_bytes)
-        if self.job.kv is None or found.problem is not None:
-            return found
+        result = replace(result, seconds=self.seconds, device_bytes=self.device_bytes)
+        if self.job.kv is None or result.problem is not None:
+            return result
         dtype = torch.int8 if self.job.kv == "int8" else FP8
-        model = coded_model(found.plain, found.codes, self.device)
-        return replace(found, kv=calibrate_kv(model, self.batches, dtype, progress=self.progress))
+        model = coded_model(result.plain, result.codes, self.device)
+        return replace(result, kv=calibrate_kv(model, self.batches, dtype, progress=self.progress))
 
 
 def harm(reports: Sequence[MatrixReport], asked: Collection[str]) -> list[str]:
@@ -335,17 +347,17 @@ def parts_of(model: Transformer, results: Results) -> tuple[Transformer, ByProje
     return plain, codes
 
 
-def advice(found: QuantizeResult) -> str:
+def advice(result: QuantizeResult) -> str:
     """One line for a model outside the bound: the numbers, and what to leave as it is."""
-    worst = harm(found.reports, list(found.codes))[:NUM_NAMED]
+    worst = harm(result.reports, list(result.codes))[:NUM_NAMED]
     return (
-        f"{found.problem}; nothing is written; worst are {', '.join(worst)}: leave them with "
+        f"{result.problem}; nothing is written; worst are {', '.join(worst)}: leave them with "
         "--skip, or give --auto-mixed"
     )
 
 
 def save(
-    found: QuantizeResult,
+    result: QuantizeResult,
     folder: Path,
     *,
     source: str | Path | Description,
@@ -355,10 +367,10 @@ def save(
     """The head's own weights are saved, which every engine reads: ours makes codes of them where
     the recipe beside them says so.
     """
-    matrices = {name + WEIGHT: StoredMatrix(*pair) for name, pair in found.codes.items()}
-    kv_scales = None if found.kv is None else KVScales(found.kv.dtype, *found.kv.per_layer())
+    matrices = {name + WEIGHT: StoredMatrix(*pair) for name, pair in result.codes.items()}
+    kv_scales = None if result.kv is None else KVScales(result.kv.dtype, *result.kv.per_layer())
     save_quantized(
-        found.plain,
+        result.plain,
         folder,
         source=source,
         matrices=matrices,

@@ -43,7 +43,7 @@ def sensitivity(
     """By projection and name of a scheme; a projection without candidates is left out."""
     walk = BlockWalk(model, some_of(batches, model.embed.weight.is_cuda))
     probe = _Probe(walk)
-    found: dict[str, dict[str, float]] = {}
+    result: dict[str, dict[str, float]] = {}
     wanted = [name for name, schemes in candidates.items() if schemes]
     for index in range(model.config.num_layers):
         block = walk.copy_block(index)
@@ -54,24 +54,24 @@ def sensitivity(
                 continue
             errors, roughest_OD, error = _errors(weight_OD, statistics[own_name], candidates[name])
             kl = probe.divergence(index, block, weight_OD, roughest_OD)
-            found[name] = {scheme: kl * share / error for scheme, share in errors.items()}
+            result[name] = {scheme: kl * share / error for scheme, share in errors.items()}
             if progress is not None:
-                progress("measuring projections", len(found), len(wanted))
+                progress("measuring projections", len(result), len(wanted))
         walk.advance(block)
-    return found
+    return result
 
 
 def some_of(batches: Sequence[Tensor], on_gpu: bool) -> list[Tensor]:
     """The first tokens: sequences as they are, or the beginning of one."""
-    room, found = TOKENS_ON_GPU if on_gpu else TOKENS_ON_CPU, list[Tensor]()
+    room, result = TOKENS_ON_GPU if on_gpu else TOKENS_ON_CPU, list[Tensor]()
     for batch in batches:
         tokens_BS = batch.unsqueeze(0) if batch.dim() == 1 else batch
         count = min(len(tokens_BS), max(1, room // tokens_BS.shape[1]))
-        found.append(tokens_BS[:count, :room])
-        room -= found[-1].numel()
+        result.append(tokens_BS[:count, :room])
+        room -= result[-1].numel()
         if room <= 0:
             break
-    return found
+    return result
 
 
 @torch.no_grad()

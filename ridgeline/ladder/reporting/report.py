@@ -42,14 +42,14 @@ def write_report(climb: Climb, path: Path) -> None:
 
 def report(climb: Climb) -> str:
     """The document."""
-    found = [make(climb) for make in SECTIONS]
+    result = [make(climb) for make in SECTIONS]
     device = summary.device_in_words(climb.hardware)
     return page(
         f"{climb.model} on {device} · Ridgeline report",
         join([element("b", climb.model), f" on {device}"]),
         f"Optimized for {climb.goal} · {climb.workload}",
         climb.headline,
-        [section for section in found if section is not None],
+        [section for section in result if section is not None],
         lead=_lead(climb),
         footer=f"Measured {summary.when(climb)} by Ridgeline",
     )

@@ -42,28 +42,28 @@ def ladder_section(climb: Climb) -> Section:
         return Section("ladder", "The ladder", body)
     total = climb.total
     rise = None if total is None else Rise(total.value, total.low, total.high)
-    said = summary.predictions_in_words(climb)
+    text = summary.predictions_in_words(climb)
     intro = (
-        "Each change begins where the kept ones before it ended. Predicted from the roofline "
-        "before it was run, then measured in interleaved rounds. "
+        "Each bar starts where the last kept change ended. Gains were predicted from the roofline "
+        "before the run, then measured in interleaved rounds. "
     )
     return Section(
         "ladder",
         "The ladder",
         waterfall([step_of(rung) for rung in rungs], total=rise),
-        join([intro, element("b", f"{said}.") if said else None]),
+        join([intro, element("b", f"{text}.") if text else None]),
     )
 
 
 def step_of(rung: RungOutcome) -> WaterfallStep:
     """A row of the waterfall."""
-    said, came = rung.predicted, rung.achieved
+    text, came = rung.predicted, rung.achieved
     return WaterfallStep(
         rung.title,
         rung.area,
         rung.status,
         rung.status == "kept",
-        None if said is None else Rise(said.speedup, said.low, said.high),
+        None if text is None else Rise(text.speedup, text.low, text.high),
         None if came is None else Rise(came.value, came.low, came.high),
         _detail(rung),
     )
@@ -82,10 +82,10 @@ def _detail(rung: RungOutcome) -> Markup:
 
 def roofline_section(climb: Climb) -> Section:
     roofs = roofs_of(climb)
-    told = "" if roofs is None else f" Limits are {roofs.source}."
+    text = "" if roofs is None else f" Limits are {roofs.source}."
     intro = (
-        "Left of the ridge memory bounds the work, right of it the matrix units. The roof is the "
-        f"limit; hollow is before, filled after.{told}"
+        "Left of the ridge memory bandwidth is the limit, right of it the matrix units. Hollow "
+        f"marks are before, filled ones after.{text}"
     )
     return Section(
         "roofline", "Roofline, before and after", roofline(roof_dots(climb), roofs), intro
@@ -146,7 +146,7 @@ def curves_section(climb: Climb) -> Section | None:
         _series(climb, "per_output_token_s"), "Latency", "batch", "per output token",
         read=lambda value: human(value, "s"),
     )  # fmt: skip
-    intro = "How speed and waiting change with the number of requests that run at once."
+    intro = "Throughput and latency by the number of requests that run at once."
     return Section("batch", "Over the batch", element("div", speed, wait, class_="pair"), intro)
 
 
@@ -166,7 +166,7 @@ def memory_section(climb: Climb) -> Section | None:
     if not bars:
         return None
     body = stacked_bars(bars, lambda value: human_bytes(round(value)), whole="in all")
-    return Section("memory", "Memory plan", body, "What the device's memory holds, by the plan.")
+    return Section("memory", "Memory plan", body, "How the device memory is used, by the plan.")
 
 
 def memory_bars(climb: Climb) -> list[Bar]:
@@ -189,11 +189,11 @@ def quality_section(climb: Climb) -> Section:
             _interval_figure(climb, rungs, "mean_kl", "max_kl", "Mean KL divergence, nats a token",
                              lambda value: f"{value:.3g}"),
             _interval_figure(climb, rungs, "ppl_increase", "max_ppl_increase",
-                             "Increase of the perplexity", _signed),
+                             "Perplexity increase", _signed),
             _tasks(rungs),
         ]
     )  # fmt: skip
-    intro = "Against the unmodified model, through the way each change really runs."
+    intro = "Compared with the unmodified model, each change measured on the path it runs on."
     return Section("quality", "Quality", body, intro)
 
 
@@ -241,16 +241,16 @@ def _is_outside(rung: RungOutcome) -> bool:
 
 
 def _tasks(rungs: list[RungOutcome]) -> Markup | None:
-    found: list[list[Markup | str]] = [
+    result: list[list[Markup | str]] = [
         [rung.title, rung.quality.task, _score(rung.quality.task_score_before),
          _score(rung.quality.task_score)]
         for rung in rungs
         if rung.quality is not None and rung.quality.task is not None
     ]  # fmt: skip
-    if not found:
+    if not result:
         return None
     columns = (Column("change"), Column("task"), Column("before", True), Column("after", True))
-    return table(columns, found, "Task scores", shows_caption=True)
+    return table(columns, result, "Task scores", shows_caption=True)
 
 
 def _score(value: float | None) -> str:
@@ -281,7 +281,7 @@ def _word(rung: RungOutcome) -> Markup:
 
 
 def repeat_section(climb: Climb) -> Section:
-    parts = [_command("Repeats this climb", climb.command)]
+    parts = [_command("Repeat this run", climb.command)]
     if climb.serve_command:
         word = "Serves" if "serve" in climb.serve_command else "Runs"
         parts.append(_command(f"{word} the result", climb.serve_command))
@@ -314,7 +314,7 @@ def _circumstances(climb: Climb) -> Markup:
         "bounds": summary.bounds_in_words(climb),
         "measured": f"{summary.when(climb)}, in {summary.duration(climb.seconds)}",
     }
-    lists = [_facts("Where and how", rows)]
+    lists = [_facts("Setup", rows)]
     if climb.versions:
         lists.append(_facts("Versions", climb.versions))
     return element("div", *lists, class_="pair")

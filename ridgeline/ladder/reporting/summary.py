@@ -53,26 +53,26 @@ def not_kept(climb: Climb) -> list[RungOutcome]:
 def predictions(climb: Climb) -> list[PredictionOutcome]:
     """What was both predicted and measured: to be remembered (profiling/predicting/accuracy.py)."""
     device = str(climb.hardware.get("name", "unknown"))
-    found = []
+    result = []
     for rung in climb.rungs:
-        said, came = rung.predicted, rung.achieved
-        if said is None or came is None or not _positive(said.speedup, came.value):
+        text, came = rung.predicted, rung.achieved
+        if text is None or came is None or not _positive(text.speedup, came.value):
             continue
-        has_ends = _positive(said.low, said.high)
-        found.append(
+        has_ends = _positive(text.low, text.high)
+        result.append(
             PredictionOutcome(
                 rung.area,
                 rung.name,
-                said.speedup,
+                text.speedup,
                 came.value,
                 device,
                 climb.model,
-                low=said.low if has_ends else None,
-                high=said.high if has_ends else None,
+                low=text.low if has_ends else None,
+                high=text.high if has_ends else None,
                 created=climb.created,
             )
         )
-    return found
+    return result
 
 
 def _positive(*values: float) -> bool:
@@ -97,10 +97,10 @@ def quality_in_words(climb: Climb) -> str:
     differences = [rung.difference for rung in climb.kept if rung.difference is not None]
     if differences:
         return f"outputs differ by {differences[-1].relative_error:.1e} of their size"
-    found = [rung.quality for rung in climb.kept if rung.quality is not None]
-    if not found:
+    result = [rung.quality for rung in climb.kept if rung.quality is not None]
+    if not result:
         return "nothing kept changes the model's answers" if climb.kept else ""
-    last = found[-1]
+    last = result[-1]
     where = "inside the bound" if last.problem is None else last.problem
     return f"mean KL {last.mean_kl:.4f} nats, perplexity {last.ppl_increase:+.2%}: {where}"
 
@@ -128,14 +128,14 @@ def bounds_in_words(climb: Climb) -> str:
 
 def facts(climb: Climb) -> list[str]:
     """Below the headline."""
-    found = []
+    result = []
     if climb.total is not None:
-        found.append(paired_words(climb.total))
+        result.append(paired_words(climb.total))
     elif climb.kept:
-        found.append("before and after were not measured in the same rounds")
-    found += [text for text in (quality_in_words(climb),) if text]
+        result.append("before and after were not measured in the same rounds")
+    result += [text for text in (quality_in_words(climb),) if text]
     count = f"{len(climb.kept)} of {len(climb.rungs)} changes kept"
-    return [*found, f"{count} in {duration(climb.seconds)}"]
+    return [*result, f"{count} in {duration(climb.seconds)}"]
 
 
 def figure_pairs(climb: Climb) -> list[Pair]:
@@ -144,7 +144,7 @@ def figure_pairs(climb: Climb) -> list[Pair]:
     rows = [
         Pair(climb.rate_unit, rate(before.output_tokens_per_s), rate(after.output_tokens_per_s)),
         *_time_pairs(climb, before, after),
-        Pair("of the machine's limit", _share(before), _share(after)),
+        Pair("share of the hardware limit", _share(before), _share(after)),
         Pair("weights", human_bytes(before.weight_bytes), human_bytes(after.weight_bytes)),
     ]
     return [row for row in rows if (row.before, row.after) != (NONE, NONE)]
@@ -176,13 +176,13 @@ def changed_fields(climb: Climb) -> list[Pair]:
 
 
 def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in recipe.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
+            result |= _flat(value, f"{prefix}{name}.")
         else:
-            found[prefix + name] = value
-    return found
+            result[prefix + name] = value
+    return result
 
 
 def edit_in_words(rung: RungOutcome) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from ridgeline.bench.serve.bound import LatencyBound
-from ridgeline.ladder.measuring.seen import Observation
+from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.outcome import Quality, RungOutcome, Speedup, TrafficPace
 from ridgeline.ladder.state import ClimbState
 
@@ -37,8 +37,8 @@ def pace_words(pace: TrafficPace, bound: LatencyBound) -> str:
     return f"{kept} keep the bound ({bound.words()}) at the trace's own times"
 
 
-def with_remarks(reason: str, seen: Observation) -> str:
-    return "; ".join((reason, *seen.remarks))
+def with_remarks(reason: str, observation: Observation) -> str:
+    return "; ".join((reason, *observation.remarks))
 
 
 def busy_words(outcomes: Sequence[RungOutcome]) -> str | None:
@@ -48,6 +48,6 @@ def busy_words(outcomes: Sequence[RungOutcome]) -> str | None:
     if factor < BUSY:
         return None
     return (
-        f"the machine was not quiet: rounds of the same recipe differ by a factor of {factor:.1f}, "
-        "so that smaller gains could not be told from noise"
+        f"noisy machine: rounds of the same recipe differ by a factor of {factor:.1f}, so smaller "
+        "gains are lost in the noise"
     )

@@ -16,31 +16,31 @@ from ridgeline.recipe import usual_limits
 LEAST_BUDGET = 256  # tokens: smaller steps leave matrix units idle
 
 
-def batching(place: RungContext) -> Offer | str:
-    if place.concurrency < 2:
+def batching(context: RungContext) -> Offer | str:
+    if context.concurrency < 2:
         return "requests come one after the other"
-    batch = usual_limits(not place.on_cpu).max_batch
-    if place.filled.limits.max_batch == batch:
+    batch = usual_limits(not context.on_cpu).max_batch
+    if context.filled.limits.max_batch == batch:
         return "they share steps already"
     return Offer(
         {"limits.max_batch": batch}, f"up to {batch} requests share the weights read in a step"
     )
 
 
-def larger_batch(place: RungContext) -> Offer | str:
-    now = place.filled.limits.filled().max_batch
-    if place.concurrency <= now:
-        return f"no more than {place.concurrency} requests are there at once"
+def larger_batch(context: RungContext) -> Offer | str:
+    now = context.filled.limits.filled().max_batch
+    if context.concurrency <= now:
+        return f"no more than {context.concurrency} requests are there at once"
     edit = {"limits.max_batch": 2 * now}
-    if place.filled.limits.filled().token_budget < 2 * now:
+    if context.filled.limits.filled().token_budget < 2 * now:
         edit["limits.token_budget"] = 2 * now
-    return Offer(edit, f"{place.concurrency} requests wait for {now} places")
+    return Offer(edit, f"{context.concurrency} requests wait for {now} places")
 
 
-def token_budget(factor: float, place: RungContext) -> Offer | str:
-    limits = place.filled.limits.filled()
+def token_budget(factor: float, context: RungContext) -> Offer | str:
+    limits = context.filled.limits.filled()
     wanted = int(factor * limits.token_budget)
-    tokens = place.longest_prompt * place.concurrency
+    tokens = context.longest_prompt * context.concurrency
     if tokens <= limits.token_budget:
         return f"all prompts together have {tokens} tokens; a step takes {limits.token_budget}"
     if wanted < max(LEAST_BUDGET, limits.max_batch):
@@ -49,47 +49,47 @@ def token_budget(factor: float, place: RungContext) -> Offer | str:
     return Offer({"limits.token_budget": wanted}, more)
 
 
-def page_size(size: int, place: RungContext) -> Offer | str:
+def page_size(size: int, context: RungContext) -> Offer | str:
     if size not in PAGE_SIZES:
         return f"pages of {size} tokens are not made"
-    now = place.filled.kv.page_size
+    now = context.filled.kv.page_size
     if now == size:
         return "pages have that size already"
     return Offer({"kv.page_size": size}, f"pages of {size} tokens instead of {now}")
 
 
-def prefix_cache(place: RungContext) -> Offer | str:
-    if place.prefix_share <= 0:
+def prefix_cache(context: RungContext) -> Offer | str:
+    if context.prefix_share <= 0:
         return "no two prompts of the workload begin alike; it stays on, which costs nothing"
-    if place.state.recipe.kv.prefix_cache:
+    if context.state.recipe.kv.prefix_cache:
         return "it is on already"
-    share = f"{place.prefix_share:.0%} of the prompt tokens came before"
+    share = f"{context.prefix_share:.0%} of the prompt tokens came before"
     return Offer({"kv.prefix_cache": True}, share)
 
 
-def prompt_lookup(place: RungContext) -> Offer | str:
-    if place.state.recipe.speculation.method != "none":
+def prompt_lookup(context: RungContext) -> Offer | str:
+    if context.state.recipe.speculation.method != "none":
         return "tokens are guessed ahead already"
     offer = Offer({"speculation.method": "prompt-lookup"}, "outputs may repeat their prompts")
-    return _no_text(place) or offer
+    return _no_text(context) or offer
 
 
-def draft_model(place: RungContext) -> Offer | str:
-    if place.draft_model is None:
+def draft_model(context: RungContext) -> Offer | str:
+    if context.draft_model is None:
         return "no draft model was named (--draft-model)"
-    if place.state.recipe.speculation.method == "draft":
+    if context.state.recipe.speculation.method == "draft":
         return "it guesses ahead already"
-    edit = {"speculation.method": "draft", "speculation.draft_model": place.draft_model}
-    return _no_text(place) or Offer(edit, "a small model of the same words guesses ahead")
+    edit = {"speculation.method": "draft", "speculation.draft_model": context.draft_model}
+    return _no_text(context) or Offer(edit, "a small model of the same words guesses ahead")
 
 
-def _no_text(place: RungContext) -> str | None:
+def _no_text(context: RungContext) -> str | None:
     """Why nothing can be learned of guesses here."""
-    if place.has_random_weights:
+    if context.has_random_weights:
         return (
             "random weights repeat themselves: what is guessed right says nothing of a real model"
         )
-    if not place.has_text:
+    if not context.has_text:
         return "the workload's prompts are not text: how much can be guessed depends on it"
     return None
 

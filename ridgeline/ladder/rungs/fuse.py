@@ -9,37 +9,39 @@ from typing import Any
 from ridgeline.ladder.rungs.base import Offer, Rung, RungContext
 
 
-def fused(place: RungContext) -> Offer | str:
-    if place.state.loop == "engine":
+def fused(context: RungContext) -> Offer | str:
+    if context.state.loop == "engine":
         return "the engine runs it already"
-    if place.on_cpu and any(layer.experts for layer in place.config.layers):
+    if context.on_cpu and any(layer.experts for layer in context.config.layers):
         return "CPU kernels for experts are not written"
     why = "norms, products, rotary and attention each write what the next reads; fused they do not"
-    return Offer(_engine(place, "fused"), why)
+    return Offer(_engine(context, "fused"), why)
 
 
-def fused_half(place: RungContext) -> Offer | str:
-    if place.state.loop == "engine":
+def fused_half(context: RungContext) -> Offer | str:
+    if context.state.loop == "engine":
         return "the engine runs it already"
-    if place.on_cpu:
+    if context.on_cpu:
         return "on a CPU the plain kernels are tried instead"
     why = "the engine did not do in fp32, which GPUs are slow at; in bf16 it may"
-    return Offer(_engine(place, "fused") | {"dtype": "bf16"}, why)
+    return Offer(_engine(context, "fused") | {"dtype": "bf16"}, why)
 
 
-def plain_engine(place: RungContext) -> Offer | str:
-    if place.state.loop == "engine":
+def plain_engine(context: RungContext) -> Offer | str:
+    if context.state.loop == "engine":
         return "the engine runs it already"
-    if not place.on_cpu:
+    if not context.on_cpu:
         return "on a GPU the engine has fused kernels alone"
-    return Offer(_engine(place, "reference"), "fused kernels cannot be had here; pages can")
+    return Offer(_engine(context, "reference"), "fused kernels cannot be had here; pages can")
 
 
-def _engine(place: RungContext, kernels: str) -> dict[str, Any]:
+def _engine(context: RungContext, kernels: str) -> dict[str, Any]:
     edit: dict[str, Any] = {"loop": "engine", "kernels": kernels}
-    if place.concurrency > 1:  # one at a time as before: that they share steps is a rung of its own
+    if (
+        context.concurrency > 1
+    ):  # one at a time as before: that they share steps is a rung of its own
         edit |= {"limits.max_batch": 1}
-    if place.prefix_share > 0:  # so is that they share beginnings
+    if context.prefix_share > 0:  # so is that they share beginnings
         edit |= {"kv.prefix_cache": False}
     return edit
 

@@ -8,16 +8,16 @@ from ridgeline.ladder.rungs.base import Offer, Rung, RungContext
 from ridgeline.ladder.rungs.quantize import WEIGHTS
 
 
-def graphs(place: RungContext) -> Offer | str:
-    if place.on_cpu:
+def graphs(context: RungContext) -> Offer | str:
+    if context.on_cpu:
         return "a CPU launches nothing"
     return Offer(
         {"graphs": True}, "small steps, and the choice of tokens, are replayed as captured graphs"
     )
 
 
-def overlap(place: RungContext) -> Offer | str:
-    if place.on_cpu:
+def overlap(context: RungContext) -> Offer | str:
+    if context.on_cpu:
         return "a CPU computes a step when it is launched: there is nothing to overlap"
     return Offer({"overlap": True}, "the device need not wait until the host has read its tokens")
 

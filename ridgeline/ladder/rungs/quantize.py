@@ -34,40 +34,40 @@ INT4_CHANCE = 0.5
 COPIES_ROOM = 0.25  # of the memory, that copies of weights may take where they are measured
 
 
-def weights(name: str, place: RungContext) -> Offer | str:
+def weights(name: str, context: RungContext) -> Offer | str:
     scheme = parse_scheme(name)
-    if place.is_quantized:
+    if context.is_quantized:
         return "the checkpoint is quantized already; climb from the one it was made from"
-    if place.state.recipe.scheme == name and place.state.folder is None:
+    if context.state.recipe.scheme == name and context.state.folder is None:
         return "it is on already"
-    shapes = list(model_matrices(place.config))
+    shapes = list(model_matrices(context.config))
     fitting = sum(scheme.fits(*shape) for shape in shapes)
     if not fitting:
         return f"no matrix of the model has rows that {name} divides"
-    problem = _among_groups(place, name) if name in INT4 else None
+    problem = _among_groups(context, name) if name in INT4 else None
     if problem is not None:
         return problem
-    if place.on_cpu and scheme.weight == "fp8":
+    if context.on_cpu and scheme.weight == "fp8":
         return "a CPU only decodes fp8; int8 is measured"
     try:
-        check_runs(scheme, place.filled.dtype, place.hardware.device)
+        check_runs(scheme, context.filled.dtype, context.hardware.device)
     except UnsupportedError as error:
         return str(error)
     edit: dict[str, Any] = {"scheme": name}
-    if place.state.folder is not None:
+    if context.state.folder is not None:
         edit["folder"] = None
     return Offer(edit, _why(scheme, fitting, len(shapes)))
 
 
-def _among_groups(place: RungContext, name: str) -> str | None:
+def _among_groups(context: RungContext, name: str) -> str | None:
     """Why int4 with groups of this size need not be tried beside those of others."""
     number = INT4.index(name)
     for finer in INT4[number + 1 :]:
-        if _outside(place, finer) is not None:
+        if _outside(context, finer) is not None:
             return f"{finer}, whose groups are finer, was outside the quality bound"
     for coarser in INT4[:number]:
-        fits = all(parse_scheme(coarser).fits(*shape) for shape in model_matrices(place.config))
-        kl, allowed = _outside(place, coarser), place.bounds.max_kl
+        fits = all(parse_scheme(coarser).fits(*shape) for shape in model_matrices(context.config))
+        kl, allowed = _outside(context, coarser), context.bounds.max_kl
         if fits and kl is None:
             return f"{coarser} fits, is smaller, and was not outside the quality bound"
         if kl is not None and allowed is not None and kl > FINER_GAIN * allowed:
@@ -75,9 +75,9 @@ def _among_groups(place: RungContext, name: str) -> str | None:
     return None
 
 
-def _outside(place: RungContext, name: str) -> float | None:
+def _outside(context: RungContext, name: str) -> float | None:
     """Its mean KL, where it was measured and outside the bound."""
-    outcome = place.outcomes.get(name)
+    outcome = context.outcomes.get(name)
     if outcome is None or outcome.quality is None or outcome.quality.problem is None:
         return None
     return outcome.quality.mean_kl
@@ -89,58 +89,58 @@ def _why(scheme: Scheme, fitting: int, count: int) -> str:
     return f"{some} in {scheme.bits} bits{inputs}: fewer bytes in every step"
 
 
-def kv(name: str, place: RungContext) -> Offer | str:
-    now = place.filled.kv.dtype
+def kv(name: str, context: RungContext) -> Offer | str:
+    now = context.filled.kv.dtype
     if now in ("fp8", "int8"):
         return f"keys and values are in {now} already"
-    if name == "fp8" and (place.on_cpu or fp8_dtype(place.hardware) is None):
-        return f"{place.hardware.name} has no fp8; int8 is measured"
-    if place.filled.dtype == "fp32" and not place.on_cpu:
+    if name == "fp8" and (context.on_cpu or fp8_dtype(context.hardware) is None):
+        return f"{context.hardware.name} has no fp8; int8 is measured"
+    if context.filled.dtype == "fp32" and not context.on_cpu:
         return "on a GPU 8-bit pages go with 16-bit work, and the dtype is fp32"
     return Offer({"kv.dtype": name}, "attention reads half the bytes, and twice the tokens fit")
 
 
-def head(place: RungContext) -> Offer | str:
+def head(context: RungContext) -> Offer | str:
     """What schemes leave plain: the fewer bytes the layers have, the more of a step it is."""
-    scheme, now = parse_scheme("int8"), place.filled
+    scheme, now = parse_scheme("int8"), context.filled
     if now.head != "plain":
         return f"the head is in {now.head} already"
     if now.deterministic:
         return "deterministic products are of plain weights"
-    if not scheme.fits(*head_matrix(place.config)):
+    if not scheme.fits(*head_matrix(context.config)):
         return "the head has rows that int8 does not divide"
     try:
-        check_runs(scheme, now.dtype, place.hardware.device)
+        check_runs(scheme, now.dtype, context.hardware.device)
     except UnsupportedError as error:
         return str(error)
     return Offer({"head": "int8"}, "the matrix that makes logits is read in every step")
 
 
-def copies(place: RungContext) -> Offer | str:
+def copies(context: RungContext) -> Offer | str:
     """What one token gains by codes, a step of many may lose: they are written out first."""
-    now, scheme = place.filled, _scheme(place)
-    if place.on_cpu:
+    now, scheme = context.filled, _scheme(context)
+    if context.on_cpu:
         return "a CPU multiplies many rows by codes too"
     if now.copies:
         return "they are held already"
-    if place.is_quantized:
+    if context.is_quantized:
         return "of the checkpoint's own codes the engine decides by the room there is"
     if scheme is None or scheme.inputs != "16-bit":
         return "no weights are codes that are multiplied with 16-bit inputs"
     if now.deterministic or now.parallel.tensor > 1:
         return "products that are deterministic, or of ranks, are of the codes alone"
     held = replace(now, scheme=scheme.name, copies=True)
-    share = copied_bytes(place.config, held) / place.hardware.memory_bytes
+    share = copied_bytes(context.config, held) / context.hardware.memory_bytes
     if share > COPIES_ROOM:
         return f"copies of the weights would take {share:.0%} of the memory"
     return Offer({"copies": True}, "steps of many tokens need not write codes out first")
 
 
-def _scheme(place: RungContext) -> Scheme | None:
+def _scheme(context: RungContext) -> Scheme | None:
     """Of the weights, which calibrated codes have in their checkpoint."""
-    name = place.state.recipe.scheme
-    if name is None and place.state.folder is not None:
-        kept = (o.name for o in place.outcomes.values() if o.status == "kept")
+    name = context.state.recipe.scheme
+    if name is None and context.state.folder is not None:
+        kept = (o.name for o in context.outcomes.values() if o.status == "kept")
         name = next((each for each in kept if each in WEIGHTS), None)
     return None if name is None else parse_scheme(name)
 

@@ -14,49 +14,49 @@ from ridgeline.quantization.sizes import model_matrices
 ALIGNED = 8  # elements that matrix units take in one go
 
 
-def half(name: str, place: RungContext) -> Offer | str:
-    now = place.filled.dtype
+def half(name: str, context: RungContext) -> Offer | str:
+    now = context.filled.dtype
     if now != "fp32":
         return f"the dtype is {now} already, which has the same size and speed"
-    if name == "fp16" and place.on_cpu:
+    if name == "fp16" and context.on_cpu:
         return "a CPU computes fp16 by way of fp32; bf16 is measured"
-    if name == "bf16" and _before_ampere(place):
-        return f"{place.hardware.architecture} has no bf16 matrix units; fp16 is measured"
-    if name == "fp16" and not _before_ampere(place) and not _is_outside(place, "bf16"):
+    if name == "bf16" and _before_ampere(context):
+        return f"{context.hardware.architecture} has no bf16 matrix units; fp16 is measured"
+    if name == "fp16" and not _before_ampere(context) and not _is_outside(context, "bf16"):
         return (
             "as large and as fast as bf16, which kernels are tuned for; tried if that is too coarse"
         )
     edit: dict[str, Any] = {"dtype": name}
-    if place.state.recipe.tf32:
+    if context.state.recipe.tf32:
         edit["tf32"] = False
-    return Offer(edit, f"half the bytes of fp32; {alignment(place)}")
+    return Offer(edit, f"half the bytes of fp32; {alignment(context)}")
 
 
-def tf32(place: RungContext) -> Offer | str:
-    if place.on_cpu:
+def tf32(context: RungContext) -> Offer | str:
+    if context.on_cpu:
         return "tf32 is of a GPU's matrix units"
-    if place.filled.dtype != "fp32":
-        return f"the dtype is {place.filled.dtype}; tf32 is about fp32"
-    if place.hardware.ceiling("matrix_tf32") is None:
-        return f"{place.hardware.name} has no tf32"
-    return Offer({"tf32": True}, f"products of fp32 on matrix units; {alignment(place)}")
+    if context.filled.dtype != "fp32":
+        return f"the dtype is {context.filled.dtype}; tf32 is about fp32"
+    if context.hardware.ceiling("matrix_tf32") is None:
+        return f"{context.hardware.name} has no tf32"
+    return Offer({"tf32": True}, f"products of fp32 on matrix units; {alignment(context)}")
 
 
-def _is_outside(place: RungContext, name: str) -> bool:
+def _is_outside(context: RungContext, name: str) -> bool:
     """Whether it was measured, and outside the quality bound."""
-    outcome = place.outcomes.get(name)
+    outcome = context.outcomes.get(name)
     quality = None if outcome is None else outcome.quality
     return quality is not None and quality.problem is not None
 
 
-def _before_ampere(place: RungContext) -> bool:
-    name = place.hardware.architecture
+def _before_ampere(context: RungContext) -> bool:
+    name = context.hardware.architecture
     return name.startswith("sm_") and name[3:].isdigit() and int(name[3:]) < 80
 
 
-def alignment(place: RungContext) -> str:
+def alignment(context: RungContext) -> str:
     """Whether the model's matrices suit the units; those that do not are named."""
-    shapes = dict.fromkeys(model_matrices(place.config))
+    shapes = dict.fromkeys(model_matrices(context.config))
     odd = [shape for shape in shapes if any(size % ALIGNED for size in shape)]
     if not odd:
         return f"all matrices have dims that {ALIGNED} divides"

@@ -2,10 +2,11 @@
 
 from ridgeline.profiling.drawing.bars import Bar, BarPart, stacked_bars
 from ridgeline.profiling.drawing.curves import Series, curves
+from ridgeline.profiling.drawing.geometry import Dot, Roofs
 from ridgeline.profiling.drawing.intervals import Interval, intervals
 from ridgeline.profiling.drawing.markup import Markup, element, join
 from ridgeline.profiling.drawing.page import PALETTE, Section, page
-from ridgeline.profiling.drawing.roofline import Dot, Roofs, roofline
+from ridgeline.profiling.drawing.roofline import roofline
 from ridgeline.profiling.drawing.tables import Column, table
 from ridgeline.profiling.drawing.waterfall import Rise, WaterfallStep, times, waterfall
 

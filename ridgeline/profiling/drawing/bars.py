@@ -61,8 +61,8 @@ def part_colours(bars: Sequence[Bar]) -> dict[str, int | None]:
             share = part.value / (_sum(bar) or 1.0)
             shares[part.name] = max(share, shares.get(part.name, 0.0))
     largest = sorted(shares, key=lambda name: -shares[name])[:NUM_PARTS]
-    seen = [name for name in shares if name in largest and shares[name] >= LEAST_SHARE]
-    return {name: seen.index(name) if name in seen else None for name in shares}
+    drawn = [name for name in shares if name in largest and shares[name] >= LEAST_SHARE]
+    return {name: drawn.index(name) if name in drawn else None for name in shares}
 
 
 def _sum(bar: Bar) -> float:
@@ -79,8 +79,8 @@ def _bar(
         if colour is not None and share > 0:
             pieces.append(_piece(part, colour, start, share, read))
         start += share
-    said = ", ".join(f"{part.name} {read(part.value)}" for part in bar.parts)
-    label = f"{bar.name}: {said}"
+    text = ", ".join(f"{part.name} {read(part.value)}" for part in bar.parts)
+    label = f"{bar.name}: {text}"
     head = element("span", bar.name) + " " + element("b", read(_sum(bar)))
     svg = element("svg", *pieces, class_="stack", height=30, role="img", aria_label=label)
     return element("div", element("p", head, class_="bar-name"), svg, class_="bar")
@@ -105,9 +105,9 @@ def _table(
     columns = [Column("part"), *(Column(bar.name, is_number=True) for bar in bars), Column("")]
     rows: list[list[Markup | str]] = []
     for name, colour in colours.items():
-        found = [next((part for part in bar.parts if part.name == name), None) for bar in bars]
-        meaning = next((part.meaning for part in reversed(found) if part and part.meaning), "")
-        values = ["–" if part is None else read(part.value) for part in found]
+        result = [next((part for part in bar.parts if part.name == name), None) for bar in bars]
+        meaning = next((part.meaning for part in reversed(result) if part and part.meaning), "")
+        values = ["–" if part is None else read(part.value) for part in result]
         rows.append([swatch(colour) + " " + name, *values, meaning])
     if whole:
         total = [element("b", read(_sum(bar))) for bar in bars]

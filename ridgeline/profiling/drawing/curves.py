@@ -50,10 +50,10 @@ def curves(
     drawn = x_axis(across, _thinned(places), BOTTOM, _plain)
     drawn += y_axis(up, up.ticks(), BOTTOM, TOP, tell) + axis_names(x_name, "", BOTTOM)
     drawn += join(_line(each, across, up, x_name, tell) for each in series)
-    said = "; ".join(_said(each, tell) for each in series)
+    text = "; ".join(_said(each, tell) for each in series)
     figures = element("details", element("summary", "Figures"), _table(series, title, x_name, tell))
     return element(
-        "figure", head, _legend(series), plot(HEIGHT, drawn, f"{title} over {x_name}. {said}."),
+        "figure", head, _legend(series), plot(HEIGHT, drawn, f"{title} over {x_name}. {text}."),
         figures, class_="curves",
     )  # fmt: skip
 

@@ -87,12 +87,12 @@ def _row(
         overflow="visible",
     )  # fmt: skip
     ends = "" if row.low is None or row.high is None else f"{read(row.low)} to {read(row.high)}"
-    said = f"{row.label}: {read(row.value)}" + (f", {ends_name} {ends}" if ends else "")
+    text = f"{row.label}: {read(row.value)}" + (f", {ends_name} {ends}" if ends else "")
     remark = element("small", row.remark) if row.remark else ""
     return element(
         "tr",
         element("th", row.label, " ", remark, scope="row"),
-        element("td", cell_chart(drawn, said), class_="chart"),
+        element("td", cell_chart(drawn, text), class_="chart"),
         element("td", read(row.value), class_="number", data_name="value:"),
         element("td", ends or "–", class_="number", data_name="interval:"),
         class_="outside" if row.is_outside else None,

@@ -13,10 +13,12 @@ def spread(wanted: Sequence[float], gap: float, least: float, most: float) -> li
     at least, between `least` and `most`, and moved as little as possible in sum of squares. Where
     there is no room for all of them, they go on behind `most`.
     """
-    free = [place - index * gap for index, place in enumerate(wanted)]  # without what others take
+    free = [
+        position - index * gap for index, position in enumerate(wanted)
+    ]  # without what others take
     highest = max(least, most - (len(free) - 1) * gap)
-    moved = (min(max(place, least), highest) for place in _ascending(free))
-    return [place + index * gap for index, place in enumerate(moved)]
+    moved = (min(max(position, least), highest) for position in _ascending(free))
+    return [position + index * gap for index, position in enumerate(moved)]
 
 
 def _ascending(values: Sequence[float]) -> list[float]:

@@ -39,7 +39,7 @@ class Section:
 
 def page(
     title: str,  # of the window
-    about: Markup | str,  # beside the brand: what it is of
+    subject: Markup | str,  # beside the brand: the model or file that it shows
     eyebrow: str,  # a few words above the headline
     headline: str,  # what there is to know, in a sentence
     sections: Sequence[Section],
@@ -52,7 +52,7 @@ def page(
     script = _text(FOLDER / "page.js")
     return _template().render(
         title=title,
-        about=about,
+        subject=subject,
         eyebrow=eyebrow,
         headline=headline,
         sections=sections,

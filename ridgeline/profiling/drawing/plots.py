@@ -20,28 +20,28 @@ def plot(height: float, content: Markup, label: str) -> Markup:
 
 def x_axis(scale: Scale, ticks: Sequence[float], y: float, read: Callable[[float], str]) -> Markup:
     """Lines up from the bottom at `y`; of many numbers every second one goes on a narrow screen."""
-    found = [element("line", class_="axis", x1=0, x2="100%", y1=y, y2=y)]
+    result = [element("line", class_="axis", x1=0, x2="100%", y1=y, y2=y)]
     for index, tick in enumerate(ticks):
         x = scale.percent(tick)
         spare = " spare" if len(ticks) > 5 and index % 2 else ""
-        found += [
+        result += [
             element("line", class_="grid", x1=x, x2=x, y1=0, y2=y),
             element("text", read(tick), class_=f"tick middle{spare}", x=x, y=y + 17),
         ]
-    return join(found)
+    return join(result)
 
 
 def y_axis(
     scale: Scale, ticks: Sequence[float], bottom: float, top: float, read: Callable[[float], str]
 ) -> Markup:
-    found = []
+    result = []
     for tick in ticks:
         y = scale.pixels(tick, bottom, top)
-        found += [
+        result += [
             element("line", class_="grid", x1=0, x2="100%", y1=y, y2=y),
             element("text", read(tick), class_="tick end", x=-8, y=y + 4),
         ]
-    return join(found)
+    return join(result)
 
 
 def axis_names(x_name: str, y_name: str, bottom: float) -> Markup:

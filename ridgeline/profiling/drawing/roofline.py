@@ -6,15 +6,25 @@ roofline([Dot("decode", 1.9, 4.1e12, "46% of bandwidth")], Roofs(4.2e12, {"bf16"
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from ridgeline.hardware.units import human
+from ridgeline.profiling.drawing.geometry import (
+    Dot,
+    Flat,
+    Roofs,
+    digits,
+    flats,
+    known_roofs,
+    limit_at,
+    scales,
+    slope,
+)
 from ridgeline.profiling.drawing.labels import spread
 from ridgeline.profiling.drawing.marks import inline_mark, mark, point
 from ridgeline.profiling.drawing.markup import Markup, element, join
 from ridgeline.profiling.drawing.plots import axis_names, plot, x_axis, y_axis
-from ridgeline.profiling.drawing.scales import Scale, decades, is_drawable
+from ridgeline.profiling.drawing.scales import Scale, decades
 from ridgeline.profiling.drawing.tables import Column, table
 
 HEIGHT = 380
@@ -22,43 +32,12 @@ TOP, BOTTOM = 18.0, 336.0
 WIDTH = 760  # pixels, for which names are kept apart; narrower screens show none
 NUM_NAMED = 8  # dots whose names are written beside them
 LONGEST_NAME = 30  # characters of a name in the plot
-ALIKE = 0.97  # of another rate: one line for both
 LETTER = 6.2  # pixels of one, in the names of rates
 LINE = 14.0  # pixels from one of these names to the next
 LEADER = 16.0  # pixels from the end of a flat to its name
 
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
-
-
-@dataclass(frozen=True)
-class Roofs:
-    """The ceilings, in base units. A slope, and a flat for each dtype."""
-
-    bandwidth: float  # B/s
-    rates: Mapping[str, float]  # FLOP/s by dtype
-    source: str = "measured here"
-
-
-@dataclass(frozen=True)
-class Dot:
-    label: str
-    flops_per_byte: float
-    flops_per_s: float
-    figures: str  # one line, shown at the dot: "46% of bandwidth, 71% of the step"
-    series: int = 0  # colour and shape: 0 to 5
-    hollow: bool = False  # as it was before
-    weight: float | None = None  # share of the time, 0 to 1: the area; None: all alike
-    after: str | None = None  # label of the dot that this one became: a line goes there
-
-    @property
-    def is_drawable(self) -> bool:
-        return is_drawable(self.flops_per_byte, self.flops_per_s)
-
-    @property
-    def reached(self) -> str:
-        """Its rate as people read it."""
-        return human(self.flops_per_s, "FLOP/s") if math.isfinite(self.flops_per_s) else "–"
 
 
 def roofline(dots: Sequence[Dot], roofs: Roofs | None, *, title: str = "Roofline") -> Markup:
@@ -70,16 +49,8 @@ def roofline(dots: Sequence[Dot], roofs: Roofs | None, *, title: str = "Roofline
     parts = [] if roofs else [_unknown()]
     if shown or roofs:
         parts.append(_plot(shown, roofs, title))
-    parts.append(_table(dots) if dots else element("p", "No step was placed.", class_="soft"))
+    parts.append(_table(dots) if dots else element("p", "No step was measured.", class_="soft"))
     return element("figure", *parts, class_="roofline")
-
-
-def known_roofs(roofs: Roofs | None) -> Roofs | None:
-    """Without rates that are no numbers; None where no roof is left."""
-    if roofs is None or not is_drawable(roofs.bandwidth):
-        return None
-    rates = {name: rate for name, rate in roofs.rates.items() if is_drawable(rate)}
-    return Roofs(roofs.bandwidth, rates, roofs.source) if rates else None
 
 
 def _unknown() -> Markup:
@@ -98,43 +69,27 @@ def _plot(dots: Sequence[Dot], roofs: Roofs | None, title: str) -> Markup:
     taken = [_around(dot, across, up) for dot in dots]
     if roofs:
         drawn += _roof(roofs, across, up, taken)
-    drawn += _ways(dots, roofs, across, up)
+    drawn += _connections(dots, roofs, across, up)
     drawn += join(_dot(dot, across, up) for dot in dots)
     drawn += _names(dots, across, up, taken)
-    said = "; ".join(f"{dot.label}: {dot.figures}" for dot in dots) or "nothing measured"
+    text = "; ".join(f"{dot.label}: {dot.figures}" for dot in dots) or "nothing measured"
     source = f" Limits {roofs.source}." if roofs else ""
-    return plot(HEIGHT, drawn, f"{title}. {said}.{source}")
-
-
-def scales(dots: Sequence[Dot], roofs: Roofs | None) -> tuple[Scale, Scale]:
-    xs = [dot.flops_per_byte for dot in dots]
-    ys = [dot.flops_per_s for dot in dots]
-    low, high = min(xs, default=1.0) / 3, max(xs, default=1.0) * 3
-    top = max(ys, default=1.0) * 3
-    if roofs:
-        ridges = [rate / roofs.bandwidth for rate in roofs.rates.values()]
-        low, high = min(low, min(ridges) / 30), max(high, max(ridges) * 8)
-        top = max(top, max(roofs.rates.values()) * 2.2)
-        ys = [*ys, low * roofs.bandwidth * 2]
-    bottom = min(ys, default=top / 100) / 2
-    return Scale(low, high, is_log=True), Scale(bottom, max(top, bottom * 10), is_log=True)
+    return plot(HEIGHT, drawn, f"{title}. {text}.{source}")
 
 
 def _roof(roofs: Roofs, across: Scale, up: Scale, taken: list[Box]) -> Markup:
     """The slope up to the highest flat, and a flat for each dtype, with their names."""
-    highest = max(roofs.rates.values())
-    first = max(across.low, up.low / roofs.bandwidth)
-    ridge = highest / roofs.bandwidth
-    slope = element(
+    (first, low), (ridge, highest) = slope(roofs, across, up)
+    line = element(
         "line", class_="roof", x1=across.percent(first), x2=across.percent(ridge),
-        y1=up.pixels(first * roofs.bandwidth, BOTTOM, TOP), y2=up.pixels(highest, BOTTOM, TOP),
+        y1=up.pixels(low, BOTTOM, TOP), y2=up.pixels(highest, BOTTOM, TOP),
     )  # fmt: skip
     middle = math.sqrt(first * ridge)
     name = element(
         "text", human(roofs.bandwidth, "B/s"), class_="halo end", x=across.percent(middle),
         y=up.pixels(middle * roofs.bandwidth, BOTTOM, TOP), dx=-9, dy=-5,
     )  # fmt: skip
-    return slope + _flats(roofs, across, up, taken) + name
+    return line + _flats(roofs, across, up, taken) + name
 
 
 def _flats(roofs: Roofs, across: Scale, up: Scale, taken: list[Box]) -> Markup:
@@ -142,20 +97,20 @@ def _flats(roofs: Roofs, across: Scale, up: Scale, taken: list[Box]) -> Markup:
     else is drawn; names that would touch stand further apart, and lines lead to them. Adds to
     `taken`.
     """
-    flats = merged_rates(roofs.rates)
-    heights = [up.pixels(rate, BOTTOM, TOP) for _, rate in flats]
-    places = spread(heights, LINE, LINE / 2, BOTTOM - LINE / 2)
+    lines_of = flats(roofs)
+    heights = [up.pixels(flat.rate, BOTTOM, TOP) for flat in lines_of]
+    positions = spread(heights, LINE, LINE / 2, BOTTOM - LINE / 2)
     room = _room(roofs)
     lines, names = [], [element("rect", class_="ground", x=-room, width=room, height=BOTTOM - 1)]
-    for rank, ((dtypes, rate), y, place) in enumerate(zip(flats, heights, places, strict=True)):
-        first, look = across.percent(rate / roofs.bandwidth), "roof lower" if rank else "roof"
+    for rank, (flat, y, position) in enumerate(zip(lines_of, heights, positions, strict=True)):
+        first, look = across.percent(flat.ridge), "roof lower" if rank else "roof"
         lines.append(element("line", class_=look, x1=first, x2="100%", y1=y, y2=y))
-        text = _rate_name(dtypes, rate)
+        text = _rate_name(flat)
         wide = LETTER * len(text)
-        taken.append((WIDTH - room, place - LINE / 2, float(WIDTH), place + LINE / 2))
+        taken.append((WIDTH - room, position - LINE / 2, float(WIDTH), position + LINE / 2))
         names += [
-            element("line", class_="leader", x1=-room, x2=-wide - 3, y1=y, y2=round(place, 1)),
-            element("text", text, class_="rate halo end", y=round(place + 4, 1)),
+            element("line", class_="leader", x1=-room, x2=-wide - 3, y1=y, y2=round(position, 1)),
+            element("text", text, class_="rate halo end", y=round(position + 4, 1)),
         ]
     return join([*lines, element("svg", *names, x="100%", overflow="visible")])
 
@@ -168,28 +123,17 @@ def _with_room(across: Scale, roofs: Roofs) -> Scale:
 
 def _room(roofs: Roofs) -> float:
     """Pixels that the names of rates take, and the lines that lead to them."""
-    names = [_rate_name(dtypes, rate) for dtypes, rate in merged_rates(roofs.rates)]
+    names = [_rate_name(flat) for flat in flats(roofs)]
     return LETTER * max(map(len, names)) + LEADER
 
 
-def _rate_name(dtypes: Sequence[str], rate: float) -> str:
-    return f"{shortened(', '.join(dtypes))} {human(rate, 'FLOP/s')}"
+def _rate_name(flat: Flat) -> str:
+    return f"{shortened(', '.join(flat.dtypes))} {human(flat.rate, 'FLOP/s')}"
 
 
-def merged_rates(rates: Mapping[str, float]) -> list[tuple[list[str], float]]:
-    """Those that are nearly alike together; the highest first."""
-    found: list[tuple[list[str], float]] = []
-    for dtype, rate in sorted(rates.items(), key=lambda each: -each[1]):
-        if found and rate > ALIKE * found[-1][1]:
-            found[-1][0].append(dtype)
-        else:
-            found.append(([dtype], rate))
-    return found
-
-
-def _ways(dots: Sequence[Dot], roofs: Roofs | None, across: Scale, up: Scale) -> Markup:
+def _connections(dots: Sequence[Dot], roofs: Roofs | None, across: Scale, up: Scale) -> Markup:
     """From what was to what became of it, and from a dot up to its roof."""
-    found, by_label = [], {dot.label: dot for dot in dots}
+    result, by_label = [], {dot.label: dot for dot in dots}
     for dot in dots:
         x, y = across.percent(dot.flops_per_byte), up.pixels(dot.flops_per_s, BOTTOM, TOP)
         look = f"s{dot.series % 6}"
@@ -197,25 +141,24 @@ def _ways(dots: Sequence[Dot], roofs: Roofs | None, across: Scale, up: Scale) ->
         if became is not None:
             to_y = up.pixels(became.flops_per_s, BOTTOM, TOP)
             to_x = across.percent(became.flops_per_byte)
-            found.append(element("line", class_=f"way {look}", x1=x, x2=to_x, y1=y, y2=to_y))
+            result.append(element("line", class_=f"became {look}", x1=x, x2=to_x, y1=y, y2=to_y))
         if roofs and not dot.hollow and dot.weight is None:
-            limit = min(dot.flops_per_byte * roofs.bandwidth, max(roofs.rates.values()))
-            roof_y = up.pixels(limit, BOTTOM, TOP)
-            found.append(element("line", class_=f"drop {look}", x1=x, x2=x, y1=roof_y, y2=y))
-    return join(found)
+            roof_y = up.pixels(limit_at(roofs, dot.flops_per_byte), BOTTOM, TOP)
+            result.append(element("line", class_=f"drop {look}", x1=x, x2=x, y1=roof_y, y2=y))
+    return join(result)
 
 
 def _dot(dot: Dot, across: Scale, up: Scale) -> Markup:
     size = 1.15 if dot.weight is None else 0.6 + 1.8 * math.sqrt(min(1.0, max(0.0, dot.weight)))
     x, y = across.percent(dot.flops_per_byte), up.pixels(dot.flops_per_s, BOTTOM, TOP)
-    said = f"{dot.label}: {dot.reached}, {dot.figures}"
-    return point(x, y, said, mark(dot.series, dot.hollow, size), key=dot.label)
+    text = f"{dot.label}: {dot.reached}, {dot.figures}"
+    return point(x, y, text, mark(dot.series, dot.hollow, size), key=dot.label)
 
 
 def _names(dots: Sequence[Dot], across: Scale, up: Scale, taken: list[Box]) -> Markup:
     """Beside the dot, where no other name or dot is; the heaviest first."""
     heaviest = sorted(dots, key=lambda dot: -(dot.weight or 0.0))[:NUM_NAMED]
-    found = []
+    result = []
     for dot in heaviest:
         x, y = _place(dot, across, up)
         name = shortened(dot.label)
@@ -229,9 +172,9 @@ def _names(dots: Sequence[Dot], across: Scale, up: Scale, taken: list[Box]) -> M
                 taken.append(box)
                 look = f"name halo {anchor}".strip()
                 at = {"x": across.percent(dot.flops_per_byte), "y": y, "dx": dx, "dy": dy}
-                found.append(element("text", name, class_=look, **at))
+                result.append(element("text", name, class_=look, **at))
                 break
-    return join(found)
+    return join(result)
 
 
 def _place(dot: Dot, across: Scale, up: Scale) -> tuple[float, float]:
@@ -260,9 +203,7 @@ def _table(dots: Sequence[Dot]) -> Markup:
     rows: list[list[Markup | str]] = [
         [
             inline_mark(dot.series, dot.hollow) + " " + dot.label,
-            _plain(dot.flops_per_byte)
-            if dot.flops_per_byte >= 100
-            else f"{dot.flops_per_byte:.3g}",
+            digits(dot.flops_per_byte),
             dot.reached,
             dot.figures,
         ]
@@ -278,7 +219,3 @@ def shortened(name: str) -> str:
 
 def _plain(value: float) -> str:
     return f"{value:,.0f}" if value >= 1 else f"{value:g}"
-
-
-def digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

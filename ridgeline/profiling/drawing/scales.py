@@ -67,9 +67,9 @@ def even_ticks(low: float, high: float) -> list[float]:
 def log_ticks(low: float, high: float) -> list[float]:
     """Round values inside: powers of ten, or closer ones where these are too few."""
     for steps in ROUND:
-        found = [value for value in _powers(low, high, steps) if low <= value <= high * (1 + 1e-9)]
-        if len(found) >= 3:
-            return found[:: math.ceil(len(found) / MOST_TICKS)]
+        result = [value for value in _powers(low, high, steps) if low <= value <= high * (1 + 1e-9)]
+        if len(result) >= 3:
+            return result[:: math.ceil(len(result) / MOST_TICKS)]
     return even_ticks(low, high)
 
 

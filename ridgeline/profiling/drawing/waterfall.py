@@ -94,13 +94,13 @@ def _tick(value: float) -> str:
 def waterfall_starts(steps: Sequence[WaterfallStep]) -> list[float]:
     """Where each row begins: what the ones before it that count came to."""
     is_plan = not any(step.achieved for step in steps)
-    found, reached = [], 1.0
+    result, reached = [], 1.0
     for step in steps:
-        found.append(reached)
+        result.append(reached)
         rise = step.predicted if is_plan else step.achieved
         if step.counts and rise is not None and rise.is_drawable:
             reached *= rise.value
-    return found
+    return result
 
 
 def waterfall_scale(
@@ -128,12 +128,12 @@ def _row(step: WaterfallStep, start: float, scale: Scale, ticks: Sequence[float]
         )
     else:
         title = element("span", step.title, class_="title")
-    said = [f"{step.title}, {step.outcome}"]
-    said += [f"predicted {step.predicted}"] if step.predicted else []
-    said += [f"achieved {step.achieved}"] if step.achieved else []
+    text = [f"{step.title}, {step.outcome}"]
+    text += [f"predicted {step.predicted}"] if step.predicted else []
+    text += [f"achieved {step.achieved}"] if step.achieved else []
     symbol = SYMBOLS.get(step.outcome, "·")
     look = step.outcome.replace(" ", "-")
-    chart = cell_chart(_bars(step, start, scale, ticks), "; ".join(said))
+    chart = cell_chart(_bars(step, start, scale, ticks), "; ".join(text))
     return element(
         "tr",
         element("th", group, title, scope="row"),
@@ -181,7 +181,7 @@ def _total(total: Rise, scale: Scale, ticks: Sequence[float]) -> Markup:
         drawn += _bar(total, 1.0, scale, 0, "total")
     return element(
         "tr",
-        element("th", "all that was kept", scope="row"),
+        element("th", "all kept, paired rounds", scope="row"),
         element("td", cell_chart(drawn, f"In all {total}"), class_="chart"),
         element("td", "", class_="number none"),
         _figures(total, "measured"),

@@ -207,9 +207,9 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) ->
     return 2.0 * batch * heads * queries * key.shape[-2] * (head_dim + value.shape[-1])
 
 
-def _encoder_layer(src: Tensor, embed_dim: int, *about: Any, **_: Any) -> float:
+def _encoder_layer(src: Tensor, embed_dim: int, *operands: Any, **_: Any) -> float:
     """Projections, attention and MLP of nn.TransformerEncoderLayer's fused forward."""
-    inner = about[12].shape[0]
+    inner = operands[12].shape[0]
     return _self_attention(src, embed_dim) + 4.0 * _num_rows(src) * embed_dim * inner
 
 
@@ -223,9 +223,9 @@ def _self_attention(src: Tensor, embed_dim: int) -> float:
     return 8.0 * tokens * embed_dim**2 + 4.0 * tokens * length * embed_dim
 
 
-def _recurrent(src: Tensor, *about: Any, **_: Any) -> float:
+def _recurrent(src: Tensor, *operands: Any, **_: Any) -> float:
     """Each step multiplies by every matrix once."""
-    matrices = [tensor for tensor in _tensors(about[:4]) if tensor.dim() == 2]
+    matrices = [tensor for tensor in _tensors(operands[:4]) if tensor.dim() == 2]
     return 2.0 * _num_rows(src) * sum(tensor.numel() for tensor in matrices)
 
 

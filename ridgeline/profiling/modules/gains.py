@@ -121,13 +121,13 @@ def accuracy_area(area: str) -> str:
 
 def suggestions(work: CallWork) -> tuple[Suggestion, ...]:
     """Changes that are predicted to be worth a try, each on its own, the largest gain first."""
-    found = []
+    result = []
     for change in CHANGES.values():
         if _fits(work, change):
             guess = predict(work, ModuleForm(), change.of(ModuleForm()), change)
             if guess.speedup >= WORTH:
-                found.append(Suggestion(change.title, change.how, guess))
-    return tuple(sorted(found, key=lambda each: -each.prediction.speedup))
+                result.append(Suggestion(change.title, change.how, guess))
+    return tuple(sorted(result, key=lambda each: -each.prediction.speedup))
 
 
 def _fits(work: CallWork, change: ModuleChange) -> bool:
@@ -170,43 +170,51 @@ def _total(work: CallWork, parts: CallParts) -> float:
 
 def piece_of(traced: TracedOp) -> OpPiece:
     op = traced.op
-    work = (float(op.num_bytes), float(op.weight_bytes), op.flops)
-    about = (op.kind, op.name, op.path, traced.seconds)
-    return OpPiece(*about, *work, op.dtype, max(traced.num_kernels, 1))
+    return OpPiece(
+        kind=op.kind,
+        name=op.name,
+        path=op.path,
+        seconds=traced.seconds,
+        num_bytes=float(op.num_bytes),
+        weight_bytes=float(op.weight_bytes),
+        flops=op.flops,
+        dtype=op.dtype,
+        num_kernels=max(traced.num_kernels, 1),
+    )
 
 
 def fused(pieces: Sequence[OpPiece]) -> list[OpPiece]:
     """Neighbours that a compiler makes one kernel of: it moves what the largest of them moved. What
     moves nothing, such as a view, goes.
     """
-    found: list[OpPiece] = []
+    result: list[OpPiece] = []
     for piece in pieces:
         if piece.num_bytes == 0 and piece.flops == 0:
             continue
-        last = found[-1] if found else None
+        last = result[-1] if result else None
         if last is None or not {last.kind, piece.kind} <= set(FUSIBLE):
-            found.append(piece)
+            result.append(piece)
             continue
         most = max(last.num_bytes, piece.num_bytes)
         share = most / max(last.num_bytes + piece.num_bytes, 1.0)
         seconds = (last.seconds + piece.seconds) * share
-        found[-1] = last._replace(seconds=seconds, num_bytes=most)
-    return found
+        result[-1] = last._replace(seconds=seconds, num_bytes=most)
+    return result
 
 
 def with_sdpa(pieces: Sequence[OpPiece], work: CallWork) -> list[OpPiece]:
     """Attention that writes its scores, product by product, as one op that does not."""
-    found: list[OpPiece] = []
+    result: list[OpPiece] = []
     at = 0
     while at < len(pieces):
         end = _attention_end(pieces, at)
         if end is None:
-            found.append(pieces[at])
+            result.append(pieces[at])
             at += 1
         else:
-            found.append(_attention(pieces[at : end + 1], work))
+            result.append(_attention(pieces[at : end + 1], work))
             at = end + 1
-    return found
+    return result
 
 
 def has_plain_attention(work: CallWork) -> bool:

@@ -153,7 +153,7 @@ class PathFollower:
             self.scopes.begin(path)
         self._running.append(path)
 
-    def _end(self, *about: Any) -> None:
+    def _end(self, *_: Any) -> None:
         if self._running:
             self._running.pop()
             if self.scopes is not None:

@@ -24,15 +24,15 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     yield from _leaves(tree, path, set())
 
 
-def _leaves(tree: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _leaves(tree: Any, path: str, visited: set[int]) -> Iterator[tuple[str, Any]]:
     if isinstance(tree, (Tensor, *PLAIN)):
         yield path, tree
         return
-    if id(tree) in seen or callable(tree):
+    if id(tree) in visited or callable(tree):
         return
-    seen.add(id(tree))
+    visited.add(id(tree))
     for key, value in _children(tree):
-        yield from _leaves(value, f"{path}.{key}" if path else str(key), seen)
+        yield from _leaves(value, f"{path}.{key}" if path else str(key), visited)
 
 
 def _children(tree: Any) -> Iterator[tuple[Any, Any]]:
@@ -54,11 +54,11 @@ def mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same nesting with other tensors; what holds none is shared."""
     if isinstance(tree, Tensor):
         return change(tree)
-    found = tensors(tree)
-    if not found:
+    result = tensors(tree)
+    if not result:
         return tree
     # Objects of any kind are copied by the rules of their own classes, which find the tensors made.
-    return copy.deepcopy(tree, {id(tensor): change(tensor) for tensor in found})
+    return copy.deepcopy(tree, {id(tensor): change(tensor) for tensor in result})
 
 
 def converted(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:

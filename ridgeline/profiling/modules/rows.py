@@ -92,13 +92,23 @@ def judge(
     rows: Sequence[OpRow], division: Mapping[str, float], num_kernels: int, call_s: float
 ) -> StepVerdict:
     """What bounds the whole call, by all of its work over all of its time."""
-    waits = (division["copies"], division["gaps"], division["host"])
-    shares = []
-    for name in ("memory_share", "matrix_share"):
-        known = [(getattr(row, name), row.seconds) for row in rows]
-        found = [share * seconds for share, seconds in known if share is not None]
-        shares.append(sum(found) / call_s if found else None)
-    return judge_step("the call", Division(call_s, (), *waits, num_kernels), *shares)
+    whole = Division(
+        step_s=call_s,
+        ops=(),
+        copies_s=division["copies"],
+        gaps_s=division["gaps"],
+        host_s=division["host"],
+        num_kernels=num_kernels,
+    )
+    memory = [(row.memory_share, row.seconds) for row in rows]
+    matrix = [(row.matrix_share, row.seconds) for row in rows]
+    return judge_step("the call", whole, _share_of(memory, call_s), _share_of(matrix, call_s))
+
+
+def _share_of(known: Sequence[tuple[float | None, float]], call_s: float) -> float | None:
+    """Of a ceiling, over the whole call: ops with no share count as idle."""
+    used = [share * seconds for share, seconds in known if share is not None]
+    return sum(used) / call_s if used else None
 
 
 def grouped(rows: Sequence[OpRow]) -> list[OpRow]:

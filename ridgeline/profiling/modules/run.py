@@ -1,8 +1,8 @@
 """`ridgeline.profile`: where the time of any callable goes, by module and op, under the roofline.
 
-    found = ridgeline.profile(module, x)
-    rich.print(found.table())
-    found.save_trace("trace.json.gz")
+    profile = ridgeline.profile(module, x)
+    print(profile)
+    profile.save_trace("trace.json.gz")
 
 The call is timed untraced, then traced (tracing.py), its work counted op by op (counting.py). It
 runs as the caller has it: with gradients where those are on, in the mode the module is in. So a
@@ -60,12 +60,11 @@ def profile(
         raise UsageError(f"steps is {steps}; give at least 1")
     if not callable(work):
         raise UsageError(f"{type(work).__name__} is not callable; give a function or an nn.Module")
-    given = (inputs, keywords)
-    place = device_of(work, given) if device is None else torch.device(device)
-    hardware = hardware or measured(place, progress)
+    where = device_of(work, (inputs, keywords)) if device is None else torch.device(device)
+    hardware = hardware or measured(where, progress)
     if device is not None:
-        work, given = move(work, given, place)
-    return profiled(work, *given, hardware, place, steps)[0]
+        work, (inputs, keywords) = move(work, (inputs, keywords), where)
+    return profiled(work, inputs, keywords, hardware, where, steps)[0]
 
 
 def profiled(
@@ -91,7 +90,7 @@ def profiled(
         _grad(parameters),
         frozenset(path for module, path in names.items() if type(module) is nn.Linear),
     )
-    return _found(known, timing, watched, peak_bytes)
+    return _result(known, timing, watched, peak_bytes)
 
 
 def measured(device: torch.device, progress: Progress | None = None) -> Hardware:
@@ -121,7 +120,7 @@ class ModuleFacts(NamedTuple):
     linears: frozenset[str]  # paths of nn.Linear
 
 
-def _found(
+def _result(
     known: ModuleFacts, timing: Timing, watched: WatchedCall, peak_bytes: int | None
 ) -> tuple[ModuleProfile, CallWork]:
     hardware = known.hardware
@@ -129,7 +128,7 @@ def _found(
     tf32 = hardware.device_type != "cpu" and torch.backends.cuda.matmul.fp32_precision == "tf32"
     rows = rows_of(work.ops, timing.median_s, hardware, tf32)
     document, trace_note = bounded_trace(watched.document)
-    found = ModuleProfile(
+    result = ModuleProfile(
         name=known.name,
         device=hardware.device,
         hardware=hardware.summary(),
@@ -143,7 +142,7 @@ def _found(
         notes=tuple(filter(None, (*_notes(watched, work), trace_note))),
         trace=document,
     )
-    return found, work
+    return result, work
 
 
 def divide(
@@ -168,8 +167,16 @@ def divide(
     if by_op_s <= 0:
         division["other kernels"] += busy_s
     division |= {"copies": copies_s, "gaps": gaps_s, "host": idle_s - gaps_s}
-    about = (hardware, known.grad, known.linears)
-    return CallWork(ops, call_s, idle_s, watched.num_kernels, *about), division
+    work = CallWork(
+        ops=ops,
+        call_s=call_s,
+        host_s=idle_s,
+        num_kernels=watched.num_kernels,
+        hardware=hardware,
+        grad=known.grad,
+        linears=known.linears,
+    )
+    return work, division
 
 
 def _notes(watched: WatchedCall, work: CallWork) -> list[str]:

@@ -102,18 +102,20 @@ def _counted(
     following = PathFollower(names, scopes)
     counting = Counting(following, parameters, scopes)
 
-    def seen() -> None:
+    def counted_call() -> None:
         with following, counting:
             work()
 
     if isinstance(marks, ClockMarks):
-        seen()
+        counted_call()
         spent = {span.call: span.end - span.begin for span in marks.spans}
         return [
             TracedOp(op, spent[number], 1, ())
             for op, number in zip(counting.ops, counting.numbers, strict=True)
         ]
-    return joined(counting.ops, counting.numbers, scopes.paths, read_trace(traced(seen, 1, device)))
+    return joined(
+        counting.ops, counting.numbers, scopes.paths, read_trace(traced(counted_call, 1, device))
+    )
 
 
 def joined(
@@ -124,13 +126,13 @@ def joined(
     for event in trace.events:
         if not event.is_copy:
             launched[event.scope].append(event)
-    found = [_with_kernels(op, launched.pop(n, [])) for op, n in zip(ops, numbers, strict=True)]
+    result = [_with_kernels(op, launched.pop(n, [])) for op, n in zip(ops, numbers, strict=True)]
     others: dict[tuple[str, str], list[float]] = defaultdict(list)
     for scope, events in launched.items():
         for event in events:
             path = OUTSIDE if scope is None else paths[scope]
             others[path, event.name].append(event.end_s - event.begin_s)
-    return found + [uncounted(*key, seconds) for key, seconds in others.items()]
+    return result + [uncounted(*key, seconds) for key, seconds in others.items()]
 
 
 def _with_kernels(op: OpCall, events: Sequence[DeviceEvent]) -> TracedOp:
@@ -181,16 +183,16 @@ def by_own_time(document: Mapping[str, Any]) -> tuple[TracedOp, ...]:
     ]
     rows.sort(key=lambda row: (row["tid"], row["ts"], -row["dur"]))
     opened: list[Mapping[str, Any]] = []
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    result: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
         while opened and (opened[-1]["tid"] != row["tid"] or _end(opened[-1]) <= row["ts"]):
             opened.pop()
         if opened and not _is_frame(opened[-1]):
-            found[_path_of(opened), _short(opened[-1]["name"])].append(-row["dur"] * 1e-6)
+            result[_path_of(opened), _short(opened[-1]["name"])].append(-row["dur"] * 1e-6)
         opened.append(row)
         if not _is_frame(row):
-            found[_path_of(opened), _short(row["name"])].append(row["dur"] * 1e-6)
-    return tuple(uncounted(*key, seconds) for key, seconds in found.items())
+            result[_path_of(opened), _short(row["name"])].append(row["dur"] * 1e-6)
+    return tuple(uncounted(*key, seconds) for key, seconds in result.items())
 
 
 def _end(row: Mapping[str, Any]) -> float:

@@ -161,8 +161,8 @@ def interval_factor(area: str, device: str | None = None, path: Path | None = No
     for outcomes, where in ((here, f" on {device}"), (own, "")):
         factor = factor_of(outcomes)
         if factor is not None:
-            about = f"the last {len(outcomes)} predictions of {area}{where}"
-            return Factor(factor, len(outcomes), about)
+            source = f"the last {len(outcomes)} predictions of {area}{where}"
+            return Factor(factor, len(outcomes), source)
     why = f"only {len(own)} predictions" if own else "no prediction"
     return Factor(DEFAULT_FACTOR, 0, f"a default; {why} of {area} measured so far")
 

@@ -56,14 +56,14 @@ def divided(phase: PhaseTime, state: RunState) -> StepSeconds:
     is spread over all parts; on a GPU that is launched kernel by kernel, it is waiting for that.
     """
     if phase.division:
-        found = StepSeconds(*(float(phase.division.get(name, 0.0)) for name in NAMES))
-        scale = phase.step_s / found.total if found.total > 0 else 1.0
-        return StepSeconds(*(part * scale for part in found))
-    found = of_model(modelled(state, phase.work), state)
-    left = phase.step_s - found.busy - found.host
-    if state.on_gpu and not is_replayed(state, phase.work) and left > found.gaps:
-        return found._replace(gaps=left)
-    return StepSeconds(*(part * phase.step_s / found.total for part in found))
+        result = StepSeconds(*(float(phase.division.get(name, 0.0)) for name in NAMES))
+        scale = phase.step_s / result.total if result.total > 0 else 1.0
+        return StepSeconds(*(part * scale for part in result))
+    result = of_model(modelled(state, phase.work), state)
+    left = phase.step_s - result.busy - result.host
+    if state.on_gpu and not is_replayed(state, phase.work) and left > result.gaps:
+        return result._replace(gaps=left)
+    return StepSeconds(*(part * phase.step_s / result.total for part in result))
 
 
 def of_model(parts: StepParts, state: RunState) -> StepSeconds:

@@ -159,8 +159,8 @@ def _usual_phase(situation: Situation) -> PhaseTime:
     keys = rows * min(UNKNOWN_CONTEXT, situation.config.max_context)
     work = MeanStep(rows, rows, rows, keys, keys)
     state = state_of(situation)
-    found = of_model(modelled(state, work), state)
-    return PhaseTime("decode", 1.0, found.total, work, dict(zip(NAMES, found, strict=True)))
+    result = of_model(modelled(state, work), state)
+    return PhaseTime("decode", 1.0, result.total, work, dict(zip(NAMES, result, strict=True)))
 
 
 def _fewer_steps(

@@ -48,9 +48,9 @@ def kernels_a_layer(state: RunState, work: MeanStep) -> LaunchCounts:
         return NAIVE if state.on_gpu else CPU_NAIVE
     if not state.on_gpu:
         return CPU_FUSED if state.is_fused else CPU_REFERENCE
-    found = FUSED if folds(state, work.tokens) else APART
+    result = FUSED if folds(state, work.tokens) else APART
     has_prompts = work.tokens > work.rows
-    return found._replace(other=found.other + has_prompts)  # rotary apart from attention
+    return result._replace(other=result.other + has_prompts)  # rotary apart from attention
 
 
 def folds(state: RunState, num_tokens: float) -> bool:

@@ -31,20 +31,20 @@ class Advice:
     prediction: Prediction
 
     def to_json(self) -> dict[str, Any]:
-        found = {"title": self.title, "edit": dict(self.edit), "flags": self.flags}
-        return {**found, **self.prediction.to_json()}
+        result = {"title": self.title, "edit": dict(self.edit), "flags": self.flags}
+        return {**result, **self.prediction.to_json()}
 
 
 def what_next(situation: Situation, least: float = LEAST_GAIN) -> list[Advice]:
     """Those that are expected to pay, by their predicted gain."""
-    found = [
+    result = [
         Advice(title, edit, flags_of(edit), predict(situation, edit))
         for title, edit in candidates(situation)
         if can_be_run(situation, edit)
     ]
     more = _more_at_once(situation)
-    found += [more] if more is not None else []
-    paying = [advice for advice in found if advice.prediction.speedup >= least]
+    result += [more] if more is not None else []
+    paying = [advice for advice in result if advice.prediction.speedup >= least]
     return sorted(paying, key=lambda advice: -advice.prediction.speedup)
 
 
@@ -111,19 +111,19 @@ def _more_at_once(situation: Situation) -> Advice | None:
     fuller = replace(
         situation, recipe=replace(situation.recipe, limits=limits), concurrency=float(MORE * rows)
     )
-    found = predict(fuller, {"limits.max_batch": MORE * rows})
+    result = predict(fuller, {"limits.max_batch": MORE * rows})
     title = f"{MORE * rows} requests at once instead of {rows} (tokens/s of all)"
-    return Advice(title, {}, "", found)
+    return Advice(title, {}, "", result)
 
 
 def flags_of(edit: Mapping[str, Any]) -> str:
     """`--scheme int8 --graphs`."""
-    found = []
+    result = []
     for name, value in edit.items():
         if name == "loop":
-            found.append(f"--loop {value}")
+            result.append(f"--loop {value}")
         elif isinstance(value, bool):
-            found.append(flag(name) if value else flag(name).replace("--", "--no-", 1))
+            result.append(flag(name) if value else flag(name).replace("--", "--no-", 1))
         else:
-            found.append(f"{flag(name)} {value}")
-    return " ".join(found)
+            result.append(f"{flag(name)} {value}")
+    return " ".join(result)

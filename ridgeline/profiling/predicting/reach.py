@@ -95,10 +95,10 @@ def product_reach(scheme: str | None, dtype: str, *, on_gpu: bool, fused: bool) 
         if not on_gpu and not fused and dtype != "fp32":
             return CPU_BF16_BY_TORCH
         return table.get(dtype, table["plain"])
-    found = table[_family(scheme)]
+    result = table[_family(scheme)]
     if not on_gpu and dtype == "fp32" and _family(scheme) == "int4":
-        found = CPU_INT4_OF_FP32
-    return found if fused or on_gpu else found._replace(bandwidth=DEQUANTIZED)
+        result = CPU_INT4_OF_FP32
+    return result if fused or on_gpu else result._replace(bandwidth=DEQUANTIZED)
 
 
 def untuned_share(scheme: str | None) -> float:
@@ -113,10 +113,10 @@ def _family(scheme: str) -> str:
 def attention_reach(*, on_gpu: bool, fused: bool, codes: bool = False) -> Reach:
     """`codes`: whether pages hold 8-bit codes."""
     if on_gpu:
-        found = GPU_ATTENTION if fused else PLAIN_ATTENTION
+        result = GPU_ATTENTION if fused else PLAIN_ATTENTION
     else:
-        found = CPU_ATTENTION if fused else CPU_PLAIN_ATTENTION
+        result = CPU_ATTENTION if fused else CPU_PLAIN_ATTENTION
     if codes:
         more_s = 0.0 if on_gpu else CPU_CODES_S
-        found = Reach(found.bandwidth * OF_CODES, found.matrix, found.fixed_s + more_s)
-    return found
+        result = Reach(result.bandwidth * OF_CODES, result.matrix, result.fixed_s + more_s)
+    return result

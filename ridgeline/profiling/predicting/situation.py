@@ -68,13 +68,13 @@ def phases_of(steps: Sequence[WatchedStep]) -> tuple[PhaseTime, ...]:
     return tuple(
         PhaseTime(
             kind,
-            len(found),
-            fmean(span.seconds for span in found),
-            _mean_plan([span.plan for span in found]),
-            device_s=fmean(min(span.seconds, span.device_s) for span in found),
+            len(result),
+            fmean(span.seconds for span in result),
+            _mean_plan([span.plan for span in result]),
+            device_s=fmean(min(span.seconds, span.device_s) for span in result),
         )
-        for kind, found in spans.items()
-        if found
+        for kind, result in spans.items()
+        if result
     )
 
 

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from ridgeline.parallel.launch import child_environment
 
@@ -69,10 +68,10 @@ def count(command: Sequence[str], device_type: str) -> Counted | Absent:
         return Absent(f"no counters: {' and '.join(wanted)} are not installed")
     reasons = []
     for name in tools:
-        found = TOOLS[name](command)
-        if isinstance(found, Counted):
-            return found
-        reasons.append(found.reason)
+        result = TOOLS[name](command)
+        if isinstance(result, Counted):
+            return result
+        reasons.append(result.reason)
     return Absent("; ".join(reasons))
 
 
@@ -125,33 +124,33 @@ def _counted(tool: str, rows: Iterable[tuple[str, CounterValues]]) -> Counted | 
         by_name.setdefault(short(name), []).append(figures)
     if not by_name:
         return Absent(f"no counters: {tool} ran and named no kernel")
-    found = {
+    result = {
         name: {key: mean(each[key] for each in rows if key in each) for key in set().union(*rows)}
         for name, rows in by_name.items()
     }
-    return Counted(tool, found)
+    return Counted(tool, result)
 
 
 def parse_ncu(text: str) -> list[tuple[str, CounterValues]]:
     """`--csv --page raw`: lines of the tool's own, a header, a row of units, a row a launch."""
     rows = _table(text, "Kernel Name")
-    found = []
+    result = []
     for row in rows:
         values = {ours: _number(row.get(theirs)) for theirs, ours in NCU_METRICS.items()}
         known = {name: value / 100 for name, value in values.items() if value is not None}
         if row.get("ID") and known:
-            found.append((str(row["Kernel Name"]), known))
-    return found
+            result.append((str(row["Kernel Name"]), known))
+    return result
 
 
 def parse_nsys(text: str) -> list[tuple[str, CounterValues]]:
     """`cuda_gpu_trace`: a row for each kernel and copy."""
-    found = []
+    result = []
     for row in _table(text, "Duration (ns)"):
         duration, registers = _number(row.get("Duration (ns)")), _number(row.get("Reg/Trd"))
         if duration is not None and registers is not None:  # copies have none
-            found.append((str(row["Name"]), {"seconds": duration * 1e-9, "registers": registers}))
-    return found
+            result.append((str(row["Name"]), {"seconds": duration * 1e-9, "registers": registers}))
+    return result
 
 
 def parse_rocprof(text: str) -> list[tuple[str, CounterValues]]:
@@ -195,18 +194,23 @@ def _run(command: Sequence[str]) -> str | Absent:
     except OSError as error:
         return Absent(f"no counters: {command[0]} does not start ({error.strerror})")
     if done.returncode and "ERR_NVGPUCTRPERM" not in done.stdout + done.stderr:
-        said = (done.stderr or done.stdout).strip().splitlines()
+        text = (done.stderr or done.stdout).strip().splitlines()
         return Absent(
-            f"no counters: {command[0]} failed: {said[-1] if said else 'no reason given'}"
+            f"no counters: {command[0]} failed: {text[-1] if text else 'no reason given'}"
         )
     return done.stdout + ("\n" + done.stderr if "ERR_NVGPUCTRPERM" in done.stderr else "")
 
 
 def _finished(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a tool; if it takes too long, it ends with all that it started."""
-    pipe = subprocess.PIPE
-    about: dict[str, Any] = {"text": True, "start_new_session": True, "env": child_environment()}
-    tool = subprocess.Popen(command, stdout=pipe, stderr=pipe, **about)
+    tool = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=child_environment(),
+    )
     try:
         written, errors = tool.communicate(timeout=TIMEOUT_S)
     finally:

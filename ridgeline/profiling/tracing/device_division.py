@@ -85,7 +85,7 @@ def divide_device(
             f"{unmatched / count:.0f} kernels of a graph were not found in the step as it runs "
             "launch by launch, and count as the op before them"
         )
-    found = Division(
+    result = Division(
         step_s,
         sorted_ops(_op(name, times, count) for name, times in ops.items()),
         copies / count,
@@ -95,26 +95,26 @@ def divide_device(
         tuple(notes),
     )
     in_graphs = any(event.in_graph for events in counted for event in events)
-    return _with_waiting(found, inner / count, lead / count, in_graphs)
+    return _with_waiting(result, inner / count, lead / count, in_graphs)
 
 
-def _with_waiting(found: Division, inner_s: float, lead_s: float, in_graphs: bool) -> Division:
+def _with_waiting(result: Division, inner_s: float, lead_s: float, in_graphs: bool) -> Division:
     """What the step took beyond its kernels: gaps as the trace had them inside a graph, which no
     tracing slows down; launched one by one, by their share.
     """
-    left = found.step_s - found.busy_s
+    left = result.step_s - result.busy_s
     if left < 0:
-        over = found.busy_s / found.step_s - 1.0
+        over = result.busy_s / result.step_s - 1.0
         note = f"kernels took {over:.0%} longer in the trace than the step without; all are scaled"
-        return found.scaled(found.step_s, *([note] if over > WORTH_SAYING else []))
+        return result.scaled(result.step_s, *([note] if over > WORTH_SAYING else []))
     if in_graphs:
         gaps = min(left, inner_s)
     else:
         gaps = left * inner_s / (inner_s + lead_s) if inner_s + lead_s > 0 else 0.0
-    return replace(found, gaps_s=gaps, host_s=left - gaps)
+    return replace(result, gaps_s=gaps, host_s=left - gaps)
 
 
-def by_events(found: Division, step_s: float, device_s: float) -> Division:
+def by_events(result: Division, step_s: float, device_s: float) -> Division:
     """With the device at the step for so long, by events around it: the host has what is between
     steps, gaps have what kernels leave of the device's time. A trace draws graphs out (8B in int4
     at batch 1: 2.09 ms of kernels and gaps, where steps launched ahead took 1.83), which would
@@ -122,8 +122,8 @@ def by_events(found: Division, step_s: float, device_s: float) -> Division:
     at its step than in it, was so in its kernels.
     """
     device_s = min(step_s, device_s)
-    kernels, traced_s = replace(found, gaps_s=0.0, host_s=0.0), found.busy_s + found.gaps_s
-    waits = found.gaps_s > WAITING * found.busy_s
+    kernels, traced_s = replace(result, gaps_s=0.0, host_s=0.0), result.busy_s + result.gaps_s
+    waits = result.gaps_s > WAITING * result.busy_s
     if device_s > traced_s > 0 and not waits:
         kernels = kernels.scaled(kernels.busy_s * device_s / traced_s)
     elif kernels.busy_s > device_s:
@@ -141,12 +141,12 @@ def owners(
     graphs no scopes are open: kernels launched one by one, as in the first steps of a long prompt,
     are found in the same way.
     """
-    found = [event.scope for event in events]
+    result = [event.scope for event in events]
     kernels = [(i, event) for i, event in enumerate(events) if not event.is_copy]
     inside = [i for i, event in kernels if event.in_graph or event.scope is None]
     in_graphs = {i for i, event in kernels if event.in_graph}
     if not in_graphs or not labels:
-        return found, len(in_graphs)
+        return result, len(in_graphs)
     names, known = [events[i].name for i in inside], [label.kernel for label in labels]
     matched: dict[int, int | None] = {}
     matcher = SequenceMatcher(None, names, known, autojunk=False)
@@ -154,29 +154,29 @@ def owners(
         for offset in range(size):
             matched[here + offset] = labels[there + offset].call
     last = None
-    for place, index in enumerate(inside):
-        last = matched.get(place, last)
-        found[index] = last
-    missed = sum(place not in matched for place, i in enumerate(inside) if i in in_graphs)
-    return found, missed
+    for position, index in enumerate(inside):
+        last = matched.get(position, last)
+        result[index] = last
+    missed = sum(position not in matched for position, i in enumerate(inside) if i in in_graphs)
+    return result, missed
 
 
 def _by_step(trace: Trace) -> list[list[DeviceEvent]]:
     """Steps that launched anything."""
-    found: dict[int, list[DeviceEvent]] = {}
+    result: dict[int, list[DeviceEvent]] = {}
     for event in trace.events:
         if event.step is not None:
-            found.setdefault(event.step, []).append(event)
-    return [found[number] for number in sorted(found)]
+            result.setdefault(event.step, []).append(event)
+    return [result[number] for number in sorted(result)]
 
 
 def _alone(events: Sequence[DeviceEvent], begin: float) -> list[float]:
     """Seconds of each event that no earlier one covers: what overlaps counts once."""
-    found, covered = [], begin
+    result, covered = [], begin
     for event in events:
-        found.append(max(0.0, event.end_s - max(event.begin_s, covered)))
+        result.append(max(0.0, event.end_s - max(event.begin_s, covered)))
         covered = max(covered, event.end_s)
-    return found
+    return result
 
 
 def _add(

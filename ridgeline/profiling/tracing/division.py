@@ -60,10 +60,10 @@ class Division:
     @property
     def parts(self) -> dict[str, float]:
         """By the names that predictions use (see profiling/predicting/prediction.py)."""
-        found = {"matrices": 0.0, "attention": 0.0, "other kernels": 0.0, "communication": 0.0}
+        result = {"matrices": 0.0, "attention": 0.0, "other kernels": 0.0, "communication": 0.0}
         for op in self.ops:
-            found[op.part] += op.seconds
-        return found | {"gaps": self.gaps_s, "host": self.host_s, "copies": self.copies_s}
+            result[op.part] += op.seconds
+        return result | {"gaps": self.gaps_s, "host": self.host_s, "copies": self.copies_s}
 
     @property
     def busy_s(self) -> float:
@@ -124,9 +124,9 @@ def by_group(
     return sorted_ops(
         OpTime(
             name,
-            part_of(calls[found[0]]),
-            sum(seconds[index] for index in found) / num_steps,
-            len(found) / num_steps,
+            part_of(calls[result[0]]),
+            sum(seconds[index] for index in result) / num_steps,
+            len(result) / num_steps,
         )
-        for name, found in groups.items()
+        for name, result in groups.items()
     )

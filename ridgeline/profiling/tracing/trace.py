@@ -52,12 +52,12 @@ def read_trace(document: Mapping[str, Any]) -> Trace:
     launched = _launches(rows)
     times = [_launch_time(row, launched) for row in _on_device(rows)]
     stack = _Innermost(scopes)
-    found = []
+    result = []
     for row, (moment, in_graph) in zip(_on_device(rows), times, strict=True):
         args = row.get("args", {})
         begin = float(row["ts"]) * 1e-6
         occupancy = args.get("est. achieved occupancy %")
-        found.append(
+        result.append(
             DeviceEvent(
                 str(row["name"]),
                 begin,
@@ -69,7 +69,7 @@ def read_trace(document: Mapping[str, Any]) -> Trace:
                 None if occupancy is None else float(occupancy) / 100,
             )
         )
-    return Trace(tuple(sorted(found, key=lambda event: event.begin_s)), len(steps))
+    return Trace(tuple(sorted(result, key=lambda event: event.begin_s)), len(steps))
 
 
 def _on_device(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -78,22 +78,22 @@ def _on_device(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def _ranges(rows: Iterable[Mapping[str, Any]]) -> list[Range]:
     """Ours, on the host, in microseconds."""
-    found = [
+    result = [
         Range(float(row["ts"]), float(row["ts"]) + float(row.get("dur", 0.0)), str(row["name"]))
         for row in rows
         if row.get("cat") == "user_annotation" and str(row["name"]).startswith(PREFIX)
     ]
-    return sorted(found)
+    return sorted(result)
 
 
 def _launches(rows: Iterable[Mapping[str, Any]]) -> dict[Any, tuple[float, bool]]:
     """By correlation: when, and whether it launched a graph."""
-    found: dict[Any, tuple[float, bool]] = {}
+    result: dict[Any, tuple[float, bool]] = {}
     for row in rows:
         if row.get("cat") in LAUNCHES:
             correlation = row.get("args", {}).get("correlation")
-            found[correlation] = (float(row["ts"]), "GraphLaunch" in str(row["name"]))
-    return found
+            result[correlation] = (float(row["ts"]), "GraphLaunch" in str(row["name"]))
+    return result
 
 
 def _launch_time(

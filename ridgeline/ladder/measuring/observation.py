@@ -51,18 +51,18 @@ class Observation:
         )
 
     @classmethod
-    def of_worker(cls, about: Mapping[str, Any]) -> Observation:
+    def of_worker(cls, loaded: Mapping[str, Any]) -> Observation:
         """What a worker says when it has loaded."""
-        said = (about.get("plain_for_speed"), about.get("build_problem"))
+        remarks = (loaded.get("plain_for_speed"), loaded.get("build_problem"))
         return cls(
-            recipe_from({"version": VERSION} | about["recipe"]),
-            about["weight_bytes"],
-            about["bytes_per_weight"],
-            about["bytes_per_kv"],
-            tuple(ReportedMemory(*item) for item in about["memory"]),
-            tuple((a, b) for a, b in about["plain_shapes"]),
-            tuple(remark for remark in said if remark),
-            about["is_deterministic"],
+            recipe_from({"version": VERSION} | loaded["recipe"]),
+            loaded["weight_bytes"],
+            loaded["bytes_per_weight"],
+            loaded["bytes_per_kv"],
+            tuple(ReportedMemory(*item) for item in loaded["memory"]),
+            tuple((a, b) for a, b in loaded["plain_shapes"]),
+            tuple(remark for remark in remarks if remark),
+            loaded["is_deterministic"],
         )
 
     def situation(

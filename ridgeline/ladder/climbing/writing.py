@@ -1,0 +1,189 @@
+"""What a climb leaves in its folder: climb.json, records, what `--check` measures again, and the
+report; and the predictions that later ones learn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ridgeline.hardware import Hardware
+from ridgeline.ladder.climbing.bench_processes import Processes
+from ridgeline.ladder.climbing.budget import Budget
+from ridgeline.ladder.climbing.facts import ClimbProgress
+from ridgeline.ladder.climbing.order import ClimbJob
+from ridgeline.ladder.measuring.observation import Observation
+from ridgeline.ladder.outcome import Figures, Quality, RungOutcome, Side, Speedup
+from ridgeline.ladder.reporting.folder import (
+    CHECK,
+    RECORDS,
+    REPORT,
+    Folder,
+    recipe_flags,
+    saved_recipe,
+)
+from ridgeline.ladder.reporting.records import climb_records
+from ridgeline.ladder.reporting.report import write_report
+from ridgeline.ladder.reporting.saved import FILE_NAME as CLIMB
+from ridgeline.ladder.result import Climb
+from ridgeline.ladder.state import ClimbState, ClimbSubject
+from ridgeline.profiling import roof_of
+from ridgeline.profiling.predicting.accuracy import PredictionOutcome
+from ridgeline.recipe import Recipe
+from ridgeline.records import versions_of
+
+
+@dataclass(frozen=True)
+class LastComparison:
+    """What was measured at the end."""
+
+    total: Speedup | None = None
+    before: Figures | None = None
+    after: Figures | None = None
+    after_observation: Observation | None = None
+    before_curve: tuple[Any, ...] = ()
+    after_curve: tuple[Any, ...] = ()
+    words: tuple[str, ...] = ()
+
+
+def climb_of(
+    job: ClimbJob,
+    progress: ClimbProgress,
+    saved: ClimbState,
+    last: LastComparison,
+    budget: Budget,
+    folder: Folder,
+) -> Climb:
+    order, hardware = job.order, job.hardware
+    observed = last.after_observation or progress.observation
+    roof = roof_of(hardware, observed.filled.dtype)
+    bounds = asdict(order.bounds) if order.quality else {}
+    notes = [*progress.notes, *last.words]
+    if not order.quality:
+        notes.append("quality was not measured (--quality off)")
+    if progress.best == progress.start:
+        notes.append("no rung was kept: the model runs as it did")
+    before = last.before or progress.start_observation.figures
+    after = last.after or progress.observation.figures
+    assert before is not None, "rounds were run"
+    assert after is not None, "rounds were run"
+    config = job.subject.config
+    return Climb(
+        model=job.subject.name,
+        goal=order.goal,
+        workload=job.workload.name,
+        command=order.command,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=budget.used_s,
+        hardware=hardware.summary(),
+        versions=versions_of(hardware),
+        bandwidth=None if roof is None else roof.memory.value,
+        bandwidth_source=None if roof is None else roof.memory.source,
+        matrix_rates=matrix_rates(hardware),
+        bounds=bounds,
+        before=Side(
+            recipe=asdict(saved_recipe(progress.start_observation.filled, in_checkpoint=False)),
+            loop=progress.start.loop,
+            figures=before,
+            curve=last.before_curve,
+            roof=progress.start_observation.roof(config, hardware, "before"),
+            memory=progress.start_observation.memory,
+        ),
+        after=Side(
+            recipe=asdict(saved.recipe),
+            loop=saved.loop,
+            figures=after,
+            curve=last.after_curve,
+            roof=observed.roof(config, hardware, "after"),
+            memory=observed.memory,
+        ),
+        rungs=tuple(progress.outcomes),
+        total=last.total,
+        notes=tuple(notes),
+        serve_command=serve_command(job.subject, saved.recipe, folder.path),
+    )
+
+
+def matrix_rates(hardware: Hardware) -> dict[str, float]:
+    result = {}
+    for dtype in ("fp32", "tf32", "bf16", "fp16", "fp8", "int8"):
+        ceiling = hardware.ceiling(f"matrix_{dtype}")
+        if ceiling is not None:
+            result[dtype] = ceiling.value
+    return result
+
+
+def serve_command(subject: ClimbSubject, recipe: Recipe, folder: Path) -> tuple[str, ...]:
+    if subject.shape is not None:
+        flags = recipe_flags(recipe)
+        return ("ridgeline", "bench", "engine", "--shape", subject.shape, *flags)
+    return ("ridgeline", "serve", str(folder))
+
+
+def write_folder(
+    job: ClimbJob,
+    climb: Climb,
+    folder: Folder,
+    bench: Processes,
+    saved: ClimbState,
+    last: LastComparison,
+) -> None:
+    folder.write_json(CLIMB, climb.to_json())
+    records = climb_records(climb, job.hardware, bench.clocks)
+    folder.write_json(RECORDS, {"records": [record.to_json() for record in records]})
+    if last.total is not None:
+        folder.write_json(CHECK, check_document(job, climb, bench, saved, last.total))
+    write_report(climb, folder.path / REPORT)
+
+
+def check_document(
+    job: ClimbJob, climb: Climb, bench: Processes, saved: ClimbState, total: Speedup
+) -> Mapping[str, Any]:
+    """What `--check` measures again."""
+    subject = job.subject
+    quality = last_quality(climb)
+    return {
+        "model": None if subject.path is None else str(subject.path),
+        "shape": subject.shape,
+        "device": subject.device,
+        "device_name": job.hardware.name,
+        "goal": job.order.goal,
+        "loop": saved.loop,
+        "workload": asdict(job.workload),
+        "part": bench.part_of(saved).to_json(),
+        "rates": list(total.after),
+        "bounds": asdict(job.order.bounds) if job.order.quality else {},
+        "measured": job.measured.to_json(),
+        "quality": None if quality is None else asdict(quality),
+        "created": climb.created,
+    }
+
+
+def last_quality(climb: Climb) -> Quality | None:
+    """Of what was kept: the last one that was measured holds all before it."""
+    kept = [rung.quality for rung in climb.rungs if rung.status == "kept"]
+    return next((quality for quality in reversed(kept) if quality is not None), None)
+
+
+def outcomes_to_remember(
+    rungs: Sequence[RungOutcome], job: ClimbJob
+) -> Sequence[PredictionOutcome]:
+    """What was predicted, beside what came of it."""
+    device, model = job.hardware.name, job.subject.name
+    return [
+        PredictionOutcome(
+            area=rung.area,
+            rung=rung.name,
+            predicted=rung.predicted.speedup,
+            achieved=rung.achieved.value,
+            device=device,
+            model=model,
+            low=rung.predicted.low,
+            high=rung.predicted.high,
+        )
+        for rung in rungs
+        if rung.predicted is not None and rung.achieved is not None
+    ]

@@ -141,19 +141,19 @@ class Limits:
 @answers_wrong_options()
 @dataclass(frozen=True)
 class Speculation:
-    """Guessing tokens ahead, to verify several in one pass."""
+    """Drafting tokens ahead, to verify several in one pass."""
 
     method: SpeculationMethod = field(
         default="none",
         metadata=about(
-            "who guesses tokens ahead: nobody, a lookup in the text so far, or a draft model",
+            "who drafts tokens ahead: nobody, a lookup in the text so far, or a draft model",
             flag="speculation",
         ),
     )
     max_draft_tokens: int = field(
         default=11,
         metadata=about(
-            "tokens guessed ahead at most; each step uses as many as pay off", minimum=1, maximum=32
+            "draft tokens a step at most; each step uses as many as pay off", minimum=1, maximum=32
         ),
     )
     max_ngram: int = field(
@@ -172,7 +172,7 @@ class Speculation:
     )
     draft_model: str | None = field(
         default=None,
-        metadata=about("draft: the small model that guesses (folder, hub name or GGUF file)"),
+        metadata=about("draft: the small model that drafts (folder, hub name or GGUF file)"),
     )
 
     def __post_init__(self) -> None:

@@ -126,22 +126,22 @@ class FakeDevice:
         ids = list(plan.token_ids)
         for token, sample in zip(plan.device_tokens, plan.device_samples, strict=True):
             ids[token] = self.outputs[sample][-1]
-        start, guessing = 0, plan.num_decode_rows + plan.num_draft_rows
+        start, drafting = 0, plan.num_decode_rows + plan.num_draft_rows
         for row, count in enumerate(plan.num_tokens):
-            drafts = plan.sample_drafts[row] if row < guessing else 0
+            drafts = plan.sample_drafts[row] if row < drafting else 0
             key, first = plan.keys[row], plan.first_positions[row]
             assert self.owner[plan.seats[row]] == key
             known = self.history[key][first : first + count - drafts]
             assert ids[start : start + count - drafts] == known, "a row has another stream's tokens"
             tokens = self.history[key][: first + count - drafts]
             for index in range(start + count - drafts, start + count):
-                ids[index] = self._guess(key, tokens)
+                ids[index] = self._draft(key, tokens)
                 tokens = [*tokens, ids[index]]
             start += count
         assert start == len(ids) == len(plan.positions) == len(plan.slots)
         return ids
 
-    def _guess(self, key: StreamKey, tokens: list[int]) -> int:
+    def _draft(self, key: StreamKey, tokens: list[int]) -> int:
         """A draft: often what the model will say."""
         if self.draw.random() < 0.7:
             return next_token(chain(self.salts[key[0]], tokens)[-1], key[1], self.vocab)

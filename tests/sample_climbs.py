@@ -111,7 +111,7 @@ def h200() -> Climb:
             "lookup", "batch and memory", "speculation by lookup in the text", "failed",
             "its process ended with signal 9 (killed) after 12 s",
             edit={"speculation.method": "prompt-lookup"},
-            predicted=predicted(1.2, 0.9, 1.9, "30% of guesses are right on such texts"),
+            predicted=predicted(1.2, 0.9, 1.9, "30% of drafts are right on such texts"),
             seconds=12.0,
         ),
         rung(

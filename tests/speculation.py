@@ -1,4 +1,4 @@
-"""Engines that guess ahead as a test wants it, and guesses that are right as often as it wants."""
+"""Engines that draft tokens as a test wants it, and drafts that are right as often as it wants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engines import engine_for, naive_outputs
 from torch import Tensor
 
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.sampling.guessing import Guesser, KnownTokens, judged
+from ridgeline.engine.sampling.drafter import Drafter, KnownTokens, judged
 from ridgeline.engine.scheduling.state import StreamKey
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.models import Transformer
@@ -38,13 +38,13 @@ def force_drafts(engine: Engine, count: Callable[[StreamKey], int] = lambda key:
     drafting.pace.allows = lambda num_rows: True  # type: ignore[method-assign]
 
 
-class Oracle(Guesser):
+class Oracle(Drafter):
     """Knows what comes, and is wrong about a share of it."""
 
     def __init__(
-        self, guesses_SK: Tensor, vocab_size: int, wrong_share: float, seed: int = 0
+        self, drafts_SK: Tensor, vocab_size: int, wrong_share: float, seed: int = 0
     ) -> None:
-        self.guesses_SK, self.vocab_size, self.wrong_share = guesses_SK, vocab_size, wrong_share
+        self.drafts_SK, self.vocab_size, self.wrong_share = drafts_SK, vocab_size, wrong_share
         self.sequences: dict[StreamKey, list[int]] = {}
         self.draw = random.Random(seed)
 
@@ -52,17 +52,17 @@ class Oracle(Guesser):
 
     def follow(self, plan: StepPlan) -> None: ...
 
-    def guess(self, plan: StepPlan, known_tokens: KnownTokens) -> None:
+    def draft(self, plan: StepPlan, known_tokens: KnownTokens) -> None:
         for row in range(plan.num_decode_rows, plan.num_decode_rows + plan.num_draft_rows):
             key, position = plan.keys[row], plan.first_positions[row]
             for number in range(plan.num_tokens[row] - 1):
                 token = self.sequences[key][position + 1 + number]
                 if self.draw.random() < self.wrong_share:
                     token = (token + 1) % self.vocab_size  # wrong, but a token
-                self.guesses_SK[plan.seats[row], number] = token
+                self.drafts_SK[plan.seats[row], number] = token
 
     def judge(self, plan: StepPlan, tokens_R: Tensor, counts_R: Tensor) -> Tensor:
-        return judged(plan, tokens_R, self.guesses_SK)
+        return judged(plan, tokens_R, self.drafts_SK)
 
 
 def steps_without_drafts(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -78,16 +78,16 @@ def oracle_engine(
 ) -> Engine:
     engine = engine_for(model, speculation=LOOKUP, **changes)
     vocab_size = model.config.vocab_size
-    engine.runner.guesser = Oracle(engine.runner.buffers.guesses_SK, vocab_size, wrong_share, seed)
+    engine.runner.drafter = Oracle(engine.runner.buffers.drafts_SK, vocab_size, wrong_share, seed)
     force_drafts(engine)
     return engine
 
 
-def assert_guessed_exact(
+def assert_drafted_exact(
     engine: Engine, prompts: list[list[int]], samplings: Sequence[Sampling]
 ) -> None:
-    """All requests at once give the plain loop's tokens, some of which were guessed."""
-    oracle, before = engine.runner.guesser, engine.stats
+    """All requests at once give the plain loop's tokens, some of which were drafted."""
+    oracle, before = engine.runner.drafter, engine.stats
     outputs = [naive_outputs(engine.model, *pair) for pair in zip(prompts, samplings, strict=True)]
     jobs = [engine.job(*pair) for pair in zip(prompts, samplings, strict=True)]
     if isinstance(oracle, Oracle):

@@ -96,7 +96,7 @@ class Compared:
 
 def variants_of(names: str, dtype: str) -> dict[str, VariantEdit]:
     """`fp32,int8` by name: a dtype is plain, a scheme has the rest of the model in `dtype`. With
-    `+head` behind it, either has the head in int8; with `+lookup`, prompt lookup guesses ahead.
+    `+head` behind it, either has the head in int8; with `+lookup`, prompt lookup drafts tokens.
     """
     result: dict[str, VariantEdit] = {}
     for word in names.split(","):

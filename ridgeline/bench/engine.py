@@ -73,7 +73,7 @@ class EngineRun:
     limit_s: float | None  # None where a ceiling is unknown
     hit_tokens: int  # of the prompts, found in the cache
     num_preemptions: int
-    drafted_tokens: int  # guessed ahead and verified
+    drafted_tokens: int  # drafted and verified
     accepted_tokens: int  # of those, right
     cpu_s: float  # processor time of this process, all its threads together
     # Of requests that have a first token, finished or not: until then, and per token after it.

@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-model",
         metavar="MODEL",
-        help="a small model of the same words: the rung that lets it guess ahead is tried",
+        help="a small model of the same words: the rung that lets it draft tokens is tried",
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
     add_quality_arguments(parser)

@@ -174,7 +174,7 @@ def said_of_ranks(subject: ProfiledSteps) -> list[str]:
         return []
     found = [
         f"times and work are those of rank 0 of {subject.num_ranks}; changes that the engine does "
-        "not do on several ranks yet, as weights in codes and guessed tokens, are not named"
+        "not do on several ranks yet, as weights in codes and drafted tokens, are not named"
     ]
     if subject.ranks_a_device > 1:
         found.append(f"{subject.ranks_a_device} ranks share this device: ceilings are one's part")

@@ -79,13 +79,13 @@ def subject_of(
     if args.loop == "naive":
         return plain_subject(args, hardware, progress)
 
-    def without_guesses(recipe: Recipe) -> Recipe:
+    def without_drafts(recipe: Recipe) -> Recipe:
         if recipe.speculation.method == "none":
             return recipe
-        notes.append("steps without guessed tokens: what those cost and give hangs on the text")
+        notes.append("steps without drafted tokens: what those cost and give hangs on the text")
         return replace(recipe, speculation=Recipe().speculation)
 
-    return EngineSteps(prepared(args, hardware, progress, without_guesses).engine)
+    return EngineSteps(prepared(args, hardware, progress, without_drafts).engine)
 
 
 def plain_subject(args: argparse.Namespace, hardware: Hardware, progress: Progress) -> NaiveSteps:

@@ -331,7 +331,7 @@ def test_each_category_is_compared_by_itself(folder: Path, tmp_path: Path, capsy
         assert 0 <= lookup["accepted_tokens"] <= lookup["drafted_tokens"]
         assert each["workload"].replace(" ", "-") in Path(lookup["record"]).name
     assert main(both) == 0
-    assert "tokens guessed ahead" in capsys.readouterr().out
+    assert "tokens drafted" in capsys.readouterr().out
     assert main([*argv, "--category", "songs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_requests"] == 1
     for wrong, says in (("song", "songs, sums, talk"), ("songs,talk", "name one")):

@@ -112,13 +112,13 @@ def test_a_draft_that_fails_is_done_without(
     folders: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = drafting_engine("llama-mha", folders["llama-mha"])
-    guesser = engine.runner.guesser
-    assert isinstance(guesser, DraftModel)
+    drafter = engine.runner.drafter
+    assert isinstance(drafter, DraftModel)
 
     def broken(*_: Any) -> None:
         raise RuntimeError("no draft today")
 
-    monkeypatch.setattr(guesser.runner, "forward", broken)
+    monkeypatch.setattr(drafter.runner, "forward", broken)
     assert_exact(engine, prompts_of([9, 20]), [GREEDY] * 2)
     assert engine.stats.accepted_tokens == 0
     assert steps_without_drafts(caplog)

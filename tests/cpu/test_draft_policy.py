@@ -1,4 +1,4 @@
-"""How many tokens are guessed: never so many that it costs, nearly the best number where it pays.
+"""How many tokens are drafted: never so many that it costs, nearly the best number where it pays.
 Simulated steps with costs like those of a GPU, of a CPU, and of a busy machine.
 """
 
@@ -41,7 +41,7 @@ def with_draft_model(num_tokens: int, most_drafts: int) -> float:
 
 
 class Simulation:
-    """Streams whose guesses are right with a probability, each independently."""
+    """Streams whose drafts are right with a probability, each independently."""
 
     def __init__(self, seconds: Seconds, rates: list[float], free: bool = True, seed: int = 0):
         self.seconds, self.draw = seconds, random.Random(seed)
@@ -100,7 +100,7 @@ KINDS = [(gpu, True), (cpu, True), (with_draft_model, False)]
 
 @pytest.mark.parametrize(("seconds", "free"), KINDS)
 @pytest.mark.parametrize("batch", [1, 8, 64])
-def test_guesses_that_are_never_right_cost_less_than_two_percent(
+def test_drafts_that_are_never_right_cost_less_than_two_percent(
     seconds: Seconds, batch: int, free: bool
 ) -> None:
     found = Simulation(seconds, [0.0] * batch, free).run(600 if batch < 64 else 300)
@@ -161,7 +161,7 @@ def test_a_stream_with_drafts_out_gets_no_more() -> None:
     policy.launched([key], [3])
     assert policy.wanted(1) == {}
     policy.received([DraftOutcome(key, 3, True, 0)], [3])
-    assert policy.wanted(1) == {}, "nothing was found to guess"
+    assert policy.wanted(1) == {}, "nothing was found to draft"
     policy.forget("a", 1)
     policy.received([DraftOutcome(key, 0, True, 2)], [0])
     assert not policy.streams
@@ -178,7 +178,7 @@ def test_plain_steps_are_measured_before_drafts_and_now_and_then() -> None:
     assert simulation.policy.costs.of(1) < 1.5
 
 
-def test_guesses_that_were_not_there_say_nothing() -> None:
+def test_drafts_that_were_not_there_say_nothing() -> None:
     policy = DraftPolicy(StepCosts(), max_drafts=3)
     key = ("a", 0)
     for match in (0, 3):
@@ -191,7 +191,7 @@ def test_guesses_that_were_not_there_say_nothing() -> None:
 
 
 def test_longer_runs_are_trusted_more_where_they_were_right_more_often() -> None:
-    """A new stream starts with what others have seen of guesses like its own."""
+    """A new stream starts with what others have seen of drafts like its own."""
     policy = DraftPolicy(StepCosts(), max_drafts=3)
     for size in (1, 1, 2, 2, 8, 8):
         policy.costs.note(size, 1.0)
@@ -331,13 +331,13 @@ def test_where_drafts_lose_the_policy_is_not_asked() -> None:
     assert drafting.wanted(1)
     drafting.pace.allows = lambda num_rows: False  # type: ignore[method-assign]
     assert drafting.wanted(1) == {}
-    policy.guessing["a", 0] = policy.streams["a", 0] = StreamRecord()
+    policy.with_drafts["a", 0] = policy.streams["a", 0] = StreamRecord()
     assert drafting.wanted(1) == {}
-    assert not policy.guessing, "what is guessed after steps it does not hear of is not known"
+    assert not policy.with_drafts, "what is drafted after steps it does not hear of is not known"
 
 
 @pytest.mark.parametrize(("allowed", "most_calls"), [(True, 12), (False, 3)])
-def test_a_step_without_guesses_is_little_work_for_the_host(allowed: bool, most_calls: int) -> None:
+def test_a_step_without_drafts_is_little_work_for_the_host(allowed: bool, most_calls: int) -> None:
     """However many streams there are; the host's time is the device's where a step is short."""
 
     def num_calls(num_streams: int) -> int:

@@ -87,7 +87,7 @@ def test_beside_every_scheme(scheme: str | None, dtype: str) -> None:
         assert_exact(engine, prompts, [GREEDY] * 2)
 
 
-def test_guessing_ahead_scoring_and_embedding() -> None:
+def test_drafting_ahead_scoring_and_embedding() -> None:
     """Several rows of a request are verified at once; prompts get the head's logits, and what is
     embedded never meets it.
     """

@@ -63,7 +63,7 @@ def test_the_plain_loop_is_divided_too() -> None:
     assert [sum(phase.division.values()) for phase in found.phases] == pytest.approx([0.04, 0.02])
 
 
-def test_guessed_tokens_are_not_run_by_themselves() -> None:
+def test_drafted_tokens_are_not_run_by_themselves() -> None:
     engine = engine_for(tiny("llama-tied"), speculation=Speculation(method="prompt-lookup"))
     assert engine_steps(engine) is None
     assert looked_at(PHASES, [a_round(1.0, 1.0)] * 5, None, True).phases == tuple(PHASES)

@@ -406,7 +406,7 @@ def test_a_draft_model_is_a_rung(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The model guesses for itself here; what it was told to be is in the recipe that is left."""
+    """The model drafts for itself here; what it was told to be is in the recipe that is left."""
     draft = next(rung for rung in batching.RUNGS if rung.name == "draft-model")
     stages = ((fuse.RUNGS[-1],), (draft,))
     monkeypatch.setattr(climb, "Options", partial(Options, stages=stages))

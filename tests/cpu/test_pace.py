@@ -1,4 +1,4 @@
-"""Guessing ahead is kept where it brings more tokens a second, and costs next to nothing where it
+"""Drafting is kept where it brings more tokens a second, and costs next to nothing where it
 does not.
 """
 
@@ -35,7 +35,7 @@ def test_drafts_that_win_are_kept(speedup: float) -> None:
     assert simulated(speedup, 20_000) >= 1 + 0.85 * (speedup - 1)
 
 
-def test_guessing_is_tried_first_and_then_the_plain_way() -> None:
+def test_drafting_is_tried_first_and_then_the_plain_way() -> None:
     pace = DraftPace()
     asked = []
     for _ in range(2 * ENOUGH):

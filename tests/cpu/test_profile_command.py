@@ -89,11 +89,11 @@ def test_shapes_and_schemes(capsys: Capture) -> None:
     assert not any("weights in" in each["title"] for each in found["next"])
 
 
-def test_guessing_is_left_out_and_said(folder: Path, capsys: Capture) -> None:
+def test_drafting_is_left_out_and_said(folder: Path, capsys: Capture) -> None:
     command = ["profile", str(folder), *SMALL, "--speculation", "prompt-lookup", "--json"]
     assert main(command) == 0
     found = json.loads(capsys.readouterr().out)
-    assert any("without guessed tokens" in note for note in found["notes"])
+    assert any("without drafted tokens" in note for note in found["notes"])
 
 
 FAKE_NCU = """\

@@ -219,7 +219,7 @@ def test_what_cannot_be_run_on_ranks_is_not_advised() -> None:
         return " ".join(advice.title for advice in what_next(given))
 
     assert "weights in int8" in titles(on_ranks(1, 0.0, num_ranks=1))
-    assert "guessed" in titles(on_ranks(1, 0.0, num_ranks=1))
+    assert "drafted" in titles(on_ranks(1, 0.0, num_ranks=1))
     assert "4 requests at once" in titles(on_ranks(1, 1e-3))
     assert "weights in" not in titles(on_ranks(1, 1e-3))
-    assert "guessed" not in titles(on_ranks(1, 1e-3))
+    assert "drafted" not in titles(on_ranks(1, 1e-3))

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from engines import assert_exact, engine_for, prompts_of, tiny
-from speculation import assert_guessed_exact, oracle_engine, steps_without_drafts
+from speculation import assert_drafted_exact, oracle_engine, steps_without_drafts
 from torch import Tensor
 
 from ridgeline.engine import Engine, Sampling
@@ -22,7 +22,7 @@ from ridgeline.engine.execution.rehearsal import decode_plan, draft_plan
 from ridgeline.engine.execution.step_pass import PassKind
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.batch import StepShape, shape_of
-from ridgeline.engine.steps.flat_plan import Guesses, flattened, of_own_sequences
+from ridgeline.engine.steps.flat_plan import DraftSlots, flattened, of_own_sequences
 from ridgeline.engine.steps.notes import noting
 from ridgeline.kernels import projected_attention as public
 from ridgeline.kernels.attention.inputs import NO_PAGE
@@ -189,10 +189,10 @@ def test_decode_steps_go_through_it_and_are_exact(name: str, watched: list[int])
 def test_drafts_of_a_stream_do_not(watched: list[int], caplog: pytest.LogCaptureFixture) -> None:
     """A step that fails with its drafts is run again without them: the log would say so."""
     engine = like_gpu(oracle_engine(tiny("llama-mha")))
-    assert_guessed_exact(engine, prompts_of([5, 33]), [Sampling(max_tokens=9)] * 2)
+    assert_drafted_exact(engine, prompts_of([5, 33]), [Sampling(max_tokens=9)] * 2)
     assert engine.stats.drafted_tokens > 0
     assert steps_without_drafts(caplog) == []
-    shared = flattened(draft_plan(3), Guesses(8, 4), one_token_rows=True)
+    shared = flattened(draft_plan(3), DraftSlots(8, 4), one_token_rows=True)
     assert not of_own_sequences(shared)
     assert of_own_sequences(decode_plan(4))
     assert of_own_sequences(StepPlan(0))
@@ -200,7 +200,7 @@ def test_drafts_of_a_stream_do_not(watched: list[int], caplog: pytest.LogCapture
 
 def test_a_graph_with_drafts_is_another(watched: list[int]) -> None:
     """Of as many rows: what was captured for rows of their own must not serve drafts."""
-    shared = flattened(draft_plan(11), Guesses(12, 11), one_token_rows=True)
+    shared = flattened(draft_plan(11), DraftSlots(12, 11), one_token_rows=True)
     keys = [graph_kind(plan, 64, 10, 4096) for plan in (decode_plan(12), shared)]
     own, other = keys
     assert own is not None

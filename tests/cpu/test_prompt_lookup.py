@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from ridgeline.engine.scheduling.step_plan import StepPlan
-from ridgeline.engine.steps.flat_plan import Guesses, first_rows, flattened, without_drafts
+from ridgeline.engine.steps.flat_plan import DraftSlots, first_rows, flattened, without_drafts
 from ridgeline.kernels.prompt_lookup import prompt_lookup
 
 
 def found_by_hand(tokens: list[int], low: int, high: int, count: int) -> tuple[int, list[int]]:
-    """The longest run of last tokens that is there earlier, the latest of those; and the guess."""
+    """The longest run of last tokens that is there earlier, the latest of those; and the draft."""
     for length in range(high, low - 1, -1):
         for end in range(len(tokens) - 1, length - 1, -1):
             if tokens[end - length : end] == tokens[len(tokens) - length :]:
@@ -33,27 +33,27 @@ def test_what_is_found_is_what_a_search_finds(vocab_size: int) -> None:
         verified = [draw.randint(0, count) for _ in lines]
         chosen = [[draw.randrange(vocab_size) for _ in range(1 + n)] for n in verified]
         history = torch.full((6, 50), 99, dtype=torch.int32)
-        guesses = torch.randint(0, vocab_size, (6, count), dtype=torch.int32)
+        drafts = torch.randint(0, vocab_size, (6, count), dtype=torch.int32)
         seats, rows, row = [4, 1, 5, 0], [], 0
         for seat, line, tokens in zip(seats, lines, chosen, strict=True):
             history[seat, : len(line)] = torch.tensor(line)
             rows.append(row)
             row += len(tokens)
-        before = guesses.clone()
+        before = drafts.clone()
         samples = torch.tensor([seats, rows, verified, [len(line) for line in lines]]).int()
         tokens_R = torch.tensor([token for tokens in chosen for token in tokens]).int()
-        found = prompt_lookup(history, guesses, tokens_R, samples, low, high).T.tolist()
+        found = prompt_lookup(history, drafts, tokens_R, samples, low, high).T.tolist()
         for index, (seat, line, tokens) in enumerate(zip(seats, lines, chosen, strict=True)):
             right = 0
             while right < verified[index] and before[seat, right] == tokens[right]:
                 right += 1
             whole = line + tokens[: right + 1]
-            length, guess = found_by_hand(whole, low, high, count)
+            length, draft = found_by_hand(whole, low, high, count)
             first_right = int(before[seat, 0] == tokens[0])
             assert found[index] == [right + 1, first_right, length]
             assert history[seat, : len(whole)].tolist() == whole
-            assert guesses[seat].tolist() == guess
-        assert guesses[2].tolist() == before[2].tolist(), "an empty seat is left alone"
+            assert drafts[seat].tolist() == draft
+        assert drafts[2].tolist() == before[2].tolist(), "an empty seat is left alone"
 
 
 PLAN = StepPlan(
@@ -79,7 +79,7 @@ PLAN = StepPlan(
 @pytest.mark.smoke
 def test_a_plan_is_made_flat() -> None:
     assert first_rows(PLAN) == [0, 1, 4, 6, 7]
-    flat = flattened(PLAN, Guesses(first=100, per_seat=5), one_token_rows=True)
+    flat = flattened(PLAN, DraftSlots(first=100, per_seat=5), one_token_rows=True)
     assert (flat.num_decode_rows, flat.num_draft_rows) == (6, 0)
     assert flat.seats == [4, 1, 1, 1, 0, 0, 2]
     assert [key[0] for key in flat.keys] == ["a", "b", "b", "b", "c", "c", "d"]
@@ -91,7 +91,7 @@ def test_a_plan_is_made_flat() -> None:
     assert flat.sample_seats == [4, 1, 1, 1, 0, 0, 2, 3]
     assert flat.sample_drafts == [0] * 8
     assert (flat.positions, flat.slots) == (PLAN.positions, PLAN.slots)
-    whole = flattened(PLAN, Guesses(100, 5), one_token_rows=False)
+    whole = flattened(PLAN, DraftSlots(100, 5), one_token_rows=False)
     assert (whole.num_decode_rows, whole.num_tokens) == (1, PLAN.num_tokens)
     assert whole.sample_seats == flat.sample_seats
 

@@ -176,7 +176,7 @@ def test_another_scheme_leaves_calibrated_codes() -> None:
     assert offered("int8", where) == {"scheme": "int8", "folder": None}
 
 
-def test_guessing_is_for_real_text_alone() -> None:
+def test_drafting_is_for_real_text_alone() -> None:
     lookup = {"speculation.method": "prompt-lookup"}
     assert offered("prompt-lookup", place(GPU, ENGINE, has_text=True)) == lookup
     assert "not text" in refused("prompt-lookup", place(GPU, ENGINE))

@@ -1,4 +1,4 @@
-"""Guessing ahead changes the speed and nothing else: the plain loop's tokens, with whatever happens
+"""Drafting changes the speed and nothing else: the plain loop's tokens, with whatever happens
 around a request.
 """
 
@@ -17,7 +17,7 @@ from engines import assert_exact, assert_idle, engine_for, naive_outputs, prompt
 from speculation import (
     LOOKUP,
     Oracle,
-    assert_guessed_exact,
+    assert_drafted_exact,
     force_drafts,
     markov,
     oracle_engine,
@@ -32,7 +32,7 @@ from ridgeline.engine.attention.paged import CpuSequences, PagedSequences
 from ridgeline.engine.execution.graphs import Graphs
 from ridgeline.engine.execution.step_pass import PassKind, SamplingKind
 from ridgeline.engine.naive import OneSequence, forward, generate_samples, generate_tokens
-from ridgeline.engine.sampling.guessing import PromptLookup
+from ridgeline.engine.sampling.drafter import PromptLookup
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.kernels.prompt_lookup import prompt_lookup
 from ridgeline.kernels.sampling import filtered_logits
@@ -56,7 +56,7 @@ def test_families_are_exact(name: str) -> None:
     model = tiny(name)
     prompts = prompts_of([1, 5, 16, 33, min(60, model.config.max_context - 16)])
     samplings = [GREEDY, DRAWN, replace(GREEDY, max_tokens=1), GREEDY, replace(DRAWN, top_p=0.7)]
-    assert_guessed_exact(oracle_engine(model, budget=24), prompts, samplings)
+    assert_drafted_exact(oracle_engine(model, budget=24), prompts, samplings)
 
 
 class PaddedSteps(Graphs):
@@ -74,23 +74,23 @@ class PaddedSteps(Graphs):
 
 
 def test_a_graph_judges_what_was_looked_up() -> None:
-    """Verdicts, the table of tokens and the next guesses come from the graph; steps that no graph
+    """Verdicts, the table of tokens and the next drafts come from the graph; steps that no graph
     serves (prompts with others, log-probabilities) are judged behind them, and all of it agrees.
     """
     engine = engine_for(markov(deepcopy(tiny("llama-mha"))), speculation=LOOKUP)
     engine.runner.passes.sequences = PagedSequences
     engine.runner.graphs = graphs = PaddedSteps(engine)
     force_drafts(engine)
-    guesser = engine.runner.guesser
-    assert isinstance(guesser, PromptLookup)
+    drafter = engine.runner.drafter
+    assert isinstance(drafter, PromptLookup)
     behind: list[int] = []
-    judge = guesser.judge
+    judge = drafter.judge
 
     def judging(plan: Any, *rest: Any) -> Any:
         behind.append(plan.num_draft_rows)
         return judge(plan, *rest)
 
-    guesser.judge = judging  # type: ignore[method-assign]
+    drafter.judge = judging  # type: ignore[method-assign]
     assert_exact(engine, prompts_of([9, 20, 4]), [Sampling(max_tokens=60)] * 3)
     first = engine.stats
     assert first.accepted_tokens > 0.6 * first.drafted_tokens > 0
@@ -157,20 +157,20 @@ def test_steps_behind_drafts_that_are_out(graphs: bool, monkeypatch: pytest.Monk
 
 
 def foreseeing(sequences: list[list[int]]) -> Callable[..., torch.Tensor]:
-    """The lookup, with guesses that are right but for every fifth position: by a model whose
+    """The lookup, with drafts that are right but for every fifth position: by a model whose
     attention counts, what a text repeats would seldom be.
     """
 
-    def lookup(history: torch.Tensor, guesses: torch.Tensor, *rest: Any) -> torch.Tensor:
-        found = prompt_lookup(history, guesses, *rest)
+    def lookup(history: torch.Tensor, drafts: torch.Tensor, *rest: Any) -> torch.Tensor:
+        found = prompt_lookup(history, drafts, *rest)
         samples_4N = rest[1]
         for sample, (seat, _, _, position) in enumerate(samples_4N.T.tolist()):
             line, end = history[seat].tolist(), position + int(found[0, sample])
             for sequence in sequences:
                 if sequence[:4] == line[:4]:
-                    coming = [*sequence[end:], *[0] * guesses.shape[1]][: guesses.shape[1]]
+                    coming = [*sequence[end:], *[0] * drafts.shape[1]][: drafts.shape[1]]
                     wrong = [(end + index) % 5 == 0 for index in range(len(coming))]
-                    guesses[seat] = torch.tensor(coming) ^ torch.tensor(wrong)
+                    drafts[seat] = torch.tensor(coming) ^ torch.tensor(wrong)
         return found
 
     return lookup
@@ -185,7 +185,7 @@ def test_rows_behind_drafts_read_and_write_where_they_belong(
     samplings = [replace(GREEDY, max_tokens=24), replace(DRAWN, max_tokens=30), GREEDY]
     pairs = list(zip(prompts, samplings, strict=True))
     sequences = [[*prompt, *naive_outputs(engine.model, prompt, each)[0]] for prompt, each in pairs]
-    monkeypatch.setattr("ridgeline.engine.sampling.guessing.prompt_lookup", foreseeing(sequences))
+    monkeypatch.setattr("ridgeline.engine.sampling.drafter.prompt_lookup", foreseeing(sequences))
     plans = plans_of(engine)
     assert_exact(engine, prompts, samplings)
     assert engine.stats.accepted_tokens > 25
@@ -238,10 +238,10 @@ def test_the_gpus_path_is_exact(name: str) -> None:
     engine.runner.passes.sequences = PagedSequences
     engine.runner.graphs = graphs = PaddedSteps(engine)
     prompts = prompts_of([3, 20, 40])
-    assert_guessed_exact(engine, prompts, [GREEDY, DRAWN, replace(DRAWN, top_k=5, n=2)])
-    assert_guessed_exact(engine, prompts[:1], [GREEDY])
+    assert_drafted_exact(engine, prompts, [GREEDY, DRAWN, replace(DRAWN, top_k=5, n=2)])
+    assert_drafted_exact(engine, prompts[:1], [GREEDY])
     assert any(key.shape.num_decode_rows == 12 for key in graphs.keys)  # one stream: five, padded
-    assert_guessed_exact(engine, prompts_of([9] * 8), [GREEDY] * 8)
+    assert_drafted_exact(engine, prompts_of([9] * 8), [GREEDY] * 8)
     assert any(key.shape.num_decode_rows == 48 for key in graphs.keys)  # eight streams: forty
 
 
@@ -249,7 +249,7 @@ def test_the_gpus_path_is_exact(name: str) -> None:
 def test_too_few_pages(overlap: bool) -> None:
     engine = oracle_engine(tiny("llama-mha"), num_pages=8, overlap=overlap)
     prompts = prompts_of([20, 25, 18, 30, 22])
-    assert_guessed_exact(engine, prompts, [replace(GREEDY, max_tokens=40)] * 5)
+    assert_drafted_exact(engine, prompts, [replace(GREEDY, max_tokens=40)] * 5)
     assert engine.stats.num_preemptions > 0
 
 
@@ -259,16 +259,16 @@ def test_prompts_that_begin_alike_and_part() -> None:
     prompts = [[*base[:40], 7, 8], [*base[:40], 9], base[:12] + [3] * 9, base]
     engine = oracle_engine(tiny("llama-mha"))
     for _ in range(2):
-        assert_guessed_exact(engine, prompts, [GREEDY, replace(DRAWN, n=3), GREEDY, DRAWN])
+        assert_drafted_exact(engine, prompts, [GREEDY, replace(DRAWN, n=3), GREEDY, DRAWN])
     assert engine.stats.hit_tokens > 0
 
 
 def test_pages_of_codes() -> None:
-    """int8 keys and values: what the engine gives without guessing."""
+    """int8 keys and values: what the engine gives without drafting."""
     prompts = prompts_of([40, 23, 9])
     right = engine_for(tiny("llama-mha"), kv_dtype="int8").generate(prompts, GREEDY)
     engine = oracle_engine(tiny("llama-mha"), kv_dtype="int8")
-    oracle = engine.runner.guesser
+    oracle = engine.runner.drafter
     assert isinstance(oracle, Oracle)
     for index, (prompt, output) in enumerate(zip(prompts, right, strict=True)):
         oracle.sequences[f"request-{index}", 0] = [*prompt, *output.tokens]
@@ -277,7 +277,7 @@ def test_pages_of_codes() -> None:
     assert engine.stats.accepted_tokens > 10
 
 
-def test_the_lookup_guesses_what_repeats_itself() -> None:
+def test_the_lookup_drafts_what_repeats_itself() -> None:
     """The real lookup, asked by the real policy, where steps cost the same whatever their size."""
     model = markov(deepcopy(tiny("llama-mha")))
     engine = engine_for(model, speculation=LOOKUP)
@@ -326,13 +326,13 @@ def test_drafts_that_do_not_pay_are_not_made_and_steps_overlap() -> None:
 
 def test_the_whole_distribution_is_the_models() -> None:
     """Chi-square over all outputs of three tokens, drawn with top-k 2, where the likeliest is
-    always guessed: 8 outputs, beyond the limit once in ten thousand such tests.
+    always drafted: 8 outputs, beyond the limit once in ten thousand such tests.
     """
     model, (prompt,) = tiny("llama-mha"), prompts_of([9])
     sampling = Sampling(max_tokens=3, temperature=1.3, top_k=2)
     expected = path_probabilities(model, prompt, sampling)
     engine = oracle_engine(model, wrong_share=0.0, max_batch=50, num_pages=400, budget=256)
-    oracle = engine.runner.guesser
+    oracle = engine.runner.drafter
     assert isinstance(oracle, Oracle)
     likeliest = [*prompt, *max(expected, key=lambda path: expected[path])]
     num_draws = 300
@@ -376,7 +376,7 @@ def test_stop_ids_and_lengths_end_inside_accepted_drafts() -> None:
         replace(GREEDY, max_tokens=30, stop_ids=(tokens[3], tokens[8])),
     ):
         engine = oracle_engine(model, wrong_share=0.0)
-        oracle = engine.runner.guesser
+        oracle = engine.runner.drafter
         assert isinstance(oracle, Oracle)
         oracle.sequences["request-0", 0] = [*prompt, *tokens]
         (output,) = engine.generate([prompt], sampling)
@@ -390,7 +390,7 @@ def test_logprobs_come_with_accepted_drafts() -> None:
     model, prompts = tiny("llama-mha"), prompts_of([12, 30])
     sampling = replace(DRAWN, logprobs=2, prompt_logprobs=1)
     engine = oracle_engine(model, wrong_share=0.2)
-    oracle = engine.runner.guesser
+    oracle = engine.runner.drafter
     assert isinstance(oracle, Oracle)
     expected = [generate_samples(model, prompt, sampling)[0] for prompt in prompts]
     for index, (prompt, chosen) in enumerate(zip(prompts, expected, strict=True)):
@@ -408,7 +408,7 @@ def test_logprobs_come_with_accepted_drafts() -> None:
 
 
 def test_requests_with_tables_get_no_drafts() -> None:
-    """Penalties change with every token, so nothing is guessed for them; others are not kept."""
+    """Penalties change with every token, so nothing is drafted for them; others are not kept."""
     model, prompts = tiny("llama-mha"), prompts_of([9, 20])
     engine = oracle_engine(model)
     samplings = [replace(DRAWN, frequency_penalty=0.7), GREEDY]
@@ -421,18 +421,18 @@ def test_requests_with_tables_get_no_drafts() -> None:
         return launch(plan, *rest)
 
     engine.runner.launch = watching  # type: ignore[method-assign]
-    assert_guessed_exact(engine, prompts, samplings)
+    assert_drafted_exact(engine, prompts, samplings)
     assert drafted == {("request-1", 0)}
 
 
-def test_nan_of_a_wrong_guess_harms_nobody() -> None:
-    """A guessed token whose embedding is no number; and a prompt with it still fails alone."""
+def test_nan_of_a_wrong_draft_harms_nobody() -> None:
+    """A drafted token whose embedding is no number; and a prompt with it still fails alone."""
     model = deepcopy(tiny("llama-mha"))
     prompts = [[token for token in prompt if token != 77] for prompt in prompts_of([9, 30, 14])]
     with torch.no_grad():
         model.embed.weight[77] = float("nan")
     engine = oracle_engine(model, wrong_share=0.0)
-    oracle = engine.runner.guesser
+    oracle = engine.runner.drafter
     assert isinstance(oracle, Oracle)
     right = [naive_outputs(tiny("llama-mha"), prompt, GREEDY)[0] for prompt in prompts]
     for index, (prompt, tokens) in enumerate(zip(prompts, right, strict=True)):
@@ -463,7 +463,7 @@ def test_a_step_that_fails_with_drafts_runs_without(
         return forward_pass(inputs, kind, *rest)
 
     monkeypatch.setattr(engine.runner, "forward", raising)
-    assert_guessed_exact(engine, prompts_of([9, 30, 14]), [GREEDY] * 3)
+    assert_drafted_exact(engine, prompts_of([9, 30, 14]), [GREEDY] * 3)
     assert raised[0] > 1
     assert steps_without_drafts(caplog)
     caplog.clear()
@@ -471,9 +471,9 @@ def test_a_step_that_fails_with_drafts_runs_without(
 
 def test_the_table_of_tokens_is_planned_for() -> None:
     engine = engine_for(tiny("llama-mha"), speculation=LOOKUP)
-    guesser = engine.runner.guesser
-    assert isinstance(guesser, PromptLookup)
-    assert engine.memory_plan.bytes_of("token table") == guesser.history_SL.nbytes
+    drafter = engine.runner.drafter
+    assert isinstance(drafter, PromptLookup)
+    assert engine.memory_plan.bytes_of("token table") == drafter.history_SL.nbytes
 
 
 def test_text_ends_at_a_stop_string_inside_accepted_drafts() -> None:
@@ -486,7 +486,7 @@ def test_text_ends_at_a_stop_string_inside_accepted_drafts() -> None:
     stop = free.text[20:23]
     engine = oracle_engine(model, wrong_share=0.0)
     engine.tokenizer = tokenizer
-    oracle = engine.runner.guesser
+    oracle = engine.runner.drafter
     assert isinstance(oracle, Oracle)
     oracle.sequences["request-0", 0] = [*prompt, *free.tokens]
     (output,) = engine.generate([prompt], replace(sampling, stop=(stop,)))
@@ -498,7 +498,7 @@ def test_text_ends_at_a_stop_string_inside_accepted_drafts() -> None:
 
 
 def test_the_lookup_knows_the_prompt() -> None:
-    """An output that goes round in circles, cut off and given as a prompt: all is guessed."""
+    """An output that goes round in circles, cut off and given as a prompt: all is drafted."""
     model = markov(deepcopy(tiny("llama-mha")))
     prompt = list(naive_outputs(model, [3], Sampling(max_tokens=80))[0])
     assert len(set(prompt[-9:])) == 3
@@ -525,7 +525,7 @@ def test_streams_without_drafts_run_ahead_of_those_with() -> None:
     engine.runner.launch = watching  # type: ignore[method-assign]
     prompts = prompts_of([5, 9, 33, 40, 21, 30, 12, 50])
     samplings = [replace(GREEDY, max_tokens=20 + index) for index in range(8)]
-    assert_guessed_exact(engine, prompts, samplings)
+    assert_drafted_exact(engine, prompts, samplings)
     after_drafts = [
         later
         for earlier, later in pairwise(plans)

@@ -1,4 +1,4 @@
-"""Guessing ahead on a GPU: the same tokens as without, through graphs and without them."""
+"""Drafting on a GPU: the same tokens as without, through graphs and without them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from engines import assert_exact, assert_idle, engine_for, prompts_of, tiny
 from speculation import (
     LOOKUP,
-    assert_guessed_exact,
+    assert_drafted_exact,
     force_drafts,
     markov,
     oracle_engine,
@@ -36,11 +36,11 @@ def every_step_kept_its_drafts(caplog: pytest.LogCaptureFixture) -> Iterator[Non
 
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("name", ["llama-mha", "gemma3", "qwen3-moe"])
-def test_guesses_right_and_wrong(name: str, graphs: bool) -> None:
+def test_drafts_right_and_wrong(name: str, graphs: bool) -> None:
     engine = oracle_engine(tiny(name, "fp32", "cuda"), graphs=graphs)
     samplings = [GREEDY, DRAWN, GREEDY, Sampling(max_tokens=9, temperature=1.0, top_k=9, seed=2)]
-    assert_guessed_exact(engine, prompts_of([1, 16, 33, 60]), samplings)
-    assert_guessed_exact(engine, prompts_of([7]), [GREEDY])
+    assert_drafted_exact(engine, prompts_of([1, 16, 33, 60]), samplings)
+    assert_drafted_exact(engine, prompts_of([7]), [GREEDY])
     if engine.runner.graphs is not None:
         assert any(key.shape.num_samples == 8 for key in engine.runner.graphs.captured)
         for key, notes in engine.runner.graphs.notes.items():

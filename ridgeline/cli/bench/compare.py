@@ -173,8 +173,8 @@ def render_one(result: dict[str, Any], console: Console) -> None:
     console.print(table)
     for entry in result["variants"]:
         if entry["speculation"] != "none":
-            right, guessed = entry["accepted_tokens"], entry["drafted_tokens"]
-            console.print(f"{entry['name']}: {guessed} tokens guessed ahead, {right} of them right")
+            right, drafted = entry["accepted_tokens"], entry["drafted_tokens"]
+            console.print(f"{entry['name']}: {drafted} tokens drafted, {right} of them right")
         if entry["plain_for_speed"]:
             console.print(entry["plain_for_speed"])
         if "record" in entry:

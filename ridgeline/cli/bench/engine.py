@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare",
         metavar="NAMES",
         help="dtypes and schemes in rounds that take turns, as fp32,bf16,int8: schemes have the "
-        "rest of the model in --dtype; int8+head has the head in int8 too, bf16+lookup guesses "
+        "rest of the model in --dtype; int8+head has the head in int8 too, bf16+lookup drafts "
         "ahead by prompt lookup",
     )
     parser.add_argument("--peer", choices=PEERS, help="run this peer on the same workload too")
@@ -360,7 +360,7 @@ def throughput_table(result: dict[str, Any]) -> Table:
     table.add_row("pages in use", pages, f"{result['peak_page_share']:.0%} at most")
     if result["drafted_tokens"]:
         right = f"{result['accepted_tokens'] / result['drafted_tokens']:.0%} of them right"
-        table.add_row("tokens guessed", str(result["drafted_tokens"]), right)
+        table.add_row("tokens drafted", str(result["drafted_tokens"]), right)
     planned, used = result["memory"].values()
     taken = f"{human_bytes(used)} were used at most" if used is not None else ""
     table.add_row("memory planned", human_bytes(planned), taken)

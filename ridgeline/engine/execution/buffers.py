@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ridgeline.engine.loading.footprint import FEWEST_DRAFTED
 from ridgeline.engine.steps.batch import StepShape, num_words
-from ridgeline.engine.steps.flat_plan import Guesses
+from ridgeline.engine.steps.flat_plan import DraftSlots
 from ridgeline.recipe import Recipe
 
 
@@ -22,7 +22,7 @@ class StepBuffers:
     """int32, all of them."""
 
     max_rows: int  # rows of logits in a step
-    guesses: Guesses  # where drafts lie in `last_tokens`
+    draft_slots: DraftSlots  # where drafts lie in `last_tokens`
     page_table: Tensor  # [seats, pages]; the last seat is the padding's
     last_tokens: Tensor  # the last step's samples, and behind them the drafts of each seat
     # [2, R]: tokens, and whether their logits held NaN; with drafts [5, R], verdicts behind them.
@@ -45,7 +45,7 @@ class StepBuffers:
 
         return cls(
             max_rows=max_rows,
-            guesses=Guesses(max_rows, num_drafts),
+            draft_slots=DraftSlots(max_rows, num_drafts),
             page_table=zeros(num_seats, -(-limits.max_context // recipe.kv.page_size)),
             last_tokens=zeros(max_rows + num_seats * num_drafts),
             results=zeros(5 if num_drafts else 2, max_rows),
@@ -53,6 +53,6 @@ class StepBuffers:
         )
 
     @property
-    def guesses_SK(self) -> Tensor:
+    def drafts_SK(self) -> Tensor:
         """The drafts for each seat's next step."""
-        return self.last_tokens[self.guesses.first :].view(len(self.page_table), -1)
+        return self.last_tokens[self.draft_slots.first :].view(len(self.page_table), -1)

@@ -37,8 +37,8 @@ from ridgeline.engine.execution.step_sampler import StepSampler
 from ridgeline.engine.execution.step_watch import StepWatch
 from ridgeline.engine.loading.switches import switches
 from ridgeline.engine.sampling import extras
+from ridgeline.engine.sampling.drafter import Drafter, KnownTokens
 from ridgeline.engine.sampling.extras import Extras, Jobs, Pending
-from ridgeline.engine.sampling.guessing import Guesser, KnownTokens
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.batch import StepInputs, StepShape, shape_of
 from ridgeline.engine.steps.flat_plan import (
@@ -71,7 +71,7 @@ class InFlight:
 
 
 class Verdicts(NamedTuple):
-    """On drafts, for each sample: see guessing.py."""
+    """On drafts, for each sample: see drafter.py."""
 
     counts: list[int]
     first_right: list[int]
@@ -121,12 +121,12 @@ class Runner:
         return self.buffers.max_rows
 
     @property
-    def guesser(self) -> Guesser | None:
-        return self.sampler.guesser
+    def drafter(self) -> Drafter | None:
+        return self.sampler.drafter
 
-    @guesser.setter
-    def guesser(self, guesser: Guesser | None) -> None:
-        self.sampler.guesser = guesser
+    @drafter.setter
+    def drafter(self, drafter: Drafter | None) -> None:
+        self.sampler.drafter = drafter
 
     @property
     def notes(self) -> list[Note] | None:
@@ -154,8 +154,8 @@ class Runner:
     def launch(self, plan: StepPlan, jobs: Jobs, known_tokens: KnownTokens) -> InFlight:
         """Enqueue a step. A request that cannot be run is named in `failed`; the others run."""
         self.kv.copy_pages(plan.copies)
-        if self.guesser is not None:
-            self.guesser.follow(plan)
+        if self.drafter is not None:
+            self.drafter.follow(plan)
         failed = self._seat(plan, jobs, known_tokens)
         with self.switches():
             plan, result, out_of_memory = self._run_whole(plan, jobs, failed, known_tokens)
@@ -207,9 +207,9 @@ class Runner:
         step: StepPlan | None = plan
         short = False
         if plan.num_draft_rows:
-            assert self.guesser is not None, "drafts are planned where somebody guesses"
+            assert self.drafter is not None, "drafts are planned where somebody drafts"
             try:
-                self.guesser.guess(plan, known_tokens)
+                self.drafter.draft(plan, known_tokens)
                 if not failed:
                     flat = self.flat(plan)
                     samples = range(len(flat.sample_keys))
@@ -234,7 +234,7 @@ class Runner:
     def flat(self, plan: StepPlan) -> StepPlan:
         """A CPU attends to a row with drafts at once, a GPU to each token as a decode row."""
         one_token_rows = not self.passes.sequences.whole_rows
-        return flattened(plan, self.buffers.guesses, one_token_rows)
+        return flattened(plan, self.buffers.draft_slots, one_token_rows)
 
     def _seat(self, plan: StepPlan, jobs: Jobs, known_tokens: KnownTokens) -> dict[Hashable, str]:
         return self.sampler.seat(plan, jobs, known_tokens)
@@ -252,7 +252,7 @@ class Runner:
         plan = step.plan
         max_length = 1 + max(plan.first_positions[: plan.num_decode_rows], default=0)
         if plan.moved_tokens:
-            max_length = min(max_length + self.buffers.guesses.per_seat, self.max_context)
+            max_length = min(max_length + self.buffers.draft_slots.per_seat, self.max_context)
         if self.graphs is not None:
             kind = self.graphs.kind_for(step, max_length)
             if kind is not None:

@@ -17,8 +17,8 @@ from ridgeline.engine.execution.buffers import StepBuffers
 from ridgeline.engine.execution.faults import reason_of
 from ridgeline.engine.execution.step_pass import PassResult, SamplingKind, StepPass
 from ridgeline.engine.sampling import extras
+from ridgeline.engine.sampling.drafter import Drafter, KnownTokens, PromptLookup
 from ridgeline.engine.sampling.extras import Jobs
-from ridgeline.engine.sampling.guessing import Guesser, KnownTokens, PromptLookup
 from ridgeline.engine.sampling.sampling import Special, plain
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.batch import SeatTable, StepInputs
@@ -35,13 +35,13 @@ class StepSampler:
         self.seats = SeatTable(max_batch)
         self.special = Special(max_batch, vocab_size, self.device)
         self.deterministic = deterministic
-        self.guesser: Guesser | None = None
+        self.drafter: Drafter | None = None
         self.notes: list[Note] | None = None  # of steps without a graph, where somebody traces
 
     @property
     def judges(self) -> bool:
         """Whether a graph that keeps a step's tokens judges its drafts, too."""
-        return self.guesser is not None and self.guesser.in_graph
+        return self.drafter is not None and self.drafter.in_graph
 
     def seat(self, plan: StepPlan, jobs: Jobs, known_tokens: KnownTokens) -> dict[Hashable, str]:
         """Streams that have joined take their seats; who could not, and why."""
@@ -52,8 +52,8 @@ class StepSampler:
             try:
                 seed = sampling.sample_seed(key[1])
                 self.seats.sit(seat, length, sampling, seed)
-                if self.guesser is not None:
-                    self.guesser.sit(seat, length, sampling, seed, tokens)
+                if self.drafter is not None:
+                    self.drafter.sit(seat, length, sampling, seed, tokens)
                 matcher = job.matchers[key[1]] if job.matchers else None
                 self.special.sit(seat, sampling, job.prompt, tokens[length:], job.stop_ids, matcher)
             except Exception as error:
@@ -111,10 +111,10 @@ class StepSampler:
         if not self.judges:
             keep_tokens(logits_RV, tokens_R, results[:2], last_tokens)
             return
-        assert isinstance(self.guesser, PromptLookup), "nobody else judges in a graph"
+        assert isinstance(self.drafter, PromptLookup), "nobody else judges in a graph"
         keep_tokens(logits_RV, tokens_R, results[:2])
         count = min(len(tokens_R), self.buffers.max_rows)
-        self.guesser.judge_rows(
+        self.drafter.judge_rows(
             inputs.judged[:, :count], results[0], results[2:, :count], last_tokens
         )
 
@@ -146,8 +146,8 @@ class StepSampler:
     def end_step(self, plan: StepPlan, kept: bool) -> None:
         """All of a step has run: judge its drafts and keep its tokens, unless a graph has."""
         results, num_rows = self.buffers.results, len(plan.logit_tokens)
-        if self.guesser is not None and num_rows and not (kept and self.judges):
-            verdicts_3N = self.guesser.judge(plan, results[0], results[2])
+        if self.drafter is not None and num_rows and not (kept and self.judges):
+            verdicts_3N = self.drafter.judge(plan, results[0], results[2])
             results[2:, : verdicts_3N.shape[1]] = verdicts_3N
         if not kept:
             self.keep_samples(plan)

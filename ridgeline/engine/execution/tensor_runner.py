@@ -34,8 +34,8 @@ from ridgeline.engine.execution.runner import InFlight, Runner, StepOutput
 from ridgeline.engine.execution.step_pass import PassResult, StepPass
 from ridgeline.engine.execution.step_words import JOB_WORDS, job_of, job_words, plan_of, step_words
 from ridgeline.engine.requests.request import Sampling
+from ridgeline.engine.sampling.drafter import KnownTokens
 from ridgeline.engine.sampling.extras import ROWS_AT_ONCE, DeviceJob, Jobs
-from ridgeline.engine.sampling.guessing import KnownTokens
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.batch import StepInputs, StepShape
 from ridgeline.errors import HardwareError, RidgelineError, UsageError

@@ -138,10 +138,10 @@ def fixed_bytes(config: ModelConfig, recipe: Recipe, num_tokens: int) -> int:
 
 
 def logit_rows(recipe: Recipe, num_requests: int) -> int:
-    """Rows that want logits in a step: one a request, and one for each token that was guessed."""
+    """Rows that want logits in a step: one a request, and one for each token that was drafted."""
     speculation = recipe.speculation
-    guessed = 0 if speculation.method == "none" else speculation.max_draft_tokens
-    return min(num_requests * (1 + guessed), recipe.limits.filled().token_budget)
+    drafted = 0 if speculation.method == "none" else speculation.max_draft_tokens
+    return min(num_requests * (1 + drafted), recipe.limits.filled().token_budget)
 
 
 def logit_bytes(config: ModelConfig, recipe: Recipe, rows: int) -> int:

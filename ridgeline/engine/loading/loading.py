@@ -63,7 +63,7 @@ class Loaded(NamedTuple):
     tokenizer: Tokenizer | None
     recipe: Recipe  # with nothing left to "auto"
     plan: MemoryPlan
-    draft: Transformer | None = None  # the small model that guesses
+    draft: Transformer | None = None  # the small model that drafts
     choices: tuple[LayerChoice, ...] = ()  # what was measured of a scheme's layers
 
 

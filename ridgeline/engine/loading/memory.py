@@ -81,7 +81,7 @@ def plan_memory(
     schemes: Sequence[str] = (),
     kept: KeptSchemes | None = None,
 ) -> MemoryPlan:
-    """The plan, or OutOfMemoryError with a remedy. `draft` is the model that guesses tokens ahead;
+    """The plan, or OutOfMemoryError with a remedy. `draft` is the model that drafts tokens;
     `schemes` are the quantizations that may be advised, the mildest first; `kept` are those of the
     projections that are codes, where the recipe's scheme does not say it.
     """

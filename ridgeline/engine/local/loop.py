@@ -41,7 +41,7 @@ IDLE_S = 0.02  # waited at most for a grammar, when there is nothing else to do
 
 
 class Loop:
-    """`policy` says how many tokens are guessed ahead, where any are."""
+    """`policy` says how many tokens are drafted, where any are."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class Loop:
         self._deliver(plan, received, output.extras)
 
     def _fail_nan(self, plan: StepPlan, output: StepOutput, counts: list[int] | None) -> None:
-        """Rows behind a wrong guess mean nothing, NaN or not."""
+        """Rows behind a wrong draft mean nothing, NaN or not."""
         if not any(output.is_nan):
             return
         for index, row in enumerate(first_rows(plan)):

@@ -1,4 +1,4 @@
-"""The rows of a step: a token for each stream that decodes, then tokens guessed ahead, then pieces
+"""The rows of a step: a token for each stream that decodes, then drafted tokens, then pieces
 of prompts with what is left of the token budget.
 
 `plan_decode` is the cost of a step with a thousand streams, so it is one plain loop; everything
@@ -72,7 +72,7 @@ def _reaches_next(running: Running, stream: Stream, step: Step) -> bool:
 
 def note_drafts(running: Running, drafts: Mapping[StreamKey, int]) -> list[Stream]:
     """The streams that will verify drafts, kept out of the quick loop."""
-    guessed = []
+    drafting = []
     for key, count in drafts.items():
         if count < 1:
             continue
@@ -81,8 +81,8 @@ def note_drafts(running: Running, drafts: Mapping[StreamKey, int]) -> list[Strea
             continue  # what may come next is only known when the host knows what has come
         if stream.state == "decoding":
             stream.drafts, stream.limit = count, 0
-            guessed.append(stream)
-    return sorted(guessed, key=by_rank)
+            drafting.append(stream)
+    return sorted(drafting, key=by_rank)
 
 
 def plan_drafts(running: Running, streams: list[Stream], step: Step) -> None:

@@ -183,7 +183,7 @@ class Scheduler:
         self, now: float = 0.0, drafts: Mapping[StreamKey, int] | None = None
     ) -> StepPlan | None:
         """The next step; None when nothing can run now (if a step is out: before it comes back).
-        `drafts` says for which streams how many tokens are guessed ahead, at most.
+        `drafts` says for which streams how many tokens are drafted, at most.
         """
         running = self._running
         assert len(running.steps) < MAX_STEPS_OUT, f"{len(running.steps)} steps are out"
@@ -191,10 +191,10 @@ class Scheduler:
         running.num_short = 0
         step = Step(self._num_steps + 1, self.token_budget)
         running.steps[step.step_id] = step
-        guessed = note_drafts(running, drafts) if drafts else []
+        drafting = note_drafts(running, drafts) if drafts else []
         plan_decode(running, step)
         num_decode_rows = len(step.rows)
-        plan_drafts(running, guessed, step)
+        plan_drafts(running, drafting, step)
         num_draft_rows = len(step.rows) - num_decode_rows
         self._admission.plan_prompts(step)
         if not step.rows:

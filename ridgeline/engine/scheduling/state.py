@@ -186,5 +186,5 @@ class Stats(NamedTuple):
     hit_tokens: int  # of those, found in the cache
     computed_tokens: int  # that went through the model, recomputation included
     num_preemptions: int
-    drafted_tokens: int  # guessed ahead and verified
+    drafted_tokens: int  # drafted and verified
     accepted_tokens: int  # of those, right

@@ -1,5 +1,5 @@
 """How long a step takes, measured as the engine runs: plain steps by the number of tokens; and what
-a step with drafts takes beside its tokens (whoever guesses, and the host that is waited for) by the
+a step with drafts takes beside its tokens (whoever drafts, and the host that is waited for) by the
 most drafts that a stream has.
 
 A size's time is the median of its last few steps, so that one that compiled a kernel or met a busy

@@ -1,4 +1,4 @@
-"""A small model that guesses: it has its own keys and values, in pages with the target's numbers.
+"""A small model that drafts: it has its own keys and values, in pages with the target's numbers.
 
 The draft follows lazily. Whatever the target writes into a page makes that place of the draft's
 page stale; of each page the host knows how many places, from its first, the draft has computed.
@@ -7,12 +7,12 @@ the prompt, the first time), and then decodes as many tokens as are wanted. So c
 shared prefixes, copied pages and preemption need no code of their own, pages that are shared hold
 the draft's part too once somebody has made it, and while drafts do not pay off it costs nothing.
 (Where every layer has a window, pages behind it may be gone before the draft has seen them: its
-guesses are then a little worse for some tokens.)
+drafts are then a little worse for some tokens.)
 
 It runs through a runner of its own, graphs included, and draws with the request's settings, seed
 and position, hence with the noise that the target will draw with.
 
-Letters: S seats, K guesses, N samples.
+Letters: S seats, K drafts, N samples.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch import Tensor
 
 from ridgeline.engine.execution.runner import Runner
 from ridgeline.engine.requests.request import Sampling
+from ridgeline.engine.sampling.drafter import Drafter, KnownTokens, judged
 from ridgeline.engine.sampling.extras import DeviceJob
-from ridgeline.engine.sampling.guessing import Guesser, KnownTokens, judged
 from ridgeline.engine.scheduling.state import StreamKey
 from ridgeline.engine.scheduling.step_plan import PlanLists, StepPlan
 from ridgeline.engine.steps.transfer import to_device
@@ -92,15 +92,15 @@ class DraftPages:
             self.filled[self.table[seat, index]] = min(end - index * self.size, self.size)
 
 
-class DraftModel(Guesser):
-    """`runner` has the draft; `target` is the runner it guesses for, `window` how far back the
+class DraftModel(Drafter):
+    """`runner` has the draft; `target` is the runner it drafts for, `window` how far back the
     target's pages are kept.
     """
 
     def __init__(self, runner: Runner, target: Runner, window: int | None, budget: int) -> None:
         self.runner, self.target, self.window = runner, target, window
         self.budget = budget  # tokens in one pass of the draft
-        self.guesses_SK = target.buffers.guesses_SK
+        self.drafts_SK = target.buffers.drafts_SK
         shape = (runner.buffers.page_table.shape[0], runner.buffers.page_table.shape[1])
         self.pages = DraftPages(runner.kv.num_pages, runner.kv.page_size, shape)
         self._changes: dict[tuple[int, int], int] = {}  # of the page table, to be sent
@@ -117,9 +117,9 @@ class DraftModel(Guesser):
         self._changes.update(zip(places, plan.table_pages, strict=True))
 
     def judge(self, plan: StepPlan, tokens_R: Tensor, counts_R: Tensor) -> Tensor:
-        return judged(plan, tokens_R, self.guesses_SK)
+        return judged(plan, tokens_R, self.drafts_SK)
 
-    def guess(self, plan: StepPlan, known_tokens: KnownTokens) -> None:
+    def draft(self, plan: StepPlan, known_tokens: KnownTokens) -> None:
         rows = self._rows(plan, known_tokens)
         if not rows:
             return
@@ -131,7 +131,7 @@ class DraftModel(Guesser):
         for number in range(most):
             rows = [row for row in rows if row.num_drafts > number]
             self._pass(rows)
-            self._keep_guesses(rows, number)
+            self._keep_drafts(rows, number)
             for sample, row in enumerate(rows):
                 row.start = row.position = row.position + 1
                 row.tokens, row.device_sample = [0], sample
@@ -176,10 +176,10 @@ class DraftModel(Guesser):
         for row in rows:
             self.pages.fill(row.seat, row.start, row.position + 1)
 
-    def _keep_guesses(self, rows: list[DraftRow], number: int) -> None:
-        places = [row.seat * self.guesses_SK.shape[1] + number for row in rows]
-        where = to_device(places, self.guesses_SK.device)
-        self.guesses_SK.view(-1).index_copy_(0, where, self.runner.buffers.last_tokens[: len(rows)])
+    def _keep_drafts(self, rows: list[DraftRow], number: int) -> None:
+        places = [row.seat * self.drafts_SK.shape[1] + number for row in rows]
+        where = to_device(places, self.drafts_SK.device)
+        self.drafts_SK.view(-1).index_copy_(0, where, self.runner.buffers.last_tokens[: len(rows)])
 
 
 def _plan_of(

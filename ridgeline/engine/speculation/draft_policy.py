@@ -1,12 +1,12 @@
-"""How many tokens are guessed ahead for each stream in a step: as many as pay off, or none.
+"""How many tokens are drafted for each stream in a step: as many as pay off, or none.
 
-A stream's guesses are right with a probability that is measured as it runs, and until then taken
-from all streams whose guesses rest on a run of the same length; n in a row with its n-th power. The
-table of costs says what more tokens in a step take. Of all guesses that could be
+A stream's drafts are right with a probability that is measured as it runs, and until then taken
+from all streams whose drafts rest on a run of the same length; n in a row with its n-th power. The
+table of costs says what more tokens in a step take. Of all drafts that could be
 verified, the likeliest ones are taken up to the number at which the tokens expected a second are
 most, and none unless that beats the plain step by a margin. Pure numbers.
 
-A lookup is judged in every step, whether its guesses are verified or not, so that it costs nothing
+A lookup is judged in every step, whether its drafts are verified or not, so that it costs nothing
 to notice that it has become good. A draft model has to be tried for that: seldom, and more seldom
 the longer it does not pay.
 
@@ -28,7 +28,7 @@ from ridgeline.engine.scheduling.step_costs import StepCosts
 MARGIN = 1.02  # times the plain step's tokens a second, for drafts to be worth the doubt
 STREAM_DECAY, ALL_DECAY = 0.95, 0.995  # what a trial keeps of the weight of those before it
 PRIOR_WEIGHT = 4.0  # trials that a stream starts with, as right as all others have been
-FIRST_RATE, FIRST_WEIGHT = 0.5, 3.0  # of guesses of an engine that has not made any
+FIRST_RATE, FIRST_WEIGHT = 0.5, 3.0  # of drafts of an engine that has not made any
 CARE = 0.25  # standard deviations
 # These were chosen by simulation: tests/cpu/test_draft_policy.py.
 CLASSES = 32  # probabilities are told apart to this fraction
@@ -39,7 +39,7 @@ HOLDS, MAX_KNOWN = 8, 256  # steps for which a decision holds; decisions that ar
 
 DraftKind = tuple[
     int, int
-]  # of a stream: how likely it has guesses, and that each is right, in classes
+]  # of a stream: how likely it has drafts, and that each is right, in classes
 
 
 class DraftOutcome(NamedTuple):
@@ -47,12 +47,12 @@ class DraftOutcome(NamedTuple):
 
     key: StreamKey
     num_accepted: int  # of the drafts it had
-    first_right: bool  # whether its first guess was what was chosen, verified or not
-    match: int  # what guesses for the next step rest on: a run of so many tokens; 0: there are none
+    first_right: bool  # whether its first draft was what was chosen, verified or not
+    match: int  # what drafts for the next step rest on: a run of so many tokens; 0: there are none
 
 
 class Rate:
-    """How often guesses are right, the last ones counting most."""
+    """How often drafts are right, the last ones counting most."""
 
     __slots__ = ("decay", "right", "tried")
 
@@ -79,13 +79,13 @@ class StreamRecord:
 
     def __init__(self) -> None:
         self.rate = Rate(STREAM_DECAY)
-        self.match = 0  # of its guesses
+        self.match = 0  # of its drafts
         self.num_drafting = 0  # steps with drafts of it that have not come back
         self.last_trial = 0
 
 
 class DraftPolicy:
-    """`free` says that guesses are made anyway and judged in every step; `ahead` that a stream may
+    """`free` says that drafts are made anyway and judged in every step; `ahead` that a stream may
     have drafts in a step while its last ones have not come back.
     """
 
@@ -94,13 +94,13 @@ class DraftPolicy:
     ) -> None:
         self.costs, self.max_drafts, self.free, self.ahead = costs, max_drafts, free, ahead
         self.streams: dict[StreamKey, StreamRecord] = {}
-        self.guessing: dict[
+        self.with_drafts: dict[
             StreamKey, StreamRecord
-        ] = {}  # those that have guesses, mostly few or none
+        ] = {}  # those that have drafts, mostly few or none
         self._out: list[Sequence[StreamKey]] = []  # of each step that has not come back
         self.rate = Rate(ALL_DECAY)  # of all streams
-        self.rates: dict[int, Rate] = {}  # the same by what the guesses rest on
-        self.lasting = Rate(ALL_DECAY)  # how often a stream with guesses has some after a step
+        self.rates: dict[int, Rate] = {}  # the same by what the drafts rest on
+        self.lasting = Rate(ALL_DECAY)  # how often a stream with drafts has some after a step
         self._step, self._next_trial, self._pause = 0, 0, FIRST_PAUSE
         self._num_since = 0  # steps since the last one that had to be plain
         # When it was worked out how many drafts are best for so many streams of each kind.
@@ -115,7 +115,7 @@ class DraftPolicy:
     def wanted(self, num_rows: int) -> dict[StreamKey, int]:
         """Drafts for a step of this many streams."""
         self._step += 1
-        if not self.guessing:
+        if not self.with_drafts:
             return {}
         rates = self._rates()
         if not rates or self._is_plain_due(num_rows):
@@ -133,7 +133,7 @@ class DraftPolicy:
         return self._num_since >= PLAIN_EVERY - PLAIN_RUN
 
     def _rates(self) -> dict[StreamKey, tuple[float, float]]:
-        """For streams that could have drafts: how likely there are guesses at all, and how likely
+        """For streams that could have drafts: how likely there are drafts at all, and how likely
         each is right. A stream that is in a step now may have none any more when that is done.
         """
         lasting = self.lasting.mean(FIRST_RATE, FIRST_WEIGHT) if self.free else 1.0
@@ -144,14 +144,14 @@ class DraftPolicy:
                 lasting if key in out else 1.0,
                 record.rate.careful(prior.get(record.match, mean), PRIOR_WEIGHT),
             )
-            for key, record in self.guessing.items()
+            for key, record in self.with_drafts.items()
             if self.ahead or not record.num_drafting
         }
 
     def _best(
         self, rates: dict[StreamKey, tuple[float, float]], num_rows: int
     ) -> dict[StreamKey, int]:
-        """The likeliest guesses, up to the number with the most tokens a second."""
+        """The likeliest drafts, up to the number with the most tokens a second."""
         classes = {
             key: (round(there * CLASSES), round(rate * CLASSES))
             for key, (there, rate) in rates.items()
@@ -218,7 +218,7 @@ class DraftPolicy:
 
     def received(self, outcomes: Iterable[DraftOutcome], drafts: Sequence[int]) -> None:
         """The oldest step that is out has come back; `drafts` are those it was launched with. Of
-        samples that had no guesses and have none now there is nothing to tell.
+        samples that had no drafts and have none now there is nothing to tell.
         """
         del self._out[:1]
         for outcome, num_drafts in zip(outcomes, drafts, strict=True):
@@ -234,17 +234,17 @@ class DraftPolicy:
     def _set_match(self, key: StreamKey, record: StreamRecord, match: int) -> None:
         record.match = match
         if match:
-            self.guessing[key] = record
+            self.with_drafts[key] = record
         else:
-            self.guessing.pop(key, None)
+            self.with_drafts.pop(key, None)
 
     def rest(self) -> None:
-        """Steps follow that are not told of: what is guessed after them is not known."""
-        for key, record in list(self.guessing.items()):
+        """Steps follow that are not told of: what is drafted after them is not known."""
+        for key, record in list(self.with_drafts.items()):
             self._set_match(key, record, 0)
 
     def _learn(self, record: StreamRecord, outcome: DraftOutcome, num_drafts: int) -> None:
-        """From guesses that were there: after a lookup that found nothing they say nothing. Drafts
+        """From drafts that were there: after a lookup that found nothing they say nothing. Drafts
         that could not be run count as wrong.
         """
         num_right, num_tried = outcome.num_accepted, min(num_drafts, outcome.num_accepted + 1)
@@ -260,7 +260,7 @@ class DraftPolicy:
     def forget(self, request_id: Hashable, num_samples: int) -> None:
         for sample in range(num_samples):
             self.streams.pop((request_id, sample), None)
-            self.guessing.pop((request_id, sample), None)
+            self.with_drafts.pop((request_id, sample), None)
 
     def waits(self, num_rows: int, num_drafting: int, host_s: float) -> bool:
         """Whether the next step should wait for one with drafts to come back. If it does not, the

@@ -1,4 +1,4 @@
-"""What the main loop does for guessing ahead: ask the policy before a step, tell it afterwards what
+"""What the main loop does for drafting: ask the policy before a step, tell it afterwards what
 came of it and how long it took.
 """
 
@@ -73,7 +73,7 @@ class Drafting:
         self.way = PlannedDrafts(num_streams, allowed)
         if allowed:
             return self.policy.wanted(num_streams)
-        if self.policy.guessing:
+        if self.policy.with_drafts:
             self.policy.rest()
         return {}
 
@@ -90,8 +90,8 @@ class Drafting:
             self._host_s += (1 - HOST_DECAY) * (out.launched - out.begun - self._host_s)
         keys, drafts = out.plan.sample_keys, out.plan.sample_drafts
         if not all(map(self.policy.streams.__contains__, keys)):
-            guessed = [not jobs[key[0]].sampling.needs_tables for key in keys]
-            keys, drafts = list(compress(keys, guessed)), list(compress(drafts, guessed))
+            may_draft = [not jobs[key[0]].sampling.needs_tables for key in keys]
+            keys, drafts = list(compress(keys, may_draft)), list(compress(drafts, may_draft))
         self.policy.launched(keys, drafts)
 
     def received(self, out: Out, output: StepOutput, last: float, now: float) -> None:
@@ -106,7 +106,7 @@ class Drafting:
             self.pace.note(way.num_streams, way.allowed, num_tokens, now - last)
         self._num_streams = way.num_streams
         if way.allowed:
-            assert verdicts is not None, "where tokens are guessed there are verdicts"
+            assert verdicts is not None, "where tokens are drafted there are verdicts"
             self._tell(plan, verdicts)
         if way.allowed or self._verified is not None:
             self._note_costs(out, last, now, has_prompts)
@@ -129,12 +129,12 @@ class Drafting:
             self.policy.costs.note(len(plan.token_ids), seconds, most_drafts)
 
     def _tell(self, plan: StepPlan, verdicts: Verdicts) -> None:
-        """The policy hears of samples that had guesses, or have some now."""
-        guessing, outcomes, all_drafts = self.policy.guessing, [], []
-        if plan.num_draft_rows or guessing or any(verdicts.matches):
+        """The policy hears of samples that had drafts, or have some now."""
+        with_drafts, outcomes, all_drafts = self.policy.with_drafts, [], []
+        if plan.num_draft_rows or with_drafts or any(verdicts.matches):
             about = zip(plan.sample_keys, plan.sample_drafts, *verdicts, strict=True)
             for key, drafts, count, right, match in about:
-                if match or drafts or key in guessing:
+                if match or drafts or key in with_drafts:
                     outcomes.append(DraftOutcome(key, count - 1, bool(right), match))
                     all_drafts.append(drafts)
         self.policy.received(outcomes, all_drafts)
@@ -155,7 +155,7 @@ def accepted_tokens(
     """The tokens of a step that count, and how many each sample has of them; None: one each."""
     if not asked.num_draft_rows:
         return output.tokens, None
-    assert output.verdicts is not None, "where tokens are guessed there are verdicts"
+    assert output.verdicts is not None, "where tokens are drafted there are verdicts"
     tokens, counts, row = [], output.verdicts.counts, 0
     for drafts, count in zip(run.sample_drafts, counts, strict=True):
         tokens += output.tokens[row : row + count]

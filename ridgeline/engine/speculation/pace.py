@@ -1,11 +1,11 @@
-"""Whether guessing ahead pays at all, by what really comes out: tokens a second of spans of steps
+"""Whether drafting pays at all, by what really comes out: tokens a second of spans of steps
 that may have drafts, beside spans that may not.
 
 The policy weighs drafts by a table of costs, and a table can be wrong about what the host, the
-machine's other work and the waiting between steps do; and to look out for guesses costs something
+machine's other work and the waiting between steps do; and to look out for drafts costs something
 in steps that then have none. So steps are taken in spans, each of one way, and what a way's spans
 brought in the time they took is held against the other's. The way that loses is tried again
-when the time that its last trial lost has become small beside all that has passed since. So guesses
+when the time that its last trial lost has become small beside all that has passed since. So drafts
 that do not suit a workload are to cost it less than 2%. Spans are compared among steps of about as
 many streams. Pure numbers.
 
@@ -25,7 +25,7 @@ from typing import NamedTuple
 from ridgeline.engine.scheduling.step_costs import size_class
 
 SPAN = 16  # steps
-# Spans that are remembered: of those that may have drafts many, since guesses come in bursts.
+# Spans that are remembered: of those that may have drafts many, since drafts come in bursts.
 KEPT = {False: 8, True: 64}
 WORTH = 0.99  # times the plain way's tokens a second, for drafts to be allowed
 ENOUGH = 2  # spans of each way before they are compared
@@ -102,7 +102,7 @@ class _Size:
         return _rate(drafted) > WORTH * _rate(plain)
 
     def _next(self) -> bool:
-        if len(self._spans[True]) < ENOUGH:  # guessing is what was asked for: it is tried first
+        if len(self._spans[True]) < ENOUGH:  # drafting is what was asked for: it is tried first
             return True
         if len(self._spans[False]) < ENOUGH:
             return False
@@ -110,7 +110,7 @@ class _Size:
 
 
 def _rate(spans: Collection[PaceSpan]) -> float:
-    """Tokens a second of all of them: guesses come in bursts, and most spans may have none."""
+    """Tokens a second of all of them: drafts come in bursts, and most spans may have none."""
     most_s = _most_s(spans)
     return sum(span.num_tokens for span in spans) / sum(min(s.seconds, most_s) for s in spans)
 

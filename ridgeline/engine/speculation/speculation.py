@@ -1,6 +1,6 @@
-"""What a recipe's speculation needs around a runner: who guesses, and the policy that asks.
+"""What a recipe's speculation needs around a runner: who drafts, and the policy that asks.
 
-The parts: guessing.py (lookup, and why verification is exact), draft_model.py, draft_policy.py
+The parts: drafter.py (lookup, and why verification is exact), draft_model.py, draft_policy.py
 (how many), step_costs.py and rehearsal.py (what it costs), drafting.py (the loop's side).
 """
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ridgeline.engine.execution.rehearsal import rehearse
 from ridgeline.engine.execution.runner import Runner
-from ridgeline.engine.sampling.guessing import Guesser, PromptLookup
+from ridgeline.engine.sampling.drafter import Drafter, PromptLookup
 from ridgeline.engine.scheduling.step_costs import StepCosts
 from ridgeline.engine.speculation.draft_model import DraftModel
 from ridgeline.engine.speculation.draft_policy import DraftPolicy
@@ -25,27 +25,27 @@ def prepare(
     window: int | None,
     graph_bytes: int,
 ) -> DraftPolicy | None:
-    """Give the runner somebody who guesses, and measure what that costs; None: nobody does.
+    """Give the runner somebody who drafts, and measure what that costs; None: nobody does.
     `window` and `graph_bytes` are for the draft.
     """
     speculation = recipe.speculation
     if speculation.method == "none":
         return None
-    runner.guesser = _guesser(runner, recipe, draft, window, graph_bytes)
+    runner.drafter = _drafter(runner, recipe, draft, window, graph_bytes)
     costs, ahead = StepCosts(), recipe.overlap and runner.moves
     rehearse(runner, costs, speculation.max_draft_tokens, ahead)
     return DraftPolicy(costs, speculation.max_draft_tokens, free=draft is None, ahead=ahead)
 
 
-def _guesser(
+def _drafter(
     runner: Runner,
     recipe: Recipe,
     draft: Transformer | None,
     window: int | None,
     graph_bytes: int,
-) -> Guesser:
+) -> Drafter:
     if draft is None:
-        return PromptLookup(runner.buffers.guesses_SK, runner.max_context, recipe.speculation)
+        return PromptLookup(runner.buffers.drafts_SK, runner.max_context, recipe.speculation)
     plain = replace(recipe, speculation=Speculation())
     own = Runner(draft, plain, runner.kv.num_pages, graph_bytes)
     return DraftModel(own, runner, window, recipe.limits.filled().token_budget)

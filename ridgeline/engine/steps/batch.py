@@ -65,7 +65,7 @@ class StepInputs(NamedTuple):
     top_p: Tensor  # fp32
     min_p: Tensor  # fp32
     seeds: Tensor  # int64
-    # [4, R], where a graph judges guesses: the samples of the step, of which each may have several
+    # [4, R], where a graph judges drafts: the samples of the step, of which each may have several
     # rows. Seat, first row of logits, drafts, position of the token.
     judged: Tensor
 

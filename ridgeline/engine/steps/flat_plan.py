@@ -1,12 +1,12 @@
 """A plan with drafts as the device computes it: nothing but rows and samples.
 
 Each row of logits becomes a sample of its own, and the ids of drafts are taken from where the
-guesses lie on the device, as those of tokens are that have not reached the host. A row with drafts
+drafts lie on the device, as those of tokens are that have not reached the host. A row with drafts
 either stays one (a CPU attends to its tokens in one product), or becomes decode rows of the same
 seat, each one token longer than the last: keys and values of a step are written before attention,
 so the kernels and graphs of decode steps serve them as they are.
 
-    flat = flattened(plan, Guesses(first=512, per_seat=5), one_token_rows=True)
+    flat = flattened(plan, DraftSlots(first=512, per_seat=5), one_token_rows=True)
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ridgeline.engine.scheduling.partial_plan import cut
 from ridgeline.engine.scheduling.step_plan import Axis, StepPlan, names_of
 
 
-class Guesses(NamedTuple):
-    """Where guessed tokens lie on the device, behind the last step's samples."""
+class DraftSlots(NamedTuple):
+    """Where drafted tokens lie on the device, behind the last step's samples."""
 
-    first: int  # the first guess of seat 0
+    first: int  # the first draft of seat 0
     per_seat: int
 
 
@@ -42,7 +42,7 @@ def sample_words(plan: StepPlan) -> np.ndarray:
     return np.array((plan.sample_seats, rows, plan.sample_drafts, positions), dtype=np.int32)
 
 
-def flattened(plan: StepPlan, guesses: Guesses, one_token_rows: bool) -> StepPlan:
+def flattened(plan: StepPlan, slots: DraftSlots, one_token_rows: bool) -> StepPlan:
     """The same step without drafts; the plan itself if it has none."""
     if not plan.num_draft_rows:
         return plan
@@ -50,9 +50,9 @@ def flattened(plan: StepPlan, guesses: Guesses, one_token_rows: bool) -> StepPla
     token = plan.num_decode_rows
     for row in _draft_rows(plan):
         count = plan.num_tokens[row]
-        guess = guesses.first + plan.seats[row] * guesses.per_seat
+        first = slots.first + plan.seats[row] * slots.per_seat
         device_tokens.extend(range(token + 1, token + count))
-        device_samples.extend(range(guess, guess + count - 1))
+        device_samples.extend(range(first, first + count - 1))
         token += count
     times = [1 + drafts for drafts in plan.sample_drafts]
     changes = _all_repeated(plan, "sample", times) | {
@@ -78,8 +78,8 @@ def of_fresh_prompts(plan: StepPlan) -> bool:
 
 
 def without_drafts(plan: StepPlan) -> StepPlan:
-    """The same step with nothing guessed."""
-    flat = flattened(plan, Guesses(0, 0), one_token_rows=True)
+    """The same step with nothing drafted."""
+    flat = flattened(plan, DraftSlots(0, 0), one_token_rows=True)
     heads = list(range(plan.num_decode_rows))
     row = len(heads)
     for draft_row in _draft_rows(plan):

@@ -1,4 +1,4 @@
-"""Moving rows of a step on to where they belong, when the device alone knows that: behind guesses
+"""Moving rows of a step on to where they belong, when the device alone knows that: behind drafts
 of which the step before has confirmed some.
 
 `move_rows` runs where its tensors are: the reference on a CPU, the kernel on a GPU. No custom op:

@@ -20,10 +20,10 @@ INT32 = torch.int32
 
 @dataclass(frozen=True)
 class MoveRowsCase:
-    """One case: samples with up to so many guesses each, some of which go on behind others."""
+    """One case: samples with up to so many drafts each, some of which go on behind others."""
 
     num_samples: int
-    num_guesses: int = 5
+    num_drafts: int = 5
     page_size: int = 64
     num_pages: int = 40  # of a seat's line
     num_prompt_rows: int = 0  # samples behind the rows that may move
@@ -33,7 +33,7 @@ class MoveRowsCase:
     def label(self) -> str:
         return label(
             f"{self.num_samples} samples",
-            f"{self.num_guesses} guesses",
+            f"{self.num_drafts} drafts",
             f"pages of {self.page_size}",
             self.num_prompt_rows and f"{self.num_prompt_rows} prompts",
             self.num_seats and f"{self.num_seats} seats",
@@ -46,26 +46,26 @@ def make(setting: MoveRowsCase, device: torch.device, generator: torch.Generator
 
     num_samples = setting.num_samples
     num_seats = setting.num_seats or num_samples + 2
-    guesses = drawn((num_samples,), 0, setting.num_guesses + 1)
-    rows = (guesses + 1).cumsum(0, dtype=INT32) - (guesses + 1)
-    num_rows = int((guesses + 1).sum())
-    own = torch.repeat_interleave(torch.arange(num_samples, device=device), (guesses + 1).long())
+    drafts = drawn((num_samples,), 0, setting.num_drafts + 1)
+    rows = (drafts + 1).cumsum(0, dtype=INT32) - (drafts + 1)
+    num_rows = int((drafts + 1).sum())
+    own = torch.repeat_interleave(torch.arange(num_samples, device=device), (drafts + 1).long())
     behind = drawn((num_samples,), -1, num_samples)  # a sample of the step before, or -1
     seats = torch.arange(num_seats - 1, num_seats - 1 - num_samples, -1, device=device).to(INT32)
-    longest = setting.num_pages * setting.page_size - 2 * setting.num_guesses - 2
+    longest = setting.num_pages * setting.page_size - 2 * setting.num_drafts - 2
     first = drawn((num_samples,), 0, longest)
     step = torch.arange(num_rows, device=device, dtype=INT32) - rows[own]
     positions = first[own] + step
     judged = torch.zeros((4, num_samples + setting.num_prompt_rows + 3), dtype=INT32, device=device)
     judged[0, :num_samples], judged[1, :num_samples] = seats, rows
-    judged[2, :num_samples], judged[3, :num_samples] = guesses, first + 1
+    judged[2, :num_samples], judged[3, :num_samples] = drafts, first + 1
     ends = judged[:, num_samples : num_samples + setting.num_prompt_rows]
     ends[1] = num_rows + torch.arange(ends.shape[1], device=device)
     ends[3] = 17
     table = drawn((num_seats, setting.num_pages), 0, 1 << 16)
     return {
         "moved_T": behind[own],
-        "counts_N": drawn((num_samples,), 1, setting.num_guesses + 2),
+        "counts_N": drawn((num_samples,), 1, setting.num_drafts + 2),
         "places_4T": (positions, positions + 1, positions + 1, positions + 1),
         "slots_T": drawn((num_rows,), 0, 1 << 20),
         "judged_4R": judged[:, : num_samples + setting.num_prompt_rows],
@@ -102,30 +102,30 @@ def cost(moved_T: Tensor, judged_4R: Tensor, **_: Any) -> OpCost:
 SMALL = [
     case(setting)
     for setting in [
-        MoveRowsCase(1, num_guesses=1, page_size=1, num_pages=20),
-        MoveRowsCase(1, num_guesses=8),
-        MoveRowsCase(7, num_guesses=5, page_size=16),
-        MoveRowsCase(60, num_guesses=3, page_size=128, num_prompt_rows=5),
-        MoveRowsCase(200, num_guesses=0, num_prompt_rows=130),
+        MoveRowsCase(1, num_drafts=1, page_size=1, num_pages=20),
+        MoveRowsCase(1, num_drafts=8),
+        MoveRowsCase(7, num_drafts=5, page_size=16),
+        MoveRowsCase(60, num_drafts=3, page_size=128, num_prompt_rows=5),
+        MoveRowsCase(200, num_drafts=0, num_prompt_rows=130),
     ]
 ]
 LARGE = [
     case(setting)
     for setting in [
-        MoveRowsCase(512, num_guesses=8),
+        MoveRowsCase(512, num_drafts=8),
         MoveRowsCase(3, num_pages=4096, num_seats=600_000),  # past 2^31 entries
     ]
 ]
 
 OP = Op(
     name="move_rows",
-    summary="Rows behind guesses of the step before, moved on by those that were confirmed",
+    summary="Rows behind drafts of the step before, moved on by those that were confirmed",
     reference=partial(with_what_changed, reference.move_rows),
     launch=launch,
     cost=cost,
     small_cases=SMALL,
     cases=SMALL + LARGE,
-    bench_cases=[case(MoveRowsCase(batch, num_guesses=8)) for batch in (1, 16, 256)],
-    compile_cases=[case(MoveRowsCase(20, num_guesses=5))],
+    bench_cases=[case(MoveRowsCase(batch, num_drafts=8)) for batch in (1, 16, 256)],
+    compile_cases=[case(MoveRowsCase(20, num_drafts=5))],
     baselines={"eager": partial(with_what_changed, reference.move_rows)},
 )

@@ -1,7 +1,7 @@
 """The definition of moving rows on.
 
 A step was sent to the device before it was known how many tokens some of its streams have: each
-sample of the step before has brought one token, and one more for every guess that it confirmed. The
+sample of the step before has brought one token, and one more for every draft that it confirmed. The
 step's numbers are those of one token; here they become right.
 
 Letters: T tokens that are rows of their own, N samples of the step before, R samples of this one,
@@ -29,8 +29,8 @@ def move_rows(
 
     **Changes in place**, for rows that move: the four of `places_4T` (positions, lengths of the
     rotary frequencies, lengths of the sequences, positions of what is drawn), which move on by the
-    confirmed guesses; `slots_T`, found anew in the seat's line of the page table; and the last line
-    of `judged_4R` (seat, first row, guesses, position of each sample) where that first row moves.
+    confirmed drafts; `slots_T`, found anew in the seat's line of the page table; and the last line
+    of `judged_4R` (seat, first row, drafts, position of each sample) where that first row moves.
     """
     moves_T = moved_T >= 0
     by_T = torch.where(moves_T, counts_N[moved_T.clamp(min=0).long()] - 1, 0)

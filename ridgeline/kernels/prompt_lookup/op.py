@@ -24,7 +24,7 @@ class PromptLookupCase:
     """One case: streams of these lengths, in a table with some lines to spare."""
 
     lengths: tuple[int, ...]  # tokens known before the step
-    num_guesses: int = 5
+    num_drafts: int = 5
     ngrams: tuple[int, int] = (2, 4)  # shortest and longest run
     vocab_size: int = 4  # few: then runs are found again
     num_seats: int = 0  # 0: two more than there are streams
@@ -35,7 +35,7 @@ class PromptLookupCase:
     def label(self) -> str:
         return label(
             f"{len(self.lengths)} of {min(self.lengths)}-{max(self.lengths)}",
-            f"{self.num_guesses} guesses",
+            f"{self.num_drafts} drafts",
             f"runs {self.ngrams[0]}-{self.ngrams[1]}",
             self.vocab_size > 4 and f"vocabulary {self.vocab_size}",
             self.num_seats and f"{self.num_seats} seats",
@@ -44,8 +44,8 @@ class PromptLookupCase:
 
 
 def make(setting: PromptLookupCase, device: torch.device, generator: torch.Generator) -> OpInputs:
-    """Streams whose guesses are partly right, with none to as many as there are verified."""
-    num_samples, K = len(setting.lengths), setting.num_guesses
+    """Streams whose drafts are partly right, with none to as many as there are verified."""
+    num_samples, K = len(setting.lengths), setting.num_drafts
 
     def drawn(shape: tuple[int, ...], high: int) -> Tensor:
         return torch.randint(0, high, shape, device=device, generator=generator, dtype=INT32)
@@ -59,11 +59,11 @@ def make(setting: PromptLookupCase, device: torch.device, generator: torch.Gener
     verified = drawn((num_samples,), K + 1)
     rows = (verified + 1).cumsum(0) - (verified + 1)
     tokens = drawn((int((verified + 1).sum()),), setting.vocab_size)
-    guesses = drawn((num_seats, K), setting.vocab_size)
+    drafts = drawn((num_seats, K), setting.vocab_size)
     for sample, (seat, row) in enumerate(zip(seats.tolist(), rows.tolist(), strict=True)):
         right = int(verified[sample]) - sample % 2
         if right > 0:
-            guesses[seat, :right] = tokens[row : row + right]
+            drafts[seat, :right] = tokens[row : row + right]
     lengths = torch.tensor(setting.lengths, device=device)
     room = torch.full((7, num_samples + 4), -7, dtype=INT32, device=device)
     samples = torch.stack((seats, rows, verified, lengths)).to(INT32)
@@ -74,7 +74,7 @@ def make(setting: PromptLookupCase, device: torch.device, generator: torch.Gener
         "out_3N": room[:3, :num_samples] if setting.has_out else None,
         "last_N": torch.full_like(room[0], -7) if setting.has_out else None,
         "history_SL": table[:, :width],
-        "guesses_SK": guesses,
+        "drafts_SK": drafts,
         "tokens_R": tokens,
         "samples_4N": samples,
         "min_ngram": setting.ngrams[0],
@@ -94,7 +94,7 @@ def with_what_changed(function: Callable[..., Tensor], **inputs: Any) -> tuple[T
     history, seats = inputs["history_SL"], inputs["samples_4N"][0].long()
     left = () if inputs["last_N"] is None else (inputs["last_N"],)
     whole = history if history.numel() <= WHOLE else history[seats]
-    return found, inputs["guesses_SK"], whole, *left
+    return found, inputs["drafts_SK"], whole, *left
 
 
 def launch(**inputs: Any) -> tuple[Tensor, ...]:
@@ -103,23 +103,23 @@ def launch(**inputs: Any) -> tuple[Tensor, ...]:
     return with_what_changed(triton.prompt_lookup, **inputs)
 
 
-def cost(guesses_SK: Tensor, tokens_R: Tensor, samples_4N: Tensor, **_: Any) -> OpCost:
-    """Each stream's tokens are read once, its guesses read and written."""
+def cost(drafts_SK: Tensor, tokens_R: Tensor, samples_4N: Tensor, **_: Any) -> OpCost:
+    """Each stream's tokens are read once, its drafts read and written."""
     num_samples, element = samples_4N.shape[1], tokens_R.element_size()
     tokens = int(samples_4N[3].sum()) + tokens_R.numel()
-    guesses = num_samples * guesses_SK.shape[1]
-    written = guesses + tokens_R.numel() + 3 * num_samples
-    return OpCost((tokens + guesses) * element + samples_4N.nbytes, written * element)
+    drafts = num_samples * drafts_SK.shape[1]
+    written = drafts + tokens_R.numel() + 3 * num_samples
+    return OpCost((tokens + drafts) * element + samples_4N.nbytes, written * element)
 
 
 SMALL = [
     case(setting)
     for setting in [
-        PromptLookupCase((1,), num_guesses=1, ngrams=(1, 1)),
+        PromptLookupCase((1,), num_drafts=1, ngrams=(1, 1)),
         PromptLookupCase((1, 2, 3, 4, 5), ngrams=(1, 3)),
         PromptLookupCase((63, 17, 40, 2, 90, 33), ngrams=(2, 4)),
-        PromptLookupCase((1000, 1023, 1024, 1025), num_guesses=7, ngrams=(3, 9)),
-        PromptLookupCase((30, 900), num_guesses=32, ngrams=(1, 16), vocab_size=2),
+        PromptLookupCase((1000, 1023, 1024, 1025), num_drafts=7, ngrams=(3, 9)),
+        PromptLookupCase((30, 900), num_drafts=32, ngrams=(1, 16), vocab_size=2),
         PromptLookupCase((200, 100, 50), vocab_size=50_000),  # nothing is found
         PromptLookupCase((63, 17, 40), has_out=True),
     ]
@@ -127,7 +127,7 @@ SMALL = [
 LARGE = [
     case(setting)
     for setting in [
-        PromptLookupCase(tuple(range(1, 3000, 17)), num_guesses=8, ngrams=(2, 5)),
+        PromptLookupCase(tuple(range(1, 3000, 17)), num_drafts=8, ngrams=(2, 5)),
         PromptLookupCase((131_072, 5, 70_000), ngrams=(2, 12)),
         PromptLookupCase((4_000, 300), ngrams=(2, 4), num_seats=550_000),  # past 2^31 elements
     ]
@@ -139,7 +139,7 @@ BENCH = [
 
 OP = Op(
     name="prompt_lookup",
-    summary="Confirming guessed tokens, and guessing what followed the last ones before",
+    summary="Confirming drafted tokens, and drafting what followed the last ones before",
     reference=partial(with_what_changed, reference.prompt_lookup),
     launch=launch,
     cost=cost,
@@ -147,8 +147,8 @@ OP = Op(
     cases=SMALL + LARGE,
     bench_cases=BENCH,
     compile_cases=[
-        case(PromptLookupCase((20, 30), num_guesses=guesses, ngrams=ngrams))
-        for guesses, ngrams in [(5, (2, 4)), (32, (1, 16)), (1, (1, 1))]
+        case(PromptLookupCase((20, 30), num_drafts=drafts, ngrams=ngrams))
+        for drafts, ngrams in [(5, (2, 4)), (32, (1, 16)), (1, (1, 1))]
     ],
     baselines={"eager": partial(with_what_changed, reference.prompt_lookup)},
 )

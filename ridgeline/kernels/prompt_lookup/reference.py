@@ -1,15 +1,15 @@
 """The definition of prompt lookup, for all samples of a step at once.
 
 A sample belongs to a stream in a seat, whose tokens so far are a line of `history`. The step has
-chosen the token behind them, and one more behind each guess it verified. A guess is confirmed when
+chosen the token behind them, and one more behind each draft it verified. A draft is confirmed when
 it is the token that was chosen in its place, as long as all before it were.
 
 Then the longest run of last tokens, from `max_ngram` down to `min_ngram` of them, is looked for
-earlier in the line; of equally long ones the latest counts. What followed there is guessed to
-follow here, over and over where it reaches the end of the line: text that repeats itself goes on
-doing so. Where nothing is found the guess is the last token again.
+earlier in the line; of equally long ones the latest counts. What followed there is drafted
+here, over and over where it reaches the end of the line: text that repeats itself goes on
+doing so. Where nothing is found the draft is the last token again.
 
-Letters: S seats, L tokens of the longest stream, K guesses, R rows of logits, N samples.
+Letters: S seats, L tokens of the longest stream, K drafts, R rows of logits, N samples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONGEST_NGRAM = 16  # a longer run is not looked for: it would find what this on
 
 def prompt_lookup(
     history_SL: Tensor,
-    guesses_SK: Tensor,
+    drafts_SK: Tensor,
     tokens_R: Tensor,
     samples_4N: Tensor,
     min_ngram: int,
@@ -30,17 +30,17 @@ def prompt_lookup(
     out_3N: Tensor | None = None,
     last_N: Tensor | None = None,
 ) -> Tensor:
-    """`samples_4N` has each sample's seat, its first row of logits, how many guesses were verified
+    """`samples_4N` has each sample's seat, its first row of logits, how many drafts were verified
     in the rows behind it, and the position of its first token. All tensors are int32.
 
-    Returns, for each sample, how many tokens it has brought (the confirmed guesses and one more),
-    whether the first guess was right (verified or not), and the length of the run that was found
-    for the new guesses, 0 if none; in `out_3N` where that is given, whose rows may lie apart.
-    **Changes in place**: the seats' lines of `history_SL` take the tokens, those of `guesses_SK`
-    the new guesses; the first N of `last_N`, where given, the last token that each has brought.
+    Returns, for each sample, how many tokens it has brought (the confirmed drafts and one more),
+    whether the first draft was right (verified or not), and the length of the run that was found
+    for the new drafts, 0 if none; in `out_3N` where that is given, whose rows may lie apart.
+    **Changes in place**: the seats' lines of `history_SL` take the tokens, those of `drafts_SK`
+    the new drafts; the first N of `last_N`, where given, the last token that each has brought.
     """
     seats_N, rows_N, verified_N, positions_N = samples_4N.long()
-    num_right_N, first_N = accepted(tokens_R, guesses_SK[seats_N], rows_N, verified_N)
+    num_right_N, first_N = accepted(tokens_R, drafts_SK[seats_N], rows_N, verified_N)
     counts_N = num_right_N + 1
     _keep(history_SL, tokens_R, counts_N, seats_N, rows_N, positions_N)
     if last_N is not None:
@@ -48,22 +48,22 @@ def prompt_lookup(
     lengths_N = positions_N + counts_N
     lines_NL = history_SL[seats_N, : int(lengths_N.max())]
     ends_N, found_N = _find(lines_NL, lengths_N, min_ngram, max_ngram)
-    steps_K = torch.arange(guesses_SK.shape[1], device=lines_NL.device)
+    steps_K = torch.arange(drafts_SK.shape[1], device=lines_NL.device)
     places_NK = ends_N[:, None] + steps_K % (lengths_N - ends_N)[:, None]
-    guesses_SK[seats_N] = lines_NL.gather(1, places_NK)
+    drafts_SK[seats_N] = lines_NL.gather(1, places_NK)
     found_3N = torch.stack((counts_N, first_N.long(), found_N)).int()
     return found_3N if out_3N is None else out_3N.copy_(found_3N)
 
 
 def accepted(
-    tokens_R: Tensor, guesses_NK: Tensor, rows_N: Tensor, verified_N: Tensor
+    tokens_R: Tensor, drafts_NK: Tensor, rows_N: Tensor, verified_N: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """How many of each sample's verified guesses are confirmed, and whether the first guess, be it
+    """How many of each sample's verified drafts are confirmed, and whether the first draft, be it
     verified or not, is what was chosen.
     """
-    steps_K = torch.arange(guesses_NK.shape[1], device=tokens_R.device)
+    steps_K = torch.arange(drafts_NK.shape[1], device=tokens_R.device)
     places_NK = (rows_N[:, None] + steps_K).clamp(max=len(tokens_R) - 1)
-    right_NK = tokens_R[places_NK] == guesses_NK
+    right_NK = tokens_R[places_NK] == drafts_NK
     confirmed_NK = right_NK & (steps_K < verified_N[:, None])
     return confirmed_NK.long().cumprod(1).sum(1), right_NK[:, 0]
 

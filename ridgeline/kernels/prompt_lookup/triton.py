@@ -33,7 +33,7 @@ def token_at(place, line_ptr, rows_ptr, position, mask):
 @triton.jit
 def prompt_lookup_kernel(
     history_ptr,
-    guesses_ptr,
+    drafts_ptr,
     tokens_ptr,
     samples_ptr,
     out_ptr,
@@ -42,8 +42,8 @@ def prompt_lookup_kernel(
     samples_stride,
     out_stride,
     HAS_LAST: tl.constexpr,
-    NUM_GUESSES: tl.constexpr,
-    GUESS_BLOCK: tl.constexpr,
+    NUM_DRAFTS: tl.constexpr,
+    DRAFT_BLOCK: tl.constexpr,
     MIN_NGRAM: tl.constexpr,
     MAX_NGRAM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -54,18 +54,18 @@ def prompt_lookup_kernel(
     verified = tl.load(samples_ptr + 2 * samples_stride + sample)
     position = tl.load(samples_ptr + 3 * samples_stride + sample)
     line_ptr = history_ptr + seat * history_stride
-    own_guesses = guesses_ptr + seat * NUM_GUESSES
+    own_drafts = drafts_ptr + seat * NUM_DRAFTS
     rows_ptr = tokens_ptr + row
 
-    # How many guesses are confirmed.
-    first_right = (tl.load(own_guesses) == tl.load(rows_ptr)).to(tl.int32)
+    # How many drafts are confirmed.
+    first_right = (tl.load(own_drafts) == tl.load(rows_ptr)).to(tl.int32)
     right = first_right * (verified > 0).to(tl.int32)
     confirmed = right
-    for step in tl.static_range(1, NUM_GUESSES):
+    for step in tl.static_range(1, NUM_DRAFTS):
         inside = step < verified
-        guess = tl.load(own_guesses + step)
+        draft = tl.load(own_drafts + step)
         token = tl.load(rows_ptr + step, mask=inside, other=0)
-        right = right * (inside & (guess == token)).to(tl.int32)
+        right = right * (inside & (draft == token)).to(tl.int32)
         confirmed += right
     count = confirmed + 1
     length = position + count
@@ -89,12 +89,12 @@ def prompt_lookup_kernel(
     end = tl.where(matched > 0, score % RUN, length - 1)
 
     # What followed there, over and over; then what this step chose goes into the table.
-    steps = tl.arange(0, GUESS_BLOCK)
-    inside = steps < NUM_GUESSES
-    guesses = token_at(end + steps % (length - end), line_ptr, rows_ptr, position, inside)
+    steps = tl.arange(0, DRAFT_BLOCK)
+    inside = steps < NUM_DRAFTS
+    drafts = token_at(end + steps % (length - end), line_ptr, rows_ptr, position, inside)
     kept = steps < count
     tokens = tl.load(rows_ptr + steps, mask=kept, other=0)
-    tl.store(own_guesses + steps, guesses, mask=inside)
+    tl.store(own_drafts + steps, drafts, mask=inside)
     tl.store(line_ptr + position + steps, tokens, mask=kept)
     tl.store(out_ptr + sample, count)
     tl.store(out_ptr + out_stride + sample, first_right)
@@ -105,7 +105,7 @@ def prompt_lookup_kernel(
 
 def prompt_lookup(
     history_SL: Tensor,
-    guesses_SK: Tensor,
+    drafts_SK: Tensor,
     tokens_R: Tensor,
     samples_4N: Tensor,
     min_ngram: int,
@@ -116,7 +116,7 @@ def prompt_lookup(
     """All int32; the lines of `history_SL`, `samples_4N` and `out_3N` may lie apart, everything
     else is contiguous.
     """
-    for name, tensor in (("guesses", guesses_SK), ("tokens", tokens_R)):
+    for name, tensor in (("drafts", drafts_SK), ("tokens", tokens_R)):
         assert tensor.is_contiguous(), f"{name} must be contiguous"
     for tensor in (history_SL, samples_4N):
         assert tensor.stride(1) == 1, "tokens of a line lie side by side, and so do samples"
@@ -125,21 +125,21 @@ def prompt_lookup(
             f"runs of {max_ngram} tokens in lines of {history_SL.shape[1]}; the kernel takes at "
             f"most {LONGEST_NGRAM} in lines below {LONGEST_HISTORY}"
         )
-    num_samples, num_guesses = samples_4N.shape[1], guesses_SK.shape[1]
+    num_samples, num_drafts = samples_4N.shape[1], drafts_SK.shape[1]
     out = out_3N
     if out is None:
         out = torch.empty((3, num_samples), dtype=torch.int32, device=tokens_R.device)
     if not num_samples:
         return out
     assert last_N is None or (last_N.is_contiguous() and len(last_N) >= num_samples)
-    tensors = (history_SL, guesses_SK, tokens_R, samples_4N, out, out if last_N is None else last_N)
+    tensors = (history_SL, drafts_SK, tokens_R, samples_4N, out, out if last_N is None else last_N)
     launch(
         prompt_lookup_kernel,
         (num_samples,),
         (*tensors, history_SL.stride(0), samples_4N.stride(0), out.stride(0)),
         HAS_LAST=last_N is not None,
-        NUM_GUESSES=num_guesses,
-        GUESS_BLOCK=max(2, triton.next_power_of_2(num_guesses + 1)),
+        NUM_DRAFTS=num_drafts,
+        DRAFT_BLOCK=max(2, triton.next_power_of_2(num_drafts + 1)),
         MIN_NGRAM=min_ngram,
         MAX_NGRAM=max_ngram,
         BLOCK=BLOCK,

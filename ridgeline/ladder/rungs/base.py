@@ -34,7 +34,7 @@ class RungContext:
     has_text: bool = False  # whether prompts are text, as users write it
     has_random_weights: bool = False
     is_quantized: bool = False  # the checkpoint itself
-    draft_model: str | None = None  # that may guess for it
+    draft_model: str | None = None  # that may draft for it
     bounds: QualityBounds = USUAL  # that answers must stay inside
     outcomes: Mapping[str, RungOutcome] = field(default_factory=dict)  # so far, by name
 

@@ -22,7 +22,7 @@ from ridgeline.profiling.roofline import matrix_units, step_limit
 from ridgeline.profiling.tracing.device_division import WAITING
 
 USUAL_DRAFTS = 5  # that a small model is asked for, where more are allowed
-DRAFT_COST = {"none": 0.0, "prompt-lookup": 0.0, "draft": 0.08}  # of a step, a token guessed
+DRAFT_COST = {"none": 0.0, "prompt-lookup": 0.0, "draft": 0.08}  # of a step, a token drafted
 # Further rows that a step verifies, in the mean.
 CHECKED = {"none": 0.0, "prompt-lookup": 1.0, "draft": 5.0}
 DETERMINISTIC = 1 / 0.75  # of all kernels' time: 24.5% slower on the H200 (2026-11-15)
@@ -86,9 +86,9 @@ def changed_parts(
     matrices = parts.matrices * now.matrices_s / max(was.matrices_s, 1e-12) * slower * ranks
     attention = parts.attention * now.attention_s / max(was.attention_s, 1e-12) * slower * ranks
     other = parts.other * now.other_s / max(was.other_s, 1e-12) * slower
-    if phase.phase == "decode" and guesses(after) != guesses(before):
+    if phase.phase == "decode" and draft_method(after) != draft_method(before):
         drafts = min(after.recipe.speculation.max_draft_tokens, USUAL_DRAFTS)
-        other += (matrices + attention) * DRAFT_COST[guesses(after)] * drafts
+        other += (matrices + attention) * DRAFT_COST[draft_method(after)] * drafts
     host = now.host_s  # of another loop nothing is known from this one
     if before.loop == after.loop:
         host = parts.host * now.host_s / max(was.host_s, 1e-12)
@@ -145,16 +145,16 @@ def least_s(phase: PhaseTime, before: RunState, after: RunState, factor: float) 
 
 
 def _with_drafts(phase: PhaseTime, work: MeanStep, before: RunState, after: RunState) -> MeanStep:
-    """A step with the tokens that are guessed, which are verified as rows of their own."""
+    """A step with the tokens that are drafted, which are verified as rows of their own."""
     if phase.phase != "decode":
         return work
-    rows = (1.0 + CHECKED[guesses(after)]) / (1.0 + CHECKED[guesses(before)])
+    rows = (1.0 + CHECKED[draft_method(after)]) / (1.0 + CHECKED[draft_method(before)])
     grown = replace(work, tokens=work.tokens * rows, logit_rows=work.logit_rows * rows)
     return replace(grown, pairs=work.pairs * rows)
 
 
-def guesses(state: RunState) -> str:
-    """Who guesses tokens ahead."""
+def draft_method(state: RunState) -> str:
+    """Who drafts tokens."""
     return state.recipe.speculation.method if state.loop == "engine" else "none"
 
 

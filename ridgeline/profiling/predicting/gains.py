@@ -1,7 +1,7 @@
 """What a change to a recipe would give, end to end: the one owner of predictions.
 
 Each kind of step that a workload had is taken apart and put together again as it would be behind
-the change (changed_step.py); how many steps there are then, batches and guessed tokens say. A
+the change (changed_step.py); how many steps there are then, batches and drafted tokens say. A
 change that changes nothing gives 1.
 
     predict(situation, {"scheme": "int8"}).speedup
@@ -26,7 +26,7 @@ from ridgeline.profiling.predicting.changed_step import (
     StepSeconds,
     changed_parts,
     divided,
-    guesses,
+    draft_method,
     least_s,
     of_model,
 )
@@ -38,7 +38,7 @@ from ridgeline.recipe import Recipe, edited, edited_at_once
 # How far off a prediction is taken to be while too few were compared with what came of them (see
 # accuracy.py): of the gain itself, and of everything (noise of the measurement).
 USUAL_ERROR, LEAST_ERROR = 0.25, 0.06
-GUESSED_ERROR = 0.3  # where the gain hangs on the text: how many guessed tokens are right
+GUESSED_ERROR = 0.3  # where the gain hangs on the text: how many drafted tokens are right
 # Tokens of which more than one comes from a step, beyond the first: prompt lookup gave 0.85 to
 # 1.24 times the speed on `demo` (2026-11-15); a draft model is taken to be right on two of five.
 ACCEPTED = {"none": 0.0, "prompt-lookup": 0.25, "draft": 1.6}
@@ -72,11 +72,11 @@ def predict(situation: Situation, edit: Mapping[str, Any]) -> Prediction:
         after_s += steps * step_s
         worst.see(phase, phase.num_steps * parts.total, parts, changed, factor)
     speedup = before_s / max(after_s, 1e-12)
-    guessed = guesses(before) != guesses(after)
-    if guessed:
+    drafts_differ = draft_method(before) != draft_method(after)
+    if drafts_differ:
         tokens = _tokens_a_row(after)
         worst.text = f"about {tokens:.2f} tokens a step are expected; it hangs on the text"
-    width = _width(speedup, guessed, area_of(edit), situation.hardware.name)
+    width = _width(speedup, drafts_differ, area_of(edit), situation.hardware.name)
     return with_interval(speedup, width, worst.why(before, after))
 
 
@@ -90,12 +90,12 @@ def area_of(edit: Mapping[str, Any]) -> str:
     return "batch and memory"
 
 
-def _width(speedup: float, guessed: bool, area: str, device: str) -> float:
+def _width(speedup: float, drafts_differ: bool, area: str, device: str) -> float:
     """Of the interval, as a logarithm: from earlier predictions where there are enough of them."""
     known = interval_factor(area, device)
-    if known.num_outcomes and not guessed:
+    if known.num_outcomes and not drafts_differ:
         return math.log(known.factor)
-    width = GUESSED_ERROR if guessed else LEAST_ERROR
+    width = GUESSED_ERROR if drafts_differ else LEAST_ERROR
     return width + USUAL_ERROR * abs(math.log(max(speedup, 1e-9)))
 
 

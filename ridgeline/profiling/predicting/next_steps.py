@@ -19,7 +19,7 @@ from ridgeline.quantization.sizes import model_matrices
 from ridgeline.recipe import edited_at_once, flag
 
 LEAST_GAIN = 1.02  # predicted: less is not worth a change
-FEW_ROWS = 4  # streams up to which guessed tokens are verified for nothing
+FEW_ROWS = 4  # streams up to which drafted tokens are verified for nothing
 MORE = 4  # times the requests at once
 
 
@@ -68,7 +68,7 @@ def candidates(situation: Situation) -> Iterator[tuple[str, dict[str, Any]]]:
     yield from _smaller(situation, on_gpu)
     rows = max((p.work.rows for p in situation.phases if p.phase == "decode"), default=1.0)
     if recipe.speculation.method == "none" and rows <= FEW_ROWS:
-        yield "tokens guessed from the text", {"speculation.method": "prompt-lookup"}
+        yield "tokens drafted from the text", {"speculation.method": "prompt-lookup"}
 
 
 def can_be_run(situation: Situation, edit: Mapping[str, Any]) -> bool:

@@ -128,7 +128,7 @@ class Exposition(Collector):
             ("vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens),
             ("vllm:prefix_cache_hits", "Prompt tokens found.", stats.hit_tokens),
             ("vllm:num_preemptions", "Streams put back for want of pages.", stats.num_preemptions),
-            ("vllm:spec_decode_num_draft_tokens", "Tokens guessed ahead.", stats.drafted_tokens),
+            ("vllm:spec_decode_num_draft_tokens", "Tokens drafted.", stats.drafted_tokens),
             ("vllm:spec_decode_num_accepted_tokens", "Of those, right.", stats.accepted_tokens),
         )
         for name, text, value in counters:

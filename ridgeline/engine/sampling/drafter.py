@@ -1,16 +1,16 @@
-"""Who guesses tokens ahead, and how guesses are judged. This file has the lookup in the text so
+"""Who drafts tokens ahead, and how drafts are judged. This file has the lookup in the text so
 far; draft_model.py has the small model.
 
 **Why verification is exact.** The step makes, at every position, the very choice that plain
 decoding would make there: the same logits, the same settings, and for a draw the noise that belongs
-to the request's seed and that position (kernels/sampling). A guess is accepted when it equals that
+to the request's seed and that position (kernels/sampling). A draft is accepted when it equals that
 choice, as long as all before it were. So the output is plain decoding's token by token, greedy or
-seeded, for whatever guesses; its distribution is the target's because it is the same draw.
+seeded, for whatever drafts; its distribution is the target's because it is the same draw.
 Rejection sampling would accept a sampled draft a little more often, but would make another output
-of the same seed. For a guess that is no draw (the lookup) both accept with the same probability;
+of the same seed. For a draft that is no draw (the lookup) both accept with the same probability;
 a draft model draws with the same noise, so that it mostly agrees where the two models do.
 
-Letters: S seats, L tokens of the longest stream, K guesses, N samples.
+Letters: S seats, L tokens of the longest stream, K drafts, N samples.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from ridgeline.recipe import Speculation
 KnownTokens = Callable[[StreamKey], Sequence[int]]
 
 
-class Guesser(ABC):
-    """Fills the device's table of the tokens that are guessed to come next, one line a seat."""
+class Drafter(ABC):
+    """Fills the device's table of the draft tokens that may come next, one line a seat."""
 
     in_graph = False  # whether a graph can do its part after a step: it has `judge_rows`
 
@@ -49,29 +49,29 @@ class Guesser(ABC):
         """A step is about to run, which changes pages and their tables."""
 
     @abstractmethod
-    def guess(self, plan: StepPlan, known_tokens: KnownTokens) -> None:
+    def draft(self, plan: StepPlan, known_tokens: KnownTokens) -> None:
         """Before a step runs: its drafts must be in the table now."""
 
     @abstractmethod
     def judge(self, plan: StepPlan, tokens_R: Tensor, counts_R: Tensor) -> Tensor:
         """After a step has chosen `tokens_R`, one for each row of logits; samples of the step
         before brought `counts_R`. For each sample [3, N]: how many tokens it brings, whether the
-        first guess was right, and whether there are guesses for the next step: the length of the
+        first draft was right, and whether there are drafts for the next step: the length of the
         run they rest on, or 1.
         """
 
 
-class PromptLookup(Guesser):
+class PromptLookup(Drafter):
     """All streams' tokens are in a table on the device, where the lookup happens after each step:
-    nobody waits for the host to know what to guess.
+    nobody waits for the host to know what to draft.
     """
 
     in_graph = True
 
-    def __init__(self, guesses_SK: Tensor, max_context: int, recipe: Speculation) -> None:
-        self.guesses_SK, self.device = guesses_SK, guesses_SK.device
+    def __init__(self, drafts_SK: Tensor, max_context: int, recipe: Speculation) -> None:
+        self.drafts_SK, self.device = drafts_SK, drafts_SK.device
         self.ngrams = (recipe.min_ngram, recipe.max_ngram)
-        shape = (len(guesses_SK), max_context + 1)
+        shape = (len(drafts_SK), max_context + 1)
         self.history_SL = torch.zeros(shape, dtype=torch.int32, device=self.device)
 
     def sit(
@@ -83,14 +83,14 @@ class PromptLookup(Guesser):
     def follow(self, plan: StepPlan) -> None:
         """It has no pages."""
 
-    def guess(self, plan: StepPlan, known_tokens: KnownTokens) -> None:
+    def draft(self, plan: StepPlan, known_tokens: KnownTokens) -> None:
         """They are there since the last step."""
 
     def judge(self, plan: StepPlan, tokens_R: Tensor, counts_R: Tensor) -> Tensor:
         samples_4N = samples_of(plan, self.device)
         if plan.moved_tokens:
             _move_samples(samples_4N, plan, counts_R)
-        tables = (self.history_SL, self.guesses_SK)
+        tables = (self.history_SL, self.drafts_SK)
         return prompt_lookup(*tables, tokens_R, samples_4N, *self.ngrams)
 
     def judge_rows(
@@ -99,17 +99,17 @@ class PromptLookup(Guesser):
         """The same from what the device has, and each sample's last token where the next step looks
         for it. Samples of the padding's seat harm nobody.
         """
-        tables = (self.history_SL, self.guesses_SK)
+        tables = (self.history_SL, self.drafts_SK)
         prompt_lookup(*tables, tokens_R, samples_4R, *self.ngrams, out_3R, last_R)
 
 
-def judged(plan: StepPlan, tokens_R: Tensor, guesses_SK: Tensor) -> Tensor:
-    """`Guesser.judge` for guesses that are made when they are asked for, and so always there."""
+def judged(plan: StepPlan, tokens_R: Tensor, drafts_SK: Tensor) -> Tensor:
+    """`Drafter.judge` for drafts that are made when they are asked for, and so always there."""
     if not plan.num_draft_rows:
         shape = (3, len(plan.sample_keys))
-        return torch.ones(shape, dtype=torch.int32, device=guesses_SK.device)
-    seats_N, rows_N, verified_N, _ = samples_of(plan, guesses_SK.device).long()
-    right_N, first_N = accepted(tokens_R, guesses_SK[seats_N], rows_N, verified_N)
+        return torch.ones(shape, dtype=torch.int32, device=drafts_SK.device)
+    seats_N, rows_N, verified_N, _ = samples_of(plan, drafts_SK.device).long()
+    right_N, first_N = accepted(tokens_R, drafts_SK[seats_N], rows_N, verified_N)
     return torch.stack((right_N + 1, first_N.long(), torch.ones_like(right_N))).int()
 
 

@@ -63,7 +63,7 @@ class ClimbOrder:
     resume: bool = False
     device: str = "auto"
     rounds: int = MIN_ROUNDS
-    draft_model: str | None = None  # that may guess tokens ahead
+    draft_model: str | None = None  # that may draft tokens ahead
     command: tuple[str, ...] = field(default_factory=lambda: ("ridgeline", *sys.argv[1:]))
 
     def __post_init__(self) -> None:

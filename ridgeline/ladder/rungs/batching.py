@@ -1,5 +1,5 @@
 """Batch and memory: requests that share steps, how many tokens a step takes, pages, beginnings that
-are kept, tokens guessed ahead.
+are kept, tokens drafted ahead.
 
 That requests share steps at all comes early: what every later rung gives depends on the batch.
 """
@@ -69,7 +69,7 @@ def prefix_cache(context: RungContext) -> Offer | str:
 
 def prompt_lookup(context: RungContext) -> Offer | str:
     if context.state.recipe.speculation.method != "none":
-        return "tokens are guessed ahead already"
+        return "tokens are drafted ahead already"
     offer = Offer({"speculation.method": "prompt-lookup"}, "outputs may repeat their prompts")
     return _no_text(context) or offer
 
@@ -78,19 +78,17 @@ def draft_model(context: RungContext) -> Offer | str:
     if context.draft_model is None:
         return "no draft model was named (--draft-model)"
     if context.state.recipe.speculation.method == "draft":
-        return "it guesses ahead already"
+        return "it drafts tokens already"
     edit = {"speculation.method": "draft", "speculation.draft_model": context.draft_model}
-    return _no_text(context) or Offer(edit, "a small model of the same words guesses ahead")
+    return _no_text(context) or Offer(edit, "a small model of the same words drafts tokens")
 
 
 def _no_text(context: RungContext) -> str | None:
-    """Why nothing can be learned of guesses here."""
+    """Why nothing can be learned of drafts here."""
     if context.has_random_weights:
-        return (
-            "random weights repeat themselves: what is guessed right says nothing of a real model"
-        )
+        return "random weights repeat themselves: right drafts say nothing of a real model"
     if not context.has_text:
-        return "the workload's prompts are not text: how much can be guessed depends on it"
+        return "the workload's prompts are not text: how many drafts are right depends on it"
     return None
 
 
@@ -103,6 +101,6 @@ RUNGS = (
     Rung("pages-128", AREA, "pages of 128 tokens", partial(page_size, 128)),
     Rung("pages-32", AREA, "pages of 32 tokens", partial(page_size, 32)),
     Rung("prefix-cache", AREA, "beginnings kept for others", prefix_cache),
-    Rung("prompt-lookup", AREA, "tokens guessed from the text so far", prompt_lookup),
-    Rung("draft-model", AREA, "tokens guessed by a draft model", draft_model),
+    Rung("prompt-lookup", AREA, "tokens drafted from the text so far", prompt_lookup),
+    Rung("draft-model", AREA, "tokens drafted by a draft model", draft_model),
 )

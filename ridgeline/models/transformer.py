@@ -291,8 +291,10 @@ class Block(nn.Module):
         if self.attn_post_norm is None and self.residual_scale == 1.0:
             x_TD = self.attn(x_TD, self.attn_norm, angles, sequences, residual_TD=x_TD)
             return self.mlp(x_TD, self.mlp_norm, residual_TD=x_TD)
-        update_TD = self.attn(x_TD, self.attn_norm, angles, sequences)
-        x_TD = self._add(x_TD, update_TD, self.attn_post_norm)
+        # Unnamed: a variable would keep the update in memory through the MLP.
+        x_TD = self._add(
+            x_TD, self.attn(x_TD, self.attn_norm, angles, sequences), self.attn_post_norm
+        )
         return self._add(x_TD, self.mlp(x_TD, self.mlp_norm), self.mlp_post_norm)
 
     def _add(self, x_TD: Tensor, update_TD: Tensor, post_norm: RMSNorm | None) -> Tensor:

@@ -112,9 +112,9 @@ def _in_pieces(x: Tensor, weight_OD: Tensor, out: Tensor) -> None:
         rows_MD = _widened("x", x_MD[first : first + a_piece])
         for start in range(0, num_outputs, step):
             piece_OD = _widened("weight", weight_OD[start : start + step])
-            made = scratch("result", len(rows_MD) * len(piece_OD)).view(len(rows_MD), -1)
-            linear(rows_MD, piece_OD, out=made)
-            out_MO[first : first + a_piece, start : start + step] = made
+            result = scratch("result", len(rows_MD) * len(piece_OD)).view(len(rows_MD), -1)
+            linear(rows_MD, piece_OD, out=result)
+            out_MO[first : first + a_piece, start : start + step] = result
 
 
 def _widened(use: str, rows: Tensor) -> Tensor:

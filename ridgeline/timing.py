@@ -90,8 +90,8 @@ def time_host(
     def sample(num_calls: int) -> float:
         wait()
         start = time.perf_counter()
-        for given in islice(arguments, num_calls):
-            fn(*given)
+        for call in islice(arguments, num_calls):
+            fn(*call)
         wait()
         return (time.perf_counter() - start) / num_calls
 
@@ -132,10 +132,10 @@ def time_device(
             return time.perf_counter() - begin
 
         per_call_s = _warm_up(one_call, warmup_s)
-        left = _num_samples(target_s, per_call_s, min_samples)
+        remaining = _num_samples(target_s, per_call_s, min_samples)
         samples: list[float] = []
-        while left > 0:
-            group = min(left, QUEUED_SAMPLES)
+        while remaining > 0:
+            group = min(remaining, QUEUED_SAMPLES)
             if per_call_s < SHORT_CALL_S:
                 # The device sleeps while the host enqueues: a 3 µs kernel would otherwise be timed
                 # as a launch. Long ones must not rest, or their clocks recover.
@@ -143,7 +143,7 @@ def time_device(
             events = [enqueue() for _ in range(group)]
             torch.cuda.synchronize()
             samples += [start.elapsed_time(end) / 1e3 for start, end in events]
-            left -= group
+            remaining -= group
     return Timing.from_samples(samples)
 
 
@@ -162,13 +162,13 @@ def time_graph(
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # lazy set-up inside fn must happen before capture
-            for given in inputs:
-                fn(*given)
+            for call in inputs:
+                fn(*call)
         torch.cuda.current_stream().wait_stream(side)
 
         def calls() -> None:
-            for given in islice(cycle(inputs), num_calls):
-                fn(*given)
+            for call in islice(cycle(inputs), num_calls):
+                fn(*call)
 
         graph, _ = capture(calls)
         replays = time_device(

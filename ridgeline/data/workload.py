@@ -209,8 +209,8 @@ def _ids(draw: random.Random, count: int) -> tuple[int, ...]:
 def _of(name: str, prompts: list[tuple[int, ...]], outputs: list[int]) -> Workload:
     """Requests that all arrive at the start."""
     pairs = zip(prompts, outputs, strict=True)
-    made = (WorkloadRequest(len(prompt), output, prompt=prompt) for prompt, output in pairs)
-    return Workload(name, tuple(made))
+    requests = (WorkloadRequest(len(prompt), output, prompt=prompt) for prompt, output in pairs)
+    return Workload(name, tuple(requests))
 
 
 def _checked(prompt: tuple[int, ...], vocab_size: int, name: str) -> list[int]:

@@ -63,14 +63,14 @@ def config_from(config: type[Any], values: Any, origin: str) -> Any:
         raise UsageError(f"{origin} is {str(values)[:60]!r}; expected an object with fields")
     known = hints(config)
     reject_unknown_keys(values, known, origin)
-    made = {
+    arguments = {
         name: config_from(known[name], value, f"{origin}: {name}")
         if is_dataclass(known[name])
         else value
         for name, value in values.items()
     }
     try:
-        return config(**made)
+        return config(**arguments)
     except UsageError as error:
         raise UsageError(f"{origin}: {error}") from error
 

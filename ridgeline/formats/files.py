@@ -53,9 +53,9 @@ def _is_about(error: OSError, path: Path, temporary: Path) -> bool:
     return error.filename is None or str(error.filename) in own
 
 
-def reject_unknown_keys(given: Iterable[str], allowed: Collection[str], what: str) -> None:
+def reject_unknown_keys(keys: Iterable[str], allowed: Collection[str], what: str) -> None:
     """Raise UsageError for the first key of a JSON object that its schema does not have."""
-    for key in given:
+    for key in keys:
         if key not in allowed:
             hint = near_matches(key, allowed)
             raise UsageError(f"{what} has an unknown key {key!r}{hint}")

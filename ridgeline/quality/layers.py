@@ -142,10 +142,10 @@ def _inputs_of(parts: dict[str, nn.Module]) -> Any:
 
 
 def _outputs(
-    part: nn.Module, own: nn.Module, given: tuple[Tensor, Any], changed: Transformer
+    part: nn.Module, own: nn.Module, inputs: tuple[Tensor, Any], changed: Transformer
 ) -> tuple[Tensor, Tensor]:
     """Of the original's and the changed part, for the same input after the original's norm."""
-    x_TD, norm = given
+    x_TD, norm = inputs
     if isinstance(part, ExpertMLP):
         plain = nn.Identity()
         normed_TD = norm(x_TD)

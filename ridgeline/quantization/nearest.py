@@ -64,8 +64,8 @@ def nearest(
     """A few rows at a time where rows have separate scales: the weights are in fp32 meanwhile, and
     a head is large.
     """
-    alone = scheme.spread in ("row", "group")
-    rows = max(1, AT_ONCE // weight_OD.shape[1]) if alone else len(weight_OD)
+    separate = scheme.spread in ("row", "group")
+    rows = max(1, AT_ONCE // weight_OD.shape[1]) if separate else len(weight_OD)
     pieces = [StoredMatrix(_codes(name, piece, scheme), scheme) for piece in weight_OD.split(rows)]
     whole = join(pieces)
     assert whole is not None, "the pieces have one scheme"

@@ -41,8 +41,8 @@ def weight_bytes(
     total = num_parameters(config) * dtype.itemsize
     for stored, matrix in stored_matrices(config, scheme, kept, head):
         total += stored_bytes(stored, matrix, dtype) - plain_bytes(matrix, dtype)
-    stays = head is not None and config.tied_embeddings
-    return total + plain_bytes(head_matrix(config), dtype) * stays
+    embedding_is_extra = head is not None and config.tied_embeddings
+    return total + plain_bytes(head_matrix(config), dtype) * embedding_is_extra
 
 
 def stored_matrices(

@@ -94,8 +94,8 @@ def merge_parts(first: GgufHeader, parts: list[Path]) -> dict[str, TensorInfo]:
         header = read_header(part)
         if header.metadata.get("split.no") != number:
             raise CheckpointError(f"{part} is not part {number + 1} of its split file")
-        twice = tensors.keys() & header.tensors.keys()
-        if twice:
-            raise CheckpointError(f"{part} repeats tensors of earlier parts: {shorten(twice)}")
+        repeated = tensors.keys() & header.tensors.keys()
+        if repeated:
+            raise CheckpointError(f"{part} repeats tensors of earlier parts: {shorten(repeated)}")
         tensors.update(header.tensors)
     return tensors

@@ -66,9 +66,9 @@ def merge_shards(files: list[Path]) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     for file in files:
         infos = read_shard_header(file)
-        twice = tensors.keys() & infos.keys()
-        if twice:
-            raise CheckpointError(f"{file} repeats tensors of another file: {shorten(twice)}")
+        repeated = tensors.keys() & infos.keys()
+        if repeated:
+            raise CheckpointError(f"{file} repeats tensors of another file: {shorten(repeated)}")
         tensors.update(infos)
     return tensors
 
@@ -137,9 +137,9 @@ def read_weight_map(index: Path) -> dict[str, str]:
     weight_map = read_json_object(index, CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map")
-    strange = [str(file) for file in weight_map.values() if not is_plain_name(file)]
-    if strange:
-        raise CheckpointError(f"{index} lists files outside its folder: {shorten(set(strange))}")
+    outside = [str(file) for file in weight_map.values() if not is_plain_name(file)]
+    if outside:
+        raise CheckpointError(f"{index} lists files outside its folder: {shorten(set(outside))}")
     return weight_map
 
 

@@ -96,8 +96,8 @@ def write_shards(
     sizes: list[dict[str, int]] = []
     names: set[str] = set()
     for number, shard in enumerate(split(tensors, max_shard_bytes)):
-        twice = names & shard.keys()
-        assert not twice, f"tensors named twice: {sorted(twice)}"
+        repeated = names & shard.keys()
+        assert not repeated, f"tensors named twice: {sorted(repeated)}"
         names |= shard.keys()
         file = folder / str(number)
         save_file(shard, file, metadata=metadata)

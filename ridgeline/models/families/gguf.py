@@ -128,8 +128,8 @@ def hf_config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _head_dim(fields: ConfigFields) -> int | None:
-    if given := fields.optional("head_dim", int):
-        return given
+    if head_dim := fields.optional("head_dim", int):
+        return head_dim
     hidden, heads = (fields.optional(name, int) for name in ("hidden_size", "num_attention_heads"))
     return hidden // heads if hidden and heads else None
 

@@ -99,9 +99,9 @@ def _layer(index: int, walk: BlockWalk, candidates: Candidates, method: Method) 
         weights = {own_name: weight_OD.float()}
         for scheme in candidates.get(name, ()):
             calibrated = Calibrated(block, weights, statistics, {own_name: scheme}, MIN_TOKENS)
-            made, report = treat(own_name, calibrated, scheme, method)
-            assert isinstance(made, Codes), f"{scheme.name} does not fit {name}"
-            codes[_key(name, scheme)] = codes_on(made, "cpu")
+            result, report = treat(own_name, calibrated, scheme, method)
+            assert isinstance(result, Codes), f"{scheme.name} does not fit {name}"
+            codes[_key(name, scheme)] = codes_on(result, "cpu")
             reports.append(named(report, index))
     return LayerResult(codes, {}, reports)
 

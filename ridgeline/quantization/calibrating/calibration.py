@@ -151,12 +151,12 @@ def _quantize_block(
     }
     reports = []
     for name, weight_OD in calibrated.weights.items():
-        made, report = treat(name, calibrated, schemes[name], method)
+        treated, report = treat(name, calibrated, schemes[name], method)
         reports.append(named(report, index))
-        if isinstance(made, Codes):
-            codes[name] = codes_on(made, "cpu")
-        elif made is not None or weight_OD is not original[name]:
-            value = weight_OD if made is None else made
+        if isinstance(treated, Codes):
+            codes[name] = codes_on(treated, "cpu")
+        elif treated is not None or weight_OD is not original[name]:
+            value = weight_OD if treated is None else treated
             floats[name] = value.to(block.attn.qkv.weight.dtype).cpu()
         meter.step()
     return LayerResult(codes, floats, reports)
@@ -175,15 +175,15 @@ def treat(
         return None, MatrixReport(name, None, None, None, tokens)
     known, note = calibrated.is_known(name), ""
     if known:
-        made = method.apply(weight_OD, statistics, scheme)
+        result = method.apply(weight_OD, statistics, scheme)
     else:
-        made = method.without_data(weight_OD, scheme)
+        result = method.without_data(weight_OD, scheme)
         note = f"only {tokens} tokens were seen: rounded without data"
-    decoded_OD = made if isinstance(made, Tensor) else decode(made, _sure(scheme))
+    decoded_OD = result if isinstance(result, Tensor) else decode(result, _sure(scheme))
     error = error_db(weight_OD, decoded_OD, statistics, scheme) if tokens else None
     used = method.name if known else ("magnitude" if method.prunes else "rtn")
     scheme_name = None if scheme is None else scheme.name
-    return made, MatrixReport(name, scheme_name, used, error, tokens, note)
+    return result, MatrixReport(name, scheme_name, used, error, tokens, note)
 
 
 def _fits(method: Method, weight_OD: Tensor, scheme: Scheme | None) -> bool:

@@ -119,13 +119,13 @@ def codes_on(codes: Codes, device: str | torch.device) -> Codes:
 
 def dequantized(model: Transformer, results: Results) -> Transformer:
     """A copy of the model whose weights are what the codes stand for, in the model's dtype."""
-    made = copy.deepcopy(model)
-    for index, block in enumerate(made.layers):
+    changed = copy.deepcopy(model)
+    for index, block in enumerate(changed.layers):
         assert isinstance(block, Block)
         prefix = f"layers.{index}."
         schemes = {name: results.schemes[prefix + name] for name in matrices(block)}
         write_into(block, results.layer(index), schemes)
-    return made
+    return changed
 
 
 def fingerprint(

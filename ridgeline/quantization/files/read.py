@@ -137,9 +137,9 @@ def _modules(checkpoint: Checkpoint) -> list[StoredModule]:
 def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
     """The contents of `weight_shape` tensors, two numbers each, read before everything else."""
     names = [name for name in checkpoint.tensors if name.endswith(".weight_shape")]
-    odd = [name for name in names if checkpoint.tensors[name].num_elements != 2]
-    if odd:
-        raise CheckpointError(f"{checkpoint.path}: expected two numbers in {shorten(odd)}")
+    wrong = [name for name in names if checkpoint.tensors[name].num_elements != 2]
+    if wrong:
+        raise CheckpointError(f"{checkpoint.path}: expected two numbers in {shorten(wrong)}")
     shapes = {}
     for name, tensor in checkpoint.read(names):
         num_outputs, depth = (int(size) for size in tensor.flatten())

@@ -11,8 +11,8 @@ Letters: P pages, K KV heads, S tokens a page, H head dim.
   their fp32 scales, one for each token and head: `k_scale_PKS` and `v_scale_PKS`, where
   `value = code · scale` (formats/scaling.py). There is no scale that may be left out.
 
-    k_pages, v_pages, k_scale, v_scale = make_pages(1024, 64, 8, 128, torch.bfloat16, device)
-    k_LKH = gather_tokens(k_pages, page_table, length, k_scale)
+    pages = make_pages(1024, 64, 8, 128, torch.bfloat16, device)
+    k_LKH = gather_tokens(pages.k_pages, page_table, length, pages.k_scale)
 """
 
 from __future__ import annotations
@@ -29,10 +29,32 @@ PAGE_SIZES = (16, 32, 64, 128, 256)  # powers of two, so that a slot splits with
 
 
 class Pages(NamedTuple):
+    """The pages of one layer."""
+
     k_pages: Tensor  # [P, K, S, H]
     v_pages: Tensor
     k_scale: Tensor | None  # [P, K, S], fp32; None when the pages hold values, not codes
     v_scale: Tensor | None
+
+    def tensors(self) -> list[Tensor]:
+        """Those that there are."""
+        return [tensor for tensor in self if tensor is not None]
+
+
+class PageTables(NamedTuple):
+    """Which pages each of B sequences has, and how many tokens lie in them. The last two fields
+    change how much work a kernel does, not its result.
+    """
+
+    page_table: Tensor  # [B, M], int32; entries past a sequence's end may hold anything
+    lengths: Tensor  # [B], int32
+    max_length: int | None = None  # tokens; no sequence has more
+    order: Tensor | None = None  # [B], int32: in which order to take them up, the longest first
+
+    def longest(self, page_size: int) -> int:
+        """Tokens; known without reading the lengths, so that a captured graph serves any."""
+        capacity = self.page_table.shape[1] * page_size
+        return max(1, capacity if self.max_length is None else min(capacity, self.max_length))
 
 
 def make_pages(
@@ -57,6 +79,18 @@ def check_page_size(page_size: int) -> None:
     if page_size not in PAGE_SIZES:
         allowed = ", ".join(map(str, PAGE_SIZES))
         raise UnsupportedError(f"page_size={page_size} is not one of {allowed}")
+
+
+def check_pages(pages: Pages) -> None:
+    """What kernels over pages rely on and cannot see."""
+    k_pages, v_pages, k_scale, v_scale = pages
+    check_page_size(k_pages.shape[2])
+    assert k_pages.shape == v_pages.shape, "K and V pages differ in shape"
+    assert k_pages.dtype == v_pages.dtype, "K and V pages differ in dtype"
+    _check_scales(k_pages, k_scale)
+    _check_scales(v_pages, v_scale)
+    if not all(tensor.is_contiguous() for tensor in pages.tensors()):
+        raise ValueError("pages and their scales are contiguous; a view of some was given")
 
 
 def holds_codes(dtype: torch.dtype) -> bool:

@@ -17,6 +17,7 @@ NAMES = (
     "decode_attention",
     "projected_attention",
     "prefill_attention",
+    "deterministic_attention",
     "skinny_linear",
     "fixed_linear",
     "quantize_rows",

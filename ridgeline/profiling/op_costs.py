@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.keep_tokens import op as keep_tokens
 from ridgeline.kernels.moe import op as moe
+from ridgeline.kernels.pages import Pages
 from ridgeline.kernels.quantized_linear import op as quantized_linear
 from ridgeline.kernels.rms_norm import op as rms_norm
 from ridgeline.kernels.rotary_pages import op as rotary_pages
@@ -41,7 +42,7 @@ class StepFacts:
     dtype: torch.dtype
     matrix: str  # which matrix ceiling its products have: "bf16"
     cost: StepCost  # of the whole step, for attention
-    pages: Tensor | None  # of the first layer's keys; None in the plain loop
+    pages: Pages | None  # of the first layer; None in the plain loop
     num_tokens: int
     num_ranks: int = 1  # that run the step together
 

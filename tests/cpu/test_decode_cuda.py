@@ -20,6 +20,7 @@ from ridgeline.errors import UnsupportedError
 from ridgeline.kernels import decode_attention as package
 from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.attention import AttentionSpec
+from ridgeline.kernels.attention.inputs import rows_of
 from ridgeline.kernels.decode_attention import cuda, op
 from ridgeline.kernels.decode_attention.cuda import DecodeCut
 from ridgeline.kernels.decode_attention.op import DecodeCase
@@ -124,13 +125,13 @@ def test_the_kernel_before_is_waited_for(
     setting = replace(LONG, split_tokens=128, window=window)
     inputs = inputs_of(setting)
     plain = cuda.decode_attention(**inputs)
-    last = inputs["lengths_B"].long() - 1
-    page = inputs["page_table_BM"][torch.arange(4), last // 16].long()
+    last = inputs["tables"].lengths.long() - 1
+    page = inputs["tables"].page_table[torch.arange(4), last // 16].long()
     written: list[tuple[Tensor, Any]] = [(inputs["q_BNH"], ...)]
-    for name in ("k_scale_PKS", "v_scale_PKS"):  # a scale of NaN does for its codes
-        written.append((inputs[name], (page, slice(None), last % 16) if settled else ...))
+    for scale in (inputs["pages"].k_scale, inputs["pages"].v_scale):  # NaN there does for codes
+        written.append((scale, (page, slice(None), last % 16) if settled else ...))
     if not settled:
-        written.append((inputs["lengths_B"], ...))
+        written.append((inputs["tables"].lengths, ...))
     with still_written(builds["sm_90"], written):
         found = cuda.decode_attention(**inputs, settled=settled)
     assert torch.equal(found, plain)
@@ -140,7 +141,7 @@ def test_a_sequence_is_the_same_bits_in_any_batch(use: Use) -> None:
     use("sm_90")
     inputs = inputs_of(replace(LONG, split_tokens=128))
     together = cuda.decode_attention(**inputs)
-    rows = {name: inputs[name][2:3] for name in ("q_BNH", "page_table_BM", "lengths_B")}
+    rows = rows_of(inputs, "q_BNH", slice(2, 3))
     assert torch.equal(cuda.decode_attention(**inputs | rows), together[2:3])
 
 
@@ -159,11 +160,11 @@ def test_v_scales_far_apart(use: Use) -> None:
     use("sm_90")
     setting = replace(MIXED, lengths=(512,), cache=INT8)
     inputs = inputs_of(setting)
-    place = inputs["page_table_BM"][0].long()
+    place = inputs["tables"].page_table[0].long()
     for factors in (torch.linspace(-4, 4, 512), torch.linspace(4, -4, 512)):
-        scales = inputs["v_scale_PKS"].clone()
+        scales = inputs["pages"].v_scale.clone()
         scales[place] *= (10.0**factors).view(-1, 1, 16)
-        check(setting, DecodeCut(2, 3), v_scale_PKS=scales)
+        check(setting, DecodeCut(2, 3), pages=inputs["pages"]._replace(v_scale=scales))
 
 
 def test_scores_that_keep_growing(use: Use) -> None:
@@ -173,15 +174,15 @@ def test_scores_that_keep_growing(use: Use) -> None:
         setting = replace(MIXED, lengths=(512,), cache=cache, heads=(1, 1))
         inputs = inputs_of(setting)
         q_BNH = torch.ones_like(inputs["q_BNH"])
-        place = inputs["page_table_BM"][0].long()
+        place = inputs["tables"].page_table[0].long()
         growing = torch.linspace(-1, 1, 512).view(-1, 1, 16, 1)
         if cache is None:
-            inputs["k_pages_PKSH"][place] = growing.expand(-1, 1, 16, 64).to(BF16)
+            inputs["pages"].k_pages[place] = growing.expand(-1, 1, 16, 64).to(BF16)
         else:
-            inputs["k_pages_PKSH"][place] = 100
-            inputs["k_scale_PKS"][place] = (growing / 100)[..., 0]
-        keys = {name: value for name, value in inputs.items() if name.startswith("k_")}
-        check(setting, DecodeCut(1, 3), q_BNH=q_BNH, spec=AttentionSpec(1.0), **keys)
+            inputs["pages"].k_pages[place] = 100
+            inputs["pages"].k_scale[place] = (growing / 100)[..., 0]
+        spec = AttentionSpec(1.0)
+        check(setting, DecodeCut(1, 3), q_BNH=q_BNH, spec=spec, pages=inputs["pages"])
 
 
 def test_cost_in_shared_memory_is_what_the_source_says(builds: dict[str, ctypes.CDLL]) -> None:
@@ -222,8 +223,9 @@ def test_what_is_refused_says_why(use: Use) -> None:
         check(replace(MIXED, cache=FP16))
     with pytest.raises(ValueError, match="not a multiple of 16"):
         check(replace(MIXED, split_tokens=100))
+    long_lengths = inputs_of(MIXED)["tables"]._replace(lengths=torch.ones(3, dtype=torch.int64))
     with pytest.raises(ValueError, match="int32"):
-        check(MIXED, lengths_B=torch.ones(3, dtype=torch.int64))
+        check(MIXED, tables=long_lengths)
     with pytest.raises(UnsupportedError, match="make them longer"):
         check(replace(MIXED, lengths=(70_000,), heads=(1, 1), split_tokens=16))
 
@@ -290,4 +292,4 @@ def test_heads_of_other_dims_are_left_to_triton(monkeypatch: pytest.MonkeyPatch)
     for head_dim, takes in ((64, True), (12, False), (20, False), (72, False)):
         setting = replace(MIXED, head_dim=head_dim, cache=INT8)
         inputs = op.make(setting, CPU, torch.Generator().manual_seed(0))
-        assert cuda.supported(inputs["q_BNH"], inputs["k_pages_PKSH"]) == takes
+        assert cuda.supported(inputs["q_BNH"], inputs["pages"]) == takes

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from ridgeline.kernels.attention.inputs import random_cache
 from ridgeline.kernels.attention.reference import AttentionSpec
-from ridgeline.kernels.prefill_attention.splits import (
+from ridgeline.kernels.deterministic_attention.splits import (
     MOST_PARTIAL,
     count_parts,
     count_splits,
     most_partial_bytes,
     partial_bytes,
 )
+from ridgeline.kernels.pages import Pages, PageTables
 
 CPU = torch.device("cpu")
 LENGTHS = [200, 1, 64, 130, 65]
@@ -39,32 +40,28 @@ def rows_and_pages(dtype: torch.dtype) -> tuple[Tensor, dict[str, Any]]:
 def test_bits_are_those_of_a_prompt_of_one_token(cache: torch.dtype, window: int | None) -> None:
     fixed = pytest.importorskip("ridgeline.kernels.deterministic_attention.triton")
     fixed_decode = pytest.importorskip("ridgeline.kernels.deterministic_attention.decode")
-    q_BNH, pages = rows_and_pages(cache)
-    spec = AttentionSpec(0.2, window)
+    q_BNH, cached = rows_and_pages(cache)
+    pages, tables = cached["pages"], cached["tables"]._replace(max_length=200)
+    how: Any = {"spec": AttentionSpec(0.2, window), "split_tokens": 64}
     starts = torch.arange(len(LENGTHS) + 1, dtype=torch.int32)
-    how: Any = {**pages, "spec": spec, "split_tokens": 64}
-    expected = fixed.prefill_attention(q_BNH, starts, **how, max_new=1, max_length=200, apart=False)
+    expected = fixed.prefill_attention(q_BNH, starts, pages, tables, **how, max_new=1, apart=False)
     for order, parts in (([4, 2, 0, 1, 3], None), ([0, 1, 2, 3, 4], 1), ([3, 0, 1, 4, 2], 3)):
-        order_B = torch.tensor(order, dtype=torch.int32)
-        found = fixed_decode.decode_rows(q_BNH, **how, order_B=order_B, max_length=200, parts=parts)
+        ordered = tables._replace(order=torch.tensor(order, dtype=torch.int32))
+        found = fixed_decode.decode_rows(q_BNH, pages, ordered, **how, parts=parts)
         assert torch.equal(found, expected), (order, parts)
 
 
 def test_a_row_alone_has_the_bits_it_has_among_others() -> None:
     fixed_decode = pytest.importorskip("ridgeline.kernels.deterministic_attention.decode")
-    q_BNH, pages = rows_and_pages(torch.float32)
-    table, lengths = pages.pop("page_table_BM"), pages.pop("lengths_B")
-    how: Any = {**pages, "spec": AttentionSpec(0.2), "split_tokens": 64}
+    q_BNH, cached = rows_and_pages(torch.float32)
+    pages, tables = cached["pages"], cached["tables"]
+    how: Any = {"spec": AttentionSpec(0.2), "split_tokens": 64}
     order = torch.arange(len(LENGTHS), dtype=torch.int32)
-    together = fixed_decode.decode_rows(
-        q_BNH, page_table_BM=table, lengths_B=lengths, order_B=order, **how
-    )
+    together = fixed_decode.decode_rows(q_BNH, pages, tables._replace(order=order), **how)
     for row, length in enumerate(LENGTHS):
         one = slice(row, row + 1)
-        alone = fixed_decode.decode_rows(
-            q_BNH[one], page_table_BM=table[one], lengths_B=lengths[one],
-            order_B=order[:1], max_length=length, **how,
-        )  # fmt: skip
+        own = PageTables(tables.page_table[one], tables.lengths[one], length, order[:1])
+        alone = fixed_decode.decode_rows(q_BNH[one], pages, own, **how)
         assert torch.equal(alone, together[one]), row
 
 
@@ -84,8 +81,8 @@ def test_no_more_is_kept_than_is_planned(rows: int, window: int | None) -> None:
     q_BNH = torch.empty(rows, 32, 128, device="meta", dtype=torch.bfloat16)
     k_pages = torch.empty(1, 8, 64, 128, device="meta", dtype=torch.bfloat16)
     table = torch.empty(rows, longest // 64, device="meta", dtype=torch.int32)
-    about = (q_BNH, k_pages, table, AttentionSpec(0.1, window))
+    pages, tables = Pages(k_pages, k_pages, None, None), PageTables(table, table[:, 0])
     kept = partial_bytes(32, 128, rows, count_splits(longest, 512, window, 1))
-    fits = fixed_decode.fits(*about, split_tokens=512, max_length=None)
+    fits = fixed_decode.fits(q_BNH, pages, tables, AttentionSpec(0.1, window), 512)
     assert fits == (kept <= MOST_PARTIAL) == (rows <= 40 or window is not None)
     assert most_partial_bytes(32, 8, 128, rows, longest, window) >= min(kept, MOST_PARTIAL) > 0

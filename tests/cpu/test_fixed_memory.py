@@ -5,6 +5,7 @@ against what the launchers ask for, with the launch itself left out.
 from __future__ import annotations
 
 import gc
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,10 +19,10 @@ from ridgeline.engine.loading.footprint import graph_bytes, step_peak
 from ridgeline.engine.loading.memory import itemise
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.kernels.attention import AttentionSpec
+from ridgeline.kernels.deterministic_attention.splits import most_partial_bytes
 from ridgeline.kernels.fixed_linear import host as cpu_fixed
 from ridgeline.kernels.fixed_linear.tiles import most_kept_bytes
-from ridgeline.kernels.pages import make_pages
-from ridgeline.kernels.prefill_attention.splits import most_partial_bytes
+from ridgeline.kernels.pages import PageTables, make_pages
 from ridgeline.kernels.targets import TARGETS
 from ridgeline.models import build_model, fill_random
 from ridgeline.models.shapes import describe_shape
@@ -135,12 +136,15 @@ def test_attention_keeps_no_more_than_is_planned(
         q_TNH = torch.empty(rows, 32, 128, dtype=torch.bfloat16)
         starts, lengths = torch.arange(rows + 1).int(), torch.full((rows,), 5).int()
         table = torch.zeros(rows, 128, dtype=torch.int32)
-        about = (q_TNH, starts, pages.k_pages, pages.v_pages, table, lengths)
-        spec = AttentionSpec(0.1, window=window)
-
-        def call(about: Any = about, spec: AttentionSpec = spec) -> None:
-            launcher.prefill_attention(*about, spec, max_new=1, max_length=8192)
-
+        call = partial(
+            launcher.prefill_attention,
+            q_TNH,
+            starts,
+            pages,
+            PageTables(table, lengths, max_length=8192),
+            AttentionSpec(0.1, window=window),
+            max_new=1,
+        )
         asked = asked_bytes(launcher, monkeypatch, target, call)
         planned = most_partial_bytes(*heads, rows, 8192, window)
         assert asked <= planned, rows

@@ -33,8 +33,10 @@ from ridgeline.errors import UnsupportedError, UsageError
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.kernels import host_library
 from ridgeline.kernels.attention import AttentionSpec
+from ridgeline.kernels.attention.inputs import rows_of
 from ridgeline.kernels.gated_activation import cpu as gated_cpu
 from ridgeline.kernels.op import Case
+from ridgeline.kernels.pages import Pages, PageTables
 from ridgeline.kernels.prefill_attention import cpu as attention_cpu
 from ridgeline.kernels.registry import get_op
 from ridgeline.kernels.rms_norm import cpu as norm_cpu
@@ -65,19 +67,16 @@ def gated(gate_up_T2F: Tensor, activation: Any, **_: Any) -> Tensor:
 
 NOT_OURS = (
     "max_new",
-    "max_length",
     "split_tokens",
-    "order_B",
-    "apart",
-    "parts",
     "config",
 )  # a GPU's
 
 
 def prefill(**inputs: Any) -> Tensor:
     known = {name: value for name, value in inputs.items() if name not in NOT_OURS}
-    for name in ("starts", "page_table_BM", "lengths_B"):
-        known[name] = known[name].int()
+    tables = known["tables"]
+    known["starts"] = known["starts"].int()
+    known["tables"] = PageTables(tables.page_table.int(), tables.lengths.int())
     return attention_cpu.prefill_attention(**known)
 
 
@@ -103,9 +102,9 @@ def cases_of(name: str) -> list[Any]:
     for case in get_op(name).small_cases:
         inputs = make_inputs(case, CPU)
         odd = inputs.get("config") is not None or inputs.get("quantized") is not None
-        if odd or ("q_TNH" in inputs and "k_pages_PKSH" not in inputs):
+        if odd or ("q_TNH" in inputs and "pages" not in inputs):
             continue
-        if any(isinstance(x, Tensor) and x.dtype == torch.float8_e4m3fnuz for x in inputs.values()):
+        if any(getattr(x, "dtype", None) == torch.float8_e4m3fnuz for x in inputs.values()):
             continue
         found.append(pytest.param(name, case, id=f"{name}-{case.label}"))
     return found
@@ -131,8 +130,8 @@ def test_tokens_are_placed_as_by_the_reference(case: Case) -> None:
     with poisoned_memory():
         q_TNH = rotary_cpu.rotary_pages(**found)
     check(q_TNH, get_op("rotary_pages").reference(**expected)[0], case.dtype, case.reduction)
-    for name in ("k_pages_PKSH", "v_pages_PKSH"):
-        pages, wanted = found[name].float(), expected[name].float()
+    for name in ("k_pages", "v_pages"):
+        pages, wanted = (getattr(x["pages"], name).float() for x in (found, expected))
         assert torch.equal(pages.isnan(), wanted.isnan())  # written where it should be, only there
         torch.testing.assert_close(pages, wanted, rtol=0.01, atol=1e-5, equal_nan=True)
 
@@ -149,17 +148,13 @@ def test_many_keys_are_cut_and_put_together(window: int | None, dtype: torch.dty
     table = torch.cat([table, table])[: 3 * 47].view(3, 47)
     q = torch.randn(3, 6, 20, generator=generator).to(dtype)
     spec = AttentionSpec(0.2, window)
-    known = {"page_table_BM": table, "lengths_B": torch.tensor(lengths), "spec": spec}
-    inputs = {"q_BNH": q, "k_pages_PKSH": pages[0], "v_pages_PKSH": pages[1], **known}
+    tables = PageTables(table, torch.tensor(lengths))
+    inputs: dict[str, Any] = {"q_BNH": q, "tables": tables, "spec": spec}
+    inputs["pages"] = Pages(pages[0], pages[1], None, None)
     found = decode(**inputs)
     check(found, get_op("decode_attention").reference(**inputs), dtype, 3000)
     for row in range(3):
-        alone = {
-            **inputs,
-            "q_BNH": q[row : row + 1],
-            "page_table_BM": table[row : row + 1],
-            "lengths_B": torch.tensor(lengths[row : row + 1]),
-        }
+        alone = inputs | rows_of(inputs, "q_BNH", slice(row, row + 1))
         assert torch.equal(decode(**alone)[0], found[row])
 
 
@@ -168,15 +163,15 @@ def test_tokens_that_are_no_numbers_reach_only_those_that_see_them() -> None:
     generator = torch.Generator().manual_seed(3)
     k_pages, v_pages = (torch.randn(2, 1, 16, 64, generator=generator) for _ in range(2))
     q_TNH = torch.randn(6, 2, 64, generator=generator)
-    about = {"starts": torch.tensor([0, 6]), "page_table_BM": torch.tensor([[1, 0]])}
-    about |= {"lengths_B": torch.tensor([20]), "spec": AttentionSpec(0.1)}
-    expected = prefill(q_TNH=q_TNH, k_pages_PKSH=k_pages, v_pages_PKSH=v_pages, **about)
-    for pages in (k_pages, v_pages):
-        poisoned = {"k_pages_PKSH": k_pages, "v_pages_PKSH": v_pages}
-        name = next(key for key, value in poisoned.items() if value is pages)
-        poisoned[name] = pages.clone()
-        poisoned[name][0, 0, 1] = float("nan")  # position 17: the fourth of the six tokens
-        found = prefill(q_TNH=q_TNH, **poisoned, **about)
+    inputs: dict[str, Any] = {"q_TNH": q_TNH, "starts": torch.tensor([0, 6])}
+    inputs["tables"] = PageTables(torch.tensor([[1, 0]]), torch.tensor([20]))
+    inputs["spec"] = AttentionSpec(0.1)
+    whole = Pages(k_pages, v_pages, None, None)
+    expected = prefill(pages=whole, **inputs)
+    for name in ("k_pages", "v_pages"):
+        poisoned = getattr(whole, name).clone()
+        poisoned[0, 0, 1] = float("nan")  # position 17: the fourth of the six tokens
+        found = prefill(pages=whole._replace(**{name: poisoned}), **inputs)
         assert torch.equal(found[:3], expected[:3])
         assert found[3:].isnan().any(-1).all()
 

@@ -13,7 +13,7 @@ import torch
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.attention import AttentionSpec
-from ridgeline.kernels.attention.inputs import NO_PAGE
+from ridgeline.kernels.attention.inputs import NO_PAGE, rows_of
 from ridgeline.kernels.attention.reference import hidden_from
 from ridgeline.kernels.decode_attention import decode_attention
 from ridgeline.kernels.decode_attention import op as decode_op
@@ -51,18 +51,17 @@ def test_prompts_over_codes_beyond_the_range_of_fp16(cache: torch.dtype) -> None
     inputs = prefill_inputs(replace(PREFILL, cache=cache))
     for size in (1e30, 1e-30):
         check_prompts(cache, q_TNH=inputs["q_TNH"] * size, spec=AttentionSpec(0.125 / size))
-    pages = inputs["page_table_BM"][0, :17].long()  # of the first sequence, 270 tokens
+    pages = inputs["tables"].page_table[0, :17].long()  # of the first sequence, 270 tokens
     for exponents in (torch.linspace(-4, 4, 272), torch.linspace(4, -4, 272)):
-        scales = inputs["v_scale_PKS"].clone()
+        scales = inputs["pages"].v_scale.clone()
         scales[pages] *= (10.0**exponents).view(17, 1, 16)
-        check_prompts(cache, v_scale_PKS=scales)
+        check_prompts(cache, pages=inputs["pages"]._replace(v_scale=scales))
 
 
 def test_a_sequence_is_the_same_bits_in_any_batch() -> None:
     inputs = decode_inputs(replace(DECODE, lengths=(300, 17, 211)))
     together = decode_op.launched(**inputs)
-    rows = {name: inputs[name][1:2] for name in ("q_BNH", "page_table_BM", "lengths_B")}
-    alone = decode_op.launched(**inputs | rows)
+    alone = decode_op.launched(**inputs | rows_of(inputs, "q_BNH", slice(1, 2)))
     assert torch.equal(alone, together[1:2])
 
 
@@ -74,9 +73,10 @@ def test_splits_change_rounding_only() -> None:
 
 def test_max_length_narrows_the_grid() -> None:
     inputs = decode_inputs(replace(DECODE, lengths=(100, 17)))
-    table = inputs["page_table_BM"]
+    table = inputs["tables"].page_table
     wide = torch.nn.functional.pad(table, (0, 1000 - table.shape[1]), value=NO_PAGE)
-    out = decode_op.launched(**inputs | {"page_table_BM": wide, "max_length": 128})
+    tables = inputs["tables"]._replace(page_table=wide, max_length=128)
+    out = decode_op.launched(**inputs | {"tables": tables})
     assert torch.equal(out, decode_op.launched(**inputs))
 
 
@@ -85,12 +85,12 @@ def test_pages_behind_the_window_are_not_read(page_size: int) -> None:
     setting = replace(DECODE, window=40, page_size=page_size)
     inputs = decode_inputs(setting)
     expected = decode_op.launched(**inputs)
-    inputs["page_table_BM"][0, : (300 - 40) // page_size] = NO_PAGE
+    inputs["tables"].page_table[0, : (300 - 40) // page_size] = NO_PAGE
     assert torch.equal(decode_op.launched(**inputs), expected)
 
     chunk = prefill_inputs(replace(PREFILL, window=40, page_size=page_size))
     expected = prefill_op.launch(**chunk)
-    chunk["page_table_BM"][0, : (200 - 39) // page_size] = NO_PAGE
+    chunk["tables"].page_table[0, : (200 - 39) // page_size] = NO_PAGE
     assert torch.equal(prefill_op.launch(**chunk), expected)
 
 
@@ -167,12 +167,12 @@ def test_what_is_refused_says_why() -> None:
     inputs = decode_inputs(DECODE)
     with pytest.raises(ValueError, match="not a multiple of 128"):
         decode_op.launched(**inputs | {"split_tokens": 100})
+    codes = decode_inputs(replace(DECODE, cache=torch.int8))
     with pytest.raises(ValueError, match="need scales"):
-        decode_op.launched(
-            **decode_inputs(replace(DECODE, cache=torch.int8)) | {"v_scale_PKS": None}
-        )
+        decode_op.launched(**codes | {"pages": codes["pages"]._replace(v_scale=None)})
+    parts = {name: getattr(inputs["pages"], name)[:, :1] for name in ("k_pages", "v_pages")}
     with pytest.raises(ValueError, match="contiguous"):
-        decode_op.launched(**inputs | {"k_pages_PKSH": inputs["k_pages_PKSH"][:, :1]})
+        decode_op.launched(**inputs | {"pages": inputs["pages"]._replace(**parts)})
     with pytest.raises(UnsupportedError, match="heads of 300 dims"):
         decode_op.launched(**decode_inputs(replace(DECODE, head_dim=300)))
     with pytest.raises(UnsupportedError, match="do not divide"):

@@ -11,7 +11,7 @@ from ridgeline.kernels.gated_activation import plain_gated_activation
 from ridgeline.kernels.pages import gather_tokens, make_pages, write_tokens
 from ridgeline.kernels.rms_norm import rms_norm
 from ridgeline.kernels.rotary import plain_rotate, rotate
-from ridgeline.kernels.rotary_pages import rotary_pages, traced_rotary_pages
+from ridgeline.kernels.rotary_pages import QKNorm, rotary_pages, traced_rotary_pages
 
 # The worst error of one value, as a share of its row's largest.
 ERROR = {
@@ -73,9 +73,8 @@ def test_one_step_equals_the_model_s_own_ops() -> None:
     q_norm, k_norm = torch.randn(2, head_dim, generator=generator)
     pages = make_pages(4, 16, num_kv_heads, head_dim, torch.float32, "cpu")
     page_table = torch.tensor([3, 1])
-    found = rotary_pages(
-        qkv, cos, sin, slots_of(page_table, num_tokens, 16), *pages, q_norm, k_norm, 1e-5, 1.0
-    )
+    norm = QKNorm(q_norm, k_norm, 1e-5, 1.0)
+    found = rotary_pages(qkv, (cos, sin), slots_of(page_table, num_tokens, 16), pages, norm)
     parts = qkv.unflatten(-1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), 1)
     q = rotate(rms_norm(parts[0], q_norm, 1e-5, 1.0), cos, sin)
     k = rotate(rms_norm(parts[1], k_norm, 1e-5, 1.0), cos, sin)

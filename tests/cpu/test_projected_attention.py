@@ -25,7 +25,7 @@ from ridgeline.engine.steps.batch import StepShape, shape_of
 from ridgeline.engine.steps.flat_plan import DraftSlots, flattened, of_own_sequences
 from ridgeline.engine.steps.notes import noting
 from ridgeline.kernels import projected_attention as public
-from ridgeline.kernels.attention.inputs import NO_PAGE
+from ridgeline.kernels.attention.inputs import NO_PAGE, rows_of
 from ridgeline.kernels.decode_attention.op import TINY
 from ridgeline.kernels.launch import recording
 from ridgeline.kernels.projected_attention import (
@@ -36,7 +36,7 @@ from ridgeline.kernels.projected_attention import (
     traced,
 )
 from ridgeline.kernels.projected_attention import op as registered
-from ridgeline.kernels.projected_attention.triton import Fused, ways
+from ridgeline.kernels.projected_attention.triton import Fused, configs
 from ridgeline.kernels.targets import TARGETS
 
 CPU = torch.device("cpu")
@@ -44,7 +44,6 @@ H200 = TARGETS["sm_90"]
 SETTING = registered.ProjectedCase(
     replace(TINY, dtype=torch.float32, lengths=(129, 17, 70), split_tokens=128), normed=True
 )
-PAGES = ("k_pages_PKSH", "v_pages_PKSH", "k_scale_PKS", "v_scale_PKS")
 
 
 def made(setting: registered.ProjectedCase = SETTING, **attention: Any) -> dict[str, Any]:
@@ -56,15 +55,16 @@ def test_a_sequence_is_the_same_bits_in_any_batch() -> None:
     inputs = made()
     together = launched(**inputs)
     fresh = made()
-    names = ("qkv_BC", "cos_BA", "sin_BA", "slots_B", "page_table_BM", "lengths_B")
-    alone = launched(**fresh | {name: fresh[name][1:2] for name in names})
+    own = rows_of(fresh, "qkv_BC", slice(1, 2)) | {"slots_B": fresh["slots_B"][1:2]}
+    own["angles"] = tuple(x[1:2] for x in fresh["angles"])
+    alone = launched(**fresh | own)
     assert torch.equal(alone, together[1:2])
 
 
 def test_pages_behind_the_window_are_not_read() -> None:
     expected = launched(**made(window=20))
     inputs = made(window=20)
-    inputs["page_table_BM"][0, : (129 - 20) // 16] = NO_PAGE
+    inputs["tables"].page_table[0, : (129 - 20) // 16] = NO_PAGE
     assert torch.equal(launched(**inputs), expected)
 
 
@@ -72,12 +72,12 @@ def test_a_row_without_a_slot_writes_nothing() -> None:
     """Padding, of no length; and steps that belong to nobody, of one token."""
     inputs = made(lengths=(0, 1, 40), split_tokens=None)
     inputs["slots_B"].fill_(-1)
-    before = {name: inputs[name].clone() for name in PAGES if name in inputs}
+    before = [pages.clone() for pages in inputs["pages"].tensors()]
     out = registered.fused(**inputs)
     assert out.isfinite().all()
     assert out[0].abs().max() == 0
-    for name, pages in before.items():
-        assert torch.equal(inputs[name].nan_to_num(7.0), pages.nan_to_num(7.0))
+    for after, pages in zip(inputs["pages"].tensors(), before, strict=True):
+        assert torch.equal(after.nan_to_num(7.0), pages.nan_to_num(7.0))
 
 
 def kernels_of(config: Any = None, **attention: Any) -> list[str]:
@@ -105,10 +105,10 @@ def as_kept(way: Any) -> dict[str, Any]:
 def test_what_was_measured_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two kernels for values, one for codes, in splits as short as was measured to be best."""
     inputs = made(split_tokens=None)
-    about = (inputs["qkv_BC"], inputs["k_pages_PKSH"], inputs["page_table_BM"], None)
-    assert in_one_kernel(*about)
+    given = (inputs["qkv_BC"], inputs["pages"], inputs["tables"])
+    assert in_one_kernel(*given)
     monkeypatch.setattr(public, "chosen", lambda *_: as_kept(Apart()))
-    assert not in_one_kernel(*about)
+    assert not in_one_kernel(*given)
     assert len(kernels_of()) == 2
     monkeypatch.setattr(public, "chosen", lambda *_: as_kept(Fused(64, 8, 3, 64)))
     with recording(H200) as calls:
@@ -116,13 +116,13 @@ def test_what_was_measured_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     (call,) = calls
     assert (call.constants["BLOCK"], call.num_warps, call.num_stages) == (64, 8, 3)
     assert call.args[-2:] == (64, 3)  # tokens a split, splits
-    assert public._way(*about, 128) is None  # who fixes the splits gets the same for any batch
+    assert public.choose_config(*given, 128) is None  # fixed splits: the same for any batch
 
 
 def test_ways_fill_a_chip_that_one_sequence_leaves_empty() -> None:
-    splits = [way.split for way in ways(8, 1024, 128, torch.bfloat16, H200)]
+    splits = [way.split for way in configs(8, 1024, 128, torch.bfloat16, H200)]
     assert {None, 128, 64} == set(splits)
-    assert {way.split for way in ways(512, 1024, 128, torch.bfloat16, H200)} == {None}
+    assert {way.split for way in configs(512, 1024, 128, torch.bfloat16, H200)} == {None}
     inputs = made(lengths=(129, 5), split_tokens=None)
     search = registered.search(**inputs)
     assert Apart() in search.configs
@@ -138,16 +138,19 @@ def test_it_traces_and_holds_to_its_schema() -> None:
     compiled = torch.compile(projected_attention, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(**inputs), expected)
     plain = made()
-    first = ("qkv_BC", "cos_BA", "sin_BA", "slots_B", *PAGES[:2], "page_table_BM", "lengths_B")
-    pages = (plain[name].nan_to_num(0.0) if name in PAGES else plain[name] for name in first)
-    rest = (0.125, None, None, None, None, None, None, 1e-6, 0.0, None, None, None)
+    pages = [x.nan_to_num(0.0) for x in plain["pages"].tensors()]
+    tables = plain["tables"]
+    arguments = [plain["qkv_BC"], *plain["angles"], plain["slots_B"], *pages, None, None]
+    arguments += [tables.page_table, tables.lengths, None, None, 0.125, None, None]
+    arguments += [None, None, 1e-6, 0.0, None]
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(traced, (*pages, *rest), test_utils=checks)
+    torch.library.opcheck(traced, tuple(arguments), test_utils=checks)
 
 
 def test_what_is_refused_says_why() -> None:
+    codes = made(cache=torch.int8)
     with pytest.raises(ValueError, match="need scales"):
-        registered.fused(**made(cache=torch.int8) | {"v_scale_PKS": None})
+        registered.fused(**codes | {"pages": codes["pages"]._replace(v_scale=None)})
     with pytest.raises(ValueError, match="not a multiple of 64"):
         registered.fused(**made() | {"split_tokens": 100})
 

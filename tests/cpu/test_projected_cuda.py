@@ -49,12 +49,8 @@ def inputs_of(setting: ProjectedCase) -> dict[str, Any]:
 
 def check(setting: ProjectedCase, way: Clustered, **changed: Any) -> Tensor:
     """The result and all that was written, beside the reference's."""
-    found = op.with_what_changed(
-        cuda.projected_attention, **inputs_of(setting) | changed, config=way
-    )
-    expected = op.with_what_changed(
-        op.reference.projected_attention, **inputs_of(setting) | changed
-    )
+    found = op.with_pages(cuda.projected_attention, **inputs_of(setting) | changed, config=way)
+    expected = op.with_pages(op.reference.projected_attention, **inputs_of(setting) | changed)
     compare(found, expected, op.case(setting))
     return found[0]
 
@@ -103,12 +99,12 @@ def test_a_row_without_a_slot_writes_nothing() -> None:
     setting = ProjectedCase(replace(MIXED, lengths=(0, 1, 40)))
     inputs = inputs_of(setting)
     inputs["slots_B"].fill_(-1)
-    before = {name: inputs[name].clone() for name in ("k_pages_PKSH", "v_pages_PKSH")}
+    before = [pages.clone() for pages in inputs["pages"].tensors()]
     out = cuda.projected_attention(**inputs, config=Clustered(2, 2, 1))
     assert out.isfinite().all()
     assert out[0].abs().max() == 0
-    for name, pages in before.items():
-        assert torch.equal(inputs[name].nan_to_num(7.0), pages.nan_to_num(7.0))
+    for after, pages in zip(inputs["pages"].tensors(), before, strict=True):
+        assert torch.equal(after.nan_to_num(7.0), pages.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("settled", [False, True])
@@ -122,10 +118,11 @@ def test_the_kernel_before_is_waited_for(
     setting = ProjectedCase(replace(LONG, window=window), normed=True)
     plain = cuda.projected_attention(**inputs_of(setting), config=Clustered(2, 2, 2))
     inputs = inputs_of(setting)
-    names = ["qkv_BC"]
+    late = [inputs["qkv_BC"]]
     if not settled:
-        names += ["cos_BA", "sin_BA", "lengths_B", "slots_B", "page_table_BM"]
-    with still_written(builds["sm_90"], [(inputs[name], ...) for name in names]):
+        tables = inputs["tables"]
+        late += [*inputs["angles"], tables.lengths, inputs["slots_B"], tables.page_table]
+    with still_written(builds["sm_90"], [(tensor, ...) for tensor in late]):
         found = cuda.projected_attention(**inputs, config=Clustered(2, 2, 2), settled=settled)
     assert torch.equal(found, plain)
 
@@ -143,13 +140,14 @@ def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match="more shared memory"):
         check(ProjectedCase(replace(MIXED, head_dim=256)), Clustered(8, 8, 2))
     inputs = inputs_of(ProjectedCase(MIXED, normed=True))
-    for name, changed, said in [
+    norm, (cos, sin) = inputs["norm"], inputs["angles"]
+    for name, changed, message in [
         ("slots_B", inputs["slots_B"].long(), "int32"),
-        ("cos_BA", inputs["cos_BA"].bfloat16(), "fp32"),
-        ("k_norm_H", inputs["k_norm_H"].float(), "bfloat16"),
+        ("angles", (cos.bfloat16(), sin), "fp32"),
+        ("norm", norm._replace(k_weight=norm.k_weight.float()), "bfloat16"),
     ]:
         kind = ValueError if name == "slots_B" else UnsupportedError
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             cuda.projected_attention(**inputs | {name: changed}, config=way)
     monkeypatch.setattr(cuda, "library", lambda _: None)
     with pytest.raises(UnsupportedError, match="kernels build"):
@@ -166,12 +164,12 @@ def test_cost_in_shared_memory_is_what_the_source_says(builds: dict[str, ctypes.
 
 
 def test_ways_start_at_once_and_fit() -> None:
-    found = cuda.ways(8, 128, BF16, H200)
+    found = cuda.configs(8, 128, BF16, H200)
     assert Clustered(8, 8, 1) in found
     assert all(8 * way.blocks <= H200.num_units for way in found)
-    assert {way.blocks for way in cuda.ways(64, 128, BF16, H200)} == {1, 2}
-    assert not cuda.ways(512, 128, BF16, H200)
-    assert all(way.num_warps * way.stages <= 12 for way in cuda.ways(8, 256, BF16, H200))
+    assert {way.blocks for way in cuda.configs(64, 128, BF16, H200)} == {1, 2}
+    assert not cuda.configs(512, 128, BF16, H200)
+    assert all(way.num_warps * way.stages <= 12 for way in cuda.configs(8, 256, BF16, H200))
 
 
 def test_what_serves_where_nothing_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,17 +185,17 @@ def test_what_serves_where_nothing_was_measured(monkeypatch: pytest.MonkeyPatch)
     assert cuda.choose(8, 1024, 256, BF16, H200) == Clustered(8, 8, 1)
     monkeypatch.setattr(public, "target_of", lambda _: H200)
     inputs = inputs_of(ProjectedCase(replace(MIXED, heads=(4, 1))))
-    about = (inputs["qkv_BC"], inputs["k_pages_PKSH"], inputs["page_table_BM"], None)
-    assert public._way(*about, None) == Clustered(8, 8, 2)
-    assert public._way(*about, 128) is None  # who fixes the splits gets the same for any batch
-    assert public.in_one_kernel(*about)
+    given = (inputs["qkv_BC"], inputs["pages"], inputs["tables"])
+    assert public.choose_config(*given) == Clustered(8, 8, 2)
+    assert public.choose_config(*given, 128) is None  # fixed splits: the same for any batch
+    assert public.in_one_kernel(*given)
     for best in (asdict(Clustered(2, 4, 1)), asdict(Fused(64, 4, 2))):
         monkeypatch.setattr(public, "chosen", lambda *_, best=best: best)
         kind = Clustered if "blocks" in best else Fused
-        assert public._way(*about, None) == kind(**best)
+        assert public.choose_config(*given) == kind(**best)
     asked: list[Any] = []
     monkeypatch.setattr(public, "chosen", lambda *given: asked.append(given[3]))
     monkeypatch.setattr(cuda, "library", lambda _: None)
-    assert public._way(*about, None) is None
+    assert public.choose_config(*given) is None
     assert not asked[0](asdict(Clustered()))  # what was not built cannot be chosen
     assert asked[0](asdict(Fused(64, 4, 2)))

@@ -12,6 +12,7 @@ import torch
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.agreement import compare
+from ridgeline.kernels.attention.inputs import rows_of
 from ridgeline.kernels.decode_attention import cuda, op, reference, triton
 from ridgeline.kernels.decode_attention.op import DecodeCase
 from ridgeline.kernels.decode_attention.splits import arrival_counters
@@ -39,8 +40,7 @@ def test_every_run_gives_the_same_bits(cache: torch.dtype | None, kernel: Any) -
     inputs = inputs_of(replace(SETTING, cache=cache))
     first = kernel(**inputs)
     assert all(torch.equal(kernel(**inputs), first) for _ in range(50))
-    rows = {name: inputs[name][3:] for name in ("q_BNH", "page_table_BM", "lengths_B")}
-    assert torch.equal(kernel(**inputs | rows), first[3:])
+    assert torch.equal(kernel(**inputs | rows_of(inputs, "q_BNH", slice(3, None))), first[3:])
     assert not arrival_counters(1, CUDA).any()
 
 
@@ -53,7 +53,7 @@ def test_a_captured_graph_serves_any_lengths(cache: torch.dtype | None, kernel: 
     with torch.cuda.graph(graph):
         out = kernel(**inputs)
     for lengths in ((5000, 17, 300, 4096), (513, 0, 299, 4000), (1, 16, 1, 512)):
-        inputs["lengths_B"].copy_(torch.tensor(lengths))
+        inputs["tables"].lengths.copy_(torch.tensor(lengths))
         graph.replay()
         compare(out, reference.decode_attention(**inputs), op.case(setting))
     assert not arrival_counters(1, CUDA).any()
@@ -93,7 +93,7 @@ def test_every_cut_is_right(num_warps: int, stages: int) -> None:
     for cache in CACHES:
         setting = replace(SETTING, cache=cache)
         inputs = inputs_of(setting)
-        size = num_warps * stages * cuda.stage_bytes(128, inputs["k_pages_PKSH"].dtype)
+        size = num_warps * stages * cuda.stage_bytes(128, inputs["pages"].k_pages.dtype)
         if size > 220 * 1024:  # more than the chip has: said so, not tried
             with pytest.raises(UnsupportedError, match="shared memory"):
                 cuda.decode_attention(**inputs, config=cuda.DecodeCut(num_warps, stages))

@@ -25,6 +25,7 @@ from ridgeline.kernels.fixed_linear import triton as linear
 from ridgeline.kernels.fixed_linear.tiles import FEW, HOPPER, HOPPER_FEW, PIECE, _paired
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.moe import triton as moe
+from ridgeline.kernels.pages import PageTables
 from ridgeline.kernels.rms_norm import triton as norm
 from ridgeline.kernels.sampling import sample_rows
 from ridgeline.models import Transformer, build_model, fill_random
@@ -147,26 +148,18 @@ def test_attention_of_any_piece(window: int | None, cache: torch.dtype, head_dim
     """A prompt of 2000 tokens at once, in pieces, and its tokens one by one."""
     device, length = torch.device("cuda"), 2000
     generator = torch.Generator(device=device).manual_seed(0)
-    pages = random_cache([length], 8, head_dim, 64, cache, device, generator)
+    cached = random_cache([length], 8, head_dim, 64, cache, device, generator)
+    pages, table = cached["pages"], cached["tables"].page_table
     q, spec = drawn(length, 32, head_dim), AttentionSpec(head_dim**-0.5, window)
-    table = pages.pop("page_table_BM")
-    pages.pop("lengths_B")
 
-    def attend(bounds: list[tuple[int, int]], **how: Any) -> Tensor:
+    def attend(bounds: list[tuple[int, int]], max_length: int | None = None, **how: Any) -> Tensor:
         """Pieces of the one sequence, each as a sequence of its own with as many keys."""
         rows = torch.cat([q[start:end] for start, end in bounds])
         counts = torch.tensor([end - start for start, end in bounds])
         starts = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
         lengths = torch.tensor([end for _, end in bounds], dtype=torch.int32, device=device)
-        return fixed.prefill_attention(
-            rows,
-            starts.int().to(device),
-            page_table_BM=table.expand(len(bounds), -1).contiguous(),
-            lengths_B=lengths,
-            spec=spec,
-            **pages,
-            **how,
-        )
+        tables = PageTables(table.expand(len(bounds), -1).contiguous(), lengths, max_length)
+        return fixed.prefill_attention(rows, starts.int().to(device), pages, tables, spec, **how)
 
     whole = attend([(0, length)])
     alone = [(i, i + 1) for i in range(0, length, 7)]
@@ -174,17 +167,10 @@ def test_attention_of_any_piece(window: int | None, cache: torch.dtype, head_dim
     for how in ({}, {"apart": True}, {"apart": False}):
         assert torch.equal(attend(alone, max_new=1, max_length=length, **how), whole[rows]), how
     order = torch.randperm(len(alone), device=device, generator=generator).int()
+    each = table.expand(len(alone), -1).contiguous()
+    tables = PageTables(each, (rows + 1).int(), length, order)
     for parts in (None, 1, 2, 4):
-        single = fixed_decode.decode_rows(
-            q[rows],
-            page_table_BM=table.expand(len(alone), -1).contiguous(),
-            lengths_B=(rows + 1).int(),
-            spec=spec,
-            order_B=order,
-            max_length=length,
-            parts=parts,
-            **pages,
-        )
+        single = fixed_decode.decode_rows(q[rows], pages, tables, spec, parts=parts)
         assert torch.equal(single, whole[rows]), parts
     cuts = [0, 1, 5, 64, 100, 512, 513, 1023, 1500, length]
     for apart in (True, False):

@@ -13,11 +13,12 @@ from engines import engine_for, prompts_of
 from torch import Tensor
 
 from ridgeline.engine import Sampling
-from ridgeline.kernels.decode_attention.op import DecodeCase as Attention
+from ridgeline.kernels.attention.inputs import newest_slots
+from ridgeline.kernels.decode_attention.op import DecodeCase
 from ridgeline.kernels.inputs import normal
 from ridgeline.kernels.projected_attention import Apart, launched
 from ridgeline.kernels.projected_attention.cuda import Clustered, unsupported
-from ridgeline.kernels.projected_attention.op import ProjectedCase, fused, make, slots_of
+from ridgeline.kernels.projected_attention.op import ProjectedCase, fused, make
 from ridgeline.kernels.projected_attention.triton import Fused
 from ridgeline.kernels.tolerance import check
 from ridgeline.models import build_model, fill_random
@@ -30,25 +31,26 @@ START = (1, 60, 190, 0, 250, 505)  # tokens; the row without any stays a padded 
 
 def sequences(**attention: Any) -> dict[str, Any]:
     """Caches with room for all steps, and the rows at their start."""
-    given = replace(Attention(tuple(n and n + STEPS for n in START)), **attention)
+    given = replace(DecodeCase(tuple(n and n + STEPS for n in START)), **attention)
     inputs = make(ProjectedCase(given, normed=True), CUDA, torch.Generator(CUDA).manual_seed(0))
-    inputs["lengths_B"] = torch.tensor(START, dtype=torch.int32, device=CUDA)
-    inputs["max_length"] = max(START) + STEPS
+    lengths = torch.tensor(START, dtype=torch.int32, device=CUDA)
+    longest = max(START) + STEPS
+    inputs["tables"] = inputs["tables"]._replace(lengths=lengths, max_length=longest)
     return inputs
 
 
 def advance(inputs: dict[str, Any], generator: torch.Generator) -> None:
     """The next token of every sequence: its projection, length and slot. In place."""
-    inputs["lengths_B"] += (inputs["lengths_B"] > 0).int()
-    page_size = inputs["k_pages_PKSH"].shape[2]
-    inputs["slots_B"].copy_(slots_of(inputs, page_size))
+    lengths = inputs["tables"].lengths
+    lengths += (lengths > 0).int()
+    page_size = inputs["pages"].k_pages.shape[2]
+    inputs["slots_B"].copy_(newest_slots(inputs["tables"], page_size))
     qkv = inputs["qkv_BC"]
     qkv.copy_(normal(tuple(qkv.shape), qkv.dtype, CUDA, generator))
 
 
 def pages_of(inputs: dict[str, Any]) -> list[Tensor]:
-    names = ("k_pages_PKSH", "v_pages_PKSH", "k_scale_PKS", "v_scale_PKS")
-    return [inputs[name] for name in names if name in inputs]
+    return inputs["pages"].tensors()
 
 
 WAYS: list[Any] = [Fused(64, 4, 2), Fused(64, 4, 2, 64), Clustered(8, 4, 1), Clustered(2, 8, 2)]
@@ -58,7 +60,7 @@ def attended(inputs: dict[str, Any], way: Any) -> Tensor:
     """By that one kernel; a test is skipped where it is not for these pages, or was not built."""
     if not isinstance(way, Clustered):
         return fused(**inputs, config=way)
-    reason = unsupported(inputs["qkv_BC"], inputs["k_pages_PKSH"])
+    reason = unsupported(inputs["qkv_BC"], inputs["pages"])
     if reason is not None:
         pytest.skip(reason)
     return launched(**inputs, config=way, settled=True)

@@ -3,7 +3,7 @@ SwiGLU and the residuals folded into the projections, and the rotary embedding i
 
 The layer is written once (`decode_layer`) over the functions it calls: our launchers, what the
 public functions choose (which may be cuBLAS), or the references. Letters: B sequences, D hidden
-size, A angles, M pages a sequence; the pages' own are in kernels/pages.py.
+size; the pages' own are in kernels/pages.py.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ridgeline.kernels.attention.inputs import contiguous_of_size, random_cache
+from ridgeline.kernels.attention.inputs import contiguous_pages, newest_slots, random_cache
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import has_floats_of, label, normal
 from ridgeline.kernels.op import Case, Op, OpInputs
+from ridgeline.kernels.pages import Pages, PageTables
 from ridgeline.kernels.projected_attention import projected_attention
 from ridgeline.kernels.projected_attention import reference as attention_reference
 from ridgeline.kernels.quantized_linear import quantized_linear
@@ -111,31 +112,16 @@ def decode_layer(
     x_BD: Tensor,
     norms: Mapping[str, Tensor],
     weights: Mapping[str, LayerWeight],
-    cos_BA: Tensor,
-    sin_BA: Tensor,
+    angles: tuple[Tensor, Tensor],
     slots_B: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    lengths_B: Tensor,
+    pages: Pages,
+    tables: PageTables,
     spec: AttentionSpec,
-    max_length: int,
 ) -> Tensor:
     """The layer's output; **changes the pages in place**: the new token's K and V."""
-    pages = (k_pages_PKSH, v_pages_PKSH)
     linear = partial(functions.linear, eps=EPS)
     qkv = linear(x_BD, weights["qkv"], norm_weight_D=norms["attention"])
-    attended = functions.attention(
-        qkv,
-        cos_BA,
-        sin_BA,
-        slots_B,
-        *pages,
-        page_table_BM,
-        lengths_B,
-        spec,
-        max_length=max_length,
-    )
+    attended = functions.attention(qkv, angles, slots_B, pages, tables, spec)
     hidden = linear(attended.flatten(1), weights["o"], residual_MO=x_BD)
     inner = linear(hidden, weights["gate_up"], norm_weight_D=norms["mlp"], activation="silu")
     return linear(inner, weights["down"], residual_MO=hidden)
@@ -153,21 +139,19 @@ def eager(
     x_BD: Tensor,
     norms: Mapping[str, Tensor],
     plain: Mapping[str, Tensor],
-    cos_BA: Tensor,
-    sin_BA: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
+    angles: tuple[Tensor, Tensor],
+    pages: Pages,
     spec: AttentionSpec,
     **_: Any,
 ) -> Tensor:
     """torch's own ops in 16 bits, over K and V that lie together instead of in pages."""
-    batch, head_dim, num_kv_heads = len(x_BD), k_pages_PKSH.shape[3], k_pages_PKSH.shape[1]
+    batch, head_dim, num_kv_heads = len(x_BD), pages.k_pages.shape[3], pages.k_pages.shape[1]
     normed = functional.rms_norm(x_BD, x_BD.shape[-1:], norms["attention"], EPS)
     heads = functional.linear(normed, plain["qkv"]).view(batch, -1, head_dim)
     q, k, v = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
-    k_all, v_all = (contiguous_of_size(x, batch, x_BD.dtype) for x in (k_pages_PKSH, v_pages_PKSH))
-    k_all[:, :, -1], v_all[:, :, -1] = turn(k, cos_BA, sin_BA), v
-    q = turn(q, cos_BA, sin_BA).unsqueeze(2)
+    k_all, v_all = contiguous_pages(pages, batch, x_BD.dtype)
+    k_all[:, :, -1], v_all[:, :, -1] = turn(k, *angles), v
+    q = turn(q, *angles).unsqueeze(2)
     attended = functional.scaled_dot_product_attention(
         q, k_all, v_all, scale=spec.scale, enable_gqa=True
     )
@@ -189,17 +173,17 @@ def cost(
     norms: Mapping[str, Tensor],
     weights: Mapping[str, LayerWeight],
     plain: Mapping[str, Tensor],
-    cos_BA: Tensor,
-    k_pages_PKSH: Tensor,
-    lengths_B: Tensor,
+    angles: tuple[Tensor, Tensor],
+    pages: Pages,
+    tables: PageTables,
     **_: Any,
 ) -> OpCost:
     """Weights, keys and values are read once; x, the output and the new K and V are small."""
     held = [t for weight in weights.values() for t in weight if t is not None]
-    read = sum(t.nbytes for t in (*held, *norms.values(), x_BD, cos_BA, cos_BA))
-    kv_size = k_pages_PKSH.shape[1] * k_pages_PKSH.shape[3]
-    token_bytes = 2 * kv_size * k_pages_PKSH.element_size()  # K and V
-    batch, num_tokens = len(x_BD), int(lengths_B.sum())
+    read = sum(t.nbytes for t in (*held, *norms.values(), x_BD, *angles))
+    kv_size = pages.k_pages.shape[1] * pages.k_pages.shape[3]
+    token_bytes = 2 * kv_size * pages.k_pages.element_size()  # K and V
+    batch, num_tokens = len(x_BD), int(tables.lengths.sum())
     elements = sum(weight.numel() for weight in plain.values())  # as many, whatever their form
     heads_size = plain["o"].shape[1]
     return OpCost(
@@ -234,8 +218,7 @@ def make(
     cache = random_cache(
         lengths, shape.num_kv_heads, shape.head_dim, page_size, BF16, device, generator, 0
     )
-    last = cache["lengths_B"].long() - 1
-    page_B = cache["page_table_BM"].gather(1, (last // page_size).unsqueeze(1)).squeeze(1)
+    tables = cache["tables"]._replace(max_length=max(lengths))
     return {
         "functions": functions,
         "x_BD": draw((batch, shape.hidden_size)),
@@ -244,12 +227,11 @@ def make(
         },
         "weights": weights,
         "plain": plain,
-        "cos_BA": angles.cos(),
-        "sin_BA": angles.sin(),
-        "slots_B": (page_B * page_size + last % page_size).int(),
+        "angles": (angles.cos(), angles.sin()),
+        "slots_B": newest_slots(tables, page_size),
         "spec": AttentionSpec(shape.head_dim**-0.5),
-        "max_length": max(lengths),
-        **cache,
+        "pages": cache["pages"],
+        "tables": tables,
     }
 
 

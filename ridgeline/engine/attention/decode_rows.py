@@ -10,11 +10,9 @@ Letters as in paged.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from ridgeline.engine.attention.paged import PagedSequences, norms_of
+from ridgeline.engine.attention.paged import PagedSequences, norm_of
 from ridgeline.kernels.projected_attention import in_one_kernel, projected_attention
 from ridgeline.models.transformer import Attention
 
@@ -24,16 +22,19 @@ class DecodeRows(PagedSequences):
         self, layer: Attention, qkv_TC: Tensor, angles: tuple[Tensor, Tensor] | None
     ) -> Tensor:
         assert not self.num_prompt_tokens, f"{self.num_prompt_tokens} tokens are of prompts"
-        k, v, k_scale, v_scale = self.kv.layers[layer.index]
-        if not in_one_kernel(qkv_TC, k, self.tables_BP, self.max_length):
+        pages, tables = self.kv.layers[layer.index], self.decode_tables
+        if not in_one_kernel(qkv_TC, pages, tables):
             return super().attend_projected(layer, qkv_TC, angles)
         self._note("projected_attention", qkv_TC)
-        cos_TA, sin_TA = angles if angles is not None else (None, None)
-        about: dict[str, Any] = {"k_scale_PKS": k_scale, "v_scale_PKS": v_scale}
-        about |= {"max_length": self.max_length, "order_B": self.inputs.order} | norms_of(layer)
-        # The step's start may still write page tables while the first layer's kernels start, and
-        # no kernel behind the first layer's attention starts before that has waited for it.
-        about["settled"] = layer.index > 0
-        attended = (self.tables_BP, self.inputs.totals, layer.spec)
-        slots_T = self.inputs.slots
-        return projected_attention(qkv_TC, cos_TA, sin_TA, slots_T, k, v, *attended, **about)
+        return projected_attention(
+            qkv_TC,
+            angles,
+            self.inputs.slots,
+            pages,
+            tables,
+            layer.spec,
+            norm=norm_of(layer),
+            # The step's start may still write page tables while the first layer's kernels start,
+            # and no kernel behind the first layer's attention starts before that has waited for it.
+            settled=layer.index > 0,
+        )

@@ -2,19 +2,20 @@
 how a prompt was cut, or on whether a token came with others or alone.
 
 On a GPU keys come in tiles and splits at fixed positions, for prompts and decode rows alike; on a
-CPU see cpu_fixed_attention.py. Letters as in paged.py.
+CPU see kernels/deterministic_attention/host.py. Letters as in paged.py.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ridgeline.engine.attention.paged import CpuSequences, PagedSequences
+from ridgeline.engine.attention.paged import CpuSequences, PagedSequences, norm_of
 from ridgeline.kernels.attention import AttentionSpec
+from ridgeline.kernels.deterministic_attention import deterministic_attention
 from ridgeline.kernels.deterministic_attention.host import (
     AttentionItems,
     find_items,
@@ -22,8 +23,6 @@ from ridgeline.kernels.deterministic_attention.host import (
 )
 from ridgeline.kernels.fixed_linear.host import BLOCK, in_blocks
 from ridgeline.kernels.pages import Pages
-from ridgeline.kernels.prefill_attention import prefill_attention
-from ridgeline.kernels.prefill_attention.splits import SPLIT
 from ridgeline.kernels.rotary_pages import rotary_pages
 from ridgeline.models.transformer import Attention
 
@@ -31,42 +30,25 @@ from ridgeline.models.transformer import Attention
 class FixedSequences(PagedSequences):
     """Decode rows are prompts of one token, which a kernel of their own does with the same sums."""
 
-    def __init__(self, *about: Any, **more: Any) -> None:
-        super().__init__(*about, **more)
+    @cached_property
+    def decode_starts(self) -> Tensor:
         device = self.tables_BP.device
-        self.decode_starts = torch.arange(self.num_decode + 1, dtype=torch.int32, device=device)
+        return torch.arange(self.num_decode + 1, dtype=torch.int32, device=device)
 
     def _decode(self, q_DNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-        D, longest = self.num_decode, self.max_length
-        about = (self.tables_BP[:D], self.inputs.totals[:D], spec, 1, longest, self.inputs.order)
-        return _fixed(q_DNH, self.decode_starts, pages, *about)
+        return deterministic_attention(
+            q_DNH, self.decode_starts, pages, self.decode_tables, spec, max_new=1
+        )
 
     def _prompts(self, q_TNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-        D = self.num_decode
-        about = (self.tables_BP[D:], self.inputs.totals[D:])
-        return _fixed(q_TNH, self.inputs.starts, pages, *about, spec)
-
-
-def _fixed(
-    q_TNH: Tensor,
-    starts: Tensor,
-    pages: Pages,
-    tables: Tensor,
-    totals: Tensor,
-    spec: AttentionSpec,
-    max_new: int | None = None,
-    max_length: int | None = None,
-    order: Tensor | None = None,
-) -> Tensor:
-    k, v, k_scale, v_scale = pages
-    about = (tables, totals, spec, k_scale, v_scale, max_new, SPLIT, max_length, order)
-    return prefill_attention(q_TNH, starts, k, v, *about)
+        return deterministic_attention(q_TNH, self.inputs.starts, pages, self.prompt_tables, spec)
 
 
 class FixedCpuSequences(CpuSequences):
-    def __init__(self, *about: Any, **more: Any) -> None:
-        super().__init__(*about, **more)
-        self.fixed_items: dict[int | None, AttentionItems] = {}  # by window
+    @cached_property
+    def fixed_items(self) -> dict[int | None, AttentionItems]:
+        """By window."""
+        return {}
 
     def _store(
         self,
@@ -76,15 +58,12 @@ class FixedCpuSequences(CpuSequences):
         pages: Pages,
     ) -> Tensor:
         """The reference in blocks of tokens; those that fill one up are written nowhere."""
-        norms: dict[str, Any] = {}
-        if layer.q_norm is not None and layer.k_norm is not None:
-            norms = {"q_norm_H": layer.q_norm.weight, "k_norm_H": layer.k_norm.weight}
-            norms |= {"eps": layer.q_norm.eps, "offset": layer.q_norm.offset}
+        norm = norm_of(layer)
 
-        def store(qkv_BC: Tensor, after_B: Tensor, *turns: Tensor) -> Tensor:
+        def store(qkv_BC: Tensor, after_B: Tensor, *cos_sin: Tensor) -> Tensor:
             slots_B = (after_B - 1).to(self.inputs.slots.dtype)
-            cos_BA, sin_BA = turns or (None, None)
-            return rotary_pages(qkv_BC, cos_BA, sin_BA, slots_B, *pages, **norms)
+            turned = (cos_sin[0], cos_sin[1]) if cos_sin else None
+            return rotary_pages(qkv_BC, turned, slots_B, pages, norm)
 
         return in_blocks(store, BLOCK, qkv_TC, self.inputs.slots.long() + 1, *(angles or ()))
 
@@ -99,10 +78,10 @@ class FixedCpuSequences(CpuSequences):
 
     def _items(self, window: int | None) -> AttentionItems:
         if window not in self.fixed_items:
-            starts = self.starts
             counts = [1] * self.num_decode
-            counts += [end - start for start, end in pairwise(starts)]
+            counts += [end - start for start, end in pairwise(self.starts)]
             firsts = [total - count for total, count in zip(self.totals, counts, strict=True)]
-            about = (self.tables_BP.numpy(), firsts, counts, self.kv.page_size)
-            self.fixed_items[window] = find_items(*about, window)
+            self.fixed_items[window] = find_items(
+                self.tables_BP.numpy(), firsts, counts, self.kv.page_size, window
+            )
         return self.fixed_items[window]

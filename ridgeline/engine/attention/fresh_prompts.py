@@ -26,9 +26,9 @@ class FreshPrompts(PagedSequences):
         assert not self.num_decode, f"{self.num_decode} rows are of running streams"
         pages = self.kv.layers[layer.index]
         length = len(qkv_TC) // len(self.tables_BP)
-        q_TNH, k_TKH, v_TKH = self._heads(qkv_TC, pages[0].shape[1])
+        q_TNH, k_TKH, v_TKH = self._heads(qkv_TC, pages.k_pages.shape[1])
         path = choose_path(q_TNH, len(self.tables_BP), layer.spec, length)
-        if path == "triton" or length % LENGTH_STEP or holds_codes(pages[0].dtype):
+        if path == "triton" or length % LENGTH_STEP or holds_codes(pages.k_pages.dtype):
             return super().attend_projected(layer, qkv_TC, angles)
         self._note("rotary_pages", qkv_TC)
         q_TNH = self._store(layer, qkv_TC, angles, pages)
@@ -41,7 +41,7 @@ class FreshPrompts(PagedSequences):
         return prompt_attention(q_TNH, k_TKH, v_TKH, self.inputs.starts, layer.spec, length)
 
     def _heads(self, qkv_TC: Tensor, num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        heads_TXH = qkv_TC.unflatten(-1, (-1, self.kv.layers[0][0].shape[3]))
+        heads_TXH = qkv_TC.unflatten(-1, (-1, self.kv.layers[0].k_pages.shape[3]))
         num_heads = heads_TXH.shape[1] - 2 * num_kv_heads
         q_TNH, k_TKH, v_TKH = heads_TXH.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
         return q_TNH, k_TKH, v_TKH

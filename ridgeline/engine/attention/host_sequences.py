@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.attention.kv_cache import KVCache
-from ridgeline.engine.attention.paged import PagedSequences
+from ridgeline.engine.attention.paged import PagedSequences, norm_of
+from ridgeline.kernels.pages import PageTables
 from ridgeline.kernels.prefill_attention.cpu import prefill_attention, supported
 from ridgeline.kernels.rotary_pages.cpu import rotary_pages
 from ridgeline.models.transformer import Attention
@@ -24,6 +25,7 @@ class HostSequences(PagedSequences):
         decode = torch.arange(self.num_decode, dtype=torch.int32)
         # Decode rows are rows here.
         self.starts = torch.cat((decode, self.inputs.starts + self.num_decode))
+        self.all_tables = PageTables(self.tables_BP, self.inputs.totals)
 
     @staticmethod
     def serves(kv: KVCache, dtype: torch.dtype) -> bool:
@@ -34,16 +36,8 @@ class HostSequences(PagedSequences):
     def attend_projected(
         self, layer: Attention, qkv_TC: Tensor, angles: tuple[Tensor, Tensor] | None
     ) -> Tensor:
-        k_pages, v_pages, k_scale, v_scale = self.kv.layers[layer.index]
-        cos_TA, sin_TA = angles if angles is not None else (None, None)
-        stored = (cos_TA, sin_TA, self.inputs.slots, k_pages, v_pages, k_scale, v_scale)
+        pages = self.kv.layers[layer.index]
         self._note("rotary_pages", qkv_TC)
-        if layer.q_norm is None or layer.k_norm is None:
-            q_TNH = rotary_pages(qkv_TC, *stored)
-        else:
-            norms = (layer.q_norm.weight, layer.k_norm.weight)
-            about = (layer.q_norm.eps, layer.q_norm.offset)
-            q_TNH = rotary_pages(qkv_TC, *stored, *norms, *about)
+        q_TNH = rotary_pages(qkv_TC, angles, self.inputs.slots, pages, norm_of(layer))
         self._note("prefill_attention", q_TNH)
-        where = (k_pages, v_pages, self.tables_BP, self.inputs.totals)
-        return prefill_attention(q_TNH, self.starts, *where, layer.spec, k_scale, v_scale)
+        return prefill_attention(q_TNH, self.starts, pages, self.all_tables, layer.spec)

@@ -32,8 +32,10 @@ class KVCache:
         self.num_pages, self.page_size, self.device = num_pages, page_size, device
         self.holds_nan = False  # whether a token that was no number has ever been written
         make = _lazy_pages if device.type == "cpu" else make_pages
-        about = (num_pages, page_size, config.num_kv_heads, config.head_dim, dtype, device)
-        self.layers = [make(*about) for _ in config.layers]
+        self.layers = [
+            make(num_pages, page_size, config.num_kv_heads, config.head_dim, dtype, device)
+            for _ in config.layers
+        ]
 
     def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
         """Pairs of pages, from and to; no page is both."""
@@ -41,11 +43,10 @@ class KVCache:
             return
         sources, targets = to_device(copies, self.device).unbind(1)
         for pages in self.layers:
-            for tensor in pages:
-                if tensor is not None:
-                    # Bytes, because torch does not index-put every 8-bit float.
-                    held = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
-                    held[targets] = held[sources]
+            for tensor in pages.tensors():
+                # Bytes, because torch does not index-put every 8-bit float.
+                held = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+                held[targets] = held[sources]
 
 
 def _lazy_pages(

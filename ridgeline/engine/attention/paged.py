@@ -2,7 +2,7 @@
 
 On a GPU one kernel norms, turns and stores the projection, decode rows go to decode attention and
 all others to prefill attention over pages (steps of decode rows alone may need less: see
-decode_rows.py); on a CPU the reference stores, and cpu_attention.py attends. Letters as in
+decode_rows.py); on a CPU the reference stores, and kernels/host_attention attends. Letters as in
 batch.py, and P pages of a sequence at most, N query heads, H head dim.
 
     hidden_TD = model(ids_T, PagedSequences(kv, ropes, inputs, table, shape))
@@ -10,6 +10,8 @@ batch.py, and P pages of a sequence at most, N query heads, H head dim.
 
 from __future__ import annotations
 
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,15 +22,14 @@ from ridgeline.engine.steps.batch import StepInputs, StepShape
 from ridgeline.engine.steps.notes import Note
 from ridgeline.engine.steps.rope_tables import RopeTables
 from ridgeline.engine.steps.starting import StepStart
+from ridgeline.kernels import host_attention
 from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.kernels.decode_attention import decode_attention
-from ridgeline.kernels.host_attention.pages import DecodeItems, decode_items
-from ridgeline.kernels.host_attention.pages import decode_attention as decode_on_cpu
-from ridgeline.kernels.host_attention.pages import prompt_attention as prompt_on_cpu
-from ridgeline.kernels.pages import Pages
+from ridgeline.kernels.host_attention import DecodeItems, decode_items
+from ridgeline.kernels.pages import Pages, PageTables
 from ridgeline.kernels.prefill_attention import prefill_attention
 from ridgeline.kernels.rotary import rotate
-from ridgeline.kernels.rotary_pages import rotary_pages
+from ridgeline.kernels.rotary_pages import QKNorm, rotary_pages
 from ridgeline.models import RopeConfig
 from ridgeline.models.transformer import Attention, ProjectedSequences, RopeAngles
 
@@ -38,12 +39,12 @@ def num_table_pages(shape: StepShape, max_length: int, page_size: int) -> int | 
     return -(-max_length // page_size) if shape.num_tokens == shape.num_decode_rows else None
 
 
-def norms_of(layer: Attention) -> dict[str, Any]:
-    """The layer's q/k norm as the kernels take it; nothing, if it has none."""
-    if layer.q_norm is None or layer.k_norm is None:
-        return {}
-    weights = {"q_norm_H": layer.q_norm.weight, "k_norm_H": layer.k_norm.weight}
-    return weights | {"eps": layer.q_norm.eps, "offset": layer.q_norm.offset}
+def norm_of(layer: Attention) -> QKNorm | None:
+    """The layer's q/k norm as the kernels take it; None, if it has none."""
+    q_norm, k_norm = layer.q_norm, layer.k_norm
+    if q_norm is None or k_norm is None:
+        return None
+    return QKNorm(q_norm.weight, k_norm.weight, q_norm.eps, q_norm.offset)
 
 
 class PagedSequences(ProjectedSequences):
@@ -75,6 +76,19 @@ class PagedSequences(ProjectedSequences):
         else:
             pages = num_table_pages(shape, max_length, kv.page_size)
             self.tables_BP = page_table[:, :pages].index_select(0, inputs.seats)
+
+    @cached_property
+    def decode_tables(self) -> PageTables:
+        """The pages of decode rows."""
+        D = self.num_decode
+        return PageTables(
+            self.tables_BP[:D], self.inputs.totals[:D], self.max_length, self.inputs.order
+        )
+
+    @cached_property
+    def prompt_tables(self) -> PageTables:
+        """The pages of all other rows."""
+        return PageTables(self.tables_BP[self.num_decode :], self.inputs.totals[self.num_decode :])
 
     def take_embeddings(self) -> Tensor:
         x_TD, self.x_TD = self.x_TD, None
@@ -113,20 +127,13 @@ class PagedSequences(ProjectedSequences):
         pages: Pages,
     ) -> Tensor:
         """K and V, normed and turned, into their slots; the queries likewise."""
-        cos_TA, sin_TA = angles if angles is not None else (None, None)
-        return rotary_pages(qkv_TC, cos_TA, sin_TA, self.inputs.slots, *pages, **norms_of(layer))
+        return rotary_pages(qkv_TC, angles, self.inputs.slots, pages, norm_of(layer))
 
     def _decode(self, q_DNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-        k, v, k_scale, v_scale = pages
-        tables, totals = self.tables_BP[: self.num_decode], self.inputs.totals[: self.num_decode]
-        about = (q_DNH, k, v, tables, totals, spec, k_scale, v_scale)
-        return decode_attention(*about, max_length=self.max_length, order_B=self.inputs.order)
+        return decode_attention(q_DNH, pages, self.decode_tables, spec)
 
     def _prompts(self, q_TNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-        k, v, k_scale, v_scale = pages
-        tables, totals = self.tables_BP[self.num_decode :], self.inputs.totals[self.num_decode :]
-        starts = self.inputs.starts
-        return prefill_attention(q_TNH, starts, k, v, tables, totals, spec, k_scale, v_scale)
+        return prefill_attention(q_TNH, self.inputs.starts, pages, self.prompt_tables, spec)
 
 
 class CpuSequences(PagedSequences):
@@ -167,16 +174,20 @@ class CpuSequences(PagedSequences):
     def _decode(self, q_DNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
         items = self.items.get(spec.window)
         if items is None:
-            D = self.num_decode
-            known = (self.tables_BP[:D].numpy(), self.inputs.totals[:D].numpy())
-            items = decode_items(*known, self.kv.page_size, spec.window)
+            tables = self.decode_tables
+            items = decode_items(
+                tables.page_table.numpy(), tables.lengths.numpy(), self.kv.page_size, spec.window
+            )
             self.items[spec.window] = items
-        return decode_on_cpu(q_DNH, pages, items, spec, clean=not self.kv.holds_nan)
+        return host_attention.decode_attention(
+            q_DNH, pages, items, spec, clean=not self.kv.holds_nan
+        )
 
     def _prompts(self, q_TNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
         out_TNH = torch.empty_like(q_TNH)
-        for row, (start, end) in enumerate(zip(self.starts, self.starts[1:], strict=False)):
-            table, total = self.tables_BP[self.num_decode + row], self.totals[self.num_decode + row]
-            about = (pages, table, total, spec, not self.kv.holds_nan)
-            out_TNH[start:end] = prompt_on_cpu(q_TNH[start:end], *about)
+        clean = not self.kv.holds_nan
+        for row, (start, end) in enumerate(pairwise(self.starts), start=self.num_decode):
+            out_TNH[start:end] = host_attention.prompt_attention(
+                q_TNH[start:end], pages, self.tables_BP[row], self.totals[row], spec, clean
+            )
         return out_TNH

@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.kernels.pages import check_page_size, holds_codes
+from ridgeline.kernels.attention.reference import AttentionSpec
+from ridgeline.kernels.pages import Pages, PageTables
 
 MIN_COLUMNS = 16  # the least that `tl.dot` sums over
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -169,13 +170,19 @@ def num_columns(head_dim: int) -> int:
     return max(MIN_COLUMNS, int(triton.next_power_of_2(head_dim)))
 
 
-def check_pages(
-    k_pages: Tensor, v_pages: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
-) -> None:
-    check_page_size(k_pages.shape[2])
-    codes = holds_codes(k_pages.dtype)
-    if (k_scale is not None) != codes or (v_scale is not None) != codes:
-        raise ValueError(f"pages of {k_pages.dtype} {'need' if codes else 'have no'} scales")
-    for tensor in (k_pages, v_pages, k_scale, v_scale):
-        if tensor is not None and not tensor.is_contiguous():
-            raise ValueError("pages and their scales are contiguous; a view of some was given")
+def page_arguments(pages: Pages, tables: PageTables) -> tuple[Tensor, ...]:
+    """K and V, their scales, page table and lengths, in the order in which all kernels over pages
+    take them; the lengths stand in for scales that there are not.
+    """
+    k_scale = pages.k_scale if pages.k_scale is not None else tables.lengths
+    v_scale = pages.v_scale if pages.v_scale is not None else tables.lengths
+    return pages.k_pages, pages.v_pages, k_scale, v_scale, tables.page_table, tables.lengths
+
+
+def score_arguments(spec: AttentionSpec) -> tuple[float, ...]:
+    """The scores' scale, their cap and the window, as the kernels take them one after another."""
+    return float(spec.scale), float(spec.softcap or 0.0), spec.window or 0
+
+
+def score_constants(spec: AttentionSpec) -> dict[str, bool]:
+    return {"CAPPED": spec.softcap is not None, "WINDOWED": spec.window is not None}

@@ -18,92 +18,89 @@ from ridgeline.formats.dtypes import dtype_name
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.autotune import chosen
 from ridgeline.kernels.decode_attention import reference
+from ridgeline.kernels.pages import Pages, PageTables
 
 __all__ = ["decode_attention", "launched", "tune_key"]
 
 
 def decode_attention(
     q_BNH: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    lengths_B: Tensor,
+    pages: Pages,
+    tables: PageTables,
     spec: AttentionSpec,
-    k_scale_PKS: Tensor | None = None,
-    v_scale_PKS: Tensor | None = None,
-    max_length: int | None = None,
+    *,
     split_tokens: int | None = None,
     settled: bool = False,
-    order_B: Tensor | None = None,
 ) -> Tensor:
     """See reference.py. With `split_tokens` given, a sequence's result is the same bits whatever
     else is in the batch. `settled` allows the kernel to read all but q and each sequence's newest
     token before the kernel in front of it has ended: true in a decode step, where that one writes
     nothing else.
     """
-    pages = (k_pages_PKSH, v_pages_PKSH, page_table_BM, lengths_B)
-    scales = (k_scale_PKS, v_scale_PKS)
     if torch.compiler.is_compiling():
-        numbers = (spec.scale, spec.window, spec.softcap)
-        return traced(q_BNH, *pages, *numbers, *scales, max_length, split_tokens, order_B)
+        return traced(
+            q_BNH,
+            pages.k_pages,
+            pages.v_pages,
+            pages.k_scale,
+            pages.v_scale,
+            tables.page_table,
+            tables.lengths,
+            tables.max_length,
+            tables.order,
+            spec.scale,
+            spec.window,
+            spec.softcap,
+            split_tokens,
+        )
     if q_BNH.device.type == "cpu":
-        return reference.decode_attention(q_BNH, *pages, spec, *scales)
-    inputs = (q_BNH, *pages, spec, *scales)
-    return launched(*inputs, max_length, split_tokens, settled, order_B)
+        return reference.decode_attention(q_BNH, pages, tables, spec)
+    return launched(q_BNH, pages, tables, spec, split_tokens=split_tokens, settled=settled)
 
 
 def launched(
     q_BNH: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    lengths_B: Tensor,
+    pages: Pages,
+    tables: PageTables,
     spec: AttentionSpec,
-    k_scale_PKS: Tensor | None = None,
-    v_scale_PKS: Tensor | None = None,
-    max_length: int | None = None,
+    *,
     split_tokens: int | None = None,
     settled: bool = False,
-    order_B: Tensor | None = None,
     config: Any = None,
 ) -> Tensor:
-    """By a kernel of ours: as `config` says (triton.Tiles or cuda.Cut), else as measured, else by
-    dtype.
+    """By a kernel of ours: as `config` says (triton.DecodeTiles or cuda.DecodeCut), else as
+    measured, else by dtype.
     """
     from ridgeline.kernels.decode_attention import cuda, triton
 
-    pages = (k_pages_PKSH, v_pages_PKSH, page_table_BM, lengths_B)
-    inputs = (q_BNH, *pages, spec, k_scale_PKS, v_scale_PKS, max_length, split_tokens)
     # A choice may depend on the batch only where the caller did not ask that results do not.
     if config is None and split_tokens is None:
-        key = tune_key(q_BNH, k_pages_PKSH, page_table_BM, max_length, settled)
+        key = tune_key(q_BNH, pages, tables, settled)
         best = chosen("decode_attention", key, q_BNH.device)
         config = best and (
             cuda.DecodeCut(**best) if "stages" in best else triton.DecodeTiles(**best)
         )
-    by_dtype = k_pages_PKSH.dtype.itemsize == 1 and torch.version.hip is None
+    by_dtype = pages.k_pages.dtype.itemsize == 1 and torch.version.hip is None
     in_cuda = by_dtype if config is None else isinstance(config, cuda.DecodeCut)
-    if in_cuda and q_BNH.device.type == "cuda" and cuda.supported(q_BNH, k_pages_PKSH):
-        return cuda.decode_attention(*inputs, config=config, settled=settled)
+    if in_cuda and q_BNH.device.type == "cuda" and cuda.supported(q_BNH, pages):
+        return cuda.decode_attention(
+            q_BNH, pages, tables, spec, split_tokens=split_tokens, config=config, settled=settled
+        )
     tiles = config if isinstance(config, triton.DecodeTiles) else None
-    return triton.decode_attention(*inputs, order_B=order_B, config=tiles)
+    return triton.decode_attention(
+        q_BNH, pages, tables, spec, split_tokens=split_tokens, config=tiles
+    )
 
 
-def tune_key(
-    q_BNH: Tensor,
-    k_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    max_length: int | None,
-    settled: bool = False,
-) -> str:
+def tune_key(q_BNH: Tensor, pages: Pages, tables: PageTables, settled: bool = False) -> str:
     """Under which a measured choice holds: dtypes and heads as they are, sequences and tokens up to
     the next power of two.
     """
     batch, num_heads, head_dim = q_BNH.shape
-    num_kv_heads, page_size = k_pages_PKSH.shape[1:3]
-    tokens = page_table_BM.shape[1] * page_size
-    longest = tokens if max_length is None else min(tokens, max_length)
-    kind = f"{dtype_name(q_BNH.dtype)} {dtype_name(k_pages_PKSH.dtype)}"
+    num_kv_heads, page_size = pages.k_pages.shape[1:3]
+    tokens = tables.page_table.shape[1] * page_size
+    longest = tokens if tables.max_length is None else min(tokens, tables.max_length)
+    kind = f"{dtype_name(q_BNH.dtype)} {dtype_name(pages.k_pages.dtype)}"
     ranges = [1 << max(number - 1, 0).bit_length() for number in (batch, longest)]
     early = " settled" * settled
     return f"{kind} {num_heads}/{num_kv_heads}x{head_dim} {ranges[0]}x{ranges[1]}{early}"
@@ -114,21 +111,24 @@ def traced(
     q: Tensor,
     k_pages: Tensor,
     v_pages: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
     page_table: Tensor,
     lengths: Tensor,
+    max_length: int | None,
+    order: Tensor | None,
     scale: float,
     window: int | None,
     softcap: float | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    max_length: int | None,
     split_tokens: int | None,
-    order: Tensor | None,
 ) -> Tensor:
-    spec = AttentionSpec(scale, window, softcap)
-    pages = (k_pages, v_pages, page_table, lengths)
-    about = (k_scale, v_scale, max_length, split_tokens)
-    return decode_attention(q, *pages, spec, *about, order_B=order)
+    return decode_attention(
+        q,
+        Pages(k_pages, v_pages, k_scale, v_scale),
+        PageTables(page_table, lengths, max_length, order),
+        AttentionSpec(scale, window, softcap),
+        split_tokens=split_tokens,
+    )
 
 
 @traced.register_fake

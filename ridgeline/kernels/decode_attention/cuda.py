@@ -6,7 +6,7 @@ waits for it before it reads anything. `settled=True` is the caller's word that 
 step wrote neither lengths nor page table, and of the pages only each sequence's newest token: then
 everything else is read before the wait.
 
-    decode_attention(q, k_pages, v_pages, page_table, lengths, spec, settled=True)
+    decode_attention(q, pages, tables, spec, settled=True)
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from ridgeline.kernels.attention.cuda import (
     HEAD_DIMS,
     KINDS,
     STEP,
-    DecodeArguments,
+    check_indices,
+    decode_arguments,
     stage_bytes,
 )
 from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
-from ridgeline.kernels.attention.triton import check_pages, heads_together
+from ridgeline.kernels.attention.triton import heads_together
 from ridgeline.kernels.decode_attention.splits import (
     arrival_counters,
     choose_split,
     count_splits,
-    longest_sequence,
 )
 from ridgeline.kernels.extension import library, pointer, stream_of
 from ridgeline.kernels.launch import is_only_compiling, target_of
+from ridgeline.kernels.pages import Pages, PageTables, check_pages
 from ridgeline.kernels.targets import Target, can_wait
 
 MAX_STATS_BYTES = 32 * 1024  # of shared memory, in which the last block keeps each split's maximum
@@ -57,14 +58,10 @@ class DecodeCut:
 
 def decode_attention(
     q_BNH: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    lengths_B: Tensor,
+    pages: Pages,
+    tables: PageTables,
     spec: AttentionSpec,
-    k_scale_PKS: Tensor | None = None,
-    v_scale_PKS: Tensor | None = None,
-    max_length: int | None = None,
+    *,
     split_tokens: int | None = None,
     config: DecodeCut | None = None,
     settled: bool = False,
@@ -72,18 +69,15 @@ def decode_attention(
     defines: tuple[str, ...] = (),
 ) -> Tensor:
     """The launcher; arguments and result are reference.py's, `config` what a tuner may choose."""
-    pages = (k_pages_PKSH, v_pages_PKSH, k_scale_PKS, v_scale_PKS)
-    check_pages(*pages)
-    check(q_BNH, *pages, page_table_BM, lengths_B)
-    batch, num_heads, head_dim = q_BNH.shape
-    num_kv_heads, page_size = k_pages_PKSH.shape[1:3]
-    group = num_heads // num_kv_heads
-    target = target_of(q_BNH)
-    cut = config or choose_cut(head_dim, k_pages_PKSH.dtype, target)
-    on_their_way = cut.num_warps * cut.stages * stage_bytes(head_dim, k_pages_PKSH.dtype)
+    check_pages(pages)
+    check(q_BNH, pages, tables)
+    batch, _, head_dim = q_BNH.shape
+    num_kv_heads, target = pages.k_pages.shape[1], target_of(q_BNH)
+    cut = config or choose_cut(head_dim, pages.k_pages.dtype, target)
+    on_their_way = cut.num_warps * cut.stages * stage_bytes(head_dim, pages.k_pages.dtype)
     if on_their_way > target.shared_bytes - 2048:
         raise UnsupportedError(f"{cut.label} takes {on_their_way} bytes of shared memory")
-    longest = longest_sequence(page_table_BM, page_size, max_length)
+    longest = tables.longest(pages.k_pages.shape[2])
     if split_tokens is None:
         split_tokens = choose_split(
             batch * num_kv_heads, longest, target, STEP, cut.per_unit, at_most=True
@@ -91,7 +85,7 @@ def decode_attention(
     if split_tokens % STEP:
         raise ValueError(f"split_tokens={split_tokens} is not a multiple of {STEP}")
     num_splits = count_splits(longest, split_tokens, spec.window)
-    rows = min(group, max_rows(head_dim))
+    rows = rows_of_block(q_BNH, pages)
     if num_splits * rows * 8 > MAX_STATS_BYTES:
         raise UnsupportedError(f"{num_splits} splits of {split_tokens} tokens: make them longer")
     functions = library("decode_attention", defines)
@@ -102,39 +96,19 @@ def decode_attention(
     out_BNH = torch.empty(q_BNH.shape, dtype=q_BNH.dtype, device=q_BNH.device)
     if not out_BNH.numel():
         return out_BNH
-    partial = stats = counters = None
-    if num_splits > 1:
-        num_counters = batch * num_kv_heads * -(-group // rows)
-        shape = (num_counters, num_splits, rows)
-        partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q_BNH.device)
-        stats = torch.empty((*shape, 2), dtype=torch.float32, device=q_BNH.device)
-        counters = arrival_counters(num_counters, q_BNH.device)
     q_BNH = q_BNH if readable(q_BNH) else q_BNH.contiguous()
-    job = DecodeArguments(
-        *map(pointer, (q_BNH, k_pages_PKSH, v_pages_PKSH, k_scale_PKS, v_scale_PKS)),
-        *map(pointer, (page_table_BM, lengths_B, out_BNH, partial, stats, counters)),
-        q_BNH.stride(0),
-        page_table_BM.stride(0),
-        page_table_BM.shape[1],
-        num_kv_heads,
-        group,
-        page_size.bit_length() - 1,
-        q_BNH.dtype == torch.float16,
-        spec.window or 0,
-        split_tokens,
-        num_splits,
-        cut.stages,
-        settled,
-        spec.scale,
-        spec.softcap or 0.0,
-    )
+    job = decode_arguments(q_BNH, out_BNH, pages, tables, spec, stages=cut.stages, settled=settled)
+    job.split_tokens, job.num_splits = split_tokens, num_splits
+    kept = memory_of_splits(q_BNH, pages, num_splits)
+    if kept is not None:
+        job.partial, job.stats, job.counters = map(pointer, kept)
     if is_only_compiling():
         return out_BNH
     error = functions.ridgeline_decode_attention(
         ctypes.byref(job),
         batch,
         head_dim,
-        KINDS.index(k_pages_PKSH.dtype),
+        KINDS.index(pages.k_pages.dtype),
         cut.num_warps,
         pdl and can_wait(target),
         c_void_p(stream_of(q_BNH.device)),
@@ -144,34 +118,39 @@ def decode_attention(
     return out_BNH
 
 
-def check(
-    q_BNH: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    page_table_BM: Tensor,
-    lengths_B: Tensor,
-) -> None:
+def memory_of_splits(
+    q_BNH: Tensor, pages: Pages, num_splits: int
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Parts of the output, their weights and the counters; None where there is one split."""
+    if num_splits == 1:
+        return None
+    (batch, num_heads, head_dim), num_kv_heads = q_BNH.shape, pages.k_pages.shape[1]
+    rows, device = rows_of_block(q_BNH, pages), q_BNH.device
+    num_counters = batch * num_kv_heads * -(-(num_heads // num_kv_heads) // rows)
+    shape = (num_counters, num_splits, rows)
+    partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=device)
+    stats = torch.empty((*shape, 2), dtype=torch.float32, device=device)
+    return partial, stats, arrival_counters(num_counters, device)
+
+
+def check(q_BNH: Tensor, pages: Pages, tables: PageTables) -> None:
     """What the kernel does not do: UnsupportedError, and Triton's has to serve."""
-    head_dim = q_BNH.shape[2]
+    k_pages, v_pages, head_dim = pages.k_pages, pages.v_pages, q_BNH.shape[2]
     check_heads(q_BNH.shape[1], k_pages.shape[1], head_dim)
     if head_dim not in HEAD_DIMS:
         raise UnsupportedError(f"head dim {head_dim}; there are {HEAD_DIMS}")
     if q_BNH.dtype not in (torch.bfloat16, torch.float16):
         raise UnsupportedError(f"queries in {q_BNH.dtype}; bf16 or fp16")
-    if k_pages.dtype not in KINDS or v_pages.dtype != k_pages.dtype:
-        raise UnsupportedError(f"pages of {k_pages.dtype} and {v_pages.dtype}")
+    if k_pages.dtype not in KINDS:
+        raise UnsupportedError(f"pages of {k_pages.dtype}")
     if k_pages.element_size() == 2 and k_pages.dtype != q_BNH.dtype:
         raise UnsupportedError(f"queries in {q_BNH.dtype} over pages of {k_pages.dtype}")
     if k_pages.data_ptr() % 16 or v_pages.data_ptr() % 16:
         raise UnsupportedError("pages must begin at a multiple of 16 bytes")
-    for scale in (k_scale, v_scale):
+    for scale in (pages.k_scale, pages.v_scale):
         if scale is not None and scale.dtype != torch.float32:
             raise ValueError(f"scales are fp32, not {scale.dtype}")
-    for tensor in (page_table_BM, lengths_B):
-        if tensor.dtype != torch.int32 or (tensor.numel() and tensor.stride(-1) != 1):
-            raise ValueError("page table and lengths are int32, their last dim contiguous")
+    check_indices(tables.page_table, tables.lengths)
 
 
 def readable(q_BNH: Tensor) -> bool:
@@ -179,17 +158,17 @@ def readable(q_BNH: Tensor) -> bool:
     return heads_together(q_BNH) and q_BNH.data_ptr() % 8 == 0 and q_BNH.stride(0) % 4 == 0
 
 
-def supported(q_BNH: Tensor, k_pages_PKSH: Tensor) -> bool:
+def supported(q_BNH: Tensor, pages: Pages) -> bool:
     """Whether the kernel was built and takes these; for the public function's choice."""
-    dtype = k_pages_PKSH.dtype
+    dtype = pages.k_pages.dtype
     alike = dtype in KINDS and (dtype.itemsize == 1 or dtype == q_BNH.dtype)
     takes = q_BNH.dtype in KINDS[:2] and q_BNH.shape[2] in HEAD_DIMS and alike
     return takes and library("decode_attention") is not None
 
 
-def max_rows(head_dim: int) -> int:
+def rows_of_block(q_BNH: Tensor, pages: Pages) -> int:
     """Query heads of a group that a block serves; for more of them, K and V are read again."""
-    return 8 if head_dim > 128 else 16
+    return min(q_BNH.shape[1] // pages.k_pages.shape[1], 8 if q_BNH.shape[2] > 128 else 16)
 
 
 def choose_cut(head_dim: int, dtype: torch.dtype, target: Target) -> DecodeCut:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ridgeline.kernels.attention.inputs import contiguous_of_size, random_cache
+from ridgeline.kernels.attention.inputs import PagedCase, contiguous_pages, longest_first
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.decode_attention import launched, reference, tune_key
-from ridgeline.kernels.inputs import label, normal, strided_rows
+from ridgeline.kernels.inputs import has_floats_of, label
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
-from ridgeline.kernels.targets import Target
+from ridgeline.kernels.pages import Pages, PageTables
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 INT8, FP8, FP8_AMD = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
@@ -31,9 +31,7 @@ def launch_triton(settled: bool = False, **inputs: Any) -> Tensor:
     return triton.decode_attention(**inputs)
 
 
-def launch_cuda(
-    defines: tuple[str, ...] = (), order_B: Tensor | None = None, **inputs: Any
-) -> Tensor:
+def launch_cuda(defines: tuple[str, ...] = (), **inputs: Any) -> Tensor:
     """The kernel of cuda.cu, which takes sequences up as they come."""
     from ridgeline.kernels.decode_attention import cuda
 
@@ -41,25 +39,14 @@ def launch_cuda(
 
 
 def define(config: Any = None, settled: bool = False, **inputs: Any) -> Tensor:
-    """The reference, which no way of cutting the work may change."""
+    """The reference, which no cut of the work may change."""
     return reference.decode_attention(**inputs)
 
 
 @dataclass(frozen=True)
-class DecodeCase:
-    """One case: the sequences, the heads, the cache."""
-
+class DecodeCase(PagedCase):
     lengths: tuple[int, ...]
-    heads: tuple[int, int] = (32, 8)  # query heads, KV heads
-    head_dim: int = 128
-    page_size: int = 64
-    dtype: torch.dtype = BF16
-    cache: torch.dtype | None = None  # None: the queries' dtype
-    window: int | None = None
-    softcap: float | None = None
     split_tokens: int | None = None
-    strided: bool = False
-    spare_pages: int = 3
     settled: bool = False
     ordered: bool = False  # the longest first
 
@@ -69,43 +56,24 @@ class DecodeCase:
         same = all(length == first for length in self.lengths)
         return label(
             f"{batch}x{first}" if same else f"{batch} of {min(self.lengths)}-{max(self.lengths)}",
-            f"{self.heads[0]}/{self.heads[1]}x{self.head_dim}",
-            f"page {self.page_size}",
-            self.dtype,
-            self.cache and f"cache {label(self.cache)}",
-            self.window and f"window {self.window}",
-            self.softcap and f"cap {self.softcap:g}",
+            self.shape_label(),
             self.split_tokens and f"split {self.split_tokens}",
-            self.strided and "strided",
-            self.spare_pages > 3 and "far pages",
+            self.layout_label,
             self.settled and "settled",
             self.ordered and "ordered",
         )
 
 
 def make(setting: DecodeCase, device: torch.device, generator: torch.Generator) -> OpInputs:
-    num_heads, num_kv_heads = setting.heads
-    inputs = random_cache(
-        setting.lengths,
-        num_kv_heads,
-        setting.head_dim,
-        setting.page_size,
-        setting.cache or setting.dtype,
-        device,
-        generator,
-        setting.spare_pages,
-    )
-    batch = len(setting.lengths)
-    q = normal((batch, num_heads * setting.head_dim), setting.dtype, device, generator)
-    q = strided_rows(q, gap=2 * num_kv_heads * setting.head_dim) if setting.strided else q
-    inputs["q_BNH"] = q.view(batch, num_heads, setting.head_dim)
-    inputs["spec"] = AttentionSpec(setting.head_dim**-0.5, setting.window, setting.softcap)
+    inputs = setting.cache_of(setting.lengths, device, generator)
+    inputs["q_BNH"] = setting.rows(len(setting.lengths), setting.heads[0], device, generator)
+    inputs["spec"] = setting.spec
     if setting.split_tokens is not None:
         inputs["split_tokens"] = setting.split_tokens
     if setting.settled:
         inputs["settled"] = True
     if setting.ordered:
-        inputs["order_B"] = inputs["lengths_B"].argsort(descending=True).int()
+        inputs["tables"] = longest_first(inputs["tables"])
     return inputs
 
 
@@ -114,48 +82,25 @@ def case(setting: DecodeCase) -> Case:
     return Case(setting.label, partial(make, setting), setting.dtype, reduction)
 
 
-def setting_of(case: Case) -> DecodeCase:
-    assert isinstance(case.make, partial)
-    setting = case.make.args[0]
-    assert isinstance(setting, DecodeCase)
-    return setting
-
-
-def supports(target: Target, case: Case) -> bool:
-    """An fp8 cache is the target's own kind of fp8, or none."""
-    cache = setting_of(case).cache
-    return cache not in (FP8, FP8_AMD) or cache == target.fp8
-
-
-def cost(
-    q_BNH: Tensor,
-    k_pages_PKSH: Tensor,
-    lengths_B: Tensor,
-    spec: AttentionSpec,
-    k_scale_PKS: Tensor | None = None,
-    **_: Any,
-) -> OpCost:
-    num_kv_heads, head_dim = k_pages_PKSH.shape[1], k_pages_PKSH.shape[3]
-    window = spec.window if spec.window is not None else max(lengths_B.tolist())
-    num_tokens = int(lengths_B.clamp(max=window).sum())
-    token_bytes = head_dim * k_pages_PKSH.dtype.itemsize + (4 if k_scale_PKS is not None else 0)
+def cost(q_BNH: Tensor, pages: Pages, tables: PageTables, spec: AttentionSpec, **_: Any) -> OpCost:
+    num_kv_heads, _, head_dim = pages.k_pages.shape[1:]
+    window = spec.window if spec.window is not None else max(tables.lengths.tolist())
+    num_tokens = int(tables.lengths.clamp(max=window).sum())
+    token_bytes = head_dim * pages.k_pages.dtype.itemsize + (4 if pages.k_scale is not None else 0)
     read = 2 * num_tokens * num_kv_heads * token_bytes + q_BNH.numel() * q_BNH.dtype.itemsize
     flops = 4.0 * q_BNH.shape[1] * head_dim * num_tokens
     return OpCost(read, q_BNH.numel() * q_BNH.dtype.itemsize, flops, "bf16")
 
 
-def sdpa(
-    q_BNH: Tensor, k_pages_PKSH: Tensor, v_pages_PKSH: Tensor, spec: AttentionSpec, **_: Any
-) -> Tensor:
+def sdpa(q_BNH: Tensor, pages: Pages, spec: AttentionSpec, **_: Any) -> Tensor:
     """torch's attention over contiguous K and V of as many tokens, without window or cap."""
-    k = contiguous_of_size(k_pages_PKSH, q_BNH.shape[0], q_BNH.dtype)
-    v = contiguous_of_size(v_pages_PKSH, q_BNH.shape[0], q_BNH.dtype)
+    k, v = contiguous_pages(pages, q_BNH.shape[0], q_BNH.dtype)
     q = q_BNH.unsqueeze(2)
     out = functional.scaled_dot_product_attention(q, k, v, scale=spec.scale, enable_gqa=True)
     return out.squeeze(2)
 
 
-def _mixed(batch: int, shortest: int, longest: int) -> tuple[int, ...]:
+def mixed_lengths(batch: int, shortest: int, longest: int) -> tuple[int, ...]:
     draw = random.Random(0)
     return tuple(draw.randint(shortest, longest) for _ in range(batch))
 
@@ -201,7 +146,7 @@ LARGE = [
     for window, softcap in [(None, None), (1000, 30.0)]
 ] + [
     DecodeCase((1000, 5000), settled=True),
-    DecodeCase(_mixed(100, 0, 900), ordered=True),
+    DecodeCase(mixed_lengths(100, 0, 900), ordered=True),
     DecodeCase((1000, 5000), spare_pages=40_000),  # past 2^31 elements
     DecodeCase((1000, 5000), spare_pages=20_000, page_size=128, cache=INT8),
 ]
@@ -212,7 +157,7 @@ BENCH = [
     ),
     *(DecodeCase((length,), settled=True) for length in (4096, 32768)),
     *(DecodeCase((1024,) * 256, page_size=page_size) for page_size in (16, 64, 256)),
-    *(DecodeCase(_mixed(256, 100, 2048), ordered=ordered) for ordered in (False, True)),
+    *(DecodeCase(mixed_lengths(256, 100, 2048), ordered=ordered) for ordered in (False, True)),
     *(
         DecodeCase((length,) * batch, cache=cache)
         for cache in (FP8, INT8)
@@ -244,24 +189,19 @@ COMPILE = [
 
 
 def search(
-    q_BNH: Tensor,
-    k_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    max_length: int | None = None,
-    settled: bool = False,
-    **_: Any,
+    q_BNH: Tensor, pages: Pages, tables: PageTables, settled: bool = False, **_: Any
 ) -> ConfigSearch:
-    """Triton's tiles, and where cuda.cu was built the ways to cut its work: one list, so that the
+    """Triton's tiles, and where cuda.cu was built the cuts of its work: one list, so that the
     faster of the two is what the public function finds.
     """
     from ridgeline.kernels.decode_attention import cuda, triton
 
-    key = tune_key(q_BNH, k_pages_PKSH, page_table_BM, max_length, settled)
-    target, dtype, head_dim = target_of(q_BNH), k_pages_PKSH.dtype, q_BNH.shape[2]
-    ways: list[Any] = [triton.choose_tiles(head_dim, dtype, target)]
-    if cuda.supported(q_BNH, k_pages_PKSH):
-        ways += cuda.cuts(head_dim, dtype, target)
-    return ConfigSearch("decode_attention", key, ways)
+    key = tune_key(q_BNH, pages, tables, settled)
+    target, dtype, head_dim = target_of(q_BNH), pages.k_pages.dtype, q_BNH.shape[2]
+    configs: list[Any] = [triton.choose_tiles(head_dim, dtype, target)]
+    if cuda.supported(q_BNH, pages):
+        configs += cuda.cuts(head_dim, dtype, target)
+    return ConfigSearch("decode_attention", key, configs)
 
 
 OP = Op(
@@ -281,5 +221,5 @@ OP = Op(
         "portable": partial(launch_cuda, defines=("RIDGELINE_PORTABLE",)),
     },
     search=search,
-    supports=supports,
+    supports=has_floats_of,
 )

@@ -41,12 +41,6 @@ def count_splits(longest: int, split_tokens: int, window: int | None) -> int:
     return num_splits
 
 
-def longest_sequence(page_table_BM: Tensor, page_size: int, max_length: int | None) -> int:
-    """Known without reading the lengths, so that a captured graph serves any."""
-    capacity = page_table_BM.shape[1] * page_size
-    return max(1, min(capacity, max_length if max_length is not None else capacity))
-
-
 def arrival_counters(count: int, device: torch.device) -> Tensor:
     """Zeros, which every launch leaves as it found them (see `split_counters`)."""
     if count <= MAX_TILES:

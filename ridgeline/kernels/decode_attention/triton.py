@@ -8,7 +8,7 @@ a captured graph serves any lengths. A split begins at a multiple of `split_toke
 batch: with that number fixed, a sequence's result does not depend on what else is in the batch.
 
 Layouts: q_BNH with its last two dims contiguous; pages and scales contiguous (kernels/pages.py);
-page_table_BM and lengths_B int32.
+page table, lengths and order int32.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.attention.triton import (
     LOG2E,
     add_values,
-    check_pages,
     for_dot,
     heads_together,
     load_rows,
     load_scales,
     num_columns,
+    page_arguments,
     pages_of_tile,
     places_of_tile,
+    score_arguments,
+    score_constants,
     soft_capped,
 )
 from ridgeline.kernels.decode_attention.splits import (
@@ -41,9 +43,9 @@ from ridgeline.kernels.decode_attention.splits import (
     arrival_counters,
     choose_split,
     count_splits,
-    longest_sequence,
 )
 from ridgeline.kernels.launch import launch, target_of
+from ridgeline.kernels.pages import Pages, PageTables, check_pages
 from ridgeline.kernels.targets import Target
 
 
@@ -307,26 +309,21 @@ def decode_attention_kernel(
 
 def decode_attention(
     q_BNH: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    lengths_B: Tensor,
+    pages: Pages,
+    tables: PageTables,
     spec: AttentionSpec,
-    k_scale_PKS: Tensor | None = None,
-    v_scale_PKS: Tensor | None = None,
-    max_length: int | None = None,
+    *,
     split_tokens: int | None = None,
-    order_B: Tensor | None = None,
     config: DecodeTiles | None = None,
 ) -> Tensor:
     """The launcher; arguments and result are reference.py's, `config` what a tuner may choose."""
-    check_pages(k_pages_PKSH, v_pages_PKSH, k_scale_PKS, v_scale_PKS)
+    check_pages(pages)
     batch, num_heads, head_dim = q_BNH.shape
-    num_kv_heads, page_size = k_pages_PKSH.shape[1:3]
+    num_kv_heads, page_size = pages.k_pages.shape[1:3]
     check_heads(num_heads, num_kv_heads, head_dim)
     target = target_of(q_BNH)
-    tiles = config or choose_tiles(head_dim, k_pages_PKSH.dtype, target)
-    longest = longest_sequence(page_table_BM, page_size, max_length)
+    tiles = config or choose_tiles(head_dim, pages.k_pages.dtype, target)
+    longest = tables.longest(page_size)
     if split_tokens is None:
         split_tokens = choose_split(batch * num_kv_heads, longest, target)
     check_split(split_tokens, tiles)
@@ -335,36 +332,28 @@ def decode_attention(
     if not out_BNH.numel():
         return out_BNH
     q_BNH = q_BNH if heads_together(q_BNH) else q_BNH.contiguous()
-    ordered = order_B is not None and order_helps(batch * num_kv_heads, target)
+    order = usable_order(tables, batch * num_kv_heads, target)
     launch(
         decode_attention_kernel,
         (num_kv_heads, batch, num_splits),
         (
             q_BNH,
-            k_pages_PKSH,
-            v_pages_PKSH,
-            k_scale_PKS if k_scale_PKS is not None else lengths_B,
-            v_scale_PKS if v_scale_PKS is not None else lengths_B,
-            page_table_BM,
-            lengths_B,
-            order_B if ordered else lengths_B,
+            *page_arguments(pages, tables),
+            order if order is not None else tables.lengths,
             out_BNH,
-            *memory_of_splits(out_BNH, num_kv_heads, num_splits, lengths_B),
+            *memory_of_splits(out_BNH, num_kv_heads, num_splits, tables.lengths),
             q_BNH.stride(0),
-            page_table_BM.stride(0),
+            tables.page_table.stride(0),
             num_kv_heads,
-            float(spec.scale),
-            float(spec.softcap or 0.0),
-            spec.window or 0,
+            *score_arguments(spec),
             split_tokens,
             num_splits,
         ),
         **sizes_of_tiles(num_heads // num_kv_heads, head_dim, tiles.block, num_splits),
+        **score_constants(spec),
         PAGE=page_size,
-        QUANTIZED=k_scale_PKS is not None,
-        CAPPED=spec.softcap is not None,
-        WINDOWED=spec.window is not None,
-        ORDERED=ordered,
+        QUANTIZED=pages.k_scale is not None,
+        ORDERED=order is not None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
@@ -376,9 +365,9 @@ def check_split(split_tokens: int, tiles: DecodeTiles) -> None:
         raise ValueError(f"split_tokens={split_tokens} is not a multiple of {tiles.block}")
 
 
-def order_helps(num_rows: int, target: Target) -> bool:
-    """Where all programs start at once no order does, and reading it would only take time."""
-    return num_rows > PROGRAMS_PER_UNIT * target.num_units
+def usable_order(tables: PageTables, num_rows: int, target: Target) -> Tensor | None:
+    """Where all programs start at once no order helps, and reading it would only take time."""
+    return tables.order if num_rows > PROGRAMS_PER_UNIT * target.num_units else None
 
 
 def memory_of_splits(

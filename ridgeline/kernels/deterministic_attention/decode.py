@@ -1,12 +1,11 @@
-"""Decode rows of the fixed attention (fixed.py): one query a sequence, the same bits as that query
-in any prompt.
+"""Decode rows: one query a sequence, the same bits as that query in any prompt (triton.py).
 
 What a row has to itself makes it cheaper than a prompt of one token: no search for its sequence,
 one run of keys instead of three (a mask that hides nothing changes no bit), the longest sequences
 first, and splits always apart: what is kept of one is a hundredth of its keys, so programs of equal
-size cost less than one that holds two sums. Splits are fixed.py's, put together in its order.
+size cost less than one that holds two sums. Splits are triton.py's, put together in its order.
 
-    decode_rows(q, k_pages, v_pages, tables, lengths, spec, order_B=longest_first)
+    decode_rows(q, pages, tables, spec)
 """
 
 from __future__ import annotations
@@ -16,20 +15,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
-from ridgeline.kernels.attention.triton import check_pages, heads_together, num_columns
-from ridgeline.kernels.decode_attention.splits import arrival_counters, longest_sequence
-from ridgeline.kernels.deterministic_attention.triton import fixed_tiles, put_together
-from ridgeline.kernels.launch import launch, target_of
-from ridgeline.kernels.prefill_attention.splits import (
+from ridgeline.kernels.attention.triton import (
+    heads_together,
+    num_columns,
+    page_arguments,
+    score_arguments,
+    score_constants,
+)
+from ridgeline.kernels.deterministic_attention.splits import (
     MOST_PARTIAL,
     SPLIT,
     count_parts,
     count_splits,
     partial_bytes,
 )
+from ridgeline.kernels.deterministic_attention.triton import (
+    memory_of_splits,
+    put_together,
+    tiles_for,
+)
+from ridgeline.kernels.launch import launch, target_of
+from ridgeline.kernels.pages import Pages, PageTables, check_pages
 from ridgeline.kernels.prefill_attention.triton import attend
 
 
@@ -154,88 +162,59 @@ def fixed_decode_kernel(
 
 
 def fits(
-    q_BNH: Tensor,
-    k_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    spec: AttentionSpec,
-    split_tokens: int,
-    max_length: int | None,
+    q_BNH: Tensor, pages: Pages, tables: PageTables, spec: AttentionSpec, split_tokens: int
 ) -> bool:
     """Whether the splits' sums may be kept: thousands of rows of long contexts would take memory
     that pages should have.
     """
-    longest = longest_sequence(page_table_BM, k_pages_PKSH.shape[2], max_length)
+    longest = tables.longest(pages.k_pages.shape[2])
     num_splits = count_splits(longest, split_tokens, spec.window, 1)
     return partial_bytes(q_BNH.shape[1], q_BNH.shape[2], len(q_BNH), num_splits) <= MOST_PARTIAL
 
 
 def decode_rows(
     q_BNH: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    lengths_B: Tensor,
+    pages: Pages,
+    tables: PageTables,
     spec: AttentionSpec,
-    k_scale_PKS: Tensor | None = None,
-    v_scale_PKS: Tensor | None = None,
-    order_B: Tensor | None = None,
+    *,
     split_tokens: int = SPLIT,
-    max_length: int | None = None,
     parts: int | None = None,
 ) -> Tensor:
-    """The launcher. `order_B` names each row once (None: as they come); `parts`, the programs that
-    share a row's splits, is chosen where it is not given. Only `split_tokens` changes bits.
+    """The launcher. `parts`, the programs that share a row's splits, is chosen where it is not
+    given. Only `split_tokens` changes bits.
     """
-    check_pages(k_pages_PKSH, v_pages_PKSH, k_scale_PKS, v_scale_PKS)
+    check_pages(pages)
     batch, num_heads, head_dim = q_BNH.shape
-    num_kv_heads, page_size = k_pages_PKSH.shape[1:3]
+    num_kv_heads, page_size = pages.k_pages.shape[1:3]
     check_heads(num_heads, num_kv_heads, head_dim)
     out_BNH = torch.empty(q_BNH.shape, dtype=q_BNH.dtype, device=q_BNH.device)
     if not out_BNH.numel():
         return out_BNH
     q_BNH = q_BNH if heads_together(q_BNH) else q_BNH.contiguous()
-    if order_B is None:
-        order_B = torch.arange(batch, dtype=torch.int32, device=q_BNH.device)
+    order = tables.order
+    if order is None:
+        order = torch.arange(batch, dtype=torch.int32, device=q_BNH.device)
     group, target = num_heads // num_kv_heads, target_of(q_BNH)
-    windowed = spec.window is not None
-    tiles = fixed_tiles(group, head_dim, k_pages_PKSH.dtype, windowed, target)
-    if group > tiles.rows:
-        raise UnsupportedError(f"{group} query heads share a KV head; at most {tiles.rows} may")
-    if split_tokens % tiles.block:
-        raise ValueError(f"split_tokens={split_tokens} is not a multiple of {tiles.block}")
-    longest = longest_sequence(page_table_BM, page_size, max_length)
-    num_splits = count_splits(longest, split_tokens, spec.window, 1)
+    tiles = tiles_for(group, 1, pages, spec, split_tokens, target)
+    num_splits = count_splits(tables.longest(page_size), split_tokens, spec.window, 1)
     parts = parts or count_parts(batch * num_kv_heads, num_splits, target.num_units)
-    partial, state, counters = out_BNH, lengths_B, lengths_B
-    if num_splits > 1:
-        shape = (batch, num_kv_heads, num_splits)
-        partial = torch.empty((*shape, group, head_dim), dtype=torch.float32, device=q_BNH.device)
-        state = torch.empty((*shape, 2, group), dtype=torch.float32, device=q_BNH.device)
-        counters = arrival_counters(batch * num_kv_heads, q_BNH.device)
     launch(
         fixed_decode_kernel,
         (num_kv_heads, batch, parts),
         (
             q_BNH,
-            k_pages_PKSH,
-            v_pages_PKSH,
-            k_scale_PKS if k_scale_PKS is not None else order_B,
-            v_scale_PKS if v_scale_PKS is not None else order_B,
-            page_table_BM,
-            lengths_B,
-            order_B,
+            *page_arguments(pages, tables),
+            order,
             out_BNH,
-            partial,
-            state,
-            counters,
+            *memory_of_splits(out_BNH, (batch, num_kv_heads, num_splits, group), tables.lengths),
             q_BNH.stride(0),
-            page_table_BM.stride(0),
+            tables.page_table.stride(0),
             num_kv_heads,
             num_splits,
-            float(spec.scale),
-            float(spec.softcap or 0.0),
-            spec.window or 0,
+            *score_arguments(spec),
         ),
+        **score_constants(spec),
         GROUP=group,
         GROUP_ROWS=triton.next_power_of_2(group),
         ROWS=tiles.rows,
@@ -245,9 +224,7 @@ def decode_rows(
         BLOCK=tiles.block,
         SPLIT=split_tokens,
         ONE_SPLIT=num_splits == 1,
-        QUANTIZED=k_scale_PKS is not None,
-        CAPPED=spec.softcap is not None,
-        WINDOWED=windowed,
+        QUANTIZED=pages.k_scale is not None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         options={"enable_fp_fusion": False},

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.attention import AttentionSpec
-from ridgeline.kernels.host_attention.pages import _picked as picked
+from ridgeline.kernels.host_attention.pages import picked
 from ridgeline.kernels.pages import Pages
 
 QUERIES = 8

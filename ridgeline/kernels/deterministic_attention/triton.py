@@ -16,16 +16,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
-from ridgeline.kernels.attention.triton import check_pages, heads_together, num_columns
-from ridgeline.kernels.decode_attention.splits import arrival_counters, longest_sequence
+from ridgeline.kernels.attention.triton import (
+    heads_together,
+    num_columns,
+    page_arguments,
+    score_arguments,
+    score_constants,
+)
+from ridgeline.kernels.decode_attention.splits import arrival_counters
+from ridgeline.kernels.deterministic_attention.splits import BUSY, SPLIT, count_splits
 from ridgeline.kernels.launch import launch, target_of
-from ridgeline.kernels.prefill_attention.splits import BUSY, count_splits
+from ridgeline.kernels.pages import Pages, PageTables, check_pages
 from ridgeline.kernels.prefill_attention.triton import (
     PrefillTiles,
     attend,
+    check_group,
     choose_tiles,
     sequence_of,
 )
@@ -219,78 +226,55 @@ def fixed_prefill_kernel(
 def prefill_attention(
     q_TNH: Tensor,
     starts: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    lengths_B: Tensor,
+    pages: Pages,
+    tables: PageTables,
     spec: AttentionSpec,
-    k_scale_PKS: Tensor | None = None,
-    v_scale_PKS: Tensor | None = None,
+    *,
     max_new: int | None = None,
-    split_tokens: int = 512,
-    max_length: int | None = None,
+    split_tokens: int = SPLIT,
     apart: bool | None = None,
 ) -> Tensor:
     """The launcher; arguments and result are reference.py's. Of the rest only `split_tokens`
     changes bits. Splits have programs of their own only where `max_length` bounds their number.
     """
-    check_pages(k_pages_PKSH, v_pages_PKSH, k_scale_PKS, v_scale_PKS)
+    check_pages(pages)
     num_tokens, num_heads, head_dim = q_TNH.shape
-    num_kv_heads, page_size = k_pages_PKSH.shape[1:3]
+    num_kv_heads, page_size = pages.k_pages.shape[1:3]
     check_heads(num_heads, num_kv_heads, head_dim)
     num_sequences = starts.shape[0] - 1
     out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
     if not out_TNH.numel() or not num_sequences:
         return out_TNH
     q_TNH = q_TNH if heads_together(q_TNH) else q_TNH.contiguous()
-    group = num_heads // num_kv_heads
+    group, target = num_heads // num_kv_heads, target_of(q_TNH)
     most_new = min(num_tokens, max_new if max_new is not None else num_tokens)
-    target, windowed = target_of(q_TNH), spec.window is not None
-    tiles = fixed_tiles(group * most_new, head_dim, k_pages_PKSH.dtype, windowed, target)
-    if group > tiles.rows:
-        raise UnsupportedError(f"{group} query heads share a KV head; at most {tiles.rows} may")
-    if split_tokens % tiles.block:
-        raise ValueError(f"split_tokens={split_tokens} is not a multiple of {tiles.block}")
+    tiles = tiles_for(group, most_new, pages, spec, split_tokens, target)
     tokens = tiles.rows // group
     num_tiles = num_tokens // tokens + num_sequences
-    longest = longest_sequence(page_table_BM, page_size, max_length)
-    num_splits = count_splits(longest, split_tokens, spec.window, tokens)
+    num_splits = count_splits(tables.longest(page_size), split_tokens, spec.window, tokens)
     if apart is None:
         programs = num_sequences * triton.cdiv(most_new, tokens) * num_kv_heads
-        apart = max_length is not None and programs < BUSY * target.num_units
+        apart = tables.max_length is not None and programs < BUSY * target.num_units
     apart = apart and num_splits > 1
     kept = group * min(tokens, most_new)
-    partial, state, counters = out_TNH, lengths_B, lengths_B
-    if apart:
-        shape = (num_tiles, num_kv_heads, num_splits)
-        partial = torch.empty((*shape, kept, head_dim), dtype=torch.float32, device=q_TNH.device)
-        state = torch.empty((*shape, 2, kept), dtype=torch.float32, device=q_TNH.device)
-        counters = arrival_counters(num_tiles * num_kv_heads, q_TNH.device)
+    shape = (num_tiles, num_kv_heads, num_splits if apart else 1, kept)
     launch(
         fixed_prefill_kernel,
         (num_tiles, num_kv_heads, num_splits if apart else 1),
         (
             q_TNH,
-            k_pages_PKSH,
-            v_pages_PKSH,
-            k_scale_PKS if k_scale_PKS is not None else starts,
-            v_scale_PKS if v_scale_PKS is not None else starts,
-            page_table_BM,
-            lengths_B,
+            *page_arguments(pages, tables),
             starts,
             out_TNH,
-            partial,
-            state,
-            counters,
+            *memory_of_splits(out_TNH, shape, tables.lengths),
             q_TNH.stride(0),
-            page_table_BM.stride(0),
+            tables.page_table.stride(0),
             num_sequences,
             num_kv_heads,
             num_splits,
-            float(spec.scale),
-            float(spec.softcap or 0.0),
-            spec.window or 0,
+            *score_arguments(spec),
         ),
+        **score_constants(spec),
         GROUP=group,
         TOKENS=tokens,
         KEPT=kept,
@@ -301,14 +285,44 @@ def prefill_attention(
         BLOCK=tiles.block,
         SPLIT=split_tokens,
         APART=apart,
-        QUANTIZED=k_scale_PKS is not None,
-        CAPPED=spec.softcap is not None,
-        WINDOWED=windowed,
+        QUANTIZED=pages.k_scale is not None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         options={"enable_fp_fusion": False},
     )
     return out_TNH
+
+
+def memory_of_splits(
+    out_TNH: Tensor, shape: tuple[int, int, int, int], unused: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For [tiles, KV heads, splits, rows kept]: sums of weighted values, what they weigh, and the
+    counters; where there is one split, `unused`.
+    """
+    num_tiles, num_kv_heads, num_splits, kept = shape
+    if num_splits == 1:
+        return out_TNH, unused, unused
+    device, head_dim = out_TNH.device, out_TNH.shape[2]
+    partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=device)
+    state = torch.empty((*shape[:3], 2, kept), dtype=torch.float32, device=device)
+    return partial, state, arrival_counters(num_tiles * num_kv_heads, device)
+
+
+def tiles_for(
+    group: int,
+    most_new: int,
+    pages: Pages,
+    spec: AttentionSpec,
+    split_tokens: int,
+    target: Target,
+) -> PrefillTiles:
+    """`fixed_tiles`, if they take such a group and end where splits do."""
+    head_dim, windowed = pages.k_pages.shape[3], spec.window is not None
+    tiles = fixed_tiles(group * most_new, head_dim, pages.k_pages.dtype, windowed, target)
+    check_group(group, tiles)
+    if split_tokens % tiles.block:
+        raise ValueError(f"split_tokens={split_tokens} is not a multiple of {tiles.block}")
+    return tiles
 
 
 def fixed_tiles(

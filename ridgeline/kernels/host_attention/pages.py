@@ -72,7 +72,7 @@ def decode_attention(
     """
     dtype = product_dtype(q_BNH.dtype, q_BNH.device)
     k_IKSH, v_IKSH = (
-        _picked(values, scale, items.pages, items.num_items, dtype)
+        picked(values, scale, items.pages, items.num_items, dtype)
         for values, scale in ((pages.k_pages, pages.k_scale), (pages.v_pages, pages.v_scale))
     )
     v_IKSH = v_IKSH if clean else v_IKSH.nan_to_num()
@@ -111,7 +111,7 @@ def prompt_attention(
     seen = 0 if spec.window is None else max(0, first - spec.window + 1) // page_size
     wanted_P = table_P[seen : (total - 1) // page_size + 1]
     k_KLH, v_KLH = (
-        _picked(values, scale, wanted_P, 0, product_dtype(q_TNH.dtype, q_TNH.device))
+        picked(values, scale, wanted_P, 0, product_dtype(q_TNH.dtype, q_TNH.device))
         .transpose(0, 1)
         .flatten(1, 2)[:, : total - seen * page_size]
         for values, scale in ((pages.k_pages, pages.k_scale), (pages.v_pages, pages.v_scale))
@@ -129,7 +129,7 @@ def prompt_attention(
     return out_KMH.view(q_KTGH.shape).transpose(0, 1).flatten(1, 2).to(q_TNH.dtype)
 
 
-def _picked(
+def picked(
     values_PKSH: Tensor,
     scale: Tensor | None,
     pages_I: Tensor | None,

@@ -60,8 +60,8 @@ def make(setting: KeepTokensCase, device: torch.device, generator: torch.Generat
     return inputs
 
 
-def case(*about: Any, **more: Any) -> Case:
-    setting = KeepTokensCase(*about, **more)
+def case(*args: Any, **kwargs: Any) -> Case:
+    setting = KeepTokensCase(*args, **kwargs)
     return Case(setting.label, partial(make, setting), FP32)
 
 

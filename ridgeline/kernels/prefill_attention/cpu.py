@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.host_library import address, function, short_name
-from ridgeline.kernels.pages import holds_codes
+from ridgeline.kernels.pages import Pages, PageTables, holds_codes
 
 MAX_HEAD_DIM = 512
 
@@ -23,34 +23,30 @@ def supported(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> bool:
 def prefill_attention(
     q_TNH: Tensor,
     starts: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    lengths_B: Tensor,
+    pages: Pages,
+    tables: PageTables,
     spec: AttentionSpec,
-    k_scale_PKS: Tensor | None = None,
-    v_scale_PKS: Tensor | None = None,
 ) -> Tensor:
-    """`starts`, `page_table` and `lengths` are int32; see `supported` for dtypes."""
+    """`starts`, page table and lengths are int32; see `supported` for dtypes."""
     num_heads, head_dim = q_TNH.shape[1:]
-    num_kv_heads, page_size = k_pages_PKSH.shape[1:3]
-    assert starts.dtype == page_table_BM.dtype == lengths_B.dtype == torch.int32
-    assert holds_codes(k_pages_PKSH.dtype) == (k_scale_PKS is not None), "codes have scales"
+    num_kv_heads, page_size = pages.k_pages.shape[1:3]
+    assert starts.dtype == tables.page_table.dtype == tables.lengths.dtype == torch.int32
+    assert holds_codes(pages.k_pages.dtype) == (pages.k_scale is not None), "codes have scales"
     q_TNH = q_TNH.contiguous()
     out_TNH = torch.empty_like(q_TNH)
-    names = f"{short_name(q_TNH.dtype)}_{short_name(k_pages_PKSH.dtype)}"
+    names = f"{short_name(q_TNH.dtype)}_{short_name(pages.k_pages.dtype)}"
     function("prefill_attention", names, "ppppplpppplllllffli")(
         q_TNH.data_ptr(),
         out_TNH.data_ptr(),
         starts.data_ptr(),
-        lengths_B.data_ptr(),
-        page_table_BM.data_ptr(),
-        page_table_BM.stride(0),
-        k_pages_PKSH.data_ptr(),
-        v_pages_PKSH.data_ptr(),
-        address(k_scale_PKS),
-        address(v_scale_PKS),
-        lengths_B.shape[0],
+        tables.lengths.data_ptr(),
+        tables.page_table.data_ptr(),
+        tables.page_table.stride(0),
+        pages.k_pages.data_ptr(),
+        pages.v_pages.data_ptr(),
+        address(pages.k_scale),
+        address(pages.v_scale),
+        tables.lengths.shape[0],
         num_heads,
         num_kv_heads,
         head_dim,

@@ -16,80 +16,52 @@ from torch.nn import functional
 from torch.nn.attention import sdpa_kernel
 
 from ridgeline.errors import UnsupportedError
-from ridgeline.kernels.attention.inputs import contiguous_of_size, random_cache
+from ridgeline.kernels.attention.inputs import PagedCase, contiguous_pages
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.cost import OpCost
-from ridgeline.kernels.inputs import label, normal, strided_rows
+from ridgeline.kernels.inputs import has_floats_of, label
 from ridgeline.kernels.op import Case, Op, OpInputs
+from ridgeline.kernels.pages import Pages, PageTables, holds_codes
 from ridgeline.kernels.prefill_attention import reference as definition
 from ridgeline.kernels.prefill_attention import sdpa
-from ridgeline.kernels.targets import Target
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
-FIXED = ("split_tokens", "max_length", "apart", "order_B", "parts")  # what only fixed kernels take
 INT8, FP8, FP8_AMD = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
 
 
 def launch(**inputs: Any) -> Tensor:
     """Our own kernel, also where the public function would hand the work to cuDNN."""
-    from ridgeline.kernels.deterministic_attention import decode as fixed_decode
-    from ridgeline.kernels.deterministic_attention import triton as fixed
     from ridgeline.kernels.prefill_attention import triton
 
-    if "order_B" in inputs:
-        inputs["q_BNH"] = inputs.pop("q_TNH")
-        skipped = ("starts", "max_new", "apart")
-        return fixed_decode.decode_rows(**{k: v for k, v in inputs.items() if k not in skipped})
-    if "split_tokens" in inputs:
-        return fixed.prefill_attention(**inputs)
     if "k_TKH" in inputs:
         return triton.prompt_attention(**inputs)
     return triton.prefill_attention(**inputs)
 
 
 def reference(**inputs: Any) -> Tensor:
-    inputs = {name: value for name, value in inputs.items() if name not in FIXED}
     if "k_TKH" in inputs:
         return definition.prompt_attention(**inputs)
     return definition.prefill_attention(**inputs)
 
 
 @dataclass(frozen=True)
-class PrefillCase:
-    """One case: the sequences, the heads, the cache."""
-
+class PrefillCase(PagedCase):
     new: tuple[int, ...]  # new tokens of each sequence
     before: tuple[int, ...] | None = None  # tokens in the pages before them; None: no pages
-    heads: tuple[int, int] = (32, 8)  # query heads, KV heads
-    head_dim: int = 128
-    page_size: int = 64
-    dtype: torch.dtype = BF16
-    cache: torch.dtype | None = None  # None: the queries' dtype
-    window: int | None = None
-    softcap: float | None = None
-    strided: bool = False
-    spare_pages: int = 3
-    split: int | None = None  # fixed.py's, with this many keys a split
-    apart: bool | None = None
-    parts: int | None = None  # fixed_decode.py's, with this many programs for a row's splits
 
     @property
     def label(self) -> str:
         return label(
             _sizes(self.new),
             self.before and f"after {_sizes(self.before)}",
-            f"{self.heads[0]}/{self.heads[1]}x{self.head_dim}",
-            self.before and f"page {self.page_size}",
-            self.dtype,
-            self.cache and f"cache {label(self.cache)}",
-            self.window and f"window {self.window}",
-            self.softcap and f"cap {self.softcap:g}",
-            self.strided and "strided",
-            self.spare_pages > 3 and "far pages",
-            self.split and f"split {self.split}",
-            self.apart is not None and ("apart" if self.apart else "together"),
-            self.parts is not None and f"in order, {self.parts or 'some'} parts",
+            self.shape_label(paged=self.before is not None),
+            self.layout_label,
         )
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        before = self.before or (0,) * len(self.new)
+        return tuple(map(sum, zip(self.new, before, strict=True)))
 
 
 def _sizes(numbers: tuple[int, ...]) -> str:
@@ -100,39 +72,17 @@ def _sizes(numbers: tuple[int, ...]) -> str:
 
 def make(setting: PrefillCase, device: torch.device, generator: torch.Generator) -> OpInputs:
     num_heads, num_kv_heads = setting.heads
-
-    def packed(heads: int) -> Tensor:
-        shape = (sum(setting.new), heads * setting.head_dim)
-        x = normal(shape, setting.dtype, device, generator)
-        x = strided_rows(x, gap=setting.head_dim) if setting.strided else x
-        return x.view(shape[0], heads, setting.head_dim)
-
+    packed = partial(setting.rows, sum(setting.new), device=device, generator=generator)
     starts = torch.tensor([0, *accumulate(setting.new)], dtype=torch.int32, device=device)
     inputs: OpInputs = {
         "q_TNH": packed(num_heads),
         "starts": starts,
-        "spec": AttentionSpec(setting.head_dim**-0.5, setting.window, setting.softcap),
+        "spec": setting.spec,
         "max_new": max(setting.new),
     }
-    if setting.split is not None:
-        inputs |= {"split_tokens": setting.split, "apart": setting.apart}
-        if setting.before is not None and max(setting.new) <= 8:
-            inputs["max_length"] = max(map(sum, zip(setting.new, setting.before, strict=True)))
-    if setting.parts is not None:
-        order = torch.randperm(len(setting.new), device=device, generator=generator)
-        inputs |= {"order_B": order.int(), "parts": setting.parts or None}
     if setting.before is None:
         return inputs | {"k_TKH": packed(num_kv_heads), "v_TKH": packed(num_kv_heads)}
-    return inputs | random_cache(
-        [new + before for new, before in zip(setting.new, setting.before, strict=True)],
-        num_kv_heads,
-        setting.head_dim,
-        setting.page_size,
-        setting.cache or setting.dtype,
-        device,
-        generator,
-        setting.spare_pages,
-    )
+    return inputs | setting.cache_of(setting.lengths, device, generator)
 
 
 def case(setting: PrefillCase) -> Case:
@@ -140,35 +90,21 @@ def case(setting: PrefillCase) -> Case:
     return Case(setting.label, partial(make, setting), setting.dtype, setting.head_dim + longest)
 
 
-def setting_of(case: Case) -> PrefillCase:
-    assert isinstance(case.make, partial)
-    setting = case.make.args[0]
-    assert isinstance(setting, PrefillCase)
-    return setting
-
-
-def supports(target: Target, case: Case) -> bool:
-    """An fp8 cache is the target's own kind of fp8, or none."""
-    cache = setting_of(case).cache
-    return cache not in (FP8, FP8_AMD) or cache == target.fp8
-
-
 def cost(
     q_TNH: Tensor,
     starts: Tensor,
     spec: AttentionSpec,
     k_TKH: Tensor | None = None,
-    k_pages_PKSH: Tensor | None = None,
-    lengths_B: Tensor | None = None,
-    k_scale_PKS: Tensor | None = None,
+    pages: Pages | None = None,
+    tables: PageTables | None = None,
     **_: Any,
 ) -> OpCost:
     """Pairs are those of a query and a key it sees; a key that any query sees is read once."""
-    keys = k_TKH if k_TKH is not None else k_pages_PKSH
+    keys = k_TKH if k_TKH is not None else pages and pages.k_pages
     assert keys is not None
     num_kv_heads, head_dim = keys.shape[1], keys.shape[-1]
     new = starts.diff().tolist()
-    lengths = new if lengths_B is None else lengths_B.tolist()
+    lengths = new if tables is None else tables.lengths.tolist()
     num_pairs = num_keys = 0
     for count, length in zip(new, lengths, strict=True):
         window = min(spec.window or length, length)
@@ -177,7 +113,7 @@ def cost(
         first = length - count
         num_pairs += full * window + rest * (first + 1) + rest * (rest - 1) // 2
         num_keys += min(length, window + count - 1) if count else 0
-    token_bytes = head_dim * keys.dtype.itemsize + (4 if k_scale_PKS is not None else 0)
+    token_bytes = head_dim * keys.dtype.itemsize + (4 if holds_codes(keys.dtype) else 0)
     size = q_TNH.numel() * q_TNH.dtype.itemsize
     flops = 4.0 * q_TNH.shape[1] * head_dim * num_pairs
     return OpCost(size + 2 * num_keys * num_kv_heads * token_bytes, size, flops, "bf16")
@@ -190,8 +126,7 @@ def torch_attention(
     spec: AttentionSpec,
     k_TKH: Tensor | None = None,
     v_TKH: Tensor | None = None,
-    k_pages_PKSH: Tensor | None = None,
-    v_pages_PKSH: Tensor | None = None,
+    pages: Pages | None = None,
     **_: Any,
 ) -> Tensor:
     """torch's attention without pages, window or cap, prompts taken as of equal length. Over a
@@ -203,10 +138,8 @@ def torch_attention(
     if k_TKH is not None and v_TKH is not None:
         k_TKH, v_TKH = k_TKH[:num_rows], v_TKH[:num_rows]
         return sdpa.equal_prompts(q_TNH, k_TKH, v_TKH, num_sequences, spec, backend)
-    assert k_pages_PKSH is not None
-    assert v_pages_PKSH is not None
-    k = contiguous_of_size(k_pages_PKSH, num_sequences, q_TNH.dtype)
-    v = contiguous_of_size(v_pages_PKSH, num_sequences, q_TNH.dtype)
+    assert pages is not None
+    k, v = contiguous_pages(pages, num_sequences, q_TNH.dtype)
     q = q_TNH.unflatten(0, (num_sequences, -1)).transpose(1, 2)
     with sdpa_kernel(sdpa.BACKENDS[backend]):
         return functional.scaled_dot_product_attention(q, k, v, scale=spec.scale, enable_gqa=True)
@@ -243,37 +176,12 @@ SMALL = [
     replace(PAGED, dtype=FP16, head_dim=256, heads=(16, 1), page_size=256, cache=INT8),
     replace(PAGED, dtype=FP32, new=(65, 4), before=(200, 90), window=70, page_size=32),
     replace(PAGED, new=(65, 4), before=(200, 90), window=150, head_dim=80, cache=FP8),
-    *(
-        replace(PAGED, dtype=dtype, new=(40, 3), before=(100, 190), split=64, apart=apart, **more)
-        for apart in (False, True)
-        for dtype, more in (
-            (FP32, {"window": 70}),
-            (BF16, {"cache": INT8}),
-            (FP16, {"head_dim": 80, "softcap": 5.0}),
-        )
-    ),
-    replace(PAGED, dtype=BF16, new=(1, 1, 1), before=(300, 0, 63), split=64),
-    *(
-        replace(PAGED, new=(1, 1, 1), before=(300, 0, 63), split=64, parts=parts, **more)
-        for parts, more in (
-            (0, {"dtype": BF16}),
-            (1, {"dtype": FP32, "window": 70}),
-            (2, {"dtype": BF16, "cache": INT8, "strided": True}),
-            (9, {"dtype": FP16, "head_dim": 80, "heads": (3, 1), "softcap": 5.0}),
-        )
-    ),
-    replace(PAGED, dtype=BF16, new=(1, 1), before=(40, 0), split=64, parts=0),
     replace(TINY, dtype=FP32, head_dim=12, strided=True),
     replace(TINY, head_dim=20, heads=(3, 1)),
     replace(TINY, dtype=FP32, head_dim=33, new=(40, 7)),
     replace(PAGED, dtype=FP32, head_dim=12),
     replace(PAGED, dtype=FP16, head_dim=20, heads=(3, 1), cache=INT8),
     replace(PAGED, head_dim=72, cache=FP8, window=30),
-    *(
-        replace(PAGED, dtype=d, head_dim=h, new=(40, 3), before=(100, 190), split=64, apart=apart)
-        for apart in (False, True)
-        for d, h in ((FP32, 12), (BF16, 72))
-    ),
 ]
 HEADS_AND_PAGES = [
     *((64, 16), (80, 32), (96, 64), (128, 128), (256, 256), (128, 16)),
@@ -301,17 +209,6 @@ LARGE = [
     for window, softcap in [(None, None), (500, 30.0)]
 ] + [
     PrefillCase((1000, 500), before=(100, 500), spare_pages=40_000),  # past 2^31 elements
-    *(
-        PrefillCase(new, before=before, window=window, cache=cache, split=512)
-        for new, before in (((1000, 1, 63), (0, 3000, 1500)), ((1,) * 5, (0, 511, 512, 3000, 7000)))
-        for window, cache in ((None, None), (500, None), (None, FP8), (None, INT8))
-    ),
-    *(
-        PrefillCase(
-            (1,) * 5, (0, 511, 512, 3000, 7000), window=window, cache=cache, split=512, parts=2
-        )
-        for window, cache in ((None, None), (500, None), (None, FP8), (None, INT8))
-    ),
     PrefillCase((4096,), heads=(64, 1), head_dim=64, strided=True),
 ]
 BENCH = [
@@ -325,14 +222,6 @@ BENCH = [
     PrefillCase((8,) * 32, before=(2048,) * 32),
     PrefillCase((8192,), window=1024),
     PrefillCase((4096,), heads=(16, 8), head_dim=256, softcap=50.0),
-    PrefillCase((2048,) * 4, before=(0,) * 4, split=512),
-    PrefillCase((2048,), before=(8192,), split=512),
-    *(PrefillCase((1,) * batch, before=(1023,) * batch, split=512) for batch in (1, 64, 256)),
-    PrefillCase((1,), before=(8191,), split=512),
-    *(
-        PrefillCase((1,) * batch, before=(1023,) * batch, split=512, parts=parts)
-        for batch, parts in ((1, 0), (64, 0), (256, 0), (256, 1))
-    ),
 ]
 COMPILE = [
     replace(
@@ -358,29 +247,6 @@ COMPILE = [
     PrefillCase((256,), window=32, softcap=30.0),
     PrefillCase((256,), before=(64,), window=32, head_dim=256),
     PrefillCase((4,), before=(64,)),
-    *(
-        PrefillCase(
-            new, before=(900,) * len(new), head_dim=head_dim, split=512, apart=apart, **more
-        )
-        for new, apart in (((256,), False), ((1, 1), True))
-        for head_dim, more in (
-            (128, {}),
-            (64, {"cache": INT8}),
-            (20, {}),
-            (256, {"window": 300}),
-            (128, {"window": 300, "cache": FP8}),
-        )
-    ),
-    *(
-        PrefillCase((1, 1), before=(before,) * 2, head_dim=head_dim, split=512, parts=2, **more)
-        for before, head_dim, more in (
-            (900, 128, {}),
-            (300, 128, {}),
-            (900, 64, {"cache": INT8}),
-            (900, 256, {"window": 700}),
-            (900, 128, {"window": 700, "cache": FP8}),
-        )
-    ),
 ]
 
 OP = Op(
@@ -398,5 +264,5 @@ OP = Op(
         "sdpa_flash": partial(torch_attention, "flash"),
         "varlen": varlen,
     },
-    supports=supports,
+    supports=has_floats_of,
 )

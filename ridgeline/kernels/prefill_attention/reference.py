@@ -1,9 +1,9 @@
 """The definition of prefill attention: one sequence after another through attention's own
 definition.
 
-Letters: T new tokens of all sequences end to end, B sequences, M pages a sequence at most, N query
-heads, K KV heads, H head dim, P pages, S tokens a page. `starts` has B + 1 numbers: sequence b's
-new tokens are rows starts[b] … starts[b + 1] - 1.
+Letters: T new tokens of all sequences end to end, B sequences, N query heads, K KV heads, H head
+dim, L tokens of a sequence; the pages' own are in kernels/pages.py. `starts` has B + 1 numbers:
+sequence b's new tokens are rows starts[b] … starts[b + 1] - 1.
 """
 
 from __future__ import annotations
@@ -14,19 +14,16 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.attention.reference import AttentionSpec, attention
-from ridgeline.kernels.pages import gather_tokens
+from ridgeline.kernels.pages import Pages, PageTables, gather_tokens
 
 
 def prefill_attention(
     q_TNH: Tensor,
     starts: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    lengths_B: Tensor,
+    pages: Pages,
+    tables: PageTables,
     spec: AttentionSpec,
-    k_scale_PKS: Tensor | None = None,
-    v_scale_PKS: Tensor | None = None,
+    *,
     max_new: int | None = None,
 ) -> Tensor:
     """Each sequence's new tokens are the last of its `lengths` tokens, all of which are in the
@@ -34,10 +31,10 @@ def prefill_attention(
     """
     out_TNH = torch.empty_like(q_TNH, memory_format=torch.contiguous_format)
     bounds = starts.tolist()
-    for index, length in enumerate(lengths_B.tolist()):
+    for index, length in enumerate(tables.lengths.tolist()):
         begin, end = bounds[index : index + 2]
-        k_LKH = gather_tokens(k_pages_PKSH, page_table_BM[index], length, k_scale_PKS)
-        v_LKH = gather_tokens(v_pages_PKSH, page_table_BM[index], length, v_scale_PKS)
+        k_LKH = gather_tokens(pages.k_pages, tables.page_table[index], length, pages.k_scale)
+        v_LKH = gather_tokens(pages.v_pages, tables.page_table[index], length, pages.v_scale)
         first_position = length - (end - begin)
         out_TNH[begin:end] = attention(q_TNH[begin:end], k_LKH, v_LKH, first_position, spec)
     return out_TNH

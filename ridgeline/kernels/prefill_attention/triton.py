@@ -7,7 +7,7 @@ Which sequence a program serves is found on the device, so the grid depends on s
 tiles with the most keys start first.
 
 Layouts: the last two dims of q, K and V contiguous, rows apart as they like (views of a joint
-projection); pages and scales contiguous (kernels/pages.py); starts, page_table_BM and lengths_B
+projection); pages and scales contiguous (kernels/pages.py); starts, page table and lengths
 int32. Rows of q past the last start are padding and are not written.
 """
 
@@ -27,7 +27,6 @@ from ridgeline.kernels.attention.triton import (
     LOG2E,
     add_codes,
     add_values,
-    check_pages,
     for_dot,
     heads_together,
     in_half,
@@ -36,9 +35,12 @@ from ridgeline.kernels.attention.triton import (
     num_columns,
     pages_of_tile,
     places_of_tile,
+    score_arguments,
+    score_constants,
     soft_capped,
 )
 from ridgeline.kernels.launch import launch, target_of
+from ridgeline.kernels.pages import Pages, PageTables, check_pages
 from ridgeline.kernels.targets import Target
 
 
@@ -269,36 +271,48 @@ def prefill_kernel(
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=in_tile)
 
 
+@dataclass(frozen=True)
+class KeysValues:
+    """Keys and values as the kernel takes them: in pages, or packed like the queries."""
+
+    k: Tensor
+    v: Tensor
+    k_stride: int  # numbers from a token's head to the next token's
+    v_stride: int
+    num_kv_heads: int
+    tables: PageTables
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+    page_size: int = 0  # 0: packed
+
+
 def prefill_attention(
     q_TNH: Tensor,
     starts: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    lengths_B: Tensor,
+    pages: Pages,
+    tables: PageTables,
     spec: AttentionSpec,
-    k_scale_PKS: Tensor | None = None,
-    v_scale_PKS: Tensor | None = None,
+    *,
     max_new: int | None = None,
     tiles: PrefillTiles | None = None,
 ) -> Tensor:
     """The launcher over pages; arguments and result are reference.py's, `tiles` what a tuner may
     choose.
     """
-    check_pages(k_pages_PKSH, v_pages_PKSH, k_scale_PKS, v_scale_PKS)
-    head_dim = q_TNH.shape[2]
-    return _launch(
-        q_TNH,
-        (k_pages_PKSH, v_pages_PKSH),
-        (head_dim, head_dim),
-        (k_scale_PKS, v_scale_PKS),
-        (page_table_BM, lengths_B, starts),
-        k_pages_PKSH.shape[1],
-        k_pages_PKSH.shape[2],
-        spec,
-        max_new,
-        tiles,
+    check_pages(pages)
+    num_kv_heads, page_size, head_dim = pages.k_pages.shape[1:]
+    paged = KeysValues(
+        pages.k_pages,
+        pages.v_pages,
+        head_dim,
+        head_dim,
+        num_kv_heads,
+        tables,
+        pages.k_scale,
+        pages.v_scale,
+        page_size,
     )
+    return _launch(q_TNH, starts, paged, spec, max_new, tiles)
 
 
 def prompt_attention(
@@ -315,78 +329,74 @@ def prompt_attention(
     """
     k_TKH = k_TKH if heads_together(k_TKH) else k_TKH.contiguous()
     v_TKH = v_TKH if heads_together(v_TKH) else v_TKH.contiguous()
-    strides = (k_TKH.stride(0), v_TKH.stride(0))
-    tensors = (starts.unsqueeze(0), starts, starts)
-    heads = k_TKH.shape[1]
-    return _launch(
-        q_TNH, (k_TKH, v_TKH), strides, (None, None), tensors, heads, 0, spec, max_new, tiles
-    )
+    unused = PageTables(starts.unsqueeze(0), starts)
+    packed = KeysValues(k_TKH, v_TKH, k_TKH.stride(0), v_TKH.stride(0), k_TKH.shape[1], unused)
+    return _launch(q_TNH, starts, packed, spec, max_new, tiles)
 
 
 def _launch(
     q_TNH: Tensor,
-    keys_values: tuple[Tensor, Tensor],
-    row_strides: tuple[int, int],
-    scales: tuple[Tensor | None, Tensor | None],
-    sequences: tuple[Tensor, Tensor, Tensor],  # page table, lengths, starts
-    num_kv_heads: int,
-    page_size: int,  # 0: keys and values are packed
+    starts: Tensor,
+    keys: KeysValues,
     spec: AttentionSpec,
     max_new: int | None,
     tiles: PrefillTiles | None,
 ) -> Tensor:
     num_tokens, num_heads, head_dim = q_TNH.shape
-    check_heads(num_heads, num_kv_heads, head_dim)
-    page_table_BM, lengths_B, starts = sequences
+    check_heads(num_heads, keys.num_kv_heads, head_dim)
     num_sequences = starts.shape[0] - 1
     out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
     if not out_TNH.numel() or not num_sequences:
         return out_TNH
     q_TNH = q_TNH if heads_together(q_TNH) else q_TNH.contiguous()
-    group = num_heads // num_kv_heads
+    group = num_heads // keys.num_kv_heads
     num_rows = group * min(num_tokens, max_new if max_new is not None else num_tokens)
-    windowed = spec.window is not None
-    dtype = keys_values[0].dtype
-    target = target_of(q_TNH)
-    tiles = tiles or choose_tiles(num_rows, head_dim, dtype, windowed, page_size > 0, target)
-    if group > tiles.rows:
-        raise UnsupportedError(f"{group} query heads share a KV head; at most {tiles.rows} may")
+    paged, target = keys.page_size > 0, target_of(q_TNH)
+    tiles = tiles or choose_tiles(
+        num_rows, head_dim, keys.k.dtype, spec.window is not None, paged, target
+    )
+    check_group(group, tiles)
     tokens = tiles.rows // group
     launch(
         prefill_kernel,
-        (num_tokens // tokens + num_sequences, num_kv_heads),
+        (num_tokens // tokens + num_sequences, keys.num_kv_heads),
         (
             q_TNH,
-            *keys_values,
-            *(scale if scale is not None else starts for scale in scales),
-            page_table_BM,
-            lengths_B,
+            keys.k,
+            keys.v,
+            keys.k_scale if keys.k_scale is not None else starts,
+            keys.v_scale if keys.v_scale is not None else starts,
+            keys.tables.page_table,
+            keys.tables.lengths,
             starts,
             out_TNH,
             q_TNH.stride(0),
-            *row_strides,
-            page_table_BM.stride(0),
+            keys.k_stride,
+            keys.v_stride,
+            keys.tables.page_table.stride(0),
             num_sequences,
-            num_kv_heads,
-            float(spec.scale),
-            float(spec.softcap or 0.0),
-            spec.window or 0,
+            keys.num_kv_heads,
+            *score_arguments(spec),
         ),
+        **score_constants(spec),
         GROUP=group,
         TOKENS=tokens,
         ROWS=tiles.rows,
         HEAD_DIM=head_dim,
         COLUMNS=num_columns(head_dim),
-        PAGE=page_size or 1,
+        PAGE=keys.page_size or 1,
         BLOCK=tiles.block,
-        PAGED=page_size > 0,
-        QUANTIZED=scales[0] is not None,
-        CAPPED=spec.softcap is not None,
-        WINDOWED=windowed,
+        PAGED=paged,
+        QUANTIZED=keys.k_scale is not None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
     return out_TNH
+
+
+def check_group(group: int, tiles: PrefillTiles) -> None:
+    if group > tiles.rows:
+        raise UnsupportedError(f"{group} query heads share a KV head; at most {tiles.rows} may")
 
 
 @dataclass(frozen=True)

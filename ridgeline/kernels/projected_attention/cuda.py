@@ -5,7 +5,7 @@ The kernel starts while the one before it in the stream, which makes the project
 and nothing else: not the lengths, the slots, the page table, the angles or any older token, and
 that they did not let it start before all that was there. It is then read before the wait.
 
-    projected_attention(qkv, cos, sin, slots, k_pages, v_pages, table, lengths, spec, settled=True)
+    projected_attention(qkv, angles, slots, pages, tables, spec, settled=True)
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from ridgeline.kernels.attention.cuda import (
     HEAD_DIMS,
     KINDS,
     DecodeArguments,
+    check_indices,
+    decode_arguments,
     stage_bytes,
 )
 from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
-from ridgeline.kernels.attention.triton import check_pages
 from ridgeline.kernels.extension import library, pointer, stream_of
 from ridgeline.kernels.launch import is_only_compiling, target_of
+from ridgeline.kernels.pages import Pages, PageTables, check_pages
+from ridgeline.kernels.rotary_pages.reference import QKNorm
 from ridgeline.kernels.targets import Target, can_wait
 
 MOST_QUERIES = 8  # of a group; as cuda.cu has it
@@ -69,66 +72,47 @@ class ProjectedJob(ctypes.Structure):
 
 def projected_attention(
     qkv_BC: Tensor,
-    cos_BA: Tensor | None,
-    sin_BA: Tensor | None,
+    angles: tuple[Tensor, Tensor] | None,
     slots_B: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    lengths_B: Tensor,
+    pages: Pages,
+    tables: PageTables,
     spec: AttentionSpec,
-    k_scale_PKS: Tensor | None = None,
-    v_scale_PKS: Tensor | None = None,
-    q_norm_H: Tensor | None = None,
-    k_norm_H: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
+    *,
+    norm: QKNorm | None = None,
     settled: bool = False,
     config: Clustered | None = None,
 ) -> Tensor:
     """The launcher; arguments and result are reference.py's, `config` what a tuner may choose."""
-    check_pages(k_pages_PKSH, v_pages_PKSH, k_scale_PKS, v_scale_PKS)
-    reason = unsupported(qkv_BC, k_pages_PKSH)
+    check_pages(pages)
+    reason = unsupported(qkv_BC, pages)
     if reason is not None:
         raise UnsupportedError(reason)
-    (num_kv_heads, page_size, head_dim), target = k_pages_PKSH.shape[1:], target_of(qkv_BC)
+    (num_kv_heads, _, head_dim), target = pages.k_pages.shape[1:], target_of(qkv_BC)
     num_heads = qkv_BC.shape[1] // head_dim - 2 * num_kv_heads
     check_heads(num_heads, num_kv_heads, head_dim)
-    if k_pages_PKSH.data_ptr() % 16 or v_pages_PKSH.data_ptr() % 16:
-        raise UnsupportedError("pages must begin at a multiple of 16 bytes")
-    _check(qkv_BC, slots_B, page_table_BM, lengths_B, cos_BA, sin_BA, q_norm_H, k_norm_H)
-    cos_BA, sin_BA = (None if x is None else x.contiguous() for x in (cos_BA, sin_BA))
-    way = config or Clustered()
-    if not way.fits(head_dim, k_pages_PKSH.dtype, target):
-        raise UnsupportedError(f"{way.label}: more shared memory than a block can have")
+    check(qkv_BC, angles, slots_B, pages, tables, norm)
+    cut = config or Clustered()
+    if not cut.fits(head_dim, pages.k_pages.dtype, target):
+        raise UnsupportedError(f"{cut.label}: more shared memory than a block can have")
     functions = library("projected_attention")
     assert functions is not None, "unsupported() has looked"
     shape = (len(qkv_BC), num_heads, head_dim)
     out_BNH = torch.empty(shape, dtype=qkv_BC.dtype, device=qkv_BC.device)
     if not out_BNH.numel():
         return out_BNH
-    decode = DecodeArguments(
-        *map(pointer, (qkv_BC, k_pages_PKSH, v_pages_PKSH, None, None, page_table_BM, lengths_B)),
-        *map(pointer, (out_BNH, None, None, None)),
-        q_stride=qkv_BC.stride(0),
-        table_stride=page_table_BM.stride(0),
-        table_width=page_table_BM.shape[1],
-        num_kv_heads=num_kv_heads,
-        group=num_heads // num_kv_heads,
-        page_shift=page_size.bit_length() - 1,
-        q_is_fp16=qkv_BC.dtype == torch.float16,
-        window=spec.window or 0,
-        stages=way.stages,
-        settled=settled,
-        scale=spec.scale,
-        softcap=spec.softcap or 0.0,
-    )
+    cos_BA, sin_BA = (x.contiguous() for x in angles) if angles is not None else (None, None)
     job = ProjectedJob(
-        decode,
-        *map(pointer, (cos_BA, sin_BA, q_norm_H, k_norm_H, slots_B)),
-        cos_BA.shape[1] if cos_BA is not None else 0,
-        eps,
-        offset,
+        decode=decode_arguments(
+            qkv_BC, out_BNH, pages, tables, spec, stages=cut.stages, settled=settled
+        ),
+        cos=pointer(cos_BA),
+        sin=pointer(sin_BA),
+        q_norm=norm.q_weight.data_ptr() if norm is not None else None,
+        k_norm=norm.k_weight.data_ptr() if norm is not None else None,
+        slots=slots_B.data_ptr(),
+        angles=cos_BA.shape[1] if cos_BA is not None else 0,
+        eps=norm.eps if norm is not None else 0.0,
+        offset=norm.offset if norm is not None else 0.0,
     )
     if is_only_compiling():
         return out_BNH
@@ -136,9 +120,9 @@ def projected_attention(
         ctypes.byref(job),
         len(qkv_BC),
         head_dim,
-        KINDS.index(k_pages_PKSH.dtype),
-        way.blocks,
-        way.num_warps,
+        KINDS.index(pages.k_pages.dtype),
+        cut.blocks,
+        cut.num_warps,
         can_wait(target),
         c_void_p(stream_of(qkv_BC.device)),
     )
@@ -147,12 +131,12 @@ def projected_attention(
     return out_BNH
 
 
-def unsupported(qkv_BC: Tensor, k_pages_PKSH: Tensor) -> str | None:
+def unsupported(qkv_BC: Tensor, pages: Pages) -> str | None:
     """What the kernel does not do, so that Triton's has to serve; None: it takes these."""
-    num_kv_heads, _, head_dim = k_pages_PKSH.shape[1:]
-    group = (qkv_BC.shape[1] // head_dim - 2 * num_kv_heads) // num_kv_heads
-    if qkv_BC.dtype not in (torch.bfloat16, torch.float16) or k_pages_PKSH.dtype != qkv_BC.dtype:
-        return f"a projection in {qkv_BC.dtype} and pages of {k_pages_PKSH.dtype}"
+    num_kv_heads, _, head_dim = pages.k_pages.shape[1:]
+    dtype, group = pages.k_pages.dtype, qkv_BC.shape[1] // head_dim // num_kv_heads - 2
+    if qkv_BC.dtype not in (torch.bfloat16, torch.float16) or dtype != qkv_BC.dtype:
+        return f"a projection in {qkv_BC.dtype} and pages of {dtype}"
     if head_dim not in HEAD_DIMS:
         return f"head dim {head_dim}; there are {HEAD_DIMS}"
     if group > MOST_QUERIES:
@@ -167,28 +151,28 @@ def unsupported(qkv_BC: Tensor, k_pages_PKSH: Tensor) -> str | None:
 def choose(
     num_rows: int, longest: int, head_dim: int, dtype: torch.dtype, target: Target
 ) -> Clustered | None:
-    """A guess until measured, `num_rows` = sequences × KV heads: as many blocks as start at once,
-    if these are two or more of each. Else, and for sequences so long that reading them is all there
-    is to it, Triton's kernel fills the chip better.
+    """A heuristic until measured, `num_rows` = sequences × KV heads: as many blocks as start at
+    once, if these are two or more of each. Else, and for sequences so long that reading them is all
+    there is to it, Triton's kernel fills the chip better.
     """
     if longest > LONGEST:
         return None
     blocks = next((count for count in (8, 4, 2) if num_rows * count <= target.num_units), None)
     if blocks is None:
         return None
-    ways = (Clustered(blocks, 8, stages) for stages in (2, 1))
-    return next((way for way in ways if way.fits(head_dim, dtype, target)), None)
+    cuts = (Clustered(blocks, 8, stages) for stages in (2, 1))
+    return next((cut for cut in cuts if cut.fits(head_dim, dtype, target)), None)
 
 
-def ways(num_rows: int, head_dim: int, dtype: torch.dtype, target: Target) -> list[Clustered]:
+def configs(num_rows: int, head_dim: int, dtype: torch.dtype, target: Target) -> list[Clustered]:
     """Worth timing, `num_rows` = sequences × KV heads: as long as all blocks start at once."""
     return [
-        way
+        cut
         for blocks in (8, 4, 2, 1)
         for num_warps in (8, 4)
         for stages in (1, 2, 4)
-        for way in [Clustered(blocks, num_warps, stages)]
-        if num_rows * blocks <= target.num_units and way.fits(head_dim, dtype, target)
+        for cut in [Clustered(blocks, num_warps, stages)]
+        if num_rows * blocks <= target.num_units and cut.fits(head_dim, dtype, target)
     ]
 
 
@@ -198,19 +182,24 @@ def exchange_bytes(head_dim: int) -> int:
     return heads + MOST_QUERIES * head_dim // 4 * (8 + 16)
 
 
-def _check(qkv_BC: Tensor, *others: Tensor | None) -> None:
+def check(
+    qkv_BC: Tensor,
+    angles: tuple[Tensor, Tensor] | None,
+    slots_B: Tensor,
+    pages: Pages,
+    tables: PageTables,
+    norm: QKNorm | None,
+) -> None:
     """What the kernel relies on and cannot see; and what it does not do."""
-    slots_B, page_table_BM, lengths_B, cos_BA, sin_BA, q_norm_H, k_norm_H = others
     assert qkv_BC.stride(1) == 1, "rows of qkv are not contiguous"
-    for indices in (slots_B, page_table_BM, lengths_B):
-        assert indices is not None
-        if indices.dtype != torch.int32 or (indices.numel() and indices.stride(-1) != 1):
-            raise ValueError("slots, page table and lengths are int32, their last dim contiguous")
-    for angles in (cos_BA, sin_BA):
-        if angles is not None and angles.dtype != torch.float32:
-            raise UnsupportedError(f"angles in {angles.dtype}; fp32")
-    for norm in (q_norm_H, k_norm_H):
-        if norm is not None and (norm.dtype != qkv_BC.dtype or not norm.is_contiguous()):
+    if pages.k_pages.data_ptr() % 16 or pages.v_pages.data_ptr() % 16:
+        raise UnsupportedError("pages must begin at a multiple of 16 bytes")
+    check_indices(slots_B, tables.page_table, tables.lengths)
+    for x in angles or ():
+        if x.dtype != torch.float32:
+            raise UnsupportedError(f"angles in {x.dtype}; fp32")
+    for weight in (norm.q_weight, norm.k_weight) if norm is not None else ():
+        if weight.dtype != qkv_BC.dtype or not weight.is_contiguous():
             raise UnsupportedError(
-                f"weights of a norm in {norm.dtype}; {qkv_BC.dtype}, side by side"
+                f"weights of a norm in {weight.dtype}; {qkv_BC.dtype}, side by side"
             )

@@ -7,7 +7,6 @@ pages holds NaN before: who reads it instead of taking the token from the projec
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,18 +14,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.attention.inputs import random_cache
+from ridgeline.kernels.attention.inputs import longest_first, newest_slots, with_what_changed
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.decode_attention import op as decoding
-from ridgeline.kernels.decode_attention.splits import longest_sequence
 from ridgeline.kernels.inputs import has_floats_of, label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
-from ridgeline.kernels.pages import holds_codes
-from ridgeline.kernels.projected_attention import Apart, launched, reference, tune_key
+from ridgeline.kernels.pages import Pages, PageTables
+from ridgeline.kernels.projected_attention import (
+    Apart,
+    launched,
+    queries_of,
+    reference,
+    tune_key,
+)
 from ridgeline.kernels.rotary.op import make_angles
-from ridgeline.kernels.rotary_pages import op as turning
+from ridgeline.kernels.rotary_pages import QKNorm
+from ridgeline.kernels.rotary_pages import op as storing
+from ridgeline.kernels.rotary_pages.op import make_norm
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 INT8, FP8, FP8_AMD = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
@@ -58,38 +64,23 @@ def make(setting: ProjectedCase, device: torch.device, generator: torch.Generato
     given = setting.attention
     num_heads, num_kv_heads = given.heads
     head_dim, batch = given.head_dim, len(given.lengths)
-    cache = random_cache(
-        given.lengths,
-        num_kv_heads,
-        head_dim,
-        given.page_size,
-        given.cache or given.dtype,
-        device,
-        generator,
-        given.spare_pages,
-    )
+    inputs = given.cache_of(given.lengths, device, generator)
     columns = (num_heads + 2 * num_kv_heads) * head_dim
     qkv = normal((batch, columns), given.dtype, device, generator)
-    cos = sin = None
+    inputs["qkv_BC"] = strided_rows(qkv, setting.gap) if setting.gap else qkv
+    inputs["angles"] = None
     if setting.angles is not None:
-        cos, sin = make_angles(batch, setting.angles or head_dim // 2, device, generator)
-    inputs: OpInputs = {
-        "qkv_BC": strided_rows(qkv, setting.gap) if setting.gap else qkv,
-        "cos_BA": cos,
-        "sin_BA": sin,
-        "slots_B": slots_of(cache, given.page_size),
-        **cache,
-        "spec": AttentionSpec(head_dim**-0.5, given.window, given.softcap),
-    }
+        inputs["angles"] = make_angles(batch, setting.angles or head_dim // 2, device, generator)
+    inputs["slots_B"] = newest_slots(inputs["tables"], given.page_size)
+    inputs["spec"] = given.spec
     if setting.normed:
-        for name in ("q_norm_H", "k_norm_H"):
-            inputs[name] = normal((head_dim,), given.dtype, device, generator)
-        inputs["offset"] = 1.0 if setting.gap else 0.0
+        offset = 1.0 if setting.gap else 0.0
+        inputs["norm"] = make_norm(head_dim, given.dtype, offset, device, generator)
     if given.split_tokens is not None:
         inputs["split_tokens"] = given.split_tokens
     if given.ordered:
-        inputs["order_B"] = inputs["lengths_B"].argsort(descending=True).int()
-    poison(inputs)
+        inputs["tables"] = longest_first(inputs["tables"])
+    poison(inputs["pages"], inputs["slots_B"])
     if setting.held:
         written = inputs["slots_B"].clone()
         written[1::2] = -1
@@ -98,33 +89,16 @@ def make(setting: ProjectedCase, device: torch.device, generator: torch.Generato
     return inputs
 
 
-def slots_of(cache: OpInputs, page_size: int) -> Tensor:
-    """Of each sequence's newest token; -1 where the length is zero."""
-    newest = cache["lengths_B"].long() - 1
-    pages = cache["page_table_BM"].gather(1, (newest.clamp(min=0) // page_size).unsqueeze(1))
-    slots = pages.squeeze(1).long() * page_size + newest % page_size
-    return torch.where(newest >= 0, slots, -1).int()
-
-
-def poison(inputs: OpInputs) -> None:
+def poison(pages: Pages, slots_B: Tensor) -> None:
     """NaN where the newest tokens go: in values, or in the scales of codes."""
-    page_size = inputs["k_pages_PKSH"].shape[2]
-    slots = inputs["slots_B"][inputs["slots_B"] >= 0].long()
-    codes = holds_codes(inputs["k_pages_PKSH"].dtype)
-    for name in ("k_scale_PKS", "v_scale_PKS") if codes else ("k_pages_PKSH", "v_pages_PKSH"):
-        inputs[name][slots // page_size, :, slots % page_size] = float("nan")
+    page_size, slots = pages.k_pages.shape[2], slots_B[slots_B >= 0].long()
+    codes = pages.k_scale is not None
+    for x in (pages.k_scale, pages.v_scale) if codes else (pages.k_pages, pages.v_pages):
+        assert x is not None
+        x[slots // page_size, :, slots % page_size] = float("nan")
 
 
-def with_what_changed(function: Callable[..., Tensor], **inputs: Any) -> tuple[Tensor, ...]:
-    """The result, and the pages and scales; of pages too many to compare, the tokens written."""
-    found = function(**inputs)
-    names = ("k_pages_PKSH", "v_pages_PKSH", "k_scale_PKS", "v_scale_PKS")
-    changed = [inputs[name] for name in names if inputs.get(name) is not None]
-    if changed[0].numel() > WHOLE:
-        slots, page_size = inputs["slots_B"].long(), changed[0].shape[2]
-        slots = slots[slots >= 0]
-        changed = [pages[slots // page_size, :, slots % page_size] for pages in changed]
-    return found, *changed
+with_pages = partial(with_what_changed, whole=WHOLE, slots="slots_B")
 
 
 def fused(config: Any = None, **inputs: Any) -> Tensor:
@@ -139,12 +113,10 @@ def launch(config: Any = None, **inputs: Any) -> tuple[Tensor, ...]:
     from ridgeline.kernels.projected_attention import triton
 
     function = fused if config is None or isinstance(config, triton.Fused) else launched
-    return with_what_changed(partial(function, config=config), **inputs)
+    return with_pages(partial(function, config=config), **inputs)
 
 
-def clustered(
-    split_tokens: int | None = None, order_B: Tensor | None = None, **inputs: Any
-) -> Tensor:
+def clustered(split_tokens: int | None = None, **inputs: Any) -> Tensor:
     """The kernel in CUDA C++, which has no splits and takes sequences up as they come."""
     from ridgeline.kernels.projected_attention import cuda
 
@@ -161,46 +133,43 @@ def case(setting: ProjectedCase) -> Case:
     return Case(setting.label, partial(make, setting), given.dtype, reduction)
 
 
-def cost(qkv_BC: Tensor, lengths_B: Tensor, k_pages_PKSH: Tensor, **inputs: Any) -> OpCost:
+def cost(
+    qkv_BC: Tensor,
+    angles: tuple[Tensor, Tensor] | None,
+    slots_B: Tensor,
+    pages: Pages,
+    tables: PageTables,
+    spec: AttentionSpec,
+    norm: QKNorm | None = None,
+    **_: Any,
+) -> OpCost:
     """decode_attention's and rotary_pages', but for q between them and the newest K and V, which
     are not read again.
     """
-    batch, (num_kv_heads, _, head_dim) = len(qkv_BC), k_pages_PKSH.shape[1:]
-    num_heads = qkv_BC.shape[1] // head_dim - 2 * num_kv_heads
-    q_BNH = qkv_BC[:, : num_heads * head_dim].view(batch, num_heads, head_dim)
-    common = {"k_pages_PKSH": k_pages_PKSH, **inputs}
-    attended = decoding.cost(q_BNH=q_BNH, lengths_B=lengths_B, **common)
-    turned = turning.cost(
-        qkv_BC, inputs["cos_BA"], inputs["slots_B"], k_pages_PKSH, inputs.get("q_norm_H")
-    )
+    q_BNH = queries_of(qkv_BC, pages)
+    attended = decoding.cost(q_BNH, pages, tables, spec)
+    stored = storing.cost(qkv_BC, angles, slots_B, pages, norm)
     q_bytes = q_BNH.numel() * q_BNH.element_size()
-    newest_bytes = turned.written_bytes - q_bytes
+    newest_bytes = stored.written_bytes - q_bytes
     return OpCost(
-        attended.read_bytes + turned.read_bytes - q_bytes - newest_bytes,
+        attended.read_bytes + stored.read_bytes - q_bytes - newest_bytes,
         attended.written_bytes + newest_bytes,
         attended.flops,
         attended.matrix_dtype,
     )
 
 
-def search(
-    qkv_BC: Tensor,
-    k_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    max_length: int | None = None,
-    **_: Any,
-) -> ConfigSearch:
-    """Ways of one kernel, and the two: one list, so that the fastest is what is found."""
+def search(qkv_BC: Tensor, pages: Pages, tables: PageTables, **_: Any) -> ConfigSearch:
+    """Cuts of one kernel, and the two: one list, so that the fastest is what is found."""
     from ridgeline.kernels.projected_attention import cuda, triton
 
-    key = tune_key(qkv_BC, k_pages_PKSH, page_table_BM, max_length)
-    num_kv_heads, page_size, head_dim = k_pages_PKSH.shape[1:]
-    longest = longest_sequence(page_table_BM, page_size, max_length)
-    num_rows, about = len(qkv_BC) * num_kv_heads, (head_dim, k_pages_PKSH.dtype, target_of(qkv_BC))
-    ways: list[Any] = [*triton.ways(num_rows, longest, *about), Apart()]
-    if cuda.unsupported(qkv_BC, k_pages_PKSH) is None:
-        ways += cuda.ways(num_rows, *about)
-    return ConfigSearch("projected_attention", key, ways)
+    num_kv_heads, page_size, head_dim = pages.k_pages.shape[1:]
+    num_rows, longest = len(qkv_BC) * num_kv_heads, tables.longest(page_size)
+    dtype, target = pages.k_pages.dtype, target_of(qkv_BC)
+    configs: list[Any] = [*triton.configs(num_rows, longest, head_dim, dtype, target), Apart()]
+    if cuda.unsupported(qkv_BC, pages) is None:
+        configs += cuda.configs(num_rows, head_dim, dtype, target)
+    return ConfigSearch("projected_attention", tune_key(qkv_BC, pages, tables), configs)
 
 
 TINY = decoding.TINY
@@ -283,7 +252,7 @@ LARGE = [
     for window, softcap in [(None, None), (1000, 30.0)]
 ] + [
     ProjectedCase(decoding.DecodeCase((1000, 5000, 257), dtype=FP32), normed=True),
-    ProjectedCase(decoding.DecodeCase(decoding._mixed(100, 0, 900), ordered=True)),
+    ProjectedCase(decoding.DecodeCase(decoding.mixed_lengths(100, 0, 900), ordered=True)),
     ProjectedCase(decoding.DecodeCase((1000, 5000, 64, 65)), held=True),
     # past 2^31 elements
     ProjectedCase(decoding.DecodeCase((1000, 500, 70)), gap=1 << 30),
@@ -297,7 +266,7 @@ BENCH = [
 ] + [
     ProjectedCase(decoding.DecodeCase((32768,))),
     ProjectedCase(decoding.DecodeCase((1024,)), normed=True),
-    ProjectedCase(decoding.DecodeCase(decoding._mixed(256, 100, 2048), ordered=True)),
+    ProjectedCase(decoding.DecodeCase(decoding.mixed_lengths(256, 100, 2048), ordered=True)),
 ]
 COMPILE = [
     ProjectedCase(
@@ -327,7 +296,7 @@ COMPILE = [
 OP = Op(
     name="projected_attention",
     summary="q/k norm, rotary embedding, the page write and decode attention as one kernel",
-    reference=partial(with_what_changed, reference.projected_attention),
+    reference=partial(with_pages, reference.projected_attention),
     launch=launch,
     cost=cost,
     small_cases=[case(setting) for setting in SMALL],
@@ -336,8 +305,8 @@ OP = Op(
     compile_cases=[case(setting) for setting in COMPILE],
     baselines={"two kernels": apart},
     variants={
-        "two kernels": partial(with_what_changed, apart),
-        "cuda": partial(with_what_changed, clustered),
+        "two kernels": partial(with_pages, apart),
+        "cuda": partial(with_pages, clustered),
     },
     search=search,
     supports=has_floats_of,

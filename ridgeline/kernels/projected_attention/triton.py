@@ -8,7 +8,7 @@ All others, and the rest of that split, are older tokens, so nothing is read tha
 writes. What does not depend on the length is loaded before the length has come.
 
 Layouts: rows of qkv_BC contiguous (all query heads, all K heads, all V heads); pages and scales
-contiguous; page_table_BM, lengths_B int32.
+contiguous; page table, lengths, order int32.
 """
 
 from __future__ import annotations
@@ -25,16 +25,14 @@ from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.attention.triton import (
     LOG2E,
-    check_pages,
     for_dot,
+    page_arguments,
     pages_of_tile,
+    score_arguments,
+    score_constants,
     soft_capped,
 )
-from ridgeline.kernels.decode_attention.splits import (
-    choose_split,
-    count_splits,
-    longest_sequence,
-)
+from ridgeline.kernels.decode_attention.splits import choose_split, count_splits
 from ridgeline.kernels.decode_attention.triton import (
     DecodeTiles,
     attend_tokens,
@@ -42,10 +40,13 @@ from ridgeline.kernels.decode_attention.triton import (
     choose_tiles,
     end_split,
     memory_of_splits,
-    order_helps,
     sizes_of_tiles,
+    usable_order,
 )
 from ridgeline.kernels.launch import launch, target_of
+from ridgeline.kernels.pages import Pages, PageTables, check_pages
+from ridgeline.kernels.rotary_pages.reference import QKNorm
+from ridgeline.kernels.rotary_pages.triton import check_projection
 from ridgeline.kernels.rows import row_scale, to_codes
 from ridgeline.kernels.targets import Target
 
@@ -278,7 +279,9 @@ def projected_attention_kernel(
 
 @dataclass(frozen=True)
 class Fused:
-    """A way of the one kernel: a tile's tokens, and how long a split is; None: `choose_split`'s."""
+    """How the one kernel cuts its work: a tile's tokens, and how long a split is; None:
+    `choose_split`'s.
+    """
 
     block: int
     num_warps: int
@@ -292,34 +295,25 @@ class Fused:
 
 def projected_attention(
     qkv_BC: Tensor,
-    cos_BA: Tensor | None,
-    sin_BA: Tensor | None,
+    angles: tuple[Tensor, Tensor] | None,
     slots_B: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    page_table_BM: Tensor,
-    lengths_B: Tensor,
+    pages: Pages,
+    tables: PageTables,
     spec: AttentionSpec,
-    k_scale_PKS: Tensor | None = None,
-    v_scale_PKS: Tensor | None = None,
-    q_norm_H: Tensor | None = None,
-    k_norm_H: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    max_length: int | None = None,
+    *,
+    norm: QKNorm | None = None,
     split_tokens: int | None = None,
-    order_B: Tensor | None = None,
     config: Fused | None = None,
 ) -> Tensor:
     """The launcher; arguments and result are reference.py's, `config` what a tuner may choose."""
-    check_pages(k_pages_PKSH, v_pages_PKSH, k_scale_PKS, v_scale_PKS)
-    batch, (num_kv_heads, page_size, head_dim) = qkv_BC.shape[0], k_pages_PKSH.shape[1:]
+    check_pages(pages)
+    check_projection(qkv_BC, slots_B, pages)
+    batch, (num_kv_heads, page_size, head_dim) = qkv_BC.shape[0], pages.k_pages.shape[1:]
     num_heads = qkv_BC.shape[1] // head_dim - 2 * num_kv_heads
-    _check(qkv_BC, slots_B, k_pages_PKSH, v_pages_PKSH)
     check_heads(num_heads, num_kv_heads, head_dim)
     target = target_of(qkv_BC)
-    tiles = config.tiles if config else choose_tiles(head_dim, k_pages_PKSH.dtype, target)
-    longest = longest_sequence(page_table_BM, page_size, max_length)
+    tiles = config.tiles if config else choose_tiles(head_dim, pages.k_pages.dtype, target)
+    longest = tables.longest(page_size)
     if split_tokens is None:
         split_tokens = choose_split(batch * num_kv_heads, longest, target)
         split_tokens = config.split if config and config.split else split_tokens
@@ -328,76 +322,59 @@ def projected_attention(
     out_BNH = torch.empty((batch, num_heads, head_dim), dtype=qkv_BC.dtype, device=qkv_BC.device)
     if not out_BNH.numel():
         return out_BNH
-    ordered = order_B is not None and order_helps(batch * num_kv_heads, target)
+    order = usable_order(tables, batch * num_kv_heads, target)
     launch(
         projected_attention_kernel,
         (num_kv_heads, batch, num_splits),
         (
             qkv_BC,
-            cos_BA.contiguous() if cos_BA is not None else qkv_BC,
-            sin_BA.contiguous() if sin_BA is not None else qkv_BC,
-            q_norm_H if q_norm_H is not None else qkv_BC,
-            k_norm_H if k_norm_H is not None else qkv_BC,
+            angles[0].contiguous() if angles is not None else qkv_BC,
+            angles[1].contiguous() if angles is not None else qkv_BC,
+            norm.q_weight if norm is not None else qkv_BC,
+            norm.k_weight if norm is not None else qkv_BC,
             slots_B,
-            k_pages_PKSH,
-            v_pages_PKSH,
-            k_scale_PKS if k_scale_PKS is not None else lengths_B,
-            v_scale_PKS if v_scale_PKS is not None else lengths_B,
-            page_table_BM,
-            lengths_B,
-            order_B if ordered else lengths_B,
+            *page_arguments(pages, tables),
+            order if order is not None else tables.lengths,
             out_BNH,
-            *memory_of_splits(out_BNH, num_kv_heads, num_splits, lengths_B),
+            *memory_of_splits(out_BNH, num_kv_heads, num_splits, tables.lengths),
             qkv_BC.stride(0),
-            page_table_BM.stride(0),
+            tables.page_table.stride(0),
             num_kv_heads,
-            float(eps),
-            float(offset),
-            float(spec.scale),
-            float(spec.softcap or 0.0),
-            spec.window or 0,
+            float(norm.eps) if norm is not None else 1e-6,
+            float(norm.offset) if norm is not None else 0.0,
+            *score_arguments(spec),
             split_tokens,
             num_splits,
         ),
         **sizes_of_tiles(num_heads // num_kv_heads, head_dim, tiles.block, num_splits),
-        ANGLES=cos_BA.shape[-1] if cos_BA is not None else 0,
+        **score_constants(spec),
+        ANGLES=angles[0].shape[-1] if angles is not None else 0,
         PAGE=page_size,
-        LARGEST=LARGEST.get(k_pages_PKSH.dtype, 0.0),
+        LARGEST=LARGEST.get(pages.k_pages.dtype, 0.0),
         SMALLEST_AMAX=SMALLEST_AMAX,
-        NORMED=q_norm_H is not None,
-        TURNS=cos_BA is not None,
-        CAPPED=spec.softcap is not None,
-        WINDOWED=spec.window is not None,
-        ORDERED=ordered,
+        NORMED=norm is not None,
+        TURNS=angles is not None,
+        ORDERED=order is not None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
     return out_BNH
 
 
-def _check(qkv_BC: Tensor, slots_B: Tensor, k_pages_PKSH: Tensor, v_pages_PKSH: Tensor) -> None:
-    """What the kernel relies on and cannot see."""
-    head_dim = k_pages_PKSH.shape[3]
-    assert qkv_BC.shape[1] % head_dim == 0, f"{qkv_BC.shape[1]} columns, heads of {head_dim}"
-    assert k_pages_PKSH.shape == v_pages_PKSH.shape, "K and V pages differ in shape"
-    assert k_pages_PKSH.dtype == v_pages_PKSH.dtype, "K and V pages differ in dtype"
-    assert qkv_BC.stride(1) == 1, "rows of qkv are not contiguous"
-    assert slots_B.shape == qkv_BC.shape[:1], "one slot a row"
-    assert slots_B.is_contiguous(), "slots are not contiguous"
-
-
-def ways(
+def configs(
     num_rows: int, longest: int, head_dim: int, dtype: torch.dtype, target: Target
 ) -> list[Fused]:
     """Worth timing, `num_rows` = sequences × KV heads: the heuristic's tiles, and where that leaves
     SMs without a program also shorter splits, which end sooner and leave more to merge.
     """
     tiles = choose_tiles(head_dim, dtype, target)
-    found = [Fused(tiles.block, tiles.num_warps, tiles.num_stages)]
-    usual = choose_split(num_rows, longest, target)
-    split = usual // 2
-    while split >= tiles.block and num_rows * (longest // (2 * split)) < target.num_units:
-        found.append(Fused(tiles.block, tiles.num_warps, tiles.num_stages, split))
-        split //= 2
-    found += [Fused(way.block, way.num_warps, tiles.num_stages + 1, way.split) for way in found]
-    return found
+    shortest = choose_split(num_rows, longest, target) // 2
+    splits: list[int | None] = [None]
+    while shortest >= tiles.block and num_rows * (longest // (2 * shortest)) < target.num_units:
+        splits.append(shortest)
+        shortest //= 2
+    return [
+        Fused(tiles.block, tiles.num_warps, num_stages, split)
+        for num_stages in (tiles.num_stages, tiles.num_stages + 1)
+        for split in splits
+    ]

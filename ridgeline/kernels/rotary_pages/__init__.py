@@ -10,35 +10,42 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.pages import Pages
 from ridgeline.kernels.rotary_pages import reference
+from ridgeline.kernels.rotary_pages.reference import QKNorm
 
-__all__ = ["rotary_pages"]
+__all__ = ["QKNorm", "rotary_pages"]
 
 
 def rotary_pages(
     qkv_TC: Tensor,
-    cos_TA: Tensor | None,
-    sin_TA: Tensor | None,
+    angles: tuple[Tensor, Tensor] | None,
     slots_T: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    k_scale_PKS: Tensor | None = None,
-    v_scale_PKS: Tensor | None = None,
-    q_norm_H: Tensor | None = None,
-    k_norm_H: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
+    pages: Pages,
+    norm: QKNorm | None = None,
 ) -> Tensor:
     """Returns q as [T, N, H]; **changes the pages and scales in place**. See reference.py."""
-    inputs = (qkv_TC, cos_TA, sin_TA, slots_T, k_pages_PKSH, v_pages_PKSH)
-    optional = (k_scale_PKS, v_scale_PKS, q_norm_H, k_norm_H)
     if qkv_TC.device.type == "cpu":
-        return reference.rotary_pages(*inputs, *optional, eps, offset)
+        return reference.rotary_pages(qkv_TC, angles, slots_T, pages, norm)
     if torch.compiler.is_compiling():
-        return traced_rotary_pages(*inputs, *optional, eps, offset)
+        cos_TA, sin_TA = angles if angles is not None else (None, None)
+        return traced_rotary_pages(
+            qkv_TC,
+            cos_TA,
+            sin_TA,
+            slots_T,
+            pages.k_pages,
+            pages.v_pages,
+            pages.k_scale,
+            pages.v_scale,
+            norm.q_weight if norm is not None else None,
+            norm.k_weight if norm is not None else None,
+            norm.eps if norm is not None else 0.0,
+            norm.offset if norm is not None else 0.0,
+        )
     from ridgeline.kernels.rotary_pages import triton
 
-    return triton.rotary_pages(*inputs, *optional, eps, offset)
+    return triton.rotary_pages(qkv_TC, angles, slots_T, pages, norm)
 
 
 @torch.library.custom_op(
@@ -60,9 +67,9 @@ def traced_rotary_pages(
 ) -> Tensor:
     from ridgeline.kernels.rotary_pages import triton
 
-    return triton.rotary_pages(
-        qkv, cos, sin, slots, k_pages, v_pages, k_scale, v_scale, q_norm, k_norm, eps, offset
-    )
+    pages = Pages(k_pages, v_pages, k_scale, v_scale)
+    norm = norm_of(q_norm, k_norm, eps, offset)
+    return triton.rotary_pages(qkv, angles_of(cos, sin), slots, pages, norm)
 
 
 @traced_rotary_pages.register_fake
@@ -72,13 +79,25 @@ def _(
     sin: Tensor | None,
     slots: Tensor,
     k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    offset: float,
+    *_: object,
 ) -> Tensor:
+    return new_queries(qkv, k_pages)
+
+
+def angles_of(cos: Tensor | None, sin: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """From a custom op's arguments, which are tensors and numbers only; so are the next two."""
+    return (cos, sin) if cos is not None and sin is not None else None
+
+
+def norm_of(
+    q_norm: Tensor | None, k_norm: Tensor | None, eps: float, offset: float
+) -> QKNorm | None:
+    if q_norm is None or k_norm is None:
+        return None
+    return QKNorm(q_norm, k_norm, eps, offset)
+
+
+def new_queries(qkv: Tensor, k_pages: Tensor) -> Tensor:
+    """The shape of a result [T, N, H]."""
     num_kv_heads, head_dim = k_pages.shape[1], k_pages.shape[3]
     return qkv.new_empty(qkv.shape[0], qkv.shape[1] // head_dim - 2 * num_kv_heads, head_dim)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,14 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from ridgeline.formats.scaling import quantize_rows
+from ridgeline.kernels.attention.inputs import with_what_changed
 from ridgeline.kernels.cost import OpCost
-from ridgeline.kernels.inputs import label, normal, strided_rows
+from ridgeline.kernels.inputs import has_floats_of, label, normal, strided_rows
 from ridgeline.kernels.op import Case, Op, OpInputs
-from ridgeline.kernels.pages import holds_codes, make_pages
+from ridgeline.kernels.pages import Pages, holds_codes, make_pages
 from ridgeline.kernels.rotary.op import make_angles
 from ridgeline.kernels.rotary.reference import rotate
-from ridgeline.kernels.rotary_pages import reference
-from ridgeline.kernels.targets import Target
+from ridgeline.kernels.rotary_pages import QKNorm, reference
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 INT8, FP8, FNUZ = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
@@ -60,10 +59,10 @@ class RotaryPagesCase:
 def make(setting: RotaryPagesCase, device: torch.device, generator: torch.Generator) -> OpInputs:
     columns = (setting.heads + 2 * setting.kv_heads) * setting.head_dim
     qkv = normal((setting.tokens, columns), setting.dtype, device, generator)
-    cos = sin = None
+    angles = None
     if setting.angles is not None:
         num_angles = setting.angles or setting.head_dim // 2
-        cos, sin = make_angles(setting.tokens, num_angles, device, generator)
+        angles = make_angles(setting.tokens, num_angles, device, generator)
     num_pages = -(-setting.tokens // setting.page_size) + setting.spare_pages
     pages = make_pages(
         num_pages,
@@ -73,26 +72,32 @@ def make(setting: RotaryPagesCase, device: torch.device, generator: torch.Genera
         setting.page_dtype,
         device,
     )
-    for tensor in pages:
-        if tensor is not None and tensor.numel() <= WHOLE:  # so that a stray write is seen
+    for tensor in pages.tensors():
+        if tensor.numel() <= WHOLE:  # so that a stray write is seen
             scale = 20.0 if tensor.dtype == INT8 else 1.0
             drawn = normal(tuple(tensor.shape), FP32, device, generator, scale)
             tensor.copy_(drawn.to(tensor.dtype))
     inputs: OpInputs = {
         "qkv_TC": strided_rows(qkv, setting.gap) if setting.gap else qkv,
-        "cos_TA": cos,
-        "sin_TA": sin,
+        "angles": angles,
         "slots_T": make_slots(setting, num_pages, device, generator),
-        "k_pages_PKSH": pages.k_pages,
-        "v_pages_PKSH": pages.v_pages,
-        "k_scale_PKS": pages.k_scale,
-        "v_scale_PKS": pages.v_scale,
+        "pages": pages,
     }
     if setting.normed:
-        for name in ("q_norm_H", "k_norm_H"):
-            inputs[name] = normal((setting.head_dim,), setting.dtype, device, generator)
-        inputs["offset"] = 1.0 if setting.gap else 0.0
+        offset = 1.0 if setting.gap else 0.0
+        inputs["norm"] = make_norm(setting.head_dim, setting.dtype, offset, device, generator)
     return inputs
+
+
+def make_norm(
+    head_dim: int,
+    dtype: torch.dtype,
+    offset: float,
+    device: torch.device,
+    generator: torch.Generator,
+) -> QKNorm:
+    q_weight, k_weight = (normal((head_dim,), dtype, device, generator) for _ in range(2))
+    return QKNorm(q_weight, k_weight, offset=offset)
 
 
 def make_slots(
@@ -113,85 +118,62 @@ def case(setting: RotaryPagesCase) -> Case:
     return Case(setting.label, partial(make, setting), setting.dtype, reduction)
 
 
-def with_what_changed(function: Callable[..., Tensor], **inputs: Any) -> tuple[Tensor, ...]:
-    """q, and the pages and scales; of pages too many to compare, the tokens just written."""
-    q_TNH = function(**inputs)
-    names = ("k_pages_PKSH", "v_pages_PKSH", "k_scale_PKS", "v_scale_PKS")
-    changed = [inputs[name] for name in names if inputs[name] is not None]
-    if changed[0].numel() > WHOLE:
-        slots, page_size = inputs["slots_T"], changed[0].shape[2]
-        slots = slots[slots >= 0]
-        changed = [pages[slots // page_size, :, slots % page_size] for pages in changed]
-    return q_TNH, *changed
+with_pages = partial(with_what_changed, whole=WHOLE, slots="slots_T")
 
 
 def launch(**inputs: Any) -> tuple[Tensor, ...]:
     from ridgeline.kernels.rotary_pages import triton
 
-    return with_what_changed(triton.rotary_pages, **inputs)
+    return with_pages(triton.rotary_pages, **inputs)
 
 
 def cost(
     qkv_TC: Tensor,
-    cos_TA: Tensor | None,
+    angles: tuple[Tensor, Tensor] | None,
     slots_T: Tensor,
-    k_pages_PKSH: Tensor,
-    q_norm_H: Tensor | None = None,
+    pages: Pages,
+    norm: QKNorm | None = None,
     **_: Any,
 ) -> OpCost:
     num_tokens, columns = qkv_TC.shape
-    num_kv_heads, head_dim = k_pages_PKSH.shape[1], k_pages_PKSH.shape[3]
-    angles = 2 * cos_TA.nbytes if cos_TA is not None else 0
-    norms = 2 * q_norm_H.nbytes if q_norm_H is not None else 0
-    codes = holds_codes(k_pages_PKSH.dtype)
-    head_bytes = head_dim * k_pages_PKSH.element_size() + (4 if codes else 0)
+    num_kv_heads, _, head_dim = pages.k_pages.shape[1:]
+    angle_bytes = 2 * angles[0].nbytes if angles is not None else 0
+    norm_bytes = 2 * norm.q_weight.nbytes if norm is not None else 0
+    codes = holds_codes(pages.k_pages.dtype)
+    head_bytes = head_dim * pages.k_pages.element_size() + (4 if codes else 0)
     q_bytes = num_tokens * (columns - 2 * num_kv_heads * head_dim) * qkv_TC.element_size()
     return OpCost(
-        qkv_TC.nbytes + angles + norms + slots_T.nbytes,
+        qkv_TC.nbytes + angle_bytes + norm_bytes + slots_T.nbytes,
         q_bytes + 2 * num_tokens * num_kv_heads * head_bytes,
     )
 
 
 def eager(
     qkv_TC: Tensor,
-    cos_TA: Tensor | None,
-    sin_TA: Tensor | None,
+    angles: tuple[Tensor, Tensor] | None,
     slots_T: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    k_scale_PKS: Tensor | None = None,
-    v_scale_PKS: Tensor | None = None,
-    q_norm_H: Tensor | None = None,
-    k_norm_H: Tensor | None = None,
-    eps: float = 1e-6,
-    **_: Any,
+    pages: Pages,
+    norm: QKNorm | None = None,
 ) -> Tensor:
     """torch's own ops, in the order a model would call them; every token is written."""
-    num_kv_heads, page_size, head_dim = k_pages_PKSH.shape[1:]
+    num_kv_heads, page_size, head_dim = pages.k_pages.shape[1:]
     heads = qkv_TC.unflatten(-1, (-1, head_dim))
     sizes = (heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads)
     q, k, v = heads.split(sizes, dim=1)
-    if q_norm_H is not None and k_norm_H is not None:
-        q = functional.rms_norm(q, (head_dim,), q_norm_H, eps)
-        k = functional.rms_norm(k, (head_dim,), k_norm_H, eps)
-    if cos_TA is not None and sin_TA is not None:
-        q = rotate(q, cos_TA, sin_TA)
-        k = rotate(k, cos_TA, sin_TA)
+    if norm is not None:
+        q = functional.rms_norm(q, (head_dim,), norm.q_weight, norm.eps)
+        k = functional.rms_norm(k, (head_dim,), norm.k_weight, norm.eps)
+    if angles is not None:
+        q, k = rotate(q, *angles), rotate(k, *angles)
     page, place = slots_T // page_size, slots_T % page_size
-    for pages, scales, x in ((k_pages_PKSH, k_scale_PKS, k), (v_pages_PKSH, v_scale_PKS, v)):
+    for held, scales, x in ((pages.k_pages, pages.k_scale, k), (pages.v_pages, pages.v_scale, v)):
         if scales is None:
-            pages[page, :, place] = x
+            held[page, :, place] = x
             continue
-        codes, row_scales = quantize_rows(x, pages.dtype)
-        pages.view(torch.uint8)[page, :, place] = codes.view(torch.uint8)
+        codes, row_scales = quantize_rows(x, held.dtype)
+        held.view(torch.uint8)[page, :, place] = codes.view(torch.uint8)
         scales[page, :, place] = row_scales
     return q
-
-
-def supports(target: Target, case: Case) -> bool:
-    """8-bit floats must be the target's own."""
-    setting = case.make.args[0]  # type: ignore[attr-defined]
-    return setting.page_dtype not in (FP8, FNUZ) or setting.page_dtype == target.fp8
 
 
 SHAPES = [
@@ -252,7 +234,7 @@ BENCH = [
 OP = Op(
     name="rotary_pages",
     summary="q/k norm, rotary embedding, K and V into pages, as values or 8-bit codes",
-    reference=partial(with_what_changed, reference.rotary_pages),
+    reference=partial(with_pages, reference.rotary_pages),
     launch=launch,
     cost=cost,
     small_cases=SMALL,
@@ -275,5 +257,5 @@ OP = Op(
         ]
     ],
     baselines={"eager": eager},
-    supports=supports,
+    supports=has_floats_of,
 )

@@ -5,49 +5,53 @@ pages of S tokens (kernels/pages.py has their layout).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor
 
-from ridgeline.kernels.pages import write_tokens
+from ridgeline.kernels.pages import Pages, write_tokens
 from ridgeline.kernels.rms_norm.reference import rms_norm
 from ridgeline.kernels.rotary.reference import rotate
 
 
+class QKNorm(NamedTuple):
+    """RMS norm of every query and K head before it is turned."""
+
+    q_weight: Tensor  # [H]
+    k_weight: Tensor  # [H]
+    eps: float = 1e-6
+    offset: float = 0.0  # added to the weights
+
+
 def rotary_pages(
     qkv_TC: Tensor,
-    cos_TA: Tensor | None,
-    sin_TA: Tensor | None,
+    angles: tuple[Tensor, Tensor] | None,
     slots_T: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    k_scale_PKS: Tensor | None = None,
-    v_scale_PKS: Tensor | None = None,
-    q_norm_H: Tensor | None = None,
-    k_norm_H: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
+    pages: Pages,
+    norm: QKNorm | None = None,
 ) -> Tensor:
     """Returns q, normed and turned, as a contiguous [T, N, H]; writes K and V of each token into
     its slot, K normed and turned likewise. **Changes the pages and their scales in place.**
 
     Rows of qkv hold all query heads, then all K heads, then all V heads. Everything is fp32 from
-    load to store: q, K and V are rounded once. Without norm weights there is no norm, without
-    angles no turning. A token with a negative slot is not written; no two may share a slot.
+    load to store: q, K and V are rounded once. `angles` are cos and sin, [T, A] each; without them
+    nothing is turned. A token with a negative slot is not written; no two may share a slot.
     """
-    num_kv_heads, head_dim = k_pages_PKSH.shape[1], k_pages_PKSH.shape[3]
+    num_kv_heads, _, head_dim = pages.k_pages.shape[1:]
     heads = qkv_TC.float().unflatten(-1, (-1, head_dim))
     num_heads = heads.shape[1] - 2 * num_kv_heads
     q_TNH, k_TKH, v_TKH = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    if q_norm_H is not None and k_norm_H is not None:
-        q_TNH = _normed(q_TNH, q_norm_H, eps, offset)
-        k_TKH = _normed(k_TKH, k_norm_H, eps, offset)
-    if cos_TA is not None and sin_TA is not None:
-        q_TNH, k_TKH = rotate(q_TNH, cos_TA, sin_TA), rotate(k_TKH, cos_TA, sin_TA)
-    write_tokens(k_pages_PKSH, slots_T, k_TKH, k_scale_PKS)
-    write_tokens(v_pages_PKSH, slots_T, v_TKH, v_scale_PKS)
+    if norm is not None:
+        q_TNH = _normed(q_TNH, norm.q_weight, norm)
+        k_TKH = _normed(k_TKH, norm.k_weight, norm)
+    if angles is not None:
+        q_TNH, k_TKH = rotate(q_TNH, *angles), rotate(k_TKH, *angles)
+    write_tokens(pages.k_pages, slots_T, k_TKH, pages.k_scale)
+    write_tokens(pages.v_pages, slots_T, v_TKH, pages.v_scale)
     return q_TNH.to(qkv_TC.dtype).contiguous()
 
 
-def _normed(x: Tensor, weight_H: Tensor, eps: float, offset: float) -> Tensor:
-    out = rms_norm(x, weight_H, eps, offset)
+def _normed(x: Tensor, weight_H: Tensor, norm: QKNorm) -> Tensor:
+    out = rms_norm(x, weight_H, norm.eps, norm.offset)
     assert isinstance(out, Tensor)
     return out

@@ -16,8 +16,9 @@ from torch import Tensor
 from ridgeline.errors import UnsupportedError
 from ridgeline.formats.scaling import LARGEST, SMALLEST_AMAX
 from ridgeline.kernels.launch import launch, target_of
-from ridgeline.kernels.pages import check_page_size, holds_codes
+from ridgeline.kernels.pages import Pages, check_pages, holds_codes
 from ridgeline.kernels.rotary.triton import load_angles, num_warps, turn, width_of_rest
+from ridgeline.kernels.rotary_pages.reference import QKNorm
 from ridgeline.kernels.rows import row_scale, to_codes
 from ridgeline.kernels.targets import roomy
 
@@ -273,54 +274,48 @@ def rotary_pages_kernel(
 
 def rotary_pages(
     qkv_TC: Tensor,
-    cos_TA: Tensor | None,
-    sin_TA: Tensor | None,
+    angles: tuple[Tensor, Tensor] | None,
     slots_T: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    k_scale_PKS: Tensor | None = None,
-    v_scale_PKS: Tensor | None = None,
-    q_norm_H: Tensor | None = None,
-    k_norm_H: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
+    pages: Pages,
+    norm: QKNorm | None = None,
 ) -> Tensor:
     """The launcher; arguments and results are reference.py's."""
-    _check(qkv_TC, slots_T, k_pages_PKSH, v_pages_PKSH, k_scale_PKS, v_scale_PKS)
-    (num_tokens, width), (_, num_kv_heads, page_size, head_dim) = qkv_TC.shape, k_pages_PKSH.shape
+    check_pages(pages)
+    check_projection(qkv_TC, slots_T, pages)
+    (num_tokens, width), (_, num_kv_heads, page_size, head_dim) = qkv_TC.shape, pages.k_pages.shape
     num_heads = width // head_dim - 2 * num_kv_heads
     # Without angles the parts are the head's halves all the same.
-    num_angles = cos_TA.shape[-1] if cos_TA is not None else head_dim // 2
+    num_angles = angles[0].shape[-1] if angles is not None else head_dim // 2
     q_TNH = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv_TC.dtype, device=qkv_TC.device)
     tokens, heads, block, num_held = choose(num_kv_heads, num_angles, head_dim)
     blocks = triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads)
-    codes, target = holds_codes(k_pages_PKSH.dtype), target_of(qkv_TC)
+    codes, target = holds_codes(pages.k_pages.dtype), target_of(qkv_TC)
     if num_tokens:
         launch(
             rotary_pages_kernel,
             (triton.cdiv(num_tokens, tokens) * blocks,),
             (
                 qkv_TC,
-                cos_TA.contiguous() if cos_TA is not None else qkv_TC,
-                sin_TA.contiguous() if sin_TA is not None else qkv_TC,
+                angles[0].contiguous() if angles is not None else qkv_TC,
+                angles[1].contiguous() if angles is not None else qkv_TC,
                 slots_T,
                 q_TNH,
-                k_pages_PKSH,
-                v_pages_PKSH,
-                k_scale_PKS if k_scale_PKS is not None else k_pages_PKSH,
-                v_scale_PKS if v_scale_PKS is not None else v_pages_PKSH,
-                q_norm_H if q_norm_H is not None else qkv_TC,
-                k_norm_H if k_norm_H is not None else qkv_TC,
+                pages.k_pages,
+                pages.v_pages,
+                pages.k_scale if pages.k_scale is not None else pages.k_pages,
+                pages.v_scale if pages.v_scale is not None else pages.v_pages,
+                norm.q_weight if norm is not None else qkv_TC,
+                norm.k_weight if norm is not None else qkv_TC,
                 qkv_TC.stride(0),
                 num_tokens,
                 num_heads,
                 num_kv_heads,
-                eps,
-                offset,
+                norm.eps if norm is not None else 1e-6,
+                norm.offset if norm is not None else 0.0,
             ),
-            HAS_NORM=q_norm_H is not None,
-            TURNS=cos_TA is not None,
-            LARGEST=LARGEST[k_pages_PKSH.dtype] if codes else 0.0,
+            HAS_NORM=norm is not None,
+            TURNS=angles is not None,
+            LARGEST=LARGEST[pages.k_pages.dtype] if codes else 0.0,
             SMALLEST_AMAX=SMALLEST_AMAX,
             PAGE_SIZE=page_size,
             ANGLES=num_angles,
@@ -344,27 +339,11 @@ def choose(num_kv_heads: int, num_angles: int, head_dim: int) -> tuple[int, int,
     return tokens, heads, block, tokens * heads * width
 
 
-def _check(
-    qkv_TC: Tensor,
-    slots_T: Tensor,
-    k_pages_PKSH: Tensor,
-    v_pages_PKSH: Tensor,
-    k_scale_PKS: Tensor | None,
-    v_scale_PKS: Tensor | None,
-) -> None:
-    """What the kernel relies on and cannot see."""
-    check_page_size(k_pages_PKSH.shape[2])
-    codes = holds_codes(k_pages_PKSH.dtype)
-    if codes != (k_scale_PKS is not None) or codes != (v_scale_PKS is not None):
-        raise ValueError(f"pages of {k_pages_PKSH.dtype} {'need' if codes else 'have no'} scales")
-    if qkv_TC.shape[1] % k_pages_PKSH.shape[3]:
-        raise UnsupportedError(
-            f"{qkv_TC.shape[1]} columns are not whole heads of {k_pages_PKSH.shape[3]}"
-        )
-    assert k_pages_PKSH.shape == v_pages_PKSH.shape, "K and V pages differ in shape"
-    assert k_pages_PKSH.dtype == v_pages_PKSH.dtype, "K and V pages differ in dtype"
-    written = (k_pages_PKSH, v_pages_PKSH, k_scale_PKS, v_scale_PKS)
-    assert all(x.is_contiguous() for x in written if x is not None), "pages are not contiguous"
+def check_projection(qkv_TC: Tensor, slots_T: Tensor, pages: Pages) -> None:
+    """What a kernel that reads the projection relies on and cannot see."""
+    head_dim = pages.k_pages.shape[3]
+    if qkv_TC.shape[1] % head_dim:
+        raise UnsupportedError(f"{qkv_TC.shape[1]} columns are not whole heads of {head_dim}")
     assert qkv_TC.stride(1) == 1, "rows of qkv are not contiguous"
     assert slots_T.shape == qkv_TC.shape[:1], "one slot a token"
     assert slots_T.is_contiguous(), "slots are not contiguous"

@@ -68,8 +68,8 @@ def make(setting: StepStartCase, device: torch.device, generator: torch.Generato
     return inputs
 
 
-def case(*about: Any, **more: Any) -> Case:
-    setting = StepStartCase(*about, **more)
+def case(*args: Any, **kwargs: Any) -> Case:
+    setting = StepStartCase(*args, **kwargs)
     return Case(setting.label, partial(make, setting), setting.dtype)
 
 

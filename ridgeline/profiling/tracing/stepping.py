@@ -27,7 +27,7 @@ from ridgeline.engine.execution.tensor_runner import TensorRunner
 from ridgeline.engine.sampling.outputs import Output
 from ridgeline.engine.steps.notes import Note
 from ridgeline.errors import ContextLengthError, OutOfMemoryError, RequestError, UsageError
-from ridgeline.kernels.pages import holds_codes
+from ridgeline.kernels.pages import Pages, holds_codes
 from ridgeline.models import Transformer
 from ridgeline.models.cost import Chunk
 from ridgeline.parallel.group import Group
@@ -45,7 +45,7 @@ class ProfiledSteps(Protocol):
     recipe: Recipe  # with nothing left open
     loop: Any  # "engine" or "naive"
     device: torch.device
-    pages: Tensor | None  # of the first layer's keys
+    pages: Pages | None  # of the first layer
     num_ranks: int  # that run the steps together; the model is the first one's part
     ranks_a_device: int  # that share the device's ceilings
 
@@ -75,7 +75,7 @@ class EngineSteps:
         self.ranks_a_device = engine.ranks_a_device
         assert engine.recipe.speculation.method == "none", "plain steps are profiled"
         self.model, self.device = engine.runner.model, engine.runner.device
-        self.pages: Tensor | None = engine.runner.kv.layers[0].k_pages
+        self.pages: Pages | None = engine.runner.kv.layers[0]
 
     @contextmanager
     def decoding(self, batch: int, context: int, num_steps: int) -> Iterator[StepFunction]:

@@ -1,5 +1,5 @@
-"""How the fixed kernels (fixed.py, fixed_decode.py) cut the keys, and what they keep of each split:
-integers only, so that a memory plan can ask where no Triton is.
+"""How the kernels cut the keys, and what they keep of each split: integers only, so that a memory
+plan can ask where no Triton is.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def most_partial_bytes(
     window: int | None,
     split_tokens: int = SPLIT,
 ) -> int:
-    """Of decode rows' splits, at most on any chip: in fixed_decode.py as many as are allowed, in
-    fixed.py those of so few rows that a program does not take all splits. There tiles are one a row
-    and one more for each tile of them, which has 16 rows or more.
+    """Of decode rows' splits, at most on any chip: in decode.py as many as are allowed, in
+    triton.py those of so few rows that a program does not take all splits. There tiles are one a
+    row and one more for each tile of them, which has 16 rows or more.
     """
     own = count_splits(longest, split_tokens, window, 1)
     most = min(partial_bytes(num_heads, head_dim, num_rows, own), MOST_PARTIAL)

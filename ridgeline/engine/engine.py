@@ -260,12 +260,12 @@ class Engine:
         """
         nothing = Sampling(max_tokens=1)
         jobs = [self.job(prompt, nothing, pooling) for prompt in as_prompts(prompts)]
-        found = []
+        embeddings = []
         for output in self._run_all(jobs):
             output.raise_unless_finished()
             assert output.embedding is not None, "a finished embedding is there"
-            found.append(output.embedding)
-        return torch.stack(found)
+            embeddings.append(output.embedding)
+        return torch.stack(embeddings)
 
     def score(
         self,

@@ -160,15 +160,15 @@ def prompt_logprobs(
     """The log-probability of each token of a prompt after those before it; the first has none."""
     check_prompt(model.config, prompt)
     cache = OneSequence(model, len(prompt))
-    found: list[TokenLogprob | None] = [None]
+    logprobs: list[TokenLogprob | None] = [None]
     tokens_T = torch.tensor(prompt, dtype=torch.int64, device=cache.positions_T.device)
     for start in range(0, len(prompt) - 1, CHUNK):
         part_T = tokens_T[start : min(start + CHUNK, len(prompt) - 1)]
         cache.begin(len(part_T), len(prompt))
         logits_TV = model.logits(model(part_T, cache))
         cache.end()
-        found += logprobs_of(logits_TV, tokens_T[start + 1 : start + 1 + len(part_T)], num_top)
-    return found
+        logprobs += logprobs_of(logits_TV, tokens_T[start + 1 : start + 1 + len(part_T)], num_top)
+    return logprobs
 
 
 def check_prompt(config: ModelConfig, prompt: Sequence[int]) -> int:

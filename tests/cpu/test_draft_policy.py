@@ -359,7 +359,7 @@ def test_a_step_without_drafts_is_little_work_for_the_host(allowed: bool, most_c
             calls.clear()
             sys.setprofile(note)
             wanted = drafting.wanted(num_streams)
-            out = Out(SimpleNamespace(plan=plan), plan, 0.0, 0.1, drafting.way)  # type: ignore[arg-type]
+            out = Out(SimpleNamespace(plan=plan), plan, 0.0, 0.1, drafting.planned)  # type: ignore[arg-type]
             if allowed:
                 drafting.launched(out, jobs)
             drafting.received(out, output, last=step + 0.2, now=step + 1.2)

@@ -130,9 +130,9 @@ class Loop:
 
     def _launch(self, plan: StepPlan, begun: float) -> None:
         in_flight = self.runner.launch(plan, self._jobs, self.scheduler.known_tokens)
-        way = PLAIN if self.drafting is None else self.drafting.way
-        self._out.append(Out(in_flight, plan, begun, time.monotonic(), way))
-        if self.drafting is not None and way.allowed:
+        planned = PLAIN if self.drafting is None else self.drafting.planned
+        self._out.append(Out(in_flight, plan, begun, time.monotonic(), planned))
+        if self.drafting is not None and planned.allowed:
             self.drafting.launched(self._out[-1], self._jobs)
         for request_id, reason in in_flight.failed.items():
             self.scheduler.fail(request_id, reason)
@@ -142,7 +142,7 @@ class Loop:
     def _receive(self) -> None:
         out = self._out.popleft()
         plan = out.in_flight.plan
-        judged = self.drafting is None or out.way.allowed
+        judged = self.drafting is None or out.planned.allowed
         output = self.runner.collect(out.in_flight, judged)
         last_time, self._last_time = self._last_time, time.monotonic()
         self._last_step_s = self._last_time - out.begun

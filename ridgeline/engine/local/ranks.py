@@ -88,14 +88,14 @@ def load_on_ranks(
     if recipe.parallel.tensor == 1:
         return load(model, recipe, tokenizer, device, progress), None
     task = _task(model, recipe, device)
-    place = torchrun_place()
-    if place is None:
+    process = torchrun_place()
+    if process is None:
         return _load_and_start(task, model, tokenizer, progress)
-    _check_place(place, recipe, task.device_type)
-    group = _join(place, task, local=place.size == place.local_size)
+    _check_process(process, recipe, task.device_type)
+    group = _join(process, task, local=process.size == process.local_size)
     whole = model if isinstance(model, Transformer) else None
-    part, filled, plan = load_part(task, group, place.local_size, whole, False, progress)
-    if place.rank:
+    part, filled, plan = load_part(task, group, process.local_size, whole, False, progress)
+    if process.rank:
         serve(part, filled, group)
         raise SystemExit(0)
     return Loaded(part, _tokenizer(task, tokenizer), filled, plan), Members(group, lambda: None)
@@ -130,11 +130,11 @@ def _load_and_start(
 
 def main() -> None:
     """A rank that was started by rank 0. What goes wrong while it loads, rank 0 tells."""
-    place, task = started()
+    process, task = started()
     try:
-        group = _join(place, task, local=True)
+        group = _join(process, task, local=True)
         is_sent = not isinstance(task.source, Path)
-        part, filled, _ = load_part(task, group, place.local_size, None, is_sent)
+        part, filled, _ = load_part(task, group, process.local_size, None, is_sent)
         serve(part, filled, group)
     except RidgelineError as error:
         raise SystemExit(error.exit_code) from None
@@ -205,18 +205,18 @@ def _check_devices(num_ranks: int, device_type: str) -> None:
         )
 
 
-def _check_place(place: RankProcess, recipe: Recipe, device_type: str) -> None:
-    if place.size != recipe.parallel.tensor:
+def _check_process(process: RankProcess, recipe: Recipe, device_type: str) -> None:
+    if process.size != recipe.parallel.tensor:
         raise UsageError(
-            f"tensor_parallel is {recipe.parallel.tensor} and torchrun has started {place.size} "
-            f"ranks; start {recipe.parallel.tensor}, or use --tensor-parallel {place.size}"
+            f"tensor_parallel is {recipe.parallel.tensor} and torchrun has started {process.size} "
+            f"ranks; start {recipe.parallel.tensor}, or use --tensor-parallel {process.size}"
         )
-    _check_devices(place.local_size, device_type)
+    _check_devices(process.local_size, device_type)
 
 
-def _join(place: RankProcess, task: Task, local: bool, gone: Gone = nobody_knows) -> Group:
-    device = "cpu" if task.device_type == "cpu" else f"cuda:{place.local_rank}"
-    return join(place.store, place.rank, place.size, device, local, gone)
+def _join(process: RankProcess, task: Task, local: bool, gone: Gone = nobody_knows) -> Group:
+    device = "cpu" if task.device_type == "cpu" else f"cuda:{process.local_rank}"
+    return join(process.store, process.rank, process.size, device, local, gone)
 
 
 def load_part(
@@ -267,8 +267,8 @@ def _with_head_agreed(
     own = group.together(lambda: measured_head(config, filled, device))
     if own is None or not group.largest(not own.quantize):
         return filled, plan
-    said = in_words([own], filled.dtype) or f"head {filled.head} is slower on another rank"
-    return with_plain_head(config, filled, plan, None, None, said)
+    reason = in_words([own], filled.dtype) or f"head {filled.head} is slower on another rank"
+    return with_plain_head(config, filled, plan, None, None, reason)
 
 
 def _agreed_dtype(task: Task, config: ModelConfig, device: str, group: Group) -> torch.dtype:

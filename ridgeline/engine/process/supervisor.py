@@ -285,9 +285,9 @@ class Supervisor:
 
     def _suspected(self, numbers: set[int]) -> list[Held]:
         """Who was in the lost steps; if none was out, who was in the process at all."""
-        found = [part.request for number, part in self._parts.items() if number in numbers]
-        found = found or [part.request for part in self._parts.values()]
-        return list(dict.fromkeys(found))
+        suspects = [part.request for number, part in self._parts.items() if number in numbers]
+        suspects = suspects or [part.request for part in self._parts.values()]
+        return list(dict.fromkeys(suspects))
 
     def _lose_all(self) -> None:
         self._parts.clear()

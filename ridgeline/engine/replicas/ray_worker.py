@@ -53,7 +53,7 @@ def load_ray() -> Any:
 
 
 class News(NamedTuple):
-    """What an actor tells at a time."""
+    """What an actor reports at once."""
 
     messages: list[WorkerMessage]
     progress: EngineProgress
@@ -95,19 +95,19 @@ def _moved(command: Command, seconds: float) -> Command:
 
 
 class RemoteHeartbeat:
-    """As engine/process/heartbeat.py has it, of what was last told."""
+    """As engine/process/heartbeat.py has it, from the last news."""
 
     def __init__(self) -> None:
         progress = EngineProgress(0, 0.0, 0.0)
-        self._news, self._told_at = News([], progress, NO_STATS, set(), None), time.monotonic()
+        self._news, self._noted_at = News([], progress, NO_STATS, set(), None), time.monotonic()
 
     def note(self, news: News) -> None:
-        self._news, self._told_at = news._replace(messages=[]), time.monotonic()
+        self._news, self._noted_at = news._replace(messages=[]), time.monotonic()
 
     @property
     def progress(self) -> EngineProgress:
-        told = self._news.progress
-        return told._replace(idle_s=told.idle_s + time.monotonic() - self._told_at)
+        progress = self._news.progress
+        return progress._replace(idle_s=progress.idle_s + time.monotonic() - self._noted_at)
 
     @property
     def stats(self) -> Stats:

@@ -81,8 +81,8 @@ class Grammar:
     @property
     def choices(self) -> list[str]:
         assert self.kind == "choice", f"a {self.kind} has no choices"
-        found: list[str] = json.loads(self.text)
-        return found
+        choices: list[str] = json.loads(self.text)
+        return choices
 
     def _check_text(self) -> None:
         if self.kind == "json_object":

@@ -25,7 +25,7 @@ MAX_BIASED = 1024  # tokens whose logits one request may change
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that the samples of a request have seeds of their own
 
 
-def _about(meaning: str, python_only: bool = False) -> dict[str, Any]:
+def _help(meaning: str, python_only: bool = False) -> dict[str, Any]:
     """A field's metadata. `python_only` fields are no flags of `ridgeline generate`."""
     return {"help": meaning, "python_only": python_only}
 
@@ -34,74 +34,74 @@ def _about(meaning: str, python_only: bool = False) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Sampling:
     temperature: float = field(
-        default=0.0, metadata=_about("0 is greedy; higher spreads the choice over more tokens")
+        default=0.0, metadata=_help("0 is greedy; higher spreads the choice over more tokens")
     )
-    top_k: int = field(default=0, metadata=_about("choose among the k likeliest tokens; 0: all"))
+    top_k: int = field(default=0, metadata=_help("choose among the k likeliest tokens; 0: all"))
     top_p: float = field(
         default=1.0,
-        metadata=_about("choose among the likeliest tokens that together reach this probability"),
+        metadata=_help("choose among the likeliest tokens that together reach this probability"),
     )
     min_p: float = field(
         default=0.0,
-        metadata=_about("drop tokens below this share of the likeliest one's probability"),
+        metadata=_help("drop tokens below this share of the likeliest one's probability"),
     )
     repetition_penalty: float = field(
         default=1.0,
-        metadata=_about("above 1: makes tokens of the prompt and the output less likely"),
+        metadata=_help("above 1: makes tokens of the prompt and the output less likely"),
     )
     presence_penalty: float = field(
-        default=0.0, metadata=_about("taken off the logit of a token that is in the output")
+        default=0.0, metadata=_help("taken off the logit of a token that is in the output")
     )
     frequency_penalty: float = field(
         default=0.0,
-        metadata=_about("taken off a token's logit for each time it is in the output"),
+        metadata=_help("taken off a token's logit for each time it is in the output"),
     )
     logit_bias: Mapping[int, float] = field(
         default_factory=dict,
         hash=False,
-        metadata=_about("added to the logits of these token ids", python_only=True),
+        metadata=_help("added to the logits of these token ids", python_only=True),
     )
     seed: int | None = field(
-        default=None, metadata=_about("repeats a draw; drawn and reported when not given")
+        default=None, metadata=_help("repeats a draw; drawn and reported when not given")
     )
-    max_tokens: int = field(default=256, metadata=_about("stop after this many tokens"))
+    max_tokens: int = field(default=256, metadata=_help("stop after this many tokens"))
     min_tokens: int = field(
-        default=0, metadata=_about("no stop token is chosen before there are this many tokens")
+        default=0, metadata=_help("no stop token is chosen before there are this many tokens")
     )
     stop: tuple[str, ...] = field(
         default=(),
-        metadata=_about("end before this text appears in the output (may be given several times)"),
+        metadata=_help("end before this text appears in the output (may be given several times)"),
     )
     stop_ids: tuple[int, ...] = field(
         default=(),
-        metadata=_about("end after this token id, beside the model's own (several times)"),
+        metadata=_help("end after this token id, beside the model's own (several times)"),
     )
     ignore_eos: bool = field(
         default=False,
-        metadata=_about("the model's own end-of-text tokens end nothing", python_only=True),
+        metadata=_help("the model's own end-of-text tokens end nothing", python_only=True),
     )
     logprobs: int | None = field(
         default=None,
-        metadata=_about(
+        metadata=_help(
             "log-probability of each output token, and of this many likeliest ones, as the model "
             "has them before temperature, penalties and filters",
             python_only=True,
         ),
     )
     prompt_logprobs: int | None = field(
-        default=None, metadata=_about("the same for the tokens of the prompt", python_only=True)
+        default=None, metadata=_help("the same for the tokens of the prompt", python_only=True)
     )
-    n: int = field(default=1, metadata=_about("outputs of the one prompt", python_only=True))
+    n: int = field(default=1, metadata=_help("outputs of the one prompt", python_only=True))
     best_of: int | None = field(
         default=None,
-        metadata=_about(
+        metadata=_help(
             "make this many outputs and return the n with the highest mean log-probability",
             python_only=True,
         ),
     )
     grammar: Grammar | None = field(
         default=None,
-        metadata=_about(
+        metadata=_help(
             "the form that the output must have: it ends when that is complete, and its text "
             "is what the grammar accepts",
             python_only=True,

@@ -19,13 +19,13 @@ class StopWatcher:
         if self.stopped:
             return ""
         held = self._held + text
-        found = [
+        matches = [
             (held.find(stop) + len(stop), held.find(stop)) for stop in self.stops if stop in held
         ]
-        if found:
+        if matches:
             self.stopped = True
             self._held = ""
-            _, start = min(found)  # the one that is complete first, however the text was cut
+            _, start = min(matches)  # the one that is complete first, however the text was cut
             return held[:start]
         keep = self._possible_start(held)
         self._held = held[len(held) - keep :]

@@ -70,7 +70,7 @@ class PromptLookup(Drafter):
 
     def __init__(self, drafts_SK: Tensor, max_context: int, recipe: Speculation) -> None:
         self.drafts_SK, self.device = drafts_SK, drafts_SK.device
-        self.ngrams = (recipe.min_ngram, recipe.max_ngram)
+        self.min_ngram, self.max_ngram = recipe.min_ngram, recipe.max_ngram
         shape = (len(drafts_SK), max_context + 1)
         self.history_SL = torch.zeros(shape, dtype=torch.int32, device=self.device)
 
@@ -90,8 +90,9 @@ class PromptLookup(Drafter):
         samples_4N = samples_of(plan, self.device)
         if plan.moved_tokens:
             _move_samples(samples_4N, plan, counts_R)
-        tables = (self.history_SL, self.drafts_SK)
-        return prompt_lookup(*tables, tokens_R, samples_4N, *self.ngrams)
+        return prompt_lookup(
+            self.history_SL, self.drafts_SK, tokens_R, samples_4N, self.min_ngram, self.max_ngram
+        )
 
     def judge_rows(
         self, samples_4R: Tensor, tokens_R: Tensor, out_3R: Tensor, last_R: Tensor
@@ -99,8 +100,16 @@ class PromptLookup(Drafter):
         """The same from what the device has, and each sample's last token where the next step looks
         for it. Samples of the padding's seat harm nobody.
         """
-        tables = (self.history_SL, self.drafts_SK)
-        prompt_lookup(*tables, tokens_R, samples_4R, *self.ngrams, out_3R, last_R)
+        prompt_lookup(
+            self.history_SL,
+            self.drafts_SK,
+            tokens_R,
+            samples_4R,
+            self.min_ngram,
+            self.max_ngram,
+            out_3R,
+            last_R,
+        )
 
 
 def judged(plan: StepPlan, tokens_R: Tensor, drafts_SK: Tensor) -> Tensor:

@@ -114,15 +114,15 @@ def output_logprobs(
         tops = [jobs[plan.sample_keys[index][0]].sampling.logprobs or 0 for index in part]
         rows = to_device(part, logits_RV.device)
         tokens = tokens_R.index_select(0, rows)
-        found = ranked_logprobs(logits_RV.index_select(0, rows), tokens, max(tops))
-        pending.append(_note_samples([numbers[index] for index in part], tops, tokens, found))
+        ranked = ranked_logprobs(logits_RV.index_select(0, rows), tokens, max(tops))
+        pending.append(_note_samples([numbers[index] for index in part], tops, tokens, ranked))
     return pending
 
 
 def _note_samples(
-    numbers: list[int], tops: list[int], tokens: Tensor, found: tuple[Tensor, ...]
+    numbers: list[int], tops: list[int], tokens: Tensor, ranked: tuple[Tensor, ...]
 ) -> Callable[[Extras], None]:
-    arrived = [to_host(tensor) for tensor in (tokens, *found)]
+    arrived = [to_host(tensor) for tensor in (tokens, *ranked)]
 
     def note(extras: Extras) -> None:
         for number, top, entry in zip(numbers, tops, listed(*arrived), strict=True):
@@ -180,15 +180,15 @@ def _prompt_logprobs(
         if job.scoring is not None:
             pending.append(_note_scores(job.scoring, first + 1 + start, logits, tokens))
             continue
-        found = ranked_logprobs(logits, tokens, job.sampling.prompt_logprobs or 0)
-        pending.append(_note_prompt(request_id, first + 1 + start, tokens, found))
+        ranked = ranked_logprobs(logits, tokens, job.sampling.prompt_logprobs or 0)
+        pending.append(_note_prompt(request_id, first + 1 + start, tokens, ranked))
     return pending
 
 
 def _note_prompt(
-    request_id: Hashable, first: int, tokens: Tensor, found: tuple[Tensor, ...]
+    request_id: Hashable, first: int, tokens: Tensor, ranked: tuple[Tensor, ...]
 ) -> Callable[[Extras], None]:
-    arrived = [to_host(tensor) for tensor in (tokens, *found)]
+    arrived = [to_host(tensor) for tensor in (tokens, *ranked)]
     return lambda extras: extras.prompts.append(PromptPart(request_id, first, listed(*arrived)))
 
 

@@ -41,10 +41,10 @@ class Preparing:
 
     def cancel(self, request_id: Hashable) -> Prepared | None:
         """Take a request out; None if it is not here."""
-        found = self._waiting.pop(request_id, None)
-        if found is None:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is None:
             return None
-        return Prepared(found[0], found[1], End(request_id, "cancelled", "cancelled"))
+        return Prepared(waiting[0], waiting[1], End(request_id, "cancelled", "cancelled"))
 
     def take(self, now: float) -> list[Prepared]:
         """Those that wait no longer."""

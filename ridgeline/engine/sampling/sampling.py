@@ -35,8 +35,9 @@ def plain(logits_RV: Tensor, inputs: StepInputs, filtered: bool) -> Tensor:
         filters = {"top_k_B": inputs.top_k, "top_p_B": inputs.top_p, "min_p_B": inputs.min_p}
     if logits_RV.device.type == "cpu":
         return _plain_on_cpu(logits_RV, inputs, filters)
-    about = (inputs.temperature, inputs.seeds, inputs.draw_positions)
-    return sample_rows(logits_RV, *about, **filters)
+    return sample_rows(
+        logits_RV, inputs.temperature, inputs.seeds, inputs.draw_positions, **filters
+    )
 
 
 def _plain_on_cpu(logits_RV: Tensor, inputs: StepInputs, filters: dict[str, Tensor]) -> Tensor:
@@ -44,10 +45,13 @@ def _plain_on_cpu(logits_RV: Tensor, inputs: StepInputs, filters: dict[str, Tens
     tokens_R = _argmax(logits_RV)
     drawn = inputs.temperature.nonzero().squeeze(1)
     if len(drawn):
-        about = (inputs.temperature, inputs.seeds, inputs.draw_positions)
         chosen = {name: values[drawn] for name, values in filters.items()}
         tokens_R[drawn] = sample_rows(
-            logits_RV[drawn], *(values[drawn] for values in about), **chosen
+            logits_RV[drawn],
+            inputs.temperature[drawn],
+            inputs.seeds[drawn],
+            inputs.draw_positions[drawn],
+            **chosen,
         )
     return tokens_R
 
@@ -130,9 +134,9 @@ class Special:
         self, logits_RV: Tensor, inputs: StepInputs, plan: StepPlan, tokens_R: Tensor
     ) -> None:
         """Write the tokens of these samples into `tokens_R`, and count them."""
-        found = self.samples(plan)
-        for start in range(0, len(found), ROWS_AT_ONCE):
-            self._choose(found[start : start + ROWS_AT_ONCE], logits_RV, inputs, plan, tokens_R)
+        samples = self.samples(plan)
+        for start in range(0, len(samples), ROWS_AT_ONCE):
+            self._choose(samples[start : start + ROWS_AT_ONCE], logits_RV, inputs, plan, tokens_R)
 
     def _choose(
         self,

@@ -113,8 +113,8 @@ class DraftModel(Drafter):
     def follow(self, plan: StepPlan) -> None:
         self.runner.kv.copy_pages(plan.copies)
         self.pages.follow(plan)
-        places = zip(plan.table_seats, plan.table_indexes, strict=True)
-        self._changes.update(zip(places, plan.table_pages, strict=True))
+        entries = zip(plan.table_seats, plan.table_indexes, strict=True)
+        self._changes.update(zip(entries, plan.table_pages, strict=True))
 
     def judge(self, plan: StepPlan, tokens_R: Tensor, counts_R: Tensor) -> Tensor:
         return judged(plan, tokens_R, self.drafts_SK)
@@ -177,8 +177,8 @@ class DraftModel(Drafter):
             self.pages.fill(row.seat, row.start, row.position + 1)
 
     def _keep_drafts(self, rows: list[DraftRow], number: int) -> None:
-        places = [row.seat * self.drafts_SK.shape[1] + number for row in rows]
-        where = to_device(places, self.drafts_SK.device)
+        indexes = [row.seat * self.drafts_SK.shape[1] + number for row in rows]
+        where = to_device(indexes, self.drafts_SK.device)
         self.drafts_SK.view(-1).index_copy_(0, where, self.runner.buffers.last_tokens[: len(rows)])
 
 

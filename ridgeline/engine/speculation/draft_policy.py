@@ -160,17 +160,17 @@ class DraftPolicy:
         return {key: chosen[kind] for key, kind in classes.items() if chosen[kind]}
 
     def _chosen(
-        self, about: tuple[tuple[DraftKind, int], ...], num_rows: int
+        self, kinds: tuple[tuple[DraftKind, int], ...], num_rows: int
     ) -> Counter[DraftKind]:
         """Drafts for each kind of stream, of which there are so many. What was worked out a few
         steps ago holds: costs change slowly, and the host's time is the device's.
         """
-        step, chosen = self._known.get((about, num_rows), (-HOLDS, Counter[DraftKind]()))
+        step, chosen = self._known.get((kinds, num_rows), (-HOLDS, Counter[DraftKind]()))
         if self._step - step >= HOLDS:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            chosen = self._most_tokens_a_second(dict(about), num_rows)
-            self._known[about, num_rows] = (self._step, chosen)
+            chosen = self._most_tokens_a_second(dict(kinds), num_rows)
+            self._known[kinds, num_rows] = (self._step, chosen)
         return chosen
 
     def _most_tokens_a_second(

@@ -37,7 +37,7 @@ class Out(NamedTuple):
     plan: StepPlan  # as it was made; the runner may have dropped its drafts
     begun: float  # when its planning began
     launched: float  # when the host was done with it
-    way: PlannedDrafts = PLAIN
+    planned: PlannedDrafts = PLAIN
 
 
 class Verified(NamedTuple):
@@ -64,13 +64,13 @@ class Drafting:
         self._host_s = 0.0  # what the host takes to plan and launch a step
         self._verified: Verified | None = None
         self.pace = DraftPace()
-        self.way = PLAIN  # of the step that is planned now
+        self.planned = PLAIN  # of the step that is planned now
         self._num_streams = 0  # of the step that came back last
 
     def wanted(self, num_streams: int) -> dict[StreamKey, int]:
         """Drafts for a step that is planned now."""
         allowed = self.pace.allows(num_streams)
-        self.way = PlannedDrafts(num_streams, allowed)
+        self.planned = PlannedDrafts(num_streams, allowed)
         if allowed:
             return self.policy.wanted(num_streams)
         if self.policy.with_drafts:
@@ -96,19 +96,19 @@ class Drafting:
 
     def received(self, out: Out, output: StepOutput, last: float, now: float) -> None:
         """A step has come back `now`, the one before it at `last`."""
-        plan, way, verdicts = out.plan, out.way, output.verdicts
+        plan, planned, verdicts = out.plan, out.planned, output.verdicts
         has_prompts = plan.num_decode_rows + plan.num_draft_rows < len(plan.seats)
         # All of the time between two steps for the same streams is theirs, also of those that are
         # not in one because their drafts are out. Others come with a prompt: without one, and as
         # many as before, they are the same.
-        if way.num_streams == self._num_streams and not has_prompts:
+        if planned.num_streams == self._num_streams and not has_prompts:
             num_tokens = sum(verdicts.counts) if verdicts is not None else len(plan.sample_keys)
-            self.pace.note(way.num_streams, way.allowed, num_tokens, now - last)
-        self._num_streams = way.num_streams
-        if way.allowed:
+            self.pace.note(planned.num_streams, planned.allowed, num_tokens, now - last)
+        self._num_streams = planned.num_streams
+        if planned.allowed:
             assert verdicts is not None, "where tokens are drafted there are verdicts"
             self._tell(plan, verdicts)
-        if way.allowed or self._verified is not None:
+        if planned.allowed or self._verified is not None:
             self._note_costs(out, last, now, has_prompts)
 
     def _note_costs(self, out: Out, last: float, now: float, has_prompts: bool) -> None:
@@ -123,8 +123,9 @@ class Drafting:
             seconds = out.launched - out.begun
         most_drafts = max(plan.sample_drafts) if plan.num_draft_rows else 0
         if most_drafts and self.overlap and not self.on_host:
-            about = (len(plan.token_ids), most_drafts, seconds)
-            self._verified = Verified(frozenset(plan.sample_keys), *about)
+            self._verified = Verified(
+                frozenset(plan.sample_keys), len(plan.token_ids), most_drafts, seconds
+            )
         elif not waited:  # plain decoding does not wait for the host
             self.policy.costs.note(len(plan.token_ids), seconds, most_drafts)
 
@@ -132,8 +133,8 @@ class Drafting:
         """The policy hears of samples that had drafts, or have some now."""
         with_drafts, outcomes, all_drafts = self.policy.with_drafts, [], []
         if plan.num_draft_rows or with_drafts or any(verdicts.matches):
-            about = zip(plan.sample_keys, plan.sample_drafts, *verdicts, strict=True)
-            for key, drafts, count, right, match in about:
+            samples = zip(plan.sample_keys, plan.sample_drafts, *verdicts, strict=True)
+            for key, drafts, count, right, match in samples:
                 if match or drafts or key in with_drafts:
                     outcomes.append(DraftOutcome(key, count - 1, bool(right), match))
                     all_drafts.append(drafts)

@@ -1,6 +1,6 @@
-"""The same workload through somebody else's engine, in the same process of measurement.
+"""The same workload through another engine (transformers), measured the same way.
 
-`transformers` knows two ways: a `generate` call for each request, and all requests in one batch,
+`transformers` runs in two modes: a `generate` call for each request, and all requests in one batch,
 padded on the left to the longest prompt and run to the longest output; there, what a request makes
 beyond its own length is thrown away and not counted. Arrival times are left out: a peer has all
 requests from the beginning.

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.bench.kernels.tune import tune_ops
-from ridgeline.bench.kernels.tune_place import tune_in_place
+from ridgeline.bench.kernels.tune_layer import tune_in_place
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import (
     CHECK_FAILED_EXIT_CODE,

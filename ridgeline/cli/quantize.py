@@ -28,7 +28,7 @@ from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.detection import peak_device_bytes
 from ridgeline.hardware.units import human_bytes, parse_bytes
 from ridgeline.ladder.quantizing.auto import NO_CHOICE, Auto, quantize_auto, usual_schemes
-from ridgeline.ladder.quantizing.original_place import LARGE_BYTES, OriginalDevice, is_walked
+from ridgeline.ladder.quantizing.original_device import LARGE_BYTES, OriginalDevice, is_walked
 from ridgeline.ladder.quantizing.quantize_job import QuantizeJob, advice, quantize, save
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe

@@ -11,7 +11,7 @@ Choices shipped for known GPUs are in kernels/choices/; those of a user's machin
 win. Inside `untuned` none of them counts.
 
 A time is a kernel's own, back to back with itself. Where it stands among others the ranking may
-differ: times under the op's name "in place" (bench/kernels/tune_place.py) are of all that a kernel
+differ: times under the op's name "in place" (bench/kernels/tune_layer.py) are of all that a kernel
 stands among, and are asked first.
 """
 

@@ -7,13 +7,11 @@ from engines import engine_for, tiny
 
 from ridgeline.engine import Sampling
 from ridgeline.engine.execution.step_watch import StepWatch
-from ridgeline.engine.execution.work import StepTotals
 from ridgeline.hardware import detect
 from ridgeline.models.cost import Chunk, mean_step_cost, step_cost
 from ridgeline.profiling.predicting.gains import predict
 from ridgeline.profiling.predicting.situation import (
     mean_work,
-    phase_of_totals,
     phases_of,
     situation_of,
 )
@@ -44,10 +42,3 @@ def test_the_work_of_a_step_costs_what_its_pieces_cost() -> None:
     exact = step_cost(config, chunks, logit_rows=3, **sizes)
     mean = mean_step_cost(config, mean_work(chunks), **sizes)
     assert (mean.flops, mean.bytes) == (exact.flops, exact.bytes)
-
-
-def test_totals_become_a_phase() -> None:
-    assert phase_of_totals("decode", StepTotals()) is None
-    found = phase_of_totals("decode", StepTotals(4, 2.0, 8, 8, 8, 400, 400), gap_s=0.4)
-    assert found is not None
-    assert (found.num_steps, found.step_s, found.work.rows) == (4, pytest.approx(0.6), 2.0)

@@ -8,8 +8,8 @@ from engines import engine_for, prompts_of, tiny
 from torch import Tensor, nn
 
 from ridgeline.errors import OutOfMemoryError
-from ridgeline.ladder.quantizing import original_place
-from ridgeline.ladder.quantizing.original_place import is_walked, work_bytes
+from ridgeline.ladder.quantizing import original_device
+from ridgeline.ladder.quantizing.original_device import is_walked, work_bytes
 from ridgeline.models.copies import on_device
 from ridgeline.models.shapes import describe_shape
 from ridgeline.quality.walked import Walked
@@ -52,7 +52,7 @@ def test_a_copy_on_another_device_leaves_the_model_and_stays_tied() -> None:
 
 def memory(monkeypatch: pytest.MonkeyPatch, device: float, host: float) -> None:
     room = {"cpu": int(host * GIB), "cuda:0": int(device * GIB)}
-    monkeypatch.setattr(original_place, "available_memory", room.__getitem__)
+    monkeypatch.setattr(original_device, "available_memory", room.__getitem__)
 
 
 def test_it_lies_on_the_host_where_the_device_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""Times every op on its bench cases, beside the machine's ceilings and torch's way of doing the
-same work.
+"""Times every op on its bench cases, beside the machine's ceilings and torch
+doing the same work.
 
 Calls stand back to back in a captured graph, over enough sets of inputs that none is still in the
 L2 when its turn comes again. The best baseline of the same run is what a kernel is compared with.

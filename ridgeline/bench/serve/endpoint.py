@@ -1,5 +1,5 @@
-"""What is to be known of an endpoint before it is measured: that it answers, which model it has,
-and which of the options that not every server knows it takes.
+"""What must be known of an endpoint before it is measured: that it answers, which model it serves,
+and which optional request fields it accepts.
 
     meet(Endpoint.parse("http://127.0.0.1:8000"), "completions", None, None)
 """

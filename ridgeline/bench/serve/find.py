@@ -1,4 +1,4 @@
-"""The search for the highest rate (serve_search.py) over a live endpoint: what a probe is, and
+"""The search for the highest rate (search.py) over a live endpoint: what a probe is, and
 where to begin.
 
     settings = FindSettings(Bound(ttft_s=0.5), target=0.9)

@@ -98,8 +98,8 @@ def read_saved(folder: Path) -> dict[str, Any]:
         missing = FIELDS - document.keys()
     except FileNotFoundError:
         raise UsageError(
-            f"{folder} has no {CHECK}: it is no folder of `ridgeline optimize`, or the climb was "
-            "stopped before its last comparison; go on with --resume"
+            f"{folder} has no {CHECK}: `ridgeline optimize` did not write it, or the run was "
+            "stopped before its final comparison; continue that run with --resume"
         ) from None
     except (OSError, ValueError, AttributeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error

@@ -1,11 +1,11 @@
-"""What was seen of one state when it ran: its recipe with nothing left open, its sizes, its steps.
-A situation, from which predictions are made, comes from it.
+"""What was observed of one state while it ran: its recipe with nothing left open, its sizes, its
+steps. A situation, from which predictions are made, comes from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ridgeline.hardware import Hardware
@@ -84,9 +84,6 @@ class Observation:
             concurrency,
             prefix_share,
         )
-
-    def with_phases(self, phases: tuple[PhaseTime, ...]) -> Observation:
-        return replace(self, phases=phases)
 
     def roof(self, config: ModelConfig, hardware: Hardware, when: str) -> tuple[RoofPoint, ...]:
         """Where its phases lie; without ceilings nowhere."""

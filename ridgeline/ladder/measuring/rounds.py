@@ -1,4 +1,4 @@
-"""Is one way of running a model faster than another? Rounds that take turns, and what they say.
+"""Is one recipe faster than another? Interleaved rounds, and the speedup they show.
 
 Both sides run in every round, once one first and once the other, so that what else the machine does
 and how warm it is happens to both. A round gives one ratio; the speedup is their geometric mean,

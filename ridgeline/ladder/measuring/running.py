@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -51,16 +51,6 @@ class Round:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-class RecipeRun(Protocol):
-    """One recipe, loaded."""
-
-    def round(self, workload: Workload) -> Round: ...
-
-    def phases(self, workload: Workload) -> list[PhaseTime]: ...
-
-    def curve(self, batches: Sequence[int]) -> list[CurvePoint]: ...
 
 
 @dataclass(frozen=True)

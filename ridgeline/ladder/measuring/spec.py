@@ -1,4 +1,4 @@
-"""What a worker is told to load, and the file in which it finds the workload.
+"""What a worker loads, and the file that holds its workload.
 
 Spec(subject.path, None, "cpu", "engine", recipe, goal="latency", workload="climb/w.json")
 """

@@ -22,8 +22,8 @@ from ridgeline.ladder.modules.attention import switch
 from ridgeline.ladder.modules.copies import copied, weight_bytes
 from ridgeline.ladder.modules.graphed import Graphed
 from ridgeline.ladder.modules.linears import CodedLinear, quantize
+from ridgeline.profiling.modules.devices import converted
 from ridgeline.profiling.modules.form import ModuleForm
-from ridgeline.profiling.modules.placing import converted
 from ridgeline.quantization.scheme import parse_scheme
 
 

@@ -30,9 +30,9 @@ from ridgeline.ladder.modules.outputs import OutputBounds, difference
 from ridgeline.ladder.modules.rungs import Candidate, applies
 from ridgeline.ladder.outcome import Difference, Goal, RungOutcome, Speedup
 from ridgeline.profiling.modules.changes import CHANGES, ModuleChange
+from ridgeline.profiling.modules.devices import tensors
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.gains import CallWork, predict
-from ridgeline.profiling.modules.placing import tensors
 from ridgeline.profiling.modules.tracing import first_line
 from ridgeline.progress import Progress
 from ridgeline.timing import time_device, time_host

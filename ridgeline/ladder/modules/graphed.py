@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.capture import capture
-from ridgeline.profiling.modules.placing import converted, leaves, mapped, tensors
+from ridgeline.profiling.modules.devices import converted, leaves, mapped, tensors
 
 WARM_UPS = 3  # whatever is compiled, tuned or allocated when first used must be there
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline.errors import UsageError
 from ridgeline.ladder.outcome import Difference
-from ridgeline.profiling.modules.placing import leaves
+from ridgeline.profiling.modules.devices import leaves
 
 ROWS_AT_ONCE = 4096  # of logits, in fp64
 

@@ -29,9 +29,9 @@ from ridgeline.ladder.modules.optimized import OptimizedModule
 from ridgeline.ladder.modules.outputs import OutputBounds, difference
 from ridgeline.ladder.outcome import Figures, Goal, RoofPoint, RungOutcome, Side, Speedup
 from ridgeline.ladder.result import Climb
+from ridgeline.profiling.modules.devices import device_of, leaves, mapped, tensors
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.gains import accuracy_area
-from ridgeline.profiling.modules.placing import device_of, leaves, mapped, tensors
 from ridgeline.profiling.modules.result import ModuleProfile
 from ridgeline.profiling.modules.run import measured, name_of, profiled
 from ridgeline.profiling.modules.tracing import first_line
@@ -76,13 +76,15 @@ def optimize(
         usual = (max_error, round_s) == (OutputBounds.max_error, Settings.round_s)
         if inputs is not None or hardware is not None or skip or not usual:
             raise UsageError(
-                f"{str(module)!r} is a model's name: inputs, max_error, round_s, skip and hardware "
-                "go with a module"
+                f"{str(module)!r} is a model name; inputs, max_error, round_s, skip and hardware "
+                "apply to modules only"
             )
         common = {"goal": for_, "budget_s": budget_s, "rounds": rounds}
         return _climbed_model(str(module), max_kl, {**common, **options}, progress)
     if options:
-        raise UsageError(f"{sorted(options)[0]} is no option for a module, only for a model's name")
+        raise UsageError(
+            f"unknown option {sorted(options)[0]!r} for a module; it applies to model names only"
+        )
     settings = Settings(
         OutputBounds(max_error, max_kl), for_, budget_s, rounds, round_s, tuple(skip)
     )
@@ -114,7 +116,7 @@ def _climbed_model(
     for name in options:
         if name not in known:
             hint = near_matches(name, known)
-            raise UsageError(f"{name} is no option; use some of {', '.join(known)}{hint}")
+            raise UsageError(f"unknown option {name!r}{hint}; options are {', '.join(known)}")
     if max_kl is not None:
         options.setdefault("bounds", QualityBounds(max_kl).filled_from(USUAL))
     options.setdefault("command", ("python", *sys.argv))
@@ -124,11 +126,13 @@ def _climbed_model(
 def example_of(module: object, inputs: Any) -> Example:
     if not isinstance(module, nn.Module):
         raise UsageError(
-            f"{type(module).__name__} is no nn.Module; give one, or a model's name; "
+            f"expected an nn.Module or a model name, got {type(module).__name__}; only "
             "ridgeline.profile takes any callable"
         )
     if inputs is None:
-        raise UsageError("inputs are missing; give a tensor, a tuple, or a mapping of named ones")
+        raise UsageError(
+            "inputs are missing; pass a tensor, a tuple, or a mapping of keyword arguments"
+        )
     if isinstance(inputs, Mapping):
         return Example((), dict(inputs))
     return Example(tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,), {})
@@ -138,7 +142,7 @@ def _check_placed(example: Example, device: torch.device) -> None:
     for path, leaf in leaves(tuple(example)):
         if isinstance(leaf, Tensor) and leaf.device != device and leaf.dim() > 0:
             raise UsageError(
-                f"input {path} is on {leaf.device}, and the module on {device}; move one of them"
+                f"input {path} is on {leaf.device} but the module is on {device}; move one of them"
             )
 
 
@@ -147,8 +151,8 @@ def _copy(module: nn.Module) -> nn.Module:
         return copied(module)
     except (TypeError, RuntimeError) as error:
         raise UsageError(
-            f"{type(module).__name__} cannot be copied ({first_line(error)}), and the original is "
-            "never changed; give a module that copy.deepcopy takes"
+            f"{type(module).__name__} cannot be copied ({first_line(error)}); optimize works on a "
+            "copy, so the module must support copy.deepcopy"
         ) from error
 
 
@@ -160,8 +164,8 @@ def _reference(original: Built, example: Example, bounds: OutputBounds) -> tuple
     first = _detached(original(*example.args, **example.keywords))
     if not _unchanged(tensors(tuple(example)), before):
         raise UsageError(
-            "the module changes its inputs in place, so no second call is like the first; "
-            "wrap it so that it works on a copy"
+            "the module changes its inputs in place, so calls cannot be compared; wrap it so that "
+            "it works on a copy"
         )
     again = difference(first, original(*example.args, **example.keywords), bounds)
     if again.problem is not None:

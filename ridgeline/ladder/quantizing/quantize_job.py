@@ -4,7 +4,7 @@ The changed model runs through the engine, as a user would run it, beside the or
 text. Where it breaks the bound, the matrices whose outputs suffer most are named. Matrices whose
 product is slower here when they are quantized are left. For mixtures, of several schemes or of one
 and what stays, see auto.py, which measures more than one model: `Trials` keeps what these share. A
-model that the device has no room for may lie on the host (original_place.py).
+model that the device has no room for may lie on the host (original_device.py).
 
     result = quantize(model, tokenizer, Job(parse_scheme("int4-g128"), Gptq()))
     if result.problem is None: save(result, Path("out"), source="demo", tokenizer=tokenizer)

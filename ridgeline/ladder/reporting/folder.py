@@ -40,8 +40,8 @@ class Folder:
         if self.path.is_dir() and any(self.path.iterdir()):
             if not resume:
                 raise UsageError(
-                    f"--out {self.path} is there already and not empty; add --resume to go on with "
-                    "it, or name a new folder"
+                    f"--out {self.path} exists and is not empty; add --resume to continue that "
+                    "run, or choose another folder"
                 )
             if not self.work.is_dir() and not (self.path / CLIMB).is_file():
                 raise UsageError(f"--out {self.path} holds no climb to go on with; name another")

@@ -1,5 +1,5 @@
-"""A climb in words and figures, for the page and the terminal alike: what came of it, how good its
-predictions were, which fields of the recipe are others now.
+"""A climb summarized for the page and the terminal: its results, how good the predictions were,
+and which recipe fields changed.
 
     facts(climb)     # ["5.12× in 5 paired rounds, 95% interval 5.01 to 5.23×", …]
 """

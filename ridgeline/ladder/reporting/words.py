@@ -1,4 +1,4 @@
-"""What is said of a rung, in one line each."""
+"""One-line descriptions of a rung's outcome."""
 
 from __future__ import annotations
 

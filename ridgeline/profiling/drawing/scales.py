@@ -1,4 +1,4 @@
-"""From values to places: 0 to 100% of a plot's width, pixels of its height, and the ticks between.
+"""From values to positions: 0 to 100% of a plot's width, pixels of its height, and its ticks.
 
 Widths are percentages, so that a drawing fits any screen without a script; heights are pixels.
 

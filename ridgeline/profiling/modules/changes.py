@@ -38,57 +38,57 @@ class Suggestion:
 
 _ALL = (
     ModuleChange(
-        "inference", "overhead", "no gradients are kept",
-        "call it within torch.inference_mode()", {"grad": False},
+        "inference", "overhead", "inference mode, without autograd",
+        "wrap calls in torch.inference_mode()", {"grad": False},
     ),
     ModuleChange(
-        "sdpa", "fuse", "attention in one kernel",
+        "sdpa", "fuse", "fused attention (SDPA)",
         "use F.scaled_dot_product_attention; need_weights=False; attn_implementation='sdpa'",
         {"attention": "sdpa"},
     ),
     ModuleChange(
-        "channels-last", "fuse", "channels last in memory",
+        "channels-last", "fuse", "channels-last memory format",
         "module.to(memory_format=torch.channels_last), and the inputs too",
         {"layout": "channels_last"}, is_guess=True,
     ),
     ModuleChange(
-        "compile", "fuse", "ops fused by torch.compile",
+        "compile", "fuse", "torch.compile",
         "torch.compile(module)", {"compile": "default"}, is_guess=True,
     ),
     ModuleChange(
-        "tf32", "tensor cores", "products of fp32 in tf32",
+        "tf32", "tensor cores", "fp32 matmuls in TF32",
         "torch.backends.cuda.matmul.fp32_precision = 'tf32'", {"tf32": True},
     ),
     ModuleChange(
-        "bf16", "tensor cores", "weights and products in bf16",
+        "bf16", "tensor cores", "weights and matmuls in bf16",
         "module.to(torch.bfloat16), and the inputs too", {"dtype": "bf16", "autocast": None},
     ),
     ModuleChange(
-        "fp16", "tensor cores", "weights and products in fp16",
+        "fp16", "tensor cores", "weights and matmuls in fp16",
         "module.to(torch.float16), and the inputs too", {"dtype": "fp16", "autocast": None},
     ),
     ModuleChange(
-        "autocast-bf16", "tensor cores", "products in bf16, weights as they are",
+        "autocast-bf16", "tensor cores", "autocast to bf16, weights unchanged",
         "torch.autocast(device, torch.bfloat16)", {"autocast": "bf16"},
     ),
     ModuleChange(
-        "autocast-fp16", "tensor cores", "products in fp16, weights as they are",
+        "autocast-fp16", "tensor cores", "autocast to fp16, weights unchanged",
         "torch.autocast(device, torch.float16)", {"autocast": "fp16"},
     ),
     ModuleChange(
-        "graphs", "overhead", "replayed from a captured graph",
+        "graphs", "overhead", "replay of a captured graph",
         "ridgeline.capture, or torch.compile(module, mode='reduce-overhead')", {"graphs": True},
     ),
     ModuleChange(
-        "int8", "quantize", "weights of linear layers in int8",
+        "int8", "quantize", "int8 weights in linear layers",
         "ridgeline.optimize(module, inputs)", {"scheme": "int8"},
     ),
     ModuleChange(
-        "int4", "quantize", "weights of linear layers in int4",
+        "int4", "quantize", "int4 weights in linear layers",
         "ridgeline.optimize(module, inputs)", {"scheme": "int4-g128"},
     ),
     ModuleChange(
-        "autotune", "custom kernels", "compiled kernels tuned for this GPU",
+        "autotune", "custom kernels", "torch.compile, autotuned for this GPU",
         "torch.compile(module, mode='max-autotune-no-cudagraphs')",
         {"compile": "max-autotune-no-cudagraphs"}, is_guess=True,
     ),

@@ -1,7 +1,7 @@
 """`ModuleForm`: how a module is executed, as a recipe says it for a model of our families. The
 ladder for modules is nothing but edits to it; predictions are made for it.
 
-    form = Form(grad=False, dtype="bf16", graphs=True)
+    form = ModuleForm(grad=False, dtype="bf16", graphs=True)
     replace(form, scheme="int8").edit_from(form)      # {"scheme": "int8"}
 """
 

@@ -1,12 +1,12 @@
 """What a change to how a module runs would give: the owner of predictions for modules outside our
-families, as ../gains.py is for recipes.
+families, as predicting/gains.py is for recipes.
 
 A call is taken apart into its ops, as they were measured. A change scales an op's time by what the
 roofline says of it after and before; ops that a compiler fuses move their largest operands only;
 the host's part shrinks with the number of launches, and goes with a graph. On a GPU host and device
 work at the same time, on a CPU one after the other.
 
-    predict(work, Form(), Form(dtype="bf16"), CHANGES["bf16"]).speedup
+    predict(work, ModuleForm(), ModuleForm(dtype="bf16"), CHANGES["bf16"]).speedup
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ def suggestions(work: CallWork) -> tuple[Suggestion, ...]:
     result = []
     for change in CHANGES.values():
         if _fits(work, change):
-            guess = predict(work, ModuleForm(), change.of(ModuleForm()), change)
-            if guess.speedup >= WORTH:
-                result.append(Suggestion(change.title, change.how, guess))
+            prediction = predict(work, ModuleForm(), change.of(ModuleForm()), change)
+            if prediction.speedup >= WORTH:
+                result.append(Suggestion(change.title, change.how, prediction))
     return tuple(sorted(result, key=lambda each: -each.prediction.speedup))
 
 

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect, measure
 from ridgeline.profiling.modules import gains
+from ridgeline.profiling.modules.devices import device_of, move
 from ridgeline.profiling.modules.gains import CallWork
 from ridgeline.profiling.modules.paths import names_of, parameters_of
-from ridgeline.profiling.modules.placing import device_of, move
 from ridgeline.profiling.modules.result import ModuleProfile
 from ridgeline.profiling.modules.rows import PARTS, judge, rows_of
 from ridgeline.profiling.modules.tracing import TracedOp, WatchedCall, watch

@@ -1,5 +1,5 @@
-"""One step, before and behind a change: its parts as they were measured, each scaled by what the
-model of step_model.py says of it after and before. gains.py makes predictions of it.
+"""One step, before and after a change: its parts as they were measured, each scaled by what the
+model of step_model.py says of it after and before. gains.py makes predictions from it.
 
 A device that is quicker than its launches waits for them, and no step is shorter than the
 roofline's limit.

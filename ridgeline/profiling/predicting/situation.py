@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import NamedTuple, Protocol
 
 from ridgeline.engine.execution.step_watch import WatchedStep, between_s
-from ridgeline.engine.execution.work import StepTotals, cost_base
+from ridgeline.engine.execution.work import cost_base
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.hardware import Hardware
 from ridgeline.models import Transformer
@@ -76,18 +76,6 @@ def phases_of(steps: Sequence[WatchedStep]) -> tuple[PhaseTime, ...]:
         for kind, result in spans.items()
         if result
     )
-
-
-def phase_of_totals(phase: Phase, totals: StepTotals, gap_s: float = 0.0) -> PhaseTime | None:
-    """Of totals as an engine keeps them (engine/execution/work.py); `gap_s` is what the device was
-    idle before all of these steps together. None where there were none.
-    """
-    count = totals.num_steps
-    if not count:
-        return None
-    sums = (totals.num_rows, totals.num_tokens, totals.num_logits, totals.num_pairs)
-    work = MeanStep(*(number / count for number in (*sums, totals.num_keys)))
-    return PhaseTime(phase, count, (totals.busy_s + gap_s) / count, work)
 
 
 def mean_work(chunks: Sequence[Chunk], logit_rows: int | None = None) -> MeanStep:

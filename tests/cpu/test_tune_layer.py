@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ridgeline.bench.kernels import decode_layer, tune_place
+from ridgeline.bench.kernels import decode_layer, tune_layer
 from ridgeline.hardware import detect
 from ridgeline.kernels import autotune
 
@@ -36,10 +36,10 @@ def hardware(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         cached.cache_clear()
     op = SimpleNamespace(name="decode_layer", launch=launch, cost=lambda **_: None)
     monkeypatch.setattr(decode_layer, "OP", op)
-    monkeypatch.setattr(tune_place, "input_sets", lambda *_: [{}])
-    monkeypatch.setattr(tune_place, "share_of_ceiling", lambda *_: (None, "memory"))
+    monkeypatch.setattr(tune_layer, "input_sets", lambda *_: [{}])
+    monkeypatch.setattr(tune_layer, "share_of_ceiling", lambda *_: (None, "memory"))
     monkeypatch.setattr(
-        tune_place,
+        tune_layer,
         "time_calls",
         lambda function, sets, *_: SimpleNamespace(median_s=function(**sets[0])),
     )
@@ -52,9 +52,9 @@ def test_each_is_chosen_among_those_before_it(hardware: Any) -> None:
         autotune.tune(op, "k", configs, lambda config: float(config["block"]), hardware.name)
     autotune.tune("alone", "k", [{"block": 1}], lambda config: 1.0, hardware.name)
     assert launch() == 5.0
-    rows = tune_place.tune_in_place(hardware, only="decode_layer 1x1024 bf16 as")
+    rows = tune_layer.tune_in_place(hardware, only="decode_layer 1x1024 bf16 as")
     assert [row.op for row in rows] == ["first in place", "second in place"]
     assert [row.seconds for row in rows] == [4.0, 3.0]
     assert [row.num_tried for row in rows] == [2, 2]
     assert launch() == 3.0
-    assert tune_place.tune_in_place(hardware, only="no such layer") == []
+    assert tune_layer.tune_in_place(hardware, only="no such layer") == []

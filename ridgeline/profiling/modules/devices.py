@@ -1,4 +1,4 @@
-"""Where a callable and its inputs are, and the same elsewhere: trees of tensors of any kind."""
+"""The device of a callable and its inputs, and moving them to another; inputs nest in any way."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def move(
     to run where their inputs are.
     """
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise HardwareError(f"device {device} is not here: torch sees no GPU; use device='cpu'")
+        raise HardwareError(f"device {device} is missing: torch sees no GPU; use device='cpu'")
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     if isinstance(work, nn.Module) and device_of(work, inputs) != device:

@@ -36,11 +36,14 @@ DOCUMENTS = sorted(
     ]
 )
 WIDTH = 100
-# What a test need not wait for: a model of 110M parameters, and torch.compile.
+# What a test need not wait for: a model of 110M parameters, torch.compile, many tokens.
 SMALLER = {
     "BertConfig(": "BertConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=1, "
     "num_attention_heads=2, ",
     "max_error=0.02)": "max_error=0.02, skip=('compile',))",
+    "max_tokens=32": "max_tokens=4",
+    "max_tokens=64": "max_tokens=4",
+    '"Why is the sky blue?"}])[0])': '"Why?"}], Sampling(max_tokens=4))[0])',
 }
 PLACEHOLDERS = {"NAME", "DIR", "MODEL", "FILE"}
 
@@ -187,7 +190,13 @@ def python_blocks() -> dict[str, list[Block]]:
     return {name: each for name, each in found.items() if any(not b.kind for b in each)}
 
 
-@pytest.mark.parametrize("name", python_blocks())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "modules.md" else name
+        for name in python_blocks()
+    ],
+)
 def test_python_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "__main__"}

@@ -21,6 +21,7 @@ engine = ridgeline.Engine(
 )
 assert_type(engine, Engine)
 assert_type(engine.generate(["a", "b"], Sampling(max_tokens=8)), list[Output])
+assert_type(engine.chat([{"role": "user", "content": "a"}]), list[Output])
 assert_type(engine.stream("a"), Iterator[Delta])
 assert_type(ridgeline.Tokenizer.load(ridgeline.resolve_model("demo")), ridgeline.Tokenizer)
 assert_type(ridgeline.__version__, str)

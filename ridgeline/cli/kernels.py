@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,8 +33,9 @@ from ridgeline.kernels.compile import compile_call, recorded_calls
 from ridgeline.kernels.extension import build, compile_source, find_nvcc, sources
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, Function, Op
-from ridgeline.kernels.registry import all_ops, get_op
+from ridgeline.kernels.registry import all_ops
 from ridgeline.kernels.targets import COMPILED, TARGETS, Target
+from ridgeline.lessons import get_op_or_lesson
 
 EXAMPLE = """\
 ridgeline kernels list
@@ -62,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
-    ops = [get_op(name) for name in args.op] if args.op else all_ops()
+    ops = [get_op_or_lesson(name) for name in args.op] if args.op else all_ops()
     if args.action == "list":
         return {"action": "list", "rows": [list_row(op) for op in ops]}
     if args.in_place and (args.op or args.action != "tune"):
@@ -111,13 +114,13 @@ def list_row(op: Op) -> dict[str, Any]:
         "cases": len(op.cases),
         "timed": len(op.bench_cases),
         "baselines": list(op.baselines),
-        "sources": " ".join(written(op.name)),
+        "sources": " ".join(written(op)),
     }
 
 
-def written(name: str) -> list[str]:
+def written(op: Op) -> list[str]:
     """The files of an op's kernels beside its reference."""
-    folder = host_library.source(name).parent
+    folder = Path(inspect.getfile(op.cost)).parent
     return [file for file in ("triton.py", "cuda.cu", "cpu.cpp") if (folder / file).is_file()]
 
 

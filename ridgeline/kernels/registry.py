@@ -26,8 +26,6 @@ NAMES = (
     "sampling",
     "keep_tokens",
     "prompt_lookup",
-    "vector_add",
-    "softmax",
     "moe",
 )
 

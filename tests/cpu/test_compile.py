@@ -28,6 +28,7 @@ from ridgeline.kernels.extension import (
 from ridgeline.kernels.launch import recording, target_of
 from ridgeline.kernels.registry import NAMES
 from ridgeline.kernels.targets import TARGETS, Target
+from ridgeline.lessons import LESSONS
 
 PROMISED = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 CUDA_SOURCES_FOR = ("sm_80", "sm_90")
@@ -56,6 +57,7 @@ def rows(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     chips = [[name for name in targets if name.startswith(vendor)] for vendor in ("sm", "gfx")]
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "ridgeline", "kernels", "compile", "--one", "--json"]
+    command += [f"--op={name}" for name in (*NAMES, *LESSONS)]
     running = [
         subprocess.Popen(
             [*command, "--target", ",".join(names)],
@@ -76,7 +78,7 @@ def rows(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *LESSONS])
 @pytest.mark.parametrize("target", in_first_tier(PROMISED))
 def test_it_compiles_and_fits(name: str, target: str, rows: list[dict[str, Any]]) -> None:
     own = [row for row in rows if row["op"] == name and row["target"] == target]

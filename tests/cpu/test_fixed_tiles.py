@@ -20,12 +20,12 @@ from ridgeline.engine.loading.deterministic import FixedLinear, deterministic
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.fixed_linear import agreement, tiles, tune_space
 from ridgeline.kernels.fixed_linear.op import BENCH, search
+from ridgeline.kernels.fixed_linear.tile import Tile
 from ridgeline.kernels.fixed_linear.tiles import (
     FEW,
     HOPPER,
     HOPPER_FEW,
     ONE,
-    Tile,
     choose,
     keeps_bits,
     num_programs,

@@ -14,11 +14,12 @@ from ridgeline.cli.kernels import check_problem
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.op import Case, Op
 from ridgeline.kernels.registry import all_ops, get_op
+from ridgeline.lessons import all_lessons
 
 CPU = torch.device("cpu")
 EACH = [
     pytest.param(op, case, id=f"{op.name} {case.label}")
-    for op in all_ops()
+    for op in (*all_ops(), *all_lessons())
     for case in op.small_cases
 ]
 WITH_GRADIENTS = [

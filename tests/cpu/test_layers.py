@@ -30,6 +30,7 @@ LAYERS = [
     "hardware",
     "records",
     "kernels",
+    "lessons",
     "models",
     "quantization",
     "parallel",

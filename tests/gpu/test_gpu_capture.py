@@ -13,7 +13,7 @@ from ridgeline.engine import Sampling
 from ridgeline.engine.execution.graphs import Graphs
 from ridgeline.kernels.compile_times import CompileTimes
 from ridgeline.kernels.launch import only_compiling
-from ridgeline.kernels.vector_add.triton import vector_add
+from ridgeline.lessons.vector_add.triton import vector_add
 from ridgeline.recipe import Speculation
 
 

@@ -10,10 +10,13 @@ from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, Op
 from ridgeline.kernels.registry import all_ops
+from ridgeline.lessons import all_lessons
 
 CUDA = torch.device("cuda")
 EACH = [
-    pytest.param(op, case, id=f"{op.name} {case.label}") for op in all_ops() for case in op.cases
+    pytest.param(op, case, id=f"{op.name} {case.label}")
+    for op in (*all_ops(), *all_lessons())
+    for case in op.cases
 ]
 WITH_GRADIENTS = [
     param for param in EACH if param.values[1].gradients and param.values[0].differentiable

@@ -17,9 +17,10 @@ from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import HardwareError
 from ridgeline.hardware import detect, measure
 from ridgeline.hardware.clocks import ClockSampler
-from ridgeline.kernels.registry import all_ops, get_op
+from ridgeline.kernels.registry import all_ops
+from ridgeline.lessons import get_op_or_lesson
 
-WHAT = {"kernels": (get_op, all_ops), "sequences": (get_sequence, all_sequences)}
+WHAT = {"kernels": (get_op_or_lesson, all_ops), "sequences": (get_sequence, all_sequences)}
 CEILINGS = {
     "copy_bandwidth",
     "read_bandwidth",

@@ -6,7 +6,7 @@ of its columns, and the pieces in their order; whether one program sums all piec
 them changes nothing. And every tile, small or large, goes through the same kind of matrix
 instruction (tiles.py), without fused multiply-adds of the compiler's own choice around it.
 
-`fixed_linear` is for a GPU; what a CPU does for the same promise is the engine's (cpu_fixed.py).
+`fixed_linear` is for a GPU; host.py keeps the same promise on a CPU.
 """
 
 from __future__ import annotations
@@ -37,5 +37,6 @@ def fixed_linear(
         return out if out_MO is None else out_MO.copy_(out)
     from ridgeline.kernels.fixed_linear import triton
 
-    about = (x_MD, weight_OD, bias_O, residual_MO, activation, one_tile)
-    return triton.fixed_linear(*about, out_MO=out_MO)
+    return triton.fixed_linear(
+        x_MD, weight_OD, bias_O, residual_MO, activation, one_tile, out_MO=out_MO
+    )

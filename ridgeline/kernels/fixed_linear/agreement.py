@@ -23,7 +23,8 @@ from ridgeline.formats.dtypes import dtype_name
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware.paths import cache_dir
 from ridgeline.kernels.autotune import file_name
-from ridgeline.kernels.fixed_linear.tiles import HOPPER, HOPPER_FEW, Tile
+from ridgeline.kernels.fixed_linear.tile import Tile
+from ridgeline.kernels.fixed_linear.tiles import HOPPER, HOPPER_FEW
 
 ROWS, OUTPUTS, DEPTH = 200, 320, 2048
 ProductFunction = Callable[[Tensor, Tensor, Tile], Tensor]

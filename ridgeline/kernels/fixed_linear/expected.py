@@ -10,12 +10,9 @@ are read, and few programs with few bytes under way read slowly.
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING
 
+from ridgeline.kernels.fixed_linear.tile import Tile
 from ridgeline.kernels.targets import Target
-
-if TYPE_CHECKING:
-    from ridgeline.kernels.fixed_linear.tiles import Tile
 
 DENSE = 2048  # multiply-adds of an SM in a clock, bf16
 SHARED_BYTES = 128  # an SM reads from shared memory in a clock
@@ -29,6 +26,7 @@ ELEMENT = 2  # bytes
 
 def expected_clocks(
     tile: Tile,
+    *,
     num_rows: int,
     num_outputs: int,
     depth: int,

@@ -1,12 +1,12 @@
-"""Row-wise work on a CPU whose results do not depend on the rows around: every product has the same
-shape, whatever the batch.
+"""The fixed product on a CPU, and other row-wise work whose results must not depend on the rows
+beside them: torch does it, always on blocks of the same shape, whatever the batch.
 
 Libraries choose how to sum by the shape of a call, so a call here always has a fixed number of rows
-(`BLOCK`), the last block filled up with zeros. That a row's place in its block does not matter is
-not promised by anyone: `block_for` tries it for each weight, and one row at a time, which needs no
-such promise, is the way out. Functions whose vectors and remainders round differently (torch's own
-SiLU) are put together from those that do not; where a vector's other elements matter too (erf on
-ARM), each element has vectors of its own (`alone`). The thread count must stay what it was.
+(`BLOCK`), the last block filled up with zeros. No library promises that a row's place in its block
+does not matter: `block_for` tests it for each weight, and falls back to one row at a time, which
+needs no such promise. Functions whose vectors and remainders round differently (torch's own SiLU)
+are put together from those that do not; where a vector's other elements matter too (erf on ARM),
+each element has vectors of its own (`alone`). The thread count must not change.
 
     block = block_for(weight_OD)
     y_MO = in_blocks(lambda rows_BD: linear(rows_BD, weight_OD), block, x_MD)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.fixed_linear import reference
-from ridgeline.kernels.fixed_linear.tiles import HOPPER, HOPPER_FEW, Tile
+from ridgeline.kernels.fixed_linear.tile import Tile
+from ridgeline.kernels.fixed_linear.tiles import HOPPER, HOPPER_FEW
 from ridgeline.kernels.fixed_linear.tune_space import search_space, tune_key
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.inputs import label, normal, strided_rows

@@ -13,13 +13,14 @@ Which tile is best is timed (tune_space.py), and until then worked out (expected
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
 import torch
 
 from ridgeline.kernels.fixed_linear.expected import expected_clocks
+from ridgeline.kernels.fixed_linear.tile import Tile
 from ridgeline.kernels.targets import TARGETS, Target
 
 FP32 = 4
@@ -27,25 +28,6 @@ PIECE = 4096  # columns of the depth that are summed in one go
 FEW_ROWS = 64
 FULL = 0.9  # tiles for each SM from which on a program takes all pieces of its tiles
 ENOUGH = 0.45  # programs for each SM below which smaller tiles are better (sm_80)
-
-
-@dataclass(frozen=True)
-class Tile:
-    block_m: int
-    block_o: int  # outputs; a gated tile has as many gates and as many ups
-    block_k: int
-    num_warps: int
-    num_stages: int
-    wide: bool = False  # two blocks of outputs side by side
-
-    @property
-    def across(self) -> int:
-        """Outputs of a tile."""
-        return self.block_o * (2 if self.wide else 1)
-
-    def num_sums(self, gated: bool) -> int:
-        return self.block_m * self.across * (2 if gated else 1)
-
 
 FEW = Tile(64, 32, 128, 4, 4)
 # On sm_90, for up to 64 rows: the weights' bytes are what counts, and how many are under way.
@@ -117,10 +99,20 @@ def ranked(
     if num_rows > FEW_ROWS:  # 256 rows of several pieces spill
         usable = (tile for tile in HOPPER if tile.block_m < 256 or num_pieces == 1)
         tiles = [_paired(tile, gated) for tile in usable]
-    about = (num_rows, num_outputs, depth, num_pieces, gated, target)
-    return tuple(
-        sorted(set(tiles), key=lambda tile: (expected_clocks(tile, *about), -tile.num_stages))
-    )
+
+    def expected(tile: Tile) -> tuple[float, int]:
+        clocks = expected_clocks(
+            tile,
+            num_rows=num_rows,
+            num_outputs=num_outputs,
+            depth=depth,
+            num_pieces=num_pieces,
+            gated=gated,
+            sm=target,
+        )
+        return clocks, -tile.num_stages
+
+    return tuple(sorted(set(tiles), key=expected))
 
 
 def keeps_bits(tile: Tile, target: Target) -> bool:

@@ -21,7 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
-from ridgeline.kernels.fixed_linear.tiles import FULL, PIECE, Tile, choose, num_programs
+from ridgeline.kernels.fixed_linear.tile import Tile
+from ridgeline.kernels.fixed_linear.tiles import FULL, PIECE, choose, num_programs
 from ridgeline.kernels.fixed_linear.tune_space import tune_key, tuned
 from ridgeline.kernels.gated_activation.activations import activate
 from ridgeline.kernels.gated_activation.reference import Activation
@@ -373,8 +374,7 @@ def fixed_linear(
         key = tune_key(num_rows, num_outputs, depth, gated, x_MD.dtype)
         tile = tuned(key, x_MD.device, target)
     if tile is None:
-        about = (num_rows, num_outputs, num_pieces, gated, x_MD.dtype)
-        tile = choose(*about, target, one_tile)
+        tile = choose(num_rows, num_outputs, num_pieces, gated, x_MD.dtype, target, one_tile)
     assert piece % tile.block_k == 0, f"pieces of {piece} are not whole steps of {tile.block_k}"
     cut = _cut(tile, num_rows, num_outputs, num_pieces, target.num_units, apart)
     kept, counters = _workspace(cut, tile, num_pieces, gated, out)

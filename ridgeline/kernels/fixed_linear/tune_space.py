@@ -15,7 +15,8 @@ import torch
 
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.kernels.autotune import KernelConfig, chosen
-from ridgeline.kernels.fixed_linear.tiles import PIECE, Tile, keeps_bits, ranked
+from ridgeline.kernels.fixed_linear.tile import Tile
+from ridgeline.kernels.fixed_linear.tiles import PIECE, keeps_bits, ranked
 from ridgeline.kernels.targets import Target
 
 ROWS = (64, 128, 256, 512, 1024, 2048, 8192)  # a choice holds for up to so many, the last for all

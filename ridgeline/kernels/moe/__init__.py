@@ -33,12 +33,13 @@ def mixture_of_experts(
     activation: Activation,
 ) -> Tensor:
     """The weighted sum of what each token's experts make of it."""
-    inputs = (x_TD, weights_TA, experts_TA, gate_up_E2FD, down_EDF, activation)
     if _by_reference(x_TD, weights_TA, gate_up_E2FD, down_EDF):
-        return reference.mixture_of_experts(*inputs)
-    from ridgeline.kernels.moe import triton
+        function = reference.mixture_of_experts
+    else:
+        from ridgeline.kernels.moe import triton
 
-    return triton.mixture_of_experts(*inputs)
+        function = triton.mixture_of_experts
+    return function(x_TD, weights_TA, experts_TA, gate_up_E2FD, down_EDF, activation)
 
 
 def _by_reference(*tensors: Tensor) -> bool:

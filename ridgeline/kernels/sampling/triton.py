@@ -89,7 +89,7 @@ def sample_rows(
     filtered = any(values is not None for values in filters)
     tables = (output_counts_BV, prompt_seen_BV, bias_BV)
     penalties = (repetition_B, presence_B, frequency_B)
-    uses = _bits(*tables, *penalties)
+    uses = _bits((*tables, *penalties))
     target = target_of(logits_BV)
     if config is None:
         config = choose(num_rows, num_groups, logits_BV.dtype, uses > 0, device, target)
@@ -97,7 +97,7 @@ def sample_rows(
         logits=_logits(logits_BV, tables, penalties, temperature_B),
         summaries=tuple(torch.empty(num_rows, num_groups, device=device) for _ in range(2)),
         draw=(seed_B, position_B, tokens_B),
-        found=_scratch(num_rows, num_groups, device) if filtered else (tokens_B,) * 7,
+        scratch=_scratch(num_rows, num_groups, device) if filtered else (tokens_B,) * 7,
         uses=uses,
         each=LOAD_BYTES // logits_BV.element_size(),
         groups=max(16, triton.next_power_of_2(num_groups)),
@@ -125,7 +125,7 @@ class _Run:
     logits: tuple[Any, ...]  # the first arguments of all
     summaries: tuple[Tensor, ...]  # of groups: largest logit, sum of weights
     draw: tuple[Tensor, ...]  # seed, position, token
-    found: tuple[Tensor, ...]  # `_scratch`
+    scratch: tuple[Tensor, ...]  # see `_scratch`
     uses: int
     each: int  # entries a thread loads at once
     groups: int  # a power of two
@@ -163,8 +163,8 @@ class _Run:
             self.num_rows,
             (
                 *self.summaries,
-                *(self.found[0] if values is None else values for values in filters),
-                *self.found[:3],
+                *(self.scratch[0] if values is None else values for values in filters),
+                *self.scratch[:3],
             ),
             self.num_threads,
             self._registers(False),
@@ -177,7 +177,7 @@ class _Run:
         self._launch(
             sift_kernel,
             self.num_rows * PIECES,
-            self.found[:5],
+            self.scratch[:5],
             SIFT_THREADS,
             SEGMENT=LANES * self.each,
             TILE=SIFT_THREADS // LANES,
@@ -189,7 +189,7 @@ class _Run:
         self._launch(
             finish_kernel,
             self.num_rows,
-            (*self.summaries, *self.draw, *self.found),
+            (*self.summaries, *self.draw, *self.scratch),
             self.num_threads,
             self._registers(last),
             FILTERED=filtered,
@@ -282,7 +282,7 @@ def _scratch(num_rows: int, num_groups: int, device: torch.device) -> tuple[Tens
     )
 
 
-def _bits(*given: Tensor | None) -> int:
+def _bits(given: tuple[Tensor | None, ...]) -> int:
     """USES: one bit for each table or penalty that is given, in the order of the constants."""
     return sum(1 << place for place, values in enumerate(given) if values is not None)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ridgeline.kernels.softmax import reference
+from ridgeline.lessons.softmax import reference
 
 __all__ = ["softmax"]
 
@@ -17,6 +17,6 @@ __all__ = ["softmax"]
 def softmax(x_TD: Tensor) -> Tensor:
     if x_TD.device.type == "cpu":
         return reference.softmax(x_TD)
-    from ridgeline.kernels.softmax import triton
+    from ridgeline.lessons.softmax import triton
 
     return triton.softmax(x_TD)

@@ -11,14 +11,14 @@ from torch import Tensor
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal
 from ridgeline.kernels.op import Case, Op, OpInputs
-from ridgeline.kernels.vector_add import reference
-from ridgeline.kernels.vector_add.reference import STEPS
+from ridgeline.lessons.vector_add import reference
+from ridgeline.lessons.vector_add.reference import STEPS
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 
 
 def launch(**inputs: Any) -> Tensor:
-    from ridgeline.kernels.vector_add import triton
+    from ridgeline.lessons.vector_add import triton
 
     return triton.vector_add(**inputs)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.launch import launch, target_of
-from ridgeline.kernels.softmax.reference import STEPS
+from ridgeline.lessons.softmax.reference import STEPS
 
 CHUNK = 1024  # columns the walking kernels take at a time
 MAX_COLUMNS = 65536  # longer rows do not fit into a program's registers

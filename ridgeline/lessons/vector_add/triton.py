@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.launch import launch, target_of
-from ridgeline.kernels.vector_add.reference import STEPS
+from ridgeline.lessons.vector_add.reference import STEPS
 
 
 @triton.jit

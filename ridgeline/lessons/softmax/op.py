@@ -11,14 +11,14 @@ from torch import Tensor
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.op import Case, Op, OpInputs
-from ridgeline.kernels.softmax import reference
-from ridgeline.kernels.softmax.reference import STEPS
+from ridgeline.lessons.softmax import reference
+from ridgeline.lessons.softmax.reference import STEPS
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 
 
 def launch(**inputs: Any) -> Tensor:
-    from ridgeline.kernels.softmax import triton
+    from ridgeline.lessons.softmax import triton
 
     return triton.softmax(**inputs)
 

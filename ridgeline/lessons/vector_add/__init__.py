@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ridgeline.kernels.vector_add import reference
+from ridgeline.lessons.vector_add import reference
 
 __all__ = ["vector_add"]
 
@@ -16,6 +16,6 @@ __all__ = ["vector_add"]
 def vector_add(x_N: Tensor, y_N: Tensor) -> Tensor:
     if x_N.device.type == "cpu":
         return reference.vector_add(x_N, y_N)
-    from ridgeline.kernels.vector_add import triton
+    from ridgeline.lessons.vector_add import triton
 
     return triton.vector_add(x_N, y_N)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.formats.scaling import LARGEST
-from ridgeline.kernels.op import Case
+from ridgeline.kernels.op import Case, OpInputs
 from ridgeline.kernels.targets import Target
 
 
@@ -29,6 +29,11 @@ def strided_rows(x: Tensor, gap: int = 16) -> Tensor:
     wide = wide.to(x.dtype)
     wide[..., : x.shape[-1]] = x
     return wide[..., : x.shape[-1]]
+
+
+def input_bytes(inputs: OpInputs) -> int:
+    """Of all tensors among an op's inputs."""
+    return sum(value.nbytes for value in inputs.values() if isinstance(value, Tensor))
 
 
 def label(*parts: object) -> str:

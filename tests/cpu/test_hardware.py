@@ -129,7 +129,7 @@ class FakeProperties:
     multi_processor_count = 304
     L2_cache_size = 4 << 20
     major, minor = 9, 4
-    gcnArchName = "gfx942:sramecc+:xnack-"  # noqa: N815  (torch's spelling)
+    gcnArchName = "gfx942:sramecc+:xnack-"
 
 
 def test_detects_rocm(monkeypatch: pytest.MonkeyPatch) -> None:

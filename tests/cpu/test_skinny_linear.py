@@ -11,7 +11,7 @@ from ridgeline.kernels import skinny_linear as public
 from ridgeline.kernels.quantized_linear import tune_space as packed
 from ridgeline.kernels.skinny_linear import tune_space
 from ridgeline.kernels.skinny_linear.cut import split_counters
-from ridgeline.kernels.skinny_linear.op import PROJECTIONS, REDUCE, SPLIT_REDUCE
+from ridgeline.kernels.skinny_linear.op import PROJECTIONS, REDUCE, SPLIT_REDUCE, cublas
 from ridgeline.kernels.skinny_linear.triton import skinny_linear
 from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig, shared_bytes
 from ridgeline.kernels.targets import COMPILED, TARGETS
@@ -60,10 +60,11 @@ def test_a_result_is_left_where_it_is_wanted(config: SkinnyConfig) -> None:
     assert buffer[len(x) :].isnan().all()
 
 
-@pytest.mark.parametrize("make", [public.skinny_linear, public.unfused])
+@pytest.mark.parametrize("make", [public.skinny_linear, cublas])
 def test_so_are_results_of_others(make: Any) -> None:
     x, weight = torch.randn(3, 64), torch.randn(40, 64)
     for more in ({}, {"residual_MO": torch.randn(3, 40)}):
         out = torch.full((3, 40), float("nan"))
-        assert make(x, weight, **more, out_MO=out) is out
-        assert torch.equal(out, make(x, weight, **more))
+        inputs = {"x_MD": x, "weight_OD": weight, **more}
+        assert make(**inputs, out_MO=out) is out
+        assert torch.equal(out, make(**inputs))

@@ -78,18 +78,18 @@ def linear(
     **around: Any,
 ) -> Tensor:
     if weight.scale is None:
-        return plain(x_BD, weight.values, **around)
-    return quantized(x_BD, weight.values, weight.scale, **around)
+        return plain(x_MD=x_BD, weight_OD=weight.values, **around)
+    return quantized(x_MD=x_BD, weight=weight.values, weight_scale=weight.scale, **around)
 
 
 def launchers() -> Functions:
     """Our kernels, whatever was measured to be faster."""
     from ridgeline.kernels.projected_attention import triton as attention
-    from ridgeline.kernels.quantized_linear import triton as quantized
-    from ridgeline.kernels.skinny_linear import triton as skinny
+    from ridgeline.kernels.quantized_linear import op as quantized
+    from ridgeline.kernels.skinny_linear import op as skinny
 
     return Functions(
-        partial(linear, skinny.skinny_linear, quantized.quantized_linear),
+        partial(linear, skinny.launch_triton, quantized.launch_triton),
         attention.projected_attention,
     )
 

@@ -89,6 +89,10 @@ SMALL = [
 SHAPES = [(28672, 4096), (4096, 14336)]
 FORMS = [(4, 128, False), (4, 64, True), (8, 0, False)]
 LARGE = [case(shape, *form, dtype) for shape in SHAPES for form in FORMS for dtype in (BF16, FP16)]
+LARGE.append(case((70_000, 32_768)))  # past 2^31 weights
+BENCH = [case(shape, *form) for shape in SHAPES for form in FORMS]
+
+COMPILE = [case((64, 4096), *form) for form in FORMS]
 
 OP = Op(
     name="dequantize",
@@ -97,8 +101,8 @@ OP = Op(
     launch=launch,
     cost=cost,
     small_cases=SMALL,
-    cases=[*SMALL, *LARGE, case((70_000, 32_768))],  # the last: past 2^31 weights
-    bench_cases=[case(shape, *form) for shape in SHAPES for form in FORMS],
-    compile_cases=[case((64, 4096), *form) for form in FORMS],
+    cases=SMALL + LARGE,
+    bench_cases=BENCH,
+    compile_cases=COMPILE,
     baselines={"eager": define},
 )

@@ -14,11 +14,12 @@ from ridgeline.kernels.fixed_linear.tile import Tile
 from ridgeline.kernels.fixed_linear.tiles import HOPPER, HOPPER_FEW
 from ridgeline.kernels.fixed_linear.tune_space import search_space, tune_key
 from ridgeline.kernels.gated_activation.reference import Activation
-from ridgeline.kernels.inputs import label, normal, strided_rows
+from ridgeline.kernels.inputs import label
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
-from ridgeline.kernels.skinny_linear import unfused
 from ridgeline.kernels.skinny_linear.op import cost as product_cost
+from ridgeline.kernels.skinny_linear.op import cublas as product_in_cublas
+from ridgeline.kernels.skinny_linear.op import make as make_product
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 # Llama-3.1-8B's projections with what is folded into them: outputs and depth.
@@ -41,12 +42,12 @@ def launch(config: Tile | None = None, **inputs: Any) -> Tensor:
 
 
 def define(tile: Tile | None = None, piece: int = 0, apart: bool = False, **inputs: Any) -> Tensor:
-    """The reference, which no way of cutting the work may change."""
+    """The reference, whose result no config may change."""
     return reference.fixed_linear(**inputs)
 
 
 def cublas(tile: Tile | None = None, piece: int = 0, apart: bool = False, **inputs: Any) -> Tensor:
-    return unfused(**inputs)
+    return product_in_cublas(**inputs)
 
 
 def cost(tile: Tile | None = None, piece: int = 0, apart: bool = False, **inputs: Any) -> OpCost:
@@ -58,25 +59,12 @@ def make(
     dtype: torch.dtype,
     extras: str,
     activation: Activation | None,
-    way: tuple[tuple[str, Any], ...],
+    settings: tuple[tuple[str, Any], ...],
     device: torch.device,
     generator: torch.Generator,
 ) -> OpInputs:
-    num_rows, num_outputs, depth = shape
-    view = strided_rows if "strided" in extras else (lambda x: x)
-    weight_rows = num_outputs * (2 if activation else 1)
-    inputs: OpInputs = {
-        "x_MD": view(normal((num_rows, depth), dtype, device, generator)),
-        "weight_OD": view(normal((weight_rows, depth), dtype, device, generator, depth**-0.5)),
-        **dict(way),
-    }
-    if "bias" in extras:
-        inputs["bias_O"] = normal((weight_rows,), dtype, device, generator)
-    if "residual" in extras:
-        inputs["residual_MO"] = view(normal((num_rows, num_outputs), dtype, device, generator))
-    if activation is not None:
-        inputs["activation"] = activation
-    return inputs
+    inputs = make_product(shape, dtype, extras, activation, None, device, generator)
+    return inputs | dict(settings)
 
 
 def case(
@@ -85,15 +73,15 @@ def case(
     extras: str = "",
     activation: Activation | None = None,
     name: str = "",
-    **way: Any,
+    **settings: Any,
 ) -> Case:
-    """`shape` is rows, outputs, depth; `extras` any of bias, residual, strided; `way` what the
-    launcher may be told: tile, piece, apart.
+    """`shape` is rows, outputs, depth; `extras` any of bias, residual, strided; `settings` are the
+    launcher's: tile, piece, apart.
     """
-    told = label(*(f"{key} {_plain(value)}" for key, value in way.items()))
+    named = label(*(f"{key} {_plain(value)}" for key, value in settings.items()))
     return Case(
-        label(name, shape, dtype, extras, activation, told),
-        partial(make, shape, dtype, extras, activation, tuple(way.items())),
+        label(name, shape, dtype, extras, activation, named),
+        partial(make, shape, dtype, extras, activation, tuple(settings.items())),
         dtype,
         shape[2],
     )

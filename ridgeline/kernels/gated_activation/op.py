@@ -28,7 +28,7 @@ def launch(**inputs: Any) -> Any:
 
 
 def define(config: GatedConfig | None = None, **inputs: Any) -> Any:
-    """The reference, which no way of cutting the work may change."""
+    """The reference, whose result no config may change."""
     return reference.gated_activation(**inputs)
 
 
@@ -105,15 +105,15 @@ def eager(gate_up_T2F: Tensor, activation: Activation, quantized: torch.dtype | 
 def search(
     gate_up_T2F: Tensor, activation: Activation, quantized: torch.dtype | None = None, **_: Any
 ) -> ConfigSearch | None:
-    """Ways to make codes; the plain forms have no choice worth timing."""
+    """Configs for making codes; the plain forms have no choice worth timing."""
     rows, columns = gate_up_T2F.numel() // gate_up_T2F.shape[-1], gate_up_T2F.shape[-1] // 2
     if quantized is None:
         return None
     key = tune_key(rows, columns, gate_up_T2F.dtype, activation, quantized)
     if key is None:
         return None
-    ways = search_space(columns, gate_up_T2F.element_size(), target_of(gate_up_T2F))
-    return ConfigSearch("gated_activation", key, ways)
+    configs = search_space(columns, gate_up_T2F.element_size(), target_of(gate_up_T2F))
+    return ConfigSearch("gated_activation", key, configs)
 
 
 SMALL = [
@@ -167,6 +167,24 @@ BENCH = [
     for quantized in (None, FP8)
 ]
 
+COMPILE = [
+    case((4, size), BF16, activation, quantized)
+    for size, activation, quantized in [
+        (14336, "silu", None),
+        (14336, "gelu", None),
+        (14336, "gelu_tanh", None),
+        (14336, "silu", INT8),
+        (14336, "silu", FP8),
+        (14336, "silu", FNUZ),
+        (14336, "gelu", FP8),
+        (28672, "silu", INT8),
+        (28672, "silu", FP8),
+        (28672, "gelu_tanh", FP8),
+        (28672, "gelu", FP8),
+        (53248, "silu", INT8),
+    ]
+]
+
 OP = Op(
     name="gated_activation",
     summary="SwiGLU and GeGLU, with 8-bit codes after them",
@@ -176,23 +194,7 @@ OP = Op(
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,
-    compile_cases=[
-        case((4, size), BF16, activation, quantized)
-        for size, activation, quantized in [
-            (14336, "silu", None),
-            (14336, "gelu", None),
-            (14336, "gelu_tanh", None),
-            (14336, "silu", INT8),
-            (14336, "silu", FP8),
-            (14336, "silu", FNUZ),
-            (14336, "gelu", FP8),
-            (28672, "silu", INT8),
-            (28672, "silu", FP8),
-            (28672, "gelu_tanh", FP8),
-            (28672, "gelu", FP8),
-            (53248, "silu", INT8),
-        ]
-    ],
+    compile_cases=COMPILE,
     baselines={"eager": eager},
     differentiable=differentiable,
     search=search,

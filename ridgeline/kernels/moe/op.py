@@ -25,51 +25,27 @@ QWEN3 = (128, 8, 2048, 768)
 MoeOutputs = tuple[Tensor, Tensor, Tensor]  # the output, the router's weights, its experts
 
 
-def launch(
-    x_TD: Tensor,
-    logits_TE: Tensor,
-    gate_up_E2FD: Tensor,
-    down_EDF: Tensor,
-    per_token: int,
-    renormalize: bool,
-    activation: Activation,
-) -> MoeOutputs:
+def launch(logits_TE: Tensor, per_token: int, renormalize: bool, **inputs: Any) -> MoeOutputs:
     from ridgeline.kernels.moe import triton
 
     weights, experts = triton.route(logits_TE, per_token, renormalize)
-    out = triton.mixture_of_experts(x_TD, weights, experts, gate_up_E2FD, down_EDF, activation)
+    out = triton.mixture_of_experts(weights_TA=weights, experts_TA=experts, **inputs)
     return out, weights, experts
 
 
-def plain(
-    x_TD: Tensor,
-    logits_TE: Tensor,
-    gate_up_E2FD: Tensor,
-    down_EDF: Tensor,
-    per_token: int,
-    renormalize: bool,
-    activation: Activation,
-) -> MoeOutputs:
+def define(logits_TE: Tensor, per_token: int, renormalize: bool, **inputs: Any) -> MoeOutputs:
     """The definition, its products in fp32."""
     weights, experts = reference.route(logits_TE, per_token, renormalize)
     out = reference.mixture_of_experts(
-        x_TD, weights, experts, gate_up_E2FD, down_EDF, activation, products=FP32
+        weights_TA=weights, experts_TA=experts, **inputs, products=FP32
     )
     return out, weights, experts
 
 
-def eager(
-    x_TD: Tensor,
-    logits_TE: Tensor,
-    gate_up_E2FD: Tensor,
-    down_EDF: Tensor,
-    per_token: int,
-    renormalize: bool,
-    activation: Activation,
-) -> Tensor:
+def eager(logits_TE: Tensor, per_token: int, renormalize: bool, **inputs: Any) -> Tensor:
     """One expert after the other in the model's dtype; asks the host which: no graph holds it."""
     weights, experts = reference.route(logits_TE, per_token, renormalize)
-    return reference.mixture_of_experts(x_TD, weights, experts, gate_up_E2FD, down_EDF, activation)
+    return reference.mixture_of_experts(weights_TA=weights, experts_TA=experts, **inputs)
 
 
 def grouped_mm(
@@ -181,19 +157,21 @@ LARGE = [
 ]
 BENCH = [case(shape, tokens) for shape in (MIXTRAL, QWEN3) for tokens in (1, 16, 256, 2048, 8192)]
 
+COMPILE = [
+    case((16, 8, 256, 256), 1),
+    case((16, 8, 256, 256), 64),
+    case((16, 8, 256, 256), 1024),
+]
+
 OP = Op(
     name="moe",
     summary="Mixture of experts: routing, grouped products with SwiGLU, a sum in fixed order",
-    reference=plain,
+    reference=define,
     launch=launch,
     cost=cost,
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,
-    compile_cases=[
-        case((16, 8, 256, 256), 1),
-        case((16, 8, 256, 256), 64),
-        case((16, 8, 256, 256), 1024),
-    ],
+    compile_cases=COMPILE,
     baselines={"eager": eager, "grouped_mm": grouped_mm},
 )

@@ -68,6 +68,8 @@ LARGE = [
 ] + [case((3, 8192), codes=codes, gap=FAR) for codes in (INT8, FP8)]
 BENCH = [case((8192, size), codes=codes) for size in (4096, 8192) for codes in (INT8, FP8)]
 
+COMPILE = [case((4, 4096), BF16, codes) for codes in (INT8, FP8)]
+
 OP = Op(
     name="quantize_rows",
     summary="Rows to int8 or fp8 codes with a scale each",
@@ -77,7 +79,7 @@ OP = Op(
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,
-    compile_cases=[case((4, 4096), BF16, codes) for codes in (INT8, FP8)],
+    compile_cases=COMPILE,
     baselines={"eager": reference.quantize_rows},
     supports=has_floats_of,
 )

@@ -24,6 +24,7 @@ from ridgeline.kernels.quantized_linear.reference import default_out
 from ridgeline.kernels.quantized_linear.tune_space import choice_key, search_space
 from ridgeline.kernels.skinny_linear.cuda_space import OneRow, WorkSplit, fits_one_row
 from ridgeline.kernels.skinny_linear.dispatch import best, run
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, Fused
 from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS, SkinnyConfig
 
 __all__ = ["SCALED_MM_ROWS", "launched", "quantized_linear", "scaled_mm", "search_space"]
@@ -53,10 +54,11 @@ def quantized_linear(
         "eps": eps,
         "offset": offset,
         "activation": activation,
-        "out_dtype": out_dtype,
     }
     if x_MD.device.type == "cpu":
-        return reference.quantized_linear(x_MD, weight, weight_scale, zero_GO, x_scale, **inputs)
+        return reference.quantized_linear(
+            x_MD, weight, weight_scale, zero_GO, x_scale, **inputs, out_dtype=out_dtype
+        )
     if x_scale is not None and can_scaled_mm(x_MD, weight_scale, x_scale):
         y = scaled_mm(x_MD, weight, weight_scale, x_scale, bias_O, out_dtype)
         if activation is not None:
@@ -64,7 +66,9 @@ def quantized_linear(
         return y if residual_MO is None else y + residual_MO
     many = x_MD.numel() // x_MD.shape[-1] > MAX_ROWS
     if many and weight.dtype == torch.int32:
-        return packed_linear(x_MD, weight, weight_scale, zero_GO, **inputs)
+        return packed_linear(
+            x_MD, weight, weight_scale, zero_GO, Fused(**inputs), out_dtype=out_dtype
+        )
     if many and x_scale is not None and can_int_mm(x_MD, weight):
         return int8_linear(
             x_MD,
@@ -81,7 +85,9 @@ def quantized_linear(
             x_MD, weight, weight_scale, zero_GO, x_scale,
             bias_O, residual_MO, norm_weight_D, eps, offset, activation, out_dtype,
         )  # fmt: skip
-    return launched(x_MD, weight, weight_scale, zero_GO, x_scale, **inputs)
+    return launched(
+        x_MD, weight, weight_scale, zero_GO, x_scale, Fused(**inputs), out_dtype=out_dtype
+    )
 
 
 def launched(
@@ -90,37 +96,33 @@ def launched(
     weight_scale: Tensor,
     zero_GO: Tensor | None = None,
     x_scale: Tensor | None = None,
-    norm_weight_D: Tensor | None = None,
-    activation: Activation | None = None,
+    fused: Fused = NOTHING_FUSED,
+    out_dtype: torch.dtype | None = None,
     config: SkinnyConfig | WorkSplit | OneRow | None = None,
-    **others: Any,
 ) -> Tensor:
     """By our own kernels for few rows: as `config` says, else as measured; else packed weights, and
-    one row in 16 bits, in CUDA C++ where that is built, the rest in Triton. Takes
-    `quantized_linear`'s arguments, by name.
+    one row in 16 bits, in CUDA C++ where that is built, the rest in Triton.
     """
     from ridgeline.kernels.quantized_linear import cuda, triton
 
     on_gpu = x_MD.device.type == "cuda"
     if config is None and on_gpu:
-        gated, normed = activation is not None, norm_weight_D is not None
-        op, key = choice_key(x_MD, weight, weight_scale, gated, normed)
+        normed = fused.norm_weight_D is not None
+        op, key = choice_key(x_MD, weight, weight_scale, fused.gated, normed)
         config = best(op, key, x_MD.device, source="quantized_linear")
     one_row = x_scale is None and fits_one_row(
         cuda.kind_of(x_MD, weight), x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
     )
     in_cuda = on_gpu and (one_row or weight.dtype == torch.int32)
-    others |= {
-        "zero_GO": zero_GO,
-        "x_scale": x_scale,
-        "norm_weight_D": norm_weight_D,
-        "activation": activation,
-    }
     return run(
         config,
         in_cuda and library("quantized_linear") is not None,
-        lambda split: cuda.quantized_linear(x_MD, weight, weight_scale, **others, config=split),
-        lambda tiles: triton.quantized_linear(x_MD, weight, weight_scale, **others, config=tiles),
+        lambda split: cuda.quantized_linear(
+            x_MD, weight, weight_scale, zero_GO, x_scale, fused, out_dtype, config=split
+        ),
+        lambda tiles: triton.quantized_linear(
+            x_MD, weight, weight_scale, zero_GO, x_scale, fused, out_dtype, config=tiles
+        ),
     )
 
 
@@ -175,30 +177,13 @@ def traced(
         weight_scale,
         zero,
         x_scale,
-        bias_O=bias,
-        residual_MO=residual,
-        norm_weight_D=norm_weight,
-        eps=eps,
-        offset=offset,
-        activation=activation,  # type: ignore[arg-type]  # custom ops know str, not Literal
-        out_dtype=out_dtype,
+        Fused(bias, residual, norm_weight, eps, offset, activation),  # type: ignore[arg-type]
+        out_dtype,
     )
 
 
 @traced.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    zero: Tensor | None,
-    x_scale: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    norm_weight: Tensor | None,
-    eps: float,
-    offset: float,
-    activation: str | None,
-    out_dtype: torch.dtype | None,
-) -> Tensor:
+def _(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    activation, out_dtype = rest[-2:]
     outputs = weight.shape[0] // (2 if activation else 1)
     return x.new_empty(*x.shape[:-1], outputs, dtype=out_dtype or default_out(x))

@@ -4,11 +4,12 @@ weights these are, and the same arguments as triton.py's launcher.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
-from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.quantized_linear.reference import default_out, packed_bits
 from ridgeline.kernels.rms_norm import rms_norm
 from ridgeline.kernels.skinny_linear.cuda import few_rows
@@ -19,7 +20,7 @@ from ridgeline.kernels.skinny_linear.cuda_space import (
     fits_few,
     fits_one_row,
 )
-from ridgeline.kernels.skinny_linear.cut import Around
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, Fused
 
 
 def quantized_linear(
@@ -28,12 +29,7 @@ def quantized_linear(
     weight_scale: Tensor,
     zero_GO: Tensor | None = None,
     x_scale: Tensor | None = None,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    norm_weight_D: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    activation: Activation | None = None,
+    fused: Fused = NOTHING_FUSED,
     out_dtype: torch.dtype | None = None,
     config: WorkSplit | OneRow | None = None,
     pdl: bool = True,
@@ -45,11 +41,11 @@ def quantized_linear(
     kind = kind_of(x_MD, weight)
     rows, depth = x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
     folds = fits_few(kind, rows, depth) or fits_one_row(kind, rows, depth)
-    if norm_weight_D is not None and not folds:
-        x_MD, norm_weight_D = rms_norm(x_MD, norm_weight_D, eps, offset), None
-    around = Around(bias_O, residual_MO, norm_weight_D, eps, offset, activation)
+    if fused.norm_weight_D is not None and not folds:
+        x_MD = rms_norm(x_MD, fused.norm_weight_D, fused.eps, fused.offset)
+        fused = replace(fused, norm_weight_D=None)
     return few_rows(
-        kind, x_MD, weight, around, out_dtype or default_out(x_MD),
+        kind, x_MD, weight, fused, out_dtype or default_out(x_MD),
         scale=weight_scale, zero=zero_GO, x_scale=x_scale,
         config=config, pdl=pdl, defines=defines,
     )  # fmt: skip

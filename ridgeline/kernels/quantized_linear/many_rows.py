@@ -14,6 +14,7 @@ from torch import Tensor
 from ridgeline.kernels.dequantize import dequantize_packed
 from ridgeline.kernels.gated_activation import Activation, gated_activation
 from ridgeline.kernels.rms_norm import rms_norm
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, Fused
 
 MAX_COPY_BYTES = 128 << 20  # of a weight in 16 bits at a time, or of sums in 32
 INT_MM_ROWS = 17  # the fewest that torch._int_mm takes, and 8 the number that divides the rest
@@ -24,24 +25,19 @@ def packed_linear(
     weight_OW: Tensor,
     scale: Tensor,
     zero_GO: Tensor | None = None,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    norm_weight_D: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    activation: Activation | None = None,
+    fused: Fused = NOTHING_FUSED,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """As reference.py has it for packed weights, each part rounding to x's dtype."""
-    if norm_weight_D is not None:
-        x_MD = rms_norm(x_MD, norm_weight_D, eps, offset)
+    if fused.norm_weight_D is not None:
+        x_MD = rms_norm(x_MD, fused.norm_weight_D, fused.eps, fused.offset)
     rows_MD = x_MD.reshape(-1, x_MD.shape[-1])
-    y = product(rows_MD, weight_OW, scale, zero_GO, bias_O)
+    y = product(rows_MD, weight_OW, scale, zero_GO, fused.bias_O)
     y = y.view(*x_MD.shape[:-1], weight_OW.shape[0])
-    if activation is not None:
-        y = gated_activation(y, activation)
-    if residual_MO is not None:
-        y = y + residual_MO
+    if fused.activation is not None:
+        y = gated_activation(y, fused.activation)
+    if fused.residual_MO is not None:
+        y = y + fused.residual_MO
     return y if out_dtype is None else y.to(out_dtype)
 
 

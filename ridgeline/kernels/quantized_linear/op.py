@@ -17,7 +17,7 @@ from ridgeline.formats.packing import pack_int4, pack_int8
 from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.gated_activation.reference import Activation
-from ridgeline.kernels.inputs import label, normal, strided_rows
+from ridgeline.kernels.inputs import input_bytes, label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
 from ridgeline.kernels.quantized_linear import cuda, launched, reference, scaled_mm
@@ -31,7 +31,8 @@ from ridgeline.kernels.skinny_linear.cuda_space import (
     fits_few,
 )
 from ridgeline.kernels.skinny_linear.cut import scale_kind
-from ridgeline.kernels.skinny_linear.op import PROJECTIONS
+from ridgeline.kernels.skinny_linear.fused import split_fused
+from ridgeline.kernels.skinny_linear.op import PROJECTIONS, make_fused
 from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig, default_config, shortlist
 from ridgeline.kernels.skinny_linear.tune_space import search_space as plain_rows_space
 from ridgeline.kernels.targets import Target
@@ -66,14 +67,16 @@ FP8_BLOCK = WeightForm("w8a8 fp8 block", FP8, codes=True, scale="block")
 
 
 def launch(**inputs: Any) -> Tensor:
-    return launched(**_own(inputs))
+    fused, rest = split_fused(_own(inputs))
+    return launched(**rest, fused=fused)
 
 
 def launch_triton(config: SkinnyConfig | WorkSplit | OneRow | None = None, **inputs: Any) -> Tensor:
     from ridgeline.kernels.quantized_linear import triton
 
-    chosen = config if isinstance(config, SkinnyConfig) else None
-    return triton.quantized_linear(**_own(inputs), config=chosen)
+    fused, rest = split_fused(_own(inputs))
+    tiles = config if isinstance(config, SkinnyConfig) else None
+    return triton.quantized_linear(**rest, fused=fused, config=tiles)
 
 
 def launch_cuda(
@@ -82,12 +85,13 @@ def launch_cuda(
     **inputs: Any,
 ) -> Tensor:
     """The kernels in CUDA C++, which take no config of Triton's."""
+    fused, rest = split_fused(_own(inputs))
     split = None if isinstance(config, SkinnyConfig) else config
-    return cuda.quantized_linear(**_own(inputs), config=split, defines=defines)
+    return cuda.quantized_linear(**rest, fused=fused, config=split, defines=defines)
 
 
 def define(config: SkinnyConfig | WorkSplit | OneRow | None = None, **inputs: Any) -> Tensor:
-    """The reference, which no way of cutting the work may change."""
+    """The reference, whose result no config may change."""
     return reference.quantized_linear(**_own(inputs))
 
 
@@ -110,24 +114,14 @@ def _own(inputs: OpInputs) -> OpInputs:
 
 
 def cost(
-    x_MD: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    zero_GO: Tensor | None = None,
-    x_scale: Tensor | None = None,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    norm_weight_D: Tensor | None = None,
-    activation: Activation | None = None,
-    **_: Any,
+    x_MD: Tensor, weight: Tensor, activation: Activation | None = None, **inputs: Any
 ) -> OpCost:
     """Packed bytes."""
-    inputs = (x_MD, weight, weight_scale, zero_GO, x_scale, bias_O, residual_MO, norm_weight_D)
     rows, depth = x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
     outputs = weight.shape[0] // (2 if activation else 1)
     matrix = {INT8: "int8", FP8: "fp8"}.get(x_MD.dtype, "bf16")
     return OpCost(
-        sum(tensor.nbytes for tensor in inputs if tensor is not None),
+        x_MD.nbytes + weight.nbytes + input_bytes(_own(inputs)),
         rows * outputs * default_out(x_MD).itemsize,
         2.0 * rows * weight.shape[0] * depth,
         matrix,
@@ -145,24 +139,17 @@ def make(
     generator: torch.Generator,
 ) -> OpInputs:
     num_rows, num_outputs, depth = shape
-    view = strided_rows if "strided" in extras else (lambda x: x)
     weight_rows = num_outputs * (2 if activation else 1)
-    x_MD = view(normal((num_rows, depth), dtype, device, generator))
+    x_MD = normal((num_rows, depth), dtype, device, generator)
+    if "strided" in extras:
+        x_MD = strided_rows(x_MD)
     inputs: OpInputs = {"x_MD": x_MD}
     inputs |= make_weight(form, weight_rows, depth, dtype, device, generator)
     if form.codes:
         assert form.weight is not None
         inputs["x_MD"], inputs["x_scale"] = make_codes(x_MD, form, (1, BLOCK))
         inputs["out_dtype"] = dtype
-    if "bias" in extras:
-        inputs["bias_O"] = normal((weight_rows,), dtype, device, generator)
-    if "norm" in extras:
-        inputs["norm_weight_D"] = normal((depth,), dtype, device, generator, 0.5)
-        inputs["offset"] = 1.0
-    if "residual" in extras:
-        inputs["residual_MO"] = view(normal((num_rows, num_outputs), dtype, device, generator))
-    if activation is not None:
-        inputs["activation"] = activation
+    inputs |= make_fused(shape, dtype, extras, activation, device, generator)
     if config is not None:
         inputs["config"] = config
     if "baseline" in extras:

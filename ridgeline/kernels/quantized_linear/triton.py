@@ -15,14 +15,14 @@ from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.formats.packing import WORDS, ZERO
-from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.quantized_linear.packed_dot import packed_dot_kernel
 from ridgeline.kernels.quantized_linear.packed_reduce import packed_reduce_kernel
 from ridgeline.kernels.quantized_linear.reference import default_out, packed_bits
 from ridgeline.kernels.quantized_linear.tune_space import choice_key, choose_packed
 from ridgeline.kernels.rows import as_rows
-from ridgeline.kernels.skinny_linear.cut import Around, Scales, launch_cut
+from ridgeline.kernels.skinny_linear.cut import Scales, launch_cut
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, Fused
 from ridgeline.kernels.skinny_linear.triton import product
 from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig, tuned
 
@@ -33,27 +33,21 @@ def quantized_linear(
     weight_scale: Tensor,
     zero_GO: Tensor | None = None,
     x_scale: Tensor | None = None,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    norm_weight_D: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    activation: Activation | None = None,
+    fused: Fused = NOTHING_FUSED,
     out_dtype: torch.dtype | None = None,
     config: SkinnyConfig | None = None,
     pdl: bool = True,
 ) -> Tensor:
     """The launcher; arguments and result are reference.py's."""
-    around = Around(bias_O, residual_MO, norm_weight_D, eps, offset, activation)
     out_dtype = out_dtype or default_out(x_MD)
     if weight.dtype == torch.int32:
-        return _packed_linear(x_MD, weight, weight_scale, zero_GO, around, out_dtype, config, pdl)
+        return _packed_linear(x_MD, weight, weight_scale, zero_GO, fused, out_dtype, config, pdl)
     if x_MD.dtype in (torch.bfloat16, torch.float16) and x_scale is not None:
         raise UnsupportedError(f"x is {x_MD.dtype} and has a scale; only codes have one")
     if x_MD.element_size() == 1 and x_MD.dtype != weight.dtype:
         raise UnsupportedError(f"codes of {x_MD.dtype} times {weight.dtype}; they must be alike")
     scales = Scales(weight_scale, x_scale)
-    return product(x_MD, weight, around, scales, out_dtype, config, pdl)
+    return product(x_MD, weight, fused, scales, out_dtype, config, pdl)
 
 
 @lru_cache
@@ -70,7 +64,7 @@ def _packed_linear(
     weight_OW: Tensor,
     scale: Tensor,
     zero_GO: Tensor | None,
-    around: Around,
+    fused: Fused,
     out_dtype: torch.dtype,
     config: SkinnyConfig | None,
     pdl: bool,
@@ -85,11 +79,11 @@ def _packed_linear(
     assert weight_OW.stride(1) == 1, "packed rows are contiguous"
     assert scale.is_contiguous(), "scales are contiguous"
     assert group or scale.dtype == torch.float32, f"scales of channels are fp32, not {scale.dtype}"
-    gated = around.activation is not None
+    gated = fused.activation is not None
     num_outputs = weight_OW.shape[0] // (2 if gated else 1)
     target = target_of(x_MD)
     if config is None:
-        normed = around.norm_weight is not None
+        normed = fused.norm_weight_D is not None
         config = tuned(*choice_key(x_MD, weight_OW, scale, gated, normed), x_MD.device)
     if config is None:
         config = choose_packed(num_rows, num_outputs, depth, gated, target, bits, group)
@@ -98,7 +92,7 @@ def _packed_linear(
         x_rows,
         (weight_OW, scale, zero_GO, bits_of_one(x_MD.device)),
         (weight_OW.stride(0), scale.stride(0)),
-        around,
+        fused,
         (*x_MD.shape[:-1], num_outputs),
         out_dtype,
         config,

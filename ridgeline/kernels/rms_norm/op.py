@@ -29,7 +29,7 @@ def launch(**inputs: Any) -> Any:
 
 
 def define(config: RmsNormConfig | None = None, **inputs: Any) -> Any:
-    """The reference, which no way of cutting the work may change."""
+    """The reference, whose result no config may change."""
     return reference.rms_norm(**inputs)
 
 
@@ -108,9 +108,9 @@ def eager(
     x_TD: Tensor,
     weight_D: Tensor,
     eps: float,
-    offset: float = 0.0,
     residual_TD: Tensor | None = None,
     quantized: torch.dtype | None = None,
+    **_: Any,
 ) -> Any:
     """torch's own ops for all of the same work; the sum with the residual is a result too."""
     if residual_TD is not None:
@@ -131,8 +131,8 @@ def search(
     key = tune_key(rows, columns, x_TD.dtype, has_residual, quantized)
     if key is None:
         return None
-    ways = search_space(columns, 1 + has_residual, target_of(x_TD))
-    return ConfigSearch("rms_norm", key, ways)
+    configs = search_space(columns, 1 + has_residual, target_of(x_TD))
+    return ConfigSearch("rms_norm", key, configs)
 
 
 WALKING = RmsNormConfig(1, 8, num_stages=3, per_unit=4, hint="both")
@@ -181,6 +181,13 @@ BENCH = [
     ]
 ]
 
+COMPILE = [
+    case((4, 4096), BF16, residual, quantized, config=config)
+    for config in (None, WALKING)
+    for residual in (False, True)
+    for quantized in (None, INT8, FP8)
+]
+
 OP = Op(
     name="rms_norm",
     summary="RMSNorm, with the residual's sum before it and 8-bit codes after it",
@@ -190,12 +197,7 @@ OP = Op(
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,
-    compile_cases=[
-        case((4, 4096), BF16, residual, quantized, config=config)
-        for config in (None, WALKING)
-        for residual in (False, True)
-        for quantized in (None, INT8, FP8)
-    ],
+    compile_cases=COMPILE,
     baselines={"eager": eager},
     differentiable=differentiable,
     search=search,

@@ -122,8 +122,8 @@ def case(
     return Case(name, make_case, dtype)
 
 
-def plain(few: int = 0, config: SamplingConfig | None = None, **inputs: Any) -> Tensor:
-    """The definition; how the kernels go about it is nothing to it."""
+def define(few: int = 0, config: SamplingConfig | None = None, **inputs: Any) -> Tensor:
+    """The definition, which takes no settings of the kernels."""
     return reference.sample_rows(**inputs)
 
 
@@ -235,22 +235,24 @@ def search(
     return ConfigSearch("sampling", tune_key(rows, groups, logits_BV.dtype), ways)
 
 
+COMPILE = [
+    case((2, VOCABULARY), BF16, top_k=50, top_p=0.9),
+    case((2, VOCABULARY), FP32, min_p=0.1, penalties=True),
+    case((2, VOCABULARY), FP32, top_p=0.9),
+    case((2, VOCABULARY), BF16, config=SamplingConfig(32, 4)),
+    case((2, VOCABULARY), FP32, config=SamplingConfig(32, 8, num_stages=3)),
+]
+
 OP = Op(
     name="sampling",
     summary="Greedy or seeded choice of the next tokens: penalties, top-k, top-p, min-p, Gumbel",
-    reference=plain,
+    reference=define,
     launch=launch,
     cost=cost,
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,
-    compile_cases=[
-        case((2, VOCABULARY), BF16, top_k=50, top_p=0.9),
-        case((2, VOCABULARY), FP32, min_p=0.1, penalties=True),
-        case((2, VOCABULARY), FP32, top_p=0.9),
-        case((2, VOCABULARY), BF16, config=SamplingConfig(32, 4)),
-        case((2, VOCABULARY), FP32, config=SamplingConfig(32, 8, num_stages=3)),
-    ],
+    compile_cases=COMPILE,
     baselines={"eager": eager, "argmax": argmax},
     search=search,
 )

@@ -21,6 +21,7 @@ from ridgeline.kernels.op import outputs
 from ridgeline.kernels.skinny_linear import reference
 from ridgeline.kernels.skinny_linear.cuda_space import OneRow, WorkSplit
 from ridgeline.kernels.skinny_linear.dispatch import best, run
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, Fused
 from ridgeline.kernels.skinny_linear.tune_space import (
     MAX_ROWS,
     SkinnyConfig,
@@ -45,12 +46,7 @@ def skinny_linear(
     """See reference.py. No gradients: decoding needs none. The result is left in `out_MO`, where
     that is given: contiguous, of x's dtype.
     """
-    if torch.compiler.is_compiling() and x_MD.device.type != "cpu" and not _is_many(x_MD):
-        y_MO = traced(x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
-        return _left_in(out_MO, y_MO)
     inputs: dict[str, Any] = {
-        "x_MD": x_MD,
-        "weight_OD": weight_OD,
         "bias_O": bias_O,
         "residual_MO": residual_MO,
         "norm_weight_D": norm_weight_D,
@@ -59,13 +55,16 @@ def skinny_linear(
         "activation": activation,
     }
     if x_MD.device.type == "cpu":
-        return _left_in(out_MO, reference.skinny_linear(**inputs))
+        return _left_in(out_MO, reference.skinny_linear(x_MD, weight_OD, **inputs))
     if _is_many(x_MD):
-        return unfused(**inputs, out_MO=out_MO)
+        return unfused(x_MD, weight_OD, Fused(**inputs), out_MO)
+    if torch.compiler.is_compiling():
+        y_MO = traced(x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
+        return _left_in(out_MO, y_MO)
     key = product_key(x_MD, weight_OD, activation is not None, norm_weight_D is not None)
     if beaten_by("skinny_linear", key, x_MD.device) == "cublas":
-        return unfused(**inputs, out_MO=out_MO)
-    return launched(**inputs, out_MO=out_MO)
+        return unfused(x_MD, weight_OD, Fused(**inputs), out_MO)
+    return launched(x_MD, weight_OD, Fused(**inputs), out_MO)
 
 
 def _is_many(x_MD: Tensor) -> bool:
@@ -75,43 +74,32 @@ def _is_many(x_MD: Tensor) -> bool:
 def launched(
     x_MD: Tensor,
     weight_OD: Tensor,
-    norm_weight_D: Tensor | None = None,
-    activation: Activation | None = None,
+    fused: Fused = NOTHING_FUSED,
+    out_MO: Tensor | None = None,
     config: SkinnyConfig | WorkSplit | OneRow | None = None,
-    **others: Any,
 ) -> Tensor:
-    """By our own kernels: as `config` says, else as measured, else in Triton. Takes
-    `skinny_linear`'s arguments, by name.
-    """
+    """By our own kernels: as `config` says, else as measured, else in Triton."""
     from ridgeline.kernels.skinny_linear import cuda, triton
 
     if config is None and x_MD.device.type == "cuda":
-        key = product_key(x_MD, weight_OD, activation is not None, norm_weight_D is not None)
+        key = product_key(x_MD, weight_OD, fused.gated, fused.norm_weight_D is not None)
         config = best("skinny_linear", key, x_MD.device, source="skinny_linear")
-    others |= {"norm_weight_D": norm_weight_D, "activation": activation}
     return run(
         config,
         False,
-        lambda split: cuda.skinny_linear(x_MD, weight_OD, **others, config=split),
-        lambda tiles: triton.skinny_linear(x_MD, weight_OD, **others, config=tiles),
+        lambda split: cuda.skinny_linear(x_MD, weight_OD, fused, out_MO, config=split),
+        lambda tiles: triton.skinny_linear(x_MD, weight_OD, fused, out_MO, config=tiles),
     )
 
 
 def unfused(
-    x_MD: Tensor,
-    weight_OD: Tensor,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    norm_weight_D: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    activation: Activation | None = None,
-    out_MO: Tensor | None = None,
+    x_MD: Tensor, weight_OD: Tensor, fused: Fused = NOTHING_FUSED, out_MO: Tensor | None = None
 ) -> Tensor:
     """The same with cuBLAS and torch's own passes, each rounding to x's dtype."""
-    if norm_weight_D is not None:
-        gain = norm_weight_D + offset if offset else norm_weight_D
-        x_MD = functional.rms_norm(x_MD, x_MD.shape[-1:], gain, eps)
+    bias_O, residual_MO, activation = fused.bias_O, fused.residual_MO, fused.activation
+    if fused.norm_weight_D is not None:
+        gain = fused.norm_weight_D + fused.offset if fused.offset else fused.norm_weight_D
+        x_MD = functional.rms_norm(x_MD, x_MD.shape[-1:], gain, fused.eps)
     if bias_O is None and activation is None and residual_MO is None and out_MO is not None:
         return torch.matmul(x_MD, weight_OD.t(), out=out_MO)
     y = functional.linear(x_MD, weight_OD, bias_O)
@@ -141,24 +129,11 @@ def traced(
     return launched(
         x,
         weight,
-        bias_O=bias,
-        residual_MO=residual,
-        norm_weight_D=norm_weight,
-        eps=eps,
-        offset=offset,
-        activation=activation,  # type: ignore[arg-type]  # custom ops know str, not Literal
+        Fused(bias, residual, norm_weight, eps, offset, activation),  # type: ignore[arg-type]
     )
 
 
 @traced.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    norm_weight: Tensor | None,
-    eps: float,
-    offset: float,
-    activation: str | None,
-) -> Tensor:
+def _(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    activation = rest[-1]
     return x.new_empty(*x.shape[:-1], weight.shape[0] // (2 if activation else 1))

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ridgeline.errors import HardwareError, UnsupportedError
 from ridgeline.kernels.extension import library
-from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import is_only_compiling, target_of
 from ridgeline.kernels.rows import as_rows
 from ridgeline.kernels.skinny_linear.cuda_space import (
@@ -30,7 +29,7 @@ from ridgeline.kernels.skinny_linear.cuda_space import (
     fits_few,
     fits_one_row,
 )
-from ridgeline.kernels.skinny_linear.cut import Around
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, Fused
 from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS
 from ridgeline.kernels.targets import Target, can_wait
 
@@ -56,23 +55,17 @@ class SkinnyArguments(ctypes.Structure):
 def skinny_linear(
     x_MD: Tensor,
     weight_OD: Tensor,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    norm_weight_D: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    activation: Activation | None = None,
+    fused: Fused = NOTHING_FUSED,
     out_MO: Tensor | None = None,
     config: WorkSplit | OneRow | None = None,
     pdl: bool = True,
     defines: tuple[str, ...] = (),
 ) -> Tensor:
-    """The launcher for plain weights; arguments and result are reference.py's."""
+    """The launcher for plain weights."""
     if weight_OD.dtype != x_MD.dtype or x_MD.element_size() != 2:
         raise UnsupportedError(f"{x_MD.dtype} times {weight_OD.dtype}; bf16 or fp16, and alike")
-    around = Around(bias_O, residual_MO, norm_weight_D, eps, offset, activation)
     return few_rows(
-        "plain", x_MD, weight_OD, around, x_MD.dtype,
+        "plain", x_MD, weight_OD, fused, x_MD.dtype,
         config=config, pdl=pdl, defines=defines, out=out_MO,
     )  # fmt: skip
 
@@ -81,7 +74,7 @@ def few_rows(
     kind: WeightKind,
     x_MD: Tensor,
     weight: Tensor,
-    around: Around,
+    fused: Fused,
     out_dtype: torch.dtype,
     *,
     scale: Tensor | None = None,
@@ -94,14 +87,14 @@ def few_rows(
 ) -> Tensor:
     """The product; raises UnsupportedError for what the kernels do not do."""
     x_rows = as_rows(x_MD)
-    check(kind, x_rows, weight, around, out_dtype, scale)
+    check(kind, x_rows, weight, fused, out_dtype, scale)
     num_rows, depth = x_rows.shape
-    gated = around.activation is not None
+    gated = fused.gated
     num_outputs = weight.shape[0] // (2 if gated else 1)
     target = target_of(x_MD)
     config = config or default_cuda_config(kind, num_rows, num_outputs, depth, gated)
     if not isinstance(config, OneRow):
-        check_split(kind, config, x_rows, around)
+        check_split(kind, config, x_rows, fused)
     else:
         check_one_row(kind, x_rows, x_scale)
         if kind == "int4" and scale is not None:
@@ -124,16 +117,16 @@ def few_rows(
     assert out.dtype == out_dtype, f"results in {out_dtype} cannot be left in {out.dtype}"
     if not num_rows or is_only_compiling():
         return out
-    residual = None if around.residual is None else as_rows(around.residual)
+    residual = None if fused.residual_MO is None else as_rows(fused.residual_MO)
     arguments = SkinnyArguments(
         x=pointer(x_rows),
         weight=pointer(weight),
         scale=pointer(scale),
         zero=pointer(zero),
         x_scale=pointer(x_scale),
-        bias=pointer(around.bias),
+        bias=pointer(fused.bias_O),
         residual=pointer(residual),
-        gain=pointer(around.norm_weight),
+        gain=pointer(fused.norm_weight_D),
         out=pointer(out),
         x_stride=x_rows.stride(0),
         weight_stride=weight.stride(0) * weight.element_size(),
@@ -143,12 +136,12 @@ def few_rows(
         depth=depth,
         group_shift=group_shift(kind, depth, scale),
         gated=gated,
-        activation=ACTIVATIONS.index(around.activation),
+        activation=ACTIVATIONS.index(fused.activation),
         scale_kind=SCALE_KINDS.index(scale_kind(scale)),
         x_scale_kind=SCALE_KINDS.index(scale_kind(x_scale)),
         out_half=out_dtype == torch.float16,
-        eps=around.eps,
-        offset=around.offset,
+        eps=fused.eps,
+        offset=fused.offset,
     )
     error = start(functions, kind, arguments, config, target, x_MD, pdl)
     if error:
@@ -201,11 +194,11 @@ def check_one_row(kind: WeightKind, x_rows: Tensor, x_scale: Tensor | None) -> N
         raise UnsupportedError("one row of x in 16 bits with a scale of its own")
 
 
-def check_split(kind: WeightKind, config: WorkSplit, x_rows: Tensor, around: Around) -> None:
+def check_split(kind: WeightKind, config: WorkSplit, x_rows: Tensor, fused: Fused) -> None:
     num_rows, depth = x_rows.shape
     if kind == "fp8 weights":
         raise UnsupportedError(f"{num_rows} rows in 16 bits times fp8; one alone")
-    if around.norm_weight is not None and config.splits:
+    if fused.norm_weight_D is not None and config.splits:
         raise UnsupportedError(f"the norm of {num_rows} rows of {depth} is not folded in")
 
 
@@ -213,7 +206,7 @@ def check(
     kind: WeightKind,
     x_rows: Tensor,
     weight: Tensor,
-    around: Around,
+    fused: Fused,
     out_dtype: torch.dtype,
     scale: Tensor | None,
 ) -> None:
@@ -230,12 +223,12 @@ def check(
         raise UnsupportedError(f"scales of blocks for {num_rows} rows of {depth}")
     if kind == "int4" and scale is not None and depth // scale.shape[0] not in GROUPS:
         raise UnsupportedError(f"groups of {depth // scale.shape[0]}; 32, 64 or 128")
-    num_outputs = weight.shape[0] // (2 if around.activation else 1)
+    num_outputs = weight.shape[0] // (2 if fused.activation else 1)
     if num_outputs < 32:
         raise UnsupportedError(f"{num_outputs} outputs; at least 32")
     if kind == "int4" and num_outputs % 16:
         raise UnsupportedError(f"{weight.shape[0]} outputs of int4 are not in whole tiles of 16")
-    for tensor in (x_rows, weight, around.norm_weight):
+    for tensor in (x_rows, weight, fused.norm_weight_D):
         if tensor is not None and not aligned(tensor):
             raise UnsupportedError("x, the weight and the norm's must lie at multiples of 16 bytes")
     if weight.stride(0) * weight.element_size() >= 1 << 31:
@@ -243,7 +236,7 @@ def check(
     alone = fits_one_row(kind, num_rows, depth)
     if not alone and not fits_few(kind, num_rows, depth) and not can_wait(target_of(x_rows)):
         raise UnsupportedError(f"{num_rows} rows need clusters: Hopper or later")
-    same = [around.bias, around.residual, around.norm_weight, scale if kind == "int4" else None]
+    same = [fused.bias_O, fused.residual_MO, fused.norm_weight_D, scale if kind == "int4" else None]
     if any(tensor is not None and tensor.dtype != out_dtype for tensor in same):
         raise UnsupportedError("bias, residual, norm and group scales must have the result's dtype")
 

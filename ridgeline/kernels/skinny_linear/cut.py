@@ -15,25 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import launch
 from ridgeline.kernels.rows import as_rows
+from ridgeline.kernels.skinny_linear.fused import Fused
 from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig
 from ridgeline.kernels.targets import Target, can_wait
 
 MAX_TILES = 65536  # counters kept for split depths, one a tile
-
-
-@dataclass(frozen=True)
-class Around:
-    """What is folded into a product, before it and after it; see reference.py."""
-
-    bias: Tensor | None = None  # [O], or [2O] with an activation
-    residual: Tensor | None = None  # [M, O]
-    norm_weight: Tensor | None = None  # [D]
-    eps: float = 1e-6
-    offset: float = 0.0
-    activation: Activation | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +48,7 @@ def launch_cut(
     x_rows: Tensor,
     weights: tuple[Tensor | None, ...],
     weight_strides: tuple[int, ...],
-    around: Around,
+    fused: Fused,
     out_shape: tuple[int, ...],
     out_dtype: torch.dtype,
     config: SkinnyConfig,
@@ -78,7 +66,7 @@ def launch_cut(
         out = torch.empty(out_shape, dtype=out_dtype, device=x_rows.device)
     assert out.is_contiguous(), "rows of the result lie side by side"
     assert (out.shape, out.dtype) == (out_shape, out_dtype), f"{out_shape} left in {out.shape}"
-    residual = None if around.residual is None else as_rows(around.residual)
+    residual = None if fused.residual_MO is None else as_rows(fused.residual_MO)
     blocks_m = ceil(num_rows / config.block_m)
     blocks_o = ceil(num_outputs / config.block_o)
     steps = ceil(ceil(depth / config.block_k) / config.split_k)
@@ -93,9 +81,9 @@ def launch_cut(
         (
             x_rows,
             *(out if weight is None else weight for weight in weights),
-            out if around.bias is None else around.bias,
+            out if fused.bias_O is None else fused.bias_O,
             out if residual is None else residual,
-            out if around.norm_weight is None else around.norm_weight,
+            out if fused.norm_weight_D is None else fused.norm_weight_D,
             out,
             partial,
             counters,
@@ -106,13 +94,13 @@ def launch_cut(
             num_outputs,
             depth,
             steps,
-            around.eps,
-            around.offset,
+            fused.eps,
+            fused.offset,
         ),
-        HAS_BIAS=around.bias is not None,
+        HAS_BIAS=fused.bias_O is not None,
         HAS_RESIDUAL=residual is not None,
-        NORM=around.norm_weight is not None,
-        ACTIVATION=around.activation,
+        NORM=fused.norm_weight_D is not None,
+        ACTIVATION=fused.activation,
         EVEN=depth % config.block_k == 0 and num_outputs % config.block_o == 0,
         SPLIT=splits,
         # Without a wait there is nothing to be ahead of; the interpreter tests the path too.

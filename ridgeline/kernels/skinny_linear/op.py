@@ -10,11 +10,12 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.gated_activation.reference import Activation
-from ridgeline.kernels.inputs import label, normal, strided_rows
+from ridgeline.kernels.inputs import input_bytes, label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
 from ridgeline.kernels.skinny_linear import cuda, launched, reference, unfused
 from ridgeline.kernels.skinny_linear.cuda_space import WorkSplit, cuda_configs
+from ridgeline.kernels.skinny_linear.fused import split_fused
 from ridgeline.kernels.skinny_linear.tune_space import (
     SkinnyConfig,
     product_key,
@@ -32,45 +33,49 @@ PROJECTIONS = {
 }
 
 
+def launch(**inputs: Any) -> Tensor:
+    fused, rest = split_fused(inputs)
+    return launched(**rest, fused=fused)
+
+
 def launch_triton(config: SkinnyConfig | WorkSplit | None = None, **inputs: Any) -> Tensor:
     from ridgeline.kernels.skinny_linear import triton
 
-    return triton.skinny_linear(
-        **inputs, config=config if isinstance(config, SkinnyConfig) else None
-    )
+    fused, rest = split_fused(inputs)
+    tiles = config if isinstance(config, SkinnyConfig) else None
+    return triton.skinny_linear(**rest, fused=fused, config=tiles)
 
 
 def launch_cuda(
     config: SkinnyConfig | WorkSplit | None = None, defines: tuple[str, ...] = (), **inputs: Any
 ) -> Tensor:
     """The kernels in CUDA C++, which take no config of Triton's."""
+    fused, rest = split_fused(inputs)
     split = config if isinstance(config, WorkSplit) else None
-    return cuda.skinny_linear(**inputs, config=split, defines=defines)
+    return cuda.skinny_linear(**rest, fused=fused, config=split, defines=defines)
 
 
 def define(config: SkinnyConfig | WorkSplit | None = None, **inputs: Any) -> Tensor:
-    """The reference, which no way of cutting the work may change."""
+    """The reference, whose result no config may change."""
     return reference.skinny_linear(**inputs)
 
 
 def cublas(config: SkinnyConfig | WorkSplit | None = None, **inputs: Any) -> Tensor:
-    return unfused(**inputs)
+    fused, rest = split_fused(inputs)
+    return unfused(**rest, fused=fused)
 
 
 def cost(
     x_MD: Tensor,
     weight_OD: Tensor,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    norm_weight_D: Tensor | None = None,
     activation: Activation | None = None,
-    **_: Any,
+    out_MO: Tensor | None = None,
+    **inputs: Any,
 ) -> OpCost:
-    inputs = (x_MD, weight_OD, bias_O, residual_MO, norm_weight_D)
     rows = x_MD.numel() // x_MD.shape[-1]
     outputs = weight_OD.shape[0] // (2 if activation else 1)
     return OpCost(
-        sum(tensor.nbytes for tensor in inputs if tensor is not None),
+        x_MD.nbytes + weight_OD.nbytes + input_bytes(inputs),
         rows * outputs * x_MD.element_size(),
         2.0 * rows * weight_OD.numel(),
         "bf16",  # fp16 has the same ceiling
@@ -94,17 +99,32 @@ def make(
         "x_MD": view(normal((num_rows, depth), dtype, device, generator)),
         "weight_OD": view(normal((weight_rows, depth), dtype, device, generator, scale)),
     }
+    inputs |= make_fused(shape, dtype, extras, activation, device, generator)
+    if config is not None:
+        inputs["config"] = config
+    return inputs
+
+
+def make_fused(
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    extras: str,
+    activation: Activation | None,
+    device: torch.device,
+    generator: torch.Generator,
+) -> OpInputs:
+    """Bias, norm, residual, as far as `extras` names them, and the activation."""
+    num_rows, num_outputs, depth = shape
+    inputs: OpInputs = {} if activation is None else {"activation": activation}
     if "bias" in extras:
+        weight_rows = num_outputs * (2 if activation else 1)
         inputs["bias_O"] = normal((weight_rows,), dtype, device, generator)
     if "norm" in extras:
         inputs["norm_weight_D"] = normal((depth,), dtype, device, generator, 0.5)
         inputs["offset"] = 1.0
     if "residual" in extras:
-        inputs["residual_MO"] = view(normal((num_rows, num_outputs), dtype, device, generator))
-    if activation is not None:
-        inputs["activation"] = activation
-    if config is not None:
-        inputs["config"] = config
+        residual_MO = normal((num_rows, num_outputs), dtype, device, generator)
+        inputs["residual_MO"] = strided_rows(residual_MO) if "strided" in extras else residual_MO
     return inputs
 
 
@@ -213,7 +233,7 @@ OP = Op(
     name="skinny_linear",
     summary="1 to 64 rows times a weight, with norm, bias, gated activation and residual folded in",
     reference=define,
-    launch=launched,
+    launch=launch,
     cost=cost,
     small_cases=SMALL,
     cases=SMALL + LARGE,

@@ -1,4 +1,4 @@
-"""The skinny product in Triton: weights streamed once, everything around them folded in.
+"""The skinny product in Triton: weights streamed once, and everything around them folded in.
 
 `reduce` keeps one row of x and sums products in the vector units; `dot` feeds 16 to 64 rows to the
 matrix units. Both take x's norm on the way in (prologue.py), and bias, activation and residual on
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
-from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.rows import as_rows
-from ridgeline.kernels.skinny_linear.cut import Around, Scales, launch_cut, scale_kind
+from ridgeline.kernels.skinny_linear.cut import Scales, launch_cut, scale_kind
 from ridgeline.kernels.skinny_linear.dot import skinny_dot_kernel
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, Fused
 from ridgeline.kernels.skinny_linear.reduce import skinny_reduce_kernel
 from ridgeline.kernels.skinny_linear.tune_space import (
     SkinnyConfig,
@@ -32,31 +32,25 @@ from ridgeline.kernels.skinny_linear.tune_space import (
 def skinny_linear(
     x_MD: Tensor,
     weight_OD: Tensor,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    norm_weight_D: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    activation: Activation | None = None,
+    fused: Fused = NOTHING_FUSED,
     out_MO: Tensor | None = None,
     config: SkinnyConfig | None = None,
     pdl: bool = True,
 ) -> Tensor:
-    """The launcher; arguments and result are reference.py's. bf16 or fp16, rows contiguous in their
-    last dim. `pdl=False` where the kernel before must have ended before this one's programs start.
+    """The launcher; the result is reference.py's. bf16 or fp16, rows contiguous in their last dim.
+    `pdl=False` where the kernel before must have ended before this one's programs start.
     """
     if x_MD.dtype not in (torch.bfloat16, torch.float16) or weight_OD.dtype != x_MD.dtype:
         raise UnsupportedError(
             f"a skinny product of {x_MD.dtype} and {weight_OD.dtype}; both must be bf16 or fp16"
         )
-    epilogue = Around(bias_O, residual_MO, norm_weight_D, eps, offset, activation)
-    return product(x_MD, weight_OD, epilogue, config=config, pdl=pdl, out_MO=out_MO)
+    return product(x_MD, weight_OD, fused, config=config, pdl=pdl, out_MO=out_MO)
 
 
 def product(
     x_MD: Tensor,
     weight_OD: Tensor,
-    around: Around,
+    fused: Fused,
     scales: Scales | None = None,
     out_dtype: torch.dtype | None = None,
     config: SkinnyConfig | None = None,
@@ -67,7 +61,7 @@ def product(
     16-bit x included.
     """
     scales = scales or Scales()
-    gated = around.activation is not None
+    gated = fused.activation is not None
     x_rows = as_rows(x_MD)
     num_outputs = weight_OD.shape[0] // (2 if gated else 1)
     _check(x_rows, weight_OD, gated)
@@ -75,7 +69,7 @@ def product(
     weight_scale, x_scale = scale_kind(scales.weight), scale_kind(scales.x)
     by_blocks = weight_scale == "block"
     if config is None:
-        key = product_key(x_MD, weight_OD, gated, around.norm_weight is not None, weight_scale)
+        key = product_key(x_MD, weight_OD, gated, fused.norm_weight_D is not None, weight_scale)
         config = tuned("skinny_linear", key, x_MD.device)
     if config is None:
         config = default_config(x_MD, weight_OD, weight_scale, gated, target)
@@ -87,7 +81,7 @@ def product(
         x_rows,
         (weight_OD, scales.weight, scales.x),
         (weight_OD.stride(0),),
-        around,
+        fused,
         (*x_MD.shape[:-1], num_outputs),
         out_dtype or x_MD.dtype,
         config,

@@ -41,7 +41,7 @@ def case(size: int, step: str, dtype: torch.dtype = FP32) -> Case:
     return Case(label((size,), dtype, step), partial(make, size, dtype, step), dtype)
 
 
-def plain(x_N: Tensor, y_N: Tensor, step: str) -> Tensor:
+def define(x_N: Tensor, y_N: Tensor, step: str) -> Tensor:
     return reference.vector_add(x_N, y_N)
 
 
@@ -58,15 +58,19 @@ LARGE = [case(1_000_003, step, BF16) for step in STEPS] + [
     case(2**31 + 5, step, BF16) for step in ("blocked", "wide", "persistent")
 ]
 
+COMPILE = [case(4096, step) for step in STEPS]
+
+BENCH = [case(2**26, step) for step in STEPS]
+
 OP = Op(
     name="vector_add",
     summary="Adding two vectors, from naive to fast: the first of the teaching pair",
-    reference=plain,
+    reference=define,
     launch=launch,
     cost=cost,
     small_cases=SMALL,
     cases=SMALL + LARGE,
-    bench_cases=[case(2**26, step) for step in STEPS],
-    compile_cases=[case(4096, step) for step in STEPS],
+    bench_cases=BENCH,
+    compile_cases=COMPILE,
     baselines={"eager": eager},
 )

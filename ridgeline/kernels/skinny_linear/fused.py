@@ -1,0 +1,42 @@
+"""What is folded into a product of few rows, before it and after it: the norm, bias, activation and
+residual that skinny_linear and quantized_linear take, as one value.
+
+    few_rows("plain", x, weight, Fused(residual_MO=residual), x.dtype)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ridgeline.kernels.gated_activation.reference import Activation
+
+
+@dataclass(frozen=True)
+class Fused:
+    """See reference.py; the names are its arguments'."""
+
+    bias_O: Tensor | None = None  # [2O] with an activation
+    residual_MO: Tensor | None = None
+    norm_weight_D: Tensor | None = None
+    eps: float = 1e-6
+    offset: float = 0.0  # of the norm's weight
+    activation: Activation | None = None
+
+    @property
+    def gated(self) -> bool:
+        """The weight then has gate rows and up rows."""
+        return self.activation is not None
+
+
+NOTHING_FUSED = Fused()
+
+
+def split_fused(inputs: Mapping[str, Any]) -> tuple[Fused, dict[str, Any]]:
+    """A product's arguments by name, as what is folded in and the rest."""
+    names = Fused.__dataclass_fields__
+    rest = {name: value for name, value in inputs.items() if name not in names}
+    return Fused(**{name: inputs[name] for name in names if name in inputs}), rest

@@ -20,10 +20,10 @@ from ridgeline.kernels.tolerance import bound, check
 
 def compare(result: Any, reference: Any, case: Case) -> None:
     """Raise AssertionError, with the figures, where they do not agree."""
-    found, expected = outputs(result), outputs(reference)
-    assert len(found) == len(expected), f"{len(found)} outputs, not {len(expected)}"
+    results, expected = outputs(result), outputs(reference)
+    assert len(results) == len(expected), f"{len(results)} outputs, not {len(expected)}"
     quantized = any(ref.dtype in LARGEST for ref in expected)
-    for out, ref in zip(found, expected, strict=True):
+    for out, ref in zip(results, expected, strict=True):
         if ref.dtype in LARGEST:
             compare_codes(out, ref, case)
         elif not out.is_floating_point():
@@ -37,10 +37,10 @@ def compare(result: Any, reference: Any, case: Case) -> None:
 def compare_codes(out: Tensor, ref: Tensor, case: Case) -> None:
     """8-bit codes may differ where a value lies on the edge of two: rarely, and by one step."""
     assert out.dtype == ref.dtype
-    found, expected = out.double().cpu(), ref.double().cpu()
-    differ = found != expected
+    results, expected = out.double().cpu(), ref.double().cpu()
+    differ = results != expected
     step = expected.abs() / 8 if out.dtype != torch.int8 else torch.ones_like(expected)
-    assert ((found - expected).abs() <= step.clamp(min=2.0**-9) + 1e-9).all()
+    assert ((results - expected).abs() <= step.clamp(min=2.0**-9) + 1e-9).all()
     # The edge is as wide as the error of the value: a code's step is 1/127 or 1/16 of it.
     allowed = 0.002 + 256 * bound(torch.float32, case.reduction)
     assert differ.double().mean() <= allowed, f"{differ.double().mean():.4f} of the codes differ"

@@ -152,25 +152,25 @@ def tune(
     if again:
         before = [name for name, time in known.items() if time < float("inf") and name[0] == "{"]
         asked = {name: json.loads(name) for name in before} | asked
-    found: ConfigTimes = {}
+    times: ConfigTimes = {}
     for name, config in asked.items():
         if name in known and not again:
             continue
         try:
-            found[name] = seconds(config)
+            times[name] = seconds(config)
         except (RuntimeError, ValueError, RidgelineError) as error:  # Triton's errors are these too
             log.info("%s %s %s: %s", op, key, name, error)
-            found[name] = float("inf")
+            times[name] = float("inf")
         except Exception as error:
             if (
                 "OutOfResources" not in type(error).__name__
                 and "Compil" not in type(error).__name__
             ):
                 raise
-            found[name] = float("inf")
-    if found:
-        remember(device_name, {op: {key: found}})
-    return {**known, **found}
+            times[name] = float("inf")
+    if times:
+        remember(device_name, {op: {key: times}})
+    return {**known, **times}
 
 
 @lru_cache(maxsize=8)

@@ -12,9 +12,7 @@ class OpCost:
     read_bytes: float
     written_bytes: float
     flops: float = 0.0  # of the matrix units; element-wise work is left out
-    matrix_dtype: str | None = (
-        None  # which matrix ceiling applies: "bf16", "fp8", "int8"; None: none
-    )
+    matrix_dtype: str | None = None  # whose ceiling applies: "bf16", "fp8", "int8"; None: none
 
     @property
     def bytes(self) -> float:

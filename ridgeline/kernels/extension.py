@@ -174,10 +174,10 @@ def parse_resources(report: str, target: Target) -> list[CompiledKernel]:
         r"Used (\d+) registers([^\n]*)",
         re.S,
     )
-    found = []
+    kernels = []
     for name, stack, stores, loads, registers, rest in pattern.findall(report):
         shared = re.search(r"(\d+) bytes smem", rest)
         spilled = int(stack) + int(stores) + int(loads)
         size = int(shared.group(1)) if shared else 0
-        found.append(CompiledKernel(name, int(registers), spilled, size, target.shared_bytes))
-    return found
+        kernels.append(CompiledKernel(name, int(registers), spilled, size, target.shared_bytes))
+    return kernels

@@ -72,9 +72,9 @@ def processor() -> str:
     """What code for "native" depends on: the machine's instructions."""
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text()
-        found = re.search(r"^(flags|Features)\s*:(.*)$", text, re.M)
-        if found is not None:
-            return f"{platform.machine()} {found[2].strip()}"
+        match = re.search(r"^(flags|Features)\s*:(.*)$", text, re.M)
+        if match is not None:
+            return f"{platform.machine()} {match[2].strip()}"
     return f"{platform.machine()} {platform.processor()}"
 
 
@@ -154,10 +154,10 @@ def function(op: str, name: str, signature: str) -> Callable[..., Any]:
     f float, i int). `prepare` comes first.
     """
     assert op in _loaded, f"{op} is called before it was prepared"
-    found = getattr(_loaded[op], f"ridgeline_{op}_{name}")
-    found.argtypes = [ARGUMENTS[letter] for letter in signature]
-    found.restype = ctypes.c_int
-    return found
+    exported = getattr(_loaded[op], f"ridgeline_{op}_{name}")
+    exported.argtypes = [ARGUMENTS[letter] for letter in signature]
+    exported.restype = ctypes.c_int
+    return exported
 
 
 @cache

@@ -117,17 +117,19 @@ def launch(
             KernelCall(kernel, tuple(args), constants, num_warps, num_stages, dict(options or {}))
         )
         return
-    told = compiler_options(num_warps, num_stages, options)
+    settings = compiler_options(num_warps, num_stages, options)
     if _only_compiling.get():
-        kernel.warmup(*args, grid=grid, **constants, **told)
+        kernel.warmup(*args, grid=grid, **constants, **settings)
         return
-    kernel[grid](*args, **constants, **told)
+    kernel[grid](*args, **constants, **settings)
 
 
 def compiler_options(
     num_warps: int, num_stages: int, options: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What the compiler is told. Multiply-add fusion is always named: 3.10 changes its default."""
+    """The compiler's settings. Multiply-add fusion is always given: Triton 3.10 changes its
+    default.
+    """
     fixed = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
     return fixed | dict(options or {})
 

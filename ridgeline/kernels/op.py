@@ -19,9 +19,8 @@ from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.targets import Target
 
 OpInputs = dict[str, Any]
-Function = Callable[
-    ..., Any
-]  # returns a tensor or a tuple of tensors, what it changed in place included
+# Returns a tensor or a tuple of tensors, those changed in place included.
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,8 @@ class Case:
 
 @dataclass(frozen=True)
 class ConfigSearch:
-    """Ways to do a case's work, most promising first; each goes to `launch(..., config=way)`."""
+    """Configs to time for a case, most promising first; each goes to `launch(..., config=config)`.
+    """
 
     op: str  # the op under whose name the launcher looks the choice up
     key: str  # and the key: dtypes and shape range
@@ -62,9 +62,8 @@ class Op:
     # UnsupportedError for what it does not do, or where it was not built.
     variants: Mapping[str, Function] = field(default_factory=dict)
     differentiable: Function | None = None  # the op with its gradients, where training needs them
-    search: Callable[..., ConfigSearch | None] | None = (
-        None  # configurations to time for a case's inputs
-    )
+    # Configs to time for a case's inputs.
+    search: Callable[..., ConfigSearch | None] | None = None
     supports: Callable[[Target, Case], bool] = lambda target, case: True
 
 

@@ -48,13 +48,13 @@ def check(
     allowed = bound(dtype, reduction, roundings)
     limit = PER_ELEMENT * allowed
     error_square = reference_square = worst = 0.0
-    for found, expected in pieces(out, reference):
-        assert torch.equal(found.isnan(), expected.isnan()), "NaN where none should be, or not"
+    for actual, expected in pieces(out, reference):
+        assert torch.equal(actual.isnan(), expected.isnan()), "NaN where none should be, or not"
         infinite = expected.isinf()
-        assert torch.equal(found[infinite], expected[infinite]), "infinities differ"
+        assert torch.equal(actual[infinite], expected[infinite]), "infinities differ"
         keep = ~(expected.isnan() | infinite)
-        found, expected = found.where(keep, 0.0), expected.where(keep, 0.0)
-        error = (found - expected).abs()
+        actual, expected = actual.where(keep, 0.0), expected.where(keep, 0.0)
+        error = (actual - expected).abs()
         error_square += error.square().sum().item()
         reference_square += expected.square().sum().item()
         # An element's size is its own or its row's: a small one is a sum of larger terms.

@@ -12,6 +12,7 @@ from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.quantized_linear import many_rows
 from ridgeline.kernels.quantized_linear.op import W4A16, W4A16_64, W8A16, WeightForm, case
 from ridgeline.kernels.quantized_linear.reference import quantized_linear
+from ridgeline.kernels.skinny_linear.fused import split_fused
 
 CUDA = torch.device("cuda")
 
@@ -30,6 +31,7 @@ def test_it_is_the_product_of_the_reference(
     reference = quantized_linear(**inputs)
     inputs["weight_OW"], inputs["scale"] = inputs.pop("weight"), inputs.pop("weight_scale")
     with poisoned_memory():
-        found = many_rows.packed_linear(**inputs)
+        fused, rest = split_fused(inputs)
+        found = many_rows.packed_linear(**rest, fused=fused)
     # The norm's result, the weights, the product and the activation are each rounded.
     compare(found, reference, replace(tried, roundings=6))

@@ -23,8 +23,8 @@ def dequantize_packed(
 ) -> Tensor:
     """[O, D] in `dtype`, written to `out_OD` where it is given."""
     if weight_OW.device.type == "cpu":
-        found = reference.dequantize(weight_OW, scale, zero_GO, depth).to(dtype)
-        return found if out_OD is None else out_OD.copy_(found)
+        weight_OD = reference.dequantize(weight_OW, scale, zero_GO, depth).to(dtype)
+        return weight_OD if out_OD is None else out_OD.copy_(weight_OD)
     from ridgeline.kernels.dequantize import triton
 
     return triton.dequantize_packed(weight_OW, scale, zero_GO, depth, dtype, out_OD)

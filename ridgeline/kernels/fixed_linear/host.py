@@ -63,13 +63,13 @@ def _block_for(shape: tuple[int, int], dtype: torch.dtype, num_threads: int) -> 
     generator = torch.Generator().manual_seed(0)
     weight_OD = torch.randn(shape, generator=generator).to(dtype)
     row_D, *others = torch.randn(3, shape[1], generator=generator).to(dtype)
-    found = []
+    results = []
     for other in (*others, torch.zeros_like(row_D)):
-        for place in range(BLOCK):
+        for row in range(BLOCK):
             x_BD = other.repeat(BLOCK, 1)
-            x_BD[place] = row_D
-            found.append(linear(x_BD, weight_OD)[place].clone())
-    return BLOCK if all(torch.equal(y, found[0]) for y in found) else 1
+            x_BD[row] = row_D
+            results.append(linear(x_BD, weight_OD)[row].clone())
+    return BLOCK if all(torch.equal(y, results[0]) for y in results) else 1
 
 
 def activated(gate_up_T2F: Tensor, activation: Activation) -> Tensor:

@@ -44,8 +44,8 @@ def tuned(key: str, device: torch.device, target: Target) -> Tile | None:
     def usable(config: KernelConfig) -> bool:
         return set(config) == set(Tile.__dataclass_fields__) and keeps_bits(_tile(config), target)
 
-    found = chosen("fixed_linear", key, device, usable)
-    return None if found is None else _tile(found)
+    values = chosen("fixed_linear", key, device, usable)
+    return None if values is None else _tile(values)
 
 
 def _tile(config: KernelConfig) -> Tile:

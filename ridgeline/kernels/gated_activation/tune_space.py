@@ -66,7 +66,7 @@ def tune_key(
 def search_space(num_columns: int, element_bytes: int, target: Target) -> list[GatedConfig]:
     """What is worth timing, 8 to 64 elements a thread."""
     first = choose_width(num_columns)
-    found = []
+    configs = []
     # `each`: elements a thread has of a piece.
     for width, each, stages, less in product((first, 2 * first), (8, 4, 16), (3, 2, 1), (0, 1)):
         warps = width // (each * target.warp_size)
@@ -75,20 +75,22 @@ def search_space(num_columns: int, element_bytes: int, target: Target) -> list[G
             continue
         config = GatedConfig(1, width, warps, stages)
         if stages == 1 and not less:
-            found.append(config)
+            configs.append(config)
         elif stages > 1 and target.backend == "cuda":
             per_unit = most_per_unit(config, num_columns, element_bytes, target) - less
             if per_unit > 0:
-                found.append(GatedConfig(1, width, warps, stages, per_unit))
-    return found
+                configs.append(GatedConfig(1, width, warps, stages, per_unit))
+    return configs
 
 
 def choose(
     key: str | None, num_columns: int, element_bytes: int, device: torch.device, target: Target
 ) -> GatedConfig:
     """What was measured to be fastest on this kind of device, or a heuristic."""
-    found = chosen("gated_activation", key, device) if key is not None else None
-    return heuristic(num_columns, element_bytes, target) if found is None else GatedConfig(**found)
+    values = chosen("gated_activation", key, device) if key is not None else None
+    return (
+        heuristic(num_columns, element_bytes, target) if values is None else GatedConfig(**values)
+    )
 
 
 @lru_cache

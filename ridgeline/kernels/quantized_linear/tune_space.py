@@ -1,4 +1,4 @@
-"""The ways to cut a product with packed weights of 4 or 8 bits. 8-bit weights in plain rows are cut
+"""Configs for a product with packed weights of 4 or 8 bits. 8-bit weights in plain rows are cut
 as skinny_linear's are, by its `search_space` with `bits=8`; `SkinnyConfig` and the reasons are
 there.
 
@@ -63,19 +63,19 @@ def search_space(
 
 def _reduce_candidates(gated: bool, bits: int) -> list[SkinnyConfig]:
     """A step is 16 bytes a thread of each output's row; two steps are on their way."""
-    found = []
+    configs = []
     for outputs, warps, split in product((2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 4)):
         if outputs * (2 if gated else 1) <= 16:
             depth = 32 * warps * 128 // bits
-            found.append(SkinnyConfig("reduce", 1, outputs, depth, split, warps, 1))
-    return found
+            configs.append(SkinnyConfig("reduce", 1, outputs, depth, split, warps, 1))
+    return configs
 
 
 def _dot_candidates(num_rows: int, gated: bool, bits: int) -> list[SkinnyConfig]:
     """64 outputs and four warps use the wide matrix instructions, two warps the plain ones, which
     cost fewer instructions around them: what counts with 4-bit weights and few rows.
     """
-    found = []
+    configs = []
     block = rows_block(num_rows)
     for outputs, depth, stages, split in product(
         (32, 64, 128), (64, 128, 256), (3, 4, 6, 8), (1, 2, 4)
@@ -85,10 +85,10 @@ def _dot_candidates(num_rows: int, gated: bool, bits: int) -> list[SkinnyConfig]
         # 16 words at least: the depth of the matrix units' shortest product.
         if shared * stages > 160 * 1024 or depth * bits // 32 < 16:
             continue
-        found.append(config)
+        configs.append(config)
         if block < 64 and outputs < 128:
-            found.append(replace(config, num_warps=2))
-    return found
+            configs.append(replace(config, num_warps=2))
+    return configs
 
 
 def _fallback(num_rows: int) -> SkinnyConfig:

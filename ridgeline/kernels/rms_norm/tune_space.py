@@ -49,7 +49,7 @@ def search_space(num_columns: int, row_tensors: int, target: Target) -> list[Rms
         if 1 <= (warps := rows * block // (each * target.warp_size)) <= 16
         if rows == 1 or rows * block <= 4 * TILE
     ]
-    hinted = [replace(way, hint=hint) for way in single[:2] for hint in ("loads", "both")]
+    hinted = [replace(config, hint=hint) for config in single[:2] for hint in ("loads", "both")]
     walking = [
         RmsNormConfig(1, warps, stages, per_unit)
         for each, stages, less in product((16, 32), (2, 3, 4), (0, 1))
@@ -84,9 +84,9 @@ def choose(
     key: str | None, num_columns: int, device: torch.device, target: Target
 ) -> RmsNormConfig:
     """What was measured to be fastest on this kind of device, or a heuristic."""
-    found = chosen("rms_norm", key, device) if key is not None else None
-    if found is not None:
-        return RmsNormConfig(**found)
+    values = chosen("rms_norm", key, device) if key is not None else None
+    if values is not None:
+        return RmsNormConfig(**values)
     block = block_of(num_columns)
     rows = max(1, min(TILE // block, 16))
     return RmsNormConfig(rows, num_warps(rows * block, target))

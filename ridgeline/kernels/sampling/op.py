@@ -231,8 +231,8 @@ def search(
     if filtered or not temperature_B.all() or any(name in others for name in TABLES):
         return None
     rows, groups = logits_BV.shape[0], -(-logits_BV.shape[1] // reference.GROUP)
-    ways = search_space(rows, groups, logits_BV.dtype, target_of(logits_BV))
-    return ConfigSearch("sampling", tune_key(rows, groups, logits_BV.dtype), ways)
+    configs = search_space(rows, groups, logits_BV.dtype, target_of(logits_BV))
+    return ConfigSearch("sampling", tune_key(rows, groups, logits_BV.dtype), configs)
 
 
 COMPILE = [

@@ -40,18 +40,18 @@ def search_space(
     """What is worth timing."""
     shapes = ((32, 256), (64, 256), (16, 128), (32, 128))  # groups at once, threads
     stages = (1, 2, 3, 4) if target.backend == "cuda" else (1,)
-    ways = []
+    configs = []
     for (tile, threads), num_stages in product(shapes, stages):
         if (num_stages - 1) * tile * GROUP * dtype.itemsize > MOST_ON_THEIR_WAY:
             continue
         num_tiles = -(-num_groups // tile)
-        ways += [
+        configs += [
             SamplingConfig(tile, threads // target.warp_size, num_stages, pieces)
             for pieces in sorted({1, 2, 4, 8, num_tiles})
             if num_rows * pieces >= target.num_units or pieces == num_tiles
             if pieces * num_stages <= num_tiles  # tiles that come while others are worked on
         ]
-    return ways
+    return configs
 
 
 def tune_key(num_rows: int, num_groups: int, dtype: torch.dtype) -> str:
@@ -70,9 +70,9 @@ def choose(
     """What was measured to be fastest on this kind of device, or a heuristic. Tables of penalties
     take registers, so with them programs are smaller.
     """
-    found = chosen("sampling", tune_key(num_rows, num_groups, dtype), device)
-    if found is not None and not uses_tables:
-        return SamplingConfig(**found)
+    values = chosen("sampling", tune_key(num_rows, num_groups, dtype), device)
+    if values is not None and not uses_tables:
+        return SamplingConfig(**values)
     tile, threads = (16, 128) if uses_tables or num_groups <= 16 else (32, 256)
     num_tiles = -(-num_groups // tile)
     pieces = 1 if num_rows >= 2 * target.num_units else 8 * target.num_units // num_rows

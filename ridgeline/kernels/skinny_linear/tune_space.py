@@ -124,30 +124,30 @@ def search_space(
     candidates = _dot_candidates(num_rows, gated, bits)
     if num_rows == 1:
         candidates = _reduce_candidates(gated, bits) + candidates
-    found = [
+    configs = [
         config
         for config in candidates
         if shared_bytes(config, gated, bits) <= 200 * 1024
         and config.block_k * config.split_k <= max(depth, 64)
         and 96 <= ceil(num_outputs / config.block_o) * config.split_k <= 8192
     ]
-    return found or [fallback(num_rows, gated)]
+    return configs or [fallback(num_rows, gated)]
 
 
 def _reduce_candidates(gated: bool, bits: int) -> list[SkinnyConfig]:
     """One row: 32 to 256 bytes a thread and step, at most 32 KB a program."""
-    found = []
+    configs = []
     for outputs, depth, warps in product((2, 4, 8, 16), (512, 1024, 2048, 4096), (1, 2, 4, 8)):
         config = SkinnyConfig("reduce", 1, outputs, depth, 1, warps)
         tile = tile_bytes(config, gated, bits)
         if 32 <= tile // (warps * 32) <= 256 and tile <= 32 * 1024:
-            found += [replace(config, num_stages=stages) for stages in (1, 3, 5)]
-    return found
+            configs += [replace(config, num_stages=stages) for stages in (1, 3, 5)]
+    return configs
 
 
 def _dot_candidates(num_rows: int, gated: bool, bits: int) -> list[SkinnyConfig]:
     block = rows_block(num_rows)
-    found = []
+    configs = []
     for outputs, depth in product((16, 32, 64, 128), (64, 128, 256, 512)):
         warps = 4 if outputs >= 32 or block == 64 else 2
         config = SkinnyConfig("dot", block, outputs, depth, 1, warps)
@@ -156,8 +156,8 @@ def _dot_candidates(num_rows: int, gated: bool, bits: int) -> list[SkinnyConfig]
             continue
         for stages, split in product((3, 4, 6), (1, 2, 4)):
             for swap in (False, True) if outputs >= 64 else (False,):
-                found.append(replace(config, num_stages=stages, split_k=split, swap=swap))
-    return found
+                configs.append(replace(config, num_stages=stages, split_k=split, swap=swap))
+    return configs
 
 
 def fallback(num_rows: int, gated: bool) -> SkinnyConfig:
@@ -185,8 +185,8 @@ def product_key(
 
 def tuned(op: str, key: str, device: torch.device) -> SkinnyConfig | None:
     """Which of Triton's was measured to be fastest on this kind of device, if any was."""
-    found = chosen(op, key, device, lambda config: "kind" in config)
-    return None if found is None else SkinnyConfig(**found)
+    values = chosen(op, key, device, lambda config: "kind" in config)
+    return None if values is None else SkinnyConfig(**values)
 
 
 def default_config(

@@ -37,8 +37,7 @@ class Case:
 
 @dataclass(frozen=True)
 class ConfigSearch:
-    """Configs to time for a case, most promising first; each goes to `launch(..., config=config)`.
-    """
+    """Configs to time for a case, most promising first, each as the launcher's `config`."""
 
     op: str  # the op under whose name the launcher looks the choice up
     key: str  # and the key: dtypes and shape range

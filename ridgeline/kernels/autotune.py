@@ -230,7 +230,7 @@ def _parsed(text: str) -> TimesTable:
             for op, keys in raw.items()
         }
     except (ValueError, AttributeError, TypeError):
-        log.warning("the file of tuned choices cannot be read; it is measured anew")
+        log.warning("the file of tuned choices cannot be read; measuring again")
         return {}
 
 

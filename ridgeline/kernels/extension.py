@@ -78,7 +78,9 @@ def _library(op: str, defines: tuple[str, ...]) -> ctypes.CDLL | None:
     path = built_path(op, defines)
     if path.is_file():
         return ctypes.CDLL(str(path))
-    log.info("%s: not built in CUDA C++, Triton serves (`ridgeline kernels build`)", op)
+    log.info(
+        "%s: not built in CUDA C++, using Triton (build it with `ridgeline kernels build`)", op
+    )
     return None
 
 
@@ -105,7 +107,9 @@ def hashed_name(op: str, text: str) -> str:
 def build(op: str, defines: tuple[str, ...] = ()) -> Path:
     """Compile an op's source for this machine's GPU, unless that was done, and return the file."""
     if not torch.cuda.is_available():
-        raise UnsupportedError("no GPU here; `ridgeline kernels compile` checks the sources")
+        raise UnsupportedError(
+            "building kernels needs a GPU; `ridgeline kernels compile` checks the sources without"
+        )
     path = built_path(op, defines)
     if not path.is_file():
         _compile_extension(op, path, defines)

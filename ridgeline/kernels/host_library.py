@@ -130,7 +130,7 @@ def prepare(progress: Progress | None = None) -> bool:
             _loaded[op] = ctypes.CDLL(str(path))
     except (UnsupportedError, OSError) as error:
         _loaded.clear()
-        log.warning("CPU kernels are not used, the slower references serve: %s", error)
+        log.warning("CPU kernels are not used, falling back to the slower references: %s", error)
         return False
     return True
 

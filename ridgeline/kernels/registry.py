@@ -37,7 +37,7 @@ def all_ops() -> list[Op]:
 def get_op(name: str) -> Op:
     if name not in NAMES:
         hint = near_matches(name, NAMES)
-        raise UsageError(f"no op is called {name!r}; there are {', '.join(NAMES)}{hint}")
+        raise UsageError(f"no op is called {name!r}; known ops: {', '.join(NAMES)}{hint}")
     op = import_module(f"ridgeline.kernels.{name}.op").OP
     assert isinstance(op, Op), f"{name}/op.py names its Op something else"
     return op

@@ -112,10 +112,16 @@ def _quantized(call: ScopeCall, module: QuantizedLinear, facts: StepFacts) -> Op
         read = module.copy.nbytes + rows * depth * element
         return OpCost(read, rows * outputs * element, flops, facts.matrix)
     x = _like((rows, depth), module.inputs or facts.dtype)
-    stored = (module.weight, module.scale, module.zero)
-    result = quantized_linear.cost(x, *stored, bias_O=module.bias, norm_weight_D=call.norm)
-    matrix = facts.matrix if module.inputs is None else result.matrix_dtype
-    return OpCost(result.read_bytes, result.written_bytes, flops, matrix)
+    cost = quantized_linear.cost(
+        x,
+        module.weight,
+        weight_scale=module.scale,
+        zero_GO=module.zero,
+        bias_O=module.bias,
+        norm_weight_D=call.norm,
+    )
+    matrix = facts.matrix if module.inputs is None else cost.matrix_dtype
+    return OpCost(cost.read_bytes, cost.written_bytes, flops, matrix)
 
 
 def _experts(call: ScopeCall, module: ExpertMLP, facts: StepFacts) -> OpCost:

@@ -83,7 +83,9 @@ def dequantize_packed(
     bits = packed_bits(weight_OW, depth)
     group = depth // scale.shape[0] if bits == 4 else 0
     if group % (WORDS * 32 // bits) or (group and group * scale.shape[0] != depth):
-        raise UnsupportedError(f"groups of {group} in {depth}; use 32, 64 or 128")
+        raise UnsupportedError(
+            f"groups of {group} in rows of {depth} are not supported; use 32, 64 or 128"
+        )
     num_outputs, num_chunks = weight_OW.shape[0], depth // CHUNK
     if out_OD is None:
         out_OD = torch.empty(num_outputs, depth, dtype=dtype, device=weight_OW.device)

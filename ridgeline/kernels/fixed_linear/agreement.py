@@ -47,8 +47,8 @@ def tiles_agree(device: torch.device, dtype: torch.dtype) -> bool:
             file.write(json.dumps(known))
     if known["differing"]:
         log.warning(
-            "deterministic: tiles give different bits on %s (%d of them, see %s); one tile serves "
-            "any number of rows, which is slower", name, len(known["differing"]), path,
+            "deterministic: tile sizes give different bits on %s (%d of them, see %s); using one "
+            "tile for any number of rows, which is slower", name, len(known["differing"]), path,
         )  # fmt: skip
     return not known["differing"]
 

@@ -107,8 +107,8 @@ def _alike(function: Callable[[Tensor], Tensor], num_threads: int) -> Callable[[
         if _is_alike(form):
             return form
     raise UnsupportedError(
-        f"torch.{function.__name__} rounds differently from place to place on this CPU; "
-        "deterministic needs a GPU here, or a torch that was built with MKL"
+        f"torch.{function.__name__} rounds an element differently by its position on this CPU; "
+        "deterministic needs a GPU here, or a torch built with MKL"
     )
 
 

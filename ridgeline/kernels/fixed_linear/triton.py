@@ -364,7 +364,7 @@ def fixed_linear(
     out = out_MO
     if out is None:
         out = torch.empty((*x_MD.shape[:-1], num_outputs), dtype=x_MD.dtype, device=x_MD.device)
-    assert out.is_contiguous(), "the result's rows are apart"
+    assert out.is_contiguous(), "the result must be contiguous"
     if not out.numel():
         return out
     residual = None if residual_MO is None else as_rows(residual_MO)
@@ -463,9 +463,11 @@ def _workspace(
 
 def _check(x_MD: Tensor, weight_OD: Tensor) -> None:
     if x_MD.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise UnsupportedError(f"a fixed product of {x_MD.dtype}; it must be bf16, fp16 or fp32")
+        raise UnsupportedError(f"x is {x_MD.dtype}; it must be bf16, fp16 or fp32")
     if weight_OD.dtype != x_MD.dtype:
-        raise UnsupportedError(f"a fixed product of {x_MD.dtype} and {weight_OD.dtype}")
+        raise UnsupportedError(
+            f"x is {x_MD.dtype}, the weight {weight_OD.dtype}; they must have the same dtype"
+        )
     if weight_OD.stride(1) != 1:
         raise UnsupportedError("the weight's rows are not contiguous; call .contiguous() once")
     assert weight_OD.shape[1] == x_MD.shape[-1], f"{x_MD.shape} times {weight_OD.shape}"

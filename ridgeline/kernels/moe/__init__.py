@@ -34,12 +34,14 @@ def mixture_of_experts(
 ) -> Tensor:
     """The weighted sum of what each token's experts make of it."""
     if _by_reference(x_TD, weights_TA, gate_up_E2FD, down_EDF):
-        function = reference.mixture_of_experts
-    else:
-        from ridgeline.kernels.moe import triton
+        return reference.mixture_of_experts(
+            x_TD, weights_TA, experts_TA, gate_up_E2FD, down_EDF, activation
+        )
+    from ridgeline.kernels.moe import triton
 
-        function = triton.mixture_of_experts
-    return function(x_TD, weights_TA, experts_TA, gate_up_E2FD, down_EDF, activation)
+    return triton.mixture_of_experts(
+        x_TD, weights_TA, experts_TA, gate_up_E2FD, down_EDF, activation
+    )
 
 
 def _by_reference(*tensors: Tensor) -> bool:

@@ -56,7 +56,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     rows_TD = as_rows(x)
     num_rows, num_columns = rows_TD.shape
     if num_columns > MAX_COLUMNS:
-        raise UnsupportedError(f"rows of {num_columns} elements; up to {MAX_COLUMNS} are held")
+        raise UnsupportedError(f"rows of {num_columns} are longer than {MAX_COLUMNS}")
     codes = torch.empty(x.shape, dtype=dtype, device=x.device)
     scale = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(num_columns)

@@ -24,7 +24,7 @@ from ridgeline.kernels.quantized_linear.reference import default_out
 from ridgeline.kernels.quantized_linear.tune_space import choice_key, search_space
 from ridgeline.kernels.skinny_linear.cuda_space import OneRow, WorkSplit, fits_one_row
 from ridgeline.kernels.skinny_linear.dispatch import best, run
-from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, Fused
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, FusedParts
 from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS, SkinnyConfig
 
 __all__ = ["SCALED_MM_ROWS", "launched", "quantized_linear", "scaled_mm", "search_space"]
@@ -67,7 +67,7 @@ def quantized_linear(
     many = x_MD.numel() // x_MD.shape[-1] > MAX_ROWS
     if many and weight.dtype == torch.int32:
         return packed_linear(
-            x_MD, weight, weight_scale, zero_GO, Fused(**inputs), out_dtype=out_dtype
+            x_MD, weight, weight_scale, zero_GO, FusedParts(**inputs), out_dtype=out_dtype
         )
     if many and x_scale is not None and can_int_mm(x_MD, weight):
         return int8_linear(
@@ -86,7 +86,7 @@ def quantized_linear(
             bias_O, residual_MO, norm_weight_D, eps, offset, activation, out_dtype,
         )  # fmt: skip
     return launched(
-        x_MD, weight, weight_scale, zero_GO, x_scale, Fused(**inputs), out_dtype=out_dtype
+        x_MD, weight, weight_scale, zero_GO, x_scale, FusedParts(**inputs), out_dtype=out_dtype
     )
 
 
@@ -96,7 +96,7 @@ def launched(
     weight_scale: Tensor,
     zero_GO: Tensor | None = None,
     x_scale: Tensor | None = None,
-    fused: Fused = NOTHING_FUSED,
+    fused: FusedParts = NOTHING_FUSED,
     out_dtype: torch.dtype | None = None,
     config: SkinnyConfig | WorkSplit | OneRow | None = None,
 ) -> Tensor:
@@ -177,7 +177,7 @@ def traced(
         weight_scale,
         zero,
         x_scale,
-        Fused(bias, residual, norm_weight, eps, offset, activation),  # type: ignore[arg-type]
+        FusedParts(bias, residual, norm_weight, eps, offset, activation),  # type: ignore[arg-type]
         out_dtype,
     )
 

@@ -20,7 +20,7 @@ from ridgeline.kernels.skinny_linear.cuda_space import (
     fits_few,
     fits_one_row,
 )
-from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, Fused
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, FusedParts
 
 
 def quantized_linear(
@@ -29,7 +29,7 @@ def quantized_linear(
     weight_scale: Tensor,
     zero_GO: Tensor | None = None,
     x_scale: Tensor | None = None,
-    fused: Fused = NOTHING_FUSED,
+    fused: FusedParts = NOTHING_FUSED,
     out_dtype: torch.dtype | None = None,
     config: WorkSplit | OneRow | None = None,
     pdl: bool = True,
@@ -58,4 +58,4 @@ def kind_of(x_MD: Tensor, weight: Tensor) -> WeightKind:
         return "int8 codes" if x_MD.dtype == torch.int8 else "int8 rows"
     if weight.dtype == torch.float8_e4m3fn:
         return "fp8" if x_MD.dtype == weight.dtype else "fp8 weights"
-    raise UnsupportedError(f"weights of {weight.dtype} with x in {x_MD.dtype}")
+    raise UnsupportedError(f"weights of {weight.dtype} with x in {x_MD.dtype} are not supported")

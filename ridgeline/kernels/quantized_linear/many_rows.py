@@ -14,7 +14,7 @@ from torch import Tensor
 from ridgeline.kernels.dequantize import dequantize_packed
 from ridgeline.kernels.gated_activation import Activation, gated_activation
 from ridgeline.kernels.rms_norm import rms_norm
-from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, Fused
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, FusedParts
 
 MAX_COPY_BYTES = 128 << 20  # of a weight in 16 bits at a time, or of sums in 32
 INT_MM_ROWS = 17  # the fewest that torch._int_mm takes, and 8 the number that divides the rest
@@ -25,7 +25,7 @@ def packed_linear(
     weight_OW: Tensor,
     scale: Tensor,
     zero_GO: Tensor | None = None,
-    fused: Fused = NOTHING_FUSED,
+    fused: FusedParts = NOTHING_FUSED,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """As reference.py has it for packed weights, each part rounding to x's dtype."""

@@ -22,7 +22,7 @@ from ridgeline.kernels.quantized_linear.reference import default_out, packed_bit
 from ridgeline.kernels.quantized_linear.tune_space import choice_key, choose_packed
 from ridgeline.kernels.rows import as_rows
 from ridgeline.kernels.skinny_linear.cut import Scales, launch_cut
-from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, Fused
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, FusedParts
 from ridgeline.kernels.skinny_linear.triton import product
 from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig, tuned
 
@@ -33,7 +33,7 @@ def quantized_linear(
     weight_scale: Tensor,
     zero_GO: Tensor | None = None,
     x_scale: Tensor | None = None,
-    fused: Fused = NOTHING_FUSED,
+    fused: FusedParts = NOTHING_FUSED,
     out_dtype: torch.dtype | None = None,
     config: SkinnyConfig | None = None,
     pdl: bool = True,
@@ -43,9 +43,11 @@ def quantized_linear(
     if weight.dtype == torch.int32:
         return _packed_linear(x_MD, weight, weight_scale, zero_GO, fused, out_dtype, config, pdl)
     if x_MD.dtype in (torch.bfloat16, torch.float16) and x_scale is not None:
-        raise UnsupportedError(f"x is {x_MD.dtype} and has a scale; only codes have one")
+        raise UnsupportedError(f"x is {x_MD.dtype} and has a scale; only int8 and fp8 x has one")
     if x_MD.element_size() == 1 and x_MD.dtype != weight.dtype:
-        raise UnsupportedError(f"codes of {x_MD.dtype} times {weight.dtype}; they must be alike")
+        raise UnsupportedError(
+            f"x is {x_MD.dtype}, the weight {weight.dtype}; they must have the same dtype"
+        )
     scales = Scales(weight_scale, x_scale)
     return product(x_MD, weight, fused, scales, out_dtype, config, pdl)
 
@@ -64,7 +66,7 @@ def _packed_linear(
     weight_OW: Tensor,
     scale: Tensor,
     zero_GO: Tensor | None,
-    fused: Fused,
+    fused: FusedParts,
     out_dtype: torch.dtype,
     config: SkinnyConfig | None,
     pdl: bool,
@@ -75,7 +77,9 @@ def _packed_linear(
     group = depth // scale.shape[0] if bits == 4 else 0
     piece = 32 // bits * WORDS
     if group % piece or (group and group * scale.shape[0] != depth):
-        raise UnsupportedError(f"groups of {group} in {depth}; use 32, 64 or 128")
+        raise UnsupportedError(
+            f"groups of {group} in rows of {depth} are not supported; use 32, 64 or 128"
+        )
     assert weight_OW.stride(1) == 1, "packed rows are contiguous"
     assert scale.is_contiguous(), "scales are contiguous"
     assert group or scale.dtype == torch.float32, f"scales of channels are fp32, not {scale.dtype}"

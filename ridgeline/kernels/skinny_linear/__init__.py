@@ -21,7 +21,7 @@ from ridgeline.kernels.op import outputs
 from ridgeline.kernels.skinny_linear import reference
 from ridgeline.kernels.skinny_linear.cuda_space import OneRow, WorkSplit
 from ridgeline.kernels.skinny_linear.dispatch import best, run
-from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, Fused
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, FusedParts
 from ridgeline.kernels.skinny_linear.tune_space import (
     MAX_ROWS,
     SkinnyConfig,
@@ -57,14 +57,14 @@ def skinny_linear(
     if x_MD.device.type == "cpu":
         return _left_in(out_MO, reference.skinny_linear(x_MD, weight_OD, **inputs))
     if _is_many(x_MD):
-        return unfused(x_MD, weight_OD, Fused(**inputs), out_MO)
+        return unfused(x_MD, weight_OD, FusedParts(**inputs), out_MO)
     if torch.compiler.is_compiling():
         y_MO = traced(x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
         return _left_in(out_MO, y_MO)
     key = product_key(x_MD, weight_OD, activation is not None, norm_weight_D is not None)
     if beaten_by("skinny_linear", key, x_MD.device) == "cublas":
-        return unfused(x_MD, weight_OD, Fused(**inputs), out_MO)
-    return launched(x_MD, weight_OD, Fused(**inputs), out_MO)
+        return unfused(x_MD, weight_OD, FusedParts(**inputs), out_MO)
+    return launched(x_MD, weight_OD, FusedParts(**inputs), out_MO)
 
 
 def _is_many(x_MD: Tensor) -> bool:
@@ -74,7 +74,7 @@ def _is_many(x_MD: Tensor) -> bool:
 def launched(
     x_MD: Tensor,
     weight_OD: Tensor,
-    fused: Fused = NOTHING_FUSED,
+    fused: FusedParts = NOTHING_FUSED,
     out_MO: Tensor | None = None,
     config: SkinnyConfig | WorkSplit | OneRow | None = None,
 ) -> Tensor:
@@ -93,7 +93,7 @@ def launched(
 
 
 def unfused(
-    x_MD: Tensor, weight_OD: Tensor, fused: Fused = NOTHING_FUSED, out_MO: Tensor | None = None
+    x_MD: Tensor, weight_OD: Tensor, fused: FusedParts = NOTHING_FUSED, out_MO: Tensor | None = None
 ) -> Tensor:
     """The same with cuBLAS and torch's own passes, each rounding to x's dtype."""
     bias_O, residual_MO, activation = fused.bias_O, fused.residual_MO, fused.activation
@@ -129,7 +129,7 @@ def traced(
     return launched(
         x,
         weight,
-        Fused(bias, residual, norm_weight, eps, offset, activation),  # type: ignore[arg-type]
+        FusedParts(bias, residual, norm_weight, eps, offset, activation),  # type: ignore[arg-type]
     )
 
 

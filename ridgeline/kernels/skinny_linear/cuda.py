@@ -29,7 +29,7 @@ from ridgeline.kernels.skinny_linear.cuda_space import (
     fits_few,
     fits_one_row,
 )
-from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, Fused
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, FusedParts
 from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS
 from ridgeline.kernels.targets import Target, can_wait
 
@@ -55,7 +55,7 @@ class SkinnyArguments(ctypes.Structure):
 def skinny_linear(
     x_MD: Tensor,
     weight_OD: Tensor,
-    fused: Fused = NOTHING_FUSED,
+    fused: FusedParts = NOTHING_FUSED,
     out_MO: Tensor | None = None,
     config: WorkSplit | OneRow | None = None,
     pdl: bool = True,
@@ -63,7 +63,9 @@ def skinny_linear(
 ) -> Tensor:
     """The launcher for plain weights."""
     if weight_OD.dtype != x_MD.dtype or x_MD.element_size() != 2:
-        raise UnsupportedError(f"{x_MD.dtype} times {weight_OD.dtype}; bf16 or fp16, and alike")
+        raise UnsupportedError(
+            f"x is {x_MD.dtype}, the weight {weight_OD.dtype}; both must be bf16, or both fp16"
+        )
     return few_rows(
         "plain", x_MD, weight_OD, fused, x_MD.dtype,
         config=config, pdl=pdl, defines=defines, out=out_MO,
@@ -74,7 +76,7 @@ def few_rows(
     kind: WeightKind,
     x_MD: Tensor,
     weight: Tensor,
-    fused: Fused,
+    fused: FusedParts,
     out_dtype: torch.dtype,
     *,
     scale: Tensor | None = None,
@@ -106,15 +108,15 @@ def few_rows(
                 gated=gated,
                 num_units=target.num_units,
             ):
-                raise UnsupportedError(f"{config.label} with the scales of {num_outputs} outputs")
+                raise UnsupportedError(f"{config.label} has no room for {num_outputs} scales")
     op = "skinny_linear" if kind == "plain" else "quantized_linear"
     functions = library(op, defines)
     if functions is None:
-        raise UnsupportedError(f"{op} is not built in CUDA C++; `ridgeline kernels build`")
+        raise UnsupportedError(f"{op} is not built in CUDA C++; run `ridgeline kernels build`")
     if out is None:
         out = torch.empty((*x_MD.shape[:-1], num_outputs), dtype=out_dtype, device=x_MD.device)
-    assert out.is_contiguous(), "rows of the result lie side by side"
-    assert out.dtype == out_dtype, f"results in {out_dtype} cannot be left in {out.dtype}"
+    assert out.is_contiguous(), "the result must be contiguous"
+    assert out.dtype == out_dtype, f"the result is {out_dtype}, the tensor given for it {out.dtype}"
     if not num_rows or is_only_compiling():
         return out
     residual = None if fused.residual_MO is None else as_rows(fused.residual_MO)
@@ -189,53 +191,65 @@ def group_shift(kind: WeightKind, depth: int, scale: Tensor | None) -> int:
 def check_one_row(kind: WeightKind, x_rows: Tensor, x_scale: Tensor | None) -> None:
     num_rows, depth = x_rows.shape
     if not fits_one_row(kind, num_rows, depth):
-        raise UnsupportedError(f"{num_rows} rows of {depth} for {kind} weights; one, and shorter")
+        raise UnsupportedError(
+            f"{num_rows} x {depth} with {kind} weights does not fit the kernel for one row"
+        )
     if x_scale is not None:
-        raise UnsupportedError("one row of x in 16 bits with a scale of its own")
+        raise UnsupportedError("the kernel for one row takes 16-bit x without a scale")
 
 
-def check_split(kind: WeightKind, config: WorkSplit, x_rows: Tensor, fused: Fused) -> None:
+def check_split(kind: WeightKind, config: WorkSplit, x_rows: Tensor, fused: FusedParts) -> None:
     num_rows, depth = x_rows.shape
     if kind == "fp8 weights":
-        raise UnsupportedError(f"{num_rows} rows in 16 bits times fp8; one alone")
+        raise UnsupportedError(
+            f"{num_rows} rows of 16-bit x times fp8 weights; only one row is supported"
+        )
     if fused.norm_weight_D is not None and config.splits:
-        raise UnsupportedError(f"the norm of {num_rows} rows of {depth} is not folded in")
+        raise UnsupportedError(
+            f"the norm of {num_rows} rows of {depth} cannot be fused with splits of the depth"
+        )
 
 
 def check(
     kind: WeightKind,
     x_rows: Tensor,
     weight: Tensor,
-    fused: Fused,
+    fused: FusedParts,
     out_dtype: torch.dtype,
     scale: Tensor | None,
 ) -> None:
     num_rows, depth = x_rows.shape
     if num_rows > MAX_ROWS:
-        raise UnsupportedError(f"{num_rows} rows; at most {MAX_ROWS}")
+        raise UnsupportedError(f"{num_rows} rows are more than {MAX_ROWS}")
     if out_dtype not in (torch.bfloat16, torch.float16):
-        raise UnsupportedError(f"results in {out_dtype}; bf16 or fp16")
+        raise UnsupportedError(f"results in {out_dtype}; only bf16 and fp16 are supported")
     if x_rows.element_size() == 2 and x_rows.dtype != out_dtype:
-        raise UnsupportedError(f"x in {x_rows.dtype} and results in {out_dtype}")
+        raise UnsupportedError(
+            f"x is {x_rows.dtype}, the result {out_dtype}; they must have the same dtype"
+        )
     if depth % PIECE.get(kind, 16):
-        raise UnsupportedError(f"a depth of {depth} is not in whole pieces of 16 bytes")
+        raise UnsupportedError(f"rows of {depth} weights are not a multiple of 16 bytes")
     if kind == "fp8" and scale_kind(scale) == "group" and not fits_few(kind, num_rows, depth):
-        raise UnsupportedError(f"scales of blocks for {num_rows} rows of {depth}")
+        raise UnsupportedError(f"block scales are not supported for {num_rows} rows of {depth}")
     if kind == "int4" and scale is not None and depth // scale.shape[0] not in GROUPS:
-        raise UnsupportedError(f"groups of {depth // scale.shape[0]}; 32, 64 or 128")
+        raise UnsupportedError(
+            f"groups of {depth // scale.shape[0]} are not supported; use 32, 64 or 128"
+        )
     num_outputs = weight.shape[0] // (2 if fused.activation else 1)
     if num_outputs < 32:
-        raise UnsupportedError(f"{num_outputs} outputs; at least 32")
+        raise UnsupportedError(f"{num_outputs} outputs are fewer than 32")
     if kind == "int4" and num_outputs % 16:
-        raise UnsupportedError(f"{weight.shape[0]} outputs of int4 are not in whole tiles of 16")
+        raise UnsupportedError(f"{weight.shape[0]} outputs of int4 are not a multiple of 16")
     for tensor in (x_rows, weight, fused.norm_weight_D):
         if tensor is not None and not aligned(tensor):
-            raise UnsupportedError("x, the weight and the norm's must lie at multiples of 16 bytes")
+            raise UnsupportedError(
+                "x, the weight and the norm's weight must be aligned to 16 bytes"
+            )
     if weight.stride(0) * weight.element_size() >= 1 << 31:
-        raise UnsupportedError("the weight's rows lie 2 GiB apart or more")
+        raise UnsupportedError("the weight's row stride is 2 GiB or more")
     alone = fits_one_row(kind, num_rows, depth)
     if not alone and not fits_few(kind, num_rows, depth) and not can_wait(target_of(x_rows)):
-        raise UnsupportedError(f"{num_rows} rows need clusters: Hopper or later")
+        raise UnsupportedError(f"{num_rows} rows need thread block clusters: Hopper or later")
     same = [fused.bias_O, fused.residual_MO, fused.norm_weight_D, scale if kind == "int4" else None]
     if any(tensor is not None and tensor.dtype != out_dtype for tensor in same):
         raise UnsupportedError("bias, residual, norm and group scales must have the result's dtype")

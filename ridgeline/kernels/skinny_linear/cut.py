@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ridgeline.kernels.launch import launch
 from ridgeline.kernels.rows import as_rows
-from ridgeline.kernels.skinny_linear.fused import Fused
+from ridgeline.kernels.skinny_linear.fused import FusedParts
 from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig
 from ridgeline.kernels.targets import Target, can_wait
 
@@ -48,7 +48,7 @@ def launch_cut(
     x_rows: Tensor,
     weights: tuple[Tensor | None, ...],
     weight_strides: tuple[int, ...],
-    fused: Fused,
+    fused: FusedParts,
     out_shape: tuple[int, ...],
     out_dtype: torch.dtype,
     config: SkinnyConfig,
@@ -64,8 +64,10 @@ def launch_cut(
     num_outputs = out_shape[-1]
     if out is None:
         out = torch.empty(out_shape, dtype=out_dtype, device=x_rows.device)
-    assert out.is_contiguous(), "rows of the result lie side by side"
-    assert (out.shape, out.dtype) == (out_shape, out_dtype), f"{out_shape} left in {out.shape}"
+    assert out.is_contiguous(), "the result must be contiguous"
+    assert (out.shape, out.dtype) == (out_shape, out_dtype), (
+        f"the result is {out_shape}, the tensor given for it {out.shape}"
+    )
     residual = None if fused.residual_MO is None else as_rows(fused.residual_MO)
     blocks_m = ceil(num_rows / config.block_m)
     blocks_o = ceil(num_outputs / config.block_o)

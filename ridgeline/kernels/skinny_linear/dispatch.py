@@ -59,4 +59,4 @@ def run(
 
 @lru_cache
 def _log_once(reason: str) -> None:
-    log.info("Triton serves a product instead of CUDA C++: %s", reason)
+    log.info("falling back from CUDA C++ to Triton for a product: %s", reason)

@@ -1,7 +1,7 @@
 """What is folded into a product of few rows, before it and after it: the norm, bias, activation and
 residual that skinny_linear and quantized_linear take, as one value.
 
-    few_rows("plain", x, weight, Fused(residual_MO=residual), x.dtype)
+    few_rows("plain", x, weight, FusedParts(residual_MO=residual), x.dtype)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ridgeline.kernels.gated_activation.reference import Activation
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusedParts:
     """See reference.py; the names are its arguments'."""
 
     bias_O: Tensor | None = None  # [2O] with an activation
@@ -32,11 +32,11 @@ class Fused:
         return self.activation is not None
 
 
-NOTHING_FUSED = Fused()
+NOTHING_FUSED = FusedParts()
 
 
-def split_fused(inputs: Mapping[str, Any]) -> tuple[Fused, dict[str, Any]]:
+def split_fused(inputs: Mapping[str, Any]) -> tuple[FusedParts, dict[str, Any]]:
     """A product's arguments by name, as what is folded in and the rest."""
-    names = Fused.__dataclass_fields__
+    names = FusedParts.__dataclass_fields__
     rest = {name: value for name, value in inputs.items() if name not in names}
-    return Fused(**{name: inputs[name] for name in names if name in inputs}), rest
+    return FusedParts(**{name: inputs[name] for name in names if name in inputs}), rest

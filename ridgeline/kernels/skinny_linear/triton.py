@@ -19,7 +19,7 @@ from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.rows import as_rows
 from ridgeline.kernels.skinny_linear.cut import Scales, launch_cut, scale_kind
 from ridgeline.kernels.skinny_linear.dot import skinny_dot_kernel
-from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, Fused
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, FusedParts
 from ridgeline.kernels.skinny_linear.reduce import skinny_reduce_kernel
 from ridgeline.kernels.skinny_linear.tune_space import (
     SkinnyConfig,
@@ -32,7 +32,7 @@ from ridgeline.kernels.skinny_linear.tune_space import (
 def skinny_linear(
     x_MD: Tensor,
     weight_OD: Tensor,
-    fused: Fused = NOTHING_FUSED,
+    fused: FusedParts = NOTHING_FUSED,
     out_MO: Tensor | None = None,
     config: SkinnyConfig | None = None,
     pdl: bool = True,
@@ -42,7 +42,7 @@ def skinny_linear(
     """
     if x_MD.dtype not in (torch.bfloat16, torch.float16) or weight_OD.dtype != x_MD.dtype:
         raise UnsupportedError(
-            f"a skinny product of {x_MD.dtype} and {weight_OD.dtype}; both must be bf16 or fp16"
+            f"x is {x_MD.dtype}, the weight {weight_OD.dtype}; both must be bf16, or both fp16"
         )
     return product(x_MD, weight_OD, fused, config=config, pdl=pdl, out_MO=out_MO)
 
@@ -50,7 +50,7 @@ def skinny_linear(
 def product(
     x_MD: Tensor,
     weight_OD: Tensor,
-    fused: Fused,
+    fused: FusedParts,
     scales: Scales | None = None,
     out_dtype: torch.dtype | None = None,
     config: SkinnyConfig | None = None,
@@ -99,4 +99,6 @@ def _check(x_MD: Tensor, weight_OD: Tensor, gated: bool) -> None:
     if weight_OD.stride(1) != 1:
         raise UnsupportedError("the weight's rows are not contiguous; call .contiguous() once")
     assert weight_OD.shape[1] == x_MD.shape[1], f"{x_MD.shape} times {weight_OD.shape}"
-    assert not gated or weight_OD.shape[0] % 2 == 0, "gate and up rows must be as many"
+    assert not gated or weight_OD.shape[0] % 2 == 0, (
+        "a gated weight has as many gate rows as up rows"
+    )

@@ -1,0 +1,189 @@
+"""House rules that a machine can check: no tuple of unlike things splatted by position, one class
+of each name, no function over 80 lines, no file over 450.
+
+A tuple is taken for a record, a list for things of one kind: `f(*columns)` is fine for a list. GPU
+kernels are excused: a `@triton.jit` function may be long, and so may the files of kernels/. KNOWN
+names the files that still break a rule; it only gets shorter.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import ridgeline
+
+PACKAGE = Path(ridgeline.__file__).parent
+MAX_FUNCTION_LINES = 80
+MAX_FILE_LINES = 450
+NUM_UNLIKE = 3  # names in a tuple from which on it counts as a record
+
+KNOWN: dict[str, set[str]] = {
+    "splats": {
+        "cli/quantize.py",
+        "engine/attention/decode_rows.py",
+        "engine/attention/fixed_attention.py",
+        "engine/attention/host_sequences.py",
+        "engine/attention/kv_cache.py",
+        "engine/attention/paged.py",
+        "engine/execution/tensor_runner.py",
+        "engine/execution/work.py",
+        "engine/loading/fixed_activations.py",
+        "engine/loading/loading.py",
+        "engine/sampling/sampling.py",
+        "engine/speculation/drafting.py",
+        "kernels/decode_attention/__init__.py",
+        "kernels/decode_attention/cuda.py",
+        "kernels/move_rows/__init__.py",
+        "kernels/prefill_attention/__init__.py",
+        "kernels/projected_attention/__init__.py",
+        "kernels/projected_attention/reference.py",
+        "kernels/prompt_lookup/__init__.py",
+        "kernels/rotary_pages/__init__.py",
+        "kernels/rotary_pages/cpu.py",
+        "kernels/step_start/__init__.py",
+        "ladder/climbing/check.py",
+        "ladder/climbing/climb.py",
+        "ladder/climbing/search.py",
+        "ladder/quantizing/quantize_job.py",
+        "profiling/model_profile.py",
+        "profiling/modules/gains.py",
+        "profiling/modules/rows.py",
+        "profiling/modules/run.py",
+        "profiling/op_costs.py",
+        "server/answering.py",
+    },
+    "functions": {
+        "cli/quantize.py",
+        "kernels/decode_attention/cuda.py",
+        "kernels/deterministic_attention/decode.py",
+        "kernels/deterministic_attention/triton.py",
+        "kernels/projected_attention/triton.py",
+    },
+    "files": {
+        "engine/engine.py",
+        "ladder/climbing/search.py",
+    },
+}
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    return {
+        str(path.relative_to(PACKAGE)): ast.parse(path.read_text())
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+def functions(tree: ast.AST) -> Iterator[FunctionNode]:
+    return (node for node in ast.walk(tree) if isinstance(node, FunctionNode))
+
+
+def is_kernel(function: FunctionNode) -> bool:
+    return any("triton.jit" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def unlike_tuples(scope: ast.AST) -> set[str]:
+    """Names that a tuple of several names, attributes or calls is assigned to. A tuple that unpacks
+    another (`(*shape, 3)`) counts when what stands beside it is several things too.
+    """
+    names = set()
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        if not isinstance(node.value, ast.Tuple):
+            continue
+        parts = {
+            ast.unparse(part)
+            for part in node.value.elts
+            if not isinstance(part, ast.Constant | ast.Starred)
+        }
+        if len(parts) >= NUM_UNLIKE:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+def splats(scope: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of each `function(*name)` where the name holds such a tuple."""
+    names = unlike_tuples(scope)
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.Call):
+            continue
+        for argument in node.args:
+            if not isinstance(argument, ast.Starred):
+                continue
+            value = argument.value
+            if isinstance(value, ast.Name) and value.id in names:
+                yield node.lineno, value.id
+
+
+@pytest.mark.smoke
+def test_no_record_is_splatted_by_position() -> None:
+    wrong = {
+        f"{name}:{line} *{splatted}"
+        for name, tree in modules().items()
+        if name not in KNOWN["splats"]
+        for function in functions(tree)
+        for line, splatted in splats(function)
+    }
+    assert sorted(wrong) == [], "pass these by keyword, or as a dataclass"
+
+
+@pytest.mark.smoke
+def test_a_class_name_stands_once() -> None:
+    names = Counter(
+        node.name
+        for tree in modules().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    )
+    assert sorted(name for name, count in names.items() if count > 1) == []
+
+
+@pytest.mark.smoke
+def test_functions_fit_on_a_screen() -> None:
+    long = {
+        f"{name}: {function.name}"
+        for name, tree in modules().items()
+        if name not in KNOWN["functions"]
+        for function in functions(tree)
+        if not is_kernel(function)
+        and (function.end_lineno or 0) - function.lineno + 1 > MAX_FUNCTION_LINES
+    }
+    assert sorted(long) == []
+
+
+@pytest.mark.smoke
+def test_files_hold_one_idea() -> None:
+    long = {
+        name
+        for name in modules()
+        if not name.startswith("kernels/")
+        and len((PACKAGE / name).read_text().splitlines()) > MAX_FILE_LINES
+    }
+    assert sorted(long - KNOWN["files"]) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        ("def f(x, w):\n    about = (x, w, x.dtype)\n    return g(*about)", True),
+        ("def f(x, w):\n    about = (x, w)\n    return g(*about)", False),
+        ("def f(x, w):\n    shape = (3, 4, 5)\n    return g(*shape)", False),
+        ("def f(x, w, b):\n    about = (*x, w, b, 1)\n    return g(*about)", False),
+        ("def f(x, w, b):\n    about = (*x, w, b, x)\n    return g(*about)", True),
+        ("def f(x, w, b):\n    inputs = (x, w, b)\n    return [g(*inputs), *inputs]", True),
+        ("def f(x, w, b):\n    inputs = (x, w, b)\n    return sum(inputs)", False),
+    ],
+)
+def test_records_and_lists_are_distinguished(source: str, wrong: bool) -> None:
+    (function,) = functions(ast.parse(source))
+    assert bool(list(splats(function))) is wrong

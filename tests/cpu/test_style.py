@@ -47,15 +47,7 @@ KNOWN: dict[str, set[str]] = {
         "kernels/rotary_pages/__init__.py",
         "kernels/rotary_pages/cpu.py",
         "kernels/step_start/__init__.py",
-        "ladder/climbing/check.py",
-        "ladder/climbing/climb.py",
-        "ladder/climbing/search.py",
-        "ladder/quantizing/quantize_job.py",
-        "profiling/model_profile.py",
-        "profiling/modules/gains.py",
-        "profiling/modules/rows.py",
-        "profiling/modules/run.py",
-        "profiling/op_costs.py",
+        "progress.py",
         "server/answering.py",
     },
     "functions": {
@@ -65,10 +57,7 @@ KNOWN: dict[str, set[str]] = {
         "kernels/deterministic_attention/triton.py",
         "kernels/projected_attention/triton.py",
     },
-    "files": {
-        "engine/engine.py",
-        "ladder/climbing/search.py",
-    },
+    "files": set(),
 }
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef

@@ -22,11 +22,13 @@ from ridgeline.quality.intervals import Estimate
 class QualityBounds:
     max_kl: float | None = field(
         default=None,
-        metadata=about("refuse a mean KL divergence from the original above this, in nats"),
+        metadata=about("reject a model whose mean KL divergence exceeds this, in nats"),
     )
     max_ppl_increase: float | None = field(
         default=None,
-        metadata=about("refuse a perplexity that is higher by more than this share: 0.02 is 2%%"),
+        metadata=about(
+            "reject a model whose perplexity rises by more than this share: 0.02 is 2%%"
+        ),
     )
 
     def __post_init__(self) -> None:

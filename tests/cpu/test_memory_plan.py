@@ -16,7 +16,7 @@ import torch
 from allocations import allocations
 from torch import Tensor
 
-from ridgeline.engine.execution.runner import Runner
+from ridgeline.engine.execution.forward import ForwardPass
 from ridgeline.engine.loading.activations import peak
 from ridgeline.engine.loading.footprint import (
     GRAPH_POOL_BYTES,
@@ -203,11 +203,11 @@ def test_logits_are_what_the_head_allocates(name: str, dtype: str, device: str) 
     config = small_config(name)
     model = fill_random(build_model(config, parse_dtype(dtype), "cpu"))
     recipe = with_auto(Recipe(), config, parse_dtype(dtype), device)
-    runner: Any = SimpleNamespace(model=model, device=torch.device(device))
+    forward: Any = SimpleNamespace(model=model, device=torch.device(device))
     hidden_TD = torch.randn(200, config.hidden_size, dtype=parse_dtype(dtype))
     rows = torch.arange(0, 200, 5)
     with torch.inference_mode(), torch.backends.mkldnn.flags(enabled=False):
-        used = allocations(lambda: Runner.logits(runner, hidden_TD[rows])).peak_bytes
+        used = allocations(lambda: ForwardPass.logits(forward, hidden_TD[rows])).peak_bytes
     assert logit_bytes(config, recipe, len(rows)) == pytest.approx(used, rel=0.02)
 
 

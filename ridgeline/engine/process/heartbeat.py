@@ -1,8 +1,8 @@
-"""What the engine's process shows to the one that watches it, in memory that both see: how far it
-is, and which requests are in the steps it has out.
+"""The engine process's progress and the requests in its running steps, in memory that it shares
+with the process that watches it.
 
 It can be read while the process is stuck in a step, and after it has died. Only the process itself
-writes; a step's requests are there before the step is launched.
+writes, and a step's requests are written before the step is launched.
 
     heartbeat = Heartbeat(context)            # here, and given to the process when it starts
     heartbeat.begin(plan)                     # there

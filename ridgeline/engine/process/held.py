@@ -1,8 +1,8 @@
-"""A request as the process that supervises the engine holds it: all that is needed to go on with it
-in another process, from the tokens it has.
+"""A request as the supervising process holds it: everything needed to continue it in another
+process from the tokens it already has.
 
-A request goes over as one part; with several outputs that have begun, it goes on as one part for
-each, with the output's own seed. Deltas that were delivered are never delivered again.
+A new request is sent as one part. When one with several outputs is continued, each output becomes
+its own part with its own seed. Deltas are never delivered twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Held:
     ask: Ask
     live: LiveRequest
     numbers: list[int]  # of its parts that are in the engine's process
-    num_trials: int = 0  # how often it was run alone because it may have been to blame
+    num_trials: int = 0  # how often it was run alone as a suspect
     num_tokens: int = 0  # that came since it was last sent
 
     @property

@@ -1,9 +1,10 @@
-"""The backend that outlives its process: when the device fails for good, or the process dies,
-another one is started and the requests go on from the tokens they have.
+"""The backend that outlives its process: when the device fails permanently or the process dies,
+another is started, and requests continue from the tokens they already have.
 
-Those that were in the lost steps are suspects. They run first, one at a time, for a few tokens;
-who kills the process again is failed, with the reason, and the others go on. A request that becomes
-a suspect again is run alone to its end. What a request gives is what it would have given.
+Requests that were in the lost steps are suspects. They are retried first, one at a time, for a few
+tokens; a request that kills the process again is failed with the reason, and the others continue. A
+request that is suspected a second time runs alone until it ends. Outputs are the same as without
+the failure.
 
     with Engine.supervised("demo") as engine:     # otherwise as Engine("demo")
         print(engine.generate("The sky is")[0].text)
@@ -108,7 +109,7 @@ class Supervisor:
             time.sleep(SHORT_WAIT_S)
 
     def revive(self) -> None:
-        """Once more, after it was given up; the next death in vain gives up at once."""
+        """Try once more after giving up; the next death without an answer gives up at once."""
         assert self._broken is not None, "an engine that runs is not revived"
         self._broken, self._num_barren = None, MAX_BARREN - 1
         self._begin_anew()
@@ -144,7 +145,7 @@ class Supervisor:
         return True
 
     def advance(self) -> None:
-        """Hear what the process has to tell, and start another if it has died."""
+        """Take the process's messages, and start another process if it has died."""
         for held in [held for held in self._held.values() if not held.numbers]:
             if held.is_overdue(time.monotonic()):
                 reason = f"its deadline of {held.ask.deadline} passed"
@@ -170,7 +171,7 @@ class Supervisor:
         self._give_up(HardwareError("the engine was closed"), "cancelled")
 
     def _send_next(self) -> None:
-        """All that wait; the next suspect alone, as long as there are any."""
+        """Send all waiting requests; while there are suspects, only the next suspect."""
         if self._on_trial is not None or self._broken is not None or not self._worker.is_ready:
             return
         if self._suspects:
@@ -247,7 +248,7 @@ class Supervisor:
             self._on_trial = None
 
     def _take_out(self, held: Held) -> None:
-        """Out of the process; what still comes for it is not heard."""
+        """Remove it from the process; messages still under way for it are ignored."""
         for number in held.numbers:
             del self._parts[number]
             self._worker.send(Cancel(number))
@@ -269,7 +270,7 @@ class Supervisor:
             self._end(tried, End(tried.ask.request_id, "failed", why))
         self._suspects.extend(held for held in suspects if held is not tried)
         self._end_complete()
-        log.warning("the engine has died (%s); %d requests go on", reason, len(self._held))
+        log.warning("the engine died (%s); %d requests continue", reason, len(self._held))
         if self._num_barren >= MAX_BARREN:
             error = HardwareError(f"the engine died {MAX_BARREN} times in a row: {reason}")
             self._give_up(error, "failed")
@@ -284,7 +285,7 @@ class Supervisor:
         return Worker(self._order)
 
     def _suspected(self, numbers: set[int]) -> list[Held]:
-        """Who was in the lost steps; if none was out, who was in the process at all."""
+        """Requests in the lost steps; if no step was under way, all in the process."""
         suspects = [part.request for number, part in self._parts.items() if number in numbers]
         suspects = suspects or [part.request for part in self._parts.values()]
         return list(dict.fromkeys(suspects))
@@ -296,7 +297,7 @@ class Supervisor:
         self._on_trial = None
 
     def _end_complete(self) -> None:
-        """Those that had all their tokens, and only the news of their end was lost."""
+        """End requests that have all their tokens and lost only the message of their end."""
         for held in list(self._held.values()):
             if held.has_begun and not held.open_samples:
                 self._end(held, End(held.ask.request_id, "finished", "stop"))
@@ -308,7 +309,7 @@ class Supervisor:
 
 
 def _has_passed(tried: Held) -> bool:
-    """Who has all its tokens stays for the news of its end."""
+    """Whether a suspect has survived its trial. One with all its tokens waits for its end."""
     enough = TRIAL_TOKENS * len(tried.live.samples)
     return bool(tried.numbers and tried.open_samples) and tried.num_tokens >= enough
 

@@ -1,9 +1,9 @@
-"""The engine in a process of its own: this file is that process, and the handle of whoever started
-it. Commands go in; tokens, not texts, come out.
+"""The engine in its own process: the process itself, and the handle its starter holds. Commands go
+in; tokens, not texts, come out.
 
-A device that has failed stays failed for the process that uses it. Here the process is lost with
-it, and nothing else: supervisor.py starts another. One thread reads commands all the time, so that
-neither side can wait for the other to listen.
+A failed device stays failed for the process that uses it, so only that process is lost, and
+supervisor.py starts another. One thread reads commands all the time, so that neither side blocks
+on the other.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class EngineOrder:
 
 
 class WaitingProcess(Protocol):
-    """A process that waits for an order (cli/early.py), and the ways to it."""
+    """A process that waits for an order (cli/early.py), and the channels to it."""
 
     @property
     def process(self) -> Any: ...
@@ -98,7 +98,7 @@ class Token(NamedTuple):
 
 
 class EmbeddingState(NamedTuple):
-    """An EmbeddingPart, without torch's ways of sending tensors."""
+    """An EmbeddingPart, without torch's machinery for sending tensors."""
 
     number: int
     first: int
@@ -313,7 +313,7 @@ class Worker:
         self._process.kill()
 
     def bury(self) -> str:
-        """It has died: why, as far as is known."""
+        """Clean up after its death, and return the cause as far as it is known."""
         self.close()
         code = self._process.exitcode
         if self._reason or code is None:

@@ -1,9 +1,9 @@
 """Replicas as one: a `Backend` (backend.py) over several supervised processes.
 
-A request goes where routing.py says. When a replica dies, its requests go on at another one at
-once, from the tokens they have; it begins anew in the meantime. Who was there when a second one
-died may be to blame: such a request stays, and is tried alone as a supervisor does it, so that it
-cannot end one replica after the other.
+routing.py chooses the replica of a request. When a replica dies, its requests continue on another
+at once, from the tokens they have, while it restarts. A request that was present at two deaths may
+be their cause: it stays and is retried alone, as a supervisor does it, so that it cannot take down
+one replica after another.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Replica(Supervisor):
         self.busy_since = (self.busy_since or time.monotonic()) if self._held else None
 
     def release(self, may_go: Callable[[Held], bool]) -> list[Held]:
-        """What was in the process that died and may go on elsewhere."""
+        """Requests of the dead process that may continue elsewhere."""
         going = [held for held in self._held.values() if not held.numbers and may_go(held)]
         for held in going:
             del self._held[held.ask.request_id]
@@ -78,7 +78,7 @@ class Replica(Supervisor):
         self._send_next()
 
     def fail_rest(self) -> None:
-        """It is given up, and what stayed with it too."""
+        """Fail the requests that stayed with a replica that was given up."""
         for held in list(self._held.values()):
             self._end(held, End(held.ask.request_id, "failed", str(self._broken)))
 
@@ -219,7 +219,7 @@ class Pool:
         return any(each is not asking and each.broken is None for each in self.replicas)
 
     def _chosen(self, ask: Ask, but: Replica | None = None) -> Replica:
-        """Those that are up; while none is, those that may come up."""
+        """Among replicas that are up; while none is, those that may come up."""
         up = [replica.is_up and replica is not but for replica in self.replicas]
         if not any(up):
             up = [replica.broken is None and replica is not but for replica in self.replicas]
@@ -230,7 +230,7 @@ class Pool:
         return self.replicas[self._router.route(ask.prompt, ask.salt, loads)]
 
     def _scatter(self, dead: Replica) -> None:
-        """Its requests go on elsewhere, if there is anybody and this is their first time."""
+        """Move its requests to other replicas, if there are any and it is their first move."""
         others_up = any(each is not dead and each.is_up for each in self.replicas)
         if others_up or (dead.broken is not None and self._has_others(dead)):
             going = dead.release(lambda held: held.ask.request_id not in self._moved)
@@ -239,12 +239,12 @@ class Pool:
                 replica = self._chosen(held.ask, but=dead)
                 self._at[held.ask.request_id] = replica
                 replica.adopt(held)
-            log.warning("%d requests of a replica that died go on at others", len(going))
+            log.warning("a replica died; %d of its requests continue on others", len(going))
         if dead.broken is not None:
             dead.fail_rest()
 
     def _revive_due(self) -> None:
-        """One that was given up is tried again now and then, as long as others carry on."""
+        """Retry a replica that was given up from time to time, while others work."""
         now = time.monotonic()
         for replica in self.replicas:
             since = replica.broken_since

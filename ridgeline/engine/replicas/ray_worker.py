@@ -1,10 +1,10 @@
-"""An engine's process on any machine of a Ray cluster, with the handle that a supervisor knows: the
-same as engine/process/worker.py's, which does the work at the other end.
+"""An engine's process on any machine of a Ray cluster, behind the same handle as a local one's
+(engine/process/worker.py, which does the work at the other end).
 
 Ray places an actor with the devices that a replica needs (a whole tensor-parallel group); the actor
-starts the engine's process and passes commands and news on. A thread here waits for the news, so
-that whoever runs several replicas can wait for all of them at once. Clocks differ between machines:
-times of a request are moved to the other one's.
+starts the engine's process and forwards commands and news. A thread here waits for the news, so
+that a pool can wait for all replicas at once. Clocks differ between machines: a request's times are
+shifted to the other machine's.
 """
 
 from __future__ import annotations

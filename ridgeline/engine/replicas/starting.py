@@ -67,7 +67,7 @@ def needs_of(recipe: Recipe, device: str, num_replicas: int) -> Needs:
 
 
 def start_ray() -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers of each start
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
     ray = load_ray()
     if ray.is_initialized():
         return
@@ -77,11 +77,11 @@ def start_ray() -> None:
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **local)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise OfflineError(f"Ray does not start or answer: {error}") from error
+        raise OfflineError(f"cannot start or reach Ray: {error}") from error
 
 
 def check_room(needs: Needs, num_replicas: int) -> None:
-    """What the cluster does not have would be waited for without end."""
+    """Refuse what the cluster cannot provide: Ray would wait for it forever."""
     there = load_ray().cluster_resources()
     for name, each in (("CPU", needs.num_cpus), ("GPU", needs.num_gpus)):
         has, wanted = there.get(name, 0.0), each * num_replicas

@@ -36,7 +36,7 @@ COMPILERS = 2  # grammars that are compiled at once
 MAX_KEPT = 256  # compiled grammars
 MAX_KEPT_BYTES = 512 << 20
 # White space in a row that JSON may have: enough to indent deeply, and an end to what a model that
-# has lost its way would write forever.
+# goes astray would write forever.
 MAX_WHITESPACE = 20
 ANY_OBJECT = '{"type": "object"}'
 
@@ -96,7 +96,7 @@ class Matcher:
         if self.is_stuck:
             raise GrammarError(stuck_message(self.count))
         if not int(mask[token // BITS]) >> token % BITS & 1:
-            raise GrammarError(f"the grammar does not allow token {token} in place {self.count}")
+            raise GrammarError(f"the grammar does not allow token {token} at position {self.count}")
         if token in self._ends:
             self._is_ended = True
         else:

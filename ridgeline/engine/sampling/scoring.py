@@ -1,5 +1,5 @@
-"""What is made of the logits that predict a prompt's tokens, without keeping them: each run of rows
-is handed to a function while it is on the device, and only what that returns stays.
+"""Scores from the logits that predict a prompt's tokens, without keeping the logits: each run of
+rows is handed to a function while it is on the device, and only its result is kept.
 
     def likelihoods(first, logits_RV, tokens_R):
         return logits_RV.log_softmax(-1).gather(1, tokens_R[:, None])

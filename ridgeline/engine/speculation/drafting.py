@@ -1,5 +1,5 @@
-"""What the main loop does for drafting: ask the policy before a step, tell it afterwards what
-came of it and how long it took.
+"""The main loop's side of drafting: ask the policy before a step, and tell it afterwards which
+drafts were right and how long the step took.
 """
 
 from __future__ import annotations

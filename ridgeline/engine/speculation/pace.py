@@ -3,11 +3,10 @@ that may have drafts, beside spans that may not.
 
 The policy weighs drafts by a table of costs, and a table can be wrong about what the host, the
 machine's other work and the waiting between steps do; and to look out for drafts costs something
-in steps that then have none. So steps are taken in spans, each of one way, and what a way's spans
-brought in the time they took is held against the other's. The way that loses is tried again
-when the time that its last trial lost has become small beside all that has passed since. So drafts
-that do not suit a workload are to cost it less than 2%. Spans are compared among steps of about as
-many streams. Pure numbers.
+in steps that then have none. So steps run in spans, with or without drafts, and the tokens a second
+of the two kinds are compared. The slower kind is tried again once the time its last trial lost is
+small beside the time since. Drafts that do not suit a workload should cost it less than 2%. Spans
+are compared among steps of similar numbers of streams. Pure numbers.
 
     pace = Pace()
     allowed = pace.allows(num_streams)

@@ -19,7 +19,7 @@ from torch import Tensor
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.execution import tensor_runner
 from ridgeline.engine.execution.tensor_runner import TensorRunner
-from ridgeline.engine.loading.loading import Loaded
+from ridgeline.engine.loading.loading import load_from
 from ridgeline.engine.local import ranks
 from ridgeline.errors import HardwareError
 from ridgeline.models import Transformer
@@ -127,16 +127,12 @@ class ThreadedEngine:
         size = len(self.groups)
 
         def serve(group: Group) -> None:
-            part, filled, _ = ranks.load_part(task, group, size, model)
-            tensor_runner.serve(part, filled, group)
+            part = load_from(task.source_for(group, size, model), recipe)
+            tensor_runner.serve(part.model, part.recipe, group)
 
         self.futures = [self._pool.submit(_guarded, serve, group) for group in self.groups[1:]]
-        loaded = Loaded(*self._own_part(task, model, size))
+        loaded = load_from(task.source_for(self.groups[0], size, model), recipe)
         return loaded, ranks.Members(self.groups[0], lambda: None)
-
-    def _own_part(self, task: Any, model: Transformer, size: int) -> Any:
-        part, filled, plan = ranks.load_part(task, self.groups[0], size, model)
-        return part, None, filled, plan
 
     def close(self) -> None:
         """Whatever became of the ranks, their threads end."""

@@ -16,7 +16,7 @@ from ridgeline.cli.tables.figures import divergence_figures, figure
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.text_files import read_text
 from ridgeline.engine import Engine
-from ridgeline.engine.loading.loading import saved_recipe
+from ridgeline.engine.loading.saved import saved_recipe
 from ridgeline.errors import QualityError, UnsupportedError, UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.clocks import Clocks, ClockSampler

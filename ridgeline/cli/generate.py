@@ -18,7 +18,7 @@ from ridgeline.cli.terminal import Terminal
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Output, Sampling
 from ridgeline.engine.execution.work import matrix_dtype
-from ridgeline.engine.loading.loading import saved_recipe
+from ridgeline.engine.loading.saved import saved_recipe
 from ridgeline.engine.naive import check_memory, check_prompt
 from ridgeline.errors import UsageError
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype

@@ -20,7 +20,7 @@ from ridgeline.cli.tables.quantize import document, render
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.text_files import read_text
 from ridgeline.engine.loading.layer_speed import usual_batches
-from ridgeline.engine.loading.loading import tokenizer_of
+from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.errors import OutputError, QualityError, UnsupportedError, UsageError
 from ridgeline.formats.dtypes import dtype_name, parse_dtype
 from ridgeline.hardware import Hardware, detect

@@ -15,7 +15,7 @@ from ridgeline.cli import early
 from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.engine import Engine
-from ridgeline.engine.loading.loading import saved_recipe
+from ridgeline.engine.loading.saved import saved_recipe
 from ridgeline.errors import MissingPackageError
 from ridgeline.hardware.units import human_bytes
 from ridgeline.models.checkpoint import resolve_model

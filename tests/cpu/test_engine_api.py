@@ -18,7 +18,7 @@ import ridgeline
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Delta, Engine, Output, Sampling, reference_generate
 from ridgeline.engine.loading.draft_loading import Draft
-from ridgeline.engine.loading.loading import planned
+from ridgeline.engine.loading.load_plan import planned
 from ridgeline.engine.naive import OneSequence
 from ridgeline.errors import (
     ContextLengthError,
@@ -171,9 +171,9 @@ def test_what_does_not_fit_is_refused_before_it_is_loaded(
 ) -> None:
     save_model("llama-mha", tmp_path)
     monkeypatch.setattr(
-        "ridgeline.engine.loading.loading.available_memory", lambda device: 20 << 20
+        "ridgeline.engine.loading.sources.available_memory", lambda device: 20 << 20
     )
-    monkeypatch.setattr("ridgeline.engine.loading.loading.load_model", None)  # must not be reached
+    monkeypatch.setattr("ridgeline.engine.loading.sources.load_model", None)  # must not be reached
     with pytest.raises(OutOfMemoryError, match=r"needs .* may be used of") as raised:
         Engine(tmp_path, Recipe(dtype="fp32"), device="cpu")
     assert "\n" not in str(raised.value)

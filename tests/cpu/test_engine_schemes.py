@@ -20,7 +20,8 @@ from torch import Tensor
 import ridgeline.quantization.nearest
 from ridgeline.cli import main
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.loading.loading import load, planned
+from ridgeline.engine.loading.load_plan import planned
+from ridgeline.engine.loading.loading import load
 from ridgeline.engine.loading.memory import itemise
 from ridgeline.errors import OutOfMemoryError, UnsupportedError, UsageError
 from ridgeline.models import Transformer

@@ -127,7 +127,7 @@ def test_the_plan_is_what_the_model_holds(name: str, scheme: str | None, tmp_pat
 
 def test_a_given_model_takes_over_what_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own head stays with the caller, unless it is the embedding."""
-    monkeypatch.setattr("ridgeline.engine.loading.loading.available_memory", lambda device: 1 << 30)
+    monkeypatch.setattr("ridgeline.engine.loading.sources.available_memory", lambda device: 1 << 30)
     free = {
         (name, head): load(
             tiny(name), replace(RECIPE, head=head, quantize_all=True), None, "cpu", None

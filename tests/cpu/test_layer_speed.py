@@ -42,7 +42,7 @@ def use_clock(monkeypatch: pytest.MonkeyPatch, share: Callable[[int, int], float
     """For engines; nothing is kept of it."""
     clock = Clock(share)
     monkeypatch.setattr(
-        "ridgeline.engine.loading.loading.measured_choices",
+        "ridgeline.engine.loading.load_plan.measured_choices",
         lambda *given, **more: measure_shapes(*given, timer=clock),
     )
     return clock
@@ -78,9 +78,9 @@ def test_where_memory_is_short_all_are_quantized(
     about = (replace(RECIPE, limits=limits), None, "cpu", None)
     roomy = load(model, *about)
     assert slower_shapes(roomy.choices)
-    monkeypatch.setattr("ridgeline.engine.loading.loading.available_memory", lambda device: 0)
+    monkeypatch.setattr("ridgeline.engine.loading.sources.available_memory", lambda device: 0)
     monkeypatch.setattr(
-        "ridgeline.engine.loading.loading._shared_bytes",
+        "ridgeline.engine.loading.sources.shared_bytes",
         lambda *given: 2 * (roomy.plan.needed_bytes - 10_000),
     )
     tight = load(model, *about)

@@ -19,8 +19,9 @@ from gguf_files import write_gguf
 from test_families import PROMPT, all_logits
 from test_quantized_reading import CASES
 
-from ridgeline.engine.loading.loading import SCHEMES, load
+from ridgeline.engine.loading.loading import load
 from ridgeline.engine.loading.memory import itemise, plan_memory
+from ridgeline.engine.loading.sources import SCHEMES
 from ridgeline.errors import OutOfMemoryError, UnsupportedError, UsageError
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import Checkpoint, open_checkpoint
@@ -169,7 +170,7 @@ def test_the_plan_is_what_the_tensors_take(
     form: str, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Codes, scales and zero points, and what stays plain, biases and norms included."""
-    monkeypatch.setattr("ridgeline.engine.loading.loading.tokenizer_of", lambda path: None)
+    monkeypatch.setattr("ridgeline.engine.loading.sources.tokenizer_of", lambda path: None)
     path = written(form, tmp_path, "llama-mqa-bias")
     about = {"limits": Limits(max_batch=2, token_budget=32), "kernels": "reference"}
     loaded = load(path, Recipe(dtype=dtype, **about), None, "cpu", None)

@@ -20,7 +20,7 @@ from command_line import make_folder, refused
 from ridgeline.cli import main
 from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.engine import Engine
-from ridgeline.engine.loading.loading import saved_recipe as recipe_beside
+from ridgeline.engine.loading.saved import saved_recipe as recipe_beside
 from ridgeline.errors import (
     CHECK_FAILED_EXIT_CODE,
     INTERRUPTED_EXIT_CODE,
@@ -108,7 +108,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> type[Local]:
     monkeypatch.setattr(Local, "speed", staticmethod(usual_speed))
     monkeypatch.setattr(climb, "Options", partial(Options, stages=STAGES))
     # All matrices of a tiny model are faster as they are: here none is asked.
-    monkeypatch.setattr("ridgeline.engine.loading.loading.measured_choices", lambda *_, **__: [])
+    monkeypatch.setattr("ridgeline.engine.loading.load_plan.measured_choices", lambda *_, **__: [])
     monkeypatch.setattr(climb, "measure", lambda hardware, only, progress: hardware)
     # What is predicted of a tiny model hangs on this machine: here every rung is tried.
     monkeypatch.setattr(ClimbSearch, "_slower_words", lambda *_: None)

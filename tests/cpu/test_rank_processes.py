@@ -23,6 +23,7 @@ from tiny_tokenizers import byte_level_json
 
 import ridgeline
 from ridgeline.engine import Engine, Sampling
+from ridgeline.engine.loading.loading import load_from
 from ridgeline.engine.local import ranks
 from ridgeline.errors import HardwareError, UnsupportedError, UsageError
 from ridgeline.parallel.group import Group
@@ -173,9 +174,10 @@ def test_a_model_that_rank_0_has_is_sent() -> None:
     task = ranks.Task(model.config, RECIPE, "cpu", torch.float32)
 
     def load(group: Group) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        sent, *_ = ranks.load_part(task, group, 2, model if group.rank == 0 else None, True)
-        cut, *_ = ranks.load_part(task, group, 2, model)
-        return sent.state_dict(), cut.state_dict()
+        whole = model if group.rank == 0 else None
+        sent = load_from(task.source_for(group, 2, whole, is_sent=True), RECIPE)
+        cut = load_from(task.source_for(group, 2, model), RECIPE)
+        return sent.model.state_dict(), cut.model.state_dict()
 
     for sent, cut in run_ranks(2, load):
         assert sent.keys() == cut.keys()

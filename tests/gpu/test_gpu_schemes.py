@@ -95,7 +95,7 @@ def test_residuals_that_norms_add_change_no_answer(monkeypatch: pytest.MonkeyPat
     (prompt,) = prompts_of([300], vocab_size=1000)
     found = []
     for kept in (with_late_sums, lambda model: model):
-        monkeypatch.setattr("ridgeline.engine.loading.loading.with_late_sums", kept)
+        monkeypatch.setattr("ridgeline.engine.loading.sources.with_late_sums", kept)
         engine = engine_for(shape_model(layers=8), scheme="fp8", budget=512, num_pages=400)
         assert engine.model.adds_late == (kept is with_late_sums)
         (output,) = engine.generate([prompt], Sampling(max_tokens=1, prompt_logprobs=0))

@@ -15,7 +15,7 @@ from torch import distributed
 
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.execution.tensor_runner import AgreedGraphs, TensorRunner
-from ridgeline.engine.loading.loading import Loaded
+from ridgeline.engine.loading.loading import load_from
 from ridgeline.engine.local import ranks
 from ridgeline.models import Transformer
 from ridgeline.parallel.links import join
@@ -51,8 +51,8 @@ def engine_of_one(model: Transformer, **changes: Any) -> Engine:
 
     def load(model: Transformer, recipe: Recipe, *_: Any) -> Any:
         task = ranks.Task(model.config, recipe, "cuda", model.embed.weight.dtype)
-        part, filled, plan = ranks.load_part(task, group, 1, model)
-        return Loaded(part, None, filled, plan), ranks.Members(group, lambda: None)
+        loaded = load_from(task.source_for(group, 1, model), recipe)
+        return loaded, ranks.Members(group, lambda: None)
 
     with mock.patch("ridgeline.engine.local.local_backend.load_on_ranks", load):
         return engine_for(model, **changes)

@@ -22,7 +22,7 @@ from ridgeline.data.traces import load_workload
 from ridgeline.data.workload import MIXES, Workload
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.execution.work import matrix_dtype
-from ridgeline.engine.loading.loading import saved_recipe
+from ridgeline.engine.loading.saved import saved_recipe
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect, measure
 from ridgeline.hardware.clocks import Clocks, ClockSampler

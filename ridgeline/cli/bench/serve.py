@@ -24,7 +24,7 @@ from ridgeline.data import Tokenizer
 from ridgeline.data.text_files import read_text
 from ridgeline.data.traces import load_workload
 from ridgeline.data.workload import MIXES, Workload
-from ridgeline.engine.loading.loading import tokenizer_of
+from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.errors import UsageError
 from ridgeline.hardware import detect
 from ridgeline.models.checkpoint import resolve_model

@@ -24,29 +24,23 @@ import torch
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine.execution.tensor_runner import serve
-from ridgeline.engine.loading.head_choice import measured_head, with_plain_head
-from ridgeline.engine.loading.loading import Loaded, load, planned, saved_recipe, with_saved_kv
-from ridgeline.engine.loading.memory import MemoryPlan
+from ridgeline.engine.loading.loading import Loaded, load, load_from
+from ridgeline.engine.loading.saved import saved_recipe
+from ridgeline.engine.loading.sources import check_same_dtype, with_saved_kv
+from ridgeline.engine.loading.split_sources import SplitCheckpoint, SplitModel, SplitSource
 from ridgeline.errors import HardwareError, RidgelineError, UnsupportedError, UsageError
-from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware import detect
-from ridgeline.hardware.detection import available_memory
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
-from ridgeline.parallel.degrees import check_degree, rank_config
+from ridgeline.parallel.degrees import check_degree
 from ridgeline.parallel.group import Group
 from ridgeline.parallel.launch import RankProcess, Ranks, started, torchrun_place
 from ridgeline.parallel.links import Gone, join, nobody_knows
-from ridgeline.parallel.shards import cut_weights, load_split_weights, sent_parameters
-from ridgeline.parallel.tensor import quantize_split_head, split_model
 from ridgeline.progress import Progress
-from ridgeline.quantization.choose import in_words
-from ridgeline.quantization.files.read import decoded
 from ridgeline.quantization.head import check_head
-from ridgeline.quantization.load import COMPUTE_DTYPES, choose_dtype
 from ridgeline.quantization.scheme import parse_scheme
-from ridgeline.recipe import Recipe, with_auto
+from ridgeline.recipe import Recipe
 
 
 class Members(NamedTuple):
@@ -71,6 +65,23 @@ class Task:
             return describe(open_checkpoint(self.source)).config
         return self.source
 
+    def source_for(
+        self,
+        group: Group,
+        num_local: int,
+        whole: Transformer | None = None,
+        is_sent: bool = False,
+    ) -> SplitSource:
+        """Where a rank's part comes from. Every rank loads from it. `whole` is the model where it
+        is there already; `is_sent` if rank 0 alone has it. `num_local` ranks are on this machine.
+        """
+        if isinstance(self.source, Path):
+            return SplitCheckpoint(self.source, self.device_type, group, num_local)
+        assert self.dtype is not None, "a model that is there has a dtype"
+        return SplitModel(
+            self.source, self.dtype, self.device_type, group, num_local, whole, is_sent
+        )
+
 
 def load_on_ranks(
     model: Transformer | str | Path,
@@ -94,11 +105,12 @@ def load_on_ranks(
     _check_process(process, recipe, task.device_type)
     group = _join(process, task, local=process.size == process.local_size)
     whole = model if isinstance(model, Transformer) else None
-    part, filled, plan = load_part(task, group, process.local_size, whole, False, progress)
+    source = task.source_for(group, process.local_size, whole)
+    loaded = load_from(source, task.recipe, tokenizer, progress)
     if process.rank:
-        serve(part, filled, group)
+        serve(loaded.model, loaded.recipe, group)
         raise SystemExit(0)
-    return Loaded(part, _tokenizer(task, tokenizer), filled, plan), Members(group, lambda: None)
+    return loaded, Members(group, lambda: None)
 
 
 def _load_and_start(
@@ -120,8 +132,8 @@ def _load_and_start(
         ranks.wait_until_here()
         group = _join(RankProcess(0, size, 0, size, ranks.store), task, True, ranks.gone)
         whole = model if isinstance(model, Transformer) else None
-        part, filled, plan = load_part(task, group, size, whole, whole is not None, progress)
-        loaded = Loaded(part, _tokenizer(task, tokenizer), filled, plan)
+        source = task.source_for(group, size, whole, is_sent=whole is not None)
+        loaded = load_from(source, task.recipe, tokenizer, progress)
     except BaseException:
         end()
         raise
@@ -134,8 +146,8 @@ def main() -> None:
     try:
         group = _join(process, task, local=True)
         is_sent = not isinstance(task.source, Path)
-        part, filled, _ = load_part(task, group, process.local_size, None, is_sent)
-        serve(part, filled, group)
+        loaded = load_from(task.source_for(group, process.local_size, is_sent=is_sent), task.recipe)
+        serve(loaded.model, loaded.recipe, group)
     except RidgelineError as error:
         raise SystemExit(error.exit_code) from None
 
@@ -144,9 +156,7 @@ def _task(model: Transformer | Path, recipe: Recipe, device: str) -> Task:
     """Checked as far as it can be before anything is started."""
     if isinstance(model, Transformer):
         weight = model.embed.weight
-        name = dtype_name(weight.dtype)
-        if recipe.dtype not in ("auto", name):
-            raise UsageError(f"the recipe's dtype is {recipe.dtype}, and the model is in {name}")
+        check_same_dtype(model, recipe)
         task = Task(model.config, recipe, weight.device.type, weight.dtype)
     else:
         checkpoint = open_checkpoint(model)
@@ -217,70 +227,3 @@ def _check_process(process: RankProcess, recipe: Recipe, device_type: str) -> No
 def _join(process: RankProcess, task: Task, local: bool, gone: Gone = nobody_knows) -> Group:
     device = "cpu" if task.device_type == "cpu" else f"cuda:{process.local_rank}"
     return join(process.store, process.rank, process.size, device, local, gone)
-
-
-def load_part(
-    task: Task,
-    group: Group,
-    num_local: int,
-    whole: Transformer | None = None,
-    is_sent: bool = False,
-    progress: Progress | None = None,
-) -> tuple[Transformer, Recipe, MemoryPlan]:
-    """A rank's part of the model, the recipe with nothing left open, and the plan of its memory.
-    Every rank calls it. `whole` is the model where it is there already; `is_sent` if rank 0 alone
-    has it. `num_local` ranks are on this machine.
-    """
-    config = task.config
-    on_cpu = task.device_type == "cpu"
-    device = "cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}"
-    dtype = _agreed_dtype(task, config, device, group)
-    if not on_cpu:  # what the link itself takes is then no longer free
-        group.data.all_reduce(torch.zeros(1 << 20, device=device))
-    # On a CPU all ranks live from the same memory.
-    free = group.smallest(available_memory(device) // (num_local if on_cpu else 1))
-    filled = with_auto(task.recipe, config, dtype, device)
-    filled, plan = group.together(lambda: planned(config, task.recipe, filled, device, free))
-    filled, plan = _with_head_agreed(config, filled, plan, device, group)
-    model = group.together(lambda: split_model(config, dtype, device, group))
-    if isinstance(task.source, Path):
-        checkpoint, shown = open_checkpoint(task.source), progress if group.rank == 0 else None
-        description = describe(checkpoint)
-        group.together(
-            lambda: load_split_weights(model, decoded(checkpoint), description, group, shown)
-        )
-    elif is_sent:
-        cut_weights(model, config, group, sent_parameters(whole, config, dtype, group))
-    else:
-        assert whole is not None, "a model that is not sent is there"
-        held = dict(whole.named_parameters())
-        cut_weights(model, config, group, held.__getitem__)
-    if filled.head != "plain":
-        group.together(lambda: quantize_split_head(model, parse_scheme(filled.head)))
-    return model, filled, plan
-
-
-def _with_head_agreed(
-    config: ModelConfig, filled: Recipe, plan: MemoryPlan, device: str, group: Group
-) -> tuple[Recipe, MemoryPlan]:
-    """Each rank times its own part of the head: what is slower on one is plain on all."""
-    own = group.together(lambda: measured_head(config, filled, device))
-    if own is None or not group.largest(not own.quantize):
-        return filled, plan
-    reason = in_words([own], filled.dtype) or f"head {filled.head} is slower on another rank"
-    return with_plain_head(config, filled, plan, None, None, reason)
-
-
-def _agreed_dtype(task: Task, config: ModelConfig, device: str, group: Group) -> torch.dtype:
-    """What one rank would choose; the smaller one, if a rank is short of memory."""
-    if task.dtype is not None:
-        return task.dtype
-    held = config if device == "cpu" else rank_config(config, group.size)
-    chosen = group.together(lambda: choose_dtype(task.recipe.dtype, held, detect(device)))
-    return COMPUTE_DTYPES[group.largest(COMPUTE_DTYPES.index(chosen))]
-
-
-def _tokenizer(task: Task, tokenizer: Tokenizer | None) -> Tokenizer | None:
-    if tokenizer is None and isinstance(task.source, Path):
-        return Tokenizer.load(task.source)
-    return tokenizer

@@ -26,7 +26,7 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine.backend import EngineFacts, EngineProgress
 from ridgeline.engine.execution.faults import reason_of
 from ridgeline.engine.execution.work import CostBase
-from ridgeline.engine.loading.loading import tokenizer_of
+from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.engine.process.held import Held, HeldPart
 from ridgeline.engine.process.worker import (
     Cancel,

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine.loading.loading import tokenizer_of
+from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.engine.process.worker import EngineOrder, Setup
 from ridgeline.engine.replicas.pool import Pool
 from ridgeline.engine.replicas.ray_worker import Needs, RayWorker, load_ray

@@ -17,7 +17,7 @@ from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.data.traces import load_workload
 from ridgeline.data.workload import MIXES, Workload
 from ridgeline.engine.loading.draft_loading import check_words, find_draft
-from ridgeline.engine.loading.loading import tokenizer_of
+from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect, measure
 from ridgeline.ladder.climbing.facts import ClimbFacts

@@ -19,7 +19,7 @@ import torch
 from ridgeline.data.calibration_text import calibration_batches
 from ridgeline.data.text_files import read_text
 from ridgeline.engine import Engine
-from ridgeline.engine.loading.loading import tokenizer_of
+from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.errors import OutOfMemoryError, UnsupportedError
 from ridgeline.ladder.outcome import Quality
 from ridgeline.ladder.quantizing.quantize_job import QuantizeJob, parts_of, texts, usual_sequences

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ridgeline.engine.loading.footprint import copied_bytes
 from ridgeline.engine.loading.layer_speed import known_speedup
-from ridgeline.engine.loading.loading import COPIES_SHARE
+from ridgeline.engine.loading.load_plan import COPIES_SHARE
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.kernels.pages import holds_codes
 from ridgeline.kernels.skinny_linear import MAX_ROWS

@@ -1,0 +1,131 @@
+"""The weights that one of several ranks loads its part from: a checkpoint, tensor by tensor, or a
+model that is whole on this rank or on rank 0.
+
+Every rank makes the same plan, from the least memory that is free on any of them, and calls what
+the others call.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from ridgeline.data import Tokenizer
+from ridgeline.engine.loading.load_plan import LoadPlan, Source, WeightForm
+from ridgeline.hardware import detect
+from ridgeline.hardware.detection import available_memory
+from ridgeline.models import ModelConfig, Transformer
+from ridgeline.models.checkpoint import open_checkpoint
+from ridgeline.models.families import describe
+from ridgeline.parallel.degrees import rank_config
+from ridgeline.parallel.group import Group
+from ridgeline.parallel.shards import cut_weights, load_split_weights, sent_parameters
+from ridgeline.parallel.tensor import quantize_split_head, split_model
+from ridgeline.progress import Progress
+from ridgeline.quantization.choose import LayerChoice
+from ridgeline.quantization.files.read import decoded
+from ridgeline.quantization.load import COMPUTE_DTYPES, choose_dtype
+from ridgeline.quantization.scheme import parse_scheme
+from ridgeline.recipe import Recipe
+
+Result = TypeVar("Result")
+
+
+class SplitSource(Source):
+    """`num_local` ranks are on this machine, each on a device of this type."""
+
+    has_host_kernels = False
+
+    def __init__(self, config: ModelConfig, device_type: str, group: Group, num_local: int) -> None:
+        self.config, self.group, self.num_local = config, group, num_local
+        self.on_cpu = device_type == "cpu"
+        self.device = "cpu" if self.on_cpu else f"cuda:{torch.cuda.current_device()}"
+
+    def free_bytes(self, recipe: Recipe) -> int:
+        if not self.on_cpu:  # what the link itself takes is then no longer free
+            self.group.data.all_reduce(torch.zeros(1 << 20, device=self.device))
+        # On a CPU all ranks live from the same memory.
+        num_sharing = self.num_local if self.on_cpu else 1
+        return self.group.smallest(available_memory(self.device) // num_sharing)
+
+    def may_copy(self, recipe: Recipe, form: WeightForm) -> bool:
+        return False
+
+    def together(self, work: Callable[[], Result]) -> Result:
+        return self.group.together(work)
+
+    def is_slower(self, choice: LayerChoice) -> bool:
+        """Each rank times its own part: what is slower on one is plain on all."""
+        return bool(self.group.largest(not choice.quantize))
+
+    def weights(self, plan: LoadPlan, progress: Progress | None) -> Transformer:
+        model = self.group.together(
+            lambda: split_model(self.config, plan.form.dtype, self.device, self.group)
+        )
+        self.fill(model, plan, progress if self.group.rank == 0 else None)
+        return model
+
+    @abstractmethod
+    def fill(self, model: Transformer, plan: LoadPlan, progress: Progress | None) -> None:
+        """Write this rank's part of each weight."""
+
+    def finished(self, model: Transformer, plan: LoadPlan) -> Transformer:
+        if plan.recipe.head != "plain":
+            scheme = parse_scheme(plan.recipe.head)
+            self.group.together(lambda: quantize_split_head(model, scheme))
+        return model
+
+
+class SplitCheckpoint(SplitSource):
+    def __init__(self, path: Path, device_type: str, group: Group, num_local: int) -> None:
+        self.path, self.checkpoint = path, open_checkpoint(path)
+        self.description = describe(self.checkpoint)
+        super().__init__(self.description.config, device_type, group, num_local)
+
+    def form(self, recipe: Recipe) -> WeightForm:
+        """The dtype that one rank would choose; the smaller one, if a rank is short of memory."""
+        held = self.config if self.on_cpu else rank_config(self.config, self.group.size)
+        chosen = self.group.together(lambda: choose_dtype(recipe.dtype, held, detect(self.device)))
+        return WeightForm(COMPUTE_DTYPES[self.group.largest(COMPUTE_DTYPES.index(chosen))])
+
+    def tokenizer(self, given: Tokenizer | None) -> Tokenizer | None:
+        """Rank 0 has the requests."""
+        return given if given is not None or self.group.rank else Tokenizer.load(self.path)
+
+    def fill(self, model: Transformer, plan: LoadPlan, progress: Progress | None) -> None:
+        checkpoint = decoded(self.checkpoint)
+        self.group.together(
+            lambda: load_split_weights(model, checkpoint, self.description, self.group, progress)
+        )
+
+
+class SplitModel(SplitSource):
+    """`whole` is the model, where this rank has it; `is_sent` if rank 0 alone does."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device_type: str,
+        group: Group,
+        num_local: int,
+        whole: Transformer | None = None,
+        is_sent: bool = False,
+    ) -> None:
+        super().__init__(config, device_type, group, num_local)
+        self.dtype, self.whole, self.is_sent = dtype, whole, is_sent
+
+    def form(self, recipe: Recipe) -> WeightForm:
+        return WeightForm(self.dtype)
+
+    def fill(self, model: Transformer, plan: LoadPlan, progress: Progress | None) -> None:
+        if self.is_sent:
+            parameters = sent_parameters(self.whole, self.config, self.dtype, self.group)
+        else:
+            assert self.whole is not None, "a model that is not sent is there"
+            parameters = dict(self.whole.named_parameters()).__getitem__
+        cut_weights(model, self.config, self.group, parameters)

@@ -1,0 +1,74 @@
+"""What a recipe can ask for and the engine cannot do is refused, never ignored; and what "auto"
+means for the kernels of a CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.attention.heads import check_heads
+from ridgeline.kernels.host_library import prepare
+from ridgeline.models import ModelConfig
+from ridgeline.progress import Progress
+from ridgeline.quantization.devices import check_runs
+from ridgeline.quantization.scheme import parse_scheme
+from ridgeline.recipe import Recipe
+
+log = logging.getLogger(__name__)
+
+
+def check_supported(recipe: Recipe, device: str) -> None:
+    """`recipe` has nothing left to "auto"."""
+    on_gpu_by_reference = recipe.kernels == "reference" and recipe.graphs
+    for asked, what in (
+        (recipe.deterministic and recipe.scheme, f"deterministic and scheme {recipe.scheme}"),
+        (recipe.deterministic and recipe.head != "plain", f"deterministic and head {recipe.head}"),
+        (recipe.deterministic and _codes_in_fp16(recipe), "deterministic, fp16 and an 8-bit KV"),
+        (recipe.deterministic and recipe.copies, "deterministic and copies"),
+        (recipe.parallel.tensor > 1 and recipe.copies, "tensor parallel and copies"),
+        (on_gpu_by_reference, "kernels reference on a GPU"),
+    ):
+        if asked:
+            raise UnsupportedError(f"the recipe has {what}, which the engine does not do yet")
+    for scheme in (recipe.scheme, None if recipe.head == "plain" else recipe.head):
+        if scheme is not None:
+            check_runs(parse_scheme(scheme), recipe.dtype, device)
+    if recipe.copies and device == "cpu":
+        raise UnsupportedError(
+            "copies of weights speed up large steps on a GPU, and the device is a CPU; "
+            "remove --copies"
+        )
+
+
+def check_on_device(config: ModelConfig, device: str) -> None:
+    """A model whose every request would fail there is refused before it is loaded."""
+    if device != "cpu":
+        check_heads(config.num_heads, config.num_kv_heads, config.head_dim)
+
+
+def _codes_in_fp16(recipe: Recipe) -> bool:
+    """fp16 takes the scales of 8-bit keys and values tile by tile, which rounds by tile."""
+    return recipe.dtype == "fp16" and recipe.kv.dtype in ("int8", "fp8")
+
+
+def with_host_kernels(
+    given: Recipe, filled: Recipe, config: ModelConfig, device: str, progress: Progress | None
+) -> Recipe:
+    """On a CPU "auto" and "fused" mean its own kernels, which are built now where they are not yet;
+    where they cannot be, "auto" means the references.
+    """
+    if device != "cpu" or given.kernels == "reference":
+        return filled
+    problem = "they could not be built (the log says why)"
+    if any(layer.experts for layer in config.layers):
+        problem = "those of experts are not written"
+    elif given.deterministic:
+        problem = "their sums depend on the number of rows, and deterministic is on"
+    elif prepare(progress):
+        return replace(filled, kernels="fused")
+    if given.kernels == "fused":
+        raise UnsupportedError(f"kernels is fused, and on a CPU {problem}; leave it out")
+    log.info("the references serve instead of CPU kernels: %s", problem)
+    return filled

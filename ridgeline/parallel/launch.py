@@ -108,8 +108,13 @@ def _local_store() -> Any:
     """A place to meet that only this machine reaches; by itself torch would listen to all."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    about = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
-    return dist.TCPStore("127.0.0.1", port, **about)
+    return dist.TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def _start(entry: str, size: int) -> subprocess.Popen[bytes]:

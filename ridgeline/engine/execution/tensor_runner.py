@@ -87,8 +87,9 @@ class TensorRunner(Runner):
         if group.rank == 0:
             group.send([num_pages, graph_bytes])
         try:
-            about = (model, recipe, num_pages, graph_bytes)
-            group.together(lambda: super(TensorRunner, self).__init__(*about))
+            group.together(
+                lambda: super(TensorRunner, self).__init__(model, recipe, num_pages, graph_bytes)
+            )
         except BaseException:
             end_ranks()
             raise
@@ -135,9 +136,9 @@ class TensorRunner(Runner):
         """The ranks stand at different places: they are ended without another word."""
         if self._over is None:
             self._over = HardwareError(reason)
-            found = self._finalizer.detach()
-            if found is not None:
-                _, _, (group, end_ranks), _ = found
+            finalizer = self._finalizer.detach()
+            if finalizer is not None:
+                _, _, (group, end_ranks), _ = finalizer
                 group.close()
                 end_ranks()
 
@@ -277,12 +278,12 @@ class TensorRunner(Runner):
 
 def prompt_logit_rows(plan: StepPlan, jobs: Jobs) -> list[int]:
     """Rows of each call for logits that extras.py makes for the prompts of a step."""
-    found = []
+    counts = []
     for row in range(plan.num_decode_rows, len(plan.keys)):
         job, first = jobs[plan.keys[row][0]], plan.first_positions[row]
         count = len(job.predicting(first, plan.num_tokens[row]))
-        found += [min(ROWS_AT_ONCE, count - start) for start in range(0, count, ROWS_AT_ONCE)]
-    return found
+        counts += [min(ROWS_AT_ONCE, count - start) for start in range(0, count, ROWS_AT_ONCE)]
+    return counts
 
 
 def serve(model: Transformer, recipe: Recipe, group: Group) -> None:

@@ -124,11 +124,12 @@ class FixedExperts(ExpertMLP):
 
     def _on_cpu(self, x_TD: Tensor, logits_TE: Tensor) -> Tensor:
         """The definition's loop over experts, each with its rows in blocks."""
-        about = (self.experts_per_token, self.renormalize)
-        weights_TA, experts_TA = (
-            in_blocks(lambda rows, which=which: route(rows, *about)[which], BLOCK, logits_TE)
-            for which in (0, 1)
-        )
+
+        def routed(which: int) -> Tensor:
+            count, renormalize = self.experts_per_token, self.renormalize
+            return in_blocks(lambda rows: route(rows, count, renormalize)[which], BLOCK, logits_TE)
+
+        weights_TA, experts_TA = routed(0), routed(1)
         out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
         for expert in experts_TA.unique().tolist():
             tokens, slots = torch.where(experts_TA == expert)

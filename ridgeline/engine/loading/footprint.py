@@ -133,8 +133,7 @@ def fixed_bytes(config: ModelConfig, recipe: Recipe, num_tokens: int) -> int:
         return trial_bytes(config, recipe.dtype)
     limits = recipe.limits.filled()
     rows = min(num_tokens, limits.max_batch)
-    about = {"num_tokens": num_tokens, "num_rows": rows, "num_keys": limits.max_context}
-    return apart_bytes(config, **about)
+    return apart_bytes(config, num_tokens=num_tokens, num_rows=rows, num_keys=limits.max_context)
 
 
 def logit_rows(recipe: Recipe, num_requests: int) -> int:

@@ -49,10 +49,16 @@ ON_GPU, ON_CPU = (1, 16), (1,)  # requests at once; a CPU serves mostly one
 
 def as_run(fn: Callable[..., object], device: str, *, inputs: Sequence[tuple[Any, ...]]) -> Timing:
     """Seconds of a call, as the engine makes it: in a graph on a GPU."""
-    about: dict[str, Any] = {"inputs": inputs, "target_s": TARGET_S, "warmup_s": WARMUP_S}
     if torch.device(device).type == "cpu":
-        return time_host(fn, **about)
-    return time_graph(fn, device=device, num_calls=max(len(inputs), 8), **about)
+        return time_host(fn, inputs=inputs, target_s=TARGET_S, warmup_s=WARMUP_S)
+    return time_graph(
+        fn,
+        device=device,
+        num_calls=max(len(inputs), 8),
+        inputs=inputs,
+        target_s=TARGET_S,
+        warmup_s=WARMUP_S,
+    )
 
 
 def usual_batches(device: str, max_batch: int | None = None) -> tuple[int, ...]:
@@ -73,8 +79,16 @@ def measured_choices(
 ) -> list[LayerChoice]:
     """A choice for each shape of the model's projections."""
     shapes = list(dict.fromkeys(model_matrices(config)))
-    about: dict[str, Any] = {"host_kernels": host_kernels, "timer": timer, "progress": progress}
-    return measured_shapes(shapes, scheme, batch_sizes, dtype, device, **about)
+    return measured_shapes(
+        shapes,
+        scheme,
+        batch_sizes,
+        dtype,
+        device,
+        host_kernels=host_kernels,
+        timer=timer,
+        progress=progress,
+    )
 
 
 def measured_shapes(
@@ -100,7 +114,7 @@ def measured_shapes(
     kernels = "fused" if not on_cpu or host_kernels else "reference"
     kernels += "" if on_cpu or is_tuned() else " untuned"
     how = "by the clock" if on_cpu else "in graphs"  # other times are not comparable
-    found = []
+    choices = []
     for done, shape in enumerate(shapes):
         key = f"{scheme.name} {dtype_name(dtype)} {kernels} {how} {tuple(shape)} {sizes}"
         choice = kept.get(key, shape, scheme)
@@ -113,9 +127,9 @@ def measured_shapes(
                 )
                 choice = _confirmed(measured)
             kept.put(key, choice)
-        found.append(choice)
+        choices.append(choice)
     kept.save()
-    return found
+    return choices
 
 
 def known_speedup(
@@ -130,10 +144,10 @@ def known_speedup(
     about as many (within four times); nothing is measured now.
     """
     how = "by the clock" if hardware.device_type == "cpu" else "in graphs"
-    about = f"{scheme.name} {dtype_name(dtype)} {kernels} {how} {tuple(shape)} "
+    prefix = f"{scheme.name} {dtype_name(dtype)} {kernels} {how} {tuple(shape)} "
     times: list[dict[str, Any]] = []
-    for key, found in _times_of(hardware).items():
-        times += found if key.startswith(about) else []
+    for key, values in _times_of(hardware).items():
+        times += values if key.startswith(prefix) else []
     try:
         near = [one for one in (ProductTimes(**each) for each in times) if _is_near(one.rows, rows)]
         return min(near, key=lambda one: abs(one.rows - rows)).speedup if near else None
@@ -165,19 +179,19 @@ def _read_times(file: Path, changed: int) -> dict[str, Any]:
 
 def layers_file(hardware: Hardware) -> Path:
     """The times of one device; its name says device, driver, torch and Triton."""
-    place = cache_path(hardware)
-    return place.parent.parent / "layers" / place.name
+    ceilings = cache_path(hardware)
+    return ceilings.parent.parent / "layers" / ceilings.name
 
 
 @lru_cache(maxsize=1)
 def times_version() -> str:
     """What times hold for: this Ridgeline, with the products' kernels as they are now."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for op in (quantized_linear, skinny_linear):
         folder = Path(op.__path__[0])
         for file in sorted(each for each in folder.iterdir() if each.is_file()):
-            found.update(file.name.encode() + file.read_bytes())
-    return f"{__version__} {found.hexdigest()[:12]}"
+            digest.update(file.name.encode() + file.read_bytes())
+    return f"{__version__} {digest.hexdigest()[:12]}"
 
 
 def _as_it_is(layer: nn.Module) -> nn.Module:

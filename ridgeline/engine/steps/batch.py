@@ -106,12 +106,12 @@ class SeatTable:
         """The sections that say how these seats sample. They stay the same from step to step, until
         somebody else sits down.
         """
-        about = (shape, sample_seats)
-        if about not in self._written:
+        key = (shape, sample_seats)
+        if key not in self._written:
             if len(self._written) == MAX_WRITTEN:
                 self._written.clear()
-            self._written[about] = self._sampling_words(shape, list(sample_seats))
-        return self._written[about]
+            self._written[key] = self._sampling_words(shape, list(sample_seats))
+        return self._written[key]
 
     def _sampling_words(self, shape: StepShape, sample_seats: list[int]) -> np.ndarray:
         where = sections(shape)

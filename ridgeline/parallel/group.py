@@ -62,9 +62,9 @@ class Group:
         return x
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        found = self.data.all_gather(x)
+        parts = self.data.all_gather(x)
         self._count(x)
-        return found
+        return parts
 
     def broadcast(self, x: Tensor) -> None:
         self.data.broadcast(x)
@@ -110,7 +110,7 @@ class Group:
         """Every rank's text, cut where it is too long."""
         raw = text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
         gathered = self.control.all_gather(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
-        return [bytes(found.tolist()).rstrip(b"\0").decode(errors="ignore") for found in gathered]
+        return [bytes(text.tolist()).rstrip(b"\0").decode(errors="ignore") for text in gathered]
 
     def together(self, work: Callable[[], Result]) -> Result:
         """Do something on every rank. Where one fails, all of them raise: what they raise says why,

@@ -4,7 +4,7 @@ A rank that is started here is a new Python that calls one function with one val
 work is done, when it is told to, and when the process that started it has gone, however that came:
 its standard input is a pipe from there, and closes with it. Nothing is left behind.
 
-    place = torchrun_place()                            # None: nobody has started any ranks
+    process = torchrun_process()                            # None: nobody has started any ranks
     ranks = Ranks(2, "ridgeline.engine.local.ranks:main", value)
     ranks.wait_until_here()                             # HardwareError if one has gone before
 """
@@ -47,8 +47,8 @@ class RankProcess:
     store: Any  # where all of them meet
 
 
-def torchrun_place(environment: Mapping[str, str] = os.environ) -> RankProcess | None:
-    """This process's place if torchrun has started it as one of several."""
+def torchrun_process(environment: Mapping[str, str] = os.environ) -> RankProcess | None:
+    """This process's rank if torchrun has started it as one of several."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if any(name not in environment for name in names) or int(environment["WORLD_SIZE"]) < 2:
         return None
@@ -105,7 +105,7 @@ class Ranks:
 
 
 def _local_store() -> Any:
-    """A place to meet that only this machine reaches; by itself torch would listen to all."""
+    """A store that only this machine reaches; torch's own would listen on every interface."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     return dist.TCPStore(
@@ -157,7 +157,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def started() -> tuple[RankProcess, Any]:
-    """In a process that `Ranks` has started: its place, and the value it was given."""
+    """In a process that `Ranks` has started: its rank, and the value it was given."""
     port, rank, size, value = pickle.load(sys.stdin.buffer)  # from the process that started us
     threading.Thread(target=_end_with_parent, daemon=True).start()
     store = dist.TCPStore("127.0.0.1", port, is_master=False)

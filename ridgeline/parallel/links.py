@@ -49,10 +49,10 @@ class ProcessLink:
         self._wait("allreduce", [tensor], _in_order(options))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        found = tensor.new_empty(self.size, *tensor.shape)
+        parts = tensor.new_empty(self.size, *tensor.shape)
         options = _in_order(c10d.AllgatherOptions())
-        self._wait("_allgather_base", found.view(-1), tensor.view(-1), options)
-        return list(found)
+        self._wait("_allgather_base", parts.view(-1), tensor.view(-1), options)
+        return list(parts)
 
     def broadcast(self, tensor: Tensor) -> None:
         options = dist.BroadcastOptions()

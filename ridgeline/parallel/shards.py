@@ -36,24 +36,24 @@ class Shard(NamedTuple):
 
 def shard_of(name: str, config: ModelConfig, rank: int, size: int) -> Shard | None:
     """What a rank has of a parameter; None: all of it. `config` is the whole model's."""
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"layers\.(\d+)\.(attn|mlp)\.(qkv|out|gate_up|down)(\.weight|\.bias)?", name
     )
     if name in ("embed.weight", "head.weight"):
         entries = -(-config.vocab_size // size)
         last = min((rank + 1) * entries, config.vocab_size)
         return Shard(0, (range(rank * entries, last),))
-    if found is None or (found[3] in ("out", "down") and found[4] == ".bias"):
+    if match is None or (match[3] in ("out", "down") and match[4] == ".bias"):
         return None
-    if found[3] == "qkv":
+    if match[3] == "qkv":
         return Shard(0, tuple(_head_ranges(config, rank, size)))
-    if found[3] == "out":
+    if match[3] == "out":
         return Shard(1, (_share(0, config.q_size, rank, size),))
-    experts = config.layers[int(found[1])].experts
+    experts = config.layers[int(match[1])].experts
     num_columns = experts.mlp_size if experts else config.mlp_size
     stacked = 1 if experts else 0  # experts lie one behind the other, along a dim of their own
     gate = _share(0, num_columns, rank, size)
-    if found[3] == "down":
+    if match[3] == "down":
         return Shard(1 + stacked, (gate,))
     return Shard(stacked, (gate, _share(num_columns, num_columns, rank, size)))
 
@@ -86,14 +86,14 @@ def write_part(target: Tensor, shard: Shard | None, tensor: Tensor, index: Index
     assert all(part == slice(None) for i, part in enumerate(index) if i != dim), index
     where = index[dim] if dim < len(index) else slice(None)
     assert isinstance(where, slice), "an integer comes first"
-    first, place = where.start or 0, 0
+    first, offset = where.start or 0, 0
     for wanted in shard.ranges:
         begin = max(wanted.start, first)
         count = min(wanted.stop, first + tensor.shape[dim]) - begin
         if count > 0:
             source = tensor.narrow(dim, begin - first, count)
-            target.narrow(dim, place + begin - wanted.start, count).copy_(source)
-        place += len(wanted)
+            target.narrow(dim, offset + begin - wanted.start, count).copy_(source)
+        offset += len(wanted)
 
 
 @torch.no_grad()

@@ -143,5 +143,5 @@ def _as(kind: type[Kind], module: nn.Module, group: Group) -> Kind:
     nn.Module.__init__(made)
     made.__dict__.update(module.__dict__)
     made.group = group
-    found: Kind = made
-    return found
+    result: Kind = made
+    return result

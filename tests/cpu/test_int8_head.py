@@ -27,7 +27,7 @@ from tiny_models import save_model
 from ridgeline.cli import main
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.loading.footprint import weight_bytes
-from ridgeline.engine.loading.layer_speed import measured_shapes
+from ridgeline.engine.loading.layer_speed import measured_choices
 from ridgeline.engine.loading.loading import load
 from ridgeline.engine.loading.memory import itemise
 from ridgeline.errors import NumericsError, UnsupportedError, UsageError
@@ -214,8 +214,8 @@ def slow_head(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """The head's codes take this share of the plain head's time."""
     clock = Clock(lambda depth, rows: share)
     monkeypatch.setattr(
-        "ridgeline.engine.loading.head_choice.measured_shapes",
-        lambda *given, **more: measured_shapes(*given, **more | {"timer": clock}),
+        "ridgeline.engine.loading.head_choice.measured_choices",
+        lambda *given, **more: measured_choices(*given, **more | {"timer": clock}),
     )
 
 

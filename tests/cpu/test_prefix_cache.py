@@ -20,14 +20,14 @@ def ints(tokens: list[int] | tuple[int, ...]) -> array[int]:
 
 def store(cache: PrefixCache, salt: str, tokens: list[int], with_last: bool = False) -> list[int]:
     """Take pages for the tokens, put them into the tree and return them, still held."""
-    place, pages = cache.root(salt), []
+    node, pages = cache.root(salt), []
     for start in range(0, len(tokens), SIZE):
         content = ints(tokens[start : start + SIZE])
         page = cache.take()
         assert page is not None
         pages.append(page)
         if len(content) == SIZE or with_last:
-            place = cache.insert(place, content.tobytes(), page)
+            node = cache.insert(node, content.tobytes(), page)
     return pages
 
 
@@ -125,7 +125,7 @@ def test_what_is_used_again_is_kept_longer() -> None:
 def test_what_hung_under_a_page_that_is_gone_is_never_found_again() -> None:
     cache = PrefixCache(3, SIZE)
     stem, leaf = store(cache, "", [1, 1, 1, 1, 2, 2, 2, 2])
-    behind_stem = cache.match("", ints([1, 1, 1, 1, 9])).place
+    behind_stem = cache.match("", ints([1, 1, 1, 1, 9])).node
     cache.release(stem)  # the leaf is still held: the wrong order, as behind a sliding window
     cache.forget(stem)
     assert not cache.is_alive(behind_stem)
@@ -183,7 +183,7 @@ class CacheMachine(RuleBasedStateMachine):
         for page in pages:
             self.cache.hold(page)
         self.held.append(pages)
-        place = match.place
+        node = match.node
         for start in range(len(pages) * SIZE, len(tokens), SIZE):
             page = self.cache.take()
             if page is None:
@@ -193,8 +193,8 @@ class CacheMachine(RuleBasedStateMachine):
             end = min(start + SIZE, len(tokens))
             if end - start < SIZE and not with_last:
                 return
-            place = self.cache.insert(place, ints(tokens[start:end]).tobytes(), page)
-            if self.cache._place[page] is not None:
+            node = self.cache.insert(node, ints(tokens[start:end]).tobytes(), page)
+            if self.cache._node[page] is not None:
                 self.truth[page] = (salt, tuple(tokens[:end]))
 
     def check(self, match: Match, salt: str, tokens: list[int]) -> None:
@@ -228,7 +228,7 @@ class CacheMachine(RuleBasedStateMachine):
         holders = [page for pages in self.held for page in pages]
         assert all(cache.pool.holders(page) == holders.count(page) for page in range(8))
         assert cache.pool.num_free + cache.num_cached + len(set(holders)) == 8
-        in_tree = [page for page in range(8) if cache._place[page] is not None]
+        in_tree = [page for page in range(8) if cache._node[page] is not None]
         assert sorted(cache._page.values()) == in_tree
         assert set(cache._latest.values()) <= set(in_tree)
 

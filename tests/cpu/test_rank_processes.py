@@ -27,7 +27,7 @@ from ridgeline.engine.loading.loading import load_from
 from ridgeline.engine.local import ranks
 from ridgeline.errors import HardwareError, UnsupportedError, UsageError
 from ridgeline.parallel.group import Group
-from ridgeline.parallel.launch import RankProcess, Ranks, torchrun_place
+from ridgeline.parallel.launch import RankProcess, Ranks, torchrun_process
 from ridgeline.recipe import KV, Limits, Parallel, Recipe, Speculation
 
 GREEDY = Sampling(max_tokens=16, ignore_eos=True)
@@ -232,7 +232,7 @@ def test_one_gpu_by_number_is_refused(tmp_path: Path) -> None:
 def test_torchrun_with_another_number_of_ranks_is_refused() -> None:
     place = RankProcess(0, 4, 0, 4, None)
     with pytest.raises(UsageError, match="tensor_parallel is 2 and torchrun has started 4 ranks"):
-        ranks._check_place(place, RECIPE, "cpu")
-    assert torchrun_place({}) is None
+        ranks._check_process(place, RECIPE, "cpu")
+    assert torchrun_process({}) is None
     names = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
-    assert torchrun_place(dict.fromkeys(names, "0") | {"WORLD_SIZE": "1"}) is None
+    assert torchrun_process(dict.fromkeys(names, "0") | {"WORLD_SIZE": "1"}) is None

@@ -71,12 +71,12 @@ def _overlapped_s(runner: Runner, plan: StepPlan) -> float:
 
 def _alone_s(runner: Runner, plan: StepPlan) -> float:
     """Seconds of the quickest, each waited for."""
-    found = []
+    times = []
     for _ in range(1 + TIMES):
         started = time.monotonic()
         runner.collect(_launch(runner, plan))
-        found.append(time.monotonic() - started)
-    return min(found[1:])
+        times.append(time.monotonic() - started)
+    return min(times[1:])
 
 
 def _launch(runner: Runner, plan: StepPlan) -> InFlight:

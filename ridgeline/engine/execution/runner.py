@@ -277,7 +277,7 @@ class Runner:
         logits_RV = self.passes.logits(hidden_TD.index_select(0, inputs.logit_tokens))
         sampling = SamplingKind(self.sampler.is_filtered(plan), keeps=False)
         tokens_R = self.choose(logits_RV, inputs, sampling)
-        return PassResult(pending + self.finish(step, logits_RV, inputs, tokens_R).pending)
+        return PassResult(pending + self.finish(step, logits_RV, inputs, tokens_R, False).pending)
 
     def send(self, step: StepPass, shape: StepShape) -> StepInputs:
         """A pass's numbers on the device, its rows where they belong."""
@@ -307,12 +307,7 @@ class Runner:
         self.sampler.keep(logits_RV, inputs, tokens_R)
 
     def finish(
-        self,
-        step: StepPass,
-        logits_RV: Tensor,
-        inputs: StepInputs,
-        tokens_R: Tensor,
-        kept: bool = False,
+        self, step: StepPass, logits_RV: Tensor, inputs: StepInputs, tokens_R: Tensor, kept: bool
     ) -> PassResult:
         """What follows the plain choice. With `kept`, nothing: the choice's graph has left its
         tokens where they belong.

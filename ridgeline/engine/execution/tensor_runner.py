@@ -229,12 +229,7 @@ class TensorRunner(Runner):
         return super().send(step, shape)
 
     def finish(
-        self,
-        step: StepPass,
-        logits_RV: Tensor,
-        inputs: StepInputs,
-        tokens_R: Tensor,
-        kept: bool = False,
+        self, step: StepPass, logits_RV: Tensor, inputs: StepInputs, tokens_R: Tensor, kept: bool
     ) -> PassResult:
         self._shape = None  # no sum follows
         if self.group.rank:

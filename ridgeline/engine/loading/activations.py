@@ -35,13 +35,13 @@ def peak(
     which then has `num_keys` tokens.
     """
     element = dtype_bytes(parse_dtype(dtype))
-    found: list[Moment] = []
+    moments: list[Moment] = []
     for layer in set(config.layers):
         if kernels == "fused":
-            found += _fused(config, layer, element, num_tokens)
+            moments += _fused(config, layer, element, num_tokens)
         else:
-            found += _reference(config, layer, element, num_tokens, num_keys)
-    name, num_bytes = max(found, key=lambda moment: moment.num_bytes)
+            moments += _reference(config, layer, element, num_tokens, num_keys)
+    name, num_bytes = max(moments, key=lambda moment: moment.num_bytes)
     return Moment(name, num_bytes + num_tokens * angle_bytes(config))
 
 

@@ -33,14 +33,14 @@ def find_draft(recipe: Recipe, config: ModelConfig, progress: Progress | None) -
     if name is None:
         return None
     path = resolve_model(name, progress=progress)
-    found = describe(open_checkpoint(path)).config
-    if found.vocab_size != config.vocab_size:
+    own = describe(open_checkpoint(path)).config
+    if own.vocab_size != config.vocab_size:
         raise UnsupportedError(
-            f"the draft model {name} has a vocabulary of {found.vocab_size} and the model one of "
+            f"the draft model {name} has a vocabulary of {own.vocab_size} and the model one of "
             f"{config.vocab_size}; name a draft of the same family, or use speculation "
             "prompt-lookup"
         )
-    return Draft(name, path, found)
+    return Draft(name, path, own)
 
 
 def check_words(draft: Draft | None, tokenizer: Tokenizer | None) -> None:

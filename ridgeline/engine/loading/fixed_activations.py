@@ -38,12 +38,12 @@ def fixed_peak(
     element = dtype_bytes(parse_dtype(dtype))
     rows = min(num_rows, num_tokens)
     num_blocks = rows + -(-(num_tokens - rows) // QUERIES)
-    found: list[Moment] = []
+    moments: list[Moment] = []
     for layer in set(config.layers):
         pages = _pages_seen(layer, num_keys, page_size)
-        found.append(_attention(config, element, num_tokens, num_blocks, pages, page_size))
-        found += _around(config, layer, element, num_tokens)
-    name, num_bytes = max(found, key=lambda moment: moment.num_bytes)
+        moments.append(_attention(config, element, num_tokens, num_blocks, pages, page_size))
+        moments += _around(config, layer, element, num_tokens)
+    name, num_bytes = max(moments, key=lambda moment: moment.num_bytes)
     return Moment(name, num_bytes + num_tokens * angle_bytes(config))
 
 
@@ -136,8 +136,8 @@ def apart_bytes(config: ModelConfig, *, num_tokens: int, num_rows: int, num_keys
 
 def _products(config: ModelConfig) -> set[MatrixSize]:
     """Projections, the head, and one expert's."""
-    found = set(model_matrices(config)) | {MatrixSize(config.vocab_size, config.hidden_size)}
+    matrices = set(model_matrices(config)) | {MatrixSize(config.vocab_size, config.hidden_size)}
     for experts in {layer.experts for layer in config.layers if layer.experts is not None}:
-        found |= {MatrixSize(2 * experts.mlp_size, config.hidden_size)}
-        found |= {MatrixSize(config.hidden_size, experts.mlp_size)}
-    return found
+        matrices |= {MatrixSize(2 * experts.mlp_size, config.hidden_size)}
+        matrices |= {MatrixSize(config.hidden_size, experts.mlp_size)}
+    return matrices

@@ -7,7 +7,7 @@ on this machine when it is, by the same rule as a scheme's matrices (layer_speed
 
 from __future__ import annotations
 
-from ridgeline.engine.loading.layer_speed import measured_shapes, usual_batches
+from ridgeline.engine.loading.layer_speed import measured_choices, usual_batches
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.parallel.degrees import rank_config
@@ -29,7 +29,7 @@ def measured_head(
         return None
     shape = head_matrix(rank_config(config, filled.parallel.tensor))
     sizes = usual_batches(device, filled.limits.max_batch)
-    (choice,) = measured_shapes(
+    (choice,) = measured_choices(
         [shape],
         parse_scheme(filled.head),
         sizes,

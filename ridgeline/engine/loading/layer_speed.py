@@ -67,7 +67,7 @@ def usual_batches(device: str, max_batch: int | None = None) -> tuple[int, ...]:
 
 
 def measured_choices(
-    config: ModelConfig,
+    model: ModelConfig | Sequence[MatrixSize],
     scheme: Scheme,
     batch_sizes: Sequence[int],
     dtype: torch.dtype,
@@ -77,34 +77,11 @@ def measured_choices(
     timer: Timer = as_run,
     progress: Progress | None = None,
 ) -> list[LayerChoice]:
-    """A choice for each shape of the model's projections."""
-    shapes = list(dict.fromkeys(model_matrices(config)))
-    return measured_shapes(
-        shapes,
-        scheme,
-        batch_sizes,
-        dtype,
-        device,
-        host_kernels=host_kernels,
-        timer=timer,
-        progress=progress,
-    )
-
-
-def measured_shapes(
-    shapes: Sequence[MatrixSize],
-    scheme: Scheme,
-    batch_sizes: Sequence[int],
-    dtype: torch.dtype,
-    device: str,
-    *,
-    host_kernels: bool = True,
-    timer: Timer = as_run,
-    progress: Progress | None = None,
-) -> list[LayerChoice]:
-    """A choice for each. `host_kernels`: whether a CPU runs its own kernels, which are built by
-    now, or the references.
+    """A choice for each shape of a model's projections, or for each of these. `host_kernels`:
+    whether a CPU runs its own kernels, which are built by now, or the references.
     """
+    matrices = model_matrices(model) if isinstance(model, ModelConfig) else model
+    shapes = list(dict.fromkeys(matrices))
     if not batch_sizes or min(batch_sizes) < 1:
         raise UsageError(f"batch sizes are {list(batch_sizes)}; give numbers of at least 1")
     sizes = sorted(set(batch_sizes))

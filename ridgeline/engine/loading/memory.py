@@ -89,8 +89,8 @@ def plan_memory(
     if plan.fits:
         return plan
     fits = _fits_in(config, recipe, free_bytes, draft, kept)
-    ways = [_in_words(recipe, changed) for changed in remedies(recipe, fits, schemes)]
-    raise OutOfMemoryError(_shortage(plan) + (" or ".join(ways) or _larger_device(plan)))
+    changes = [_in_words(recipe, changed) for changed in remedies(recipe, fits, schemes)]
+    raise OutOfMemoryError(_shortage(plan) + (" or ".join(changes) or _larger_device(plan)))
 
 
 def fitted(

@@ -35,7 +35,7 @@ from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
 from ridgeline.parallel.degrees import check_degree
 from ridgeline.parallel.group import Group
-from ridgeline.parallel.launch import RankProcess, Ranks, started, torchrun_place
+from ridgeline.parallel.launch import RankProcess, Ranks, started, torchrun_process
 from ridgeline.parallel.links import Gone, join, nobody_knows
 from ridgeline.progress import Progress
 from ridgeline.quantization.head import check_head
@@ -99,7 +99,7 @@ def load_on_ranks(
     if recipe.parallel.tensor == 1:
         return load(model, recipe, tokenizer, device, progress), None
     task = _task(model, recipe, device)
-    process = torchrun_place()
+    process = torchrun_process()
     if process is None:
         return _load_and_start(task, model, tokenizer, progress)
     _check_process(process, recipe, task.device_type)

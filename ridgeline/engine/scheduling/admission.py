@@ -46,14 +46,14 @@ class Admission:
                 return
             if before is not None and stream.rank > before:
                 return
-            found = running.tables.find(stream)
+            wanted = running.tables.find(stream)
             step.num_lookups += 1 + len(stream.tokens) // running.tables.size
-            if running.following.follow(stream, found):
+            if running.following.follow(stream, wanted):
                 running.head_follows()
                 continue
-            match = self._affordable(stream, found)
-            if match is None and self._make_way(stream, found):
-                match = self._affordable(stream, found)
+            match = self._affordable(stream, wanted)
+            if match is None and self._make_room(stream, wanted):
+                match = self._affordable(stream, wanted)
             if match is None:
                 self._blocked = (stream, self._room(stream), len(running.seats))
                 return
@@ -120,7 +120,7 @@ class Admission:
         least = 0 if len(match.pages) * tables.size == length else 1
         return max(needed - shared, least)
 
-    def _make_way(self, stream: Stream, match: Match) -> bool:
+    def _make_room(self, stream: Stream, match: Match) -> bool:
         """Preempt streams of a lower priority. Whether any was: those that are in a planned step
         make room only when it has come back.
         """

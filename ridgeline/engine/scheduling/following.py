@@ -26,7 +26,7 @@ class Following:
         index = stream.num_stored
         if not self._tables.reuse or (index + 1) * self._tables.size > stream.target:
             return
-        key = stream.place + self._tables.page_tokens(stream, index)
+        key = stream.node + self._tables.page_tokens(stream, index)
         if key not in self._announced:
             self._announced[key] = stream
             stream.announced = key
@@ -44,7 +44,7 @@ class Following:
         ask, end = stream.request.ask, (index + 1) * size
         if not ask.reuse_prefix or end > (ask.reuse_limit or len(stream.tokens)):
             return False
-        leader = self._announced.get(match.place + self._tables.page_tokens(stream, index))
+        leader = self._announced.get(match.node + self._tables.page_tokens(stream, index))
         if leader is None or leader.rank > stream.rank:
             return False
         leader.followers.append((self._meeting_point(stream, leader, index * size), stream))

@@ -1,9 +1,10 @@
 """Pages kept for prompts that begin alike: a tree of pages, each keyed by its tokens and by the
 page before it; at the root by the tenant's salt.
 
-A page is a node. The tree's edges are one dictionary from (the place of the page before, the tokens
+A page is a node. The tree's edges are one dictionary from (the node of the page before, the tokens
 of this one) to the page; the whole key is compared, so no collision of hashes can give wrong text.
-A place is never used twice: what hung under an evicted page can no longer be reached, and ages out.
+A node's name is never used twice: what hung under an evicted page can no longer be reached, and
+ages out.
 
 Each page is in one of three states: free, used (someone holds it, and it may be in the tree too),
 or cached (in the tree, held by nobody). When no page is free, `take` gives the cached page that was
@@ -12,7 +13,7 @@ operations take constant time, matching and storing that of the tokens' number.
 
     cache = PrefixCache(num_pages=1024, page_size=64)
     match = cache.match("tenant", tokens)           # full pages to share, and one to copy from
-    place = cache.insert(match.place, tokens_of_a_page, page)
+    node = cache.insert(match.node, tokens_of_a_page, page)
 
 A page may enter the tree before it is full (the end of a prompt). Others never share such a page,
 since its holder writes on behind what the tree knows; they copy it.
@@ -37,7 +38,7 @@ class Match(NamedTuple):
     copy_source: int | None  # a page that begins with the tokens behind those
     num_copied: int  # how many of them
     num_tokens: int  # all that need not be computed
-    place: bytes  # where the page behind the shared ones belongs
+    node: bytes  # under which the page behind the shared ones belongs
 
 
 class PrefixCache:
@@ -45,10 +46,10 @@ class PrefixCache:
         "_idle",
         "_key",
         "_latest",
+        "_node",
         "_num_bytes",
         "_num_inserted",
         "_page",
-        "_place",
         "page_bytes",
         "page_size",
         "pool",
@@ -58,11 +59,11 @@ class PrefixCache:
         self.pool = PagePool(num_pages)
         self.page_size = page_size
         self.page_bytes = page_size * TOKEN_BYTES
-        self._page: dict[bytes, int] = {}  # key, which is place + tokens, to page
+        self._page: dict[bytes, int] = {}  # key, which is node + tokens, to page
         self._key: list[bytes | None] = [None] * num_pages
         self._num_bytes = [0] * num_pages  # of the tokens at the key's end
-        self._place: list[bytes | None] = [None] * num_pages  # of a page in the tree, else None
-        self._latest: dict[bytes, int] = {}  # place to the page that was inserted there last
+        self._node: list[bytes | None] = [None] * num_pages  # of a page in the tree, else None
+        self._latest: dict[bytes, int] = {}  # node to the page that was inserted under it last
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached pages, the oldest first
         self._num_inserted = 0
 
@@ -90,7 +91,7 @@ class PrefixCache:
         """One holder less. Without any, a page in the tree is cached, another one free."""
         if self.pool.drop(page) > 0:
             return
-        if self._place[page] is None:
+        if self._node[page] is None:
             self.pool.give_back(page)
         else:
             self._idle[page] = None
@@ -105,47 +106,47 @@ class PrefixCache:
         text = salt.encode()
         return b"s" + len(text).to_bytes(4, "little") + text
 
-    def is_alive(self, place: bytes) -> bool:
-        """Whether what is inserted at this place can be found again."""
-        return place[:1] == b"s" or self._place[int.from_bytes(place[1:5], "little")] == place
+    def is_alive(self, node: bytes) -> bool:
+        """Whether what is inserted under this node can be found again."""
+        return node[:1] == b"s" or self._node[int.from_bytes(node[1:5], "little")] == node
 
     def match(self, salt: str, tokens: array[int]) -> Match:
         """The longest beginning of `tokens` that is in the tree. The last token is never counted:
         it has to be computed for its logits, even where its page is shared.
         """
         text, size = tokens.tobytes(), self.page_bytes
-        place, pages = self.root(salt), []
+        node, pages = self.root(salt), []
         for start in range(0, len(text) - size + 1, size):
-            page = self._page.get(place + text[start : start + size])
+            page = self._page.get(node + text[start : start + size])
             if page is None:
                 break
             pages.append(page)
-            place = self._place_of(page)
+            node = self._node_of(page)
         shared = len(pages) * self.page_size
         end = min(shared + self.page_size, len(tokens) - 1)
-        source, copied = self._beginning(place, text[shared * TOKEN_BYTES : end * TOKEN_BYTES])
-        return Match(pages, source, copied, min(shared + copied, len(tokens) - 1), place)
+        source, copied = self._beginning(node, text[shared * TOKEN_BYTES : end * TOKEN_BYTES])
+        return Match(pages, source, copied, min(shared + copied, len(tokens) - 1), node)
 
-    def insert(self, place: bytes, tokens: bytes, page: int) -> bytes:
-        """Put a page's tokens into the tree and return the place behind it. Where the tree has
+    def insert(self, node: bytes, tokens: bytes, page: int) -> bytes:
+        """Put a page's tokens into the tree and return its node. Where the tree has
         these tokens already, it keeps the page it has, and `page` stays with its holders alone.
         """
-        key = place + tokens
+        key = node + tokens
         known = self._page.get(key)
         if known is not None:
-            return self._place_of(known)
-        if self._place[page] is not None:
+            return self._node_of(known)
+        if self._node[page] is not None:
             self._remove(page)  # it was in the tree with fewer tokens
         self._num_inserted += 1
         new = b"p" + page.to_bytes(4, "little") + self._num_inserted.to_bytes(8, "little")
-        self._page[key], self._key[page], self._place[page] = page, key, new
+        self._page[key], self._key[page], self._node[page] = page, key, new
         self._num_bytes[page] = len(tokens)
-        self._latest[place] = page
+        self._latest[node] = page
         return new
 
     def forget(self, page: int) -> None:
         """Take a page out of the tree; it is free if nobody holds it."""
-        if self._place[page] is None:
+        if self._node[page] is None:
             return
         self._remove(page)
         if page in self._idle:
@@ -156,21 +157,21 @@ class PrefixCache:
         for page in list(self._page.values()):
             self.forget(page)
 
-    def _beginning(self, place: bytes, wanted: bytes) -> tuple[int | None, int]:
-        """The page that came last to this place, if it begins like `wanted`, and for how long."""
-        page = self._latest.get(place)
+    def _beginning(self, node: bytes, wanted: bytes) -> tuple[int | None, int]:
+        """The page last inserted under this node, if it begins like `wanted`, and for how long."""
+        page = self._latest.get(node)
         if page is None:
             return None, 0
         key = self._key[page]
-        assert key is not None, f"page {page} is the latest at its place and has no key"
-        common = common_tokens(wanted, key[len(place) :])
+        assert key is not None, f"page {page} is the latest under its node and has no key"
+        common = common_tokens(wanted, key[len(node) :])
         enough = max(1, self.page_size // COPY_SHARE)
         return (page, common) if common >= enough else (None, 0)
 
-    def _place_of(self, page: int) -> bytes:
-        place = self._place[page]
-        assert place is not None, f"page {page} is not in the tree"
-        return place
+    def _node_of(self, page: int) -> bytes:
+        node = self._node[page]
+        assert node is not None, f"page {page} is not in the tree"
+        return node
 
     def _remove(self, page: int) -> None:
         key = self._key[page]
@@ -179,7 +180,7 @@ class PrefixCache:
         if self._latest.get(before) == page:
             del self._latest[before]
         del self._page[key]
-        self._key[page] = self._place[page] = None
+        self._key[page] = self._node[page] = None
 
 
 def common_tokens(one: bytes, other: bytes) -> int:

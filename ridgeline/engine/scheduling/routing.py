@@ -51,15 +51,15 @@ class Router:
 
     def hits(self, keys: Sequence[int]) -> list[int]:
         """Tokens of the beginning that each replica has."""
-        found = [0] * self._num_replicas
+        lengths = [0] * self._num_replicas
         holders = set(range(self._num_replicas))
         for number, key in enumerate(keys, 1):
             holders = holders & self._blocks.get(key, set())
             if not holders:
                 break
             for index in holders:
-                found[index] = number * self._block_tokens
-        return found
+                lengths[index] = number * self._block_tokens
+        return lengths
 
     def forget(self, replica: int) -> None:
         """It has begun anew, with nothing kept."""

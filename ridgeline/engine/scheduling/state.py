@@ -96,12 +96,12 @@ class Stream:
         "key",
         "last_step",
         "limit",
+        "node",
         "num_dropped",
         "num_hit",
         "num_stored",
         "offset",
         "pages",
-        "place",
         "position",
         "prefilled",
         "promised",
@@ -161,7 +161,7 @@ class Stream:
         self.coming = 0  # pages that become available when it has left
         # Its part of the prefix tree.
         self.num_stored = 0  # pages that are in the tree
-        self.place = b""  # behind the last of them
+        self.node = b""  # behind the last of them
         self.announced: bytes | None = None  # key of the page it computes next
         self.followers: list[tuple[int, Stream]] = []  # who waits, and for which position
 

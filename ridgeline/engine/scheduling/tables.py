@@ -40,7 +40,7 @@ class Tables:
         stream.num_dropped = self.num_behind(match.num_tokens)
         stream.num_stored = stream.num_hit = len(match.pages)
         stream.shared_end = len(match.pages) * self.size
-        stream.place = match.place
+        stream.node = match.node
         stream.copy_source = match.copy_source
         self._hold(stream, step)
 
@@ -51,7 +51,7 @@ class Tables:
         sibling.position = sibling.prefilled = stream.target
         sibling.num_dropped = min(stream.num_dropped, full)
         sibling.num_hit = full
-        sibling.num_stored, sibling.place = stream.num_stored, stream.place
+        sibling.num_stored, sibling.node = stream.num_stored, stream.node
         sibling.copy_source = stream.pages[full] if stream.target % self.size else None
         self._hold(sibling, step)
 
@@ -81,33 +81,33 @@ class Tables:
         if first >= stream.shared_end and first % size + end - first <= size:
             return range(slot, slot + end - first)
         written = max(min(end, stream.shared_end) - first, 0)
-        found, first = [NOT_WRITTEN] * written, first + written
+        slots, first = [NOT_WRITTEN] * written, first + written
         while first < end:
             stop = min(end, first - first % size + size)
             slot = stream.pages[first // size] * size + first % size
-            found.extend(range(slot, slot + stop - first))
+            slots.extend(range(slot, slot + stop - first))
             first = stop
-        return found
+        return slots
 
     def store(self, stream: Stream, with_last: bool = False) -> None:
         """Put the pages that are full into the tree, and the last one too if asked for."""
         if not self.reuse or stream.failed:
             return
-        if not self.cache.is_alive(stream.place):
+        if not self.cache.is_alive(stream.node):
             if stream.num_dropped:
                 return  # its first pages are no longer there to be put back
-            stream.place, stream.num_stored = self.cache.root(stream.request.ask.salt), 0
+            stream.node, stream.num_stored = self.cache.root(stream.request.ask.salt), 0
         num_tokens = stream.num_computed
         while (stream.num_stored + 1) * self.size <= num_tokens:
             index = stream.num_stored
-            stream.place = self.cache.insert(
-                stream.place, self.page_tokens(stream, index), stream.pages[index]
+            stream.node = self.cache.insert(
+                stream.node, self.page_tokens(stream, index), stream.pages[index]
             )
             stream.num_stored += 1
         start = stream.num_stored * self.size
         if with_last and start < num_tokens and stream.num_stored < len(stream.pages):
             last = stream.tokens[start:num_tokens].tobytes()
-            self.cache.insert(stream.place, last, stream.pages[stream.num_stored])
+            self.cache.insert(stream.node, last, stream.pages[stream.num_stored])
 
     def page_tokens(self, stream: Stream, index: int) -> bytes:
         return stream.tokens[index * self.size : (index + 1) * self.size].tobytes()

@@ -116,14 +116,14 @@ class SeatTable:
     def _sampling_words(self, shape: StepShape, sample_seats: list[int]) -> np.ndarray:
         where = sections(shape)
         whole = _of_sampling(where)
-        found = np.zeros(whole.stop - whole.start, dtype=np.int32)
+        words = np.zeros(whole.stop - whole.start, dtype=np.int32)
         names = {"top_k": "top_k", **{name: name for name in FLOATS}, "seeds": "seed"}
         padded = sample_seats + [self.padding] * (shape.num_samples - len(sample_seats))
         for name, column in names.items():
             values = getattr(self, column)[padded]
             start = where[name].start - whole.start
-            found[start : start + values.nbytes // 4] = values.view(np.int32)
-        return found
+            words[start : start + values.nbytes // 4] = values.view(np.int32)
+        return words
 
 
 def shape_of(plan: StepPlan) -> StepShape:
@@ -136,11 +136,11 @@ def shape_of(plan: StepPlan) -> StepShape:
 @lru_cache(maxsize=4096)
 def sections(shape: StepShape) -> dict[str, slice]:
     """Where each section of `StepInputs` lies, in words."""
-    found, start = {}, 0
+    where, start = {}, 0
     for name, size in _sizes(shape):
-        found[name] = slice(start, start + size)
+        where[name] = slice(start, start + size)
         start += -(-size // ALIGNMENT) * ALIGNMENT
-    return found
+    return where
 
 
 def _of_sampling(where: dict[str, slice]) -> slice:
@@ -164,12 +164,12 @@ def _sizes(shape: StepShape) -> Iterator[tuple[str, int]]:
 
 def views(words: Tensor, shape: StepShape) -> StepInputs:
     """The sections of a buffer, as what they mean."""
-    found = {name: words[where] for name, where in sections(shape).items()}
+    named = {name: words[where] for name, where in sections(shape).items()}
     for name in FLOATS:
-        found[name] = found[name].view(torch.float32)
-    found["seeds"] = found["seeds"].view(torch.int64)
-    found["judged"] = found["judged"].view(4, shape.num_samples)
-    return StepInputs(**found)
+        named[name] = named[name].view(torch.float32)
+    named["seeds"] = named["seeds"].view(torch.int64)
+    named["judged"] = named["judged"].view(4, shape.num_samples)
+    return StepInputs(**named)
 
 
 def write(
@@ -268,9 +268,9 @@ def _write_judged(
 @lru_cache(maxsize=256)
 def _of_nobody(size: int, padding_seat: int) -> np.ndarray:
     """Samples of the padding's seat; the row of each is its own number, and it has no drafts."""
-    found_4R = np.zeros((4, size), dtype=np.int32)
-    found_4R[0], found_4R[1] = padding_seat, np.arange(size)
-    return found_4R.ravel()
+    nobody_4R = np.zeros((4, size), dtype=np.int32)
+    nobody_4R[0], nobody_4R[1] = padding_seat, np.arange(size)
+    return nobody_4R.ravel()
 
 
 def _write_starts(starts: np.ndarray, counts: np.ndarray, shape: StepShape) -> int:
@@ -291,5 +291,5 @@ def table_changes(plan: StepPlan, num_columns: int) -> np.ndarray:
     if not plan.table_seats:
         return NO_CHANGES
     lines = np.asarray(plan.table_seats, dtype=np.int32) * num_columns
-    places = lines + np.asarray(plan.table_indexes, dtype=np.int32)
-    return np.stack((places, np.asarray(plan.table_pages, dtype=np.int32)))
+    entries = lines + np.asarray(plan.table_indexes, dtype=np.int32)
+    return np.stack((entries, np.asarray(plan.table_pages, dtype=np.int32)))

@@ -1,4 +1,4 @@
-"""When a step fails: who is to blame, and how the others go on.
+"""When a step fails: which requests cause it, and how the others go on.
 
 A step that raises is run again in halves until the rows that raise stand alone; writing the same
 keys and values twice does no harm. What runs out of memory is run in halves too, down to pieces of
@@ -49,7 +49,7 @@ def _run_part(
         return False
     except Exception as error:
         raise_if_lost(error)
-        log.warning("step %d is run in parts: %s", plan.step_id, reason_of(error))
+        log.warning("step %d failed and is run again in parts: %s", plan.step_id, reason_of(error))
         short = is_out_of_memory(error)
         one_row = len(pieces) == 1
         if one_row and (not short or pieces[0][2] - pieces[0][1] == 1):

@@ -206,7 +206,7 @@ def with_plain_head(plan: LoadPlan, head: LayerChoice) -> LoadPlan:
     if larger.fits:
         log.info("%s", reason)
         return replace(plan, recipe=plain, memory=larger)
-    log.warning("%s, if memory were not too short for it: the head is quantized", reason)
+    log.warning("%s; but memory is too short for that, so the head is quantized", reason)
     return plan
 
 
@@ -242,5 +242,5 @@ def with_choices(plan: LoadPlan, progress: Progress | None) -> LoadPlan:
     if larger.fits:
         log.info("%s", reason)
         return replace(plan, memory=larger, choices=choices)
-    log.warning("%s, if memory were not too short for it: they are quantized", reason)
+    log.warning("%s; but memory is too short for that, so they are quantized", reason)
     return plan

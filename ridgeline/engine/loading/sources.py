@@ -136,7 +136,9 @@ class ModelSource(WholeSource):
 def check_same_dtype(model: Transformer, recipe: Recipe) -> None:
     name = dtype_name(model.embed.weight.dtype)
     if recipe.dtype not in ("auto", name):
-        raise UsageError(f"the recipe's dtype is {recipe.dtype}, and the model is in {name}")
+        raise UsageError(
+            f"the recipe's dtype is {recipe.dtype}, and the model is in {name}; leave it to auto"
+        )
 
 
 def shared_bytes(model: Transformer, recipe: Recipe) -> int:
@@ -148,7 +150,9 @@ def shared_bytes(model: Transformer, recipe: Recipe) -> int:
     if name is None:
         return held
     if schemes_of(model):
-        raise UsageError(f"the recipe's scheme is {name}, and the model is quantized already")
+        raise UsageError(
+            f"the recipe's scheme is {name}, and the model is quantized already; remove the scheme"
+        )
     layers, scheme = quantizable(model).values(), parse_scheme(name)
     copied = (layer.weight.nbytes for layer in layers if scheme.fits(*layer.weight.shape))
     return held - sum(copied)

@@ -70,5 +70,5 @@ def with_host_kernels(
         return replace(filled, kernels="fused")
     if given.kernels == "fused":
         raise UnsupportedError(f"kernels is fused, and on a CPU {problem}; leave it out")
-    log.info("the references serve instead of CPU kernels: %s", problem)
+    log.info("the CPU runs reference kernels: %s", problem)
     return filled

@@ -50,14 +50,14 @@ def _tf32() -> Iterator[None]:
 def check_switches(recipe: Recipe, device: str) -> None:
     """`recipe` has nothing left to "auto"."""
     if recipe.tf32 and device == "cpu":
-        raise UnsupportedError("tf32 is of a GPU's matrix units, and the device is a CPU; drop it")
+        raise UnsupportedError("tf32 requires a GPU, and the device is a CPU; remove --tf32")
     if not recipe.tuned and device == "cpu":
         raise UnsupportedError(
-            "tuned is off, which is about kernels of a GPU, and the device is a CPU; leave it on"
+            "--no-tuned chooses between kernels of a GPU, and the device is a CPU; remove it"
         )
     if recipe.tf32 and recipe.dtype != "fp32":
         raise UnsupportedError(
-            f"tf32 is about products of fp32, and the dtype is {recipe.dtype}; drop one of them"
+            f"tf32 rounds products of fp32, and the dtype is {recipe.dtype}; remove --tf32"
         )
     for switched, what in ((recipe.tf32, "tf32"), (not recipe.tuned, "no tuned kernels")):
         for asked, other in (

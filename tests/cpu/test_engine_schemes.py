@@ -172,7 +172,7 @@ def test_copies_are_counted_and_refused_where_they_serve_nobody() -> None:
     assert itemise(config, replace(recipe, copies=False), 1 << 34).bytes_of("copies") == 0
     assert itemise(config, replace(recipe, scheme="fp8"), 1 << 34).bytes_of("copies") == 0
     for refused, why in (
-        (Recipe(scheme="int8", copies=True), "on a GPU, not a CPU"),
+        (Recipe(scheme="int8", copies=True), "on a GPU, and the device is a CPU"),
         (Recipe(deterministic=True, copies=True), "deterministic and copies"),
         (Recipe(parallel=Parallel(2), copies=True), "tensor parallel and copies"),
     ):

@@ -159,7 +159,7 @@ def test_short_memory_is_answered_with_a_scheme() -> None:
 def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["generate", "demo", "Hi", "--scheme", "int5", "--device", "cpu"])
     assert code == UsageError.exit_code
-    assert "'int5' is not known" in capsys.readouterr().err
+    assert "'int5' is unknown" in capsys.readouterr().err
 
 
 def test_copies_are_counted_and_refused_where_they_serve_nobody() -> None:

@@ -229,7 +229,7 @@ def test_the_plan_refuses_before_anything_else_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its line has a remedy; that of `load_model` alone cannot."""
-    for module in ("engine.loading", "quantization.load"):
+    for module in ("engine.loading.sources", "quantization.load"):
         monkeypatch.setattr(f"ridgeline.{module}.available_memory", lambda device: 1000)
     path = written("q4_0", tmp_path)
     with pytest.raises(OutOfMemoryError, match=r"^needs .* a device with"):

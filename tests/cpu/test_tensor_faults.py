@@ -194,7 +194,7 @@ def test_tokens_are_rank_0s_whatever_another_chose() -> None:
         share = other.share_results
 
         def wrong(num_samples: int) -> None:
-            other.results.fill_(3)
+            other.buffers.results.fill_(3)
             share(num_samples)
 
         other.share_results = wrong  # type: ignore[method-assign]
@@ -341,7 +341,7 @@ def test_a_plan_survives_as_numbers() -> None:
     ids = {number: request_id for request_id, number in numbers.items()}
 
     def named(plan: StepPlan) -> dict[str, Any]:
-        found = {name: getattr(plan, name) for name in plan.__slots__}
+        found = {name: getattr(plan, name) for name in plan._fields}
         for name in ("keys", "sample_keys"):
             found[name] = [(ids[number], sample) for number, sample in found[name]]
         found["joined"] = [(seat, (ids[number], s)) for seat, (number, s) in found["joined"]]
@@ -350,7 +350,7 @@ def test_a_plan_survives_as_numbers() -> None:
     seen: set[str] = set()
     for plan in plans:
         assert plan is not None
-        whole = {name: getattr(plan, name) for name in plan.__slots__}
+        whole = {name: getattr(plan, name) for name in plan._fields}
         assert named(plan_of(step_words(plan, numbers))) == whole
         seen |= {name for name, value in whole.items() if value}
     assert {"copies", "device_tokens", "joined", "table_pages", "sample_keys"} <= seen

@@ -24,12 +24,12 @@ def bars() -> Iterator[Progress]:
     from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    columns = (
+    columns = [
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),
         TaskProgressColumn(),
         TimeRemainingColumn(),
-    )
+    ]
     with Bars(*columns, console=Console(stderr=True), transient=True) as drawn:
         tasks: dict[str, TaskID] = {}
 

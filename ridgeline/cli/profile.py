@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ridgeline.cli.options import add_flags, add_model, flag_words, given_flags
+from ridgeline.cli.options import add_flags, add_model, add_save, flag_words, given_flags
+from ridgeline.cli.parser import group
 from ridgeline.cli.profile_subject import CONTEXT, PromptSizes, check, sizes_of, subject_of
 from ridgeline.cli.tables.profile import draw
 from ridgeline.cli.terminal import Terminal
@@ -38,8 +39,11 @@ from ridgeline.version import __version__
 
 EXAMPLE = """\
 ridgeline profile demo
-ridgeline profile demo --loop naive --dtype fp32 --prefill 128
-ridgeline profile --shape llama-3.1-8b --batch 8 --context 4096 --prefill 4x2048 --html p.html"""
+ridgeline profile --shape llama-3.1-8b --batch 8 --context 4096"""
+MAIN_FLAGS = (
+    "--shape", "--device", "--batch", "--context", "--prefill", "--loop", "--dtype", "--scheme",
+    "--kv-dtype", "--html", "--trace", "--save",
+)  # fmt: skip
 
 OUTPUT_TOKENS = 128  # of each request, where gains are predicted end to end
 STEPS = {"cpu": 20, "gpu": 50}
@@ -50,48 +54,51 @@ GPU_CEILINGS = CPU_CEILINGS | {"matrix_fp8", "matrix_int8", "eager_launch"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    parser.add_argument(
-        "--loop",
-        choices=("engine", "naive"),
-        default="engine",
-        help="what runs the steps: the engine, or the plain loop (default: %(default)s)",
+    add_model(parser, or_shape=True)
+    work = group(parser, "work to profile")
+    work.add_argument(
+        "--batch", type=int, default=1, metavar="N", help="sequences in a decode step (default: 1)"
     )
-    parser.add_argument(
-        "--batch", type=int, default=1, metavar="N", help="sequences that decode (default: 1)"
-    )
-    parser.add_argument(
+    work.add_argument(
         "--context",
         type=int,
         metavar="N",
-        help=f"tokens that each of them has (default: {CONTEXT}, or half of the model's context)",
+        help=f"tokens per sequence (default: {CONTEXT}, or half of the model's context)",
     )
-    parser.add_argument(
+    work.add_argument(
         "--prefill",
         metavar="N",
-        help="prompts that are computed: 2048, or 16x2048 for several (default: as --context)",
+        help="prompt length, e.g. 2048, or 16x2048 for 16 prompts (default: as --context)",
     )
-    parser.add_argument(
+    work.add_argument(
         "--steps",
         type=int,
         metavar="N",
-        help=f"decode steps that are timed (default: {STEPS['gpu']} on a GPU, {STEPS['cpu']} on a "
-        "CPU)",
+        help=f"decode steps to time (default: {STEPS['gpu']} on a GPU, {STEPS['cpu']} on a CPU)",
     )
-    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="also write a record there")
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="also write Chrome's trace there, 50 MB at most"
+    work.add_argument(
+        "--loop",
+        choices=("engine", "naive"),
+        default="engine",
+        help="run steps in the engine or in the plain reference loop (default: %(default)s)",
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page there")
-    parser.add_argument(
-        "--counters",
-        action="store_true",
-        help="run once more under ncu, nsys or rocprofv3, where there is one, for their counters",
-    )
+    add_output(parser)
     parser.add_argument(COUNTED, action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(save_model=None)
     add_flags(parser, Recipe)
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    output = add_save(parser)
+    output.add_argument("--html", type=Path, metavar="FILE", help="also write an HTML page")
+    output.add_argument(
+        "--trace", type=Path, metavar="FILE", help="also write a Chrome trace, 50 MB at most"
+    )
+    output.add_argument(
+        "--counters",
+        action="store_true",
+        help="run again under ncu, nsys or rocprofv3, if installed, to read hardware counters",
+    )
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
@@ -113,13 +120,13 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     notes += said_of_ranks(subject)
     part = of_one_rank(hardware, subject.ranks_a_device)
     advice = advised(args, subject, part, steps, prompts)
-    said = about(args, subject, prompts)
+    header = described(args, subject, prompts)
     del subject  # a process that reads counters needs its memory
-    counted = asked_counters(args, hardware, said["num_ranks"], notes)
+    counted = asked_counters(args, hardware, header["num_ranks"], notes)
     if args.trace is not None:
         left = save_trace([each for step in steps for each in step.documents], args.trace)
         notes += [f"{args.trace}: {left}"] if left else []
-    found = document(said, steps, advice, part, counted, notes)
+    found = document(header, steps, advice, part, counted, notes)
     if args.html is not None:
         write_page(found, args.html)
     found |= {"trace": text_of(args.trace), "html": text_of(args.html), "record": None}
@@ -164,8 +171,10 @@ def advised(
     """For requests of these prompts, as many at once as decode here."""
     counts = {"prefill": args.batch / prompts.batch, "decode": float(OUTPUT_TOKENS)}
     phases = [step.phase_time(counts[step.phase]) for step in steps]
-    about: dict[str, Any] = {"loop": subject.loop, "concurrency": float(args.batch)}
-    return what_next(situation_of(subject, hardware, phases, **about))
+    situation = situation_of(
+        subject, hardware, phases, loop=subject.loop, concurrency=float(args.batch)
+    )
+    return what_next(situation)
 
 
 def said_of_ranks(subject: ProfiledSteps) -> list[str]:
@@ -174,10 +183,12 @@ def said_of_ranks(subject: ProfiledSteps) -> list[str]:
         return []
     found = [
         f"times and work are those of rank 0 of {subject.num_ranks}; changes that the engine does "
-        "not do on several ranks yet, as weights in codes and drafted tokens, are not named"
+        "not support on several ranks yet (quantized weights, drafts) are left out"
     ]
     if subject.ranks_a_device > 1:
-        found.append(f"{subject.ranks_a_device} ranks share this device: ceilings are one's part")
+        found.append(
+            f"{subject.ranks_a_device} ranks share this device: limits are those of one rank"
+        )
     return found
 
 
@@ -188,7 +199,7 @@ def asked_counters(
         return None
     if num_ranks > 1:
         notes.append(
-            "no counters: kernels are run several times for them, and ranks wait for each other"
+            "no counters on several ranks: profilers replay kernels, and ranks wait for each other"
         )
         return None
     gc.collect()
@@ -233,11 +244,13 @@ def _marked(step: Any) -> None:
     torch.cuda.profiler.stop()
 
 
-def about(args: argparse.Namespace, subject: ProfiledSteps, prompts: PromptSizes) -> dict[str, Any]:
+def described(
+    args: argparse.Namespace, subject: ProfiledSteps, prompts: PromptSizes
+) -> dict[str, Any]:
     recipe = subject.recipe
     words = [recipe.dtype, recipe.scheme and f"weights in {recipe.scheme}"]
     if recipe.kv.dtype != recipe.dtype:
-        words.append(f"keys and values in {recipe.kv.dtype}")
+        words.append(f"KV cache in {recipe.kv.dtype}")
     if subject.num_ranks > 1:
         words.append(f"{subject.num_ranks} ranks")
     requests = f"{args.batch} requests" if args.batch > 1 else "a request"

@@ -39,7 +39,7 @@ def check(args: argparse.Namespace) -> None:
         if value is not None and value < 1:
             raise UsageError(f"--{name} is {value}; give at least 1")
     if args.context is not None and args.context < 2:
-        raise UsageError("--context is 1; a decode step follows a prompt; give at least 2")
+        raise UsageError("--context is 1; give at least 2 (a prompt and the token to decode)")
     if args.prefill is not None:
         parse_prompts(args.prefill)
     if args.loop == "naive":
@@ -52,9 +52,8 @@ def check_plain(args: argparse.Namespace) -> None:
     for name in field_table():
         if name not in OF_THE_PLAIN_LOOP and value_of(asked, name) != value_of(Recipe(), name):
             raise UsageError(
-                f"{flag(name)} is for the engine; the plain loop obeys "
-                f"{', '.join(map(flag, OF_THE_PLAIN_LOOP))} alone; leave it "
-                "out, or leave out --loop naive"
+                f"{flag(name)} is for the engine; --loop naive takes "
+                f"{', '.join(map(flag, OF_THE_PLAIN_LOOP))} alone; remove one of the two"
             )
 
 
@@ -69,7 +68,7 @@ def parse_prompts(text: str) -> PromptSizes:
     """`2048`, or `16x2048`."""
     found = re.fullmatch(r"(?:(\d+)x)?(\d+)", text)
     if found is None or not int(found[2]) or found[1] == "0":
-        raise UsageError(f"--prefill is {text!r}; give tokens of a prompt, as 2048, or 16x2048")
+        raise UsageError(f"--prefill is {text!r}; give a prompt length, e.g. 2048, or 16x2048")
     return PromptSizes(int(found[1] or 1), int(found[2]))
 
 
@@ -82,7 +81,7 @@ def subject_of(
     def without_drafts(recipe: Recipe) -> Recipe:
         if recipe.speculation.method == "none":
             return recipe
-        notes.append("steps without drafted tokens: what those cost and give hangs on the text")
+        notes.append("profiled without speculation: its cost and gain depend on the text")
         return replace(recipe, speculation=Recipe().speculation)
 
     return EngineSteps(prepared(args, hardware, progress, without_drafts).engine)

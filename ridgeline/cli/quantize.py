@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ridgeline.cli.options import add_flags, from_flags
+from ridgeline.cli.options import add_flags, add_model, add_save, from_flags
+from ridgeline.cli.parser import group
 from ridgeline.cli.tables.figures import divergence_figures, figure, peak_host_bytes
 from ridgeline.cli.tables.quantize import document, render
 from ridgeline.cli.terminal import Terminal
@@ -51,112 +52,141 @@ from ridgeline.records import Record
 
 EXAMPLE = """\
 ridgeline quantize demo --scheme int8 --out demo-int8
-ridgeline quantize ./model --scheme int4-g128 --calibration my.txt --out ./model-int4
-ridgeline quantize ./model --scheme int4-g64 --auto-mixed --max-kl 0.02 --out ./model-mixed
+ridgeline quantize ./model --scheme int4-g128 --out ./model-int4
 ridgeline quantize ./model --auto --memory 4GiB --out ./model-auto"""
+MAIN_FLAGS = (
+    "--device", "--out", "--scheme", "--kv", "--auto", "--memory", "--auto-mixed", "--method",
+    "--calibration", "--max-kl", "--max-ppl-increase", "--text", "--save",
+)  # fmt: skip
 
-__all__ = ["EXAMPLE", "add_arguments", "render", "run"]
+__all__ = ["EXAMPLE", "MAIN_FLAGS", "add_arguments", "render", "run"]
 
 KV_DTYPES: dict[str | None, Literal["fp8", "int8"]] = {"kv-fp8": "fp8", "kv-int8": "int8"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="Hugging Face folder or hub name, GGUF file, or `demo`")
-    parser.add_argument("--scheme", metavar="NAME", help=f"one of {NAMES}")
-    parser.add_argument(
-        "--auto",
-        action="store_true",
-        help="instead of one scheme: the smallest mixture of schemes inside the bound",
+    add_model(parser)
+    group(parser, "model").add_argument(
+        "--dtype", default="auto", help="dtype of what is not quantized: fp32, bf16 or fp16"
     )
-    parser.add_argument(
-        "--schemes",
-        metavar="NAMES",
-        help="with --auto: what a projection may become (default: int4 with groups of 128, 64 or "
-        "32, and fp8, or int8 where there is none)",
+    output = group(parser, "output")
+    output.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="new or empty folder"
     )
-    parser.add_argument(
-        "--memory", metavar="SIZE", help="with --auto: what all weights may take, as 4GiB"
-    )
-    parser.add_argument(
-        "--batch-sizes",
-        metavar="N,N",
-        help="leave projections as they are that are slower when quantized, at one of these batch "
-        "sizes on this device; none: do not measure (default: 1,16 on a GPU, 1 on a CPU)",
-    )
-    parser.add_argument(
+    add_scheme_arguments(parser)
+    add_mixture_arguments(parser)
+    add_method_arguments(parser)
+    add_flags(parser, QualityBounds)
+    add_quality_arguments(parser)
+    add_save(parser)
+
+
+def add_scheme_arguments(parser: argparse.ArgumentParser) -> None:
+    scheme = group(parser, "scheme")
+    scheme.add_argument("--scheme", metavar="NAME", help=f"one of {NAMES}")
+    scheme.add_argument(
         "--kv",
         choices=("kv-fp8", "kv-int8"),
-        help="also keep cached keys and values in 8 bits; with calibrated scales in the files",
+        help="also store the KV cache in 8 bits, with calibrated scales",
     )
-    parser.add_argument(
+    scheme.add_argument(
         "--head",
         choices=get_args(Head),
         default="plain",
-        help="int8: measure the model with such a head, and save a recipe that asks for it beside "
-        "the checkpoint, whose own head stays as it is for other engines",
+        help="int8: measure with an int8 output head and save a recipe that uses one; the head in "
+        "the checkpoint is not changed (default: %(default)s)",
     )
-    parser.add_argument(
-        "--out", required=True, type=Path, metavar="DIR", help="new or empty folder"
+    scheme.add_argument(
+        "--skip",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="do not quantize these projections, e.g. layers.0.*, *.down (repeat for several)",
     )
-    parser.add_argument(
+    scheme.add_argument(
+        "--batch-sizes",
+        metavar="N,N",
+        help="do not quantize projections that get slower at one of these batch sizes here; "
+        "none: do not measure (default: 1,16 on a GPU, 1 on a CPU)",
+    )
+
+
+def add_mixture_arguments(parser: argparse.ArgumentParser) -> None:
+    mixture = group(parser, "mixture of schemes")
+    mixture.add_argument(
+        "--auto",
+        action="store_true",
+        help="instead of --scheme: find the smallest mixture within the quality bounds",
+    )
+    mixture.add_argument(
+        "--memory", metavar="SIZE", help="with --auto: limit on the size of all weights, e.g. 4GiB"
+    )
+    mixture.add_argument(
+        "--schemes",
+        metavar="NAMES",
+        help="with --auto: schemes to choose from (default: int4 with groups of 128, 64 or 32, "
+        "and fp8, or int8 without fp8 hardware)",
+    )
+    mixture.add_argument(
+        "--auto-mixed",
+        action="store_true",
+        help="with --scheme: leave out as few projections as the quality bounds require",
+    )
+
+
+def add_method_arguments(parser: argparse.ArgumentParser) -> None:
+    method = group(parser, "method")
+    method.add_argument(
         "--method",
         choices=("auto", *METHODS),
+        metavar="NAME",
         default="auto",
-        help="how codes are found (default: gptq for int4 and --auto, smoothquant for 8-bit inputs "
-        "with gptq behind it for fp8 and --auto, else rtn)",
+        help=f"auto, {', '.join(METHODS)} (auto: gptq for int4 and --auto, smoothquant for 8-bit "
+        "inputs, rtn otherwise)",
     )
-    parser.add_argument(
-        "--sparsity", metavar="WHAT", help="2:4 or a share such as 0.5, with sparsegpt or wanda"
+    method.add_argument(
+        "--sparsity", metavar="WHAT", help="2:4 or a share, e.g. 0.5; with sparsegpt or wanda"
     )
-    parser.add_argument(
-        "--calibration", type=Path, metavar="FILE", help="text (default: Python's own help)"
+    method.add_argument(
+        "--calibration", type=Path, metavar="FILE", help="calibration text (default: Python's help)"
     )
-    parser.add_argument(
+    method.add_argument(
         "--sequences",
         type=int,
         metavar="N",
-        help="of 512 tokens, to calibrate on (default: 128 on a GPU, 32 on a CPU, 8 for rtn)",
+        help="calibrate on N x 512 tokens (default: 128 on a GPU, 32 on a CPU, 8 for rtn)",
     )
-    parser.add_argument(
+    method.add_argument(
+        "--work",
+        type=Path,
+        metavar="DIR",
+        help="keep finished layers in DIR, to resume after a stop",
+    )
+    method.add_argument(
+        "--original",
+        choices=get_args(OriginalDevice),
+        default="auto",
+        help="where the original model is kept; host: one block at a time goes to the device "
+        f"(auto: host if it exceeds {human_bytes(LARGE_BYTES)} or does not fit)",
+    )
+
+
+def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
+    quality = group(parser, "quality")
+    quality.add_argument(
         "--text",
         type=Path,
         metavar="FILE",
         help="text to measure on (default: the end of the calibration text)",
     )
-    parser.add_argument(
-        "--bytes", type=int, metavar="N", help="of that text, the first N bytes alone"
+    quality.add_argument("--bytes", type=int, metavar="N", help="use only its first N bytes")
+    quality.add_argument(
+        "--window",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="tokens per window (default: %(default)s)",
     )
-    parser.add_argument("--window", type=int, default=2048, metavar="N", help="tokens of a window")
-    parser.add_argument(
-        "--skip",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="leave projections as they are: layers.0.*, *.down (may be given several times)",
-    )
-    parser.add_argument(
-        "--auto-mixed",
-        action="store_true",
-        help="with --scheme: leave as few projections as needed as they are, to stay inside the "
-        "bound",
-    )
-    parser.add_argument(
-        "--work", type=Path, metavar="DIR", help="keep finished layers there, to go on after a stop"
-    )
-    parser.add_argument(
-        "--save", type=Path, metavar="DIR", help="also write a record there, refused or not"
-    )
-    parser.add_argument("--dtype", default="auto", help="of what stays: fp32, bf16 or fp16")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument(
-        "--original",
-        choices=get_args(OriginalDevice),
-        default="auto",
-        help="where the original lies meanwhile; host: its blocks go to the device one by one "
-        f"(default: on the host if it has more than {human_bytes(LARGE_BYTES)} or the device has "
-        "no room for it)",
-    )
-    add_flags(parser, QualityBounds)
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
@@ -168,7 +198,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     check_work(args.work, path)
     checkpoint = open_checkpoint(path)
     if is_quantized(checkpoint):
-        raise UnsupportedError(f"{path} is quantized already; give the checkpoint it was made from")
+        raise UnsupportedError(f"{path} is already quantized; give the original checkpoint")
     begun = time.perf_counter()
     with terminal.progress() as progress:
         hardware = detect(args.device)
@@ -177,8 +207,14 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         schemes = schemes or usual_schemes(dtype, hardware.device)
         for scheme in schemes:
             check_runs(scheme, dtype, hardware.device)
-        about = (config, parse_dtype(dtype), schemes, hardware.device)
-        walked = is_walked(args.original, *about, often=args.auto or args.auto_mixed)
+        walked = is_walked(
+            args.original,
+            config,
+            parse_dtype(dtype),
+            schemes,
+            hardware.device,
+            often=args.auto or args.auto_mixed,
+        )
         job = replace(asked_job(args, schemes, hardware.device), walked=walked)
         if walked and job.scheme is None:
             raise UsageError(NO_CHOICE)
@@ -186,7 +222,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         check_room(args.out, min(sizes))
         tokenizer = tokenizer_of(path)
         if tokenizer is None:
-            raise UnsupportedError(f"{path} has no tokenizer, which calibration text needs")
+            raise UnsupportedError(f"{path} has no tokenizer, which calibration needs")
         place = "cpu" if walked else hardware.device
         model = load_model(path, dtype=dtype, device=place, progress=progress)
         with ClockSampler(hardware) as clocks:
@@ -215,18 +251,18 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
 
 def check(args: argparse.Namespace) -> None:
     if (args.scheme is None) != args.auto:
-        raise UsageError("give --scheme for one scheme or --auto for a mixture: one of the two")
+        raise UsageError("give either --scheme (one scheme) or --auto (a mixture)")
     for name in ("schemes", "memory"):
         if getattr(args, name) is not None and not args.auto:
-            raise UsageError(f"--{name} goes with --auto, which chooses schemes")
+            raise UsageError(f"--{name} needs --auto")
     if args.auto and args.auto_mixed:
-        raise UsageError("--auto leaves projections as they are where needed; drop --auto-mixed")
+        raise UsageError("--auto already leaves out projections where needed; remove --auto-mixed")
     for name in ("sequences", "bytes"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name} is {value}; give at least 1")
     if args.bytes is not None and args.text is None:
-        raise UsageError("--bytes is about a text to measure on; give --text FILE")
+        raise UsageError("--bytes needs a text; add --text FILE")
 
 
 def asked_schemes(args: argparse.Namespace) -> tuple[Scheme, ...]:
@@ -247,7 +283,7 @@ def asked_batches(text: str | None, device: str) -> tuple[int, ...]:
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:
-        raise UsageError(f"--batch-sizes is {text!r}; give numbers from 1 on as 1,16, or none")
+        raise UsageError(f"--batch-sizes is {text!r}; give positive numbers, e.g. 1,16, or none")
     return sizes
 
 
@@ -255,7 +291,7 @@ def chosen_method(args: argparse.Namespace, schemes: Sequence[Scheme]) -> Method
     name = args.method
     if args.sparsity is not None:
         if name == "auto" or not METHODS[name].prunes:
-            raise UsageError(f"--sparsity goes with sparsegpt or wanda, not with {name}")
+            raise UsageError(f"--sparsity needs --method sparsegpt or wanda, not {name}")
         return METHODS[name](parse_sparsity(args.sparsity))  # type: ignore[call-arg]
     if name != "auto":
         return METHODS[name]()
@@ -267,19 +303,19 @@ def chosen_method(args: argparse.Namespace, schemes: Sequence[Scheme]) -> Method
 
 def check_out(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"--out {folder} is there already and not empty; name a new folder")
+        raise UsageError(f"--out {folder} already exists and is not empty; give a new folder")
 
 
 def check_room(folder: Path, needed: int) -> None:
     """Hours of work should not end at a full disk, or at one that may not be written to."""
     parent = next(path for path in folder.resolve().parents if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise OutputError(f"cannot write {folder}: {parent} takes no new folder; name another")
+        raise OutputError(f"cannot write {folder}: {parent} is not writable; give another folder")
     free = shutil.disk_usage(parent).free
     if needed > free:
         raise OutputError(
-            f"{folder} will take {human_bytes(needed)}, and {human_bytes(free)} are free there; "
-            "name a folder on another disk"
+            f"{folder} needs {human_bytes(needed)}, and only {human_bytes(free)} are free; "
+            "give a folder on another disk"
         )
 
 
@@ -287,10 +323,10 @@ def check_work(folder: Path | None, model: Path) -> None:
     if folder is None:
         return
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--work {folder} is a file; name a folder, new or of an earlier run")
+        raise UsageError(f"--work {folder} is a file; give a folder, new or from an earlier run")
     original = model if model.is_dir() else model.parent
     if folder.resolve().is_relative_to(original.resolve()):
-        raise UsageError(f"--work {folder} lies in the original's folder; name another")
+        raise UsageError(f"--work {folder} is inside the model's folder; give another folder")
 
 
 def asked_job(args: argparse.Namespace, schemes: Sequence[Scheme], device: str) -> QuantizeJob:

@@ -1,4 +1,4 @@
-"""`ridgeline report …`: a saved climb drawn again, and how good predictions usually are."""
+"""`ridgeline report …`: a saved `optimize` run shown again, and how accurate predictions were."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.parser import group
 from ridgeline.cli.tables.optimize import climb_table
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import UsageError
@@ -19,17 +20,20 @@ from ridgeline.profiling.predicting import accuracy
 from ridgeline.profiling.printing import safe_text
 
 EXAMPLE = """\
-ridgeline report show out
-ridgeline report show out --html report.html
+ridgeline report show demo-fast --html report.html
 ridgeline report accuracy"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    show = parts.add_parser("show", help="a climb that `optimize` saved, in the terminal")
-    show.add_argument("folder", type=Path, metavar="FOLDER", help="what `optimize --out` named")
-    show.add_argument("--html", type=Path, metavar="FILE", help="write the report's page here too")
-    parts.add_parser("accuracy", help="how far off predictions were on this machine, by area")
+    summary = "show a finished `optimize` run in the terminal"
+    show = parts.add_parser("show", help=summary, description=f"{summary.capitalize()}.")
+    show.add_argument("folder", type=Path, metavar="DIR", help="the --out folder of that run")
+    group(show, "output").add_argument(
+        "--html", type=Path, metavar="FILE", help="also write the HTML report to FILE"
+    )
+    summary = "how far predicted gains were from measured ones on this machine"
+    parts.add_parser("accuracy", help=summary, description=f"{summary.capitalize()}.")
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
@@ -41,7 +45,9 @@ def _show(args: argparse.Namespace) -> dict[str, Any]:
     document: dict[str, Any] = {"climb": climb.to_json()}
     if args.html is not None:
         if args.html.is_dir():
-            raise UsageError(f"--html is the folder {args.html}; name a file in it: report.html")
+            raise UsageError(
+                f"--html {args.html} is a folder; give a file, e.g. {args.html}/report.html"
+            )
         write_report(climb, args.html)
         document["html"] = str(args.html)
     return document
@@ -81,12 +87,12 @@ def render(document: dict[str, Any], console: Console) -> None:
 
 def _render_accuracy(document: dict[str, Any], console: Console) -> None:
     if not document["num"]:
-        console.print("no prediction has been measured yet; `ridgeline optimize` remembers its own")
+        console.print("no predictions recorded yet; `ridgeline optimize` records its own")
     else:
         console.print(_accuracy_table(document))
         console.print(
-            "Error: predicted over achieved speedup, less one; bias: with its sign. The next "
-            f"interval is the prediction ÷ and × that, for {document['coverage']:.0%} of them.",
+            "error: predicted / measured speedup - 1; bias: the same, signed. Next predictions get "
+            f"an interval of ÷ and × that factor, meant to hold for {document['coverage']:.0%}.",
             style="dim",
         )
     if document["num_broken"]:

@@ -12,7 +12,8 @@ from typing import Any
 from rich.console import Console
 
 from ridgeline.cli import early
-from ridgeline.cli.options import add_flags, from_flags
+from ridgeline.cli.options import add_flags, add_model, from_flags
+from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.engine import Engine
 from ridgeline.engine.loading.saved import saved_recipe
@@ -28,23 +29,28 @@ try:
     from ridgeline.server.serving import Serving, bind, url_of
 except ModuleNotFoundError as error:
     raise MissingPackageError(
-        f"`ridgeline serve` needs the package {error.name}; try: pip install 'ridgeline[serve]'"
+        f"`ridgeline serve` needs the package {error.name}; run: pip install 'ridgeline[serve]'"
     ) from error
 
 log = logging.getLogger(__name__)
 
 EXAMPLE = """\
 ridgeline serve demo
-ridgeline serve model/ --port 9000 --api-key-file keys.txt --max-context 8192
-curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\
+ridgeline serve model/ --port 9000 --api-key-file keys.txt
+curl http://127.0.0.1:8000/v1/chat/completions \\
+  -H 'content-type: application/json' \\
   -d '{"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}'"""
+MAIN_FLAGS = (
+    "--device", "--replicas", "--host", "--port", "--served-name", "--api-key-file",
+    "--dtype", "--scheme", "--kv-dtype", "--max-context", "--max-batch", "--memory-share",
+    "--speculation", "--draft-model", "--tensor-parallel",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="Hugging Face folder or hub name, GGUF file, or `demo`")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument(
-        "--replicas", type=int, metavar="N", help="engines, each a process that Ray places"
+    add_model(parser)
+    group(parser, "model").add_argument(
+        "--replicas", type=int, metavar="N", help="run N engines, placed by Ray (default: one)"
     )
     add_flags(parser, ServerConfig)
     add_flags(parser, Recipe)

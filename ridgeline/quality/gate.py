@@ -22,12 +22,14 @@ from ridgeline.quality.intervals import Estimate
 class QualityBounds:
     max_kl: float | None = field(
         default=None,
-        metadata=about("reject a model whose mean KL divergence exceeds this, in nats"),
+        metadata=about(
+            "limit on the mean KL divergence from the original, in nats (quantize, optimize: 0.02)"
+        ),
     )
     max_ppl_increase: float | None = field(
         default=None,
         metadata=about(
-            "reject a model whose perplexity rises by more than this share: 0.02 is 2%%"
+            "limit on the increase of perplexity; 0.02 is 2%% (quantize, optimize: 0.02)"
         ),
     )
 

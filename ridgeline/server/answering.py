@@ -76,8 +76,9 @@ class Answering:
         place.widen(num_outputs)
         num_tokens = sum(len(prompt.ids) for prompt in prompts)
         exchange.facts |= {"prompt_tokens": num_tokens, "stream": asked.stream}
-        about = (exchange.scope["path"], exchange.tenant, exchange.began)
-        self.meters.arrived(exchange.request_id, *about)
+        self.meters.arrived(
+            exchange.request_id, exchange.scope["path"], exchange.tenant, exchange.began
+        )
         try:
             reply = reply_for(asked, prompts, self.tokenizer, exchange.request_id)
             async with self._running(exchange, asked, prompts) as mailbox:

@@ -21,36 +21,35 @@ BODY_BYTES_A_TOKEN = 32
 
 @dataclass(frozen=True)
 class ServerConfig:
-    host: str = field(
-        default="127.0.0.1", metadata=about("address to listen on; 0.0.0.0 is all of them")
-    )
+    host: str = field(default="127.0.0.1", metadata=about("address to listen on; 0.0.0.0 for all"))
     port: int = field(
-        default=8000, metadata=about("port; 0 takes a free one", minimum=0, maximum=65535)
+        default=8000,
+        metadata=about("port to listen on; 0 picks a free one", minimum=0, maximum=65535),
     )
     served_name: str | None = field(
-        default=None, metadata=about("the model's name for clients (default: as it was given)")
+        default=None, metadata=about("model name shown to clients (default: MODEL)")
     )
     api_key: tuple[str, ...] = field(
         default=(),
-        metadata=about("clients must send this key (several times: any of them); others see it"),
+        metadata=about("require this key (repeat for several); visible in the process list"),
     )
     api_key_file: str | None = field(
-        default=None, metadata=about("a file with such keys, one a line")
+        default=None, metadata=about("require one of the API keys in FILE, one per line")
     )
     max_waiting: int = field(
         default=256,
-        metadata=about("outputs that wait beyond --max-batch; more are refused", minimum=0),
+        metadata=about("longest queue beyond --max-batch; more gets HTTP 429", minimum=0),
     )
     max_per_key: int = field(
-        default=256, metadata=about("requests of one key at a time", minimum=1)
+        default=256, metadata=about("most requests per API key at a time", minimum=1)
     )
     max_connections: int = field(
-        default=2048, metadata=about("open connections; more are refused", minimum=1)
+        default=2048, metadata=about("most open connections; more are refused", minimum=1)
     )
     max_body_mib: int | None = field(
         default=None,
         metadata=about(
-            "size of a request, in MiB (default: what fills the context several times over)",
+            "largest request body in MiB (default: several times the context)",
             minimum=1,
             maximum=1024,
         ),
@@ -58,25 +57,23 @@ class ServerConfig:
     client_timeout: float = field(
         default=30.0,
         metadata=about(
-            "seconds a client may take to send a request, or to read what it was sent", minimum=0.1
+            "seconds a client may take to send a request or to read its response", minimum=0.1
         ),
     )
     step_timeout: float = field(
         default=120.0,
-        metadata=about("seconds without a step after which the engine is restarted", minimum=0.1),
+        metadata=about("restart the engine after this many seconds without a step", minimum=0.1),
     )
     drain_seconds: float = field(
         default=30.0,
-        metadata=about("seconds that running requests get to end after SIGTERM", minimum=0.0),
+        metadata=about("seconds running requests get to finish after SIGTERM", minimum=0.0),
     )
-    log_prompts: bool = field(
-        default=False, metadata=about("write requests as they came into the log")
-    )
+    log_prompts: bool = field(default=False, metadata=about("log prompts in full"))
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.host:
-            raise UsageError("host is empty; give an address, as 127.0.0.1 or 0.0.0.0")
+            raise UsageError("host is empty; give an address, e.g. 127.0.0.1 or 0.0.0.0")
 
     def max_body_bytes(self, max_context: int) -> int:
         if self.max_body_mib is not None:
@@ -96,7 +93,7 @@ class ServerConfig:
             raise UsageError(f"cannot read --api-key-file {self.api_key_file}: {error}") from error
         keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not keys:
-            raise UsageError(f"--api-key-file {self.api_key_file} holds no key; write one a line")
+            raise UsageError(f"--api-key-file {self.api_key_file} has no keys; write one per line")
         return keys
 
 
@@ -104,7 +101,7 @@ def _checked(key: str) -> str:
     """A key that a header can hold; an empty one, from an unset variable, would guard nothing."""
     if len(key) < LEAST_KEY or not key.isascii() or not key.isprintable() or " " in key:
         raise UsageError(
-            f"an API key has {len(key)} characters or some that a header cannot hold; give at "
-            f"least {LEAST_KEY} visible ASCII characters"
+            f"an API key of {len(key)} characters is too short or not printable ASCII; use at "
+            f"least {LEAST_KEY} printable ASCII characters without spaces"
         )
     return key

@@ -36,8 +36,7 @@ class Bodies:
         if length > self.max_bytes:
             raise RefusalError(
                 413,
-                f"the request has more than {self.max_bytes} bytes, which is the most that is "
-                "read; send less",
+                f"the request body is larger than {self.max_bytes} bytes, the limit; send less",
                 code="request_too_large",
             )
         if self._total + num > self._max_total:
@@ -76,7 +75,7 @@ class Exchange:
             )
         if (self.header(b"content-encoding") or "identity").lower() != "identity":
             raise RefusalError(
-                415, "the body is compressed; send it as it is", code="unsupported_encoding"
+                415, "the body is compressed; send it uncompressed", code="unsupported_encoding"
             )
         length = self.header(b"content-length") or "0"
         if length.isdigit() and int(length[:20]) > bodies.max_bytes:

@@ -84,7 +84,7 @@ class Front:
             await self._refuse(exchange, shutting_down())
         except Exception:
             log.exception("request %s failed in an unforeseen way", exchange.request_id)
-            message = f"the server failed at this request ({exchange.request_id}); its log says why"
+            message = f"internal error in request {exchange.request_id}; see the server's log"
             await self._refuse(exchange, RefusalError(503, message, code="unforeseen"))
 
     def _check(self, exchange: Exchange) -> None:
@@ -97,7 +97,7 @@ class Front:
         if tenant is None:
             raise RefusalError(
                 401,
-                "the API key is missing or not known; send it as `Authorization: Bearer KEY`",
+                "missing or unknown API key; send `Authorization: Bearer KEY`",
                 code="invalid_api_key",
             )
         exchange.tenant = tenant
@@ -120,7 +120,7 @@ class Front:
         path, status = exchange.scope["path"], exchange.status
         if path in QUIET and status is not None and status < 400:
             return
-        about = {
+        facts = {
             "request_id": exchange.request_id,
             "method": exchange.scope["method"],
             "path": path[:200],
@@ -129,16 +129,16 @@ class Front:
             "client": (exchange.scope.get("client") or ("",))[0],
             "total_s": round(time.monotonic() - exchange.began, 4),
         }
-        log_facts(log, "request", {**about, **exchange.facts})
+        log_facts(log, "request", {**facts, **exchange.facts})
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    raise ApiError(404, f"there is no {scope['path'][:200]}; see /openapi.json for what there is")
+    raise ApiError(404, f"no route {scope['path'][:200]}; see /openapi.json for the routes")
 
 
 def _of_starlette(error: HTTPException) -> ApiError:
     detail = error.detail.lower() if error.status_code < 500 else "the server cannot do this now"
-    return ApiError(min(error.status_code, 503), f"{detail}; see /openapi.json for what there is")
+    return ApiError(min(error.status_code, 503), f"{detail}; see /openapi.json for the routes")
 
 
 def _challenge(exchange: Exchange) -> str:

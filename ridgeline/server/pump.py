@@ -237,12 +237,12 @@ class Pump:
 
     def _note_turn(self, is_up: bool, now: float) -> None:
         if is_up and self.down_since is not None:
-            log.warning("the engine is up again after %.1f s", now - self.down_since)
+            log.warning("engine up again after %.1f s", now - self.down_since)
         self.up_since, self.down_since = (now, None) if is_up else (None, self.down_since or now)
 
     def _revive_later(self, now: float) -> None:
         if self._revive_at is None:
-            log.error("the engine is tried again in %.0f s: %s", self._pause_s, self.engine.broken)
+            log.error("restarting the engine in %.0f s: %s", self._pause_s, self.engine.broken)
             self._revive_at = now + self._pause_s
             self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2)
         elif now >= self._revive_at:

@@ -83,10 +83,10 @@ class Routes:
     async def ready(self, exchange: Exchange) -> None:
         """Whether a request would get on: an engine is up, and its steps end."""
         reason = self._why_not_ready()
-        about = {"status": "ready"} if reason is None else {"status": "not ready", "reason": reason}
+        body = {"status": "ready"} if reason is None else {"status": "not ready", "reason": reason}
         headers = {} if reason is None else {"retry-after": "1"}
         status = 200 if reason is None else 503
-        await exchange.answer(status, json.dumps(about).encode(), headers=headers)
+        await exchange.answer(status, json.dumps(body).encode(), headers=headers)
 
     def _why_not_ready(self) -> str | None:
         pump = self._answering.pump

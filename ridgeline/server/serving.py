@@ -109,7 +109,7 @@ class Serving:
         routes = Routes(self.answering, config.step_timeout / 2, keys.are_asked_for)
         self.front = Front(keys, routes.all(), self.meters, is_local(bound))
         if not (is_local(bound) or keys.are_asked_for):
-            log.warning("whoever reaches %s may use it: it asks for no API key", url_of(bound))
+            log.warning("no API key is set: anyone who can reach %s can use it", url_of(bound))
         self._server = QuietServer(self._uvicorn(self.front))
         self._watchdog = Watchdog(self.pump, config.step_timeout)
         self._drain: asyncio.Task[None] | None = None
@@ -168,7 +168,7 @@ class Serving:
 
     async def _drained(self) -> None:
         seconds = self.config.drain_seconds
-        log.info("draining: %d requests have %g s to end", self.gate.num_requests, seconds)
+        log.info("shutting down: %d requests have %g s to finish", self.gate.num_requests, seconds)
         end = time.monotonic() + seconds
         while self.gate.num_requests and time.monotonic() < end:
             await asyncio.sleep(0.02)

@@ -36,7 +36,7 @@ class Watchdog:
         while not self._end.wait(LOOK_S):
             reason = self._reason()
             if reason:
-                log.error("the engine is restarted: %s", reason)
+                log.error("restarting the engine: %s", reason)
                 self._pump.engine.restart()
                 self._end.wait(1.0)  # until that has been noticed
 

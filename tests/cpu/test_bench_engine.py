@@ -245,8 +245,8 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     def known(found: Hardware, *_: Any) -> Hardware:
         return replace(found, ceilings=hardware().ceilings)
 
-    for name in ("bench_engine", "bench_compare"):
-        monkeypatch.setattr(f"ridgeline.cli.{name}.measure", known)
+    for name in ("engine", "compare"):
+        monkeypatch.setattr(f"ridgeline.cli.bench.{name}.measure", known)
 
 
 def test_a_model_a_workload_and_a_peer(
@@ -309,7 +309,7 @@ def test_variants_take_turns(
     seconds = iter([1.0] * 9)
     assert main(argv) == 0
     shown = capsys.readouterr().out
-    for text in ("rounds that take turns", "int8, rest fp32", "1.00x", "which is fp32"):
+    for text in ("alternating rounds", "int8, rest fp32", "1.00x", "variant, fp32"):
         assert text in shown
 
 
@@ -375,7 +375,7 @@ def test_a_shape_that_is_kept(tmp_path: Path, capsys: Capture) -> None:
         (["--shape", "tiny", "--workload", "cpuu"], "'cpuu' cpu"),
         (["--shape", "tiny", "--start", "cold"], "--save-model"),
         (["--shape", "tiny", "--rounds", "0"], "--rounds at least 1"),
-        (["--shape", "tiny", "--at-once", "--speedup", "2"], "one of them"),
+        (["--shape", "tiny", "--at-once", "--speedup", "2"], "remove one"),
         (["--shape", "tiny", "--kv-dtype", "fp9"], "kv_dtype is 'fp9' one of fp8"),
         (["--shape", "tiny", "--max-context", "100", "--workload", "cpu"], "--fitting"),
         (["--shape", "tiny", "--peer", "vllm"], "--peer 'vllm' transformers"),

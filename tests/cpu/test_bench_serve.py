@@ -367,7 +367,7 @@ def test_two_endpoints_side_by_side(tmp_path: Path, capsys: Capture) -> None:
     record = json.loads(Path(found["record"]).read_text())
     assert record["values"]["endpoint_2_first_token_p99"]["value"] > 0.2
     assert "secret" not in json.dumps(record) + shown
-    for text in ("first token (TTFT)", "4 of 4", "goodput", "100.0%", "0.0%", "the client itself"):
+    for text in ("first token (TTFT)", "4 of 4", "goodput", "100.0%", "0.0%", "load client"):
         assert text in shown
 
 

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,50 @@ def test_each_verb_has_help_with_an_example(verb: str, capsys: Capture) -> None:
     assert "--debug" in shown
 
 
+PARTS = (["bench", "kernels"], ["bench", "engine"], ["bench", "serve"], ["report", "show"])
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in NAMES), *PARTS], ids=" ".join)
+def test_help_is_short_and_fits_80_columns(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*words, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    flags = [line for line in shown.splitlines() if line.startswith("  --")]
+    assert len(flags) <= 18
+    headings = [line for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings[-2:] == ["general:", "example:"] or words[1:]
+
+
+@pytest.mark.parametrize("words", [["generate"], ["serve"], ["optimize"], ["bench", "engine"]])
+def test_help_all_shows_what_help_leaves_out(words: list[str], capsys: Capture) -> None:
+    assert main([*words, "--help"]) == 0
+    short = capsys.readouterr().out
+    assert main([*words, "--help-all"]) == 0
+    long = capsys.readouterr().out
+    assert f"more flags: ridgeline {' '.join(words)} --help-all" in short
+    assert "more flags" not in long
+    flags = {line.split()[0].rstrip(",") for line in short.splitlines() if line.startswith("  -")}
+    assert all(f"  {flag}" in long for flag in flags)
+    hidden = "--rounds" if words == ["optimize"] else "--page-size"
+    assert hidden not in short
+    assert hidden in long
+
+
+@pytest.mark.parametrize("verb", NAMES)
+def test_the_flags_of_the_short_help_exist(verb: str, capsys: Capture) -> None:
+    module = import_module(f"ridgeline.cli.{verb}")
+    parts = [module] if verb != "bench" else [part for part, _ in module.PARTS.values()]
+    for part in parts:
+        words = part.__name__.split(".")[2:]
+        assert main([*words, "--help-all" if hasattr(part, "MAIN_FLAGS") else "--help"]) == 0
+        shown = capsys.readouterr().out
+        for flag in getattr(part, "MAIN_FLAGS", ()):
+            assert f"  {flag}" in shown
+
+
 # --- JSON -----------------------------------------------------------------------------------------
 
 
@@ -199,7 +244,7 @@ def test_each_kind_of_error_has_its_own_exit_code() -> None:
         (["hardware", "--dev=cpu"], "'--dev=cpu'"),
         (["hardware", "extra"], "'extra' not understood"),
         (["hardware", "--device"], "--device expected one argument ridgeline hardware --help"),
-        (["generate"], "required: model, prompt ridgeline generate --help"),
+        (["generate"], "required: MODEL, PROMPT ridgeline generate --help"),
         (["generate", "demo", "x", "--temprature", "1"], "'--temprature' '--temperature'"),
         (["generate", "demo", "x", "--temp", "1"], "'--temp' '--temperature'"),
         (["--json", "hardware"], "--json belongs behind the verb"),

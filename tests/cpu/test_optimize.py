@@ -276,7 +276,7 @@ def test_a_dry_run_measures_nothing(
         (["--task", "hellaswag"], UsageError, "--data"),
         (["--output-tokens", "0"], UsageError, "--output-tokens is 0"),
         (["--out", "/proc/nothing"], OutputError, "cannot write /proc/nothing"),
-        (["--check", "."], UsageError, "--check folder alone"),
+        (["--check", "."], UsageError, "--check only the folder"),
     ],
 )
 def test_refusals(

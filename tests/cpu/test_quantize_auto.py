@@ -279,7 +279,7 @@ def test_on_the_command_line(
     assert document["speed"] == []
     save = ["--scheme", "int4-g32", "--auto-mixed", "--save", str(tmp_path / "records")]
     assert main(argv(folder, tmp_path / "three", *bound[1:], *save)) == 0
-    assert "what became of the projections" in capsys.readouterr().out
+    assert "why not smaller" in capsys.readouterr().out
     (record,) = (tmp_path / "records").iterdir()
     assert "int4-g32-mixed-rtn" in record.name
 

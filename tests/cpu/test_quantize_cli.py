@@ -64,7 +64,7 @@ def test_a_checkpoint_is_written_and_runs(
     again = ["generate", str(out), "hello", "--max-tokens", "2", "--device", "cpu", "--json"]
     assert main(again) == 0
     assert len(json.loads(capsys.readouterr().out)["tokens"]) == 2
-    refused(capsys, UnsupportedError, "quantized already", *argv(out, tmp_path / "b", text))
+    refused(capsys, UnsupportedError, "already quantized", *argv(out, tmp_path / "b", text))
 
 
 def test_people_see_a_table(
@@ -73,7 +73,7 @@ def test_people_see_a_table(
     about = ["--max-kl", "1", "--max-ppl-increase", "0.5", "--skip", "*.down"]
     assert main(argv(folder, tmp_path / "out", text, *about)) == 0
     shown = capsys.readouterr().out
-    for words in ("perplexity", "mean KL", "projections stay", "saved in"):
+    for words in ("perplexity", "mean KL", "projections not quantized", "saved in"):
         assert words in shown
 
 
@@ -189,7 +189,7 @@ def test_texts_and_folders(
     unmeasured = ["quantize", str(folder), "--scheme", "int8", "--out", str(tmp_path / "out")]
     refused(capsys, UsageError, "--bytes --text", *unmeasured, "--bytes", "100")
     inside = argv(folder, tmp_path / "out", text, "--work", str(folder / "work"))
-    refused(capsys, UsageError, "--work original", *inside)
+    refused(capsys, UsageError, "--work inside the model's folder", *inside)
     (tmp_path / "work").write_text("x")
     inside = argv(folder, tmp_path / "out", text, "--work", str(tmp_path / "work"))
     refused(capsys, UsageError, "--work is a file", *inside)

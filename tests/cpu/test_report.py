@@ -397,7 +397,7 @@ def test_accuracy(
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["report", "accuracy"]) == 0
-    assert "no prediction has been measured yet" in capsys.readouterr().out
+    assert "no predictions recorded yet" in capsys.readouterr().out
     for _ in range(4):
         remember(summary.predictions(sample_climbs.cpu()))
     (tmp_path / "accuracy" / "predictions.jsonl").open("a").write("broken\n")

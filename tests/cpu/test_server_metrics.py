@@ -81,19 +81,19 @@ def test_shares_are_those_of_the_roofline() -> None:
 def test_decode_bound_by_weights() -> None:
     found = verdict(decode=totals(100, 0.42, rows=8), gap_s=0.03)
     assert found.kind == "memory"
-    assert found.bound == "decode is bound by weight bandwidth at 87% of this machine's"
+    assert found.bound == "decode is limited by weight bandwidth, at 87% of this machine's"
     assert "host gap 7%" in found.facts
     assert "ridgeline quantize --scheme int4-g128" in found.next
-    assert "8 times as many requests" in found.next  # the batch has 64 places
-    assert found.sentence.startswith("Decode is bound by weight bandwidth at 87% of")
+    assert "8 times as many concurrent requests" in found.next  # the batch has 64 places
+    assert found.sentence.startswith("Decode is limited by weight bandwidth, at 87% of")
     assert found.sentence.endswith(".")
 
 
 def test_decode_bound_by_the_cache() -> None:
     long = totals(100, 0.9, rows=60, past=4000)
     found = verdict(decode=long)
-    assert found.bound.startswith("decode is bound by KV-cache bandwidth at")
-    assert found.next == "--kv-dtype fp8 halves what is read of the cache"
+    assert found.bound.startswith("decode is limited by KV-cache bandwidth, at")
+    assert found.next == "--kv-dtype fp8 (half the KV-cache reads)"
     small = served(kv=KV(dtype="fp8"))
     assert "--kv-dtype" not in verdict(decode=long, whom=small).next
 
@@ -101,7 +101,7 @@ def test_decode_bound_by_the_cache() -> None:
 def test_prefill_bound() -> None:
     found = verdict(prefill=PREFILL, decode=totals(10, 0.05, rows=4))
     assert found.kind == "compute"
-    assert found.bound.startswith("prefill is bound by matrix math at")
+    assert found.bound.startswith("prefill is limited by compute, at")
     assert "fp8" in found.next
 
 
@@ -122,7 +122,7 @@ def test_pages_full() -> None:
     full = stats(used=NUM_PAGES - 20, waiting=7, running=30, num_preemptions=2)
     found = verdict(decode=DECODE, now=full)
     assert found.kind == "pages"
-    assert found.bound == "KV pages are full 100% of the time and 7 requests wait for them"
+    assert found.bound == "the KV cache is full 100% of the time and 7 requests wait for pages"
     assert "2 preemptions" in found.facts
     assert found.next.startswith("--kv-dtype fp8")
 
@@ -136,7 +136,7 @@ def test_full_pages_that_nobody_waits_for_are_a_fact_only() -> None:
 def test_queueing() -> None:
     found = verdict(decode=DECODE, now=stats(used=900, waiting=1, running=MAX_BATCH))
     assert found.kind == "queue"
-    assert found.bound == "all 64 places of the batch are taken and 1 request waits"
+    assert found.bound == "the batch is full (64 requests) and 1 request waits"
     assert "--max-batch" in found.next
 
 
@@ -144,7 +144,7 @@ def test_overhead() -> None:
     found = verdict(decode=totals(20, 0.9, rows=1))
     assert found.kind == "overhead"
     assert "only 8% of this machine's memory bandwidth" in found.bound
-    assert found.next.startswith("more requests at once")
+    assert found.next.startswith("more concurrent requests")
     busy = totals(20, 0.9, rows=MAX_BATCH, past=10)
     assert "ridgeline bench kernels" in verdict(decode=busy).next
     assert "--no-graphs" in verdict(decode=busy, whom=served(graphs=False)).next
@@ -156,7 +156,7 @@ def test_unknown_limits_are_not_guessed() -> None:
     bare = served(replace(machine(), ceilings={}))
     found = verdict(decode=DECODE, whom=bare)
     assert found.kind == "unknown"
-    assert "not known" in found.bound
+    assert "not measured" in found.bound
     assert "ridgeline hardware" in found.next
     assert verdict(decode=DECODE, whom=replace(bare, costs=None)).kind == "unknown"
 

@@ -173,7 +173,7 @@ def picture(page: Any, name: str) -> None:
 
 def test_what_is_seen(show: Open) -> None:
     page = ready(show())
-    assert page.inner_text("#bound").startswith("Decode is bound by weight bandwidth at 7")
+    assert page.inner_text("#bound").startswith("Decode is limited by weight bandwidth, at 7")
     assert "ridgeline quantize" in page.inner_text("#next code")
     assert "NVIDIA H200" in page.inner_text("#served")
     assert page.locator("#figures dd").count() == 5
@@ -322,7 +322,7 @@ def test_a_server_that_is_gone_is_told(browser: Any) -> None:
         page.goto(running.url)
         ready(page)
         assert page.inner_text("#link") == ""
-    page.wait_for_selector("#link:has-text('No answer')")
+    page.wait_for_selector("#link:has-text('not reachable')")
     page.close()
 
 

@@ -1,4 +1,4 @@
-"""`ridgeline bench …`: what is measured has a file of its own, with the names that a verb has."""
+"""`ridgeline bench …`: one file for each thing that is measured, shaped like a verb's."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from ridgeline.cli.bench import compare as bench_compare
 from ridgeline.cli.bench import engine as bench_engine
 from ridgeline.cli.bench import kernels as bench_kernels
 from ridgeline.cli.bench import serve as bench_serve
+from ridgeline.cli.parser import example
 from ridgeline.cli.terminal import Terminal
 
 PARTS: dict[str, tuple[ModuleType, str]] = {
-    "kernels": (bench_kernels, "every kernel beside the machine's ceilings and torch's own ways"),
-    "sequences": (bench_kernels, "kernels that belong together: a decode layer, norm and product"),
-    "engine": (bench_engine, "a workload through the engine: throughput, latencies, the limit"),
-    "serve": (bench_serve, "load on any OpenAI endpoint: latencies, goodput, the highest rate"),
+    "kernels": (bench_kernels, "kernels against the hardware limit and against PyTorch"),
+    "sequences": (bench_kernels, "kernels that run together: a decode layer, norm and matmul"),
+    "engine": (bench_engine, "a workload in the engine: throughput, latency, share of the limit"),
+    "serve": (bench_serve, "load on any OpenAI-compatible server: latency, goodput, highest rate"),
 }
 COMPARE = "compare"  # `engine` with --compare
 EXAMPLE = """\
-ridgeline bench kernels --op rms_norm --only residual --no-compile --save results
-ridgeline bench sequences --op decode_layer --save results
+ridgeline bench kernels --op rms_norm
 ridgeline bench engine demo --workload cpu --peer transformers
-ridgeline bench engine demo --workload batch-1 --compare fp32,bf16,int8 --rounds 7
-ridgeline bench serve --url http://127.0.0.1:8000 --rate 4 --ttft-ms 500 --plot serve.html"""
+ridgeline bench serve --url http://127.0.0.1:8000 --rate 4"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     for name, (module, summary) in PARTS.items():
         text = summary[0].upper() + summary[1:] + "."
-        module.add_arguments(parts.add_parser(name, help=summary, description=text))
+        part = parts.add_parser(name, help=summary, description=text)
+        part.main_flags = getattr(module, "MAIN_FLAGS", ())
+        if hasattr(module, "EXAMPLE"):
+            part.epilog = example(module.EXAMPLE)
+        module.add_arguments(part)
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:

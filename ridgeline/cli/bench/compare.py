@@ -52,7 +52,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     for name in ALONE:
         if getattr(args, name) is not None:
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} goes with one engine, --compare has several; drop one")
+            raise UsageError(f"{flag} does not go with --compare; remove one")
     edits = variants_of(args.compare, args.dtype or "auto")
     with terminal.progress() as progress:
         hardware = detect(args.device)
@@ -89,7 +89,7 @@ def all_prepared(
         made = prepared(argparse.Namespace(**vars(args) | own), hardware, progress)
         if made.engine.recipe.scheme != edit.scheme:
             known = made.engine.recipe.scheme
-            raise UsageError(f"the model's own recipe has scheme {known}; compare a plain one")
+            raise UsageError(f"the model's recipe has scheme {known}; compare an unquantized model")
         found[name] = made
     return found
 
@@ -149,32 +149,37 @@ def row(found: Compared, variant: Variant, subject: BenchSubject) -> dict[str, A
 
 def render(result: dict[str, Any], console: Console) -> None:
     for comparison in result["comparisons"]:
-        about = f"{result['model']} on {result['device']}; workload {comparison['workload']}"
-        console.print(f"{about}, {result['num_rounds']} rounds that take turns")
+        subject = f"{result['model']} on {result['device']}; workload {comparison['workload']}"
+        console.print(f"{subject}, {result['num_rounds']} alternating rounds")
         render_one(comparison, console)
 
 
 def render_one(result: dict[str, Any], console: Console) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("output tokens/s")
-    for name in ("median", "best", "by CPU second", "of the limit"):
-        table.add_column(name, justify="right")
+    for name in ("median", "", "best", "", "per CPU s", "", "of limit"):
+        table.add_column(name, justify="right", no_wrap=True)
     for entry in result["variants"]:
         rest = f", rest {entry['dtype']}" if entry["scheme"] or entry["head"] != "plain" else ""
         share = entry["share_of_limit"]
         table.add_row(
             entry["name"] + rest,
-            f"{entry['median']:.1f} ({entry['speedup']:.2f}x)",
-            f"{entry['best']:.1f} ({entry['best_speedup']:.2f}x)",
-            f"{entry['per_cpu_s']:.1f} ({entry['cpu_speedup']:.2f}x)",
+            f"{entry['median']:.1f}",
+            f"{entry['speedup']:.2f}x",
+            f"{entry['best']:.1f}",
+            f"{entry['best_speedup']:.2f}x",
+            f"{entry['per_cpu_s']:.1f}",
+            f"{entry['cpu_speedup']:.2f}x",
             "unknown" if share is None else f"{share:.0%}",
         )
-    table.caption = f"times the fastest plain one, which is {result['base']} by the median"
     console.print(table)
+    console.print(
+        f"x: speedup over the fastest unquantized variant, {result['base']} by its median"
+    )
     for entry in result["variants"]:
         if entry["speculation"] != "none":
-            right, drafted = entry["accepted_tokens"], entry["drafted_tokens"]
-            console.print(f"{entry['name']}: {drafted} tokens drafted, {right} of them right")
+            accepted, drafted = entry["accepted_tokens"], entry["drafted_tokens"]
+            console.print(f"{entry['name']}: {drafted} tokens drafted, {accepted} accepted")
         if entry["plain_for_speed"]:
             console.print(entry["plain_for_speed"])
         if "record" in entry:

@@ -16,10 +16,11 @@ from rich.table import Table
 from ridgeline.bench.engine import EngineRun, Percentiles, as_record, check_fits, run_workload
 from ridgeline.bench.peers import PEERS, PeerRun, peer_runs, transformers_peer
 from ridgeline.bench.start import time_start
-from ridgeline.cli.options import add_flags, add_model, from_flags
+from ridgeline.cli.options import add_flags, add_model, add_save, add_workload, from_flags
+from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.traces import load_workload
-from ridgeline.data.workload import MIXES, Workload
+from ridgeline.data.workload import Workload
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.execution.work import matrix_dtype
 from ridgeline.engine.loading.saved import saved_recipe
@@ -37,64 +38,64 @@ from ridgeline.quantization.load import choose_dtype
 from ridgeline.recipe import Recipe
 from ridgeline.records import Value
 
+EXAMPLE = """\
+ridgeline bench engine demo --workload cpu --peer transformers
+ridgeline bench engine demo --compare fp32,bf16,int8 --rounds 7"""
+MAIN_FLAGS = (
+    "--shape", "--device", "--workload", "--requests", "--rounds", "--compare", "--peer", "--start",
+    "--save", "--dtype", "--scheme", "--kv-dtype", "--speculation",
+)  # fmt: skip
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    parser.add_argument(
-        "--save-model", type=Path, metavar="DIR", help="keep the model of --shape as a checkpoint"
+    add_model(parser, or_shape=True)
+    group(parser, "model").add_argument(
+        "--save-model", type=Path, metavar="DIR", help="save the model of --shape as a checkpoint"
     )
-    parser.add_argument(
-        "--workload",
-        metavar="NAME",
-        help=f"one of {', '.join(MIXES)}, or a file with a trace or with prompts "
-        "(default: throughput on a GPU, cpu on a CPU)",
-    )
-    parser.add_argument("--requests", type=int, metavar="N", help="its first N requests alone")
-    parser.add_argument(
-        "--output-tokens",
-        type=int,
-        default=256,
-        metavar="N",
-        help="tokens made for each prompt of a file of prompts (default: %(default)s)",
-    )
-    parser.add_argument(
+    workload = add_workload(parser, meaning="throughput on a GPU, cpu on a CPU")
+    workload.add_argument("--requests", type=int, metavar="N", help="use only the first N requests")
+    workload.add_argument(
         "--category",
         metavar="NAMES",
-        help="requests of these kinds alone, where a file of prompts says which they are; "
-        "--requests then counts for each",
+        help="use only these categories of a prompt file; --requests then counts per category",
     )
-    parser.add_argument(
-        "--speedup", type=float, metavar="X", help="let requests arrive X times as fast"
+    workload.add_argument(
+        "--speedup", type=float, metavar="X", help="make requests arrive X times as fast"
     )
-    parser.add_argument("--at-once", action="store_true", help="let all arrive at the beginning")
-    parser.add_argument(
-        "--fitting", action="store_true", help="leave out requests that the context does not take"
+    workload.add_argument(
+        "--at-once", action="store_true", help="make all requests arrive at the start"
     )
-    parser.add_argument(
+    workload.add_argument(
+        "--fitting", action="store_true", help="drop requests longer than the context"
+    )
+    add_measuring(parser)
+    add_save(parser)
+    add_flags(parser, Recipe)
+
+
+def add_measuring(parser: argparse.ArgumentParser) -> None:
+    measuring = group(parser, "measuring")
+    measuring.add_argument(
         "--rounds", type=int, default=1, metavar="N", help="timed rounds (default: %(default)s)"
     )
-    parser.add_argument(
+    measuring.add_argument(
         "--warm-up",
         type=int,
         metavar="N",
-        help="rounds before, not counted (default: 1 on a GPU, else a few tokens)",
+        help="untimed rounds before (default: 1 on a GPU, a few tokens on a CPU)",
     )
-    parser.add_argument(
+    measuring.add_argument(
         "--compare",
         metavar="NAMES",
-        help="dtypes and schemes in rounds that take turns, as fp32,bf16,int8: schemes have the "
-        "rest of the model in --dtype; int8+head has the head in int8 too, bf16+lookup drafts "
-        "ahead by prompt lookup",
+        help="time dtypes and schemes in alternating rounds, e.g. fp32,bf16,int8; int8+head adds "
+        "an int8 head, bf16+lookup adds prompt lookup; schemes use --dtype for the rest",
     )
-    parser.add_argument("--peer", choices=PEERS, help="run this peer on the same workload too")
-    parser.add_argument(
+    measuring.add_argument("--peer", choices=PEERS, help="also time this library on the workload")
+    measuring.add_argument(
         "--start",
         choices=("warm", "cold"),
-        help="also time a new process to its first token, with caches as they are or empty",
+        help="also time a new process to its first token, with warm or empty caches",
     )
-    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="also write a record there")
-    add_flags(parser, Recipe)
 
 
 @dataclass
@@ -131,7 +132,7 @@ def measured(
     engine = subject.engine
     workload, *others = asked_workloads(args, engine, hardware)
     if others:
-        raise UsageError("--category names several: --compare runs one after the other; name one")
+        raise UsageError("several categories need --compare; give one category, or add --compare")
     units = matrix_dtype(engine.model, engine.recipe)
     hardware = measure(hardware, {"read_bandwidth", f"matrix_{units}"}, progress)
     warm_up(engine, workload, hardware, args.warm_up)
@@ -146,11 +147,11 @@ def measured(
 def check(args: argparse.Namespace) -> None:
     check_one(args.model, args.shape)
     if args.start is not None and args.shape is not None and args.save_model is None:
-        raise UsageError("--start loads a checkpoint; keep the model of --shape with --save-model")
+        raise UsageError("--start loads a checkpoint; with --shape, add --save-model DIR")
     if args.save_model is not None and args.shape is None:
-        raise UsageError("--save-model keeps the model that --shape makes; give --shape")
+        raise UsageError("--save-model saves the model of --shape; add --shape")
     if args.at_once and args.speedup is not None:
-        raise UsageError("--at-once and --speedup both change the arrivals; give one of them")
+        raise UsageError("--at-once and --speedup both change the arrivals; remove one")
     for name, least in (("rounds", 1), ("warm_up", 0), ("requests", 1), ("output_tokens", 1)):
         value = getattr(args, name)
         if value is not None and value < least:
@@ -320,17 +321,17 @@ def run_json(run: EngineRun) -> dict[str, Any]:
 def render(result: dict[str, Any], console: Console) -> None:
     head = f"head {result['head']}" if result["head"] != "plain" else None
     codes = ", ".join(filter(None, (result["scheme"], head)))
-    scheme = f"{codes}, the rest in " if codes else ""
-    about = f"{result['model']} in {scheme}{result['dtype']}, KV in {result['kv_dtype']}"
-    console.print(f"{about}, on {result['device']}; workload {result['workload']}")
+    scheme = f"{codes}, rest " if codes else ""
+    subject = f"{result['model']} in {scheme}{result['dtype']}, KV in {result['kv_dtype']}"
+    console.print(f"{subject}, on {result['device']}; workload {result['workload']}")
     if result["plain_for_speed"]:
         console.print(result["plain_for_speed"])
     console.print(throughput_table(result))
     console.print(latency_table(result))
     if result["start"] is not None:
         start = result["start"]
-        about = f"{start['first_token_s']:.1f} s, ready after {start['ready_s']:.1f} s"
-        console.print(f"a new process to its first token, caches {start['caches']}: {about}")
+        seconds = f"ready {start['ready_s']:.1f} s, first token {start['first_token_s']:.1f} s"
+        console.print(f"start of a new process with {start['caches']} caches: {seconds}")
     for reason in result["not_finished"][:5]:
         console.print(f"not finished: {reason}", markup=False)
     if "record" in result:
@@ -350,22 +351,22 @@ def throughput_table(result: dict[str, Any]) -> Table:
     )
     table.add_row("all tokens/s", f"{result['tokens_per_s']:.1f}", "prompts and outputs")
     limit = "unknown" if share is None else f"{share:.1%}"
-    table.add_row("of the limit", limit, "the least time its steps can take")
+    table.add_row("of the limit", limit, "the fastest these steps can run here")
     table.add_row("requests", str(result["num_requests"]), sizes_text(result))
     table.add_row("steps", str(result["num_steps"]), f"{result['wall_s']:.2f} s")
     table.add_row(
-        "batch", f"{result['mean_batch']:.1f}", f"{result['batch_share']:.0%} of the most"
+        "batch", f"{result['mean_batch']:.1f}", f"mean; {result['batch_share']:.0%} of --max-batch"
     )
     pages = f"{result['mean_page_share']:.0%}"
-    table.add_row("pages in use", pages, f"{result['peak_page_share']:.0%} at most")
+    table.add_row("pages in use", pages, f"mean; peak {result['peak_page_share']:.0%}")
     if result["drafted_tokens"]:
-        right = f"{result['accepted_tokens'] / result['drafted_tokens']:.0%} of them right"
-        table.add_row("tokens drafted", str(result["drafted_tokens"]), right)
+        accepted = f"{result['accepted_tokens'] / result['drafted_tokens']:.0%} accepted"
+        table.add_row("tokens drafted", str(result["drafted_tokens"]), accepted)
     planned, used = result["memory"].values()
-    taken = f"{human_bytes(used)} were used at most" if used is not None else ""
+    taken = f"peak {human_bytes(used)}" if used is not None else ""
     table.add_row("memory planned", human_bytes(planned), taken)
     for peer in result["peers"]:
-        speedup = f"ours: {peer['speedup']:.2f}x"
+        speedup = f"Ridgeline: {peer['speedup']:.2f}x"
         name = f"transformers {peer['name']}"
         table.add_row(name, f"{peer['output_tokens_per_s']:.1f}", speedup)
     return table
@@ -374,7 +375,7 @@ def throughput_table(result: dict[str, Any]) -> Table:
 def sizes_text(result: dict[str, Any]) -> str:
     text = f"{result['num_prompt_tokens']} tokens in, {result['num_output_tokens']} out"
     if result["hit_tokens"]:
-        text += f"; {result['hit_tokens']} found in the prefix cache"
+        text += f"; {result['hit_tokens']} from the prefix cache"
     if result["num_preemptions"]:
         text += f"; {result['num_preemptions']} preempted"
     return text

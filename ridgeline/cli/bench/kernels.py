@@ -5,7 +5,6 @@ together, timed beside the machine's ceilings and torch's own ways.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +12,8 @@ from rich.table import Table
 
 from ridgeline.bench.kernels.ops import KernelResult, as_record, bench_ops
 from ridgeline.bench.kernels.sequences import all_sequences, get_sequence
+from ridgeline.cli.options import add_save
+from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import HardwareError
 from ridgeline.hardware import detect, measure
@@ -32,30 +33,30 @@ CEILINGS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--op", action="append", help="this op or sequence alone (may be given several times)"
+    work = group(parser, "what to time")
+    work.add_argument("--op", action="append", help="only this op or sequence (repeat for several)")
+    work.add_argument(
+        "--only", default="", metavar="TEXT", help="only cases whose label contains TEXT"
     )
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose label holds TEXT")
-    parser.add_argument("--device", default="auto", help="cuda or cuda:N (default: auto)")
-    parser.add_argument(
-        "--no-compile", action="store_true", help="leave torch.compile out: quicker"
+    work.add_argument("--no-compile", action="store_true", help="skip torch.compile: quicker")
+    work.add_argument(
+        "--device", default="auto", metavar="DEVICE", help="cuda or cuda:N (default: auto)"
     )
-    parser.add_argument("--save", type=Path, metavar="DIR", help="also write a record there")
+    add_save(parser)
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     hardware = detect(args.device)
     if hardware.device_type == "cpu":
-        raise HardwareError(
-            "kernels are timed on a GPU, and there is none here; see `kernels check`"
-        )
+        raise HardwareError("timing kernels requires a GPU, and none was found")
     get, everything = WHAT[args.what]
     ops = [get(name) for name in args.op] if args.op else everything()
     with terminal.progress() as progress:
         hardware = measure(hardware, CEILINGS, progress)
-        about = {"only": args.only, "compiled": not args.no_compile, "progress": progress}
         with ClockSampler(hardware) as clocks:
-            rows = bench_ops(ops, hardware, **about)
+            rows = bench_ops(
+                ops, hardware, only=args.only, compiled=not args.no_compile, progress=progress
+            )
     record = as_record(rows, hardware, f"bench-{args.what}", clocks.median)
     document = {"device": hardware.name, "rows": [row_json(row) for row in rows]}
     if args.save is not None:
@@ -83,13 +84,16 @@ def row_json(row: KernelResult) -> dict[str, Any]:
 
 def render(document: dict[str, Any], console: Console) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("op", "case"):
-        table.add_column(name, overflow="fold")
-    for name in ("µs", "rate", "share", "best of torch", "speedup"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("op and case", overflow="fold", min_width=24)
+    for name in ("µs", "rate", "of limit", "PyTorch", "speedup"):
+        table.add_column(name, justify="right", no_wrap=name != "PyTorch", max_width=13)
+    op = None
     for row in document["rows"]:
+        if row["op"] != op:
+            op = row["op"]
+            table.add_row(op, style="bold")
         table.add_row(*cells(row))
-    console.print(f"{document['device']}: share of the ceiling measured on this machine")
+    console.print(f"{document['device']}; the limit is the one measured on this machine")
     console.print(table)
     if "record" in document:
         console.print(f"record: {document['record']}")
@@ -102,11 +106,10 @@ def cells(row: dict[str, Any]) -> list[str]:
         rate = f"{row['flops_per_s'] / 1e12:.0f} TFLOP/s"
     best = row["best_baseline"]
     return [
-        row["op"],
-        row["case"],
+        f"  {row['case']}",
         f"{row['seconds'] * 1e6:.1f}",
         rate,
         "unknown" if row["share"] is None else f"{row['share']:.1%}",
-        "none" if best is None else f"{best} {row['baselines'][best] * 1e6:.1f}",
+        "none" if best is None else f"{row['baselines'][best] * 1e6:.1f} {best}",
         "" if best is None else f"{row['speedup']:.2f}x",
     ]

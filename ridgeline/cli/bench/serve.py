@@ -19,6 +19,8 @@ from ridgeline.bench.serve.plot import check_plot, draw
 from ridgeline.bench.serve.prompts import PATHS
 from ridgeline.bench.serve.search import HighestRate
 from ridgeline.cli.bench.serve_table import render as render
+from ridgeline.cli.options import add_latency_bounds, add_save, add_workload
+from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data import Tokenizer
 from ridgeline.data.text_files import read_text
@@ -31,92 +33,96 @@ from ridgeline.models.checkpoint import resolve_model
 from ridgeline.progress import Progress
 from ridgeline.records import Record, Value
 
+EXAMPLE = """\
+ridgeline bench serve --url http://127.0.0.1:8000 --rate 4 --plot serve.html
+ridgeline bench serve --url http://127.0.0.1:8000 --find --ttft-ms 500"""
+MAIN_FLAGS = (
+    "--url", "--model", "--api-key-file", "--workload", "--requests", "--rate", "--concurrency",
+    "--ttft-ms", "--tpot-ms", "--find", "--save", "--plot",
+)  # fmt: skip
+
 DEFAULT_REQUESTS = 200  # where a rate or clients are given, and the workload has fewer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--url", action="append", required=True, help="endpoint, as http://127.0.0.1:8000 (several)"
+    server = group(parser, "endpoint")
+    server.add_argument(
+        "--url", action="append", required=True, metavar="URL",
+        help="endpoint, e.g. http://127.0.0.1:8000 (repeat to compare several)",
+    )  # fmt: skip
+    server.add_argument(
+        "--model", metavar="NAME", help="model name to send (default: the first the endpoint lists)"
     )
-    parser.add_argument(
-        "--model", metavar="NAME", help="as the endpoint calls it (default: the first it names)"
-    )
-    parser.add_argument(
+    server.add_argument(
         "--api", choices=tuple(PATHS), default="completions", help="(default: %(default)s)"
     )
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="the key is its text")
+    server.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the API key")
+    server.add_argument(
+        "--timeout-s", type=float, default=600.0, metavar="S", help="per request (default: 600)"
+    )
     _add_load(parser)
     _add_bound(parser)
-    parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="of the client (default: %(default)s)"
+    output = add_save(parser)
+    output.add_argument(
+        "--plot", type=Path, metavar="FILE", help="also draw the latencies, as .html"
     )
-    parser.add_argument(
-        "--timeout-s", type=float, default=600.0, metavar="S", help="of a request (default: 600)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=1, metavar="N", help="endpoints in turn (default: 1)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of arrivals and prompts (default: 0)")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="also write a record there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw it: a .html file")
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("load")
-    group.add_argument(
-        "--workload",
-        default="cpu",
-        metavar="NAME",
-        help=f"lengths and arrivals: one of {', '.join(MIXES)}, or a file with a trace (Azure, "
-        "BurstGPT, Mooncake) or with prompts (default: %(default)s)",
+    workload = add_workload(parser, "cpu")
+    workload.add_argument(
+        "--requests", type=int, metavar="N", help="number of requests; the workload repeats"
     )
-    group.add_argument("--requests", type=int, metavar="N", help="how many; a workload repeats")
-    group.add_argument(
-        "--rate",
-        type=float,
-        metavar="X",
-        help="requests a second, on average; with --find the first that is tried",
+    workload.add_argument(
+        "--max-context", type=int, metavar="N", help="drop requests of more than N tokens"
     )
-    group.add_argument(
-        "--arrivals",
-        choices=PATTERNS,
-        help="as the trace has them, or at --rate (default: trace without --rate, else poisson)",
-    )
-    group.add_argument(
-        "--concurrency", type=int, metavar="N", help="clients that each wait for their answer"
-    )
-    group.add_argument(
-        "--max-context", type=int, metavar="N", help="leave out requests of more tokens than this"
-    )
-    group.add_argument(
+    workload.add_argument(
         "--tokenizer",
         metavar="MODEL",
-        help="prompts of exactly as many tokens as the workload says, by this model's tokenizer; "
-        "otherwise of words",
+        help="make prompts of exactly the workload's lengths with this model's tokenizer "
+        "(default: by words, about that long)",
     )
-    group.add_argument(
-        "--output-tokens", type=int, default=256, metavar="N",
-        help="for each prompt of a file of prompts (default: %(default)s)",
+    load = group(parser, "load")
+    load.add_argument(
+        "--rate", type=float, metavar="X", help="requests/s on average; with --find, the first rate"
+    )
+    load.add_argument(
+        "--arrivals",
+        choices=PATTERNS,
+        help="arrival times: the trace's own, or random or even at --rate (default: trace; poisson "
+        "with --rate)",
+    )
+    load.add_argument(
+        "--concurrency", type=int, metavar="N", help="N clients that each wait for their answer"
+    )
+    load.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="client processes (default: 1)"
+    )
+    load.add_argument(
+        "--rounds", type=int, default=1, metavar="N",
+        help="rounds; endpoints take turns (default: 1)",
     )  # fmt: skip
+    load.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of arrivals and prompts (default: 0)"
+    )
 
 
 def _add_bound(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("bound")
-    group.add_argument("--ttft-ms", type=float, metavar="MS", help="until the first token")
-    group.add_argument("--tpot-ms", type=float, metavar="MS", help="per output token after it")
-    group.add_argument(
-        "--find", action="store_true", help="find the highest rate that meets the bound"
+    bounds = group(parser, "latency bounds")
+    add_latency_bounds(bounds, "")
+    bounds.add_argument(
+        "--find", action="store_true", help="find the highest request rate within the bounds"
     )
     settings = FindSettings.__dataclass_fields__
     for flag, name, meaning in (
-        ("--share", "target", "of requests that must be within the bound"),
-        ("--precision", "precision", "between the rate that meets it and one that does not"),
-        ("--probe-s", "probe_s", "seconds at each rate, at least"),
-        ("--max-probes", "max_probes", "rates and repeats that are tried at most"),
+        ("--share", "target", "share of requests that must meet the bounds"),
+        ("--precision", "precision", "gap between the highest passing rate and a failing one"),
+        ("--probe-s", "probe_s", "seconds per rate, at least"),
+        ("--max-probes", "max_probes", "most rates and repeats to try"),
     ):
         default: Any = settings[name].default
-        text = f"{meaning} (default: {default:g})"
-        group.add_argument(flag, dest=name, type=type(default), metavar="X", help=text)
+        text = f"with --find: {meaning} (default: {default:g})"
+        bounds.add_argument(flag, dest=name, type=type(default), metavar="X", help=text)
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
@@ -219,10 +225,10 @@ def checked(args: argparse.Namespace) -> LatencyBound:
     if not 0 < args.timeout_s < float("inf"):
         raise UsageError(f"--timeout-s is {args.timeout_s:g}; give seconds above 0")
     if len(set(args.url)) < len(args.url):
-        raise UsageError("--url names an endpoint twice; give each once")
+        raise UsageError("--url is the same endpoint twice; give each once")
     for first, second in EXCLUDING:
         if getattr(args, first) and getattr(args, second):
-            raise UsageError(f"--{first} and --{second} exclude each other; give one of them")
+            raise UsageError(f"--{first} and --{second} do not go together; remove one")
     if args.arrivals in ("poisson", "fixed") and args.rate is None and not args.find:
         raise UsageError(f"--arrivals {args.arrivals} needs a --rate")
     _check_search(args)
@@ -234,9 +240,9 @@ def checked(args: argparse.Namespace) -> LatencyBound:
 def _check_search(args: argparse.Namespace) -> None:
     for name, flag in SEARCH_FLAGS.items():
         if getattr(args, name) is not None and not args.find:
-            raise UsageError(f"--{flag} is for a search; give --find too")
+            raise UsageError(f"--{flag} needs --find")
     if args.find and args.rounds > 1:
-        raise UsageError("--find repeats what it is unsure of by itself; leave --rounds out")
+        raise UsageError("--find repeats uncertain rates by itself; remove --rounds")
 
 
 def find_settings(args: argparse.Namespace, bound: LatencyBound) -> FindSettings:
@@ -262,7 +268,9 @@ def asked_tokenizer(args: argparse.Namespace) -> Tokenizer | None:
         return None
     tokenizer = tokenizer_of(resolve_model(args.tokenizer))
     if tokenizer is None:
-        raise UsageError(f"--tokenizer {args.tokenizer!r} has none; name a model that has")
+        raise UsageError(
+            f"--tokenizer {args.tokenizer!r} has no tokenizer; give a model that has one"
+        )
     return tokenizer
 
 
@@ -273,8 +281,8 @@ def asked_workload(args: argparse.Namespace, tokenizer: Tokenizer | None) -> Wor
     is_text = args.workload not in MIXES and workload.requests[0].prompt is not None
     if is_text and args.api == "chat":
         raise UsageError(
-            f"{args.workload} holds prompts, which have the model's chat template around them "
-            "already; send them with --api completions"
+            f"the prompts in {args.workload} already include the chat template; "
+            "use --api completions"
         )
     return workload if args.max_context is None else workload.within(args.max_context)
 

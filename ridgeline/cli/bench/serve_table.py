@@ -1,4 +1,4 @@
-"""What `bench serve` found, as tables: a column an endpoint."""
+"""The result of `bench serve` as a table with a column per endpoint."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def render(result: dict[str, Any], console: Console) -> None:
     console.print(f"{models}; workload {result['workload']}, {result['arrivals']}", markup=False)
     console.print(table_of(result))
     for end in ends:
-        about = f"{end['url']}: " if len(ends) > 1 else ""
-        for line in told(end):
-            console.print(about + line, markup=False)
+        prefix = f"{end['url']}: " if len(ends) > 1 else ""
+        for line in remarks(end):
+            console.print(prefix + line, markup=False)
     for name in ("record", "plot"):
         if name in result:
             console.print(f"{name}: {result[name]}", markup=False)
 
 
-def told(end: dict[str, Any]) -> list[str]:
-    """What a number alone does not say."""
+def remarks(end: dict[str, Any]) -> list[str]:
+    """What to know about the numbers."""
     lines = [end["found"]["in_words"]] if end["found"] is not None else []
     if end["num_short"]:
-        lines.append(f"{end['num_short']} answers had fewer tokens than were asked for")
+        lines.append(f"{end['num_short']} answers were shorter than requested")
     lines += [f"error: {detail}" for detail in end["details"]]
     lines += end["notes"]
     return lines + ([end["client_note"]] if end["client_note"] else [])
@@ -45,7 +45,7 @@ def table_of(result: dict[str, Any]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("latencies: p50 / p90 / p99", style="dim")
     for end in ends:
-        table.add_column(end["url"], justify="right", overflow="fold")
+        table.add_column(end["url"].partition("://")[2], justify="right", overflow="fold")
     for label, cell in rows(result):
         table.add_row(label, *(cell(end) for end in ends))
     return table
@@ -66,8 +66,8 @@ def rows(result: dict[str, Any]) -> list[tuple[str, Any]]:
         found.append((bound_text(result["bound"]), within_text))
         found.append(("goodput, requests/s", lambda end: f"{end['goodput']:.2f}"))
     if any(end["found"] is not None for end in result["endpoints"]):
-        found.append(("highest rate within it", highest_text))
-    return [*found, ("the client itself", own_text)]
+        found.append(("highest passing rate", highest_text))
+    return [*found, ("load client", own_text)]
 
 
 def errors_text(errors: dict[str, int]) -> str:
@@ -89,10 +89,11 @@ def sizes_text(end: dict[str, Any]) -> str:
     return f"{'unknown' if prompts is None else prompts}, {end['num_output_tokens']}"
 
 
-def latency_text(found: dict[str, float] | None) -> str:
-    if found is None:
+def latency_text(latency: dict[str, float] | None) -> str:
+    if latency is None:
         return "none"
-    return " / ".join(f"{1000 * found[name]:.1f}" for name in PERCENTILES)
+    values = [1000 * latency[name] for name in PERCENTILES]
+    return " / ".join(f"{value:.0f}" if value >= 1000 else f"{value:.1f}" for value in values)
 
 
 def bound_text(bound: dict[str, float | None]) -> str:
@@ -111,12 +112,12 @@ def within_text(end: dict[str, Any]) -> str:
 def highest_text(end: dict[str, Any]) -> str:
     found = end["found"]
     if found["rate"] is None:
-        return "none was found"
+        return "none"
     return f"{found['rate']:.3g}/s{'' if found['is_sure'] else ' (not sure)'}"
 
 
 def own_text(end: dict[str, Any]) -> str:
     own = end["own"]
     late, lag = 1e3 * own["late_p99_s"], 1e3 * own["lag_p99_s"]
-    busy = f"{own['cpu_share']:.0%} of a core, {1e6 * own['cpu_s_per_event']:.0f} µs an event"
-    return f"p99 {late:.1f} ms late, {lag:.1f} ms lag; {busy}"
+    busy = f"{own['cpu_share']:.0%} CPU, {1e6 * own['cpu_s_per_event']:.0f} µs/event"
+    return f"p99 late {late:.1f} ms, lag {lag:.1f} ms; {busy}"

@@ -1,4 +1,4 @@
-"""What people see of `ridgeline eval`: a table of figures with their intervals, and the layers."""
+"""`ridgeline eval` in the terminal: figures with their intervals, and the layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-NUM_PARTS = 12  # of the layers that hurt most
+NUM_PARTS = 12  # rows of the table of layers
 
 
 def render(document: dict[str, Any], console: Console) -> None:
@@ -20,24 +20,29 @@ def render(document: dict[str, Any], console: Console) -> None:
         console.print(layer_table(layers))
     gate = document["gate"]
     if gate is not None:
-        verdict = "inside the bound" if gate["passed"] else f"refused: {gate['problem']}"
+        verdict = "within the quality bounds" if gate["passed"] else f"refused: {gate['problem']}"
         console.print(verdict, style="green" if gate["passed"] else "bold red", markup=False)
     if "record" in document:
         console.print(f"record: {document['record']}", markup=False)
 
 
-def named(about: dict[str, Any]) -> str:
-    scheme = f", {about['scheme']}" if about["scheme"] else ""
-    scheme += f", head {about['head']}" if about["head"] != "plain" else ""
-    return f"{about['model']} in {about['dtype']}{scheme}, KV in {about['kv_dtype']}"
+def named(subject: dict[str, Any]) -> str:
+    return f"{subject['model']} in {form(subject)}"
+
+
+def form(subject: dict[str, Any]) -> str:
+    """`bf16, int4-g128, KV in fp8`."""
+    scheme = f", {subject['scheme']}" if subject["scheme"] else ""
+    scheme += f", head {subject['head']}" if subject["head"] != "plain" else ""
+    return f"{subject['dtype']}{scheme}, KV in {subject['kv_dtype']}"
 
 
 def figures(document: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
-    table.add_column("value", justify="right")
-    table.add_column("95% interval", justify="right")
-    table.add_column("")
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("95% interval", justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
     if document["text"] is not None:
         text_rows(table, document["text"])
     if document["peer"] is not None:
@@ -58,31 +63,31 @@ def text_rows(table: Table, text: dict[str, Any]) -> None:
 
 
 def peer_rows(table: Table, peer: dict[str, Any]) -> None:
-    about = f"{peer['version']}, plain in {peer['dtype']}, {peer['seconds']:.1f} s"
-    row(table, peer["name"], peer["perplexity"], "{:.3f}", about)
-    row(table, "difference", peer["difference"], "{:+.4%}", "of ours, on the same ids, paired")
+    remark = f"{peer['version']}, {peer['dtype']}, {peer['seconds']:.1f} s"
+    row(table, peer["name"], peer["perplexity"], "{:.3f}", remark)
+    row(table, "difference", peer["difference"], "{:+.4%}", "ours to theirs, same tokens")
 
 
 def divergence_rows(table: Table, against: dict[str, Any]) -> None:
-    found = against["divergence"]
-    row(table, "of the original", found["original"]["perplexity"], "{:.3f}", named(against))
-    row(table, "increase", found["perplexity_increase"], "{:+.3%}", "of the perplexity, paired")
-    row(table, "mean KL", found["mean_kl"], "{:.3g}", "nats a token, from the original")
-    row(table, "p99 KL", found["p99_kl"], "{:.3g}", f"{found['max_kl']:.3g} at most")
-    row(table, "changed", found["changed_share"], "{:.2%}", "of the likeliest tokens")
+    divergence = against["divergence"]
+    row(table, "original", divergence["original"]["perplexity"], "{:.3f}", form(against))
+    row(table, "increase", divergence["perplexity_increase"], "{:+.3%}", "of perplexity, paired")
+    row(table, "mean KL", divergence["mean_kl"], "{:.3g}", "nats per token")
+    row(table, "p99 KL", divergence["p99_kl"], "{:.3g}", f"max {divergence['max_kl']:.3g}")
+    row(table, "changed", divergence["changed_share"], "{:.2%}", "of the likeliest tokens")
 
 
 def task_rows(table: Table, task: dict[str, Any], against: dict[str, Any] | None) -> None:
     size = f"{task['metric']}, {task['num_questions']} questions, {task['seconds']:.1f} s"
     row(table, task["name"], task["score"], "{:.1%}", size)
     if "unnormalized" in task:
-        row(table, "unnormalized", task["unnormalized"], "{:.1%}", "by log-likelihood alone")
+        row(table, "unnormalized", task["unnormalized"], "{:.1%}", "by total log-likelihood")
     for name in ("problems", "isolation"):
         if task.get(name):
             table.add_row(name, "", "", str(task[name]))
     if against is not None and "original" in task:
-        row(table, "of the original", task["original"]["score"], "{:.1%}", named(against))
-        row(table, "difference", task["difference"], "{:+.1%}", "of the questions, paired")
+        row(table, "original", task["original"]["score"], "{:.1%}", form(against))
+        row(table, "difference", task["difference"], "{:+.1%}", "same questions, paired")
 
 
 def row(table: Table, label: str, figure: Any, form: str, remark: str) -> None:
@@ -100,9 +105,9 @@ def row(table: Table, label: str, figure: Any, form: str, remark: str) -> None:
 
 def layer_table(layers: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("the layers that hurt most")
+    table.add_column("layers with the largest error")
     table.add_column("signal to error", justify="right")
-    table.add_column("of its block", justify="right")
+    table.add_column("its block", justify="right")
     for part in layers[:NUM_PARTS]:
         is_block = part["kind"] == "block" or part["name"] == "head"
         name = part["name"] if is_block else f"  {part['name']}"

@@ -5,7 +5,7 @@ change next.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -66,7 +66,8 @@ def ops_table(step: Mapping[str, Any], is_wide: bool = True) -> Table:
     shown = [name for name in [*names, "bound by"] if is_wide or name not in NARROW]
     for name in shown:
         is_text = name in ("op", "bound by")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
+        justify: Literal["left", "right"] = "left" if is_text else "right"
+        table.add_column(name, justify=justify, no_wrap=name != "op", overflow="fold")
     for line in lines:
         table.add_row(*(line.get(name, "") for name in shown))
     return table
@@ -93,7 +94,7 @@ def totals_line(step: Mapping[str, Any]) -> str:
         for name, seconds in ((name, step["totals"][name]) for name in PARTS)
         if seconds > 0
     ]
-    kernels = f"{step['num_kernels']:.0f} kernels or ops"
+    kernels = f"{step['num_kernels']:.0f} kernels"
     return f"[dim]{', '.join(parts)}; {kernels}[/dim]"
 
 

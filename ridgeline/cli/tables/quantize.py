@@ -55,7 +55,7 @@ def document(model: str, scheme: str, out: Path, found: QuantizeResult) -> dict[
 
 
 def stays_for_speed(found: QuantizeResult) -> list[str]:
-    """Projections that no measured scheme suits: each is slower there."""
+    """Projections that are slower in every measured scheme."""
     shapes: dict[MatrixSize, list[bool]] = {}
     for choice in found.choices:
         if choice.times:
@@ -80,82 +80,88 @@ def size_of(path: Path) -> int:
 def render(document: Mapping[str, Any], console: Console) -> None:
     console.print(quality_table(document))
     if document["projections"]:
-        places = [ProjectionResult(**row) for row in document["projections"]]
-        console.print(mixture_table(places, document["dtype"]))
+        projections = [ProjectionResult(**row) for row in document["projections"]]
+        console.print(mixture_table(projections, document["dtype"]))
     console.print(worst_table(document))
     for words in document["plain_for_speed"]:
         console.print(words)
     stays = document["stays"]
     if stays and not document["projections"]:
-        console.print(f"{len(stays)} projections stay as they are: {', '.join(stays[:NUM_SHOWN])}")
+        console.print(f"{len(stays)} projections not quantized: {', '.join(stays[:NUM_SHOWN])}")
     kv = document["kv"]
     if kv is not None:
         errors = f"{kv['keys_db']:.0f} and {kv['values_db']:.0f} dB at worst"
-        console.print(
-            f"keys and values in {kv['dtype']}; the scales in the files round to {errors}"
-        )
+        console.print(f"KV cache in {kv['dtype']}: keys and values rounded to {errors}")
     if document["head"] != "plain":
-        console.print(f"head {document['head']} by the recipe beside it; measured so")
+        console.print(
+            f"output head in {document['head']} (set in recipe.json), included in the measurement"
+        )
     if document["plain_expert_bytes"]:
         experts = human_bytes(document["plain_expert_bytes"])
-        console.print(f"{experts} stay in {document['dtype']}: they are experts")
+        console.print(f"experts are not quantized: {experts} in {document['dtype']}")
     if document["original_on"] == "host":
-        console.print("the original lay on the host; its blocks went to the device one by one")
+        console.print("the original was kept in host memory and moved to the device block by block")
     if document["expanded_from_gguf"]:
-        console.print("the GGUF's blocks were expanded first")
+        console.print("the GGUF weights were dequantized first")
     console.print(f"{document['num_quantized']} projections quantized; saved in {document['out']}")
+
+
+def plain_table(title: str, *columns: str, numbers: Sequence[str] = ()) -> Table:
+    table = Table(
+        title=title, title_justify="left", title_style="bold",
+        box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0),
+    )  # fmt: skip
+    for name in columns:
+        table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
+    return table
 
 
 def quality_table(document: Mapping[str, Any]) -> Table:
     quality = document["quality"]
-    table = Table(title=f"{document['model']} in {document['scheme']}", title_justify="left")
-    table.add_column("")
-    table.add_column("before", justify="right")
-    table.add_column("after", justify="right")
+    title = f"{document['model']} in {document['scheme']}"
+    table = plain_table(
+        title, "", "before", "after", "change", numbers=("before", "after", "change")
+    )
     before, files, held = (
         human_bytes(document[name]) for name in ("bytes_before", "bytes_after", "weight_bytes")
     )
-    table.add_row("weights, in memory", before, held)
-    table.add_row("weights, in files", "", files)
+    table.add_row("weights in memory", before, held)
+    table.add_row("weights on disk", "", files)
     original = quality["original"]["perplexity"]["value"]
     increase = quality["perplexity_increase"]["value"]
-    table.add_row("perplexity", f"{original:.3f}", f"{original * (1 + increase):.3f}")
-    table.add_row("", "", f"{increase:+.2%}")
-    table.add_row("mean KL, p99", "", f"{quality['mean_kl']['value']:.5f}, {quality['p99_kl']:.4f}")
+    after = f"{original * (1 + increase):.3f}"
+    table.add_row("perplexity", f"{original:.3f}", after, f"{increase:+.2%}")
+    table.add_row("mean KL divergence", "", f"{quality['mean_kl']['value']:.5f}")
+    table.add_row("p99 KL divergence", "", f"{quality['p99_kl']:.4f}")
     table.add_row("likeliest token differs", "", f"{quality['changed_share']['value']:.2%}")
     return table
 
 
 def worst_table(document: Mapping[str, Any]) -> Table:
-    table = Table(title="outputs that suffer most", title_justify="left")
-    table.add_column("projection")
-    table.add_column("error, dB", justify="right")
+    table = plain_table("largest errors", "projection", "error, dB", numbers=("error, dB",))
     for row in document["matrices"][:NUM_SHOWN]:
         error = "–" if row["error_db"] is None else f"{row['error_db']:.1f}"
         table.add_row(row["name"].removesuffix(WEIGHT), error)
     return table
 
 
-def mixture_table(places: Sequence[ProjectionResult], dtype: str) -> Table:
+def mixture_table(projections: Sequence[ProjectionResult], dtype: str) -> Table:
     """A row for all projections of one kind that became the same."""
-    table = Table(title="what became of the projections", title_justify="left")
-    for name, justify in (("projection", "left"), ("now", "left"), ("layers", "left")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    table.add_column("size", justify="right")
-    table.add_column("why no smaller")
+    columns = ("projection", "now", "layers", "size", "why not smaller")
+    table = plain_table("projections", *columns, numbers=("size",))
     groups: dict[tuple[str, str | None], list[ProjectionResult]] = {}
-    for place in places:
-        groups.setdefault((kind_of(place.name), place.scheme), []).append(place)
+    for each in projections:
+        groups.setdefault((kind_of(each.name), each.scheme), []).append(each)
     for (kind, scheme), members in sorted(groups.items(), key=lambda group: group[0][0]):
-        size = human_bytes(sum(place.num_bytes for place in members))
-        layers = ranges(int(place.name.split(".")[1]) for place in members)
-        least = members[0].why if len({place.why for place in members}) == 1 else why_of(members)
-        table.add_row(kind, scheme or dtype, layers, size, least)
+        size = human_bytes(sum(each.num_bytes for each in members))
+        layers = ranges(int(each.name.split(".")[1]) for each in members)
+        why = members[0].why if len({each.why for each in members}) == 1 else why_of(members)
+        table.add_row(kind, scheme or dtype, layers, size, why)
     return table
 
 
 def why_of(members: Sequence[ProjectionResult]) -> str:
-    """Of several reasons the first, which stands for its like."""
+    """The first of several reasons, with its layer."""
     return f"{members[0].why} (layer {members[0].name.split('.')[1]})"
 
 

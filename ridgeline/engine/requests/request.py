@@ -33,28 +33,26 @@ def _help(meaning: str, python_only: bool = False) -> dict[str, Any]:
 @answers_wrong_options()
 @dataclass(frozen=True)
 class Sampling:
-    temperature: float = field(
-        default=0.0, metadata=_help("0 is greedy; higher spreads the choice over more tokens")
-    )
-    top_k: int = field(default=0, metadata=_help("choose among the k likeliest tokens; 0: all"))
+    temperature: float = field(default=0.0, metadata=_help("0 is greedy; higher is more random"))
+    top_k: int = field(default=0, metadata=_help("sample from the k likeliest tokens; 0: all"))
     top_p: float = field(
         default=1.0,
-        metadata=_help("choose among the likeliest tokens that together reach this probability"),
+        metadata=_help("sample from the likeliest tokens that together have this probability"),
     )
     min_p: float = field(
         default=0.0,
-        metadata=_help("drop tokens below this share of the likeliest one's probability"),
+        metadata=_help("drop tokens below this fraction of the likeliest token's probability"),
     )
     repetition_penalty: float = field(
         default=1.0,
-        metadata=_help("above 1: makes tokens of the prompt and the output less likely"),
+        metadata=_help("above 1 makes tokens already in prompt or output less likely"),
     )
     presence_penalty: float = field(
-        default=0.0, metadata=_help("taken off the logit of a token that is in the output")
+        default=0.0, metadata=_help("subtracted from the logits of tokens already in the output")
     )
     frequency_penalty: float = field(
         default=0.0,
-        metadata=_help("taken off a token's logit for each time it is in the output"),
+        metadata=_help("subtracted from a token's logit for each time it is in the output"),
     )
     logit_bias: Mapping[int, float] = field(
         default_factory=dict,
@@ -62,23 +60,23 @@ class Sampling:
         metadata=_help("added to the logits of these token ids", python_only=True),
     )
     seed: int | None = field(
-        default=None, metadata=_help("repeats a draw; drawn and reported when not given")
+        default=None, metadata=_help("random seed (default: drawn and reported)")
     )
-    max_tokens: int = field(default=256, metadata=_help("stop after this many tokens"))
+    max_tokens: int = field(default=256, metadata=_help("most tokens to generate"))
     min_tokens: int = field(
-        default=0, metadata=_help("no stop token is chosen before there are this many tokens")
+        default=0, metadata=_help("fewest tokens to generate before a stop token is allowed")
     )
     stop: tuple[str, ...] = field(
         default=(),
-        metadata=_help("end before this text appears in the output (may be given several times)"),
+        metadata=_help("stop before this text (repeat for several)"),
     )
     stop_ids: tuple[int, ...] = field(
         default=(),
-        metadata=_help("end after this token id, beside the model's own (several times)"),
+        metadata=_help("stop after this token id, besides the model's own (repeat for several)"),
     )
     ignore_eos: bool = field(
         default=False,
-        metadata=_help("the model's own end-of-text tokens end nothing", python_only=True),
+        metadata=_help("do not stop at the model's end-of-text tokens", python_only=True),
     )
     logprobs: int | None = field(
         default=None,
@@ -91,7 +89,7 @@ class Sampling:
     prompt_logprobs: int | None = field(
         default=None, metadata=_help("the same for the tokens of the prompt", python_only=True)
     )
-    n: int = field(default=1, metadata=_help("outputs of the one prompt", python_only=True))
+    n: int = field(default=1, metadata=_help("outputs per prompt", python_only=True))
     best_of: int | None = field(
         default=None,
         metadata=_help(

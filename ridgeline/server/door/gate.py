@@ -65,8 +65,8 @@ class Gate:
         if self._tenants[tenant] >= self._max_per_tenant:
             raise RefusalError(
                 429,
-                f"{self._max_per_tenant} requests of this key are being answered; wait for one of "
-                "them to end",
+                f"this API key already has {self._max_per_tenant} requests running; wait for one "
+                "to finish",
                 code="too_many_requests",
                 retry_after_s=self._wait_for(1),
             )
@@ -76,8 +76,8 @@ class Gate:
         if self.num_inside + more > self.room:
             raise RefusalError(
                 429,
-                f"the queue is full: {self.num_inside} of {self.room} outputs are running or wait, "
-                f"and {more} more were asked for; try again later",
+                f"the queue is full: {self.num_inside} of {self.room} outputs running or waiting, "
+                f"{more} more requested; try again later",
                 code="queue_full",
                 retry_after_s=self._wait_for(self.num_inside + more - self.room),
             )

@@ -21,15 +21,15 @@ def check_origin(host: str | None, origin: str | None, is_open: bool) -> None:
     if origin is not None and _place_of(origin) != (host or "").lower():
         raise RefusalError(
             403,
-            "the request comes from a page of another origin; use the server's own page or a "
-            "client that is no browser, and let a proxy pass the Host header on",
+            "cross-origin request refused; use the server's own page or a non-browser client, "
+            "and make a proxy pass the Host header",
             code="other_origin",
         )
     if is_open and host is not None and not _is_address(host):
         raise RefusalError(
             403,
-            "the server was called by a name other than localhost, which one that listens on its "
-            "own machine alone allows only with an API key; use its address, or --api-key-file",
+            "without an API key a local server only answers to localhost or its IP address; "
+            "use one of these, or start it with --api-key-file",
             code="unknown_host",
         )
 

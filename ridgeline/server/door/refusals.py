@@ -41,7 +41,7 @@ def retry_after(error: ApiError) -> int | None:
 def shutting_down() -> RefusalError:
     return RefusalError(
         503,
-        "the server is shutting down; try again, or another one",
+        "the server is shutting down; try again later",
         code="shutting_down",
         retry_after_s=5,
     )

@@ -111,7 +111,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_too_large:
             self._refuse(431, self._head_message())
         else:
-            self._refuse(400, "this is not HTTP/1.1 as it should be")
+            self._refuse(400, "malformed HTTP/1.1 request")
 
     @property
     def _is_answered(self) -> bool:
@@ -128,7 +128,7 @@ class BoundedProtocol(HttpToolsProtocol):
             raise _TooLargeError
 
     def _head_message(self) -> str:
-        return f"the headers have more than {self._bounds.max_head_bytes} bytes; send fewer"
+        return f"the headers are larger than {self._bounds.max_head_bytes} bytes; send less"
 
     def _arm(self, seconds: float) -> None:
         self._disarm()

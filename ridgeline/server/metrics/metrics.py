@@ -24,7 +24,7 @@ from ridgeline.server.metrics.counts import Counts
 from ridgeline.server.metrics.exposition import CONTENT_TYPE, View, render
 from ridgeline.server.metrics.history import History
 from ridgeline.server.metrics.served import Served
-from ridgeline.server.metrics.snapshot import about, verdict_json
+from ridgeline.server.metrics.snapshot import server_facts, verdict_json
 from ridgeline.server.metrics.tracing import from_environment
 from ridgeline.server.metrics.verdict import ServerVerdict, judge
 from ridgeline.server.metrics.window import Sample, Totalled, Window, window_of
@@ -110,7 +110,7 @@ class Meters:
         with self._lock:
             now, window, counts = self._clock(), self._window(), self._counts
             return {
-                **about(self.served, self._samples[-1] if self._samples else None),
+                **server_facts(self.served, self._samples[-1] if self._samples else None),
                 "uptime_s": now - self._started,
                 "num_restarts": self._num_restarts,
                 "num_prompt_tokens": counts.num_prompt_tokens,

@@ -11,7 +11,7 @@ from ridgeline.server.metrics.verdict import ServerVerdict
 from ridgeline.server.metrics.window import Sample, Window
 
 
-def about(served: Served, sample: Sample | None) -> dict[str, Any]:
+def server_facts(served: Served, sample: Sample | None) -> dict[str, Any]:
     limits, recipe, roof = served.recipe.limits.filled(), served.recipe, served.roof
     return {
         "model": served.model,

@@ -1,9 +1,9 @@
-"""The verdict: one sentence on what bounds a server now, and what to change next.
+"""The verdict: one sentence on what limits a server now, and what to change next.
 
     verdict = judge(window_of(samples, served), served)
     print(verdict.sentence)
-    # Decode is bound by weight bandwidth at 83% of this machine's; KV pages full 12% of the time;
-    # host gap 3%; next: …
+    # Decode is limited by weight bandwidth, at 83% of this machine's; KV pages full 12% of the
+    # time; host gap 3%; next: …
 
 A pure function of a window. Rules in the order of what a change would help first: a host that
 cannot keep up, pages that are full, a batch that is full, and then the roofline.
@@ -26,15 +26,15 @@ IDLE_SHARE = 0.02  # of the time with work at hand: less is idle
 HOST_SHARE = 0.25  # of the time with work, the device idle: more is the host's fault
 FULL_SHARE = 0.10  # of the time with full pages: more is worth a change
 BATCH_SHARE = 0.95  # of the largest batch: more is full
-QUIET_SHARE = 0.5  # of the time with work at hand: less is said
+QUIET_SHARE = 0.5  # of the time with work at hand: less is mentioned
 
 
 @dataclass(frozen=True)
 class ServerVerdict:
     kind: VerdictKind
     bound: str  # what bounds it
-    facts: tuple[str, ...]  # what else is to be seen
-    next: str  # what to do about it; empty when nothing is to be done
+    facts: tuple[str, ...]  # other observations
+    next: str  # what to do about it; empty if nothing
 
     @property
     def sentence(self) -> str:
@@ -53,21 +53,24 @@ def judge(window: Window | None, served: Served) -> ServerVerdict:
 def main_phase(window: Window) -> tuple[str, PhaseMeans]:
     """The kind of steps that took most of the time."""
     phases = {"decode": window.decode, "prefill": window.prefill}
-    found = [(name, phase) for name, phase in phases.items() if phase is not None]
-    assert found, "an active window has steps"
-    return max(found, key=lambda pair: pair[1].busy_s)
+    present = [(name, phase) for name, phase in phases.items() if phase is not None]
+    assert present, "an active window has steps"
+    return max(present, key=lambda pair: pair[1].busy_s)
 
 
 def _kind(window: Window, served: Served) -> tuple[VerdictKind, str]:
     if window.busy_s == 0 or window.gap_share >= HOST_SHARE:
         idle = _percent(window.gap_share)
-        return "host", f"the host is the limit: the device was idle {idle} of the time it had work"
+        return (
+            "host",
+            f"limited by the host: the device was idle {idle} of the time with work queued",
+        )
     waiting = _requests(window.num_waiting)
     if window.full_share >= FULL_SHARE and window.num_waiting >= 1:
         full = _percent(window.full_share)
-        return "pages", f"KV pages are full {full} of the time and {waiting} for them"
+        return "pages", f"the KV cache is full {full} of the time and {waiting} for pages"
     if window.num_waiting >= 1 and window.num_running >= BATCH_SHARE * served.max_batch:
-        return "queue", f"all {served.max_batch} places of the batch are taken and {waiting}"
+        return "queue", f"the batch is full ({served.max_batch} requests) and {waiting}"
     return _roofline_kind(window, served)
 
 
@@ -76,7 +79,10 @@ def _roofline_kind(window: Window, served: Served) -> tuple[VerdictKind, str]:
     roof = served.roof
     if roof is None or phase.memory_share is None or phase.matrix_share is None:
         share = _percent(phase.busy_s / window.busy_s)
-        return "unknown", f"{name} takes {share} of the work; this machine's limits are not known"
+        return (
+            "unknown",
+            f"{name} takes {share} of the time; this machine's limits are not measured",
+        )
     memory, matrix = phase.memory_share, phase.matrix_share
     if max(memory, matrix) < LOW_SHARE:
         what = "memory bandwidth" if memory >= matrix else "matrix rate"
@@ -85,37 +91,39 @@ def _roofline_kind(window: Window, served: Served) -> tuple[VerdictKind, str]:
     if memory >= matrix:
         what = "weight bandwidth" if phase.weight_share >= 0.5 else "KV-cache bandwidth"
         where = f"at {_percent(memory)} of {_whose(roof.memory.source)}"
-        return "memory", f"{name} is bound by {what} {where}"
+        return "memory", f"{name} is limited by {what}, {where}"
     where = f"at {_percent(matrix)} of {_whose(roof.matrix.source)}"
-    return "compute", f"{name} is bound by matrix math {where}"
+    return "compute", f"{name} is limited by compute, {where}"
 
 
 def _facts(window: Window, kind: VerdictKind) -> list[str]:
-    found = []
+    facts = []
     if kind != "pages" and window.full_share > 0:
-        found.append(f"KV pages full {_percent(window.full_share)} of the time")
+        facts.append(f"KV pages full {_percent(window.full_share)} of the time")
     if kind != "host":
-        found.append(f"host gap {_percent(window.gap_share)}")
+        facts.append(f"host gap {_percent(window.gap_share)}")
     if window.num_preemptions:
         plural = "" if window.num_preemptions == 1 else "s"
-        found.append(f"{window.num_preemptions} preemption{plural}")
+        facts.append(f"{window.num_preemptions} preemption{plural}")
     if window.prompt_tokens and window.hit_tokens / window.prompt_tokens >= 0.01:
         hits = _percent(window.hit_tokens / window.prompt_tokens)
-        found.append(f"{hits} of prompt tokens from the prefix cache")
+        facts.append(f"{hits} of prompt tokens from the prefix cache")
     if window.drafted_tokens:
         accepted = _percent(window.accepted_tokens / window.drafted_tokens)
-        found.append(f"{accepted} of drafts accepted")
+        facts.append(f"{accepted} of drafts accepted")
     if window.active_share < QUIET_SHARE:
-        found.append(f"busy {_percent(window.active_share)} of the time")
-    return found
+        facts.append(f"busy {_percent(window.active_share)} of the time")
+    return facts
 
 
 def _next(kind: VerdictKind, window: Window, served: Served) -> str:
     recipe = served.recipe
     if kind == "host":
         if not recipe.overlap:
-            return f"leave out {_no('overlap')}, so that steps are launched ahead"
-        return "larger batches, or fewer requests with grammars, which wait for the host each token"
+            return f"remove {_no('overlap')}, so that steps are launched ahead"
+        return (
+            "larger batches, or fewer requests with grammars (those wait for the host every token)"
+        )
     if kind == "pages":
         if _kv_is_plain(served):
             return (
@@ -123,9 +131,9 @@ def _next(kind: VerdictKind, window: Window, served: Served) -> str:
             )
         return f"a higher {flag('limits.memory_share')}, or another replica"
     if kind == "queue":
-        return f"a higher {flag('limits.max_batch')} while pages last, or another replica"
+        return f"a higher {flag('limits.max_batch')} if pages are free, or another replica"
     if kind == "unknown":
-        return "`ridgeline hardware` measures this machine's limits once"
+        return "run `ridgeline hardware` once to measure this machine's limits"
     if kind == "overhead":
         return _against_overhead(window, served)
     name, phase = main_phase(window)
@@ -137,21 +145,21 @@ def _next(kind: VerdictKind, window: Window, served: Served) -> str:
 def _against_overhead(window: Window, served: Served) -> str:
     on_cpu = served.costs is not None and served.costs.hardware.device_type == "cpu"
     if not on_cpu and not served.recipe.graphs:
-        return f"leave out {_no('graphs')}, so that small steps are replayed at once"
+        return f"remove {_no('graphs')}, so that small steps run as graphs"
     name, phase = main_phase(window)
     if name == "decode" and phase.rows < served.max_batch / 4:
-        return "more requests at once: the same steps would carry them"
+        return "more concurrent requests: they would cost almost no extra time"
     if on_cpu:
-        return "look for other programs on these cores, which take time and bandwidth"
-    return "`ridgeline bench kernels` shows what each kernel reaches here"
+        return "check for other programs using these cores"
+    return "run `ridgeline bench kernels` to see what each kernel reaches here"
 
 
 def _against_compute(name: str, served: Served) -> str:
     if name == "prefill" and not served.recipe.kv.prefix_cache:
-        return f"leave out {_no('kv.prefix_cache')}, so that shared beginnings are computed once"
+        return f"remove {_no('kv.prefix_cache')}, so that shared prefixes are computed once"
     if not _is_quantized(served):
-        return "`ridgeline quantize --scheme fp8` where the device multiplies fp8, or a replica"
-    return "another replica: this one is near what the device can compute"
+        return "`ridgeline quantize --scheme fp8` if the GPU has fp8, or another replica"
+    return "another replica: this one is near the compute limit"
 
 
 def _against_memory(name: str, phase: PhaseMeans, served: Served) -> str:
@@ -159,16 +167,16 @@ def _against_memory(name: str, phase: PhaseMeans, served: Served) -> str:
     assert phase.matrix_share is not None, "a phase that is bound has shares"
     if phase.weight_share < 0.5:
         if _kv_is_plain(served):
-            return f"{flag('kv.dtype')} fp8 halves what is read of the cache"
+            return f"{flag('kv.dtype')} fp8 (half the KV-cache reads)"
         return "shorter contexts, or another replica"
     room = min(phase.memory_share / max(phase.matrix_share, 1e-9), served.max_batch / phase.rows)
     more = ""
     if name == "decode" and room > 2:
-        more = f"{_times(room)} as many requests at once, which cost little more"
+        more = f"{_times(room)} as many concurrent requests at little extra cost"
     if not _is_quantized(served):
-        less = "`ridgeline quantize --scheme int4-g128` reads the weights in 4 bits"
+        less = "`ridgeline quantize --scheme int4-g128` (4-bit weights)"
     elif served.recipe.speculation.method == "none" and phase.rows <= 4:
-        less = f"{flag('speculation.method')} prompt-lookup makes several tokens of one reading"
+        less = f"{flag('speculation.method')} prompt-lookup (several tokens per pass)"
     else:
         less = ""
     return ", or ".join(each for each in (less, more) if each) or "another replica"

@@ -102,8 +102,8 @@ async function* events(body) {
 function summary({ tokens, begun, first, last }, state) {
   const parts = [];
   if (tokens) parts.push(`${count(tokens)} token${tokens === 1 ? "" : "s"}`);
-  if (first) parts.push(`first after ${seconds((first - begun) / 1000)}`);
-  if (tokens > 1 && last > first) parts.push(`${digits((tokens - 1) / (last - first) * 1000)} a second`);
+  if (first) parts.push(`first token after ${seconds((first - begun) / 1000)}`);
+  if (tokens > 1 && last > first) parts.push(`${digits((tokens - 1) / (last - first) * 1000)} tokens/s`);
   if (state) parts.push(state);
   return parts.join(" · ");
 }

@@ -11,7 +11,7 @@ import "/page/theme.js";
 const KEPT = 600; // points
 const KINDS = {
   idle: "idle", host: "the host", pages: "KV pages", queue: "the batch", memory: "memory",
-  compute: "compute", overhead: "overhead", unknown: "not known",
+  compute: "compute", overhead: "overhead", unknown: "unknown",
 };
 const get = (id) => document.getElementById(id);
 const share = (value) => percent(value);
@@ -27,7 +27,7 @@ const charts = [
       series("between tokens p50", "inter_p50", "one"), series("p95", "inter_p95", "one dashed")], read: seconds, least: 0.01, log: true,
   }),
   new TimeChart(get("occupancy"), "Occupancy", {
-    series: [series("batch", "batch", "one", true), series("KV pages in use", "pages_used", "two"), series("kept for reuse", "pages_cached", "two dashed")],
+    series: [series("batch", "batch", "one", true), series("KV pages in use", "pages_used", "two"), series("prefix cache", "pages_cached", "two dashed")],
     read: share, ticks: [0, 0.25, 0.5, 0.75, 1],
   }),
 ];
@@ -44,7 +44,7 @@ async function poll() {
     show(await reply.json());
     get("link").textContent = "";
   } catch {
-    get("link").textContent = "No answer from the server; trying again";
+    get("link").textContent = "Server not reachable; retrying";
   }
   timer = setTimeout(poll, document.hidden ? 10000 : 1000);
 }

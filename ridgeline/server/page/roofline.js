@@ -30,8 +30,8 @@ export class Roofline {
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.svg.replaceChildren();
     if (!this.roof) {
-      this.legend.replaceChildren(element("li", "", "This machine's limits are not known; “ridgeline hardware” measures them once."));
-      this.svg.setAttribute("aria-label", "Roofline: the machine's limits are not known.");
+      this.legend.replaceChildren(element("li", "", "This machine's limits are unknown; run “ridgeline hardware” once to measure them."));
+      this.svg.setAttribute("aria-label", "Roofline: this machine's limits are unknown.");
       return;
     }
     this.scales(width);
@@ -118,7 +118,7 @@ export class Roofline {
   }
 
   tell() {
-    const source = this.roof.memory.source === "measured" ? "measured here" : "of the datasheet";
+    const source = this.roof.memory.source === "measured" ? "measured here" : "from the datasheet";
     const told = this.phases.filter(({ phase }) => phase?.flops_per_s).map(({ name, phase }) => {
       const isMemory = phase.memory_share >= phase.matrix_share;
       const share = percent(Math.max(phase.memory_share, phase.matrix_share));

@@ -47,13 +47,13 @@ class ApiError(Exception):
 
 def error_body(error: ApiError) -> bytes:
     """The JSON of an error answer."""
-    about = {
+    fields = {
         "message": error.message,
         "type": error.type,
         "param": error.param,
         "code": error.code,
     }
-    return json.dumps({"error": about}).encode()
+    return json.dumps({"error": fields}).encode()
 
 
 def error_of(output: Output) -> ApiError | None:

@@ -102,8 +102,8 @@ def openapi_document(
 def _add_not_done(schema: dict[str, Any], kind: type[Body]) -> None:
     """Fields that are refused, but for null."""
     for name, advice in kind.not_done.items():
-        about = {"type": "null", "description": f"not supported; {advice}"}
-        schema["properties"][name] = about
+        refused = {"type": "null", "description": f"not supported; {advice}"}
+        schema["properties"][name] = refused
 
 
 def models_body(models: Sequence[str], created: float, max_context: int) -> bytes:
@@ -119,8 +119,8 @@ def model_body(name: str, models: Sequence[str], created: float, max_context: in
 
 
 def _model(name: str, created: float, max_context: int) -> dict[str, Any]:
-    about = {"id": name, "object": "model", "created": int(created), "owned_by": "ridgeline"}
-    return {**about, "max_model_len": max_context}
+    model = {"id": name, "object": "model", "created": int(created), "owned_by": "ridgeline"}
+    return {**model, "max_model_len": max_context}
 
 
 def _operation(route: Route, schema: Any) -> dict[str, Any]:

@@ -141,10 +141,10 @@ def with_tools_in_text(
     if not tools:
         return plain
     lines = "\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools)
-    about = _INSTRUCTIONS.format(tools=lines)
+    instructions = _INSTRUCTIONS.format(tools=lines)
     if plain[0]["role"] != "system":
-        return [{"role": "system", "content": about}, *plain]
-    return [{**plain[0], "content": f"{plain[0]['content']}\n\n{about}"}, *plain[1:]]
+        return [{"role": "system", "content": instructions}, *plain]
+    return [{**plain[0], "content": f"{plain[0]['content']}\n\n{instructions}"}, *plain[1:]]
 
 
 def _as_text(message: dict[str, Any]) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def test_a_full_disk_is_seen_before_the_work(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
     monkeypatch.setattr(verb, "load_model", None)  # it would have to be called
-    words = "will take free another disk"
+    words = "needs free another disk"
     refused(capsys, OutputError, words, *argv(folder, tmp_path / "a" / "out", text))
     assert list(tmp_path.iterdir()) == []
 
@@ -134,7 +134,7 @@ def test_a_place_that_takes_no_folder(
     folder: Path, text: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verb, "load_model", None)
-    words = "cannot write takes no new folder"
+    words = "cannot write not writable"
     refused(capsys, OutputError, words, *argv(folder, text / "out", text))
 
 

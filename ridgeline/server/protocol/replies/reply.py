@@ -47,15 +47,15 @@ class Reply(ABC):
 
 
 class StreamedReply(Reply):
-    """One that can be told as it comes."""
+    """A reply that can be streamed."""
 
-    def __init__(self, *about: Any, **more: Any) -> None:
-        super().__init__(*about, **more)
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
         self.prepare()
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make what this kind of reply needs beside."""
+        """Make what this kind of reply needs besides."""
 
     @abstractmethod
     def start(self) -> list[bytes]:
@@ -83,8 +83,8 @@ class ChunkReply(StreamedReply):
         """For so many choices."""
         self.ended = [False] * num  # whether a choice's finish reason was told
         common = f'"created":{self.created},"model":{quoted(self.asked.model)}'
-        about = f'"id":{quoted(self.id)},"object":"{self.chunk_object}",{common}'
-        self.head = f'{{{about},"choices":['
+        start = f'"id":{quoted(self.id)},"object":"{self.chunk_object}",{common}'
+        self.head = f'{{{start},"choices":['
         self.tail = '],"usage":null}' if self.asked.include_usage else "]}"
 
     def chunk(self, index: int, content: str, logprobs: str, finish_reason: str | None) -> bytes:
@@ -99,8 +99,8 @@ class ChunkReply(StreamedReply):
         return [data(f'{self.head}],"usage":{compact(usage)}}}'), DONE]
 
     def whole_body(self, name: str, choices: list[Any], usage: dict[str, Any]) -> bytes:
-        about = {"id": self.id, "object": name, "created": self.created, "model": self.asked.model}
-        return compact({**about, "choices": choices, "usage": usage}).encode()
+        head = {"id": self.id, "object": name, "created": self.created, "model": self.asked.model}
+        return compact({**head, "choices": choices, "usage": usage}).encode()
 
 
 def check_ended_well(outputs: Sequence[Output]) -> None:

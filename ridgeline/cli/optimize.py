@@ -23,7 +23,6 @@ from ridgeline.cli.options import (
 )
 from ridgeline.cli.parser import group
 from ridgeline.cli.tables.optimize import climb_table
-from ridgeline.cli.tables.plots import said
 from ridgeline.cli.tasks import add_task, check_task_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import CHECK_FAILED_EXIT_CODE, INTERRUPTED_EXIT_CODE, UsageError
@@ -37,6 +36,7 @@ from ridgeline.ladder.measuring.judging import Measured
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
 from ridgeline.ladder.reporting.folder import REPORT
 from ridgeline.ladder.result import Climb
+from ridgeline.profiling.printing import safe_text
 from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.quality.tasks import TaskOptions
 
@@ -251,6 +251,6 @@ def render_preview(result: dict[str, Any], console: Console) -> None:
     for entry in result["rungs"]:
         predicted = entry["predicted"]
         gain = "" if predicted is None else f"{predicted['speedup']:.2f}x"
-        table.add_row(gain, said(f"{entry['title']}: {entry['reason']}"))
+        table.add_row(gain, safe_text(f"{entry['title']}: {entry['reason']}"))
     console.print(table)
     console.print(result["note"], markup=False)

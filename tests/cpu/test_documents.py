@@ -32,7 +32,10 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     [
         *(ROOT / "docs").glob("*.md"),
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *(
+            ROOT / name
+            for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "results/README.md")
+        ),
     ]
 )
 WIDTH = 100
@@ -47,7 +50,7 @@ SMALLER = {
 }
 PLACEHOLDERS = {"NAME", "DIR", "MODEL", "FILE"}
 
-named = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+named = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 class Block(NamedTuple):
@@ -186,14 +189,17 @@ def make_targets() -> set[str]:
 
 
 def python_blocks() -> dict[str, list[Block]]:
-    found = {path.name: [b for b in blocks(path) if b.language == "python"] for path in DOCUMENTS}
+    found = {
+        str(path.relative_to(ROOT)): [b for b in blocks(path) if b.language == "python"]
+        for path in DOCUMENTS
+    }
     return {name: each for name, each in found.items() if any(not b.kind for b in each)}
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow) if name == "modules.md" else name
+        pytest.param(name, marks=pytest.mark.slow) if name == "docs/modules.md" else name
         for name in python_blocks()
     ],
 )

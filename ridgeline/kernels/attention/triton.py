@@ -12,6 +12,8 @@ one number; smaller pages give one number a token.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -184,5 +186,5 @@ def score_arguments(spec: AttentionSpec) -> tuple[float, ...]:
     return float(spec.scale), float(spec.softcap or 0.0), spec.window or 0
 
 
-def score_constants(spec: AttentionSpec) -> dict[str, bool]:
+def score_constants(spec: AttentionSpec) -> dict[str, Any]:
     return {"CAPPED": spec.softcap is not None, "WINDOWED": spec.window is not None}

@@ -83,7 +83,7 @@ def case(setting: DecodeCase) -> Case:
 
 
 def cost(q_BNH: Tensor, pages: Pages, tables: PageTables, spec: AttentionSpec, **_: Any) -> OpCost:
-    num_kv_heads, _, head_dim = pages.k_pages.shape[1:]
+    num_kv_heads, head_dim = pages.k_pages.shape[1], pages.k_pages.shape[3]
     window = spec.window if spec.window is not None else max(tables.lengths.tolist())
     num_tokens = int(tables.lengths.clamp(max=window).sum())
     token_bytes = head_dim * pages.k_pages.dtype.itemsize + (4 if pages.k_scale is not None else 0)

@@ -136,7 +136,7 @@ def cost(
     **_: Any,
 ) -> OpCost:
     num_tokens, columns = qkv_TC.shape
-    num_kv_heads, _, head_dim = pages.k_pages.shape[1:]
+    num_kv_heads, head_dim = pages.k_pages.shape[1], pages.k_pages.shape[3]
     angle_bytes = 2 * angles[0].nbytes if angles is not None else 0
     norm_bytes = 2 * norm.q_weight.nbytes if norm is not None else 0
     codes = holds_codes(pages.k_pages.dtype)

@@ -18,6 +18,7 @@ from ridgeline.engine.sampling.choosing import Chooser
 from ridgeline.engine.steps.notes import END, Note
 from ridgeline.errors import ContextLengthError, UsageError
 from ridgeline.kernels.attention import AttentionSpec
+from ridgeline.kernels.pages import Pages
 from ridgeline.models import Transformer
 from ridgeline.models.cost import Chunk
 from ridgeline.profiling.tracing.stepping import StepFunction
@@ -49,7 +50,7 @@ class NaiveSteps:
     def __init__(self, model: Transformer, recipe: Recipe) -> None:
         self.model, self.recipe, self.device = model, recipe, model.embed.weight.device
         self.notes: list[Note] | None = None
-        self.pages: Tensor | None = None
+        self.pages: Pages | None = None
 
     @contextmanager
     def decoding(self, batch: int, context: int, num_steps: int) -> Iterator[StepFunction]:

@@ -117,7 +117,9 @@ def compressed_layout(
             zeros = not weights.get("symmetric", True)
             return scaled.int8_matrix(module, inputs_scaled, zeros)
         if weights.get("block_structure") not in (None, [BLOCK, BLOCK], f"{BLOCK}x{BLOCK}"):
-            module.wrong(f"has blocks of {weights['block_structure']}; {BLOCK} x {BLOCK} are read")
+            module.wrong(
+                f"has blocks of {weights['block_structure']}; only {BLOCK} x {BLOCK} are supported"
+            )
         return scaled.fp8_matrix(module, "weight_scale", inputs_scaled)
     return None
 

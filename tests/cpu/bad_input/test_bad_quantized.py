@@ -142,12 +142,12 @@ FIELDS = [
     ("awq", {"quant_method": "bitsandbytes"}, UnsupportedError, "is quantized by 'bitsandbytes'"),
     ("awq", {"quant_method": "gptg"}, UnsupportedError, "did you mean 'gptq'"),
     ("awq", {"quant_method": ...}, UnsupportedError, "quantized by 'None'"),
-    ("awq", {"quant_method": ["awq"]}, UnsupportedError, "read are compressed-tensors, awq"),
+    ("awq", {"quant_method": ["awq"]}, UnsupportedError, "supported are compressed-tensors, awq"),
     ("awq", {"version": "gemv"}, UnsupportedError, "version 'gemv' is not supported; only gemm is"),
     ("awq", {"bits": 3}, CheckpointError, "bits is 3; it can be 4"),
     ("gptq", {"bits": 3}, CheckpointError, "bits is 3; it can be 2, 4, 8"),
     ("gptq", {"bits": True}, CheckpointError, "bits is True"),
-    ("gptq", {"checkpoint_format": "marlin"}, UnsupportedError, "'marlin' is not read"),
+    ("gptq", {"checkpoint_format": "marlin"}, UnsupportedError, "'marlin' is not supported"),
     ("fp8", {"weight_block_size": [64, 64]}, UnsupportedError, "[128, 128] are"),
     ("packed", {"config_groups": ...}, CheckpointError, "has no config_groups"),
     ("packed", {"config_groups": {"a": 1}}, CheckpointError, "lists no targets"),
@@ -197,7 +197,7 @@ def test_blocks_of_another_size(spoiled: Callable[..., Path]) -> None:
     blocks = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [64, 64]}
     config = files.compressed_config("float-quantized", blocks)
     folder = spoiled("fp8", **config, weight_block_size=...)
-    check(folder, CheckpointError, "has blocks of [64, 64]; 128 x 128 are read")
+    check(folder, CheckpointError, "has blocks of [64, 64]; only 128 x 128 are supported")
 
 
 def test_codes_of_another_size_than_the_models(spoiled: Callable[..., Path]) -> None:

@@ -48,5 +48,5 @@ def check_head(checkpoint: Checkpoint, description: Description, scheme: Scheme)
     if description.names.head in canonical_names(layouts, description):
         raise UsageError(
             f"the recipe's head is {scheme.name}, and that of {checkpoint.path} is quantized "
-            "already (it runs in plain weights here); leave --head out"
+            "already (it runs in plain weights here); remove --head"
         )

@@ -197,7 +197,7 @@ def test_plain_types_are_views(type_name: str) -> None:
 
 def test_wrong_sizes_and_types_are_refused() -> None:
     raw = np.zeros(34, dtype=np.uint8)
-    with pytest.raises(CheckpointError, match="takes 68 bytes, 34 were given"):
+    with pytest.raises(CheckpointError, match="takes 68 bytes, got 34"):
         gguf_blocks.dequantize(raw, "Q8_0", (2, 32))
     with pytest.raises(CheckpointError, match="do not fill whole Q8_0 blocks of 32"):
         gguf_blocks.block_bytes("Q8_0", 33)

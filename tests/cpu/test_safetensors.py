@@ -137,7 +137,7 @@ def test_an_index_that_names_what_is_not_there(tmp_path: Path) -> None:
     shard = sorted(folder.glob("*.safetensors"))[1]
     content = shard.read_bytes()
     shard.unlink()
-    with pytest.raises(CheckpointError, match=f"not there: {shard.name}"):
+    with pytest.raises(CheckpointError, match=f"missing: {shard.name}"):
         open_checkpoint(folder)
     save_file({"other": torch.ones(1)}, shard)
     with pytest.raises(CheckpointError, match=r"index\.json lists tensors that no file contains: "):

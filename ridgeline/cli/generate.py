@@ -206,24 +206,24 @@ def render(result: dict[str, Any], console: Console) -> None:
 
 
 def summary_lines(result: dict[str, Any]) -> list[str]:
-    """`decode 80 tokens, 31.2 tok/s: 78% of the limit of 40 tok/s (memory, measured)`, …"""
+    """`decode 80 tokens, 31.2 tok/s: 78% of the limit, 40 tok/s (memory, measured)`, …"""
     prefill = f"prefill {result['num_prompt_tokens']} tokens, {result['prefill_s']:.3g} s"
     lines = [prefill + share_of(result["prefill_limit"], "s")]
     rate = result["decode_tokens_per_s"]
     if rate is not None:
         decode = f"decode {len(result['tokens'])} tokens, {rate:.1f} tok/s"
         lines.append(decode + share_of(result["decode_limit"], "tok/s"))
-    ended = {"stop": "stopped", "length": "length limit"}
+    ended = {"stop": "ended by the model", "length": "ended at --max-tokens or the context limit"}
     stored = f"{result['scheme']}, " if result["scheme"] else ""
     stored += f"head {result['head']}, " if result["head"] != "plain" else ""
-    setup = f"{stored}{result['dtype']} on {result['device']}, seed {result['seed']}"
+    setup = f"{stored}{result['dtype']} on {result['device']}"
     if result["plain_expert_bytes"]:
         lines.append(plain_experts(result))
     if result["plain_for_speed"]:
         lines.append(result["plain_for_speed"])
     if any(is_beaten(result[key]) for key in ("prefill_limit", "decode_limit")):
         lines.append("over 100%: the limit was measured on a busy machine; run hardware --refresh")
-    return [*lines, f"{ended[result['finish_reason']]}; {setup}"]
+    return [*lines, setup, f"{ended[result['finish_reason']]}, seed {result['seed']}"]
 
 
 def plain_experts(result: dict[str, Any]) -> str:
@@ -242,4 +242,4 @@ def share_of(limit: dict[str, Any] | None, unit: str) -> str:
         return ": limit unknown"
     best = limit["seconds"] if unit == "s" else 1 / limit["seconds"]
     source = limit["ceiling"]["source"]
-    return f": {limit['share']:.0%} of the limit of {best:.3g} {unit} ({limit['bound']}, {source})"
+    return f": {limit['share']:.0%} of the limit, {best:.3g} {unit} ({limit['bound']}, {source})"

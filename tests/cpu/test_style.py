@@ -26,10 +26,6 @@ NUM_UNLIKE = 3  # names in a tuple from which on it counts as a record
 KNOWN: dict[str, set[str]] = {
     "splats": {
         "cli/quantize.py",
-        "engine/execution/tensor_runner.py",
-        "engine/execution/work.py",
-        "engine/loading/fixed_activations.py",
-        "engine/loading/loading.py",
         "kernels/move_rows/__init__.py",
         "kernels/prompt_lookup/__init__.py",
         "kernels/step_start/__init__.py",

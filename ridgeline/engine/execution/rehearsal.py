@@ -27,11 +27,7 @@ SECONDS = 1.0  # after which no further size is begun
 
 
 def rehearse(
-    runner: Runner,
-    costs: StepCosts,
-    max_drafts: int,
-    ahead: bool = False,
-    max_s: float = SECONDS,
+    runner: Runner, costs: StepCosts, max_drafts: int, ahead: bool = False, max_s: float = SECONDS
 ) -> None:
     """Times of plain steps, and of one stream with drafts, which others follow at once if steps go
     `ahead` of drafts. A size whose plain step was disturbed is measured again when it runs; the

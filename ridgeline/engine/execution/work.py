@@ -94,9 +94,15 @@ class StepMeter(StepWatch):
     @property
     def work(self) -> Work:
         waits, firsts = self._waits, self._firsts
-        counts = tuple(waits.counts), tuple(firsts.counts)
-        times = self._gap_s, waits.total, firsts.total
-        return Work(StepTotals(*self._decode), StepTotals(*self._prefill), *times, *counts)
+        return Work(
+            decode=StepTotals(*self._decode),
+            prefill=StepTotals(*self._prefill),
+            gap_s=self._gap_s,
+            waited_s=waits.total,
+            first_s=firsts.total,
+            wait_counts=tuple(waits.counts),
+            first_counts=tuple(firsts.counts),
+        )
 
     def news(self, at_once: bool) -> Work | None:
         """What to show, if it is time: to write all of it takes longer than a step's sums."""

@@ -128,9 +128,12 @@ def trial_bytes(config: ModelConfig, dtype: str) -> int:
 def apart_bytes(config: ModelConfig, *, num_tokens: int, num_rows: int, num_keys: int) -> int:
     """On a GPU, at most: one product's sums or one layer's attention at a time."""
     products = (most_kept_bytes(*matrix, num_tokens) for matrix in _products(config))
-    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-    windows = {layer.window for layer in config.layers}
-    attention = (most_partial_bytes(*heads, num_rows, num_keys, w) for w in windows)
+    attention = (
+        most_partial_bytes(
+            config.num_heads, config.num_kv_heads, config.head_dim, num_rows, num_keys, window
+        )
+        for window in {layer.window for layer in config.layers}
+    )
     return max(*products, *attention)
 
 

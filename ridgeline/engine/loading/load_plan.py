@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 COPIES_SHARE = 0.15  # of the room for pages, that copies of weights may take unasked
 
 
-class WeightForm(NamedTuple):
+class SourceForm(NamedTuple):
     """What the weights are once they are loaded, before the recipe changes them."""
 
     dtype: torch.dtype
@@ -51,7 +51,7 @@ class WeightForm(NamedTuple):
 class LoadPlan:
     config: ModelConfig  # of the whole model, on several ranks too
     device: str
-    form: WeightForm
+    form: SourceForm
     recipe: Recipe  # with nothing left to "auto"
     memory: MemoryPlan
     draft: Draft | None = None
@@ -87,13 +87,13 @@ class Source(ABC):
         return recipe
 
     @abstractmethod
-    def form(self, recipe: Recipe) -> WeightForm: ...
+    def form(self, recipe: Recipe) -> SourceForm: ...
 
     @abstractmethod
     def free_bytes(self, recipe: Recipe) -> int:
         """On the device, what the model takes over included."""
 
-    def may_copy(self, recipe: Recipe, form: WeightForm) -> bool:
+    def may_copy(self, recipe: Recipe, form: SourceForm) -> bool:
         """Whether copies of codes may be held that nobody asked for."""
         return True
 

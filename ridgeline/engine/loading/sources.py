@@ -9,7 +9,7 @@ from pathlib import Path
 from ridgeline.data import Tokenizer
 from ridgeline.engine.loading.footprint import KeptSchemes
 from ridgeline.engine.loading.head_choice import with_asked_head
-from ridgeline.engine.loading.load_plan import LoadPlan, Source, WeightForm
+from ridgeline.engine.loading.load_plan import LoadPlan, Source, SourceForm
 from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.errors import UsageError
 from ridgeline.formats.dtypes import dtype_name
@@ -73,13 +73,13 @@ class CheckpointSource(WholeSource):
             check_head(self.checkpoint, self.description, parse_scheme(recipe.head))
         return recipe
 
-    def form(self, recipe: Recipe) -> WeightForm:
+    def form(self, recipe: Recipe) -> SourceForm:
         scheme = None if recipe.scheme is None else parse_scheme(recipe.scheme)
         stored: KeptSchemes = {}
         if _keeps_codes(recipe):
             stored = kept_schemes(self.checkpoint, self.description)
         dtype = pick_dtype(recipe.dtype, self.config, self.hardware, scheme, stored)
-        return WeightForm(dtype, runnable(stored, dtype, self.device)[0] if stored else None)
+        return SourceForm(dtype, runnable(stored, dtype, self.device)[0] if stored else None)
 
     def free_bytes(self, recipe: Recipe) -> int:
         return available_memory(self.device)
@@ -113,14 +113,14 @@ class ModelSource(WholeSource):
         self.model, self.config = model, model.config
         self.device = str(model.embed.weight.device)
 
-    def form(self, recipe: Recipe) -> WeightForm:
+    def form(self, recipe: Recipe) -> SourceForm:
         check_same_dtype(self.model, recipe)
-        return WeightForm(self.model.embed.weight.dtype, schemes_of(self.model) or None)
+        return SourceForm(self.model.embed.weight.dtype, schemes_of(self.model) or None)
 
     def free_bytes(self, recipe: Recipe) -> int:
         return available_memory(self.device) + shared_bytes(self.model, recipe)
 
-    def may_copy(self, recipe: Recipe, form: WeightForm) -> bool:
+    def may_copy(self, recipe: Recipe, form: SourceForm) -> bool:
         """The caller's model is changed only where that is asked for."""
         return recipe.scheme is not None or (recipe.head != "plain" and form.codes is None)
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine.loading.load_plan import LoadPlan, Source, WeightForm
+from ridgeline.engine.loading.load_plan import LoadPlan, Source, SourceForm
 from ridgeline.hardware import detect
 from ridgeline.hardware.detection import available_memory
 from ridgeline.models import ModelConfig, Transformer
@@ -52,7 +52,7 @@ class SplitSource(Source):
         num_sharing = self.num_local if self.on_cpu else 1
         return self.group.smallest(available_memory(self.device) // num_sharing)
 
-    def may_copy(self, recipe: Recipe, form: WeightForm) -> bool:
+    def may_copy(self, recipe: Recipe, form: SourceForm) -> bool:
         return False
 
     def together(self, work: Callable[[], Result]) -> Result:
@@ -86,11 +86,11 @@ class SplitCheckpoint(SplitSource):
         self.description = describe(self.checkpoint)
         super().__init__(self.description.config, device_type, group, num_local)
 
-    def form(self, recipe: Recipe) -> WeightForm:
+    def form(self, recipe: Recipe) -> SourceForm:
         """The dtype that one rank would choose; the smaller one, if a rank is short of memory."""
         held = self.config if self.on_cpu else rank_config(self.config, self.group.size)
         chosen = self.group.together(lambda: choose_dtype(recipe.dtype, held, detect(self.device)))
-        return WeightForm(COMPUTE_DTYPES[self.group.largest(COMPUTE_DTYPES.index(chosen))])
+        return SourceForm(COMPUTE_DTYPES[self.group.largest(COMPUTE_DTYPES.index(chosen))])
 
     def tokenizer(self, given: Tokenizer | None) -> Tokenizer | None:
         """Rank 0 has the requests."""
@@ -119,8 +119,8 @@ class SplitModel(SplitSource):
         super().__init__(config, device_type, group, num_local)
         self.dtype, self.whole, self.is_sent = dtype, whole, is_sent
 
-    def form(self, recipe: Recipe) -> WeightForm:
-        return WeightForm(self.dtype)
+    def form(self, recipe: Recipe) -> SourceForm:
+        return SourceForm(self.dtype)
 
     def fill(self, model: Transformer, plan: LoadPlan, progress: Progress | None) -> None:
         if self.is_sent:

@@ -176,9 +176,7 @@ def test_codes_of_a_checkpoint_stay_beside_it(tmp_path: Path) -> None:
     assert loaded.plan.bytes_of("weights") == held_bytes(loaded.model)
     quantize_the_head(tmp_path, writer)
     for recipe in (RECIPE, replace(RECIPE, parallel=Parallel(2))):
-        with pytest.raises(
-            UsageError, match=r"is quantized already .*; remove --head"
-        ) as raised:
+        with pytest.raises(UsageError, match=r"is quantized already .*; remove --head") as raised:
             Engine(tmp_path, recipe, device="cpu")
         assert "\n" not in str(raised.value)
     assert Engine(tmp_path, replace(RECIPE, head="plain"), device="cpu").recipe.head == "plain"

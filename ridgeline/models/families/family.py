@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ridgeline.errors import ConfigError, UnsupportedError
 from ridgeline.kernels.gated_activation import Activation
 from ridgeline.models.config import LayerConfig, ModelConfig
-from ridgeline.models.families.names import HF_NAMES, Names
+from ridgeline.models.families.names import HF_NAMES, GgufForm, Names
 from ridgeline.models.rope import RopeConfig, rope_from_hf
 
 Value = TypeVar("Value", int, float, bool)
@@ -118,15 +118,6 @@ def short(value: Any) -> str:
     """A value from someone's file, for an error line."""
     text = repr(value)
     return text if len(text) <= 80 else text[:80] + "…"
-
-
-@dataclass(frozen=True)
-class GgufForm:
-    """How a family looks in a GGUF file."""
-
-    architecture: str  # what `general.architecture` says
-    names: Names
-    fields: Callable[[Mapping[str, Any], str], dict[str, Any]] = lambda metadata, prefix: {}
 
 
 @dataclass(frozen=True)

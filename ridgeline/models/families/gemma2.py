@@ -12,13 +12,12 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.models.families.family import (
     ConfigFields,
     Family,
-    GgufForm,
     attention_biases,
     decoder_config,
     windows_by_type,
 )
 from ridgeline.models.families.gguf import GGUF_NAMES_GEMMA
-from ridgeline.models.families.names import HF_NAMES
+from ridgeline.models.families.names import HF_NAMES, GgufForm
 
 NAMES = replace(HF_NAMES, mlp_norm="model.layers.{i}.pre_feedforward_layernorm.weight")
 

@@ -14,13 +14,13 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.models.families.family import (
     ConfigFields,
     Family,
-    GgufForm,
     decoder_config,
     windows_by_type,
     with_ropes,
 )
 from ridgeline.models.families.gemma2 import NAMES, gemma_features, score_scalar
 from ridgeline.models.families.gguf import GGUF_NAMES_GEMMA
+from ridgeline.models.families.names import GgufForm
 from ridgeline.models.rope import RopeConfig, rope_from_hf
 
 

@@ -6,14 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import (
-    ConfigFields,
-    Family,
-    GgufForm,
-    attention_biases,
-    decoder_config,
-)
+from ridgeline.models.families.family import ConfigFields, Family, attention_biases, decoder_config
 from ridgeline.models.families.gguf import GGUF_NAMES_INTERLEAVED
+from ridgeline.models.families.names import GgufForm
 
 
 def config(fields: ConfigFields) -> ModelConfig:

@@ -5,15 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.models.config import ExpertsConfig, ModelConfig
-from ridgeline.models.families.family import (
-    ConfigFields,
-    Family,
-    GgufForm,
-    decoder_config,
-    windows_by_type,
-)
+from ridgeline.models.families.family import ConfigFields, Family, decoder_config, windows_by_type
 from ridgeline.models.families.gguf import GGUF_NAMES_INTERLEAVED
-from ridgeline.models.families.names import HF_NAMES
+from ridgeline.models.families.names import HF_NAMES, GgufForm
 
 NAMES = replace(
     HF_NAMES,

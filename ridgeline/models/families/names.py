@@ -10,8 +10,9 @@ tensor into its part; saving cuts each part out under its name: one table, both 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -69,6 +70,15 @@ class Names:
 
 
 HF_NAMES = Names()
+
+
+@dataclass(frozen=True)
+class GgufForm:
+    """How a family looks in a GGUF file."""
+
+    architecture: str  # what `general.architecture` says
+    names: Names
+    fields: Callable[[Mapping[str, Any], str], dict[str, Any]] = lambda metadata, prefix: {}
 
 
 def parts(config: ModelConfig, names: Names) -> Iterator[WeightPart]:

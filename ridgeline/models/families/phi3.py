@@ -9,15 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import (
-    ConfigFields,
-    Family,
-    GgufForm,
-    decoder_config,
-    windows_by_type,
-)
+from ridgeline.models.families.family import ConfigFields, Family, decoder_config, windows_by_type
 from ridgeline.models.families.gguf import GGUF_NAMES
-from ridgeline.models.families.names import HF_NAMES
+from ridgeline.models.families.names import HF_NAMES, GgufForm
 
 NAMES = replace(
     HF_NAMES,

@@ -5,14 +5,9 @@ asked.
 from __future__ import annotations
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import (
-    ConfigFields,
-    Family,
-    GgufForm,
-    decoder_config,
-    windows_by_type,
-)
+from ridgeline.models.families.family import ConfigFields, Family, decoder_config, windows_by_type
 from ridgeline.models.families.gguf import GGUF_NAMES
+from ridgeline.models.families.names import GgufForm
 
 
 def config(fields: ConfigFields) -> ModelConfig:

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families.family import (
-    ConfigFields,
-    Family,
-    GgufForm,
-    attention_biases,
-    decoder_config,
-)
+from ridgeline.models.families.family import ConfigFields, Family, attention_biases, decoder_config
 from ridgeline.models.families.gguf import GGUF_NAMES
+from ridgeline.models.families.names import GgufForm
 from ridgeline.models.families.qwen2 import upper_windows
 
 

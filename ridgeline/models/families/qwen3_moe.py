@@ -8,14 +8,9 @@ from typing import Any
 
 from ridgeline.errors import ConfigError
 from ridgeline.models.config import ExpertsConfig, ModelConfig
-from ridgeline.models.families.family import (
-    ConfigFields,
-    Family,
-    GgufForm,
-    attention_biases,
-    decoder_config,
-)
+from ridgeline.models.families.family import ConfigFields, Family, attention_biases, decoder_config
 from ridgeline.models.families.gguf import GGUF_NAMES
+from ridgeline.models.families.names import GgufForm
 
 
 def config(fields: ConfigFields) -> ModelConfig:

@@ -7,13 +7,13 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.models.families.family import (
     ConfigFields,
     Family,
-    GgufForm,
     attention_biases,
     decoder_config,
     windows_by_type,
     with_ropes,
 )
 from ridgeline.models.families.gguf import GGUF_NAMES_INTERLEAVED
+from ridgeline.models.families.names import GgufForm
 
 
 def config(fields: ConfigFields) -> ModelConfig:

@@ -1,10 +1,10 @@
 """What `deterministic` holds beyond, or instead of, what a forward pass usually does.
 
 On a CPU every product is made of blocks of rows that are put together afterwards, and attention
-walks pairs of a block of queries and a page (cpu_fixed_attention.py): `fixed_peak` has its moments,
-as activations.py has those of the usual pass. On a GPU the pass is the usual one, and products and
-decode attention keep the sums of their pieces apart for a while: `apart_bytes`. `trial_bytes` is
-what a CPU takes beside its steps.
+walks pairs of a block of queries and a page (deterministic_attention/host.py): `fixed_peak` has its
+moments, as activations.py has those of the usual pass. On a GPU the pass is the usual one, and
+products and decode attention keep the sums of their pieces apart for a while: `apart_bytes`.
+`trial_bytes` is what a CPU takes beside its steps.
 
 Letters as in activations.py; B blocks of queries, I items (a block and a page) at a time.
 """

@@ -62,11 +62,11 @@ def find_items(
             positions.append(np.where(there, own, -1))
             low, high = own[there].min(), own[there].max()
             begin = 0 if window is None else max(0, low - window + 1) // page_size
-            seen = np.arange(begin, high // page_size + 1)
-            blocks.append(np.full(len(seen), len(tokens) - 1))
-            orders.append(np.arange(len(seen)))
-            pages.append(tables_RP[row, seen])
-            keys.append(seen * page_size)
+            visible = np.arange(begin, high // page_size + 1)
+            blocks.append(np.full(len(visible), len(tokens) - 1))
+            orders.append(np.arange(len(visible)))
+            pages.append(tables_RP[row, visible])
+            keys.append(visible * page_size)
         token += count
     order = np.lexsort((np.concatenate(blocks), np.concatenate(orders)))
     return AttentionItems(
@@ -90,8 +90,8 @@ def fixed_attention(
     total, out_BKMH = torch.zeros_like(largest), torch.zeros_like(q_BKMH)
     for start in range(0, len(items.blocks), AT_ONCE):
         chosen = slice(start, start + AT_ONCE)
-        found = _of_items(q_BKMH, pages, items, chosen, spec, clean)
-        _put_together(largest, total, out_BKMH, items.blocks[chosen], items.orders[chosen], found)
+        results = _of_items(q_BKMH, pages, items, chosen, spec, clean)
+        _put_together(largest, total, out_BKMH, items.blocks[chosen], items.orders[chosen], results)
     out_BKMH /= torch.where(total > 0, total, 1.0)
     out_BQNH = out_BKMH.view(*out_BKMH.shape[:2], QUERIES, -1, q_TNH.shape[2])
     out_BQNH = out_BQNH.permute(0, 2, 1, 3, 4).flatten(2, 3)
@@ -162,13 +162,13 @@ def _put_together(
     out: Tensor,
     blocks: np.ndarray,
     orders: np.ndarray,
-    found: tuple[Tensor, Tensor, Tensor],
+    results: tuple[Tensor, Tensor, Tensor],
 ) -> None:
     """Add items to their blocks, in place, the first of each block before the second."""
     bounds = [0, *(np.flatnonzero(np.diff(orders)) + 1).tolist(), len(orders)]
     for start, end in pairwise(bounds):
         where = torch.from_numpy(blocks[start:end])
-        new_largest, new_total, new_out = (part[start:end] for part in found)
+        new_largest, new_total, new_out = (part[start:end] for part in results)
         before = largest[where]
         larger = torch.maximum(before, new_largest)
         shift = torch.where(larger == float("-inf"), 0.0, larger)
@@ -184,7 +184,7 @@ def items_at_once(num_kv_heads: int, M: int, H: int, S: int, num_threads: int) -
     generator = torch.Generator().manual_seed(0)
     shapes = ((num_kv_heads, M, H), (num_kv_heads, S, H), (num_kv_heads, S, H))
     own = [torch.randn(shape, generator=generator) for shape in shapes]
-    found = []
+    results = []
     for place in range(ITEMS):
         batch = [torch.randn(ITEMS, *shape, generator=generator) for shape in shapes]
         for tensor, item in zip(batch, own, strict=True):
@@ -192,6 +192,8 @@ def items_at_once(num_kv_heads: int, M: int, H: int, S: int, num_threads: int) -
         hidden = torch.zeros(ITEMS, 1, M, S, dtype=torch.bool)
         q, k, v = batch
         result = _one_product(q, k, v, hidden, AttentionSpec(H**-0.5))
-        found.append([part[place] for part in result])
-    same = all(torch.equal(part, parts[0]) for parts in zip(*found, strict=True) for part in parts)
+        results.append([part[place] for part in result])
+    same = all(
+        torch.equal(part, parts[0]) for parts in zip(*results, strict=True) for part in parts
+    )
     return ITEMS if same else 1

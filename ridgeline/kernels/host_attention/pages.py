@@ -108,18 +108,18 @@ def prompt_attention(
     """The last T of a sequence's `total` tokens, all of which are in the pages; see above."""
     page_size, num_kv_heads = pages.k_pages.shape[2], pages.k_pages.shape[1]
     first = total - q_TNH.shape[0]
-    seen = 0 if spec.window is None else max(0, first - spec.window + 1) // page_size
-    wanted_P = table_P[seen : (total - 1) // page_size + 1]
+    first_page = 0 if spec.window is None else max(0, first - spec.window + 1) // page_size
+    wanted_P = table_P[first_page : (total - 1) // page_size + 1]
     k_KLH, v_KLH = (
         picked(values, scale, wanted_P, 0, product_dtype(q_TNH.dtype, q_TNH.device))
         .transpose(0, 1)
-        .flatten(1, 2)[:, : total - seen * page_size]
+        .flatten(1, 2)[:, : total - first_page * page_size]
         for values, scale in ((pages.k_pages, pages.k_scale), (pages.v_pages, pages.v_scale))
     )
     v_KLH = v_KLH if clean else v_KLH.nan_to_num()
     q_KTGH = q_TNH.unflatten(1, (num_kv_heads, -1)).transpose(0, 1)
     query_T1 = torch.arange(first, total).unsqueeze(1)
-    key_L = torch.arange(seen * page_size, total)
+    key_L = torch.arange(first_page * page_size, total)
     hidden_TL = key_L > query_T1
     if spec.window is not None:
         hidden_TL |= key_L <= query_T1 - spec.window

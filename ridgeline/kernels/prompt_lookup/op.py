@@ -90,11 +90,11 @@ def with_what_changed(function: Callable[..., Tensor], **inputs: Any) -> tuple[T
     """What it returns and leaves, and both tables; of a table too large to compare, the streams'
     lines.
     """
-    found = function(**inputs)
+    counts = function(**inputs)
     history, seats = inputs["history_SL"], inputs["samples_4N"][0].long()
     left = () if inputs["last_N"] is None else (inputs["last_N"],)
     whole = history if history.numel() <= WHOLE else history[seats]
-    return found, inputs["drafts_SK"], whole, *left
+    return counts, inputs["drafts_SK"], whole, *left
 
 
 def launch(**inputs: Any) -> tuple[Tensor, ...]:

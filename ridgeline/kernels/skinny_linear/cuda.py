@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_float, c_int, c_longlong, c_void_p
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ridgeline.errors import HardwareError, UnsupportedError
-from ridgeline.kernels.extension import library
+from ridgeline.kernels.extension import library, pointer, stream_of
 from ridgeline.kernels.launch import is_only_compiling, target_of
 from ridgeline.kernels.rows import as_rows
 from ridgeline.kernels.skinny_linear.cuda_space import (
@@ -268,12 +267,3 @@ def scale_kind(scale: Tensor | None) -> str:
     if scale.dim() == 2:
         return "group"
     return "tensor" if scale.numel() == 1 else "row"
-
-
-def pointer(tensor: Tensor | None) -> Any:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def stream_of(device: torch.device) -> int:
-    """0 on a CPU, where tests run the source."""
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

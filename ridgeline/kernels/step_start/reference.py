@@ -35,7 +35,7 @@ def step_start(
     x_TD = functional.embedding(tokens_T, weight_VD)
     if scale != 1.0:
         x_TD = x_TD * scale
-    found = (x_TD, table_SP.index_select(0, seats_B))
+    rows = (x_TD, table_SP.index_select(0, seats_B))
     if cos_LA is None or sin_LA is None:
-        return found
-    return (*found, cos_LA.index_select(0, positions_T), sin_LA.index_select(0, positions_T))
+        return rows
+    return (*rows, cos_LA.index_select(0, positions_T), sin_LA.index_select(0, positions_T))

@@ -98,11 +98,14 @@ def step_start(
     num_tokens, num_rows = len(ids_T), len(seats_B)
     hidden_size, num_pages = weight_VD.shape[1], table_SP.shape[1]
     num_angles = 0 if cos_LA is None else cos_LA.shape[1]
-    found = [weight_VD.new_empty(num_tokens, hidden_size), table_SP.new_empty(num_rows, num_pages)]
+    outputs = [
+        weight_VD.new_empty(num_tokens, hidden_size),
+        table_SP.new_empty(num_rows, num_pages),
+    ]
     tables = [] if cos_LA is None or sin_LA is None else [cos_LA, sin_LA]
     for table in tables:
         assert table.is_contiguous(), "a table of angles is contiguous"
-        found.append(table.new_empty(num_tokens, num_angles))
+        outputs.append(table.new_empty(num_tokens, num_angles))
     if num_tokens + num_rows:
         waits = can_wait(target_of(weight_VD))
         launch(
@@ -110,9 +113,9 @@ def step_start(
             (num_tokens + num_rows,),
             (
                 *(ids_T, sources_T, last_N, weight_VD, positions_T, seats_B, table_SP),
-                *(tables or found[:2]),
-                *found,
-                *([] if tables else found[:2]),
+                *(tables or outputs[:2]),
+                *outputs,
+                *([] if tables else outputs[:2]),
                 weight_VD.stride(0),
                 table_SP.stride(0),
                 num_tokens,
@@ -130,7 +133,7 @@ def step_start(
             num_warps=THREADS // target_of(weight_VD).warp_size,
             options={"launch_pdl": True} if waits else {},
         )
-    return tuple(found)
+    return tuple(outputs)
 
 
 def _block(length: int) -> int:

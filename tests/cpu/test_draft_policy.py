@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -267,7 +266,7 @@ def test_only_times_that_mean_something_are_noted() -> None:
     assert noted(decode_plan(1), begun=5.5) == (0, 0.0)
     assert noted(decode_plan(1), begun=5.5, overlap=False) == (1, 1.5)
     assert noted(decode_plan(1), begun=4.0, on_host=True) == (1, 2.0)
-    prompt = replace(decode_plan(1), num_decode_rows=0)
+    prompt = decode_plan(1)._replace(num_decode_rows=0)
     assert noted(prompt, begun=4.0) == (0, 0.0)
     assert noted(draft_plan(2), begun=5.5) == (0, 0.0)
 
@@ -295,7 +294,7 @@ def test_what_the_device_waits_after_drafts_is_their_cost() -> None:
     receive(draft_plan(2), 4.0, 4.1, last=4.8, now=5.9)
     receive(draft_plan(2), 6.0, 6.6, last=5.9, now=7.7)
     assert policy.costs.more._last[2][-1] == pytest.approx(1.8 - policy.costs.of(3))
-    other = replace(decode_plan(1), sample_keys=[("another", 0)])
+    other = decode_plan(1)._replace(sample_keys=[("another", 0)])
     receive(other, 9.0, 9.5, last=7.7, now=10.5)
     assert len(policy.costs.more._last[2]) == 2
 
@@ -313,7 +312,7 @@ def test_the_pace_counts_steps_whose_streams_go_on() -> None:
         run = SimpleNamespace(plan=plan)
         drafting.received(Out(run, plan, last, last, PlannedDrafts(*way)), output, last, now)  # type: ignore[arg-type]
 
-    prompt = replace(decode_plan(1), num_decode_rows=0)
+    prompt = decode_plan(1)._replace(num_decode_rows=0)
     receive(prompt, 1, last=0.0, now=8.0, way=(0, True))
     receive(decode_plan(1), 1, last=8.0, now=9.0)  # one more than before
     receive(decode_plan(1), 1, last=9.0, now=10.0)
@@ -344,7 +343,7 @@ def test_a_step_without_drafts_is_little_work_for_the_host(allowed: bool, most_c
         drafting = Drafting(DraftPolicy(StepCosts(), max_drafts=3), on_host=False, overlap=True)
         drafting.pace.allows = lambda num_rows: allowed  # type: ignore[method-assign]
         keys = [(number, 0) for number in range(num_streams)]
-        plan = replace(decode_plan(num_streams), sample_keys=keys)
+        plan = decode_plan(num_streams)._replace(sample_keys=keys)
         jobs: Any = {number: SimpleNamespace(sampling=Sampling()) for number in range(num_streams)}
         verdicts = Verdicts([1] * num_streams, [0] * num_streams, [0] * num_streams)
         output = StepOutput([5] * num_streams, [False] * num_streams, verdicts=verdicts)

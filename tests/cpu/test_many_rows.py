@@ -12,7 +12,7 @@ from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.dequantize import triton as dequantize
 from ridgeline.kernels.dequantize.op import OP
 from ridgeline.kernels.quantized_linear import many_rows
-from ridgeline.kernels.quantized_linear.op import W4A16, W4A16_64, W8A16, WeightForm, case
+from ridgeline.kernels.quantized_linear.op import W4A16, W4A16_64, W8A16, QuantizedForm, case
 from ridgeline.kernels.quantized_linear.reference import quantized_linear
 from ridgeline.kernels.skinny_linear.fused import split_fused
 
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
     ],
 )
 def test_it_is_the_product_of_the_reference(
-    form: WeightForm,
+    form: QuantizedForm,
     extras: str,
     activation: str | None,
     pieces: int,

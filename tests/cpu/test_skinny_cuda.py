@@ -29,7 +29,7 @@ OPS = ("skinny_linear", "quantized_linear")
 ONE_SM = replace(TARGETS["sm_90"], num_units=1)  # so that a team makes several tiles
 
 PLAIN = None
-FORMS: dict[str, quantized.WeightForm | None] = {
+FORMS: dict[str, quantized.QuantizedForm | None] = {
     "plain": PLAIN,
     "int8 words": quantized.W8A16,
     "int8 rows": quantized.W8A16_ROWS,

@@ -10,7 +10,7 @@ from kernel_checks import make_inputs, poisoned_memory
 
 from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.quantized_linear import many_rows
-from ridgeline.kernels.quantized_linear.op import W4A16, W4A16_64, W8A16, WeightForm, case
+from ridgeline.kernels.quantized_linear.op import W4A16, W4A16_64, W8A16, QuantizedForm, case
 from ridgeline.kernels.quantized_linear.reference import quantized_linear
 from ridgeline.kernels.skinny_linear.fused import split_fused
 
@@ -24,7 +24,7 @@ CUDA = torch.device("cuda")
     [((4096, 14336), "bias residual", None), ((14336, 4096), "norm", "silu")],
 )
 def test_it_is_the_product_of_the_reference(
-    form: WeightForm, rows: int, shape: tuple[int, int], extras: str, activation: str | None
+    form: QuantizedForm, rows: int, shape: tuple[int, int], extras: str, activation: str | None
 ) -> None:
     tried = case(form, (rows, *shape), torch.bfloat16, extras, activation)  # type: ignore[arg-type]
     inputs = make_inputs(tried, CUDA)

@@ -25,9 +25,12 @@ def move_rows(
     page_size: int,
 ) -> None:
     """**Changes `places_4T`, `slots_T` and `judged_4R` in place.** See reference.py."""
-    inputs = (moved_T, counts_N, places_4T, slots_T, judged_4R, seats_T, table_SP, page_size)
     if moved_T.device.type == "cpu":
-        return reference.move_rows(*inputs)
+        return reference.move_rows(
+            moved_T, counts_N, places_4T, slots_T, judged_4R, seats_T, table_SP, page_size
+        )
     from ridgeline.kernels.move_rows import triton
 
-    return triton.move_rows(*inputs)
+    return triton.move_rows(
+        moved_T, counts_N, places_4T, slots_T, judged_4R, seats_T, table_SP, page_size
+    )

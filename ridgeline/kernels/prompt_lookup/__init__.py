@@ -29,9 +29,12 @@ def prompt_lookup(
     """Returns [3, N]; **changes `history_SL`, `drafts_SK` and `last_N` in place**. See
     reference.py.
     """
-    inputs = (history_SL, drafts_SK, tokens_R, samples_4N, min_ngram, max_ngram, out_3N, last_N)
     if history_SL.device.type == "cpu":
-        return reference.prompt_lookup(*inputs)
+        return reference.prompt_lookup(
+            history_SL, drafts_SK, tokens_R, samples_4N, min_ngram, max_ngram, out_3N, last_N
+        )
     from ridgeline.kernels.prompt_lookup import triton
 
-    return triton.prompt_lookup(*inputs)
+    return triton.prompt_lookup(
+        history_SL, drafts_SK, tokens_R, samples_4N, min_ngram, max_ngram, out_3N, last_N
+    )

@@ -42,7 +42,7 @@ BASELINE_ONLY = ("weight_bf16", "x_bf16")  # what the unquantized baseline multi
 
 
 @dataclass(frozen=True)
-class WeightForm:
+class QuantizedForm:
     """One form of weights and x; see reference.py."""
 
     name: str
@@ -54,16 +54,16 @@ class WeightForm:
     packed: bool = False  # int8 in words, as 4-bit weights always are
 
 
-W8A16 = WeightForm("w8a16", INT8, packed=True)
-W8A16_ROWS = WeightForm("w8a16 rows", INT8)
-FP8A16 = WeightForm("fp8a16", FP8)
-W4A16 = WeightForm("w4a16 g128")
-W4A16_64 = WeightForm("w4a16 g64 zeros", group=64, zeros=True)
-W4A16_32 = WeightForm("w4a16 g32 zeros", group=32, zeros=True)
-W8A8 = WeightForm("w8a8 int8", INT8, codes=True)
-FP8_TENSOR = WeightForm("w8a8 fp8 tensor", FP8, codes=True, scale="tensor")
-FP8_ROW = WeightForm("w8a8 fp8 row", FP8, codes=True)
-FP8_BLOCK = WeightForm("w8a8 fp8 block", FP8, codes=True, scale="block")
+W8A16 = QuantizedForm("w8a16", INT8, packed=True)
+W8A16_ROWS = QuantizedForm("w8a16 rows", INT8)
+FP8A16 = QuantizedForm("fp8a16", FP8)
+W4A16 = QuantizedForm("w4a16 g128")
+W4A16_64 = QuantizedForm("w4a16 g64 zeros", group=64, zeros=True)
+W4A16_32 = QuantizedForm("w4a16 g32 zeros", group=32, zeros=True)
+W8A8 = QuantizedForm("w8a8 int8", INT8, codes=True)
+FP8_TENSOR = QuantizedForm("w8a8 fp8 tensor", FP8, codes=True, scale="tensor")
+FP8_ROW = QuantizedForm("w8a8 fp8 row", FP8, codes=True)
+FP8_BLOCK = QuantizedForm("w8a8 fp8 block", FP8, codes=True, scale="block")
 
 
 def launch(**inputs: Any) -> Tensor:
@@ -129,7 +129,7 @@ def cost(
 
 
 def make(
-    form: WeightForm,
+    form: QuantizedForm,
     shape: tuple[int, int, int],
     dtype: torch.dtype,
     extras: str,
@@ -161,7 +161,7 @@ def make(
 
 
 def make_weight(
-    form: WeightForm,
+    form: QuantizedForm,
     weight_rows: int,
     depth: int,
     dtype: torch.dtype,
@@ -182,7 +182,7 @@ def make_weight(
     return inputs
 
 
-def make_codes(x: Tensor, form: WeightForm, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def make_codes(x: Tensor, form: QuantizedForm, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """8-bit codes of a matrix, and scales of the kind the form has."""
     assert form.weight is not None
     if form.scale == "row":
@@ -203,7 +203,7 @@ def make_codes(x: Tensor, form: WeightForm, block: tuple[int, int]) -> tuple[Ten
 
 
 def case(
-    form: WeightForm,
+    form: QuantizedForm,
     shape: tuple[int, int, int],
     dtype: torch.dtype = BF16,
     extras: str = "",

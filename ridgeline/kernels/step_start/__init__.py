@@ -28,10 +28,14 @@ def step_start(
     sin_LA: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """See reference.py."""
-    tokens = (ids_T, sources_T, last_N, weight_VD, positions_T)
-    inputs = (*tokens, seats_B, table_SP, scale, cos_LA, sin_LA)
     if weight_VD.device.type == "cpu":
-        return reference.step_start(*inputs)
+        return reference.step_start(
+            ids_T, sources_T, last_N, weight_VD, positions_T,
+            seats_B, table_SP, scale, cos_LA, sin_LA,
+        )  # fmt: skip
     from ridgeline.kernels.step_start import triton
 
-    return triton.step_start(*inputs)
+    return triton.step_start(
+        ids_T, sources_T, last_N, weight_VD, positions_T,
+        seats_B, table_SP, scale, cos_LA, sin_LA,
+    )  # fmt: skip

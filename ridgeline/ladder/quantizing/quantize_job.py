@@ -83,7 +83,7 @@ class QuantizeJob:
 
 
 @dataclass(frozen=True)
-class Trial:
+class MixtureTrial:
     """What was measured of one mixture."""
 
     left: int  # projections that are as they were
@@ -114,7 +114,7 @@ class QuantizeResult:
     reports: list[MatrixReport]
     stays: tuple[str, ...]  # projections that were left as they are, for the bound or as asked
     problem: str | None  # what is outside the bound
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[MixtureTrial] = field(default_factory=list)
     choices: tuple[LayerChoice, ...] = ()  # times of shapes, plain and quantized
     places: list[ProjectionResult] = field(
         default_factory=list
@@ -225,7 +225,7 @@ class Trials:
         self._original: Original | None = None
         self._kept_bytes = KEPT_BYTES
         self._alternatives: Alternatives | None = None
-        self.done: list[Trial] = []
+        self.done: list[MixtureTrial] = []
         self.seconds = 0.0
         self.device_bytes: int | None = None
 
@@ -283,7 +283,7 @@ class Trials:
         with self._engine(changed, recipe) as engine:
             quality = self.original.compare(engine, self.progress)
         stays = tuple(name for name in quantizable(self.model) if name not in codes)
-        trial = Trial(len(stays), held, quality.mean_kl.value, quality.increase.value)
+        trial = MixtureTrial(len(stays), held, quality.mean_kl.value, quality.increase.value)
         self.done.append(trial)
         problem = self.job.bounds.broken_by(quality)
         return QuantizeResult(plain, codes, held, quality, reports, stays, problem, self.done)

@@ -72,9 +72,10 @@ class Climb(PrintedResult):
         return f"output {self.unit}" if self.is_of_tokens else self.unit
 
     @property
-    def speedup(self) -> float:
-        """The rate after over the rate before."""
-        return self.after.figures.output_tokens_per_s / self.before.figures.output_tokens_per_s
+    def speedup(self) -> float | None:
+        """The rate after over the rate before; None where a file has no such rate."""
+        before = self.before.figures.output_tokens_per_s
+        return self.after.figures.output_tokens_per_s / before if before > 0 else None
 
     @property
     def headline(self) -> str:

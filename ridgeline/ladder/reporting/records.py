@@ -42,7 +42,7 @@ def figure_values(figures: Figures) -> dict[str, Value]:
 
 def total_values(climb: Climb) -> dict[str, Value]:
     """`speedup` is the estimate from paired rounds, `speedup_of_rates` what the headline shows."""
-    if climb.total is None:
+    if climb.total is None or climb.speedup is None:
         return {}
     return {**speedup_values(climb.total), "speedup_of_rates": Value(climb.speedup, "1")}
 

@@ -219,7 +219,7 @@ def test_dots_lie_where_they_belong() -> None:
     y1, y2 = (float(slope.attributes[key]) for key in ("y1", "y2"))
     on_roof = y1 + (found["on the roof"][0] - x1) / (x2 - x1) * (y2 - y1)
     assert found["on the roof"][1] == pytest.approx(on_roof, abs=0.5)
-    assert figure.one("line", "way")
+    assert figure.one("line", "became")
     flats = [text.text for text in figure.all("text", "halo")]
     assert any("fp16, bf16 750 TFLOP/s" in text for text in flats)  # nearly alike: one line
     assert any("4 TB/s" in text for text in flats)

@@ -2,8 +2,7 @@
 of each name, no function over 80 lines, no file over 450.
 
 A tuple is taken for a record, a list for things of one kind: `f(*columns)` is fine for a list. GPU
-kernels are excused: a `@triton.jit` function may be long, and so may the files of kernels/. KNOWN
-names the files that still break a rule; it only gets shorter.
+kernels are excused: a `@triton.jit` function may be long, and so may the files of kernels/.
 """
 
 from __future__ import annotations
@@ -22,20 +21,6 @@ PACKAGE = Path(ridgeline.__file__).parent
 MAX_FUNCTION_LINES = 80
 MAX_FILE_LINES = 450
 NUM_UNLIKE = 3  # names in a tuple from which on it counts as a record
-
-KNOWN: dict[str, set[str]] = {
-    "splats": {
-        "cli/quantize.py",
-        "kernels/move_rows/__init__.py",
-        "kernels/prompt_lookup/__init__.py",
-        "kernels/step_start/__init__.py",
-        "server/answering.py",
-    },
-    "functions": {
-        "cli/quantize.py",
-    },
-    "files": set(),
-}
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -96,7 +81,6 @@ def test_no_record_is_splatted_by_position() -> None:
     wrong = {
         f"{name}:{line} *{splatted}"
         for name, tree in modules().items()
-        if name not in KNOWN["splats"]
         for function in functions(tree)
         for line, splatted in splats(function)
     }
@@ -119,7 +103,6 @@ def test_functions_fit_on_a_screen() -> None:
     long = {
         f"{name}: {function.name}"
         for name, tree in modules().items()
-        if name not in KNOWN["functions"]
         for function in functions(tree)
         if not is_kernel(function)
         and (function.end_lineno or 0) - function.lineno + 1 > MAX_FUNCTION_LINES
@@ -135,7 +118,7 @@ def test_files_hold_one_idea() -> None:
         if not name.startswith("kernels/")
         and len((PACKAGE / name).read_text().splitlines()) > MAX_FILE_LINES
     }
-    assert sorted(long - KNOWN["files"]) == []
+    assert sorted(long) == []
 
 
 @pytest.mark.parametrize(

@@ -176,14 +176,14 @@ class Driver:
         free = set(cache.pool._free)
         for page in range(config.num_pages):
             assert cache.pool.holders(page) == holders[page]
-            in_tree = cache._place[page] is not None
+            in_tree = cache._node[page] is not None
             assert (page in free) == (holders[page] == 0 and not in_tree)
             assert cache.is_idle(page) == (holders[page] == 0 and in_tree)
         assert stats.num_pages_used == len(+holders)
         parts = (stats.num_pages_free, stats.num_pages_used, stats.num_pages_cached)
         assert sum(parts) == config.num_pages
         assert sorted(cache._page.values()) == [
-            page for page in range(config.num_pages) if cache._place[page] is not None
+            page for page in range(config.num_pages) if cache._node[page] is not None
         ]
         seats = [s for stream in streams for s in (stream.seat, *stream.spare_seats)]
         assert sorted(seats + running.seats) == list(range(config.max_batch))

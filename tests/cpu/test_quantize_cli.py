@@ -94,7 +94,7 @@ def test_an_original_on_the_host_gives_the_same(
     notes = [Record.from_json(json.loads(Path(one["record"]).read_text())).notes for one in found]
     assert ["from the host" in " ".join(note) for note in notes] == [False, True]
     assert main(argv(folder, tmp_path / "shown", text, *wide[:4], "--original", "host")) == 0
-    assert "blocks went to the device one by one" in capsys.readouterr().out
+    assert "moved to the device block by block" in capsys.readouterr().out
 
 
 def test_without_a_method_the_usual_one_is_taken(

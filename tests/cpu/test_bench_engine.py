@@ -334,7 +334,7 @@ def test_each_category_is_compared_by_itself(folder: Path, tmp_path: Path, capsy
     assert "tokens drafted" in capsys.readouterr().out
     assert main([*argv, "--category", "songs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_requests"] == 1
-    for wrong, says in (("song", "songs, sums, talk"), ("songs,talk", "name one")):
+    for wrong, says in (("song", "songs, sums, talk"), ("songs,talk", "give one category")):
         assert main([*argv, "--category", wrong]) == UsageError.exit_code
         assert says in capsys.readouterr().err
 
@@ -369,7 +369,7 @@ def test_a_shape_that_is_kept(tmp_path: Path, capsys: Capture) -> None:
     ("argv", "says"),
     [
         ([], "give either a model, or --shape"),
-        (["demo", "--shape", "tiny"], "one of the two"),
+        (["demo", "--shape", "tiny"], "give either a model, or --shape"),
         (["--shape", "tinny"], "'tinny' tiny"),
         (["demo", "--save-model", "x"], "--shape"),
         (["--shape", "tiny", "--workload", "cpuu"], "'cpuu' cpu"),

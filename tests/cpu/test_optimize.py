@@ -270,7 +270,7 @@ def test_a_dry_run_measures_nothing(
         (["--budget", "soon"], UsageError, "--budget 'soon' 10m"),
         (["--workload", "nosuch.csv"], UsageError, "nosuch.csv neither"),
         (["--quality", "off"], UsageError, "quality off --max-kl"),
-        (["--shape", "tiny"], UsageError, "one of the two"),
+        (["--shape", "tiny"], UsageError, "give either a model, or --shape"),
         (["--window", "1"], UsageError, "--window is 1"),
         (["--text", "none.txt"], UsageError, "no file none.txt"),
         (["--task", "hellaswag"], UsageError, "--data"),

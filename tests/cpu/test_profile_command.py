@@ -156,8 +156,8 @@ def test_counters_of_a_shape(fake_ncu: Path, capsys: Capture) -> None:
 
 def test_bad_input(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     model = ("profile", str(folder), "--device", "cpu")
-    refused(capsys, UsageError, "one of the two", "profile")
-    refused(capsys, UsageError, "one of the two", *model, "--shape", "tiny")
+    refused(capsys, UsageError, "give either a model, or --shape", "profile")
+    refused(capsys, UsageError, "give either a model, or --shape", *model, "--shape", "tiny")
     refused(capsys, UsageError, "shape 'llama-9' is not known", "profile", "--shape", "llama-9")
     refused(capsys, UsageError, "--batch is 0 at least 1", *model, "--batch", "0")
     refused(capsys, UsageError, "--context is 1", *model, "--context", "1")

@@ -201,7 +201,7 @@ def test_wrong_sizes_and_types_are_refused() -> None:
         gguf_blocks.dequantize(raw, "Q8_0", (2, 32))
     with pytest.raises(CheckpointError, match="do not fill whole Q8_0 blocks of 32"):
         gguf_blocks.block_bytes("Q8_0", 33)
-    with pytest.raises(UnsupportedError, match="IQ2_XXS is not supported; supported are F32, F16"):
+    with pytest.raises(UnsupportedError, match="IQ2_XXS is not supported; choose one of F32, F16"):
         gguf_blocks.dequantize(raw, "IQ2_XXS", (1, 256))
     with pytest.raises(UnsupportedError, match="number 99"):
         gguf_blocks.type_name(99)

@@ -113,7 +113,7 @@ def test_names_of_cores(about: dict[str, str], name: str, monkeypatch: pytest.Mo
 
 def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_one_line() -> None:
     assert detect().device == "cpu"
-    with pytest.raises(HardwareError, match="no GPU here") as caught:
+    with pytest.raises(HardwareError, match="finds no GPU") as caught:
         detect("cuda")
     assert "\n" not in str(caught.value)
 
@@ -385,5 +385,6 @@ def test_verb_lists_the_datasheet(
 def test_verb_without_its_device_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hardware", "--device", "cuda"]) == HardwareError.exit_code
     err = capsys.readouterr().err
-    assert err.startswith("ridgeline: error: no GPU here")
+    assert err.startswith("ridgeline: error: torch ")
+    assert "finds no GPU; use --device cpu" in err
     assert err.count("\n") == 1

@@ -225,9 +225,7 @@ def test_each_kind_of_error_has_its_own_exit_code() -> None:
     kinds = [
         kind
         for kind in vars(errors).values()
-        if isinstance(kind, type)
-        and issubclass(kind, RidgelineError)
-        and kind is not RidgelineError
+        if isinstance(kind, type) and RidgelineError in kind.__bases__
     ]
     codes = [kind.exit_code for kind in kinds]
     others = [value for name, value in vars(errors).items() if name.endswith("_EXIT_CODE")]

@@ -12,7 +12,7 @@ from ridgeline.cli.bench import compare as bench_compare
 from ridgeline.cli.bench import engine as bench_engine
 from ridgeline.cli.bench import kernels as bench_kernels
 from ridgeline.cli.bench import serve as bench_serve
-from ridgeline.cli.parser import example
+from ridgeline.cli.parser import Parser, example
 from ridgeline.cli.terminal import Terminal
 
 PARTS: dict[str, tuple[ModuleType, str]] = {
@@ -28,7 +28,7 @@ ridgeline bench engine demo --workload cpu --peer transformers
 ridgeline bench serve --url http://127.0.0.1:8000 --rate 4"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parts = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     for name, (module, summary) in PARTS.items():
         text = summary[0].upper() + summary[1:] + "."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -312,6 +311,6 @@ def test_argmax_by_groups_is_argmax(vocab_size: int) -> None:
 def test_fresh_prompts_of_one_length_are_known() -> None:
     fresh = StepPlan(0, first_positions=[0, 0], num_tokens=[64, 64])
     assert of_fresh_prompts(fresh)
-    assert not of_fresh_prompts(replace(fresh, num_tokens=[64, 63]))
-    assert not of_fresh_prompts(replace(fresh, first_positions=[0, 16]))
-    assert not of_fresh_prompts(replace(fresh, num_decode_rows=1))
+    assert not of_fresh_prompts(fresh._replace(num_tokens=[64, 63]))
+    assert not of_fresh_prompts(fresh._replace(first_positions=[0, 16]))
+    assert not of_fresh_prompts(fresh._replace(num_decode_rows=1))

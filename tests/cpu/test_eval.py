@@ -81,8 +81,8 @@ def test_a_peer_on_the_same_ids(
     assert values["difference_from_transformers"]["value"] == peer["difference"]["value"]
     assert main(["eval", *map(str, argv), "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
-    assert f"plain in {dtype}" in shown
-    assert "on the same ids" in shown
+    assert f"in {dtype}, KV in {dtype}" in " ".join(shown.split())
+    assert "ours to theirs, same tokens" in " ".join(shown.split())
 
 
 def test_a_recipe_is_obeyed(folder: Path, text: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -140,5 +140,6 @@ def test_what_people_see(
     shown = capsys.readouterr().out
     for words in ("perplexity", "95% interval", "mean KL", "windows of 100", "signal to error"):
         assert words in shown
-    assert f"{folder} in fp32, KV in fp32" in " ".join(shown.split())
+    assert f"{folder} in bf16, KV in bf16" in " ".join(shown.split())
+    assert "fp32, KV in fp32" in shown  # the original
     assert "refused" not in shown

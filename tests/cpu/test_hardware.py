@@ -260,7 +260,7 @@ def test_a_corrupt_cache_is_measured_anew(
     found = measure(hardware, only={"matrix_fp32"})
     assert calls == ["matrix_fp32"]
     assert found.ceilings["matrix_fp32"].value == 101.0
-    assert "measuring anew" in caplog.text
+    assert "measuring again" in caplog.text
     assert load_cached(hardware).ceilings == found.ceilings
 
 

@@ -311,7 +311,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert [row["scheme"] for row in rows] == [None, None, "int8"]
     assert Path(rows[2]["record"]).is_file()
     assert main([*bench, "--head", "int8"]) == UsageError.exit_code
-    assert "--head goes with one engine" in capsys.readouterr().err
+    assert "--head does not go with --compare" in capsys.readouterr().err
 
 
 def test_quantize_measures_it_and_leaves_a_recipe(

@@ -345,14 +345,14 @@ def test_speculation_takes_more_rows_and_a_draft_its_own_memory() -> None:
     config, draft = describe_shape("llama-3.1-8b").config, describe_shape("llama-3.2-1b").config
     plain = recipe_for(config)
     lookup = edited(plain, "speculation.method", "prompt-lookup")
-    base, drafting = (itemise(config, recipe, 139 * GIB) for recipe in (plain, lookup))
+    base, looked_up = (itemise(config, recipe, 139 * GIB) for recipe in (plain, lookup))
     rows = 1 + lookup.speculation.max_draft_tokens
-    assert drafting.bytes_of("logits") == rows * base.bytes_of("logits")
-    drafting = recipe_for(config, speculation=Speculation("draft", draft_model="small"))
-    both = itemise(config, drafting, 139 * GIB, draft)
+    assert looked_up.bytes_of("logits") == rows * base.bytes_of("logits")
+    drafted = recipe_for(config, speculation=Speculation("draft", draft_model="small"))
+    both = itemise(config, drafted, 139 * GIB, draft)
     assert both.bytes_of("draft weights") == weight_bytes(draft, "bf16")
     assert both.page_bytes == base.page_bytes + bytes_per_page(draft, plain)
-    assert both.num_pages < drafting.num_pages < base.num_pages
+    assert both.num_pages < looked_up.num_pages < base.num_pages
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-70b", "qwen3-30b-a3b", "gemma-2-9b"])

@@ -32,7 +32,7 @@ from ridgeline.errors import (
 from ridgeline.ladder.climbing import bench_processes, climb
 from ridgeline.ladder.climbing.check import unpaired
 from ridgeline.ladder.climbing.facts import Options
-from ridgeline.ladder.climbing.search import ClimbSearch
+from ridgeline.ladder.climbing.outlook import Outlook
 from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.worker import RecipeWorker
@@ -109,9 +109,11 @@ def local(monkeypatch: pytest.MonkeyPatch) -> type[Local]:
     monkeypatch.setattr(climb, "Options", partial(Options, stages=STAGES))
     # All matrices of a tiny model are faster as they are: here none is asked.
     monkeypatch.setattr("ridgeline.engine.loading.load_plan.measured_choices", lambda *_, **__: [])
-    monkeypatch.setattr(climb, "measure", lambda hardware, only, progress: hardware)
+    monkeypatch.setattr(
+        "ridgeline.ladder.climbing.order.measure", lambda hardware, only, progress: hardware
+    )
     # What is predicted of a tiny model hangs on this machine: here every rung is tried.
-    monkeypatch.setattr(ClimbSearch, "_slower_words", lambda *_: None)
+    monkeypatch.setattr(Outlook, "slower_words", lambda *_: None)
     return Local
 
 

@@ -268,7 +268,7 @@ def test_on_the_command_line(
     more = ["--skip", HURT, "--memory", "4GiB", "--kv", "kv-int8"]
     assert main(argv(folder, tmp_path / "out", *bound, *more)) == 0
     shown = capsys.readouterr().out
-    for words in ("int4-g32", "why no smaller", "left as asked", "weights, in memory", "in int8"):
+    for words in ("int4-g32", "why not smaller", "left as asked", "weights in memory", "in int8"):
         assert words in shown
     again = argv(folder, tmp_path / "two", *bound, "--schemes", "int8,int4-g32", "--json")
     assert main(again) == 0
@@ -287,15 +287,15 @@ def test_on_the_command_line(
 @pytest.mark.parametrize(
     ("kind", "words", "more"),
     [
-        (UsageError, "--scheme --auto one of the two", []),
-        (UsageError, "--scheme --auto one of the two", ["--auto", "--scheme", "int8"]),
+        (UsageError, "either --scheme --auto", []),
+        (UsageError, "either --scheme --auto", ["--auto", "--scheme", "int8"]),
         (UsageError, "--schemes --auto", ["--scheme", "int8", "--schemes", "int8"]),
         (UsageError, "--memory --auto", ["--scheme", "int8", "--memory", "4GiB"]),
-        (UsageError, "drop --auto-mixed", ["--auto", "--auto-mixed"]),
+        (UsageError, "remove --auto-mixed", ["--auto", "--auto-mixed"]),
         (UsageError, "scheme int3 known", ["--auto", "--schemes", "int8,int3"]),
         (UsageError, "scheme int8,int4-g32 known", ["--scheme", "int8,int4-g32", "--auto-mixed"]),
         (QualityError, "none of the 1 mixtures", ["--scheme", "int8", "--auto-mixed", *NO_ROOM]),
-        (UsageError, "no size 4GiB", ["--auto", "--memory", "lots"]),
+        (UsageError, "not a size 4GiB", ["--auto", "--memory", "lots"]),
         (UsageError, "--batch-sizes 1,16 none", ["--auto", "--batch-sizes", "1,0"]),
         (UsageError, "no projection int4-g128", ["--auto", "--schemes", "int4-g128"]),
         (UsageError, "--kv kv-fp8, kv-int8", ["--auto", "--kv", "fp8"]),
@@ -350,6 +350,6 @@ def test_sizes_and_ranges_as_people_write_them() -> None:
         4 * 2**30, 1500, 500_000_000, 77, 2_000_000, 2**40,
     ]  # fmt: skip
     for text in ("", "-1GiB", "4 pears", "GiB", "1e3"):
-        with pytest.raises(UsageError, match="is no size"):
+        with pytest.raises(UsageError, match="is not a size"):
             parse_bytes(text)
     assert ranges([5, 0, 1, 2, 9, 8]) == "0-2, 5, 8-9"

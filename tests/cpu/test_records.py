@@ -54,7 +54,7 @@ def test_unknown_and_missing_keys_are_errors(record: Record) -> None:
         Record.from_json({**data, "valuse": {}})
     with pytest.raises(UsageError, match="did you mean 'spread'"):
         Record.from_json({**data, "values": {"read": {"value": 1, "unit": "s", "spraed": 0}}})
-    with pytest.raises(UsageError, match="lacks commit"):
+    with pytest.raises(UsageError, match="is missing commit"):
         Record.from_json({key: value for key, value in data.items() if key != "commit"})
     with pytest.raises(UsageError, match="schema 99"):
         Record.from_json({**data, "schema": 99})

@@ -388,7 +388,7 @@ def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "show", str(tmp_path / "nothing")]) == 2
     assert "optimize" in capsys.readouterr().err
     assert main(["report", "show", str(tmp_path), "--html", str(tmp_path)]) == 2
-    assert "name a file" in capsys.readouterr().err
+    assert "give a file" in capsys.readouterr().err
 
 
 def test_accuracy(

@@ -44,7 +44,7 @@ def test_keys_of_flags_and_files(tmp_path: Path) -> None:
     assert config.keys() == ("key-number-three", "key-number-one", "key-number-two")
     path.write_text("# none yet\n")
     for wrong, message in (
-        (ServerConfig(api_key_file=str(path)), "holds no key"),
+        (ServerConfig(api_key_file=str(path)), "has no keys"),
         (ServerConfig(api_key_file=str(tmp_path / "nothing")), "cannot read"),
         (ServerConfig(api_key=("",)), "at least 8"),
         (ServerConfig(api_key=("with a space",)), "ASCII"),

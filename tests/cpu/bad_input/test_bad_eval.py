@@ -108,7 +108,7 @@ def test_another_kind_of_model(whole: Path, text: Path, tmp_path: Path, capsys: 
     document = json.loads((other / "tokenizer.json").read_text())
     document["model"]["merges"] = document["model"]["merges"][:50]
     (other / "tokenizer.json").write_text(json.dumps(document))
-    refused(capsys, UsageError, "different tokens", *evaluate(whole, *argv, other))
+    refused(capsys, UsageError, "different tokenizers", *evaluate(whole, *argv, other))
 
 
 def test_a_model_without_a_tokenizer(folder: Path, text: Path, capsys: Capture) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,11 @@ def strided_rows(x: Tensor, gap: int = 16) -> Tensor:
     wide = wide.to(x.dtype)
     wide[..., : x.shape[-1]] = x
     return wide[..., : x.shape[-1]]
+
+
+def given(**values: Any) -> OpInputs:
+    """Those that are not None: where nothing is given, the op's own defaults serve."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def input_bytes(inputs: OpInputs) -> int:

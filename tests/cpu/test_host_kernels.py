@@ -43,6 +43,7 @@ from ridgeline.kernels.rms_norm import cpu as norm_cpu
 from ridgeline.kernels.rotary_pages import cpu as rotary_cpu
 from ridgeline.kernels.skinny_linear import cpu as linear_cpu
 from ridgeline.kernels.skinny_linear import reference as linear_reference
+from ridgeline.kernels.skinny_linear.fused import FusedParts
 from ridgeline.kernels.tolerance import check
 from ridgeline.models import Transformer, build_model, fill_random
 from ridgeline.models.transformer import Linear
@@ -235,7 +236,7 @@ def test_products_are_the_references(
     gain = around.pop("norm_weight_D", None)
     if gain is not None:
         x = norm_cpu.rms_norm(x, gain, 1e-6)
-    check(found, linear_reference.skinny_linear(x, weight, **around), dtype, depth)
+    check(found, linear_reference.skinny_linear(x, weight, FusedParts(**around)), dtype, depth)
     others = torch.cat([torch.full_like(x[:-1], 3.0), x[-1:]])
     beside = linear_cpu.skinny_linear(others, weight, **around)
     if gain is None:

@@ -12,8 +12,14 @@ from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.dequantize import triton as dequantize
 from ridgeline.kernels.dequantize.op import OP
 from ridgeline.kernels.quantized_linear import many_rows
-from ridgeline.kernels.quantized_linear.op import W4A16, W4A16_64, W8A16, QuantizedForm, case
-from ridgeline.kernels.quantized_linear.reference import quantized_linear
+from ridgeline.kernels.quantized_linear.op import (
+    W4A16,
+    W4A16_64,
+    W8A16,
+    QuantizedForm,
+    case,
+    define,
+)
 from ridgeline.kernels.skinny_linear.fused import split_fused
 
 CPU = torch.device("cpu")
@@ -42,7 +48,7 @@ def test_it_is_the_product_of_the_reference(
         monkeypatch.setattr(many_rows, "MAX_COPY_BYTES", 1)
     tried = case(form, shape, torch.float16, extras, activation)  # type: ignore[arg-type]
     inputs = make_inputs(tried, CPU)
-    reference = quantized_linear(**inputs)
+    reference = define(**inputs)
     inputs["weight_OW"], inputs["scale"] = inputs.pop("weight"), inputs.pop("weight_scale")
     with poisoned_memory():
         fused, rest = split_fused(inputs)

@@ -19,6 +19,7 @@ from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels import host_library
 from ridgeline.kernels.gated_activation import Activation, gated_activation
 from ridgeline.kernels.quantized_linear import cpu, many_rows, reference
+from ridgeline.kernels.skinny_linear.fused import FusedParts
 from ridgeline.kernels.targets import TARGETS
 from ridgeline.kernels.tolerance import bound, check
 from ridgeline.models import build_model, fill_random
@@ -174,9 +175,8 @@ def test_many_rows_of_int8_codes(
     assert many_rows.can_int_mm(x, weight)
     behind = (bias, residual, activation, torch.float32)
     found = many_rows.int8_linear(x, weight, scale, x_scale, *behind)
-    expected = reference.quantized_linear(
-        x, weight, scale, None, x_scale, bias, residual, None, 0.0, 0.0, activation, torch.float32
-    )
+    fused = FusedParts(bias, residual, activation=activation)
+    expected = reference.quantized_linear(x, weight, scale, None, x_scale, fused, torch.float32)
     check(found, expected, torch.float32, 96)
 
 

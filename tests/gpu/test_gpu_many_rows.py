@@ -10,8 +10,14 @@ from kernel_checks import make_inputs, poisoned_memory
 
 from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.quantized_linear import many_rows
-from ridgeline.kernels.quantized_linear.op import W4A16, W4A16_64, W8A16, QuantizedForm, case
-from ridgeline.kernels.quantized_linear.reference import quantized_linear
+from ridgeline.kernels.quantized_linear.op import (
+    W4A16,
+    W4A16_64,
+    W8A16,
+    QuantizedForm,
+    case,
+    define,
+)
 from ridgeline.kernels.skinny_linear.fused import split_fused
 
 CUDA = torch.device("cuda")
@@ -28,7 +34,7 @@ def test_it_is_the_product_of_the_reference(
 ) -> None:
     tried = case(form, (rows, *shape), torch.bfloat16, extras, activation)  # type: ignore[arg-type]
     inputs = make_inputs(tried, CUDA)
-    reference = quantized_linear(**inputs)
+    reference = define(**inputs)
     inputs["weight_OW"], inputs["scale"] = inputs.pop("weight"), inputs.pop("weight_scale")
     with poisoned_memory():
         fused, rest = split_fused(inputs)

@@ -26,9 +26,7 @@ from ridgeline.kernels.pages import Pages, PageTables
 from ridgeline.kernels.projected_attention import projected_attention
 from ridgeline.kernels.projected_attention import reference as attention_reference
 from ridgeline.kernels.quantized_linear import quantized_linear
-from ridgeline.kernels.quantized_linear import reference as quantized_reference
 from ridgeline.kernels.quantized_linear.op import FP8A16, W4A16, W8A16, make_weight
-from ridgeline.kernels.skinny_linear import reference as skinny_reference
 from ridgeline.kernels.skinny_linear import skinny_linear
 
 BF16 = torch.bfloat16
@@ -64,7 +62,7 @@ class LayerWeight(NamedTuple):
 
 
 class Functions(NamedTuple):
-    """What a layer is made of; each takes what the op's reference takes."""
+    """What a layer is made of; each takes what the public function takes."""
 
     linear: Callable[..., Tensor]
     attention: Callable[..., Tensor]
@@ -101,8 +99,11 @@ def chosen() -> Functions:
 
 
 def references() -> Functions:
+    from ridgeline.kernels.quantized_linear import op as quantized
+    from ridgeline.kernels.skinny_linear import op as skinny
+
     return Functions(
-        partial(linear, skinny_reference.skinny_linear, quantized_reference.quantized_linear),
+        partial(linear, skinny.define, quantized.define),
         attention_reference.projected_attention,
     )
 
@@ -261,10 +262,10 @@ FORMS = ("bf16", "fp8", "int8", "int4")
 
 OP = Op(
     name="decode_layer",
-    summary="A decode step through a layer of Llama-3.1-8B's shape, in five kernels",
     reference=define,
     launch=launch,
     cost=cost,
+    summary="A decode step through a layer of Llama-3.1-8B's shape, in five kernels",
     small_cases=[
         case(batch, 20, form, "launchers", TINY, 16)
         for batch, form in [(1, "bf16"), (3, "bf16"), (1, "fp8"), (1, "int8"), (3, "int4")]

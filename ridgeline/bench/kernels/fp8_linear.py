@@ -102,10 +102,10 @@ def case(shape: tuple[int, int, int], name: str = "") -> Case:
 
 OP = Op(
     name="fp8_linear",
-    summary="RMSNorm to fp8 codes and their product by torch's kernel, for many rows",
     reference=define,
     launch=launch,
     cost=cost,
+    summary="RMSNorm to fp8 codes and their product by torch's kernel, for many rows",
     small_cases=[case((32, 48, 128))],
     cases=[case((1024, 6144, 4096)), case((1000, 4096, 14336))],
     bench_cases=[

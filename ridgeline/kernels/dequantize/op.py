@@ -96,13 +96,13 @@ COMPILE = [case((64, 4096), *form) for form in FORMS]
 
 OP = Op(
     name="dequantize",
-    summary="Packed 4-bit and 8-bit weights back in 16 bits, for products of many rows",
     reference=define,
     launch=launch,
     cost=cost,
+    baselines={"eager": define},
+    summary="Packed 4-bit and 8-bit weights back in 16 bits, for products of many rows",
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,
     compile_cases=COMPILE,
-    baselines={"eager": define},
 )

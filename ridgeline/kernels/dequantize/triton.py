@@ -91,6 +91,8 @@ def dequantize_packed(
         out_OD = torch.empty(num_outputs, depth, dtype=dtype, device=weight_OW.device)
     assert weight_OW.stride(1) == out_OD.stride(1) == scale.stride(-1) == 1, "rows are contiguous"
     assert zero_GO is None or zero_GO.stride() == scale.stride(), "zeros lie as scales do"
+    zeros = scale if zero_GO is None else zero_GO
+    strides = (weight_OW.stride(0), scale.stride(0), out_OD.stride(0))
     chunks = min(CHUNKS, triton.next_power_of_2(num_chunks))
     outputs = TILE // CHUNK // chunks
     programs = triton.cdiv(num_outputs, outputs) * triton.cdiv(num_chunks, chunks)
@@ -98,17 +100,7 @@ def dequantize_packed(
         launch(
             dequantize_kernel,
             (programs,),
-            (
-                weight_OW,
-                scale,
-                scale if zero_GO is None else zero_GO,
-                out_OD,
-                weight_OW.stride(0),
-                scale.stride(0),
-                out_OD.stride(0),
-                num_outputs,
-                num_chunks,
-            ),
+            (weight_OW, scale, zeros, out_OD, *strides, num_outputs, num_chunks),
             BITS=bits,
             GROUP=group,
             ASYMMETRIC=zero_GO is not None,

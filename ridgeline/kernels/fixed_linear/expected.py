@@ -26,7 +26,6 @@ ELEMENT = 2  # bytes
 
 def expected_clocks(
     tile: Tile,
-    *,
     num_rows: int,
     num_outputs: int,
     depth: int,

@@ -161,10 +161,10 @@ def supports(target: Any, one: Case) -> bool:
 
 OP = Op(
     name="fixed_linear",
-    summary="a product whose rows do not depend on each other's number, bit for bit",
     reference=define,
     launch=launch,
     cost=cost,
+    summary="a product whose rows do not depend on each other's number, bit for bit",
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.skinny_linear import reference as skinny
+from ridgeline.kernels.skinny_linear.fused import FusedParts
 
 
 def fixed_linear(
@@ -21,4 +22,5 @@ def fixed_linear(
     dtype. What the definition does not say is what this op adds: a row's bits are the same whatever
     rows come with it, and however many.
     """
-    return skinny.skinny_linear(x_MD, weight_OD, bias_O, residual_MO, activation=activation)
+    fused = FusedParts(bias_O, residual_MO, activation=activation)
+    return skinny.skinny_linear(x_MD, weight_OD, fused)

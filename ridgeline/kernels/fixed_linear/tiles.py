@@ -101,15 +101,7 @@ def ranked(
         tiles = [_paired(tile, gated) for tile in usable]
 
     def expected(tile: Tile) -> tuple[float, int]:
-        clocks = expected_clocks(
-            tile,
-            num_rows=num_rows,
-            num_outputs=num_outputs,
-            depth=depth,
-            num_pieces=num_pieces,
-            gated=gated,
-            sm=target,
-        )
+        clocks = expected_clocks(tile, num_rows, num_outputs, depth, num_pieces, gated, target)
         return clocks, -tile.num_stages
 
     return tuple(sorted(set(tiles), key=expected))

@@ -13,7 +13,7 @@ from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.gated_activation import Activation, plain_gated_activation, reference
 from ridgeline.kernels.gated_activation.tune_space import GatedConfig, search_space, tune_key
-from ridgeline.kernels.inputs import has_floats_of, label, normal, strided_rows
+from ridgeline.kernels.inputs import given, has_floats_of, label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
 
@@ -55,11 +55,7 @@ def make(
         "gate_up_T2F": strided_rows(x, gap) if gap else x,
         "activation": activation,
     }
-    if quantized is not None:
-        inputs["quantized"] = quantized
-    if config is not None:
-        inputs["config"] = config
-    return inputs
+    return inputs | given(quantized=quantized, config=config)
 
 
 def case(
@@ -169,34 +165,30 @@ BENCH = [
 
 COMPILE = [
     case((4, size), BF16, activation, quantized)
-    for size, activation, quantized in [
-        (14336, "silu", None),
-        (14336, "gelu", None),
-        (14336, "gelu_tanh", None),
-        (14336, "silu", INT8),
-        (14336, "silu", FP8),
-        (14336, "silu", FNUZ),
-        (14336, "gelu", FP8),
-        (28672, "silu", INT8),
-        (28672, "silu", FP8),
-        (28672, "gelu_tanh", FP8),
-        (28672, "gelu", FP8),
-        (53248, "silu", INT8),
+    for size, activations, dtypes in [
+        (14336, ("silu", "gelu", "gelu_tanh"), (None,)),
+        (14336, ("silu",), (INT8, FP8, FNUZ)),
+        (14336, ("gelu",), (FP8,)),
+        (28672, ("silu",), (INT8, FP8)),
+        (28672, ("gelu_tanh", "gelu"), (FP8,)),
+        (53248, ("silu",), (INT8,)),
     ]
+    for activation in activations
+    for quantized in dtypes
 ]
 
 OP = Op(
     name="gated_activation",
-    summary="SwiGLU and GeGLU, with 8-bit codes after them",
     reference=define,
     launch=launch,
     cost=cost,
+    search=search,
+    summary="SwiGLU and GeGLU, with 8-bit codes after them",
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,
     compile_cases=COMPILE,
     baselines={"eager": eager},
     differentiable=differentiable,
-    search=search,
     supports=has_floats_of,
 )

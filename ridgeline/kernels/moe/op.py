@@ -165,10 +165,10 @@ COMPILE = [
 
 OP = Op(
     name="moe",
-    summary="Mixture of experts: routing, grouped products with SwiGLU, a sum in fixed order",
     reference=define,
     launch=launch,
     cost=cost,
+    summary="Mixture of experts: routing, grouped products with SwiGLU, a sum in fixed order",
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,

@@ -72,10 +72,10 @@ COMPILE = [case((4, 4096), BF16, codes) for codes in (INT8, FP8)]
 
 OP = Op(
     name="quantize_rows",
-    summary="Rows to int8 or fp8 codes with a scale each",
     reference=reference.quantize_rows,
     launch=launch,
     cost=cost,
+    summary="Rows to int8 or fp8 codes with a scale each",
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,

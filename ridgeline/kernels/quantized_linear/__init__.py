@@ -47,28 +47,20 @@ def quantized_linear(
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """See reference.py. No gradients: weights of codes have none."""
-    inputs: dict[str, Any] = {
-        "bias_O": bias_O,
-        "residual_MO": residual_MO,
-        "norm_weight_D": norm_weight_D,
-        "eps": eps,
-        "offset": offset,
-        "activation": activation,
-    }
-    if x_MD.device.type == "cpu":
-        return reference.quantized_linear(
-            x_MD, weight, weight_scale, zero_GO, x_scale, **inputs, out_dtype=out_dtype
-        )
-    if x_scale is not None and can_scaled_mm(x_MD, weight_scale, x_scale):
+    on_cpu = x_MD.device.type == "cpu"
+    if not on_cpu and x_scale is not None and can_scaled_mm(x_MD, weight_scale, x_scale):
         y = scaled_mm(x_MD, weight, weight_scale, x_scale, bias_O, out_dtype)
         if activation is not None:
             (y,) = outputs(gated_activation(y, activation))
         return y if residual_MO is None else y + residual_MO
+    fused = FusedParts(bias_O, residual_MO, norm_weight_D, eps, offset, activation)
+    if on_cpu:
+        return reference.quantized_linear(
+            x_MD, weight, weight_scale, zero_GO, x_scale, fused, out_dtype
+        )
     many = x_MD.numel() // x_MD.shape[-1] > MAX_ROWS
     if many and weight.dtype == torch.int32:
-        return packed_linear(
-            x_MD, weight, weight_scale, zero_GO, FusedParts(**inputs), out_dtype=out_dtype
-        )
+        return packed_linear(x_MD, weight, weight_scale, zero_GO, fused, out_dtype=out_dtype)
     if many and x_scale is not None and can_int_mm(x_MD, weight):
         return int8_linear(
             x_MD,
@@ -85,9 +77,7 @@ def quantized_linear(
             x_MD, weight, weight_scale, zero_GO, x_scale,
             bias_O, residual_MO, norm_weight_D, eps, offset, activation, out_dtype,
         )  # fmt: skip
-    return launched(
-        x_MD, weight, weight_scale, zero_GO, x_scale, FusedParts(**inputs), out_dtype=out_dtype
-    )
+    return launched(x_MD, weight, weight_scale, zero_GO, x_scale, fused, out_dtype=out_dtype)
 
 
 def launched(

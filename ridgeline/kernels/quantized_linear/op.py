@@ -92,7 +92,8 @@ def launch_cuda(
 
 def define(config: SkinnyConfig | WorkSplit | OneRow | None = None, **inputs: Any) -> Tensor:
     """The reference, whose result no config may change."""
-    return reference.quantized_linear(**_own(inputs))
+    fused, rest = split_fused(_own(inputs))
+    return reference.quantized_linear(**rest, fused=fused)
 
 
 def cublas(x_MD: Tensor, weight_bf16: Tensor, x_bf16: Tensor, **_: Any) -> Tensor:
@@ -340,10 +341,10 @@ def search(
 
 OP = Op(
     name="quantized_linear",
-    summary="1 to 64 rows times 4-bit, int8 or fp8 weights, x in 16 bits or in codes",
     reference=define,
     launch=launch,
     cost=cost,
+    summary="1 to 64 rows times 4-bit, int8 or fp8 weights, x in 16 bits or in codes",
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,

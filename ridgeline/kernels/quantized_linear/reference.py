@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.dequantize.reference import BLOCK, dequantize, packed_bits, spread
-from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.skinny_linear import reference
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, FusedParts
 
 __all__ = ["BLOCK", "default_out", "dequantize", "packed_bits", "quantized_linear", "spread"]
 
@@ -31,12 +31,7 @@ def quantized_linear(
     weight_scale: Tensor,
     zero_GO: Tensor | None = None,
     x_scale: Tensor | None = None,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    norm_weight_D: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    activation: Activation | None = None,
+    fused: FusedParts = NOTHING_FUSED,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """`act(norm(x) @ dequantized(weight)ᵀ + bias) + residual`, as skinny_linear's reference has it.
@@ -47,9 +42,7 @@ def quantized_linear(
     if x_scale is not None:
         x_MD = x_MD.float() * spread(x_scale, x_MD.shape, (1, BLOCK))
     weight_OD = dequantize(weight, weight_scale, zero_GO, x_MD.shape[-1])
-    return reference.skinny_linear(
-        x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation
-    ).to(out_dtype)
+    return reference.skinny_linear(x_MD, weight_OD, fused).to(out_dtype)
 
 
 def default_out(x: Tensor) -> torch.dtype:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
-from ridgeline.kernels.inputs import has_floats_of, label, normal, strided_rows
+from ridgeline.kernels.inputs import given, has_floats_of, label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
 from ridgeline.kernels.rms_norm import plain_rms_norm, reference
@@ -67,11 +67,7 @@ def make(
     }
     if residual:
         inputs["residual_TD"] = view(normal(shape, dtype, device, generator, scale=3.0))
-    if quantized is not None:
-        inputs["quantized"] = quantized
-    if config is not None:
-        inputs["config"] = config
-    return inputs
+    return inputs | given(quantized=quantized, config=config)
 
 
 def case(
@@ -190,16 +186,16 @@ COMPILE = [
 
 OP = Op(
     name="rms_norm",
-    summary="RMSNorm, with the residual's sum before it and 8-bit codes after it",
     reference=define,
     launch=launch,
     cost=cost,
+    search=search,
+    summary="RMSNorm, with the residual's sum before it and 8-bit codes after it",
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,
     compile_cases=COMPILE,
     baselines={"eager": eager},
     differentiable=differentiable,
-    search=search,
     supports=has_floats_of,
 )

@@ -245,10 +245,10 @@ COMPILE = [
 
 OP = Op(
     name="sampling",
-    summary="Greedy or seeded choice of the next tokens: penalties, top-k, top-p, min-p, Gumbel",
     reference=define,
     launch=launch,
     cost=cost,
+    summary="Greedy or seeded choice of the next tokens: penalties, top-k, top-p, min-p, Gumbel",
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,

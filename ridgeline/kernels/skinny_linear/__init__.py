@@ -46,25 +46,18 @@ def skinny_linear(
     """See reference.py. No gradients: decoding needs none. The result is left in `out_MO`, where
     that is given: contiguous, of x's dtype.
     """
-    inputs: dict[str, Any] = {
-        "bias_O": bias_O,
-        "residual_MO": residual_MO,
-        "norm_weight_D": norm_weight_D,
-        "eps": eps,
-        "offset": offset,
-        "activation": activation,
-    }
+    fused = FusedParts(bias_O, residual_MO, norm_weight_D, eps, offset, activation)
     if x_MD.device.type == "cpu":
-        return _left_in(out_MO, reference.skinny_linear(x_MD, weight_OD, **inputs))
+        return _left_in(out_MO, reference.skinny_linear(x_MD, weight_OD, fused))
     if _is_many(x_MD):
-        return unfused(x_MD, weight_OD, FusedParts(**inputs), out_MO)
+        return unfused(x_MD, weight_OD, fused, out_MO)
     if torch.compiler.is_compiling():
         y_MO = traced(x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
         return _left_in(out_MO, y_MO)
     key = product_key(x_MD, weight_OD, activation is not None, norm_weight_D is not None)
     if beaten_by("skinny_linear", key, x_MD.device) == "cublas":
-        return unfused(x_MD, weight_OD, FusedParts(**inputs), out_MO)
-    return launched(x_MD, weight_OD, FusedParts(**inputs), out_MO)
+        return unfused(x_MD, weight_OD, fused, out_MO)
+    return launched(x_MD, weight_OD, fused, out_MO)
 
 
 def _is_many(x_MD: Tensor) -> bool:

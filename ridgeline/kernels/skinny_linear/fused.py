@@ -17,7 +17,7 @@ from ridgeline.kernels.gated_activation.reference import Activation
 
 @dataclass(frozen=True)
 class FusedParts:
-    """See reference.py; the names are its arguments'."""
+    """See reference.py; the names are skinny_linear's and quantized_linear's."""
 
     bias_O: Tensor | None = None  # [2O] with an activation
     residual_MO: Tensor | None = None

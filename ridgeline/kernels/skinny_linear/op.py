@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.gated_activation.reference import Activation
-from ridgeline.kernels.inputs import input_bytes, label, normal, strided_rows
+from ridgeline.kernels.inputs import given, input_bytes, label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
 from ridgeline.kernels.skinny_linear import cuda, launched, reference, unfused
@@ -57,7 +57,8 @@ def launch_cuda(
 
 def define(config: SkinnyConfig | WorkSplit | None = None, **inputs: Any) -> Tensor:
     """The reference, whose result no config may change."""
-    return reference.skinny_linear(**inputs)
+    fused, rest = split_fused(inputs)
+    return reference.skinny_linear(**rest, fused=fused)
 
 
 def cublas(config: SkinnyConfig | WorkSplit | None = None, **inputs: Any) -> Tensor:
@@ -100,9 +101,7 @@ def make(
         "weight_OD": view(normal((weight_rows, depth), dtype, device, generator, scale)),
     }
     inputs |= make_fused(shape, dtype, extras, activation, device, generator)
-    if config is not None:
-        inputs["config"] = config
-    return inputs
+    return inputs | given(config=config)
 
 
 def make_fused(
@@ -231,10 +230,10 @@ def search(
 
 OP = Op(
     name="skinny_linear",
-    summary="1 to 64 rows times a weight, with norm, bias, gated activation and residual folded in",
     reference=define,
     launch=launch,
     cost=cost,
+    summary="1 to 64 rows times a weight, with norm, bias, gated activation and residual folded in",
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,

@@ -7,20 +7,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from ridgeline.kernels.gated_activation import reference as gated
-from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.op import outputs
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, FusedParts
 
 
-def skinny_linear(
-    x_MD: Tensor,
-    weight_OD: Tensor,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    norm_weight_D: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    activation: Activation | None = None,
-) -> Tensor:
+def skinny_linear(x_MD: Tensor, weight_OD: Tensor, fused: FusedParts = NOTHING_FUSED) -> Tensor:
     """`act(norm(x) @ weightᵀ + bias) + residual`, each part only where it is given.
 
     The norm is `rsqrt(mean(x²) + eps) · (x · gain)`: x · gain is rounded to x's dtype, because the
@@ -29,16 +20,17 @@ def skinny_linear(
     dtype. `offset` is added to the norm's weight (1 for Gemma).
     """
     x_fp32 = x_MD.float()
-    if norm_weight_D is not None:
-        scale = (x_fp32.square().mean(-1, keepdim=True) + eps).rsqrt()
-        x_fp32 = (x_fp32 * (norm_weight_D.float() + offset)).to(x_MD.dtype).float()
+    if fused.norm_weight_D is not None:
+        scale = (x_fp32.square().mean(-1, keepdim=True) + fused.eps).rsqrt()
+        gain_D = fused.norm_weight_D.float() + fused.offset
+        x_fp32 = (x_fp32 * gain_D).to(x_MD.dtype).float()
     y_fp32 = x_fp32 @ weight_OD.float().T
-    if norm_weight_D is not None:
+    if fused.norm_weight_D is not None:
         y_fp32 = y_fp32 * scale
-    if bias_O is not None:
-        y_fp32 = y_fp32 + bias_O.float()
-    if activation is not None:
-        (y_fp32,) = outputs(gated.gated_activation(y_fp32, activation))
-    if residual_MO is not None:
-        y_fp32 = y_fp32 + residual_MO.float()
+    if fused.bias_O is not None:
+        y_fp32 = y_fp32 + fused.bias_O.float()
+    if fused.activation is not None:
+        (y_fp32,) = outputs(gated.gated_activation(y_fp32, fused.activation))
+    if fused.residual_MO is not None:
+        y_fp32 = y_fp32 + fused.residual_MO.float()
     return y_fp32.to(x_MD.dtype)

@@ -74,13 +74,13 @@ COMPILE = [case((64, 4096), step) for step in STEPS]
 
 OP = Op(
     name="softmax",
-    summary="Softmax of each row, from naive to fast: the second of the teaching pair",
     reference=define,
     launch=launch,
     cost=cost,
+    baselines={"eager": eager},
+    summary="Softmax of each row, from naive to fast: the second of the teaching pair",
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,
     compile_cases=COMPILE,
-    baselines={"eager": eager},
 )

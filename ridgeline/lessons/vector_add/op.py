@@ -64,13 +64,13 @@ BENCH = [case(2**26, step) for step in STEPS]
 
 OP = Op(
     name="vector_add",
-    summary="Adding two vectors, from naive to fast: the first of the teaching pair",
     reference=define,
     launch=launch,
     cost=cost,
+    baselines={"eager": eager},
+    summary="Adding two vectors, from naive to fast: the first of the teaching pair",
     small_cases=SMALL,
     cases=SMALL + LARGE,
     bench_cases=BENCH,
     compile_cases=COMPILE,
-    baselines={"eager": eager},
 )

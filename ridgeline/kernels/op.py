@@ -9,9 +9,9 @@ baseline take the same keyword arguments: what a case's `make` returns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -64,6 +64,40 @@ class Op:
     # Configs to time for a case's inputs.
     search: Callable[..., ConfigSearch | None] | None = None
     supports: Callable[[Target, Case], bool] = lambda target, case: True
+
+
+class OpFunctions(TypedDict):
+    reference: Function
+    launch: Function
+    cost: Callable[..., OpCost]
+    baselines: dict[str, Function]
+
+
+def functions(
+    reference: Function, launch: Function, cost: Callable[..., OpCost], **baselines: Function
+) -> OpFunctions:
+    """An Op's functions, and by their names those that it is timed against."""
+    return {"reference": reference, "launch": launch, "cost": cost, "baselines": baselines}
+
+
+class CaseLists(TypedDict):
+    small_cases: list[Case]
+    cases: list[Case]
+    bench_cases: list[Case]
+    compile_cases: list[Case]
+
+
+def case_lists(
+    small: Iterable[Case], large: Iterable[Case], bench: Iterable[Case], compiled: Iterable[Case]
+) -> CaseLists:
+    """An Op's cases: what a GPU checks are the small ones and the large ones."""
+    small_cases = list(small)
+    return {
+        "small_cases": small_cases,
+        "cases": [*small_cases, *large],
+        "bench_cases": list(bench),
+        "compile_cases": list(compiled),
+    }
 
 
 def outputs(result: Any) -> tuple[torch.Tensor, ...]:

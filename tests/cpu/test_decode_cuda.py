@@ -89,7 +89,7 @@ def inputs_of(setting: DecodeCase) -> dict[str, Any]:
 def check(setting: DecodeCase, cut: DecodeCut | None = None, **changed: Any) -> Tensor:
     inputs = inputs_of(setting) | changed
     found = cuda.decode_attention(**inputs, config=cut)
-    compare(found, op.reference.decode_attention(**inputs), op.case(setting))
+    compare(found, op.define(**inputs), op.case(setting))
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.attention.inputs import rows_of
-from ridgeline.kernels.decode_attention import cuda, op, reference, triton
+from ridgeline.kernels.decode_attention import cuda, op, triton
 from ridgeline.kernels.decode_attention.op import DecodeCase
 from ridgeline.kernels.decode_attention.splits import arrival_counters
 from ridgeline.kernels.extension import library
@@ -55,7 +55,7 @@ def test_a_captured_graph_serves_any_lengths(cache: torch.dtype | None, kernel: 
     for lengths in ((5000, 17, 300, 4096), (513, 0, 299, 4000), (1, 16, 1, 512)):
         inputs["tables"].lengths.copy_(torch.tensor(lengths))
         graph.replay()
-        compare(out, reference.decode_attention(**inputs), op.case(setting))
+        compare(out, op.define(**inputs), op.case(setting))
     assert not arrival_counters(1, CUDA).any()
 
 
@@ -99,4 +99,4 @@ def test_every_cut_is_right(num_warps: int, stages: int) -> None:
                 cuda.decode_attention(**inputs, config=cuda.DecodeCut(num_warps, stages))
             continue
         found = cuda.decode_attention(**inputs, config=cuda.DecodeCut(num_warps, stages))
-        compare(found, reference.decode_attention(**inputs), op.case(setting))
+        compare(found, op.define(**inputs), op.case(setting))

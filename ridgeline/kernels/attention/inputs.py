@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -47,6 +47,13 @@ class PagedCase:
             self.window and f"window {self.window}",
             self.softcap and f"cap {self.softcap:g}",
         )
+
+    def over(
+        self, head_dim: int, page_size: int, cache: torch.dtype | None, strided: bool = False
+    ) -> Self:
+        """The same over heads and pages of these sizes."""
+        sized = replace(self, head_dim=head_dim, page_size=page_size)
+        return replace(sized, cache=cache, strided=strided)
 
     @property
     def layout_label(self) -> str:

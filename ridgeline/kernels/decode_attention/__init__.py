@@ -38,21 +38,7 @@ def decode_attention(
     nothing else.
     """
     if torch.compiler.is_compiling():
-        return traced(
-            q_BNH,
-            pages.k_pages,
-            pages.v_pages,
-            pages.k_scale,
-            pages.v_scale,
-            tables.page_table,
-            tables.lengths,
-            tables.max_length,
-            tables.order,
-            spec.scale,
-            spec.window,
-            spec.softcap,
-            split_tokens,
-        )
+        return traced(q_BNH, *pages, *tables, spec.scale, spec.window, spec.softcap, split_tokens)
     if q_BNH.device.type == "cpu":
         return reference.decode_attention(q_BNH, pages, tables, spec)
     return launched(q_BNH, pages, tables, spec, split_tokens=split_tokens, settled=settled)

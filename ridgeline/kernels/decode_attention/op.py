@@ -17,7 +17,7 @@ from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.decode_attention import launched, reference, tune_key
 from ridgeline.kernels.inputs import has_floats_of, label
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
+from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs, case_lists, functions
 from ridgeline.kernels.pages import Pages, PageTables
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -38,9 +38,11 @@ def launch_cuda(defines: tuple[str, ...] = (), **inputs: Any) -> Tensor:
     return cuda.decode_attention(**inputs, defines=defines)
 
 
-def define(config: Any = None, settled: bool = False, **inputs: Any) -> Tensor:
+def define(
+    q_BNH: Tensor, pages: Pages, tables: PageTables, spec: AttentionSpec, **_: Any
+) -> Tensor:
     """The reference, which no cut of the work may change."""
-    return reference.decode_attention(**inputs)
+    return reference.decode_attention(q_BNH, pages, tables, spec)
 
 
 @dataclass(frozen=True)
@@ -131,15 +133,8 @@ HEADS_AND_PAGES = [
     *((12, 64), (20, 32), (72, 64), (250, 64)),
 ]
 LARGE = [
-    replace(
-        DecodeCase((4097, 1, 63, 1000, 0, 32768)),
-        head_dim=head_dim,
-        page_size=page_size,
-        dtype=dtype,
-        cache=cache,
-        window=window,
-        softcap=softcap,
-        strided=page_size == 32,
+    DecodeCase((4097, 1, 63, 1000, 0, 32768), dtype=dtype, window=window, softcap=softcap).over(
+        head_dim, page_size, cache, strided=page_size == 32
     )
     for head_dim, page_size in HEADS_AND_PAGES
     for dtype, cache in [(BF16, None), (FP16, None), (BF16, FP8), (BF16, INT8), (FP16, INT8)]
@@ -167,7 +162,7 @@ BENCH = [
     DecodeCase((8192,) * 64, heads=(16, 8), head_dim=256, softcap=50.0),
 ]
 COMPILE = [
-    replace(DecodeCase((1024,)), head_dim=head_dim, page_size=page_size, cache=cache)
+    DecodeCase((1024,)).over(head_dim, page_size, cache)
     for head_dim, page_size, cache in [
         (128, 64, None),
         (128, 16, None),
@@ -207,14 +202,8 @@ def search(
 OP = Op(
     name="decode_attention",
     summary="attention of one new token a sequence over a paged cache, split along the sequence",
-    reference=define,
-    launch=launched,
-    cost=cost,
-    small_cases=[case(setting) for setting in SMALL],
-    cases=[case(setting) for setting in SMALL + LARGE],
-    bench_cases=[case(setting) for setting in BENCH],
-    compile_cases=[case(setting) for setting in COMPILE],
-    baselines={"sdpa": sdpa},
+    **functions(define, launched, cost, sdpa=sdpa),
+    **case_lists(map(case, SMALL), map(case, LARGE), map(case, BENCH), map(case, COMPILE)),
     variants={
         "triton": launch_triton,
         "cuda": launch_cuda,

@@ -15,17 +15,10 @@ from ridgeline.kernels.pages import Pages, PageTables, gather_tokens
 
 
 def decode_attention(
-    q_BNH: Tensor,
-    pages: Pages,
-    tables: PageTables,
-    spec: AttentionSpec,
-    *,
-    split_tokens: int | None = None,
+    q_BNH: Tensor, pages: Pages, tables: PageTables, spec: AttentionSpec
 ) -> Tensor:
     """One query token for each sequence, the last of its `lengths` tokens, all of which are in the
     pages. A length of zero (a padded row of a batch) gives zeros.
-
-    `split_tokens` (how the kernel cuts sequences) changes the work, not the result.
     """
     rows = []
     for index, length in enumerate(tables.lengths.tolist()):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.inputs import has_floats_of, label
-from ridgeline.kernels.op import Case, Op, OpInputs
+from ridgeline.kernels.op import Case, Op, OpInputs, case_lists
 from ridgeline.kernels.prefill_attention import op as prefill
 from ridgeline.kernels.prefill_attention.op import PAGED, PrefillCase
 
@@ -169,10 +169,7 @@ OP = Op(
     reference=reference,
     launch=launch,
     cost=prefill.cost,
-    small_cases=[case(setting) for setting in SMALL],
-    cases=[case(setting) for setting in SMALL + LARGE],
-    bench_cases=[case(setting) for setting in BENCH],
-    compile_cases=[case(setting) for setting in COMPILE],
+    **case_lists(map(case, SMALL), map(case, LARGE), map(case, BENCH), map(case, COMPILE)),
     baselines={
         "sdpa_cudnn": partial(prefill.torch_attention, "cudnn"),
         "sdpa_flash": partial(prefill.torch_attention, "flash"),

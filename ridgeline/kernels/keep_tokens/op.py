@@ -13,7 +13,7 @@ from torch import Tensor
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.keep_tokens import reference
-from ridgeline.kernels.op import Case, Op, OpInputs
+from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 INT32 = torch.int32
@@ -95,22 +95,17 @@ LARGE = [
     case((512, VOCABULARY), BF16),
     case((17000, VOCABULARY), BF16, last=False),  # past 2^31 entries
 ]
+BENCH = [case((rows, VOCABULARY), dtype) for rows in (1, 16, 256) for dtype in (BF16, FP32)]
+COMPILE = [
+    case((16, 1024), BF16),
+    case((16, 1024), FP32, last=False),
+    case((3, 1000), FP16),
+]
+defined = partial(with_what_changed, reference.keep_tokens)
 
 OP = Op(
     name="keep_tokens",
     summary="A step's tokens and which of them are NaN's, left for the host and the next step",
-    reference=partial(with_what_changed, reference.keep_tokens),
-    launch=launch,
-    cost=cost,
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=[
-        case((rows, VOCABULARY), dtype) for rows in (1, 16, 256) for dtype in (BF16, FP32)
-    ],
-    compile_cases=[
-        case((16, 1024), BF16),
-        case((16, 1024), FP32, last=False),
-        case((3, 1000), FP16),
-    ],
-    baselines={"eager": partial(with_what_changed, reference.keep_tokens)},
+    **functions(defined, launch, cost, eager=defined),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
 )

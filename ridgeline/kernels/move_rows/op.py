@@ -13,7 +13,7 @@ from torch import Tensor
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label
 from ridgeline.kernels.move_rows import reference
-from ridgeline.kernels.op import Case, Op, OpInputs
+from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
 
 INT32 = torch.int32
 
@@ -116,16 +116,13 @@ LARGE = [
         MoveRowsCase(3, num_pages=4096, num_seats=600_000),  # past 2^31 entries
     ]
 ]
+BENCH = [case(MoveRowsCase(batch, num_drafts=8)) for batch in (1, 16, 256)]
+COMPILE = [case(MoveRowsCase(20, num_drafts=5))]
+defined = partial(with_what_changed, reference.move_rows)
 
 OP = Op(
     name="move_rows",
     summary="Rows behind drafts of the step before, moved on by those that were confirmed",
-    reference=partial(with_what_changed, reference.move_rows),
-    launch=launch,
-    cost=cost,
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=[case(MoveRowsCase(batch, num_drafts=8)) for batch in (1, 16, 256)],
-    compile_cases=[case(MoveRowsCase(20, num_drafts=5))],
-    baselines={"eager": partial(with_what_changed, reference.move_rows)},
+    **functions(defined, launch, cost, eager=defined),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
 )

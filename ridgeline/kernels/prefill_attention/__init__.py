@@ -30,18 +30,8 @@ def prefill_attention(
     """See reference.py."""
     if torch.compiler.is_compiling():
         return traced_prefill(
-            q_TNH,
-            starts,
-            pages.k_pages,
-            pages.v_pages,
-            pages.k_scale,
-            pages.v_scale,
-            tables.page_table,
-            tables.lengths,
-            spec.scale,
-            spec.window,
-            spec.softcap,
-            max_new,
+            *(q_TNH, starts, *pages, tables.page_table, tables.lengths),
+            *(spec.scale, spec.window, spec.softcap, max_new),
         )
     if q_TNH.device.type == "cpu":
         return reference.prefill_attention(q_TNH, starts, pages, tables, spec)

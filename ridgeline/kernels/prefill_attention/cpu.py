@@ -21,11 +21,7 @@ def supported(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> bool:
 
 
 def prefill_attention(
-    q_TNH: Tensor,
-    starts: Tensor,
-    pages: Pages,
-    tables: PageTables,
-    spec: AttentionSpec,
+    q_TNH: Tensor, starts: Tensor, pages: Pages, tables: PageTables, spec: AttentionSpec
 ) -> Tensor:
     """`starts`, page table and lengths are int32; see `supported` for dtypes."""
     num_heads, head_dim = q_TNH.shape[1:]

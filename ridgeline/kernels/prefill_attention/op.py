@@ -20,7 +20,7 @@ from ridgeline.kernels.attention.inputs import PagedCase, contiguous_pages
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import has_floats_of, label
-from ridgeline.kernels.op import Case, Op, OpInputs
+from ridgeline.kernels.op import Case, Op, OpInputs, case_lists
 from ridgeline.kernels.pages import Pages, PageTables, holds_codes
 from ridgeline.kernels.prefill_attention import reference as definition
 from ridgeline.kernels.prefill_attention import sdpa
@@ -38,7 +38,8 @@ def launch(**inputs: Any) -> Tensor:
     return triton.prefill_attention(**inputs)
 
 
-def reference(**inputs: Any) -> Tensor:
+def reference(max_new: int | None = None, **inputs: Any) -> Tensor:
+    """The definition, which does not ask how many new tokens a sequence has at most."""
     if "k_TKH" in inputs:
         return definition.prompt_attention(**inputs)
     return definition.prefill_attention(**inputs)
@@ -188,15 +189,8 @@ HEADS_AND_PAGES = [
     *((12, 64), (20, 32), (72, 64), (250, 64)),
 ]
 LARGE = [
-    replace(
-        PrefillCase((1000, 1, 63, 2048), before=before),
-        head_dim=head_dim,
-        page_size=page_size,
-        dtype=dtype,
-        cache=cache,
-        window=window,
-        softcap=softcap,
-        strided=page_size == 32,
+    PrefillCase((1000, 1, 63, 2048), before, dtype=dtype, window=window, softcap=softcap).over(
+        head_dim, page_size, cache, strided=page_size == 32
     )
     for head_dim, page_size in HEADS_AND_PAGES
     for before, dtype, cache in [
@@ -224,9 +218,7 @@ BENCH = [
     PrefillCase((4096,), heads=(16, 8), head_dim=256, softcap=50.0),
 ]
 COMPILE = [
-    replace(
-        PrefillCase((256, 2)), before=before, head_dim=head_dim, page_size=page_size, cache=cache
-    )
+    PrefillCase((256, 2), before).over(head_dim, page_size, cache)
     for before, head_dim, page_size, cache in [
         (None, 128, 64, None),
         (None, 64, 64, None),
@@ -255,10 +247,7 @@ OP = Op(
     reference=reference,
     launch=launch,
     cost=cost,
-    small_cases=[case(setting) for setting in SMALL],
-    cases=[case(setting) for setting in SMALL + LARGE],
-    bench_cases=[case(setting) for setting in BENCH],
-    compile_cases=[case(setting) for setting in COMPILE],
+    **case_lists(map(case, SMALL), map(case, LARGE), map(case, BENCH), map(case, COMPILE)),
     baselines={
         "sdpa_cudnn": partial(torch_attention, "cudnn"),
         "sdpa_flash": partial(torch_attention, "flash"),

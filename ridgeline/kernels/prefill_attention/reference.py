@@ -18,16 +18,10 @@ from ridgeline.kernels.pages import Pages, PageTables, gather_tokens
 
 
 def prefill_attention(
-    q_TNH: Tensor,
-    starts: Tensor,
-    pages: Pages,
-    tables: PageTables,
-    spec: AttentionSpec,
-    *,
-    max_new: int | None = None,
+    q_TNH: Tensor, starts: Tensor, pages: Pages, tables: PageTables, spec: AttentionSpec
 ) -> Tensor:
     """Each sequence's new tokens are the last of its `lengths` tokens, all of which are in the
-    pages. `max_new` (no sequence has more new tokens) changes the work, not the result.
+    pages.
     """
     out_TNH = torch.empty_like(q_TNH, memory_format=torch.contiguous_format)
     bounds = starts.tolist()
@@ -41,12 +35,7 @@ def prefill_attention(
 
 
 def prompt_attention(
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    v_TKH: Tensor,
-    starts: Tensor,
-    spec: AttentionSpec,
-    max_new: int | None = None,
+    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, starts: Tensor, spec: AttentionSpec
 ) -> Tensor:
     """Fresh prompts: nothing is cached before them, and K and V are as packed as the queries."""
     out_TNH = torch.empty_like(q_TNH, memory_format=torch.contiguous_format)

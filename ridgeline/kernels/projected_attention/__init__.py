@@ -25,7 +25,7 @@ from ridgeline.kernels.autotune import chosen
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.pages import Pages, PageTables, holds_codes
 from ridgeline.kernels.projected_attention import reference
-from ridgeline.kernels.rotary_pages import QKNorm, angles_of, new_queries, norm_of
+from ridgeline.kernels.rotary_pages import NO_NORM, QKNorm, angles_of, new_queries, norm_of
 
 __all__ = [
     "Apart",
@@ -63,7 +63,13 @@ def projected_attention(
     in front of it has ended (cuda.py says when that is right).
     """
     if torch.compiler.is_compiling():
-        return _call_traced(qkv_BC, angles, slots_B, pages, tables, spec, norm, split_tokens)
+        return traced(
+            qkv_BC,
+            *(angles if angles is not None else (None, None)),
+            *(slots_B, *pages, *tables, spec.scale, spec.window, spec.softcap),
+            *(norm if norm is not None else NO_NORM),
+            split_tokens,
+        )
     if qkv_BC.device.type == "cpu":
         return reference.projected_attention(
             qkv_BC, angles, slots_B, pages, tables, spec, norm=norm
@@ -187,41 +193,6 @@ def queries_of(qkv_BC: Tensor, pages: Pages) -> Tensor:
     return qkv_BC[:, : num_heads * head_dim].unflatten(1, (num_heads, head_dim))
 
 
-def _call_traced(
-    qkv_BC: Tensor,
-    angles: tuple[Tensor, Tensor] | None,
-    slots_B: Tensor,
-    pages: Pages,
-    tables: PageTables,
-    spec: AttentionSpec,
-    norm: QKNorm | None,
-    split_tokens: int | None,
-) -> Tensor:
-    cos_BA, sin_BA = angles if angles is not None else (None, None)
-    return traced(
-        qkv_BC,
-        cos_BA,
-        sin_BA,
-        slots_B,
-        pages.k_pages,
-        pages.v_pages,
-        pages.k_scale,
-        pages.v_scale,
-        tables.page_table,
-        tables.lengths,
-        tables.max_length,
-        tables.order,
-        spec.scale,
-        spec.window,
-        spec.softcap,
-        norm.q_weight if norm is not None else None,
-        norm.k_weight if norm is not None else None,
-        norm.eps if norm is not None else 0.0,
-        norm.offset if norm is not None else 0.0,
-        split_tokens,
-    )
-
-
 @torch.library.custom_op(
     "ridgeline::projected_attention", mutates_args=("k_pages", "v_pages", "k_scale", "v_scale")
 )
@@ -260,12 +231,5 @@ def traced(
 
 
 @traced.register_fake
-def _(
-    qkv: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    slots: Tensor,
-    k_pages: Tensor,
-    *_: object,
-) -> Tensor:
+def _(qkv: Tensor, cos: object, sin: object, slots: object, k_pages: Tensor, *_: object) -> Tensor:
     return new_queries(qkv, k_pages)

@@ -20,7 +20,7 @@ from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.decode_attention import op as decoding
 from ridgeline.kernels.inputs import has_floats_of, label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
+from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs, case_lists, functions
 from ridgeline.kernels.pages import Pages, PageTables
 from ridgeline.kernels.projected_attention import (
     Apart,
@@ -30,7 +30,6 @@ from ridgeline.kernels.projected_attention import (
     tune_key,
 )
 from ridgeline.kernels.rotary.op import make_angles
-from ridgeline.kernels.rotary_pages import QKNorm
 from ridgeline.kernels.rotary_pages import op as storing
 from ridgeline.kernels.rotary_pages.op import make_norm
 
@@ -134,21 +133,14 @@ def case(setting: ProjectedCase) -> Case:
 
 
 def cost(
-    qkv_BC: Tensor,
-    angles: tuple[Tensor, Tensor] | None,
-    slots_B: Tensor,
-    pages: Pages,
-    tables: PageTables,
-    spec: AttentionSpec,
-    norm: QKNorm | None = None,
-    **_: Any,
+    qkv_BC: Tensor, pages: Pages, tables: PageTables, spec: AttentionSpec, **inputs: Any
 ) -> OpCost:
     """decode_attention's and rotary_pages', but for q between them and the newest K and V, which
     are not read again.
     """
     q_BNH = queries_of(qkv_BC, pages)
     attended = decoding.cost(q_BNH, pages, tables, spec)
-    stored = storing.cost(qkv_BC, angles, slots_B, pages, norm)
+    stored = storing.cost(qkv_BC, inputs["angles"], inputs["slots_B"], pages, inputs.get("norm"))
     q_bytes = q_BNH.numel() * q_BNH.element_size()
     newest_bytes = stored.written_bytes - q_bytes
     return OpCost(
@@ -217,17 +209,11 @@ SMALL = [
     ProjectedCase(replace(TINY, head_dim=72, lengths=(300, 129), split_tokens=128, softcap=5.0)),
     ProjectedCase(replace(TINY, dtype=FP32, head_dim=33, lengths=(40, 7)), None, normed=True),
 ]
+LENGTHS = (4097, 1, 63, 1000, 0, 32768, 4096)
 LARGE = [
     ProjectedCase(
-        replace(
-            decoding.DecodeCase((4097, 1, 63, 1000, 0, 32768, 4096)),
-            heads=heads,
-            head_dim=head_dim,
-            page_size=page_size,
-            dtype=dtype,
-            cache=cache,
-            window=window,
-            softcap=softcap,
+        decoding.DecodeCase(LENGTHS, heads=heads, dtype=dtype, window=window, softcap=softcap).over(
+            head_dim, page_size, cache
         ),
         angles,
         normed,
@@ -292,18 +278,13 @@ COMPILE = [
     ProjectedCase(decoding.DecodeCase((1024,) * 100, ordered=True)),
     ProjectedCase(decoding.DecodeCase((64,), window=32, softcap=30.0, page_size=16), normed=True),
 ]
+defined = partial(with_pages, reference.projected_attention)
 
 OP = Op(
     name="projected_attention",
     summary="q/k norm, rotary embedding, the page write and decode attention as one kernel",
-    reference=partial(with_pages, reference.projected_attention),
-    launch=launch,
-    cost=cost,
-    small_cases=[case(setting) for setting in SMALL],
-    cases=[case(setting) for setting in SMALL + LARGE],
-    bench_cases=[case(setting) for setting in BENCH],
-    compile_cases=[case(setting) for setting in COMPILE],
-    baselines={"two kernels": apart},
+    **functions(defined, launch, cost, **{"two kernels": apart}),
+    **case_lists(map(case, SMALL), map(case, LARGE), map(case, BENCH), map(case, COMPILE)),
     variants={
         "two kernels": partial(with_pages, apart),
         "cuda": partial(with_pages, clustered),

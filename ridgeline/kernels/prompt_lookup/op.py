@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label
-from ridgeline.kernels.op import Case, Op, OpInputs
+from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
 from ridgeline.kernels.prompt_lookup import reference
 
 INT32 = torch.int32
@@ -136,19 +136,15 @@ BENCH = [
     case(PromptLookupCase((length,) * batch, vocab_size=50_000))
     for batch, length in [(1, 2048), (1, 32_768), (64, 2048), (256, 2048)]
 ]
+COMPILE = [
+    case(PromptLookupCase((20, 30), num_drafts=drafts, ngrams=ngrams))
+    for drafts, ngrams in [(5, (2, 4)), (32, (1, 16)), (1, (1, 1))]
+]
+defined = partial(with_what_changed, reference.prompt_lookup)
 
 OP = Op(
     name="prompt_lookup",
     summary="Confirming drafted tokens, and drafting what followed the last ones before",
-    reference=partial(with_what_changed, reference.prompt_lookup),
-    launch=launch,
-    cost=cost,
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=BENCH,
-    compile_cases=[
-        case(PromptLookupCase((20, 30), num_drafts=drafts, ngrams=ngrams))
-        for drafts, ngrams in [(5, (2, 4)), (32, (1, 16)), (1, (1, 1))]
-    ],
-    baselines={"eager": partial(with_what_changed, reference.prompt_lookup)},
+    **functions(defined, launch, cost, eager=defined),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
 )

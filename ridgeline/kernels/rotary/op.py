@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal, strided_rows
-from ridgeline.kernels.op import Case, Op, OpInputs
+from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
 from ridgeline.kernels.rotary import plain_rotate, reference
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -102,23 +102,18 @@ BENCH = [
     for shape in [(8192, 32, 128), (8192, 64, 128), (32768, 8, 128)]
     for gap in (0, 2048)  # as columns of the fused projection
 ]
+COMPILE = [
+    case((4, 32, 128)),
+    case((4, 8, 128)),
+    case((4, 32, 80)),
+    case((4, 32, 96), 36),
+    case((4, 16, 256)),
+]
 
 OP = Op(
     name="rotary",
     summary="rotary position embedding, of all or some of a head's dims",
-    reference=reference.rotate,
-    launch=launch,
-    cost=cost,
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=BENCH,
-    compile_cases=[
-        case((4, 32, 128)),
-        case((4, 8, 128)),
-        case((4, 32, 80)),
-        case((4, 32, 96), 36),
-        case((4, 16, 256)),
-    ],
-    baselines={"eager": reference.rotate},
+    **functions(reference.rotate, launch, cost, eager=reference.rotate),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
     differentiable=differentiable,
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+Angles = tuple[Tensor, Tensor]  # cos and sin, [T, A] each
+
 
 def rotate(x_TNH: Tensor, cos_TA: Tensor, sin_TA: Tensor) -> Tensor:
     """Turn dims i and i + A of each head by the token's angle i; dims past 2·A stay as they are.

@@ -11,18 +11,17 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.pages import Pages
+from ridgeline.kernels.rotary.reference import Angles
 from ridgeline.kernels.rotary_pages import reference
 from ridgeline.kernels.rotary_pages.reference import QKNorm
 
 __all__ = ["QKNorm", "rotary_pages"]
 
+NO_NORM = (None, None, 0.0, 0.0)  # what a custom op is given for QKNorm's fields
+
 
 def rotary_pages(
-    qkv_TC: Tensor,
-    angles: tuple[Tensor, Tensor] | None,
-    slots_T: Tensor,
-    pages: Pages,
-    norm: QKNorm | None = None,
+    qkv_TC: Tensor, angles: Angles | None, slots_T: Tensor, pages: Pages, norm: QKNorm | None = None
 ) -> Tensor:
     """Returns q as [T, N, H]; **changes the pages and scales in place**. See reference.py."""
     if qkv_TC.device.type == "cpu":
@@ -34,14 +33,8 @@ def rotary_pages(
             cos_TA,
             sin_TA,
             slots_T,
-            pages.k_pages,
-            pages.v_pages,
-            pages.k_scale,
-            pages.v_scale,
-            norm.q_weight if norm is not None else None,
-            norm.k_weight if norm is not None else None,
-            norm.eps if norm is not None else 0.0,
-            norm.offset if norm is not None else 0.0,
+            *pages,
+            *(norm if norm is not None else NO_NORM),
         )
     from ridgeline.kernels.rotary_pages import triton
 
@@ -73,18 +66,11 @@ def traced_rotary_pages(
 
 
 @traced_rotary_pages.register_fake
-def _(
-    qkv: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    slots: Tensor,
-    k_pages: Tensor,
-    *_: object,
-) -> Tensor:
+def _(qkv: Tensor, cos: object, sin: object, slots: object, k_pages: Tensor, *_: object) -> Tensor:
     return new_queries(qkv, k_pages)
 
 
-def angles_of(cos: Tensor | None, sin: Tensor | None) -> tuple[Tensor, Tensor] | None:
+def angles_of(cos: Tensor | None, sin: Tensor | None) -> Angles | None:
     """From a custom op's arguments, which are tensors and numbers only; so are the next two."""
     return (cos, sin) if cos is not None and sin is not None else None
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ridgeline.kernels.host_library import function, short_name
 from ridgeline.kernels.pages import Pages, holds_codes
+from ridgeline.kernels.rotary.reference import Angles
 from ridgeline.kernels.rotary_pages import reference
 from ridgeline.kernels.rotary_pages.reference import QKNorm
 
@@ -16,11 +17,7 @@ MAX_HEAD_DIM = 512
 
 
 def rotary_pages(
-    qkv_TC: Tensor,
-    angles: tuple[Tensor, Tensor] | None,
-    slots_T: Tensor,
-    pages: Pages,
-    norm: QKNorm | None = None,
+    qkv_TC: Tensor, angles: Angles | None, slots_T: Tensor, pages: Pages, norm: QKNorm | None = None
 ) -> Tensor:
     """Returns q as [T, N, H]; **changes the pages in place**. Codes and wider heads go to the
     reference.

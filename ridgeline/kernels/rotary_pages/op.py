@@ -14,10 +14,10 @@ from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.attention.inputs import with_what_changed
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import has_floats_of, label, normal, strided_rows
-from ridgeline.kernels.op import Case, Op, OpInputs
+from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
 from ridgeline.kernels.pages import Pages, holds_codes, make_pages
 from ridgeline.kernels.rotary.op import make_angles
-from ridgeline.kernels.rotary.reference import rotate
+from ridgeline.kernels.rotary.reference import Angles, rotate
 from ridgeline.kernels.rotary_pages import QKNorm, reference
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -128,12 +128,7 @@ def launch(**inputs: Any) -> tuple[Tensor, ...]:
 
 
 def cost(
-    qkv_TC: Tensor,
-    angles: tuple[Tensor, Tensor] | None,
-    slots_T: Tensor,
-    pages: Pages,
-    norm: QKNorm | None = None,
-    **_: Any,
+    qkv_TC: Tensor, angles: Angles | None, slots_T: Tensor, pages: Pages, norm: QKNorm | None = None
 ) -> OpCost:
     num_tokens, columns = qkv_TC.shape
     num_kv_heads, head_dim = pages.k_pages.shape[1], pages.k_pages.shape[3]
@@ -149,11 +144,7 @@ def cost(
 
 
 def eager(
-    qkv_TC: Tensor,
-    angles: tuple[Tensor, Tensor] | None,
-    slots_T: Tensor,
-    pages: Pages,
-    norm: QKNorm | None = None,
+    qkv_TC: Tensor, angles: Angles | None, slots_T: Tensor, pages: Pages, norm: QKNorm | None = None
 ) -> Tensor:
     """torch's own ops, in the order a model would call them; every token is written."""
     num_kv_heads, page_size, head_dim = pages.k_pages.shape[1:]
@@ -230,32 +221,27 @@ BENCH = [
     case(RotaryPagesCase(16384, 32, 32, 80)),
     case(RotaryPagesCase(8192, 32, 8, 128, page_size=16)),
 ]
+COMPILE = [
+    case(setting)
+    for setting in [
+        RotaryPagesCase(4, 32, 8, 128),
+        RotaryPagesCase(4, 32, 8, 128, normed=True),
+        RotaryPagesCase(4, 32, 8, 128, page_dtype=INT8),
+        RotaryPagesCase(4, 32, 8, 128, page_dtype=FP8, normed=True),
+        RotaryPagesCase(4, 32, 8, 128, page_dtype=FNUZ, normed=True),
+        RotaryPagesCase(4, 32, 32, 80, page_dtype=INT8),
+        RotaryPagesCase(4, 32, 8, 96, angles=36, normed=True),
+        RotaryPagesCase(4, 32, 8, 128, angles=32, page_dtype=FP8),
+        RotaryPagesCase(4, 16, 8, 256, page_dtype=FP8, normed=True),
+        RotaryPagesCase(4, 4, 2, 12, page_size=16),
+        RotaryPagesCase(4, 6, 2, 20, page_dtype=INT8, normed=True),
+    ]
+]
 
 OP = Op(
     name="rotary_pages",
     summary="q/k norm, rotary embedding, K and V into pages, as values or 8-bit codes",
-    reference=partial(with_pages, reference.rotary_pages),
-    launch=launch,
-    cost=cost,
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=BENCH,
-    compile_cases=[
-        case(setting)
-        for setting in [
-            RotaryPagesCase(4, 32, 8, 128),
-            RotaryPagesCase(4, 32, 8, 128, normed=True),
-            RotaryPagesCase(4, 32, 8, 128, page_dtype=INT8),
-            RotaryPagesCase(4, 32, 8, 128, page_dtype=FP8, normed=True),
-            RotaryPagesCase(4, 32, 8, 128, page_dtype=FNUZ, normed=True),
-            RotaryPagesCase(4, 32, 32, 80, page_dtype=INT8),
-            RotaryPagesCase(4, 32, 8, 96, angles=36, normed=True),
-            RotaryPagesCase(4, 32, 8, 128, angles=32, page_dtype=FP8),
-            RotaryPagesCase(4, 16, 8, 256, page_dtype=FP8, normed=True),
-            RotaryPagesCase(4, 4, 2, 12, page_size=16),
-            RotaryPagesCase(4, 6, 2, 20, page_dtype=INT8, normed=True),
-        ]
-    ],
-    baselines={"eager": eager},
+    **functions(partial(with_pages, reference.rotary_pages), launch, cost, eager=eager),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
     supports=has_floats_of,
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ridgeline.kernels.pages import Pages, write_tokens
 from ridgeline.kernels.rms_norm.reference import rms_norm
-from ridgeline.kernels.rotary.reference import rotate
+from ridgeline.kernels.rotary.reference import Angles, rotate
 
 
 class QKNorm(NamedTuple):
@@ -24,11 +24,7 @@ class QKNorm(NamedTuple):
 
 
 def rotary_pages(
-    qkv_TC: Tensor,
-    angles: tuple[Tensor, Tensor] | None,
-    slots_T: Tensor,
-    pages: Pages,
-    norm: QKNorm | None = None,
+    qkv_TC: Tensor, angles: Angles | None, slots_T: Tensor, pages: Pages, norm: QKNorm | None = None
 ) -> Tensor:
     """Returns q, normed and turned, as a contiguous [T, N, H]; writes K and V of each token into
     its slot, K normed and turned likewise. **Changes the pages and their scales in place.**

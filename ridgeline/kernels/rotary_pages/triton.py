@@ -17,6 +17,7 @@ from ridgeline.errors import UnsupportedError
 from ridgeline.formats.scaling import LARGEST, SMALLEST_AMAX
 from ridgeline.kernels.launch import launch, target_of
 from ridgeline.kernels.pages import Pages, check_pages, holds_codes
+from ridgeline.kernels.rotary.reference import Angles
 from ridgeline.kernels.rotary.triton import load_angles, num_warps, turn, width_of_rest
 from ridgeline.kernels.rotary_pages.reference import QKNorm
 from ridgeline.kernels.rows import row_scale, to_codes
@@ -273,11 +274,7 @@ def rotary_pages_kernel(
 
 
 def rotary_pages(
-    qkv_TC: Tensor,
-    angles: tuple[Tensor, Tensor] | None,
-    slots_T: Tensor,
-    pages: Pages,
-    norm: QKNorm | None = None,
+    qkv_TC: Tensor, angles: Angles | None, slots_T: Tensor, pages: Pages, norm: QKNorm | None = None
 ) -> Tensor:
     """The launcher; arguments and results are reference.py's."""
     check_pages(pages)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal, strided_rows
-from ridgeline.kernels.op import Case, Op, OpInputs
+from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
 from ridgeline.kernels.step_start import reference
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -107,21 +107,19 @@ LARGE = [
     case(8192, 100, 3584, 128, 512, BF16, 59.75, vocab_size=256000),
     case(64, 64, 8192, 64, 16, FP32, vocab_size=300_000),  # past 2^31 entries
 ]
+BENCH = [
+    *(case(rows, rows, 4096, 64, 64, vocab_size=128256) for rows in (1, 16, 256)),
+    case(8192, 8, 4096, 64, 2048, vocab_size=128256),
+]
+COMPILE = [
+    case(16, 16, 4096, 64, 64),
+    case(16, 2, 3584, 128, 64, BF16, 59.75),
+    case(3, 3, 1000, 0, 7, FP32),
+]
 
 OP = Op(
     name="step_start",
     summary="A step's tokens, embeddings, rotary angles and page tables, looked up at once",
-    reference=reference.step_start,
-    launch=launch,
-    cost=cost,
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=[case(rows, rows, 4096, 64, 64, vocab_size=128256) for rows in (1, 16, 256)]
-    + [case(8192, 8, 4096, 64, 2048, vocab_size=128256)],
-    compile_cases=[
-        case(16, 16, 4096, 64, 64),
-        case(16, 2, 3584, 128, 64, BF16, 59.75),
-        case(3, 3, 1000, 0, 7, FP32),
-    ],
-    baselines={"eager": reference.step_start},
+    **functions(reference.step_start, launch, cost, eager=reference.step_start),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
 )

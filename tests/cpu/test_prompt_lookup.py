@@ -9,7 +9,7 @@ import torch
 
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.flat_plan import DraftSlots, first_rows, flattened, without_drafts
-from ridgeline.kernels.prompt_lookup import prompt_lookup
+from ridgeline.kernels.prompt_lookup import Streams, prompt_lookup
 
 
 def found_by_hand(tokens: list[int], low: int, high: int, count: int) -> tuple[int, list[int]]:
@@ -42,7 +42,8 @@ def test_what_is_found_is_what_a_search_finds(vocab_size: int) -> None:
         before = drafts.clone()
         samples = torch.tensor([seats, rows, verified, [len(line) for line in lines]]).int()
         tokens_R = torch.tensor([token for tokens in chosen for token in tokens]).int()
-        found = prompt_lookup(history, drafts, tokens_R, samples, low, high).T.tolist()
+        streams = Streams(history, drafts, low, high)
+        found = prompt_lookup(streams, tokens_R, samples).T.tolist()
         for index, (seat, line, tokens) in enumerate(zip(seats, lines, chosen, strict=True)):
             right = 0
             while right < verified[index] and before[seat, right] == tokens[right]:

@@ -34,7 +34,7 @@ from ridgeline.engine.execution.step_pass import PassKind, SamplingKind
 from ridgeline.engine.naive import OneSequence, forward, generate_samples, generate_tokens
 from ridgeline.engine.sampling.drafter import PromptLookup
 from ridgeline.engine.scheduling.step_plan import StepPlan
-from ridgeline.kernels.prompt_lookup import prompt_lookup
+from ridgeline.kernels.prompt_lookup import Streams, prompt_lookup
 from ridgeline.kernels.sampling import filtered_logits
 from ridgeline.models import Transformer, build_model, fill_random
 
@@ -161,9 +161,11 @@ def foreseeing(sequences: list[list[int]]) -> Callable[..., torch.Tensor]:
     attention counts, what a text repeats would seldom be.
     """
 
-    def lookup(history: torch.Tensor, drafts: torch.Tensor, *rest: Any) -> torch.Tensor:
-        found = prompt_lookup(history, drafts, *rest)
-        samples_4N = rest[1]
+    def lookup(
+        streams: Streams, tokens_R: torch.Tensor, samples_4N: torch.Tensor, *into: Any
+    ) -> torch.Tensor:
+        found = prompt_lookup(streams, tokens_R, samples_4N, *into)
+        history, drafts = streams.history, streams.drafts
         for sample, (seat, _, _, position) in enumerate(samples_4N.T.tolist()):
             line, end = history[seat].tolist(), position + int(found[0, sample])
             for sequence in sequences:
@@ -473,7 +475,7 @@ def test_the_table_of_tokens_is_planned_for() -> None:
     engine = engine_for(tiny("llama-mha"), speculation=LOOKUP)
     drafter = engine.runner.drafter
     assert isinstance(drafter, PromptLookup)
-    assert engine.memory_plan.bytes_of("token table") == drafter.history_SL.nbytes
+    assert engine.memory_plan.bytes_of("token table") == drafter.streams.history.nbytes
 
 
 def test_text_ends_at_a_stop_string_inside_accepted_drafts() -> None:

@@ -25,7 +25,7 @@ from ridgeline.engine.steps.batch import (
     write,
 )
 from ridgeline.engine.steps.transfer import to_device
-from ridgeline.kernels.move_rows import move_rows
+from ridgeline.kernels.move_rows import MovingRows, move_rows
 
 MAX_VIEWS = 1024  # shapes whose views are kept: decode steps come in few, mixed ones in any
 
@@ -82,21 +82,15 @@ class StepSender:
         that is done, so that a token, its row and its logits have the same number.
         """
         count = shape.num_decode_rows
-        move_rows(
-            inputs.moved[:count],
-            self.buffers.results[2],
-            (
-                inputs.positions[:count],
-                inputs.lengths[:count],
-                inputs.totals[:count],
-                inputs.draw_positions[:count],
-            ),
-            inputs.slots[:count],
-            inputs.judged,
-            inputs.seats[:count],
-            self.buffers.page_table,
-            self.page_size,
+        places = (
+            inputs.positions[:count],
+            inputs.lengths[:count],
+            inputs.totals[:count],
+            inputs.draw_positions[:count],
         )
+        rows = MovingRows(inputs.moved[:count], places, inputs.slots[:count], inputs.seats[:count])
+        counts, page_table = self.buffers.results[2], self.buffers.page_table
+        move_rows(rows, counts, inputs.judged, page_table, self.page_size)
 
 
 def _host_buffers(count: int, device: torch.device) -> list[HostBuffer]:

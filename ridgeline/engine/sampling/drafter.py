@@ -27,7 +27,7 @@ from ridgeline.engine.scheduling.state import StreamKey
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.flat_plan import first_rows, sample_words
 from ridgeline.engine.steps.transfer import to_device
-from ridgeline.kernels.prompt_lookup import accepted, prompt_lookup
+from ridgeline.kernels.prompt_lookup import LookupResults, Streams, accepted, prompt_lookup
 from ridgeline.recipe import Speculation
 
 KnownTokens = Callable[[StreamKey], Sequence[int]]
@@ -69,16 +69,16 @@ class PromptLookup(Drafter):
     in_graph = True
 
     def __init__(self, drafts_SK: Tensor, max_context: int, recipe: Speculation) -> None:
-        self.drafts_SK, self.device = drafts_SK, drafts_SK.device
-        self.min_ngram, self.max_ngram = recipe.min_ngram, recipe.max_ngram
+        self.device = drafts_SK.device
         shape = (len(drafts_SK), max_context + 1)
-        self.history_SL = torch.zeros(shape, dtype=torch.int32, device=self.device)
+        history_SL = torch.zeros(shape, dtype=torch.int32, device=self.device)
+        self.streams = Streams(history_SL, drafts_SK, recipe.min_ngram, recipe.max_ngram)
 
     def sit(
         self, seat: int, prompt_length: int, sampling: Sampling, seed: int, tokens: Sequence[int]
     ) -> None:
         line = np.asarray(tokens, dtype=np.int32)
-        self.history_SL[seat, : len(line)] = to_device(line, self.device)
+        self.streams.history[seat, : len(line)] = to_device(line, self.device)
 
     def follow(self, plan: StepPlan) -> None:
         """It has no pages."""
@@ -90,9 +90,7 @@ class PromptLookup(Drafter):
         samples_4N = samples_of(plan, self.device)
         if plan.moved_tokens:
             _move_samples(samples_4N, plan, counts_R)
-        return prompt_lookup(
-            self.history_SL, self.drafts_SK, tokens_R, samples_4N, self.min_ngram, self.max_ngram
-        )
+        return prompt_lookup(self.streams, tokens_R, samples_4N)
 
     def judge_rows(
         self, samples_4R: Tensor, tokens_R: Tensor, out_3R: Tensor, last_R: Tensor
@@ -100,16 +98,7 @@ class PromptLookup(Drafter):
         """The same from what the device has, and each sample's last token where the next step looks
         for it. Samples of the padding's seat harm nobody.
         """
-        prompt_lookup(
-            self.history_SL,
-            self.drafts_SK,
-            tokens_R,
-            samples_4R,
-            self.min_ngram,
-            self.max_ngram,
-            out_3R,
-            last_R,
-        )
+        prompt_lookup(self.streams, tokens_R, samples_4R, LookupResults(out_3R, last_R))
 
 
 def judged(plan: StepPlan, tokens_R: Tensor, drafts_SK: Tensor) -> Tensor:

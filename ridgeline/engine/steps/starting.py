@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ridgeline.engine.steps.batch import StepInputs
 from ridgeline.engine.steps.rope_tables import RopeTables
-from ridgeline.kernels.step_start import step_start
+from ridgeline.kernels.step_start import EmbeddingTable, StepTokens, TableRows, step_start
 from ridgeline.models import Transformer
 from ridgeline.models.transformer import RopeAngles
 
@@ -41,15 +41,10 @@ def start(
 ) -> StepStart:
     rope, table = ropes.plain_table()
     x_TD, tables_BP, *angles = step_start(
-        inputs.ids,
-        inputs.sources,
-        last_tokens,
-        model.embed.weight,
-        inputs.positions,
-        inputs.seats,
-        page_table_SP,
-        model.embedding_factor,
-        *(() if table is None else table),
+        StepTokens(inputs.ids, inputs.sources, last_tokens, inputs.positions),
+        EmbeddingTable(model.embed.weight, model.embedding_factor),
+        TableRows(inputs.seats, page_table_SP),
+        table,
     )
     found: RopeAngles = {} if rope is None else {rope: (angles[0], angles[1])}
     return StepStart(x_TD, tables_BP, found)

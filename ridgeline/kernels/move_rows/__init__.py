@@ -10,27 +10,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from ridgeline.kernels.move_rows import reference
+from ridgeline.kernels.move_rows.reference import MovingRows
 
-__all__ = ["move_rows"]
+__all__ = ["MovingRows", "move_rows"]
 
 
 def move_rows(
-    moved_T: Tensor,
-    counts_N: Tensor,
-    places_4T: tuple[Tensor, Tensor, Tensor, Tensor],
-    slots_T: Tensor,
-    judged_4R: Tensor,
-    seats_T: Tensor,
-    table_SP: Tensor,
-    page_size: int,
+    rows: MovingRows, counts_N: Tensor, judged_4R: Tensor, table_SP: Tensor, page_size: int
 ) -> None:
-    """**Changes `places_4T`, `slots_T` and `judged_4R` in place.** See reference.py."""
-    if moved_T.device.type == "cpu":
-        return reference.move_rows(
-            moved_T, counts_N, places_4T, slots_T, judged_4R, seats_T, table_SP, page_size
-        )
+    """**Changes places and slots of `rows`, and `judged_4R`, in place.** See reference.py."""
+    if rows.moved.device.type == "cpu":
+        return reference.move_rows(rows, counts_N, judged_4R, table_SP, page_size)
     from ridgeline.kernels.move_rows import triton
 
-    return triton.move_rows(
-        moved_T, counts_N, places_4T, slots_T, judged_4R, seats_T, table_SP, page_size
-    )
+    return triton.move_rows(rows, counts_N, judged_4R, table_SP, page_size)

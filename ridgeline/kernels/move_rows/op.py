@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label
-from ridgeline.kernels.move_rows import reference
+from ridgeline.kernels.move_rows import MovingRows, reference
 from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
 
 INT32 = torch.int32
@@ -63,13 +63,12 @@ def make(setting: MoveRowsCase, device: torch.device, generator: torch.Generator
     ends[1] = num_rows + torch.arange(ends.shape[1], device=device)
     ends[3] = 17
     table = drawn((num_seats, setting.num_pages), 0, 1 << 16)
+    counts = drawn((num_samples,), 1, setting.num_drafts + 2)
+    places = (positions, positions + 1, positions + 1, positions + 1)
     return {
-        "moved_T": behind[own],
-        "counts_N": drawn((num_samples,), 1, setting.num_drafts + 2),
-        "places_4T": (positions, positions + 1, positions + 1, positions + 1),
-        "slots_T": drawn((num_rows,), 0, 1 << 20),
+        "rows": MovingRows(behind[own], places, drawn((num_rows,), 0, 1 << 20), seats[own]),
+        "counts_N": counts,
         "judged_4R": judged[:, : num_samples + setting.num_prompt_rows],
-        "seats_T": seats[own],
         "table_SP": table,
         "page_size": setting.page_size,
     }
@@ -81,10 +80,11 @@ def case(setting: MoveRowsCase) -> Case:
 
 def with_what_changed(function: Callable[..., None], **inputs: Any) -> tuple[Tensor, ...]:
     """On copies: what is moved twice is somewhere else."""
-    inputs["places_4T"] = tuple(place.clone() for place in inputs["places_4T"])
-    changed = {name: inputs[name].clone() for name in ("slots_T", "judged_4R")}
-    function(**(inputs | changed))
-    return (*inputs["places_4T"], *changed.values())
+    moved, places, slots, seats = inputs["rows"]
+    rows = MovingRows(moved, tuple(place.clone() for place in places), slots.clone(), seats)
+    judged = inputs["judged_4R"].clone()
+    function(**(inputs | {"rows": rows, "judged_4R": judged}))
+    return (*rows.places, rows.slots, judged)
 
 
 def launch(**inputs: Any) -> tuple[Tensor, ...]:
@@ -93,10 +93,10 @@ def launch(**inputs: Any) -> tuple[Tensor, ...]:
     return with_what_changed(triton.move_rows, **inputs)
 
 
-def cost(moved_T: Tensor, judged_4R: Tensor, **_: Any) -> OpCost:
+def cost(rows: MovingRows, judged_4R: Tensor, **_: Any) -> OpCost:
     """Each row's numbers read and written, a page and a count read; of samples two and one."""
-    rows, samples, element = len(moved_T), judged_4R.shape[1], INT32.itemsize
-    return OpCost((8 * rows + 3 * samples) * element, (5 * rows + samples) * element)
+    count, samples, element = len(rows.moved), judged_4R.shape[1], INT32.itemsize
+    return OpCost((8 * count + 3 * samples) * element, (5 * count + samples) * element)
 
 
 SMALL = [

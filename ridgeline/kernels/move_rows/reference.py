@@ -10,28 +10,33 @@ S seats, P pages of the longest sequence.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 
-def move_rows(
-    moved_T: Tensor,
-    counts_N: Tensor,
-    places_4T: tuple[Tensor, Tensor, Tensor, Tensor],
-    slots_T: Tensor,
-    judged_4R: Tensor,
-    seats_T: Tensor,
-    table_SP: Tensor,
-    page_size: int,
-) -> None:
-    """`moved_T` says behind which sample of the step before a row goes on, -1 for those that are
-    where they belong; `counts_N` how many tokens each sample has brought. All tensors are int32.
+class MovingRows(NamedTuple):
+    """Rows of a step, those that do not move included; int32, [T] each."""
 
-    **Changes in place**, for rows that move: the four of `places_4T` (positions, lengths of the
-    rotary frequencies, lengths of the sequences, positions of what is drawn), which move on by the
-    confirmed drafts; `slots_T`, found anew in the seat's line of the page table; and the last line
-    of `judged_4R` (seat, first row, drafts, position of each sample) where that first row moves.
+    moved: Tensor  # behind which sample of the step before a row goes on; -1: it stays
+    # Positions, lengths of the rotary frequencies, lengths of the sequences, positions of what is
+    # drawn.
+    places: tuple[Tensor, Tensor, Tensor, Tensor]
+    slots: Tensor
+    seats: Tensor
+
+
+def move_rows(
+    rows: MovingRows, counts_N: Tensor, judged_4R: Tensor, table_SP: Tensor, page_size: int
+) -> None:
+    """`counts_N` says how many tokens each sample has brought. All tensors are int32.
+
+    **Changes in place**, for rows that move: their four places, which move on by the confirmed
+    drafts; their slots, found anew in the seat's line of the page table; and the last line of
+    `judged_4R` (seat, first row, drafts, position of each sample) where that first row moves.
     """
+    moved_T, places_4T, slots_T, seats_T = rows
     moves_T = moved_T >= 0
     by_T = torch.where(moves_T, counts_N[moved_T.clamp(min=0).long()] - 1, 0)
     for places_T in places_4T:

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.launch import launch, target_of
+from ridgeline.kernels.move_rows.reference import MovingRows
 
 BLOCK = 128  # rows, or samples, a program
 
@@ -63,20 +64,14 @@ def move_rows_kernel(
 
 
 def move_rows(
-    moved_T: Tensor,
-    counts_N: Tensor,
-    places_4T: tuple[Tensor, Tensor, Tensor, Tensor],
-    slots_T: Tensor,
-    judged_4R: Tensor,
-    seats_T: Tensor,
-    table_SP: Tensor,
-    page_size: int,
+    rows: MovingRows, counts_N: Tensor, judged_4R: Tensor, table_SP: Tensor, page_size: int
 ) -> None:
     """The launcher; arguments are reference.py's. Lines of `judged_4R` and of the table may lie
     apart.
     """
     for name, tensor in (("judged samples", judged_4R), ("pages", table_SP)):
         assert tensor.stride(1) == 1, f"{name} lie side by side"
+    moved_T, places_4T, slots_T, seats_T = rows
     num_rows, num_samples = len(moved_T), judged_4R.shape[1]
     if not num_rows:
         return

@@ -11,30 +11,22 @@ from __future__ import annotations
 from torch import Tensor
 
 from ridgeline.kernels.prompt_lookup import reference
-from ridgeline.kernels.prompt_lookup.reference import LONGEST_NGRAM, accepted
+from ridgeline.kernels.prompt_lookup.reference import (
+    LONGEST_NGRAM,
+    LookupResults,
+    Streams,
+    accepted,
+)
 
-__all__ = ["LONGEST_NGRAM", "accepted", "prompt_lookup"]
+__all__ = ["LONGEST_NGRAM", "LookupResults", "Streams", "accepted", "prompt_lookup"]
 
 
 def prompt_lookup(
-    history_SL: Tensor,
-    drafts_SK: Tensor,
-    tokens_R: Tensor,
-    samples_4N: Tensor,
-    min_ngram: int,
-    max_ngram: int,
-    out_3N: Tensor | None = None,
-    last_N: Tensor | None = None,
+    streams: Streams, tokens_R: Tensor, samples_4N: Tensor, into: LookupResults | None = None
 ) -> Tensor:
-    """Returns [3, N]; **changes `history_SL`, `drafts_SK` and `last_N` in place**. See
-    reference.py.
-    """
-    if history_SL.device.type == "cpu":
-        return reference.prompt_lookup(
-            history_SL, drafts_SK, tokens_R, samples_4N, min_ngram, max_ngram, out_3N, last_N
-        )
+    """Returns [3, N]; **changes `streams` and `into` in place**. See reference.py."""
+    if streams.history.device.type == "cpu":
+        return reference.prompt_lookup(streams, tokens_R, samples_4N, into)
     from ridgeline.kernels.prompt_lookup import triton
 
-    return triton.prompt_lookup(
-        history_SL, drafts_SK, tokens_R, samples_4N, min_ngram, max_ngram, out_3N, last_N
-    )
+    return triton.prompt_lookup(streams, tokens_R, samples_4N, into)

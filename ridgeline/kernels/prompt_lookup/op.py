@@ -13,7 +13,7 @@ from torch import Tensor
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label
 from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
-from ridgeline.kernels.prompt_lookup import reference
+from ridgeline.kernels.prompt_lookup import LookupResults, Streams, reference
 
 INT32 = torch.int32
 WHOLE = 1 << 26  # a table up to this many tokens is compared whole
@@ -70,15 +70,12 @@ def make(setting: PromptLookupCase, device: torch.device, generator: torch.Gener
     if setting.has_out:
         room[3:, :num_samples] = samples
         samples = room[3:, :num_samples]
+    into = LookupResults(room[:3, :num_samples], torch.full_like(room[0], -7))
     return {
-        "out_3N": room[:3, :num_samples] if setting.has_out else None,
-        "last_N": torch.full_like(room[0], -7) if setting.has_out else None,
-        "history_SL": table[:, :width],
-        "drafts_SK": drafts,
+        "streams": Streams(table[:, :width], drafts, *setting.ngrams),
         "tokens_R": tokens,
         "samples_4N": samples,
-        "min_ngram": setting.ngrams[0],
-        "max_ngram": setting.ngrams[1],
+        "into": into if setting.has_out else None,
     }
 
 
@@ -91,10 +88,10 @@ def with_what_changed(function: Callable[..., Tensor], **inputs: Any) -> tuple[T
     lines.
     """
     counts = function(**inputs)
-    history, seats = inputs["history_SL"], inputs["samples_4N"][0].long()
-    left = () if inputs["last_N"] is None else (inputs["last_N"],)
+    history, seats = inputs["streams"].history, inputs["samples_4N"][0].long()
+    left = () if inputs["into"] is None else (inputs["into"].last,)
     whole = history if history.numel() <= WHOLE else history[seats]
-    return counts, inputs["drafts_SK"], whole, *left
+    return counts, inputs["streams"].drafts, whole, *left
 
 
 def launch(**inputs: Any) -> tuple[Tensor, ...]:
@@ -103,11 +100,11 @@ def launch(**inputs: Any) -> tuple[Tensor, ...]:
     return with_what_changed(triton.prompt_lookup, **inputs)
 
 
-def cost(drafts_SK: Tensor, tokens_R: Tensor, samples_4N: Tensor, **_: Any) -> OpCost:
+def cost(streams: Streams, tokens_R: Tensor, samples_4N: Tensor, **_: Any) -> OpCost:
     """Each stream's tokens are read once, its drafts read and written."""
     num_samples, element = samples_4N.shape[1], tokens_R.element_size()
     tokens = int(samples_4N[3].sum()) + tokens_R.numel()
-    drafts = num_samples * drafts_SK.shape[1]
+    drafts = num_samples * streams.drafts.shape[1]
     written = drafts + tokens_R.numel() + 3 * num_samples
     return OpCost((tokens + drafts) * element + samples_4N.nbytes, written * element)
 

@@ -14,37 +14,49 @@ Letters: S seats, L tokens of the longest stream, K drafts, R rows of logits, N 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 LONGEST_NGRAM = 16  # a longer run is not looked for: it would find what this one finds
 
 
+class Streams(NamedTuple):
+    """All seats' tokens and drafts, and which runs are looked for."""
+
+    history: Tensor  # [S, L], int32
+    drafts: Tensor  # [S, K], int32
+    min_ngram: int
+    max_ngram: int
+
+
+class LookupResults(NamedTuple):
+    """Where a step's verdicts go, int32."""
+
+    out: Tensor  # [3, N]; its rows may lie apart
+    last: Tensor  # [N or more], the last token that each sample has brought
+
+
 def prompt_lookup(
-    history_SL: Tensor,
-    drafts_SK: Tensor,
-    tokens_R: Tensor,
-    samples_4N: Tensor,
-    min_ngram: int,
-    max_ngram: int,
-    out_3N: Tensor | None = None,
-    last_N: Tensor | None = None,
+    streams: Streams, tokens_R: Tensor, samples_4N: Tensor, into: LookupResults | None = None
 ) -> Tensor:
     """`samples_4N` has each sample's seat, its first row of logits, how many drafts were verified
     in the rows behind it, and the position of its first token. All tensors are int32.
 
     Returns, for each sample, how many tokens it has brought (the confirmed drafts and one more),
     whether the first draft was right (verified or not), and the length of the run that was found
-    for the new drafts, 0 if none; in `out_3N` where that is given, whose rows may lie apart.
-    **Changes in place**: the seats' lines of `history_SL` take the tokens, those of `drafts_SK`
-    the new drafts; the first N of `last_N`, where given, the last token that each has brought.
+    for the new drafts, 0 if none; in `into.out` where that is given.
+    **Changes in place**: the seats' lines of `streams.history` take the tokens, those of its drafts
+    the new drafts; and the first N of `into.last` the last tokens.
     """
+    history_SL, drafts_SK, min_ngram, max_ngram = streams
     seats_N, rows_N, verified_N, positions_N = samples_4N.long()
     num_right_N, first_N = accepted(tokens_R, drafts_SK[seats_N], rows_N, verified_N)
     counts_N = num_right_N + 1
     _keep(history_SL, tokens_R, counts_N, seats_N, rows_N, positions_N)
-    if last_N is not None:
-        last_N[: len(rows_N)] = tokens_R[rows_N + num_right_N]
+    if into is not None:
+        into.last[: len(rows_N)] = tokens_R[rows_N + num_right_N]
     lengths_N = positions_N + counts_N
     lines_NL = history_SL[seats_N, : int(lengths_N.max())]
     ends_N, found_N = _find(lines_NL, lengths_N, min_ngram, max_ngram)
@@ -52,7 +64,7 @@ def prompt_lookup(
     places_NK = ends_N[:, None] + steps_K % (lengths_N - ends_N)[:, None]
     drafts_SK[seats_N] = lines_NL.gather(1, places_NK)
     found_3N = torch.stack((counts_N, first_N.long(), found_N)).int()
-    return found_3N if out_3N is None else out_3N.copy_(found_3N)
+    return found_3N if into is None else into.out.copy_(found_3N)
 
 
 def accepted(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.launch import launch, target_of
-from ridgeline.kernels.prompt_lookup.reference import LONGEST_NGRAM
+from ridgeline.kernels.prompt_lookup.reference import LONGEST_NGRAM, LookupResults, Streams
 
 BLOCK = 1024  # places looked at together; not measured yet
 LONGEST_HISTORY = 1 << 26
@@ -104,18 +104,12 @@ def prompt_lookup_kernel(
 
 
 def prompt_lookup(
-    history_SL: Tensor,
-    drafts_SK: Tensor,
-    tokens_R: Tensor,
-    samples_4N: Tensor,
-    min_ngram: int,
-    max_ngram: int,
-    out_3N: Tensor | None = None,
-    last_N: Tensor | None = None,
+    streams: Streams, tokens_R: Tensor, samples_4N: Tensor, into: LookupResults | None = None
 ) -> Tensor:
-    """All int32; the lines of `history_SL`, `samples_4N` and `out_3N` may lie apart, everything
-    else is contiguous.
+    """All int32; the lines of the history, of `samples_4N` and of `into.out` may lie apart,
+    everything else is contiguous.
     """
+    history_SL, drafts_SK, min_ngram, max_ngram = streams
     for name, tensor in (("drafts", drafts_SK), ("tokens", tokens_R)):
         assert tensor.is_contiguous(), f"{name} must be contiguous"
     for tensor in (history_SL, samples_4N):
@@ -126,18 +120,20 @@ def prompt_lookup(
             f"most {LONGEST_NGRAM} in lines below {LONGEST_HISTORY}"
         )
     num_samples, num_drafts = samples_4N.shape[1], drafts_SK.shape[1]
-    out = out_3N
-    if out is None:
+    if into is not None:
+        out = into.out
+    else:
         out = torch.empty((3, num_samples), dtype=torch.int32, device=tokens_R.device)
     if not num_samples:
         return out
-    assert last_N is None or (last_N.is_contiguous() and len(last_N) >= num_samples)
-    tensors = (history_SL, drafts_SK, tokens_R, samples_4N, out, out if last_N is None else last_N)
+    last = out if into is None else into.last
+    assert into is None or (last.is_contiguous() and len(last) >= num_samples)
+    tensors = (history_SL, drafts_SK, tokens_R, samples_4N, out, last)
     launch(
         prompt_lookup_kernel,
         (num_samples,),
         (*tensors, history_SL.stride(0), samples_4N.stride(0), out.stride(0)),
-        HAS_LAST=last_N is not None,
+        HAS_LAST=into is not None,
         NUM_DRAFTS=num_drafts,
         DRAFT_BLOCK=max(2, triton.next_power_of_2(num_drafts + 1)),
         MIN_NGRAM=min_ngram,

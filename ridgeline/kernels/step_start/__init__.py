@@ -10,32 +10,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ridgeline.kernels.rotary.reference import Angles
 from ridgeline.kernels.step_start import reference
+from ridgeline.kernels.step_start.reference import EmbeddingTable, StepTokens, TableRows
 
-__all__ = ["step_start"]
+__all__ = ["EmbeddingTable", "StepTokens", "TableRows", "step_start"]
 
 
 def step_start(
-    ids_T: Tensor,
-    sources_T: Tensor,
-    last_N: Tensor,
-    weight_VD: Tensor,
-    positions_T: Tensor,
-    seats_B: Tensor,
-    table_SP: Tensor,
-    scale: float = 1.0,
-    cos_LA: Tensor | None = None,
-    sin_LA: Tensor | None = None,
+    tokens: StepTokens, embedding: EmbeddingTable, rows: TableRows, angles: Angles | None = None
 ) -> tuple[Tensor, ...]:
     """See reference.py."""
-    if weight_VD.device.type == "cpu":
-        return reference.step_start(
-            ids_T, sources_T, last_N, weight_VD, positions_T,
-            seats_B, table_SP, scale, cos_LA, sin_LA,
-        )  # fmt: skip
+    if embedding.weight.device.type == "cpu":
+        return reference.step_start(tokens, embedding, rows, angles)
     from ridgeline.kernels.step_start import triton
 
-    return triton.step_start(
-        ids_T, sources_T, last_N, weight_VD, positions_T,
-        seats_B, table_SP, scale, cos_LA, sin_LA,
-    )  # fmt: skip
+    return triton.step_start(tokens, embedding, rows, angles)

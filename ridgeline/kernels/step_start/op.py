@@ -12,7 +12,8 @@ from torch import Tensor
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
-from ridgeline.kernels.step_start import reference
+from ridgeline.kernels.rotary.reference import Angles
+from ridgeline.kernels.step_start import EmbeddingTable, StepTokens, TableRows, reference
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 INT32 = torch.int32
@@ -52,19 +53,23 @@ def make(setting: StepStartCase, device: torch.device, generator: torch.Generato
     T, num_seats, length = setting.num_tokens, setting.num_rows + 3, 50
     weight = normal((setting.vocab_size, setting.hidden_size), setting.dtype, device, generator)
     table = drawn(0, 1 << 30, num_seats, setting.num_pages + 5)
+    tokens = StepTokens(
+        ids=drawn(0, setting.vocab_size, T),
+        sources=drawn(-T - 1, T + 1, T).clamp(min=-1),
+        last=drawn(0, setting.vocab_size, T + 1),
+        positions=drawn(0, length, T),
+    )
+    seats = drawn(0, num_seats, setting.num_rows)
     inputs: OpInputs = {
-        "ids_T": drawn(0, setting.vocab_size, T),
-        "sources_T": drawn(-T - 1, T + 1, T).clamp(min=-1),
-        "last_N": drawn(0, setting.vocab_size, T + 1),
-        "weight_VD": strided_rows(weight) if setting.apart else weight,
-        "positions_T": drawn(0, length, T),
-        "seats_B": drawn(0, num_seats, setting.num_rows),
-        "table_SP": table[:, : setting.num_pages],
-        "scale": setting.scale,
+        "tokens": tokens,
+        "embedding": EmbeddingTable(
+            strided_rows(weight) if setting.apart else weight, setting.scale
+        ),
+        "rows": TableRows(seats, table[:, : setting.num_pages]),
     }
     if setting.num_angles:
-        for name in ("cos_LA", "sin_LA"):
-            inputs[name] = normal((length, setting.num_angles), FP32, device, generator)
+        shape = (length, setting.num_angles)
+        inputs["angles"] = tuple(normal(shape, FP32, device, generator) for _ in range(2))
     return inputs
 
 
@@ -80,18 +85,19 @@ def launch(**inputs: Any) -> tuple[Tensor, ...]:
 
 
 def cost(
-    ids_T: Tensor,
-    weight_VD: Tensor,
-    seats_B: Tensor,
-    table_SP: Tensor,
-    cos_LA: Tensor | None = None,
-    **_: Any,
+    tokens: StepTokens, embedding: EmbeddingTable, rows: TableRows, angles: Angles | None = None
 ) -> OpCost:
     """What is copied is read and written; the numbers that say what, are read."""
-    angles = 0 if cos_LA is None else 2 * cos_LA.shape[1] * cos_LA.element_size()
-    copied = len(ids_T) * (weight_VD.shape[1] * weight_VD.element_size() + angles)
-    copied += len(seats_B) * table_SP.shape[1] * table_SP.element_size()
-    return OpCost(copied + INT32.itemsize * (4 * len(ids_T) + len(seats_B)), copied)
+    num_tokens, num_rows = len(tokens.ids), len(rows.seats)
+    copied = sum(
+        count * table.shape[1] * table.element_size()
+        for count, table in (
+            (num_tokens, embedding.weight),
+            (num_rows, rows.table),
+            *((num_tokens, table) for table in angles or ()),
+        )
+    )
+    return OpCost(copied + INT32.itemsize * (4 * num_tokens + num_rows), copied)
 
 
 SMALL = [

@@ -7,35 +7,50 @@ rows, S seats, P pages of a sequence.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ridgeline.kernels.rotary.reference import Angles
+
+
+class StepTokens(NamedTuple):
+    """Which tokens a step has, int32. One is `ids`', or where `sources` is not negative the last
+    step's of that number.
+    """
+
+    ids: Tensor  # [T]
+    sources: Tensor  # [T]
+    last: Tensor  # [N], the last step's
+    positions: Tensor  # [T]
+
+
+class EmbeddingTable(NamedTuple):
+    weight: Tensor  # [V, D]
+    scale: float = 1.0  # lines are times this, rounded once, to the weight's dtype
+
+
+class TableRows(NamedTuple):
+    """Which lines of the page table the rows of a step have, int32."""
+
+    seats: Tensor  # [B]
+    table: Tensor  # [S, P]
+
 
 def step_start(
-    ids_T: Tensor,
-    sources_T: Tensor,
-    last_N: Tensor,
-    weight_VD: Tensor,
-    positions_T: Tensor,
-    seats_B: Tensor,
-    table_SP: Tensor,
-    scale: float = 1.0,
-    cos_LA: Tensor | None = None,
-    sin_LA: Tensor | None = None,
+    tokens: StepTokens, embedding: EmbeddingTable, rows: TableRows, angles: Angles | None = None
 ) -> tuple[Tensor, ...]:
-    """A token is `ids_T`'s, or where `sources_T` is not negative the last step's of that number.
-
-    Returns its line of `weight_VD`, times `scale` (rounded once, to the weight's dtype); each row's
-    line of the page table `table_SP`; and, where tables of angles are given, each position's
-    cosines and sines. All numbers of tokens, places and pages are int32.
+    """Each token's line of the embedding; each row's line of the page table; and, where `angles`
+    are given, [L, A] each, each position's cosines and sines.
     """
-    sampled_T = last_N.index_select(0, sources_T.clamp(min=0))
-    tokens_T = torch.where(sources_T >= 0, sampled_T, ids_T)
-    x_TD = functional.embedding(tokens_T, weight_VD)
-    if scale != 1.0:
-        x_TD = x_TD * scale
-    rows = (x_TD, table_SP.index_select(0, seats_B))
-    if cos_LA is None or sin_LA is None:
-        return rows
-    return (*rows, cos_LA.index_select(0, positions_T), sin_LA.index_select(0, positions_T))
+    sampled_T = tokens.last.index_select(0, tokens.sources.clamp(min=0))
+    tokens_T = torch.where(tokens.sources >= 0, sampled_T, tokens.ids)
+    x_TD = functional.embedding(tokens_T, embedding.weight)
+    if embedding.scale != 1.0:
+        x_TD = x_TD * embedding.scale
+    found = (x_TD, rows.table.index_select(0, rows.seats))
+    if angles is None:
+        return found
+    return (*found, *(table_LA.index_select(0, tokens.positions) for table_LA in angles))

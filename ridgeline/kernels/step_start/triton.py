@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.launch import launch, target_of
+from ridgeline.kernels.rotary.reference import Angles
+from ridgeline.kernels.step_start.reference import EmbeddingTable, StepTokens, TableRows
 from ridgeline.kernels.targets import can_wait
 
 THREADS = 128  # of a program
@@ -81,28 +83,20 @@ def step_start_kernel(
 
 
 def step_start(
-    ids_T: Tensor,
-    sources_T: Tensor,
-    last_N: Tensor,
-    weight_VD: Tensor,
-    positions_T: Tensor,
-    seats_B: Tensor,
-    table_SP: Tensor,
-    scale: float = 1.0,
-    cos_LA: Tensor | None = None,
-    sin_LA: Tensor | None = None,
+    tokens: StepTokens, embedding: EmbeddingTable, rows: TableRows, angles: Angles | None = None
 ) -> tuple[Tensor, ...]:
     """The launcher; arguments and results are reference.py's."""
+    (weight_VD, scale), (seats_B, table_SP) = embedding, rows
     assert weight_VD.stride(1) == 1, "entries of an embedding lie side by side"
     assert table_SP.stride(1) == 1, "pages of a sequence lie side by side"
-    num_tokens, num_rows = len(ids_T), len(seats_B)
+    num_tokens, num_rows = len(tokens.ids), len(seats_B)
     hidden_size, num_pages = weight_VD.shape[1], table_SP.shape[1]
-    num_angles = 0 if cos_LA is None else cos_LA.shape[1]
+    num_angles = 0 if angles is None else angles[0].shape[1]
     outputs = [
         weight_VD.new_empty(num_tokens, hidden_size),
         table_SP.new_empty(num_rows, num_pages),
     ]
-    tables = [] if cos_LA is None or sin_LA is None else [cos_LA, sin_LA]
+    tables = angles or ()
     for table in tables:
         assert table.is_contiguous(), "a table of angles is contiguous"
         outputs.append(table.new_empty(num_tokens, num_angles))
@@ -112,10 +106,11 @@ def step_start(
             step_start_kernel,
             (num_tokens + num_rows,),
             (
-                *(ids_T, sources_T, last_N, weight_VD, positions_T, seats_B, table_SP),
+                *(tokens.ids, tokens.sources, tokens.last, weight_VD),
+                *(tokens.positions, seats_B, table_SP),
                 *(tables or outputs[:2]),
                 *outputs,
-                *([] if tables else outputs[:2]),
+                *(() if tables else outputs[:2]),
                 weight_VD.stride(0),
                 table_SP.stride(0),
                 num_tokens,

@@ -102,7 +102,8 @@ def by_nvcc(
     pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("target", in_first_tier(CUDA_SOURCES_FOR))
+@pytest.mark.slow  # nvcc takes half a minute for each source and target
+@pytest.mark.parametrize("target", CUDA_SOURCES_FOR)
 @pytest.mark.parametrize("name", sources())
 def test_cuda_source_compiles_without_spills(
     name: str, target: str, by_nvcc: dict[tuple[str, str], Future[list[CompiledKernel]]]

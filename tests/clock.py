@@ -19,6 +19,10 @@ IS_CHECKED = os.environ.get("RIDGELINE_TEST_CLOCK") == "1"
 def within(seconds: float, at_least: float = 0.0) -> Iterator[None]:
     start = time.monotonic()
     yield
-    elapsed = time.monotonic() - start
+    check_elapsed(time.monotonic() - start, seconds, at_least)
+
+
+def check_elapsed(elapsed: float, seconds: float, at_least: float = 0.0) -> None:
+    """For a stretch that no `with` fits around."""
     if IS_CHECKED:
         assert at_least <= elapsed < seconds

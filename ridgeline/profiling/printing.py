@@ -1,7 +1,6 @@
 """Results that print themselves: `print(result)` shows the table that rich consoles show.
 
-class ModuleProfile(PrintedResult):
-    def table(self) -> RenderableType: ...
+print(ridgeline.profile(module, x))   # a ModuleProfile, which is a PrintedResult
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
+from clock import check_elapsed
 from command_line import refused
 from live_server import chat, events_of, write_model
 from server_faults import FAULTS
@@ -81,6 +83,7 @@ def assert_drains(process: subprocess.Popen[str], model: str) -> None:
             for body in bodies
         ]
         os.killpg(process.pid, signal.SIGTERM)  # as service managers do: the engine gets it too
+        began = time.monotonic()
         short = list(streams[0].iter_lines())
         assert "data: [DONE]" in short
         refused_now = client.post(path, json=bodies[0])
@@ -92,6 +95,7 @@ def assert_drains(process: subprocess.Popen[str], model: str) -> None:
         assert events[-1]["error"]["code"] == "shutting_down"
     out, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
+    check_elapsed(time.monotonic() - began, 15, at_least=1.5)
     assert "0 restarts" in out
     lines = [json.loads(line) for line in err.splitlines()]
     assert [line["status"] for line in lines if line["event"] == "request"] == [200, 503, 200]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from clock import check_elapsed
 from live_server import until
 
 from ridgeline.engine import Delta, Output, Sampling
@@ -204,14 +205,22 @@ def test_an_engine_that_was_given_up_is_tried_again_later_and_later(
 ) -> None:
     monkeypatch.setattr(pumping, "LONGEST_PAUSE_S", 0.2)
     pump._pause_s = 0.05
-    pauses: list[float] = []
-    engine.revive = lambda: pauses.append(pump._pause_s)  # type: ignore[method-assign]
+    began, pauses, times = time.monotonic(), [], []  # type: float, list[float], list[float]
+
+    def revive() -> None:
+        times.append(time.monotonic() - began)
+        pauses.append(pump._pause_s)
+
+    engine.revive = revive  # type: ignore[method-assign]
     engine.is_up, engine.broken = False, HardwareError("it died")
     until(lambda: pump.down_since is not None)
     with pytest.raises(RefusalError, match="it died"):
         pump.check_up()
     until(lambda: len(pauses) >= 4)
     assert pauses[:4] == pytest.approx([0.1, 0.2, 0.2, 0.2])  # the one that would follow
+    waits = [later - earlier for earlier, later in zip([0.0, *times], times, strict=False)]
+    for wait, least in zip(waits, (0.05, 0.1, 0.2, 0.2), strict=False):
+        check_elapsed(wait, 3, least)
     engine.is_up, engine.broken = True, None
     until(lambda: pump.down_since is None)
     pump.check_up()

@@ -38,7 +38,7 @@ from ridgeline.server.protocol import (
 from ridgeline.server.pump import Pump, Ticket
 
 Result = TypeVar("Result")
-NOW: tuple[Route, ...] = ("tokenize", "detokenize")  # answered without the engine
+NOW: tuple[Route, ...] = ("tokenize", "detokenize", "count_tokens")  # answered without the engine
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ the log has of it.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import time
@@ -18,7 +19,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from ridgeline.server.door.refusals import ClientGoneError, RefusalError, retry_after
-from ridgeline.server.protocol import ApiError, error_body
+from ridgeline.server.protocol import PATHS, ApiError, error_body, messages_error
 
 JSON = "application/json"
 PIECE = 64 << 10  # bytes of a large answer that are sent at once
@@ -64,6 +65,11 @@ class Exchange:
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
+    @property
+    def is_messages(self) -> bool:
+        """Whether it came by Anthropic's API, which has errors and a header of its own."""
+        return bool(self.scope["path"].startswith(PATHS["messages"]))
+
     async def body(self, bodies: Bodies) -> bytes:
         """All of the request's body, if it is JSON and not too large."""
         kind = (self.header(b"content-type") or "").partition(";")[0].strip().lower()
@@ -108,8 +114,9 @@ class Exchange:
         """What Starlette's own answers send."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [*message.get("headers", []), (b"x-request-id", self.request_id.encode())]
-            message = {**message, "headers": headers}
+            names = (b"x-request-id", b"request-id") if self.is_messages else (b"x-request-id",)
+            ids = [(name, self.request_id.encode()) for name in names]
+            message = {**message, "headers": [*message.get("headers", []), *ids]}
         elif not message.get("more_body", False):
             self.is_complete = True
         await self._send(message)
@@ -127,7 +134,10 @@ class Exchange:
         seconds = retry_after(error)
         again = {} if seconds is None else {"retry-after": str(seconds)}
         self.facts |= {"code": error.code, "param": error.param}
-        await self.answer(error.status, error_body(error), headers={**again, **(headers or {})})
+        body = error_body(error)
+        if self.is_messages:
+            body = json.dumps(messages_error(error, self.request_id)).encode()
+        await self.answer(error.status, body, headers={**again, **(headers or {})})
 
     async def begin_stream(self) -> None:
         await self._begin(

@@ -1,6 +1,6 @@
 """The application: every request comes in here and leaves with an answer.
 
-Checks who asks, finds the route, and turns whatever is raised into an error of OpenAI's shape. No
+Checks who asks, finds the route, and turns whatever is raised into an error of its API's shape. No
 answer of ours is a 5xx but 503: what nobody foresaw is logged with its traceback, and its client is
 told the request's id. One line of the log for each request.
 
@@ -93,14 +93,21 @@ class Front:
         check_origin(exchange.header(b"host"), exchange.header(b"origin"), is_open)
         if path in OPEN:
             return
-        tenant = self._keys.tenant_of(exchange.header(b"authorization"))
+        tenant = self._tenant_of(exchange)
         if tenant is None:
             raise RefusalError(
                 401,
-                "missing or unknown API key; send `Authorization: Bearer KEY`",
+                "missing or unknown API key; send `Authorization: Bearer KEY` or `x-api-key: KEY`",
                 code="invalid_api_key",
             )
         exchange.tenant = tenant
+
+    def _tenant_of(self, exchange: Exchange) -> str | None:
+        tenant = self._keys.tenant_of(exchange.header(b"authorization"))
+        key = exchange.header(b"x-api-key")
+        if tenant is None and key is not None:  # as Anthropic's clients send it
+            tenant = self._keys.tenant_of(f"Bearer {key}")
+        return tenant
 
     async def _refuse(
         self, exchange: Exchange, error: ApiError, headers: dict[str, str] | None = None

@@ -21,7 +21,7 @@ from ridgeline.server.metrics.metrics import CONTENT_TYPE
 from ridgeline.server.page import page_routes
 from ridgeline.server.protocol import Route as Kind
 from ridgeline.server.protocol import model_body, models_body, openapi_document
-from ridgeline.server.protocol.openapi import PATHS
+from ridgeline.server.protocol.openapi import PATHS, error_content
 from ridgeline.version import __version__
 
 # What the door answers, before the protocol has seen anything, by method.
@@ -121,9 +121,9 @@ class Routes:
 def document(has_key: bool) -> dict[str, Any]:
     """The OpenAPI document of the whole server."""
     whole = openapi_document(__version__, has_key=has_key)
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    for methods in whole["paths"].values():
+    for path, methods in whole["paths"].items():
+        content = error_content(path)
         for method, operation in methods.items():
             for status, meaning in DOOR[method].items():
-                operation["responses"][status] = {"description": meaning, "content": error}
+                operation["responses"][status] = {"description": meaning, "content": content}
     return whole

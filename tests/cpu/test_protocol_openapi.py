@@ -56,14 +56,14 @@ def test_each_route_is_described(route: Route) -> None:
     statuses = set(operation["responses"])
     assert statuses == {"200", "400", "401", "404", "408", "413", "429", "503"}
     streams = "text/event-stream" in operation["responses"]["200"]["content"]
-    assert streams == (route in ("chat", "completions", "responses"))
+    assert streams == (route in ("chat", "completions", "responses", "messages"))
     assert validator(route).is_valid({"model": MODEL, **ASKED[route]})
 
 
 def test_keys_are_described_where_there_are_any() -> None:
     assert "security" not in document()
     with_key = openapi_document("1", has_key=True)
-    assert with_key["security"] == [{"key": []}]
+    assert with_key["security"] == [{"key": []}, {"x-api-key": []}]
     assert with_key["paths"]["/health"]["get"]["security"] == []
 
 
@@ -88,6 +88,8 @@ BEYOND: dict[Route, set[str]] = {
     "chat": {"logit_bias", "stop_token_ids", "top_logprobs", "stream_options", "tool_choice"}
     | {"tools", "messages", "chat_template_kwargs"},
     "completions": {"prompt", "max_tokens"},
+    "messages": {"messages", "tools", "tool_choice", "stop_token_ids", "logit_bias"},
+    "count_tokens": {"messages", "tools", "tool_choice"},
     "tokenize": {"messages", "prompt"},
     "detokenize": {"tokens"},
 }

@@ -22,6 +22,14 @@ def test_text_before_the_first_stop_is_shown() -> None:
     assert run((), ["anything"]) == ("anything", False)
 
 
+def test_which_stop_string_it_was() -> None:
+    watcher = StopWatcher(("two", "END"))
+    watcher.push("one E")
+    assert watcher.match is None
+    watcher.push("ND two")
+    assert watcher.match == "END"
+
+
 def test_nothing_is_held_back_longer_than_needed() -> None:
     watcher = StopWatcher(("abc",))
     assert watcher.push("xab") == "x"

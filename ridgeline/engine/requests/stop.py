@@ -2,7 +2,7 @@
 
 watcher = StopWatcher(("END",))
 watcher.push("one E")   # -> "one "      ("E" may yet become "END")
-watcher.push("ND two")  # -> ""          watcher.stopped is True
+watcher.push("ND two")  # -> ""          watcher.match == "END"
 """
 
 from __future__ import annotations
@@ -11,21 +11,27 @@ from __future__ import annotations
 class StopWatcher:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self.stops = stops
-        self.stopped = False
+        self.match: str | None = None  # the stop string that ended the text
         self._held = ""
 
+    @property
+    def stopped(self) -> bool:
+        return self.match is not None
+
     def push(self, text: str) -> str:
-        """Take new text and return what is safe to show; nothing after a stop string was seen."""
-        if self.stopped:
+        """Take new text and return what is safe to show; nothing after a stop string."""
+        if self.match is not None:
             return ""
         held = self._held + text
         matches = [
-            (held.find(stop) + len(stop), held.find(stop)) for stop in self.stops if stop in held
+            (held.find(stop) + len(stop), held.find(stop), stop)
+            for stop in self.stops
+            if stop in held
         ]
         if matches:
-            self.stopped = True
             self._held = ""
-            _, start = min(matches)  # the one that is complete first, however the text was cut
+            # The one that is complete first, however the text was cut.
+            _, start, self.match = min(matches)
             return held[:start]
         keep = self._possible_start(held)
         self._held = held[len(held) - keep :]

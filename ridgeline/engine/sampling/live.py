@@ -47,9 +47,9 @@ class LiveSample:
         return self._keep(self._watcher.push(self._decoder.push(token)))
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether a stop string was seen."""
-        return self._watcher.stopped
+    def stop_text(self) -> str | None:
+        """The stop string that ended it."""
+        return self._watcher.match
 
     def finish(self, reason: FinishReason) -> str:
         """No more tokens come: what was held back is text after all."""
@@ -82,8 +82,9 @@ class LiveRequest:
             self.first_token = time.monotonic()
         live = self.samples[sample]
         text = live.push(token, logprob)
-        stops = live.is_stopped and reason is None
-        ended: FinishReason | None = "stop" if live.is_stopped else reason
+        is_stopped = live.stop_text is not None
+        stops = is_stopped and reason is None
+        ended: FinishReason | None = "stop" if is_stopped else reason
         if ended is not None:
             text += live.finish(ended)
         wanted = self.job.sampling.logprobs is not None and logprob is not None
@@ -133,6 +134,7 @@ class LiveRequest:
                 tuple(live.tokens),
                 live.finish_reason,
                 tuple(live.logprobs) if asked else None,
+                live.stop_text,
             )
             for live in (self.samples[index] for index in order)
         )

@@ -40,6 +40,7 @@ class Completion:
     tokens: tuple[int, ...]  # the stop token included
     finish_reason: FinishReason | None  # None: the request ended before the output did
     logprobs: tuple[TokenLogprob, ...] | None  # where they were asked for
+    stop_text: str | None = None  # the stop string that ended it, which is not in its text
 
     def __str__(self) -> str:
         return self.text

@@ -1,4 +1,5 @@
-"""OpenAI's protocol without sockets: bytes in, what to run out; engine events in, bytes out.
+"""OpenAI's protocol and Anthropic's messages without sockets: bytes in, what to run out; engine
+events in, bytes out.
 
 asked = parse("chat", body, limits)                 # raises ApiError, and nothing else
 prompts = render(asked, tokenizer, limits)          # blocking: in a thread
@@ -8,7 +9,13 @@ for prompt in prompts:
 reply = reply_for(asked, prompts, tokenizer, request_id)    # then see reply.py
 """
 
-from ridgeline.server.protocol.errors import ApiError, error_body, error_of, refusal
+from ridgeline.server.protocol.errors import (
+    ApiError,
+    error_body,
+    error_of,
+    messages_error,
+    refusal,
+)
 from ridgeline.server.protocol.limits import RequestLimits
 from ridgeline.server.protocol.openapi import PATHS, model_body, models_body, openapi_document
 from ridgeline.server.protocol.rendering import answer_now, render
@@ -31,6 +38,7 @@ __all__ = [
     "error_body",
     "error_of",
     "merged",
+    "messages_error",
     "model_body",
     "models_body",
     "openapi_document",

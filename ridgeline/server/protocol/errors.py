@@ -1,4 +1,5 @@
-"""Errors as OpenAI's API has them: a status, and a body with message, type, param and code.
+"""Errors as OpenAI's API has them: a status, and a body with message, type, param and code; under
+/v1/messages as Anthropic's has them.
 
 `ApiError` is all that parsing, rendering and replies raise. `error_of` tells what a client is told
 of a request that ended without an answer, `refusal` what of one that the engine did not take.
@@ -10,6 +11,7 @@ of a request that ended without an answer, `refusal` what of one that the engine
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from ridgeline.engine import Output
 from ridgeline.errors import (
@@ -24,6 +26,16 @@ from ridgeline.errors import (
 SERVER_ERROR = "server_error"
 TOO_LONG = "context_length_exceeded"  # the code that clients look for
 OURS = (HardwareError, OutOfMemoryError, NumericsError, RequestError)  # no client can cause these
+# By status, the types of errors that Anthropic's clients know.
+MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "api_error",
+}
 # Parts of the reasons with which the engine ends a request over its grammar
 # (engine/sampling/matching.py).
 GRAMMAR_REASONS = ("cannot be followed", "the grammar does not allow", "nothing may follow after")
@@ -54,6 +66,13 @@ def error_body(error: ApiError) -> bytes:
         "code": error.code,
     }
     return json.dumps({"error": fields}).encode()
+
+
+def messages_error(error: ApiError, request_id: str) -> dict[str, Any]:
+    """The same as Anthropic's API has it, for answers and for events."""
+    kind = MESSAGES_TYPES.get(error.status, "invalid_request_error")
+    fields = {"type": kind, "message": error.message}
+    return {"type": "error", "error": fields, "request_id": request_id}
 
 
 def error_of(output: Output) -> ApiError | None:

@@ -19,6 +19,8 @@ PATHS: dict[Route, str] = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
     "responses": "/v1/responses",
+    "messages": "/v1/messages",
+    "count_tokens": "/v1/messages/count_tokens",
     "embeddings": "/v1/embeddings",
     "tokenize": "/tokenize",
     "detokenize": "/detokenize",
@@ -27,16 +29,20 @@ SUMMARIES: dict[Route, str] = {
     "chat": "The next message of a conversation",
     "completions": "Text that goes on from prompts",
     "responses": "A response to an input, with text and function calls",
+    "messages": "The next message of a conversation, as Anthropic's API has it",
+    "count_tokens": "How many tokens such a conversation has",
     "embeddings": "Texts as unit vectors",
     "tokenize": "Token ids of a text or a conversation",
     "detokenize": "The text of token ids",
 }
-STREAMED: tuple[Route, ...] = ("chat", "completions", "responses")
+STREAMED: tuple[Route, ...] = ("chat", "completions", "responses", "messages")
 # What each answer has in any case.
 ANSWERS: dict[Route, list[str]] = {
     "chat": ["id", "object", "created", "model", "choices", "usage"],
     "completions": ["id", "object", "created", "model", "choices", "usage"],
     "responses": ["id", "object", "created_at", "model", "output", "status", "usage"],
+    "messages": ["id", "type", "role", "content", "model", "stop_reason", "usage"],
+    "count_tokens": ["input_tokens"],
     "embeddings": ["object", "data", "model", "usage"],
     "tokenize": ["tokens", "count"],
     "detokenize": ["prompt"],
@@ -67,6 +73,20 @@ ERROR_SCHEMA: dict[str, Any] = {
     },
 }
 
+MESSAGES_ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": "string"},
+    },
+}
+
 
 def openapi_document(
     version: str, *, has_key: bool = False, models: Sequence[str] = ()
@@ -74,7 +94,8 @@ def openapi_document(
     """OpenAPI 3.1; `has_key` where requests need an API key, `models` are those that are served."""
     pairs: list[Any] = [(kind, "validation") for kind in REQUESTS.values()]
     refs, definitions = models_json_schema(pairs, ref_template="#/components/schemas/{model}")
-    schemas = {**definitions["$defs"], "Error": ERROR_SCHEMA}
+    errors = {"Error": ERROR_SCHEMA, "MessagesError": MESSAGES_ERROR_SCHEMA}
+    schemas = {**definitions["$defs"], **errors}
     for kind in REQUESTS.values():
         _add_not_done(schemas[kind.__name__], kind)
         if models:
@@ -92,9 +113,12 @@ def openapi_document(
         "components": {"schemas": schemas},
     }
     if has_key:
-        key = {"type": "http", "scheme": "bearer"}
-        document["components"]["securitySchemes"] = {"key": key}
-        document["security"] = [{"key": []}]
+        keys = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+        document["components"]["securitySchemes"] = keys
+        document["security"] = [{name: []} for name in keys]
         document["paths"]["/health"]["get"]["security"] = []
     return document
 
@@ -133,9 +157,15 @@ def _operation(route: Route, schema: Any) -> dict[str, Any]:
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "responses": {
             "200": {"description": "The answer", "content": content},
-            **_errors(*ERRORS),
+            **_errors(*ERRORS, content=error_content(PATHS[route])),
         },
     }
+
+
+def error_content(path: str) -> dict[str, Any]:
+    """What an error on a path looks like."""
+    name = "MessagesError" if path.startswith(PATHS["messages"]) else "Error"
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
 
 
 def _model_paths() -> dict[str, Any]:
@@ -178,6 +208,6 @@ def _answer(required: list[str]) -> dict[str, Any]:
     return {"type": "object", "required": required}
 
 
-def _errors(*statuses: int) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+def _errors(*statuses: int, content: dict[str, Any] | None = None) -> dict[str, Any]:
+    content = error_content("") if content is None else content
     return {str(status): {"description": ERRORS[status], "content": content} for status in statuses}

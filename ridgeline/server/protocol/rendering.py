@@ -1,7 +1,7 @@
 """`Asked` becomes prompts: templates and tokenizers at work, so all of this blocks.
 
 prompts = render(asked, tokenizer, limits)          # in a thread; raises ApiError
-body = answer_now(asked, tokenizer)                 # for /tokenize and /detokenize
+body = answer_now(asked, tokenizer)                 # for /tokenize and the like
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHARACTERS_A_TOKEN = 64
 
 
 def render(asked: Asked, tokenizer: Tokenizer, limits: RequestLimits) -> list[ParsedPrompt]:
-    """The prompts of a request and how each is sampled: none for tokenize and detokenize."""
+    """The prompts of a request and how each is sampled: none where nothing is run."""
     if asked.sampling is None:
         return []
     if asked.conversation is not None:
@@ -51,13 +51,15 @@ def render(asked: Asked, tokenizer: Tokenizer, limits: RequestLimits) -> list[Pa
 
 
 def answer_now(asked: Asked, tokenizer: Tokenizer) -> bytes:
-    """The JSON that answers a tokenize or detokenize request."""
+    """The JSON that answers a request for which nothing is run."""
     request = asked.request
     if asked.route == "detokenize":
         skip = bool(request.skip_special_tokens)
         answer: dict[str, Any] = {
             "prompt": tokenizer.decode(request.tokens, skip_special_tokens=skip)
         }
+    elif asked.route == "count_tokens":
+        answer = {"input_tokens": len(_tokenized(asked, tokenizer))}
     else:
         ids = _tokenized(asked, tokenizer)
         answer = {"tokens": ids, "count": len(ids)}
@@ -69,7 +71,7 @@ def _tokenized(asked: Asked, tokenizer: Tokenizer) -> list[int]:
     if asked.conversation is None:
         adds = request.add_special_tokens is not False
         return _encoded(tokenizer, request.prompt, "prompt", add_special_tokens=adds)
-    adds = request.add_generation_prompt is not False
+    adds = asked.route == "count_tokens" or request.add_generation_prompt is not False
     text, _ = _chat_text(asked.conversation, tokenizer, "messages", adds)
     return _encoded(tokenizer, text, "messages", add_special_tokens=False)
 

@@ -8,6 +8,7 @@ from ridgeline.data import Tokenizer
 from ridgeline.server.protocol.replies.chat_reply import ChatReply
 from ridgeline.server.protocol.replies.completion_reply import CompletionReply
 from ridgeline.server.protocol.replies.embedding_reply import EmbeddingReply
+from ridgeline.server.protocol.replies.messages_reply import MessagesReply
 from ridgeline.server.protocol.replies.reply import Reply
 from ridgeline.server.protocol.replies.responses_reply import ResponsesReply
 from ridgeline.server.protocol.requests.asked import Asked, ParsedPrompt, Route
@@ -16,6 +17,7 @@ _REPLIES: dict[Route, type[Reply]] = {
     "chat": ChatReply,
     "completions": CompletionReply,
     "responses": ResponsesReply,
+    "messages": MessagesReply,
     "embeddings": EmbeddingReply,
 }
 

@@ -14,7 +14,16 @@ from ridgeline.engine import Sampling
 from ridgeline.engine.sampling.extras import Pooling
 from ridgeline.server.protocol.requests.tool_fields import Tool, ToolChoice
 
-Route = Literal["chat", "completions", "responses", "embeddings", "tokenize", "detokenize"]
+Route = Literal[
+    "chat",
+    "completions",
+    "responses",
+    "messages",
+    "count_tokens",
+    "embeddings",
+    "tokenize",
+    "detokenize",
+]
 ROUTES: tuple[Route, ...] = get_args(Route)
 ToolFormat = Literal["hermes", "llama3"]
 

@@ -51,7 +51,7 @@ def of_responses(request: ResponsesRequest, max_depth: int) -> Conversation:
     else:
         _add_items(messages, request.input, max_depth)
     return Conversation(
-        tuple(_one_system(messages)),
+        tuple(one_system(messages)),
         tools,
         choice_of(request.tool_choice, tools),
         request.parallel_tool_calls is not False,
@@ -65,13 +65,13 @@ def chat_messages(messages: Sequence[ChatMessage], max_depth: int) -> list[dict[
         _plain(message, f"messages[{index}]", names, max_depth)
         for index, message in enumerate(messages)
     ]
-    return _one_system(found)
+    return one_system(found)
 
 
 def _plain(
     message: ChatMessage, place: str, names: dict[str, str], max_depth: int
 ) -> dict[str, Any]:
-    plain: dict[str, Any] = {"role": _role(message.role), "content": _text(message.content)}
+    plain: dict[str, Any] = {"role": _role(message.role), "content": text_of(message.content)}
     if message.name is not None:
         plain["name"] = message.name
     if isinstance(message, ToolMessage):
@@ -98,7 +98,7 @@ def _add_items(messages: list[dict[str, Any]], items: Sequence[Any], max_depth: 
     names: dict[str, str] = {}
     for index, item in enumerate(items):
         if isinstance(item, MessageItem):
-            messages.append({"role": _role(item.role), "content": _text(item.content)})
+            messages.append({"role": _role(item.role), "content": text_of(item.content)})
         elif isinstance(item, CallItem):
             names[item.call_id] = item.name
             if not messages or messages[-1]["role"] != "assistant":
@@ -108,7 +108,7 @@ def _add_items(messages: list[dict[str, Any]], items: Sequence[Any], max_depth: 
             messages[-1].setdefault("tool_calls", []).append(call)
         else:
             assert isinstance(item, CallOutputItem), f"an item is a {type(item).__name__}"
-            answer = {"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id}
+            answer = {"role": "tool", "content": text_of(item.output), "tool_call_id": item.call_id}
             messages.append({**answer, "name": item.name or names.get(item.call_id, "")})
 
 
@@ -126,13 +126,13 @@ def _role(role: str) -> str:
     return "system" if role == "developer" else role
 
 
-def _text(content: Any) -> str:
+def text_of(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.text for part in content)
 
 
-def _one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Several system messages at the beginning as one."""
     count = 0
     while count < len(messages) and messages[count]["role"] == "system":

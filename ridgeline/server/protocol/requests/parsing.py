@@ -26,6 +26,8 @@ from ridgeline.server.protocol.requests.completion_request import (
 )
 from ridgeline.server.protocol.requests.conversation import chat_messages, of_chat, of_responses
 from ridgeline.server.protocol.requests.fields import Body, SamplingFields
+from ridgeline.server.protocol.requests.messages_conversation import of_messages
+from ridgeline.server.protocol.requests.messages_request import CountTokensRequest, MessagesRequest
 from ridgeline.server.protocol.requests.responses_request import ResponsesRequest
 from ridgeline.server.protocol.requests.tool_fields import grammar_of, tools_of
 
@@ -34,6 +36,8 @@ REQUESTS: dict[Route, type[Body]] = {
     "chat": ChatRequest,
     "completions": CompletionRequest,
     "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+    "count_tokens": CountTokensRequest,
     "embeddings": EmbeddingRequest,
     "tokenize": TokenizeRequest,
     "detokenize": DetokenizeRequest,
@@ -123,6 +127,24 @@ def _responses(request: ResponsesRequest, limits: RequestLimits) -> Asked:
     return Asked("responses", **_common(request), sampling=sampling, conversation=conversation)
 
 
+def _messages(request: MessagesRequest, limits: RequestLimits) -> Asked:
+    output = request.output_config
+    sampling = _sampling(
+        request,
+        limits,
+        max_tokens=request.max_tokens,
+        grammar=grammar_of(output and output.format, "output_config.format"),
+    )
+    conversation = of_messages(request)
+    return Asked("messages", **_common(request), sampling=sampling, conversation=conversation)
+
+
+def _count_tokens(request: CountTokensRequest, limits: RequestLimits) -> Asked:
+    output = request.output_config
+    grammar_of(output and output.format, "output_config.format")
+    return Asked("count_tokens", request.model, request, conversation=of_messages(request))
+
+
 def _embeddings(request: EmbeddingRequest, limits: RequestLimits) -> Asked:
     check_ids(request.input, "input", limits)
     return Asked(
@@ -162,6 +184,8 @@ _MAKERS: dict[Route, Callable[[Any, RequestLimits], Asked]] = {
     "chat": _chat,
     "completions": _completions,
     "responses": _responses,
+    "messages": _messages,
+    "count_tokens": _count_tokens,
     "embeddings": _embeddings,
     "tokenize": _tokenize,
     "detokenize": _detokenize,

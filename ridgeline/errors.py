@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar
@@ -124,14 +124,39 @@ INTERNAL_EXIT_CODE = 70  # a bug in Ridgeline
 INTERRUPTED_EXIT_CODE = 130  # Ctrl-C, by shell convention
 
 
+LEAST_LIKENESS = 0.6  # of a suggestion, from 0 to 1: as difflib has it
+
+
 def near_matches(word: str, allowed: Iterable[str]) -> str:
     """`; did you mean 'top_p'?` for an error line, or nothing when no allowed word is close."""
     words = list(allowed)
     close = [known for known in words if len(word) > 2 and known.startswith(word)][:3]
-    close = close or get_close_matches(word, words, n=3)
+    close = close or [
+        match for match in get_close_matches(word, words, n=3) if _is_near(word, match, words)
+    ]
     if not close:
         return ""
     return "; did you mean " + " or ".join(repr(match) for match in close) + "?"
+
+
+def _is_near(word: str, match: str, words: list[str]) -> bool:
+    """Whether they are alike by more than an ending that other allowed words have too:
+    GptOssForCausalLM is not GraniteForCausalLM.
+    """
+    endings = [_shared_ending(match, word, other) for other in words if other != match]
+    length = max(endings, default=0)
+    if length in (0, len(word)):
+        return True
+    parts = SequenceMatcher(None, word[:-length], match[:-length])
+    return parts.ratio() >= LEAST_LIKENESS
+
+
+def _shared_ending(*words: str) -> int:
+    """How many characters all of them end with."""
+    length = 0
+    while length < min(map(len, words)) and len({word[-length - 1] for word in words}) == 1:
+        length += 1
+    return length
 
 
 def answers_wrong_options(*parts: type) -> Callable[[Answered], Answered]:

@@ -51,6 +51,7 @@ class Front:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", f"only HTTP comes here, not {scope['type']}"
+        scope["path"] = scope["path"].rstrip("/") or "/"  # a slash at the end changes nothing
         exchange = Exchange(scope, receive, send, "")
         exchange.request_id = self._unique(clean_request_id(exchange.header(b"x-request-id")))
         scope[EXCHANGE], scope["app"] = exchange, self  # Starlette raises where there is an app

@@ -164,6 +164,16 @@ def test_errors_are_the_clients_own(client: openai.OpenAI, server: LiveServer) -
         wrong.models.list()
 
 
+def test_a_slash_at_the_end_changes_nothing(server: LiveServer) -> None:
+    headers = {"authorization": "Bearer key-for-clients"}
+    body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 2}
+    assert server.post("/v1/chat/completions/", body, headers=headers).status_code == 200
+    assert server.get("/v1/models/", headers=headers).json()["object"] == "list"
+    assert server.get("/v1/models/tiny/", headers=headers).json()["id"] == "tiny"
+    assert server.get("/health/").status_code == 200
+    assert server.get("/ready/").status_code == 401  # and opens no door
+
+
 def test_langchain(server: LiveServer) -> None:
     model = ChatOpenAI(
         model="tiny",

@@ -86,6 +86,27 @@ def test_a_config_with_a_wrong_value(
     refused(capsys, kind, words, *generate(folder))
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("GptOssForCausalLM", None),
+        ("DeepseekV3ForCausalLM", None),
+        ("FalconForCausalLM", None),
+        ("LlamaForCausualLM", "LlamaForCausalLM"),
+        ("Gemma4ForCausalLM", "Gemma3ForCausalLM"),
+    ],
+)
+def test_an_unknown_architecture_is_not_taken_for_one_with_the_same_ending(
+    folder: Path, name: str, near: str | None, capsys: Capture
+) -> None:
+    edit_json(folder / "config.json", architectures=[name])
+    line = refused(capsys, UnsupportedError, f"{name} supported:", *generate(folder))
+    if near is None:
+        assert "did you mean" not in line
+    else:
+        assert f"did you mean '{near}'" in line
+
+
 def test_heads_that_do_not_divide_the_hidden_size(folder: Path, capsys: Capture) -> None:
     changes = {"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": ...}
     edit_json(folder / "config.json", **changes)

@@ -13,7 +13,7 @@ from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.dequantize import reference
 from ridgeline.kernels.inputs import label, normal
-from ridgeline.kernels.op import Case, Op, OpInputs
+from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -96,13 +96,7 @@ COMPILE = [case((64, 4096), *form) for form in FORMS]
 
 OP = Op(
     name="dequantize",
-    reference=define,
-    launch=launch,
-    cost=cost,
-    baselines={"eager": define},
     summary="Packed 4-bit and 8-bit weights back in 16 bits, for products of many rows",
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=BENCH,
-    compile_cases=COMPILE,
+    **functions(define, launch, cost, eager=define),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
 )

@@ -16,7 +16,7 @@ from ridgeline.kernels.fixed_linear.tune_space import search_space, tune_key
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.inputs import label
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
+from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs, case_lists, functions
 from ridgeline.kernels.skinny_linear.op import cost as product_cost
 from ridgeline.kernels.skinny_linear.op import cublas as product_in_cublas
 from ridgeline.kernels.skinny_linear.op import make as make_product
@@ -161,15 +161,9 @@ def supports(target: Any, one: Case) -> bool:
 
 OP = Op(
     name="fixed_linear",
-    reference=define,
-    launch=launch,
-    cost=cost,
     summary="a product whose rows do not depend on each other's number, bit for bit",
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=BENCH,
-    compile_cases=COMPILE,
-    baselines={"cublas": cublas},
+    **functions(define, launch, cost, cublas=cublas),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
     search=search,
     supports=supports,
 )

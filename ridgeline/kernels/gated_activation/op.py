@@ -15,7 +15,7 @@ from ridgeline.kernels.gated_activation import Activation, plain_gated_activatio
 from ridgeline.kernels.gated_activation.tune_space import GatedConfig, search_space, tune_key
 from ridgeline.kernels.inputs import given, has_floats_of, label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
+from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs, case_lists, functions
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 INT8, FP8, FNUZ = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
@@ -179,16 +179,10 @@ COMPILE = [
 
 OP = Op(
     name="gated_activation",
-    reference=define,
-    launch=launch,
-    cost=cost,
-    search=search,
     summary="SwiGLU and GeGLU, with 8-bit codes after them",
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=BENCH,
-    compile_cases=COMPILE,
-    baselines={"eager": eager},
+    **functions(define, launch, cost, eager=eager),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
+    search=search,
     differentiable=differentiable,
     supports=has_floats_of,
 )

@@ -16,7 +16,7 @@ from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.moe import reference
-from ridgeline.kernels.op import Case, Op, OpInputs
+from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 # experts, experts a token goes through, hidden size, expert MLP size
@@ -165,13 +165,7 @@ COMPILE = [
 
 OP = Op(
     name="moe",
-    reference=define,
-    launch=launch,
-    cost=cost,
     summary="Mixture of experts: routing, grouped products with SwiGLU, a sum in fixed order",
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=BENCH,
-    compile_cases=COMPILE,
-    baselines={"eager": eager, "grouped_mm": grouped_mm},
+    **functions(define, launch, cost, eager=eager, grouped_mm=grouped_mm),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import has_floats_of, label, normal, strided_rows
-from ridgeline.kernels.op import Case, Op, OpInputs
+from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
 from ridgeline.kernels.quantize_rows import reference
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -72,14 +72,8 @@ COMPILE = [case((4, 4096), BF16, codes) for codes in (INT8, FP8)]
 
 OP = Op(
     name="quantize_rows",
-    reference=reference.quantize_rows,
-    launch=launch,
-    cost=cost,
     summary="Rows to int8 or fp8 codes with a scale each",
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=BENCH,
-    compile_cases=COMPILE,
-    baselines={"eager": reference.quantize_rows},
+    **functions(reference.quantize_rows, launch, cost, eager=reference.quantize_rows),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
     supports=has_floats_of,
 )

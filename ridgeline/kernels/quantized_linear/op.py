@@ -19,7 +19,7 @@ from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.inputs import input_bytes, label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
+from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs, case_lists, functions
 from ridgeline.kernels.quantized_linear import cuda, launched, reference, scaled_mm
 from ridgeline.kernels.quantized_linear.reference import BLOCK, default_out, packed_bits
 from ridgeline.kernels.quantized_linear.tune_space import choice_key, search_space
@@ -341,15 +341,9 @@ def search(
 
 OP = Op(
     name="quantized_linear",
-    reference=define,
-    launch=launch,
-    cost=cost,
     summary="1 to 64 rows times 4-bit, int8 or fp8 weights, x in 16 bits or in codes",
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=BENCH,
-    compile_cases=COMPILE,
-    baselines={"cublas": cublas, "scaled_mm": torch_scaled_mm},
+    **functions(define, launch, cost, cublas=cublas, scaled_mm=torch_scaled_mm),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
     supports=supports,
     search=search,
     variants={

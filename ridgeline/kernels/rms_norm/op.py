@@ -13,7 +13,7 @@ from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import given, has_floats_of, label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
+from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs, case_lists, functions
 from ridgeline.kernels.rms_norm import plain_rms_norm, reference
 from ridgeline.kernels.rms_norm.tune_space import RmsNormConfig, search_space, tune_key
 
@@ -186,16 +186,10 @@ COMPILE = [
 
 OP = Op(
     name="rms_norm",
-    reference=define,
-    launch=launch,
-    cost=cost,
-    search=search,
     summary="RMSNorm, with the residual's sum before it and 8-bit codes after it",
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=BENCH,
-    compile_cases=COMPILE,
-    baselines={"eager": eager},
+    **functions(define, launch, cost, eager=eager),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
+    search=search,
     differentiable=differentiable,
     supports=has_floats_of,
 )

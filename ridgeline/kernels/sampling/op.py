@@ -11,7 +11,7 @@ from torch import Tensor
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
+from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs, case_lists, functions
 from ridgeline.kernels.sampling import reference
 from ridgeline.kernels.sampling.tune_space import SamplingConfig, search_space, tune_key
 
@@ -245,14 +245,8 @@ COMPILE = [
 
 OP = Op(
     name="sampling",
-    reference=define,
-    launch=launch,
-    cost=cost,
     summary="Greedy or seeded choice of the next tokens: penalties, top-k, top-p, min-p, Gumbel",
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=BENCH,
-    compile_cases=COMPILE,
-    baselines={"eager": eager, "argmax": argmax},
+    **functions(define, launch, cost, eager=eager, argmax=argmax),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
     search=search,
 )

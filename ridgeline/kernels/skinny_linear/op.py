@@ -12,7 +12,7 @@ from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.inputs import given, input_bytes, label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
-from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs
+from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs, case_lists, functions
 from ridgeline.kernels.skinny_linear import cuda, launched, reference, unfused
 from ridgeline.kernels.skinny_linear.cuda_space import WorkSplit, cuda_configs
 from ridgeline.kernels.skinny_linear.fused import split_fused
@@ -230,15 +230,9 @@ def search(
 
 OP = Op(
     name="skinny_linear",
-    reference=define,
-    launch=launch,
-    cost=cost,
     summary="1 to 64 rows times a weight, with norm, bias, gated activation and residual folded in",
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=BENCH,
-    compile_cases=COMPILE,
-    baselines={"cublas": cublas},
+    **functions(define, launch, cost, cublas=cublas),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
     search=search,
     variants={
         "triton": launch_triton,

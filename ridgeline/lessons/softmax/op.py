@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal, strided_rows
-from ridgeline.kernels.op import Case, Op, OpInputs
+from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
 from ridgeline.lessons.softmax import reference
 from ridgeline.lessons.softmax.reference import STEPS
 
@@ -74,13 +74,7 @@ COMPILE = [case((64, 4096), step) for step in STEPS]
 
 OP = Op(
     name="softmax",
-    reference=define,
-    launch=launch,
-    cost=cost,
-    baselines={"eager": eager},
     summary="Softmax of each row, from naive to fast: the second of the teaching pair",
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=BENCH,
-    compile_cases=COMPILE,
+    **functions(define, launch, cost, eager=eager),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
 )

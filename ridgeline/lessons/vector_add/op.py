@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal
-from ridgeline.kernels.op import Case, Op, OpInputs
+from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
 from ridgeline.lessons.vector_add import reference
 from ridgeline.lessons.vector_add.reference import STEPS
 
@@ -64,13 +64,7 @@ BENCH = [case(2**26, step) for step in STEPS]
 
 OP = Op(
     name="vector_add",
-    reference=define,
-    launch=launch,
-    cost=cost,
-    baselines={"eager": eager},
     summary="Adding two vectors, from naive to fast: the first of the teaching pair",
-    small_cases=SMALL,
-    cases=SMALL + LARGE,
-    bench_cases=BENCH,
-    compile_cases=COMPILE,
+    **functions(define, launch, cost, eager=eager),
+    **case_lists(SMALL, LARGE, BENCH, COMPILE),
 )

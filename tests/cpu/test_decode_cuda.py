@@ -88,7 +88,8 @@ def inputs_of(setting: DecodeCase) -> dict[str, Any]:
 
 def check(setting: DecodeCase, cut: DecodeCut | None = None, **changed: Any) -> Tensor:
     inputs = inputs_of(setting) | changed
-    found = cuda.decode_attention(**inputs, config=cut)
+    inputs["run"] = inputs["run"]._replace(config=cut)
+    found = cuda.decode_attention(**inputs)
     compare(found, op.define(**inputs), op.case(setting))
     return found
 
@@ -133,7 +134,8 @@ def test_the_kernel_before_is_waited_for(
     if not settled:
         written.append((inputs["tables"].lengths, ...))
     with still_written(builds["sm_90"], written):
-        found = cuda.decode_attention(**inputs, settled=settled)
+        run = inputs["run"]._replace(settled=settled)
+        found = cuda.decode_attention(**inputs | {"run": run})
     assert torch.equal(found, plain)
 
 
@@ -250,8 +252,8 @@ def test_the_faster_kernel_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "supported", lambda *_: True)
     for name, module in (("cuda", cuda), ("triton", triton)):
 
-        def call(*_: Any, name: str = name, config: Any = None, **__: Any) -> None:
-            calls.append((name, config))
+        def call(*given: Any, name: str = name) -> None:
+            calls.append((name, given[-1].config))
 
         monkeypatch.setattr(module, "decode_attention", call)
     assert choose(MIXED) == ("triton", None)

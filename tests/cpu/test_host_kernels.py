@@ -68,8 +68,7 @@ def gated(gate_up_T2F: Tensor, activation: Any, **_: Any) -> Tensor:
 
 NOT_OURS = (
     "max_new",
-    "split_tokens",
-    "config",
+    "run",
 )  # a GPU's
 
 

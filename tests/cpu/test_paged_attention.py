@@ -13,6 +13,7 @@ import torch
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.attention import AttentionSpec
+from ridgeline.kernels.attention.decode_run import DecodeRun
 from ridgeline.kernels.attention.inputs import NO_PAGE, rows_of
 from ridgeline.kernels.attention.reference import hidden_from
 from ridgeline.kernels.decode_attention import decode_attention
@@ -67,7 +68,7 @@ def test_a_sequence_is_the_same_bits_in_any_batch() -> None:
 
 def test_splits_change_rounding_only() -> None:
     inputs = decode_inputs(replace(DECODE, dtype=torch.float32))
-    whole = decode_op.launched(**inputs | {"split_tokens": 512})
+    whole = decode_op.launched(**inputs | {"run": DecodeRun(512)})
     torch.testing.assert_close(decode_op.launched(**inputs), whole, rtol=1e-5, atol=1e-5)
 
 
@@ -166,7 +167,7 @@ def test_compiled_graphs_hold_the_ops() -> None:
 def test_what_is_refused_says_why() -> None:
     inputs = decode_inputs(DECODE)
     with pytest.raises(ValueError, match="not a multiple of 128"):
-        decode_op.launched(**inputs | {"split_tokens": 100})
+        decode_op.launched(**inputs | {"run": DecodeRun(100)})
     codes = decode_inputs(replace(DECODE, cache=torch.int8))
     with pytest.raises(ValueError, match="need scales"):
         decode_op.launched(**codes | {"pages": codes["pages"]._replace(v_scale=None)})

@@ -25,11 +25,13 @@ from ridgeline.engine.steps.batch import StepShape, shape_of
 from ridgeline.engine.steps.flat_plan import DraftSlots, flattened, of_own_sequences
 from ridgeline.engine.steps.notes import noting
 from ridgeline.kernels import projected_attention as public
-from ridgeline.kernels.attention.inputs import NO_PAGE, rows_of
+from ridgeline.kernels.attention.decode_run import DecodeRun
+from ridgeline.kernels.attention.inputs import NO_PAGE, sequences_of
 from ridgeline.kernels.decode_attention.op import TINY
 from ridgeline.kernels.launch import recording
 from ridgeline.kernels.projected_attention import (
     Apart,
+    Projected,
     in_one_kernel,
     launched,
     projected_attention,
@@ -55,9 +57,10 @@ def test_a_sequence_is_the_same_bits_in_any_batch() -> None:
     inputs = made()
     together = launched(**inputs)
     fresh = made()
-    own = rows_of(fresh, "qkv_BC", slice(1, 2)) | {"slots_B": fresh["slots_B"][1:2]}
-    own["angles"] = tuple(x[1:2] for x in fresh["angles"])
-    alone = launched(**fresh | own)
+    qkv, (cos, sin), slots, norm = fresh["rows"]
+    own = Projected(qkv[1:2], (cos[1:2], sin[1:2]), slots[1:2], norm)
+    tables = sequences_of(fresh["tables"], slice(1, 2))
+    alone = launched(**fresh | {"rows": own, "tables": tables})
     assert torch.equal(alone, together[1:2])
 
 
@@ -71,7 +74,7 @@ def test_pages_behind_the_window_are_not_read() -> None:
 def test_a_row_without_a_slot_writes_nothing() -> None:
     """Padding, of no length; and steps that belong to nobody, of one token."""
     inputs = made(lengths=(0, 1, 40), split_tokens=None)
-    inputs["slots_B"].fill_(-1)
+    inputs["rows"].slots.fill_(-1)
     before = [pages.clone() for pages in inputs["pages"].tensors()]
     out = registered.fused(**inputs)
     assert out.isfinite().all()
@@ -83,7 +86,7 @@ def test_a_row_without_a_slot_writes_nothing() -> None:
 def kernels_of(config: Any = None, **attention: Any) -> list[str]:
     inputs = made(**attention, split_tokens=None)
     with recording(H200) as calls:
-        launched(**inputs, config=config)
+        launched(**inputs | {"run": DecodeRun(config=config)})
     return [call.kernel.__name__ for call in calls]
 
 
@@ -105,7 +108,7 @@ def as_kept(way: Any) -> dict[str, Any]:
 def test_what_was_measured_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two kernels for values, one for codes, in splits as short as was measured to be best."""
     inputs = made(split_tokens=None)
-    given = (inputs["qkv_BC"], inputs["pages"], inputs["tables"])
+    given = (inputs["rows"].qkv, inputs["pages"], inputs["tables"])
     assert in_one_kernel(*given)
     monkeypatch.setattr(public, "chosen", lambda *_: as_kept(Apart()))
     assert not in_one_kernel(*given)
@@ -128,7 +131,8 @@ def test_ways_fill_a_chip_that_one_sequence_leaves_empty() -> None:
     assert Apart() in search.configs
     expected = launched(**inputs)
     for way in (min(search.configs[:-1], key=lambda way: way.split or 4096), Apart()):
-        found = launched(**made(lengths=(129, 5), split_tokens=None), config=way)
+        fresh = made(lengths=(129, 5), split_tokens=None)
+        found = launched(**fresh | {"run": DecodeRun(config=way)})
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -140,7 +144,8 @@ def test_it_traces_and_holds_to_its_schema() -> None:
     plain = made()
     pages = [x.nan_to_num(0.0) for x in plain["pages"].tensors()]
     tables = plain["tables"]
-    arguments = [plain["qkv_BC"], *plain["angles"], plain["slots_B"], *pages, None, None]
+    rows = plain["rows"]
+    arguments = [rows.qkv, *rows.angles, rows.slots, *pages, None, None]
     arguments += [tables.page_table, tables.lengths, None, None, 0.125, None, None]
     arguments += [None, None, 1e-6, 0.0, None]
     checks = ("test_schema", "test_faketensor")
@@ -152,7 +157,7 @@ def test_what_is_refused_says_why() -> None:
     with pytest.raises(ValueError, match="need scales"):
         registered.fused(**codes | {"pages": codes["pages"]._replace(v_scale=None)})
     with pytest.raises(ValueError, match="not a multiple of 64"):
-        registered.fused(**made() | {"split_tokens": 100})
+        registered.fused(**made() | {"run": DecodeRun(100)})
 
 
 # The engine. Its GPU path on a CPU: references instead of kernels, and otherwise the same.

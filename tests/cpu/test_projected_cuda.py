@@ -16,6 +16,7 @@ from torch import Tensor
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels import projected_attention as public
 from ridgeline.kernels.agreement import compare
+from ridgeline.kernels.attention.decode_run import DecodeRun
 from ridgeline.kernels.decode_attention.op import DecodeCase
 from ridgeline.kernels.projected_attention import cuda, op
 from ridgeline.kernels.projected_attention.cuda import Clustered
@@ -49,8 +50,9 @@ def inputs_of(setting: ProjectedCase) -> dict[str, Any]:
 
 def check(setting: ProjectedCase, way: Clustered, **changed: Any) -> Tensor:
     """The result and all that was written, beside the reference's."""
-    found = op.with_pages(cuda.projected_attention, **inputs_of(setting) | changed, config=way)
-    expected = op.with_pages(op.reference.projected_attention, **inputs_of(setting) | changed)
+    run = {"run": DecodeRun(config=way)}
+    found = op.with_pages(cuda.projected_attention, **inputs_of(setting) | changed | run)
+    expected = op.defined(**inputs_of(setting) | changed)
     compare(found, expected, op.case(setting))
     return found[0]
 
@@ -98,9 +100,9 @@ def test_many_steps_a_warp_read_their_pages_in_two_goes() -> None:
 def test_a_row_without_a_slot_writes_nothing() -> None:
     setting = ProjectedCase(replace(MIXED, lengths=(0, 1, 40)))
     inputs = inputs_of(setting)
-    inputs["slots_B"].fill_(-1)
+    inputs["rows"].slots.fill_(-1)
     before = [pages.clone() for pages in inputs["pages"].tensors()]
-    out = cuda.projected_attention(**inputs, config=Clustered(2, 2, 1))
+    out = cuda.projected_attention(**inputs | {"run": DecodeRun(config=Clustered(2, 2, 1))})
     assert out.isfinite().all()
     assert out[0].abs().max() == 0
     for after, pages in zip(inputs["pages"].tensors(), before, strict=True):
@@ -116,14 +118,15 @@ def test_the_kernel_before_is_waited_for(
     alone.
     """
     setting = ProjectedCase(replace(LONG, window=window), normed=True)
-    plain = cuda.projected_attention(**inputs_of(setting), config=Clustered(2, 2, 2))
-    inputs = inputs_of(setting)
-    late = [inputs["qkv_BC"]]
+    run = DecodeRun(config=Clustered(2, 2, 2))
+    plain = cuda.projected_attention(**inputs_of(setting) | {"run": run})
+    inputs = inputs_of(setting) | {"run": run._replace(settled=settled)}
+    rows, tables = inputs["rows"], inputs["tables"]
+    late = [rows.qkv]
     if not settled:
-        tables = inputs["tables"]
-        late += [*inputs["angles"], tables.lengths, inputs["slots_B"], tables.page_table]
+        late += [*rows.angles, tables.lengths, rows.slots, tables.page_table]
     with still_written(builds["sm_90"], [(tensor, ...) for tensor in late]):
-        found = cuda.projected_attention(**inputs, config=Clustered(2, 2, 2), settled=settled)
+        found = cuda.projected_attention(**inputs)
     assert torch.equal(found, plain)
 
 
@@ -140,15 +143,17 @@ def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match="more shared memory"):
         check(ProjectedCase(replace(MIXED, head_dim=256)), Clustered(8, 8, 2))
     inputs = inputs_of(ProjectedCase(MIXED, normed=True))
-    norm, (cos, sin) = inputs["norm"], inputs["angles"]
+    rows, run = inputs["rows"], DecodeRun(config=way)
+    (cos, sin), norm = rows.angles, rows.norm
     for name, changed, message in [
-        ("slots_B", inputs["slots_B"].long(), "int32"),
+        ("slots", rows.slots.long(), "int32"),
         ("angles", (cos.bfloat16(), sin), "fp32"),
         ("norm", norm._replace(k_weight=norm.k_weight.float()), "bfloat16"),
     ]:
-        kind = ValueError if name == "slots_B" else UnsupportedError
+        kind = ValueError if name == "slots" else UnsupportedError
+        own = rows._replace(**{name: changed})
         with pytest.raises(kind, match=message):
-            cuda.projected_attention(**inputs | {name: changed}, config=way)
+            cuda.projected_attention(**inputs | {"rows": own, "run": run})
     monkeypatch.setattr(cuda, "library", lambda _: None)
     with pytest.raises(UnsupportedError, match="kernels build"):
         check(ProjectedCase(MIXED), way)
@@ -185,7 +190,7 @@ def test_what_serves_where_nothing_was_measured(monkeypatch: pytest.MonkeyPatch)
     assert cuda.choose(8, 1024, 256, BF16, H200) == Clustered(8, 8, 1)
     monkeypatch.setattr(public, "target_of", lambda _: H200)
     inputs = inputs_of(ProjectedCase(replace(MIXED, heads=(4, 1))))
-    given = (inputs["qkv_BC"], inputs["pages"], inputs["tables"])
+    given = (inputs["rows"].qkv, inputs["pages"], inputs["tables"])
     assert public.choose_config(*given) == Clustered(8, 8, 2)
     assert public.choose_config(*given, 128) is None  # fixed splits: the same for any batch
     assert public.in_one_kernel(*given)

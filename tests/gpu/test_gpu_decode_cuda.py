@@ -69,10 +69,10 @@ def test_a_kernel_that_has_not_ended_is_waited_for(
         pytest.skip("decode_attention is not built in CUDA C++")
     inputs = inputs_of(replace(SETTING, cache=cache))
 
-    def chain(**options: Any) -> torch.Tensor:
-        q = inputs["q_BNH"]
+    def chain(settled: bool = False, pdl: bool = True) -> torch.Tensor:
+        q, run = inputs["q_BNH"], inputs["run"]._replace(settled=settled)
         for _ in range(20):
-            q = cuda.decode_attention(**inputs | {"q_BNH": q}, **options)
+            q = cuda.decode_attention(**inputs | {"q_BNH": q, "run": run}, pdl=pdl)
         return q
 
     expected = chain(pdl=False)
@@ -93,10 +93,11 @@ def test_every_cut_is_right(num_warps: int, stages: int) -> None:
     for cache in CACHES:
         setting = replace(SETTING, cache=cache)
         inputs = inputs_of(setting)
+        inputs["run"] = inputs["run"]._replace(config=cuda.DecodeCut(num_warps, stages))
         size = num_warps * stages * cuda.stage_bytes(128, inputs["pages"].k_pages.dtype)
         if size > 220 * 1024:  # more than the chip has: said so, not tried
             with pytest.raises(UnsupportedError, match="shared memory"):
-                cuda.decode_attention(**inputs, config=cuda.DecodeCut(num_warps, stages))
+                cuda.decode_attention(**inputs)
             continue
-        found = cuda.decode_attention(**inputs, config=cuda.DecodeCut(num_warps, stages))
+        found = cuda.decode_attention(**inputs)
         compare(found, op.define(**inputs), op.case(setting))

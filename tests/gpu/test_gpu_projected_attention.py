@@ -13,6 +13,7 @@ from engines import engine_for, prompts_of
 from torch import Tensor
 
 from ridgeline.engine import Sampling
+from ridgeline.kernels.attention.decode_run import DecodeRun
 from ridgeline.kernels.attention.inputs import newest_slots
 from ridgeline.kernels.decode_attention.op import DecodeCase
 from ridgeline.kernels.inputs import normal
@@ -44,8 +45,8 @@ def advance(inputs: dict[str, Any], generator: torch.Generator) -> None:
     lengths = inputs["tables"].lengths
     lengths += (lengths > 0).int()
     page_size = inputs["pages"].k_pages.shape[2]
-    inputs["slots_B"].copy_(newest_slots(inputs["tables"], page_size))
-    qkv = inputs["qkv_BC"]
+    qkv, _, slots, _ = inputs["rows"]
+    slots.copy_(newest_slots(inputs["tables"], page_size))
     qkv.copy_(normal(tuple(qkv.shape), qkv.dtype, CUDA, generator))
 
 
@@ -59,11 +60,11 @@ WAYS: list[Any] = [Fused(64, 4, 2), Fused(64, 4, 2, 64), Clustered(8, 4, 1), Clu
 def attended(inputs: dict[str, Any], way: Any) -> Tensor:
     """By that one kernel; a test is skipped where it is not for these pages, or was not built."""
     if not isinstance(way, Clustered):
-        return fused(**inputs, config=way)
-    reason = unsupported(inputs["qkv_BC"], inputs["pages"])
+        return fused(**inputs | {"run": DecodeRun(config=way)})
+    reason = unsupported(inputs["rows"].qkv, inputs["pages"])
     if reason is not None:
         pytest.skip(reason)
-    return launched(**inputs, config=way, settled=True)
+    return launched(**inputs | {"run": DecodeRun(settled=True, config=way)})
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -78,7 +79,7 @@ def test_step_after_step_as_two_kernels(
     for _ in range(STEPS):
         advance(one, draws[0])
         advance(two, draws[1])
-        found, expected = attended(one, way), launched(**two, config=Apart())
+        found, expected = attended(one, way), launched(**two | {"run": DecodeRun(config=Apart())})
         # Codes on the edge of two may fall to either side, and stay in the cache.
         roundings = 1 if cache is None else 16
         check(found, expected, torch.bfloat16, 700, roundings)

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ridgeline.kernels.attention.decode_run import DecodeRun
 from ridgeline.kernels.attention.inputs import contiguous_pages, newest_slots, random_cache
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import has_floats_of, label, normal
 from ridgeline.kernels.op import Case, Op, OpInputs
 from ridgeline.kernels.pages import Pages, PageTables
-from ridgeline.kernels.projected_attention import projected_attention
+from ridgeline.kernels.projected_attention import Projected, projected_attention
 from ridgeline.kernels.projected_attention import reference as attention_reference
 from ridgeline.kernels.quantized_linear import quantized_linear
 from ridgeline.kernels.quantized_linear.op import FP8A16, W4A16, W8A16, make_weight
@@ -94,7 +95,7 @@ def launchers() -> Functions:
 
 def chosen() -> Functions:
     """What the engine calls in a step of decode rows alone."""
-    attention = partial(projected_attention, settled=True)
+    attention = partial(projected_attention, run=DecodeRun(settled=True))
     return Functions(partial(linear, skinny_linear, quantized_linear), attention)
 
 
@@ -122,7 +123,8 @@ def decode_layer(
     """The layer's output; **changes the pages in place**: the new token's K and V."""
     linear = partial(functions.linear, eps=EPS)
     qkv = linear(x_BD, weights["qkv"], norm_weight_D=norms["attention"])
-    attended = functions.attention(qkv, angles, slots_B, pages, tables, spec)
+    rows = Projected(qkv, angles, slots_B)
+    attended = functions.attention(rows, pages, tables, spec)
     hidden = linear(attended.flatten(1), weights["o"], residual_MO=x_BD)
     inner = linear(hidden, weights["gate_up"], norm_weight_D=norms["mlp"], activation="silu")
     return linear(inner, weights["down"], residual_MO=hidden)

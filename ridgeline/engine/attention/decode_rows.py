@@ -13,8 +13,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from ridgeline.engine.attention.paged import PagedSequences, norm_of
-from ridgeline.kernels.projected_attention import in_one_kernel, projected_attention
+from ridgeline.kernels.attention.decode_run import PLAIN, DecodeRun
+from ridgeline.kernels.projected_attention import Projected, in_one_kernel, projected_attention
 from ridgeline.models.transformer import Attention
+
+SETTLED = DecodeRun(settled=True)
 
 
 class DecodeRows(PagedSequences):
@@ -26,15 +29,8 @@ class DecodeRows(PagedSequences):
         if not in_one_kernel(qkv_TC, pages, tables):
             return super().attend_projected(layer, qkv_TC, angles)
         self._note("projected_attention", qkv_TC)
-        return projected_attention(
-            qkv_TC,
-            angles,
-            self.inputs.slots,
-            pages,
-            tables,
-            layer.spec,
-            norm=norm_of(layer),
-            # The step's start may still write page tables while the first layer's kernels start,
-            # and no kernel behind the first layer's attention starts before that has waited for it.
-            settled=layer.index > 0,
-        )
+        rows = Projected(qkv_TC, angles, self.inputs.slots, norm_of(layer))
+        # The step's start may still write page tables while the first layer's kernels start, and no
+        # kernel behind the first layer's attention starts before that has waited for it.
+        run = SETTLED if layer.index else PLAIN
+        return projected_attention(rows, pages, tables, layer.spec, run)

@@ -136,10 +136,11 @@ def newest_slots(tables: PageTables, page_size: int) -> Tensor:
 
 def rows_of(inputs: OpInputs, queries: str, rows: slice) -> OpInputs:
     """Some of the sequences: their rows of the inputs of that name, their pages and lengths."""
-    tables = inputs["tables"]
-    table, lengths = tables.page_table[rows], tables.lengths[rows]
-    own = tables._replace(page_table=table, lengths=lengths)
-    return {queries: inputs[queries][rows], "tables": own}
+    return {queries: inputs[queries][rows], "tables": sequences_of(inputs["tables"], rows)}
+
+
+def sequences_of(tables: PageTables, rows: slice) -> PageTables:
+    return tables._replace(page_table=tables.page_table[rows], lengths=tables.lengths[rows])
 
 
 def longest_first(tables: PageTables) -> PageTables:
@@ -165,15 +166,15 @@ def contiguous_pages(pages: Pages, batch: int, dtype: torch.dtype) -> tuple[Tens
 
 
 def with_what_changed(
-    function: Callable[..., Tensor], *, whole: int, slots: str, **inputs: Any
+    function: Callable[..., Tensor], whole: int, slots: Tensor, **inputs: Any
 ) -> tuple[Tensor, ...]:
     """What a function that writes into pages returns, and the pages and scales after it; of pages
-    of more than `whole` numbers, the tokens written, at the slots in the input of that name.
+    of more than `whole` numbers, the tokens written at these slots.
     """
     out = function(**inputs)
     changed = inputs["pages"].tensors()
     if changed[0].numel() > whole:
-        page_size, written = changed[0].shape[2], inputs[slots].long()
+        page_size, written = changed[0].shape[2], slots.long()
         written = written[written >= 0]
         changed = [x[written // page_size, :, written % page_size] for x in changed]
     return out, *changed

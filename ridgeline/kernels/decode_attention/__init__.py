@@ -9,12 +9,11 @@ is what the registry walks.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ridgeline.formats.dtypes import dtype_name
+from ridgeline.kernels.attention.decode_run import PLAIN, DecodeRun
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.autotune import chosen
 from ridgeline.kernels.decode_attention import reference
@@ -24,58 +23,40 @@ __all__ = ["decode_attention", "launched", "tune_key"]
 
 
 def decode_attention(
-    q_BNH: Tensor,
-    pages: Pages,
-    tables: PageTables,
-    spec: AttentionSpec,
-    *,
-    split_tokens: int | None = None,
-    settled: bool = False,
+    q_BNH: Tensor, pages: Pages, tables: PageTables, spec: AttentionSpec, run: DecodeRun = PLAIN
 ) -> Tensor:
-    """See reference.py. With `split_tokens` given, a sequence's result is the same bits whatever
-    else is in the batch. `settled` allows the kernel to read all but q and each sequence's newest
-    token before the kernel in front of it has ended: true in a decode step, where that one writes
-    nothing else.
-    """
+    """See reference.py."""
     if torch.compiler.is_compiling():
-        return traced(q_BNH, *pages, *tables, spec.scale, spec.window, spec.softcap, split_tokens)
+        return traced(
+            q_BNH, *pages, *tables, spec.scale, spec.window, spec.softcap, run.split_tokens
+        )
     if q_BNH.device.type == "cpu":
         return reference.decode_attention(q_BNH, pages, tables, spec)
-    return launched(q_BNH, pages, tables, spec, split_tokens=split_tokens, settled=settled)
+    return launched(q_BNH, pages, tables, spec, run)
 
 
 def launched(
-    q_BNH: Tensor,
-    pages: Pages,
-    tables: PageTables,
-    spec: AttentionSpec,
-    *,
-    split_tokens: int | None = None,
-    settled: bool = False,
-    config: Any = None,
+    q_BNH: Tensor, pages: Pages, tables: PageTables, spec: AttentionSpec, run: DecodeRun = PLAIN
 ) -> Tensor:
-    """By a kernel of ours: as `config` says (triton.DecodeTiles or cuda.DecodeCut), else as
+    """By a kernel of ours: as `run.config` says (triton.DecodeTiles or cuda.DecodeCut), else as
     measured, else by dtype.
     """
     from ridgeline.kernels.decode_attention import cuda, triton
 
     # A choice may depend on the batch only where the caller did not ask that results do not.
-    if config is None and split_tokens is None:
-        key = tune_key(q_BNH, pages, tables, settled)
+    if run.config is None and run.split_tokens is None:
+        key = tune_key(q_BNH, pages, tables, run.settled)
         best = chosen("decode_attention", key, q_BNH.device)
-        config = best and (
-            cuda.DecodeCut(**best) if "stages" in best else triton.DecodeTiles(**best)
-        )
+        if best:
+            kind = cuda.DecodeCut if "stages" in best else triton.DecodeTiles
+            run = run._replace(config=kind(**best))
     by_dtype = pages.k_pages.dtype.itemsize == 1 and torch.version.hip is None
-    in_cuda = by_dtype if config is None else isinstance(config, cuda.DecodeCut)
+    in_cuda = by_dtype if run.config is None else isinstance(run.config, cuda.DecodeCut)
     if in_cuda and q_BNH.device.type == "cuda" and cuda.supported(q_BNH, pages):
-        return cuda.decode_attention(
-            q_BNH, pages, tables, spec, split_tokens=split_tokens, config=config, settled=settled
-        )
-    tiles = config if isinstance(config, triton.DecodeTiles) else None
-    return triton.decode_attention(
-        q_BNH, pages, tables, spec, split_tokens=split_tokens, config=tiles
-    )
+        return cuda.decode_attention(q_BNH, pages, tables, spec, run)
+    if isinstance(run.config, cuda.DecodeCut):
+        run = run._replace(config=None)
+    return triton.decode_attention(q_BNH, pages, tables, spec, run)
 
 
 def tune_key(q_BNH: Tensor, pages: Pages, tables: PageTables, settled: bool = False) -> str:
@@ -113,7 +94,7 @@ def traced(
         Pages(k_pages, v_pages, k_scale, v_scale),
         PageTables(page_table, lengths, max_length, order),
         AttentionSpec(scale, window, softcap),
-        split_tokens=split_tokens,
+        DecodeRun(split_tokens),
     )
 
 

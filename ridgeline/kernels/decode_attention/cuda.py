@@ -6,7 +6,7 @@ waits for it before it reads anything. `settled=True` is the caller's word that 
 step wrote neither lengths nor page table, and of the pages only each sequence's newest token: then
 everything else is read before the wait.
 
-    decode_attention(q, pages, tables, spec, settled=True)
+    decode_attention(q, pages, tables, spec, DecodeRun(settled=True))
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ridgeline.kernels.attention.cuda import (
     decode_arguments,
     stage_bytes,
 )
+from ridgeline.kernels.attention.decode_run import PLAIN, DecodeRun
 from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.attention.triton import heads_together
@@ -61,23 +62,21 @@ def decode_attention(
     pages: Pages,
     tables: PageTables,
     spec: AttentionSpec,
-    *,
-    split_tokens: int | None = None,
-    config: DecodeCut | None = None,
-    settled: bool = False,
+    run: DecodeRun = PLAIN,
     pdl: bool = True,
     defines: tuple[str, ...] = (),
 ) -> Tensor:
-    """The launcher; arguments and result are reference.py's, `config` what a tuner may choose."""
+    """The launcher; arguments and result are reference.py's, `run.config` is a DecodeCut."""
     check_pages(pages)
     check(q_BNH, pages, tables)
     batch, _, head_dim = q_BNH.shape
     num_kv_heads, target = pages.k_pages.shape[1], target_of(q_BNH)
-    cut = config or choose_cut(head_dim, pages.k_pages.dtype, target)
+    cut = run.config or choose_cut(head_dim, pages.k_pages.dtype, target)
     on_their_way = cut.num_warps * cut.stages * stage_bytes(head_dim, pages.k_pages.dtype)
     if on_their_way > target.shared_bytes - 2048:
         raise UnsupportedError(f"{cut.label} takes {on_their_way} bytes of shared memory")
     longest = tables.longest(pages.k_pages.shape[2])
+    split_tokens = run.split_tokens
     if split_tokens is None:
         split_tokens = choose_split(
             batch * num_kv_heads, longest, target, STEP, cut.per_unit, at_most=True
@@ -97,7 +96,9 @@ def decode_attention(
     if not out_BNH.numel():
         return out_BNH
     q_BNH = q_BNH if readable(q_BNH) else q_BNH.contiguous()
-    job = decode_arguments(q_BNH, out_BNH, pages, tables, spec, stages=cut.stages, settled=settled)
+    job = decode_arguments(
+        q_BNH, out_BNH, pages, tables, spec, stages=cut.stages, settled=run.settled
+    )
     job.split_tokens, job.num_splits = split_tokens, num_splits
     kept = memory_of_splits(q_BNH, pages, num_splits)
     if kept is not None:

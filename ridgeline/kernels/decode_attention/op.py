@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ridgeline.kernels.attention.decode_run import DecodeRun
 from ridgeline.kernels.attention.inputs import PagedCase, contiguous_pages, longest_first
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.cost import OpCost
@@ -24,8 +25,12 @@ FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 INT8, FP8, FP8_AMD = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
 
 
-def launch_triton(settled: bool = False, **inputs: Any) -> Tensor:
-    """Triton's kernel, which reads nothing early."""
+def launch(run: DecodeRun, config: Any = None, **inputs: Any) -> Tensor:
+    """The kernel that the public function would choose, or with `config` the tuner's."""
+    return launched(**inputs, run=run._replace(config=config))
+
+
+def launch_triton(**inputs: Any) -> Tensor:
     from ridgeline.kernels.decode_attention import triton
 
     return triton.decode_attention(**inputs)
@@ -70,10 +75,7 @@ def make(setting: DecodeCase, device: torch.device, generator: torch.Generator) 
     inputs = setting.cache_of(setting.lengths, device, generator)
     inputs["q_BNH"] = setting.rows(len(setting.lengths), setting.heads[0], device, generator)
     inputs["spec"] = setting.spec
-    if setting.split_tokens is not None:
-        inputs["split_tokens"] = setting.split_tokens
-    if setting.settled:
-        inputs["settled"] = True
+    inputs["run"] = DecodeRun(setting.split_tokens, setting.settled)
     if setting.ordered:
         inputs["tables"] = longest_first(inputs["tables"])
     return inputs
@@ -184,14 +186,14 @@ COMPILE = [
 
 
 def search(
-    q_BNH: Tensor, pages: Pages, tables: PageTables, settled: bool = False, **_: Any
+    q_BNH: Tensor, pages: Pages, tables: PageTables, run: DecodeRun, **_: Any
 ) -> ConfigSearch:
     """Triton's tiles, and where cuda.cu was built the cuts of its work: one list, so that the
     faster of the two is what the public function finds.
     """
     from ridgeline.kernels.decode_attention import cuda, triton
 
-    key = tune_key(q_BNH, pages, tables, settled)
+    key = tune_key(q_BNH, pages, tables, run.settled)
     target, dtype, head_dim = target_of(q_BNH), pages.k_pages.dtype, q_BNH.shape[2]
     configs: list[Any] = [triton.choose_tiles(head_dim, dtype, target)]
     if cuda.supported(q_BNH, pages):
@@ -202,7 +204,7 @@ def search(
 OP = Op(
     name="decode_attention",
     summary="attention of one new token a sequence over a paged cache, split along the sequence",
-    **functions(define, launched, cost, sdpa=sdpa),
+    **functions(define, launch, cost, sdpa=sdpa),
     **case_lists(map(case, SMALL), map(case, LARGE), map(case, BENCH), map(case, COMPILE)),
     variants={
         "triton": launch_triton,

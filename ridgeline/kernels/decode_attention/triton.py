@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ridgeline.kernels.attention.decode_run import PLAIN, DecodeRun
 from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.attention.triton import (
@@ -308,22 +309,17 @@ def decode_attention_kernel(
 
 
 def decode_attention(
-    q_BNH: Tensor,
-    pages: Pages,
-    tables: PageTables,
-    spec: AttentionSpec,
-    *,
-    split_tokens: int | None = None,
-    config: DecodeTiles | None = None,
+    q_BNH: Tensor, pages: Pages, tables: PageTables, spec: AttentionSpec, run: DecodeRun = PLAIN
 ) -> Tensor:
-    """The launcher; arguments and result are reference.py's, `config` what a tuner may choose."""
+    """The launcher; arguments and result are reference.py's, `run.config` is a DecodeTiles."""
     check_pages(pages)
     batch, num_heads, head_dim = q_BNH.shape
     num_kv_heads, page_size = pages.k_pages.shape[1:3]
     check_heads(num_heads, num_kv_heads, head_dim)
     target = target_of(q_BNH)
-    tiles = config or choose_tiles(head_dim, pages.k_pages.dtype, target)
+    tiles = run.config or choose_tiles(head_dim, pages.k_pages.dtype, target)
     longest = tables.longest(page_size)
+    split_tokens = run.split_tokens
     if split_tokens is None:
         split_tokens = choose_split(batch * num_kv_heads, longest, target)
     check_split(split_tokens, tiles)

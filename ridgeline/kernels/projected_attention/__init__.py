@@ -20,15 +20,18 @@ from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels import decode_attention as decoding
+from ridgeline.kernels.attention.decode_run import PLAIN, DecodeRun
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.autotune import chosen
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.pages import Pages, PageTables, holds_codes
 from ridgeline.kernels.projected_attention import reference
-from ridgeline.kernels.rotary_pages import NO_NORM, QKNorm, angles_of, new_queries, norm_of
+from ridgeline.kernels.projected_attention.reference import Projected
+from ridgeline.kernels.rotary_pages import NO_NORM, angles_of, new_queries, norm_of
 
 __all__ = [
     "Apart",
+    "Projected",
     "choose_config",
     "in_one_kernel",
     "launched",
@@ -46,100 +49,56 @@ class Apart:
 
 
 def projected_attention(
-    qkv_BC: Tensor,
-    angles: tuple[Tensor, Tensor] | None,
-    slots_B: Tensor,
-    pages: Pages,
-    tables: PageTables,
-    spec: AttentionSpec,
-    *,
-    norm: QKNorm | None = None,
-    split_tokens: int | None = None,
-    settled: bool = False,
+    rows: Projected, pages: Pages, tables: PageTables, spec: AttentionSpec, run: DecodeRun = PLAIN
 ) -> Tensor:
     """Returns [B, N, H]; **changes the pages and scales in place**. See reference.py: no two rows
-    may be of one sequence. With `split_tokens` given, a sequence's result is the same bits whatever
-    else is in the batch. `settled` allows a kernel to read all but the projection before the kernel
-    in front of it has ended (cuda.py says when that is right).
+    may be of one sequence.
     """
     if torch.compiler.is_compiling():
+        cos, sin = rows.angles if rows.angles is not None else (None, None)
+        norm = rows.norm if rows.norm is not None else NO_NORM
         return traced(
-            qkv_BC,
-            *(angles if angles is not None else (None, None)),
-            *(slots_B, *pages, *tables, spec.scale, spec.window, spec.softcap),
-            *(norm if norm is not None else NO_NORM),
-            split_tokens,
+            rows.qkv,
+            cos,
+            sin,
+            rows.slots,
+            *pages,
+            *tables,
+            spec.scale,
+            spec.window,
+            spec.softcap,
+            *norm,
+            run.split_tokens,
         )
-    if qkv_BC.device.type == "cpu":
-        return reference.projected_attention(
-            qkv_BC, angles, slots_B, pages, tables, spec, norm=norm
-        )
-    return launched(
-        qkv_BC,
-        angles,
-        slots_B,
-        pages,
-        tables,
-        spec,
-        norm=norm,
-        split_tokens=split_tokens,
-        settled=settled,
-    )
+    if rows.qkv.device.type == "cpu":
+        return reference.projected_attention(rows, pages, tables, spec)
+    return launched(rows, pages, tables, spec, run)
 
 
 def launched(
-    qkv_BC: Tensor,
-    angles: tuple[Tensor, Tensor] | None,
-    slots_B: Tensor,
-    pages: Pages,
-    tables: PageTables,
-    spec: AttentionSpec,
-    *,
-    norm: QKNorm | None = None,
-    split_tokens: int | None = None,
-    settled: bool = False,
-    config: Any = None,
+    rows: Projected, pages: Pages, tables: PageTables, spec: AttentionSpec, run: DecodeRun = PLAIN
 ) -> Tensor:
-    """By kernels of ours: as `config` says (cuda.Clustered, triton.Fused or Apart), else as
+    """By kernels of ours: as `run.config` says (cuda.Clustered, triton.Fused or Apart), else as
     measured, else by dtype and size.
     """
     from ridgeline.kernels.projected_attention import cuda, triton
     from ridgeline.kernels.rotary_pages import triton as storing
 
-    is_asked_for = config is not None
+    config = run.config
     if config is None:
-        config = choose_config(qkv_BC, pages, tables, split_tokens)
+        config = choose_config(rows.qkv, pages, tables, run.split_tokens)
     if isinstance(config, cuda.Clustered):
         try:
-            return cuda.projected_attention(
-                qkv_BC,
-                angles,
-                slots_B,
-                pages,
-                tables,
-                spec,
-                norm=norm,
-                settled=settled,
-                config=config,
-            )
+            own = run._replace(config=config)
+            return cuda.projected_attention(rows, pages, tables, spec, own)
         except UnsupportedError:
-            if is_asked_for:
+            if run.config is not None:
                 raise
             config = None  # Triton's kernel takes everything
     if isinstance(config, Apart):
-        q_BNH = storing.rotary_pages(qkv_BC, angles, slots_B, pages, norm)
-        return decoding.launched(q_BNH, pages, tables, spec, split_tokens=split_tokens)
-    return triton.projected_attention(
-        qkv_BC,
-        angles,
-        slots_B,
-        pages,
-        tables,
-        spec,
-        norm=norm,
-        split_tokens=split_tokens,
-        config=config,
-    )
+        q_BNH = storing.rotary_pages(rows.qkv, rows.angles, rows.slots, pages, rows.norm)
+        return decoding.launched(q_BNH, pages, tables, spec, DecodeRun(run.split_tokens))
+    return triton.projected_attention(rows, pages, tables, spec, run._replace(config=config))
 
 
 def in_one_kernel(qkv_BC: Tensor, pages: Pages, tables: PageTables) -> bool:
@@ -219,14 +178,11 @@ def traced(
     split_tokens: int | None,
 ) -> Tensor:
     return projected_attention(
-        qkv,
-        angles_of(cos, sin),
-        slots,
+        Projected(qkv, angles_of(cos, sin), slots, norm_of(q_norm, k_norm, eps, offset)),
         Pages(k_pages, v_pages, k_scale, v_scale),
         PageTables(page_table, lengths, max_length, order),
         AttentionSpec(scale, window, softcap),
-        norm=norm_of(q_norm, k_norm, eps, offset),
-        split_tokens=split_tokens,
+        DecodeRun(split_tokens),
     )
 
 

@@ -5,7 +5,7 @@ The kernel starts while the one before it in the stream, which makes the project
 and nothing else: not the lengths, the slots, the page table, the angles or any older token, and
 that they did not let it start before all that was there. It is then read before the wait.
 
-    projected_attention(qkv, angles, slots, pages, tables, spec, settled=True)
+    projected_attention(rows, pages, tables, spec, DecodeRun(settled=True))
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from ridgeline.kernels.attention.cuda import (
     decode_arguments,
     stage_bytes,
 )
+from ridgeline.kernels.attention.decode_run import PLAIN, DecodeRun
 from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.extension import library, pointer, stream_of
 from ridgeline.kernels.launch import is_only_compiling, target_of
 from ridgeline.kernels.pages import Pages, PageTables, check_pages
-from ridgeline.kernels.rotary_pages.reference import QKNorm
+from ridgeline.kernels.projected_attention.reference import Projected
 from ridgeline.kernels.targets import Target, can_wait
 
 MOST_QUERIES = 8  # of a group; as cuda.cu has it
@@ -71,18 +72,12 @@ class ProjectedJob(ctypes.Structure):
 
 
 def projected_attention(
-    qkv_BC: Tensor,
-    angles: tuple[Tensor, Tensor] | None,
-    slots_B: Tensor,
-    pages: Pages,
-    tables: PageTables,
-    spec: AttentionSpec,
-    *,
-    norm: QKNorm | None = None,
-    settled: bool = False,
-    config: Clustered | None = None,
+    rows: Projected, pages: Pages, tables: PageTables, spec: AttentionSpec, run: DecodeRun = PLAIN
 ) -> Tensor:
-    """The launcher; arguments and result are reference.py's, `config` what a tuner may choose."""
+    """The launcher; arguments and result are reference.py's, `run.config` is a Clustered. Sequences
+    are not split, so `run.split_tokens` changes nothing.
+    """
+    qkv_BC, angles, slots_B, norm = rows
     check_pages(pages)
     reason = unsupported(qkv_BC, pages)
     if reason is not None:
@@ -90,8 +85,8 @@ def projected_attention(
     (num_kv_heads, _, head_dim), target = pages.k_pages.shape[1:], target_of(qkv_BC)
     num_heads = qkv_BC.shape[1] // head_dim - 2 * num_kv_heads
     check_heads(num_heads, num_kv_heads, head_dim)
-    check(qkv_BC, angles, slots_B, pages, tables, norm)
-    cut = config or Clustered()
+    check(rows, pages, tables)
+    cut = run.config or Clustered()
     if not cut.fits(head_dim, pages.k_pages.dtype, target):
         raise UnsupportedError(f"{cut.label}: more shared memory than a block can have")
     functions = library("projected_attention")
@@ -103,7 +98,7 @@ def projected_attention(
     cos_BA, sin_BA = (x.contiguous() for x in angles) if angles is not None else (None, None)
     job = ProjectedJob(
         decode=decode_arguments(
-            qkv_BC, out_BNH, pages, tables, spec, stages=cut.stages, settled=settled
+            qkv_BC, out_BNH, pages, tables, spec, stages=cut.stages, settled=run.settled
         ),
         cos=pointer(cos_BA),
         sin=pointer(sin_BA),
@@ -182,15 +177,9 @@ def exchange_bytes(head_dim: int) -> int:
     return heads + MOST_QUERIES * head_dim // 4 * (8 + 16)
 
 
-def check(
-    qkv_BC: Tensor,
-    angles: tuple[Tensor, Tensor] | None,
-    slots_B: Tensor,
-    pages: Pages,
-    tables: PageTables,
-    norm: QKNorm | None,
-) -> None:
+def check(rows: Projected, pages: Pages, tables: PageTables) -> None:
     """What the kernel relies on and cannot see; and what it does not do."""
+    qkv_BC, angles, slots_B, norm = rows
     assert qkv_BC.stride(1) == 1, "rows of qkv are not contiguous"
     if pages.k_pages.data_ptr() % 16 or pages.v_pages.data_ptr() % 16:
         raise UnsupportedError("pages must begin at a multiple of 16 bytes")

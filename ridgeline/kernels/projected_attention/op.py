@@ -7,6 +7,7 @@ pages holds NaN before: who reads it instead of taking the token from the projec
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.attention.decode_run import DecodeRun
 from ridgeline.kernels.attention.inputs import longest_first, newest_slots, with_what_changed
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.cost import OpCost
@@ -24,6 +26,7 @@ from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs, case_lists, f
 from ridgeline.kernels.pages import Pages, PageTables
 from ridgeline.kernels.projected_attention import (
     Apart,
+    Projected,
     launched,
     queries_of,
     reference,
@@ -66,26 +69,24 @@ def make(setting: ProjectedCase, device: torch.device, generator: torch.Generato
     inputs = given.cache_of(given.lengths, device, generator)
     columns = (num_heads + 2 * num_kv_heads) * head_dim
     qkv = normal((batch, columns), given.dtype, device, generator)
-    inputs["qkv_BC"] = strided_rows(qkv, setting.gap) if setting.gap else qkv
-    inputs["angles"] = None
+    qkv = strided_rows(qkv, setting.gap) if setting.gap else qkv
+    angles = norm = None
     if setting.angles is not None:
-        inputs["angles"] = make_angles(batch, setting.angles or head_dim // 2, device, generator)
-    inputs["slots_B"] = newest_slots(inputs["tables"], given.page_size)
-    inputs["spec"] = given.spec
+        angles = make_angles(batch, setting.angles or head_dim // 2, device, generator)
+    slots = newest_slots(inputs["tables"], given.page_size)
     if setting.normed:
         offset = 1.0 if setting.gap else 0.0
-        inputs["norm"] = make_norm(head_dim, given.dtype, offset, device, generator)
-    if given.split_tokens is not None:
-        inputs["split_tokens"] = given.split_tokens
+        norm = make_norm(head_dim, given.dtype, offset, device, generator)
+    inputs |= {"rows": Projected(qkv, angles, slots, norm), "spec": given.spec}
     if given.ordered:
         inputs["tables"] = longest_first(inputs["tables"])
-    poison(inputs["pages"], inputs["slots_B"])
+    poison(inputs["pages"], slots)
     if setting.held:
-        written = inputs["slots_B"].clone()
+        written = slots.clone()
         written[1::2] = -1
         reference.projected_attention(**inputs)
-        inputs["slots_B"] = written
-    return inputs
+        inputs["rows"] = inputs["rows"]._replace(slots=written)
+    return inputs | {"run": DecodeRun(given.split_tokens)}
 
 
 def poison(pages: Pages, slots_B: Tensor) -> None:
@@ -97,33 +98,39 @@ def poison(pages: Pages, slots_B: Tensor) -> None:
         x[slots // page_size, :, slots % page_size] = float("nan")
 
 
-with_pages = partial(with_what_changed, whole=WHOLE, slots="slots_B")
+def with_pages(function: Callable[..., Tensor], **inputs: Any) -> tuple[Tensor, ...]:
+    return with_what_changed(function, WHOLE, inputs["rows"].slots, **inputs)
 
 
-def fused(config: Any = None, **inputs: Any) -> Tensor:
+def defined(run: DecodeRun, **inputs: Any) -> tuple[Tensor, ...]:
+    """The reference, which no cut of the work may change."""
+    return with_pages(reference.projected_attention, **inputs)
+
+
+def fused(**inputs: Any) -> Tensor:
     """The one kernel, whatever was measured to be faster."""
     from ridgeline.kernels.projected_attention import triton
 
-    return triton.projected_attention(**inputs, config=config)
+    return triton.projected_attention(**inputs)
 
 
-def launch(config: Any = None, **inputs: Any) -> tuple[Tensor, ...]:
+def launch(run: DecodeRun, config: Any = None, **inputs: Any) -> tuple[Tensor, ...]:
     """Triton's kernel but where a tuner asks for another, so that tests and compiler see it."""
     from ridgeline.kernels.projected_attention import triton
 
     function = fused if config is None or isinstance(config, triton.Fused) else launched
-    return with_pages(partial(function, config=config), **inputs)
+    return with_pages(function, **inputs, run=run._replace(config=config))
 
 
-def clustered(split_tokens: int | None = None, **inputs: Any) -> Tensor:
+def clustered(**inputs: Any) -> Tensor:
     """The kernel in CUDA C++, which has no splits and takes sequences up as they come."""
     from ridgeline.kernels.projected_attention import cuda
 
     return cuda.projected_attention(**inputs)
 
 
-def apart(**inputs: Any) -> Tensor:
-    return launched(**inputs, config=Apart())
+def apart(run: DecodeRun, **inputs: Any) -> Tensor:
+    return launched(**inputs, run=run._replace(config=Apart()))
 
 
 def case(setting: ProjectedCase) -> Case:
@@ -133,14 +140,14 @@ def case(setting: ProjectedCase) -> Case:
 
 
 def cost(
-    qkv_BC: Tensor, pages: Pages, tables: PageTables, spec: AttentionSpec, **inputs: Any
+    rows: Projected, pages: Pages, tables: PageTables, spec: AttentionSpec, **_: Any
 ) -> OpCost:
     """decode_attention's and rotary_pages', but for q between them and the newest K and V, which
     are not read again.
     """
-    q_BNH = queries_of(qkv_BC, pages)
+    q_BNH = queries_of(rows.qkv, pages)
     attended = decoding.cost(q_BNH, pages, tables, spec)
-    stored = storing.cost(qkv_BC, inputs["angles"], inputs["slots_B"], pages, inputs.get("norm"))
+    stored = storing.cost(rows.qkv, rows.angles, rows.slots, pages, rows.norm)
     q_bytes = q_BNH.numel() * q_BNH.element_size()
     newest_bytes = stored.written_bytes - q_bytes
     return OpCost(
@@ -151,11 +158,11 @@ def cost(
     )
 
 
-def search(qkv_BC: Tensor, pages: Pages, tables: PageTables, **_: Any) -> ConfigSearch:
+def search(rows: Projected, pages: Pages, tables: PageTables, **_: Any) -> ConfigSearch:
     """Cuts of one kernel, and the two: one list, so that the fastest is what is found."""
     from ridgeline.kernels.projected_attention import cuda, triton
 
-    num_kv_heads, page_size, head_dim = pages.k_pages.shape[1:]
+    qkv_BC, (num_kv_heads, page_size, head_dim) = rows.qkv, pages.k_pages.shape[1:]
     num_rows, longest = len(qkv_BC) * num_kv_heads, tables.longest(page_size)
     dtype, target = pages.k_pages.dtype, target_of(qkv_BC)
     configs: list[Any] = [*triton.configs(num_rows, longest, head_dim, dtype, target), Apart()]
@@ -278,7 +285,6 @@ COMPILE = [
     ProjectedCase(decoding.DecodeCase((1024,) * 100, ordered=True)),
     ProjectedCase(decoding.DecodeCase((64,), window=32, softcap=30.0, page_size=16), normed=True),
 ]
-defined = partial(with_pages, reference.projected_attention)
 
 OP = Op(
     name="projected_attention",

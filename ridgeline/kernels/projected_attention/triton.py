@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.formats.scaling import LARGEST, SMALLEST_AMAX
+from ridgeline.kernels.attention.decode_run import PLAIN, DecodeRun
 from ridgeline.kernels.attention.heads import check_heads
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.attention.triton import (
@@ -45,7 +46,7 @@ from ridgeline.kernels.decode_attention.triton import (
 )
 from ridgeline.kernels.launch import launch, target_of
 from ridgeline.kernels.pages import Pages, PageTables, check_pages
-from ridgeline.kernels.rotary_pages.reference import QKNorm
+from ridgeline.kernels.projected_attention.reference import Projected
 from ridgeline.kernels.rotary_pages.triton import check_projection
 from ridgeline.kernels.rows import row_scale, to_codes
 from ridgeline.kernels.targets import Target
@@ -294,18 +295,10 @@ class Fused:
 
 
 def projected_attention(
-    qkv_BC: Tensor,
-    angles: tuple[Tensor, Tensor] | None,
-    slots_B: Tensor,
-    pages: Pages,
-    tables: PageTables,
-    spec: AttentionSpec,
-    *,
-    norm: QKNorm | None = None,
-    split_tokens: int | None = None,
-    config: Fused | None = None,
+    rows: Projected, pages: Pages, tables: PageTables, spec: AttentionSpec, run: DecodeRun = PLAIN
 ) -> Tensor:
-    """The launcher; arguments and result are reference.py's, `config` what a tuner may choose."""
+    """The launcher; arguments and result are reference.py's, `run.config` is a Fused."""
+    (qkv_BC, angles, slots_B, norm), config = rows, run.config
     check_pages(pages)
     check_projection(qkv_BC, slots_B, pages)
     batch, (num_kv_heads, page_size, head_dim) = qkv_BC.shape[0], pages.k_pages.shape[1:]
@@ -314,6 +307,7 @@ def projected_attention(
     target = target_of(qkv_BC)
     tiles = config.tiles if config else choose_tiles(head_dim, pages.k_pages.dtype, target)
     longest = tables.longest(page_size)
+    split_tokens = run.split_tokens
     if split_tokens is None:
         split_tokens = choose_split(batch * num_kv_heads, longest, target)
         split_tokens = config.split if config and config.split else split_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -118,7 +119,8 @@ def case(setting: RotaryPagesCase) -> Case:
     return Case(setting.label, partial(make, setting), setting.dtype, reduction)
 
 
-with_pages = partial(with_what_changed, whole=WHOLE, slots="slots_T")
+def with_pages(function: Callable[..., Tensor], **inputs: Any) -> tuple[Tensor, ...]:
+    return with_what_changed(function, WHOLE, inputs["slots_T"], **inputs)
 
 
 def launch(**inputs: Any) -> tuple[Tensor, ...]:

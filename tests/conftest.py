@@ -5,10 +5,21 @@ The limit is set for this process and, through the environment, for those that t
 """
 
 import os
+from collections.abc import Iterator
 
+import pytest
 import torch
 
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 threads = max(1, len(os.sched_getaffinity(0)) // workers)
 os.environ["OMP_NUM_THREADS"] = str(threads)
 torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def every_step_kept_its_drafts(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """For modules that draft: no step may fall back to running without its drafts."""
+    from speculation import steps_without_drafts
+
+    yield
+    assert steps_without_drafts(caplog) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from tiny_models import save_model
 
-from ridgeline.engine import Engine, Sampling
+from ridgeline.engine import Engine, Output, Sampling
 from ridgeline.engine.naive import generate_samples
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.quantization import load_model
@@ -102,3 +103,20 @@ def measure_shapes(config: ModelConfig, *how: Any, **options: Any) -> list[Layer
     """`measure_shape` for each shape of a model's projections."""
     shapes = dict.fromkeys(model_matrices(config))
     return [measure_shape(shape, *how, **options) for shape in shapes]
+
+
+def assert_only_these_failed(
+    outputs: Sequence[Output],
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    wrong: Collection[int],
+    reason: str = "",
+) -> None:
+    """Of tiny("llama-mha")'s outputs; all others are what the plain loop gives."""
+    for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        if index in wrong:
+            assert output.status == "failed"
+            assert reason in output.reason
+        else:
+            assert output.status == "finished", output.reason
+            assert [output.tokens] == naive_outputs(tiny("llama-mha"), prompt, sampling)

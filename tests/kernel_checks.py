@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.op import Case, Function, Op, outputs
+from ridgeline.kernels.quantized_linear import many_rows
+from ridgeline.kernels.quantized_linear.op import define, split_operands
 from ridgeline.kernels.tolerance import check
 
 
@@ -61,3 +64,13 @@ def gradients(function: Any, case: Case, device: torch.device) -> dict[str, Tens
     generator = torch.Generator(device=device).manual_seed(1)
     out.backward(torch.randn(out.shape, device=device, generator=generator).to(out.dtype))
     return {name: inputs[name].grad for name in case.gradients}
+
+
+def check_packed_linear(case: Case, device: torch.device) -> None:
+    """A product of packed weights with many rows, beside the reference's."""
+    inputs = make_inputs(case, device)
+    with poisoned_memory():
+        given, fused, _ = split_operands(inputs)
+        result = many_rows.packed_linear(given, fused)
+    # The norm's result, the weights, the product and the activation are each rounded.
+    compare(result, define(**inputs), replace(case, roundings=6))

@@ -18,6 +18,8 @@ from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.models import Transformer
 from ridgeline.recipe import Speculation
 
+GREEDY = Sampling(max_tokens=14)
+DRAWN = Sampling(max_tokens=12, temperature=0.9, seed=5)
 LOOKUP = Speculation("prompt-lookup", max_draft_tokens=4, min_ngram=1)
 
 

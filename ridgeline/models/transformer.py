@@ -26,8 +26,9 @@ from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.kernels.gated_activation import Activation, gated_activation
 from ridgeline.kernels.moe import mixture_of_experts, route
 from ridgeline.kernels.rms_norm import rms_norm
-from ridgeline.kernels.rotary import rotate
+from ridgeline.kernels.rotary import Angles, rotate
 from ridgeline.kernels.skinny_linear import MAX_ROWS, skinny_linear
+from ridgeline.kernels.skinny_linear.fused import FusedParts
 from ridgeline.models.config import ExpertsConfig, LayerConfig, ModelConfig
 from ridgeline.models.rope import RopeConfig
 from ridgeline.products import linear
@@ -68,9 +69,7 @@ class ProjectedSequences(ABC):
         """Cosines and sines [T, A] of the step's tokens."""
 
     @abstractmethod
-    def attend_projected(
-        self, layer: Attention, qkv_TC: Tensor, angles: tuple[Tensor, Tensor] | None
-    ) -> Tensor:
+    def attend_projected(self, layer: Attention, qkv_TC: Tensor, angles: Angles | None) -> Tensor:
         """Norm and rotate the heads of `qkv_TC` as the layer specifies, store k and v for later
         steps, and return attention's output [T, N, H].
         """
@@ -143,11 +142,12 @@ class Linear(Projection, nn.Linear):
         return projected(x_TD, self.weight, self.bias, fusion)
 
 
-def fused_norm(norm: RMSNorm | None) -> dict[str, Any]:
-    """A norm as the arguments of a kernel that applies it to its input."""
+def fused_parts(bias_O: Tensor | None, fusion: Fusion) -> FusedParts:
+    """What is fused with a product, as the kernels take it."""
+    norm, activation, residual_TO, _ = fusion
     if norm is None:
-        return {}
-    return {"norm_weight_D": norm.weight, "eps": norm.eps, "offset": norm.offset}
+        return FusedParts(bias_O, residual_TO, activation=activation)
+    return FusedParts(bias_O, residual_TO, norm.weight, norm.eps, norm.offset, activation)
 
 
 def projected(x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, fusion: Fusion) -> Tensor:
@@ -158,15 +158,7 @@ def projected(x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, fusion: Fu
     norm, activation, residual_TO, out_TO = fusion
     on_gpu = x_TD.is_cuda and not torch.is_grad_enabled()
     if on_gpu and x_TD.shape[0] <= MAX_ROWS and x_TD.dtype == torch.bfloat16:
-        return skinny_linear(
-            x_TD,
-            weight_OD,
-            bias_O,
-            residual_TO,
-            **fused_norm(norm),
-            activation=activation,
-            out_MO=out_TO,
-        )
+        return skinny_linear(x_TD, weight_OD, fused_parts(bias_O, fusion), out_TO)
     if norm is not None:
         x_TD = norm(x_TD)
     if out_TO is not None:
@@ -214,9 +206,7 @@ class Attention(nn.Module):
             out_TNH = sequences.attend(self.index, *self.heads(qkv_TC, turns), self.spec)
         return self.out(out_TNH.flatten(1), residual_TO=residual_TD)
 
-    def heads(
-        self, qkv_TC: Tensor, turns: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, qkv_TC: Tensor, turns: Angles | None) -> tuple[Tensor, Tensor, Tensor]:
         """q_TNH, k_TKH and v_TKH, normed and rotated."""
         q, k, v = qkv_TC.split(self.sizes, dim=-1)
         q_TNH, k_TKH, v_TKH = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))

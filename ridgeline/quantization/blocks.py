@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ridgeline.errors import UsageError
 from ridgeline.kernels.attention import AttentionSpec
-from ridgeline.kernels.prefill_attention import prompt_attention
+from ridgeline.kernels.prefill_attention import Packing, prompt_attention
 from ridgeline.kernels.prefill_attention.sdpa import equal_prompts
 from ridgeline.models import Transformer
 from ridgeline.models.copies import on_device
@@ -50,7 +50,7 @@ class PackedPrompts:
         if spec.softcap is None and (spec.window is None or spec.window >= self.length):
             return equal_prompts(q_TNH, k_TKH, v_TKH, self.num_sequences, spec, None)
         ends = torch.arange(0, len(q_TNH) + 1, self.length, dtype=torch.int32, device=q_TNH.device)
-        return prompt_attention(q_TNH, k_TKH, v_TKH, ends, spec, self.length)
+        return prompt_attention(q_TNH, k_TKH, v_TKH, Packing(ends, self.length), spec)
 
 
 class BlockWalk:

@@ -24,8 +24,9 @@ from ridgeline.formats.packing import pack_int4, pack_int8
 from ridgeline.kernels.dequantize.reference import dequantize
 from ridgeline.kernels.gated_activation import gated_activation
 from ridgeline.kernels.quantize_rows import quantize_rows
-from ridgeline.kernels.quantized_linear import quantized_linear
+from ridgeline.kernels.quantized_linear import Operands, quantized_linear
 from ridgeline.kernels.rms_norm import rms_norm
+from ridgeline.kernels.skinny_linear.fused import FusedParts
 from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import (
@@ -34,7 +35,7 @@ from ridgeline.models.transformer import (
     Linear,
     Projection,
     RMSNorm,
-    fused_norm,
+    fused_parts,
     projected,
 )
 from ridgeline.quantization.scheme import BLOCK, Codes, Scheme
@@ -97,31 +98,15 @@ class QuantizedLinear(Projection):
             assert isinstance(y_TO, Tensor), "codes cannot be written to out"
             return out_TO.copy_(y_TO)
         if isinstance(x_TD, Tensor) and self.takes_plain(x_TD):
-            return quantized_linear(
-                x_TD,
-                self.weight,
-                self.scale,
-                self.zero,
-                bias_O=self.bias,
-                residual_MO=residual_TO,
-                **fused_norm(norm),
-                activation=activation,
-                out_dtype=x_TD.dtype,
-            )
+            given = Operands(x_TD, self.weight, self.scale, self.zero)
+            return quantized_linear(given, fused_parts(self.bias, fusion), x_TD.dtype)
         codes_TD, x_scale = x_TD if isinstance(x_TD, CodedRows) else self.rounded(x_TD, norm)
         gives = None if activation is None else self.gives
         assert gives is None or residual_TO is None, "codes have no residual"
-        y_TO = quantized_linear(
-            codes_TD,
-            self.weight,
-            self.scale,
-            self.zero,
-            x_scale,
-            bias_O=self.bias,
-            residual_MO=residual_TO,
-            activation=activation if gives is None else None,
-            out_dtype=self.dtype,
-        )
+        given = Operands(codes_TD, self.weight, self.scale, self.zero, x_scale)
+        inner = activation if gives is None else None
+        fused = FusedParts(self.bias, residual_TO, activation=inner)
+        y_TO = quantized_linear(given, fused, self.dtype)
         if activation is None or gives is None:
             return y_TO
         return CodedRows(*gated_activation(y_TO, activation, gives))

@@ -4,7 +4,6 @@ happens to pages, and one that is not changes nothing but the speed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ from zlib import crc32
 import pytest
 import torch
 from engines import assert_exact, engine_for, prompts_of, tiny
-from speculation import force_drafts, steps_without_drafts
+from speculation import DRAWN, GREEDY, force_drafts, steps_without_drafts
 from tiny_models import MODELS, save_model
 from tiny_tokenizers import byte_level_metadata
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine import Engine, Sampling
+from ridgeline.engine import Engine
 from ridgeline.engine.loading.memory import itemise
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.speculation.draft_model import DraftModel, DraftPages
@@ -26,14 +25,7 @@ from ridgeline.errors import ContextLengthError, UnsupportedError
 from ridgeline.models.shapes import describe_shape
 from ridgeline.recipe import Limits, Recipe, Speculation, with_auto
 
-GREEDY = Sampling(max_tokens=14)
-DRAWN = Sampling(max_tokens=12, temperature=0.9, seed=5)
-
-
-@pytest.fixture(autouse=True)
-def every_step_kept_its_drafts(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    yield
-    assert steps_without_drafts(caplog) == []
+pytestmark = pytest.mark.usefixtures("every_step_kept_its_drafts")
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from ridgeline.kernels.deterministic_attention.splits import (
     partial_bytes,
 )
 from ridgeline.kernels.pages import Pages, PageTables
+from ridgeline.kernels.prefill_attention import Packing
 
 CPU = torch.device("cpu")
 LENGTHS = [200, 1, 64, 130, 65]
@@ -44,7 +45,8 @@ def test_bits_are_those_of_a_prompt_of_one_token(cache: torch.dtype, window: int
     pages, tables = cached["pages"], cached["tables"]._replace(max_length=200)
     how: Any = {"spec": AttentionSpec(0.2, window), "split_tokens": 64}
     starts = torch.arange(len(LENGTHS) + 1, dtype=torch.int32)
-    expected = fixed.prefill_attention(q_BNH, starts, pages, tables, **how, max_new=1, apart=False)
+    packing = Packing(starts, max_new=1)
+    expected = fixed.prefill_attention(q_BNH, packing, pages, tables, **how, apart=False)
     for order, parts in (([4, 2, 0, 1, 3], None), ([0, 1, 2, 3, 4], 1), ([3, 0, 1, 4, 2], 3)):
         ordered = tables._replace(order=torch.tensor(order, dtype=torch.int32))
         found = fixed_decode.decode_rows(q_BNH, pages, ordered, **how, parts=parts)

@@ -23,6 +23,7 @@ from ridgeline.kernels.deterministic_attention.splits import most_partial_bytes
 from ridgeline.kernels.fixed_linear import host as cpu_fixed
 from ridgeline.kernels.fixed_linear.tiles import most_kept_bytes
 from ridgeline.kernels.pages import PageTables, make_pages
+from ridgeline.kernels.prefill_attention import Packing
 from ridgeline.kernels.targets import TARGETS
 from ridgeline.models import build_model, fill_random
 from ridgeline.models.shapes import describe_shape
@@ -139,11 +140,10 @@ def test_attention_keeps_no_more_than_is_planned(
         call = partial(
             launcher.prefill_attention,
             q_TNH,
-            starts,
+            Packing(starts, max_new=1),
             pages,
             PageTables(table, lengths, max_length=8192),
             AttentionSpec(0.1, window=window),
-            max_new=1,
         )
         asked = asked_bytes(launcher, monkeypatch, target, call)
         planned = most_partial_bytes(*heads, rows, 8192, window)

@@ -4,8 +4,6 @@ instead of kernels.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from engines import assert_exact, engine_for, prompts_of, tiny
 from torch import Tensor
@@ -13,6 +11,8 @@ from torch import Tensor
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.attention import fresh_prompts as subject
 from ridgeline.engine.attention.paged import PagedSequences
+from ridgeline.kernels.attention import AttentionSpec
+from ridgeline.kernels.prefill_attention import Packing
 
 prompt_attention = subject.prompt_attention
 
@@ -22,9 +22,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Lengths of the prompts whose attention was made from the projection, layer by layer."""
     found: list[int] = []
 
-    def counted(*about: Any) -> Tensor:
-        found.append(about[-1])
-        return prompt_attention(*about)
+    def counted(q: Tensor, k: Tensor, v: Tensor, packing: Packing, spec: AttentionSpec) -> Tensor:
+        found.append(packing.max_new or 0)
+        return prompt_attention(q, k, v, packing, spec)
 
     monkeypatch.setattr(subject, "prompt_attention", counted)
     monkeypatch.setattr(subject, "choose_path", lambda *_: "cudnn")

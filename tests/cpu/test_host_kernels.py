@@ -38,6 +38,7 @@ from ridgeline.kernels.gated_activation import cpu as gated_cpu
 from ridgeline.kernels.op import Case
 from ridgeline.kernels.pages import Pages, PageTables
 from ridgeline.kernels.prefill_attention import cpu as attention_cpu
+from ridgeline.kernels.prefill_attention.reference import Packing
 from ridgeline.kernels.registry import get_op
 from ridgeline.kernels.rms_norm import cpu as norm_cpu
 from ridgeline.kernels.rotary_pages import cpu as rotary_cpu
@@ -66,16 +67,13 @@ def gated(gate_up_T2F: Tensor, activation: Any, **_: Any) -> Tensor:
     return gated_cpu.gated_activation(gate_up_T2F, activation)
 
 
-NOT_OURS = (
-    "max_new",
-    "run",
-)  # a GPU's
+NOT_OURS = ("run",)  # a GPU's
 
 
 def prefill(**inputs: Any) -> Tensor:
     known = {name: value for name, value in inputs.items() if name not in NOT_OURS}
     tables = known["tables"]
-    known["starts"] = known["starts"].int()
+    known["packing"] = Packing(known["packing"].starts.int())
     known["tables"] = PageTables(tables.page_table.int(), tables.lengths.int())
     return attention_cpu.prefill_attention(**known)
 
@@ -85,7 +83,7 @@ def decode(**inputs: Any) -> Tensor:
     for name in NOT_OURS:
         inputs.pop(name, None)
     q_TNH = inputs.pop("q_BNH")
-    return prefill(q_TNH=q_TNH, starts=torch.arange(len(q_TNH) + 1), **inputs)
+    return prefill(q_TNH=q_TNH, packing=Packing(torch.arange(len(q_TNH) + 1)), **inputs)
 
 
 WAYS = {
@@ -163,7 +161,7 @@ def test_tokens_that_are_no_numbers_reach_only_those_that_see_them() -> None:
     generator = torch.Generator().manual_seed(3)
     k_pages, v_pages = (torch.randn(2, 1, 16, 64, generator=generator) for _ in range(2))
     q_TNH = torch.randn(6, 2, 64, generator=generator)
-    inputs: dict[str, Any] = {"q_TNH": q_TNH, "starts": torch.tensor([0, 6])}
+    inputs: dict[str, Any] = {"q_TNH": q_TNH, "packing": Packing(torch.tensor([0, 6]))}
     inputs["tables"] = PageTables(torch.tensor([[1, 0]]), torch.tensor([20]))
     inputs["spec"] = AttentionSpec(0.1)
     whole = Pages(k_pages, v_pages, None, None)
@@ -231,13 +229,13 @@ def test_products_are_the_references(
     if "activation" in parts:
         around["activation"] = "gelu_tanh"
     with poisoned_memory():
-        found = linear_cpu.skinny_linear(x, weight, **around)
+        found = linear_cpu.skinny_linear(x, weight, FusedParts(**around))
     gain = around.pop("norm_weight_D", None)
     if gain is not None:
         x = norm_cpu.rms_norm(x, gain, 1e-6)
     check(found, linear_reference.skinny_linear(x, weight, FusedParts(**around)), dtype, depth)
     others = torch.cat([torch.full_like(x[:-1], 3.0), x[-1:]])
-    beside = linear_cpu.skinny_linear(others, weight, **around)
+    beside = linear_cpu.skinny_linear(others, weight, FusedParts(**around))
     if gain is None:
         assert torch.equal(beside[-1], found[-1])  # whatever the other rows are
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
-from kernel_checks import make_inputs, poisoned_memory
+from kernel_checks import check_packed_linear, make_inputs
 
-from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.dequantize import triton as dequantize
 from ridgeline.kernels.dequantize.op import OP
 from ridgeline.kernels.quantized_linear import many_rows
@@ -18,9 +15,7 @@ from ridgeline.kernels.quantized_linear.op import (
     W8A16,
     QuantizedForm,
     case,
-    define,
 )
-from ridgeline.kernels.skinny_linear.fused import split_fused
 
 CPU = torch.device("cpu")
 
@@ -47,14 +42,7 @@ def test_it_is_the_product_of_the_reference(
     if pieces > 1:  # of 128 outputs, the last one shorter
         monkeypatch.setattr(many_rows, "MAX_COPY_BYTES", 1)
     tried = case(form, shape, torch.float16, extras, activation)  # type: ignore[arg-type]
-    inputs = make_inputs(tried, CPU)
-    reference = define(**inputs)
-    inputs["weight_OW"], inputs["scale"] = inputs.pop("weight"), inputs.pop("weight_scale")
-    with poisoned_memory():
-        fused, rest = split_fused(inputs)
-        found = many_rows.packed_linear(**rest, fused=fused)
-    # The norm's result, the weights, the product and the activation are each rounded.
-    compare(found, reference, replace(tried, roundings=6))
+    check_packed_linear(tried, CPU)
 
 
 def test_a_piece_of_the_outputs_is_what_it_is_in_the_whole() -> None:

@@ -33,7 +33,7 @@ from ridgeline.errors import OutOfMemoryError, UsageError
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.kernels.pages import PageTables, make_pages, write_tokens
-from ridgeline.kernels.prefill_attention import prefill_attention
+from ridgeline.kernels.prefill_attention import Packing, prefill_attention
 from ridgeline.models import ModelConfig, Transformer, build_model, fill_random, transformer
 from ridgeline.models.families import describe_hf
 from ridgeline.models.shapes import SHAPES, describe_shape
@@ -99,7 +99,7 @@ class PagedSequence:
         write_tokens(k_pages, self.positions_T, k_TKH, k_scale)
         write_tokens(v_pages, self.positions_T, v_TKH, v_scale)
         tables = PageTables(self.page_table, self.lengths_B)
-        return prefill_attention(q_TNH, self.starts, self.layers[layer], tables, spec)
+        return prefill_attention(q_TNH, Packing(self.starts), self.layers[layer], tables, spec)
 
 
 def forward_peak(model: Transformer, new: int, past: int, dtype: str) -> int:

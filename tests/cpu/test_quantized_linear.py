@@ -18,7 +18,7 @@ from ridgeline.errors import NumericsError, UnsupportedError, UsageError
 from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels import host_library
 from ridgeline.kernels.gated_activation import Activation, gated_activation
-from ridgeline.kernels.quantized_linear import cpu, many_rows, reference
+from ridgeline.kernels.quantized_linear import Operands, cpu, many_rows, reference
 from ridgeline.kernels.skinny_linear.fused import FusedParts
 from ridgeline.kernels.targets import TARGETS
 from ridgeline.kernels.tolerance import bound, check
@@ -173,10 +173,10 @@ def test_many_rows_of_int8_codes(
     weight, scale = quantize_rows(random(64, 96, seed=1), torch.int8)
     bias, residual = random(64, seed=2), random(rows, 64 if activation is None else 32, seed=3)
     assert many_rows.can_int_mm(x, weight)
-    behind = (bias, residual, activation, torch.float32)
-    found = many_rows.int8_linear(x, weight, scale, x_scale, *behind)
     fused = FusedParts(bias, residual, activation=activation)
-    expected = reference.quantized_linear(x, weight, scale, None, x_scale, fused, torch.float32)
+    given = Operands(x, weight, scale, None, x_scale)
+    found = many_rows.int8_linear(given, fused, torch.float32)
+    expected = reference.quantized_linear(given, fused, torch.float32)
     check(found, expected, torch.float32, 96)
 
 

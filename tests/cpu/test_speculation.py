@@ -5,7 +5,7 @@ around a request.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
@@ -15,6 +15,8 @@ import pytest
 import torch
 from engines import assert_exact, assert_idle, engine_for, naive_outputs, prompts_of, tiny
 from speculation import (
+    DRAWN,
+    GREEDY,
     LOOKUP,
     Oracle,
     assert_drafted_exact,
@@ -38,14 +40,7 @@ from ridgeline.kernels.prompt_lookup import Streams, prompt_lookup
 from ridgeline.kernels.sampling import filtered_logits
 from ridgeline.models import Transformer, build_model, fill_random
 
-GREEDY = Sampling(max_tokens=14)
-DRAWN = Sampling(max_tokens=12, temperature=0.9, seed=5)
-
-
-@pytest.fixture(autouse=True)
-def every_step_kept_its_drafts(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    yield
-    assert steps_without_drafts(caplog) == []
+pytestmark = pytest.mark.usefixtures("every_step_kept_its_drafts")
 
 
 @pytest.mark.parametrize(

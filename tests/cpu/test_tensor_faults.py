@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from engines import assert_idle, naive_outputs, prompts_of, tiny
+from engines import assert_idle, assert_only_these_failed, prompts_of, tiny
 from thread_ranks import ThreadedEngine, run_ranks
 
-from ridgeline.engine import Output, Sampling
+from ridgeline.engine import Sampling
 from ridgeline.engine.execution.step_words import job_of, job_words, plan_of, step_words
 from ridgeline.engine.execution.tensor_runner import AgreedGraphs, TensorRunner
 from ridgeline.engine.sampling.extras import DeviceJob
@@ -33,18 +33,6 @@ def poisoned_prompts() -> tuple[list[list[int]], list[int]]:
     ]
     prompts[2][3] = POISON
     return prompts, [2]
-
-
-def assert_only_these_failed(
-    outputs: list[Output], prompts: list[list[int]], wrong: list[int], reason: str
-) -> None:
-    for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-        if index in wrong:
-            assert output.status == "failed"
-            assert reason in output.reason
-        else:
-            assert output.status == "finished", output.reason
-            assert [output.tokens] == naive_outputs(tiny("llama-mha"), prompt, GREEDY)
 
 
 def fail_after(runner: TensorRunner, num_sums: int, error: Callable[[], Exception]) -> list[int]:
@@ -92,7 +80,7 @@ def test_a_pass_that_fails_on_one_rank_is_bisected_on_all(rank: int, num_sums: i
         logs = [group.data.log for group in ranks.groups]  # type: ignore[attr-defined]
         assert logs[0] == logs[1]
         assert not any(future.done() for future in ranks.futures)
-    assert_only_these_failed(outputs, prompts, wrong, "RuntimeError: poison")
+    assert_only_these_failed(outputs, prompts, GREEDY, wrong, "RuntimeError: poison")
 
 
 @pytest.mark.parametrize("num_sums", [2, NUM_SUMS, NUM_SUMS + 1])
@@ -108,7 +96,9 @@ def test_prompt_logprobs_are_sums_too(num_sums: int) -> None:
         assert failed
         logs = [group.data.log for group in ranks.groups]  # type: ignore[attr-defined]
         assert logs[0] == logs[1]
-    assert_only_these_failed(outputs, prompts, wrong, "RuntimeError: on rank 1: RuntimeError")
+    assert_only_these_failed(
+        outputs, prompts, GREEDY, wrong, "RuntimeError: on rank 1: RuntimeError"
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -126,7 +116,7 @@ def test_memory_that_is_short_on_one_rank_fails_nobody(rank: int) -> None:
         runner.forward = tight  # type: ignore[method-assign]
         outputs = ranks.engine.generate(prompts, GREEDY)
         assert ranks.engine.scheduler.token_budget < 64
-    assert_only_these_failed(outputs, prompts, [], "")
+    assert_only_these_failed(outputs, prompts, GREEDY, [])
 
 
 def test_a_gather_without_memory_for_its_result_was_not_made() -> None:
@@ -145,7 +135,7 @@ def test_a_gather_without_memory_for_its_result_was_not_made() -> None:
         link.all_gather = tight  # type: ignore[method-assign]
         outputs = ranks.engine.generate(prompts, GREEDY)
         assert failed
-    assert_only_these_failed(outputs, prompts, [], "")
+    assert_only_these_failed(outputs, prompts, GREEDY, [])
 
 
 def test_an_error_outweighs_short_memory() -> None:
@@ -155,7 +145,7 @@ def test_an_error_outweighs_short_memory() -> None:
         fail_after(ranks.runners[0], 2, lambda: torch.OutOfMemoryError("no memory left"))
         fail_after(ranks.runners[1], 3, lambda: RuntimeError("poison"))
         outputs = ranks.engine.generate(prompts, GREEDY)
-    assert_only_these_failed(outputs, prompts, wrong, "on rank 1: RuntimeError: poison")
+    assert_only_these_failed(outputs, prompts, GREEDY, wrong, "on rank 1: RuntimeError: poison")
 
 
 def test_a_request_that_rank_0_cannot_seat_fails_alone() -> None:
@@ -171,7 +161,7 @@ def test_a_request_that_rank_0_cannot_seat_fails_alone() -> None:
 
         special.sit = raising  # type: ignore[method-assign]
         outputs = ranks.engine.generate(prompts, GREEDY)
-    assert_only_these_failed(outputs, prompts, wrong, "no table")
+    assert_only_these_failed(outputs, prompts, GREEDY, wrong, "no table")
 
 
 def test_nan_ends_its_own_request() -> None:
@@ -181,10 +171,10 @@ def test_nan_ends_its_own_request() -> None:
         model.embed.weight[POISON] = float("nan")
     with ThreadedEngine(model) as ranks:
         assert_only_these_failed(
-            ranks.engine.generate(prompts, GREEDY), prompts, wrong, "not numbers (NaN)"
+            ranks.engine.generate(prompts, GREEDY), prompts, GREEDY, wrong, "not numbers (NaN)"
         )
         clean = [[*prompt[:3], 50, *prompt[4:]] for prompt in prompts]
-        assert_only_these_failed(ranks.engine.generate(clean, GREEDY), clean, [], "")
+        assert_only_these_failed(ranks.engine.generate(clean, GREEDY), clean, GREEDY, [])
 
 
 def test_tokens_are_rank_0s_whatever_another_chose() -> None:
@@ -199,7 +189,7 @@ def test_tokens_are_rank_0s_whatever_another_chose() -> None:
 
         other.share_results = wrong  # type: ignore[method-assign]
         outputs = ranks.engine.generate(prompts, GREEDY)
-    assert_only_these_failed(outputs, prompts, [], "")
+    assert_only_these_failed(outputs, prompts, GREEDY, [])
 
 
 def test_a_rank_that_goes_ends_the_engine_in_words(caplog: pytest.LogCaptureFixture) -> None:

@@ -26,8 +26,10 @@ from ridgeline.kernels.fixed_linear.tiles import FEW, HOPPER, HOPPER_FEW, PIECE,
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.moe import triton as moe
 from ridgeline.kernels.pages import PageTables
+from ridgeline.kernels.prefill_attention import Packing
 from ridgeline.kernels.rms_norm import triton as norm
 from ridgeline.kernels.sampling import sample_rows
+from ridgeline.kernels.skinny_linear.fused import FusedParts
 from ridgeline.models import Transformer, build_model, fill_random
 from ridgeline.models.shapes import describe_shape
 from ridgeline.recipe import KV, Limits, Recipe
@@ -59,7 +61,8 @@ def test_products_of_any_number_of_rows(
     """Through the tiles that are chosen for each."""
     weight = drawn(outputs * (2 if activation else 1), depth, dtype=dtype, scale=depth**-0.5)
     x = drawn(8192, depth, dtype=dtype)
-    assert_rows_agree(lambda rows: linear.fixed_linear(rows, weight, None, None, activation), x)
+    fused = FusedParts(activation=activation)
+    assert_rows_agree(lambda rows: linear.fixed_linear(rows, weight, fused), x)
 
 
 def test_products_in_fp32() -> None:
@@ -92,8 +95,8 @@ def test_every_tile_gives_the_same_bits(
         if several and tile.block_m == 256:
             continue  # it spills, and is not offered
         for apart in (True, False) if several else (None,):
-            about = (x, weight, bias, residual, activation)
-            found = linear.fixed_linear(*about, tile=tile, apart=apart)
+            fused = FusedParts(bias, residual, activation=activation)
+            found = linear.fixed_linear(x, weight, fused, tile=tile, apart=apart)
             expected = found if expected is None else expected
             assert torch.equal(found, expected), (tile, apart)
 
@@ -152,14 +155,20 @@ def test_attention_of_any_piece(window: int | None, cache: torch.dtype, head_dim
     pages, table = cached["pages"], cached["tables"].page_table
     q, spec = drawn(length, 32, head_dim), AttentionSpec(head_dim**-0.5, window)
 
-    def attend(bounds: list[tuple[int, int]], max_length: int | None = None, **how: Any) -> Tensor:
+    def attend(
+        bounds: list[tuple[int, int]],
+        max_length: int | None = None,
+        max_new: int | None = None,
+        **how: Any,
+    ) -> Tensor:
         """Pieces of the one sequence, each as a sequence of its own with as many keys."""
         rows = torch.cat([q[start:end] for start, end in bounds])
         counts = torch.tensor([end - start for start, end in bounds])
         starts = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
         lengths = torch.tensor([end for _, end in bounds], dtype=torch.int32, device=device)
         tables = PageTables(table.expand(len(bounds), -1).contiguous(), lengths, max_length)
-        return fixed.prefill_attention(rows, starts.int().to(device), pages, tables, spec, **how)
+        packing = Packing(starts.int().to(device), max_new)
+        return fixed.prefill_attention(rows, packing, pages, tables, spec, **how)
 
     whole = attend([(0, length)])
     alone = [(i, i + 1) for i in range(0, length, 7)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 
@@ -10,12 +9,13 @@ import pytest
 import torch
 from engines import assert_exact, assert_idle, engine_for, prompts_of, tiny
 from speculation import (
+    DRAWN,
+    GREEDY,
     LOOKUP,
     assert_drafted_exact,
     force_drafts,
     markov,
     oracle_engine,
-    steps_without_drafts,
 )
 from tiny_models import save_model
 
@@ -24,14 +24,7 @@ from ridgeline.models import build_model, fill_random
 from ridgeline.models.shapes import describe_shape
 from ridgeline.recipe import Speculation
 
-GREEDY = Sampling(max_tokens=14)
-DRAWN = Sampling(max_tokens=12, temperature=0.9, seed=5)
-
-
-@pytest.fixture(autouse=True)
-def every_step_kept_its_drafts(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    yield
-    assert steps_without_drafts(caplog) == []
+pytestmark = pytest.mark.usefixtures("every_step_kept_its_drafts")
 
 
 @pytest.mark.parametrize("graphs", [True, False])

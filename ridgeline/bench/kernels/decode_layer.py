@@ -26,9 +26,10 @@ from ridgeline.kernels.op import Case, Op, OpInputs
 from ridgeline.kernels.pages import Pages, PageTables
 from ridgeline.kernels.projected_attention import Projected, projected_attention
 from ridgeline.kernels.projected_attention import reference as attention_reference
-from ridgeline.kernels.quantized_linear import quantized_linear
+from ridgeline.kernels.quantized_linear import Operands, quantized_linear
 from ridgeline.kernels.quantized_linear.op import FP8A16, W4A16, W8A16, make_weight
 from ridgeline.kernels.skinny_linear import skinny_linear
+from ridgeline.kernels.skinny_linear.fused import FusedParts
 
 BF16 = torch.bfloat16
 EPS = 1e-5
@@ -74,21 +75,21 @@ def linear(
     quantized: Callable[..., Tensor],
     x_BD: Tensor,
     weight: LayerWeight,
-    **around: Any,
+    fused: FusedParts,
 ) -> Tensor:
     if weight.scale is None:
-        return plain(x_MD=x_BD, weight_OD=weight.values, **around)
-    return quantized(x_MD=x_BD, weight=weight.values, weight_scale=weight.scale, **around)
+        return plain(x_BD, weight.values, fused)
+    return quantized(Operands(x_BD, weight.values, weight.scale), fused)
 
 
 def launchers() -> Functions:
     """Our kernels, whatever was measured to be faster."""
     from ridgeline.kernels.projected_attention import triton as attention
-    from ridgeline.kernels.quantized_linear import op as quantized
-    from ridgeline.kernels.skinny_linear import op as skinny
+    from ridgeline.kernels.quantized_linear import triton as quantized
+    from ridgeline.kernels.skinny_linear import triton as skinny
 
     return Functions(
-        partial(linear, skinny.launch_triton, quantized.launch_triton),
+        partial(linear, skinny.skinny_linear, quantized.quantized_linear),
         attention.projected_attention,
     )
 
@@ -100,11 +101,11 @@ def chosen() -> Functions:
 
 
 def references() -> Functions:
-    from ridgeline.kernels.quantized_linear import op as quantized
-    from ridgeline.kernels.skinny_linear import op as skinny
+    from ridgeline.kernels.quantized_linear import reference as quantized
+    from ridgeline.kernels.skinny_linear import reference as skinny
 
     return Functions(
-        partial(linear, skinny.define, quantized.define),
+        partial(linear, skinny.skinny_linear, quantized.quantized_linear),
         attention_reference.projected_attention,
     )
 
@@ -121,13 +122,14 @@ def decode_layer(
     spec: AttentionSpec,
 ) -> Tensor:
     """The layer's output; **changes the pages in place**: the new token's K and V."""
-    linear = partial(functions.linear, eps=EPS)
-    qkv = linear(x_BD, weights["qkv"], norm_weight_D=norms["attention"])
+    linear, before = functions.linear, partial(FusedParts, eps=EPS)
+    qkv = linear(x_BD, weights["qkv"], before(norm_weight_D=norms["attention"]))
     rows = Projected(qkv, angles, slots_B)
     attended = functions.attention(rows, pages, tables, spec)
-    hidden = linear(attended.flatten(1), weights["o"], residual_MO=x_BD)
-    inner = linear(hidden, weights["gate_up"], norm_weight_D=norms["mlp"], activation="silu")
-    return linear(inner, weights["down"], residual_MO=hidden)
+    hidden = linear(attended.flatten(1), weights["o"], FusedParts(residual_MO=x_BD))
+    gated = before(norm_weight_D=norms["mlp"], activation="silu")
+    inner = linear(hidden, weights["gate_up"], gated)
+    return linear(inner, weights["down"], FusedParts(residual_MO=hidden))
 
 
 def launch(functions: str, plain: Mapping[str, Tensor], **inputs: Any) -> Tensor:

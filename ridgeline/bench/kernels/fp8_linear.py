@@ -18,8 +18,8 @@ from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import has_floats_of, label, normal
 from ridgeline.kernels.op import Case, Op, OpInputs
+from ridgeline.kernels.quantized_linear import Operands, scaled_mm
 from ridgeline.kernels.quantized_linear import reference as linear_reference
-from ridgeline.kernels.quantized_linear import scaled_mm
 from ridgeline.kernels.rms_norm import reference as norm_reference
 from ridgeline.kernels.skinny_linear.op import PROJECTIONS
 
@@ -40,7 +40,8 @@ def define(
     x_MD: Tensor, norm_weight_D: Tensor, weight_OD: Tensor, weight_scale_O: Tensor, **_: Any
 ) -> Tensor:
     codes, scale = norm_reference.rms_norm(x_MD, norm_weight_D, EPS, quantized=FP8)
-    return linear_reference.quantized_linear(codes, weight_OD, weight_scale_O, x_scale=scale)
+    given = Operands(codes, weight_OD, weight_scale_O, x_scale=scale)
+    return linear_reference.quantized_linear(given)
 
 
 def eager(

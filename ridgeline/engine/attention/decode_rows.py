@@ -15,15 +15,14 @@ from torch import Tensor
 from ridgeline.engine.attention.paged import PagedSequences, norm_of
 from ridgeline.kernels.attention.decode_run import PLAIN, DecodeRun
 from ridgeline.kernels.projected_attention import Projected, in_one_kernel, projected_attention
+from ridgeline.kernels.rotary import Angles
 from ridgeline.models.transformer import Attention
 
 SETTLED = DecodeRun(settled=True)
 
 
 class DecodeRows(PagedSequences):
-    def attend_projected(
-        self, layer: Attention, qkv_TC: Tensor, angles: tuple[Tensor, Tensor] | None
-    ) -> Tensor:
+    def attend_projected(self, layer: Attention, qkv_TC: Tensor, angles: Angles | None) -> Tensor:
         assert not self.num_prompt_tokens, f"{self.num_prompt_tokens} tokens are of prompts"
         pages, tables = self.kv.layers[layer.index], self.decode_tables
         if not in_one_kernel(qkv_TC, pages, tables):

@@ -23,6 +23,8 @@ from ridgeline.kernels.deterministic_attention.host import (
 )
 from ridgeline.kernels.fixed_linear.host import BLOCK, in_blocks
 from ridgeline.kernels.pages import Pages
+from ridgeline.kernels.prefill_attention import Packing
+from ridgeline.kernels.rotary import Angles
 from ridgeline.kernels.rotary_pages import rotary_pages
 from ridgeline.models.transformer import Attention
 
@@ -31,17 +33,16 @@ class FixedSequences(PagedSequences):
     """Decode rows are prompts of one token, which a kernel of their own does with the same sums."""
 
     @cached_property
-    def decode_starts(self) -> Tensor:
+    def decode_packing(self) -> Packing:
         device = self.tables_BP.device
-        return torch.arange(self.num_decode + 1, dtype=torch.int32, device=device)
+        starts = torch.arange(self.num_decode + 1, dtype=torch.int32, device=device)
+        return Packing(starts, max_new=1)
 
     def _decode(self, q_DNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-        return deterministic_attention(
-            q_DNH, self.decode_starts, pages, self.decode_tables, spec, max_new=1
-        )
+        return deterministic_attention(q_DNH, self.decode_packing, pages, self.decode_tables, spec)
 
     def _prompts(self, q_TNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-        return deterministic_attention(q_TNH, self.inputs.starts, pages, self.prompt_tables, spec)
+        return deterministic_attention(q_TNH, self.packing, pages, self.prompt_tables, spec)
 
 
 class FixedCpuSequences(CpuSequences):
@@ -51,11 +52,7 @@ class FixedCpuSequences(CpuSequences):
         return {}
 
     def _store(
-        self,
-        layer: Attention,
-        qkv_TC: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
-        pages: Pages,
+        self, layer: Attention, qkv_TC: Tensor, angles: Angles | None, pages: Pages
     ) -> Tensor:
         """The reference in blocks of tokens; those that fill one up are written nowhere."""
         norm = norm_of(layer)
@@ -67,9 +64,7 @@ class FixedCpuSequences(CpuSequences):
 
         return in_blocks(store, BLOCK, qkv_TC, self.inputs.slots.long() + 1, *(angles or ()))
 
-    def attend_projected(
-        self, layer: Attention, qkv_TC: Tensor, angles: tuple[Tensor, Tensor] | None
-    ) -> Tensor:
+    def attend_projected(self, layer: Attention, qkv_TC: Tensor, angles: Angles | None) -> Tensor:
         pages = self.kv.layers[layer.index]
         q_TNH = self._store(layer, qkv_TC, angles, pages)
         return fixed_attention(

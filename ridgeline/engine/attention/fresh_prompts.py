@@ -11,18 +11,16 @@ from torch import Tensor
 
 from ridgeline.engine.attention.paged import PagedSequences
 from ridgeline.kernels.pages import holds_codes
-from ridgeline.kernels.prefill_attention import prompt_attention
+from ridgeline.kernels.prefill_attention import Packing, prompt_attention
 from ridgeline.kernels.prefill_attention.sdpa import choose_path
-from ridgeline.kernels.rotary import rotate
+from ridgeline.kernels.rotary import Angles, rotate
 from ridgeline.models.transformer import Attention
 
 LENGTH_STEP = 1024  # only lengths that come again: cuDNN makes a plan for each
 
 
 class FreshPrompts(PagedSequences):
-    def attend_projected(
-        self, layer: Attention, qkv_TC: Tensor, angles: tuple[Tensor, Tensor] | None
-    ) -> Tensor:
+    def attend_projected(self, layer: Attention, qkv_TC: Tensor, angles: Angles | None) -> Tensor:
         assert not self.num_decode, f"{self.num_decode} rows are of running streams"
         pages = self.kv.layers[layer.index]
         length = len(qkv_TC) // len(self.tables_BP)
@@ -38,7 +36,8 @@ class FreshPrompts(PagedSequences):
             self._note("rotary", k_TKH)
             k_TKH = rotate(k_TKH, *angles)
         self._note("prefill_attention", q_TNH)
-        return prompt_attention(q_TNH, k_TKH, v_TKH, self.inputs.starts, layer.spec, length)
+        packing = Packing(self.inputs.starts, length)
+        return prompt_attention(q_TNH, k_TKH, v_TKH, packing, layer.spec)
 
     def _heads(self, qkv_TC: Tensor, num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
         heads_TXH = qkv_TC.unflatten(-1, (-1, self.kv.layers[0].k_pages.shape[3]))

@@ -12,7 +12,9 @@ from torch import Tensor
 from ridgeline.engine.attention.kv_cache import KVCache
 from ridgeline.engine.attention.paged import PagedSequences, norm_of
 from ridgeline.kernels.pages import PageTables
+from ridgeline.kernels.prefill_attention import Packing
 from ridgeline.kernels.prefill_attention.cpu import prefill_attention, supported
+from ridgeline.kernels.rotary import Angles
 from ridgeline.kernels.rotary_pages.cpu import rotary_pages
 from ridgeline.models.transformer import Attention
 
@@ -24,7 +26,7 @@ class HostSequences(PagedSequences):
         super().__init__(*args, **kwargs)
         decode = torch.arange(self.num_decode, dtype=torch.int32)
         # Decode rows are rows here.
-        self.starts = torch.cat((decode, self.inputs.starts + self.num_decode))
+        self.all_rows = Packing(torch.cat((decode, self.inputs.starts + self.num_decode)))
         self.all_tables = PageTables(self.tables_BP, self.inputs.totals)
 
     @staticmethod
@@ -33,11 +35,9 @@ class HostSequences(PagedSequences):
         k_pages = kv.layers[0].k_pages
         return supported(dtype, k_pages.dtype, k_pages.shape[3])
 
-    def attend_projected(
-        self, layer: Attention, qkv_TC: Tensor, angles: tuple[Tensor, Tensor] | None
-    ) -> Tensor:
+    def attend_projected(self, layer: Attention, qkv_TC: Tensor, angles: Angles | None) -> Tensor:
         pages = self.kv.layers[layer.index]
         self._note("rotary_pages", qkv_TC)
         q_TNH = rotary_pages(qkv_TC, angles, self.inputs.slots, pages, norm_of(layer))
         self._note("prefill_attention", q_TNH)
-        return prefill_attention(q_TNH, self.starts, pages, self.all_tables, layer.spec)
+        return prefill_attention(q_TNH, self.all_rows, pages, self.all_tables, layer.spec)

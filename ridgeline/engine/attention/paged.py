@@ -27,8 +27,8 @@ from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.kernels.decode_attention import decode_attention
 from ridgeline.kernels.host_attention import DecodeItems, decode_items
 from ridgeline.kernels.pages import Pages, PageTables
-from ridgeline.kernels.prefill_attention import prefill_attention
-from ridgeline.kernels.rotary import rotate
+from ridgeline.kernels.prefill_attention import Packing, prefill_attention
+from ridgeline.kernels.rotary import Angles, rotate
 from ridgeline.kernels.rotary_pages import QKNorm, rotary_pages
 from ridgeline.models import RopeConfig
 from ridgeline.models.transformer import Attention, ProjectedSequences, RopeAngles
@@ -90,6 +90,11 @@ class PagedSequences(ProjectedSequences):
         """The pages of all other rows."""
         return PageTables(self.tables_BP[self.num_decode :], self.inputs.totals[self.num_decode :])
 
+    @cached_property
+    def packing(self) -> Packing:
+        """How the tokens of all other rows lie."""
+        return Packing(self.inputs.starts)
+
     def take_embeddings(self) -> Tensor:
         x_TD, self.x_TD = self.x_TD, None
         assert x_TD is not None, "they were not looked up, or are taken already"
@@ -100,9 +105,7 @@ class PagedSequences(ProjectedSequences):
             return self.known_angles[rope]
         return self.ropes.angles(rope, self.inputs.positions, self.inputs.lengths)
 
-    def attend_projected(
-        self, layer: Attention, qkv_TC: Tensor, angles: tuple[Tensor, Tensor] | None
-    ) -> Tensor:
+    def attend_projected(self, layer: Attention, qkv_TC: Tensor, angles: Angles | None) -> Tensor:
         pages = self.kv.layers[layer.index]
         self._note("rotary_pages", qkv_TC)
         q_TNH = self._store(layer, qkv_TC, angles, pages)
@@ -120,11 +123,7 @@ class PagedSequences(ProjectedSequences):
             self.notes.append(Note(op, tuple(x.shape)))
 
     def _store(
-        self,
-        layer: Attention,
-        qkv_TC: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
-        pages: Pages,
+        self, layer: Attention, qkv_TC: Tensor, angles: Angles | None, pages: Pages
     ) -> Tensor:
         """K and V, normed and turned, into their slots; the queries likewise."""
         return rotary_pages(qkv_TC, angles, self.inputs.slots, pages, norm_of(layer))
@@ -133,7 +132,7 @@ class PagedSequences(ProjectedSequences):
         return decode_attention(q_DNH, pages, self.decode_tables, spec)
 
     def _prompts(self, q_TNH: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-        return prefill_attention(q_TNH, self.inputs.starts, pages, self.prompt_tables, spec)
+        return prefill_attention(q_TNH, self.packing, pages, self.prompt_tables, spec)
 
 
 class CpuSequences(PagedSequences):
@@ -151,11 +150,7 @@ class CpuSequences(PagedSequences):
         self.pages_T, self.places_T = slots_T // self.kv.page_size, slots_T % self.kv.page_size
 
     def _store(
-        self,
-        layer: Attention,
-        qkv_TC: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
-        pages: Pages,
+        self, layer: Attention, qkv_TC: Tensor, angles: Angles | None, pages: Pages
     ) -> Tensor:
         """The reference's arithmetic with fewer passes, in the usual case: values, all written."""
         if not self.all_written or pages.k_scale is not None or layer.q_norm is not None:

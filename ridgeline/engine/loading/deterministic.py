@@ -27,6 +27,7 @@ from ridgeline.kernels.fixed_linear.host import (
 )
 from ridgeline.kernels.moe import route
 from ridgeline.kernels.rms_norm import reference as norm_reference
+from ridgeline.kernels.skinny_linear.fused import FusedParts
 from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import (
@@ -96,9 +97,8 @@ class FixedLinear(Linear):
         if norm is not None:
             x_TD = norm(x_TD)
         if x_TD.device.type != "cpu":
-            return fixed_linear(
-                x_TD, self.weight, self.bias, residual_TO, activation, self.one_tile, out_TO
-            )
+            fused = FusedParts(self.bias, residual_TO, activation=activation)
+            return fixed_linear(x_TD, self.weight, fused, self.one_tile, out_TO)
         if out_TO is not None:
             return out_TO.copy_(self.project(x_TD, Fusion(None, activation, residual_TO)))
         y_TO = in_blocks(_product(self.weight, self.bias), block_for(self.weight), x_TD)

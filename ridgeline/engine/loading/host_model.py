@@ -20,7 +20,7 @@ from ridgeline.kernels.gated_activation.cpu import gated_activation
 from ridgeline.kernels.rms_norm.cpu import rms_norm
 from ridgeline.kernels.skinny_linear.cpu import most_rows, skinny_linear
 from ridgeline.models.copies import with_kinds
-from ridgeline.models.transformer import Fusion, Linear, RMSNorm, Transformer, fused_norm
+from ridgeline.models.transformer import Fusion, Linear, RMSNorm, Transformer, fused_parts
 from ridgeline.products import linear
 from ridgeline.quantization.linear import QuantizedLinear
 
@@ -38,14 +38,7 @@ class HostLinear(Linear):
         if out_TO is not None:
             return out_TO.copy_(self.project(x_TD, fusion._replace(out=None)))
         if x_TD.shape[0] <= self.most_rows:
-            return skinny_linear(
-                x_TD,
-                self.weight,
-                self.bias,
-                residual_TO,
-                **fused_norm(norm),
-                activation=activation,
-            )
+            return skinny_linear(x_TD, self.weight, fused_parts(self.bias, fusion))
         if norm is not None:
             x_TD = norm(x_TD)
         y_TO = linear(x_TD, self.weight, self.bias)

@@ -16,29 +16,26 @@ from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.deterministic_attention.splits import SPLIT
 from ridgeline.kernels.pages import Pages, PageTables
 from ridgeline.kernels.prefill_attention import reference
+from ridgeline.kernels.prefill_attention.reference import Packing
 
 __all__ = ["deterministic_attention"]
 
 
 def deterministic_attention(
     q_TNH: Tensor,
-    starts: Tensor,
+    packing: Packing,
     pages: Pages,
     tables: PageTables,
     spec: AttentionSpec,
-    *,
-    max_new: int | None = None,
     split_tokens: int = SPLIT,
 ) -> Tensor:
     """See prefill_attention/reference.py. `tables.order` says that each sequence has one new token;
     `tables.max_length` lets few sequences fill the chip. Only `split_tokens` changes bits.
     """
     if q_TNH.device.type == "cpu":
-        return reference.prefill_attention(q_TNH, starts, pages, tables, spec)
+        return reference.prefill_attention(q_TNH, packing, pages, tables, spec)
     from ridgeline.kernels.deterministic_attention import decode, triton
 
     if tables.order is not None and decode.fits(q_TNH, pages, tables, spec, split_tokens):
         return decode.decode_rows(q_TNH, pages, tables, spec, split_tokens=split_tokens)
-    return triton.prefill_attention(
-        q_TNH, starts, pages, tables, spec, max_new=max_new, split_tokens=split_tokens
-    )
+    return triton.prefill_attention(q_TNH, packing, pages, tables, spec, split_tokens=split_tokens)

@@ -29,6 +29,7 @@ from ridgeline.kernels.decode_attention.splits import arrival_counters
 from ridgeline.kernels.deterministic_attention.splits import BUSY, SPLIT, count_splits
 from ridgeline.kernels.launch import launch, target_of
 from ridgeline.kernels.pages import Pages, PageTables, check_pages
+from ridgeline.kernels.prefill_attention.reference import Packing
 from ridgeline.kernels.prefill_attention.triton import (
     PrefillTiles,
     attend,
@@ -225,12 +226,11 @@ def fixed_prefill_kernel(
 
 def prefill_attention(
     q_TNH: Tensor,
-    starts: Tensor,
+    packing: Packing,
     pages: Pages,
     tables: PageTables,
     spec: AttentionSpec,
     *,
-    max_new: int | None = None,
     split_tokens: int = SPLIT,
     apart: bool | None = None,
 ) -> Tensor:
@@ -241,13 +241,13 @@ def prefill_attention(
     num_tokens, num_heads, head_dim = q_TNH.shape
     num_kv_heads, page_size = pages.k_pages.shape[1:3]
     check_heads(num_heads, num_kv_heads, head_dim)
-    num_sequences = starts.shape[0] - 1
+    starts, num_sequences = packing.starts, packing.num_sequences
     out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
     if not out_TNH.numel() or not num_sequences:
         return out_TNH
     q_TNH = q_TNH if heads_together(q_TNH) else q_TNH.contiguous()
     group, target = num_heads // num_kv_heads, target_of(q_TNH)
-    most_new = min(num_tokens, max_new if max_new is not None else num_tokens)
+    most_new = packing.most_new(num_tokens)
     tiles = tiles_for(group, most_new, pages, spec, split_tokens, target)
     tokens = tiles.rows // group
     num_tiles = num_tokens // tokens + num_sequences

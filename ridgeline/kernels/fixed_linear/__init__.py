@@ -14,7 +14,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ridgeline.kernels.fixed_linear import reference
-from ridgeline.kernels.gated_activation.reference import Activation
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, FusedParts
 
 __all__ = ["fixed_linear"]
 
@@ -22,9 +22,7 @@ __all__ = ["fixed_linear"]
 def fixed_linear(
     x_MD: Tensor,
     weight_OD: Tensor,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    activation: Activation | None = None,
+    fused: FusedParts = NOTHING_FUSED,
     one_tile: bool = False,
     out_MO: Tensor | None = None,
 ) -> Tensor:
@@ -33,10 +31,8 @@ def fixed_linear(
     `out_MO`, where that is given: contiguous, of x's dtype.
     """
     if x_MD.device.type == "cpu":
-        out = reference.fixed_linear(x_MD, weight_OD, bias_O, residual_MO, activation)
+        out = reference.fixed_linear(x_MD, weight_OD, fused)
         return out if out_MO is None else out_MO.copy_(out)
     from ridgeline.kernels.fixed_linear import triton
 
-    return triton.fixed_linear(
-        x_MD, weight_OD, bias_O, residual_MO, activation, one_tile, out_MO=out_MO
-    )
+    return triton.fixed_linear(x_MD, weight_OD, fused, one_tile, out_MO=out_MO)

@@ -17,6 +17,7 @@ from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.inputs import label
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs, case_lists, functions
+from ridgeline.kernels.skinny_linear.fused import split_fused
 from ridgeline.kernels.skinny_linear.op import cost as product_cost
 from ridgeline.kernels.skinny_linear.op import cublas as product_in_cublas
 from ridgeline.kernels.skinny_linear.op import make as make_product
@@ -38,12 +39,14 @@ def launch(config: Tile | None = None, **inputs: Any) -> Tensor:
     """`config` is what a tuner tries."""
     from ridgeline.kernels.fixed_linear import triton
 
-    return triton.fixed_linear(**(inputs if config is None else {**inputs, "tile": config}))
+    fused, rest = split_fused(inputs if config is None else {**inputs, "tile": config})
+    return triton.fixed_linear(**rest, fused=fused)
 
 
 def define(tile: Tile | None = None, piece: int = 0, apart: bool = False, **inputs: Any) -> Tensor:
     """The reference, whose result no config may change."""
-    return reference.fixed_linear(**inputs)
+    fused, rest = split_fused(inputs)
+    return reference.fixed_linear(**rest, fused=fused)
 
 
 def cublas(tile: Tile | None = None, piece: int = 0, apart: bool = False, **inputs: Any) -> Tensor:

@@ -25,10 +25,10 @@ from ridgeline.kernels.fixed_linear.tile import Tile
 from ridgeline.kernels.fixed_linear.tiles import FULL, PIECE, choose, num_programs
 from ridgeline.kernels.fixed_linear.tune_space import tune_key, tuned
 from ridgeline.kernels.gated_activation.activations import activate
-from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import launch, target_of
 from ridgeline.kernels.rows import as_rows
 from ridgeline.kernels.skinny_linear.cut import MAX_TILES, split_counters
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, FusedParts
 
 MOST_HELD = 32  # sums a thread can hold together with what is added to them
 BAND = 8  # blocks of rows that share each block of weights before the next: it is still in L2 then
@@ -343,9 +343,7 @@ def fixed_linear_kernel(
 def fixed_linear(
     x_MD: Tensor,
     weight_OD: Tensor,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    activation: Activation | None = None,
+    fused: FusedParts = NOTHING_FUSED,
     one_tile: bool = False,
     tile: Tile | None = None,
     piece: int = PIECE,
@@ -357,6 +355,8 @@ def fixed_linear(
     is left in `out_MO`, where that is given: contiguous, of x's dtype.
     """
     _check(x_MD, weight_OD)
+    assert fused.norm_weight_D is None, "a norm is not folded in"
+    bias_O, residual_MO, activation = fused.bias_O, fused.residual_MO, fused.activation
     x_rows = as_rows(x_MD)
     num_rows, depth = x_rows.shape
     gated = activation is not None

@@ -14,58 +14,53 @@ from torch import Tensor
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.pages import Pages, PageTables
 from ridgeline.kernels.prefill_attention import reference, sdpa
+from ridgeline.kernels.prefill_attention.reference import Packing
 
-__all__ = ["prefill_attention", "prompt_attention"]
+__all__ = ["Packing", "prefill_attention", "prompt_attention"]
 
 
 def prefill_attention(
-    q_TNH: Tensor,
-    starts: Tensor,
-    pages: Pages,
-    tables: PageTables,
-    spec: AttentionSpec,
-    *,
-    max_new: int | None = None,
+    q_TNH: Tensor, packing: Packing, pages: Pages, tables: PageTables, spec: AttentionSpec
 ) -> Tensor:
     """See reference.py."""
     if torch.compiler.is_compiling():
         return traced_prefill(
-            *(q_TNH, starts, *pages, tables.page_table, tables.lengths),
-            *(spec.scale, spec.window, spec.softcap, max_new),
+            q_TNH,
+            *packing,
+            *pages,
+            tables.page_table,
+            tables.lengths,
+            spec.scale,
+            spec.window,
+            spec.softcap,
         )
     if q_TNH.device.type == "cpu":
-        return reference.prefill_attention(q_TNH, starts, pages, tables, spec)
+        return reference.prefill_attention(q_TNH, packing, pages, tables, spec)
     from ridgeline.kernels.prefill_attention import triton
 
-    return triton.prefill_attention(q_TNH, starts, pages, tables, spec, max_new=max_new)
+    return triton.prefill_attention(q_TNH, packing, pages, tables, spec)
 
 
 def prompt_attention(
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    v_TKH: Tensor,
-    starts: Tensor,
-    spec: AttentionSpec,
-    max_new: int | None = None,
+    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, packing: Packing, spec: AttentionSpec
 ) -> Tensor:
-    """See reference.py. With `max_new`, the longest prompt's length, cuDNN can be chosen."""
+    """See reference.py. With the longest prompt's length known, cuDNN can be chosen."""
     if torch.compiler.is_compiling():
-        return traced_prompt(
-            q_TNH, k_TKH, v_TKH, starts, spec.scale, spec.window, spec.softcap, max_new
-        )
+        return traced_prompt(q_TNH, k_TKH, v_TKH, *packing, spec.scale, spec.window, spec.softcap)
     if q_TNH.device.type == "cpu":
-        return reference.prompt_attention(q_TNH, k_TKH, v_TKH, starts, spec)
-    if sdpa.choose_path(q_TNH, starts.shape[0] - 1, spec, max_new) == "cudnn":
-        return sdpa.equal_prompts(q_TNH, k_TKH, v_TKH, starts.shape[0] - 1, spec)
+        return reference.prompt_attention(q_TNH, k_TKH, v_TKH, packing, spec)
+    if sdpa.choose_path(q_TNH, packing.num_sequences, spec, packing.max_new) == "cudnn":
+        return sdpa.equal_prompts(q_TNH, k_TKH, v_TKH, packing.num_sequences, spec)
     from ridgeline.kernels.prefill_attention import triton
 
-    return triton.prompt_attention(q_TNH, k_TKH, v_TKH, starts, spec, max_new)
+    return triton.prompt_attention(q_TNH, k_TKH, v_TKH, packing, spec)
 
 
 @torch.library.custom_op("ridgeline::prefill_attention", mutates_args=())
 def traced_prefill(
     q: Tensor,
     starts: Tensor,
+    max_new: int | None,
     k_pages: Tensor,
     v_pages: Tensor,
     k_scale: Tensor | None,
@@ -75,15 +70,13 @@ def traced_prefill(
     scale: float,
     window: int | None,
     softcap: float | None,
-    max_new: int | None,
 ) -> Tensor:
     return prefill_attention(
         q,
-        starts,
+        Packing(starts, max_new),
         Pages(k_pages, v_pages, k_scale, v_scale),
         PageTables(page_table, lengths),
         AttentionSpec(scale, window, softcap),
-        max_new=max_new,
     )
 
 
@@ -93,12 +86,13 @@ def traced_prompt(
     k: Tensor,
     v: Tensor,
     starts: Tensor,
+    max_new: int | None,
     scale: float,
     window: int | None,
     softcap: float | None,
-    max_new: int | None,
 ) -> Tensor:
-    return prompt_attention(q, k, v, starts, AttentionSpec(scale, window, softcap), max_new)
+    spec = AttentionSpec(scale, window, softcap)
+    return prompt_attention(q, k, v, Packing(starts, max_new), spec)
 
 
 @traced_prefill.register_fake

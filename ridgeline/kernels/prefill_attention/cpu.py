@@ -10,6 +10,7 @@ from torch import Tensor
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.host_library import address, function, short_name
 from ridgeline.kernels.pages import Pages, PageTables, holds_codes
+from ridgeline.kernels.prefill_attention.reference import Packing
 
 MAX_HEAD_DIM = 512
 
@@ -21,9 +22,10 @@ def supported(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> bool:
 
 
 def prefill_attention(
-    q_TNH: Tensor, starts: Tensor, pages: Pages, tables: PageTables, spec: AttentionSpec
+    q_TNH: Tensor, packing: Packing, pages: Pages, tables: PageTables, spec: AttentionSpec
 ) -> Tensor:
-    """`starts`, page table and lengths are int32; see `supported` for dtypes."""
+    """Starts, page table and lengths are int32; see `supported` for dtypes."""
+    starts = packing.starts
     num_heads, head_dim = q_TNH.shape[1:]
     num_kv_heads, page_size = pages.k_pages.shape[1:3]
     assert starts.dtype == tables.page_table.dtype == tables.lengths.dtype == torch.int32

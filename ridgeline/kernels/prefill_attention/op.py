@@ -24,6 +24,7 @@ from ridgeline.kernels.op import Case, Op, OpInputs, case_lists
 from ridgeline.kernels.pages import Pages, PageTables, holds_codes
 from ridgeline.kernels.prefill_attention import reference as definition
 from ridgeline.kernels.prefill_attention import sdpa
+from ridgeline.kernels.prefill_attention.reference import Packing
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 INT8, FP8, FP8_AMD = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz
@@ -38,8 +39,7 @@ def launch(**inputs: Any) -> Tensor:
     return triton.prefill_attention(**inputs)
 
 
-def reference(max_new: int | None = None, **inputs: Any) -> Tensor:
-    """The definition, which does not ask how many new tokens a sequence has at most."""
+def reference(**inputs: Any) -> Tensor:
     if "k_TKH" in inputs:
         return definition.prompt_attention(**inputs)
     return definition.prefill_attention(**inputs)
@@ -77,9 +77,8 @@ def make(setting: PrefillCase, device: torch.device, generator: torch.Generator)
     starts = torch.tensor([0, *accumulate(setting.new)], dtype=torch.int32, device=device)
     inputs: OpInputs = {
         "q_TNH": packed(num_heads),
-        "starts": starts,
+        "packing": Packing(starts, max(setting.new)),
         "spec": setting.spec,
-        "max_new": max(setting.new),
     }
     if setting.before is None:
         return inputs | {"k_TKH": packed(num_kv_heads), "v_TKH": packed(num_kv_heads)}
@@ -93,7 +92,7 @@ def case(setting: PrefillCase) -> Case:
 
 def cost(
     q_TNH: Tensor,
-    starts: Tensor,
+    packing: Packing,
     spec: AttentionSpec,
     k_TKH: Tensor | None = None,
     pages: Pages | None = None,
@@ -104,7 +103,7 @@ def cost(
     keys = k_TKH if k_TKH is not None else pages and pages.k_pages
     assert keys is not None
     num_kv_heads, head_dim = keys.shape[1], keys.shape[-1]
-    new = starts.diff().tolist()
+    new = packing.starts.diff().tolist()
     lengths = new if tables is None else tables.lengths.tolist()
     num_pairs = num_keys = 0
     for count, length in zip(new, lengths, strict=True):
@@ -123,7 +122,7 @@ def cost(
 def torch_attention(
     backend: Literal["cudnn", "flash"],
     q_TNH: Tensor,
-    starts: Tensor,
+    packing: Packing,
     spec: AttentionSpec,
     k_TKH: Tensor | None = None,
     v_TKH: Tensor | None = None,
@@ -133,7 +132,7 @@ def torch_attention(
     """torch's attention without pages, window or cap, prompts taken as of equal length. Over a
     prefix every query sees every key, which torch's kernels do faster than a shifted triangle.
     """
-    num_sequences = starts.shape[0] - 1
+    num_sequences = packing.num_sequences
     num_rows = q_TNH.shape[0] // num_sequences * num_sequences
     q_TNH = q_TNH[:num_rows]
     if k_TKH is not None and v_TKH is not None:
@@ -148,9 +147,8 @@ def torch_attention(
 
 def varlen(
     q_TNH: Tensor,
-    starts: Tensor,
+    packing: Packing,
     spec: AttentionSpec,
-    max_new: int,
     k_TKH: Tensor | None = None,
     v_TKH: Tensor | None = None,
     **_: Any,
@@ -158,7 +156,7 @@ def varlen(
     """torch's packed attention of fresh prompts, without window or cap."""
     if k_TKH is None or v_TKH is None:
         raise UnsupportedError("varlen_attn takes no pages")
-    return sdpa.any_prompts(q_TNH, k_TKH, v_TKH, starts, spec, max_new)
+    return sdpa.any_prompts(q_TNH, k_TKH, v_TKH, packing, spec)
 
 
 TINY = PrefillCase((20, 1, 33), heads=(4, 2), head_dim=64)

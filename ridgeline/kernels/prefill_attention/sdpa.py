@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.launch import target_of
+from ridgeline.kernels.prefill_attention.reference import Packing
 
 CUDNN_MAX_HEAD_DIM = 128
 # A heuristic until measured: prompts so long that attention outweighs the launch and the plan.
@@ -70,7 +71,7 @@ def equal_prompts(
 
 
 def any_prompts(
-    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, starts: Tensor, spec: AttentionSpec, max_new: int
+    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, packing: Packing, spec: AttentionSpec
 ) -> Tensor:
     """Packed prompts of any lengths through `varlen_attn`, whose arguments change from torch to
     torch.
@@ -82,6 +83,7 @@ def any_prompts(
     options |= {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
     if "enable_gqa" in known:
         options["enable_gqa"] = True
-    out = varlen_attn(q_TNH, k_TKH, v_TKH, starts, starts, max_new, max_new, **options)
+    starts, longest = packing.starts, packing.most_new(len(q_TNH))
+    out = varlen_attn(q_TNH, k_TKH, v_TKH, starts, starts, longest, longest, **options)
     assert isinstance(out, Tensor)
     return out

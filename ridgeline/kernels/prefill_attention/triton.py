@@ -41,6 +41,7 @@ from ridgeline.kernels.attention.triton import (
 )
 from ridgeline.kernels.launch import launch, target_of
 from ridgeline.kernels.pages import Pages, PageTables, check_pages
+from ridgeline.kernels.prefill_attention.reference import Packing
 from ridgeline.kernels.targets import Target
 
 
@@ -287,18 +288,9 @@ class KeysValues:
 
 
 def prefill_attention(
-    q_TNH: Tensor,
-    starts: Tensor,
-    pages: Pages,
-    tables: PageTables,
-    spec: AttentionSpec,
-    *,
-    max_new: int | None = None,
-    tiles: PrefillTiles | None = None,
+    q_TNH: Tensor, packing: Packing, pages: Pages, tables: PageTables, spec: AttentionSpec
 ) -> Tensor:
-    """The launcher over pages; arguments and result are reference.py's, `tiles` what a tuner may
-    choose.
-    """
+    """The launcher over pages; arguments and result are reference.py's."""
     check_pages(pages)
     num_kv_heads, page_size, head_dim = pages.k_pages.shape[1:]
     paged = KeysValues(
@@ -312,49 +304,33 @@ def prefill_attention(
         pages.v_scale,
         page_size,
     )
-    return _launch(q_TNH, starts, paged, spec, max_new, tiles)
+    return _launch(q_TNH, packing, paged, spec)
 
 
 def prompt_attention(
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    v_TKH: Tensor,
-    starts: Tensor,
-    spec: AttentionSpec,
-    max_new: int | None = None,
-    tiles: PrefillTiles | None = None,
+    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, packing: Packing, spec: AttentionSpec
 ) -> Tensor:
-    """The launcher over packed K and V; arguments and result are reference.py's, `tiles` what a
-    tuner may choose.
-    """
+    """The launcher over packed K and V; arguments and result are reference.py's."""
+    starts = packing.starts
     k_TKH = k_TKH if heads_together(k_TKH) else k_TKH.contiguous()
     v_TKH = v_TKH if heads_together(v_TKH) else v_TKH.contiguous()
     unused = PageTables(starts.unsqueeze(0), starts)
     packed = KeysValues(k_TKH, v_TKH, k_TKH.stride(0), v_TKH.stride(0), k_TKH.shape[1], unused)
-    return _launch(q_TNH, starts, packed, spec, max_new, tiles)
+    return _launch(q_TNH, packing, packed, spec)
 
 
-def _launch(
-    q_TNH: Tensor,
-    starts: Tensor,
-    keys: KeysValues,
-    spec: AttentionSpec,
-    max_new: int | None,
-    tiles: PrefillTiles | None,
-) -> Tensor:
+def _launch(q_TNH: Tensor, packing: Packing, keys: KeysValues, spec: AttentionSpec) -> Tensor:
+    starts, num_sequences = packing.starts, packing.num_sequences
     num_tokens, num_heads, head_dim = q_TNH.shape
     check_heads(num_heads, keys.num_kv_heads, head_dim)
-    num_sequences = starts.shape[0] - 1
     out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
     if not out_TNH.numel() or not num_sequences:
         return out_TNH
     q_TNH = q_TNH if heads_together(q_TNH) else q_TNH.contiguous()
     group = num_heads // keys.num_kv_heads
-    num_rows = group * min(num_tokens, max_new if max_new is not None else num_tokens)
+    num_rows = group * packing.most_new(num_tokens)
     paged, target = keys.page_size > 0, target_of(q_TNH)
-    tiles = tiles or choose_tiles(
-        num_rows, head_dim, keys.k.dtype, spec.window is not None, paged, target
-    )
+    tiles = choose_tiles(num_rows, head_dim, keys.k.dtype, spec.window is not None, paged, target)
     check_group(group, tiles)
     tokens = tiles.rows // group
     launch(

@@ -16,76 +16,54 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.extension import library
-from ridgeline.kernels.gated_activation.reference import Activation, gated_activation
+from ridgeline.kernels.gated_activation.reference import gated_activation
 from ridgeline.kernels.op import outputs
 from ridgeline.kernels.quantized_linear import reference
 from ridgeline.kernels.quantized_linear.many_rows import can_int_mm, int8_linear, packed_linear
-from ridgeline.kernels.quantized_linear.reference import default_out
+from ridgeline.kernels.quantized_linear.reference import Operands, default_out
 from ridgeline.kernels.quantized_linear.tune_space import choice_key, search_space
 from ridgeline.kernels.skinny_linear.cuda_space import OneRow, WorkSplit, fits_one_row
 from ridgeline.kernels.skinny_linear.dispatch import best, run
 from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, FusedParts
 from ridgeline.kernels.skinny_linear.tune_space import MAX_ROWS, SkinnyConfig
 
-__all__ = ["SCALED_MM_ROWS", "launched", "quantized_linear", "scaled_mm", "search_space"]
+__all__ = [
+    "SCALED_MM_ROWS",
+    "Operands",
+    "launched",
+    "quantized_linear",
+    "scaled_mm",
+    "search_space",
+]
 
 SCALED_MM_ROWS = 128  # below, torch._scaled_mm's floor of 75 µs loses (H200, 2026-11-15)
 
 
 def quantized_linear(
-    x_MD: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    zero_GO: Tensor | None = None,
-    x_scale: Tensor | None = None,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    norm_weight_D: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    activation: Activation | None = None,
-    out_dtype: torch.dtype | None = None,
+    given: Operands, fused: FusedParts = NOTHING_FUSED, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     """See reference.py. No gradients: weights of codes have none."""
+    x_MD, weight, weight_scale, _, x_scale = given
     on_cpu = x_MD.device.type == "cpu"
     if not on_cpu and x_scale is not None and can_scaled_mm(x_MD, weight_scale, x_scale):
-        y = scaled_mm(x_MD, weight, weight_scale, x_scale, bias_O, out_dtype)
-        if activation is not None:
-            (y,) = outputs(gated_activation(y, activation))
-        return y if residual_MO is None else y + residual_MO
-    fused = FusedParts(bias_O, residual_MO, norm_weight_D, eps, offset, activation)
+        y = scaled_mm(x_MD, weight, weight_scale, x_scale, fused.bias_O, out_dtype)
+        if fused.activation is not None:
+            (y,) = outputs(gated_activation(y, fused.activation))
+        return y if fused.residual_MO is None else y + fused.residual_MO
     if on_cpu:
-        return reference.quantized_linear(
-            x_MD, weight, weight_scale, zero_GO, x_scale, fused, out_dtype
-        )
+        return reference.quantized_linear(given, fused, out_dtype)
     many = x_MD.numel() // x_MD.shape[-1] > MAX_ROWS
     if many and weight.dtype == torch.int32:
-        return packed_linear(x_MD, weight, weight_scale, zero_GO, fused, out_dtype=out_dtype)
+        return packed_linear(given, fused, out_dtype)
     if many and x_scale is not None and can_int_mm(x_MD, weight):
-        return int8_linear(
-            x_MD,
-            weight,
-            weight_scale,
-            x_scale,
-            bias_O=bias_O,
-            residual_MO=residual_MO,
-            activation=activation,
-            out_dtype=out_dtype or default_out(x_MD),
-        )
+        return int8_linear(given, fused, out_dtype or default_out(x_MD))
     if torch.compiler.is_compiling():
-        return traced(
-            x_MD, weight, weight_scale, zero_GO, x_scale,
-            bias_O, residual_MO, norm_weight_D, eps, offset, activation, out_dtype,
-        )  # fmt: skip
-    return launched(x_MD, weight, weight_scale, zero_GO, x_scale, fused, out_dtype=out_dtype)
+        return traced(*given, *fused, out_dtype)
+    return launched(given, fused, out_dtype)
 
 
 def launched(
-    x_MD: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    zero_GO: Tensor | None = None,
-    x_scale: Tensor | None = None,
+    given: Operands,
     fused: FusedParts = NOTHING_FUSED,
     out_dtype: torch.dtype | None = None,
     config: SkinnyConfig | WorkSplit | OneRow | None = None,
@@ -95,24 +73,21 @@ def launched(
     """
     from ridgeline.kernels.quantized_linear import cuda, triton
 
+    x_MD, weight = given.x_MD, given.weight
     on_gpu = x_MD.device.type == "cuda"
     if config is None and on_gpu:
         normed = fused.norm_weight_D is not None
-        op, key = choice_key(x_MD, weight, weight_scale, fused.gated, normed)
+        op, key = choice_key(x_MD, weight, given.weight_scale, fused.gated, normed)
         config = best(op, key, x_MD.device, source="quantized_linear")
-    one_row = x_scale is None and fits_one_row(
+    one_row = given.x_scale is None and fits_one_row(
         cuda.kind_of(x_MD, weight), x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
     )
     in_cuda = on_gpu and (one_row or weight.dtype == torch.int32)
     return run(
         config,
         in_cuda and library("quantized_linear") is not None,
-        lambda split: cuda.quantized_linear(
-            x_MD, weight, weight_scale, zero_GO, x_scale, fused, out_dtype, config=split
-        ),
-        lambda tiles: triton.quantized_linear(
-            x_MD, weight, weight_scale, zero_GO, x_scale, fused, out_dtype, config=tiles
-        ),
+        lambda split: cuda.quantized_linear(given, fused, out_dtype, config=split),
+        lambda tiles: triton.quantized_linear(given, fused, out_dtype, config=tiles),
     )
 
 
@@ -162,11 +137,7 @@ def traced(
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     return launched(
-        x,
-        weight,
-        weight_scale,
-        zero,
-        x_scale,
+        Operands(x, weight, weight_scale, zero, x_scale),
         FusedParts(bias, residual, norm_weight, eps, offset, activation),  # type: ignore[arg-type]
         out_dtype,
     )

@@ -4,13 +4,11 @@ weights these are, and the same arguments as triton.py's launcher.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
-from ridgeline.kernels.quantized_linear.reference import default_out, packed_bits
+from ridgeline.kernels.quantized_linear.reference import Operands, default_out, packed_bits
 from ridgeline.kernels.rms_norm import rms_norm
 from ridgeline.kernels.skinny_linear.cuda import few_rows
 from ridgeline.kernels.skinny_linear.cuda_space import (
@@ -24,11 +22,7 @@ from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, FusedParts
 
 
 def quantized_linear(
-    x_MD: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    zero_GO: Tensor | None = None,
-    x_scale: Tensor | None = None,
+    given: Operands,
     fused: FusedParts = NOTHING_FUSED,
     out_dtype: torch.dtype | None = None,
     config: WorkSplit | OneRow | None = None,
@@ -38,12 +32,13 @@ def quantized_linear(
     """The launcher; raises UnsupportedError for what the kernels do not do. The norm of more rows
     than the kernel for few takes is a kernel of its own.
     """
+    x_MD, weight, weight_scale, zero_GO, x_scale = given
     kind = kind_of(x_MD, weight)
     rows, depth = x_MD.numel() // x_MD.shape[-1], x_MD.shape[-1]
     folds = fits_few(kind, rows, depth) or fits_one_row(kind, rows, depth)
     if fused.norm_weight_D is not None and not folds:
         x_MD = rms_norm(x_MD, fused.norm_weight_D, fused.eps, fused.offset)
-        fused = replace(fused, norm_weight_D=None)
+        fused = fused._replace(norm_weight_D=None)
     return few_rows(
         kind, x_MD, weight, fused, out_dtype or default_out(x_MD),
         scale=weight_scale, zero=zero_GO, x_scale=x_scale,

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.dequantize import dequantize_packed
-from ridgeline.kernels.gated_activation import Activation, gated_activation
+from ridgeline.kernels.gated_activation import gated_activation
+from ridgeline.kernels.quantized_linear.reference import Operands
 from ridgeline.kernels.rms_norm import rms_norm
 from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, FusedParts
 
@@ -21,14 +22,10 @@ INT_MM_ROWS = 17  # the fewest that torch._int_mm takes, and 8 the number that d
 
 
 def packed_linear(
-    x_MD: Tensor,
-    weight_OW: Tensor,
-    scale: Tensor,
-    zero_GO: Tensor | None = None,
-    fused: FusedParts = NOTHING_FUSED,
-    out_dtype: torch.dtype | None = None,
+    given: Operands, fused: FusedParts = NOTHING_FUSED, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     """As reference.py has it for packed weights, each part rounding to x's dtype."""
+    x_MD, weight_OW, scale, zero_GO, _ = given
     if fused.norm_weight_D is not None:
         x_MD = rms_norm(x_MD, fused.norm_weight_D, fused.eps, fused.offset)
     rows_MD = x_MD.reshape(-1, x_MD.shape[-1])
@@ -71,17 +68,10 @@ def can_int_mm(x_MD: Tensor, weight_OD: Tensor) -> bool:
     return alike and weight_OD.shape[0] % 8 == weight_OD.shape[1] % 8 == 0
 
 
-def int8_linear(
-    x_MD: Tensor,
-    weight_OD: Tensor,
-    scale: Tensor,
-    x_scale: Tensor,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    activation: Activation | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-) -> Tensor:
-    """As reference.py has it for int8 codes on both sides."""
+def int8_linear(given: Operands, fused: FusedParts, out_dtype: torch.dtype) -> Tensor:
+    """As reference.py has it for int8 codes on both sides, without a norm before."""
+    x_MD, weight_OD, scale, _, x_scale = given
+    assert x_scale is not None, "x is codes, and has a scale"
     rows_MD = x_MD.reshape(-1, x_MD.shape[-1])
     (num_rows, _), num_outputs = rows_MD.shape, len(weight_OD)
     assert num_rows >= INT_MM_ROWS, f"{num_rows} rows are for the kernels for few"
@@ -93,8 +83,8 @@ def int8_linear(
         piece = slice(start, start + step)
         sums = torch._int_mm(rows_MD[piece], weight_OD.t()).float()
         sums.mul_(x_scale.reshape(-1, 1)[piece] if x_scale.numel() > 1 else x_scale).mul_(scale)
-        y[piece] = sums if bias_O is None else sums.add_(bias_O)
+        y[piece] = sums if fused.bias_O is None else sums.add_(fused.bias_O)
     y = y.view(*x_MD.shape[:-1], num_outputs)
-    if activation is not None:
-        y = gated_activation(y, activation)
-    return y if residual_MO is None else y + residual_MO
+    if fused.activation is not None:
+        y = gated_activation(y, fused.activation)
+    return y if fused.residual_MO is None else y + fused.residual_MO

@@ -21,7 +21,7 @@ from ridgeline.kernels.inputs import input_bytes, label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs, case_lists, functions
 from ridgeline.kernels.quantized_linear import cuda, launched, reference, scaled_mm
-from ridgeline.kernels.quantized_linear.reference import BLOCK, default_out, packed_bits
+from ridgeline.kernels.quantized_linear.reference import BLOCK, Operands, default_out, packed_bits
 from ridgeline.kernels.quantized_linear.tune_space import choice_key, search_space
 from ridgeline.kernels.skinny_linear.cuda_space import (
     Groups,
@@ -31,7 +31,7 @@ from ridgeline.kernels.skinny_linear.cuda_space import (
     fits_few,
 )
 from ridgeline.kernels.skinny_linear.cut import scale_kind
-from ridgeline.kernels.skinny_linear.fused import split_fused
+from ridgeline.kernels.skinny_linear.fused import FusedParts, split_fused
 from ridgeline.kernels.skinny_linear.op import PROJECTIONS, make_fused
 from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig, default_config, shortlist
 from ridgeline.kernels.skinny_linear.tune_space import search_space as plain_rows_space
@@ -67,16 +67,16 @@ FP8_BLOCK = QuantizedForm("w8a8 fp8 block", FP8, codes=True, scale="block")
 
 
 def launch(**inputs: Any) -> Tensor:
-    fused, rest = split_fused(_own(inputs))
-    return launched(**rest, fused=fused)
+    given, fused, rest = split_operands(inputs)
+    return launched(given, fused, **rest)
 
 
 def launch_triton(config: SkinnyConfig | WorkSplit | OneRow | None = None, **inputs: Any) -> Tensor:
     from ridgeline.kernels.quantized_linear import triton
 
-    fused, rest = split_fused(_own(inputs))
+    given, fused, rest = split_operands(inputs)
     tiles = config if isinstance(config, SkinnyConfig) else None
-    return triton.quantized_linear(**rest, fused=fused, config=tiles)
+    return triton.quantized_linear(given, fused, **rest, config=tiles)
 
 
 def launch_cuda(
@@ -85,15 +85,15 @@ def launch_cuda(
     **inputs: Any,
 ) -> Tensor:
     """The kernels in CUDA C++, which take no config of Triton's."""
-    fused, rest = split_fused(_own(inputs))
+    given, fused, rest = split_operands(inputs)
     split = None if isinstance(config, SkinnyConfig) else config
-    return cuda.quantized_linear(**rest, fused=fused, config=split, defines=defines)
+    return cuda.quantized_linear(given, fused, **rest, config=split, defines=defines)
 
 
 def define(config: SkinnyConfig | WorkSplit | OneRow | None = None, **inputs: Any) -> Tensor:
     """The reference, whose result no config may change."""
-    fused, rest = split_fused(_own(inputs))
-    return reference.quantized_linear(**rest, fused=fused)
+    given, fused, rest = split_operands(inputs)
+    return reference.quantized_linear(given, fused, **rest)
 
 
 def cublas(x_MD: Tensor, weight_bf16: Tensor, x_bf16: Tensor, **_: Any) -> Tensor:
@@ -108,6 +108,13 @@ def torch_scaled_mm(
     if x_scale is None or weight.dtype != FP8 or weight_scale.dim() == 2:
         raise UnsupportedError("torch._scaled_mm takes fp8 with scales of the tensor or the rows")
     return scaled_mm(x_MD, weight, weight_scale, x_scale)
+
+
+def split_operands(inputs: OpInputs) -> tuple[Operands, FusedParts, OpInputs]:
+    """A product's arguments by name, as its two sides, what is folded in, and the rest."""
+    fused, rest = split_fused(_own(inputs))
+    names = [name for name in Operands._fields if name in rest]
+    return Operands(**{name: rest.pop(name) for name in names}), fused, rest
 
 
 def _own(inputs: OpInputs) -> OpInputs:

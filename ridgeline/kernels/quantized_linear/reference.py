@@ -15,6 +15,8 @@ Scales of 4-bit groups lie group by group, so that those of neighbouring outputs
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -25,19 +27,24 @@ from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, FusedParts
 __all__ = ["BLOCK", "default_out", "dequantize", "packed_bits", "quantized_linear", "spread"]
 
 
+class Operands(NamedTuple):
+    """The two sides of a product; above are the forms that they have."""
+
+    x_MD: Tensor  # values, or codes
+    weight: Tensor  # codes
+    weight_scale: Tensor
+    zero_GO: Tensor | None = None
+    x_scale: Tensor | None = None  # where x is codes
+
+
 def quantized_linear(
-    x_MD: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    zero_GO: Tensor | None = None,
-    x_scale: Tensor | None = None,
-    fused: FusedParts = NOTHING_FUSED,
-    out_dtype: torch.dtype | None = None,
+    given: Operands, fused: FusedParts = NOTHING_FUSED, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     """`act(norm(x) @ dequantized(weight)ᵀ + bias) + residual`, as skinny_linear's reference has it.
 
     The result is in `out_dtype`: x's by default, bf16 where x is codes.
     """
+    x_MD, weight, weight_scale, zero_GO, x_scale = given
     out_dtype = out_dtype or default_out(x_MD)
     if x_scale is not None:
         x_MD = x_MD.float() * spread(x_scale, x_MD.shape, (1, BLOCK))

@@ -18,7 +18,7 @@ from ridgeline.formats.packing import WORDS, ZERO
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.quantized_linear.packed_dot import packed_dot_kernel
 from ridgeline.kernels.quantized_linear.packed_reduce import packed_reduce_kernel
-from ridgeline.kernels.quantized_linear.reference import default_out, packed_bits
+from ridgeline.kernels.quantized_linear.reference import Operands, default_out, packed_bits
 from ridgeline.kernels.quantized_linear.tune_space import choice_key, choose_packed
 from ridgeline.kernels.rows import as_rows
 from ridgeline.kernels.skinny_linear.cut import Scales, launch_cut
@@ -28,17 +28,14 @@ from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig, tuned
 
 
 def quantized_linear(
-    x_MD: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    zero_GO: Tensor | None = None,
-    x_scale: Tensor | None = None,
+    given: Operands,
     fused: FusedParts = NOTHING_FUSED,
     out_dtype: torch.dtype | None = None,
     config: SkinnyConfig | None = None,
     pdl: bool = True,
 ) -> Tensor:
     """The launcher; arguments and result are reference.py's."""
+    x_MD, weight, weight_scale, zero_GO, x_scale = given
     out_dtype = out_dtype or default_out(x_MD)
     if weight.dtype == torch.int32:
         return _packed_linear(x_MD, weight, weight_scale, zero_GO, fused, out_dtype, config, pdl)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.rotary import reference
+from ridgeline.kernels.rotary.reference import Angles
 
-__all__ = ["rotate"]
+__all__ = ["Angles", "rotate"]
 
 
 def rotate(x_TNH: Tensor, cos_TA: Tensor, sin_TA: Tensor) -> Tensor:

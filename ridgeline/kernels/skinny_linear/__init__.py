@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ridgeline.kernels.autotune import beaten_by
-from ridgeline.kernels.gated_activation.reference import Activation, gated_activation
+from ridgeline.kernels.gated_activation.reference import gated_activation
 from ridgeline.kernels.op import outputs
 from ridgeline.kernels.skinny_linear import reference
 from ridgeline.kernels.skinny_linear.cuda_space import OneRow, WorkSplit
@@ -33,28 +33,18 @@ __all__ = ["MAX_ROWS", "SkinnyConfig", "search_space", "skinny_linear", "unfused
 
 
 def skinny_linear(
-    x_MD: Tensor,
-    weight_OD: Tensor,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    norm_weight_D: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    activation: Activation | None = None,
-    out_MO: Tensor | None = None,
+    x_MD: Tensor, weight_OD: Tensor, fused: FusedParts = NOTHING_FUSED, out_MO: Tensor | None = None
 ) -> Tensor:
     """See reference.py. No gradients: decoding needs none. The result is left in `out_MO`, where
     that is given: contiguous, of x's dtype.
     """
-    fused = FusedParts(bias_O, residual_MO, norm_weight_D, eps, offset, activation)
     if x_MD.device.type == "cpu":
         return _left_in(out_MO, reference.skinny_linear(x_MD, weight_OD, fused))
     if _is_many(x_MD):
         return unfused(x_MD, weight_OD, fused, out_MO)
     if torch.compiler.is_compiling():
-        y_MO = traced(x_MD, weight_OD, bias_O, residual_MO, norm_weight_D, eps, offset, activation)
-        return _left_in(out_MO, y_MO)
-    key = product_key(x_MD, weight_OD, activation is not None, norm_weight_D is not None)
+        return _left_in(out_MO, traced(x_MD, weight_OD, *fused))
+    key = product_key(x_MD, weight_OD, fused.gated, fused.norm_weight_D is not None)
     if beaten_by("skinny_linear", key, x_MD.device) == "cublas":
         return unfused(x_MD, weight_OD, fused, out_MO)
     return launched(x_MD, weight_OD, fused, out_MO)

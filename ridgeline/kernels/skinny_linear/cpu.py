@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.gated_activation.cpu import KINDS
-from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.host_library import address, function, is_loaded, rows_of, short_name
+from ridgeline.kernels.skinny_linear.fused import NOTHING_FUSED, FusedParts
 from ridgeline.products import few_rows_are_slow
 
 DEPTH, SIDE = 32, 16  # of a tile: the depth, and half of the outputs, are multiples
@@ -53,19 +53,11 @@ def most_rows(weight_OD: Tensor) -> int:
     return MOST_IN_REGISTERS if few_rows_are_slow(weight_OD.dtype) else 0
 
 
-def skinny_linear(
-    x_MD: Tensor,
-    weight_OD: Tensor,
-    bias_O: Tensor | None = None,
-    residual_MO: Tensor | None = None,
-    norm_weight_D: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    activation: Activation | None = None,
-) -> Tensor:
+def skinny_linear(x_MD: Tensor, weight_OD: Tensor, fused: FusedParts = NOTHING_FUSED) -> Tensor:
     """As the reference, but that the norm is rms_norm's: x is rounded when it is normed. The
     weight's rows lie side by side.
     """
+    bias_O, residual_MO, norm_weight_D, eps, offset, activation = fused
     rows = rows_of(x_MD)
     depth = weight_OD.shape[1]
     num_outputs = weight_OD.shape[0] // (1 if activation is None else 2)

@@ -7,17 +7,15 @@ residual that skinny_linear and quantized_linear take, as one value.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ridgeline.kernels.gated_activation.reference import Activation
 
 
-@dataclass(frozen=True)
-class FusedParts:
-    """See reference.py; the names are skinny_linear's and quantized_linear's."""
+class FusedParts(NamedTuple):
+    """See reference.py."""
 
     bias_O: Tensor | None = None  # [2O] with an activation
     residual_MO: Tensor | None = None
@@ -37,6 +35,6 @@ NOTHING_FUSED = FusedParts()
 
 def split_fused(inputs: Mapping[str, Any]) -> tuple[FusedParts, dict[str, Any]]:
     """A product's arguments by name, as what is folded in and the rest."""
-    names = FusedParts.__dataclass_fields__
+    names = FusedParts._fields
     rest = {name: value for name, value in inputs.items() if name not in names}
     return FusedParts(**{name: inputs[name] for name in names if name in inputs}), rest

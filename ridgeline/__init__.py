@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ridgeline.engine.naive import Generation, reference_generate
     from ridgeline.engine.requests.grammar import Grammar
     from ridgeline.engine.requests.request import Sampling
+    from ridgeline.engine.requests.thinking import Thinking
     from ridgeline.engine.sampling.outputs import Completion, Delta, Output
     from ridgeline.hardware.facts import Hardware
     from ridgeline.ladder.modules import OptimizedModule, optimize
@@ -64,6 +65,7 @@ _MODULES = {
         "Grammar",
         "Output",
         "Sampling",
+        "Thinking",
         "reference_generate",
     ),
     "hardware.facts": ("Hardware",),
@@ -110,6 +112,7 @@ __all__ = [
     "RidgelineError",
     "Sampling",
     "Speculation",
+    "Thinking",
     "Tokenizer",
     "UnsupportedError",
     "UsageError",

@@ -39,9 +39,11 @@ RECIPE = Recipe(
 )
 
 
-def write_model(folder: Path) -> None:
-    """A Hugging Face folder with one random Llama layer that speaks 1,500 byte-level tokens."""
-    hidden, vocab, wide = 48, 1500, 80
+def write_model(folder: Path, template: str = TEMPLATE, tags: tuple[str, ...] = ()) -> None:
+    """A Hugging Face folder with one random Llama layer that speaks 1,500 byte-level tokens, and
+    these tags.
+    """
+    hidden, vocab, wide = 48, 1500 + len(tags), 80
     shapes = {
         "embed_tokens": (vocab, hidden),
         "norm": (hidden,),
@@ -74,8 +76,10 @@ def write_model(folder: Path) -> None:
         "eos_token_id": 0,
     }
     (folder / "config.json").write_text(json.dumps(about))
-    byte_level_json().save(str(folder / "tokenizer.json"))
-    texts = {"eos_token": "<|endoftext|>", "chat_template": TEMPLATE}
+    tokenizer = byte_level_json()
+    tokenizer.add_tokens(list(tags))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    texts = {"eos_token": "<|endoftext|>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(texts))
 
 
@@ -164,9 +168,13 @@ def events_of(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def live_server(
-    folder: Path, max_context: int | None = None, **changes: Any
+    folder: Path,
+    max_context: int | None = None,
+    template: str = TEMPLATE,
+    tags: tuple[str, ...] = (),
+    **changes: Any,
 ) -> Iterator[LiveServer]:
-    write_model(folder)
+    write_model(folder, template, tags)
     server = LiveServer(folder, ServerConfig(port=0, **changes), max_context)
     server.start()
     try:

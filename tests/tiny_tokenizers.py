@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from ridgeline.data import Tokenizer
+from ridgeline.data.vocabulary import Vocabulary
 from ridgeline.errors import OfflineError
 from ridgeline.models.checkpoint import resolve_model
 
@@ -120,3 +121,23 @@ def byte_level_json(*, bos: str | None = None) -> tokenizers.Tokenizer:
             single=f"{bos} $A", special_tokens=[(bos, ids[bos])]
         )
     return backend
+
+
+def tagged_tokenizer(
+    tags: tuple[str, ...], *, special: bool = False, template: str | None = None
+) -> Tokenizer:
+    """The byte-level one, with these texts as tokens of their own."""
+    backend = byte_level_json()
+    (backend.add_special_tokens if special else backend.add_tokens)(list(tags))
+    return Tokenizer(
+        Vocabulary(
+            backend,
+            vocab_size=backend.get_vocab_size(),
+            bos_id=None,
+            eos_ids=(0,),
+            prefix_ids=(),
+            suffix_ids=(),
+            special_texts={},
+            chat_templates={} if template is None else {"default": template},
+        )
+    )

@@ -47,7 +47,7 @@ class TokenBytes:
         self._backend = backend
         added = backend.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
-        self._special = {token_id for token_id, token in added.items() if token.special}
+        self.special = frozenset(token_id for token_id, token in added.items() if token.special)
         self._cache: dict[int, bytes] = {}
         self._byte_level = False
         self._byte_fallback = False
@@ -78,7 +78,11 @@ class TokenBytes:
                 )
 
     def is_special(self, token_id: int) -> bool:
-        return token_id in self._special
+        return token_id in self.special
+
+    def special_id(self, text: str) -> int | None:
+        """The special token that is written so."""
+        return next((token for token in self.special if self._added[token] == text), None)
 
     def __getitem__(self, token_id: int) -> bytes:
         """The bytes of one token; none for an id past the vocabulary (models pad their tables)."""
@@ -103,7 +107,7 @@ class TokenBytes:
 
     def join(self, ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """The text of all ids. Bytes that are no UTF-8 become U+FFFD."""
-        skipped = self._special if skip_special_tokens else ()
+        skipped = self.special if skip_special_tokens else ()
         data = b"".join([self[token_id] for token_id in ids if token_id not in skipped])
         return strip_start(data, self.strip_spaces)[0].decode("utf-8", "replace")
 
@@ -126,16 +130,24 @@ class IncrementalDecoder:
     """Turns ids into text one by one; the work per token does not grow with the text."""
 
     def __init__(
-        self, pieces: TokenBytes, *, skip_special_tokens: bool = True, strip_start: bool = True
+        self,
+        pieces: TokenBytes,
+        *,
+        skip_special_tokens: bool = True,
+        strip_start: bool = True,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
+        """Special tokens in `shown` are never skipped."""
         self._pieces = pieces
-        self._skip_special_tokens = skip_special_tokens
+        self._skipped: frozenset[int] = frozenset()
+        if skip_special_tokens:
+            self._skipped = pieces.special - shown if shown else pieces.special
         self._spaces = pieces.strip_spaces if strip_start else 0
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """The text that is certain now: "" while a character is unfinished."""
-        if self._skip_special_tokens and self._pieces.is_special(token_id):
+        if token_id in self._skipped:
             return ""
         data = self._pieces[token_id]
         if self._spaces:

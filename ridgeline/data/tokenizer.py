@@ -107,16 +107,27 @@ class Tokenizer:
         """
         return b"" if self._pieces.is_special(token_id) else self._pieces[token_id]
 
+    def special_id(self, text: str) -> int | None:
+        """The special token that is written so, if there is one."""
+        return self._pieces.special_id(text)
+
     def decoder(
-        self, *, skip_special_tokens: bool = True, continuation: bool = False
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        continuation: bool = False,
+        shown: frozenset[int] = frozenset(),
     ) -> IncrementalDecoder:
-        """A decoder for ids as they are generated.
+        """A decoder for ids as they are generated; special tokens in `shown` are never skipped.
 
         `continuation` says that a text came before, so that the space which sentencepiece puts
         before a first word is a real one and is kept.
         """
         return IncrementalDecoder(
-            self._pieces, skip_special_tokens=skip_special_tokens, strip_start=not continuation
+            self._pieces,
+            skip_special_tokens=skip_special_tokens,
+            strip_start=not continuation,
+            shown=shown,
         )
 
     def template_for(self, *, has_tools: bool) -> str | None:

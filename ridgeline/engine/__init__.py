@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ridgeline.engine.naive import Generation, generate_tokens, reference_generate
     from ridgeline.engine.requests.grammar import Grammar
     from ridgeline.engine.requests.request import Sampling
+    from ridgeline.engine.requests.thinking import Thinking
     from ridgeline.engine.sampling.outputs import Completion, Delta, Output
 
 _LAZY = {
@@ -22,6 +23,7 @@ _LAZY = {
     "Grammar": "requests.grammar",
     "Output": "sampling.outputs",
     "Sampling": "requests.request",
+    "Thinking": "requests.thinking",
     "reference_generate": "naive",
     "generate_tokens": "naive",
 }
@@ -34,6 +36,7 @@ __all__ = [
     "Grammar",
     "Output",
     "Sampling",
+    "Thinking",
     "generate_tokens",
     "reference_generate",
 ]

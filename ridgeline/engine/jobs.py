@@ -56,6 +56,8 @@ def make_job(
         check_installed()
         if tokenizer is None:
             raise UsageError("a grammar needs a tokenizer, and the engine has none")
+    if sampling.thinking is not None and tokenizer is None:
+        raise UsageError("thinking tags need a tokenizer, and the engine has none")
     eos_ids = () if tokenizer is None else tokenizer.eos_ids
     ends = ends_of(eos_ids, sampling, config.vocab_size)
     stop_ids = frozenset((*ends, *sampling.stop_ids))
@@ -98,7 +100,7 @@ def make_ask(
         arrival=now,
         deadline=None if terms.timeout_s is None else now + terms.timeout_s,
         salt=f"{rope_regime(config, length)}/{terms.salt}",
-        needs_host=sampling.grammar is not None,
+        needs_host=sampling.is_matched,
         reuse_prefix=job.first_computed is None or job.first_computed > 0,
         reuse_limit=None if job.first_computed is None else job.first_computed + 1,
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine.requests.request import FinishReason, Sampling
-from ridgeline.engine.requests.stop import StopWatcher
+from ridgeline.engine.requests.thinking import stop_watcher
 from ridgeline.engine.sampling.choosing import (
     Chooser,
     Chosen,
@@ -30,7 +30,9 @@ from ridgeline.engine.sampling.choosing import (
     logprobs_of,
     with_seed,
 )
-from ridgeline.engine.sampling.matching import Grammars, Matcher
+from ridgeline.engine.sampling.live import decoder_for
+from ridgeline.engine.sampling.matching import Grammars
+from ridgeline.engine.sampling.thinking import AnyMatcher, matcher_for
 from ridgeline.errors import ContextLengthError, OutOfMemoryError, UsageError
 from ridgeline.formats.dtypes import dtype_bytes
 from ridgeline.hardware.detection import available_memory
@@ -92,7 +94,7 @@ def generate_chosen(
     sampling: Sampling,
     stop_ids: Collection[int] = (),
     sample: int = 0,
-    matcher: Matcher | None = None,
+    matcher: AnyMatcher | None = None,
 ) -> Iterator[Chosen]:
     """The tokens of one output one by one; ends after `max_tokens`, at the context's end, after
     (and with) a stop id, of those given and of the sampling's own, or when its grammar, which
@@ -123,7 +125,7 @@ def generate_tokens(
     sampling: Sampling,
     stop_ids: Collection[int] = (),
     sample: int = 0,
-    matcher: Matcher | None = None,
+    matcher: AnyMatcher | None = None,
 ) -> Iterator[int]:
     """The token ids of one of the request's outputs, one by one."""
     chosen = generate_chosen(model, prompt, sampling, stop_ids, sample, matcher)
@@ -239,8 +241,8 @@ def reference_generate(
     _check_plain(sampling)
     eos_ids = ends_of(tokenizer.eos_ids, sampling, model.config.vocab_size)
     matcher = _matcher(Grammars(tokenizer, model.config.vocab_size), sampling, eos_ids)
-    decoder = tokenizer.decoder(continuation=matcher is not None)
-    watcher = StopWatcher(sampling.stop)
+    decoder = decoder_for(sampling, tokenizer)
+    watcher = stop_watcher(sampling.stop, sampling.thinking)
     pieces: list[str] = []
 
     def emit(text: str) -> None:
@@ -280,12 +282,13 @@ def reference_generate(
 
 def _matcher(
     grammars: Grammars | None, sampling: Sampling, stop_ids: Collection[int]
-) -> Matcher | None:
-    """What follows one output's grammar, if it has one."""
-    if sampling.grammar is None or grammars is None:
+) -> AnyMatcher | None:
+    """What follows one output's grammar and the limit to its thinking, if it has one."""
+    if not sampling.is_matched or grammars is None:
         return None
-    compiled = grammars.compile(sampling.grammar).result()
-    return grammars.matcher(compiled, sampling, {*stop_ids, *sampling.stop_ids})
+    grammar = sampling.grammar
+    compiled = None if grammar is None else grammars.compile(grammar).result()
+    return matcher_for(grammars, compiled, sampling, {*stop_ids, *sampling.stop_ids})
 
 
 def _check_plain(sampling: Sampling) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ridgeline.errors import UsageError
 from ridgeline.formats.fields import about, check_fields
+from ridgeline.server.protocol.thinking import check_tags
 
 MIB = 1 << 20
 LEAST_KEY = 8  # characters
@@ -35,6 +36,13 @@ class ServerConfig:
     )
     api_key_file: str | None = field(
         default=None, metadata=about("require one of the API keys in FILE, one per line")
+    )
+    reasoning: str = field(
+        default="auto",
+        metadata=about(
+            "tags between which the model thinks: auto (by its chat template), off (thoughts stay "
+            "in the text), or two of them, as '<think>,</think>'"
+        ),
     )
     max_waiting: int = field(
         default=256,
@@ -74,6 +82,8 @@ class ServerConfig:
         check_fields(self)
         if not self.host:
             raise UsageError("host is empty; give an address, e.g. 127.0.0.1 or 0.0.0.0")
+        if self.reasoning not in ("auto", "off"):
+            check_tags(self.reasoning)
 
     def max_body_bytes(self, max_context: int) -> int:
         if self.max_body_mib is not None:

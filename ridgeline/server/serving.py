@@ -35,6 +35,7 @@ from ridgeline.server.front import Front
 from ridgeline.server.metrics.metrics import Meters
 from ridgeline.server.metrics.served import served_by
 from ridgeline.server.protocol import RequestLimits
+from ridgeline.server.protocol.thinking import tags_for
 from ridgeline.server.pump import Pump
 from ridgeline.server.routes import Routes
 from ridgeline.server.watchdog import Watchdog
@@ -102,7 +103,12 @@ class Serving:
             Bodies(config.max_body_bytes(limits.max_context), BODIES_TOTAL),
             self.meters,
             engine.tokenizer,
-            RequestLimits((name,), limits.max_context, engine.config.vocab_size),
+            RequestLimits(
+                (name,),
+                limits.max_context,
+                engine.config.vocab_size,
+                thinking_tags=tags_for(config.reasoning, engine.tokenizer),
+            ),
             self._threads,
             config.log_prompts,
         )

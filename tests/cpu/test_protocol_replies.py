@@ -20,6 +20,7 @@ from api_outputs import (
 from openai.types import Completion as TextCompletion
 from openai.types import CompletionUsage, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.completion_usage import CompletionTokensDetails
 from tiny_tokenizers import byte_level_metadata, demo
 
 from ridgeline.data import Tokenizer
@@ -138,7 +139,10 @@ def test_usage_comes_last_where_it_is_asked_for() -> None:
     assert all("usage" in chunk.model_fields_set for chunk in chunks)
     assert chunks[-1].choices == []
     assert chunks[-1].usage == CompletionUsage(
-        completion_tokens=4, prompt_tokens=31, total_tokens=35
+        completion_tokens=4,
+        prompt_tokens=31,
+        total_tokens=35,
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=0),
     )
 
 

@@ -230,7 +230,7 @@ WRONG: list[tuple[Route, str, Any, str]] = [
     ("chat", "service_tier", "flex", "service_tier"),
     ("chat", "modalities", ["text", "audio"], "modalities"),
     ("chat", "modalities", ["audio"], "modalities[0]"),
-    ("chat", "reasoning_effort", "high", "reasoning_effort"),
+    ("chat", "reasoning_effort", "some", "reasoning_effort"),
     ("chat", "deadline_s", 0, "deadline_s"),
     ("chat", "priority", 2**31, "priority"),
     ("chat", "cache_salt", "s" * 257, "cache_salt"),
@@ -269,7 +269,7 @@ WRONG: list[tuple[Route, str, Any, str]] = [
     ("completions", "max_tokens", 0, "max_tokens"),
     ("completions", "logprobs", 101, "logprobs"),
     ("completions", "best_of", 0, "best_of"),
-    ("responses", "input", [{"type": "reasoning", "summary": []}], "input[0]"),
+    ("responses", "input", [{"type": "item_reference", "id": "x"}], "input[0]"),
     (
         "responses",
         "input",

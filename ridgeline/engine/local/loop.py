@@ -74,10 +74,13 @@ class Loop:
         """Take a request; one with a grammar is run when that has been compiled."""
         if ask.request_id in self._preparing or ask.request_id in self._live:
             raise duplicate_id(ask.request_id)
-        if live.job.sampling.grammar is not None and not live.job.matchers:
+        sampling = live.job.sampling
+        if sampling.grammar is not None and not live.job.matchers:
             self._preparing.add(ask, live)
-        else:
-            self._enter(ask, live)
+            return
+        if sampling.is_matched and not live.job.matchers:
+            self._preparing.follow_thinking(live)
+        self._enter(ask, live)
 
     def _enter(self, ask: Ask, live: LiveRequest) -> None:
         self.scheduler.submit(ask)

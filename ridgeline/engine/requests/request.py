@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ridgeline.engine.requests.grammar import Grammar
+from ridgeline.engine.requests.thinking import Thinking
 from ridgeline.errors import UsageError, answers_wrong_options
 
 FinishReason = Literal["stop", "length"]
@@ -105,6 +106,17 @@ class Sampling:
             python_only=True,
         ),
     )
+    thinking: Thinking | None = field(
+        default=None,
+        metadata=_help(
+            "the tags between which the output thinks before it answers, and for how long at most",
+            python_only=True,
+        ),
+    )
+    skip_special_tokens: bool = field(
+        default=True,
+        metadata=_help("special tokens in the output have no text", python_only=True),
+    )
 
     def __post_init__(self) -> None:
         self._check_choice()
@@ -132,7 +144,15 @@ class Sampling:
     def needs_tables(self) -> bool:
         """Whether its logits are changed before one is chosen."""
         tables = self.has_penalties or self.logit_bias or self.min_tokens
-        return bool(tables) or self.grammar is not None
+        return bool(tables) or self.is_matched
+
+    @property
+    def is_matched(self) -> bool:
+        """Whether which tokens may come next depends on the text so far: it has a grammar, or a
+        limit to its thinking.
+        """
+        has_limit = self.thinking is not None and self.thinking.max_tokens is not None
+        return self.grammar is not None or has_limit
 
     def sample_seed(self, sample: int) -> int:
         """The seed of one of the request's outputs; the first has the request's own."""
@@ -185,6 +205,9 @@ class Sampling:
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             kind = type(self.grammar).__name__
             raise UsageError(f"grammar is a {kind}; give a Grammar, as Grammar.regex(…) makes one")
+        if self.thinking is not None and not isinstance(self.thinking, Thinking):
+            kind = type(self.thinking).__name__
+            raise UsageError(f"thinking is a {kind}; give a Thinking, as Thinking(max_tokens=512)")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None and not 0 <= count <= MAX_LOGPROBS:

@@ -33,7 +33,7 @@ class StopWatcher:
             # The one that is complete first, however the text was cut.
             _, start, self.match = min(matches)
             return held[:start]
-        keep = self._possible_start(held)
+        keep = possible_start(held, self.stops)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]
 
@@ -42,10 +42,11 @@ class StopWatcher:
         held, self._held = self._held, ""
         return held
 
-    def _possible_start(self, text: str) -> int:
-        """Length of the longest end of `text` with which a stop string begins."""
-        longest = max((len(stop) - 1 for stop in self.stops), default=0)
-        for size in range(min(longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-size:]) for stop in self.stops):
-                return size
-        return 0
+
+def possible_start(text: str, stops: tuple[str, ...]) -> int:
+    """Length of the longest end of `text` with which one of these strings begins."""
+    longest = max((len(stop) - 1 for stop in stops), default=0)
+    for size in range(min(longest, len(text)), 0, -1):
+        if any(stop.startswith(text[-size:]) for stop in stops):
+            return size
+    return 0

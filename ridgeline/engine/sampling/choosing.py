@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.requests.request import Sampling
-from ridgeline.engine.sampling.matching import Matcher
+from ridgeline.engine.sampling.thinking import AnyMatcher
 from ridgeline.errors import NumericsError, UsageError
 from ridgeline.kernels.sampling import sample
 from ridgeline.kernels.sampling.reference import adjusted_logits
@@ -52,10 +52,13 @@ class Chooser:
         stop_ids: Collection[int],
         device: torch.device,
         sample_index: int = 0,
-        matcher: Matcher | None = None,
+        matcher: AnyMatcher | None = None,
     ) -> None:
-        if sampling.grammar is not None and matcher is None:
-            raise UsageError("the sampling has a grammar; give the Matcher that follows it")
+        if sampling.is_matched and matcher is None:
+            raise UsageError(
+                "the sampling has a grammar or a limit to its thinking; give the Matcher that "
+                "follows it"
+            )
         self.matcher = matcher
         self.sampling, self.seed = sampling, sampling.sample_seed(sample_index)
         self.prompt_length, self.count = len(prompt), 0  # tokens chosen so far
@@ -98,14 +101,14 @@ class Chooser:
     def _adjusted(self, logits_V: Tensor) -> Tensor:
         sampling, bias_V = self.sampling, self.bias_V
         too_early = self.count < sampling.min_tokens and self.stop_ids
-        matcher = self.matcher
-        if not (sampling.has_penalties or sampling.logit_bias or too_early or matcher):
+        mask = None if self.matcher is None else self.matcher.mask()
+        if not (sampling.has_penalties or sampling.logit_bias or too_early or mask is not None):
             return logits_V
         if too_early:
             bias_V = bias_V.clone()
             bias_V[self.stop_ids] = float("-inf")
-        if matcher is not None:
-            bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
+        if mask is not None:
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
             allowed_V = torch.from_numpy(bits[: len(bias_V)]).bool().to(bias_V.device)
             bias_V = bias_V.masked_fill(~allowed_V, float("-inf"))
         return adjusted_logits(

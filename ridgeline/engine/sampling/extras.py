@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ridgeline.engine.requests.request import Sampling
 from ridgeline.engine.sampling.choosing import TokenLogprob, listed, ranked_logprobs
-from ridgeline.engine.sampling.matching import Matcher
 from ridgeline.engine.sampling.scoring import Scoring
+from ridgeline.engine.sampling.thinking import AnyMatcher
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.transfer import to_device, to_host
 
@@ -33,7 +33,8 @@ class DeviceJob:
     prompt: tuple[int, ...]
     stop_ids: frozenset[int]
     pooling: Pooling | None = None  # for an embedding: nothing is sampled
-    matchers: tuple[Matcher, ...] = ()  # with a grammar: one for each output, which it follows
+    # With a grammar, or a limit to its thinking: one for each output, which it follows.
+    matchers: tuple[AnyMatcher, ...] = ()
     scoring: Scoring | None = None  # takes the prompt's logits: no log-probabilities are listed
     first_scored: int = 1  # token of the prompt from which on logits are wanted, where they are
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine.requests.request import FinishReason
-from ridgeline.engine.requests.stop import StopWatcher
+from ridgeline.data.incremental import IncrementalDecoder
+from ridgeline.engine.requests.request import FinishReason, Sampling
+from ridgeline.engine.requests.thinking import stop_watcher
 from ridgeline.engine.sampling.choosing import TokenLogprob, best_samples
 from ridgeline.engine.sampling.extras import DeviceJob, EmbeddingPart, PromptPart
 from ridgeline.engine.sampling.outputs import Completion, Delta, Event, Output
@@ -32,10 +33,8 @@ class LiveSample:
         self.pieces: list[str] = []
         self.finish_reason: FinishReason | None = None
         self._stop_ids = job.stop_ids
-        # A grammar sees a first space, so it is text: see Tokenizer.decoder.
-        continues = job.sampling.grammar is not None
-        self._decoder = tokenizer.decoder(continuation=continues) if tokenizer is not None else None
-        self._watcher = StopWatcher(job.sampling.stop)
+        self._decoder = None if tokenizer is None else decoder_for(job.sampling, tokenizer)
+        self._watcher = stop_watcher(job.sampling.stop, job.sampling.thinking)
 
     def push(self, token: int, logprob: TokenLogprob | None) -> str:
         """Take a token and return the text that is certain now. A stop token has none."""
@@ -61,6 +60,19 @@ class LiveSample:
         if text:
             self.pieces.append(text)
         return text
+
+
+def decoder_for(sampling: Sampling, tokenizer: Tokenizer) -> IncrementalDecoder:
+    """From an output's tokens to its text. Thinking tags have text, special tokens or not."""
+    thinking = sampling.thinking
+    tags = () if thinking is None else (thinking.open_tag, thinking.close_tag)
+    ids = [tokenizer.special_id(tag) for tag in tags]
+    return tokenizer.decoder(
+        skip_special_tokens=sampling.skip_special_tokens,
+        # A grammar sees a first space, so it is text: see Tokenizer.decoder.
+        continuation=sampling.grammar is not None,
+        shown=frozenset(token for token in ids if token is not None),
+    )
 
 
 class LiveRequest:

@@ -157,6 +157,14 @@ class Grammars:
         self._kept: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
         self._lock = Lock()
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
     def compile(self, grammar: Grammar) -> Future[CompiledGrammar]:
         """The compiled grammar, at once if it is kept; a GrammarError if it makes no sense."""
         check_installed()

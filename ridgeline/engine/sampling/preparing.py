@@ -9,8 +9,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import NamedTuple
 
+from ridgeline.engine.sampling.extras import DeviceJob
 from ridgeline.engine.sampling.live import LiveRequest
 from ridgeline.engine.sampling.matching import CompiledGrammar, Grammars
+from ridgeline.engine.sampling.thinking import matcher_for
 from ridgeline.engine.scheduling.state import Ask, End
 
 
@@ -38,6 +40,11 @@ class Preparing:
         assert grammar is not None, f"request {ask.request_id!r} has no grammar to wait for"
         assert self._grammars is not None, "a request with a grammar comes with a tokenizer"
         self._waiting[ask.request_id] = (ask, live, self._grammars.compile(grammar))
+
+    def follow_thinking(self, live: LiveRequest) -> None:
+        """There is nothing to wait for where a limit to its thinking is all that is followed."""
+        assert self._grammars is not None, "a request that thinks comes with a tokenizer"
+        live.job = _followed(live.job, self._grammars, None)
 
     def cancel(self, request_id: Hashable) -> Prepared | None:
         """Take a request out; None if it is not here."""
@@ -72,12 +79,16 @@ class Preparing:
             return Prepared(ask, live, End(ask.request_id, "failed", str(error)))
         job, grammars = live.job, self._grammars
         assert grammars is not None, "it compiled the grammar"
-        matchers = tuple(
-            grammars.matcher(future.result(), job.sampling, job.stop_ids)
-            for _ in range(job.sampling.num_samples)
-        )
-        live.job = replace(job, matchers=matchers)
+        live.job = _followed(job, grammars, future.result())
         return Prepared(ask, live, None)
+
+
+def _followed(job: DeviceJob, grammars: Grammars, compiled: CompiledGrammar | None) -> DeviceJob:
+    matchers = [
+        matcher_for(grammars, compiled, job.sampling, job.stop_ids)
+        for _ in range(job.sampling.num_samples)
+    ]
+    return replace(job, matchers=tuple(matchers))
 
 
 def _is_overdue(ask: Ask, now: float) -> bool:

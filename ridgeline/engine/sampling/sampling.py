@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ridgeline.engine.requests.request import Sampling
 from ridgeline.engine.sampling.masks import Masks
-from ridgeline.engine.sampling.matching import Matcher
+from ridgeline.engine.sampling.thinking import AnyMatcher
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.batch import StepInputs
 from ridgeline.engine.steps.transfer import to_device
@@ -80,7 +80,7 @@ class Seated:
     sampling: Sampling
     prompt_length: int
     stop_ids: list[int]
-    matcher: Matcher | None = None
+    matcher: AnyMatcher | None = None
 
     def bias(self, draw_position: int) -> Iterator[tuple[int, float]]:
         """Tokens, and what is added to their logits for the token at this position."""
@@ -110,7 +110,7 @@ class Special:
         prompt: Sequence[int],
         output: Sequence[int],
         stop_ids: Collection[int],
-        matcher: Matcher | None = None,
+        matcher: AnyMatcher | None = None,
     ) -> None:
         """A stream takes a seat, with the tokens it has so far."""
         self.seats.pop(seat, None)

@@ -9,6 +9,12 @@ model stand with the fields they bound.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class ThinkingTags(NamedTuple):
+    open_tag: str
+    close_tag: str
 
 
 @dataclass(frozen=True)
@@ -18,3 +24,4 @@ class RequestLimits:
     vocab_size: int  # token ids in a request are below it
     max_depth: int = 64  # of lists and objects in a body
     max_outputs: int = 128  # that one request may have made: prompts × best_of
+    thinking_tags: ThinkingTags | None = None  # between which the model thinks

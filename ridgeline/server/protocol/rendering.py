@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Sampling
@@ -18,6 +18,7 @@ from ridgeline.errors import RidgelineError
 from ridgeline.server.protocol.errors import TOO_LONG, ApiError, refusal
 from ridgeline.server.protocol.limits import RequestLimits
 from ridgeline.server.protocol.requests.asked import Asked, Calls, Conversation, ParsedPrompt
+from ridgeline.server.protocol.thinking import begun, template_variables
 from ridgeline.server.protocol.tools import (
     CLOSE_TAG,
     call_grammar,
@@ -37,17 +38,30 @@ def render(asked: Asked, tokenizer: Tokenizer, limits: RequestLimits) -> list[Pa
         return []
     if asked.conversation is not None:
         field = "input" if asked.route == "responses" else "messages"
-        text, calls = _chat_text(asked.conversation, tokenizer, field)
-        _check_characters(text, field, limits)
-        ids = tuple(_encoded(tokenizer, text, field, add_special_tokens=False))
-        sampling = _with_calls(asked.sampling, asked.conversation, calls)
-        prompts = [ParsedPrompt(ids, sampling, calls=calls)]
+        prompts = [_chat_prompt(asked.conversation, asked.sampling, tokenizer, field, limits)]
     else:
         field = "input" if asked.route == "embeddings" else "prompt"
         prompts = _plain(asked, getattr(asked.request, field), tokenizer, field, limits)
     for prompt in prompts:
         _check_length(prompt, field, limits)
     return prompts
+
+
+def _chat_prompt(
+    conversation: Conversation,
+    sampling: Sampling,
+    tokenizer: Tokenizer,
+    field: str,
+    limits: RequestLimits,
+) -> ParsedPrompt:
+    text, calls, template = _chat_text(conversation, tokenizer, field)
+    text, thinking = begun(text, conversation.thinking, limits.thinking_tags, template)
+    _check_characters(text, field, limits)
+    ids = tuple(_encoded(tokenizer, text, field, add_special_tokens=False))
+    sampling = _with_calls(sampling, conversation, calls)
+    if conversation.thinking.is_on is not False:
+        sampling = replace(sampling, thinking=thinking)
+    return ParsedPrompt(ids, sampling, calls=calls, thinking=thinking)
 
 
 def answer_now(asked: Asked, tokenizer: Tokenizer) -> bytes:
@@ -72,7 +86,7 @@ def _tokenized(asked: Asked, tokenizer: Tokenizer) -> list[int]:
         adds = request.add_special_tokens is not False
         return _encoded(tokenizer, request.prompt, "prompt", add_special_tokens=adds)
     adds = asked.route == "count_tokens" or request.add_generation_prompt is not False
-    text, _ = _chat_text(asked.conversation, tokenizer, "messages", adds)
+    text = _chat_text(asked.conversation, tokenizer, "messages", adds).text
     return _encoded(tokenizer, text, "messages", add_special_tokens=False)
 
 
@@ -89,10 +103,17 @@ def _with_calls(sampling: Sampling, conversation: Conversation, calls: Calls | N
     return replace(sampling, grammar=grammar)
 
 
+class ChatText(NamedTuple):
+    """A conversation as the model's template writes it, and how calls will look."""
+
+    text: str
+    calls: Calls | None
+    template: str
+
+
 def _chat_text(
     conversation: Conversation, tokenizer: Tokenizer, field: str, add_generation_prompt: bool = True
-) -> tuple[str, Calls | None]:
-    """The conversation as the model's template writes it, and how calls will look."""
+) -> ChatText:
     tools, messages = conversation.usable_tools, list(conversation.messages)
     template = tokenizer.template_for(has_tools=bool(tools)) or ""
     calls = calls_of(conversation, template)
@@ -104,11 +125,11 @@ def _chat_text(
             messages,
             tools=given,
             add_generation_prompt=add_generation_prompt,
-            **conversation.variables,
+            **{**template_variables(conversation.thinking, template), **conversation.variables},
         )
     except RidgelineError as error:
         raise refusal(error, field) from error
-    return text, calls
+    return ChatText(text, calls, template)
 
 
 def _plain(

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.engine import Completion, Delta, Output
-from ridgeline.server.protocol.replies.call_parser import (
-    CallEvent,
-    CallParser,
-    CallPart,
-    CallStart,
-    Text,
-)
+from ridgeline.server.protocol.replies.call_parser import CallPart, CallStart, Text
 from ridgeline.server.protocol.replies.logprobs import TokenTexts
-from ridgeline.server.protocol.replies.reply import ChunkReply, check_ended_well, usage_of
+from ridgeline.server.protocol.replies.output_parser import OutputEvent, OutputParser, Thought
+from ridgeline.server.protocol.replies.reply import (
+    ChunkReply,
+    check_ended_well,
+    shows_thoughts,
+    usage_of,
+)
 from ridgeline.server.protocol.replies.sse import compact, quoted
 
 
@@ -24,11 +24,14 @@ class ChatReply(ChunkReply):
 
     def prepare(self) -> None:
         (prompt,) = self.prompts
-        self._calls, num = prompt.calls, prompt.sampling.n
+        num = prompt.sampling.n
         self._texts = TokenTexts(self.tokenizer)
         self._wants_logprobs = prompt.sampling.logprobs is not None
-        self._is_plain = self._calls is None and not self._wants_logprobs
-        self._parsers = [CallParser(self._calls) for _ in range(num)]
+        self._is_plain = prompt.calls is None and not self._wants_logprobs
+        self._parsers = [OutputParser(prompt) for _ in range(num)]
+        self._shows_thoughts = shows_thoughts(self.asked)
+        # Whether a choice's text can go out as it comes.
+        self._passes = [self._is_plain and prompt.thinking is None] * num
         self.prepare_chunks(num)
         self._text_heads = [
             f'data: {self.head}{{"index":{index},"delta":{{"content":'.encode()
@@ -43,7 +46,7 @@ class ChatReply(ChunkReply):
         ]
 
     def delta(self, delta: Delta, prompt: int = 0) -> bytes:
-        if self._is_plain and delta.finish_reason is None:
+        if self._passes[delta.sample] and delta.finish_reason is None:
             if not delta.text:
                 return b""
             head = self._text_heads[delta.sample]
@@ -57,19 +60,25 @@ class ChatReply(ChunkReply):
             for index, made in enumerate(output.completions)
             if not self.ended[index]
         ]
-        return [*events, *self.last_events(usage_of(outputs))]
+        return [*events, *self.last_events(self._usage(output))]
 
     def whole(self, outputs: Sequence[Output]) -> bytes:
         check_ended_well(outputs)
         (output,) = outputs
         choices = [self._choice(*each) for each in enumerate(output.completions)]
-        return self.whole_body("chat.completion", choices, usage_of(outputs))
+        return self.whole_body("chat.completion", choices, self._usage(output))
+
+    def _usage(self, output: Output) -> dict[str, Any]:
+        pairs = zip(self._parsers, output.completions, strict=True)
+        num = sum(parser.num_thought_tokens(made.tokens, self.tokenizer) for parser, made in pairs)
+        return usage_of([output], num_thought_tokens=num)
 
     def _delta(self, delta: Delta) -> bytes:
         index, parser = delta.sample, self._parsers[delta.sample]
         events = parser.push(delta.text)
         if delta.finish_reason is not None:
             events += parser.finish()
+        self._passes[index] = self._is_plain and parser.is_answer
         fields = [field for event in events if (field := self._field(index, event))]
         logprobs = "null"
         if self._wants_logprobs and delta.logprobs:
@@ -86,9 +95,11 @@ class ChatReply(ChunkReply):
             chunks.append(self._chunk(index, "", finish_reason=reason))
         return b"".join(chunks)
 
-    def _field(self, choice: int, event: CallEvent) -> str:
+    def _field(self, choice: int, event: OutputEvent) -> str:
         """What an event puts into a chunk's delta; nothing for the end of a call."""
         match event:
+            case Thought(text):
+                return f'"reasoning_content":{quoted(text)}' if self._shows_thoughts else ""
             case Text(text):
                 return f'"content":{quoted(text)}'
             case CallStart(number, name):
@@ -116,12 +127,15 @@ class ChatReply(ChunkReply):
         return f"call_{self.request_id}-{choice}-{number}"
 
     def _choice(self, index: int, made: Completion) -> dict[str, Any]:
-        parser = self._parsers[index] = CallParser(self._calls)
+        parser = self._parsers[index]
         events = [*parser.push(made.text), *parser.finish()]
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
         text = "".join(event.text for event in events if isinstance(event, Text))
         if text or not parser.num_calls:
             message["content"] = text
+        thought = "".join(event.text for event in events if isinstance(event, Thought))
+        if thought and self._shows_thoughts:
+            message["reasoning_content"] = thought
         if parser.num_calls:
             message["tool_calls"] = [
                 self._tool_call(index, start, events)
@@ -138,7 +152,9 @@ class ChatReply(ChunkReply):
             "finish_reason": self._reason(index, made.finish_reason),
         }
 
-    def _tool_call(self, choice: int, start: CallStart, events: list[CallEvent]) -> dict[str, Any]:
+    def _tool_call(
+        self, choice: int, start: CallStart, events: list[OutputEvent]
+    ) -> dict[str, Any]:
         arguments = "".join(
             event.arguments
             for event in events

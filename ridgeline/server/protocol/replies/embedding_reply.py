@@ -20,7 +20,7 @@ class EmbeddingReply(Reply):
     def whole(self, outputs: Sequence[Output]) -> bytes:
         check_ended_well(outputs)
         usage = usage_of(outputs, 0)
-        del usage["completion_tokens"]
+        usage = {name: usage[name] for name in ("prompt_tokens", "total_tokens")}
         answer = {
             "object": "list",
             "data": [self._entry(index, output) for index, output in enumerate(outputs)],

@@ -122,8 +122,14 @@ def merged(first: Delta, second: Delta) -> Delta:
     )
 
 
-def usage_of(outputs: Sequence[Output], num_tokens: int | None = None) -> dict[str, Any]:
-    """`num_tokens` where not all that was made was asked for."""
+def shows_thoughts(asked: Asked) -> bool:
+    return asked.conversation is None or asked.conversation.thinking.is_shown
+
+
+def usage_of(
+    outputs: Sequence[Output], num_tokens: int | None = None, num_thought_tokens: int = 0
+) -> dict[str, Any]:
+    """`num_tokens` where not all that was made was asked for; of them the thoughts'."""
     prompt_tokens = sum(output.num_prompt_tokens for output in outputs)
     if num_tokens is None:
         num_tokens = sum(len(made.tokens) for output in outputs for made in output.completions)
@@ -131,4 +137,5 @@ def usage_of(outputs: Sequence[Output], num_tokens: int | None = None) -> dict[s
         "prompt_tokens": prompt_tokens,
         "completion_tokens": num_tokens,
         "total_tokens": prompt_tokens + num_tokens,
+        "completion_tokens_details": {"reasoning_tokens": num_thought_tokens},
     }

@@ -1,23 +1,20 @@
-"""The output of a response, item by item: messages and function calls, and the events of each.
+"""The output of a response, item by item: reasoning, messages and function calls, and the events of
+each.
 
-What the parser of calls finds goes in; (kind, fields) of the stream's events come out, in the order
-that API has: an item is added, its parts grow, parts and item are done. A whole answer is the same
-without its events.
+What the parser of outputs finds goes in; (kind, fields) of the stream's events come out, in the
+order that API has: an item is added, its parts grow, parts and item are done. A whole answer is the
+same without its events.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from ridgeline.server.protocol.replies.call_parser import (
-    CallEnd,
-    CallEvent,
-    CallPart,
-    CallStart,
-    Text,
-)
+from ridgeline.server.protocol.replies.call_parser import CallEnd, CallPart, CallStart, Text
+from ridgeline.server.protocol.replies.output_parser import OutputEvent, Thought
 
 ItemFields = dict[str, Any]
+ItemKind = Literal["reasoning", "message", "call"]
 
 
 class ItemEvent(NamedTuple):
@@ -26,9 +23,10 @@ class ItemEvent(NamedTuple):
 
 
 class ResponseItems:
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, shows_thoughts: bool = True) -> None:
         self.items: list[ItemFields] = []
-        self.is_message_open = False
+        self.open_kind: ItemKind | None = None
+        self._shows_thoughts = shows_thoughts
         self.end_status = "completed"  # of what is open at the end
         self._request_id = request_id
         self._open: ItemFields | None = None  # the last of the items, while it grows
@@ -44,10 +42,18 @@ class ResponseItems:
         """They go out with the next text."""
         self._waiting += entries
 
-    def take(self, event: CallEvent) -> list[ItemEvent]:
+    def drop_logprobs(self) -> None:
+        """Those that wait: their tokens are of a thought, which has no place for them."""
+        self._waiting = []
+
+    def take(self, event: OutputEvent) -> list[ItemEvent]:
         match event:
+            case Thought(text):
+                if not self._shows_thoughts:
+                    return []
+                return [*self._open_part("reasoning"), self._text(text)]
             case Text(text):
-                return [*self._open_message(), self._text(text)]
+                return [*self._open_part("message"), self._text(text)]
             case CallStart(_, name):
                 return self._open_call(name)
             case CallPart(_, arguments):
@@ -60,7 +66,7 @@ class ResponseItems:
 
     def finish(self) -> list[ItemEvent]:
         """Close what is open. An output without anything is an empty message."""
-        events = [] if self.items else self._open_message()
+        events = [] if self.items else self._open_part("message")
         return [*events, *self._close()]
 
     def quick_text(self, text: str) -> ItemFields:
@@ -78,56 +84,68 @@ class ResponseItems:
         fields = {"output_index": len(self.items) - 1, "item": dict(item)}
         return ItemEvent("response.output_item.added", fields)
 
-    def _open_message(self) -> list[ItemEvent]:
-        if self.is_message_open:
+    def _open_part(self, kind: Literal["reasoning", "message"]) -> list[ItemEvent]:
+        """An item with one part of text, unless it is open already."""
+        if self.open_kind == kind:
             return []
-        message = {"id": "msg", "type": "message", "role": "assistant", "content": []}
-        added = self._begin({**message, "status": "in_progress"})
-        self.is_message_open = True
+        closed = self._close()
+        item: ItemFields = {"id": "rs", "type": "reasoning", "summary": [], "content": []}
+        if kind == "message":
+            item = {"id": "msg", "type": "message", "role": "assistant", "content": []}
+        added = self._begin({**item, "status": "in_progress"})
+        self.open_kind = kind
         fields = {**self._place(), "content_index": 0, "part": self._part()}
-        return [added, ItemEvent("response.content_part.added", fields)]
+        return [*closed, added, ItemEvent("response.content_part.added", fields)]
 
     def _open_call(self, name: str) -> list[ItemEvent]:
         events = self._close()
         call = {"id": "fc", "type": "function_call", "name": name, "arguments": ""}
         added = self._begin({**call, "status": "in_progress"})
         assert self._open is not None, "it was just opened"
+        self.open_kind = "call"
         self._open["call_id"] = f"call_{self.item_id}"
         added.fields["item"]["call_id"] = self._open["call_id"]
         return [*events, added]
 
     def _text(self, text: str) -> ItemEvent:
-        entries, self._waiting = self._waiting, []
         self._pieces.append(text)
+        fields = {**self._place(), "content_index": 0, "delta": text}
+        if self.open_kind == "reasoning":
+            return ItemEvent("response.reasoning_text.delta", fields)
+        entries, self._waiting = self._waiting, []
         self._logprobs += entries
-        fields = {**self._place(), "content_index": 0, "delta": text, "logprobs": entries}
-        return ItemEvent("response.output_text.delta", fields)
+        return ItemEvent("response.output_text.delta", {**fields, "logprobs": entries})
 
     def _part(self) -> ItemFields:
         text = "".join(self._pieces)
+        if self.open_kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
 
     def _close(self) -> list[ItemEvent]:
         if self._open is None:
             return []
-        item, place = self._open, self._place()
-        whole = "".join(self._pieces)
-        if self.is_message_open:
-            self._logprobs += self._waiting
-            self._waiting = []
-            place["content_index"] = 0
-            part = self._part()
-            item["content"] = [part]
-            done = {**place, "text": whole, "logprobs": self._logprobs}
-            events = [
-                ItemEvent("response.output_text.done", done),
-                ItemEvent("response.content_part.done", {**place, "part": part}),
-            ]
-        else:
-            item["arguments"] = whole
-            done = {**place, "name": item["name"], "arguments": whole}
-            events = [ItemEvent("response.function_call_arguments.done", done)]
+        item = self._open
+        events = self._close_call(item) if self.open_kind == "call" else self._close_part(item)
         item["status"] = self.end_status
-        self._open, self.is_message_open = None, False
+        self._open = self.open_kind = None
         fields = {"output_index": len(self.items) - 1, "item": item}
         return [*events, ItemEvent("response.output_item.done", fields)]
+
+    def _close_part(self, item: ItemFields) -> list[ItemEvent]:
+        place = {**self._place(), "content_index": 0}
+        if self.open_kind == "message":
+            self._logprobs += self._waiting
+            self._waiting = []
+        part = self._part()
+        item["content"] = [part]
+        done = {**place, **{name: part[name] for name in ("text", "logprobs") if name in part}}
+        return [
+            ItemEvent(f"response.{part['type']}.done", done),
+            ItemEvent("response.content_part.done", {**place, "part": part}),
+        ]
+
+    def _close_call(self, item: ItemFields) -> list[ItemEvent]:
+        item["arguments"] = whole = "".join(self._pieces)
+        done = {**self._place(), "name": item["name"], "arguments": whole}
+        return [ItemEvent("response.function_call_arguments.done", done)]

@@ -8,9 +8,14 @@ from typing import Any
 
 from ridgeline.engine import Delta, Output
 from ridgeline.server.protocol.errors import SERVER_ERROR, ApiError
-from ridgeline.server.protocol.replies.call_parser import CallParser
 from ridgeline.server.protocol.replies.logprobs import TokenTexts
-from ridgeline.server.protocol.replies.reply import StreamedReply, check_ended_well, usage_of
+from ridgeline.server.protocol.replies.output_parser import OutputParser
+from ridgeline.server.protocol.replies.reply import (
+    StreamedReply,
+    check_ended_well,
+    shows_thoughts,
+    usage_of,
+)
 from ridgeline.server.protocol.replies.response_items import ItemEvent, ResponseItems
 from ridgeline.server.protocol.replies.sse import compact, event, quoted
 
@@ -22,11 +27,11 @@ class ResponsesReply(StreamedReply):
 
     def prepare(self) -> None:
         (prompt,) = self.prompts
-        self._calls, self._texts = prompt.calls, TokenTexts(self.tokenizer)
+        self._texts = TokenTexts(self.tokenizer)
         self._wants_logprobs = prompt.sampling.logprobs is not None
-        self._is_plain = self._calls is None and not self._wants_logprobs
-        self._parser = CallParser(self._calls)
-        self._items = ResponseItems(self.request_id)
+        self._is_plain = prompt.calls is None and not self._wants_logprobs
+        self._parser = OutputParser(prompt)
+        self._items = ResponseItems(self.request_id, shows_thoughts(self.asked))
         self._reason: str | None = None  # the finish reason, once it is known
         self._number = 0  # of the next event
 
@@ -38,13 +43,15 @@ class ResponsesReply(StreamedReply):
         ]
 
     def delta(self, delta: Delta, prompt: int = 0) -> bytes:
-        if self._is_plain and self._items.is_message_open and delta.finish_reason is None:
+        if self._is_plain and self._items.open_kind == "message" and delta.finish_reason is None:
             return self._plain_delta(delta.text) if delta.text else b""
         if self._wants_logprobs:
             self._items.take_logprobs(self._texts.entries(delta.logprobs))
-        events = [
-            made for found in self._parser.push(delta.text) for made in self._items.take(found)
-        ]
+        was_thought = self._parser.is_thought
+        parsed = self._parser.push(delta.text)
+        if was_thought or self._parser.is_thought:
+            self._items.drop_logprobs()
+        events = [made for part in parsed for made in self._items.take(part)]
         if delta.finish_reason is not None:
             events += self._end(delta.finish_reason)
         return b"".join([self._event(*made) for made in events])
@@ -54,7 +61,7 @@ class ResponsesReply(StreamedReply):
         if self._reason is None:  # its last delta was lost with a process that died
             events = self._end(outputs[0].completions[0].finish_reason or "stop")
         status = self._status()
-        response = self._response(status, usage_of(outputs))
+        response = self._response(status, self._usage(outputs))
         return [
             *[self._event(*made) for made in events],
             self._event(f"response.{status}", {"response": response}),
@@ -69,18 +76,25 @@ class ResponsesReply(StreamedReply):
     def whole(self, outputs: Sequence[Output]) -> bytes:
         check_ended_well(outputs)
         (made,) = outputs[0].completions
+        parts = self._parser.push(made.text)
         if made.logprobs is not None:
-            self._items.take_logprobs(self._texts.entries(made.logprobs))
-        for found in self._parser.push(made.text):
-            self._items.take(found)
+            first = self._parser.num_thought_tokens(made.tokens, self.tokenizer)
+            self._items.take_logprobs(self._texts.entries(made.logprobs[first:]))
+        for part in parts:
+            self._items.take(part)
         self._end(made.finish_reason or "stop")
-        return compact(self._response(self._status(), usage_of(outputs))).encode()
+        return compact(self._response(self._status(), self._usage(outputs))).encode()
+
+    def _usage(self, outputs: Sequence[Output]) -> dict[str, Any]:
+        tokens = outputs[0].completions[0].tokens
+        num = self._parser.num_thought_tokens(tokens, self.tokenizer)
+        return usage_of(outputs, num_thought_tokens=num)
 
     def _end(self, reason: str) -> list[ItemEvent]:
         self._reason = reason
         if reason == "length":
             self._items.end_status = "incomplete"
-        events = [made for found in self._parser.finish() for made in self._items.take(found)]
+        events = [made for part in self._parser.finish() for made in self._items.take(part)]
         return [*events, *self._items.finish()]
 
     def _status(self) -> str:
@@ -121,7 +135,7 @@ class ResponsesReply(StreamedReply):
             "output": self._items.items if status != "in_progress" else [],
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": self._reasoning(),
             "service_tier": "default",
             "store": False,
             "text": self._text_options(),
@@ -132,6 +146,10 @@ class ResponsesReply(StreamedReply):
             "usage": usage and _usage(usage),
             "metadata": request.metadata or {},
         }
+
+    def _reasoning(self) -> dict[str, Any]:
+        options = self.asked.request.reasoning
+        return {"effort": None if options is None else options.effort, "summary": None}
 
     def _text_options(self) -> dict[str, Any]:
         options = self.asked.request.text
@@ -157,6 +175,6 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": usage["completion_tokens_details"],
         "total_tokens": usage["total_tokens"],
     }

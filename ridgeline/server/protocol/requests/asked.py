@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from ridgeline.engine import Sampling
+from ridgeline.engine import Sampling, Thinking
 from ridgeline.engine.sampling.extras import Pooling
 from ridgeline.server.protocol.requests.tool_fields import Tool, ToolChoice
 
@@ -29,6 +29,16 @@ ToolFormat = Literal["hermes", "llama3"]
 
 
 @dataclass(frozen=True)
+class ThinkingWish:
+    """What a request asks of the model's thinking; None: as the model has it."""
+
+    is_on: bool | None = None
+    effort: str | None = None
+    max_tokens: int | None = None  # then its answer begins
+    is_shown: bool = True  # in the reply
+
+
+@dataclass(frozen=True)
 class Conversation:
     """What a chat template is given."""
 
@@ -37,6 +47,7 @@ class Conversation:
     choice: ToolChoice = field(default_factory=ToolChoice)
     parallel: bool = True
     variables: Mapping[str, Any] = field(default_factory=dict)
+    thinking: ThinkingWish = field(default_factory=ThinkingWish)
 
     @property
     def usable_tools(self) -> tuple[Tool, ...]:
@@ -77,3 +88,4 @@ class ParsedPrompt:
     text: str = ""  # what `echo` repeats
     pooling: Pooling | None = None  # embeddings: nothing is sampled
     calls: Calls | None = None
+    thinking: Thinking | None = None  # how thoughts are told from answers in its outputs

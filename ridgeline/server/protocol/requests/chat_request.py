@@ -16,6 +16,11 @@ from ridgeline.server.protocol.requests.fields import (
     SamplingFields,
     StreamOptions,
 )
+from ridgeline.server.protocol.requests.thinking_fields import (
+    ChatReasoning,
+    Effort,
+    ThinkingFields,
+)
 from ridgeline.server.protocol.requests.tool_fields import (
     ChatNamedChoice,
     ChatTool,
@@ -84,10 +89,13 @@ class AssistantMessage(Body):
     function_call: None = None
     annotations: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = None
     parsed: Any = None
+    reasoning_content: str | None = None  # for templates that repeat thoughts
+    reasoning: str | None = None  # the same, under another name
 
     @model_validator(mode="after")
     def _says_something(self) -> AssistantMessage:
-        if self.content is None and self.refusal is None and not self.tool_calls:
+        texts = (self.content, self.refusal, self.reasoning_content, self.reasoning)
+        if texts == (None,) * len(texts) and not self.tool_calls:
             raise ValueError("has neither content nor tool_calls; give one")
         return self
 
@@ -112,7 +120,7 @@ Variables = Annotated[
 ]
 
 
-class ChatRequest(SamplingFields, CourseFields):
+class ChatRequest(SamplingFields, CourseFields, ThinkingFields):
     not_done: ClassVar[dict[str, str]] = {
         "audio": "this server makes text",
         "function_call": "use tool_choice",
@@ -139,7 +147,8 @@ class ChatRequest(SamplingFields, CourseFields):
     chat_template_kwargs: Variables | None = Field(
         None, description="variables for the model's own chat template, as enable_thinking"
     )
+    reasoning_effort: Effort | None = None
+    reasoning: ChatReasoning | None = None
     # Sent as a matter of course.
     modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] | None = None
-    reasoning_effort: Literal["none"] | None = None
     verbosity: Literal["medium"] | None = None

@@ -22,8 +22,10 @@ from ridgeline.server.protocol.requests.responses_request import (
     CallItem,
     CallOutputItem,
     MessageItem,
+    ReasoningItem,
     ResponsesRequest,
 )
+from ridgeline.server.protocol.requests.thinking_fields import wish_of
 from ridgeline.server.protocol.requests.tool_fields import choice_of, tools_of
 
 # What templates are given by others.
@@ -38,6 +40,7 @@ def of_chat(request: ChatRequest, max_depth: int) -> Conversation:
         choice_of(request.tool_choice, tools),
         request.parallel_tool_calls is not False,
         _variables(request.chat_template_kwargs),
+        wish_of(request),
     )
 
 
@@ -56,6 +59,7 @@ def of_responses(request: ResponsesRequest, max_depth: int) -> Conversation:
         choice_of(request.tool_choice, tools),
         request.parallel_tool_calls is not False,
         _variables(request.chat_template_kwargs),
+        wish_of(request),
     )
 
 
@@ -79,6 +83,9 @@ def _plain(
         plain.setdefault("name", names.get(message.tool_call_id, ""))
     elif isinstance(message, AssistantMessage):
         plain["content"] = plain["content"] or message.refusal or ""
+        thought = message.reasoning_content or message.reasoning
+        if thought:
+            plain["reasoning_content"] = thought
         if message.tool_calls:
             plain["tool_calls"] = [
                 _call(
@@ -96,13 +103,20 @@ def _plain(
 
 def _add_items(messages: list[dict[str, Any]], items: Sequence[Any], max_depth: int) -> None:
     names: dict[str, str] = {}
+    thought: dict[str, Any] = {}  # of the next message of the model
     for index, item in enumerate(items):
-        if isinstance(item, MessageItem):
-            messages.append({"role": _role(item.role), "content": text_of(item.content)})
+        if isinstance(item, ReasoningItem):
+            text = "\n".join(part.text for part in item.content or item.summary or ())
+            thought = {"reasoning_content": text} if text else {}
+        elif isinstance(item, MessageItem):
+            message = {"role": _role(item.role), "content": text_of(item.content)}
+            messages.append({**message, **thought} if item.role == "assistant" else message)
+            thought = {}
         elif isinstance(item, CallItem):
             names[item.call_id] = item.name
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": ""})
+            if not messages or messages[-1]["role"] != "assistant" or thought:
+                messages.append({"role": "assistant", "content": "", **thought})
+                thought = {}
             place = f"input[{index}].arguments"
             call = _call(item.call_id, item.name, item.arguments, place, max_depth)
             messages[-1].setdefault("tool_calls", []).append(call)

@@ -16,6 +16,7 @@ from ridgeline.server.protocol.requests.fields import (
     SamplingFields,
     StreamOptions,
 )
+from ridgeline.server.protocol.requests.thinking_fields import ReasoningOptions, ThinkingFields
 from ridgeline.server.protocol.requests.tool_fields import (
     ChoiceWord,
     FlatFormat,
@@ -78,6 +79,31 @@ class CallOutputItem(Body):
     namespace: None = None
 
 
+class ReasoningText(Body):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class SummaryText(Body):
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningItem(Body):
+    """What a client got and sends back, for templates that repeat thoughts."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: Annotated[list[SummaryText], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = (
+        None
+    )
+    content: (
+        Annotated[list[ReasoningText], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None
+    ) = None
+    encrypted_content: str | None = None  # none was sent: nothing is in it
+    status: ItemStatus | None = None
+
+
 def _item_type(item: Any) -> str:
     kind = item.get("type", "message") if isinstance(item, dict) else "message"
     return kind if isinstance(kind, str) else "message"
@@ -86,7 +112,8 @@ def _item_type(item: Any) -> str:
 InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
-    | Annotated[CallOutputItem, Tag("function_call_output")],
+    | Annotated[CallOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_item_type),
 ]
 InputItems = Annotated[
@@ -99,12 +126,7 @@ class TextOptions(Body):
     verbosity: Literal["medium"] | None = None
 
 
-class Reasoning(Body):
-    effort: Literal["none"] | None = None
-    summary: None = None
-
-
-class ResponsesRequest(SamplingFields, CourseFields):
+class ResponsesRequest(SamplingFields, CourseFields, ThinkingFields):
     not_done: ClassVar[dict[str, str]] = {
         "context_management": "nothing is compacted here",
         "conversation": "nothing is kept: send the whole conversation as input",
@@ -132,7 +154,7 @@ class ResponsesRequest(SamplingFields, CourseFields):
     tool_choice: ChoiceWord | FlatNamedChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Variables | None = None
+    reasoning: ReasoningOptions | None = None
     # Sent as a matter of course.
     background: Literal[False] | None = None
-    reasoning: Reasoning | None = None
     truncation: Literal["disabled"] | None = None

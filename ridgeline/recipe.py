@@ -257,9 +257,13 @@ class Recipe:
         default=False,
         metadata=about("same tokens bit for bit, whatever else is in the batch; slower"),
     )
-    overlap: bool = field(
-        default=True,
-        metadata=about("launch the next step before the last one's tokens are on the host"),
+    overlap: bool | None = field(
+        default=None,
+        metadata=about(
+            "launch the next step before the last one's tokens are on the host (default: yes on a "
+            "GPU; a CPU computes a step while it is launched, and each token would come a step "
+            "later)"
+        ),
     )
     kv: KV = field(default_factory=KV)
     limits: Limits = field(default_factory=Limits)
@@ -356,6 +360,7 @@ def with_auto(recipe: Recipe, config: ModelConfig, dtype: torch.dtype, device: s
         dtype=model_dtype,
         kernels=kernels if recipe.kernels == "auto" else recipe.kernels,
         graphs=on_gpu if recipe.graphs is None else recipe.graphs,
+        overlap=on_gpu if recipe.overlap is None else recipe.overlap,
         kv=replace(recipe.kv, dtype=model_dtype) if recipe.kv.dtype == "auto" else recipe.kv,
         limits=_filled_limits(recipe.limits, config.max_context, on_gpu),
     )

@@ -42,6 +42,7 @@ def engine_for(
     kv = KV(dtype=kv_dtype, page_size=page_size, prefix_cache=prefix_cache)
     limits = Limits(max_batch=max_batch, token_budget=budget)
     changes.setdefault("quantize_all", True)  # what is faster does not decide what is tested
+    changes.setdefault("overlap", True)  # as on a GPU, where more can go wrong
     return Engine(model, Recipe(kv=kv, limits=limits, **changes), num_pages=num_pages)
 
 

@@ -22,10 +22,17 @@ def make_breakable_for_server(engine: LocalBackend) -> None:
 
 
 def make_breakable(engine: LocalBackend) -> None:
-    """A file `stuck` makes one step last, `slow` all of them a while, `deadly` ends the process."""
+    """A file `stuck` makes one step last, `slow` all of them a while, `deadly` ends the process;
+    while there is a file `first` one step is computed, and the next waits until it is gone.
+    """
     folder, forward = Path(os.environ[FAULTS]), engine.runner.forward
+    num_steps = 0  # since there was a file `first`
 
     def breaking(inputs: Any, *rest: Any) -> torch.Tensor:
+        nonlocal num_steps
+        num_steps = num_steps + 1 if (folder / "first").exists() else 0
+        while num_steps > 1 and (folder / "first").exists():
+            time.sleep(0.005)
         if (folder / "stuck").exists():
             (folder / "stuck").unlink()
             time.sleep(STUCK_S)

@@ -237,3 +237,12 @@ def watch_steps_out(engine: Engine) -> list[int]:
 
     runner.launch, runner.collect = counted_launch, counted_collect  # type: ignore[method-assign]
     return counts
+
+
+@pytest.mark.parametrize(("overlap", "num_steps"), [(None, 1), (True, 2), (False, 1)])
+def test_a_step_ahead_brings_each_token_a_step_later(overlap: bool | None, num_steps: int) -> None:
+    """So that a CPU, which computes a step while it is launched, does not do it unasked."""
+    engine = engine_for(tiny("llama-mha"), overlap=overlap)
+    engine.add(prompts_of([5])[0], Sampling(max_tokens=6))
+    counts = [len(engine.step()) for _ in range(4)]
+    assert counts == [0] * (num_steps - 1) + [1] * (5 - num_steps)

@@ -54,7 +54,7 @@ UNUSUAL = Recipe(
         (Recipe, {"dtype": "int8"}, "dtype is 'int8'; give one of auto, bf16, fp16, fp32"),
         (Recipe, {"kernels": "fuse"}, "did you mean 'fused'"),
         (Recipe, {"graphs": 1}, "graphs is 1; give true or false"),
-        (Recipe, {"overlap": None}, "overlap is None; give true or false"),
+        (Recipe, {"overlap": 0}, "overlap is 0; give true or false"),
         (Recipe, {"scheme": "INT4"}, "try int4-g128"),
         (Recipe, {"scheme": "int4-"}, "try int4-g128"),
         (Recipe, {"kv": None}, "kv is None; give a KV"),
@@ -164,20 +164,12 @@ def test_edits_make_new_recipes() -> None:
 
 def test_auto_is_filled_in_by_device_and_model() -> None:
     on_gpu = with_auto(Recipe(), MODEL, torch.bfloat16, "cuda:0")
-    assert (on_gpu.dtype, on_gpu.kv.dtype, on_gpu.kernels, on_gpu.graphs) == (
-        "bf16",
-        "bf16",
-        "fused",
-        True,
-    )
+    assert (on_gpu.dtype, on_gpu.kv.dtype, on_gpu.kernels) == ("bf16", "bf16", "fused")
+    assert (on_gpu.graphs, on_gpu.overlap) == (True, True)
     assert on_gpu.limits == Limits(4096, 512, 8192, 512, 0.9)
     on_cpu = with_auto(Recipe(), MODEL, torch.float32, "cpu")
-    assert (on_cpu.dtype, on_cpu.kv.dtype, on_cpu.kernels, on_cpu.graphs) == (
-        "fp32",
-        "fp32",
-        "reference",
-        False,
-    )
+    assert (on_cpu.dtype, on_cpu.kv.dtype, on_cpu.kernels) == ("fp32", "fp32", "reference")
+    assert (on_cpu.graphs, on_cpu.overlap) == (False, False)
     assert on_cpu.limits == Limits(4096, 128, 512, 512, 0.5)
 
 

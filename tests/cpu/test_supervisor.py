@@ -28,7 +28,7 @@ from ridgeline.quantization import load_model
 from ridgeline.recipe import KV, Limits, Recipe
 
 LIMITS = Limits(max_batch=16, token_budget=64, memory_share=0.02)
-RECIPE = Recipe(dtype="fp32", kv=KV(page_size=16), limits=LIMITS)
+RECIPE = Recipe(dtype="fp32", overlap=True, kv=KV(page_size=16), limits=LIMITS)
 DRAWN = Sampling(temperature=1.0, seed=5, max_tokens=9, ignore_eos=True)
 SETTINGS = [
     Sampling(max_tokens=14, ignore_eos=True),

@@ -65,7 +65,7 @@ class LocalBackend:
         grammars = None
         if self.tokenizer is not None:
             grammars = Grammars(self.tokenizer, self.config.vocab_size)
-        self.loop = Loop(self.scheduler, self.runner, self.recipe.overlap, grammars, policy)
+        self.loop = Loop(self.scheduler, self.runner, bool(self.recipe.overlap), grammars, policy)
 
     def _runner(self, num_pages: int, members: Members | None) -> Runner:
         graph_bytes = self.memory_plan.bytes_of("graphs")

@@ -32,7 +32,7 @@ def prepare(
     if speculation.method == "none":
         return None
     runner.drafter = _drafter(runner, recipe, draft, window, graph_bytes)
-    costs, ahead = StepCosts(), recipe.overlap and runner.moves
+    costs, ahead = StepCosts(), bool(recipe.overlap) and runner.moves
     rehearse(runner, costs, speculation.max_draft_tokens, ahead)
     return DraftPolicy(costs, speculation.max_draft_tokens, free=draft is None, ahead=ahead)
 

@@ -144,7 +144,10 @@ def _filled(recipe: Recipe, known: Recipe) -> Recipe:
             recipe = edited(recipe, name, getattr(known, name))
     if recipe.kv.dtype == "auto":
         recipe = edited(recipe, "kv.dtype", recipe.dtype)
-    return edited(recipe, "graphs", known.graphs) if recipe.graphs is None else recipe
+    for name in ("graphs", "overlap"):
+        if getattr(recipe, name) is None:
+            recipe = edited(recipe, name, getattr(known, name))
+    return recipe
 
 
 def kv_bytes(config: ModelConfig, recipe: Recipe) -> float:

@@ -61,7 +61,7 @@ def candidates(situation: Situation) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "weights and work in bf16", {"dtype": "bf16"}
     if on_gpu and not recipe.graphs:
         yield "captured graphs", {"graphs": True}
-    if on_gpu and not recipe.overlap:
+    if on_gpu and recipe.overlap is False:
         yield "steps launched ahead", {"overlap": True}
     if recipe.deterministic:
         yield "no promise of equal bits", {"deterministic": False}

@@ -44,6 +44,11 @@ class RunState:
         return self.loop == "engine" and self.on_gpu and bool(self.recipe.graphs)
 
     @property
+    def overlaps(self) -> bool:
+        """Where nothing is said, a GPU does."""
+        return self.on_gpu and self.recipe.overlap is not False
+
+    @property
     def rounds_to_tf32(self) -> bool:
         """Whether products of fp32 go through a GPU's matrix units."""
         return self.on_gpu and self.recipe.tf32 and self.recipe.dtype == "fp32"

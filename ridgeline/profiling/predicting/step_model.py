@@ -250,4 +250,4 @@ def _communication_s(state: RunState, work: MeanStep) -> float:
 def _host_way(state: RunState) -> str:
     if state.loop == "naive":
         return "naive"
-    return "overlapped" if state.recipe.overlap and state.on_gpu else "apart"
+    return "overlapped" if state.overlaps else "apart"

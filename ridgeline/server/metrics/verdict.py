@@ -119,7 +119,7 @@ def _facts(window: Window, kind: VerdictKind) -> list[str]:
 def _next(kind: VerdictKind, window: Window, served: Served) -> str:
     recipe = served.recipe
     if kind == "host":
-        if not recipe.overlap:
+        if recipe.overlap is False and not _on_cpu(served):
             return f"remove {_no('overlap')}, so that steps are launched ahead"
         return (
             "larger batches, or fewer requests with grammars (those wait for the host every token)"
@@ -143,7 +143,7 @@ def _next(kind: VerdictKind, window: Window, served: Served) -> str:
 
 
 def _against_overhead(window: Window, served: Served) -> str:
-    on_cpu = served.costs is not None and served.costs.hardware.device_type == "cpu"
+    on_cpu = _on_cpu(served)
     if not on_cpu and not served.recipe.graphs:
         return f"remove {_no('graphs')}, so that small steps run as graphs"
     name, phase = main_phase(window)
@@ -190,6 +190,10 @@ def _is_quantized(served: Served) -> bool:
 
 def _kv_is_plain(served: Served) -> bool:
     return served.recipe.kv.dtype not in ("fp8", "int8")
+
+
+def _on_cpu(served: Served) -> bool:
+    return served.costs is not None and served.costs.hardware.device_type == "cpu"
 
 
 def _no(name: str) -> str:

@@ -118,7 +118,7 @@ class Feed:
             left[1] = 0.0
             made = 0
             while made < min(num_steps, left[0]) and first + made * step_s < 1:
-                self.meters.tokens(name, 8, begun + first + made * step_s)
+                self.meters.tokens({name: 8}, begun + first + made * step_s)
                 made += 8
             left[0] -= made
             if left[0] <= 0:

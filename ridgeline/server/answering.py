@@ -19,7 +19,7 @@ from ridgeline.engine import Output
 from ridgeline.server.door.gate import Gate, GateEntry
 from ridgeline.server.door.refusals import ClientGoneError
 from ridgeline.server.exchange import Bodies, Exchange
-from ridgeline.server.mailbox import Mailbox
+from ridgeline.server.mailbox import Mailbox, Taken, Writer
 from ridgeline.server.metrics.metrics import Meters
 from ridgeline.server.protocol import (
     ApiError,
@@ -134,14 +134,14 @@ class Answering:
         if mailbox.has_all:
             _raise_if_failed(mailbox.outputs())
         await exchange.begin_stream()
-        data = b"".join(reply.start())
+        data, writer = b"".join(reply.start()), _writer_for(exchange, reply)
         try:
             while True:
-                data += b"".join(reply.delta(delta, prompt) for prompt, delta in taken)
+                data += b"".join([reply.delta(delta, prompt) for prompt, delta in taken])
                 if mailbox.is_complete:
                     break
                 await exchange.write(data)
-                data, taken = b"", await mailbox.take()
+                data, taken = b"", await mailbox.take(writer)
             outputs = mailbox.outputs()
             self._note_end(exchange, outputs)
             _raise_if_failed(outputs)
@@ -166,6 +166,18 @@ class Answering:
 
     async def in_thread(self, work: Callable[..., Result], *args: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self.threads, work, *args)
+
+
+def _writer_for(exchange: Exchange, reply: StreamedReply) -> Writer:
+    """Sends what has come without a task, where the connection takes it."""
+
+    def write(take: Callable[[], Taken]) -> bool:
+        if not exchange.can_write:
+            return False
+        exchange.write_now(b"".join([reply.delta(delta, prompt) for prompt, delta in take()]))
+        return True
+
+    return write
 
 
 async def _watch(exchange: Exchange, mailbox: Mailbox) -> None:

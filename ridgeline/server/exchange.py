@@ -19,6 +19,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from ridgeline.server.door.refusals import ClientGoneError, RefusalError, retry_after
+from ridgeline.server.door.wire import WRITER, ChunkWriter
 from ridgeline.server.protocol import PATHS, ApiError, error_body, messages_error
 
 JSON = "application/json"
@@ -53,6 +54,7 @@ class Bodies:
 class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         self.scope, self.receive, self._send = scope, receive, send
+        self._wire: ChunkWriter | None = scope.get(WRITER)
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self.request_id = request_id
         self.began = time.monotonic()
@@ -150,6 +152,17 @@ class Exchange:
         """Waits while the client has much to read."""
         if data:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    @property
+    def can_write(self) -> bool:
+        """Whether a piece of a stream can be sent without waiting."""
+        return self._wire is not None and self._wire.is_ready
+
+    def write_now(self, data: bytes) -> None:
+        """As `write`, where it `can_write`."""
+        assert self._wire is not None, "asked first"
+        if data:
+            self._wire.write(data)
 
     async def end_stream(self, data: bytes = b"") -> None:
         await self.send({"type": "http.response.body", "body": data, "more_body": False})

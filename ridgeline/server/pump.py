@@ -19,7 +19,7 @@ import logging
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -162,15 +162,20 @@ class Pump:
     def _deliver(self) -> None:
         with self._lock:
             events, self._out = self._out, []
+        mailboxes: dict[int, Mailbox] = {}  # with news, by the numbers of their tickets
         for event in events:
-            number = event.number if isinstance(event, Failed) else _key_of(event).number
-            ticket = self._tickets.get(number)
-            if ticket is None:
-                continue  # nobody waits for it any more
             if isinstance(event, Failed):
-                ticket.mailbox.fail(event.error)
-            else:
-                ticket.mailbox.put(_key_of(event).prompt, event)
+                ticket = self._tickets.get(event.number)
+                if ticket is not None:
+                    ticket.mailbox.fail(event.error)
+                continue
+            key = _key_of(event)
+            ticket = self._tickets.get(key.number)
+            if ticket is not None:  # else nobody waits for it any more
+                mailboxes[key.number] = ticket.mailbox
+                ticket.mailbox.put(key.prompt, event)
+        for mailbox in mailboxes.values():
+            mailbox.flush()
 
     # The thread's side.
 
@@ -261,14 +266,13 @@ class Pump:
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _count(self, events: Sequence[Event | Failed]) -> None:
-        counts: Counter[str] = Counter()
+        counts: dict[str, int] = {}
         for event in events:
             if isinstance(event, Delta):
-                counts[_key_of(event).name] += len(event.tokens)
-        now = time.monotonic()
-        for request_id, num_tokens in counts.items():
-            self._meters.tokens(request_id, num_tokens, now)
+                name = _key_of(event).name
+                counts[name] = counts.get(name, 0) + len(event.tokens)
         if counts:
+            self._meters.tokens(counts, time.monotonic())
             self._pause_s = FIRST_PAUSE_S  # it works
 
 

@@ -21,6 +21,7 @@ from live_server import LiveServer, chat, events_of, live_server, until
 from ridgeline.server import answering, pump
 from ridgeline.server.answering import Answering
 from ridgeline.server.door.keys import Keys
+from ridgeline.server.door.wire import ChunkWriter
 
 STEP_TIMEOUT, CLIENT_TIMEOUT = 1.0, 2.0
 
@@ -61,6 +62,38 @@ def open_stream(server: LiveServer, body: dict[str, Any]) -> socket.socket:
     connection.sendall(head.encode() + sent)
     assert connection.recv(100).startswith(b"HTTP/1.1 200")
     return connection
+
+
+def test_on_a_cpu_a_token_does_not_wait_for_the_next_step(server: LiveServer) -> None:
+    """Its answer begins while the second step is held up. Steps that overlap would be launched, and
+    here computed, before anything is told of the first.
+    """
+    assert server.engine.recipe.overlap is False
+    with server.fault("first"):
+        connection = open_stream(server, chat(max_tokens=4, ignore_eos=True))
+    with closing(connection), connection.makefile("rb") as answer:
+        assert b"[DONE]" in b"".join(iter(answer.readline, b"0\r\n"))
+
+
+def test_the_tokens_of_a_stream_wake_no_task(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are written where they are handed out; each has an event of its own."""
+    pieces: list[bytes] = []
+    write = ChunkWriter.write
+
+    def writing(self: ChunkWriter, data: bytes) -> None:
+        pieces.append(data)
+        write(self, data)
+
+    monkeypatch.setattr(ChunkWriter, "write", writing)
+    asked = chat(max_tokens=16, ignore_eos=True)
+    with server.fault("slow"):
+        streamed = stream_text(server, asked)
+    whole = server.post("/v1/chat/completions", asked).json()["choices"][0]["message"]["content"]
+    assert streamed == whole
+    assert len(pieces) > 8
+    assert all(piece.count(b"data: ") == 1 for piece in pieces)
 
 
 def test_every_route_but_health_needs_the_key(

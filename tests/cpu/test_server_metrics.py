@@ -218,7 +218,7 @@ def one_request(meters: Meters, clock: Clock) -> None:
     meters.admitted("a", 12)
     for after, num_tokens in ((0.5, 1), (0.1, 1), (0.1, 3)):
         clock.now += after
-        meters.tokens("a", num_tokens, clock.now)
+        meters.tokens({"a": num_tokens}, clock.now)
     meters.ended("a", "finished", "length")
 
 
@@ -249,7 +249,7 @@ def test_samples_of_one_request_share_the_time(meters: Meters, clock: Clock) -> 
     meters.admitted("a", 3, num_samples=2)
     for _ in range(5):
         clock.now += 0.1
-        meters.tokens("a", 2, clock.now)
+        meters.tokens({"a": 2}, clock.now)
     meters.ended("a", "finished", "stop")
     assert figure(meters, "vllm:inter_token_latency_seconds_count") == 8
     assert figure(meters, "vllm:inter_token_latency_seconds_sum") == pytest.approx(0.8)
@@ -428,5 +428,5 @@ def test_times_count_from_when_the_request_began(meters: Meters, clock: Clock) -
     clock.now = 101.0
     meters.arrived("a", "/v1/completions", "", began=100.0)
     meters.admitted("a", 9)
-    meters.tokens("a", 1, 101.5)
+    meters.tokens({"a": 1}, 101.5)
     assert figure(meters, "vllm:time_to_first_token_seconds_sum") == pytest.approx(1.5)

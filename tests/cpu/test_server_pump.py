@@ -19,7 +19,7 @@ from ridgeline.engine.sampling.outputs import Event
 from ridgeline.errors import HardwareError, UsageError
 from ridgeline.server import pump as pumping
 from ridgeline.server.door.refusals import RefusalError
-from ridgeline.server.mailbox import Mailbox
+from ridgeline.server.mailbox import Mailbox, Taken
 from ridgeline.server.protocol import ApiError, ParsedPrompt
 from ridgeline.server.pump import Pump, RequestKey, Ticket
 from ridgeline.server.watchdog import Watchdog
@@ -90,8 +90,8 @@ class Counts:
     def __init__(self) -> None:
         self.num_tokens = 0
 
-    def tokens(self, request_id: str, num: int, now: float) -> None:
-        self.num_tokens += num
+    def tokens(self, num_tokens: dict[str, int], now: float) -> None:
+        self.num_tokens += sum(num_tokens.values())
 
     def sample(self, *_: object) -> None:
         pass
@@ -253,6 +253,7 @@ def test_mailboxes_merge_what_waits() -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         mailbox.put(0, delta(1, 0, "x"))
+        mailbox.flush()
         assert [part.text for _, part in await waiting] == ["x"]
         for text in "abcde":
             mailbox.put(0, delta(1, 0, text))
@@ -272,5 +273,58 @@ def test_mailboxes_merge_what_waits() -> None:
         whole.fail(ApiError(400, "second"))
         with pytest.raises(ApiError, match="first"):
             await whole.take()
+
+    asyncio.run(run())
+
+
+def test_nothing_overtakes_what_a_mailbox_has_handed_out() -> None:
+    """A writer sends what comes, as long as it can; from then on it is not asked before the one who
+    waits has taken the rest and waits again.
+    """
+    sent: list[str] = []
+    ready = [True]
+
+    def writer(take: Callable[[], Taken]) -> bool:
+        if ready[0]:
+            sent.extend(part.text for _, part in take())
+        return ready[0]
+
+    async def run() -> None:
+        mailbox = Mailbox(1, True)
+        waiting = asyncio.create_task(mailbox.take(writer))
+        await asyncio.sleep(0)
+        for texts in ("a", "bc"):
+            for text in texts:
+                mailbox.put(0, delta(1, 0, text))
+            mailbox.flush()
+        assert sent == ["a", "bc"]
+        ready[0] = False
+        mailbox.put(0, delta(1, 0, "d"))
+        mailbox.flush()
+        ready[0] = True  # though nobody has run since
+        mailbox.put(0, delta(1, 0, "e"))
+        mailbox.flush()
+        assert sent == ["a", "bc"]
+        assert [part.text for _, part in await waiting] == ["de"]
+        mailbox.put(0, delta(1, 0, "f"))
+        mailbox.flush()
+        assert sent == ["a", "bc"]
+        assert [part.text for _, part in await mailbox.take(writer)] == ["f"]
+
+    asyncio.run(run())
+
+
+def test_a_writer_that_fails_fails_its_own_mailbox() -> None:
+    def writer(take: Callable[[], Taken]) -> bool:
+        raise KeyError("no such text")
+
+    async def run() -> None:
+        mailbox = Mailbox(1, True)
+        waiting = asyncio.create_task(mailbox.take(writer))
+        await asyncio.sleep(0)
+        mailbox.put(0, delta(1, 0, "a"))
+        mailbox.flush()
+        with pytest.raises(KeyError):
+            await waiting
 
     asyncio.run(run())

@@ -158,7 +158,10 @@ class Supervisor:
             self._restart()
             return
         for message in messages:
-            self._take(message)
+            if isinstance(message, Token):  # nearly all are: thousands a second
+                self._take_token(message)
+            else:
+                self._take(message)
         self._send_next()
 
     def restart(self) -> None:
@@ -195,8 +198,6 @@ class Supervisor:
 
     def _take(self, message: WorkerMessage) -> None:
         match message:
-            case Token(number, sample):
-                self._take_token(number, sample, message)
             case PromptPart(number):
                 self._guarded(number, lambda live: live.take_prompt(message))
             case EmbeddingState(number, first, num_tokens, values):
@@ -205,13 +206,15 @@ class Supervisor:
             case End(number):
                 self._take_end(number, message)
 
-    def _take_token(self, number: int, sample: int, message: Token) -> None:
-        def take(live: LiveRequest) -> None:
-            part = self._parts[number]
-            if part.request.take(message, part.first_sample + sample):
-                self._worker.send(Finish(number, sample))
-
-        self._guarded(number, take)
+    def _take_token(self, message: Token) -> None:
+        part = self._parts.get(message.number)
+        if part is None:
+            return
+        try:
+            if part.request.take(message, part.first_sample + message.sample):
+                self._worker.send(Finish(message.number, message.sample))
+        except Exception as error:
+            self._fail(part.request, error)
         tried = self._on_trial
         if tried is not None and tried.num_trials == 1 and _has_passed(tried):
             self._take_out(tried)  # its pages stay in the prefix cache for when it goes on
@@ -234,9 +237,12 @@ class Supervisor:
         try:
             work(part.request.live)
         except Exception as error:
-            request_id = part.request.ask.request_id
-            log.warning("request %r failed: %s", request_id, reason_of(error))
-            self._end(part.request, End(request_id, "failed", reason_of(error)))
+            self._fail(part.request, error)
+
+    def _fail(self, held: Held, error: Exception) -> None:
+        request_id = held.ask.request_id
+        log.warning("request %r failed: %s", request_id, reason_of(error))
+        self._end(held, End(request_id, "failed", reason_of(error)))
 
     def _end(self, held: Held, end: End) -> None:
         self._take_out(held)

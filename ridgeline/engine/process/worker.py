@@ -301,8 +301,10 @@ class Worker:
         except (EOFError, OSError):
             return None
         for message in messages:
+            if isinstance(message, (Token, End)):
+                self.has_answered = True
+                continue
             self.is_ready = self.is_ready or isinstance(message, Ready)
-            self.has_answered = self.has_answered or isinstance(message, (Token, End))
             if isinstance(message, Lost):
                 self._reason = message.reason
             if isinstance(message, Refused):

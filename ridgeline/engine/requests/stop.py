@@ -20,6 +20,8 @@ class StopWatcher:
 
     def push(self, text: str) -> str:
         """Take new text and return what is safe to show; nothing after a stop string."""
+        if not self.stops:
+            return text
         if self.match is not None:
             return ""
         held = self._held + text

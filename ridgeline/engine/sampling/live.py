@@ -80,6 +80,9 @@ class LiveRequest:
         self, request_id: Hashable, job: DeviceJob, tokenizer: Tokenizer | None, sink: Sink
     ) -> None:
         self.request_id, self.job, self.sink = request_id, job, sink
+        sampling = job.sampling
+        self._has_deltas = sampling.num_samples == sampling.n  # else the best are not known yet
+        self._tells_logprobs = sampling.logprobs is not None
         self.samples = [LiveSample(job, tokenizer) for _ in range(job.sampling.num_samples)]
         self.prompt_logprobs: dict[int, TokenLogprob] = {}  # by position
         self.embedding: Tensor | None = None  # the sum so far, or the last state
@@ -99,9 +102,8 @@ class LiveRequest:
         ended: FinishReason | None = "stop" if is_stopped else reason
         if ended is not None:
             text += live.finish(ended)
-        wanted = self.job.sampling.logprobs is not None and logprob is not None
-        logprobs = (logprob,) if wanted and logprob is not None else ()
-        if self.job.sampling.num_samples == self.job.sampling.n:  # else the best are not known yet
+        if self._has_deltas:
+            logprobs = (logprob,) if self._tells_logprobs and logprob is not None else ()
             self.sink(Delta(self.request_id, sample, text, (token,), ended, logprobs))
         return stops
 

@@ -5,7 +5,7 @@ the page.
     meters = Meters(served_by(engine, "demo"))
     meters.arrived("chatcmpl-1", "/v1/chat/completions", "")
     meters.admitted("chatcmpl-1", num_prompt_tokens=12)
-    meters.tokens("chatcmpl-1", 1, time.monotonic())
+    meters.tokens({"chatcmpl-1": 1}, time.monotonic())
     meters.ended("chatcmpl-1", "finished", "stop")
     meters.render()                     # Prometheus' text
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ridgeline.engine.backend import EngineProgress
@@ -61,10 +61,11 @@ class Meters:
         with self._lock:
             self._counts.admitted(request_id, num_prompt_tokens, num_samples)
 
-    def tokens(self, request_id: str, num_tokens: int, now: float) -> None:
-        """So many new tokens of it came at `now`, of all its samples together."""
+    def tokens(self, num_tokens: Mapping[str, int], now: float) -> None:
+        """So many new tokens of each request came at `now`, of all its samples together."""
         with self._lock:
-            self._counts.tokens(request_id, num_tokens, now)
+            for request_id, num in num_tokens.items():
+                self._counts.tokens(request_id, num, now)
 
     def ended(self, request_id: str, status: Status, reason: str) -> None:
         """It has ended; one that is not known is ignored, so that ending twice does no harm."""

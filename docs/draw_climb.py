@@ -46,7 +46,7 @@ def draw(records: list[dict]) -> str:
     before, after, *rungs = ({k: v["value"] for k, v in r["values"].items()} for r in records)
     names = [record["name"].partition("-latency-")[2] for record in records[2:]]
     changes = [
-        Change(TITLES[name], r["predicted"], r["speedup_low"], r["rate"])
+        Change(TITLES.get(name, name), r["predicted"], r["speedup_low"], r["rate"])
         for name, r in zip(names, rungs, strict=True)
     ]
     first, last = before["output_tokens_per_s"], after["output_tokens_per_s"]

@@ -18,7 +18,7 @@ from ridgeline.ladder.outcome import (
     Side,
     Speedup,
 )
-from ridgeline.ladder.result import Climb
+from ridgeline.ladder.reporting.result import Climb
 from ridgeline.profiling.predicting.prediction import Area, Prediction
 
 SAMPLE = "Sample data, made up to draw with: nothing in this report was measured."

@@ -35,7 +35,7 @@ from ridgeline.ladder.climbing.preview import preview
 from ridgeline.ladder.measuring.judging import Measured
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
 from ridgeline.ladder.reporting.folder import REPORT
-from ridgeline.ladder.result import Climb
+from ridgeline.ladder.reporting.result import Climb
 from ridgeline.profiling.printing import safe_text
 from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.quality.tasks import TaskOptions

@@ -14,8 +14,8 @@ from ridgeline.cli.tables.optimize import climb_table
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import UsageError
 from ridgeline.ladder.reporting.report import write_report
+from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.reporting.saved import load_climb
-from ridgeline.ladder.result import Climb
 from ridgeline.profiling.predicting import accuracy
 from ridgeline.profiling.printing import safe_text
 

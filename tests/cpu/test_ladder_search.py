@@ -18,14 +18,14 @@ from ridgeline.ladder.climbing.bench import Enough
 from ridgeline.ladder.climbing.bench_processes import ROUND_S
 from ridgeline.ladder.climbing.budget import Budget, parse_duration
 from ridgeline.ladder.climbing.climb import LONGEST_ROUND_S, last_round_s
-from ridgeline.ladder.climbing.facts import ClimbFacts, ClimbProgress, Options
 from ridgeline.ladder.climbing.finished import Finished
+from ridgeline.ladder.climbing.progress import ClimbProgress, Options
 from ridgeline.ladder.climbing.search import ClimbSearch
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.rounds import speedup_of
 from ridgeline.ladder.outcome import Figures, Quality, Speedup, TrafficPace
-from ridgeline.ladder.rungs import Offer, Rung, RungContext
+from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung, RungContext
 from ridgeline.ladder.state import ClimbState
 from ridgeline.models.shapes import describe_shape
 from ridgeline.profiling.predicting.prediction import Prediction, Situation

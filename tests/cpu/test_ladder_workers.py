@@ -21,15 +21,15 @@ from ridgeline.data.workload import Workload, WorkloadRequest, named_workload
 from ridgeline.hardware import detect
 from ridgeline.ladder.climbing.bench_processes import Processes
 from ridgeline.ladder.climbing.budget import Budget
-from ridgeline.ladder.climbing.facts import ClimbFacts, Options
 from ridgeline.ladder.climbing.order import common_prefix_share
+from ridgeline.ladder.climbing.progress import Options
 from ridgeline.ladder.climbing.search import ClimbSearch
 from ridgeline.ladder.measuring.part import WorkloadPart, first_part, longer
 from ridgeline.ladder.measuring.process import Process, WorkerError
 from ridgeline.ladder.measuring.running import NaiveRuns, Round
 from ridgeline.ladder.measuring.spec import WorkerSpec, read_workload, write_workload
 from ridgeline.ladder.measuring.worker import RecipeWorker
-from ridgeline.ladder.rungs import fuse
+from ridgeline.ladder.rungs import ClimbFacts, fuse
 from ridgeline.ladder.state import ClimbState, ClimbSubject, applied, baseline
 from ridgeline.models.shapes import describe_shape, random_model
 from ridgeline.recipe import KV

@@ -92,8 +92,6 @@ ROOMS = {
     ],
     "ladder": [
         "outcome",
-        "rung_table",
-        "result",
         "state",
         "quantizing",
         "measuring",

@@ -24,7 +24,7 @@ from ridgeline.ladder.modules import OptimizedModule, climb, linears, optimize
 from ridgeline.ladder.modules.building import Built, Example, build, tf32
 from ridgeline.ladder.modules.copies import copied, weight_bytes
 from ridgeline.ladder.modules.outputs import OutputBounds, difference
-from ridgeline.ladder.result import Climb
+from ridgeline.ladder.reporting.result import Climb
 from ridgeline.profiling.modules import run, tracing
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.predicting.accuracy import known_errors

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_gains import BATCH_1, BF16, CPU, decode, situation
+from test_gains import BATCH_1, BF16, CONFIG, CPU, decode, situation
+from test_rungs import RUNGS, all_offers
 
 from ridgeline.kernels.cost import OpCost
 from ridgeline.profiling.placing import judge_step, place
 from ridgeline.profiling.predicting.next_steps import candidates, flags_of, what_next
+from ridgeline.profiling.predicting.prediction import Situation
 from ridgeline.profiling.tracing.division import Division, OpTime
 from ridgeline.recipe import Recipe
 
@@ -51,6 +54,51 @@ def test_on_a_cpu() -> None:
     assert not any(edit.get("scheme") == "fp8" or "graphs" in edit for edit in found)
     plain = situation(Recipe(dtype="fp32"), decode(1, 100, 0.03), hardware=CPU, loop="naive")
     assert edits(plain) == [{"loop": "engine", "kernels": "fused"}]
+
+
+# Rungs that a profile does not advise, and why.
+NOT_ADVISED = {
+    "fused-bf16": "fused kernels and bf16 are advised one after the other",
+    "engine": "for CPUs without a compiler, which a profile does not ask for",
+    "fp16": "as large and as fast as bf16",
+    "tf32": "for fp32 work, where bf16 is advised",
+    "tuned": "on by default",
+    "w8a8-int8": "int8 and fp8 are advised",
+    "batching": "more requests at once are advised, in numbers",
+    "larger-batch": "more requests at once are advised, in numbers",
+    "more-tokens": "a profile has steps, and no queue of prompts",
+    "fewer-tokens": "a profile has steps, and no queue of prompts",
+    "pages-128": "nothing is predicted of it",
+    "pages-32": "nothing is predicted of it",
+    "prefix-cache": "on by default; and a profile's prompts share nothing",
+    "draft-model": "a profile cannot name one",
+}
+# What a profile advises although no rung does it: a user asked for the one, and the ladder's engine
+# has the other from its start.
+NO_RUNG = [{"deterministic": False}, {"kernels": "fused"}]
+
+
+def situations() -> list[Situation]:
+    """Recipes that leave something to do, on a GPU and on a CPU."""
+    slow = Recipe(dtype="fp32", graphs=False, overlap=False, deterministic=True)
+    groups = replace(CONFIG, hidden_size=CONFIG.hidden_size + 32)  # that 32 divides and 64 does not
+    return [
+        situation(slow, BATCH_1),
+        situation(slow, BATCH_1, loop="naive"),
+        situation(BF16, BATCH_1),
+        replace(situation(BF16, BATCH_1), config=groups),
+        situation(replace(BF16, scheme="int8", copies=False), BATCH_1, bytes_per_weight=1.1),
+        situation(Recipe(dtype="fp32"), decode(1, 100, 0.03), hardware=CPU),
+    ]
+
+
+def test_profiles_advise_what_the_ladder_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    offers = [(rung.name, offer.edit) for rung, _, offer in all_offers(monkeypatch)]
+    advised = [edit for given in situations() for edit in edits(given)]
+    by_rungs = {name for name, edit in offers if any(edit.items() <= e.items() for e in advised)}
+    assert by_rungs == set(RUNGS) - set(NOT_ADVISED)
+    others = [e for e in advised if not any(edit.items() <= e.items() for _, edit in offers)]
+    assert [edit for edit in others if edit not in NO_RUNG] == []
 
 
 def test_the_largest_gain_comes_first_and_small_ones_not_at_all() -> None:

@@ -31,14 +31,14 @@ from ridgeline.errors import (
 )
 from ridgeline.ladder.climbing import bench_processes, climb
 from ridgeline.ladder.climbing.check import unpaired
-from ridgeline.ladder.climbing.facts import Options
 from ridgeline.ladder.climbing.outlook import Outlook
+from ridgeline.ladder.climbing.progress import Options
 from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.worker import RecipeWorker
 from ridgeline.ladder.reporting.folder import recipe_flags
+from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.reporting.summary import changed_fields
-from ridgeline.ladder.result import Climb
 from ridgeline.ladder.rungs import batching, fuse, quantize
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome
 from ridgeline.quantization.linear import schemes_of

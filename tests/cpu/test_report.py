@@ -22,8 +22,8 @@ from ridgeline.errors import OutputError, UsageError
 from ridgeline.ladder.outcome import RoofPoint
 from ridgeline.ladder.reporting import summary
 from ridgeline.ladder.reporting.report import report, write_report
+from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.reporting.saved import load_climb
-from ridgeline.ladder.result import Climb
 from ridgeline.profiling.predicting.accuracy import remember
 
 HOSTILE = """</script></style><img src=x onerror=alert(1)>"'&[bold]"""

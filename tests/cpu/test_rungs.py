@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.hardware import Ceiling, Hardware
+from ridgeline.ladder import rungs
 from ridgeline.ladder.outcome import Quality, RungOutcome
-from ridgeline.ladder.rungs import STAGES, Offer, Rung, RungContext
+from ridgeline.ladder.rungs import STAGES, ClimbFacts, Offer, Rung, RungContext
 from ridgeline.ladder.rungs.quantize import INT4
 from ridgeline.ladder.state import applied, baseline
 from ridgeline.models.shapes import describe_shape
+from ridgeline.profiling.predicting.gains import AREAS, area_of
+from ridgeline.profiling.predicting.prediction import Area
 from ridgeline.recipe import edited_at_once, field_table
 
 RUNGS = {rung.name: rung for stage in STAGES for rung in stage}
@@ -37,8 +42,11 @@ def place(hardware: Hardware = GPU, *edits: Mapping[str, Any], **more: Any) -> R
         filled,
         {"limits.token_budget": 8192, "limits.max_context": 4096, "limits.memory_share": 0.9},
     )
-    about = {"config": CONFIG, "hardware": hardware, "goal": "latency", "state": state}
-    return RungContext(**about | {"filled": filled} | more)
+    outcomes = more.pop("outcomes", {})
+    facts = ClimbFacts(
+        **{"config": CONFIG, "goal": "latency", "setting": ""} | more, hardware=hardware
+    )
+    return RungContext(facts, state, filled, outcomes)
 
 
 ENGINE = {"loop": "engine", "kernels": "fused"}
@@ -46,26 +54,91 @@ BF16 = {"dtype": "bf16"}
 
 
 def offered(name: str, where: RungContext) -> dict[str, Any]:
-    found = RUNGS[name].offer(where)
-    assert isinstance(found, Offer), found
-    return dict(found.edit)
+    offer = RUNGS[name].offer(where)
+    assert isinstance(offer, Offer), offer
+    return dict(offer.edit)
 
 
 def refused(name: str, where: RungContext) -> str:
-    found = RUNGS[name].offer(where)
-    assert isinstance(found, str), found
-    return found
+    reason = RUNGS[name].offer(where)
+    assert isinstance(reason, str), reason
+    return reason
 
 
-def test_every_edit_is_of_fields_that_a_recipe_has() -> None:
-    where = place(GPU, ENGINE, concurrency=8, prefix_share=0.5, has_text=True)
-    for rung in RUNGS.values():
-        if rung.area == "quantize":
-            continue
-        found = rung.offer(where)
-        if isinstance(found, Offer):
-            assert set(found.edit) <= {"loop", "folder", *field_table()}, rung.name
-            assert found.reason
+def outside_bound(*names: str, kl: float = 0.05) -> dict[str, RungOutcome]:
+    """Schemes that were measured, with answers outside the quality bound."""
+    quality = Quality(kl, None, None, 0.1, None, None, 10, "mean KL is too much")
+    return {
+        name: RungOutcome(name, "quantize", "", {}, "dropped", "", quality=quality)
+        for name in names
+    }
+
+
+def contexts() -> list[RungContext]:
+    """Places on the way up from the baseline, where between them every rung is offered."""
+    traffic = {"concurrency": 1024, "prefix_share": 0.5, "has_text": True, "longest_prompt": 1024}
+    result = [place(), place(CPU)]
+    for hardware in (GPU, replace(GPU, architecture="sm_75"), CPU):
+        fused = offered("fused", place(hardware, **traffic))
+        for edits in ((ENGINE,), (fused,), (ENGINE, BF16), (ENGINE, BF16, {"scheme": "int8"})):
+            result.append(place(hardware, *edits, **traffic, draft_model="small"))
+            for count in range(1, len(INT4)):
+                outcomes = outside_bound(*INT4[:count])
+                result.append(place(hardware, *edits, outcomes=outcomes))
+    return result
+
+
+def all_offers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Rung, RungContext, Offer]]:
+    """By every rung from each of those places, where the device could run all of them."""
+    monkeypatch.setattr("ridgeline.ladder.rungs.quantize.check_runs", lambda *_: None)
+    monkeypatch.setattr("ridgeline.ladder.rungs.custom_kernels.find_nvcc", lambda: "nvcc")
+    pairs = [(rung, where, rung.offer(where)) for rung in RUNGS.values() for where in contexts()]
+    return [(rung, where, offer) for rung, where, offer in pairs if isinstance(offer, Offer)]
+
+
+def test_every_rung_is_offered_somewhere_and_changes_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A switch that is on by default must be off in the baseline: its rung would change nothing."""
+    offers = all_offers(monkeypatch)
+    assert {rung.name for rung, _, _ in offers} == set(RUNGS)
+    for rung, where, offer in offers:
+        assert applied(where.state, offer.edit) != where.state, rung.name
+        assert offer.reason
+
+
+def test_a_rung_is_of_the_area_that_its_edit_is_predicted_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for rung, _, offer in all_offers(monkeypatch):
+        edit = {name: value for name, value in offer.edit.items() if name != "folder"}
+        assert area_of(edit) == rung.area, rung.name
+
+
+def test_every_field_of_a_recipe_is_in_one_area() -> None:
+    names = [name for area in AREAS.values() for name in area]
+    assert len(names) == len(set(names))
+    assert set(names) == {"loop", *field_table()}
+    assert tuple(AREAS) == get_args(Area)
+
+
+def test_every_rung_that_is_written_is_climbed_and_documented() -> None:
+    """A tuple of rungs that STAGES does not list would never be tried."""
+    files = [
+        import_module(f"ridgeline.ladder.rungs.{file.stem}")
+        for file in Path(rungs.__file__).parent.glob("*.py")
+    ]
+    written = {
+        rung.name
+        for file in files
+        for value in vars(file).values()
+        for rung in (value if isinstance(value, tuple) else (value,))
+        if isinstance(rung, Rung)
+    }
+    assert written == set(RUNGS)
+    table = (Path(__file__).parents[2] / "docs" / "ladder.md").read_text()
+    table = table.replace("`-g64`, `-g32`", "`int4-g64`, `int4-g32`")
+    assert [name for name in RUNGS if f"`{name}`" not in table] == []
 
 
 def test_names_are_their_own() -> None:
@@ -96,14 +169,14 @@ def test_dtypes_exclude_each_other_and_tf32_goes() -> None:
     assert offered("fp16", place(old, ENGINE)) == {"dtype": "fp16"}
 
 
-def test_alignment_is_told() -> None:
-    found = RUNGS["bf16"].offer(place(GPU, ENGINE))
-    assert isinstance(found, Offer)
-    assert "8 divides" in found.reason
+def test_alignment_is_named() -> None:
+    offer = RUNGS["bf16"].offer(place(GPU, ENGINE))
+    assert isinstance(offer, Offer)
+    assert "8 divides" in offer.reason
     odd = replace(CONFIG, mlp_size=1001)
-    found = RUNGS["bf16"].offer(place(GPU, ENGINE, config=odd))
-    assert isinstance(found, Offer)
-    assert "1001" in found.reason
+    offer = RUNGS["bf16"].offer(place(GPU, ENGINE, config=odd))
+    assert isinstance(offer, Offer)
+    assert "1001" in offer.reason
 
 
 @pytest.mark.parametrize("name", ["graphs", "overlap", "tf32", "fp16", "tuned", "fp8", "kv-fp8"])
@@ -124,9 +197,7 @@ def test_finer_groups_are_for_where_coarser_ones_did_not_do() -> None:
     assert "int4-g128 fits" in refused("int4-g64", place(CPU, ENGINE))
 
     def after(name: str, kl: float) -> RungContext:
-        broken = Quality(kl, None, None, 0.1, None, None, 10, "mean KL is too much")
-        outcome = RungOutcome(name, "quantize", "", {}, "dropped", "", quality=broken)
-        return place(CPU, ENGINE, outcomes={name: outcome})
+        return place(CPU, ENGINE, outcomes=outside_bound(name, kl=kl))
 
     assert offered("int4-g64", after("int4-g128", 0.05)) == {"scheme": "int4-g64"}
     assert "far outside" in refused("int4-g64", after("int4-g128", 0.5))
@@ -166,8 +237,8 @@ def test_copies_are_for_weights_that_are_codes_where_there_is_room() -> None:
     assert "deterministic" in refused("copies", place(GPU, ENGINE, int4, {"deterministic": True}))
     small = replace(GPU, memory_bytes=24 << 30)
     assert "54% of the memory" in refused("copies", place(small, ENGINE, int4))
-    found = {"int4-g128": RungOutcome("int4-g128", "quantize", "", {}, "kept", "")}
-    calibrated = place(GPU, ENGINE, BF16, {"folder": "codes"}, outcomes=found)
+    kept = {"int4-g128": RungOutcome("int4-g128", "quantize", "", {}, "kept", "")}
+    calibrated = place(GPU, ENGINE, BF16, {"folder": "codes"}, outcomes=kept)
     assert offered("copies", calibrated) == {"copies": True}
 
 

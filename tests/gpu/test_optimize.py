@@ -14,7 +14,7 @@ import torch
 from ridgeline.cli import main
 from ridgeline.engine import Engine, Sampling
 from ridgeline.errors import CHECK_FAILED_EXIT_CODE
-from ridgeline.ladder.result import Climb
+from ridgeline.ladder.reporting.result import Climb
 from ridgeline.models.shapes import random_model
 from ridgeline.recipe import Limits, Recipe
 

@@ -21,7 +21,7 @@ from ridgeline.hardware.units import human, human_bytes, percent
 from ridgeline.ladder.outcome import CurvePoint, Quality, RungOutcome, Speedup
 from ridgeline.ladder.reporting import summary
 from ridgeline.ladder.reporting.report_sections import memory_bars, roof_dots, roofs_of, step_of
-from ridgeline.ladder.result import Climb, rate
+from ridgeline.ladder.reporting.result import Climb, rate
 from ridgeline.profiling.drawing import BarPart, Rise
 from ridgeline.profiling.drawing.bars import part_colours
 from ridgeline.profiling.drawing.geometry import digits

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ridgeline.ladder.climbing.bench_processes import CURVE_S, ROUND_S, Processes
 from ridgeline.ladder.climbing.budget import Budget
-from ridgeline.ladder.climbing.facts import ClimbProgress, Options
 from ridgeline.ladder.climbing.finished import Finished
 from ridgeline.ladder.climbing.order import ClimbJob, ClimbOrder, prepared
+from ridgeline.ladder.climbing.progress import ClimbProgress, Options
 from ridgeline.ladder.climbing.search import ClimbSearch
 from ridgeline.ladder.climbing.writing import (
     LastComparison,
@@ -27,7 +27,7 @@ from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
 from ridgeline.ladder.outcome import CurvePoint
 from ridgeline.ladder.reporting.folder import Folder, saved_recipe
-from ridgeline.ladder.result import Climb
+from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.state import ClimbState
 from ridgeline.profiling.predicting.accuracy import remember
 from ridgeline.progress import Progress

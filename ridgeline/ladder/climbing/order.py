@@ -20,11 +20,11 @@ from ridgeline.engine.loading.draft_loading import check_words, find_draft
 from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect, measure
-from ridgeline.ladder.climbing.facts import ClimbFacts
 from ridgeline.ladder.measuring.judging import Measured
 from ridgeline.ladder.measuring.pace import check_arrivals, opening
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
 from ridgeline.ladder.outcome import Goal
+from ridgeline.ladder.rungs import ClimbFacts
 from ridgeline.ladder.state import ClimbSubject, setting
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe

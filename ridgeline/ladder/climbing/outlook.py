@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.errors import RidgelineError
-from ridgeline.ladder.climbing.facts import ClimbFacts, ClimbProgress, Options
+from ridgeline.ladder.climbing.progress import ClimbProgress, Options
 from ridgeline.ladder.outcome import RungOutcome
-from ridgeline.ladder.rungs import Offer, Rung
+from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung, RungContext
 from ridgeline.ladder.state import RecipeEdit, applied
 from ridgeline.profiling.predicting.prediction import Prediction, Situation
 
@@ -42,7 +42,7 @@ class Outlook:
             first = dict(engine)
         state = applied(now.best, first)
         filled = applied(replace(now.best, recipe=now.observation.filled), first).recipe
-        offer = rung.offer(self.facts.context(state, filled, self.latest))
+        offer = rung.offer(RungContext(self.facts, state, filled, self.latest))
         if isinstance(offer, str) or not first:
             return offer
         return Offer(first | dict(offer.edit), f"{offer.reason}; with the engine, {NOT_ALONE}")

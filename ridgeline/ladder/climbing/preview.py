@@ -11,7 +11,7 @@ from typing import Any
 
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.ladder.climbing.order import ClimbJob
-from ridgeline.ladder.rungs import STAGES, Offer, Rung
+from ridgeline.ladder.rungs import STAGES, Offer, Rung, RungContext
 from ridgeline.ladder.state import ClimbState, applied, baseline
 from ridgeline.models.cost import MeanStep
 from ridgeline.profiling.predicting.gains import kv_bytes, predict, state_of
@@ -59,7 +59,7 @@ def _filled(job: ClimbJob, state: ClimbState) -> Recipe:
 
 
 def _offer(job: ClimbJob, state: ClimbState, rung: Rung) -> Offer | str:
-    return rung.offer(job.facts.context(state, _filled(job, state)))
+    return rung.offer(RungContext(job.facts, state, _filled(job, state)))
 
 
 def _predicted(job: ClimbJob, state: ClimbState, offer: Offer) -> Prediction:

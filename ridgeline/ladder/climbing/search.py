@@ -24,15 +24,15 @@ from dataclasses import asdict, replace
 from ridgeline.bench.serve.bound import USUAL_SHARE
 from ridgeline.ladder.climbing.bench import Bench
 from ridgeline.ladder.climbing.budget import Budget
-from ridgeline.ladder.climbing.facts import ClimbFacts, ClimbProgress, Options
 from ridgeline.ladder.climbing.finished import Finished
 from ridgeline.ladder.climbing.outlook import Outlook, Predict
+from ridgeline.ladder.climbing.progress import ClimbProgress, Options
 from ridgeline.ladder.climbing.trial import Trial
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.outcome import RungOutcome, RungStatus, Speedup, outcome_from
 from ridgeline.ladder.reporting.words import busy_words, pace_words, state_words, with_remarks
-from ridgeline.ladder.rungs import Offer, Rung
+from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung
 from ridgeline.ladder.state import ClimbState, applied, baseline, digest
 from ridgeline.profiling.predicting.gains import predict
 from ridgeline.progress import Progress

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from ridgeline.bench.serve.bound import USUAL_SHARE
 from ridgeline.ladder.climbing.bench import Bench, Enough
 from ridgeline.ladder.climbing.budget import Budget
-from ridgeline.ladder.climbing.facts import ClimbFacts, ClimbProgress, Options
+from ridgeline.ladder.climbing.progress import ClimbProgress, Options
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.outcome import Quality, RungOutcome
 from ridgeline.ladder.reporting.words import faster_words, pace_words, quality_words, slower_words
-from ridgeline.ladder.rungs import Offer, Rung
+from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung
 from ridgeline.ladder.state import ClimbState
 from ridgeline.quality.gate import QualityBounds
 from ridgeline.quantization.scheme import parse_scheme

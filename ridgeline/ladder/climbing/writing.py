@@ -13,8 +13,8 @@ from typing import Any
 from ridgeline.hardware import Hardware
 from ridgeline.ladder.climbing.bench_processes import Processes
 from ridgeline.ladder.climbing.budget import Budget
-from ridgeline.ladder.climbing.facts import ClimbProgress
 from ridgeline.ladder.climbing.order import ClimbJob
+from ridgeline.ladder.climbing.progress import ClimbProgress
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.outcome import Figures, Quality, RungOutcome, Side, Speedup
 from ridgeline.ladder.reporting.folder import (
@@ -27,8 +27,8 @@ from ridgeline.ladder.reporting.folder import (
 )
 from ridgeline.ladder.reporting.records import climb_records
 from ridgeline.ladder.reporting.report import write_report
+from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.reporting.saved import FILE_NAME as CLIMB
-from ridgeline.ladder.result import Climb
 from ridgeline.ladder.state import ClimbState, ClimbSubject
 from ridgeline.profiling import roof_of
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome

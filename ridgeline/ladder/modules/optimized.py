@@ -18,7 +18,7 @@ from torch import nn
 from ridgeline.ladder.modules.building import Built
 from ridgeline.ladder.outcome import RungOutcome, Speedup
 from ridgeline.ladder.reporting.report import write_report
-from ridgeline.ladder.result import Climb
+from ridgeline.ladder.reporting.result import Climb
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.result import ModuleProfile
 from ridgeline.profiling.printing import PrintedResult

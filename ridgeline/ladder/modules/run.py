@@ -28,7 +28,7 @@ from ridgeline.ladder.modules.copies import copied
 from ridgeline.ladder.modules.optimized import OptimizedModule
 from ridgeline.ladder.modules.outputs import OutputBounds, difference
 from ridgeline.ladder.outcome import Figures, Goal, RoofPoint, RungOutcome, Side, Speedup
-from ridgeline.ladder.result import Climb
+from ridgeline.ladder.reporting.result import Climb
 from ridgeline.profiling.modules.devices import device_of, leaves, mapped, tensors
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.gains import accuracy_area

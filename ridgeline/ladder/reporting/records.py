@@ -9,7 +9,7 @@ from pathlib import Path
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.clocks import Clocks
 from ridgeline.ladder.outcome import Figures, RungOutcome, Speedup
-from ridgeline.ladder.result import Climb
+from ridgeline.ladder.reporting.result import Climb
 from ridgeline.records import Record, Value
 
 

@@ -20,7 +20,7 @@ from ridgeline.ladder.reporting.report_sections import (
     repeat_section,
     roofline_section,
 )
-from ridgeline.ladder.result import Climb
+from ridgeline.ladder.reporting.result import Climb
 from ridgeline.profiling.drawing import Markup, element, join, page
 
 SECTIONS = (

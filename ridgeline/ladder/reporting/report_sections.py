@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from ridgeline.hardware.units import human, human_bytes, percent
 from ridgeline.ladder.outcome import RoofPoint, RungOutcome, Side
 from ridgeline.ladder.reporting import summary
-from ridgeline.ladder.result import Climb, rate
+from ridgeline.ladder.reporting.result import Climb, rate
 from ridgeline.profiling.drawing import (
     Bar,
     BarPart,

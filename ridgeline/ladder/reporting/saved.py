@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from ridgeline.errors import UsageError
 from ridgeline.formats.fields import hints
-from ridgeline.ladder.result import SCHEMA, Climb
+from ridgeline.ladder.reporting.result import SCHEMA, Climb
 
 FILE_NAME = "climb.json"
 WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}

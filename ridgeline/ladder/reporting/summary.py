@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.hardware.units import human, human_bytes, percent
 from ridgeline.ladder.outcome import Figures, RungOutcome, RungStatus
-from ridgeline.ladder.result import Climb, paired_words, rate
+from ridgeline.ladder.reporting.result import Climb, paired_words, rate
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome
 
 NOT_KEPT: dict[RungStatus, str] = {

@@ -17,7 +17,7 @@ from ridgeline.ladder.rungs import (
     quantize,
     tensor_cores,
 )
-from ridgeline.ladder.rungs.base import Offer, Rung, RungContext
+from ridgeline.ladder.rungs.base import ClimbFacts, Offer, Rung, RungContext
 
 STAGES: tuple[tuple[Rung, ...], ...] = (
     fuse.RUNGS,
@@ -31,4 +31,4 @@ STAGES: tuple[tuple[Rung, ...], ...] = (
     batching.RUNGS,
 )
 
-__all__ = ["STAGES", "Offer", "Rung", "RungContext"]
+__all__ = ["STAGES", "ClimbFacts", "Offer", "Rung", "RungContext"]

@@ -1,8 +1,10 @@
 """A rung: does it apply here and why, and the edit of the recipe. What it would give is predicted
 by profiling/predicting/gains.py; whether it does is for the climb to measure.
 
-A file holds the rungs of one area. To add one: write a function from a `RungContext` to an `Offer`,
-or to one line that says why not, and name it in the file's RUNGS.
+A file holds the rungs of one area, in tuples: each is a stage, or part of one. To add a rung, write
+a function from a `RungContext` to an `Offer`, or to one line that says why not, and put a `Rung`
+with it into a tuple of the file; a new tuple also goes into `STAGES` (`__init__.py`). docs/map.md
+has all the steps, "Add a rung".
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.hardware import Hardware
 from ridgeline.ladder.outcome import Goal, RungOutcome
 from ridgeline.ladder.state import ClimbState, RecipeEdit
@@ -20,14 +23,13 @@ from ridgeline.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class RungContext:
-    """What a rung looks at."""
+class ClimbFacts:
+    """What does not change during a climb."""
 
     config: ModelConfig
     hardware: Hardware
     goal: Goal
-    state: ClimbState  # the best so far
-    filled: Recipe  # its recipe with nothing left to "auto"
+    setting: str  # all that measurements depend on (state.py)
     concurrency: int = 1  # requests that are there at once
     prefix_share: float = 0.0  # of prompt tokens, that an earlier prompt begins with
     longest_prompt: int = 1
@@ -36,14 +38,21 @@ class RungContext:
     is_quantized: bool = False  # the checkpoint itself
     draft_model: str | None = None  # that may draft for it
     bounds: QualityBounds = USUAL  # that answers must stay inside
-    outcomes: Mapping[str, RungOutcome] = field(default_factory=dict)  # so far, by name
+    latency: LatencyBound = field(default_factory=LatencyBound)  # none, unless it is given
 
     @property
     def on_cpu(self) -> bool:
         return self.hardware.device_type == "cpu"
 
-    def was(self, name: str, *status: str) -> bool:
-        return name in self.outcomes and self.outcomes[name].status in status
+
+@dataclass(frozen=True)
+class RungContext:
+    """What a rung looks at."""
+
+    facts: ClimbFacts
+    state: ClimbState  # the best so far
+    filled: Recipe  # its recipe with nothing left to "auto"
+    outcomes: Mapping[str, RungOutcome] = field(default_factory=dict)  # so far, by name
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ LEAST_BUDGET = 256  # tokens: smaller steps leave matrix units idle
 
 
 def batching(context: RungContext) -> Offer | str:
-    if context.concurrency < 2:
+    if context.facts.concurrency < 2:
         return "requests come one after the other"
-    batch = usual_limits(not context.on_cpu).max_batch
+    batch = usual_limits(not context.facts.on_cpu).max_batch
     if context.filled.limits.max_batch == batch:
         return "they share steps already"
     return Offer(
@@ -29,18 +29,18 @@ def batching(context: RungContext) -> Offer | str:
 
 def larger_batch(context: RungContext) -> Offer | str:
     now = context.filled.limits.filled().max_batch
-    if context.concurrency <= now:
-        return f"no more than {context.concurrency} requests are there at once"
+    if context.facts.concurrency <= now:
+        return f"no more than {context.facts.concurrency} requests are there at once"
     edit = {"limits.max_batch": 2 * now}
     if context.filled.limits.filled().token_budget < 2 * now:
         edit["limits.token_budget"] = 2 * now
-    return Offer(edit, f"{context.concurrency} requests wait for {now} places")
+    return Offer(edit, f"{context.facts.concurrency} requests wait for {now} places")
 
 
 def token_budget(factor: float, context: RungContext) -> Offer | str:
     limits = context.filled.limits.filled()
     wanted = int(factor * limits.token_budget)
-    tokens = context.longest_prompt * context.concurrency
+    tokens = context.facts.longest_prompt * context.facts.concurrency
     if tokens <= limits.token_budget:
         return f"all prompts together have {tokens} tokens; a step takes {limits.token_budget}"
     if wanted < max(LEAST_BUDGET, limits.max_batch):
@@ -59,11 +59,11 @@ def page_size(size: int, context: RungContext) -> Offer | str:
 
 
 def prefix_cache(context: RungContext) -> Offer | str:
-    if context.prefix_share <= 0:
+    if context.facts.prefix_share <= 0:
         return "no two prompts of the workload begin alike; it stays on, which costs nothing"
     if context.state.recipe.kv.prefix_cache:
         return "it is on already"
-    share = f"{context.prefix_share:.0%} of the prompt tokens came before"
+    share = f"{context.facts.prefix_share:.0%} of the prompt tokens came before"
     return Offer({"kv.prefix_cache": True}, share)
 
 
@@ -75,19 +75,19 @@ def prompt_lookup(context: RungContext) -> Offer | str:
 
 
 def draft_model(context: RungContext) -> Offer | str:
-    if context.draft_model is None:
+    if context.facts.draft_model is None:
         return "no draft model was named (--draft-model)"
     if context.state.recipe.speculation.method == "draft":
         return "it drafts tokens already"
-    edit = {"speculation.method": "draft", "speculation.draft_model": context.draft_model}
+    edit = {"speculation.method": "draft", "speculation.draft_model": context.facts.draft_model}
     return _no_text(context) or Offer(edit, "a small model of the same words drafts tokens")
 
 
 def _no_text(context: RungContext) -> str | None:
     """Why nothing can be learned of drafts here."""
-    if context.has_random_weights:
+    if context.facts.has_random_weights:
         return "random weights repeat themselves: right drafts say nothing of a real model"
-    if not context.has_text:
+    if not context.facts.has_text:
         return "the workload's prompts are not text: how many drafts are right depends on it"
     return None
 

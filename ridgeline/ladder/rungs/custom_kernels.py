@@ -11,19 +11,20 @@ from ridgeline.ladder.rungs.quantize import WEIGHTS
 
 
 def tuned(context: RungContext) -> Offer | str:
-    if context.on_cpu:
+    if context.facts.on_cpu:
         return "on a CPU the fused kernels are its own already"
     if context.state.recipe.tuned:
         return "they are on already"
-    has_choices, nvcc = bool(autotune.load(context.hardware.name)), find_nvcc()
+    name = context.facts.hardware.name
+    has_choices, nvcc = bool(autotune.load(name)), find_nvcc()
     if not has_choices and nvcc is None:
         return (
-            f"no choices were measured for {context.hardware.name}, and there is no nvcc to build "
-            "kernels with; run `ridgeline kernels tune`"
+            f"no choices were measured for {name}, and there is no nvcc to build kernels "
+            "with; run `ridgeline kernels tune`"
         )
     known = "measured choices" if has_choices else "no measured choices"
     built = "kernels in CUDA C++ are built" if nvcc else "no nvcc, so Triton alone"
-    return Offer({"tuned": True}, f"{known} for {context.hardware.name}; {built}")
+    return Offer({"tuned": True}, f"{known} for {name}; {built}")
 
 
 # Codes in few bits may be slower than plain weights by a rule of thumb: this comes before schemes,

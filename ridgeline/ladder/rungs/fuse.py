@@ -12,7 +12,7 @@ from ridgeline.ladder.rungs.base import Offer, Rung, RungContext
 def fused(context: RungContext) -> Offer | str:
     if context.state.loop == "engine":
         return "the engine runs it already"
-    if context.on_cpu and any(layer.experts for layer in context.config.layers):
+    if context.facts.on_cpu and any(layer.experts for layer in context.facts.config.layers):
         return "CPU kernels for experts are not written"
     why = "norms, products, rotary and attention each write what the next reads; fused they do not"
     return Offer(_engine(context, "fused"), why)
@@ -21,7 +21,7 @@ def fused(context: RungContext) -> Offer | str:
 def fused_half(context: RungContext) -> Offer | str:
     if context.state.loop == "engine":
         return "the engine runs it already"
-    if context.on_cpu:
+    if context.facts.on_cpu:
         return "on a CPU the plain kernels are tried instead"
     why = "the engine did not do in fp32, which GPUs are slow at; in bf16 it may"
     return Offer(_engine(context, "fused") | {"dtype": "bf16"}, why)
@@ -30,7 +30,7 @@ def fused_half(context: RungContext) -> Offer | str:
 def plain_engine(context: RungContext) -> Offer | str:
     if context.state.loop == "engine":
         return "the engine runs it already"
-    if not context.on_cpu:
+    if not context.facts.on_cpu:
         return "on a GPU the engine has fused kernels alone"
     return Offer(_engine(context, "reference"), "fused kernels cannot be had here; pages can")
 
@@ -38,10 +38,10 @@ def plain_engine(context: RungContext) -> Offer | str:
 def _engine(context: RungContext, kernels: str) -> dict[str, Any]:
     edit: dict[str, Any] = {"loop": "engine", "kernels": kernels}
     if (
-        context.concurrency > 1
+        context.facts.concurrency > 1
     ):  # one at a time as before: that they share steps is a rung of its own
         edit |= {"limits.max_batch": 1}
-    if context.prefix_share > 0:  # so is that they share beginnings
+    if context.facts.prefix_share > 0:  # so is that they share beginnings
         edit |= {"kv.prefix_cache": False}
     return edit
 

@@ -9,7 +9,7 @@ from ridgeline.ladder.rungs.quantize import WEIGHTS
 
 
 def graphs(context: RungContext) -> Offer | str:
-    if context.on_cpu:
+    if context.facts.on_cpu:
         return "a CPU launches nothing"
     return Offer(
         {"graphs": True}, "small steps, and the choice of tokens, are replayed as captured graphs"
@@ -17,7 +17,7 @@ def graphs(context: RungContext) -> Offer | str:
 
 
 def overlap(context: RungContext) -> Offer | str:
-    if context.on_cpu:
+    if context.facts.on_cpu:
         return "a CPU computes a step when it is launched: there is nothing to overlap"
     return Offer({"overlap": True}, "the device need not wait until the host has read its tokens")
 

@@ -36,21 +36,21 @@ COPIES_ROOM = 0.25  # of the memory, that copies of weights may take where they 
 
 def weights(name: str, context: RungContext) -> Offer | str:
     scheme = parse_scheme(name)
-    if context.is_quantized:
+    if context.facts.is_quantized:
         return "the checkpoint is quantized already; climb from the one it was made from"
     if context.state.recipe.scheme == name and context.state.folder is None:
         return "it is on already"
-    shapes = list(model_matrices(context.config))
+    shapes = list(model_matrices(context.facts.config))
     fitting = sum(scheme.fits(*shape) for shape in shapes)
     if not fitting:
         return f"no matrix of the model has rows that {name} divides"
     problem = _among_groups(context, name) if name in INT4 else None
     if problem is not None:
         return problem
-    if context.on_cpu and scheme.weight == "fp8":
+    if context.facts.on_cpu and scheme.weight == "fp8":
         return "a CPU only decodes fp8; int8 is measured"
     try:
-        check_runs(scheme, context.filled.dtype, context.hardware.device)
+        check_runs(scheme, context.filled.dtype, context.facts.hardware.device)
     except UnsupportedError as error:
         return str(error)
     edit: dict[str, Any] = {"scheme": name}
@@ -61,13 +61,13 @@ def weights(name: str, context: RungContext) -> Offer | str:
 
 def _among_groups(context: RungContext, name: str) -> str | None:
     """Why int4 with groups of this size need not be tried beside those of others."""
-    number = INT4.index(name)
+    number, matrices = INT4.index(name), list(model_matrices(context.facts.config))
     for finer in INT4[number + 1 :]:
         if _outside(context, finer) is not None:
             return f"{finer}, whose groups are finer, was outside the quality bound"
     for coarser in INT4[:number]:
-        fits = all(parse_scheme(coarser).fits(*shape) for shape in model_matrices(context.config))
-        kl, allowed = _outside(context, coarser), context.bounds.max_kl
+        fits = all(parse_scheme(coarser).fits(*shape) for shape in matrices)
+        kl, allowed = _outside(context, coarser), context.facts.bounds.max_kl
         if fits and kl is None:
             return f"{coarser} fits, is smaller, and was not outside the quality bound"
         if kl is not None and allowed is not None and kl > FINER_GAIN * allowed:
@@ -93,9 +93,9 @@ def kv(name: str, context: RungContext) -> Offer | str:
     now = context.filled.kv.dtype
     if now in ("fp8", "int8"):
         return f"keys and values are in {now} already"
-    if name == "fp8" and (context.on_cpu or fp8_dtype(context.hardware) is None):
-        return f"{context.hardware.name} has no fp8; int8 is measured"
-    if context.filled.dtype == "fp32" and not context.on_cpu:
+    if name == "fp8" and (context.facts.on_cpu or fp8_dtype(context.facts.hardware) is None):
+        return f"{context.facts.hardware.name} has no fp8; int8 is measured"
+    if context.filled.dtype == "fp32" and not context.facts.on_cpu:
         return "on a GPU 8-bit pages go with 16-bit work, and the dtype is fp32"
     return Offer({"kv.dtype": name}, "attention reads half the bytes, and twice the tokens fit")
 
@@ -107,10 +107,10 @@ def head(context: RungContext) -> Offer | str:
         return f"the head is in {now.head} already"
     if now.deterministic:
         return "deterministic products are of plain weights"
-    if not scheme.fits(*head_matrix(context.config)):
+    if not scheme.fits(*head_matrix(context.facts.config)):
         return "the head has rows that int8 does not divide"
     try:
-        check_runs(scheme, now.dtype, context.hardware.device)
+        check_runs(scheme, now.dtype, context.facts.hardware.device)
     except UnsupportedError as error:
         return str(error)
     return Offer({"head": "int8"}, "the matrix that makes logits is read in every step")
@@ -119,18 +119,18 @@ def head(context: RungContext) -> Offer | str:
 def copies(context: RungContext) -> Offer | str:
     """What one token gains by codes, a step of many may lose: they are written out first."""
     now, scheme = context.filled, _scheme(context)
-    if context.on_cpu:
+    if context.facts.on_cpu:
         return "a CPU multiplies many rows by codes too"
     if now.copies:
         return "they are held already"
-    if context.is_quantized:
+    if context.facts.is_quantized:
         return "of the checkpoint's own codes the engine decides by the room there is"
     if scheme is None or scheme.inputs != "16-bit":
         return "no weights are codes that are multiplied with 16-bit inputs"
     if now.deterministic or now.parallel.tensor > 1:
         return "products that are deterministic, or of ranks, are of the codes alone"
     held = replace(now, scheme=scheme.name, copies=True)
-    share = copied_bytes(context.config, held) / context.hardware.memory_bytes
+    share = copied_bytes(context.facts.config, held) / context.facts.hardware.memory_bytes
     if share > COPIES_ROOM:
         return f"copies of the weights would take {share:.0%} of the memory"
     return Offer({"copies": True}, "steps of many tokens need not write codes out first")

@@ -18,10 +18,10 @@ def half(name: str, context: RungContext) -> Offer | str:
     now = context.filled.dtype
     if now != "fp32":
         return f"the dtype is {now} already, which has the same size and speed"
-    if name == "fp16" and context.on_cpu:
+    if name == "fp16" and context.facts.on_cpu:
         return "a CPU computes fp16 by way of fp32; bf16 is measured"
     if name == "bf16" and _before_ampere(context):
-        return f"{context.hardware.architecture} has no bf16 matrix units; fp16 is measured"
+        return f"{context.facts.hardware.architecture} has no bf16 matrix units; fp16 is measured"
     if name == "fp16" and not _before_ampere(context) and not _is_outside(context, "bf16"):
         return (
             "as large and as fast as bf16, which kernels are tuned for; tried if that is too coarse"
@@ -33,12 +33,12 @@ def half(name: str, context: RungContext) -> Offer | str:
 
 
 def tf32(context: RungContext) -> Offer | str:
-    if context.on_cpu:
+    if context.facts.on_cpu:
         return "tf32 is of a GPU's matrix units"
     if context.filled.dtype != "fp32":
         return f"the dtype is {context.filled.dtype}; tf32 is about fp32"
-    if context.hardware.ceiling("matrix_tf32") is None:
-        return f"{context.hardware.name} has no tf32"
+    if context.facts.hardware.ceiling("matrix_tf32") is None:
+        return f"{context.facts.hardware.name} has no tf32"
     return Offer({"tf32": True}, f"products of fp32 on matrix units; {alignment(context)}")
 
 
@@ -50,13 +50,13 @@ def _is_outside(context: RungContext, name: str) -> bool:
 
 
 def _before_ampere(context: RungContext) -> bool:
-    name = context.hardware.architecture
+    name = context.facts.hardware.architecture
     return name.startswith("sm_") and name[3:].isdigit() and int(name[3:]) < 80
 
 
 def alignment(context: RungContext) -> str:
     """Whether the model's matrices suit the units; those that do not are named."""
-    shapes = dict.fromkeys(model_matrices(context.config))
+    shapes = dict.fromkeys(model_matrices(context.facts.config))
     odd = [shape for shape in shapes if any(size % ALIGNED for size in shape)]
     if not odd:
         return f"all matrices have dims that {ALIGNED} divides"

@@ -30,7 +30,13 @@ from ridgeline.profiling.predicting.changed_step import (
     least_s,
     of_model,
 )
-from ridgeline.profiling.predicting.prediction import LoopName, PhaseTime, Prediction, Situation
+from ridgeline.profiling.predicting.prediction import (
+    Area,
+    LoopName,
+    PhaseTime,
+    Prediction,
+    Situation,
+)
 from ridgeline.profiling.predicting.run_state import RunState
 from ridgeline.profiling.predicting.step_model import modelled, planned_bytes_per_weight
 from ridgeline.recipe import Recipe, edited, edited_at_once
@@ -42,12 +48,29 @@ GUESSED_ERROR = 0.3  # where the gain hangs on the text: how many drafted tokens
 # Tokens of which more than one comes from a step, beyond the first: prompt lookup gave 0.85 to
 # 1.24 times the speed on `demo` (2026-11-15); a draft model is taken to be right on two of five.
 ACCEPTED = {"none": 0.0, "prompt-lookup": 0.25, "draft": 1.6}
-AREAS: dict[str, tuple[str, ...]] = {
+# Every field of a recipe, and "loop", in the order in which the ladder comes to them.
+AREAS: dict[Area, tuple[str, ...]] = {
     "fuse": ("loop", "kernels"),
     "overhead": ("graphs", "overlap"),
     "tensor cores": ("dtype", "tf32"),
     "custom kernels": ("tuned",),
     "quantize": ("scheme", "head", "quantize_all", "copies", "kv.dtype"),
+    "batch and memory": (
+        "deterministic",
+        "kv.page_size",
+        "kv.prefix_cache",
+        "limits.max_context",
+        "limits.max_batch",
+        "limits.token_budget",
+        "limits.max_graph_batch",
+        "limits.memory_share",
+        "speculation.method",
+        "speculation.max_draft_tokens",
+        "speculation.max_ngram",
+        "speculation.min_ngram",
+        "speculation.draft_model",
+        "parallel.tensor",
+    ),
 }
 UNKNOWN_CONTEXT = 1024  # tokens, where no step was measured
 
@@ -80,14 +103,11 @@ def predict(situation: Situation, edit: Mapping[str, Any]) -> Prediction:
     return with_interval(speedup, width, worst.why(before, after))
 
 
-def area_of(edit: Mapping[str, Any]) -> str:
-    """The area of the ladder (see ladder/outcome.py) that an edit belongs to: of several, the first
-    that the ladder comes to.
+def area_of(edit: Mapping[str, Any]) -> Area:
+    """The area of the ladder that an edit belongs to: of several, the first that the ladder comes
+    to.
     """
-    for area, names in AREAS.items():
-        if any(name.startswith(names) for name in edit):
-            return area
-    return "batch and memory"
+    return next(area for area, names in AREAS.items() if any(name in names for name in edit))
 
 
 def _width(speedup: float, drafts_differ: bool, area: str, device: str) -> float:

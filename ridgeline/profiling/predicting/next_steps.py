@@ -15,7 +15,7 @@ from ridgeline.engine.local.ranks import undone_on_ranks
 from ridgeline.profiling.predicting.gains import predict
 from ridgeline.profiling.predicting.prediction import Prediction, Situation
 from ridgeline.quantization.scheme import parse_scheme
-from ridgeline.quantization.sizes import model_matrices
+from ridgeline.quantization.sizes import head_matrix, model_matrices
 from ridgeline.recipe import edited_at_once, flag
 
 LEAST_GAIN = 1.02  # predicted: less is not worth a change
@@ -93,12 +93,21 @@ def _smaller(situation: Situation, on_gpu: bool) -> Iterator[tuple[str, dict[str
             if scheme.weight not in done and all(scheme.fits(*each) for each in matrices):
                 done.add(scheme.weight)
                 yield f"weights in {name}", {"scheme": name}
+    if _head_can_be_codes(situation, on_gpu):
+        yield "the head in int8", {"head": "int8"}
     codes = None if recipe.scheme is None else parse_scheme(recipe.scheme)
     if on_gpu and codes is not None and codes.inputs == "16-bit" and recipe.copies is False:
         yield "weights in 16 bits too, for prompts", {"copies": True}
     if recipe.kv.dtype not in ("fp8", "int8"):
         name = "fp8" if on_gpu else "int8"
         yield f"keys and values in {name}", {"kv.dtype": name}
+
+
+def _head_can_be_codes(situation: Situation, on_gpu: bool) -> bool:
+    recipe = situation.recipe
+    fits = parse_scheme("int8").fits(*head_matrix(situation.config))
+    is_plain = recipe.head == "plain" and not recipe.deterministic
+    return fits and is_plain and not (on_gpu and recipe.dtype == "fp32")
 
 
 def _more_at_once(situation: Situation) -> Advice | None:

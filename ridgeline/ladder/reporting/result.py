@@ -20,7 +20,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ridgeline.ladder.outcome import Goal, RungOutcome, Side, Speedup, from_document
-from ridgeline.ladder.rung_table import reasons_table, rungs_table
+from ridgeline.ladder.reporting.rung_table import reasons_table, rungs_table
 from ridgeline.profiling.drawing import times
 from ridgeline.profiling.printing import PrintedResult, safe_text
 

@@ -182,6 +182,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def one_of_each_family(*preferred: str) -> list[str]:
+    """A shape of every family: one that is named here, or else the family's last."""
+    families = {MODELS[name][0]: name for name in MODELS}
+    return list((families | {MODELS[name][0]: name for name in preferred}).values())
+
+
+def num_heads(name: str) -> int:
+    return int((SMALL | MODELS[name][1])["num_attention_heads"])
+
+
 def make_model(name: str, seed: int = 0) -> Any:
     """The transformers model of this name, in fp32, ready to run."""
     family, overrides = MODELS[name]

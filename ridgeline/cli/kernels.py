@@ -181,7 +181,7 @@ def compile_rows(op: Op, target: Target, only_one: bool) -> Iterator[dict[str, A
     cases = [case for case in op.compile_cases if op.supports(target, case)]
     if not cases:
         row = {"op": op.name, "target": target.name, "case": "", "problem": None}
-        yield row | {"kernel": "not supported there"}
+        yield row | {"skipped": "not supported"}
     for case in cases[:1] if only_one else cases:
         for call in recorded_calls(op, case, target):
             row = {"op": op.name, "target": target.name, "case": case.label}
@@ -194,24 +194,24 @@ def source_rows(name: str, target: Target) -> Iterator[dict[str, Any]]:
         return
     row: dict[str, Any] = {"op": name, "target": target.name, "case": "cuda.cu", "problem": None}
     if find_nvcc() is None:
-        yield row | {"kernel": "cuda.cu: no nvcc here"}
+        yield row | {"kernel": "cuda.cu", "skipped": "no nvcc"}
         return
     try:
-        found = compile_source(name, target)
+        kernels = compile_source(name, target)
     except UnsupportedError as error:
         yield row | {"kernel": "cuda.cu", "problem": str(error)}
         return
-    worst = max(found, key=lambda kernel: (kernel.spilled_bytes, kernel.registers))
+    worst = max(kernels, key=lambda kernel: (kernel.spilled_bytes, kernel.registers))
     yield row | {
-        "kernel": f"cuda.cu: {len(found)} kernels",
-        "registers": max(kernel.registers for kernel in found),
+        "kernel": f"cuda.cu: {len(kernels)} kernels",
+        "registers": max(kernel.registers for kernel in kernels),
         "spilled_bytes": worst.spilled_bytes,
-        "shared_bytes": max(kernel.shared_bytes for kernel in found),
+        "shared_bytes": max(kernel.shared_bytes for kernel in kernels),
         "problem": worst.problem and f"{worst.kernel}: {worst.problem}",
     }
 
 
-def build_rows(names: list[str], asked: bool, terminal: Terminal) -> list[dict[str, Any]]:
+def build_rows(names: list[str], are_named: bool, terminal: Terminal) -> list[dict[str, Any]]:
     """Build the C++ of these ops for this machine, at the same time: for its CPU, and for its GPU
     where it has one.
     """
@@ -220,7 +220,7 @@ def build_rows(names: list[str], asked: bool, terminal: Terminal) -> list[dict[s
         builders["cuda.cu"] = (sources(), build)
     wanted = [(name, file) for name in names for file in builders if name in builders[file][0]]
     without = [name for name in names if name not in (op for op, _ in wanted)]
-    if asked and without:
+    if are_named and without:
         known = ", ".join(sorted({name for ops, _ in builders.values() for name in ops}))
         raise UsageError(f"{without[0]} has no C++ to build here; these do: {known}")
 
@@ -286,19 +286,22 @@ def render(document: dict[str, Any], console: Console) -> None:
             overflow="fold",
         )
     for row in document["rows"]:
-        table.add_row(*(cell(key, row.get(key)) for key in columns.values()))
+        table.add_row(*(cell(key, row) for key in columns.values()))
     console.print(table)
     for row in document["rows"]:
         if row.get("problem") is not None:
             names = [row[key] for key in ("op", "target", "case", "source") if row.get(key)]
             console.print(f"{', '.join(names)}: {row['problem']}", markup=False)
     if "failed" in document:
-        console.print(f"{len(document['rows'])} done, {document['failed']} failed")
+        skipped = sum("skipped" in row for row in document["rows"])
+        done = f"{len(document['rows']) - skipped} done, {document['failed']} failed"
+        console.print(f"{done}, {skipped} skipped" if skipped else done)
 
 
-def cell(key: str, value: Any) -> str:
+def cell(key: str, row: dict[str, Any]) -> str:
+    value = row.get(key)
     if key == "problem":
-        return "ok" if value is None else "FAILED"
+        return row.get("skipped", "ok") if value is None else "FAILED"
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 from ridgeline.engine.execution.work import CostBase, Work
-from ridgeline.engine.loading.memory import MemoryPlan
+from ridgeline.engine.memory.plan import MemoryPlan
 from ridgeline.engine.sampling.live import LiveRequest
 from ridgeline.engine.scheduling.state import Ask, Stats
 from ridgeline.errors import RidgelineError

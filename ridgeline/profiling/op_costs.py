@@ -21,6 +21,7 @@ from ridgeline.kernels.moe import op as moe
 from ridgeline.kernels.pages import Pages
 from ridgeline.kernels.quantized_linear import op as quantized_linear
 from ridgeline.kernels.rms_norm import op as rms_norm
+from ridgeline.kernels.rotary import op as rotary
 from ridgeline.kernels.rotary_pages import op as rotary_pages
 from ridgeline.kernels.sampling import op as sampling
 from ridgeline.kernels.skinny_linear import op as skinny_linear
@@ -138,6 +139,13 @@ def _rotary_pages(call: ScopeCall, facts: StepFacts) -> OpCost | None:
     return rotary_pages.cost(_like(call.shape, facts.dtype), None, slots, facts.pages)
 
 
+def _rotary(call: ScopeCall, facts: StepFacts) -> OpCost:
+    config = facts.model.config
+    rotated = max((layer.rope.rotary_dim for layer in config.layers if layer.rope), default=0)
+    angles = _like((call.shape[0], rotated // 2), torch.float32)
+    return rotary.cost(_like(call.shape, facts.dtype), angles, angles)
+
+
 def _sampling(call: ScopeCall, facts: StepFacts) -> OpCost:
     return sampling.cost(_like(call.shape, _logits_dtype(facts)))
 
@@ -160,6 +168,7 @@ def _between_ranks(call: ScopeCall, facts: StepFacts) -> OpCost:
 
 
 OF_OPS: dict[str, Callable[[ScopeCall, StepFacts], OpCost | None]] = {
+    "rotary": _rotary,
     "rotary_pages": _rotary_pages,
     "sampling": _sampling,
     "keep_tokens": _keep_tokens,

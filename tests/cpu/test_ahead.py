@@ -12,7 +12,7 @@ from engines import engine_for, tiny
 from ridgeline.engine.execution.ahead import Ahead, plans
 from ridgeline.engine.execution.graphs import DECODE_SIZES, PROMPT_SIZES, graph_kind
 from ridgeline.engine.execution.rehearsal import JOBS
-from ridgeline.engine.loading.footprint import NUM_GRAPHS
+from ridgeline.engine.memory.footprint import NUM_GRAPHS
 from ridgeline.engine.process import worker
 
 

@@ -6,18 +6,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from emulated import translated
+from rich.console import Console
 
 import ridgeline
+from ridgeline.cli.kernels import compile_rows, exit_code, finished, render
 from ridgeline.kernels.compile import CompiledKernel, argument_type
 from ridgeline.kernels.extension import (
     compile_source,
@@ -26,7 +31,7 @@ from ridgeline.kernels.extension import (
     sources,
 )
 from ridgeline.kernels.launch import recording, target_of
-from ridgeline.kernels.registry import NAMES
+from ridgeline.kernels.registry import NAMES, get_op
 from ridgeline.kernels.targets import TARGETS, Target
 from ridgeline.lessons import LESSONS
 
@@ -42,40 +47,44 @@ def in_first_tier(names: tuple[str, ...]) -> list[Any]:
     ]
 
 
-def wanted_targets(request: pytest.FixtureRequest, test: str) -> list[str]:
-    """Of the tests that this run has collected."""
+def collected(request: pytest.FixtureRequest, test: str) -> list[tuple[str, str]]:
+    """Name and target of each such test that this run has collected."""
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    return sorted({item.callspec.params["target"] for item in items if item.originalname == test})
+    parameters = [item.callspec.params for item in items if item.originalname == test]
+    return [(each["name"], each["target"]) for each in parameters]
 
 
 @pytest.fixture(scope="module")
 def rows(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """One configuration of each op for each target, in processes without the interpreter: one for
-    NVIDIA's chips, one for AMD's.
+    """One configuration of each op for each target, of those that this run has collected, in
+    processes without the interpreter: one for NVIDIA's chips, one for AMD's.
     """
-    targets = wanted_targets(request, "test_it_compiles_and_fits")
-    chips = [[name for name in targets if name.startswith(vendor)] for vendor in ("sm", "gfx")]
+    pairs = collected(request, "test_it_compiles_and_fits")
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "ridgeline", "kernels", "compile", "--one", "--json"]
-    command += [f"--op={name}" for name in (*NAMES, *LESSONS)]
-    running = [
-        subprocess.Popen(
-            [*command, "--target", ",".join(names)],
-            cwd=Path(ridgeline.__file__).parent.parent,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for names in chips
-        if names
-    ]
-    found: list[dict[str, Any]] = []
+    running = []
+    for vendor in ("sm", "gfx"):
+        own = [(name, target) for name, target in pairs if target.startswith(vendor)]
+        if own:
+            names, targets = ({pair[part]: None for pair in own} for part in (0, 1))
+            command = [sys.executable, "-m", "ridgeline", "kernels", "compile", "--one", "--json"]
+            command += [*(f"--op={name}" for name in names), "--target", ",".join(targets)]
+            running.append(
+                subprocess.Popen(
+                    command,
+                    cwd=Path(ridgeline.__file__).parent.parent,
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+    result: list[dict[str, Any]] = []
     for process in running:
         output, errors = process.communicate()
         assert output, errors
-        found += json.loads(output)["rows"]
-    return found
+        result += json.loads(output)["rows"]
+    assert {row["op"] for row in result} == {name for name, _ in pairs}, "no more than is asked for"
+    return result
 
 
 @pytest.mark.parametrize("name", [*NAMES, *LESSONS])
@@ -96,8 +105,7 @@ def by_nvcc(
     pool = ThreadPoolExecutor(2)
     yield {
         (name, target): pool.submit(compile_source, name, TARGETS[target])
-        for name in sources()
-        for target in wanted_targets(request, "test_cuda_source_compiles_without_spills")
+        for name, target in collected(request, "test_cuda_source_compiles_without_spills")
     }
     pool.shutdown(cancel_futures=True)
 
@@ -108,9 +116,21 @@ def by_nvcc(
 def test_cuda_source_compiles_without_spills(
     name: str, target: str, by_nvcc: dict[tuple[str, str], Future[list[CompiledKernel]]]
 ) -> None:
-    found = by_nvcc[name, target].result()
-    assert len(found) >= 4
-    assert {kernel.kernel: kernel.problem for kernel in found if kernel.problem} == {}
+    kernels = by_nvcc[name, target].result()
+    assert kernels
+    assert {kernel.kernel: kernel.problem for kernel in kernels if kernel.problem} == {}
+
+
+def test_what_a_target_does_not_have_is_not_called_ok() -> None:
+    op = replace(get_op("rms_norm"), supports=lambda *_: False)
+    document = finished("compile", list(compile_rows(op, TARGETS["gfx942"], only_one=True)))
+    console = Console(file=StringIO(), width=80)
+    render(document, console)
+    text = console.file.getvalue()
+    assert re.search(r"rms_norm +gfx942 +not supported", text)
+    assert "ok" not in text
+    assert "0 done, 0 failed, 1 skipped" in text
+    assert exit_code(document) == 0
 
 
 def test_what_ptxas_reports_is_read() -> None:

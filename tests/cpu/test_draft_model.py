@@ -18,7 +18,7 @@ from tiny_tokenizers import byte_level_metadata
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine
-from ridgeline.engine.loading.memory import itemise
+from ridgeline.engine.memory.plan import itemise
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.speculation.draft_model import DraftModel, DraftPages
 from ridgeline.errors import ContextLengthError, UnsupportedError

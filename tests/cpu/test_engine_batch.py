@@ -17,7 +17,7 @@ from ridgeline.engine.attention.paged import PagedSequences
 from ridgeline.engine.execution.graphs import PROMPT_ROWS, Graphs, graph_kind
 from ridgeline.engine.execution.step_pass import PassKind, SamplingKind, StepPass
 from ridgeline.engine.loading.deterministic import deterministic
-from ridgeline.engine.loading.footprint import driver_bytes
+from ridgeline.engine.memory.footprint import driver_bytes
 from ridgeline.engine.sampling.sampling import _argmax
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.batch import (

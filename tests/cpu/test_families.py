@@ -36,6 +36,12 @@ def pair(
     return peer, load_model(folder, dtype="fp32", device="cpu")
 
 
+def test_every_family_has_tiny_models() -> None:
+    causal = {"Gemma3Text": "Gemma3"}
+    tested = {f"{causal.get(name, name)}ForCausalLM" for name, _ in MODELS.values()}
+    assert tested == {family.architectures[0] for family in FAMILIES}
+
+
 def test_same_logits(pair: tuple[Any, Transformer]) -> None:
     peer, ours = pair
     with torch.inference_mode():

@@ -14,9 +14,9 @@ from allocations import allocations
 from test_memory_plan import recipe_for, small_config
 
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.loading.fixed_activations import fixed_peak
-from ridgeline.engine.loading.footprint import graph_bytes, step_peak
-from ridgeline.engine.loading.memory import itemise
+from ridgeline.engine.memory.fixed_activations import fixed_peak
+from ridgeline.engine.memory.footprint import graph_bytes, step_peak
+from ridgeline.engine.memory.plan import itemise
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.kernels.deterministic_attention.splits import most_partial_bytes

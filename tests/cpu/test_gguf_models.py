@@ -11,10 +11,11 @@ import gguf
 import pytest
 import torch
 import transformers
-from gguf_files import write_gguf
+from gguf_files import ARCHITECTURES, write_gguf
 from test_families import PROMPT, all_logits
-from tiny_models import make_model
+from tiny_models import MODELS, make_model
 
+from ridgeline.models.families import FAMILIES
 from ridgeline.quantization import load_model
 
 # The format has no field for these: sliding windows of Llama-like files, experts that are not
@@ -49,6 +50,12 @@ READ_BY_TRANSFORMERS = {
     "gemma3",
     "phi3",
 }
+
+
+def test_every_family_with_gguf_files_is_written() -> None:
+    tested = {MODELS[name][0].removesuffix("Text") for name in WRITABLE}
+    known = {family.architectures[0] for family in FAMILIES if family.gguf is not None}
+    assert known <= {f"{name}ForCausalLM" for name in tested & set(ARCHITECTURES)}
 
 
 @pytest.mark.parametrize("name", WRITABLE)

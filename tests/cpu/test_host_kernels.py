@@ -25,8 +25,8 @@ from ridgeline.engine import Sampling
 from ridgeline.engine.attention.host_sequences import HostSequences
 from ridgeline.engine.attention.kv_cache import KVCache
 from ridgeline.engine.attention.paged import CpuSequences
-from ridgeline.engine.loading.activations import peak
 from ridgeline.engine.loading.host_model import HostLinear, HostNorm, on_host
+from ridgeline.engine.memory.activations import peak
 from ridgeline.engine.steps.batch import StepInputs, StepShape
 from ridgeline.engine.steps.rope_tables import RopeTables
 from ridgeline.errors import UnsupportedError, UsageError

@@ -26,10 +26,10 @@ from tiny_models import save_model
 
 from ridgeline.cli import main
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.loading.footprint import weight_bytes
 from ridgeline.engine.loading.layer_speed import measured_choices
 from ridgeline.engine.loading.loading import load
-from ridgeline.engine.loading.memory import itemise
+from ridgeline.engine.memory.footprint import weight_bytes
+from ridgeline.engine.memory.plan import itemise
 from ridgeline.errors import NumericsError, UnsupportedError, UsageError
 from ridgeline.kernels.registry import get_op
 from ridgeline.models import Transformer

@@ -55,6 +55,7 @@ ROOMS = {
         "steps",
         "attention",
         "sampling",
+        "memory",
         "loading",
         "execution",
         "speculation",

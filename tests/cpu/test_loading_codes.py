@@ -20,8 +20,8 @@ from test_families import PROMPT, all_logits
 from test_quantized_reading import CASES
 
 from ridgeline.engine.loading.loading import load
-from ridgeline.engine.loading.memory import itemise, plan_memory
 from ridgeline.engine.loading.sources import SCHEMES
+from ridgeline.engine.memory.plan import itemise, plan_memory
 from ridgeline.errors import OutOfMemoryError, UnsupportedError, UsageError
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import Checkpoint, open_checkpoint

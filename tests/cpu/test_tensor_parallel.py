@@ -11,10 +11,10 @@ import torch
 from engines import assert_idle, engine_for, naive_outputs, prompts_of, tiny
 from gguf_files import write_gguf
 from thread_ranks import ThreadedEngine, run_ranks
-from tiny_models import MODELS, make_model, save_model
+from tiny_models import MODELS, make_model, num_heads, one_of_each_family, save_model
 
 from ridgeline.engine import Sampling
-from ridgeline.engine.loading.footprint import weight_bytes
+from ridgeline.engine.memory.footprint import weight_bytes
 from ridgeline.engine.naive import OneSequence
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import open_checkpoint
@@ -27,20 +27,9 @@ from ridgeline.quantization import load_model
 
 GREEDY = Sampling(max_tokens=10)
 SHORT = Sampling(max_tokens=3)
-SPLIT = sorted(name for name in MODELS if name != "qwen3")  # whose five heads two cannot share
-ONE_EACH = [  # of every family, with what is awkward to share
-    "llama-mqa-bias",
-    "smollm3-sliding",
-    "mistral-sliding",
-    "mixtral",
-    "qwen2-sliding",
-    "qwen3-bias-tied",
-    "qwen3-moe-mixed",
-    "gemma2",
-    "gemma3",
-    "phi3-longrope-partial",
-    "granite-bias",
-]
+SPLIT = sorted(name for name in MODELS if num_heads(name) % 2 == 0)  # that two can share
+# Of every family, with what is awkward to share.
+ONE_EACH = one_of_each_family("llama-mqa-bias", "mistral-sliding", "mixtral")
 CPU = torch.device("cpu")
 
 

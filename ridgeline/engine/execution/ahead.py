@@ -20,7 +20,7 @@ from ridgeline.engine.execution.faults import reason_of
 from ridgeline.engine.execution.graphs import DECODE_SIZES, PROMPT_SIZES, bounds_below, graph_kind
 from ridgeline.engine.execution.rehearsal import JOBS, decode_plan, prompt_plan
 from ridgeline.engine.execution.runner import Runner
-from ridgeline.engine.loading.footprint import NUM_GRAPHS
+from ridgeline.engine.memory.footprint import NUM_GRAPHS
 from ridgeline.engine.scheduling.step_plan import StepPlan
 
 log = logging.getLogger(__name__)

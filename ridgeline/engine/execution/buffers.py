@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.engine.loading.footprint import FEWEST_DRAFTED
+from ridgeline.engine.memory.footprint import FEWEST_DRAFTED
 from ridgeline.engine.steps.batch import StepShape, num_words
 from ridgeline.engine.steps.flat_plan import DraftSlots
 from ridgeline.recipe import Recipe

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ridgeline.capture import capture
 from ridgeline.engine.execution.step_pass import PassKind, SamplingKind, StepPass
-from ridgeline.engine.loading.footprint import FEWEST_DRAFTED, NUM_GRAPHS, driver_bytes
+from ridgeline.engine.memory.footprint import FEWEST_DRAFTED, NUM_GRAPHS, driver_bytes
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.batch import StepInputs, StepShape, shape_of
 from ridgeline.engine.steps.flat_plan import of_own_sequences

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from ridgeline.engine.execution.step_watch import Mark, StepWatch, between_s
-from ridgeline.engine.loading.footprint import bytes_per_page
+from ridgeline.engine.memory.footprint import bytes_per_page
 from ridgeline.engine.scheduling.histogram import BOUNDS_S, Histogram
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.hardware import Hardware

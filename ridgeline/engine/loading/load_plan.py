@@ -20,12 +20,12 @@ import torch
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine.loading.draft_loading import Draft, find_draft, within_draft
-from ridgeline.engine.loading.footprint import KeptSchemes
 from ridgeline.engine.loading.head_choice import measured_head
 from ridgeline.engine.loading.layer_speed import measured_choices, usual_batches
-from ridgeline.engine.loading.memory import MemoryPlan, fitted, itemise, plan_memory
 from ridgeline.engine.loading.supported import check_on_device, check_supported, with_host_kernels
 from ridgeline.engine.loading.switches import check_switches, switches
+from ridgeline.engine.memory.footprint import KeptSchemes
+from ridgeline.engine.memory.plan import MemoryPlan, fitted, itemise, plan_memory
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.progress import Progress
 from ridgeline.quantization.choose import LayerChoice, in_words, slower_shapes

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from ridgeline.data import Tokenizer
 from ridgeline.engine.loading.draft_loading import check_words, load_draft
 from ridgeline.engine.loading.load_plan import Source, plan_load, with_measured_forms
-from ridgeline.engine.loading.memory import MemoryPlan
 from ridgeline.engine.loading.saved import saved_recipe
 from ridgeline.engine.loading.sources import CheckpointSource, ModelSource
+from ridgeline.engine.memory.plan import MemoryPlan
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.progress import Progress

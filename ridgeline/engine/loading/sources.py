@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine.loading.footprint import KeptSchemes
 from ridgeline.engine.loading.head_choice import with_asked_head
 from ridgeline.engine.loading.load_plan import LoadPlan, Source, SourceForm
 from ridgeline.engine.loading.saved import tokenizer_of
+from ridgeline.engine.memory.footprint import KeptSchemes
 from ridgeline.errors import UsageError
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware import detect

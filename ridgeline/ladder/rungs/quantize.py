@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ridgeline.engine.loading.footprint import copied_bytes
+from ridgeline.engine.memory.footprint import copied_bytes
 from ridgeline.errors import UnsupportedError
 from ridgeline.hardware.probes import fp8_dtype
 from ridgeline.ladder.rungs.base import Offer, Rung, RungContext

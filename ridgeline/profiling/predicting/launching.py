@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ridgeline.kernels.skinny_linear import MAX_ROWS
 from ridgeline.models.cost import MeanStep
 from ridgeline.profiling.predicting.run_state import RunState
+from ridgeline.profiling.tracing.division import ATTENTION_OPS
 
 LAUNCH_S = 7e-6  # of a kernel by torch, where `eager_launch` was not measured
 # The host's seconds for a kernel beyond `eager_launch`: modules, checks, views, Triton's launcher.
@@ -24,6 +25,9 @@ LAUNCH_S = 7e-6  # of a kernel by torch, where `eager_launch` was not measured
 # in bf16, with 5 kernels a layer instead of 8, 1.26 times more than that.
 TORCH_S, OWN_S, PRODUCT_S = 23e-6, 103e-6, 141e-6
 OF_A_STEP = 6  # before the first layer and behind the last: embedding, norm, head, sampling
+# The ops, beside modules, that `LaunchCounts` and OF_A_STEP count.
+LAYER_OPS = (*ATTENTION_OPS, "rotary", "rotary_pages")
+STEP_OPS = ("step_start", "sampling", "keep_tokens")
 
 
 class LaunchCounts(NamedTuple):

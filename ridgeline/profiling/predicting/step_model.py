@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
-from ridgeline.engine.loading.footprint import copied_bytes
 from ridgeline.engine.loading.layer_speed import known_speedup
 from ridgeline.engine.loading.load_plan import COPIES_SHARE
+from ridgeline.engine.memory.footprint import copied_bytes
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.kernels.pages import holds_codes
 from ridgeline.kernels.skinny_linear import MAX_ROWS

@@ -19,8 +19,8 @@ from functools import reduce
 from operator import attrgetter
 from typing import NamedTuple
 
-from ridgeline.engine.loading import footprint
-from ridgeline.engine.loading.footprint import PENALTY_TABLE_BYTES, WORKSPACE_BYTES, KeptSchemes
+from ridgeline.engine.memory import footprint
+from ridgeline.engine.memory.footprint import PENALTY_TABLE_BYTES, WORKSPACE_BYTES, KeptSchemes
 from ridgeline.errors import OutOfMemoryError
 from ridgeline.hardware.units import human_bytes
 from ridgeline.models import ModelConfig

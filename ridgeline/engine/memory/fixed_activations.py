@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ridgeline.engine.loading.activations import FP32, Moment, angle_bytes
+from ridgeline.engine.memory.activations import FP32, Moment, angle_bytes
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.kernels.deterministic_attention.host import AT_ONCE, ITEMS, QUERIES
 from ridgeline.kernels.deterministic_attention.splits import most_partial_bytes

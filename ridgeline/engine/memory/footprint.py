@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ridgeline.engine.loading.activations import FP32, Moment, peak
-from ridgeline.engine.loading.fixed_activations import apart_bytes, fixed_peak, trial_bytes
+from ridgeline.engine.memory.activations import FP32, Moment, peak
+from ridgeline.engine.memory.fixed_activations import apart_bytes, fixed_peak, trial_bytes
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.kernels.pages import holds_codes
 from ridgeline.kernels.quantized_linear.many_rows import MAX_COPY_BYTES

@@ -100,8 +100,13 @@ class AnswerStops:
         self._scanner, self._watcher = ThinkingScanner(thinking), StopWatcher(stops)
 
     @property
+    def match(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._watcher.match
+
+    @property
     def stopped(self) -> bool:
-        return self._watcher.stopped
+        return self.match is not None
 
     def push(self, text: str) -> str:
         return "".join(self._shown(part) for part in self._scanner.push(text))

@@ -14,6 +14,7 @@ from ridgeline.engine.loading.draft_loading import check_words, load_draft
 from ridgeline.engine.loading.load_plan import Source, plan_load, with_measured_forms
 from ridgeline.engine.loading.saved import saved_recipe
 from ridgeline.engine.loading.sources import CheckpointSource, ModelSource
+from ridgeline.engine.loading.supported import mention_unbuilt
 from ridgeline.engine.memory.plan import MemoryPlan
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import resolve_model
@@ -54,6 +55,7 @@ def load_from(
 ) -> Loaded:
     """All there is to loading. What cannot run is refused before a weight is read."""
     plan = plan_load(source, recipe, progress)
+    mention_unbuilt(plan.recipe, plan.device)
     tokenizer = source.tokenizer(tokenizer)
     check_words(plan.draft, tokenizer)
     plan = with_measured_forms(plan, source, progress)

@@ -34,12 +34,12 @@ class Start(NamedTuple):
 
 def time_start(path: Path, recipe: Recipe, device: str, *, cold: bool = False) -> Start:
     _read_all(path)
-    asked = json.dumps({"version": VERSION} | asdict(recipe))
+    recipe_text = json.dumps({"version": VERSION} | asdict(recipe))
     with tempfile.TemporaryDirectory() as empty:
         environment = dict(os.environ)
         if cold:
             environment |= {"RIDGELINE_CACHE": empty, "TRITON_CACHE_DIR": f"{empty}/triton"}
-        command = [sys.executable, "-m", "ridgeline.bench.start", str(path), device, asked]
+        command = [sys.executable, "-m", "ridgeline.bench.start", str(path), device, recipe_text]
         began = time.monotonic()
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

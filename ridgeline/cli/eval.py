@@ -102,21 +102,21 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     with terminal.progress() as progress:
         subject = prepared(args, progress)
         engine, original = subject.engine, subject.original
-        found: dict[str, Any] = {"model": args.model, **settings(engine), "against": None}
-        found |= {"device": subject.hardware.name, "text": None, "task": None, "gate": None}
-        found["peer"] = None
+        result: dict[str, Any] = {"model": args.model, **settings(engine), "against": None}
+        result |= {"device": subject.hardware.name, "text": None, "task": None, "gate": None}
+        result["peer"] = None
         if original is not None:
-            found["against"] = {"model": args.against, **settings(original), "divergence": None}
+            result["against"] = {"model": args.against, **settings(original), "divergence": None}
         with ClockSampler(subject.hardware) as clocks:
             if text is not None:
                 windows = windows_for(args, text, subject)
-                measure_text(args, found, windows, subject, bounds, progress)
+                measure_text(args, result, windows, subject, bounds, progress)
             if args.task is not None:
-                found["task"] = measure_task(args, subject, options, progress)
+                result["task"] = measure_task(args, subject, options, progress)
     for each in (engine, original):
         if each is not None:
             each.close()
-    return saved(args, found, subject.hardware, clocks.median)
+    return saved(args, result, subject.hardware, clocks.median)
 
 
 def exit_code(document: dict[str, Any]) -> int:
@@ -200,7 +200,7 @@ def windows_for(args: argparse.Namespace, text: str, subject: EvalSubject) -> Wi
 
 def measure_text(
     args: argparse.Namespace,
-    found: dict[str, Any],
+    result: dict[str, Any],
     windows: Windows,
     subject: EvalSubject,
     bounds: QualityBounds,
@@ -213,18 +213,18 @@ def measure_text(
     else:
         compared = divergence(subject.original, subject.engine, windows, progress)
         measured = compared.changed
-        found["against"]["divergence"] = compared.to_json()
-        found["gate"] = judged(bounds, compared)
+        result["against"]["divergence"] = compared.to_json()
+        result["gate"] = judged(bounds, compared)
     seconds = time.perf_counter() - begun
     source = {"file": str(args.text), "window": args.window, "seconds": seconds}
-    found["text"] = source | measured.to_json()
+    result["text"] = source | measured.to_json()
     if args.peer is not None:
-        found["peer"] = measure_peer(args, subject, windows, measured, progress)
+        result["peer"] = measure_peer(args, subject, windows, measured, progress)
     if args.layers:
         assert subject.original is not None, "layers are compared with an original's"
         few = windows.tokens[: max(1, LAYER_TOKENS // args.window)]
         parts = layer_errors(subject.original.model, subject.engine.model, few, progress)
-        found["against"]["layers"] = [part._asdict() for part in parts]
+        result["against"]["layers"] = [part._asdict() for part in parts]
 
 
 def measure_peer(
@@ -257,39 +257,39 @@ def measure_task(
     begun = time.perf_counter()
     score = run_task(args.task, subject.engine, args.data, options, progress)
     seconds = time.perf_counter() - begun
-    found = {"name": args.task, "file": str(args.data), "seconds": seconds, **score.to_json()}
+    result = {"name": args.task, "file": str(args.data), "seconds": seconds, **score.to_json()}
     if subject.original is not None:
         theirs = run_task(args.task, subject.original, args.data, options, progress)
-        found["original"] = theirs.to_json()
-        found["difference"] = difference(theirs, score).to_json()
-    return found
+        result["original"] = theirs.to_json()
+        result["difference"] = difference(theirs, score).to_json()
+    return result
 
 
 def saved(
-    args: argparse.Namespace, found: dict[str, Any], hardware: Hardware, clocks: Clocks | None
+    args: argparse.Namespace, result: dict[str, Any], hardware: Hardware, clocks: Clocks | None
 ) -> dict[str, Any]:
     if args.save is None:
-        return found
-    values = record_values(found)
-    name = f"eval-{Path(found['model']).stem}-{found['scheme'] or found['dtype']}"
-    notes = () if found["peer"] is None else (f"{args.peer} {found['peer']['version']}",)
+        return result
+    values = record_values(result)
+    name = f"eval-{Path(result['model']).stem}-{result['scheme'] or result['dtype']}"
+    notes = () if result["peer"] is None else (f"{args.peer} {result['peer']['version']}",)
     record = Record.create(name, hardware, values, notes=notes, clocks=clocks)
-    return found | {"record": str(record.save(args.save))}
+    return result | {"record": str(record.save(args.save))}
 
 
-def record_values(found: dict[str, Any]) -> dict[str, Value]:
+def record_values(result: dict[str, Any]) -> dict[str, Value]:
     """Each figure, with the ends of its interval as figures of their own."""
     values: dict[str, Value] = {}
-    text, task, against = found["text"], found["task"], found["against"]
+    text, task, against = result["text"], result["task"], result["against"]
     if text is not None:
         values |= figure("perplexity", text["perplexity"], "1")
         values |= figure("bits_per_byte", text["bits_per_byte"], "bit/B")
         values |= figure("num_tokens", text["num_tokens"], "token")
         values |= figure("seconds", text["seconds"], "s")
-    if found["peer"] is not None:
-        name = found["peer"]["name"]
-        values |= figure(f"{name}_perplexity", found["peer"]["perplexity"], "1")
-        values |= figure(f"difference_from_{name}", found["peer"]["difference"], "1")
+    if result["peer"] is not None:
+        name = result["peer"]["name"]
+        values |= figure(f"{name}_perplexity", result["peer"]["perplexity"], "1")
+        values |= figure(f"difference_from_{name}", result["peer"]["difference"], "1")
     if against is not None and against["divergence"] is not None:
         values |= divergence_figures(against["divergence"])
     if task is not None:

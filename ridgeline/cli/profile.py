@@ -117,27 +117,27 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
             return counted_steps(args, subject, context, prompts)
         with ClockSampler(hardware) as clocks:
             steps = profiled(args, subject, hardware, context, prompts, progress)
-    notes += said_of_ranks(subject)
+    notes += notes_of_ranks(subject)
     part = of_one_rank(hardware, subject.ranks_a_device)
     advice = advised(args, subject, part, steps, prompts)
     header = described(args, subject, prompts)
     del subject  # a process that reads counters needs its memory
-    counted = asked_counters(args, hardware, header["num_ranks"], notes)
+    counted = counters_of(args, hardware, header["num_ranks"], notes)
     if args.trace is not None:
         left = save_trace([each for step in steps for each in step.documents], args.trace)
         notes += [f"{args.trace}: {left}"] if left else []
-    found = document(header, steps, advice, part, counted, notes)
+    result = document(header, steps, advice, part, counted, notes)
     if args.html is not None:
-        write_page(found, args.html)
-    found |= {"trace": text_of(args.trace), "html": text_of(args.html), "record": None}
+        write_page(result, args.html)
+    result |= {"trace": text_of(args.trace), "html": text_of(args.html), "record": None}
     if args.save is not None:
-        record = as_record(found, steps, hardware, clocks)
-        found["record"] = str(record.save(args.save))
-    return found
+        record = as_record(result, steps, hardware, clocks)
+        result["record"] = str(record.save(args.save))
+    return result
 
 
-def render(found: dict[str, Any], console: Console) -> None:
-    draw(found, console)
+def render(result: dict[str, Any], console: Console) -> None:
+    draw(result, console)
 
 
 def profiled(
@@ -155,8 +155,9 @@ def profiled(
     )
     progress("profiling", 1, 2)
     passes = max(3, num_steps // 10)
-    asked = {"batch": prompts.batch, "length": prompts.length, "num_steps": passes}
-    prefill = profile_prefill(subject, hardware, **asked)
+    prefill = profile_prefill(
+        subject, hardware, batch=prompts.batch, length=prompts.length, num_steps=passes
+    )
     progress("profiling", 2, 2)
     return [prefill, decode]
 
@@ -177,22 +178,22 @@ def advised(
     return what_next(situation)
 
 
-def said_of_ranks(subject: ProfiledSteps) -> list[str]:
+def notes_of_ranks(subject: ProfiledSteps) -> list[str]:
     """What is different on several ranks."""
     if subject.num_ranks == 1:
         return []
-    found = [
+    lines = [
         f"times and work are those of rank 0 of {subject.num_ranks}; changes that the engine does "
         "not support on several ranks yet (quantized weights, drafts) are left out"
     ]
     if subject.ranks_a_device > 1:
-        found.append(
+        lines.append(
             f"{subject.ranks_a_device} ranks share this device: limits are those of one rank"
         )
-    return found
+    return lines
 
 
-def asked_counters(
+def counters_of(
     args: argparse.Namespace, hardware: Hardware, num_ranks: int, notes: list[str]
 ) -> Counted | None:
     if not args.counters:
@@ -205,11 +206,11 @@ def asked_counters(
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    found = count(counting_command(args), hardware.device_type)
-    if isinstance(found, Absent):
-        notes.append(found.reason)
+    counted = count(counting_command(args), hardware.device_type)
+    if isinstance(counted, Absent):
+        notes.append(counted.reason)
         return None
-    return found
+    return counted
 
 
 def counting_command(args: argparse.Namespace) -> list[str]:
@@ -225,7 +226,7 @@ def counted_steps(
     args: argparse.Namespace, subject: ProfiledSteps, context: int, prompts: PromptSizes
 ) -> dict[str, Any]:
     """One step of each kind between the marks that profilers with counters go by."""
-    with subject.prefilling(*prompts) as run:
+    with subject.prefilling(prompts.batch, prompts.length) as run:
         run()
         run()
         _marked(run)
@@ -275,7 +276,7 @@ def text_of(path: Path | None) -> str | None:
 
 
 def as_record(
-    found: dict[str, Any], steps: Sequence[StepProfile], hardware: Hardware, clocks: ClockSampler
+    result: dict[str, Any], steps: Sequence[StepProfile], hardware: Hardware, clocks: ClockSampler
 ) -> Record:
     values: dict[str, Value] = {}
     for step in steps:
@@ -291,10 +292,10 @@ def as_record(
         )
         for part, seconds in step.division.parts.items():
             values[f"{phase}_{part.replace(' ', '_')}"] = Value(seconds, "s")
-    ranks = f"tensor-{found['num_ranks']}" if found["num_ranks"] > 1 else None
-    form = "-".join(filter(None, (found["scheme"] or found["dtype"], found["loop"], ranks)))
+    ranks = f"tensor-{result['num_ranks']}" if result["num_ranks"] > 1 else None
+    form = "-".join(filter(None, (result["scheme"] or result["dtype"], result["loop"], ranks)))
     labels = [step.label for step in steps]
-    name = f"profile-{Path(found['model']).name}-{form}"
+    name = f"profile-{Path(result['model']).name}-{form}"
     return Record.create(
-        name, hardware, values, notes=[*labels, *found["notes"]], clocks=clocks.median
+        name, hardware, values, notes=[*labels, *result["notes"]], clocks=clocks.median
     )

@@ -48,9 +48,9 @@ def check(args: argparse.Namespace) -> None:
 
 def check_plain(args: argparse.Namespace) -> None:
     """The plain loop has a dtype; other flags would do nothing."""
-    asked = from_flags(args, Recipe)
+    given = from_flags(args, Recipe)
     for name in field_table():
-        if name not in OF_THE_PLAIN_LOOP and value_of(asked, name) != value_of(Recipe(), name):
+        if name not in OF_THE_PLAIN_LOOP and value_of(given, name) != value_of(Recipe(), name):
             raise UsageError(
                 f"{flag(name)} is for the engine; --loop naive takes "
                 f"{', '.join(map(flag, OF_THE_PLAIN_LOOP))} alone; remove one of the two"
@@ -58,18 +58,18 @@ def check_plain(args: argparse.Namespace) -> None:
 
 
 def value_of(recipe: Recipe, name: str) -> Any:
-    found: Any = recipe
+    value: Any = recipe
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def parse_prompts(text: str) -> PromptSizes:
     """`2048`, or `16x2048`."""
-    found = re.fullmatch(r"(?:(\d+)x)?(\d+)", text)
-    if found is None or not int(found[2]) or found[1] == "0":
+    match = re.fullmatch(r"(?:(\d+)x)?(\d+)", text)
+    if match is None or not int(match[2]) or match[1] == "0":
         raise UsageError(f"--prefill is {text!r}; give a prompt length, e.g. 2048, or 16x2048")
-    return PromptSizes(int(found[1] or 1), int(found[2]))
+    return PromptSizes(int(match[1] or 1), int(match[2]))
 
 
 def subject_of(

@@ -227,13 +227,13 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         model = load_model(path, dtype=dtype, device=place, progress=progress)
         with ClockSampler(hardware) as clocks:
             if args.auto or args.auto_mixed:
-                found = quantize_auto(model, tokenizer, job, Auto(schemes, memory), progress)
+                result = quantize_auto(model, tokenizer, job, Auto(schemes, memory), progress)
             else:
-                found = quantize(model, tokenizer, job, progress)
-    if found.problem is None:
-        save(found, args.out, source=path, tokenizer=tokenizer, head=job.head)
-    named = args.scheme or " and ".join(dict.fromkeys(s.name for _, s in found.codes.values()))
-    made = document(args.model, named, args.out, found)
+                result = quantize(model, tokenizer, job, progress)
+    if result.problem is None:
+        save(result, args.out, source=path, tokenizer=tokenizer, head=job.head)
+    named = args.scheme or " and ".join(dict.fromkeys(s.name for _, s in result.codes.values()))
+    made = document(args.model, named, args.out, result)
     made |= {"method": job.method.name, "method_options": repr(job.method)}
     made |= {"head": job.head}
     made |= {"expanded_from_gguf": checkpoint.format == "gguf"}
@@ -242,10 +242,10 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     made |= {"peak_device_bytes": peak_device_bytes(hardware.device)}
     if args.save is not None:
         label = "auto" if args.auto else f"{named}-mixed" if args.auto_mixed else named
-        record = kept_record(made, hardware, found.problem, label, clocks.median)
+        record = kept_record(made, hardware, result.problem, label, clocks.median)
         made["record"] = str(record.save(args.save))
-    if found.problem is not None:
-        raise QualityError(advice(found))
+    if result.problem is not None:
+        raise QualityError(advice(result))
     return made
 
 

@@ -56,10 +56,10 @@ def _show(args: argparse.Namespace) -> dict[str, Any]:
 def _accuracy() -> dict[str, Any]:
     path = accuracy.store_path()
     known = accuracy.known_errors(path=path)
-    found = accuracy.accuracy_by_area(known.outcomes)
-    if len(found) > 1:
-        found.append(accuracy.accuracy_of(known.outcomes, "all"))
-    areas = [each.to_json() | {"factor": _factor(known, each.area)} for each in found]
+    accuracies = accuracy.accuracy_by_area(known.outcomes)
+    if len(accuracies) > 1:
+        accuracies.append(accuracy.accuracy_of(known.outcomes, "all"))
+    areas = [each.to_json() | {"factor": _factor(known, each.area)} for each in accuracies]
     return {
         "file": str(path),
         "num": len(known.outcomes),

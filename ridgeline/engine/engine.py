@@ -198,9 +198,9 @@ class Engine:
         What cannot run at all is an error before anything runs; what goes wrong later is in its
         output's status.
         """
-        asked = as_prompts(prompts)
-        samplings = for_each(sampling, len(asked))
-        jobs = [self.job(prompt, each) for prompt, each in zip(asked, samplings, strict=True)]
+        all_prompts = as_prompts(prompts)
+        samplings = for_each(sampling, len(all_prompts))
+        jobs = [self.job(prompt, each) for prompt, each in zip(all_prompts, samplings, strict=True)]
         with shown(progress) as report:
             return self._run_all(jobs, report)
 

@@ -51,10 +51,10 @@ def tune_in_place(
 def tune_layer(case: Case, hardware: Hardware) -> list[Tuned]:
     sets = input_sets(case, decode_layer.OP, hardware)
     cost = decode_layer.OP.cost(**sets[0])
-    with asking() as asked:
+    with asking() as ranked_choices:
         decode_layer.OP.launch(**sets[0])
     result = []
-    for (op, key), ranked in asked.items():
+    for (op, key), ranked in ranked_choices.items():
         if len(ranked) < 2:
             continue
 

@@ -68,8 +68,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
             for engine in engines.values():
                 warm_up(engine, workload, hardware, args.warm_up)
             with ClockSampler(hardware) as clocks:
-                found = compared(engines, workload, hardware, args.rounds, progress)
-            comparisons.append(document(args, subjects, found, hardware, clocks.median))
+                comparison = compared(engines, workload, hardware, args.rounds, progress)
+            comparisons.append(document(args, subjects, comparison, hardware, clocks.median))
     return {
         "model": next(iter(subjects.values())).name,
         "device": hardware.name,
@@ -83,46 +83,46 @@ def all_prepared(
 ) -> dict[str, BenchSubject]:
     """An engine for each, as if it had been asked for alone, with a part of the memory."""
     share = args.memory_share or usual_memory_share(hardware.device_type != "cpu")
-    found = {}
+    subjects = {}
     for index, (name, edit) in enumerate(edits.items()):
         own = {**edit._asdict(), "memory_share": memory_share(share, index, len(edits))}
         made = prepared(argparse.Namespace(**vars(args) | own), hardware, progress)
         if made.engine.recipe.scheme != edit.scheme:
             known = made.engine.recipe.scheme
             raise UsageError(f"the model's recipe has scheme {known}; compare an unquantized model")
-        found[name] = made
-    return found
+        subjects[name] = made
+    return subjects
 
 
 def document(
     args: argparse.Namespace,
     subjects: dict[str, BenchSubject],
-    found: Compared,
+    comparison: Compared,
     hardware: Hardware,
     clocks: Clocks | None,
 ) -> dict[str, Any]:
     subject = next(iter(subjects.values()))
-    rows = [row(found, variant, subjects[variant.name]) for variant in found.variants]
+    rows = [row(comparison, variant, subjects[variant.name]) for variant in comparison.variants]
     if args.save is not None:
-        for entry, variant in zip(rows, found.variants, strict=True):
+        for entry, variant in zip(rows, comparison.variants, strict=True):
             more = {
                 "best_output_tokens_per_s": Value(variant.best, "token/s"),
-                f"times_{found.base.name}": Value(found.speedup(variant), "1"),
-                "times_best_plain": Value(found.best_speedup(variant), "1"),
+                f"times_{comparison.base.name}": Value(comparison.speedup(variant), "1"),
+                "times_best_plain": Value(comparison.best_speedup(variant), "1"),
                 "output_tokens_per_cpu_s": Value(variant.cpu_median, "token/s"),
-                "times_plain_by_cpu_s": Value(found.cpu_speedup(variant), "1"),
+                "times_plain_by_cpu_s": Value(comparison.cpu_speedup(variant), "1"),
             }
             name = f"{record_name(subject.name, variant.name, variant.runs[0].workload)}-compared"
             record = as_record(name, variant.runs, hardware, clocks, **more)
             entry["record"] = str(record.save(args.save))
     return {
-        "workload": found.base.runs[0].workload,
-        "base": found.base.name,
+        "workload": comparison.base.runs[0].workload,
+        "base": comparison.base.name,
         "variants": rows,
     }
 
 
-def row(found: Compared, variant: Variant, subject: BenchSubject) -> dict[str, Any]:
+def row(comparison: Compared, variant: Variant, subject: BenchSubject) -> dict[str, Any]:
     recipe = subject.engine.recipe
     return {
         "name": variant.name,
@@ -136,10 +136,10 @@ def row(found: Compared, variant: Variant, subject: BenchSubject) -> dict[str, A
         "rounds": variant.rates,
         "median": variant.median,
         "best": variant.best,
-        "speedup": found.speedup(variant),
-        "best_speedup": found.best_speedup(variant),
+        "speedup": comparison.speedup(variant),
+        "best_speedup": comparison.best_speedup(variant),
         "per_cpu_s": variant.cpu_median,
-        "cpu_speedup": found.cpu_speedup(variant),
+        "cpu_speedup": comparison.cpu_speedup(variant),
         "share_of_limit": sorted(variant.runs, key=lambda run: run.output_tokens_per_s)[
             len(variant.runs) // 2
         ].share_of_limit,

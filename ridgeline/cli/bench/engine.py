@@ -114,11 +114,11 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         subject = prepared(args, hardware, progress)
         clocks = ClockSampler(hardware)
         hardware, runs, peers = measured(args, subject, hardware, clocks, progress)
-    found = document(args, subject, runs, peers, hardware)
-    found |= {"memory": memory_json(subject.engine), "start": None}
+    result = document(args, subject, runs, peers, hardware)
+    result |= {"memory": memory_json(subject.engine), "start": None}
     if args.start is not None:
-        found["start"] = timed_start(args, subject)
-    return saved(args, found, runs, hardware, clocks.median)
+        result["start"] = timed_start(args, subject)
+    return saved(args, result, runs, hardware, clocks.median)
 
 
 def measured(
@@ -226,7 +226,7 @@ def document(
     best = max(runs, key=lambda run: run.output_tokens_per_s)
     median = sorted(runs, key=lambda run: run.output_tokens_per_s)[len(runs) // 2]
     engine = subject.engine
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "model": subject.name,
         "device": hardware.name,
         "dtype": engine.recipe.dtype,
@@ -247,7 +247,7 @@ def document(
             for peer in peers
         ],
     }
-    return found
+    return result
 
 
 def memory_json(engine: Engine) -> dict[str, Any]:
@@ -268,37 +268,37 @@ def timed_start(args: argparse.Namespace, subject: BenchSubject) -> dict[str, An
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    found = time_start(path, recipe, args.device, cold=args.start == "cold")
-    return {"caches": args.start, **found._asdict()}
+    start = time_start(path, recipe, args.device, cold=args.start == "cold")
+    return {"caches": args.start, **start._asdict()}
 
 
 def saved(
     args: argparse.Namespace,
-    found: dict[str, Any],
+    result: dict[str, Any],
     runs: list[EngineRun],
     hardware: Hardware,
     clocks: Clocks | None,
 ) -> dict[str, Any]:
     if args.save is None:
-        return found
+        return result
     more = {
         f"{args.peer}_{peer['name'].replace(' ', '_')}": Value(
             peer["output_tokens_per_s"], "token/s"
         )
-        for peer in found["peers"]
+        for peer in result["peers"]
     }
-    if found["start"] is not None:
-        caches = found["start"]["caches"]
-        more[f"start_{caches}"] = Value(found["start"]["first_token_s"], "s")
-    for name, value in found["memory"].items():
+    if result["start"] is not None:
+        caches = result["start"]["caches"]
+        more[f"start_{caches}"] = Value(result["start"]["first_token_s"], "s")
+    for name, value in result["memory"].items():
         if value is not None:
             more[f"memory_{name.removesuffix('_bytes')}"] = Value(float(value), "B")
-    pages = found["kv_dtype"] if found["kv_dtype"] != found["dtype"] else None
-    head = found["head"] if found["head"] != "plain" else None
-    parts = (found["scheme"] or found["dtype"], head and f"head-{head}", pages and f"kv-{pages}")
+    pages = result["kv_dtype"] if result["kv_dtype"] != result["dtype"] else None
+    head = result["head"] if result["head"] != "plain" else None
+    parts = (result["scheme"] or result["dtype"], head and f"head-{head}", pages and f"kv-{pages}")
     form = "-".join(filter(None, parts))
-    name = record_name(found["model"], form, found["workload"])
-    return found | {"record": str(as_record(name, runs, hardware, clocks, **more).save(args.save))}
+    name = record_name(result["model"], form, result["workload"])
+    return result | {"record": str(as_record(name, runs, hardware, clocks, **more).save(args.save))}
 
 
 def record_name(model: str, variant: str, workload: str) -> str:

@@ -133,14 +133,16 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     workload = asked_workload(args, tokenizer)
     arrivals = asked_arrivals(args, workload)
     mets = [meet(endpoint, args.api, args.model, tokenizer) for endpoint in endpoints]
-    found: dict[str, HighestRate] = {}
+    highest: dict[str, HighestRate] = {}
     with terminal.progress() as progress, LoadProcesses(args.processes) as load:
         if settings is None:
             runs = measured(args, load, mets, workload, arrivals, bound, progress)
         else:
-            runs, found = searched(load, mets, workload, settings, progress)
-    document = documented(args, workload, arrivals, mets, runs, found)
-    return written(args, document, {url: middle(each) for url, each in runs.items()}, found, bound)
+            runs, highest = searched(load, mets, workload, settings, progress)
+    document = documented(args, workload, arrivals, mets, runs, highest)
+    return written(
+        args, document, {url: middle(each) for url, each in runs.items()}, highest, bound
+    )
 
 
 def measured(
@@ -170,27 +172,27 @@ def searched(
     progress: Progress,
 ) -> tuple[dict[str, list[ServeRun]], dict[str, HighestRate]]:
     """The run at each endpoint's highest rate, and how that was found."""
-    runs, found = {}, {}
+    runs, highest = {}, {}
     for met in mets:
-        told = Told(met, progress, settings)
-        found[met.endpoint.url], run = find_rate(load, met, workload, settings, told)
+        shown = Told(met, progress, settings)
+        highest[met.endpoint.url], run = find_rate(load, met, workload, settings, shown)
         runs[met.endpoint.url] = [run]
-    return runs, found
+    return runs, highest
 
 
 def written(
     args: argparse.Namespace,
     document: dict[str, Any],
     runs: dict[str, ServeRun],
-    found: dict[str, HighestRate],
+    highest: dict[str, HighestRate],
     bound: LatencyBound,
 ) -> dict[str, Any]:
     """With the files that were asked for."""
     if args.plot is not None:
-        draw(args.plot, runs, found, bound)
+        draw(args.plot, runs, highest, bound)
         document["plot"] = str(args.plot)
     if args.save is not None:
-        document["record"] = str(record_of(document, runs, found).save(args.save))
+        document["record"] = str(record_of(document, runs, highest).save(args.save))
     return document
 
 
@@ -309,7 +311,7 @@ def documented(
     arrivals: Arrivals,
     mets: list[Met],
     runs: dict[str, list[ServeRun]],
-    found: dict[str, HighestRate],
+    highest: dict[str, HighestRate],
 ) -> dict[str, Any]:
     return {
         "api": args.api,
@@ -326,7 +328,7 @@ def documented(
                 "notes": met.notes,
                 "rounds": [run.output_tokens_per_s for run in runs[met.endpoint.url]],
                 **run_json(middle(runs[met.endpoint.url])),
-                "found": found_json(found.get(met.endpoint.url)),
+                "found": found_json(highest.get(met.endpoint.url)),
             }
             for met in mets
         ],
@@ -348,21 +350,21 @@ def run_json(run: ServeRun) -> dict[str, Any]:
     }
 
 
-def found_json(found: HighestRate | None) -> dict[str, Any] | None:
-    if found is None:
+def found_json(highest: HighestRate | None) -> dict[str, Any] | None:
+    if highest is None:
         return None
-    tried = [asdict(each) | {"share": each.share.to_json()} for each in found.tried]
+    tried = [asdict(each) | {"share": each.share.to_json()} for each in highest.tried]
     return {
-        "rate": None if found.met is None else found.met.rate,
-        "failed_rate": None if found.failed is None else found.failed.rate,
-        "is_sure": found.is_sure,
-        "in_words": found.in_words,
+        "rate": None if highest.met is None else highest.met.rate,
+        "failed_rate": None if highest.failed is None else highest.failed.rate,
+        "is_sure": highest.is_sure,
+        "in_words": highest.in_words,
         "tried": tried,
     }
 
 
 def record_of(
-    document: dict[str, Any], runs: dict[str, ServeRun], found: dict[str, HighestRate]
+    document: dict[str, Any], runs: dict[str, ServeRun], highest: dict[str, HighestRate]
 ) -> Record:
     """One record; with several endpoints, their values are numbered in the order of the URLs."""
     values: dict[str, Value] = {}
@@ -372,7 +374,7 @@ def record_of(
         values |= {prefix + name: value for name, value in values_of(run).items()}
         notes += [f"endpoint {number} is {url}", *document["endpoints"][number - 1]["notes"]]
         notes += [run.client_note] if run.client_note else []
-        best = found.get(url)
+        best = highest.get(url)
         if best is not None:
             notes.append(best.in_words)
             if best.met is not None:

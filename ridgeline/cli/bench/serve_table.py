@@ -53,7 +53,7 @@ def table_of(result: dict[str, Any]) -> Table:
 
 def rows(result: dict[str, Any]) -> list[tuple[str, Any]]:
     """Labels, and what stands in an endpoint's column."""
-    found: list[tuple[str, Any]] = [
+    result_rows: list[tuple[str, Any]] = [
         ("requests answered", lambda end: f"{end['num_answered']} of {end['num_requests']}"),
         ("errors", lambda end: errors_text(end["errors"])),
         ("requests/s", lambda end: f"{end['requests_per_s']:.2f}{offered_text(end)}"),
@@ -61,13 +61,13 @@ def rows(result: dict[str, Any]) -> list[tuple[str, Any]]:
         ("tokens in, out", sizes_text),
     ]
     for key, label in LATENCIES.items():
-        found.append((f"{label}, ms", lambda end, key=key: latency_text(end[key])))
+        result_rows.append((f"{label}, ms", lambda end, key=key: latency_text(end[key])))
     if any(result["bound"].values()):
-        found.append((bound_text(result["bound"]), within_text))
-        found.append(("goodput, requests/s", lambda end: f"{end['goodput']:.2f}"))
+        result_rows.append((bound_text(result["bound"]), within_text))
+        result_rows.append(("goodput, requests/s", lambda end: f"{end['goodput']:.2f}"))
     if any(end["found"] is not None for end in result["endpoints"]):
-        found.append(("highest passing rate", highest_text))
-    return [*found, ("load client", own_text)]
+        result_rows.append(("highest passing rate", highest_text))
+    return [*result_rows, ("load client", own_text)]
 
 
 def errors_text(errors: dict[str, int]) -> str:
@@ -110,10 +110,10 @@ def within_text(end: dict[str, Any]) -> str:
 
 
 def highest_text(end: dict[str, Any]) -> str:
-    found = end["found"]
-    if found["rate"] is None:
+    highest = end["found"]
+    if highest["rate"] is None:
         return "none"
-    return f"{found['rate']:.3g}/s{'' if found['is_sure'] else ' (not sure)'}"
+    return f"{highest['rate']:.3g}/s{'' if highest['is_sure'] else ' (not sure)'}"
 
 
 def own_text(end: dict[str, Any]) -> str:

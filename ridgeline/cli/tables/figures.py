@@ -15,10 +15,10 @@ from ridgeline.records import Value
 
 
 def figure(
-    name: str, found: Mapping[str, float | None] | float | None, unit: str
+    name: str, measured: Mapping[str, float | None] | float | None, unit: str
 ) -> dict[str, Any]:
-    """`found` is a number, an interval as `Estimate.to_json` writes it, or None for nothing."""
-    ends = found if isinstance(found, Mapping) else {"value": found}
+    """`measured` is a number, an interval as `Estimate.to_json` writes it, or None for nothing."""
+    ends = measured if isinstance(measured, Mapping) else {"value": measured}
     return {
         name if end == "value" else f"{name}_{end}": Value(float(value), unit)
         for end, value in ends.items()

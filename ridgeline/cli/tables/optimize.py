@@ -145,11 +145,11 @@ def _lines(texts: Sequence[Text]) -> Text:
     return Text("\n").join(texts)
 
 
-def _rise(found: Speedup | Prediction | None) -> Rise | None:
-    if found is None:
+def _rise(gain: Speedup | Prediction | None) -> Rise | None:
+    if gain is None:
         return None
-    value = found.value if isinstance(found, Speedup) else found.speedup
-    return Rise(value, found.low, found.high)
+    value = gain.value if isinstance(gain, Speedup) else gain.speedup
+    return Rise(value, gain.low, gain.high)
 
 
 def _roofline(climb: Climb) -> RenderableType:
@@ -219,10 +219,10 @@ def _memory(climb: Climb, width: int) -> RenderableType | None:
         drawn.add_row(each.name, stack(parts, longest, 2 * width), total)
     table = _plain_table("", *(each.name for each in bars), "", numbers=range(1, 1 + len(bars)))
     for name, colour in colours.items():
-        found = [next((part for part in own.parts if part.name == name), None) for own in bars]
-        meaning = next((each.meaning for each in reversed(found) if each is not None), "")
+        sizes = [next((part for part in own.parts if part.name == name), None) for own in bars]
+        meaning = next((each.meaning for each in reversed(sizes) if each is not None), "")
         table.add_row(
-            key(colour).append_text(safe_text(name)), *map(_size, found), safe_text(meaning, "dim")
+            key(colour).append_text(safe_text(name)), *map(_size, sizes), safe_text(meaning, "dim")
         )
     return Group(drawn, table)
 
@@ -237,19 +237,19 @@ def _quality(climb: Climb) -> RenderableType:
         return safe_text(summary.no_quality(climb), "dim")
     table = _plain_table("", "mean KL", "95% interval", "perplexity", "95% interval", "",
                          numbers=(1, 2, 3, 4))  # fmt: skip
-    for rung, found in rungs:
+    for rung, quality in rungs:
         verdict = (
-            safe_text("inside", "green") if found.problem is None else safe_text("outside", "red")
+            safe_text("inside", "green") if quality.problem is None else safe_text("outside", "red")
         )
-        table.add_row(safe_text(rung.title), *_quality_cells(found), verdict)
+        table.add_row(safe_text(rung.title), *_quality_cells(quality), verdict)
     bounds = safe_text(f"allowed: {summary.bounds_in_words(climb)}", "dim")
     return Group(table, bounds, *_tasks(climb))
 
 
-def _quality_cells(found: Quality) -> tuple[str, str, str, str]:
-    kl = _ends(found.mean_kl_low, found.mean_kl_high, "{:.3g}")
-    increase = _ends(found.ppl_increase_low, found.ppl_increase_high, "{:+.2%}")
-    return f"{found.mean_kl:.3g}", kl, f"{found.ppl_increase:+.2%}", increase
+def _quality_cells(quality: Quality) -> tuple[str, str, str, str]:
+    kl = _ends(quality.mean_kl_low, quality.mean_kl_high, "{:.3g}")
+    increase = _ends(quality.ppl_increase_low, quality.ppl_increase_high, "{:+.2%}")
+    return f"{quality.mean_kl:.3g}", kl, f"{quality.ppl_increase:+.2%}", increase
 
 
 def _ends(low: float | None, high: float | None, form: str) -> str:
@@ -258,10 +258,10 @@ def _ends(low: float | None, high: float | None, form: str) -> str:
 
 def _tasks(climb: Climb) -> list[Text]:
     return [
-        safe_text(f"{rung.title}: {found.task} {percent(found.task_score)}, "
-             f"before {percent(found.task_score_before)}")
+        safe_text(f"{rung.title}: {quality.task} {percent(quality.task_score)}, "
+             f"before {percent(quality.task_score_before)}")
         for rung in climb.rungs
-        if (found := rung.quality) is not None and found.task is not None
+        if (quality := rung.quality) is not None and quality.task is not None
     ]  # fmt: skip
 
 

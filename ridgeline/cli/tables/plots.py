@@ -115,19 +115,19 @@ class _Canvas:
 
     def text(self) -> Text:
         ticks = {self.row(value): human(value, "").strip() for value in _inside(self.up)}
-        found = Text()
+        drawn = Text()
         for row, cells in enumerate(self.cells):
-            found.append(f"{ticks.get(row, ''):>{LEFT - 2}} ┤", style="dim")
+            drawn.append(f"{ticks.get(row, ''):>{LEFT - 2}} ┤", style="dim")
             for mark, style in cells:
-                found.append(mark, style=style)
-            found.append("\n")
+                drawn.append(mark, style=style)
+            drawn.append("\n")
         line = [" "] * self.width
         for value in _inside(self.across):
             word, at = f"{value:,g}", self.column(value)
             if at + len(word) <= self.width:
                 line[at : at + len(word)] = word
-        found.append(" " * (LEFT - 1) + "└" + "─" * self.width + "\n", style="dim")
-        return found.append(" " * LEFT + "".join(line).rstrip() + "  FLOP per byte", style="dim")
+        drawn.append(" " * (LEFT - 1) + "└" + "─" * self.width + "\n", style="dim")
+        return drawn.append(" " * LEFT + "".join(line).rstrip() + "  FLOP per byte", style="dim")
 
 
 def _inside(scale: Scale) -> list[float]:

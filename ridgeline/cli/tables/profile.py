@@ -20,29 +20,31 @@ LEAST_SHARE = 0.005  # of the step: ops with less stand together in one line
 COUNTERS = ("occupancy", "dram", "tensor")
 
 
-def draw(found: Mapping[str, Any], console: Console) -> None:
-    if "steps" not in found:  # a run under a profiler, which nobody reads
+def draw(document: Mapping[str, Any], console: Console) -> None:
+    if "steps" not in document:  # a run under a profiler, which nobody reads
         return
-    console.print(f"{found['model']} on {found['device']}: {found['loop']}, {found['form']}")
-    for step in found["steps"]:
+    console.print(
+        f"{document['model']} on {document['device']}: {document['loop']}, {document['form']}"
+    )
+    for step in document["steps"]:
         console.print()
         console.print(f"[bold]{step['label']}[/bold]: {headline(step)}")
         console.print(ops_table(step, is_wide=console.width >= WIDE))
         console.print(totals_line(step))
     console.print()
     console.print(
-        ". ".join(step["sentence"][:1].upper() + step["sentence"][1:] for step in found["steps"])
+        ". ".join(step["sentence"][:1].upper() + step["sentence"][1:] for step in document["steps"])
         + "."
     )
-    if found["next"]:
+    if document["next"]:
         console.print()
-        console.print(f"[bold]What next[/bold] ({found['assumed']})")
-        console.print(next_table(found["next"]))
-    for note in found["notes"]:
+        console.print(f"[bold]What next[/bold] ({document['assumed']})")
+        console.print(next_table(document["next"]))
+    for note in document["notes"]:
         console.print(f"note: {note}", soft_wrap=True)
     for what in ("trace", "html", "record"):
-        if found[what] is not None:
-            console.print(f"{what}: {found[what]}", soft_wrap=True)
+        if document[what] is not None:
+            console.print(f"{what}: {document[what]}", soft_wrap=True)
 
 
 def headline(step: Mapping[str, Any]) -> str:

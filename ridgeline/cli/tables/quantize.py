@@ -22,55 +22,55 @@ from ridgeline.quantization.sizes import MatrixSize, expert_bytes
 NUM_SHOWN = 8  # matrices in the table
 
 
-def document(model: str, scheme: str, out: Path, found: QuantizeResult) -> dict[str, Any]:
-    reports = {report.name.removesuffix(WEIGHT): report for report in found.reports}
-    dtype = dtype_name(found.plain.embed.weight.dtype)
+def document(model: str, scheme: str, out: Path, result: QuantizeResult) -> dict[str, Any]:
+    reports = {report.name.removesuffix(WEIGHT): report for report in result.reports}
+    dtype = dtype_name(result.plain.embed.weight.dtype)
     by_scheme: dict[str, list[Any]] = {}
-    for choice in found.choices:
+    for choice in result.choices:
         by_scheme.setdefault(choice.scheme, []).append(choice)
-    said = [in_words(choices, dtype) for choices in by_scheme.values()]
+    sentences = [in_words(choices, dtype) for choices in by_scheme.values()]
     return {
         "what": "quantize",
         "model": model,
         "scheme": scheme,
         "dtype": dtype,
         "out": str(out),
-        "num_quantized": len(found.codes),
-        "stays": list(found.stays),
-        "bytes_before": sum(value.nbytes for value in found.plain.parameters()),
-        "bytes_after": size_of(out) if found.problem is None else None,
-        "weight_bytes": found.weight_bytes,
-        "plain_expert_bytes": expert_bytes(found.plain.config, found.plain.embed.weight.dtype),
-        "quantizing_seconds": found.seconds,
-        "quantizing_device_bytes": found.device_bytes,
-        "quality": found.quality.to_json(),
-        "trials": [asdict(trial) for trial in found.trials],
-        "speed": [choice.to_json() for choice in found.choices],
-        "plain_for_speed": [words for words in said if words],
-        "stays_for_speed": stays_for_speed(found),
-        "projections": [asdict(place) for place in found.places],
-        "kv": kv_json(found),
-        "matrices": [asdict(reports[name]) for name in harm(found.reports, list(found.codes))],
+        "num_quantized": len(result.codes),
+        "stays": list(result.stays),
+        "bytes_before": sum(value.nbytes for value in result.plain.parameters()),
+        "bytes_after": size_of(out) if result.problem is None else None,
+        "weight_bytes": result.weight_bytes,
+        "plain_expert_bytes": expert_bytes(result.plain.config, result.plain.embed.weight.dtype),
+        "quantizing_seconds": result.seconds,
+        "quantizing_device_bytes": result.device_bytes,
+        "quality": result.quality.to_json(),
+        "trials": [asdict(trial) for trial in result.trials],
+        "speed": [choice.to_json() for choice in result.choices],
+        "plain_for_speed": [words for words in sentences if words],
+        "stays_for_speed": stays_for_speed(result),
+        "projections": [asdict(place) for place in result.places],
+        "kv": kv_json(result),
+        "matrices": [asdict(reports[name]) for name in harm(result.reports, list(result.codes))],
     }
 
 
-def stays_for_speed(found: QuantizeResult) -> list[str]:
+def stays_for_speed(result: QuantizeResult) -> list[str]:
     """Projections that are slower in every measured scheme."""
     shapes: dict[MatrixSize, list[bool]] = {}
-    for choice in found.choices:
+    for choice in result.choices:
         if choice.times:
             shape = MatrixSize(choice.num_outputs, choice.depth)
             shapes.setdefault(shape, []).append(choice.quantize)
     slow = [shape for shape, faster in shapes.items() if not any(faster)]
-    layers = quantizable(found.plain)
-    return [name for name in found.stays if MatrixSize(*layers[name].weight.shape) in slow]
+    layers = quantizable(result.plain)
+    return [name for name in result.stays if MatrixSize(*layers[name].weight.shape) in slow]
 
 
-def kv_json(found: QuantizeResult) -> dict[str, Any] | None:
-    if found.kv is None:
+def kv_json(result: QuantizeResult) -> dict[str, Any] | None:
+    if result.kv is None:
         return None
-    worst = {"keys_db": max(found.kv.keys_db), "values_db": max(found.kv.values_db)}
-    return {"dtype": dtype_name(found.kv.dtype), **worst}
+    worst = {"keys_db": max(result.kv.keys_db), "values_db": max(result.kv.values_db)}
+    return {"dtype": dtype_name(result.kv.dtype), **worst}
 
 
 def size_of(path: Path) -> int:

@@ -82,7 +82,7 @@ class Source(ABC):
     advised: Sequence[str] = ()  # schemes to advise where memory is short
     has_host_kernels = True  # whether the CPU kernels serve it
 
-    def asked(self, recipe: Recipe) -> Recipe:
+    def completed(self, recipe: Recipe) -> Recipe:
         """The recipe with what the weights themselves ask for; checked against them."""
         return recipe
 
@@ -119,7 +119,7 @@ class Source(ABC):
 
 def plan_load(source: Source, recipe: Recipe, progress: Progress | None) -> LoadPlan:
     """With a context that fits, if none was named; or the one line that says why not."""
-    given = source.asked(recipe)
+    given = source.completed(recipe)
     config, device = source.config, source.device
     form = source.form(given)
     filled = with_auto(given, config, form.dtype, device)
@@ -186,11 +186,11 @@ def with_copies_chosen(plan: LoadPlan) -> LoadPlan:
     recipe = plan.recipe
     if recipe.copies is not None:
         return plan
-    asked = replace(recipe, copies=plan.device != "cpu" and not recipe.deterministic)
-    larger = plan.memory_of(asked)
+    copied = replace(recipe, copies=plan.device != "cpu" and not recipe.deterministic)
+    larger = plan.memory_of(copied)
     allowed = COPIES_SHARE * plan.memory.bytes_of("KV pages")
     if larger.fits and 0 < larger.bytes_of("copies") <= allowed:
-        return replace(plan, recipe=asked, memory=larger)
+        return replace(plan, recipe=copied, memory=larger)
     return replace(plan, recipe=replace(recipe, copies=False))
 
 

@@ -67,7 +67,7 @@ class CheckpointSource(WholeSource):
         self.config = self.description.config
         self.advised = () if is_quantized(self.checkpoint) else SCHEMES
 
-    def asked(self, recipe: Recipe) -> Recipe:
+    def completed(self, recipe: Recipe) -> Recipe:
         recipe = with_saved_kv(recipe, self.checkpoint)
         if recipe.head != "plain":
             check_head(self.checkpoint, self.description, parse_scheme(recipe.head))
@@ -162,8 +162,8 @@ def with_saved_kv(recipe: Recipe, checkpoint: Checkpoint) -> Recipe:
     """Where the recipe leaves it open, keys and values are kept as the checkpoint asks for. Its
     fixed scales are not needed: our pages have one for each token and head.
     """
-    asked = kv_dtype(checkpoint) if recipe.kv.dtype == "auto" else None
-    if asked is None:
+    dtype = kv_dtype(checkpoint) if recipe.kv.dtype == "auto" else None
+    if dtype is None:
         return recipe
-    log.info("%s asks for keys and values in %s", checkpoint.path.name, asked)
-    return edited(recipe, "kv.dtype", asked)
+    log.info("%s asks for keys and values in %s", checkpoint.path.name, dtype)
+    return edited(recipe, "kv.dtype", dtype)

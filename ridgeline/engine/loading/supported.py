@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 def check_supported(recipe: Recipe, device: str) -> None:
     """`recipe` has nothing left to "auto"."""
     on_gpu_by_reference = recipe.kernels == "reference" and recipe.graphs
-    for asked, what in (
+    for is_set, what in (
         (recipe.deterministic and recipe.scheme, f"deterministic and scheme {recipe.scheme}"),
         (recipe.deterministic and recipe.head != "plain", f"deterministic and head {recipe.head}"),
         (recipe.deterministic and _codes_in_fp16(recipe), "deterministic, fp16 and an 8-bit KV"),
@@ -34,7 +34,7 @@ def check_supported(recipe: Recipe, device: str) -> None:
         (recipe.parallel.tensor > 1 and recipe.copies, "tensor parallel and copies"),
         (on_gpu_by_reference, "kernels reference on a GPU"),
     ):
-        if asked:
+        if is_set:
             raise UnsupportedError(f"the recipe has {what}, which the engine does not do yet")
     for scheme in (recipe.scheme, None if recipe.head == "plain" else recipe.head):
         if scheme is not None:

@@ -60,11 +60,11 @@ def check_switches(recipe: Recipe, device: str) -> None:
             f"tf32 rounds products of fp32, and the dtype is {recipe.dtype}; remove --tf32"
         )
     for switched, what in ((recipe.tf32, "tf32"), (not recipe.tuned, "no tuned kernels")):
-        for asked, other in (
+        for is_set, other in (
             (recipe.deterministic, "deterministic"),
             (recipe.parallel.tensor > 1, "tensor parallel"),
         ):
-            if switched and asked:
+            if switched and is_set:
                 raise UnsupportedError(
                     f"the recipe has {what} and {other}, which the engine does not do yet"
                 )

@@ -194,13 +194,13 @@ def _check_recipe(recipe: Recipe, device_type: str) -> None:
 def undone_on_ranks(recipe: Recipe, device_type: str) -> str | None:
     """What a recipe has that cannot be had on several ranks yet."""
     on_cpu = device_type == "cpu"
-    for asked, what in (
+    for is_set, what in (
         (recipe.scheme is not None, f"scheme {recipe.scheme}"),
         (recipe.deterministic, "deterministic"),
         (recipe.kernels == "fused" and on_cpu, "kernels fused on a CPU"),
         (recipe.speculation.method != "none", f"speculation {recipe.speculation.method}"),
     ):
-        if asked:
+        if is_set:
             return what
     return None
 

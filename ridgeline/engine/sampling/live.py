@@ -141,13 +141,13 @@ class LiveRequest:
         sampling, order = self.job.sampling, range(self.job.sampling.n)
         if sampling.num_samples > sampling.n and end.status == "finished":
             order = best_samples([live.logprobs for live in self.samples], sampling.n)  # type: ignore[assignment]
-        asked = sampling.logprobs is not None
+        wants_logprobs = sampling.logprobs is not None
         return tuple(
             Completion(
                 "".join(live.pieces),
                 tuple(live.tokens),
                 live.finish_reason,
-                tuple(live.logprobs) if asked else None,
+                tuple(live.logprobs) if wants_logprobs else None,
                 live.stop_text,
             )
             for live in (self.samples[index] for index in order)

@@ -151,10 +151,10 @@ class Drafting:
 
 
 def accepted_tokens(
-    asked: StepPlan, run: StepPlan, output: StepOutput
+    planned: StepPlan, run: StepPlan, output: StepOutput
 ) -> tuple[list[int], list[int] | None]:
     """The tokens of a step that count, and how many each sample has of them; None: one each."""
-    if not asked.num_draft_rows:
+    if not planned.num_draft_rows:
         return output.tokens, None
     assert output.verdicts is not None, "where tokens are drafted there are verdicts"
     tokens, counts, row = [], output.verdicts.counts, 0
@@ -171,8 +171,8 @@ def ordered_logprobs(
     if not extras.logprobs:
         return [None] * len(keys)
     rows = dict(zip(plan.sample_keys, first_rows(plan), strict=True))
-    found = []
+    logprobs = []
     for key in keys:
-        found.append(extras.logprobs.get(rows[key]))
+        logprobs.append(extras.logprobs.get(rows[key]))
         rows[key] += 1
-    return found
+    return logprobs

@@ -46,5 +46,5 @@ def start(
         TableRows(inputs.seats, page_table_SP),
         table,
     )
-    found: RopeAngles = {} if rope is None else {rope: (angles[0], angles[1])}
-    return StepStart(x_TD, tables_BP, found)
+    angles_by_rope: RopeAngles = {} if rope is None else {rope: (angles[0], angles[1])}
+    return StepStart(x_TD, tables_BP, angles_by_rope)

@@ -163,8 +163,8 @@ class Processes:
             running.process.close()
 
     def _looked_at(self, running: LoadedState) -> Observation:
-        asked = {"part": replace(running.part, repeats=1).to_json()}
-        observation = running.process.ask("phases", **asked, limit_s=WORK_LIMIT_S)
+        arguments = {"part": replace(running.part, repeats=1).to_json()}
+        observation = running.process.ask("phases", **arguments, limit_s=WORK_LIMIT_S)
         phases = tuple(phase_from(phase) for phase in observation["phases"])
         running.observation = replace(running.observation, phases=phases, figures=running.figures())
         if observation["slowed"] > SLOWED:
@@ -198,18 +198,18 @@ class Processes:
     def curve(self, state: ClimbState) -> tuple[CurvePoint, ...]:
         running = self._ensure(state)
         batches = [batch for batch in CURVE_BATCHES if batch <= self.sizes.largest_batch(state)]
-        asked = {"batches": batches, "seconds": CURVE_S}
-        result = running.process.ask("curve", **asked, limit_s=WORK_LIMIT_S)
+        arguments = {"batches": batches, "seconds": CURVE_S}
+        result = running.process.ask("curve", **arguments, limit_s=WORK_LIMIT_S)
         return tuple(CurvePoint(**point) for point in result["points"])
 
     def pace(self, state: ClimbState) -> TrafficPace:
-        asked = {"workload": str(self._trace_file), "bound": asdict(self.latency)}
-        result = self._ensure(state).process.ask("pace", **asked, limit_s=WORK_LIMIT_S)
+        arguments = {"workload": str(self._trace_file), "bound": asdict(self.latency)}
+        result = self._ensure(state).process.ask("pace", **arguments, limit_s=WORK_LIMIT_S)
         return TrafficPace(**result)
 
     def judge(self, state: ClimbState) -> Quality:
         assert self.subject.path is not None, "random weights have no quality"
-        asked = {
+        arguments = {
             "path": str(self.subject.path),
             "device": self.subject.device,
             "state": state.to_json(),
@@ -220,18 +220,18 @@ class Processes:
             },
         }
         try:
-            return self._ask_judge(asked)
+            return self._ask_judge(arguments)
         except WorkerError as error:
             if error.kind != "memory" or not self._running:
                 raise
         self.let_go()  # those that were measured make room, and are loaded again when needed
-        return self._ask_judge(asked)
+        return self._ask_judge(arguments)
 
-    def _ask_judge(self, asked: dict[str, Any]) -> Quality:
+    def _ask_judge(self, arguments: dict[str, Any]) -> Quality:
         if self._judge is None:
             self._judge = self._new_process()
         try:
-            return Quality(**self._judge.ask("judge", **asked, limit_s=JUDGE_LIMIT_S))
+            return Quality(**self._judge.ask("judge", **arguments, limit_s=JUDGE_LIMIT_S))
         except WorkerError:
             self._judge = None
             raise
@@ -294,8 +294,8 @@ class Processes:
             loaded = process.ask("load", spec=spec.to_json(), limit_s=LOAD_LIMIT_S)
             at_once = self.sizes.at_once(state)
             first = first_part(self.workload, at_once).to_json()
-            asked = {"part": first, "seconds": self.round_s}
-            warm = process.ask("warm", **asked, limit_s=LOAD_LIMIT_S)
+            arguments = {"part": first, "seconds": self.round_s}
+            warm = process.ask("warm", **arguments, limit_s=LOAD_LIMIT_S)
         except WorkerError:
             process.close(at_once=True)
             raise

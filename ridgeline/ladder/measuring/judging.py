@@ -83,8 +83,8 @@ class Judge:
         measured: Mapping[str, Any],
         bounds: Mapping[str, float | None],
     ) -> dict[str, Any]:
-        asked, wanted = Measured(**measured), ClimbState.from_json(state)
-        engine, original = self._begin(Path(path), device, asked)
+        settings, wanted = Measured(**measured), ClimbState.from_json(state)
+        engine, original = self._begin(Path(path), device, settings)
         context = engine.max_context
         recipe = _to_measure(wanted.recipe, context)
         source = Path(wanted.folder or path)
@@ -92,39 +92,41 @@ class Judge:
         with Engine(source, recipe, device=device, num_pages=pages) as changed:
             result = original.compare(changed)
             quality = quality_of(result, QualityBounds(**bounds))
-            if asked.task is not None:
-                quality = self._with_task(quality, engine, changed, asked)
+            if settings.task is not None:
+                quality = self._with_task(quality, engine, changed, settings)
         del changed
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return asdict(quality)
 
-    def _begin(self, path: Path, device: str, asked: Measured) -> tuple[Engine, Original]:
+    def _begin(self, path: Path, device: str, settings: Measured) -> tuple[Engine, Original]:
         if self._begun is None:
-            context = asked.window if asked.task is None else max(asked.window, TASK_CONTEXT)
+            context = (
+                settings.window if settings.task is None else max(settings.window, TASK_CONTEXT)
+            )
             engine = unmodified(path, device, context)
-            windows = first_windows(engine, asked)
+            windows = first_windows(engine, settings)
             self._begun = engine, Original(engine, windows, KEPT_BYTES)
         return self._begun
 
     def _with_task(
-        self, quality: Quality, original: Engine, changed: Engine, asked: Measured
+        self, quality: Quality, original: Engine, changed: Engine, settings: Measured
     ) -> Quality:
-        assert asked.task is not None, "a task was asked for"
-        assert asked.data is not None, "a task has questions"
-        questions, options = Path(asked.data), asked.options()
+        assert settings.task is not None, "a task was asked for"
+        assert settings.data is not None, "a task has questions"
+        questions, options = Path(settings.data), settings.options()
         if self._score is None:
-            self._score = run_task(asked.task, original, questions, options)
-        score = run_task(asked.task, changed, questions, options)
+            self._score = run_task(settings.task, original, questions, options)
+        score = run_task(settings.task, changed, questions, options)
         less = difference(self._score, score)
         before, after = self._score.share.value, score.share.value
         problem = quality.problem
         if less.high is not None and less.high < 0.0:
-            worse = f"{asked.task} fell from {before:.1%} to {after:.1%}, beyond noise"
+            worse = f"{settings.task} fell from {before:.1%} to {after:.1%}, beyond noise"
             problem = "; ".join(filter(None, (problem, worse)))
         return replace(
-            quality, problem=problem, task=asked.task, task_score=after, task_score_before=before
+            quality, problem=problem, task=settings.task, task_score=after, task_score_before=before
         )
 
 
@@ -151,11 +153,11 @@ def _num_pages(context: int, recipe: Recipe) -> int:
     return MAX_BATCH * (2 + context // recipe.kv.page_size)
 
 
-def first_windows(engine: Engine, asked: Measured) -> Windows:
-    text = measured_text(asked.text)
-    window = min(asked.window, engine.config.max_context)
-    result = cut(text, tokenizer_for(engine), window, asked.text or "the default text")
-    return Windows(result.tokens[: asked.num_windows], result.num_bytes[: asked.num_windows])
+def first_windows(engine: Engine, settings: Measured) -> Windows:
+    text = measured_text(settings.text)
+    window = min(settings.window, engine.config.max_context)
+    result = cut(text, tokenizer_for(engine), window, settings.text or "the default text")
+    return Windows(result.tokens[: settings.num_windows], result.num_bytes[: settings.num_windows])
 
 
 def measured_text(file: str | None) -> str:

@@ -62,9 +62,9 @@ class Process:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, do: str, *, limit_s: float, **asked: Any) -> dict[str, Any]:
+    def ask(self, do: str, *, limit_s: float, **arguments: Any) -> dict[str, Any]:
         try:
-            self._send({"do": do, **asked})
+            self._send({"do": do, **arguments})
             line = self._line(time.monotonic() + limit_s)
         except BaseException:
             self.close(at_once=True)

@@ -61,20 +61,20 @@ class RecipeWorker:
         self.one_by_one = True
         self.judge = judging.Judge()
 
-    def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        do: Callable[..., dict[str, Any]] = getattr(self, f"do_{asked['do']}")
-        return do(**{name: value for name, value in asked.items() if name != "do"})
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        do: Callable[..., dict[str, Any]] = getattr(self, f"do_{request['do']}")
+        return do(**{name: value for name, value in request.items() if name != "do"})
 
     def do_load(self, spec: Mapping[str, Any]) -> dict[str, Any]:
-        began, asked = time.monotonic(), WorkerSpec.from_json(spec)
-        self.workload = read_workload(asked.workload)
-        self.one_by_one = asked.goal == "latency" or asked.loop == "naive"
-        hardware = load_cached(detect(asked.device))
-        problem = build_kernels() if asked.build else None
-        if asked.loop == "naive":
-            loaded = self._load_naive(asked, hardware)
+        began, wanted = time.monotonic(), WorkerSpec.from_json(spec)
+        self.workload = read_workload(wanted.workload)
+        self.one_by_one = wanted.goal == "latency" or wanted.loop == "naive"
+        hardware = load_cached(detect(wanted.device))
+        problem = build_kernels() if wanted.build else None
+        if wanted.loop == "naive":
+            loaded = self._load_naive(wanted, hardware)
         else:
-            loaded = self._load_engine(asked, hardware)
+            loaded = self._load_engine(wanted, hardware)
         return loaded | {"seconds": time.monotonic() - began, "build_problem": problem}
 
     def _load_naive(self, spec: WorkerSpec, hardware: Hardware) -> dict[str, Any]:
@@ -185,14 +185,14 @@ class RecipeWorker:
     def do_build(self) -> dict[str, Any]:
         return {"problem": build_kernels()}
 
-    def do_judge(self, **asked: Any) -> dict[str, Any]:
-        return self.judge.compare(**asked)
+    def do_judge(self, **arguments: Any) -> dict[str, Any]:
+        return self.judge.compare(**arguments)
 
-    def do_calibrate(self, **asked: Any) -> dict[str, Any]:
-        return judging.calibrate(**asked)
+    def do_calibrate(self, **arguments: Any) -> dict[str, Any]:
+        return judging.calibrate(**arguments)
 
-    def do_write(self, **asked: Any) -> dict[str, Any]:
-        return judging.write_codes(**asked)
+    def do_write(self, **arguments: Any) -> dict[str, Any]:
+        return judging.write_codes(**arguments)
 
 
 def plain_model(spec: WorkerSpec, hardware: Hardware) -> Transformer:
@@ -221,18 +221,18 @@ def kind_of(error: BaseException) -> str:
     return "refused" if isinstance(error, RidgelineError) else "failed"
 
 
-def answered(worker: RecipeWorker, asked: Mapping[str, Any]) -> dict[str, Any]:
+def answered(worker: RecipeWorker, request: Mapping[str, Any]) -> dict[str, Any]:
     """Its answer; where the time went goes to its log."""
     began = time.monotonic()
     with CompileTimes() as times:
-        answer = worker.answer(asked)
-    log.info("%s: %.1f s; %s", asked["do"], time.monotonic() - began, times.words())
+        answer = worker.answer(request)
+    log.info("%s: %.1f s; %s", request["do"], time.monotonic() - began, times.words())
     return answer
 
 
-def serve(asked: IO[str], answers: IO[str]) -> None:
+def serve(requests: IO[str], answers: IO[str]) -> None:
     worker = RecipeWorker()
-    for line in asked:
+    for line in requests:
         try:
             answer = answered(worker, json.loads(line))
         except Exception as error:

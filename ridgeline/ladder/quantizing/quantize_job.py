@@ -129,14 +129,14 @@ def quantize(
 ) -> QuantizeResult:
     assert job.scheme is not None, "auto.py chooses schemes"
     trials = prepared(model, tokenizer, job, progress)
-    asked = chosen_layers(model, job.scheme, job.skip)
-    if not asked and not job.method.prunes:
+    chosen = chosen_layers(model, job.scheme, job.skip)
+    if not chosen and not job.method.prunes:
         raise UsageError(f"{', '.join(job.skip)} leaves no projection to quantize; skip fewer")
     choices = timed(model, job.scheme, job, progress)
     plain = slower_shapes(choices)
     shapes = {name: layer.weight.shape for name, layer in quantizable(model).items()}
-    faster = [name for name in asked if tuple(shapes[name]) not in plain]
-    if asked and not faster:
+    faster = [name for name in chosen if tuple(shapes[name]) not in plain]
+    if chosen and not faster:
         text = in_words(choices, dtype_name(model.embed.weight.dtype))
         raise UsageError(f"{text}; none is left to quantize: give --batch-sizes none, or others")
     result = trials.run(dict.fromkeys(faster, job.scheme))
@@ -317,10 +317,10 @@ class Trials:
         return replace(result, kv=calibrate_kv(model, self.batches, dtype, progress=self.progress))
 
 
-def harm(reports: Sequence[MatrixReport], asked: Collection[str]) -> list[str]:
+def harm(reports: Sequence[MatrixReport], names: Collection[str]) -> list[str]:
     """Projections, those first whose outputs differ most from what they were."""
     known = {report.name.removesuffix(WEIGHT): report.error_db for report in reports}
-    return sorted(asked, key=lambda name: -(known.get(name) or -1e9))
+    return sorted(names, key=lambda name: -(known.get(name) or -1e9))
 
 
 def coded_model(plain: Transformer, codes: ByProjection, device: torch.device) -> Transformer:

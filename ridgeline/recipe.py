@@ -27,7 +27,7 @@ import torch
 
 from ridgeline.errors import ContextLengthError, UsageError, answers_wrong_options
 from ridgeline.formats.dtypes import dtype_name
-from ridgeline.formats.fields import about, check_fields, config_from, dotted_fields, flag_of
+from ridgeline.formats.fields import check_fields, config_from, dotted_fields, field_help, flag_of
 from ridgeline.formats.files import atomic_write, reject_unknown_keys
 from ridgeline.kernels.pages import PAGE_SIZES
 from ridgeline.kernels.prompt_lookup import LONGEST_NGRAM
@@ -50,15 +50,17 @@ class KV:
 
     dtype: KVDtype = field(
         default="auto",
-        metadata=about(
+        metadata=field_help(
             "dtype of the KV cache; fp8 and int8 have scales per token and head (auto: as --dtype)",
             flag="kv-dtype",
         ),
     )
-    page_size: int = field(default=64, metadata=about("tokens per page of the KV cache", minimum=1))
+    page_size: int = field(
+        default=64, metadata=field_help("tokens per page of the KV cache", minimum=1)
+    )
     prefix_cache: bool = field(
         default=True,
-        metadata=about("reuse KV pages between requests that share a prefix"),
+        metadata=field_help("reuse KV pages between requests that share a prefix"),
     )
 
     def __post_init__(self) -> None:
@@ -86,19 +88,19 @@ class Limits:
 
     max_context: int | None = field(
         default=None,
-        metadata=about(
+        metadata=field_help(
             "longest request in tokens, prompt plus output (default: the model's)", minimum=1
         ),
     )
     max_batch: int | None = field(
         default=None,
-        metadata=about(
+        metadata=field_help(
             "most requests that run at once (default: 512 on a GPU, 128 on a CPU)", minimum=1
         ),
     )
     token_budget: int | None = field(
         default=None,
-        metadata=about(
+        metadata=field_help(
             "most tokens per step, prompts and decodes together "
             "(default: 8192 on a GPU, 512 on a CPU)",
             minimum=1,
@@ -106,13 +108,13 @@ class Limits:
     )
     max_graph_batch: int = field(
         default=512,
-        metadata=about(
+        metadata=field_help(
             "largest step, in tokens, that is captured as a graph", minimum=1, maximum=512
         ),
     )
     memory_share: float | None = field(
         default=None,
-        metadata=about(
+        metadata=field_help(
             "share of free memory to use (default: 0.9 on a GPU, 0.5 on a CPU)",
             minimum=0.01,
             maximum=1.0,
@@ -142,20 +144,20 @@ class Speculation:
 
     method: SpeculationMethod = field(
         default="none",
-        metadata=about(
+        metadata=field_help(
             "draft tokens ahead: by lookup in the text so far, or with a draft model",
             flag="speculation",
         ),
     )
     max_draft_tokens: int = field(
         default=11,
-        metadata=about(
+        metadata=field_help(
             "most tokens drafted ahead; each step drafts as many as pay off", minimum=1, maximum=32
         ),
     )
     max_ngram: int = field(
         default=4,
-        metadata=about(
+        metadata=field_help(
             "prompt-lookup: longest n-gram to match, in tokens",
             minimum=1,
             maximum=LONGEST_NGRAM,
@@ -163,11 +165,11 @@ class Speculation:
     )
     min_ngram: int = field(
         default=2,
-        metadata=about("prompt-lookup: shortest n-gram to match, in tokens", minimum=1),
+        metadata=field_help("prompt-lookup: shortest n-gram to match, in tokens", minimum=1),
     )
     draft_model: str | None = field(
         default=None,
-        metadata=about("draft: a small model with the same tokenizer"),
+        metadata=field_help("draft: a small model with the same tokenizer"),
     )
 
     def __post_init__(self) -> None:
@@ -193,7 +195,7 @@ class Parallel:
 
     tensor: int = field(
         default=1,
-        metadata=about(
+        metadata=field_help(
             "split every matrix over N devices", flag="tensor-parallel", minimum=1, maximum=1024
         ),
     )
@@ -209,57 +211,58 @@ class Recipe:
 
     dtype: Dtype = field(
         default="auto",
-        metadata=about("dtype of the computation and of weights that are not quantized"),
+        metadata=field_help("dtype of the computation and of weights that are not quantized"),
     )
     kernels: Kernels = field(
         default="auto",
-        metadata=about("fused kernels, or each op's PyTorch reference (auto: fused on a GPU)"),
+        metadata=field_help("fused kernels, or each op's PyTorch reference (auto: fused on a GPU)"),
     )
     graphs: bool | None = field(
-        default=None, metadata=about("capture small steps as CUDA graphs (default: yes on a GPU)")
+        default=None,
+        metadata=field_help("capture small steps as CUDA graphs (default: yes on a GPU)"),
     )
     scheme: str | None = field(
         default=None,
-        metadata=about("quantize the weights while loading, e.g. int8, int4-g128 or fp8"),
+        metadata=field_help("quantize the weights while loading, e.g. int8, int4-g128 or fp8"),
     )
     head: Head = field(
         default="plain",
-        metadata=about(
+        metadata=field_help(
             "output head: in --dtype, or int8 with a scale per row (of a tied embedding, a copy)"
         ),
     )
     quantize_all: bool = field(
         default=False,
-        metadata=about(
+        metadata=field_help(
             "quantize even the matrices that measure slower when quantized on this device, which "
             "are otherwise left as they are"
         ),
     )
     copies: bool | None = field(
         default=None,
-        metadata=about(
+        metadata=field_help(
             "also keep unquantized copies of int8 and int4 weights, for steps of many tokens "
             "(default: on a GPU with memory to spare)"
         ),
     )
     tf32: bool = field(
         default=False,
-        metadata=about("use tf32 tensor cores for fp32 matmuls; requires a GPU"),
+        metadata=field_help("use tf32 tensor cores for fp32 matmuls; requires a GPU"),
     )
     tuned: bool = field(
         default=True,
-        metadata=about(
+        metadata=field_help(
             "on a GPU, use kernel settings measured for it and the CUDA C++ kernels; otherwise "
             "Triton with default settings"
         ),
     )
     deterministic: bool = field(
         default=False,
-        metadata=about("same tokens bit for bit, whatever else is in the batch; slower"),
+        metadata=field_help("same tokens bit for bit, whatever else is in the batch; slower"),
     )
     overlap: bool | None = field(
         default=None,
-        metadata=about(
+        metadata=field_help(
             "launch the next step before the last one's tokens are on the host (default: yes on a "
             "GPU; a CPU computes a step while it is launched, and each token would come a step "
             "later)"

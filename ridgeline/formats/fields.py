@@ -1,12 +1,12 @@
 """The fields of a config: what each means, what it may hold, and how it looks in a JSON file.
 
-A config is a frozen dataclass whose fields carry `about(…)` as metadata. Types and ranges are
+A config is a frozen dataclass whose fields carry `field_help(…)` as metadata. Types and ranges are
 checked when it is made, command-line flags are read from the same metadata, and a JSON object is
 turned into one, with an error for anything that does not belong there.
 
     @dataclass(frozen=True)
     class Limits:
-        max_batch: int = field(default=256, metadata=about("requests at once", minimum=1))
+        max_batch: int = field(default=256, metadata=field_help("requests at once", minimum=1))
 
         def __post_init__(self) -> None:
             check_fields(self)
@@ -26,7 +26,7 @@ from ridgeline.formats.files import reject_unknown_keys
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
-def about(
+def field_help(
     meaning: str,
     *,
     flag: str | None = None,

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, field
 
 from ridgeline.errors import UsageError
-from ridgeline.formats.fields import about
+from ridgeline.formats.fields import field_help
 from ridgeline.quality.divergence import Divergence
 from ridgeline.quality.intervals import Estimate
 
@@ -22,13 +22,13 @@ from ridgeline.quality.intervals import Estimate
 class QualityBounds:
     max_kl: float | None = field(
         default=None,
-        metadata=about(
+        metadata=field_help(
             "limit on the mean KL divergence from the original, in nats (quantize, optimize: 0.02)"
         ),
     )
     max_ppl_increase: float | None = field(
         default=None,
-        metadata=about(
+        metadata=field_help(
             "limit on the increase of perplexity; 0.02 is 2%% (quantize, optimize: 0.02)"
         ),
     )

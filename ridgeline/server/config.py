@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ridgeline.errors import UsageError
-from ridgeline.formats.fields import about, check_fields
+from ridgeline.formats.fields import check_fields, field_help
 from ridgeline.server.protocol.thinking import check_tags
 
 MIB = 1 << 20
@@ -22,41 +22,43 @@ BODY_BYTES_A_TOKEN = 32
 
 @dataclass(frozen=True)
 class ServerConfig:
-    host: str = field(default="127.0.0.1", metadata=about("address to listen on; 0.0.0.0 for all"))
+    host: str = field(
+        default="127.0.0.1", metadata=field_help("address to listen on; 0.0.0.0 for all")
+    )
     port: int = field(
         default=8000,
-        metadata=about("port to listen on; 0 picks a free one", minimum=0, maximum=65535),
+        metadata=field_help("port to listen on; 0 picks a free one", minimum=0, maximum=65535),
     )
     served_name: str | None = field(
-        default=None, metadata=about("model name shown to clients (default: MODEL)")
+        default=None, metadata=field_help("model name shown to clients (default: MODEL)")
     )
     api_key: tuple[str, ...] = field(
         default=(),
-        metadata=about("require this key (repeat for several); visible in the process list"),
+        metadata=field_help("require this key (repeat for several); visible in the process list"),
     )
     api_key_file: str | None = field(
-        default=None, metadata=about("require one of the API keys in FILE, one per line")
+        default=None, metadata=field_help("require one of the API keys in FILE, one per line")
     )
     reasoning: str = field(
         default="auto",
-        metadata=about(
+        metadata=field_help(
             "tags between which the model thinks: auto (by its chat template), off (thoughts stay "
             "in the text), or two of them, as '<think>,</think>'"
         ),
     )
     max_waiting: int = field(
         default=256,
-        metadata=about("longest queue beyond --max-batch; more gets HTTP 429", minimum=0),
+        metadata=field_help("longest queue beyond --max-batch; more gets HTTP 429", minimum=0),
     )
     max_per_key: int = field(
-        default=256, metadata=about("most requests per API key at a time", minimum=1)
+        default=256, metadata=field_help("most requests per API key at a time", minimum=1)
     )
     max_connections: int = field(
-        default=2048, metadata=about("most open connections; more are refused", minimum=1)
+        default=2048, metadata=field_help("most open connections; more are refused", minimum=1)
     )
     max_body_mib: int | None = field(
         default=None,
-        metadata=about(
+        metadata=field_help(
             "largest request body in MiB (default: several times the context)",
             minimum=1,
             maximum=1024,
@@ -64,19 +66,21 @@ class ServerConfig:
     )
     client_timeout: float = field(
         default=30.0,
-        metadata=about(
+        metadata=field_help(
             "seconds a client may take to send a request or to read its response", minimum=0.1
         ),
     )
     step_timeout: float = field(
         default=120.0,
-        metadata=about("restart the engine after this many seconds without a step", minimum=0.1),
+        metadata=field_help(
+            "restart the engine after this many seconds without a step", minimum=0.1
+        ),
     )
     drain_seconds: float = field(
         default=30.0,
-        metadata=about("seconds running requests get to finish after SIGTERM", minimum=0.0),
+        metadata=field_help("seconds running requests get to finish after SIGTERM", minimum=0.0),
     )
-    log_prompts: bool = field(default=False, metadata=about("log prompts in full"))
+    log_prompts: bool = field(default=False, metadata=field_help("log prompts in full"))
 
     def __post_init__(self) -> None:
         check_fields(self)

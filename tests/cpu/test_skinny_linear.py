@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from ridgeline.kernels import skinny_linear as public
 from ridgeline.kernels.quantized_linear import tune_space as packed
 from ridgeline.kernels.skinny_linear import tune_space
 from ridgeline.kernels.skinny_linear.cut import split_counters
+from ridgeline.kernels.skinny_linear.fused import FusedParts
 from ridgeline.kernels.skinny_linear.op import PROJECTIONS, REDUCE, SPLIT_REDUCE, cublas
 from ridgeline.kernels.skinny_linear.triton import skinny_linear
 from ridgeline.kernels.skinny_linear.tune_space import SkinnyConfig, shared_bytes
@@ -60,11 +61,12 @@ def test_a_result_is_left_where_it_is_wanted(config: SkinnyConfig) -> None:
     assert buffer[len(x) :].isnan().all()
 
 
-@pytest.mark.parametrize("make", [public.skinny_linear, cublas])
-def test_so_are_results_of_others(make: Any) -> None:
+@pytest.mark.parametrize("residual", [False, True])
+def test_so_are_results_of_others(residual: bool) -> None:
     x, weight = torch.randn(3, 64), torch.randn(40, 64)
-    for more in ({}, {"residual_MO": torch.randn(3, 40)}):
+    fused = FusedParts(residual_MO=torch.randn(3, 40) if residual else None)
+    by_name = {"x_MD": x, "weight_OD": weight, "residual_MO": fused.residual_MO}
+    for make in (partial(public.skinny_linear, x, weight, fused), partial(cublas, **by_name)):
         out = torch.full((3, 40), float("nan"))
-        inputs = {"x_MD": x, "weight_OD": weight, **more}
-        assert make(**inputs, out_MO=out) is out
-        assert torch.equal(out, make(**inputs))
+        assert make(out_MO=out) is out
+        assert torch.equal(out, make())

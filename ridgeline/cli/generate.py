@@ -8,6 +8,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from textwrap import wrap
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ridgeline.cli.terminal import Terminal
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Output, Sampling
 from ridgeline.engine.execution.work import matrix_dtype
-from ridgeline.engine.loading.saved import saved_recipe
+from ridgeline.engine.loading.saved import generation_of, saved_recipe
 from ridgeline.engine.naive import check_memory, check_prompt
 from ridgeline.errors import UsageError
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
@@ -40,6 +41,7 @@ from ridgeline.recipe import Recipe
 EXAMPLE = """\
 ridgeline generate demo "Why is the sky blue?"
 ridgeline generate model.gguf --raw - < prompt.txt"""
+LINE_WIDTH = 80
 MAIN_FLAGS = (
     "--device", "--system", "--raw", "--max-tokens", "--temperature", "--top-p", "--seed", "--stop",
     "--dtype", "--scheme", "--kv-dtype", "--max-context", "--speculation",
@@ -55,11 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--raw", action="store_true", help="continue the prompt as it is, without a chat template"
     )
     add_flags(parser, Sampling)
+    group(parser, "sampling").add_argument(
+        "--generation-config",
+        choices=("model", "none"),
+        default="model",
+        help="`model` takes what no flag gives from the model's generation_config.json, `none` "
+        "from the defaults above (default: %(default)s)",
+    )
     add_flags(parser, Recipe)
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
-    sampling = from_flags(args, Sampling)
+    from_flags(args, Sampling)  # what is wrong with the flags is said first
     text = read_stdin() if args.prompt == "-" else args.prompt
     if not text.strip() and not (args.raw and text):
         raise UsageError("the prompt is empty; give some text")
@@ -68,6 +77,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         path = resolve_model(args.model, progress=progress)
         config = describe(open_checkpoint(path)).config  # what is no model, is said first
         tokenizer = Tokenizer.load(path)
+        defaults = {} if args.generation_config == "none" else generation_of(path).sampling
+        sampling = from_flags(args, Sampling, Sampling(**defaults))
         prompt = prompt_ids(tokenizer, text, args)
         room = check_prompt(config, prompt)
         num_tokens = len(prompt) + min(room, sampling.max_tokens)
@@ -86,7 +97,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         hardware = measure(hardware, ceilings, progress)
     on_text = None if terminal.json else write_out
     with engine:
-        return document(args.model, engine, answer(engine, prompt, sampling, on_text), hardware)
+        output = answer(engine, prompt, sampling, on_text)
+        return {**document(args.model, engine, output, hardware), "sampling": dict(defaults)}
 
 
 def for_one(recipe: Recipe, num_tokens: int) -> Recipe:
@@ -223,6 +235,9 @@ def summary_lines(result: dict[str, Any]) -> list[str]:
         lines.append(result["plain_for_speed"])
     if any(is_beaten(result[key]) for key in ("prefill_limit", "decode_limit")):
         lines.append("over 100%: the limit was measured on a busy machine; run hardware --refresh")
+    if result["sampling"]:
+        values = " ".join(f"{name}={value:g}" for name, value in result["sampling"].items())
+        lines += wrap(f"the model's defaults: {values}", LINE_WIDTH)
     return [*lines, setup, f"{ended[result['finish_reason']]}, seed {result['seed']}"]
 
 

@@ -10,7 +10,6 @@ config.json (`eos_token_id`, one id or a list).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from ridgeline.data.generation_config import end_ids_of, read_object
 from ridgeline.data.vocabulary import Vocabulary, end_ids
 from ridgeline.errors import ConfigError, ModelNotFoundError, UnsupportedError
 
@@ -34,7 +34,7 @@ _SPECIAL_NAMES = (
 
 def folder_vocabulary(folder: Path) -> Vocabulary:
     backend = _backend(folder)
-    config = _read_json(folder / "tokenizer_config.json")
+    config = read_object(folder / "tokenizer_config.json")
     special_texts = _special_texts(folder, config)
     _make_special(backend, special_texts.values())
     bos_id = _id_of(backend, special_texts.get("bos_token"))
@@ -45,7 +45,7 @@ def folder_vocabulary(folder: Path) -> Vocabulary:
     vocab_size = max([backend.get_vocab_size(), *(token_id + 1 for token_id in added)])
     named_ends = [
         *([eos_id] if eos_id is not None else []),
-        *_end_ids_of_configs(folder),
+        *end_ids_of(folder),
     ]
     turn_ends = {
         token.content: token_id
@@ -85,23 +85,10 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, or an empty one where there is no file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds a JSON {type(value).__name__}; expected an object")
-    return value
-
-
 def _special_texts(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """`bos_token` and the like, by name. Each is a string, or an object with its `content`."""
     texts: dict[str, str] = {}
-    for source in (_read_json(folder / "special_tokens_map.json"), config):
+    for source in (read_object(folder / "special_tokens_map.json"), config):
         for name in _SPECIAL_NAMES:
             value = source.get(name)
             text = value.get("content") if isinstance(value, dict) else value
@@ -122,24 +109,6 @@ def _make_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
 def _id_of(backend: tokenizers.Tokenizer, text: str | None) -> int | None:
     token_id: int | None = backend.token_to_id(text) if text is not None else None
     return token_id
-
-
-def _end_ids_of_configs(folder: Path) -> list[int]:
-    end_ids: list[int] = []
-    for name in ("generation_config.json", "config.json"):
-        config = _read_json(folder / name)
-        value = config.get("eos_token_id")
-        if value is None and isinstance(config.get("text_config"), dict):
-            value = config["text_config"].get("eos_token_id")
-        ids = value if isinstance(value, list) else [value] if value is not None else []
-        for token_id in ids:
-            if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
-                raise ConfigError(
-                    f"{folder / name} has eos_token_id {value!r}; expected a token id or a "
-                    "list of them"
-                )
-        end_ids.extend(ids)
-    return end_ids
 
 
 def _surroundings(

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.data import Tokenizer
+from ridgeline.data.generation_config import GenerationConfig
 from ridgeline.engine.backend import Backend, EngineProgress
 from ridgeline.engine.execution.runner import Runner
 from ridgeline.engine.execution.work import CostBase
@@ -49,6 +50,7 @@ from ridgeline.engine.jobs import (
     make_job,
     scoring_job,
 )
+from ridgeline.engine.loading.saved import Beside, generation_of
 from ridgeline.engine.local.local_backend import LocalBackend, as_local
 from ridgeline.engine.process.supervisor import start_supervised
 from ridgeline.engine.process.worker import Setup, WaitingProcess
@@ -60,11 +62,9 @@ from ridgeline.engine.sampling.outputs import Delta, Event, Output
 from ridgeline.engine.sampling.scoring import RowScore
 from ridgeline.engine.scheduling.scheduler import Scheduler
 from ridgeline.engine.scheduling.state import Stats
-from ridgeline.errors import (
-    RidgelineError,
-    answers_wrong_options,
-)
+from ridgeline.errors import RidgelineError, answers_wrong_options
 from ridgeline.models import Transformer
+from ridgeline.models.checkpoint import resolve_model
 from ridgeline.progress import Progress, shown
 from ridgeline.quantization.choose import LayerChoice
 from ridgeline.recipe import KV, Limits, Parallel, Recipe, Speculation
@@ -93,6 +93,8 @@ class Engine:
         callable (progress.py), or True for bars while the model is fetched and loaded.
         """
         with shown(progress) as report:
+            if isinstance(model, str):
+                model = resolve_model(model, progress=report)
             local = LocalBackend(
                 model,
                 recipe,
@@ -101,7 +103,8 @@ class Engine:
                 num_pages=num_pages,
                 progress=report,
             )
-        self._begin(local, local.tokenizer)
+        generation = generation_of(model) if isinstance(model, Path) else GenerationConfig()
+        self._begin(local, Beside(local.tokenizer, generation))
 
     @classmethod
     @answers_wrong_options(*PARTS)
@@ -122,7 +125,7 @@ class Engine:
         `early` is a process that waits for what to load (cli/early.py).
         """
         with shown(progress) as report:
-            backend, tokenizer = start_supervised(
+            backend, beside = start_supervised(
                 model,
                 recipe,
                 device=device,
@@ -131,7 +134,7 @@ class Engine:
                 setup=setup,
                 early=early,
             )
-        return cls.over(backend, tokenizer)
+        return cls.over(backend, beside)
 
     @classmethod
     @answers_wrong_options(*PARTS)
@@ -150,7 +153,7 @@ class Engine:
         model that is a path must be at the same place on every machine.
         """
         with shown(progress) as report:
-            backend, tokenizer = start_replicas(
+            backend, beside = start_replicas(
                 model,
                 recipe,
                 num_replicas=num_replicas,
@@ -159,17 +162,17 @@ class Engine:
                 progress=report,
                 setup=setup,
             )
-        return cls.over(backend, tokenizer)
+        return cls.over(backend, beside)
 
     @classmethod
-    def over(cls, backend: Backend, tokenizer: Tokenizer | None = None) -> Self:
+    def over(cls, backend: Backend, beside: Beside) -> Self:
         """An engine over a backend that is there already."""
         engine = cls.__new__(cls)
-        engine._begin(backend, tokenizer)
+        engine._begin(backend, beside)
         return engine
 
-    def _begin(self, backend: Backend, tokenizer: Tokenizer | None) -> None:
-        self.tokenizer = tokenizer
+    def _begin(self, backend: Backend, beside: Beside) -> None:
+        self.tokenizer, self.generation = beside
         self.config, self.recipe, self.memory_plan = backend.wait_until_ready()
         self.max_context = self.recipe.limits.filled().max_context
         self._backend = backend
@@ -194,9 +197,9 @@ class Engine:
         *,
         progress: Progress | bool | None = None,
     ) -> list[Output]:
-        """The outputs of all prompts, in their order; `sampling` is one for all or one for each.
-        What cannot run at all is an error before anything runs; what goes wrong later is in its
-        output's status.
+        """The outputs of all prompts, in their order; `sampling` is one for all or one for each,
+        and without one the model's own (generation_config.json). What cannot run at all is an
+        error before anything runs; what goes wrong later is in its output's status.
         """
         all_prompts = as_prompts(prompts)
         samplings = for_each(sampling, len(all_prompts))
@@ -241,7 +244,7 @@ class Engine:
     def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> Iterator[Delta]:
         """One prompt's output piece by piece. An end other than by stop or length is an error."""
         events: deque[Event] = deque()
-        request_id = self._submit(self.job(prompt, sampling or Sampling()), events.append)
+        request_id = self._submit(self.job(prompt, sampling), events.append)
         try:
             while True:
                 while events:
@@ -304,7 +307,7 @@ class Engine:
         """Take a request; its events come from `step`. `salt` keeps tenants' prefixes apart;
         with `pooling` it is a prompt to embed.
         """
-        job = self.job(prompt, sampling or Sampling(), pooling)
+        job = self.job(prompt, sampling, pooling)
         return self._submit(job, self._events.append, request_id, Terms(priority, timeout_s, salt))
 
     def step(self) -> list[Event]:
@@ -411,9 +414,12 @@ class Engine:
 
     # Requests on their way to the backend.
 
-    def job(self, prompt: Prompt, sampling: Sampling, pooling: Pooling | None = None) -> DeviceJob:
+    def job(
+        self, prompt: Prompt, sampling: Sampling | None, pooling: Pooling | None = None
+    ) -> DeviceJob:
         """A request, checked."""
-        return make_job(prompt, sampling, pooling, self.tokenizer, self.config, self.max_context)
+        beside = Beside(self.tokenizer, self.generation)
+        return make_job(prompt, sampling, pooling, beside, self.config, self.max_context)
 
     def _submit(
         self, job: DeviceJob, sink: Sink, request_id: Hashable = None, terms: Terms = NO_TERMS

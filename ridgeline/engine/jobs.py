@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ridgeline.data import Tokenizer
+from ridgeline.engine.loading.saved import Beside
 from ridgeline.engine.naive import check_prompt
 from ridgeline.engine.requests.request import Sampling
 from ridgeline.engine.sampling.choosing import check_tokens, ends_of, with_seed
@@ -39,12 +40,15 @@ NO_TERMS = Terms()
 
 def make_job(
     prompt: Prompt,
-    sampling: Sampling,
+    sampling: Sampling | None,
     pooling: Pooling | None,
-    tokenizer: Tokenizer | None,
+    beside: Beside,
     config: ModelConfig,
     max_context: int,
 ) -> DeviceJob:
+    """Without a `sampling` it is the model's own."""
+    tokenizer = beside.tokenizer
+    sampling = beside.default_sampling if sampling is None else sampling
     tokens = encode(prompt, tokenizer)
     room = check_prompt(config, tokens)
     check_context(len(tokens), max_context)
@@ -58,8 +62,7 @@ def make_job(
             raise UsageError("a grammar needs a tokenizer, and the engine has none")
     if sampling.thinking is not None and tokenizer is None:
         raise UsageError("thinking tags need a tokenizer, and the engine has none")
-    eos_ids = () if tokenizer is None else tokenizer.eos_ids
-    ends = ends_of(eos_ids, sampling, config.vocab_size)
+    ends = ends_of(beside.eos_ids, sampling, config.vocab_size)
     stop_ids = frozenset((*ends, *sampling.stop_ids))
     return DeviceJob(with_seed(sampling), tuple(tokens), stop_ids, pooling)
 
@@ -151,9 +154,9 @@ def as_conversations(
     return [messages] if is_one else messages  # type: ignore[list-item, return-value]
 
 
-def for_each(sampling: Sampling | Sequence[Sampling] | None, num: int) -> list[Sampling]:
+def for_each(sampling: Sampling | Sequence[Sampling] | None, num: int) -> Sequence[Sampling | None]:
     if sampling is None or isinstance(sampling, Sampling):
-        return [sampling or Sampling()] * num
+        return [sampling] * num
     if len(sampling) != num:
         raise UsageError(f"{len(sampling)} samplings for {num} prompts; give one, or one for each")
     return list(sampling)

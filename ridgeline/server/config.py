@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from ridgeline.errors import UsageError
 from ridgeline.formats.fields import check_fields, field_help
@@ -79,6 +80,13 @@ class ServerConfig:
     drain_seconds: float = field(
         default=30.0,
         metadata=field_help("seconds running requests get to finish after SIGTERM", minimum=0.0),
+    )
+    generation_config: Literal["model", "none"] = field(
+        default="model",
+        metadata=field_help(
+            "sampling values for requests that give none: `model` takes those of the model's "
+            "generation_config.json, `none` OpenAI's"
+        ),
     )
     log_prompts: bool = field(default=False, metadata=field_help("log prompts in full"))
 

@@ -14,11 +14,12 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from ipaddress import ip_address
+from typing import Any
 
 import uvicorn
 
@@ -32,6 +33,7 @@ from ridgeline.server.door.refusals import shutting_down
 from ridgeline.server.door.wire import BoundedProtocol, WireBounds
 from ridgeline.server.exchange import Bodies
 from ridgeline.server.front import Front
+from ridgeline.server.logs import log_facts
 from ridgeline.server.metrics.metrics import Meters
 from ridgeline.server.metrics.served import served_by
 from ridgeline.server.protocol import RequestLimits
@@ -108,6 +110,7 @@ class Serving:
                 limits.max_context,
                 engine.config.vocab_size,
                 thinking_tags=tags_for(config.reasoning, engine.tokenizer),
+                sampling=self._default_sampling(engine),
             ),
             self._threads,
             config.log_prompts,
@@ -119,6 +122,13 @@ class Serving:
         self._server = QuietServer(self._uvicorn(self.front))
         self._watchdog = Watchdog(self.pump, config.step_timeout)
         self._drain: asyncio.Task[None] | None = None
+
+    def _default_sampling(self, engine: Engine) -> Mapping[str, Any]:
+        values = engine.generation.sampling if self.config.generation_config == "model" else {}
+        if values:
+            facts = {**values, "source": "generation_config.json"}
+            log_facts(log, "sampling defaults; turn off with --generation-config none", facts)
+        return values
 
     def _uvicorn(self, app: Front) -> uvicorn.Config:
         seconds = self.config.client_timeout

@@ -15,6 +15,7 @@ from lost_processes import DEADLY, StandIn
 from test_supervisor import LIMITS, RECIPE, SETTINGS, assert_same, plain_engine, run, saved_model
 
 from ridgeline.engine import Engine, Output, Sampling
+from ridgeline.engine.loading.saved import Beside
 from ridgeline.engine.process.supervisor import MAX_BARREN
 from ridgeline.engine.process.worker import Add, Cancel, EngineOrder
 from ridgeline.engine.replicas import starting as replicated
@@ -42,7 +43,7 @@ def pooled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
         ]
         pool = Pool(order, starters)
         pool.patience_s = 0.0
-        return Engine.over(pool, plain_engine().tokenizer)
+        return Engine.over(pool, Beside(plain_engine().tokenizer))
 
     return make
 

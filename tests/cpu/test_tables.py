@@ -142,6 +142,8 @@ def test_the_lines_below_a_generated_text_fit_80_columns() -> None:
         "seed": 3524660587,
         "plain_expert_bytes": 0,
         "plain_for_speed": None,
+        "sampling": {"temperature": 0.65, "top_p": 0.95, "top_k": 20, "min_p": 0.05}
+        | {"repetition_penalty": 1.05},
     }
     lines = summary_lines(result)
     assert max(map(len, lines)) <= WIDTH

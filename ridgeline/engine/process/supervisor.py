@@ -22,11 +22,10 @@ from pathlib import Path
 
 import torch
 
-from ridgeline.data import Tokenizer
 from ridgeline.engine.backend import EngineFacts, EngineProgress
 from ridgeline.engine.execution.faults import reason_of
 from ridgeline.engine.execution.work import CostBase
-from ridgeline.engine.loading.saved import tokenizer_of
+from ridgeline.engine.loading.saved import Beside, beside
 from ridgeline.engine.process.held import Held, HeldPart
 from ridgeline.engine.process.worker import (
     Cancel,
@@ -329,8 +328,8 @@ def start_supervised(
     progress: Progress | None,
     setup: Setup | None,
     early: WaitingProcess | None,
-) -> tuple[Supervisor, Tokenizer | None]:
-    """The supervisor of a process that has begun to load the model, and the model's tokenizer.
+) -> tuple[Supervisor, Beside]:
+    """The supervisor of a process that has begun to load the model, and what lies beside it.
     `early` is a process that waits for what to load (cli/early.py).
     """
     if not isinstance(model, (str, Path)):
@@ -338,7 +337,7 @@ def start_supervised(
     path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
     supervisor = Supervisor(EngineOrder(path, recipe, device, num_pages, setup), early)
     try:
-        return supervisor, tokenizer_of(path)  # while the process loads
+        return supervisor, beside(path)  # while the process loads
     except BaseException:
         supervisor.restart()
         supervisor.close()

@@ -12,8 +12,7 @@ import logging
 import os
 from pathlib import Path
 
-from ridgeline.data import Tokenizer
-from ridgeline.engine.loading.saved import tokenizer_of
+from ridgeline.engine.loading.saved import Beside, beside
 from ridgeline.engine.process.worker import EngineOrder, Setup
 from ridgeline.engine.replicas.pool import Pool
 from ridgeline.engine.replicas.ray_worker import Needs, RayWorker, load_ray
@@ -36,16 +35,16 @@ def start_replicas(
     num_pages: int | None,
     progress: Progress | None,
     setup: Setup | None,
-) -> tuple[Pool, Tokenizer | None]:
-    """A pool whose replicas have begun to load the model, and the model's tokenizer. A model that
-    is a path must be at the same place on every machine.
+) -> tuple[Pool, Beside]:
+    """A pool whose replicas have begun to load the model, and what lies beside it. A model that is
+    a path must be at the same place on every machine.
     """
     if not 1 <= num_replicas <= MAX_REPLICAS:
         raise UsageError(f"--replicas is {num_replicas}; give 1 to {MAX_REPLICAS}")
     if ":" in device:
         raise UsageError(f"--device is {device}; Ray chooses among GPUs: give cuda or cpu")
     path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
-    tokenizer = tokenizer_of(path)
+    files = beside(path)
     needs = needs_of(recipe or Recipe(), device, num_replicas)
     start_ray()
     check_room(needs, num_replicas)
@@ -55,7 +54,7 @@ def start_replicas(
         return RayWorker(name, order, needs)
 
     order = EngineOrder(path, recipe, device, num_pages, setup)
-    return Pool(order, [start] * num_replicas), tokenizer
+    return Pool(order, [start] * num_replicas), files
 
 
 def needs_of(recipe: Recipe, device: str, num_replicas: int) -> Needs:

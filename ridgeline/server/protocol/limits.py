@@ -8,8 +8,9 @@ model stand with the fields they bound.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 
 class ThinkingTags(NamedTuple):
@@ -25,3 +26,4 @@ class RequestLimits:
     max_depth: int = 64  # of lists and objects in a body
     max_outputs: int = 128  # that one request may have made: prompts × best_of
     thinking_tags: ThinkingTags | None = None  # between which the model thinks
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # where a request has no value

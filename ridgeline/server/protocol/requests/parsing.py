@@ -212,7 +212,9 @@ def _sampling(request: SamplingFields, limits: RequestLimits, **more: Any) -> Sa
     given = {
         name: getattr(request, name)
         for name in (
+            "temperature",
             "top_p",
+            "top_k",
             "presence_penalty",
             "frequency_penalty",
             "min_p",
@@ -223,14 +225,14 @@ def _sampling(request: SamplingFields, limits: RequestLimits, **more: Any) -> Sa
         if getattr(request, name) is not None
     }
     try:
+        values = {"temperature": 1.0, **limits.sampling, **given}
+        values["top_k"] = max(values.get("top_k", 0), 0)
         sampling = Sampling(
-            temperature=1.0 if request.temperature is None else request.temperature,
-            top_k=max(request.top_k or 0, 0),
             seed=None if request.seed is None else request.seed % 2**64,
             stop=request.stops(),
             stop_ids=tuple(request.stop_token_ids or ()),
             logit_bias=request.biases(),
-            **given,
+            **values,
             **more,
         )
         check_tokens(sampling, limits.vocab_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -12,6 +13,8 @@ import pytest
 from langchain_openai import ChatOpenAI
 from live_server import LiveServer, live_server, until
 from pydantic import BaseModel
+
+from ridgeline.cli.main import main
 
 MESSAGES: Any = [{"role": "user", "content": "hello there"}]
 SURE: Any = {"max_tokens": 200, "temperature": 0}  # this model, asked so, comes to an end
@@ -172,6 +175,31 @@ def test_a_slash_at_the_end_changes_nothing(server: LiveServer) -> None:
     assert server.get("/v1/models/tiny/", headers=headers).json()["id"] == "tiny"
     assert server.get("/health/").status_code == 200
     assert server.get("/ready/").status_code == 401  # and opens no door
+
+
+def test_bench_serve_has_keys_from_the_servers_file_and_the_environment(
+    server: LiveServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# of the team\n\nkey-for-clients\nanother-key-there\n")
+    trace = tmp_path / "trace.csv"
+    trace.write_text(
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,x,4,2,6,x\n"
+    )
+    command = ["bench", "serve", "--url", server.url, "--workload", str(trace), "--json"]
+
+    def exit_code(*flags: str) -> int:
+        return main([*command, *flags])
+
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert exit_code() != 0
+    assert "OPENAI_API_KEY" in capsys.readouterr().err
+    assert exit_code(f"--api-key-file={file}") == 0
+    monkeypatch.setenv("OPENAI_API_KEY", "key-for-clients")
+    assert exit_code() == 0
 
 
 def test_langchain(server: LiveServer) -> None:

@@ -88,5 +88,9 @@ async def _first_model(client: Client, endpoint: Endpoint) -> str:
 def _raise(endpoint: Endpoint, kind: str, detail: str) -> None:
     if kind in ("connect", "timeout"):
         raise OfflineError(f"{endpoint.url} does not answer: {detail}")
-    hint = "; give its key with --api-key-file" if kind in ("http 401", "http 403") else ""
+    hint = (
+        "; give its key with --api-key-file or OPENAI_API_KEY"
+        if kind in ("http 401", "http 403")
+        else ""
+    )
     raise RequestError(f"{endpoint.url} refuses a request of two tokens: {kind}: {detail}{hint}")

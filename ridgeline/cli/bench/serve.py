@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--api", choices=tuple(PATHS), default="completions", help="(default: %(default)s)"
     )
-    server.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the API key")
+    server.add_argument(
+        "--api-key-file", type=Path, metavar="FILE",
+        help="file with API keys, as `ridgeline serve` reads it; the first is sent "
+        "(default: $OPENAI_API_KEY)",
+    )  # fmt: skip
     server.add_argument(
         "--timeout-s", type=float, default=600.0, metavar="S", help="per request (default: 600)"
     )
@@ -261,8 +266,16 @@ def find_settings(args: argparse.Namespace, bound: LatencyBound) -> FindSettings
 
 
 def key_of(args: argparse.Namespace) -> str | None:
-    """From a file alone: a flag would stand in records and in lists of processes."""
-    return None if args.api_key_file is None else read_text(args.api_key_file).strip()
+    """From a file or the environment: a flag would stand in records and in lists of processes. The
+    file may be the server's own, with comments, and options behind each key.
+    """
+    if args.api_key_file is None:
+        return os.environ.get("OPENAI_API_KEY") or None
+    lines = [line.split() for line in read_text(args.api_key_file).splitlines()]
+    keys = [words[0] for words in lines if words and not words[0].startswith("#")]
+    if not keys:
+        raise UsageError(f"--api-key-file {args.api_key_file} has no key; write one on a line")
+    return keys[0]
 
 
 def asked_tokenizer(args: argparse.Namespace) -> Tokenizer | None:

@@ -41,7 +41,7 @@ def client(server: LiveServer) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-def asked(**fields: Any) -> dict[str, Any]:
+def request_of(**fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "messages": HELLO, "max_tokens": 24, **GREEDY, **fields}
 
 
@@ -55,13 +55,13 @@ def text_of(message: Any) -> str:
 
 
 def test_whole_and_streamed_are_the_same(client: anthropic.Anthropic) -> None:
-    whole = client.messages.create(**asked())
+    whole = client.messages.create(**request_of())
     assert (whole.type, whole.role, whole.model) == ("message", "assistant", "tiny")
     assert (whole.stop_reason, whole.stop_sequence) == ("max_tokens", None)
     assert whole.usage.output_tokens == 24
     assert whole._request_id
     assert whole.id == f"msg_{whole._request_id}"
-    with client.messages.stream(**asked()) as stream:
+    with client.messages.stream(**request_of()) as stream:
         assert "".join(stream.text_stream) == text_of(whole)
         final = stream.get_final_message()
     assert final.stop_reason == "max_tokens"
@@ -88,21 +88,21 @@ def test_system_prompts_and_turns_reach_the_prompt(client: anthropic.Anthropic) 
     """The same prompt has the same answer, however it is written."""
     turns = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
     block: Any = {"type": "text", "text": "one\ntwo", "cache_control": {"type": "ephemeral"}}
-    plain = text_of(client.messages.create(**asked()))
-    several = text_of(client.messages.create(**asked(messages=turns, system="Be brief.")))
+    plain = text_of(client.messages.create(**request_of()))
+    several = text_of(client.messages.create(**request_of(messages=turns, system="Be brief.")))
     system: Any = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
     message = {"role": "user", "content": [block]}
-    one = text_of(client.messages.create(**asked(messages=[message], system=system)))
+    one = text_of(client.messages.create(**request_of(messages=[message], system=system)))
     assert one == several != plain
 
 
 def test_stop_sequences(client: anthropic.Anthropic) -> None:
-    text = text_of(client.messages.create(**asked()))
+    text = text_of(client.messages.create(**request_of()))
     stop = text[5:8]
-    made = client.messages.create(**asked(stop_sequences=["never there", stop]))
+    made = client.messages.create(**request_of(stop_sequences=["never there", stop]))
     assert text_of(made) == text[: text.index(stop)]
     assert (made.stop_reason, made.stop_sequence) == ("stop_sequence", stop)
-    with client.messages.stream(**asked(stop_sequences=[stop])) as stream:
+    with client.messages.stream(**request_of(stop_sequences=[stop])) as stream:
         final = stream.get_final_message()
     assert (final.stop_reason, final.stop_sequence) == ("stop_sequence", stop)
 
@@ -120,7 +120,7 @@ def schema_format(text: str) -> dict[str, Any]:
 
 
 def test_tools_and_the_way_back(client: anthropic.Anthropic) -> None:
-    options = asked(tools=[WEATHER], tool_choice={"type": "any"}, max_tokens=200)
+    options = request_of(tools=[WEATHER], tool_choice={"type": "any"}, max_tokens=200)
     made = client.messages.create(**options)
     assert made.stop_reason == "tool_use"
     calls = [block for block in made.content if block.type == "tool_use"]
@@ -137,22 +137,22 @@ def test_tools_and_the_way_back(client: anthropic.Anthropic) -> None:
     ]
     again = [*HELLO, made.to_param(), {"role": "user", "content": results}]
     none: Any = {"type": "none"}
-    answer = client.messages.create(**asked(messages=again, tools=[WEATHER], tool_choice=none))
+    answer = client.messages.create(**request_of(messages=again, tools=[WEATHER], tool_choice=none))
     assert answer.stop_reason == "max_tokens"
     assert all(block.type == "text" for block in answer.content)
 
 
 def test_one_call_at_most(client: anthropic.Anthropic) -> None:
     one: Any = {"type": "any", "disable_parallel_tool_use": True}
-    made = client.messages.create(**asked(tools=[WEATHER], tool_choice=one, max_tokens=200))
+    made = client.messages.create(**request_of(tools=[WEATHER], tool_choice=one, max_tokens=200))
     assert [block.type for block in made.content] == ["tool_use"]
     named: Any = {"type": "tool", "name": "weather"}
-    made = client.messages.create(**asked(tools=[WEATHER], tool_choice=named, max_tokens=200))
+    made = client.messages.create(**request_of(tools=[WEATHER], tool_choice=named, max_tokens=200))
     assert [block.type for block in made.content] == ["tool_use"]
 
 
 def test_a_call_that_is_cut_off_holds_what_there_is(client: anthropic.Anthropic) -> None:
-    options = asked(tools=[WEATHER], tool_choice={"type": "any"}, max_tokens=24)
+    options = request_of(tools=[WEATHER], tool_choice={"type": "any"}, max_tokens=24)
     made = client.messages.create(**options)
     assert made.stop_reason == "max_tokens"
     with client.messages.stream(**options) as stream:
@@ -197,34 +197,34 @@ def test_other_fields_are_taken(client: anthropic.Anthropic) -> None:
         extra_body={"temperature": 0.5, "top_k": 1, "top_p": 0.9},
         extra_headers={"anthropic-beta": "something-2025-01-01"},
     )
-    greedy = client.messages.create(**asked(max_tokens=4))
+    greedy = client.messages.create(**request_of(max_tokens=4))
     assert text_of(made) == text_of(greedy)  # of the likeliest one token
 
 
 def test_errors_are_the_clients_own(client: anthropic.Anthropic, server: LiveServer) -> None:
     with pytest.raises(anthropic.BadRequestError, match="max_tokens") as caught:
-        client.messages.create(**asked(max_tokens=0))
+        client.messages.create(**request_of(max_tokens=0))
     body: Any = caught.value.body
     assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
     assert body["request_id"] == caught.value.request_id
     with pytest.raises(anthropic.NotFoundError) as missing:
-        client.messages.create(**asked(model="other"))
+        client.messages.create(**request_of(model="other"))
     assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
     image: Any = {"type": "image", "source": {"type": "url", "url": "https://example.com/x.png"}}
     with pytest.raises(anthropic.BadRequestError, match="image"):
-        client.messages.create(**asked(messages=[{"role": "user", "content": [image]}]))
+        client.messages.create(**request_of(messages=[{"role": "user", "content": [image]}]))
     search: Any = {"type": "web_search_20250305", "name": "web_search", "max_uses": 1}
     with pytest.raises(anthropic.BadRequestError, match="web_search"):
-        client.messages.create(**asked(tools=[search]))
+        client.messages.create(**request_of(tools=[search]))
     wrong = anthropic.Anthropic(base_url=server.url, api_key="another-key", max_retries=0)
     with wrong, pytest.raises(anthropic.AuthenticationError) as refused:
-        wrong.messages.create(**asked())
+        wrong.messages.create(**request_of())
     assert refused.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
 
 
 def test_an_error_in_a_stream(client: anthropic.Anthropic, server: LiveServer) -> None:
     """Its status was 200 already."""
-    options = asked(max_tokens=2000, extra_body={"deadline_s": 0.3, "ignore_eos": True})
+    options = request_of(max_tokens=2000, extra_body={"deadline_s": 0.3, "ignore_eos": True})
     with (
         server.fault("slow"),
         client.messages.stream(**options) as stream,
@@ -232,6 +232,12 @@ def test_an_error_in_a_stream(client: anthropic.Anthropic, server: LiveServer) -
     ):
         stream.until_done()
     assert caught.value.body["error"]["type"] == "timeout_error"  # type: ignore[index]
+
+
+def test_models(client: anthropic.Anthropic) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.type, model.display_name) == ("tiny", "model", "tiny")
+    assert client.models.retrieve("tiny").created_at == model.created_at
 
 
 def test_bearer_keys_work_too(server: LiveServer) -> None:

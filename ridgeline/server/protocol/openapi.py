@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
@@ -131,9 +132,10 @@ def _add_not_done(schema: dict[str, Any], kind: type[Body]) -> None:
 
 
 def models_body(models: Sequence[str], created: float, max_context: int) -> bytes:
-    """The answer of GET /v1/models."""
+    """The answer of GET /v1/models, in the words of OpenAI's API and of Anthropic's."""
     entries = [_model(name, created, max_context) for name in models]
-    return json.dumps({"object": "list", "data": entries}).encode()
+    page = {"has_more": False, "first_id": models[0], "last_id": models[-1]}
+    return json.dumps({"object": "list", "data": entries, **page}).encode()
 
 
 def model_body(name: str, models: Sequence[str], created: float, max_context: int) -> bytes:
@@ -143,8 +145,19 @@ def model_body(name: str, models: Sequence[str], created: float, max_context: in
 
 
 def _model(name: str, created: float, max_context: int) -> dict[str, Any]:
-    model = {"id": name, "object": "model", "created": int(created), "owned_by": "ridgeline"}
-    return {**model, "max_model_len": max_context}
+    at = datetime.fromtimestamp(int(created), UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(created),
+        "owned_by": "ridgeline",
+        "max_model_len": max_context,
+        # The same as Anthropic's clients read it.
+        "type": "model",
+        "display_name": name,
+        "created_at": at,
+        "max_input_tokens": max_context,
+    }
 
 
 def _operation(route: Route, schema: Any) -> dict[str, Any]:

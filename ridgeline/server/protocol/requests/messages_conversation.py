@@ -68,12 +68,12 @@ def _of_turn(turn: TurnMessage, path: str, names: dict[str, str]) -> list[dict[s
 def _check_blocks(role: str, blocks: Sequence[Any], path: str) -> None:
     for index, block in enumerate(blocks):
         if not isinstance(block, (TextBlock, *ALLOWED[role])):
-            place = f"{path}.content[{index}]"
+            param = f"{path}.content[{index}]"
             raise ApiError(
                 400,
-                f"{place} is a {block.type} block in a message of the {role}; it belongs to "
+                f"{param} is a {block.type} block in a message of the {role}; it belongs to "
                 f"another role",
-                param=place,
+                param=param,
             )
 
 

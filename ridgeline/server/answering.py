@@ -94,7 +94,7 @@ class Answering:
             raise
 
     def _now(self, route: Route, body: bytes) -> bytes:
-        return answer_now(parse(route, body, self.limits), self.tokenizer)
+        return answer_now(parse(route, body, self.limits), self.tokenizer, self.limits)
 
     def _prepared(self, route: Route, body: bytes) -> tuple[Asked, list[ParsedPrompt]]:
         asked = parse(route, body, self.limits)

@@ -12,6 +12,7 @@ from api_outputs import (
     asked_for,
     deltas_of,
     events_in,
+    limits_of,
     output_of,
     rendered,
     reply_to,
@@ -365,17 +366,19 @@ def test_an_embedding_without_numbers() -> None:
 
 def test_tokenize_and_back() -> None:
     asked = asked_for("tokenize", prompt="The sky<|im_end|>")
-    answer = json.loads(answer_now(asked, demo()))
+    answer = json.loads(answer_now(asked, demo(), limits_of(demo())))
     assert answer == {"tokens": demo().encode("The sky<|im_end|>"), "count": 3}
-    back = json.loads(answer_now(asked_for("detokenize", tokens=answer["tokens"]), demo()))
+    back = json.loads(
+        answer_now(asked_for("detokenize", tokens=answer["tokens"]), demo(), limits_of(demo()))
+    )
     assert back == {"prompt": "The sky<|im_end|>"}
     skipped = asked_for("detokenize", tokens=answer["tokens"], skip_special_tokens=True)
-    assert json.loads(answer_now(skipped, demo())) == {"prompt": "The sky"}
-    chat = json.loads(answer_now(asked_for("tokenize", messages=HELLO), demo()))
+    assert json.loads(answer_now(skipped, demo(), limits_of(demo()))) == {"prompt": "The sky"}
+    chat = json.loads(answer_now(asked_for("tokenize", messages=HELLO), demo(), limits_of(demo())))
     (prompt,) = rendered(asked_for("chat", messages=HELLO))
     assert chat["tokens"] == list(prompt.ids)
     shorter = asked_for("tokenize", messages=HELLO, add_generation_prompt=False)
-    assert json.loads(answer_now(shorter, demo()))["count"] < chat["count"]
+    assert json.loads(answer_now(shorter, demo(), limits_of(demo())))["count"] < chat["count"]
 
 
 # Ends that are no answers.

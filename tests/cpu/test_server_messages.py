@@ -1,5 +1,5 @@
 """Anthropic's own client on the other side of a real socket: messages whole and streamed, tools and
-the way back, tokens counted, errors.
+the way back, thoughts, tokens counted, errors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
+from api_outputs import asked_for, rendered
 from live_server import LiveServer, live_server
+from test_server_thinking import TAGS, TEMPLATE
+from tiny_tokenizers import demo
 
 KEY = "key-for-clients"
 HELLO: Any = [{"role": "user", "content": "hello there"}]
@@ -243,3 +246,81 @@ def test_models(client: anthropic.Anthropic) -> None:
 def test_bearer_keys_work_too(server: LiveServer) -> None:
     with anthropic.Anthropic(base_url=server.url, auth_token=KEY, max_retries=0) as client:
         assert client.messages.count_tokens(model="tiny", messages=HELLO).input_tokens
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[anthropic.Anthropic]:
+    """Of a server whose model thinks unless it is told not to."""
+    folder = tmp_path_factory.mktemp("thinking")
+    with (
+        live_server(folder, template=TEMPLATE, tags=TAGS) as server,
+        anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0) as client,
+    ):
+        yield client
+
+
+BODY = {"temperature": 0, "ignore_eos": True}
+
+
+def thinking_request(**fields: Any) -> dict[str, Any]:
+    mode = {"type": "enabled", "budget_tokens": 12}
+    return request_of(**{"max_tokens": 40, "thinking": mode, "extra_body": BODY, **fields})
+
+
+def test_thoughts_are_blocks_of_their_own(thinking: anthropic.Anthropic) -> None:
+    whole = thinking.messages.create(**thinking_request())
+    assert [block.type for block in whole.content] == ["thinking", "text"]
+    assert whole.usage.output_tokens == 40
+    assert whole.usage.output_tokens_details is not None
+    assert whole.usage.output_tokens_details.thinking_tokens == 13  # the budget, and the tag
+    with thinking.messages.stream(**thinking_request()) as stream:
+        final = stream.get_final_message()
+    assert [block.to_dict() for block in final.content] == [
+        block.to_dict() for block in whole.content
+    ]
+    turns = [*HELLO, whole.to_param(), {"role": "user", "content": "go on"}]
+    again = thinking.messages.count_tokens(model="tiny", messages=turns)
+    assert again.input_tokens > whole.usage.input_tokens + 40 - 5
+
+
+def test_no_thoughts_unless_they_are_asked_for(thinking: anthropic.Anthropic) -> None:
+    off = thinking.messages.create(**thinking_request(thinking={"type": "disabled"}))
+    silent = thinking.messages.create(**request_of(max_tokens=40, extra_body=BODY))
+    assert [block.type for block in off.content] == ["text"]
+    assert text_of(silent) == text_of(off)
+    mode = {"type": "enabled", "budget_tokens": 12, "display": "omitted"}
+    hidden = thinking.messages.create(**thinking_request(thinking=mode))
+    shown = thinking.messages.create(**thinking_request())
+    assert [block.type for block in hidden.content] == ["text"]
+    assert text_of(hidden) == text_of(shown)
+    adaptive = thinking.messages.create(**thinking_request(thinking={"type": "adaptive"}))
+    assert [block.type for block in adaptive.content] == ["thinking"]  # it comes to no end
+
+
+def test_stop_sequences_are_those_of_the_answer(thinking: anthropic.Anthropic) -> None:
+    stop = text_of(thinking.messages.create(**thinking_request()))[4:7]
+    made = thinking.messages.create(**thinking_request(stop_sequences=[stop]))
+    assert (made.stop_reason, made.stop_sequence) == ("stop_sequence", stop)
+    assert [block.type for block in made.content] == ["thinking", "text"]
+
+
+def test_tokens_are_counted_with_what_turns_thinking_off(thinking: anthropic.Anthropic) -> None:
+    for mode in ({"type": "disabled"}, {"type": "enabled", "budget_tokens": 5}):
+        prompt: Any = {"model": "tiny", "messages": HELLO, "thinking": mode}
+        counted = thinking.messages.count_tokens(**prompt).input_tokens
+        used = thinking.messages.create(**prompt, max_tokens=1).usage
+        assert counted == used.input_tokens + (used.cache_read_input_tokens or 0)
+
+
+def test_the_answer_goes_on_from_the_assistants_last_message(
+    thinking: anthropic.Anthropic,
+) -> None:
+    turns: Any = [
+        {"role": "user", "content": "Which?"},
+        {"role": "assistant", "content": "It is ("},
+    ]
+    (prompt,) = rendered(asked_for("messages", messages=turns, max_tokens=9))
+    text = demo().decode(prompt.ids, skip_special_tokens=False)
+    assert text.endswith("<|im_start|>assistant\nIt is (")
+    with pytest.raises(anthropic.BadRequestError, match="thinking"):
+        thinking.messages.create(**thinking_request(messages=turns))

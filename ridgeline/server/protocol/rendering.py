@@ -1,7 +1,7 @@
 """`Asked` becomes prompts: templates and tokenizers at work, so all of this blocks.
 
 prompts = render(asked, tokenizer, limits)          # in a thread; raises ApiError
-body = answer_now(asked, tokenizer)                 # for /tokenize and the like
+body = answer_now(asked, tokenizer, limits)         # for /tokenize and the like
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def _chat_prompt(
 ) -> ParsedPrompt:
     text, calls, template = _chat_text(conversation, tokenizer, field)
     text, thinking = begun(text, conversation.thinking, limits.thinking_tags, template)
+    text += conversation.opening
     _check_characters(text, field, limits)
     ids = tuple(_encoded(tokenizer, text, field, add_special_tokens=False))
     sampling = _with_calls(sampling, conversation, calls)
@@ -64,7 +65,7 @@ def _chat_prompt(
     return ParsedPrompt(ids, sampling, calls=calls, thinking=thinking)
 
 
-def answer_now(asked: Asked, tokenizer: Tokenizer) -> bytes:
+def answer_now(asked: Asked, tokenizer: Tokenizer, limits: RequestLimits) -> bytes:
     """The JSON that answers a request for which nothing is run."""
     request = asked.request
     if asked.route == "detokenize":
@@ -73,7 +74,10 @@ def answer_now(asked: Asked, tokenizer: Tokenizer) -> bytes:
             "prompt": tokenizer.decode(request.tokens, skip_special_tokens=skip)
         }
     elif asked.route == "count_tokens":
-        answer = {"input_tokens": len(_tokenized(asked, tokenizer))}
+        assert asked.conversation is not None, "it is what is counted"
+        nothing = Sampling(max_tokens=1)
+        prompt = _chat_prompt(asked.conversation, nothing, tokenizer, "messages", limits)
+        answer = {"input_tokens": len(prompt.ids)}
     else:
         ids = _tokenized(asked, tokenizer)
         answer = {"tokens": ids, "count": len(ids)}
@@ -85,7 +89,7 @@ def _tokenized(asked: Asked, tokenizer: Tokenizer) -> list[int]:
     if asked.conversation is None:
         adds = request.add_special_tokens is not False
         return _encoded(tokenizer, request.prompt, "prompt", add_special_tokens=adds)
-    adds = asked.route == "count_tokens" or request.add_generation_prompt is not False
+    adds = request.add_generation_prompt is not False
     text = _chat_text(asked.conversation, tokenizer, "messages", adds).text
     return _encoded(tokenizer, text, "messages", add_special_tokens=False)
 

@@ -1,6 +1,6 @@
 """The content of a message in Anthropic's API, block by block, and the events of each.
 
-What the parser of calls finds goes in; events of the stream come out: a block starts, grows and
+What the parser of outputs finds goes in; events of the stream come out: a block starts, grows and
 stops before the next one starts. A whole answer is the same without its events.
 """
 
@@ -10,13 +10,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from ridgeline.server.protocol.replies.call_parser import (
-    CallEnd,
-    CallEvent,
-    CallPart,
-    CallStart,
-    Text,
-)
+from ridgeline.server.protocol.replies.call_parser import CallEnd, CallPart, CallStart, Text
+from ridgeline.server.protocol.replies.output_parser import OutputEvent, Thought
 
 EventFields = dict[str, Any]
 START, DELTA, STOP = "content_block_start", "content_block_delta", "content_block_stop"
@@ -38,8 +33,12 @@ class ContentBlockList:
     def is_text_open(self) -> bool:
         return self._open == "text"
 
-    def take(self, event: CallEvent) -> list[EventFields]:
+    def take(self, event: OutputEvent) -> list[EventFields]:
         match event:
+            case Thought(text):
+                # Nobody checks a signature here; clients want one.
+                empty = {"type": "thinking", "thinking": "", "signature": ""}
+                return self._grow(empty, "thinking_delta", "thinking", text)
             case Text(text):
                 return self._grow({"type": "text", "text": ""}, "text_delta", "text", text)
             case CallStart(number, name):

@@ -7,9 +7,13 @@ from typing import Any
 
 from ridgeline.engine import Completion, Delta, Output
 from ridgeline.server.protocol.errors import ApiError, messages_error
-from ridgeline.server.protocol.replies.call_parser import CallParser
 from ridgeline.server.protocol.replies.content_blocks import DELTA, ContentBlockList, EventFields
-from ridgeline.server.protocol.replies.reply import StreamedReply, check_ended_well
+from ridgeline.server.protocol.replies.output_parser import OutputEvent, OutputParser, Thought
+from ridgeline.server.protocol.replies.reply import (
+    StreamedReply,
+    check_ended_well,
+    shows_thoughts,
+)
 from ridgeline.server.protocol.replies.sse import compact, event, quoted
 
 
@@ -18,17 +22,18 @@ class MessagesReply(StreamedReply):
 
     def prepare(self) -> None:
         (prompt,) = self.prompts
-        self._parser = CallParser(prompt.calls)
+        self._parser = OutputParser(prompt)
         self._is_plain = prompt.calls is None
+        self._shows_thoughts = shows_thoughts(self.asked)
         self._blocks = ContentBlockList(self.request_id)
 
     def start(self) -> list[bytes]:
-        usage = _usage(len(self.prompts[0].ids), 0)
+        usage = _usage(len(self.prompts[0].ids), 0, 0)
         message = self._message([], None, None, usage)
         return [_event({"type": "message_start", "message": message}), _event({"type": "ping"})]
 
     def delta(self, delta: Delta, prompt: int = 0) -> bytes:
-        if self._is_plain and self._blocks.is_text_open:
+        if self._is_plain and self._blocks.is_text_open:  # and so its thought is over
             return self._plain_delta(delta.text) if delta.text else b""
         return b"".join([_event(made) for made in self._take(delta.text)])
 
@@ -38,7 +43,7 @@ class MessagesReply(StreamedReply):
         last = {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": stop_text},
-            "usage": _usage_of(outputs[0]),
+            "usage": self._usage_of(outputs[0]),
         }
         return [_event(fields) for fields in (*self._end(), last, {"type": "message_stop"})]
 
@@ -51,15 +56,22 @@ class MessagesReply(StreamedReply):
         self._take(made.text)
         self._end()
         reason, stop_text = self._stop(made)
-        message = self._message(self._blocks.blocks, reason, stop_text, _usage_of(outputs[0]))
+        message = self._message(self._blocks.blocks, reason, stop_text, self._usage_of(outputs[0]))
         return compact(message).encode()
 
     def _take(self, text: str) -> list[EventFields]:
-        return [made for part in self._parser.push(text) for made in self._blocks.take(part)]
+        return self._blocks_of(self._parser.push(text))
 
     def _end(self) -> list[EventFields]:
-        events = [made for part in self._parser.finish() for made in self._blocks.take(part)]
-        return [*events, *self._blocks.close()]
+        return [*self._blocks_of(self._parser.finish()), *self._blocks.close()]
+
+    def _blocks_of(self, parts: Sequence[OutputEvent]) -> list[EventFields]:
+        return [
+            made
+            for part in parts
+            if self._shows_thoughts or not isinstance(part, Thought)
+            for made in self._blocks.take(part)
+        ]
 
     def _plain_delta(self, text: str) -> bytes:
         """By hand: this is most of a stream."""
@@ -78,6 +90,11 @@ class MessagesReply(StreamedReply):
             is_cut = len(made.tokens) >= self.asked.request.max_tokens
             return "max_tokens" if is_cut else "model_context_window_exceeded", None
         return "tool_use" if self._parser.num_calls else "end_turn", None
+
+    def _usage_of(self, output: Output) -> dict[str, Any]:
+        (made,) = output.completions
+        num_thought = self._parser.num_thought_tokens(made.tokens, self.tokenizer)
+        return _usage(output.num_prompt_tokens, len(made.tokens), num_thought)
 
     def _message(
         self,
@@ -102,15 +119,11 @@ def _event(fields: EventFields) -> bytes:
     return event(fields["type"], compact(fields))
 
 
-def _usage_of(output: Output) -> dict[str, Any]:
-    (made,) = output.completions
-    return _usage(output.num_prompt_tokens, len(made.tokens))
-
-
-def _usage(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
+def _usage(prompt_tokens: int, output_tokens: int, thinking_tokens: int) -> dict[str, Any]:
     return {
         "input_tokens": prompt_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
         "output_tokens": output_tokens,
+        "output_tokens_details": {"thinking_tokens": thinking_tokens},
     }

@@ -48,6 +48,7 @@ class Conversation:
     parallel: bool = True
     variables: Mapping[str, Any] = field(default_factory=dict)
     thinking: ThinkingWish = field(default_factory=ThinkingWish)
+    opening: str = ""  # of the answer: the model goes on with it
 
     @property
     def usable_tools(self) -> tuple[Tool, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.server.protocol.errors import ApiError
-from ridgeline.server.protocol.requests.asked import Conversation
+from ridgeline.server.protocol.requests.asked import Conversation, ThinkingWish
 from ridgeline.server.protocol.requests.conversation import one_system, text_of
 from ridgeline.server.protocol.requests.messages_request import (
     CountTokensRequest,
@@ -40,12 +40,34 @@ def of_messages(request: CountTokensRequest) -> Conversation:
     for index, turn in enumerate(request.messages):
         for message in _of_turn(turn, f"messages[{index}]", names):
             _add(messages, message)
+    wish = request.wish()
+    opening = _opening(messages, wish)
     return Conversation(
         tuple(one_system(messages)),
         tools,
         choice_of(choice, tools),
         not (choice is not None and choice.disable_parallel_tool_use),
+        thinking=wish,
+        opening=opening,
     )
+
+
+def _opening(messages: list[dict[str, Any]], wish: ThinkingWish) -> str:
+    """The last message, where the assistant's: it is taken off, for the answer to begin with."""
+    last = messages[-1]
+    if last["role"] != "assistant" or "tool_calls" in last or len(messages) == 1:
+        return ""
+    if wish.is_on:
+        raise ApiError(
+            400,
+            "the last message is the assistant's, and thinking is on; an answer that has begun "
+            "leaves no room for a thought: set thinking to disabled",
+            param="thinking",
+            code="invalid_value",
+        )
+    messages.pop()
+    opening: str = last["content"]
+    return opening
 
 
 def _of_turn(turn: TurnMessage, path: str, names: dict[str, str]) -> list[dict[str, Any]]:

@@ -7,11 +7,13 @@ reused anyway, unmarked ones too.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from ridgeline.engine import Grammar
+from ridgeline.server.protocol.requests.asked import ThinkingWish
 from ridgeline.server.protocol.requests.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -133,6 +135,32 @@ TurnToolChoice = Annotated[AnyChoice | OneToolChoice | NoToolChoice, Field(discr
 class ThinkingOff(Body):
     type: Literal["disabled"]
 
+    def wish(self, effort: str | None) -> ThinkingWish:
+        return ThinkingWish(is_on=False)
+
+
+class ThinkingFreely(Body):
+    """`adaptive`: how much is the model's choice."""
+
+    type: Literal["adaptive"]
+    display: Literal["summarized", "omitted"] | None = Field(
+        None, description="omitted: thoughts are not in the reply; else they are told in full"
+    )
+
+    def wish(self, effort: str | None) -> ThinkingWish:
+        return ThinkingWish(True, effort, is_shown=self.display != "omitted")
+
+
+class ThinkingWithin(ThinkingFreely):
+    type: Literal["enabled"]  # type: ignore[assignment]
+    budget_tokens: int = Field(ge=1, lt=2**31, description="most tokens of a thought")
+
+    def wish(self, effort: str | None) -> ThinkingWish:
+        return replace(super().wish(effort), max_tokens=self.budget_tokens)
+
+
+ThinkingMode = Annotated[ThinkingOff | ThinkingFreely | ThinkingWithin, Field(discriminator="type")]
+
 
 class OutputSchema(Body):
     type: Literal["json_schema"]
@@ -143,6 +171,9 @@ class OutputSchema(Body):
 
 
 class OutputConfig(Body):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="of thinking, where that is on"
+    )
     format: OutputSchema | None = None
 
 
@@ -166,11 +197,17 @@ class CountTokensRequest(Body):
     system: str | TextBlocks | None = None
     tools: Annotated[list[ClientTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: TurnToolChoice | None = None
-    thinking: ThinkingOff | None = None
+    thinking: ThinkingMode | None = Field(None, description="none where it is not given")
     output_config: OutputConfig | None = None
     # Sent as a matter of course.
     cache_control: CacheControl | None = None
     speed: Literal["standard"] | None = None
+
+    def wish(self) -> ThinkingWish:
+        """Thinking is off unless it is asked for, as that API has it."""
+        effort = None if self.output_config is None else self.output_config.effort
+        effort = "high" if effort in ("xhigh", "max") else effort  # the most that templates know
+        return ThinkingWish(is_on=False) if self.thinking is None else self.thinking.wish(effort)
 
 
 class MessagesRequest(CountTokensRequest, SamplingFields):

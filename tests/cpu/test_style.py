@@ -1,5 +1,5 @@
 """House rules that a machine can check: no tuple of unlike things splatted by position, one class
-of each name, no function over 80 lines, no file over 450.
+of each name, no function over 80 lines, no file over 450, no variable called `found` or `about`.
 
 A tuple is taken for a record, a list for things of one kind: `f(*columns)` is fine for a list. GPU
 kernels are excused: a `@triton.jit` function may be long, and so may the files of kernels/.
@@ -20,6 +20,9 @@ import ridgeline
 PACKAGE = Path(ridgeline.__file__).parent
 MAX_FUNCTION_LINES = 80
 MAX_FILE_LINES = 450
+# A name says what a thing is, not how it came: `offer`, `rows`, `settings`.
+VAGUE_NAMES = {"about", "asked", "found", "said", "seen", "told"}
+NOT_YET_PLAIN = ("kernels/", "server/")  # which still have some
 NUM_UNLIKE = 3  # names in a tuple from which on it counts as a record
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -136,3 +139,31 @@ def test_files_hold_one_idea() -> None:
 def test_records_and_lists_are_distinguished(source: str, wrong: bool) -> None:
     (function,) = functions(ast.parse(source))
     assert bool(list(splats(function))) is wrong
+
+
+def given_names(tree: ast.AST) -> set[str]:
+    """Of functions, their arguments, and what is assigned to."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, FunctionNode | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+@pytest.mark.smoke
+def test_names_say_what_a_thing_is() -> None:
+    vague = {
+        name: sorted(given_names(tree) & VAGUE_NAMES)
+        for name, tree in modules().items()
+        if not name.startswith(NOT_YET_PLAIN)
+    }
+    assert {name: names for name, names in vague.items() if names} == {}
+
+
+def test_a_vague_name_is_seen() -> None:
+    for source in ("found = 1", "def f(asked): ...", "for told in x: ...", "def about(): ..."):
+        assert given_names(ast.parse(source)) & VAGUE_NAMES

@@ -83,7 +83,7 @@ class Matcher:
         self.count = 0  # tokens so far
 
     def mask(self) -> np.ndarray:
-        """The tokens that may come next. All, when none may: whatever is then chosen is refused by
+        """The tokens that may come next. All, when none may: the choice is then refused by
         `accept`, on the host, where it can be told.
         """
         if self._mask is None:

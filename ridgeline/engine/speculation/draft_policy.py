@@ -67,8 +67,8 @@ class Rate:
         return (self.right + prior * weight) / (self.tried + weight)
 
     def careful(self, prior: float, weight: float) -> float:
-        """The mean less some of its own doubt: of many streams, those that look best are mostly
-        those that were lucky.
+        """The mean minus a margin for its uncertainty: among many streams, those that look best
+        were mostly lucky.
         """
         mean = self.mean(prior, weight)
         return max(mean - CARE * sqrt(mean * (1 - mean) / (self.tried + weight)), 0.0)
@@ -126,15 +126,15 @@ class DraftPolicy:
         return counts
 
     def _is_plain_due(self, num_rows: int) -> bool:
-        """What drafts are weighed against must be known, and be of today."""
+        """Whether a plain step is due: drafts are compared with its time, which must be recent."""
         if self.costs.num_plain(num_rows) < ENOUGH_PLAIN:
             return True
         self._num_since = (self._num_since + 1) % PLAIN_EVERY
         return self._num_since >= PLAIN_EVERY - PLAIN_RUN
 
     def _rates(self) -> dict[StreamKey, tuple[float, float]]:
-        """For streams that could have drafts: how likely there are drafts at all, and how likely
-        each is right. A stream that is in a step now may have none any more when that is done.
+        """For streams that could have drafts: the probability that there are any, and that each
+        is right. A stream that is in a step now may have none left after it.
         """
         lasting = self.lasting.mean(FIRST_RATE, FIRST_WEIGHT) if self.free else 1.0
         out, mean = set[StreamKey]().union(*self._out), self.mean_rate
@@ -162,8 +162,8 @@ class DraftPolicy:
     def _chosen(
         self, kinds: tuple[tuple[DraftKind, int], ...], num_rows: int
     ) -> Counter[DraftKind]:
-        """Drafts for each kind of stream, of which there are so many. What was worked out a few
-        steps ago holds: costs change slowly, and the host's time is the device's.
+        """Drafts for each kind of stream, given how many streams there are of each. The result of
+        a few steps ago is reused: costs change slowly, and the device waits for the host.
         """
         step, chosen = self._known.get((kinds, num_rows), (-HOLDS, Counter[DraftKind]()))
         if self._step - step >= HOLDS:
@@ -199,7 +199,7 @@ class DraftPolicy:
         return chosen
 
     def _trial(self, rates: dict[StreamKey, tuple[float, float]]) -> dict[StreamKey, int]:
-        """One draft for the stream that had none the longest, when it is time for it again."""
+        """A trial, when one is due: one draft for the stream that has gone longest without."""
         if self._step < self._next_trial:
             return {}
         self._next_trial = self._step + self._pause
@@ -217,8 +217,8 @@ class DraftPolicy:
             record.last_trial = self._step
 
     def received(self, outcomes: Iterable[DraftOutcome], drafts: Sequence[int]) -> None:
-        """The oldest step that is out has come back; `drafts` are those it was launched with. Of
-        samples that had no drafts and have none now there is nothing to tell.
+        """The oldest launched step has come back; `drafts` are those it was launched with.
+        Samples that had no drafts and have none now are left out.
         """
         del self._out[:1]
         for outcome, num_drafts in zip(outcomes, drafts, strict=True):
@@ -239,7 +239,7 @@ class DraftPolicy:
             self.with_drafts.pop(key, None)
 
     def rest(self) -> None:
-        """Steps follow that are not told of: what is drafted after them is not known."""
+        """Steps follow that are not reported here: what is drafted after them is unknown."""
         for key, record in list(self.with_drafts.items()):
             self._set_match(key, record, 0)
 

@@ -55,8 +55,8 @@ class Drafting:
     with drafts the next cannot be, unless the policy goes `ahead`, and what the device then waits
     for the host is part of what the drafts have cost, whatever that next step is.
 
-    Where the pace does not allow drafts, the policy hears nothing of a step: that is as cheap as
-    decoding without it.
+    Where the pace does not allow drafts, the policy is not called for a step, which is then as
+    cheap as decoding without it.
     """
 
     def __init__(self, policy: DraftPolicy, on_host: bool, overlap: bool) -> None:
@@ -130,7 +130,7 @@ class Drafting:
             self.policy.costs.note(len(plan.token_ids), seconds, most_drafts)
 
     def _tell(self, plan: StepPlan, verdicts: Verdicts) -> None:
-        """The policy hears of samples that had drafts, or have some now."""
+        """Report to the policy the samples that had drafts or have some now."""
         with_drafts, outcomes, all_drafts = self.policy.with_drafts, [], []
         if plan.num_draft_rows or with_drafts or any(verdicts.matches):
             samples = zip(plan.sample_keys, plan.sample_drafts, *verdicts, strict=True)
@@ -141,8 +141,8 @@ class Drafting:
         self.policy.received(outcomes, all_drafts)
 
     def _close(self, plan: StepPlan, idle_s: float) -> None:
-        """The step after one with drafts has come back. Where none of its streams goes on, the time
-        between them was nobody's.
+        """The step after one with drafts has come back: the time between them is a cost of the
+        drafts, unless none of their streams goes on.
         """
         before, self._verified = self._verified, None
         if before is not None and not before.keys.isdisjoint(plan.sample_keys):

@@ -1,12 +1,11 @@
-"""Whether drafting pays at all, by what really comes out: tokens a second of spans of steps
-that may have drafts, beside spans that may not.
+"""Whether drafting pays off at all, measured: steps run in spans with and without drafts, and the
+tokens per second of the two are compared.
 
-The policy weighs drafts by a table of costs, and a table can be wrong about what the host, the
-machine's other work and the waiting between steps do; and to look out for drafts costs something
-in steps that then have none. So steps run in spans, with or without drafts, and the tokens a second
-of the two kinds are compared. The slower kind is tried again once the time its last trial lost is
-small beside the time since. Drafts that do not suit a workload should cost it less than 2%. Spans
-are compared among steps of similar numbers of streams. Pure numbers.
+The policy predicts from a table of costs, which can be wrong about the host, other work on the
+machine and the waiting between steps; and preparing drafts costs something even in steps that end
+up without any. The slower kind of span is tried again once the time its last trial lost is small
+beside the time since: drafts that do not suit a workload should cost it less than 2%. Spans are
+compared among steps with similar numbers of streams. Plain numbers, no tensors.
 
     pace = Pace()
     allowed = pace.allows(num_streams)
@@ -45,12 +44,12 @@ class DraftPace:
         self._of: dict[int, _Size] = {}  # the same for each number of streams that was there
 
     def allows(self, num_streams: int) -> bool:
-        """Whether a step that is planned now, for so many streams, may have drafts."""
+        """Whether the step being planned, with this many streams, may have drafts."""
         return num_streams not in self._of or self._of[num_streams].allows
 
     def note(self, num_streams: int, allowed: bool, num_tokens: int, seconds: float) -> None:
-        """A step of streams that go on brought so many tokens, so long after the one before;
-        `allowed` is what was said when it was planned, whether it then had drafts or not.
+        """Record a step: the tokens it produced and the seconds since the step before. `allowed`
+        is what `allows` returned when it was planned, whether or not it then had drafts.
         """
         if num_streams not in self._of:
             self._of[num_streams] = self._sizes.setdefault(size_class(num_streams), _Size())
@@ -65,7 +64,7 @@ class DraftPace:
 
 
 class _Size:
-    """Steps of about as many streams."""
+    """Steps with similar numbers of streams."""
 
     __slots__ = ("_rest_s", "_spans", "allows", "num_steps", "num_tokens", "seconds")
 
@@ -94,7 +93,7 @@ class _Size:
             self._rest_s -= span.seconds
 
     def _wins(self) -> bool:
-        """Whether drafts do, as far as is known."""
+        """Whether spans with drafts are faster, as far as is known."""
         plain, drafted = self._spans[False], self._spans[True]
         if not plain or not drafted:
             return bool(drafted)
@@ -109,11 +108,11 @@ class _Size:
 
 
 def _rate(spans: Collection[PaceSpan]) -> float:
-    """Tokens a second of all of them: drafts come in bursts, and most spans may have none."""
+    """Tokens per second over all spans: drafts come in bursts, and most spans may have none."""
     most_s = _most_s(spans)
     return sum(span.num_tokens for span in spans) / sum(min(s.seconds, most_s) for s in spans)
 
 
 def _most_s(spans: Collection[PaceSpan]) -> float:
-    """What one of them counts for at most: a step that captured a graph took long only once."""
+    """The most that one span may count: a step that captures a graph is slow only once."""
     return DISTURBED * median_low(span.seconds for span in spans)

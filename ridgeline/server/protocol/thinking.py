@@ -98,5 +98,12 @@ def begun(
     return text, Thinking(tags.open_tag, tags.close_tag, is_open, limit)
 
 
+def continued(text: str, wish: ThinkingWish, tags: ThinkingTags | None) -> Thinking | None:
+    """How an output thinks that goes on from a message: only where that ends inside a thought."""
+    if tags is None or text.rfind(tags.open_tag) <= text.rfind(tags.close_tag):
+        return None
+    return Thinking(tags.open_tag, tags.close_tag, is_open=True, max_tokens=wish.max_tokens)
+
+
 def _names(template: str, name: str) -> bool:
     return re.search(rf"\b{name}\b", template) is not None

@@ -25,7 +25,7 @@ from ridgeline.server.protocol.requests.thinking_fields import SWITCHES
 
 EFFORT = "reasoning_effort"  # the variable of templates that know several efforts
 # Most tokens of a thought by effort, for templates that know none; without a limit where not named.
-EFFORT_TOKENS = {"minimal": 512, "low": 2048, "medium": 8192}
+EFFORT_TOKENS = {"minimal": 512, "low": 2048}
 
 
 KNOWN_TAGS = (

@@ -49,7 +49,7 @@ class ServerConfig:
     )
     unknown_fields: Literal["refuse", "ignore"] = field(
         default="refuse",
-        metadata=about(
+        metadata=field_help(
             "request fields that are not known: refuse (HTTP 400), or ignore (their names are in "
             "the response header x-ridgeline-ignored-fields)"
         ),

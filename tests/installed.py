@@ -24,6 +24,8 @@ FILES = [
     "kernels/choices/*.json",
     "server/page/index.html",
     "server/page/main.js",
+    "server/page/chat/chat.js",
+    "server/page/live/charts.js",
     "profiling/drawing/*.css",
 ]
 

@@ -5,6 +5,7 @@ answers, and requests that can be cancelled.
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import threading
 import time
@@ -17,7 +18,7 @@ from server_feed import Feed
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from ridgeline.server.page import page_routes
 
@@ -38,28 +39,33 @@ def find_browser() -> str | None:
 
 
 class PageServer:
-    """`feed` is what it shows; `asked` the bodies of its chat; `key`, where set, is asked for."""
+    """`feed` is what it shows; `bodies` those of its chat; `key`, where set, is needed. It answers
+    with `deltas`, one each `pause_s`; `root` is the path it is mounted under.
+    """
 
-    def __init__(self, feed: Feed, key: str = "", word_s: float = 0.01) -> None:
-        self.feed, self.key, self.word_s = feed, key, word_s
-        self.asked: list[dict[str, Any]] = []
+    def __init__(self, feed: Feed, key: str = "", pause_s: float = 0.01, root: str = "") -> None:
+        self.feed, self.key, self.pause_s, self.root = feed, key, pause_s, root
+        self.deltas = [{"content": f"{word} "} for _ in range(3) for word in WORDS]
+        self.counts_each = False  # usage comes with each piece
+        self.bodies: list[dict[str, Any]] = []
         self.cancelled: list[str] = []
         self.num_dropped = 0  # chats that the client left
         routes = [
             *page_routes(feed.meters, self._cancel),
+            Route("/v1/models", self._guarded(self._models)),
             Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
         ]
         for route in routes:
             if isinstance(route, Route) and route.path == "/live":
                 routes[routes.index(route)] = Route("/live", self._guarded(route.endpoint))
-        config = uvicorn.Config(
-            Starlette(routes=routes), port=0, log_level="error", lifespan="off", ws="none"
-        )
+        app = Starlette(routes=[Mount(root, routes=routes)] if root else routes)
+        config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none")
         self._server = uvicorn.Server(config)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        port = self._server.servers[0].sockets[0].getsockname()[1]
+        return f"http://127.0.0.1:{port}{self.root}/"
 
     @contextmanager
     def running(self) -> Iterator[PageServer]:
@@ -81,26 +87,33 @@ class PageServer:
         async def guarded(request: Request) -> Response:
             if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
                 return JSONResponse({"error": {"message": "no key"}}, status_code=401)
-            found: Response = await endpoint(request)
-            return found
+            response: Response = await endpoint(request)
+            return response
 
         return guarded
 
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": []})
+
     async def _chat(self, request: Request) -> Response:
-        self.asked.append(await request.json())
-        if self.asked[-1]["messages"][-1]["content"] == "break off":
+        self.bodies.append(await request.json())
+        if self.bodies[-1]["messages"][-1]["content"] == "break off":
             body = iter(['data: {"error": {"message": "the engine was closed"}}\n\n'])
             return StreamingResponse(body, media_type="text/event-stream")
-        return StreamingResponse(self._words(), media_type="text/event-stream")
+        return StreamingResponse(self._events(), media_type="text/event-stream")
 
-    async def _words(self) -> AsyncIterator[str]:
+    async def _events(self) -> AsyncIterator[str]:
         try:
-            for _ in range(3):
-                for word in WORDS:
-                    yield f'data: {{"choices": [{{"delta": {{"content": "{word} "}}}}]}}\n\n'
-                    await asyncio.sleep(self.word_s)
-            yield f'data: {{"choices": [], "usage": {{"completion_tokens": {3 * len(WORDS)}}}}}\n\n'
+            for number, delta in enumerate(self.deltas, 1):
+                usage = {"usage": {"completion_tokens": 2 * number}} if self.counts_each else {}
+                yield _event({"choices": [{"delta": delta}], **usage})
+                await asyncio.sleep(self.pause_s)
+            yield _event({"choices": [], "usage": {"completion_tokens": len(self.deltas)}})
             yield "data: [DONE]\n\n"
         except asyncio.CancelledError:
             self.num_dropped += 1
             raise
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body)}\n\n"

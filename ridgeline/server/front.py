@@ -26,13 +26,13 @@ from ridgeline.server.door.wire import ABORT
 from ridgeline.server.exchange import Exchange, clean_request_id
 from ridgeline.server.logs import log_facts
 from ridgeline.server.metrics.metrics import Meters
-from ridgeline.server.page.routes import CHALLENGE
+from ridgeline.server.page.routes import CHALLENGE, is_file
 from ridgeline.server.protocol import ApiError
 
 log = logging.getLogger(__name__)
 
 EXCHANGE = "ridgeline.exchange"  # in a request's scope
-OPEN = ("/health",)  # what nobody needs a key for
+OPEN = ("/health",)  # what nobody needs a key for, beside the files of the page
 QUIET = ("/health", "/ready", "/metrics", "/live")  # asked for all the time: not logged when well
 GONE = 499  # in the log: the client left before its answer
 
@@ -92,7 +92,7 @@ class Front:
         path = exchange.scope["path"]
         is_open = self._is_local and not self._keys.are_asked_for
         check_origin(exchange.header(b"host"), exchange.header(b"origin"), is_open)
-        if path in OPEN:
+        if path in OPEN or is_file(path):
             return
         tenant = self._tenant_of(exchange)
         if tenant is None:
@@ -150,7 +150,9 @@ def _of_starlette(error: HTTPException) -> ApiError:
 
 
 def _challenge(exchange: Exchange) -> str:
-    """A browser at the page is asked for the key as a password; programs for a bearer token."""
+    """Where a person opens the route in a browser, it asks for the key as a password; programs and
+    the page's own requests are told of bearer tokens.
+    """
     accepts = exchange.header(b"accept") or ""
     is_page = exchange.scope["method"] == "GET" and "text/html" in accepts
     return CHALLENGE if is_page else "Bearer"

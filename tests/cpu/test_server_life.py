@@ -96,13 +96,14 @@ def test_the_tokens_of_a_stream_wake_no_task(
     assert all(piece.count(b"data: ") == 1 for piece in pieces)
 
 
-def test_every_route_but_health_needs_the_key(
+def test_every_route_but_health_and_the_pages_files_needs_the_key(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server.serving.front, "_keys", Keys(("a-secret-key",)))
     document = server.get("/openapi.json", headers={"authorization": "Bearer a-secret-key"}).json()
     paths = {(path, method) for path, about in document["paths"].items() for method in about}
-    asked = {*paths, ("/", "get"), ("/live", "get"), ("/metrics", "get"), ("/nothing", "get")}
+    asked = {*paths, ("/live", "get"), ("/metrics", "get"), ("/nothing", "get"), ("/page", "get")}
+    asked.add(("/live/cancel/req-1", "post"))
     assert len(asked) > 10
     for path, method in asked:
         for headers in ({}, {"authorization": "Bearer a-secret-kez"}):
@@ -111,8 +112,11 @@ def test_every_route_but_health_needs_the_key(
             if path != "/health":
                 assert answer.headers["www-authenticate"] == "Bearer"
                 assert answer.json()["error"]["type"] == "authentication_error"
-    browser = server.get("/", headers={"accept": "text/html"})
+    browser = server.get("/metrics", headers={"accept": "text/html"})
     assert browser.headers["www-authenticate"].startswith("Basic")
+    for path in ("/", "/page/main.js", "/page/chat/chat.js"):
+        assert server.get(path).status_code == 200
+    assert server.get("/page/..%2Froutes.py").status_code == 404
     assert server.get("/ready", auth=("", "a-secret-key")).status_code == 200
 
 

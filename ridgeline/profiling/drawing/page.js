@@ -1,36 +1,7 @@
-// What a reader can do here: choose light or dark, ask a point for its figures, copy a command.
-// Nothing depends on it: figures stand in tables too.
+// What a reader can do here: ask a point for its figures, copy a command (theme.js: choose light or
+// dark). Nothing depends on it: figures stand in tables too.
 
-const ORDER = ["auto", "light", "dark"];
-const KEY = "ridgeline-theme";
-
-function stored() {
-  try { return localStorage.getItem(KEY); } catch { return null; }
-}
-
-function store(choice) {
-  try { localStorage.setItem(KEY, choice); } catch { /* a page without storage forgets it */ }
-}
-
-let choice = ORDER.includes(stored()) ? stored() : "auto";
-
-function apply() {
-  if (choice === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = choice;
-  const button = document.getElementById("theme");
-  if (button) button.textContent = `Theme: ${choice}`;
-}
-
-apply(); // before anything is drawn
 document.addEventListener("DOMContentLoaded", () => {
-  const button = document.getElementById("theme");
-  button.hidden = false;
-  button.addEventListener("click", () => {
-    choice = ORDER[(ORDER.indexOf(choice) + 1) % ORDER.length];
-    store(choice);
-    apply();
-  });
-  apply();
   points();
   parts();
   commands();

@@ -20,7 +20,9 @@ from jinja2 import Environment, StrictUndefined, Template
 from ridgeline.profiling.drawing.markup import Markup
 
 FOLDER = Path(__file__).parent
-PALETTE = FOLDER / "palette.css"  # the server's page is drawn with it too
+# The server's page has these two as well.
+PALETTE = FOLDER / "palette.css"
+THEME = FOLDER / "theme.js"
 ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">'
     '<rect width="32" height="32" rx="7" fill="#1f4e96"/>'
@@ -49,7 +51,7 @@ def page(
 ) -> str:
     """The whole document, with a link to each section. Readable without JavaScript."""
     assert all(re.fullmatch(r"[a-z-]+", each.key) for each in sections), "anchors are plain words"
-    script = _text(FOLDER / "page.js")
+    script = _text(THEME) + _text(FOLDER / "page.js")
     return _template().render(
         title=title,
         subject=subject,

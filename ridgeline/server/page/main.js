@@ -1,12 +1,11 @@
 // Asks the server once a second how it is, and shows it: the verdict, figures, charts, requests.
 
-import { ask } from "/page/access.js";
-import { TimeChart } from "/page/charts.js";
-import { useModel } from "/page/chat.js";
-import { count, element, large, percent, seconds } from "/page/format.js";
-import { showRequests } from "/page/requests.js";
-import { Roofline } from "/page/roofline.js";
-import "/page/theme.js";
+import { hasKey, KeyMissingError, request } from "./access.js";
+import { useModel } from "./chat/chat.js";
+import { count, element, large, percent, seconds } from "./format.js";
+import { TimeChart } from "./live/charts.js";
+import { showRequests } from "./live/requests.js";
+import { Roofline } from "./live/roofline.js";
 
 const KEPT = 600; // points
 const KINDS = {
@@ -37,22 +36,29 @@ let uptime = -1;
 let timer = 0;
 
 async function poll() {
+  timer = 0; // until this one is answered
   try {
     const after = points.at(-1)?.t;
-    const reply = await ask(after === undefined ? "/live" : `/live?after=${after}`);
+    const reply = await request(after === undefined ? "live" : `live?after=${after}`);
     if (!reply.ok) throw new Error(`answers ${reply.status}`);
     show(await reply.json());
-    get("link").textContent = "";
-  } catch {
-    get("link").textContent = "Server not reachable; retrying";
+    setText("link", "");
+  } catch (error) {
+    if (error instanceof KeyMissingError) return waitForKey();
+    setText("link", "Server not reachable; retrying");
   }
   timer = setTimeout(poll, document.hidden ? 10000 : 1000);
+}
+
+/** Nothing is asked for until the reader has given a key. */
+function waitForKey() {
+  setText("link", "API key required");
+  get("key-dialog").addEventListener("close", () => (hasKey() ? poll() : waitForKey()), { once: true });
 }
 
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden && timer) {
     clearTimeout(timer);
-    timer = 0; // until this one is answered
     poll();
   }
 });

@@ -3,11 +3,9 @@ polls) and `POST /live/cancel/{request_id}`.
 
     routes += page_routes(meters, cancel)
 
-Where a key is set these are guarded like every other route. A browser cannot send a bearer token
-with the address bar, so whoever checks keys should also take `Authorization: Basic` with the key as
-password (any user name), and answer a GET that accepts text/html and has none with 401 and
-`WWW-Authenticate: ` + CHALLENGE: the browser then asks, and sends it with all the page asks for.
-The page itself asks for a key (kept in sessionStorage, sent as a bearer token) when /live is 401.
+`/` and /page/ are the same for everybody and hold nothing of this server: they need no key
+(`is_file`), so that the page can ask for one itself. All that it shows comes from routes that do.
+Whoever opens one of those in a browser is asked by the browser (CHALLENGE).
 """
 
 from __future__ import annotations
@@ -20,11 +18,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ridgeline.profiling.drawing import PALETTE
+from ridgeline.profiling.drawing import PALETTE, THEME
 from ridgeline.server.metrics.metrics import Meters
 
 CHALLENGE = 'Basic realm="ridgeline", charset="UTF-8"'
 FOLDER = Path(__file__).parent
+SHARED = (PALETTE, THEME)  # with the reports
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -52,12 +51,23 @@ HEADERS = {
 }
 
 
+def is_file(path: str) -> bool:
+    """Whether a request's path is the page itself or one of its files, which need no key."""
+    return path == "/" or path.startswith("/page/")
+
+
+def page_files() -> dict[str, Path]:
+    """By their names under /page/."""
+    own = {path.relative_to(FOLDER).as_posix(): path for path in FOLDER.rglob("*")}
+    shared = {path.name: path for path in SHARED}
+    return {name: path for name, path in (own | shared).items() if path.suffix in TYPES}
+
+
 def page_routes(meters: Meters, cancel: Callable[[str], bool]) -> list[BaseRoute]:
     """`cancel` is called on the event loop, must not block, and says whether there is such a
     request; /live/cancel answers 404 where there is none.
     """
-    files = {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in TYPES}
-    files[PALETTE.name] = PALETTE.read_bytes()
+    files = {name: path.read_bytes() for name, path in page_files().items()}
 
     async def index(request: Request) -> Response:
         return _file("index.html", files)
@@ -74,7 +84,7 @@ def page_routes(meters: Meters, cancel: Callable[[str], bool]) -> list[BaseRoute
 
     return [
         Route("/", index),
-        Route("/page/{name}", asset),
+        Route("/page/{name:path}", asset),
         Route("/live", live),
         Route("/live/cancel/{request_id}", stop, methods=["POST"]),
     ]
@@ -82,7 +92,7 @@ def page_routes(meters: Meters, cancel: Callable[[str], bool]) -> list[BaseRoute
 
 def _file(name: str, files: dict[str, bytes]) -> Response:
     if name not in files:
-        return _error(404, f"there is no file {name!r} of the page")
+        return _error(404, f"there is no file {name[:100]!r} of the page")
     return Response(files[name], media_type=TYPES[Path(name).suffix], headers=HEADERS)
 
 

@@ -1,6 +1,7 @@
 // The roofline: what the machine allows, and where its steps are now. Both axes are logarithmic.
 
-import { element, large, percent, shape } from "/page/format.js";
+import { element, large, percent, shape } from "../format.js";
+import { decadesInside, logScale } from "./scales.js";
 
 const HEIGHT = 190;
 const EDGE = { left: 58, right: 12, top: 24, bottom: 36 };
@@ -39,7 +40,7 @@ export class Roofline {
     this.drawRoof();
     this.named = [];
     for (const each of this.phases) if (each.phase) this.drawPhase(each);
-    this.tell();
+    this.showValues();
   }
 
   scales(width) {
@@ -50,20 +51,20 @@ export class Roofline {
     const high = Math.max(ridge * 30, ...now.map((phase) => phase.intensity * 2));
     const bottom = Math.min(low * memory.value, ...now.map((phase) => phase.flops_per_s / 2));
     const top = matrix.value * 2.5;
-    this.x = scale(low, high, EDGE.left, width - EDGE.right);
-    this.y = scale(bottom, top, HEIGHT - EDGE.bottom, EDGE.top);
+    this.x = logScale(low, high, EDGE.left, width - EDGE.right);
+    this.y = logScale(bottom, top, HEIGHT - EDGE.bottom, EDGE.top);
     Object.assign(this, { ridge, low, high });
   }
 
   drawAxes(width) {
     const end = HEIGHT - EDGE.bottom;
-    for (const value of decades(this.x.low, this.x.high)) {
+    for (const value of decadesInside(this.x.low, this.x.high)) {
       this.svg.append(
         shape("line", { class: "grid", x1: this.x(value), x2: this.x(value), y1: EDGE.top, y2: end }),
         shape("text", { x: this.x(value), y: end + 15, "text-anchor": "middle" }, plain(value)),
       );
     }
-    for (const value of decades(this.y.low, this.y.high)) {
+    for (const value of decadesInside(this.y.low, this.y.high)) {
       this.svg.append(
         shape("line", { class: "grid", x1: EDGE.left, x2: width - EDGE.right, y1: this.y(value), y2: this.y(value) }),
         shape("text", { x: EDGE.left - 8, y: this.y(value) + 4, "text-anchor": "end" }, large(value)),
@@ -111,38 +112,26 @@ export class Roofline {
     const below = { x, y: y + 21, anchor: "middle", left: x - 24 };
     const beside = { x: x + 11, y: y + 5, anchor: "start", left: x + 11 };
     const above = { x, y: y - 12, anchor: "middle", left: x - 24 };
-    const isFree = (place) => this.named.every((other) => Math.abs(other.left - place.left) > 52 || Math.abs(other.y - place.y) > 15);
-    const place = [isRight ? below : beside, below, above].find(isFree) ?? above;
-    this.named.push(place);
-    return shape("text", { class: "name halo", x: place.x, y: place.y, "text-anchor": place.anchor }, name);
+    const isFree = (spot) => this.named.every((other) => Math.abs(other.left - spot.left) > 52 || Math.abs(other.y - spot.y) > 15);
+    const spot = [isRight ? below : beside, below, above].find(isFree) ?? above;
+    this.named.push(spot);
+    return shape("text", { class: "name halo", x: spot.x, y: spot.y, "text-anchor": spot.anchor }, name);
   }
 
-  tell() {
+  showValues() {
     const source = this.roof.memory.source === "measured" ? "measured here" : "from the datasheet";
-    const told = this.phases.filter(({ phase }) => phase?.flops_per_s).map(({ name, phase }) => {
+    const entries = this.phases.filter(({ phase }) => phase?.flops_per_s).map(({ name, phase }) => {
       const isMemory = phase.memory_share >= phase.matrix_share;
       const share = percent(Math.max(phase.memory_share, phase.matrix_share));
       return [name, share, isMemory ? "of bandwidth" : "of matrix rate"];
     });
     this.legend.replaceChildren(
-      ...told.map(([name, share, what]) => element("li", "", `${name} `, element("b", "", share), ` ${what}`)),
+      ...entries.map(([name, share, what]) => element("li", "", `${name} `, element("b", "", share), ` ${what}`)),
       element("li", "", `limits ${source}`),
     );
-    const text = told.map((parts) => parts.join(" ")).join(", ") || "no step yet";
+    const text = entries.map((parts) => parts.join(" ")).join(", ") || "no step yet";
     this.svg.setAttribute("aria-label", `Roofline. ${text}. Limits ${source}.`);
   }
-}
-
-function scale(low, high, from, to) {
-  const map = (value) => from + Math.log(value / low) / Math.log(high / low) * (to - from);
-  return Object.assign(map, { low, high });
-}
-
-/** Powers of ten inside, every second one where there are many. */
-function decades(low, high) {
-  const [first, last] = [Math.ceil(Math.log10(low)), Math.floor(Math.log10(high))];
-  const step = last - first > 4 ? 2 : 1;
-  return Array.from({ length: Math.max(0, Math.floor((last - first) / step) + 1) }, (_, index) => 10 ** (first + index * step));
 }
 
 function plain(value) {

@@ -1,6 +1,7 @@
 // Charts over time: one or two lines each, axes with units, values at the pointer.
 
-import { element, shape } from "/page/format.js";
+import { element, shape } from "../format.js";
+import { decadesAround, linearScale, logScale, roundSteps } from "./scales.js";
 
 const SPAN_S = 300; // shown at most
 const EDGE = { left: 46, right: 10, top: 12, bottom: 22 };
@@ -41,24 +42,18 @@ export class TimeChart {
     const shown = this.points.filter((point) => point.t >= first);
     const span = Math.max(last - first, 10);
     const values = this.series.flatMap(({ key }) => shown.map((point) => point[key])).filter((value) => value > 0);
-    const { ticks, share } = this.scale(values);
-    const x = (time) => width - EDGE.right - (last - time) / span * (width - EDGE.left - EDGE.right);
-    const y = (value) => HEIGHT - EDGE.bottom - share(value) * (HEIGHT - EDGE.top - EDGE.bottom);
+    const ticks = this.ticksFor(values);
+    const x = linearScale(last - span, last, EDGE.left, width - EDGE.right);
+    const y = (this.log ? logScale : linearScale)(ticks[0], ticks.at(-1), HEIGHT - EDGE.bottom, EDGE.top);
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.svg.replaceChildren(...this.axes(width, ticks, y), ...timeTicks(span, width, x, last));
     for (const one of this.series) this.svg.append(...lines(shown, one, x, y));
-    this.tell(this.chosen(shown, x, y));
+    this.showValues(this.chosen(shown, x, y));
   }
 
-  /** Where the ticks are, and how high a value lies, from 0 to 1. */
-  scale(values) {
-    if (this.log) {
-      const ticks = decades(Math.min(this.least, ...values), Math.max(this.least * 10, ...values));
-      const span = Math.log(ticks.at(-1) / ticks[0]);
-      return { ticks, share: (value) => Math.max(0, Math.log(value / ticks[0]) / span) };
-    }
-    const ticks = this.ticks ?? niceTicks(Math.max(this.least, ...values));
-    return { ticks, share: (value) => value / ticks.at(-1) };
+  ticksFor(values) {
+    if (this.log) return decadesAround(Math.min(this.least, ...values), Math.max(this.least * 10, ...values));
+    return this.ticks ?? roundSteps(Math.max(this.least, ...values));
   }
 
   axes(width, ticks, y) {
@@ -71,25 +66,26 @@ export class TimeChart {
   /** The point under the pointer, or the last. */
   chosen(shown, x, y) {
     if (this.pointer === null || !shown.length) return shown.at(-1);
-    const found = shown.reduce((best, point) => Math.abs(x(point.t) - this.pointer) < Math.abs(x(best.t) - this.pointer) ? point : best);
-    this.svg.append(shape("line", { class: "cursor", x1: x(found.t), x2: x(found.t), y1: EDGE.top, y2: HEIGHT - EDGE.bottom }));
+    const distance = (point) => Math.abs(x(point.t) - this.pointer);
+    const nearest = shown.reduce((best, point) => (distance(point) < distance(best) ? point : best));
+    this.svg.append(shape("line", { class: "cursor", x1: x(nearest.t), x2: x(nearest.t), y1: EDGE.top, y2: HEIGHT - EDGE.bottom }));
     for (const { key, className } of this.series) {
-      const value = found[key];
-      if (value !== null && value !== undefined) this.svg.append(shape("circle", { class: `dot ${className}`, cx: x(found.t), cy: y(value), r: 4 }));
+      const value = nearest[key];
+      if (value !== null && value !== undefined) this.svg.append(shape("circle", { class: `dot ${className}`, cx: x(nearest.t), cy: y(value), r: 4 }));
     }
-    return found;
+    return nearest;
   }
 
-  tell(point) {
-    const told = this.series.map(({ name, key, className }) => {
+  showValues(point) {
+    const entries = this.series.map(({ name, key, className }) => {
       const value = point?.[key];
       const text = value === null || value === undefined ? "–" : this.read(value);
       const mark = shape("svg", { "aria-hidden": "true" });
       mark.append(shape("line", { class: `line ${className}`, x1: 1, x2: 17, y1: 4, y2: 4 }));
       return { item: element("li", "", mark, `${name} `, element("b", "", text)), text: `${name} ${text}` };
     });
-    this.legend.replaceChildren(...told.map(({ item }) => item));
-    this.svg.setAttribute("aria-label", `${this.title}. ${told.map(({ text }) => text).join(", ")}.`);
+    this.legend.replaceChildren(...entries.map(({ item }) => item));
+    this.svg.setAttribute("aria-label", `${this.title}. ${entries.map(({ text }) => text).join(", ")}.`);
   }
 }
 
@@ -110,29 +106,14 @@ function lines(shown, { key, className, area }, x, y) {
   });
 }
 
-/** Three to five round steps from zero. */
-export function niceTicks(highest) {
-  const rough = highest / 3.2;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= rough);
-  return Array.from({ length: Math.ceil(highest / step - 1e-9) + 1 }, (_, index) => index * step);
-}
-
-/** Powers of ten, from the last below to the first above. */
-function decades(low, high) {
-  const first = Math.floor(Math.log10(low) + 1e-9);
-  const last = Math.max(first + 1, Math.ceil(Math.log10(high) - 1e-9));
-  return Array.from({ length: last - first + 1 }, (_, index) => 10 ** (first + index));
-}
-
 function timeTicks(span, width, x, last) {
   const step = [5, 10, 15, 20, 30, 60].find((each) => span / each <= 5) ?? 60;
-  const found = [];
+  const labels = [];
   for (let ago = 0; ago <= span + 0.5; ago += step) {
     const text = ago === 0 ? "now" : step >= 60 ? `${ago / 60} min` : `${ago} s`;
-    const where = x(last - ago);
-    if (where < EDGE.left - 1) break;
-    found.push(shape("text", { x: Math.min(where, width - EDGE.right), y: HEIGHT - 5, "text-anchor": ago === 0 ? "end" : "middle" }, ago ? `−${text}` : text));
+    const position = x(last - ago);
+    if (position < EDGE.left - 1) break;
+    labels.push(shape("text", { x: Math.min(position, width - EDGE.right), y: HEIGHT - 5, "text-anchor": ago === 0 ? "end" : "middle" }, ago ? `−${text}` : text));
   }
-  return found;
+  return labels;
 }

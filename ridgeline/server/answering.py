@@ -38,6 +38,8 @@ from ridgeline.server.protocol import (
 from ridgeline.server.pump import Pump, Ticket
 
 Result = TypeVar("Result")
+IGNORED = "x-ridgeline-ignored-fields"  # in an answer: fields of the request that nobody knows
+MAX_HEADER = 1024  # characters of it
 NOW: tuple[Route, ...] = ("tokenize", "detokenize", "count_tokens")  # answered without the engine
 
 
@@ -69,9 +71,12 @@ class Answering:
         self, exchange: Exchange, route: Route, body: bytes, place: GateEntry
     ) -> None:
         if route in NOW:
-            await exchange.answer(200, await self.in_thread(self._now, route, body))
+            asked, answer = await self.in_thread(self._now, route, body)
+            _note_ignored(exchange, asked)
+            await exchange.answer(200, answer)
             return
         asked, prompts = await self.in_thread(self._prepared, route, body)
+        _note_ignored(exchange, asked)
         num_outputs = sum(prompt.sampling.num_samples for prompt in prompts)
         place.widen(num_outputs)
         num_tokens = sum(len(prompt.ids) for prompt in prompts)
@@ -93,8 +98,9 @@ class Answering:
             self.meters.ended(exchange.request_id, status, type(error).__name__)  # type: ignore[arg-type]
             raise
 
-    def _now(self, route: Route, body: bytes) -> bytes:
-        return answer_now(parse(route, body, self.limits), self.tokenizer, self.limits)
+    def _now(self, route: Route, body: bytes) -> tuple[Asked, bytes]:
+        asked = parse(route, body, self.limits)
+        return asked, answer_now(asked, self.tokenizer, self.limits)
 
     def _prepared(self, route: Route, body: bytes) -> tuple[Asked, list[ParsedPrompt]]:
         asked = parse(route, body, self.limits)
@@ -178,6 +184,13 @@ def _writer_for(exchange: Exchange, reply: StreamedReply) -> Writer:
         return True
 
     return write
+
+
+def _note_ignored(exchange: Exchange, asked: Asked) -> None:
+    if asked.ignored:
+        names = ", ".join(asked.ignored)[:MAX_HEADER].encode("ascii", "replace").decode()
+        exchange.more_headers[IGNORED] = names
+        exchange.facts["ignored"] = names
 
 
 async def _watch(exchange: Exchange, mailbox: Mailbox) -> None:

@@ -47,6 +47,13 @@ class ServerConfig:
             "in the text), or two of them, as '<think>,</think>'"
         ),
     )
+    unknown_fields: Literal["refuse", "ignore"] = field(
+        default="refuse",
+        metadata=field_help(
+            "request fields that are not known: refuse (HTTP 400), or ignore (their names are in "
+            "the response header x-ridgeline-ignored-fields)"
+        ),
+    )
     max_waiting: int = field(
         default=256,
         metadata=field_help("longest queue beyond --max-batch; more gets HTTP 429", minimum=0),

@@ -62,6 +62,7 @@ class Exchange:
         self.status: int | None = None  # of the answer, once it has begun
         self.is_complete = False
         self.facts: dict[str, Any] = {}  # for the log
+        self.more_headers: dict[str, str] = {}  # of the answer
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
@@ -168,7 +169,7 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def _begin(self, status: int, kind: str, headers: Mapping[str, str]) -> None:
-        pairs = [("content-type", kind), *headers.items()]
+        pairs = [("content-type", kind), *headers.items(), *self.more_headers.items()]
         lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
         await self.send({"type": "http.response.start", "status": status, "headers": lines})
 

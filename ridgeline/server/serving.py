@@ -109,6 +109,7 @@ class Serving:
                 (name,),
                 limits.max_context,
                 engine.config.vocab_size,
+                ignores_unknown=config.unknown_fields == "ignore",
                 thinking_tags=tags_for(config.reasoning, engine.tokenizer),
                 sampling=self._default_sampling(engine),
             ),

@@ -105,7 +105,10 @@ def test_bounds_are_described(route: Route, name: str, value: Any, param: str) -
 # Fields whose values can be at odds with another field's.
 AT_ODDS = {"max_tokens", "min_tokens", "best_of", "n", "echo", "top_logprobs", "stream_options"}
 AT_ODDS |= {"include", "add_special_tokens", "add_generation_prompt", "tools", "tool_choice"}
-AT_ODDS |= {"messages", "input"}
+AT_ODDS |= {"messages", "input", "continue_final_message", "reasoning", "reasoning_effort"}
+AT_ODDS |= {"response_format", "structured_outputs", "text", "chat_template_kwargs"}
+AT_ODDS |= {f"guided_{name}" for name in ("json", "regex", "choice", "grammar")}
+AT_ODDS |= {"enable_thinking", "thinking", "thinking_token_budget", "thinking_budget"}
 
 
 @pytest.mark.parametrize("route", ROUTES)

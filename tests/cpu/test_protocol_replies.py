@@ -21,7 +21,7 @@ from api_outputs import (
 from openai.types import Completion as TextCompletion
 from openai.types import CompletionUsage, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.completion_usage import CompletionTokensDetails
+from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
 from tiny_tokenizers import byte_level_metadata, demo
 
 from ridgeline.data import Tokenizer
@@ -144,6 +144,7 @@ def test_usage_comes_last_where_it_is_asked_for() -> None:
         prompt_tokens=31,
         total_tokens=35,
         completion_tokens_details=CompletionTokensDetails(reasoning_tokens=0),
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=0),
     )
 
 

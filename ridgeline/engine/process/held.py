@@ -78,7 +78,7 @@ class Held:
         reason, samples = end.reason, self.live.samples
         if end.status == "finished" and len(samples) == 1:
             reason = samples[0].finish_reason or reason
-        self.live.end(End(self.ask.request_id, end.status, reason))
+        self.live.end(End(self.ask.request_id, end.status, reason, end.num_cached))
 
 
 def _continued(sampling: Sampling, sample: int) -> Sampling:

@@ -143,8 +143,13 @@ class Sampling:
     @property
     def needs_tables(self) -> bool:
         """Whether its logits are changed before one is chosen."""
+        return self.has_tables or self.is_matched
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether they are changed for every token."""
         tables = self.has_penalties or self.logit_bias or self.min_tokens
-        return bool(tables) or self.is_matched
+        return bool(tables) or self.grammar is not None
 
     @property
     def is_matched(self) -> bool:

@@ -134,6 +134,7 @@ class LiveRequest:
                 embedding=self._pooled(end),
                 first_token_s=first_token_s,
                 total_s=now - self.arrived,
+                num_cached_tokens=end.num_cached,
             )
         )
 

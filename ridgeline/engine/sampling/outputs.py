@@ -60,6 +60,7 @@ class Output:
     embedding: Tensor | None  # [hidden size], fp32
     first_token_s: float | None  # from its arrival to its first token
     total_s: float  # from its arrival to its end
+    num_cached_tokens: int = 0  # of the prompt, which the prefix cache had
 
     @property
     def text(self) -> str:

@@ -82,6 +82,15 @@ class Seated:
     stop_ids: list[int]
     matcher: AnyMatcher | None = None
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the next token needs more than the plain choice. Where nothing but the length of
+        a thought is watched, that is at its end.
+        """
+        if self.sampling.has_tables or self.matcher is None:
+            return True
+        return self.matcher.mask() is not None
+
     def bias(self, draw_position: int) -> Iterator[tuple[int, float]]:
         """Tokens, and what is added to their logits for the token at this position."""
         banned = draw_position - self.prompt_length < self.sampling.min_tokens
@@ -128,7 +137,12 @@ class Special:
         """Which samples of a step need tables."""
         if not self.seats:
             return []
-        return [index for index, seat in enumerate(plan.sample_seats) if seat in self.seats]
+        seats = self.seats
+        return [
+            index
+            for index, seat in enumerate(plan.sample_seats)
+            if seat in seats and seats[seat].is_active
+        ]
 
     def choose(
         self, logits_RV: Tensor, inputs: StepInputs, plan: StepPlan, tokens_R: Tensor

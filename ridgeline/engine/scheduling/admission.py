@@ -71,6 +71,9 @@ class Admission:
             stream.started = True
             self.prompt_tokens += len(stream.tokens)
             self.hit_tokens += match.num_tokens
+            if stream.key[1] == 0:  # the others have its prompt
+                prompt = stream.request.ask.prompt
+                stream.request.num_cached = min(match.num_tokens, len(prompt))
         running.following.announce(stream)
         plan_piece(running, stream, step)
         assert stream.last_step == step.step_id, f"{stream.key} was admitted without room"

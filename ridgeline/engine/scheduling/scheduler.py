@@ -310,7 +310,7 @@ class Scheduler:
             return False
         for stream in list(request.streams):
             self._running.end(stream)
-        self._ended.append(End(request_id, status, reason))
+        self._ended.append(End(request_id, status, reason, request.num_cached))
         return True
 
     def _end_overdue(self, now: float) -> None:

@@ -66,16 +66,18 @@ class End(NamedTuple):
     request_id: Hashable
     status: Status
     reason: str
+    num_cached: int = 0  # tokens of its prompt that the prefix cache had when it started
 
 
 class Request:
     """One request while it lives."""
 
-    __slots__ = ("ask", "forked", "number", "streams")
+    __slots__ = ("ask", "forked", "num_cached", "number", "streams")
 
     def __init__(self, ask: Ask, number: int) -> None:
         self.ask = ask
         self.number = number
+        self.num_cached = 0  # tokens of its prompt that were there when it started
         self.forked = ask.num_samples == 1  # whether its samples have gone separate ways
         self.streams: list[Stream] = []  # those that have not ended
 

@@ -25,5 +25,6 @@ class RequestLimits:
     vocab_size: int  # token ids in a request are below it
     max_depth: int = 64  # of lists and objects in a body
     max_outputs: int = 128  # that one request may have made: prompts × best_of
+    ignores_unknown: bool = False  # fields of requests that nobody knows are no errors
     thinking_tags: ThinkingTags | None = None  # between which the model thinks
     sampling: Mapping[str, Any] = field(default_factory=dict)  # where a request has no value

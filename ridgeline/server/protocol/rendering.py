@@ -18,7 +18,7 @@ from ridgeline.errors import RidgelineError
 from ridgeline.server.protocol.errors import TOO_LONG, ApiError, refusal
 from ridgeline.server.protocol.limits import RequestLimits
 from ridgeline.server.protocol.requests.asked import Asked, Calls, Conversation, ParsedPrompt
-from ridgeline.server.protocol.thinking import begun, template_variables
+from ridgeline.server.protocol.thinking import begun, continued, template_variables
 from ridgeline.server.protocol.tools import (
     CLOSE_TAG,
     call_grammar,
@@ -30,6 +30,9 @@ from ridgeline.server.protocol.tools import (
 # No text has so long tokens on average: one that would need them is refused unread, because
 # splitting megabytes takes seconds.
 CHARACTERS_A_TOKEN = 64
+MARK = (
+    "\ue000ridgeline:here\ue000"  # behind a message that is to be continued, while it is rendered
+)
 
 
 def render(asked: Asked, tokenizer: Tokenizer, limits: RequestLimits) -> list[ParsedPrompt]:
@@ -54,9 +57,15 @@ def _chat_prompt(
     field: str,
     limits: RequestLimits,
 ) -> ParsedPrompt:
-    text, calls, template = _chat_text(conversation, tokenizer, field)
-    text, thinking = begun(text, conversation.thinking, limits.thinking_tags, template)
-    text += conversation.opening
+    text, calls, template = _chat_text(
+        conversation, tokenizer, field, conversation.is_prompted, conversation.is_continued
+    )
+    if conversation.is_continued:
+        last = conversation.messages[-1]["content"]
+        thinking = continued(last, conversation.thinking, limits.thinking_tags)
+    else:
+        text, thinking = begun(text, conversation.thinking, limits.thinking_tags, template)
+        text += conversation.opening
     _check_characters(text, field, limits)
     ids = tuple(_encoded(tokenizer, text, field, add_special_tokens=False))
     sampling = _with_calls(sampling, conversation, calls)
@@ -116,13 +125,19 @@ class ChatText(NamedTuple):
 
 
 def _chat_text(
-    conversation: Conversation, tokenizer: Tokenizer, field: str, add_generation_prompt: bool = True
+    conversation: Conversation,
+    tokenizer: Tokenizer,
+    field: str,
+    add_generation_prompt: bool = True,
+    is_continued: bool = False,
 ) -> ChatText:
     tools, messages = conversation.usable_tools, list(conversation.messages)
     template = tokenizer.template_for(has_tools=bool(tools)) or ""
     calls = calls_of(conversation, template)
     if "tool_calls" not in template:
         messages = with_tools_in_text(messages, () if takes_tools(template) else tools)
+    if is_continued:
+        messages[-1] = {**messages[-1], "content": messages[-1]["content"] + MARK}
     given = [tool.for_template() for tool in tools] if tools and takes_tools(template) else None
     try:
         text = tokenizer.chat_text(
@@ -133,6 +148,11 @@ def _chat_text(
         )
     except RidgelineError as error:
         raise refusal(error, field) from error
+    if is_continued:
+        text, mark, _ = text.rpartition(MARK)
+        if not mark:
+            message = "the model's chat template leaves out the last message, so that it cannot be "
+            raise ApiError(400, f"{message}continued", param="continue_final_message")
     return ChatText(text, calls, template)
 
 
@@ -147,13 +167,15 @@ def _plain(
     pooling: Pooling | None = (
         (asked.request.pooling or "last") if asked.route == "embeddings" else None
     )
-    echo = asked.route == "completions" and asked.request.echo
+    is_completion = asked.route == "completions"
+    echo = is_completion and asked.request.echo
+    adds = not is_completion or asked.request.add_special_tokens is not False
     prompts = []
     for each in several:
         ids = each
         if isinstance(each, str):
             _check_characters(each, field, limits)
-            ids = _encoded(tokenizer, each, field, add_special_tokens=True)
+            ids = _encoded(tokenizer, each, field, add_special_tokens=adds)
         text = ""
         if echo:
             text = each if isinstance(each, str) else tokenizer.decode(ids)

@@ -25,7 +25,7 @@ from ridgeline.server.protocol.requests.thinking_fields import SWITCHES
 
 EFFORT = "reasoning_effort"  # the variable of templates that know several efforts
 # Most tokens of a thought by effort, for templates that know none; without a limit where not named.
-EFFORT_TOKENS = {"minimal": 512, "low": 2048, "medium": 8192}
+EFFORT_TOKENS = {"minimal": 512, "low": 2048}
 
 
 KNOWN_TAGS = (
@@ -96,6 +96,13 @@ def begun(
     if limit is None and wish.effort is not None and not _names(template, EFFORT):
         limit = EFFORT_TOKENS.get(wish.effort)
     return text, Thinking(tags.open_tag, tags.close_tag, is_open, limit)
+
+
+def continued(text: str, wish: ThinkingWish, tags: ThinkingTags | None) -> Thinking | None:
+    """How an output thinks that goes on from a message: only where that ends inside a thought."""
+    if tags is None or text.rfind(tags.open_tag) <= text.rfind(tags.close_tag):
+        return None
+    return Thinking(tags.open_tag, tags.close_tag, is_open=True, max_tokens=wish.max_tokens)
 
 
 def _names(template: str, name: str) -> bool:

@@ -27,12 +27,13 @@ class ChatReply(ChunkReply):
         num = prompt.sampling.n
         self._texts = TokenTexts(self.tokenizer)
         self._wants_logprobs = prompt.sampling.logprobs is not None
-        self._is_plain = prompt.calls is None and not self._wants_logprobs
         self._parsers = [OutputParser(prompt) for _ in range(num)]
         self._shows_thoughts = shows_thoughts(self.asked)
+        self.prepare_chunks(num)
+        is_plain = prompt.calls is None and not self._wants_logprobs
+        self._is_plain = is_plain and not self.has_extras
         # Whether a choice's text can go out as it comes.
         self._passes = [self._is_plain and prompt.thinking is None] * num
-        self.prepare_chunks(num)
         self._text_heads = [
             f'data: {self.head}{{"index":{index},"delta":{{"content":'.encode()
             for index in range(num)
@@ -40,10 +41,14 @@ class ChatReply(ChunkReply):
         self._text_tail = f'}},"logprobs":null,"finish_reason":null}}{self.tail}\n\n'.encode()
 
     def start(self) -> list[bytes]:
-        return [
+        chunks = [
             self._chunk(index, '"role":"assistant","content":""')
             for index in range(len(self._parsers))
         ]
+        if self.asked.returns_ids:
+            ids = compact(self.prompts[0].ids).encode()
+            chunks[0] = chunks[0].replace(b"data: {", b'data: {"prompt_token_ids":%b,' % ids, 1)
+        return chunks
 
     def delta(self, delta: Delta, prompt: int = 0) -> bytes:
         if self._passes[delta.sample] and delta.finish_reason is None:
@@ -66,7 +71,10 @@ class ChatReply(ChunkReply):
         check_ended_well(outputs)
         (output,) = outputs
         choices = [self._choice(*each) for each in enumerate(output.completions)]
-        return self.whole_body("chat.completion", choices, self._usage(output))
+        more: dict[str, Any] = {}
+        if self.asked.returns_ids:
+            more["prompt_token_ids"] = self.prompts[0].ids
+        return self.whole_body("chat.completion", choices, self._usage(output), **more)
 
     def _usage(self, output: Output) -> dict[str, Any]:
         pairs = zip(self._parsers, output.completions, strict=True)
@@ -75,6 +83,8 @@ class ChatReply(ChunkReply):
 
     def _delta(self, delta: Delta) -> bytes:
         index, parser = delta.sample, self._parsers[delta.sample]
+        if self.has_extras:
+            self.note_tokens(index, delta.tokens)
         events = parser.push(delta.text)
         if delta.finish_reason is not None:
             events += parser.finish()
@@ -145,12 +155,13 @@ class ChatReply(ChunkReply):
         logprobs = None
         if made.logprobs is not None:
             logprobs = {"content": self._texts.entries(made.logprobs), "refusal": None}
-        return {
+        choice = {
             "index": index,
             "message": message,
             "logprobs": logprobs,
             "finish_reason": self._reason(index, made.finish_reason),
         }
+        return {**choice, "token_ids": made.tokens} if self.asked.returns_ids else choice
 
     def _tool_call(
         self, choice: int, start: CallStart, events: list[OutputEvent]

@@ -32,13 +32,19 @@ class CompletionReply(ChunkReply):
         self._text_tail = f',"logprobs":null,"finish_reason":null}}{self.tail}\n\n'.encode()
 
     def start(self) -> list[bytes]:
-        if not self._echoes:
+        if not (self._echoes or self.asked.returns_ids):
             return []
         return [
-            self._chunk(number * self._n + sample, prompt.text)
+            self._first_chunk(number * self._n + sample, prompt)
             for number, prompt in enumerate(self.prompts)
             for sample in range(self._n)
         ]
+
+    def _first_chunk(self, index: int, prompt: ParsedPrompt) -> bytes:
+        content = f'"text":{quoted(prompt.text)}'
+        if self.asked.returns_ids:
+            content += f',"prompt_token_ids":{compact(prompt.ids)}'
+        return self.chunk(index, content, "null", None)
 
     def delta(self, delta: Delta, prompt: int = 0) -> bytes:
         index = prompt * self._n + delta.sample
@@ -47,9 +53,13 @@ class CompletionReply(ChunkReply):
         if self._wants_logprobs and delta.logprobs:
             columns = self._columns_of(index)
             logprobs = compact(columns.of(delta.tokens, delta.logprobs))
+        if self.has_extras:
+            self.note_tokens(index, () if self._only_echoes else delta.tokens)
         if delta.finish_reason is None and logprobs == "null":
             if not text:
                 return b""
+            if self.has_extras:
+                return self._chunk(index, text)
             return self._text_heads[index] + quoted(text).encode() + self._text_tail
         self.ended[index] = delta.finish_reason is not None
         reason = "length" if self._only_echoes else delta.finish_reason
@@ -88,12 +98,16 @@ class CompletionReply(ChunkReply):
     def _choice(self, number: int, sample: int, output: Output, made: Completion) -> dict[str, Any]:
         prompt = self.prompts[number]
         text = "" if self._only_echoes else made.text
-        return {
+        choice = {
             "index": number * self._n + sample,
             "text": prompt.text + text if self._echoes else text,
             "logprobs": self._logprobs(prompt, output, made),
             "finish_reason": "length" if self._only_echoes else made.finish_reason or "stop",
         }
+        if not self.asked.returns_ids:
+            return choice
+        tokens = () if self._only_echoes else made.tokens
+        return {**choice, "prompt_token_ids": prompt.ids, "token_ids": tokens}
 
     def _logprobs(
         self, prompt: ParsedPrompt, output: Output, made: Completion

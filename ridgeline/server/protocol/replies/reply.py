@@ -75,7 +75,9 @@ class StreamedReply(Reply):
 
 
 class ChunkReply(StreamedReply):
-    """One that is streamed as chunks with choices: their first and last parts never change."""
+    """One that is streamed as chunks with choices: their first and last parts never change, unless
+    each tells the usage so far.
+    """
 
     chunk_object = ""
 
@@ -86,21 +88,47 @@ class ChunkReply(StreamedReply):
         start = f'"id":{quoted(self.id)},"object":"{self.chunk_object}",{common}'
         self.head = f'{{{start},"choices":['
         self.tail = '],"usage":null}' if self.asked.include_usage else "]}"
+        # Whether chunks have more than their text: then none is made by hand.
+        self.has_extras = self.asked.usage_in_chunks or self.asked.returns_ids
+        self._num_made = 0
+        self._ids: list[list[int]] = [[] for _ in range(num)]  # not told yet
+
+    def note_tokens(self, index: int, tokens: Sequence[int]) -> None:
+        """For the extras: a choice has these more."""
+        self._num_made += len(tokens)
+        if self.asked.returns_ids:
+            self._ids[index] += tokens
 
     def chunk(self, index: int, content: str, logprobs: str, finish_reason: str | None) -> bytes:
         """One event; `content` is the choice's own field."""
         reason = "null" if finish_reason is None else f'"{finish_reason}"'
         choice = f'"index":{index},{content},"logprobs":{logprobs},"finish_reason":{reason}'
-        return data(f"{self.head}{{{choice}}}{self.tail}")
+        if self.asked.returns_ids:
+            ids, self._ids[index] = self._ids[index], []
+            choice += f',"token_ids":{compact(ids)}'
+        return data(f"{self.head}{{{choice}}}{self._tail()}")
+
+    def _tail(self) -> str:
+        if not self.asked.usage_in_chunks:
+            return self.tail
+        num_prompt = sum(len(prompt.ids) for prompt in self.prompts)
+        usage = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": self._num_made,
+            "total_tokens": num_prompt + self._num_made,
+        }
+        return f'],"usage":{compact(usage)}}}'
 
     def last_events(self, usage: dict[str, Any]) -> list[bytes]:
         if not self.asked.include_usage:
             return [DONE]
         return [data(f'{self.head}],"usage":{compact(usage)}}}'), DONE]
 
-    def whole_body(self, name: str, choices: list[Any], usage: dict[str, Any]) -> bytes:
+    def whole_body(
+        self, name: str, choices: list[Any], usage: dict[str, Any], **more: Any
+    ) -> bytes:
         head = {"id": self.id, "object": name, "created": self.created, "model": self.asked.model}
-        return compact({**head, "choices": choices, "usage": usage}).encode()
+        return compact({**head, "choices": choices, "usage": usage, **more}).encode()
 
 
 def check_ended_well(outputs: Sequence[Output]) -> None:
@@ -137,5 +165,8 @@ def usage_of(
         "prompt_tokens": prompt_tokens,
         "completion_tokens": num_tokens,
         "total_tokens": prompt_tokens + num_tokens,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(output.num_cached_tokens for output in outputs)
+        },
         "completion_tokens_details": {"reasoning_tokens": num_thought_tokens},
     }

@@ -170,10 +170,10 @@ def _tool(tool: Any) -> dict[str, Any]:
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """In that API's words. Which tokens came from the prefix cache is not told by request."""
+    """In that API's words."""
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": usage["completion_tokens_details"],
         "total_tokens": usage["total_tokens"],

@@ -49,6 +49,8 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)
     thinking: ThinkingWish = field(default_factory=ThinkingWish)
     opening: str = ""  # of the answer: the model goes on with it
+    is_prompted: bool = True  # the template opens the next message of the assistant
+    is_continued: bool = False  # the output goes on from the last message
 
     @property
     def usable_tools(self) -> tuple[Tool, ...]:
@@ -66,9 +68,12 @@ class Asked:
     conversation: Conversation | None = None
     stream: bool = False
     include_usage: bool = False  # in a stream
+    usage_in_chunks: bool = False  # in a stream: so far, with each of them
+    returns_ids: bool = False  # of prompt and output, beside their texts
     priority: int = 0
     deadline_s: float | None = None  # from its arrival
     cache_salt: str = ""
+    ignored: tuple[str, ...] = ()  # fields that nobody knows, where those are ignored
 
 
 @dataclass(frozen=True)

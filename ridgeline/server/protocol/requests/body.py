@@ -8,6 +8,7 @@ nesting that is too deep, and anything but an object at the top. Fields are chec
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -111,4 +112,6 @@ def describe(value: Any) -> str:
         return f"a list of {len(value)}"
     if isinstance(value, str):
         return repr(value) if len(value) <= 60 else f"a text of {len(value)} characters"
-    return {None: "null", True: "true", False: "false"}.get(value, repr(value))
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return repr(value)

@@ -12,10 +12,12 @@ from ridgeline.server.protocol.requests.fields import (
     MAX_TOOLS,
     ONLY_THESE,
     Body,
+    CacheControl,
     CourseFields,
     SamplingFields,
     StreamOptions,
 )
+from ridgeline.server.protocol.requests.guided_fields import GuidedFields
 from ridgeline.server.protocol.requests.thinking_fields import (
     ChatReasoning,
     Effort,
@@ -34,6 +36,7 @@ MESSAGES_HELP = "use messages with text"
 class TextPart(Body):
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None
 
 
 class RefusalPart(Body):
@@ -57,12 +60,14 @@ class SystemMessage(Body):
     role: Literal["system", "developer"]
     content: Content
     name: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class UserMessage(Body):
     role: Literal["user"]
     content: Content
     name: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class CalledFunction(Body):
@@ -78,6 +83,19 @@ class ToolCall(Body):
     index: int | None = None  # left there by clients that gather a stream
 
 
+class ReasoningDetail(Body):
+    """A part of an earlier thought, as OpenRouter's clients keep it."""
+
+    type: Literal["reasoning.text", "reasoning.summary", "reasoning.encrypted"]
+    text: str | None = None
+    summary: str | None = None
+    data: str | None = None  # encrypted by somebody else: not looked at
+    signature: str | None = None
+    id: str | None = None
+    format: str | None = None
+    index: int | None = None
+
+
 class AssistantMessage(Body):
     role: Literal["assistant"]
     content: Content | None = None
@@ -91,6 +109,15 @@ class AssistantMessage(Body):
     parsed: Any = None
     reasoning_content: str | None = None  # for templates that repeat thoughts
     reasoning: str | None = None  # the same, under another name
+    reasoning_details: (
+        Annotated[list[ReasoningDetail], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None
+    ) = None
+    cache_control: CacheControl | None = None
+
+    def thought(self) -> str:
+        """What the model thought before, under whatever name."""
+        details = [part.text or part.summary or "" for part in self.reasoning_details or ()]
+        return self.reasoning_content or self.reasoning or "\n".join(filter(None, details))
 
     @model_validator(mode="after")
     def _says_something(self) -> AssistantMessage:
@@ -105,6 +132,7 @@ class ToolMessage(Body):
     content: Content
     tool_call_id: str
     name: str | None = None
+    cache_control: CacheControl | None = None
 
 
 ChatMessage = Annotated[
@@ -120,7 +148,7 @@ Variables = Annotated[
 ]
 
 
-class ChatRequest(SamplingFields, CourseFields, ThinkingFields):
+class ChatRequest(SamplingFields, CourseFields, ThinkingFields, GuidedFields):
     not_done: ClassVar[dict[str, str]] = {
         "audio": "this server makes text",
         "function_call": "use tool_choice",
@@ -147,6 +175,13 @@ class ChatRequest(SamplingFields, CourseFields, ThinkingFields):
     chat_template_kwargs: Variables | None = Field(
         None, description="variables for the model's own chat template, as enable_thinking"
     )
+    add_generation_prompt: bool | None = Field(
+        None, description="false: the prompt ends with the last message"
+    )
+    continue_final_message: bool | None = Field(
+        None, description="the output goes on from the last message, which is the assistant's"
+    )
+    return_token_ids: bool | None = Field(None, description="ids of the prompt and of the output")
     reasoning_effort: Effort | None = None
     reasoning: ChatReasoning | None = None
     # Sent as a matter of course.

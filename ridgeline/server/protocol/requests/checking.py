@@ -22,8 +22,12 @@ RequestBody = TypeVar("RequestBody", bound=Body)
 TYPE_ERRORS = ("_type", "_required", "literal_error")
 
 
-def checked(kind: type[RequestBody], values: dict[str, Any]) -> RequestBody:
-    """The request, or an ApiError that names the field."""
+def checked(
+    kind: type[RequestBody], values: dict[str, Any], ignores_unknown: bool = False
+) -> RequestBody:
+    """The request, or an ApiError that names the field; of one that `ignores_unknown`, fields that
+    nobody knows are left out.
+    """
     given = {
         name: value
         for name, value in values.items()
@@ -33,10 +37,31 @@ def checked(kind: type[RequestBody], values: dict[str, Any]) -> RequestBody:
         if name in kind.not_done:
             raise _unsupported(name, f"{name} is not supported; {kind.not_done[name]}")
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(given, extra="ignore" if ignores_unknown else None)
     except ValidationError as error:
         details = error.errors(include_url=False)
         raise _told(details, given, kind) from None
+
+
+def unknown_fields(request: Any, values: Any) -> list[str]:
+    """Names of what a request has and its model does not, objects in it included."""
+    if isinstance(request, list) and isinstance(values, list):
+        pairs = enumerate(zip(request, values, strict=False))
+        return [f"[{index}]{name}" for index, (one, own) in pairs for name in _below(one, own)]
+    if not isinstance(request, Body) or not isinstance(values, dict):
+        return []
+    fields = {info.alias or name: name for name, info in type(request).model_fields.items()}
+    known = {**fields, **dict.fromkeys(type(request).not_done, "")}
+    names = [path_text([name]) for name in values if name not in known]
+    for alias, name in fields.items():
+        if alias in values:
+            inner = unknown_fields(getattr(request, name), values[alias])
+            names += [f"{alias}{part}" if part[0] == "[" else f"{alias}.{part}" for part in inner]
+    return names
+
+
+def _below(request: Any, values: Any) -> list[str]:
+    return [name if name[0] == "[" else f".{name}" for name in unknown_fields(request, values)]
 
 
 def _unsupported(param: str, message: str) -> ApiError:
@@ -85,13 +110,28 @@ def _wrong_value(name: str, detail: ErrorDetails) -> ApiError:
 
 def _path(detail: ErrorDetails, values: Any) -> list[str | int]:
     """The steps that are in the request: pydantic names the forms it tried in between."""
-    path: list[str | int] = []
-    for number, step in enumerate(detail["loc"]):
-        is_missing = detail["type"] == "missing" and number == len(detail["loc"]) - 1
-        if isinstance(values, dict) and isinstance(step, str) and (step in values or is_missing):
-            path.append(step)
-            values = values.get(step)
-        elif isinstance(values, list) and isinstance(step, int) and step < len(values):
-            path.append(step)
-            values = values[step]
-    return path
+    names_field = detail["type"] in ("missing", "extra_forbidden")
+    steps = _steps(detail["loc"], values, detail["type"] == "missing", names_field)
+    return steps if steps is not None else _steps(detail["loc"], values, False, False) or []
+
+
+def _steps(
+    loc: tuple[str | int, ...], values: Any, is_missing: bool, takes_last: bool
+) -> list[str | int] | None:
+    """Those of `loc` that lead into the values. A form may be called as a field beside it is (a
+    part of type `text` has a `text`): where the last step must be one, that tells them apart; None
+    if it cannot be.
+    """
+    if not loc:
+        return []
+    step, rest = loc[0], loc[1:]
+    is_key = isinstance(values, dict) and isinstance(step, str)
+    is_index = isinstance(values, list) and isinstance(step, int) and step < len(values)
+    if is_index or (is_key and (step in values or (is_missing and not rest))):
+        inner = values[step] if is_index else values.get(step)
+        steps = _steps(rest, inner, is_missing, takes_last)
+        if steps is not None:
+            return [step, *steps]
+    if takes_last and not rest:
+        return None
+    return _steps(rest, values, is_missing, takes_last)

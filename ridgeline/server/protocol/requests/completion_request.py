@@ -18,10 +18,11 @@ from ridgeline.server.protocol.requests.fields import (
     StreamOptions,
     TokenId,
 )
+from ridgeline.server.protocol.requests.guided_fields import GuidedFields
 from ridgeline.server.protocol.requests.tool_fields import ChatTool, ResponseFormat
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(SamplingFields, GuidedFields):
     not_done: ClassVar[dict[str, str]] = {"suffix": "text cannot be filled in before one"}
 
     model: str
@@ -33,6 +34,10 @@ class CompletionRequest(SamplingFields):
     echo: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = Field(None, description="beyond OpenAI's API")
+    add_special_tokens: bool | None = Field(
+        None, description="false: nothing is put around a prompt"
+    )
+    return_token_ids: bool | None = Field(None, description="ids of the prompt and of the output")
 
 
 class EmbeddingRequest(Body):

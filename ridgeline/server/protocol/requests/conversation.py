@@ -41,7 +41,28 @@ def of_chat(request: ChatRequest, max_depth: int) -> Conversation:
         request.parallel_tool_calls is not False,
         _variables(request.chat_template_kwargs),
         wish_of(request),
+        is_prompted=request.add_generation_prompt is not False and not _continues(request),
+        is_continued=_continues(request),
     )
+
+
+def _continues(request: ChatRequest) -> bool:
+    if not request.continue_final_message:
+        return False
+    if request.add_generation_prompt:
+        raise ApiError(
+            400,
+            "continue_final_message and add_generation_prompt contradict each other; give one",
+            param="continue_final_message",
+        )
+    last = request.messages[-1]
+    if not isinstance(last, AssistantMessage) or last.tool_calls:
+        raise ApiError(
+            400,
+            "continue_final_message needs a last message of the assistant, without calls",
+            param="continue_final_message",
+        )
+    return True
 
 
 def of_responses(request: ResponsesRequest, max_depth: int) -> Conversation:
@@ -83,8 +104,7 @@ def _plain(
         plain.setdefault("name", names.get(message.tool_call_id, ""))
     elif isinstance(message, AssistantMessage):
         plain["content"] = plain["content"] or message.refusal or ""
-        thought = message.reasoning_content or message.reasoning
-        if thought:
+        if thought := message.thought():
             plain["reasoning_content"] = thought
         if message.tool_calls:
             plain["tool_calls"] = [

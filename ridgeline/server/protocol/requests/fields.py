@@ -20,6 +20,7 @@ MAX_PROMPTS = 2048  # of a request, or texts to embed
 MAX_TOOLS = 128
 MAX_IDS = 4_000_000  # token ids of a prompt
 DAY_S = 86_400
+MAX_TEMPERATURE = 100  # by then all tokens are about as likely
 
 
 class Body(BaseModel):
@@ -47,15 +48,23 @@ IdLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, 
 PromptField = str | TokenIds | Texts | IdLists
 
 
+class CacheControl(Body):
+    """A mark behind which a prefix is to be cached: it is anyway."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class StreamOptions(Body):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(None, description="usage so far in every chunk")
     include_obfuscation: Literal[False] | None = None  # nothing is padded
 
 
 class SamplingFields(Body):
     """How tokens are chosen, and how a request stands among others."""
 
-    temperature: float | None = Field(None, ge=0, le=2)
+    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
     top_p: float | None = Field(None, gt=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
@@ -70,6 +79,9 @@ class SamplingFields(Body):
     min_tokens: int | None = Field(None, ge=0, lt=2**31)
     ignore_eos: bool | None = Field(None, description="end-of-text tokens end nothing")
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] | None = None
+    skip_special_tokens: bool | None = Field(
+        None, description="false: special tokens of the output have text"
+    )
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="higher runs first")
     deadline_s: float | None = Field(
         None, gt=0, le=DAY_S, description="seconds from its arrival after which it is given up"

@@ -18,6 +18,7 @@ from ridgeline.server.protocol.requests.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Body,
+    CacheControl,
     Json,
     SamplingFields,
     StopTexts,
@@ -26,11 +27,6 @@ from ridgeline.server.protocol.requests.tool_fields import Tool, ToolChoice
 
 LongName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 NoEntries = Annotated[list[Any], Field(max_length=0, fail_fast=True)]
-
-
-class CacheControl(Body):
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
 
 
 class TextBlock(Body):

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from ridgeline.engine import Sampling
+from ridgeline.engine import Grammar, Sampling
 from ridgeline.engine.sampling.choosing import check_tokens
 from ridgeline.errors import UsageError
 from ridgeline.server.protocol.errors import ApiError
@@ -17,7 +18,7 @@ from ridgeline.server.protocol.limits import RequestLimits
 from ridgeline.server.protocol.requests.asked import Asked, Conversation, Route
 from ridgeline.server.protocol.requests.body import read_json
 from ridgeline.server.protocol.requests.chat_request import ChatRequest
-from ridgeline.server.protocol.requests.checking import checked
+from ridgeline.server.protocol.requests.checking import checked, unknown_fields
 from ridgeline.server.protocol.requests.completion_request import (
     CompletionRequest,
     DetokenizeRequest,
@@ -26,11 +27,13 @@ from ridgeline.server.protocol.requests.completion_request import (
 )
 from ridgeline.server.protocol.requests.conversation import chat_messages, of_chat, of_responses
 from ridgeline.server.protocol.requests.fields import Body, SamplingFields
+from ridgeline.server.protocol.requests.guided_fields import form_of
 from ridgeline.server.protocol.requests.messages_conversation import of_messages
 from ridgeline.server.protocol.requests.messages_request import CountTokensRequest, MessagesRequest
 from ridgeline.server.protocol.requests.responses_request import ResponsesRequest
 from ridgeline.server.protocol.requests.tool_fields import grammar_of, tools_of
 
+MAX_IGNORED = 32  # unknown fields whose names are told
 COMPLETION_TOKENS = 16  # OpenAI's default on the completions route
 REQUESTS: dict[Route, type[Body]] = {
     "chat": ChatRequest,
@@ -46,10 +49,14 @@ REQUESTS: dict[Route, type[Body]] = {
 
 def parse(route: Route, body: bytes, limits: RequestLimits) -> Asked:
     """The request in a body, checked. Quick for small bodies; in a thread for large ones."""
-    request = checked(REQUESTS[route], read_json(body, limits.max_depth))
+    values = read_json(body, limits.max_depth)
+    request = checked(REQUESTS[route], values, limits.ignores_unknown)
     name = getattr(request, "model")  # noqa: B009 - all requests have it, their base does not
     check_model(limits.models[0] if name is None else name, limits.models)
-    return _MAKERS[route](request, limits)
+    asked = _MAKERS[route](request, limits)
+    if not limits.ignores_unknown:
+        return asked
+    return replace(asked, ignored=tuple(unknown_fields(request, values)[:MAX_IGNORED]))
 
 
 def check_model(name: str, models: tuple[str, ...]) -> None:
@@ -64,17 +71,15 @@ def check_model(name: str, models: tuple[str, ...]) -> None:
 
 
 def _chat(request: ChatRequest, limits: RequestLimits) -> Asked:
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise _conflict("top_logprobs", "top_logprobs needs logprobs to be true")
-    limit, other = request.max_completion_tokens, request.max_tokens
-    if limit is not None and other is not None and limit != other:
-        raise _conflict("max_tokens", "max_tokens and max_completion_tokens differ; give one")
-    grammar = grammar_of(request.response_format, "response_format")
+    given = [limit for limit in (request.max_completion_tokens, request.max_tokens) if limit]
+    grammar = _grammar(request, "response_format", request.response_format)
     conversation = of_chat(request, limits.max_depth)
     sampling = _sampling(
         request,
         limits,
-        max_tokens=limit or other or limits.max_context,
+        max_tokens=min(given, default=limits.max_context),
         n=request.n or 1,
         best_of=request.best_of,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
@@ -99,7 +104,7 @@ def _completions(request: CompletionRequest, limits: RequestLimits) -> Asked:
         best_of=request.best_of,
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if echo else None,
-        grammar=grammar_of(request.response_format, "response_format"),
+        grammar=_grammar(request, "response_format", request.response_format),
     )
     check_ids(request.prompt, "prompt", limits)
     _check_outputs(sampling, num_prompts(request.prompt), request, limits)
@@ -107,11 +112,13 @@ def _completions(request: CompletionRequest, limits: RequestLimits) -> Asked:
 
 
 def _responses(request: ResponsesRequest, limits: RequestLimits) -> Asked:
-    if request.stream_options is not None and request.stream_options.include_usage is not None:
-        raise _conflict("stream_options.include_usage", "the responses route always tells usage")
-    grammar = grammar_of(request.text and request.text.format, "text.format")
+    for name in ("include_usage", "continuous_usage_stats"):
+        if getattr(request.stream_options, name, None) is not None:
+            raise _conflict(f"stream_options.{name}", "the responses route always tells usage")
+    grammar = _grammar(request, "text.format", request.text and request.text.format)
     conversation = of_responses(request, limits.max_depth)
-    wants_logprobs = bool(request.include) or bool(request.top_logprobs)
+    included = request.include or ()
+    wants_logprobs = "message.output_text.logprobs" in included or bool(request.top_logprobs)
     if wants_logprobs and conversation.usable_tools:  # calls have no place for theirs
         raise _conflict(
             "top_logprobs" if request.top_logprobs else "include",
@@ -202,10 +209,17 @@ def _common(request: Any) -> dict[str, Any]:
         "request": request,
         "stream": bool(request.stream),
         "include_usage": bool(options is not None and options.include_usage),
+        "usage_in_chunks": bool(options is not None and options.continuous_usage_stats),
+        "returns_ids": bool(getattr(request, "return_token_ids", None)),
         "priority": request.priority or 0,
         "deadline_s": request.deadline_s,
         "cache_salt": request.cache_salt or "",
     }
+
+
+def _grammar(request: Any, format_name: str, format: Any) -> Grammar | None:
+    form = form_of(request, format_name, format)
+    return None if form is None else grammar_of(form, form.param)
 
 
 def _sampling(request: SamplingFields, limits: RequestLimits, **more: Any) -> Sampling:
@@ -221,6 +235,7 @@ def _sampling(request: SamplingFields, limits: RequestLimits, **more: Any) -> Sa
             "repetition_penalty",
             "min_tokens",
             "ignore_eos",
+            "skip_special_tokens",
         )
         if getattr(request, name) is not None
     }

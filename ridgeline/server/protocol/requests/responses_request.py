@@ -16,6 +16,7 @@ from ridgeline.server.protocol.requests.fields import (
     SamplingFields,
     StreamOptions,
 )
+from ridgeline.server.protocol.requests.guided_fields import GuidedFields
 from ridgeline.server.protocol.requests.thinking_fields import ReasoningOptions, ThinkingFields
 from ridgeline.server.protocol.requests.tool_fields import (
     ChoiceWord,
@@ -121,12 +122,25 @@ InputItems = Annotated[
 ]
 
 
+# What an answer may have besides. But for the first nothing here makes it, and there is none.
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
 class TextOptions(Body):
     format: FlatFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class ResponsesRequest(SamplingFields, CourseFields, ThinkingFields):
+class ResponsesRequest(SamplingFields, CourseFields, ThinkingFields, GuidedFields):
     not_done: ClassVar[dict[str, str]] = {
         "context_management": "nothing is compacted here",
         "conversation": "nothing is kept: send the whole conversation as input",
@@ -142,12 +156,7 @@ class ResponsesRequest(SamplingFields, CourseFields, ThinkingFields):
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    include: (
-        Annotated[
-            list[Literal["message.output_text.logprobs"]], Field(max_length=1, fail_fast=True)
-        ]
-        | None
-    ) = None
+    include: Annotated[list[Included], Field(max_length=16, fail_fast=True)] | None = None
     stream_options: StreamOptions | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None

@@ -38,9 +38,17 @@ class ChatReasoning(ReasoningOptions):
     exclude: bool | None = Field(None, description="thoughts are not part of the reply")
 
 
+class ThinkingSwitch(Body):
+    """As Anthropic's API has it, and others after it."""
+
+    type: Literal["enabled", "disabled"]
+    budget_tokens: int | None = Field(None, ge=0, lt=2**31)
+
+
 class ThinkingFields(Body):
     """Beyond OpenAI's API."""
 
+    thinking: ThinkingSwitch | None = None
     enable_thinking: bool | None = None
     thinking_token_budget: int | None = Field(
         None, ge=0, lt=2**31, description="most tokens of a thought; 0: none"
@@ -60,6 +68,7 @@ def wish_of(request: Any) -> ThinkingWish:
         "thinking_token_budget": request.thinking_token_budget,
         "thinking_budget": request.thinking_budget,
         "reasoning.max_tokens": getattr(options, "max_tokens", None),
+        "thinking.budget_tokens": getattr(request.thinking, "budget_tokens", None),
     }
     effort, budget = _agreed(efforts), _agreed(budgets)
     variables = request.chat_template_kwargs or {}
@@ -69,6 +78,8 @@ def wish_of(request: Any) -> ThinkingWish:
     switches |= {name: False for name, value in budgets.items() if value == 0}
     switches["enable_thinking"] = request.enable_thinking
     switches["reasoning.enabled"] = getattr(options, "enabled", None)
+    if request.thinking is not None:
+        switches["thinking"] = request.thinking.type == "enabled"
     for name in SWITCHES:
         if isinstance(variables.get(name), bool):
             switches[f"chat_template_kwargs.{name}"] = variables[name]

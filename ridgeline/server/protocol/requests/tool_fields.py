@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ridgeline.engine import Grammar
 from ridgeline.errors import UsageError
 from ridgeline.server.protocol.errors import ApiError
 from ridgeline.server.protocol.requests.body import describe
-from ridgeline.server.protocol.requests.fields import Body, Json, Name
+from ridgeline.server.protocol.requests.fields import Body, CacheControl, Json, Name
 
 ChoiceWord = Literal["none", "auto", "required"]
 
@@ -65,6 +65,7 @@ class FunctionObject(Body):
 class ChatTool(Body):
     type: Literal["function"]
     function: FunctionObject
+    cache_control: CacheControl | None = None
 
     def tool(self) -> Tool:
         return self.function.tool()
@@ -133,24 +134,35 @@ class FlatSchemaFormat(SchemaObject):
     type: Literal["json_schema"]
 
 
+Pattern = Annotated[str, Field(min_length=1, max_length=100_000)]
+ChoiceTexts = Annotated[
+    list[Annotated[str, Field(min_length=1)]],
+    Field(min_length=1, max_length=1024, fail_fast=True),
+]
+
+
 class RegexFormat(Body):
     """Beyond OpenAI's API: the whole output matches a pattern."""
 
     type: Literal["regex"]
-    pattern: Annotated[str, Field(min_length=1, max_length=100_000)]
+    pattern: Pattern | None = None
+    regex: Pattern | None = Field(None, description="the same")
+
+    @model_validator(mode="after")
+    def _has_one(self) -> RegexFormat:
+        if (self.pattern is None) == (self.regex is None):
+            raise ValueError("needs one pattern; give it as pattern or as regex")
+        return self
 
     def grammar(self) -> Grammar | None:
-        return Grammar.regex(self.pattern)
+        return Grammar.regex(self.pattern or self.regex or "")
 
 
 class ChoiceFormat(Body):
     """Beyond OpenAI's API: the output is one of these texts."""
 
     type: Literal["choice"]
-    choices: Annotated[
-        list[Annotated[str, Field(min_length=1)]],
-        Field(min_length=1, max_length=1024, fail_fast=True),
-    ]
+    choices: ChoiceTexts
 
     def grammar(self) -> Grammar | None:
         return Grammar.choice(self.choices)
@@ -160,7 +172,7 @@ class RulesFormat(Body):
     """Beyond OpenAI's API: the output follows rules as llama.cpp writes them (GBNF)."""
 
     type: Literal["grammar"]
-    grammar_: Annotated[str, Field(min_length=1, max_length=100_000)] = Field(alias="grammar")
+    grammar_: Pattern = Field(alias="grammar")
 
     def grammar(self) -> Grammar | None:
         return Grammar.ebnf(self.grammar_)

@@ -139,7 +139,9 @@ class ResponseItems:
             self._waiting = []
         part = self._part()
         item["content"] = [part]
-        done = {**place, **{name: part[name] for name in ("text", "logprobs") if name in part}}
+        done: ItemFields = {**place, "text": part["text"]}
+        if "logprobs" in part:
+            done["logprobs"] = part["logprobs"]
         return [
             ItemEvent(f"response.{part['type']}.done", done),
             ItemEvent("response.content_part.done", {**place, "part": part}),

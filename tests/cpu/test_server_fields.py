@@ -87,6 +87,10 @@ def text_of(answer: dict[str, Any]) -> str:
             "messages[0].content[0].text",
             "messages[0].content[0].text is missing",
         ),
+        ({"messages": [{"content": "a"}]}, "messages[0].role", "messages[0].role is missing"),
+        ({"messages": ["a"]}, "messages[0]", "messages[0] is 'a'; it should be an object"),
+        ({"messages": []}, "messages", "messages is a list of 0; give at least 1"),
+        ({"reasoning": "high"}, "reasoning", "reasoning is 'high'; it should be an object"),
         (
             {"messages": [{"role": "user", "content": "a", "user": 1}]},
             "messages[0].user",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
+from live_server import RECIPE, write_model
 from tiny_tokenizers import tagged_tokenizer
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine import Grammar, Sampling, Thinking
+from ridgeline.engine import Engine, Grammar, Sampling, Thinking, reference_generate
 from ridgeline.engine.requests.thinking import ThinkingPart, ThinkingScanner, stop_watcher
 from ridgeline.engine.sampling.matching import Grammars
 from ridgeline.engine.sampling.thinking import AnyMatcher, matcher_for
 from ridgeline.errors import GrammarError, UsageError
+from ridgeline.recipe import edited
 
 VOCAB = 1504
 OPEN, CLOSE = ("tag", "<think>"), ("tag", "</think>")
@@ -168,3 +171,28 @@ def test_bad_settings_are_named() -> None:
         Thinking(open_tag="")
     with pytest.raises(UsageError, match="thinking is a int"):
         Sampling(thinking=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_an_engine_keeps_the_limit_as_the_plain_loop_does(tmp_path: Path, overlap: bool) -> None:
+    """Beside requests without one, whose steps it leaves as they are."""
+    write_model(tmp_path, tags=("<think>", "</think>"))
+    recipe = edited(RECIPE, "overlap", overlap)
+    with Engine(tmp_path, recipe, device="cpu", num_pages=64) as engine:
+        assert engine.tokenizer is not None
+        limited = Thinking(is_open=True, max_tokens=7)
+        samplings = [
+            Sampling(max_tokens=24, ignore_eos=True, thinking=limited),
+            Sampling(max_tokens=24, ignore_eos=True),
+            Sampling(max_tokens=24, ignore_eos=True, temperature=1.0, seed=5, thinking=limited),
+            Sampling(max_tokens=24, thinking=limited, grammar=Grammar.choice(["yes", "no"])),
+        ]
+        outputs = engine.generate(["one two"] * len(samplings), samplings)
+        (closing,) = engine.tokenizer.encode("</think>")
+        for sampling, output in zip(samplings, outputs, strict=True):
+            expected = reference_generate(engine.model, engine.tokenizer, "one two", sampling)
+            assert output.tokens == expected.tokens
+            assert output.text == expected.text
+            if sampling.thinking is not None:
+                assert output.tokens.index(closing) == 7
+        assert outputs[-1].text.partition("</think>")[2] in ("yes", "no")

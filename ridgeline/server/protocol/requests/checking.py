@@ -19,6 +19,14 @@ from ridgeline.server.protocol.requests.body import describe, path_text
 from ridgeline.server.protocol.requests.fields import Body
 
 RequestBody = TypeVar("RequestBody", bound=Body)
+# What is wanted, where pydantic's words are of its own things.
+_WISHES = {
+    "model_type": "it should be an object",
+    "model_attributes_type": "it should be an object",
+    "dict_type": "it should be an object",
+    "list_type": "it should be a list",
+}
+_LENGTHS = {"too_short": "give at least {min_length}", "too_long": "give at most {max_length}"}
 TYPE_ERRORS = ("_type", "_required", "literal_error")
 
 
@@ -95,6 +103,10 @@ def _told(details: list[ErrorDetails], given: dict[str, Any], kind: type[Body]) 
             tag_name = "type" if "(" in tag_name else tag_name
             message = f"{name} has the {tag_name} {describe(tag)}; it may have {tags}"
             return ApiError(400, message, param=name, code="unsupported_value")
+        case "union_tag_not_found":
+            tag_name = str(detail["ctx"]["discriminator"]).strip("'")
+            name = path_text([*path, tag_name])
+            return ApiError(400, f"{name} is missing", param=name, code="missing_parameter")
     return _wrong_value(name, detail)
 
 
@@ -102,8 +114,12 @@ def _wrong_value(name: str, detail: ErrorDetails) -> ApiError:
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "value_error":  # a check of ours, which says all
         return ApiError(400, f"{name} {message}", param=name, code="invalid_value")
-    wish = message[:1].lower() + message[1:]
-    wish = wish.replace("input should", "it should", 1).replace("False", "false")
+    wish = _WISHES.get(detail["type"])
+    if detail["type"] in _LENGTHS:
+        wish = _LENGTHS[detail["type"]].format(**detail.get("ctx", {}))
+    elif wish is None:
+        wish = message[:1].lower() + message[1:]
+        wish = wish.replace("input should", "it should", 1).replace("False", "false")
     given = describe(detail["input"])
     return ApiError(400, f"{name} is {given}; {wish}", param=name, code="invalid_value")
 

@@ -24,7 +24,7 @@ from tiny_tokenizers import byte_level_json
 from ridgeline.engine import Engine
 from ridgeline.recipe import KV, Limits, Recipe, edited
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.serving import Serving, bind, url_of
+from ridgeline.server.serving import Serving, Sockets
 
 MAX_CONTEXT = 2048
 TEMPLATE = (
@@ -88,8 +88,7 @@ class LiveServer:
         self.faults = folder / "faults"
         self.faults.mkdir(exist_ok=True)
         os.environ[FAULTS] = str(self.faults)
-        bound = bind(config)
-        self.url = url_of(bound)
+        sockets = Sockets.bound_by(config)
         self.engine = Engine.supervised(
             folder,
             edited(RECIPE, "limits.max_context", max_context),
@@ -97,7 +96,8 @@ class LiveServer:
             num_pages=1024,
             setup=make_breakable,
         )
-        self.serving = Serving(self.engine, "tiny", config, bound)
+        self.serving = Serving(self.engine, config.served_model_name or ("tiny",), config, sockets)
+        self.url = self.serving.url
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self.serving.run, args=(self._on_ready,))
 

@@ -30,8 +30,10 @@ TITLES = {  # of the groups in --help
     "ServerConfig": "server",
     "QualityBounds": "quality",
 }
-METAVARS = {"scheme": "NAME", "served_name": "NAME", "draft_model": "MODEL", "host": "ADDRESS",
-            "api_key": "KEY", "api_key_file": "FILE"}  # fmt: skip
+METAVARS = {"scheme": "NAME", "served_model_name": "NAME", "draft_model": "MODEL",
+            "host": "ADDRESS", "api_key": "KEY", "api_key_file": "FILE", "admin_key": "KEY",
+            "allow_origin": "ORIGIN", "root_path": "PATH", "tls_cert": "FILE",
+            "tls_key": "FILE"}  # fmt: skip
 MODEL_HELP = "Hugging Face folder or hub name, GGUF file, or `demo`"
 DEVICE_HELP = "cpu, cuda or cuda:N (default: the GPU if there is one)"
 
@@ -154,7 +156,10 @@ def _add_flag(owner: argparse._ArgumentGroup, entry: Field[Any], hint: Any) -> N
     else:
         options |= {"type": _parser_for(kind), "action": "append" if is_tuple else "store"}
         options |= {"metavar": _metavar(entry.name, kind, hint)}
-    owner.add_argument("--" + flag_of(entry), default=None, **options)
+    if entry.metadata.get("several"):
+        options |= {"action": "extend", "nargs": "+"}
+    names = [f"--{name}" for name in (flag_of(entry), *entry.metadata.get("aliases", ()))]
+    owner.add_argument(*names, default=None, **options)
 
 
 def _shown(default: Any) -> str:

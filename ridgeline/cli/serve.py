@@ -23,10 +23,13 @@ from ridgeline.models.checkpoint import resolve_model
 from ridgeline.recipe import Recipe
 
 try:
-    from ridgeline.server.config import ServerConfig
+    from ridgeline.server.config import ServerConfig, with_environment
+    from ridgeline.server.door.keys import Keys
+    from ridgeline.server.door.origin import Origins
     from ridgeline.server.engine_process import prepare
+    from ridgeline.server.listening import tls_context
     from ridgeline.server.logs import log_facts, start_logging
-    from ridgeline.server.serving import Serving, bind, url_of
+    from ridgeline.server.serving import Serving, Sockets
 except ModuleNotFoundError as error:
     raise MissingPackageError(
         f"`ridgeline serve` needs the package {error.name}; run: pip install 'ridgeline[serve]'"
@@ -41,7 +44,7 @@ curl http://127.0.0.1:8000/v1/chat/completions \\
   -H 'content-type: application/json' \\
   -d '{"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}'"""
 MAIN_FLAGS = (
-    "--device", "--replicas", "--host", "--port", "--served-name", "--api-key-file",
+    "--device", "--replicas", "--host", "--port", "--served-model-name", "--api-key-file",
     "--dtype", "--scheme", "--kv-dtype", "--max-context", "--max-batch", "--memory-share",
     "--speculation", "--draft-model", "--tensor-parallel",
 )  # fmt: skip
@@ -57,9 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
-    config = from_flags(args, ServerConfig)
-    config.keys()  # what is wrong with them is said first
-    bound = bind(config)
+    config = with_environment(from_flags(args, ServerConfig), os.environ)
+    check_config(config)
+    sockets = Sockets.bound_by(config)
     start_logging()
     early.share_cores()
     early.one_arena()
@@ -67,21 +70,29 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         path = resolve_model(args.model, progress=progress)
         recipe = from_flags(args, Recipe, saved_recipe(path))
         engine = make_engine(args, path, recipe)
-    name = config.served_name or name_of(args.model)
-    serving = Serving(engine, name, config, bound)
+    names = config.served_model_name or (name_of(args.model),)
+    serving = Serving(engine, names, config, sockets)
 
     def on_ready() -> None:
-        url, seconds = url_of(bound), time.monotonic() - early.BEGAN
-        log_facts(log, "ready", {"url": url, "model": name, "seconds": round(seconds, 2)})
+        url, seconds = serving.url, time.monotonic() - early.BEGAN
+        facts = {"url": url, "probe_url": serving.probe_url, "model": names[0]}
+        log_facts(log, "ready", {**facts, "seconds": round(seconds, 2)})
         if not terminal.json:
-            print(ready_line(url, name, engine, seconds), flush=True)
+            print(ready_line(url, ", ".join(names), engine, seconds), flush=True)
 
     serving.run(on_ready)
     return {
-        "model": name,
+        "model": names[0],
         "served_s": time.monotonic() - early.BEGAN,
         "restarts": engine.num_restarts,
     }
+
+
+def check_config(config: ServerConfig) -> None:
+    """What is wrong with keys, origins or certificate is said before anything is loaded."""
+    Keys(config.api_keys())
+    Origins(config.allow_origin)
+    tls_context(config)
 
 
 def make_engine(args: argparse.Namespace, path: Path, recipe: Recipe) -> Engine:

@@ -32,11 +32,21 @@ def field_help(
     flag: str | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
+    aliases: tuple[str, ...] = (),
+    several: bool = False,
 ) -> dict[str, Any]:
     """A field's metadata: its meaning and its allowed range. `flag` is its name for users where the
-    field's own would be unclear: `kv-dtype` for the `dtype` of a KV.
+    field's own would be unclear: `kv-dtype` for the `dtype` of a KV; `aliases` are older names.
+    `several`: a tuple whose values may stand behind one flag, `--names a b`.
     """
-    return {"help": meaning, "flag": flag, "minimum": minimum, "maximum": maximum}
+    return {
+        "help": meaning,
+        "flag": flag,
+        "minimum": minimum,
+        "maximum": maximum,
+        "aliases": aliases,
+        "several": several,
+    }
 
 
 def flag_of(entry: Field[Any]) -> str:

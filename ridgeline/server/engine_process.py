@@ -12,8 +12,9 @@ from ridgeline.server.logs import start_logging
 
 
 def prepare(local: LocalBackend) -> None:
-    """In that process. Who stops a service may signal all its processes: this one goes on until the
-    requests have ended, and ends with the server.
+    """In that process. Who stops a service, or makes it read its files again, may signal all its
+    processes: this one goes on until the requests have ended, and ends with the server.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     start_logging()

@@ -13,7 +13,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -62,7 +62,7 @@ class Exchange:
         self.status: int | None = None  # of the answer, once it has begun
         self.is_complete = False
         self.facts: dict[str, Any] = {}  # for the log
-        self.more_headers: dict[str, str] = {}  # of the answer
+        self.more_headers: dict[str, str] = {}  # of the answer, whatever it will be
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
@@ -117,9 +117,9 @@ class Exchange:
         """What Starlette's own answers send."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            names = (b"x-request-id", b"request-id") if self.is_messages else (b"x-request-id",)
-            ids = [(name, self.request_id.encode()) for name in names]
-            message = {**message, "headers": [*message.get("headers", []), *ids]}
+            names = ("x-request-id", "request-id") if self.is_messages else ("x-request-id",)
+            more = [*self.more_headers.items(), *((name, self.request_id) for name in names)]
+            message = {**message, "headers": [*message.get("headers", []), *_encoded(more)]}
         elif not message.get("more_body", False):
             self.is_complete = True
         await self._send(message)
@@ -169,9 +169,12 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def _begin(self, status: int, kind: str, headers: Mapping[str, str]) -> None:
-        pairs = [("content-type", kind), *headers.items(), *self.more_headers.items()]
-        lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+        lines = _encoded([("content-type", kind), *headers.items()])
         await self.send({"type": "http.response.start", "status": status, "headers": lines})
+
+
+def _encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
 def clean_request_id(given: str | None) -> str:

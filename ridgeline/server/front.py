@@ -4,7 +4,11 @@ Checks who asks, finds the route, and turns whatever is raised into an error of 
 answer of ours is a 5xx but 503: what nobody foresaw is logged with its traceback, and its client is
 told the request's id. One line of the log for each request.
 
-    app = Front(keys, routes, meters, is_local=True)
+    app = Front(routes, meters, keys=keys, origins=origins, is_local=True)
+
+With a root path requests may come with it, as a proxy passes them on unchanged, or without, where
+the proxy takes it off: everything behind this file sees paths without it. A slash at the end of a
+path makes no difference.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Router
 from starlette.types import Receive, Scope, Send
 
-from ridgeline.server.door.keys import Keys
-from ridgeline.server.door.origin import check_origin
+from ridgeline.server.door.keys import CALLER, Keys
+from ridgeline.server.door.origin import Origins
 from ridgeline.server.door.refusals import ClientGoneError, RefusalError, shutting_down
 from ridgeline.server.door.wire import ABORT
 from ridgeline.server.exchange import Exchange, clean_request_id
@@ -33,7 +37,7 @@ log = logging.getLogger(__name__)
 
 EXCHANGE = "ridgeline.exchange"  # in a request's scope
 OPEN = ("/health",)  # what nobody needs a key for, beside the files of the page
-QUIET = ("/health", "/ready", "/metrics", "/live")  # asked for all the time: not logged when well
+QUIET = ("/health", "/ready", "/metrics", "/live")  # polled all the time: not logged when well
 GONE = 499  # in the log: the client left before its answer
 
 
@@ -41,17 +45,25 @@ class Front:
     """An ASGI application."""
 
     def __init__(
-        self, keys: Keys, routes: Sequence[BaseRoute], meters: Meters, is_local: bool
+        self,
+        routes: Sequence[BaseRoute],
+        meters: Meters,
+        *,
+        keys: Keys,
+        origins: Origins,
+        is_local: bool,
+        root_path: str = "",
     ) -> None:
         """`is_local`: it listens on this machine alone."""
-        self._keys, self._meters, self._is_local = keys, meters, is_local
+        self._keys, self._origins, self._meters = keys, origins, meters
+        self._is_local, self._root_path = is_local, root_path
         self._router = Router(routes, redirect_slashes=False, default=_not_found)
         self._paths = {getattr(route, "path", "") for route in routes}
         self._in_flight: set[str] = set()  # request ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", f"only HTTP comes here, not {scope['type']}"
-        scope["path"] = scope["path"].rstrip("/") or "/"  # a slash at the end changes nothing
+        scope["path"] = self._own_path(scope["path"])
         exchange = Exchange(scope, receive, send, "")
         exchange.request_id = self._unique(clean_request_id(exchange.header(b"x-request-id")))
         scope[EXCHANGE], scope["app"] = exchange, self  # Starlette raises where there is an app
@@ -70,9 +82,22 @@ class Front:
             unique = f"{request_id}-{number}"
         return unique
 
+    def _own_path(self, path: str) -> str:
+        if self._root_path and path.startswith(self._root_path + "/"):
+            path = path.removeprefix(self._root_path)
+        return path.rstrip("/") or "/"
+
     async def _guarded(self, exchange: Exchange) -> None:
         try:
-            self._check(exchange)
+            self._check_origin(exchange)
+            if _is_preflight(exchange):
+                await self._allow(exchange)
+                return
+            if self._root_path and exchange.scope["path"] == self._root_path:
+                # The page's own links are relative, and need the slash.
+                await exchange.answer(308, b"", headers={"location": self._root_path + "/"})
+                return
+            self._check_key(exchange)
             await self._router(exchange.scope, exchange.receive, exchange.send)
         except ApiError as error:
             await self._refuse(exchange, error)
@@ -88,27 +113,31 @@ class Front:
             message = f"internal error in request {exchange.request_id}; see the server's log"
             await self._refuse(exchange, RefusalError(503, message, code="unforeseen"))
 
-    def _check(self, exchange: Exchange) -> None:
+    def _check_origin(self, exchange: Exchange) -> None:
+        origin = exchange.header(b"origin")
+        exchange.more_headers |= self._origins.headers(origin)
+        is_open = self._is_local and not self._keys.are_required
+        self._origins.check(exchange.header(b"host"), origin, is_open)
+
+    async def _allow(self, exchange: Exchange) -> None:
+        """A browser asks whether it may send a request; it sends no key with that."""
+        requested = exchange.header(b"access-control-request-headers")
+        exchange.more_headers |= self._origins.preflight_headers(requested)
+        await exchange.answer(200, b"")
+
+    def _check_key(self, exchange: Exchange) -> None:
         path = exchange.scope["path"]
-        is_open = self._is_local and not self._keys.are_asked_for
-        check_origin(exchange.header(b"host"), exchange.header(b"origin"), is_open)
         if path in OPEN or is_file(path):
             return
-        tenant = self._tenant_of(exchange)
-        if tenant is None:
+        authorization, api_key = exchange.header(b"authorization"), exchange.header(b"x-api-key")
+        caller = self._keys.caller_of(authorization, api_key)
+        if caller is None:
             raise RefusalError(
                 401,
                 "missing or unknown API key; send `Authorization: Bearer KEY` or `x-api-key: KEY`",
                 code="invalid_api_key",
             )
-        exchange.tenant = tenant
-
-    def _tenant_of(self, exchange: Exchange) -> str | None:
-        tenant = self._keys.tenant_of(exchange.header(b"authorization"))
-        key = exchange.header(b"x-api-key")
-        if tenant is None and key is not None:  # as Anthropic's clients send it
-            tenant = self._keys.tenant_of(f"Bearer {key}")
-        return tenant
+        exchange.tenant, exchange.scope[CALLER] = caller.tenant, caller
 
     async def _refuse(
         self, exchange: Exchange, error: ApiError, headers: dict[str, str] | None = None
@@ -134,10 +163,16 @@ class Front:
             "path": path[:200],
             "status": status,
             "tenant": exchange.tenant,
-            "client": (exchange.scope.get("client") or ("",))[0],
+            "client": (exchange.scope.get("client") or ("",))[0][:100],
             "total_s": round(time.monotonic() - exchange.began, 4),
         }
         log_facts(log, "request", {**facts, **exchange.facts})
+
+
+def _is_preflight(exchange: Exchange) -> bool:
+    method = exchange.header(b"access-control-request-method")
+    has_origin = exchange.header(b"origin") is not None
+    return exchange.scope["method"] == "OPTIONS" and has_origin and method is not None
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

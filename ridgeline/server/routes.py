@@ -1,5 +1,6 @@
-"""Which path is answered by what. Requests for the model go to answering.py; here is what tells
-about the server itself: whether it is alive, whether it gets on, and what it offers.
+"""Which path is answered by what. Requests for the model are counted against the rates of their
+key and go to answering.py; here is what tells about the server itself: whether it is alive, whether
+it makes progress, and what it offers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.server.answering import Answering
+from ridgeline.server.door.keys import caller_of
+from ridgeline.server.door.rates import Rates
 from ridgeline.server.exchange import Exchange
 from ridgeline.server.front import EXCHANGE
 from ridgeline.server.metrics.metrics import CONTENT_TYPE
@@ -46,33 +49,45 @@ class HandlerApp:
 
 
 class Routes:
-    """`slow_s`: without a step for so long, the server is not ready."""
-
-    def __init__(self, answering: Answering, slow_s: float, has_key: bool) -> None:
-        self._answering, self._slow_s, self._has_key = answering, slow_s, has_key
+    def __init__(
+        self,
+        answering: Answering,
+        rates: Rates,
+        *,
+        slow_s: float,
+        has_key: bool,
+        root_path: str = "",
+    ) -> None:
+        """`slow_s`: without a step for so long, the server is not ready."""
+        self._answering, self._rates, self._slow_s = answering, rates, slow_s
+        self._has_key, self._root_path = has_key, root_path
         self._started = time.time()
 
     def all(self) -> list[BaseRoute]:
-        told: dict[str, Handler] = {
-            "/health": self.health,
-            "/ready": self.ready,
+        states: dict[str, Handler] = {
             "/metrics": self.metrics,
+            "/version": self.version,
             "/openapi.json": self.openapi,
             "/v1/models": self.models,
             "/v1/models/{name:path}": self.model,
         }
-        asked = {path: self._asking(kind) for kind, path in PATHS.items()}
         return [
-            *(
-                Route(path, HandlerApp(handler), methods=["POST"])
-                for path, handler in asked.items()
-            ),
-            *(Route(path, HandlerApp(handler), methods=["GET"]) for path, handler in told.items()),
+            *(_route(path, self._for_model(kind), "POST") for kind, path in PATHS.items()),
+            *self.probes(),
+            *(_route(path, handler) for path, handler in states.items()),
             *page_routes(self._answering.meters, self._answering.pump.cancel),
         ]
 
-    def _asking(self, kind: Kind) -> Handler:
-        return lambda exchange: self._answering.answer(exchange, kind)
+    def probes(self) -> list[BaseRoute]:
+        """What the probe port answers too."""
+        return [_route("/health", self.health), _route("/ready", self.ready)]
+
+    def _for_model(self, kind: Kind) -> Handler:
+        async def handler(exchange: Exchange) -> None:
+            self._rates.count_request(caller_of(exchange.scope))  # before its body is read
+            await self._answering.answer(exchange, kind)
+
+        return handler
 
     async def health(self, exchange: Exchange) -> None:
         """Whether the process is alive: it answers, and so does the engine's thread."""
@@ -101,12 +116,15 @@ class Routes:
     async def metrics(self, exchange: Exchange) -> None:
         await exchange.answer(200, self._answering.meters.render(), CONTENT_TYPE)
 
+    async def version(self, exchange: Exchange) -> None:
+        await exchange.answer(200, json.dumps({"version": __version__}).encode())
+
     async def openapi(self, exchange: Exchange) -> None:
         await exchange.answer(200, await self._answering.in_thread(lambda: self._openapi))
 
     @cached_property
     def _openapi(self) -> bytes:
-        return json.dumps(document(self._has_key)).encode()
+        return json.dumps(document(self._has_key, self._root_path)).encode()
 
     async def models(self, exchange: Exchange) -> None:
         limits = self._answering.limits
@@ -118,9 +136,15 @@ class Routes:
         await exchange.answer(200, body)
 
 
-def document(has_key: bool) -> dict[str, Any]:
+def _route(path: str, handler: Handler, method: str = "GET") -> BaseRoute:
+    return Route(path, HandlerApp(handler), methods=[method])
+
+
+def document(has_key: bool, root_path: str = "") -> dict[str, Any]:
     """The OpenAPI document of the whole server."""
     whole = openapi_document(__version__, has_key=has_key)
+    if root_path:
+        whole["servers"] = [{"url": root_path}]
     for path, methods in whole["paths"].items():
         content = error_content(path)
         for method, operation in methods.items():

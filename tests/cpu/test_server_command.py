@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,9 +20,10 @@ from typing import Any
 
 import httpx
 import pytest
+from certificates import make_certificate
 from clock import check_elapsed
 from command_line import refused
-from live_server import chat, events_of, write_model
+from live_server import chat, events_of, until, write_model
 from server_faults import FAULTS
 
 from ridgeline.cli import main, serve
@@ -29,6 +31,7 @@ from ridgeline.errors import MissingPackageError, UsageError
 from ridgeline.recipe import Recipe
 
 KEY = "the-key-of-the-file"
+CHAT = "/v1/chat/completions"
 SCRIPT = Path(__file__).parent.parent / "breakable_cli.py"
 
 
@@ -52,53 +55,75 @@ def started(folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_from_start_to_drain(tmp_path: Path) -> None:
-    """After SIGTERM what runs may end, what is too long is told so, nobody new comes in."""
+    """After SIGTERM what runs may end, what is too long is told so, nobody new comes in. Before, a
+    SIGHUP makes it read its keys again.
+    """
     write_model(tmp_path)
     (tmp_path / "slow").touch()
-    (tmp_path / "keys").write_text(KEY + "\n")
-    flags = ("--api-key-file", str(tmp_path / "keys"), "--drain-seconds", "2")
+    keys = tmp_path / "keys"
+    keys.write_text("the-key-before\n")
+    flags = ["--api-key-file", str(keys), "--drain-seconds", "2", "--probe-port", "0"]
+    trust = None
+    if shutil.which("openssl"):
+        certificate = make_certificate(tmp_path)
+        flags += ["--tls-cert", str(certificate.cert), "--tls-key", str(certificate.key)]
+        trust = certificate.trust
     with started(tmp_path, *flags) as process:
-        assert_drains(process, tmp_path.name)
+        url = url_when_ready(process, tmp_path.name)
+        assert url.startswith("http://" if trust is None else "https://")
+        headers = {"authorization": f"Bearer {KEY}"}
+        with httpx.Client(
+            base_url=url, headers=headers, timeout=20, verify=trust or True
+        ) as client:
+            assert client.get("/v1/models").status_code == 401
+            keys.write_text(KEY + "\n")
+            os.killpg(process.pid, signal.SIGHUP)  # the engine gets it too, and goes on
+            until(lambda: client.get("/v1/models").status_code == 200)
+            assert_drains(process, client, tmp_path.name)
 
 
-def assert_drains(process: subprocess.Popen[str], model: str) -> None:
+def url_when_ready(process: subprocess.Popen[str], model: str) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
-    found = re.fullmatch(
-        r"(http://127\.0\.0\.1:\d+) serves (\S+): weights .* KiB, "
+    match = re.fullmatch(
+        r"(https?://127\.0\.0\.1:\d+) serves (\S+): weights .* KiB, "
         r"KV pages .* [MG]iB \(.* tokens\), context 2,048; ready in \d+\.\d s\n",
         line,
     )
-    assert found, line + (process.communicate(timeout=20)[1] if not line else "")
-    url, name = found[1], found[2]
-    assert name == model
-    headers = {"authorization": f"Bearer {KEY}"}
-    with httpx.Client(base_url=url, headers=headers, timeout=20) as client:
-        bodies: list[Any] = [chat(max_tokens=number, model=name) for number in (8, 1000)]
-        path = "/v1/chat/completions"
-        streams = [
-            client.send(
-                client.build_request("POST", path, json={**body, "stream": True}), stream=True
-            )
-            for body in bodies
-        ]
-        os.killpg(process.pid, signal.SIGTERM)  # as service managers do: the engine gets it too
-        began = time.monotonic()
-        short = list(streams[0].iter_lines())
-        assert "data: [DONE]" in short
-        refused_now = client.post(path, json=bodies[0])
-        assert refused_now.status_code == 503
-        assert refused_now.json()["error"]["code"] == "shutting_down"
-        assert "retry-after" in refused_now.headers
-        events = list(events_of(streams[1].iter_lines()))
-        assert len(events) > 10
-        assert events[-1]["error"]["code"] == "shutting_down"
+    assert match, line + (process.communicate(timeout=20)[1] if not line else "")
+    assert match[2] == model
+    return match[1]
+
+
+def assert_drains(process: subprocess.Popen[str], client: httpx.Client, name: str) -> None:
+    bodies: list[Any] = [chat(max_tokens=number, model=name) for number in (8, 1000)]
+    streams = [
+        client.send(client.build_request("POST", CHAT, json={**body, "stream": True}), stream=True)
+        for body in bodies
+    ]
+    os.killpg(process.pid, signal.SIGTERM)  # as service managers do: the engine gets it too
+    began = time.monotonic()
+    short = list(streams[0].iter_lines())
+    assert "data: [DONE]" in short
+    refused_now = client.post(CHAT, json=bodies[0])
+    assert refused_now.status_code == 503
+    assert refused_now.json()["error"]["code"] == "shutting_down"
+    assert "retry-after" in refused_now.headers
+    events = list(events_of(streams[1].iter_lines()))
+    assert len(events) > 10
+    assert events[-1]["error"]["code"] == "shutting_down"
     out, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
     check_elapsed(time.monotonic() - began, 15, at_least=1.5)
     assert "0 restarts" in out
     lines = [json.loads(line) for line in err.splitlines()]
-    assert [line["status"] for line in lines if line["event"] == "request"] == [200, 503, 200]
+    statuses = [
+        line["status"] for line in lines if line["event"] == "request" and line["path"] == CHAT
+    ]
+    assert statuses == [200, 503, 200]
+    probe_url = next(line["probe_url"] for line in lines if line["event"] == "ready")
+    assert probe_url.startswith("http://127.0.0.1:")
+    assert KEY not in err
     assert "hello" not in err
 
 
@@ -111,6 +136,14 @@ def test_what_cannot_start_is_one_line(
     refused(capsys, UsageError, "at least 8", "serve", "demo", "--api-key", "short")
     missing = str(tmp_path / "none")
     refused(capsys, UsageError, "cannot read", "serve", "demo", "--api-key-file", missing)
+    pem = str(tmp_path / "none.pem")
+    tls = ("--tls-cert", pem, "--tls-key", pem)
+    refused(capsys, UsageError, "cannot use --tls-cert", "serve", "demo", *tls)
+    origin = ("--allow-origin", "example.org")
+    refused(capsys, UsageError, "is not an origin", "serve", "demo", *origin)
+    monkeypatch.setenv("RIDGELINE_API_KEY", "")
+    refused(capsys, UsageError, "RIDGELINE_API_KEY is set but empty", "serve", "demo")
+    monkeypatch.delenv("RIDGELINE_API_KEY")
     refused(capsys, UsageError, "did you mean '--max-waiting'", "serve", "demo", "--max-wait", "1")
     monkeypatch.setitem(sys.modules, "ridgeline.server.serving", None)
     monkeypatch.delitem(sys.modules, "ridgeline.cli.serve", raising=False)
@@ -125,12 +158,15 @@ def test_json_is_one_document_and_nothing_else(
     monkeypatch.setattr(
         serve.Engine, "supervised", lambda *_, **__: SimpleNamespace(num_restarts=2)
     )
-    served = SimpleNamespace(run=lambda on_ready: on_ready())
+    served = SimpleNamespace(
+        url="http://127.0.0.1:1", probe_url=None, run=lambda on_ready: on_ready()
+    )
     monkeypatch.setattr(serve, "Serving", lambda *_: served)
     monkeypatch.setattr(serve, "start_logging", lambda: None)
-    assert main(["serve", str(tmp_path), "--port", "0", "--served-name", "mine", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert (document["model"], document["restarts"]) == ("mine", 2)
+    for flags in (("--served-model-name", "mine", "ours"), ("--served-name", "mine")):
+        assert main(["serve", str(tmp_path), "--port", "0", *flags, "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert (document["model"], document["restarts"]) == ("mine", 2)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ import pytest
 from clock import within
 from live_server import LiveServer, chat, events_of, live_server, until
 
+from ridgeline.formats.api_keys import ApiKey
 from ridgeline.server import answering, pump
 from ridgeline.server.answering import Answering
 from ridgeline.server.door.keys import Keys
@@ -99,7 +100,7 @@ def test_the_tokens_of_a_stream_wake_no_task(
 def test_every_route_but_health_and_the_pages_files_needs_the_key(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.serving.front, "_keys", Keys(("a-secret-key",)))
+    monkeypatch.setattr(server.serving.front, "_keys", Keys([ApiKey("a-secret-key")]))
     document = server.get("/openapi.json", headers={"authorization": "Bearer a-secret-key"}).json()
     paths = {(path, method) for path, about in document["paths"].items() for method in about}
     asked = {*paths, ("/live", "get"), ("/metrics", "get"), ("/nothing", "get"), ("/page", "get")}

@@ -376,7 +376,7 @@ def test_spans_of_requests(meters: Meters, clock: Clock) -> None:
     export = pytest.importorskip("opentelemetry.sdk.trace.export")
     kept, provider = memory.InMemorySpanExporter(), trace.TracerProvider()
     provider.add_span_processor(export.SimpleSpanProcessor(kept))
-    meters.on_end = spans(provider.get_tracer("test"), "demo")
+    meters.on_end = [spans(provider.get_tracer("test"), "demo")]
     one_request(meters, clock)
     meters.arrived("b", "/v1/completions", "key-1")
     meters.ended("b", "failed", "it broke")
@@ -392,7 +392,7 @@ def test_spans_of_requests(meters: Meters, clock: Clock) -> None:
 
 def test_each_end_is_told_once(meters: Meters, clock: Clock) -> None:
     told: list[str] = []
-    meters.on_end = lambda row, now: told.append(f"{row.request_id} {row.state} {row.reason}")
+    meters.on_end = [lambda row, now: told.append(f"{row.request_id} {row.state} {row.reason}")]
     one_request(meters, clock)
     meters.ended("a", "failed", "again")
     meters.ended("nobody", "finished", "stop")

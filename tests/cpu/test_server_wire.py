@@ -8,16 +8,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from functools import partial
 from typing import Any
 
 import pytest
-import uvicorn
 from clock import within
 from live_server import until
 
-from ridgeline.server.door.wire import BoundedProtocol, WireBounds
-from ridgeline.server.serving import QuietServer
+from ridgeline.server.door.wire import WireBounds
+from ridgeline.server.listening import HttpServer
 
 BOUNDS = WireBounds(max_connections=6, max_head_bytes=4096, head_s=0.3, body_s=0.4, read_s=0.4)
 PIECE = b"x" * (256 << 10)
@@ -58,15 +56,7 @@ class App:
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[App, int]]:
     app = App()
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        http=partial(BoundedProtocol, bounds=BOUNDS),  # type: ignore[arg-type]
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        timeout_keep_alive=1,
-    )
-    server = QuietServer(config)
+    server = HttpServer(app, BOUNDS, keep_alive_s=1)
     bound = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
     thread.start()
@@ -76,17 +66,17 @@ def served() -> Iterator[tuple[App, int]]:
 
 
 def connect(port: int) -> socket.socket:
-    found = socket.create_connection(("127.0.0.1", port))
-    found.settimeout(5)
-    return found
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.settimeout(5)
+    return connection
 
 
 def read_all(connection: socket.socket) -> bytes:
-    found = b""
+    answer = b""
     with suppress(ConnectionResetError):
         while piece := connection.recv(65536):
-            found += piece
-    return found
+            answer += piece
+    return answer
 
 
 def post(length: int, *headers: str) -> bytes:
@@ -112,6 +102,48 @@ def test_requests_pass(served: tuple[App, int]) -> None:
         answer = b""
         while answer.count(b"HTTP/1.1 200") < 3 or not answer.endswith(b"0\r\n\r\n"):
             answer += connection.recv(65536)
+
+
+@pytest.mark.parametrize("end", [4, 20, 37], ids=lambda end: f"cut {end} bytes before the end")
+def test_small_requests_may_come_in_one_piece(served: tuple[App, int], end: int) -> None:
+    """More than a head's worth of them at once, the last one in part: it alone is unfinished."""
+    request = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    count = 3 * BOUNDS.max_head_bytes // len(request)
+    with closing(connect(served[1])) as connection:
+        sent = request * (count - 1) + request.replace(
+            b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"
+        )
+        connection.sendall(sent[:-end])
+        time.sleep(0.05)
+        connection.sendall(sent[-end:])
+        answer = read_all(connection)
+    assert answer.count(b"HTTP/1.1 200") == count
+    assert answer.count(b"HTTP/1.1 ") == count
+
+
+def test_a_slow_head_behind_a_small_request_is_closed(served: tuple[App, int]) -> None:
+    """Its time counts from the answer before it, also when a byte comes now and then."""
+    with within(3), closing(connect(served[1])) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HTTP/1.1\r\na: ")
+        time.sleep(0.1)
+        connection.sendall(b"b")
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"HTTP/1.1 408" in answer
+
+
+def test_a_large_head_behind_a_small_request_is_refused(served: tuple[App, int]) -> None:
+    small = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    for head in (
+        b"GET / HTTP/1.1\r\na: " + b"b" * 5000,
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1000,
+    ):
+        with closing(connect(served[1])) as connection:
+            connection.sendall(small + head)
+            time.sleep(0.02)
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(b"c" * (BOUNDS.max_head_bytes + 1))
+            assert b"HTTP/1.1 431" in read_all(connection)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._reading: asyncio.TimerHandle | None = None  # for what it is to read
         self._in_head = True
         self._num_bytes = self._num_parsed = 0  # of a head: all, and what was understood of it
+        self._has_ended_one = False  # a request, in the bytes that came last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -79,8 +80,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        self._has_ended_one = False
         super().data_received(data)
-        if self._in_head:
+        # Of bytes in which another request has ended it is not known how many belong to this head:
+        # they are not counted. What came in one read is bounded by asyncio, at 256 KiB.
+        if self._in_head and not self._has_ended_one:
             self._num_bytes += len(data)
             if self._is_too_large and not self.transport.is_closing():
                 self._refuse(431, self._head_message())
@@ -109,12 +113,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._disarm()
+        self._has_ended_one = True
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self._in_head and self.cycle.more_body and not self.transport.is_closing():
-            self._arm(self._bounds.body_s)  # of one that waited for this answer to end
+        if not self.transport.is_closing():  # the next one waited for this answer to end
+            if self._in_head:
+                self._arm(self._bounds.head_s)
+            elif self.cycle.more_body:
+                self._arm(self._bounds.body_s)
         if self.transport.get_write_buffer_size():
             self._start_reading_timer()
 

@@ -1,6 +1,6 @@
 """What a server counts: each request from its arrival to its end, and once a second where the
-engine stands. Told by the routes and by the thread that runs the engine; read by /metrics and by
-the page.
+engine stands. Written by the routes and by the thread that runs the engine; read by /metrics and by
+the page. `on_end` are called with each request that has ended.
 
     meters = Meters(served_by(engine, "demo"))
     meters.arrived("chatcmpl-1", "/v1/chat/completions", "")
@@ -25,7 +25,7 @@ from ridgeline.server.metrics.exposition import CONTENT_TYPE, View, render
 from ridgeline.server.metrics.history import History
 from ridgeline.server.metrics.served import Served
 from ridgeline.server.metrics.snapshot import server_facts, verdict_json
-from ridgeline.server.metrics.tracing import from_environment
+from ridgeline.server.metrics.tracing import OnEnd, from_environment
 from ridgeline.server.metrics.verdict import ServerVerdict, judge
 from ridgeline.server.metrics.window import Sample, Totalled, Window, window_of
 
@@ -45,7 +45,8 @@ class Meters:
         self._counts, self._history, self._totalled = Counts(), History(), Totalled()
         self._samples: deque[Sample] = deque(maxlen=WINDOW_SAMPLES)
         self._num_restarts = 0
-        self.on_end = from_environment(served.model)  # told of each request when it has ended
+        tracing = from_environment(served.model)
+        self.on_end: list[OnEnd] = [] if tracing is None else [tracing]
 
     def arrived(self, request_id: str, route: str, tenant: str, began: float | None = None) -> None:
         """A request was accepted at the door; `tenant` is a name for its key, never the key. Times
@@ -72,8 +73,9 @@ class Meters:
         with self._lock:
             now = self._clock()
             row = self._counts.ended(request_id, status, reason, now)
-        if row is not None and self.on_end is not None:
-            self.on_end(row, now)
+        if row is not None:
+            for listener in self.on_end:
+                listener(row, now)
 
     def refused(self, route: str, status: int) -> None:
         """Turned away before it arrived: an HTTP status of 400 and above."""
@@ -104,9 +106,15 @@ class Meters:
             window, restarts = self._window(), self._num_restarts
             return render(View(self.served, self._counts, restarts, sample, window))
 
-    def snapshot(self, after: float | None = None) -> dict[str, Any]:
+    def shows(self, request_id: str, tenant: str | None) -> bool:
+        """Whether a live request is this tenant's; None: whether there is one."""
+        with self._lock:
+            row = self._counts.table.live.get(request_id)
+            return row is not None and tenant in (None, row.tenant)
+
+    def snapshot(self, after: float | None = None, tenant: str | None = None) -> dict[str, Any]:
         """What the page draws, ready for JSON: of the history only what is later than `after`,
-        a time that an earlier snapshot told.
+        a time that an earlier snapshot had; of the requests those of one tenant, or all for None.
         """
         with self._lock:
             now, window, counts = self._clock(), self._window(), self._counts
@@ -118,7 +126,7 @@ class Meters:
                 "num_output_tokens": counts.num_output_tokens,
                 "verdict": verdict_json(judge(window, self.served), window),
                 "points": self._history.since(after),
-                "requests": counts.table.as_json(now),
+                "requests": counts.table.as_json(now, tenant),
             }
 
     def _window(self) -> Window | None:

@@ -1,19 +1,21 @@
-"""The requests a server has now, and the last that ended: what is told of each, never what it says.
+"""The requests a server has now, and the last that ended: numbers and states, never their texts.
 
 table = RequestTable()
-table.arrived("chatcmpl-1", "/v1/chat/completions", "", now)
-table.rows(now)
+table.live["chatcmpl-1"] = RequestRow("chatcmpl-1", "/v1/chat/completions", "search", now)
+table.as_json(now, tenant="search")
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from ridgeline.engine.scheduling.state import Status
 
-KEPT = 20  # requests that have ended and are still shown
+KEPT = 500  # requests that have ended
+SHOWN_ENDED = 20  # of these, to one viewer
 SHOWN = 200  # live requests that are shown; the table says how many there are
 
 RequestState = Literal["arrived", "waiting", "running"] | Status
@@ -64,11 +66,12 @@ class RequestTable:
         row.state, row.reason, row.ended = status, reason, now
         self._ended.append(row)
 
-    def as_json(self, now: float) -> dict[str, Any]:
-        """The oldest that live, and the newest that ended, first."""
-        rows = list(self.live.values())[:SHOWN]
+    def as_json(self, now: float, tenant: str | None = None) -> dict[str, Any]:
+        """The oldest that live, and the newest that ended, first; those of one tenant, or all."""
+        live = [row for row in self.live.values() if tenant in (None, row.tenant)]
+        ended = (row for row in reversed(self._ended) if tenant in (None, row.tenant))
         return {
-            "num_live": len(self.live),
-            "live": [row.as_json(now) for row in rows],
-            "ended": [row.as_json(now) for row in reversed(self._ended)],
+            "num_live": len(live),
+            "live": [row.as_json(now) for row in live[:SHOWN]],
+            "ended": [row.as_json(now) for row in islice(ended, SHOWN_ENDED)],
         }

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.profiling.drawing import PALETTE, THEME
+from ridgeline.server.door.keys import caller_of
 from ridgeline.server.metrics.metrics import Meters
 
 CHALLENGE = 'Basic realm="ridgeline", charset="UTF-8"'
@@ -65,7 +66,8 @@ def page_files() -> dict[str, Path]:
 
 def page_routes(meters: Meters, cancel: Callable[[str], bool]) -> list[BaseRoute]:
     """`cancel` is called on the event loop, must not block, and says whether there is such a
-    request; /live/cancel answers 404 where there is none.
+    request; /live/cancel answers 404 where there is none. Requests of other keys are none, but for
+    an admin key.
     """
     files = {name: path.read_bytes() for name, path in page_files().items()}
 
@@ -76,11 +78,14 @@ def page_routes(meters: Meters, cancel: Callable[[str], bool]) -> list[BaseRoute
         return _file(request.path_params["name"], files)
 
     async def live(request: Request) -> Response:
-        after = _number(request.query_params.get("after", ""))
-        return JSONResponse(meters.snapshot(after), headers={"cache-control": "no-store"})
+        after, caller = _number(request.query_params.get("after", "")), caller_of(request.scope)
+        snapshot = meters.snapshot(after, caller.visible_tenant)
+        viewer = {"tenant": caller.tenant, "is_admin": caller.is_admin}
+        return JSONResponse({**snapshot, "viewer": viewer}, headers={"cache-control": "no-store"})
 
     async def stop(request: Request) -> Response:
-        return _cancelled(request, cancel)
+        visible = caller_of(request.scope).visible_tenant
+        return _cancelled(request, lambda name: meters.shows(name, visible) and cancel(name))
 
     return [
         Route("/", index),

@@ -201,7 +201,13 @@ def _state_paths() -> dict[str, Any]:
     for operation in (health, ready):
         operation["responses"]["503"] = {"description": "It is not, and why", "content": status}
     metrics = _get("metrics", "Prometheus metrics", plain, 401)
-    return {"/health": {"get": health}, "/ready": {"get": ready}, "/metrics": {"get": metrics}}
+    version = _get("version", "The server's version", _json_answer(["version"]), 401)
+    return {
+        "/health": {"get": health},
+        "/ready": {"get": ready},
+        "/metrics": {"get": metrics},
+        "/version": {"get": version},
+    }
 
 
 def _get(name: str, summary: str, content: Any, *errors: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from ridgeline.engine.process.worker import Add, Cancel, Command, EngineOrder, R
 from ridgeline.engine.scheduling.state import End
 from ridgeline.recipe import KV, Limits, Recipe
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.serving import Serving, bind, url_of
+from ridgeline.server.serving import Serving, Sockets
 
 PACE = 0.0  # steps a second; 0: no pause
 FIRST_TOKEN, NUM_TOKENS = 300, 1000  # ids of plain words
@@ -87,11 +87,11 @@ def main() -> None:
     worker.run_worker = run_fast
     limits = Limits(max_batch=512, token_budget=4096, memory_share=0.2)
     recipe = Recipe(dtype="fp32", kv=KV(page_size=16), limits=limits)
-    bound = bind(ServerConfig(port=0))
-    engine = Engine.supervised(args.folder, recipe, device="cpu", num_pages=64)
     config = ServerConfig(port=0, max_waiting=1024, max_per_key=1024)
-    serving = Serving(engine, "fast", config, bound)
-    serving.run(lambda: print(url_of(bound), flush=True))
+    sockets = Sockets.bound_by(config)
+    engine = Engine.supervised(args.folder, recipe, device="cpu", num_pages=64)
+    serving = Serving(engine, ("fast",), config, sockets)
+    serving.run(lambda: print(serving.url, flush=True))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Checks who asks, finds the route, and turns whatever is raised into an error of its API's shape. No
 answer of ours is a 5xx but 503: what nobody foresaw is logged with its traceback, and its client is
-told the request's id. One line of the log for each request.
+given the request's id. One line of the log for each request.
 
     app = Front(routes, meters, keys=keys, origins=origins, is_local=True)
 
@@ -109,7 +109,7 @@ class Front:
         except asyncio.CancelledError:  # the server is being stopped, and waits no longer
             await self._refuse(exchange, shutting_down())
         except Exception:
-            log.exception("request %s failed in an unforeseen way", exchange.request_id)
+            log.exception("request %s failed unexpectedly", exchange.request_id)
             message = f"internal error in request {exchange.request_id}; see the server's log"
             await self._refuse(exchange, RefusalError(503, message, code="unforeseen"))
 
@@ -185,9 +185,7 @@ def _of_starlette(error: HTTPException) -> ApiError:
 
 
 def _challenge(exchange: Exchange) -> str:
-    """Where a person opens the route in a browser, it asks for the key as a password; programs and
-    the page's own requests are told of bearer tokens.
-    """
+    """A browser shows a dialog for the key as a password; programs send a bearer token."""
     accepts = exchange.header(b"accept") or ""
     is_page = exchange.scope["method"] == "GET" and "text/html" in accepts
     return CHALLENGE if is_page else "Bearer"

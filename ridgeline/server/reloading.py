@@ -34,8 +34,8 @@ class Reloading:
         self._had_terminal = _has_terminal()
 
     async def run(self) -> None:
-        """Until cancelled. Files are replaced by a rename or written in place: a state that is seen
-        twice is one that was written to its end, most likely.
+        """Until cancelled. Files are replaced by a rename or written in place: a state that
+        stays for two looks is one that was written to its end, most likely.
         """
         before = self._states
         while self._files:

@@ -1,5 +1,5 @@
 """Which path is answered by what. Requests for the model are counted against the rates of their
-key and go to answering.py; here is what tells about the server itself: whether it is alive, whether
+key and go to answering.py; here are the routes of the server itself: whether it is alive, whether
 it makes progress, and what it offers.
 """
 
@@ -27,7 +27,7 @@ from ridgeline.server.protocol import model_body, models_body, openapi_document
 from ridgeline.server.protocol.openapi import PATHS, error_content
 from ridgeline.version import __version__
 
-# What the door answers, before the protocol has seen anything, by method.
+# What the door answers, before the protocol reads anything, by method.
 DOOR = {
     "get": {"403": "From a page of another origin, or under a name that is not allowed"},
     "post": {

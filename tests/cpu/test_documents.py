@@ -113,7 +113,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 @cache
 def known_files() -> set[str]:
     """Every tracked file by each end of its path: `engine/naive.py` and `naive.py` too."""
-    folders = ("ridgeline", "tests", "docs", "results", ".github")
+    folders = ("ridgeline", "tests", "docs", "results", "deploy", ".github")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     files += list(ROOT.iterdir())
     parts = [path.relative_to(ROOT).parts for path in files]

@@ -1,9 +1,9 @@
-"""The door: how many requests are let in, so that those inside are served. Whoever finds it full is
-told when to try again; nobody is turned away later.
+"""How many requests are let in, so that those inside are served. Whoever comes while it is full
+gets an error that says when to try again; nobody is refused later.
 
-    place = gate.enter("key-1f0ac3e2")     # or a RefusalError
-    place.widen(num_outputs)               # once it is known how many outputs are asked for
-    place.leave()
+    entry = gate.enter("key-1f0ac3e2")     # or a RefusalError
+    entry.widen(num_outputs)               # once it is known how many outputs are requested
+    entry.leave()
 
 For the event loop's thread alone: nothing is locked.
 """
@@ -82,11 +82,11 @@ class Gate:
                 retry_after_s=self._wait_for(self.num_inside + more - self.room),
             )
 
-    def note_end(self, place: GateEntry) -> None:
-        self.num_inside -= place.size
-        self._tenants[place.tenant] -= 1
-        if not self._tenants[place.tenant]:
-            del self._tenants[place.tenant]
+    def note_end(self, entry: GateEntry) -> None:
+        self.num_inside -= entry.size
+        self._tenants[entry.tenant] -= 1
+        if not self._tenants[entry.tenant]:
+            del self._tenants[entry.tenant]
         self._ends.append(time.monotonic())
 
     def _wait_for(self, num: int) -> float:

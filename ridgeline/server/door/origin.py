@@ -23,7 +23,7 @@ from ridgeline.server.door.refusals import RefusalError
 ANY = "*"
 DEFAULT_PORTS = {"http": 80, "https": 443}
 METHODS = "GET, POST"
-PREFLIGHT_S = 600  # that a browser may remember what a preflight was told
+PREFLIGHT_S = 600  # that a browser may remember the answer to a preflight
 MAX_HEADER_NAMES = 4096  # characters of Access-Control-Request-Headers
 # What scripts of another origin may read of an answer, beside its body.
 EXPOSED = "x-request-id, request-id, retry-after, x-ridgeline-ignored-fields"

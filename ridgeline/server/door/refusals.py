@@ -1,4 +1,4 @@
-"""What the server itself refuses, whatever was asked for: each with its status and, where trying
+"""What the server itself refuses, whatever the request is: each with its status and, where trying
 again makes sense, when.
 
     raise RefusalError(429, "the queue is full; …", code="queue_full", retry_after_s=2)

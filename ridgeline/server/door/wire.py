@@ -3,7 +3,7 @@ client may take its time for, or fill memory with.
 
 A request's head is bounded in bytes, head and body in seconds; a client that does not read what it
 was sent is dropped once the buffer of its connection has been full for so long; and connections
-beyond the most that may be open are told so. What is refused here never was a request, and is
+beyond the most that may be open get an error. What is refused here never was a request, and is
 answered in the same shape as everything else.
 
     uvicorn.Config(app, http=partial(BoundedProtocol, bounds=Bounds(max_connections=100)))
@@ -173,7 +173,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         has_answer = self.cycle is not None and self.cycle.response_started
         if self.scope is None or (has_answer and not self._in_head):
-            self.transport.abort()  # it never said anything, or was answered before it had ended
+            self.transport.abort()  # it never sent anything, or was answered before it had ended
         else:
             self._refuse(408, "the request did not come in time; send it faster")
 

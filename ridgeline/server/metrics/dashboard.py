@@ -3,7 +3,7 @@
     python -m ridgeline.server.metrics.dashboard > ridgeline.json
 
 Panels are data: a title, a unit, and the queries with their legends. What others expose too is
-asked for by vLLM's names, so the upper rows show a vLLM server as well.
+queried by vLLM's names, so the upper rows show a vLLM server as well.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ PANELS = (
     Panel(
         "Requests",
         "short",
-        ((now("vllm:num_requests_running"), "running"), (now("vllm:num_requests_waiting"), "wait")),
+        (
+            (now("vllm:num_requests_running"), "running"),
+            (now("vllm:num_requests_waiting"), "waiting"),
+        ),
     ),
     Panel("Time to the first token", "s", quantiles("vllm:time_to_first_token_seconds")),
     Panel("Time between tokens", "s", quantiles("vllm:inter_token_latency_seconds")),
@@ -66,7 +69,7 @@ PANELS = (
             (
                 f"{rate('vllm:prefix_cache_hits_total')} / "
                 f"{rate('vllm:prefix_cache_queries_total')}",
-                "prompt tokens found",
+                "prompt tokens cached",
             ),
             (
                 f"{rate('vllm:spec_decode_num_accepted_tokens_total')} / "
@@ -77,7 +80,7 @@ PANELS = (
         top=1,
     ),
     Panel(
-        "Ended and refused, a second",
+        "Requests ended and refused per second",
         "short",
         (
             (f"sum by (finished_reason) ({rate('vllm:request_success_total')})", "__auto"),
@@ -88,7 +91,7 @@ PANELS = (
         "Preemptions and restarts",
         "short",
         (
-            (rate("vllm:num_preemptions_total"), "preemptions a second"),
+            (rate("vllm:num_preemptions_total"), "preemptions per second"),
             (now("ridgeline:engine_restarts_total"), "engine restarts"),
         ),
     ),
@@ -107,7 +110,7 @@ PANELS = (
         "percentunit",
         (
             (rate("ridgeline:device_busy_seconds_total"), "{{phase}}"),
-            (rate("ridgeline:device_gap_seconds_total"), "idle for want of the host"),
+            (rate("ridgeline:device_gap_seconds_total"), "idle, waiting for the host"),
         ),
         "What is left to 1 is time without work.",
         top=1,

@@ -14,7 +14,7 @@ from ridgeline.engine.scheduling.histogram import percentile
 from ridgeline.server.metrics.window import PhaseMeans, Sample, Window
 
 KEPT = 600  # points: ten minutes at one a second
-RATE_SAMPLES = 5  # over which a rate is told: prompts come in lumps
+RATE_SAMPLES = 5  # over which a rate is taken: prompts come in lumps
 LATENCY_SAMPLES = 15  # whose times make a percentile
 
 BucketCounts = tuple[Sequence[int], Sequence[int]]  # times to the first token, and between tokens
@@ -55,13 +55,13 @@ class History:
 
     def _percentiles(self, latencies: BucketCounts) -> dict[str, float | None]:
         oldest = self._counts[0] if self._counts else ([0] * len(latencies[0]),) * 2
-        found: dict[str, float | None] = {}
+        values: dict[str, float | None] = {}
         for name, now, then in zip(("first", "inter"), latencies, oldest, strict=True):
             recent = [new - old for new, old in zip(now, then, strict=True)]
             for share in (50, 95):
-                found[f"{name}_p{share}"] = percentile(recent, share / 100)
+                values[f"{name}_p{share}"] = percentile(recent, share / 100)
         self._counts.append((list(latencies[0]), list(latencies[1])))
-        return found
+        return values
 
 
 def _occupancy(sample: Sample) -> dict[str, float]:

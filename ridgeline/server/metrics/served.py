@@ -18,7 +18,7 @@ from ridgeline.recipe import Recipe
 class Served:
     model: str  # the name that clients use
     recipe: Recipe  # with nothing left to "auto"
-    costs: CostBase | None  # None: what the work costs is not known, and no share is told
+    costs: CostBase | None  # None: what the work costs is not known, and no share is shown
 
     @property
     def max_batch(self) -> int:
@@ -36,6 +36,6 @@ class Served:
 
 def served_by(engine: Engine, model: str) -> Served:
     """The facts of an engine that is up. Nothing is measured for it: the ceilings are those that
-    `ridgeline hardware` has found before, or the datasheet's.
+    `ridgeline hardware` has measured before, or the datasheet's.
     """
     return Served(model, engine.recipe, engine.costs)

@@ -1,6 +1,6 @@
-"""OpenTelemetry, as an extra: one span for each request, when it has ended. Never what it said.
+"""OpenTelemetry, as an extra: one span for each request, when it has ended. Never its texts.
 
-It is on where OpenTelemetry's own settings name a place to send spans to, and then the package has
+It is on where OpenTelemetry's own settings name where to send spans, and then the package has
 to be there:
 
     pip install 'ridgeline[otel]'
@@ -47,9 +47,9 @@ def from_environment(model: str) -> OnEnd | None:
 
 
 def spans(tracer: Any, model: str) -> OnEnd:
-    """Tells an OpenTelemetry tracer of requests."""
+    """A listener that gives requests to an OpenTelemetry tracer."""
 
-    def told(row: RequestRow, now: float) -> None:
+    def on_end(row: RequestRow, now: float) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         def wall(then: float) -> int:
@@ -67,7 +67,7 @@ def spans(tracer: Any, model: str) -> OnEnd:
             span.set_status(Status(StatusCode.ERROR, row.reason))
         span.end(wall(now if row.ended is None else row.ended))
 
-    return told
+    return on_end
 
 
 def attributes(row: RequestRow, model: str) -> dict[str, Any]:

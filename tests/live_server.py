@@ -84,14 +84,14 @@ def write_model(folder: Path, template: str = TEMPLATE, tags: tuple[str, ...] = 
 
 
 class LiveServer:
-    def __init__(self, folder: Path, config: ServerConfig, max_context: int | None = None) -> None:
+    def __init__(self, folder: Path, config: ServerConfig, recipe: Recipe = RECIPE) -> None:
         self.faults = folder / "faults"
         self.faults.mkdir(exist_ok=True)
         os.environ[FAULTS] = str(self.faults)
         sockets = Sockets.bound_by(config)
         self.engine = Engine.supervised(
             folder,
-            edited(RECIPE, "limits.max_context", max_context),
+            recipe,
             device="cpu",
             num_pages=1024,
             setup=make_breakable,
@@ -172,10 +172,13 @@ def live_server(
     max_context: int | None = None,
     template: str = TEMPLATE,
     tags: tuple[str, ...] = (),
+    max_batch: int = RECIPE.limits.max_batch,
     **changes: Any,
 ) -> Iterator[LiveServer]:
     write_model(folder, template, tags)
-    server = LiveServer(folder, ServerConfig(port=0, **changes), max_context)
+    recipe = edited(RECIPE, "limits.max_context", max_context)
+    recipe = edited(recipe, "limits.max_batch", max_batch)
+    server = LiveServer(folder, ServerConfig(port=0, **changes), recipe)
     server.start()
     try:
         yield server

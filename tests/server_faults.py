@@ -13,7 +13,7 @@ from ridgeline.engine.local.local_backend import LocalBackend
 from ridgeline.server.engine_process import prepare
 
 FAULTS = "RIDGELINE_TEST_FAULTS"  # names a folder, in the environment
-STUCK_S, SLOW_S = 600.0, 0.05
+STUCK_S, SLOW_S, PAUSE_S = 600.0, 0.05, 0.002
 
 
 def make_breakable_for_server(engine: LocalBackend) -> None:
@@ -22,8 +22,9 @@ def make_breakable_for_server(engine: LocalBackend) -> None:
 
 
 def make_breakable(engine: LocalBackend) -> None:
-    """A file `stuck` makes one step last, `slow` all of them a while, `deadly` ends the process;
-    while there is a file `first` one step is computed, and the next waits until it is gone.
+    """A file `stuck` makes one step last, `slow` all of them a while, `paused` as long as it is
+    there; `deadly` ends the process. While there is a file `first` one step is computed, and the
+    next waits until it is gone.
     """
     folder, forward = Path(os.environ[FAULTS]), engine.runner.forward
     num_steps = 0  # since there was a file `first`
@@ -38,6 +39,8 @@ def make_breakable(engine: LocalBackend) -> None:
             time.sleep(STUCK_S)
         if (folder / "slow").exists():
             time.sleep(SLOW_S)
+        while (folder / "paused").exists():
+            time.sleep(PAUSE_S)
         if (folder / "deadly").exists():
             os._exit(9)
         return forward(inputs, *rest)

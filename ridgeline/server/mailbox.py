@@ -47,6 +47,11 @@ class Mailbox:
     def has_all(self) -> bool:
         return len(self._outputs) == self._num_prompts
 
+    @property
+    def missing(self) -> list[int]:
+        """The prompts without an output."""
+        return [prompt for prompt in range(self._num_prompts) if prompt not in self._outputs]
+
     def put(self, prompt: int, event: Event) -> None:
         """`flush` says that this was all for now."""
         if isinstance(event, Output):

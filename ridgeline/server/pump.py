@@ -2,8 +2,9 @@
 and hands what came back over in batches.
 
 While the event loop is busy batches pile up into one; a thread that is stuck with the engine keeps
-nobody from being answered. The engine's process may die: its requests go on in another one (see
-supervisor.py). When none stays alive, it is tried again after growing pauses.
+nobody from being answered, and a deadline that passes meanwhile is told by the event loop. The
+engine's process may die: its requests go on in another one (see supervisor.py). When none stays
+alive, it is tried again after growing pauses.
 
     pump = Pump(engine, meters)
     pump.start(asyncio.get_running_loop())
@@ -22,11 +23,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from ridgeline.engine import Delta, Engine
+from ridgeline.engine import Delta, Engine, Output
 from ridgeline.engine.execution.faults import reason_of
 from ridgeline.engine.sampling.outputs import Event
 from ridgeline.errors import RidgelineError
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 WAIT_S = 0.1  # without anything to do
 SAMPLE_S = 1.0  # between two looks at where the engine stands
 DOWN_S = 10.0  # that new requests wait for an engine which is being started
+LATE_S = 0.05  # that the engine has to tell of a deadline itself, with the tokens it has
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before an engine that was given up is tried again
 
 
@@ -53,7 +55,25 @@ class Ticket:
     priority: int = 0
     due: float | None = None  # when it is to be given up, by the monotonic clock
     salt: str = ""
+    arrived: float = field(default_factory=time.monotonic)
     number: int = 0  # given by the pump: ids may come again, while the engine still ends the last
+    timer: asyncio.TimerHandle | None = None  # the pump's, for its deadline
+
+    def overdue(self, prompt: int) -> Output:
+        """What is told of a prompt when the engine did not tell of its deadline in time."""
+        parsed = self.prompts[prompt]
+        return Output(
+            request_id=RequestKey(self.number, prompt, self.request_id),
+            status="cancelled",
+            reason="its deadline passed while the engine was busy",
+            num_prompt_tokens=len(parsed.ids),
+            seed=parsed.sampling.seed or 0,
+            completions=(),
+            prompt_logprobs=None,
+            embedding=None,
+            first_token_s=None,
+            total_s=time.monotonic() - self.arrived,
+        )
 
 
 class RequestKey(NamedTuple):
@@ -107,13 +127,24 @@ class Pump:
     def submit(self, ticket: Ticket) -> None:
         ticket.number = next(self._numbers)
         self._tickets[ticket.number] = ticket
+        if ticket.due is not None:  # asyncio's clock is the monotonic one
+            ticket.timer = self._loop.call_at(ticket.due + LATE_S, self._give_up, ticket)
         self._command(lambda: self._add(ticket))
 
     def release(self, ticket: Ticket) -> None:
         """Nobody waits for it any more."""
         self._tickets.pop(ticket.number, None)
+        if ticket.timer is not None:
+            ticket.timer.cancel()
         if not ticket.mailbox.has_all:
             self._command(lambda: self._cancel(ticket))
+
+    def _give_up(self, ticket: Ticket) -> None:
+        """Its deadline has passed, and the engine has not said so."""
+        for prompt in ticket.mailbox.missing:
+            ticket.mailbox.put(prompt, ticket.overdue(prompt))
+        ticket.mailbox.flush()
+        self._command(lambda: self._cancel(ticket))
 
     def cancel(self, request_id: str) -> bool:
         """End a request as if it had failed; False if there is none."""

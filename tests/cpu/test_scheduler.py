@@ -315,8 +315,6 @@ def test_an_ask_is_checked(changes: dict[str, object], message: str) -> None:
 def test_a_config_is_checked() -> None:
     with pytest.raises(UsageError, match="token_budget is 0"):
         config(token_budget=0)
-    with pytest.raises(UsageError, match="policy is 'lifo'"):
-        config(policy="lifo")
 
 
 def test_a_device_that_forgot_everything_is_no_end() -> None:

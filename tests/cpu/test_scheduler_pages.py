@@ -11,6 +11,7 @@ from ridgeline.engine.scheduling.admission import MAX_LOOKUP_PAGES
 from ridgeline.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from ridgeline.engine.scheduling.state import Ask
 from ridgeline.engine.scheduling.step_plan import StepPlan
+from ridgeline.engine.scheduling.waiting import MAX_PASSED, Deadlines
 
 pytestmark = pytest.mark.smoke
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.smoke
 def test_first_come_first_served() -> None:
     driver = Driver(config(max_batch=2))
     for number in range(6):
-        driver.submit(Ask(number, prompt(4, number), 5, priority=number))
+        driver.submit(Ask(number, prompt(4, number), 5))
     driver.run()
     assert list(driver.ends) == list(range(6))
 
@@ -36,7 +37,7 @@ def test_an_earlier_arrival_goes_first() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_higher_priority_goes_first_and_takes_the_place_of_lower_ones(depth: int) -> None:
-    driver = Driver(config(max_batch=2, policy="priority"))
+    driver = Driver(config(max_batch=2))
     driver.submit(Ask("low", prompt(4), 40, priority=0))
     driver.submit(Ask("middle", prompt(4, 1), 40, priority=1))
     driver.submit(Ask("waits", prompt(4, 2), 40, priority=0))
@@ -49,9 +50,59 @@ def test_a_higher_priority_goes_first_and_takes_the_place_of_lower_ones(depth: i
     assert driver.scheduler.stats().num_preemptions == 1, "only the lowest one makes way"
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_nobody_starves_behind_higher_priorities(depth: int) -> None:
+    """There is always one of a higher priority waiting: two more come whenever one has ended."""
+    driver = Driver(config(max_batch=1, num_pages=200))
+    for number in range(3):
+        driver.submit(Ask(f"low {number}", prompt(4, number), 6))
+    driver.step(depth=depth)
+    num_high = 0
+    while not all(f"low {number}" in driver.ends for number in range(3)):
+        if num_high < 2 * len(driver.ends) + 2:
+            num_high += 1
+            driver.submit(Ask(num_high, prompt(5, num_high), 3, priority=1))
+        driver.step(depth=depth)
+    order = list(driver.ends)
+    turns = [order.index(f"low {number}") for number in range(3)]
+    assert turns == [MAX_PASSED, 2 * MAX_PASSED + 1, 3 * MAX_PASSED + 2]
+    driver.run(depth)
+    driver.check_end()
+
+
+def test_whose_turn_has_come_is_not_preempted_and_preempts_nobody() -> None:
+    driver = Driver(config(max_batch=1))
+    driver.submit(Ask("low", prompt(4), 12))
+    for number in range(MAX_PASSED + 1):
+        driver.submit(Ask(number, prompt(5, number), 2, priority=1))
+    while MAX_PASSED - 1 not in driver.ends:  # the last that may pass it
+        driver.step()
+    preemptions = driver.scheduler.stats().num_preemptions
+    driver.submit(Ask("highest", prompt(6, 50), 2, priority=9))
+    driver.run()
+    driver.check_end()
+    assert list(driver.ends)[MAX_PASSED:] == ["low", "highest", MAX_PASSED]
+    assert driver.scheduler.stats().num_preemptions == preemptions
+
+
+def test_deadlines_of_requests_that_have_ended_are_forgotten() -> None:
+    deadlines = Deadlines()
+    for number in range(1000):
+        deadlines.add(number, 1e6 + number)
+        if number % 100:
+            deadlines.discard(number)
+    assert len(deadlines._heap) < 100
+    deadlines.add("again", 5.0)
+    deadlines.discard("again")
+    deadlines.add("again", 7.0)
+    assert deadlines.passed(6.0) == []
+    assert deadlines.passed(7.0) == ["again"]
+    assert deadlines.passed(1e7) == list(range(0, 1000, 100))
+
+
 def test_the_latest_of_the_lowest_priority_is_preempted() -> None:
     """Two pages each at first; the third page of the more important ones must come from "c"."""
-    driver = Driver(config(num_pages=6, policy="priority", token_budget=64))
+    driver = Driver(config(num_pages=6, token_budget=64))
     for name, priority in (("a", 1), ("b", 0), ("c", 0)):
         driver.submit(Ask(name, prompt(6, ord(name)), 12, priority=priority))
         driver.step(depth=1)
@@ -153,7 +204,7 @@ def test_followers_go_on_when_the_one_ahead_ends(how: str, steps: int) -> None:
 
 
 def test_nobody_follows_one_that_ranks_behind() -> None:
-    driver = Driver(config(token_budget=8, policy="priority"))
+    driver = Driver(config(token_budget=8))
     driver.submit(Ask("low", prompt(40), 4))
     driver.step()
     driver.submit(Ask("high", prompt(40), 4, priority=1))

@@ -25,7 +25,6 @@ def random_config(draw: random.Random) -> SchedulerConfig:
         token_budget=draw.choice([3, 8, 20, 64]),
         max_batch=draw.choice([3, 4, 8, 16]),
         window=draw.choice([None, None, None, 3, 9, 20]),
-        policy=draw.choice(["fcfs", "priority"]),
         prefix_cache=draw.random() < 0.85,
         ahead_of_drafts=draw.random() < 0.5,
     )
@@ -44,7 +43,7 @@ def random_ask(draw: random.Random, number: int, now: float, vocab: int) -> Ask:
         min_tokens=draw.choice([0, 0, 3]),
         num_samples=draw.choice([1, 1, 1, 2, 3]),
         stop_ids=frozenset(draw.sample(range(vocab), draw.choice([0, 0, 1]))),
-        priority=draw.randrange(3),
+        priority=draw.choice([0, 0, 0, 1, 2]),
         deadline=None if draw.random() < 0.8 else now + draw.randrange(1, 30),
         salt=draw.choice(["", "", "b"]),
         needs_host=draw.random() < 0.15,

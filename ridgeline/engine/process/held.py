@@ -43,9 +43,6 @@ class Held:
     def has_begun(self) -> bool:
         return any(sample.tokens for sample in self.live.samples)
 
-    def is_overdue(self, now: float) -> bool:
-        return self.ask.deadline is not None and self.ask.deadline <= now
-
     def parts(self, numbers: Iterator[int]) -> Iterator[tuple[HeldPart, Add]]:
         """What is to be sent, each part with its number."""
         self.num_tokens = 0

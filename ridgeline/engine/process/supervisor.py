@@ -44,6 +44,7 @@ from ridgeline.engine.sampling.extras import EmbeddingPart, PromptPart
 from ridgeline.engine.sampling.live import LiveRequest
 from ridgeline.engine.scheduling.scheduler import MAX_STEPS_OUT
 from ridgeline.engine.scheduling.state import Ask, End, Stats, Status, duplicate_id
+from ridgeline.engine.scheduling.waiting import Deadlines
 from ridgeline.errors import HardwareError, RidgelineError, UsageError
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.progress import Progress
@@ -70,6 +71,7 @@ class Supervisor:
         self._worker = self._new_worker() if early is None else Worker(order, early)
         self._numbers = count(1)
         self._held: dict[Hashable, Held] = {}  # in the order in which they came
+        self._deadlines = Deadlines()  # kept here too: the process may be busy, stuck or gone
         self._parts: dict[int, HeldPart] = {}  # those in the process, by their numbers there
         self._suspects: deque[Held] = deque()
         self._on_trial: Held | None = None
@@ -132,7 +134,11 @@ class Supervisor:
             raise self._broken
         if ask.request_id in self._held:
             raise duplicate_id(ask.request_id)
-        self._held[ask.request_id] = Held(ask, live, [])
+        self._hold(Held(ask, live, []))
+
+    def _hold(self, held: Held) -> None:
+        self._held[held.ask.request_id] = held
+        self._deadlines.add(held.ask.request_id, held.ask.deadline)
         self._send_next()
 
     def cancel(self, request_id: Hashable) -> bool:
@@ -145,10 +151,10 @@ class Supervisor:
 
     def advance(self) -> None:
         """Take the process's messages, and start another process if it has died."""
-        for held in [held for held in self._held.values() if not held.numbers]:
-            if held.is_overdue(time.monotonic()):
-                reason = f"its deadline of {held.ask.deadline} passed"
-                self._end(held, End(held.ask.request_id, "cancelled", reason))
+        for request_id in self._deadlines.passed(time.monotonic()):
+            held = self._held[request_id]
+            reason = f"its deadline of {held.ask.deadline} passed"
+            self._end(held, End(request_id, "cancelled", reason))
         if self._broken is not None:
             return
         shortest = SHORT_WAIT_S if self._suspects else WAIT_S
@@ -245,12 +251,16 @@ class Supervisor:
 
     def _end(self, held: Held, end: End) -> None:
         self._take_out(held)
-        del self._held[held.ask.request_id]
-        if held in self._suspects:
-            self._suspects.remove(held)
+        self._let_go(held)
         held.ended(end)
         if self._on_trial is held:
             self._on_trial = None
+
+    def _let_go(self, held: Held) -> None:
+        del self._held[held.ask.request_id]
+        self._deadlines.discard(held.ask.request_id)
+        if held in self._suspects:
+            self._suspects.remove(held)
 
     def _take_out(self, held: Held) -> None:
         """Remove it from the process; messages still under way for it are ignored."""

@@ -209,12 +209,7 @@ def _serve(
 ) -> None:
     outbox: list[WorkerMessage] = []
     while True:
-        while not loop.has_work or not inbox.empty():
-            if not loop.has_work:
-                meter.rest()
-            _obey(loop, _next(loop, inbox, ahead), outbox, meter)
-            if outbox:
-                break
+        _obey_all(loop, inbox, outbox, meter, ahead)
         try:
             loop.advance()
         except Exception as error:  # what concerns one request is dealt with inside
@@ -228,9 +223,28 @@ def _serve(
             outbox.clear()
 
 
-def _next(loop: Loop, inbox: SimpleQueue[Command], ahead: Ahead) -> Command:
-    """The next command; where nobody is served and none comes, the time is used meanwhile."""
-    has_more = not loop.has_work
+def _obey_all(
+    loop: Loop,
+    inbox: SimpleQueue[Command],
+    outbox: list[WorkerMessage],
+    meter: StepMeter,
+    ahead: Ahead,
+) -> None:
+    """Obey every command that has come, so that none waits longer than the step that runs; where
+    there is nothing to run or to tell, wait for one.
+    """
+    while not (loop.has_work or outbox):
+        meter.rest()
+        _obey(loop, _next(inbox, ahead), outbox, meter)
+    for _ in range(inbox.qsize()):
+        if not loop.has_work:
+            meter.rest()
+        _obey(loop, inbox.get(), outbox, meter)
+
+
+def _next(inbox: SimpleQueue[Command], ahead: Ahead) -> Command:
+    """The next command. Nobody is served: where none comes, the time is used meanwhile."""
+    has_more = True
     while has_more:
         try:
             return inbox.get(timeout=QUIET_S)

@@ -68,14 +68,11 @@ class Replica(Supervisor):
         """Requests of the dead process that may continue elsewhere."""
         going = [held for held in self._held.values() if not held.numbers and may_go(held)]
         for held in going:
-            del self._held[held.ask.request_id]
-            if held in self._suspects:
-                self._suspects.remove(held)
+            self._let_go(held)
         return going
 
     def adopt(self, held: Held) -> None:
-        self._held[held.ask.request_id] = held
-        self._send_next()
+        self._hold(held)
 
     def fail_rest(self) -> None:
         """Fail the requests that stayed with a replica that was given up."""

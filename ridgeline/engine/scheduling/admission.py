@@ -2,7 +2,7 @@
 
 A stream starts when the pages of all its tokens are there, those that it shares included, and one
 more is left for each stream that is running. The head of the queue is not passed over for one that
-needs less. Under the priority policy, running streams of a lower priority make way for it.
+needs less. Running streams of a lower priority make way for it.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Admission:
         running = self._running
         running.queue.pop()
         running.prefill(stream)
+        running.queue.note_start(stream)
         step.seat(stream, running.seats.pop())
         stream.spare_seats = [running.seats.pop() for _ in range(_num_seats(stream) - 1)]
         running.tables.start(stream, match, step)
@@ -125,17 +126,17 @@ class Admission:
 
     def _make_room(self, stream: Stream, match: Match) -> bool:
         """Preempt streams of a lower priority. Whether any was: those that are in a planned step
-        make room only when it has come back.
+        make room only when it has come back. A stream whose turn has come preempts nobody for it.
         """
         running = self._running
         cost, seats = self._cost(stream, match), _num_seats(stream)
-        before = running.num_preemptions
+        precedence, before = -stream.request.ask.priority, running.num_preemptions
         while (
             self._room(stream) + running.coming < cost
             or len(running.seats) + running.coming_seats < seats
         ):
             victim = running.last_in_rank()
-            if victim is None or victim.rank[0] <= stream.rank[0]:
+            if victim is None or victim.rank[0] <= precedence:
                 break
             running.preempt(victim)
         return running.num_preemptions > before

@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from operator import attrgetter
 
 from ridgeline.engine.scheduling.following import Following
-from ridgeline.engine.scheduling.state import Policy, Request, Stream, StreamKey
+from ridgeline.engine.scheduling.state import Request, Stream, StreamKey
 from ridgeline.engine.scheduling.step_plan import Step
 from ridgeline.engine.scheduling.tables import Tables
 from ridgeline.engine.scheduling.waiting import WaitingQueue
@@ -21,9 +21,8 @@ by_rank = attrgetter("rank")
 
 
 class Running:
-    def __init__(self, tables: Tables, max_batch: int, policy: Policy, ahead: bool = False) -> None:
+    def __init__(self, tables: Tables, max_batch: int, ahead: bool = False) -> None:
         self.tables = tables
-        self.policy = policy
         self.ahead = ahead  # whether a stream goes on behind drafts that have not come back
         self.following = Following(tables)
         self.queue = WaitingQueue()
@@ -44,9 +43,8 @@ class Running:
         return not (self.prefilling or self.decoding)
 
     def new_stream(self, request: Request, sample: int, tokens: array[int]) -> Stream:
-        ask = request.ask
-        priority = -ask.priority if self.policy == "priority" else 0
-        stream = Stream(request, sample, tokens, (priority, ask.arrival, request.number, sample))
+        rank = (request.precedence, request.ask.arrival, request.number, sample)
+        stream = Stream(request, sample, tokens, rank)
         request.streams.append(stream)
         self.streams[stream.key] = stream
         return stream

@@ -29,7 +29,6 @@ from ridgeline.engine.scheduling.running import Running
 from ridgeline.engine.scheduling.state import (
     Ask,
     End,
-    Policy,
     Request,
     Stats,
     Status,
@@ -52,7 +51,6 @@ class SchedulerConfig:
     token_budget: int = 8192  # tokens a step
     max_batch: int = 512  # streams that run at once: lines of the device's page table
     window: int | None = None  # tokens the widest layer sees; None when one sees all
-    policy: Policy = "fcfs"
     prefix_cache: bool = True  # keep pages for requests that begin alike
     # Whether a stream is planned on behind drafts that have not come back: where the device can
     # move its rows (see `StepPlan.moved_tokens`).
@@ -63,8 +61,6 @@ class SchedulerConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; give at least 1")
-        if self.policy not in ("fcfs", "priority"):
-            raise UsageError(f"policy is {self.policy!r}; give fcfs or priority")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +80,7 @@ class Scheduler:
         self.token_budget = config.token_budget  # may be changed between steps
         self.cache = PrefixCache(config.num_pages, config.page_size)
         tables = Tables(self.cache, config.window, config.prefix_cache)
-        self._running = Running(
-            tables, config.max_batch, config.policy, ahead=config.ahead_of_drafts
-        )
+        self._running = Running(tables, config.max_batch, ahead=config.ahead_of_drafts)
         self._admission = Admission(self._running)
         self._deadlines = Deadlines()
         self._requests: dict[Hashable, Request] = {}
@@ -109,7 +103,7 @@ class Scheduler:
         request = self._requests[ask.request_id] = Request(ask, self._num_submitted)
         tokens = array("i", [*ask.prompt, *ask.output])
         self._running.queue.push(self._running.new_stream(request, 0, tokens))
-        self._deadlines.add(request)
+        self._deadlines.add(ask.request_id, ask.deadline)
 
     def cancel(self, request_id: Hashable, reason: str = "cancelled") -> bool:
         """End a request wherever it is; False if it has ended already."""
@@ -308,16 +302,16 @@ class Scheduler:
         request = self._requests.pop(request_id, None)
         if request is None:
             return False
+        self._deadlines.discard(request_id)
         for stream in list(request.streams):
             self._running.end(stream)
         self._ended.append(End(request_id, status, reason, request.num_cached))
         return True
 
     def _end_overdue(self, now: float) -> None:
-        for request in self._deadlines.passed(now):
-            ask = request.ask
-            if self._requests.get(ask.request_id) is request:
-                self.cancel(ask.request_id, f"its deadline of {ask.deadline} passed")
+        for request_id in self._deadlines.passed(now):
+            deadline = self._requests[request_id].ask.deadline
+            self.cancel(request_id, f"its deadline of {deadline} passed")
 
     def _discard(self, step: Step) -> None:
         """The step has come out empty. That may only be while another is out, or nothing to do."""

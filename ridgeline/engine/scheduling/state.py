@@ -17,8 +17,7 @@ from typing import Literal, NamedTuple
 from ridgeline.errors import UsageError
 
 StreamKey = tuple[Hashable, int]  # a request's id and the number of one of its samples
-Rank = tuple[int, float, int, int]  # smaller runs first: priority, arrival, submission, sample
-Policy = Literal["fcfs", "priority"]
+Rank = tuple[float, float, int, int]  # smaller runs first: precedence, arrival, number, sample
 Status = Literal["finished", "refused", "cancelled", "failed"]
 # following: waits until another stream has computed the beginning they share.
 # leaving: holds its pages until the steps that were planned with them have come back.
@@ -36,7 +35,7 @@ class Ask:
     num_samples: int = 1  # outputs of the one prompt
     stop_ids: frozenset[int] = frozenset()
     output: Sequence[int] = ()  # tokens made earlier (by an engine that was restarted)
-    priority: int = 0  # higher runs first, under the priority policy
+    priority: int = 0  # higher runs first (see waiting.py)
     arrival: float = 0.0  # earlier runs first; between equals the order of submission decides
     deadline: float | None = None  # in the clock that `plan` is given
     salt: str = ""  # requests share pages only with those of the same salt
@@ -72,12 +71,13 @@ class End(NamedTuple):
 class Request:
     """One request while it lives."""
 
-    __slots__ = ("ask", "forked", "num_cached", "number", "streams")
+    __slots__ = ("ask", "forked", "num_cached", "number", "precedence", "streams")
 
     def __init__(self, ask: Ask, number: int) -> None:
         self.ask = ask
         self.number = number
         self.num_cached = 0  # tokens of its prompt that were there when it started
+        self.precedence: float = -ask.priority  # smaller runs first; lowered when its turn has come
         self.forked = ask.num_samples == 1  # whether its samples have gone separate ways
         self.streams: list[Stream] = []  # those that have not ended
 

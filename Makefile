@@ -7,7 +7,7 @@
 #   make smoke                     the minute before a commit
 #   make browser                   a Chromium for the tests of the server's page, where apt has one
 #   make package                   wheel and sdist, checked; the demo from the wheel, in a new environment
-#   make soak                      ten minutes of many clients, and of hostile ones, on a server
+#   make soak                      64 clients on a server, three quiet minutes and ten hostile ones
 #   make gpu-test, gpu-bench, gpu-compare, gpu-climb  on a machine with a GPU, under the Python that is active there
 
 BASE_PYTHON ?= python3
@@ -30,6 +30,7 @@ RUN := PYTHONPATH=$(CURDIR) $(PYTHON)
 # package that brings one, and schemathesis and langsmith have hundreds of modules.
 PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest \
   -p schemathesis.pytest.plugin
+SOAK := PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak
 PARALLEL := -p xdist -n 2 --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
 .PHONY: help env demo test test-all checked smoke lint compiled browser soak gpu-test gpu-bench gpu-compare gpu-climb package clean
@@ -63,8 +64,7 @@ test: checked
 test-all: export RIDGELINE_TEST_CLOCK := 1
 test-all: browser checked
 	$(PYTEST) $(PARALLEL)
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak.clients demo --seconds 60
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak.hostile demo --requests 2000
+	$(SOAK) demo --seconds 180 --quiet-seconds 60 --kill-every 40
 
 checked: $(NEEDS)
 	$(MAKE) --no-print-directory -j2 lint compiled TIER='$(TIER)'
@@ -104,8 +104,7 @@ package:
 	cd .package && user/bin/python -I $(CURDIR)/tests/installed.py
 
 soak: $(NEEDS)
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak.clients demo --seconds 300
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak.hostile demo --requests 10000
+	$(SOAK) demo --seconds 600 --clients 64
 
 gpu-test:
 	PYTHONPATH=$(CURDIR) $(ACTIVE) -m pytest tests/gpu

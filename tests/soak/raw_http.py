@@ -33,9 +33,9 @@ class Reply:
         texts = [self.body, *self.events[-2:]]
         for text in texts:
             with suppress(ValueError, AttributeError):
-                found = json.loads(text).get("error")
-                if isinstance(found, dict) and found.get("message") and found.get("type"):
-                    return found
+                error = json.loads(text).get("error")
+                if isinstance(error, dict) and error.get("message") and error.get("type"):
+                    return error
         return None
 
     @property

@@ -2,7 +2,7 @@
 engine's process, its own figures.
 
     with ServerProcess("demo", "--max-batch", "64") as server:
-        server.port, server.rss_bytes(), server.metric("ridgeline:engine_restarts_total")
+        server.port, server.engine_pid, server.metric("ridgeline:engine_restarts_total")
 """
 
 from __future__ import annotations
@@ -10,54 +10,29 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
-from typing import Self
 
-START_S = 120.0
+from ridgeline.bench.serve.own_server import OwnServer
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def memory_flags(num_bytes: int) -> tuple[str, str]:
     """So much for weights and pages, however much is free: a cache that can be filled."""
-    found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
-    assert found is not None
-    return "--memory-share", f"{min(0.9, num_bytes / (int(found[1]) * 1024)):.4f}"
+    match = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    assert match is not None
+    return "--memory-share", f"{min(0.9, num_bytes / (int(match[1]) * 1024)):.4f}"
 
 
-class ServerProcess:
-    def __init__(self, model: str, *flags: str, log: Path | None = None) -> None:
-        self._command = [sys.executable, "-m", "ridgeline", "serve", model, "--port", "0", *flags]
-        self._log = open(log or os.devnull, "w+b")  # noqa: SIM115 - as long as the server lives
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=self._log, text=True
-        )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()  # it says where it is when it is ready
-        found = re.match(r"http://127\.0\.0\.1:(\d+) serves (.+?):", line)
-        if found is None:
-            self._process.kill()
-            self._log.seek(0)
-            said = self._log.read()[-300:] or "see its log, with --log FILE"
-            raise RuntimeError(f"the server did not start: {line!r} {said!r}")
-        self.port, self.model = int(found[1]), found[2]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        self._log.close()
-
-    def stop(self, seconds: float = 60.0) -> int:
-        """Its exit code after SIGTERM."""
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(seconds)
+class ServerProcess(OwnServer):
+    def __init__(
+        self, model: str, *flags: str, log: Path | None = None, key: str | None = None
+    ) -> None:
+        """`key` is one that it asks for."""
+        super().__init__(model, *flags, log=log)
+        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
 
     @property
     def is_alive(self) -> bool:
@@ -65,21 +40,13 @@ class ServerProcess:
 
     @property
     def engine_pid(self) -> int | None:
-        """Of its children the largest: the other one only tracks resources."""
-        found = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        threads = Path(f"/proc/{self._process.pid}/task").glob("*/children")
-        pids = {int(pid) for file in [found, *threads] for pid in _read(file).split()}
-        return max(pids, key=_rss, default=None)
+        """Of its children the largest: others only track resources."""
+        return max(children_of(self.pid), key=_rss, default=None)
 
     def kill_engine(self) -> None:
         pid = self.engine_pid
         assert pid is not None, "the engine has a process"
         os.kill(pid, signal.SIGKILL)
-
-    def rss_bytes(self) -> tuple[int, int]:
-        """Of the server's own process, and of its engine's."""
-        engine = self.engine_pid
-        return _rss(self._process.pid), 0 if engine is None else _rss(engine)
 
     def metric(self, name: str) -> float:
         """The sum of a figure over its labels; a name with labels takes those alone."""
@@ -91,7 +58,9 @@ class ServerProcess:
         return total
 
     def get(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
+        url = f"http://127.0.0.1:{self.port}{path}"
+        request = urllib.request.Request(url, headers=self._headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
             body: bytes = answer.read()
             return body
 
@@ -104,10 +73,17 @@ class ServerProcess:
         )
         end = time.monotonic() + seconds
         while True:
-            found = {name: self.metric(name) for name in names}
-            if not any(found.values()) or time.monotonic() > end:
-                return found
+            figures = {name: self.metric(name) for name in names}
+            if not any(figures.values()) or time.monotonic() > end:
+                return figures
             time.sleep(1.0)
+
+
+def children_of(pid: int, deep: bool = False) -> set[int]:
+    """Its processes; `deep`: and theirs."""
+    files = [_read(file) for file in Path(f"/proc/{pid}/task").glob("*/children")]
+    pids = {int(child) for text in files for child in text.split()}
+    return pids.union(*(children_of(child, deep=True) for child in pids)) if deep else pids
 
 
 def _rss(pid: int) -> int:

@@ -15,11 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from live_server import write_model
 from soak.raw_http import post
+from soak.server_process import children_of
 
 TICKS = os.sysconf("SC_CLK_TCK")
 END = b"0\r\n\r\n"
@@ -33,16 +36,12 @@ class StreamCosts(NamedTuple):
     wall_s: float
     server_cpu_s: float  # of the process that speaks HTTP, all its threads
     engine_cpu_s: float
+    first_byte_s: list[float]  # of requests that came meanwhile, sorted
 
 
 def cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def children(pid: int) -> list[int]:
-    files = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for file in files for child in file.read_text().split()]
 
 
 class Streams:
@@ -83,10 +82,30 @@ class Streams:
                 client.close()
 
 
-def measure(folder: Path, num_streams: int, num_tokens: int, pace: float) -> StreamCosts:
+def probe(port: int, num: int, pause_s: float) -> list[float]:
+    """From the last byte sent to the first one that came back, of requests one after the other."""
+    seconds = []
+    body = {"model": "fast", "stream": True, "max_tokens": 1, "prompt": [400] * 32}
+    data = post("/v1/completions", body)
+    for _ in range(num):
+        time.sleep(pause_s)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(data)
+            begun = time.monotonic()
+            client.recv(1)
+            seconds.append(time.monotonic() - begun)
+            while not client.recv(1 << 16).endswith(END):
+                pass
+    return seconds
+
+
+def measure(
+    folder: Path, num_streams: int, num_tokens: int, pace: float, num_probes: int
+) -> StreamCosts:
     command = [sys.executable, "-m", "soak.fast_engine", str(folder), "--pace", str(pace)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert server.stdout is not None
+    pool = ProcessPoolExecutor(1, get_context("spawn"))
     try:
         line = server.stdout.readline()
         match = re.search(r":(\d+)$", line.strip())
@@ -95,18 +114,23 @@ def measure(folder: Path, num_streams: int, num_tokens: int, pace: float) -> Str
             "model": "fast", "stream": True, "max_tokens": num_tokens,
             "messages": [{"role": "user", "content": "Hello"}],
         }  # fmt: skip
-        pids = (server.pid, max(children(server.pid), key=cpu_s))
+        pids = (server.pid, max(children_of(server.pid), key=cpu_s))
         streams = Streams(int(match[1]), num_streams, body)
         streams.begin()
+        probing = pool.submit(probe, int(match[1]), num_probes, 0.03)
         num_before, before, begun = streams.num_events, list(map(cpu_s, pids)), time.monotonic()
         streams.finish()
         wall_s = time.monotonic() - begun
         spent = [cpu_s(pid) - start for pid, start in zip(pids, before, strict=True)]
         num_events = streams.num_events - num_before
-        return StreamCosts(num_streams * num_tokens - num_before, num_events, wall_s, *spent)
+        firsts = sorted(probing.result())
+        return StreamCosts(
+            num_streams * num_tokens - num_before, num_events, wall_s, *spent, firsts
+        )
     finally:
         server.kill()
         server.wait()
+        pool.shutdown()
 
 
 def main() -> None:
@@ -114,11 +138,12 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--pace", type=float, default=0.0, help="steps a second (0: no pause)")
+    parser.add_argument("--probes", type=int, default=0, help="requests that come meanwhile")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_model(folder)
-        costs = measure(folder, args.streams, args.tokens, args.pace)
+        costs = measure(folder, args.streams, args.tokens, args.pace, args.probes)
     tokens, events = costs.num_tokens, costs.num_events
     print(f"{tokens:,} tokens in {events:,} events in {costs.wall_s:.2f} s")
     print(f"{tokens / costs.wall_s:,.0f} tokens/s, {events / costs.wall_s:,.0f} events/s")
@@ -128,6 +153,10 @@ def main() -> None:
         f"{tokens / costs.server_cpu_s:,.0f} tokens/s on a core"
     )
     print(f"engine's process: {1e6 * costs.engine_cpu_s / tokens:.1f} µs a token")
+    firsts = costs.first_byte_s
+    if firsts:
+        p50, p99 = (1e3 * firsts[int(share * (len(firsts) - 1))] for share in (0.5, 0.99))
+        print(f"first byte of {len(firsts)} more requests: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
 
 
 if __name__ == "__main__":

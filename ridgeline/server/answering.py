@@ -168,6 +168,9 @@ class Answering:
         firsts = [output.first_token_s for output in outputs if output.first_token_s is not None]
         if firsts:
             exchange.facts["first_token_s"] = round(min(firsts), 4)
+        engine_s = [output.engine_first_token_s for output in outputs]
+        if engine_s and engine_s[0] is not None:
+            exchange.facts["engine_first_token_s"] = round(engine_s[0], 6)
         self.meters.ended(exchange.request_id, worst.status, worst.reason)
 
     async def in_thread(self, work: Callable[..., Result], *args: Any) -> Result:

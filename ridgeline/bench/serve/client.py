@@ -33,6 +33,7 @@ class Answer:
     due: float = 0.0  # when it was to be sent
     begun: float = 0.0  # when the client came to it
     sent: float = 0.0
+    head: float | None = None  # first byte of the answer
     first: float | None = None  # first piece of text
     last: float | None = None
     end: float = 0.0
@@ -119,6 +120,8 @@ class ClientExchange(asyncio.Protocol):
         if self._done is None or self._done.done():
             self.close()  # nothing was asked
             return
+        if self._answer.head is None:
+            self._answer.head = now
         try:
             for piece in self._reader.feed(data):
                 self._take(piece, now)
@@ -225,12 +228,21 @@ class Client:
         self._idle: list[ClientExchange] = []
 
     async def ask(
-        self, path: str, body: bytes, *, timeout_s: float, answer: Answer | None = None
+        self,
+        path: str,
+        body: bytes,
+        *,
+        timeout_s: float,
+        answer: Answer | None = None,
+        name: str = "",
     ) -> Answer:
-        """One answer, whatever happens; `answer` holds what is known before it is sent."""
+        """One answer, whatever happens; `answer` holds what is known before it is sent. With a
+        `name` the request has an id: that, and the answer's index.
+        """
         answer = Answer() if answer is None else answer
         answer.begun = time.monotonic()
-        data = self._endpoint.request("POST", path, body)
+        request_id = f"{name}-{answer.index}" if name else None
+        data = self._endpoint.request("POST", path, body, request_id)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._exchange(data, answer)

@@ -58,10 +58,10 @@ async def _meet(
         maker = BodyMaker(api, name, tokenizer)
         refused: Answer | None = None
         for count in range(len(OPTIONS) + 1):
-            asked = maker.but_without(*list(OPTIONS)[:count])
-            answer = await client.ask(PATHS[api], asked.body(HELLO, 0), timeout_s=HELLO_S)
+            fewer = maker.but_without(*list(OPTIONS)[:count])
+            answer = await client.ask(PATHS[api], fewer.body(HELLO, 0), timeout_s=HELLO_S)
             if answer.error is None:
-                return Met(endpoint, asked)
+                return Met(endpoint, fewer)
             refused = refused or answer  # the first says most
             if answer.error not in ("http 400", "http 422"):
                 break

@@ -49,7 +49,9 @@ class Endpoint(NamedTuple):
         base = path if path.endswith("/v1") else path + "/v1"
         return cls(url, parts.hostname, port or (443 if tls else 80), tls, base, api_key)
 
-    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
+    def request(
+        self, method: str, path: str, body: bytes = b"", request_id: str | None = None
+    ) -> bytes:
         """The bytes of a request; the connection is kept."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [
@@ -60,6 +62,8 @@ class Endpoint(NamedTuple):
         ]
         if self.api_key is not None:
             lines.append(f"authorization: Bearer {self.api_key}")
+        if request_id is not None:
+            lines.append(f"x-request-id: {request_id}")
         if body:
             lines += ["content-type: application/json", f"content-length: {len(body)}"]
         return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace") + body

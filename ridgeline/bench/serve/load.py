@@ -50,6 +50,7 @@ class Burst:
     timeout_s: float  # of each request
     num_clients: int | None = None  # that send one after the other, whatever is due when
     drain_s: float | None = None  # after the last one is due: what is not done then is cut off
+    name: str = ""  # of the requests' ids, for who reads the server's log; none: no ids are sent
 
     def share(self, number: int, num: int) -> Burst:
         """The part of one of `num` processes."""
@@ -174,7 +175,9 @@ async def _open_loop(burst: Burst, client: Client, start: float) -> list[Answer]
     tasks = []
     for shot, answer in zip(burst.shots, answers, strict=True):
         await asyncio.sleep(max(0.0, answer.due - time.monotonic()))
-        asking = client.ask(burst.path, shot.body, timeout_s=burst.timeout_s, answer=answer)
+        asking = client.ask(
+            burst.path, shot.body, timeout_s=burst.timeout_s, answer=answer, name=burst.name
+        )
         tasks.append(asyncio.create_task(asking))
     if not tasks:
         return []
@@ -204,7 +207,9 @@ async def _closed_loop(burst: Burst, client: Client, start: float) -> list[Answe
             shot = waiting.popleft()
             answer = Answer(shot.number, due=time.monotonic())
             answers.append(answer)
-            await client.ask(burst.path, shot.body, timeout_s=burst.timeout_s, answer=answer)
+            await client.ask(
+                burst.path, shot.body, timeout_s=burst.timeout_s, answer=answer, name=burst.name
+            )
 
     await asyncio.sleep(max(0.0, start - time.monotonic()))
     await asyncio.gather(*(one() for _ in range(burst.num_clients or 0)))

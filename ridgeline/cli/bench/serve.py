@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from ridgeline.bench.engine import Percentiles
 from ridgeline.bench.serve.arrivals import PATTERNS, Arrivals
 from ridgeline.bench.serve.bound import LatencyBound
@@ -19,7 +21,8 @@ from ridgeline.bench.serve.measure import ServeRun, measure, values_of
 from ridgeline.bench.serve.plot import check_plot, draw
 from ridgeline.bench.serve.prompts import PATHS
 from ridgeline.bench.serve.search import HighestRate
-from ridgeline.cli.bench.serve_table import render as render
+from ridgeline.cli.bench import beside
+from ridgeline.cli.bench.serve_table import render as render_load
 from ridgeline.cli.options import add_latency_bounds, add_save, add_workload
 from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
@@ -36,19 +39,24 @@ from ridgeline.records import Record, Value
 
 EXAMPLE = """\
 ridgeline bench serve --url http://127.0.0.1:8000 --rate 4 --plot serve.html
-ridgeline bench serve --url http://127.0.0.1:8000 --find --ttft-ms 500"""
+ridgeline bench serve --url http://127.0.0.1:8000 --find --ttft-ms 500
+ridgeline bench serve --beside-engine demo --concurrency 16 --requests 32"""
 MAIN_FLAGS = (
-    "--url", "--model", "--api-key-file", "--workload", "--requests", "--rate", "--concurrency",
-    "--ttft-ms", "--tpot-ms", "--find", "--save", "--plot",
+    "--url", "--beside-engine", "--model", "--api-key-file", "--workload", "--requests", "--rate",
+    "--concurrency", "--ttft-ms", "--tpot-ms", "--find", "--save", "--plot",
 )  # fmt: skip
 
 DEFAULT_REQUESTS = 200  # where a rate or clients are given, and the workload has fewer
 
 
+def render(result: dict[str, Any], console: Console) -> None:
+    (beside.render if result.get("beside") else render_load)(result, console)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     server = group(parser, "endpoint")
     server.add_argument(
-        "--url", action="append", required=True, metavar="URL",
+        "--url", action="append", default=[], metavar="URL",
         help="endpoint, e.g. http://127.0.0.1:8000 (repeat to compare several)",
     )  # fmt: skip
     server.add_argument(
@@ -57,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--api", choices=tuple(PATHS), default="completions", help="(default: %(default)s)"
     )
+    beside.add_arguments(server)
     server.add_argument(
         "--api-key-file", type=Path, metavar="FILE",
         help="file with API keys, as `ridgeline serve` reads it; the first is sent "
@@ -132,6 +141,8 @@ def _add_bound(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     bound = checked(args)
+    if beside.is_asked_for(args):
+        return beside.run(args, asked_workload(args, None), terminal)
     settings = find_settings(args, bound) if args.find else None
     endpoints = [Endpoint.parse(url, key_of(args)) for url in args.url]
     tokenizer = asked_tokenizer(args)
@@ -225,6 +236,7 @@ SEARCH_FLAGS = {"target": "share", "precision": "precision", "probe_s": "probe-s
 
 def checked(args: argparse.Namespace) -> LatencyBound:
     """What contradicts itself is refused before anything is sent."""
+    beside.check(args)
     for name in ("rounds", "processes", "requests", "output_tokens"):
         value = getattr(args, name)
         if value is not None and value < 1:

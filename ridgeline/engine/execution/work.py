@@ -88,7 +88,8 @@ class StepMeter(StepWatch):
         self._has_rested = True
         self._rests: list[bool] = []  # of each of `steps`, whether there was no work before it
         self._arrivals: dict[Hashable, float] = {}  # of requests that wait for their first step
-        self._starts: dict[Hashable, float] = {}  # of those that wait for their first token
+        # Of those that wait for their first token: when they came, and when their step began.
+        self._starts: dict[Hashable, tuple[float, float]] = {}
         self._waits, self._firsts = Histogram(), Histogram()
 
     @property
@@ -142,14 +143,19 @@ class StepMeter(StepWatch):
         for _, (request_id, _) in plan.joined:
             arrival = self._arrivals.pop(request_id, None)
             if arrival is not None:
-                self._starts[request_id] = now = time.monotonic()
+                now = time.monotonic()
+                self._starts[request_id] = arrival, now
                 self._waits.add(max(0.0, now - arrival))
 
-    def answered(self, request_id: Hashable) -> None:
-        """A token of it is there. Only the first one counts."""
+    def answered(self, request_id: Hashable) -> float | None:
+        """A token of it is there. Of the first one, the seconds since it came."""
         start = self._starts.pop(request_id, None)
-        if start is not None:
-            self._firsts.add(time.monotonic() - start)
+        if start is None:
+            return None
+        arrival, begun = start
+        now = time.monotonic()
+        self._firsts.add(now - begun)
+        return now - arrival
 
     def left(self, request_id: Hashable) -> None:
         """It has ended, perhaps without ever having run."""

@@ -68,6 +68,8 @@ class Held:
         if self.live.samples[sample].finish_reason is not None:
             return False  # it came before the other side heard of the end
         self.num_tokens += 1
+        if message.first_s is not None:
+            self.live.engine_first_s = message.first_s
         return self.live.push(sample, message.token, message.logprob, message.reason)
 
     def ended(self, end: End) -> None:

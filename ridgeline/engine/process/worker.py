@@ -95,6 +95,7 @@ class Token(NamedTuple):
     token: int
     logprob: TokenLogprob | None
     reason: FinishReason | None
+    first_s: float | None = None  # of a request's first: since it was submitted
 
 
 class EmbeddingState(NamedTuple):
@@ -139,8 +140,8 @@ class Relay(LiveRequest):
     def push(
         self, sample: int, token: int, logprob: TokenLogprob | None, reason: FinishReason | None
     ) -> bool:
-        self.meter.answered(self.number)
-        self.outbox.append(Token(self.number, sample, token, logprob, reason))
+        first_s = self.meter.answered(self.number)
+        self.outbox.append(Token(self.number, sample, token, logprob, reason, first_s))
         return False
 
     def take_prompt(self, part: PromptPart) -> None:

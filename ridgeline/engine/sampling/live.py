@@ -88,6 +88,7 @@ class LiveRequest:
         self.embedding: Tensor | None = None  # the sum so far, or the last state
         self.arrived = time.monotonic()
         self.first_token: float | None = None
+        self.engine_first_s: float | None = None  # as the engine's own process measured it
 
     def push(
         self, sample: int, token: int, logprob: TokenLogprob | None, reason: FinishReason | None
@@ -135,6 +136,7 @@ class LiveRequest:
                 first_token_s=first_token_s,
                 total_s=now - self.arrived,
                 num_cached_tokens=end.num_cached,
+                engine_first_token_s=self.engine_first_s,
             )
         )
 

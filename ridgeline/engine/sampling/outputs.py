@@ -61,6 +61,7 @@ class Output:
     first_token_s: float | None  # from its arrival to its first token
     total_s: float  # from its arrival to its end
     num_cached_tokens: int = 0  # of the prompt, which the prefix cache had
+    engine_first_token_s: float | None = None  # of `first_token_s`, the engine's own process
 
     @property
     def text(self) -> str:

@@ -19,7 +19,9 @@ from tiny_models import save_model
 from tiny_tokenizers import byte_level_metadata
 
 from ridgeline.data import Tokenizer
+from ridgeline.data.generation_config import GenerationConfig
 from ridgeline.engine import Delta, Engine, Grammar, Output, Sampling
+from ridgeline.engine.loading.saved import Beside
 from ridgeline.engine.process.heartbeat import Heartbeat
 from ridgeline.engine.process.supervisor import MAX_BARREN, TRIAL_TOKENS
 from ridgeline.engine.process.worker import EngineOrder, Refused, run_worker
@@ -52,7 +54,8 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> Callable[[Deadly], Engine]:
     def make(deadly: Deadly) -> Engine:
         path = "ridgeline.engine.process.supervisor."
         monkeypatch.setattr(path + "Worker", StandIn.maker(plain_engine, deadly))
-        monkeypatch.setattr(path + "tokenizer_of", lambda path: writer()[1])
+        files = Beside(writer()[1], GenerationConfig())
+        monkeypatch.setattr(path + "beside", lambda path: files)
         return Engine.supervised(Path("unread"), RECIPE)
 
     return make

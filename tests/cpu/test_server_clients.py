@@ -61,7 +61,12 @@ def test_chat_whole_and_streamed_are_the_same(client: openai.OpenAI) -> None:
     chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
-    assert chunks[-1].usage == whole.usage
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens  # by now
+    same = {"prompt_tokens_details": whole.usage.prompt_tokens_details}
+    assert usage.model_copy(update=same) == whole.usage
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
 
 

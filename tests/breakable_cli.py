@@ -2,10 +2,10 @@
 
 import sys
 
-from server_faults import make_breakable_for_server
+from server_faults import setup_for
 
 from ridgeline.cli import main, serve
 
 if __name__ == "__main__":
-    serve.prepare = make_breakable_for_server
+    serve.setup_for = setup_for
     sys.exit(main())

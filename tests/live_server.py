@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ class LiveServer:
             recipe,
             device="cpu",
             num_pages=1024,
-            setup=make_breakable,
+            setup=partial(make_breakable, grammar_timeout=config.grammar_timeout),
         )
         self.serving = Serving(self.engine, config.served_model_name or ("tiny",), config, sockets)
         self.url = self.serving.url

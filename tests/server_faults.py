@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ridgeline.engine.local.local_backend import LocalBackend
-from ridgeline.server.engine_process import prepare
+from ridgeline.engine.process.worker import Setup
+from ridgeline.server import engine_process
+from ridgeline.server.config import ServerConfig
 
 FAULTS = "RIDGELINE_TEST_FAULTS"  # names a folder, in the environment
 STUCK_S, SLOW_S, PAUSE_S = 600.0, 0.05, 0.002
 
 
-def make_breakable_for_server(engine: LocalBackend) -> None:
-    prepare(engine)
+def setup_for(config: ServerConfig) -> Setup:
+    """As the server's own, with faults."""
+    return partial(_prepared_breakable, real=engine_process.setup_for(config))
+
+
+def _prepared_breakable(engine: LocalBackend, real: Setup) -> None:
+    real(engine)
     make_breakable(engine)
 
 
-def make_breakable(engine: LocalBackend) -> None:
+def make_breakable(engine: LocalBackend, grammar_timeout: float | None = None) -> None:
     """A file `stuck` makes one step last, `slow` all of them a while, `paused` as long as it is
     there; `deadly` ends the process. While there is a file `first` one step is computed, and the
     next waits until it is gone.
     """
+    engine_process.limit_grammars(engine, grammar_timeout)
     folder, forward = Path(os.environ[FAULTS]), engine.runner.forward
     num_steps = 0  # since there was a file `first`
 

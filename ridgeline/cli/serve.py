@@ -17,6 +17,7 @@ from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.engine import Engine
 from ridgeline.engine.loading.saved import saved_recipe
+from ridgeline.engine.process.worker import Setup
 from ridgeline.errors import MissingPackageError
 from ridgeline.hardware.units import human_bytes
 from ridgeline.models.checkpoint import resolve_model
@@ -26,9 +27,9 @@ try:
     from ridgeline.server.config import ServerConfig, with_environment
     from ridgeline.server.door.keys import Keys
     from ridgeline.server.door.origin import Origins
-    from ridgeline.server.engine_process import prepare
+    from ridgeline.server.engine_process import setup_for
     from ridgeline.server.listening import tls_context
-    from ridgeline.server.logs import log_facts, start_logging
+    from ridgeline.server.logs import SERVER, log_facts, start_logging
     from ridgeline.server.serving import Serving, Sockets
 except ModuleNotFoundError as error:
     raise MissingPackageError(
@@ -63,13 +64,13 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     config = with_environment(from_flags(args, ServerConfig), os.environ)
     check_config(config)
     sockets = Sockets.bound_by(config)
-    start_logging()
+    start_logging(process=SERVER, log_prompts=config.log_prompts)
     early.share_cores()
     early.one_arena()
     with terminal.progress() as progress:
         path = resolve_model(args.model, progress=progress)
         recipe = from_flags(args, Recipe, saved_recipe(path))
-        engine = make_engine(args, path, recipe)
+        engine = make_engine(args, path, recipe, setup_for(config))
     names = config.served_model_name or (name_of(args.model),)
     serving = Serving(engine, names, config, sockets)
 
@@ -95,14 +96,12 @@ def check_config(config: ServerConfig) -> None:
     tls_context(config)
 
 
-def make_engine(args: argparse.Namespace, path: Path, recipe: Recipe) -> Engine:
+def make_engine(args: argparse.Namespace, path: Path, recipe: Recipe, setup: Setup) -> Engine:
     if args.replicas is None:
-        return Engine.supervised(
-            path, recipe, device=args.device, setup=prepare, early=early.taken()
-        )
+        return Engine.supervised(path, recipe, device=args.device, setup=setup, early=early.taken())
     # By its name: on another machine it is found, or fetched, at another place.
     return Engine.replicated(
-        args.model, recipe, num_replicas=args.replicas, device=args.device, setup=prepare
+        args.model, recipe, num_replicas=args.replicas, device=args.device, setup=setup
     )
 
 

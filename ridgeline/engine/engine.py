@@ -302,13 +302,14 @@ class Engine:
         priority: int = 0,
         timeout_s: float | None = None,
         salt: str = "",
+        tenant: str = "",
         pooling: Pooling | None = None,
     ) -> Hashable:
-        """Take a request; its events come from `step`. `salt` keeps tenants' prefixes apart;
-        with `pooling` it is a prompt to embed.
+        """Take a request; its events come from `step`. `salt` keeps tenants' prefixes apart, and
+        grammars of several `tenant`s take turns; with `pooling` it is a prompt to embed.
         """
-        job = self.job(prompt, sampling, pooling)
-        return self._submit(job, self._events.append, request_id, Terms(priority, timeout_s, salt))
+        job, terms = self.job(prompt, sampling, pooling), Terms(priority, timeout_s, salt, tenant)
+        return self._submit(job, self._events.append, request_id, terms)
 
     def step(self) -> list[Event]:
         """One step of everything; what it brought for requests that were added by hand."""

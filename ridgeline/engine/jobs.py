@@ -33,6 +33,7 @@ class Terms(NamedTuple):
     priority: int = 0  # a higher one is served first
     timeout_s: float | None = None  # it is cancelled after this long
     salt: str = ""  # requests of different salts share no prefix
+    tenant: str = ""  # whose it is: grammars of different tenants are compiled in turns
 
 
 NO_TERMS = Terms()
@@ -103,6 +104,7 @@ def make_ask(
         arrival=now,
         deadline=None if terms.timeout_s is None else now + terms.timeout_s,
         salt=f"{rope_regime(config, length)}/{terms.salt}",
+        tenant=terms.tenant,
         needs_host=sampling.is_matched,
         reuse_prefix=job.first_computed is None or job.first_computed > 0,
         reuse_limit=None if job.first_computed is None else job.first_computed + 1,

@@ -287,7 +287,7 @@ def _matcher(
     if not sampling.is_matched or grammars is None:
         return None
     grammar = sampling.grammar
-    compiled = None if grammar is None else grammars.compile(grammar).result()
+    compiled = None if grammar is None else grammars.compile_now(grammar)
     return matcher_for(grammars, compiled, sampling, {*stop_ids, *sampling.stop_ids})
 
 

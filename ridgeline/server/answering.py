@@ -35,6 +35,7 @@ from ridgeline.server.protocol import (
     render,
     reply_for,
 )
+from ridgeline.server.protocol.lapses import UNENFORCED, unenforced_in
 from ridgeline.server.pump import Pump, Ticket
 
 Result = TypeVar("Result")
@@ -75,8 +76,10 @@ class Answering:
             _note_ignored(exchange, asked)
             await exchange.answer(200, answer)
             return
-        asked, prompts = await self.in_thread(self._prepared, route, body)
+        asked, prompts, lapses = await self.in_thread(self._prepared, route, body)
         _note_ignored(exchange, asked)
+        if lapses:
+            exchange.more_headers[UNENFORCED] = lapses
         num_outputs = sum(prompt.sampling.num_samples for prompt in prompts)
         place.widen(num_outputs)
         num_tokens = sum(len(prompt.ids) for prompt in prompts)
@@ -102,9 +105,9 @@ class Answering:
         asked = parse(route, body, self.limits)
         return asked, answer_now(asked, self.tokenizer, self.limits)
 
-    def _prepared(self, route: Route, body: bytes) -> tuple[Asked, list[ParsedPrompt]]:
+    def _prepared(self, route: Route, body: bytes) -> tuple[Asked, list[ParsedPrompt], str]:
         asked = parse(route, body, self.limits)
-        return asked, render(asked, self.tokenizer, self.limits)
+        return asked, render(asked, self.tokenizer, self.limits), unenforced_in(asked)
 
     @asynccontextmanager
     async def _running(
@@ -114,7 +117,15 @@ class Answering:
         mailbox = Mailbox(len(prompts), asked.stream)
         due = None if asked.deadline_s is None else exchange.began + asked.deadline_s
         salt = f"{exchange.tenant}/{asked.cache_salt}"
-        ticket = Ticket(exchange.request_id, prompts, mailbox, asked.priority, due, salt)
+        ticket = Ticket(
+            exchange.request_id,
+            prompts,
+            mailbox,
+            asked.priority,
+            due,
+            salt,
+            exchange.tenant,
+        )
         watching = asyncio.create_task(_watch(exchange, mailbox))
         self.pump.submit(ticket)
         try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from ridgeline.engine.grammars.compile_queue import CompileLimits
 from ridgeline.errors import UsageError
 from ridgeline.formats.api_keys import ApiKey, read_keys
 from ridgeline.formats.fields import check_fields, field_help
@@ -137,6 +138,12 @@ class ServerConfig:
         default=120.0,
         metadata=field_help(
             "restart the engine after this many seconds without a step", minimum=0.1
+        ),
+    )
+    grammar_timeout: float = field(
+        default=CompileLimits.timeout_s,
+        metadata=field_help(
+            "seconds of compiling that one schema, regex or grammar may take", minimum=0.1
         ),
     )
     drain_seconds: float = field(

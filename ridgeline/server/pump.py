@@ -55,6 +55,7 @@ class Ticket:
     priority: int = 0
     due: float | None = None  # when it is to be given up, by the monotonic clock
     salt: str = ""
+    tenant: str = ""
     arrived: float = field(default_factory=time.monotonic)
     number: int = 0  # given by the pump: ids may come again, while the engine still ends the last
     timer: asyncio.TimerHandle | None = None  # the pump's, for its deadline
@@ -244,6 +245,7 @@ class Pump:
                     priority=ticket.priority,
                     timeout_s=left,
                     salt=ticket.salt,
+                    tenant=ticket.tenant,
                     pooling=prompt.pooling,
                 )
         except Exception as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from engines import assert_idle, tiny
+from live_server import until
 from tiny_tokenizers import byte_level_metadata, sentencepiece_metadata
 
 from ridgeline.data import Tokenizer
@@ -57,6 +57,17 @@ GRAMMARS = {
 def _little_space(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random models love white space; short outputs make quick tests."""
     monkeypatch.setattr("ridgeline.engine.sampling.matching.MAX_WHITESPACE", 1)
+
+
+def slow_regex(number: int) -> Grammar:
+    """One that takes seconds to compile, and none like another."""
+    return Grammar.regex(f".{{0,{900 + number}}}x(.{{0,990}}y){{0,3}}")
+
+
+def grammars_of(engine: Engine) -> Grammars:
+    grammars = engine.local.grammars
+    assert grammars is not None
+    return grammars
 
 
 @cache
@@ -262,39 +273,32 @@ def banned_tokens(text: str) -> dict[int, float]:
     }
 
 
-def test_a_grammar_that_takes_long_to_compile_stalls_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And its request can be cancelled, or be too late, meanwhile."""
-    may_go_on = threading.Event()
-    compile_one = Grammars._compile
-
-    def slow(self: Grammars, grammar: Grammar) -> Any:
-        may_go_on.wait(20)
-        return compile_one(self, grammar)
-
-    monkeypatch.setattr(Grammars, "_compile", slow)
-    engine = engine_of()
+def test_a_grammar_that_takes_long_to_compile_stalls_nobody() -> None:
+    """And its request can be cancelled, or be too late, meanwhile: then its compiling ends."""
+    engine, slow = engine_of(), replace(DRAWN, grammar=slow_regex(1))
     for number, timeout_s in ((1, None), (2, None), (3, 0.0)):
-        engine.add(TEXTS[0], NUMBER, request_id=number, timeout_s=timeout_s)
+        engine.add(TEXTS[0], slow, request_id=number, timeout_s=timeout_s)
     with pytest.raises(UsageError, match="is in use"):
         engine.add(TEXTS[0], request_id=1)
-    (free,) = engine.generate(TEXTS[1], Sampling(max_tokens=5))
+    free, held = engine.generate([TEXTS[1]] * 2, [Sampling(max_tokens=5), NUMBER])
     assert len(free.tokens) == 5
+    assert tokens_of([held]) == [plain_tokens(engine, TEXTS[1], NUMBER)]
     assert engine.cancel(2)
     assert not engine.cancel(2)
+    compilers = grammars_of(engine).compilers
+    assert compilers.num_pending == 1  # the first one waits for it
+    engine.local.loop._last_time -= 1e6
     events = engine.step()
+    assert engine.progress.idle_s < 1e5  # no step is due: nobody should restart it for that
+    assert engine.cancel(1)
+    events += engine.step()
     ended = {event.request_id: event for event in events if isinstance(event, Output)}
     assert {number: output.status for number, output in ended.items()} == dict.fromkeys(
-        (2, 3), "cancelled"
+        (1, 2, 3), "cancelled"
     )
     assert "deadline" in ended[3].reason
-    may_go_on.set()
-    while engine.has_work:
-        events += engine.step()
-    assert isinstance(events[-1], Output)
-    assert events[-1].request_id == 1
-    assert tokens_of(events[-1:]) == [plain_tokens(engine, TEXTS[0], NUMBER)]  # type: ignore[arg-type]
+    until(lambda: compilers.num_pending == 0)
+    assert_idle(engine)
 
 
 def test_compiled_grammars_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

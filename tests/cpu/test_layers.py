@@ -51,6 +51,7 @@ LAYERS = [
 ROOMS = {
     "engine": [
         "requests",
+        "grammars",
         "scheduling",
         "steps",
         "attention",

@@ -29,6 +29,8 @@ from server_faults import FAULTS
 from ridgeline.cli import main, serve
 from ridgeline.errors import MissingPackageError, UsageError
 from ridgeline.recipe import Recipe
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.engine_process import setup_for
 
 KEY = "the-key-of-the-file"
 CHAT = "/v1/chat/completions"
@@ -162,7 +164,7 @@ def test_json_is_one_document_and_nothing_else(
         url="http://127.0.0.1:1", probe_url=None, run=lambda on_ready: on_ready()
     )
     monkeypatch.setattr(serve, "Serving", lambda *_: served)
-    monkeypatch.setattr(serve, "start_logging", lambda: None)
+    monkeypatch.setattr(serve, "start_logging", lambda **_: None)
     for flags in (("--served-model-name", "mine", "ours"), ("--served-name", "mine")):
         assert main(["serve", str(tmp_path), "--port", "0", *flags, "--json"]) == 0
         document = json.loads(capsys.readouterr().out)
@@ -207,7 +209,10 @@ def test_replicas_are_asked_for_with_their_number(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(serve.Engine, "supervised", plain)
     for number in (3, None):
         serve.make_engine(
-            Namespace(model="demo", device="cpu", replicas=number), Path("model"), Recipe()
+            Namespace(model="demo", device="cpu", replicas=number),
+            Path("model"),
+            Recipe(),
+            setup_for(ServerConfig()),
         )
     assert [(kind, about.get("num_replicas")) for kind, about in made] == [
         ("several", 3),

@@ -62,10 +62,11 @@ class LocalBackend:
         policy = prepare(self.runner, self.recipe, draft, widest_window(configs), draft_bytes)
         ahead = policy is not None and policy.ahead
         self.scheduler = Scheduler(scheduler_config(configs, self.recipe, pages, ahead))
-        grammars = None
+        self.grammars: Grammars | None = None
         if self.tokenizer is not None:
-            grammars = Grammars(self.tokenizer, self.config.vocab_size)
-        self.loop = Loop(self.scheduler, self.runner, bool(self.recipe.overlap), grammars, policy)
+            self.grammars = Grammars(self.tokenizer, self.config.vocab_size)
+        overlap = bool(self.recipe.overlap)
+        self.loop = Loop(self.scheduler, self.runner, overlap, self.grammars, policy)
 
     def _runner(self, num_pages: int, members: Members | None) -> Runner:
         graph_bytes = self.memory_plan.bytes_of("graphs")

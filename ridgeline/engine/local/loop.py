@@ -110,6 +110,8 @@ class Loop:
         plan = self._plan(begun)
         if plan is None and not self._out and self._preparing:
             self._preparing.wait(IDLE_S)
+            if not self._live:  # no step is due: whoever watches for one is not kept waiting
+                self._last_time = time.monotonic()
         if plan is not None:
             self._launch(plan, begun)
         if self._out and (plan is None or len(self._out) >= self.depth):

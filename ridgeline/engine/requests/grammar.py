@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from ridgeline.engine.requests.repetitions import check_repetitions, check_schema_repetitions
+from ridgeline.engine.requests.schema_keywords import strict_message, unenforced
 from ridgeline.errors import UsageError, near_matches
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag"]
@@ -43,11 +45,19 @@ class Grammar:
         self._check_text()
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> Grammar:
+    def json_schema(
+        cls, schema: Mapping[str, Any] | bool | str, *, strict: bool = False
+    ) -> Grammar:
         """JSON that a schema allows. Properties come in the schema's order, and only those it names
-        (where it names any), unless it allows others in so many words.
+        (where it names any), unless it allows others in so many words. What cannot be enforced
+        (schema_keywords.py) is left out; with `strict` it is an error.
         """
-        return cls("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+        grammar = cls("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+        if strict:
+            lapses = unenforced(json.loads(grammar.text))
+            if lapses:
+                raise UsageError(strict_message(lapses))
+        return grammar
 
     @classmethod
     def json_object(cls) -> Grammar:
@@ -92,6 +102,8 @@ class Grammar:
             raise UsageError(f"the {self.kind} is empty; give one")
         if self.kind in ("json_schema", "choice", "structural_tag"):
             self._check_json()
+        if self.kind in ("regex", "ebnf"):
+            check_repetitions(self.kind, self.text)
 
     def _check_json(self) -> None:
         try:
@@ -102,6 +114,8 @@ class Grammar:
             raise UsageError(f"the json_schema is {self.text[:60]}; expected a JSON object")
         if self.kind == "structural_tag" and not isinstance(value, dict):
             raise UsageError(f"the structural_tag is {self.text[:60]}; expected a JSON object")
+        if self.kind in ("json_schema", "structural_tag"):
+            check_schema_repetitions(value)
         if self.kind == "choice" and not _are_texts(value):
             raise UsageError(f"the choice is {self.text[:60]}; give a list of texts, none empty")
 

@@ -1,12 +1,13 @@
 """Grammars at work: which tokens may come next, as one bit for each.
 
-`Grammars` compiles them for a tokenizer through xgrammar, in threads of its own, and keeps what was
-compiled. A `Matcher` follows one output: it takes the tokens as they are chosen, and says which may
+`Grammars` has them compiled for a tokenizer (grammars/compilers.py) and keeps what was compiled. A
+`Matcher` follows one output: it takes the tokens as they are chosen, and says which may
 follow, that none may, or that the text is complete. What it says holds for the plain loop and the
 engine alike; they differ only in who applies the bits.
 
     grammars = Grammars(tokenizer, vocab_size)
-    matcher = grammars.matcher(grammars.compile(sampling.grammar).result(), sampling, stop_ids)
+    task = grammars.compile(sampling.grammar)
+    matcher = grammars.matcher(task.result(), sampling, stop_ids)
     matcher.mask()          # [W] int32, bit i of word w is token 32 w + i
     matcher.accept(token)   # then matcher.is_complete
 """
@@ -14,31 +15,32 @@ engine alike; they differ only in who applies the bits.
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ridgeline.data import Tokenizer
+from ridgeline.engine.grammars.compilers import (
+    Compilers,
+    CompileTask,
+    GrammarVocabulary,
+    compile_here,
+    shared_compilers,
+)
 from ridgeline.engine.requests.grammar import Grammar
 from ridgeline.engine.requests.request import Sampling
 from ridgeline.errors import GrammarError, MissingPackageError
 
 BITS = 32  # tokens a word
-COMPILERS = 2  # grammars that are compiled at once
 MAX_KEPT = 256  # compiled grammars
 MAX_KEPT_BYTES = 512 << 20
 # White space in a row that JSON may have: enough to indent deeply, and an end to what a model that
 # goes astray would write forever.
 MAX_WHITESPACE = 20
-ANY_OBJECT = '{"type": "object"}'
+CompiledGrammar = Any  # xgrammar's
 
 
 def check_installed() -> None:
@@ -46,11 +48,6 @@ def check_installed() -> None:
         raise MissingPackageError(
             "a grammar needs the package xgrammar; try: pip install 'ridgeline[grammar]'"
         )
-
-
-class CompiledGrammar(NamedTuple):
-    grammar: Grammar
-    xgrammar: Any  # its CompiledGrammar
 
 
 class Matcher:
@@ -69,7 +66,7 @@ class Matcher:
     ) -> None:
         from xgrammar import GrammarMatcher
 
-        self._matcher = GrammarMatcher(compiled.xgrammar)
+        self._matcher = GrammarMatcher(compiled)
         self._num_words = num_words
         self._ends = frozenset(ends)
         ruled_out = [token for token, bias in sampling.logit_bias.items() if bias == float("-inf")]
@@ -148,14 +145,18 @@ def bits_of(tokens: Collection[int], num_words: int) -> np.ndarray:
 
 
 class Grammars:
-    """Compiled grammars, for one vocabulary. `compile` and `matcher` are for one thread."""
+    """Compiled grammars, for one vocabulary. For one thread."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, compilers: Compilers | None = None
+    ) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._num_words = -(-vocab_size // BITS)
+        self._given_compilers = compilers
+        self._vocabulary = GrammarVocabulary(self._pieces)
         # In the order of their last use.
-        self._kept: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
-        self._lock = Lock()
+        self._kept: OrderedDict[Grammar, CompileTask] = OrderedDict()
+        self._waiting: Counter[CompileTask] = Counter()  # how many wait for it
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -165,22 +166,48 @@ class Grammars:
     def vocab_size(self) -> int:
         return self._vocab_size
 
-    def compile(self, grammar: Grammar) -> Future[CompiledGrammar]:
-        """The compiled grammar, at once if it is kept; a GrammarError if it makes no sense."""
+    def compile(self, grammar: Grammar, tenant: str = "") -> CompileTask:
+        """The compiled grammar, at once if it is kept; a GrammarError if it makes no sense. Who
+        waits for it no longer says so to `leave`. Grammars of several tenants take turns.
+        """
         check_installed()
-        future = self._kept.get(grammar)
-        if future is None or (future.done() and future.exception() is not None):
-            future = self._kept[grammar] = self._threads.submit(self._compile, grammar)
+        task = self._kept.get(grammar)
+        if task is None or task.cancelled() or (task.done() and task.exception() is not None):
+            task = self._kept[grammar] = self.compilers.submit(
+                self._vocabulary, grammar, MAX_WHITESPACE, tenant
+            )
+        self._waiting[task] += 1
         self._kept.move_to_end(grammar)
         self._forget_oldest()
-        return future
+        return task
+
+    def leave(self, task: CompileTask) -> None:
+        """One fewer waits for it; when nobody does, it is not compiled any further."""
+        self._waiting[task] -= 1
+        if self._waiting[task] > 0:
+            return
+        del self._waiting[task]
+        if not task.done():
+            self.compilers.abandon(task)
+            if self._kept.get(task.grammar) is task:
+                del self._kept[task.grammar]
+
+    @property
+    def compilers(self) -> Compilers:
+        return self._given_compilers or shared_compilers()
+
+    def compile_now(self, grammar: Grammar) -> CompiledGrammar:
+        """For the plain loop: in this thread, however long it takes."""
+        check_installed()
+        return compile_here(self._vocabulary, grammar, MAX_WHITESPACE)
 
     def matcher(
         self, compiled: CompiledGrammar, sampling: Sampling, stop_ids: Collection[int]
     ) -> Matcher:
+        """What follows one output, by what `compile` gave for the sampling's grammar."""
         ends = [token for token in stop_ids if not self._text_of(token)]
         never = np.zeros(self._num_words, dtype=np.int32)
-        if compiled.grammar.kind.startswith("json"):
+        if sampling.grammar is not None and sampling.grammar.kind.startswith("json"):
             never = self._not_in_json
         return Matcher(compiled, self._num_words, sampling, stop_ids, ends, never)
 
@@ -196,48 +223,14 @@ class Grammars:
         ]
         return bits_of(wrong, self._num_words)
 
-    @cached_property
-    def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(COMPILERS, thread_name_prefix="grammar")
-
-    @cached_property
-    def _compiler(self) -> Any:
-        """Made by the thread that first needs it: it takes a second to import."""
-        import xgrammar
-
-        pieces = [self._text_of(token) for token in range(self._vocab_size)]
-        vocabulary = xgrammar.TokenizerInfo(
-            pieces, xgrammar.VocabType.RAW, vocab_size=self._vocab_size, stop_token_ids=[]
-        )
-        num_threads = max(1, (os.cpu_count() or 1) // 4)  # the others are for whoever runs
-        return xgrammar.GrammarCompiler(
-            vocabulary, max_threads=min(8, num_threads), cache_enabled=False
-        )
+    def _pieces(self) -> list[bytes]:
+        return [self._text_of(token) for token in range(self._vocab_size)]
 
     def _text_of(self, token: int) -> bytes:
         """What a token adds to a text: nothing, for special ones and beyond the vocabulary."""
         if token >= self._tokenizer.vocab_size or token in self._tokenizer.eos_ids:
             return b""
         return self._tokenizer.token_bytes(token)
-
-    def _compile(self, grammar: Grammar) -> CompiledGrammar:
-        with self._lock:
-            compiler = self._compiler
-        try:
-            compiled = _compiled(compiler, grammar)
-        except RuntimeError as error:  # what xgrammar raises for all that it cannot read
-            reason = _reason(str(error))
-            raise GrammarError(f"the {grammar.kind} cannot be followed: {reason}") from error
-        if self._matches_nothing(compiled):
-            raise GrammarError(f"the {grammar.kind} cannot be followed: no text matches it")
-        return CompiledGrammar(grammar, compiled)
-
-    def _matches_nothing(self, compiled: Any) -> bool:
-        from xgrammar import GrammarMatcher
-
-        matcher, mask = GrammarMatcher(compiled), np.zeros((1, self._num_words), dtype=np.int32)
-        matcher.fill_next_token_bitmask(mask)
-        return not (mask.any() or matcher.is_completed())
 
     def _forget_oldest(self) -> None:
         """Keep to the bounds, the newest in any case."""
@@ -247,33 +240,11 @@ class Grammars:
             self._kept.popitem(last=False)
 
 
-def _compiled(compiler: Any, grammar: Grammar) -> Any:
-    match grammar.kind:
-        case "regex":
-            return compiler.compile_regex(grammar.text)
-        case "ebnf":
-            return compiler.compile_grammar(grammar.text)
-        case "choice":
-            texts = (json.dumps(text, ensure_ascii=False) for text in grammar.choices)
-            return compiler.compile_grammar(f"root ::= {' | '.join(texts)}")
-        case "structural_tag":
-            return compiler.compile_structural_tag(grammar.text)
-        case "json_schema" | "json_object":
-            schema = grammar.text or ANY_OBJECT
-            return compiler.compile_json_schema(schema, max_whitespace_cnt=MAX_WHITESPACE)
-
-
-def _num_bytes(future: Future[CompiledGrammar]) -> int:
-    if not future.done() or future.exception() is not None:
+def _num_bytes(task: CompileTask) -> int:
+    if not task.done() or task.cancelled() or task.exception() is not None:
         return 0
-    size: int = future.result().xgrammar.memory_size_bytes
+    size: int = task.result().memory_size_bytes
     return size
-
-
-def _reason(message: str) -> str:
-    """xgrammar's message without the time and the place in its source."""
-    text = re.sub(r"^\[[\d:]+\] \S+: (Check failed: .* is false: )?", "", message.strip())
-    return " ".join(text.split())[:300].rstrip(".")
 
 
 def stuck_message(count: int) -> str:

@@ -1,14 +1,16 @@
 """Requests whose grammars are being compiled, before the scheduler hears of them: the others run on
-meanwhile. They end here if they are cancelled, their time is up, or their grammar is wrong.
+meanwhile. They end here if they are cancelled, their time is up, or their grammar is wrong; with
+the last that waits for a grammar its compiling ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import replace
 from typing import NamedTuple
 
+from ridgeline.engine.grammars.compilers import CompileTask
 from ridgeline.engine.sampling.extras import DeviceJob
 from ridgeline.engine.sampling.live import LiveRequest
 from ridgeline.engine.sampling.matching import CompiledGrammar, Grammars
@@ -27,7 +29,7 @@ class Prepared(NamedTuple):
 class Preparing:
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
-        self._waiting: dict[Hashable, tuple[Ask, LiveRequest, Future[CompiledGrammar]]] = {}
+        self._waiting: dict[Hashable, tuple[Ask, LiveRequest, CompileTask]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -39,7 +41,7 @@ class Preparing:
         grammar = live.job.sampling.grammar
         assert grammar is not None, f"request {ask.request_id!r} has no grammar to wait for"
         assert self._grammars is not None, "a request with a grammar comes with a tokenizer"
-        self._waiting[ask.request_id] = (ask, live, self._grammars.compile(grammar))
+        self._waiting[ask.request_id] = (ask, live, self._grammars.compile(grammar, ask.tenant))
 
     def follow_thinking(self, live: LiveRequest) -> None:
         """There is nothing to wait for where a limit to its thinking is all that is followed."""
@@ -51,35 +53,40 @@ class Preparing:
         waiting = self._waiting.pop(request_id, None)
         if waiting is None:
             return None
-        return Prepared(waiting[0], waiting[1], End(request_id, "cancelled", "cancelled"))
+        ask, live, task = waiting
+        self._leave(task)
+        return Prepared(ask, live, End(request_id, "cancelled", "cancelled"))
 
     def take(self, now: float) -> list[Prepared]:
         """Those that wait no longer."""
         taken = [
-            self._prepared(ask, live, future, now)
-            for ask, live, future in self._waiting.values()
-            if future.done() or _is_overdue(ask, now)
+            (self._prepared(ask, live, task, now), task)
+            for ask, live, task in self._waiting.values()
+            if task.done() or _is_overdue(ask, now)
         ]
-        for prepared in taken:
+        for prepared, task in taken:
             del self._waiting[prepared.ask.request_id]
-        return taken
+            self._leave(task)
+        return [prepared for prepared, _ in taken]
 
     def wait(self, seconds: float) -> None:
         """Until one is ready, or so long."""
-        wait([future for _, _, future in self._waiting.values()], seconds, FIRST_COMPLETED)
+        wait([task for _, _, task in self._waiting.values()], seconds, FIRST_COMPLETED)
 
-    def _prepared(
-        self, ask: Ask, live: LiveRequest, future: Future[CompiledGrammar], now: float
-    ) -> Prepared:
+    def _leave(self, task: CompileTask) -> None:
+        assert self._grammars is not None, "it compiled the grammar"
+        self._grammars.leave(task)
+
+    def _prepared(self, ask: Ask, live: LiveRequest, task: CompileTask, now: float) -> Prepared:
         if _is_overdue(ask, now):
             reason = f"its deadline of {ask.deadline} passed"
             return Prepared(ask, live, End(ask.request_id, "cancelled", reason))
-        error = future.exception()
+        error = task.exception()
         if error is not None:
             return Prepared(ask, live, End(ask.request_id, "failed", str(error)))
         job, grammars = live.job, self._grammars
         assert grammars is not None, "it compiled the grammar"
-        live.job = _followed(job, grammars, future.result())
+        live.job = _followed(job, grammars, task.result())
         return Prepared(ask, live, None)
 
 

@@ -39,6 +39,7 @@ class Ask:
     arrival: float = 0.0  # earlier runs first; between equals the order of submission decides
     deadline: float | None = None  # in the clock that `plan` is given
     salt: str = ""  # requests share pages only with those of the same salt
+    tenant: str = ""  # whose it is: what several have to wait for is shared out between them
     needs_host: bool = False  # each token must reach the host before the next step is planned
     reuse_prefix: bool = True  # False: compute every token of the prompt (for its logits)
     reuse_limit: int | None = None  # with reuse: compute the last of so many tokens, and all behind

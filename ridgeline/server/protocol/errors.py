@@ -38,6 +38,7 @@ MESSAGES_TYPES = {
 }
 # Parts of the reasons with which the engine ends a request over its grammar
 # (engine/sampling/matching.py).
+TOO_MANY_GRAMMARS = "slow to compile at once"  # engine/grammars/compilers.py
 GRAMMAR_REASONS = ("cannot be followed", "the grammar does not allow", "nothing may follow after")
 
 
@@ -89,6 +90,8 @@ def error_of(output: Output) -> ApiError | None:
         case "cancelled":
             message = f"the request was cancelled: {reason}"
             return ApiError(503, message, type=SERVER_ERROR, code="cancelled")
+    if TOO_MANY_GRAMMARS in reason:
+        return ApiError(429, reason, type="rate_limit_error", code="too_many_grammars")
     if any(part in reason for part in GRAMMAR_REASONS):
         return ApiError(400, reason, code="invalid_grammar")
     return ApiError(503, f"the request failed: {reason}", type=SERVER_ERROR, code="engine_failed")

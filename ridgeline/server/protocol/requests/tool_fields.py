@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, model_validator
 
 from ridgeline.engine import Grammar
+from ridgeline.engine.requests.schema_keywords import strict_message, unenforced
 from ridgeline.errors import UsageError
 from ridgeline.server.protocol.errors import ApiError
 from ridgeline.server.protocol.requests.body import describe
@@ -114,10 +115,14 @@ class SchemaObject(Body):
     name: Name
     description: str | None = None
     schema_: Json = Field(alias="schema")
-    strict: bool | None = Field(None, description="the schema is enforced either way")
+    strict: bool | None = Field(
+        None,
+        description="refuse a schema of which parts cannot be enforced; otherwise the header "
+        "x-ridgeline-unenforced names them",
+    )
 
     def grammar(self) -> Grammar | None:
-        return Grammar.json_schema(self.schema_)
+        return Grammar.json_schema(self.schema_, strict=bool(self.strict))
 
 
 class SchemaFormat(Body):
@@ -200,18 +205,22 @@ def grammar_of(format: Any, param: str) -> Grammar | None:
 
 def tools_of(tools: Any) -> tuple[Tool, ...]:
     """Tools in one form. Raises ApiError where two have one name, or one takes no object."""
-    found = tuple(each.tool() for each in tools or ())
-    for tool in found:
+    listed = tuple(each.tool() for each in tools or ())
+    for tool in listed:
         if tool.parameters["type"] != "object":
             kind = describe(tool.parameters["type"])
             raise ApiError(
                 400, f"the parameters of {tool.name} have type {kind}; give 'object'", param="tools"
             )
-    names = [tool.name for tool in found]
+        lapses = unenforced(tool.parameters) if tool.strict else []
+        if lapses:
+            message = f"the parameters of {tool.name}: {strict_message(lapses)}"
+            raise ApiError(400, message, param="tools", code="invalid_value")
+    names = [tool.name for tool in listed]
     for name in names:
         if names.count(name) > 1:
             raise ApiError(400, f"tools has {name!r} twice; give each its own name", param="tools")
-    return found
+    return listed
 
 
 def choice_of(given: Any, tools: tuple[Tool, ...]) -> ToolChoice:

@@ -1,0 +1,1 @@
+"""Grammars are compiled here, in processes that can be stopped and killed."""

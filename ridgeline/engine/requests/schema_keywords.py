@@ -50,8 +50,9 @@ FORMATS = frozenset((
 LEFT_OUT = re.compile(r"\(\?<?[=!]|(?<!^)(?<!\\)(?<!\[)\^|(?<!\\)\$(?!$)")
 SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 SCHEMA_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
-SCHEMAS = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems")
-SCHEMAS += ("propertyNames",)
+SCHEMAS = (
+    "items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems", "propertyNames",
+)  # fmt: skip
 TYPES: dict[str, type | tuple[type, ...]] = {
     "object": dict,
     "array": list,

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from ridgeline.data import template_sandbox
-from ridgeline.engine.requests import grammar, request
+from ridgeline.engine.grammars.compile_process import MAX_BYTES
+from ridgeline.engine.grammars.compile_queue import CompileLimits
+from ridgeline.engine.requests import grammar, repetitions, request
 from ridgeline.formats.api_keys import LEAST_KEY
 from ridgeline.formats.fields import flag_of
+from ridgeline.server import native_relay
 from ridgeline.server.config import BODY_BYTES_A_TOKEN, MIB, ServerConfig
 from ridgeline.server.door.wire import WireBounds
 from ridgeline.server.exchange import _REQUEST_ID
@@ -45,6 +48,11 @@ BOUNDS = {  # the beginning of a table's row, and the numbers in its second colu
     "likeliest tokens": [request.MAX_LOGPROBS],
     "biased tokens": [request.MAX_BIASED],
     "characters of a grammar": [grammar.MAX_CHARACTERS],
+    "repetitions in a regex": [repetitions.MAX_REPETITIONS],
+    "counts in a schema": [repetitions.MAX_COUNT],
+    "memory for compiling one grammar": [MAX_BYTES // MIB],
+    "grammars of one key": [CompileLimits.max_slow_per_tenant, CompileLimits.max_slow],
+    "seconds of compiling one grammar": [DEFAULTS["grammar_timeout"]],
     "seconds for a chat template": [template_sandbox.MAX_SECONDS],
     "seconds of a `deadline_s`": [bodies.DAY_S],
     "characters of a request's id": [64],
@@ -67,6 +75,7 @@ def test_all_else_that_has_a_number() -> None:
     assert not _REQUEST_ID.fullmatch("a" * 65)
     assert DEFAULTS["requests_per_minute"] is DEFAULTS["tokens_per_minute"] is None
     assert DEFAULTS["host"] == "127.0.0.1"
+    assert f"cut to {native_relay.MAX_CHARACTERS:,} characters" in TEXT
 
 
 def test_every_bound_that_a_flag_sets_is_on_the_page() -> None:

@@ -93,7 +93,8 @@ class Keys:
         return self._match(api_key.strip()) if caller is None and api_key else caller
 
     def _match(self, secret: str) -> Caller | None:
-        given, match = _digest(secret), None
+        given = _digest(secret)
+        match: Caller | None = None
         for digest, caller in self._callers.items():  # all of them, whichever it is
             if hmac.compare_digest(digest, given):
                 match = caller

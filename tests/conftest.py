@@ -6,10 +6,13 @@ The limit is set for this process and, through the environment, for those that t
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+cases = Path(__file__).parent.glob("field_*.py")
+pytest.register_assert_rewrite(*(path.stem for path in cases))  # what they find is told in full
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 threads = max(1, len(os.sched_getaffinity(0)) // workers)
 os.environ["OMP_NUM_THREADS"] = str(threads)

@@ -187,6 +187,21 @@ def test_tokens_are_counted_as_they_are_used(client: anthropic.Anthropic) -> Non
     assert counted > client.messages.count_tokens(model="tiny", messages=HELLO).input_tokens
 
 
+def test_what_the_prefix_cache_had_is_told(client: anthropic.Anthropic) -> None:
+    prompt: Any = {"model": "tiny", "messages": [{"role": "user", "content": "never said " * 40}]}
+    counted = client.messages.count_tokens(**prompt).input_tokens
+    first, second = (client.messages.create(**prompt, max_tokens=1).usage for _ in range(2))
+    for usage in (first, second):
+        assert usage.cache_read_input_tokens is not None
+        assert usage.input_tokens + usage.cache_read_input_tokens == counted
+    assert first.input_tokens > counted - 16  # others begin in the same way
+    assert second.input_tokens <= 16  # all but the last page, at most
+    with client.messages.stream(**prompt, max_tokens=1) as stream:
+        streamed = stream.get_final_message().usage
+    assert streamed.cache_read_input_tokens == second.cache_read_input_tokens
+    assert streamed.input_tokens == second.input_tokens
+
+
 def test_other_fields_are_taken(client: anthropic.Anthropic) -> None:
     cache: Any = {"type": "ephemeral", "ttl": "1h"}
     made = client.messages.create(
@@ -283,7 +298,9 @@ def test_thoughts_are_blocks_of_their_own(thinking: anthropic.Anthropic) -> None
     assert again.input_tokens > whole.usage.input_tokens + 40 - 5
 
 
-def test_no_thoughts_unless_they_are_asked_for(thinking: anthropic.Anthropic) -> None:
+def test_no_thoughts_unless_they_are_asked_for(
+    thinking: anthropic.Anthropic, client: anthropic.Anthropic
+) -> None:
     off = thinking.messages.create(**thinking_request(thinking={"type": "disabled"}))
     silent = thinking.messages.create(**request_of(max_tokens=40, extra_body=BODY))
     assert [block.type for block in off.content] == ["text"]
@@ -293,6 +310,10 @@ def test_no_thoughts_unless_they_are_asked_for(thinking: anthropic.Anthropic) ->
     shown = thinking.messages.create(**thinking_request())
     assert [block.type for block in hidden.content] == ["text"]
     assert text_of(hidden) == text_of(shown)
+    with pytest.raises(anthropic.BadRequestError, match="does not think"):
+        client.messages.create(**thinking_request())
+    freely = client.messages.create(**thinking_request(thinking={"type": "adaptive"}))
+    assert [block.type for block in freely.content] == ["text"]  # it does not think
     adaptive = thinking.messages.create(**thinking_request(thinking={"type": "adaptive"}))
     assert [block.type for block in adaptive.content] == ["thinking"]  # it comes to no end
 

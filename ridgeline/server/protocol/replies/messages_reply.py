@@ -28,7 +28,7 @@ class MessagesReply(StreamedReply):
         self._blocks = ContentBlockList(self.request_id)
 
     def start(self) -> list[bytes]:
-        usage = _usage(len(self.prompts[0].ids), 0, 0)
+        usage = _usage(len(self.prompts[0].ids))  # what was cached is told at the end
         message = self._message([], None, None, usage)
         return [_event({"type": "message_start", "message": message}), _event({"type": "ping"})]
 
@@ -93,8 +93,12 @@ class MessagesReply(StreamedReply):
 
     def _usage_of(self, output: Output) -> dict[str, Any]:
         (made,) = output.completions
-        num_thought = self._parser.num_thought_tokens(made.tokens, self.tokenizer)
-        return _usage(output.num_prompt_tokens, len(made.tokens), num_thought)
+        return _usage(
+            output.num_prompt_tokens,
+            num_cached=output.num_cached_tokens,
+            num_output=len(made.tokens),
+            num_thought=self._parser.num_thought_tokens(made.tokens, self.tokenizer),
+        )
 
     def _message(
         self,
@@ -119,11 +123,14 @@ def _event(fields: EventFields) -> bytes:
     return event(fields["type"], compact(fields))
 
 
-def _usage(prompt_tokens: int, output_tokens: int, thinking_tokens: int) -> dict[str, Any]:
+def _usage(
+    num_prompt: int, num_cached: int = 0, num_output: int = 0, num_thought: int = 0
+) -> dict[str, Any]:
+    """Input is told without what the prefix cache had."""
     return {
-        "input_tokens": prompt_tokens,
+        "input_tokens": num_prompt - num_cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
-        "output_tokens": output_tokens,
-        "output_tokens_details": {"thinking_tokens": thinking_tokens},
+        "cache_read_input_tokens": num_cached,
+        "output_tokens": num_output,
+        "output_tokens_details": {"thinking_tokens": num_thought},
     }

@@ -57,11 +57,11 @@ def _opening(messages: list[dict[str, Any]], wish: ThinkingWish) -> str:
     last = messages[-1]
     if last["role"] != "assistant" or "tool_calls" in last or len(messages) == 1:
         return ""
-    if wish.is_on:
+    if wish.is_on is not False:
         raise ApiError(
             400,
-            "the last message is the assistant's, and thinking is on; an answer that has begun "
-            "leaves no room for a thought: set thinking to disabled",
+            "the last message is the assistant's, and thinking is not off; an answer that has "
+            "begun leaves no room for a thought: set thinking to disabled",
             param="thinking",
             code="invalid_value",
         )

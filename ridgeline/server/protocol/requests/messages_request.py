@@ -136,7 +136,7 @@ class ThinkingOff(Body):
 
 
 class ThinkingFreely(Body):
-    """`adaptive`: how much is the model's choice."""
+    """`adaptive`: how much is the model's choice, and one that does not think need not."""
 
     type: Literal["adaptive"]
     display: Literal["summarized", "omitted"] | None = Field(
@@ -144,7 +144,8 @@ class ThinkingFreely(Body):
     )
 
     def wish(self, effort: str | None) -> ThinkingWish:
-        return ThinkingWish(True, effort, is_shown=self.display != "omitted")
+        # That API's own default. An effort is taken by models that do not think, too.
+        return ThinkingWish(True, effort or "high", is_shown=self.display != "omitted")
 
 
 class ThinkingWithin(ThinkingFreely):
@@ -152,7 +153,7 @@ class ThinkingWithin(ThinkingFreely):
     budget_tokens: int = Field(ge=1, lt=2**31, description="most tokens of a thought")
 
     def wish(self, effort: str | None) -> ThinkingWish:
-        return replace(super().wish(effort), max_tokens=self.budget_tokens)
+        return replace(super().wish(effort), effort=effort, max_tokens=self.budget_tokens)
 
 
 ThinkingMode = Annotated[ThinkingOff | ThinkingFreely | ThinkingWithin, Field(discriminator="type")]

@@ -53,6 +53,7 @@ async function poll() {
 /** Nothing is asked for until the reader has given a key. */
 function waitForKey() {
   setText("link", "API key required");
+  if (uptime < 0) setText("bound", "Enter an API key to see how this server does.");
   get("key-dialog").addEventListener("close", () => (hasKey() ? poll() : waitForKey()), { once: true });
 }
 
@@ -72,7 +73,7 @@ function show(now) {
   showFigures(now, points.at(-1));
   for (const chart of charts) chart.update(points);
   roofline.update(now.roof, now.verdict, points);
-  showRequests(now.requests);
+  showRequests(now.requests, now.viewer);
   useModel(now.model);
 }
 

@@ -77,8 +77,9 @@ async function answer(text) {
   }
 }
 
+/** Tokens are counted in each piece, so that their number is known after a stop too. */
 async function stream(body, signal, take) {
-  const streamed = { ...body, stream: true, stream_options: { include_usage: true } };
+  const streamed = { ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
   const reply = await request(ROUTE, {
     method: "POST", signal, headers: { "content-type": "application/json" }, body: JSON.stringify(streamed),
   });
@@ -98,7 +99,7 @@ async function messageOf(reply) {
 function bodyFor(conversation) {
   const values = Object.fromEntries(options.map((field) => [field.dataset.field, field.value]));
   const { fields, problem: wrong } = requestFields(values);
-  const problemNow = wrong ?? (model ? null : { message: "The server has not answered yet; try again in a moment." });
+  const problemNow = wrong ?? (model ? null : { message: "The server has not answered yet; enter its API key if it requires one." });
   showProblem(problemNow);
   if (problemNow) return null;
   const system = get("chat-system").value.trim();

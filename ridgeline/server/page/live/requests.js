@@ -13,6 +13,7 @@ const FEW = { live: 8, ended: 4 }; // shown until the reader wants all
 const CELL = { id: 0, tenant: 1, route: 2, state: 3, numbers: 4, act: 9 };
 let showsAll = false;
 let last = null;
+let lastViewer = null;
 const rows = new Map(); // by id: what is on the page already, so that focus stays where it is
 
 for (const [state, name] of Object.entries(STATES)) stateFilter.append(option(state, name));
@@ -24,8 +25,9 @@ more.addEventListener("click", () => {
   showRequests(last);
 });
 
-export function showRequests(requests) {
-  last = requests;
+/** `viewer` is whose key this tab has; without one, or to an admin, all are shown. */
+export function showRequests(requests, viewer = lastViewer) {
+  [last, lastViewer] = [requests, viewer];
   showTenants(tenantsOf([...requests.live, ...requests.ended]));
   const filter = { state: stateFilter.value, tenant: tenantFilter.value, text: textFilter.value };
   const isFiltered = Object.values(filter).some(Boolean);
@@ -42,6 +44,7 @@ export function showRequests(requests) {
   const parts = [`${count(requests.num_live)} live`];
   if (unsent > 0) parts.push(`${count(unsent)} not shown`);
   if (isFiltered) parts.push(`${count(live.length + ended.length)} match`);
+  if (viewer && !viewer.is_admin) parts.push(`of your key (${viewer.tenant}) only`);
   summary.textContent = parts.join(", ");
 }
 

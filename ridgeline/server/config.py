@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ridgeline.engine.grammars.compile_queue import CompileLimits
 from ridgeline.errors import UsageError
@@ -204,7 +204,8 @@ def with_environment(config: ServerConfig, environment: Mapping[str, str]) -> Se
             secrets = environment[variable].split()
             if not secrets:
                 raise UsageError(f"{variable} is set but empty; put a key into it, or unset it")
-            config = replace(config, **{name: (*getattr(config, name), *secrets)})
+            change: dict[str, Any] = {name: (*getattr(config, name), *secrets)}
+            config = replace(config, **change)
     return config
 
 

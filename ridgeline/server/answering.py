@@ -41,6 +41,10 @@ from ridgeline.server.pump import Pump, Ticket
 Result = TypeVar("Result")
 IGNORED = "x-ridgeline-ignored-fields"  # in an answer: fields of the request that nobody knows
 MAX_HEADER = 1024  # characters of it
+# A body so short is read in less time than it takes to hand it to a thread and back, unless it has
+# a format or tools, which may take any time.
+LIGHT_BYTES = 2048
+HEAVY_WORDS = (b"json", b"schema", b"regex", b"grammar", b"choice", b"tools", b"functions")
 NOW: tuple[Route, ...] = ("tokenize", "detokenize", "count_tokens")  # answered without the engine
 
 
@@ -76,7 +80,10 @@ class Answering:
             _note_ignored(exchange, asked)
             await exchange.answer(200, answer)
             return
-        asked, prompts, lapses = await self.in_thread(self._prepared, route, body)
+        if _is_light(body):
+            asked, prompts, lapses = self._prepared(route, body)
+        else:
+            asked, prompts, lapses = await self.in_thread(self._prepared, route, body)
         _note_ignored(exchange, asked)
         if lapses:
             exchange.more_headers[UNENFORCED] = lapses
@@ -186,6 +193,10 @@ class Answering:
 
     async def in_thread(self, work: Callable[..., Result], *args: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self.threads, work, *args)
+
+
+def _is_light(body: bytes) -> bool:
+    return len(body) <= LIGHT_BYTES and not any(word in body for word in HEAVY_WORDS)
 
 
 def _writer_for(exchange: Exchange, reply: StreamedReply) -> Writer:

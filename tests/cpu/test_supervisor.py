@@ -22,8 +22,11 @@ from ridgeline.data import Tokenizer
 from ridgeline.data.generation_config import GenerationConfig
 from ridgeline.engine import Delta, Engine, Grammar, Output, Sampling
 from ridgeline.engine.loading.saved import Beside
+from ridgeline.engine.process import trials
 from ridgeline.engine.process.heartbeat import Heartbeat
-from ridgeline.engine.process.supervisor import MAX_BARREN, TRIAL_TOKENS
+from ridgeline.engine.process.held import Held
+from ridgeline.engine.process.supervisor import MAX_BARREN
+from ridgeline.engine.process.trials import TRIAL_TOKENS
 from ridgeline.engine.process.worker import EngineOrder, Refused, run_worker
 from ridgeline.errors import ContextLengthError, HardwareError, ModelNotFoundError, UsageError
 from ridgeline.quantization import load_model
@@ -145,6 +148,43 @@ def test_who_kills_the_process_is_found(
         (completion,) = outputs[index].completions
         assert completion.tokens == expected[index].tokens[: len(completion.tokens)]
     assert engine.num_restarts == 3  # the first time, and once for each of the two
+
+
+@pytest.mark.parametrize("is_deadly", [False, True])
+def test_where_trials_take_long_suspects_are_tried_together(
+    supervised: Callable[[Deadly], Engine], is_deadly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In groups that double; one that dies is halved until the guilty one is alone."""
+    monkeypatch.setattr(trials, "PATIENCE_S", -1.0)
+    sizes: list[int] = []
+    following = trials.SuspectTrials.next
+
+    def next_group(self: trials.SuspectTrials) -> list[Held]:
+        self.start_s = -1.0
+        sizes.append(len(following(self)))
+        return self.running
+
+    monkeypatch.setattr(trials.SuspectTrials, "next", next_group)
+    prompts = prompts_of([9, 14, 22, 30, 12, 60, 17])
+    samplings = [replace(SETTINGS[0], max_tokens=20)] * len(prompts)
+    expected = plain_engine().generate(prompts, samplings)
+
+    def deadly(process: int, positions: list[int], num_rows: int) -> bool:
+        if process == 0:
+            return num_rows == len(prompts)
+        return is_deadly and max(positions) >= 60  # the long one's, in any step
+
+    engine = supervised(deadly)
+    outputs = run(engine, prompts, samplings)
+    assert sizes[:3] == [1, 2, 4]
+    for index, output in enumerate(outputs):
+        if is_deadly and index == 5:
+            assert output.status == "failed"
+            assert "each time this request was running" in output.reason
+        else:
+            assert_same(output, expected[index])
+    assert engine.num_restarts == (4 if is_deadly else 1)
+    assert sizes[3:] == ([2, 2, 1, 1] if is_deadly else [])
 
 
 @pytest.mark.parametrize("left", range(2, 2 * TRIAL_TOKENS))

@@ -1,10 +1,10 @@
 """The backend that outlives its process: when the device fails permanently or the process dies,
 another is started, and requests continue from the tokens they already have.
 
-Requests that were in the lost steps are suspects. They are retried first, one at a time, for a few
-tokens; a request that kills the process again is failed with the reason, and the others continue. A
-request that is suspected a second time runs alone until it ends. Outputs are the same as without
-the failure.
+Requests that were in the lost steps are suspects. They are retried first, one at a time or a few
+together (trials.py), for a few tokens; a request that kills the process again is failed with the
+reason, and the others continue. A request that is suspected a second time runs alone until it ends.
+Outputs are the same as without the failure.
 
     with Engine.supervised("demo") as engine:     # otherwise as Engine("demo")
         print(engine.generate("The sky is")[0].text)
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from itertools import count
 from pathlib import Path
@@ -27,6 +26,7 @@ from ridgeline.engine.execution.faults import reason_of
 from ridgeline.engine.execution.work import CostBase
 from ridgeline.engine.loading.saved import Beside, beside
 from ridgeline.engine.process.held import Held, HeldPart
+from ridgeline.engine.process.trials import SuspectTrials
 from ridgeline.engine.process.worker import (
     Cancel,
     EmbeddingState,
@@ -42,7 +42,6 @@ from ridgeline.engine.process.worker import (
 )
 from ridgeline.engine.sampling.extras import EmbeddingPart, PromptPart
 from ridgeline.engine.sampling.live import LiveRequest
-from ridgeline.engine.scheduling.scheduler import MAX_STEPS_OUT
 from ridgeline.engine.scheduling.state import Ask, End, Stats, Status, duplicate_id
 from ridgeline.engine.scheduling.waiting import Deadlines
 from ridgeline.errors import HardwareError, RidgelineError, UsageError
@@ -53,7 +52,6 @@ from ridgeline.recipe import Recipe
 log = logging.getLogger(__name__)
 
 WAIT_S, SHORT_WAIT_S = 0.1, 0.005  # that `advance` waits for news at most; while suspects wait
-TRIAL_TOKENS = MAX_STEPS_OUT + 2  # of each output: a suspect has then passed the steps it was in
 MAX_BARREN = 5  # processes in a row that died before they had answered anything
 
 
@@ -73,8 +71,8 @@ class Supervisor:
         self._held: dict[Hashable, Held] = {}  # in the order in which they came
         self._deadlines = Deadlines()  # kept here too: the process may be busy, stuck or gone
         self._parts: dict[int, HeldPart] = {}  # those in the process, by their numbers there
-        self._suspects: deque[Held] = deque()
-        self._on_trial: Held | None = None
+        self._trials = SuspectTrials()
+        self._begun_at = time.monotonic()  # when the process was started
         self._num_barren = self._num_steps = 0
         self._broken: RidgelineError | None = None
 
@@ -105,7 +103,7 @@ class Supervisor:
     def wait(self, others: Sequence[int], seconds: float) -> None:
         """Until the process has news, or one of these file descriptors can be read."""
         if self._broken is None:
-            self._worker.wait(others, SHORT_WAIT_S if self._suspects else seconds)
+            self._worker.wait(others, SHORT_WAIT_S if self._trials else seconds)
         else:
             time.sleep(SHORT_WAIT_S)
 
@@ -157,7 +155,7 @@ class Supervisor:
             self._end(held, End(request_id, "cancelled", reason))
         if self._broken is not None:
             return
-        shortest = SHORT_WAIT_S if self._suspects else WAIT_S
+        shortest = SHORT_WAIT_S if self._trials else WAIT_S
         messages = self._worker.receive(min(shortest, self.patience_s))
         if messages is None:
             self._restart()
@@ -179,15 +177,14 @@ class Supervisor:
         self._give_up(HardwareError("the engine was closed"), "cancelled")
 
     def _send_next(self) -> None:
-        """Send all waiting requests; while there are suspects, only the next suspect."""
-        if self._on_trial is not None or self._broken is not None or not self._worker.is_ready:
+        """Send all waiting requests; while there are suspects, only those that are tried next."""
+        if self._trials.running or self._broken is not None or not self._worker.is_ready:
             return
-        if self._suspects:
+        if self._trials:
             if self._worker.heartbeat.in_steps():
                 return  # the last one's
-            self._on_trial = self._suspects.popleft()
-            self._on_trial.num_trials += 1
-            self._send(self._on_trial)
+            for held in list(self._trials.next()):
+                self._send(held)
             return
         for held in self._held.values():
             if not held.numbers:
@@ -210,6 +207,8 @@ class Supervisor:
                 self._guarded(number, lambda live: live.take_embedding(part))
             case End(number):
                 self._take_end(number, message)
+            case Ready():
+                self._trials.start_s = time.monotonic() - self._begun_at
 
     def _take_token(self, message: Token) -> None:
         part = self._parts.get(message.number)
@@ -220,10 +219,9 @@ class Supervisor:
                 self._worker.send(Finish(message.number, message.sample))
         except Exception as error:
             self._fail(part.request, error)
-        tried = self._on_trial
-        if tried is not None and tried.num_trials == 1 and _has_passed(tried):
-            self._take_out(tried)  # its pages stay in the prefix cache for when it goes on
-            self._on_trial = None
+        if self._trials.running:
+            for held in self._trials.passed():
+                self._take_out(held)  # its pages stay in the prefix cache for when it goes on
 
     def _take_end(self, number: Hashable, end: End) -> None:
         part = self._parts.pop(number, None) if isinstance(number, int) else None
@@ -253,14 +251,11 @@ class Supervisor:
         self._take_out(held)
         self._let_go(held)
         held.ended(end)
-        if self._on_trial is held:
-            self._on_trial = None
 
     def _let_go(self, held: Held) -> None:
         del self._held[held.ask.request_id]
         self._deadlines.discard(held.ask.request_id)
-        if held in self._suspects:
-            self._suspects.remove(held)
+        self._trials.discard(held)
 
     def _take_out(self, held: Held) -> None:
         """Remove it from the process; messages still under way for it are ignored."""
@@ -270,20 +265,23 @@ class Supervisor:
         held.numbers.clear()
 
     def _restart(self) -> None:
-        """The process has died: find the suspects, fail the one that was on trial, go on."""
-        worker, tried = self._worker, self._on_trial
+        """The process has died: find the suspects, fail the one that was tried alone, go on."""
+        worker, were_tried = self._worker, len(self._trials.running)
         reason = worker.bury()
         self._num_steps += worker.heartbeat.progress.num_steps
         suspects = self._suspected(worker.heartbeat.in_steps())
         if worker.has_answered:
             self._num_barren = 0
-        elif suspects or not worker.is_ready:  # one that had nothing to do says nothing
-            self._num_barren += 1
+        elif were_tried <= 1 and (suspects or not worker.is_ready):
+            self._num_barren += 1  # one that had nothing to do says nothing, nor does a group
         self._lose_all()
+        tried = self._trials.died()
         if tried is not None:
             why = f"the engine died each time this request was running; the last time: {reason}"
             self._end(tried, End(tried.ask.request_id, "failed", why))
-        self._suspects.extend(held for held in suspects if held is not tried)
+        self._trials.suspect(
+            held for held in suspects if held is not tried and not self._trials.knows(held)
+        )
         self._end_complete()
         log.warning("the engine died (%s); %d requests continue", reason, len(self._held))
         if self._num_barren >= MAX_BARREN:
@@ -294,6 +292,7 @@ class Supervisor:
 
     def _begin_anew(self) -> None:
         self.num_restarts += 1
+        self._begun_at = time.monotonic()
         self._worker = self._new_worker()
 
     def _new_worker(self) -> Worker:
@@ -309,7 +308,6 @@ class Supervisor:
         self._parts.clear()
         for held in self._held.values():
             held.numbers.clear()
-        self._on_trial = None
 
     def _end_complete(self) -> None:
         """End requests that have all their tokens and lost only the message of their end."""
@@ -321,12 +319,6 @@ class Supervisor:
         self._broken = error
         for held in list(self._held.values()):
             self._end(held, End(held.ask.request_id, status, str(error)))
-
-
-def _has_passed(tried: Held) -> bool:
-    """Whether a suspect has survived its trial. One with all its tokens waits for its end."""
-    enough = TRIAL_TOKENS * len(tried.live.samples)
-    return bool(tried.numbers and tried.open_samples) and tried.num_tokens >= enough
 
 
 def start_supervised(

@@ -124,11 +124,10 @@ def test_a_command_comes_before_any_graph(monkeypatch: pytest.MonkeyPatch) -> No
         return True
 
     ahead: Any = SimpleNamespace(one=one)
-    idle: Any = SimpleNamespace(has_work=False)
-    assert worker._next(idle, inbox, ahead) == "a command"
+    assert worker._next(inbox, ahead) == "a command"
     assert len(made) == 3
     inbox.put("another")
-    assert worker._next(idle, inbox, ahead) == "another"
-    inbox.put("while others run")
-    assert worker._next(SimpleNamespace(has_work=True), inbox, ahead) == "while others run"  # type: ignore[arg-type]
-    assert len(made) == 3
+    assert worker._next(inbox, ahead) == "another"
+    busy: Any = SimpleNamespace(has_work=True)
+    worker._obey_all(busy, inbox, [], SimpleNamespace(), ahead)  # type: ignore[arg-type]
+    assert len(made) == 3  # nothing ahead of time while others run

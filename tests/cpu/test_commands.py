@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from engines import engine_for, prompts_of, tiny
 from lost_processes import StandIn
+from test_engine_api import writer
 
 from ridgeline.engine import Engine, Output, Sampling
 from ridgeline.engine.execution.work import StepMeter
@@ -32,7 +33,7 @@ from ridgeline.engine.process.worker import (
 )
 from ridgeline.engine.replicas.pool import Pool
 from ridgeline.engine.scheduling.state import Ask, End
-from ridgeline.recipe import Recipe
+from ridgeline.recipe import KV, Limits, Recipe
 
 ORDER = EngineOrder(Path("unread"), Recipe(), "cpu", None, None)
 GREEDY = Sampling(max_tokens=30, ignore_eos=True)
@@ -79,7 +80,10 @@ def test_a_thousand_cancels_free_their_pages_in_two_steps(overlap: bool) -> None
 
 
 def one_at_a_time() -> Engine:
-    return engine_for(tiny("llama-mha"), max_batch=1)
+    model, tokenizer = writer()
+    limits = Limits(max_batch=1, token_budget=64)
+    recipe = Recipe(dtype="fp32", overlap=True, kv=KV(page_size=16), limits=limits)
+    return Engine(model, recipe, tokenizer=tokenizer, num_pages=64)
 
 
 def never(*_: Any) -> bool:
@@ -92,13 +96,13 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 def supervised(monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(supervisor, "Worker", StandIn.maker(one_at_a_time, never))
-    return Engine.over(Supervisor(ORDER), Beside(None))
+    return Engine.over(Supervisor(ORDER), Beside(writer()[1]))
 
 
 def replicated(monkeypatch: pytest.MonkeyPatch) -> Engine:
     pool = Pool(ORDER, [StandIn.maker(one_at_a_time, never) for _ in range(2)])
     pool.patience_s = 0.0
-    return Engine.over(pool, Beside(None))
+    return Engine.over(pool, Beside(writer()[1]))
 
 
 Maker = Callable[[pytest.MonkeyPatch], Engine]

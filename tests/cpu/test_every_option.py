@@ -17,6 +17,7 @@ from test_commands import Maker, local, outputs_of, replicated, supervised
 from test_supervisor import plain_engine
 
 from ridgeline.engine import Engine, Grammar, Output, Sampling, Thinking
+from ridgeline.engine.grammars.compilers import Compilers, CompileTask
 
 SAMPLING = [field.name for field in fields(Sampling)]
 ADD = [name for name in inspect.signature(Engine.add).parameters if name != "self"]
@@ -211,6 +212,24 @@ def add_salt(engine: Engine) -> None:
         engine.add(PROMPT, PLAIN, salt="one")
         outputs_of(engine)
     assert engine.stats.hit_tokens > 16
+
+
+def add_tenant(engine: Engine) -> None:
+    """A grammar is compiled for whose it is: turns and limits go by that."""
+    tenants: list[str] = []
+    submit = Compilers.submit
+
+    def noted(self: Compilers, *task: Any) -> CompileTask:
+        tenants.append(task[-1])
+        return submit(self, *task)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Compilers, "submit", noted)
+        for tenant in ("alice", "bob"):
+            grammar = Grammar.regex(f"[{tenant}]{{8}}")
+            engine.add(PROMPT, replace(PLAIN, grammar=grammar), tenant=tenant)
+        outputs_of(engine)
+    assert tenants == ["alice", "bob"]
 
 
 def add_pooling(engine: Engine) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from live_server import until
+from slow_grammars import slow_grammar
 from tiny_tokenizers import byte_level_metadata
 
 from ridgeline.data import Tokenizer
@@ -20,10 +21,6 @@ from ridgeline.errors import GrammarError, RequestError
 
 TINY = Grammar.choice(["yes", "no"])
 SLOW_S = TURNS_S[-1]
-
-
-def slow_regex(number: int) -> Grammar:
-    return Grammar.regex(f".{{0,{900 + number}}}x(.{{0,990}}y){{0,3}}")
 
 
 def queue_of(num: int, tenants: str = "a", **limits: float) -> CompileQueue:
@@ -149,7 +146,7 @@ def test_processes_are_halted_and_killed(
     compilers: Compilers, vocabulary: GrammarVocabulary
 ) -> None:
     compilers.limits = CompileLimits(timeout_s=1.0)
-    slow = [compilers.submit(vocabulary, slow_regex(number), 1) for number in range(3)]
+    slow = [compilers.submit(vocabulary, slow_grammar(number), 1) for number in range(3)]
     assert compilers.submit(vocabulary, TINY, 1).result(60) is not None
     assert not any(task.done() for task in slow)
     compilers.abandon(slow[0])  # nobody waits for it
@@ -167,7 +164,7 @@ def test_a_key_with_too_many_slow_ones_is_told(
     compilers: Compilers, vocabulary: GrammarVocabulary
 ) -> None:
     compilers.limits = CompileLimits(max_slow_per_tenant=1)
-    tasks = [compilers.submit(vocabulary, slow_regex(10 + number), 1, "a") for number in range(2)]
+    tasks = [compilers.submit(vocabulary, slow_grammar(10 + number), 1, "a") for number in range(2)]
     until(lambda: any(task.done() for task in tasks), 60)
     for task in tasks:
         if task.done():
@@ -181,14 +178,14 @@ def test_the_compiling_process_may_die(compilers: Compilers, vocabulary: Grammar
     """A child that dies fails its own grammar; when all die what was there begins again, once."""
     compilers.limits = CompileLimits()
     until(lambda: compilers.num_pending == 0 and busy_child(compilers) is None, 60)
-    task = compilers.submit(vocabulary, slow_regex(20), 1)
+    task = compilers.submit(vocabulary, slow_grammar(20), 1)
     until(lambda: busy_child(compilers) is not None, 60)
     pid = busy_child(compilers)
     assert pid is not None
     os.kill(pid, signal.SIGSEGV)
     with pytest.raises(GrammarError, match=r"the compiler failed on it \(SIGSEGV\)"):
         task.result(60)
-    task = compilers.submit(vocabulary, slow_regex(21), 1)
+    task = compilers.submit(vocabulary, slow_grammar(21), 1)
     for num_starts in (1, 2):
         until(lambda: task.num_starts == num_starts and busy_child(compilers) is not None, 60)  # noqa: B023
         assert compilers._process is not None

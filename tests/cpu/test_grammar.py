@@ -17,6 +17,7 @@ import pytest
 import torch
 from engines import assert_idle, tiny
 from live_server import until
+from slow_grammars import slow_grammar
 from tiny_tokenizers import byte_level_metadata, sentencepiece_metadata
 
 from ridgeline.data import Tokenizer
@@ -57,11 +58,6 @@ GRAMMARS = {
 def _little_space(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random models love white space; short outputs make quick tests."""
     monkeypatch.setattr("ridgeline.engine.sampling.matching.MAX_WHITESPACE", 1)
-
-
-def slow_regex(number: int) -> Grammar:
-    """One that takes seconds to compile, and none like another."""
-    return Grammar.regex(f".{{0,{900 + number}}}x(.{{0,990}}y){{0,3}}")
 
 
 def grammars_of(engine: Engine) -> Grammars:
@@ -275,7 +271,7 @@ def banned_tokens(text: str) -> dict[int, float]:
 
 def test_a_grammar_that_takes_long_to_compile_stalls_nobody() -> None:
     """And its request can be cancelled, or be too late, meanwhile: then its compiling ends."""
-    engine, slow = engine_of(), replace(DRAWN, grammar=slow_regex(1))
+    engine, slow = engine_of(), replace(DRAWN, grammar=slow_grammar(1))
     for number, timeout_s in ((1, None), (2, None), (3, 0.0)):
         engine.add(TEXTS[0], slow, request_id=number, timeout_s=timeout_s)
     with pytest.raises(UsageError, match="is in use"):

@@ -14,15 +14,16 @@ import string
 from collections.abc import Callable
 from typing import Any
 
+from slow_grammars import slow_schema
+
 FORGED_EVENT = "forged-by-a-client"  # no line of the log may have it as its event
 
 
 def slow_format(draw: random.Random) -> dict[str, Any]:
-    """Seconds to compile, within the limit on repetitions: 2 for a vocabulary of 1,500 tokens, 30
-    and more for one of 100,000. Its request ends with 400 (too slow), 429 (too many) or an answer.
+    """Ten seconds and more to compile, within the limit on repetitions, with any vocabulary. Its
+    request ends with 400 (too slow), 429 (too many) or an answer.
     """
-    makers = (_slow_regex, _slow_rules, _slow_lengths, _nested_any_of)
-    return draw.choice(makers)(draw)
+    return _schema(slow_schema(draw.randint(0, 300), levels=draw.randint(11, 13)))
 
 
 def huge_format(draw: random.Random) -> dict[str, Any]:
@@ -87,34 +88,6 @@ def trivial_format(draw: random.Random) -> dict[str, Any]:
     name = _word(draw)
     schema = {"type": "object", "properties": {name: {"type": "boolean"}}, "required": [name]}
     return _schema(schema, strict=True)
-
-
-def _slow_regex(draw: random.Random) -> dict[str, Any]:
-    first, second = (draw.randint(900, 990) for _ in range(2))
-    return _regex(f".{{0,{first}}}{_word(draw)}(.{{0,{second}}}y){{0,4}}")
-
-
-def _slow_rules(draw: random.Random) -> dict[str, Any]:
-    count = draw.randint(900, 990)
-    rules = f'root ::= part "{_word(draw)}" part part\npart ::= ([^x]{{0,{count}}} "x"){{0,4}}'
-    return {"type": "grammar", "grammar": rules}
-
-
-def _slow_lengths(draw: random.Random) -> dict[str, Any]:
-    names = [_word(draw) for _ in range(6)]
-    lengths = {name: {"type": "string", "maxLength": draw.randint(2000, 9000)} for name in names}
-    return _schema({"type": "object", "properties": lengths, "required": names})
-
-
-def _nested_any_of(draw: random.Random) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string", "maxLength": draw.randint(500, 900)}
-    for _ in range(5):
-        parts = [
-            {"type": "object", "properties": {_word(draw): schema, _word(draw): schema}}
-            for _ in range(2)
-        ]
-        schema = {"anyOf": [*parts, {"type": "array", "items": schema, "maxItems": 50}]}
-    return _schema(schema)
 
 
 def _regex(pattern: str) -> dict[str, Any]:

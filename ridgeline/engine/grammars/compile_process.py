@@ -2,8 +2,9 @@
 those that compile, so that each can be halted or killed at any time and what it took is given back.
 
 It holds no model and no requests, ends with the process that started it, and has its own memory
-limit. `serve` is its main function; compilers.py is the other end. What a grammar becomes is text
-or a message: nothing of what a child says is executed.
+limit. `serve` is its main function; compilers.py is the other end, which compiles once more what
+was compiled here: how long that takes is then known, and what xgrammar writes of a compiled grammar
+can be 170 MB, which take seventeen seconds to write and read where compiling takes half a second.
 """
 
 from __future__ import annotations
@@ -31,9 +32,7 @@ from ridgeline.engine.requests.grammar import Grammar
 
 ANY_OBJECT = '{"type": "object"}'
 MAX_BYTES = 1 << 30  # of memory for compiling one grammar
-# A grammar that took less is compiled again by who wants it, which takes as long: writing and
-# reading what was compiled takes 0.1 to 1 s (128,000 tokens, xgrammar 0.2.8).
-QUICK_S = 0.25
+QUICK_S = 0.25  # a process that took longer for a grammar may have grown, and ends
 PIECE = 1 << 20
 PR_SET_PDEATHSIG = 1
 HEAD = struct.Struct(">cQ")  # of what a child says: a kind, and how many bytes follow
@@ -78,10 +77,10 @@ class VocabularyLoaded(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """How a job ended: with a compiled grammar, or a reason; with neither its process has died."""
+    """How a job ended: it can be compiled, or there is a reason why not, or its process died."""
 
     job: int
-    data: bytes  # empty for a quick one, which is compiled again
+    is_quick: bool = True
     reason: str = ""
     died: str = ""  # by which signal
 
@@ -224,17 +223,16 @@ def _be_child(
 def _answer(order: BeginCompile, compilers: Mapping[int, Any], fd: int) -> bool:
     """Compile one grammar. Whether there may be another: who has grown large ends."""
     began = time.monotonic()
-    kind, data, is_quick = b"C", b"", True
+    kind, text, is_quick = b"C", "", True
     try:
-        compiled = compile_with(compilers[order.vocabulary], order.grammar, order.max_whitespace)
+        compile_with(compilers[order.vocabulary], order.grammar, order.max_whitespace)
         is_quick = time.monotonic() - began <= QUICK_S
-        data = b"" if is_quick else compiled.serialize_json().encode()
     except MemoryError:
-        kind, data = b"E", NO_MEMORY.encode()
+        kind, text = b"E", NO_MEMORY
     except RuntimeError as error:  # what xgrammar raises for all that it cannot read
         reason = NO_MEMORY if "bad_alloc" in str(error) else reason_in(str(error))
-        kind, data = b"E", reason.encode()
-    goes_on = is_quick and data != NO_MEMORY.encode()
+        kind, text = b"E", reason
+    goes_on, data = is_quick and text != NO_MEMORY, text.encode()
     view = memoryview(HEAD.pack(kind if goes_on else kind.lower(), len(data)) + data)
     while view:
         view = view[os.write(fd, view) :]
@@ -305,10 +303,9 @@ class CompileServer:
             return
         del self._children[job]
         if not kind:
-            self._connection.send(Compiled(job, b"", died=child.bury()))
+            self._connection.send(Compiled(job, died=child.bury()))
             return
-        reason = text.decode() if kind in b"Ee" else ""
-        self._connection.send(Compiled(job, b"" if reason else text, reason))
+        self._connection.send(Compiled(job, kind.isupper(), text.decode()))
         if kind.isupper() and len(self._idle) < NUM_IDLE:
             child.send_signal(signal.SIGCONT)  # it may have been halted when it had just spoken
             self._idle.append(child)

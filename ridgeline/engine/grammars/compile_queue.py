@@ -28,6 +28,7 @@ class CompileLimits:
     num_running: int = 2  # compiled at once
     num_slow_running: int = 1  # so that others find room, and the engine a core
     timeout_s: float = 30.0  # of compiling, waiting not counted
+    in_all_s: float = 60.0  # that a slow one may take with its waiting; then it is one too many
     max_slow: int = 8  # slow ones that are held: each may need memory
     max_slow_per_tenant: int = 4
 
@@ -36,6 +37,7 @@ class CompileLimits:
 class CompileJob:
     number: int
     tenant: str
+    added: float = 0.0
     spent_s: float = 0.0
     turn_s: float = 0.0  # since it was last begun or continued
     is_begun: bool = False
@@ -75,7 +77,7 @@ class CompileQueue:
 
     def add(self, number: int, tenant: str, now: float) -> None:
         self._count(now)
-        self._jobs[number] = CompileJob(number, tenant)
+        self._jobs[number] = CompileJob(number, tenant, now)
 
     def remove(self, number: int) -> None:
         """It has ended, or is wanted no more; one that is not here is none."""
@@ -90,7 +92,7 @@ class CompileQueue:
             if job.spent_s >= self.limits.timeout_s:
                 turns.overdue.append(job.number)
                 self.remove(job.number)
-        turns.crowded = self._crowded()
+        turns.crowded = self._crowded(now)
         for number in turns.crowded:
             self.remove(number)
         for job in self._jobs.values():
@@ -128,10 +130,13 @@ class CompileQueue:
                 job.turn_s += elapsed
                 self._used_s[job.tenant] += elapsed  # type: ignore[assignment]
 
-    def _crowded(self) -> list[int]:
-        """The newest slow ones beyond what a tenant may have, then of whoever has most."""
+    def _crowded(self, now: float) -> list[int]:
+        """Slow ones that have waited too long; the newest of those beyond what a tenant may have,
+        then of whoever has most.
+        """
         slow = [job for job in self._jobs.values() if job.is_slow]
-        crowded: list[int] = []
+        crowded = [job.number for job in slow if now - job.added > self.limits.in_all_s]
+        slow = [job for job in slow if job.number not in crowded]
         counts = Counter(job.tenant for job in slow)
         while counts:
             tenant, count = counts.most_common(1)[0]

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.engine.grammars.compile_process import (
+    NICENESS,
     NO_MEMORY,
     BeginCompile,
     Compiled,
@@ -74,6 +75,7 @@ class CompileTask(Future[Any]):
         super().__init__()
         self.number, self.vocabulary, self.grammar = number, vocabulary, grammar
         self.max_whitespace, self.tenant, self.num_starts = max_whitespace, tenant, 0
+        self.is_abandoned = False
 
 
 class GrammarVocabulary:
@@ -87,7 +89,6 @@ class GrammarVocabulary:
         self._lock = threading.Lock()
         self._pieces: list[bytes] | None = None
         self._compiler: Any = None
-        self._info: Any = None
 
     @property
     def pieces(self) -> list[bytes]:
@@ -103,16 +104,9 @@ class GrammarVocabulary:
             if self._compiler is None:
                 from xgrammar import compiler, tokenizer_info
 
-                self._info = vocabulary_info(tokenizer_info, pieces)
-                self._compiler = compiler_for(compiler, self._info)
+                info = vocabulary_info(tokenizer_info, pieces)
+                self._compiler = compiler_for(compiler, info)
             return self._compiler
-
-    def read(self, data: bytes) -> Any:
-        """What another process compiled."""
-        from xgrammar import CompiledGrammar
-
-        self.compiler()
-        return CompiledGrammar.deserialize_json(data.decode(), self._info)
 
 
 @dataclass
@@ -158,6 +152,9 @@ class Compilers:
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="grammar")
+        self._slow_thread = ThreadPoolExecutor(
+            1, thread_name_prefix="slow-grammar", initializer=_make_way
+        )
         threading.Thread(target=self._run, name="grammars", daemon=True).start()
 
     @property
@@ -182,6 +179,7 @@ class Compilers:
 
     def abandon(self, task: CompileTask) -> None:
         """Nobody waits for it: it ends now."""
+        task.is_abandoned = True
         task.cancel()
         self._tell(lambda: self._kill(task.number))
 
@@ -245,7 +243,8 @@ class Compilers:
         if message.died or message.reason:
             task.set_exception(_failed(task.grammar, message))
         else:
-            self._threads.submit(_finish, task, message.data)
+            threads = self._threads if message.is_quick else self._slow_thread
+            threads.submit(_finish, task)
 
     def _note_loaded(self, number: int) -> None:
         assert self._process is not None, "it has just spoken"
@@ -308,15 +307,18 @@ class Compilers:
                 task.set_exception(RequestError("the process that compiles grammars died twice"))
 
 
-def _finish(task: CompileTask, data: bytes) -> None:
-    """What was compiled, in this process: read, or where that was quick made again."""
+def _make_way() -> None:
+    """This thread, and those that it starts, leave the processor to others."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+def _finish(task: CompileTask) -> None:
+    """Compile in this process what another one has shown to be compiled in time."""
     try:
-        if not data:
-            task.set_result(compile_here(task.vocabulary, task.grammar, task.max_whitespace))
-            return
-        compiled = task.vocabulary.read(data)
-        _check_matches(compiled, task.vocabulary, task.grammar)
-        task.set_result(compiled)
+        if task.is_abandoned:
+            raise _wrong(task.grammar, "nobody waits for it any more")
+        task.set_result(compile_here(task.vocabulary, task.grammar, task.max_whitespace))
     except Exception as error:
         task.set_exception(error)
 

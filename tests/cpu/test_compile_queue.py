@@ -96,6 +96,15 @@ def test_too_long_and_too_many() -> None:
     assert {job.tenant for job in queue._jobs.values()} == set("abc")
 
 
+def test_who_waits_too_long_behind_others_is_one_too_many() -> None:
+    queue = queue_of(4, timeout_s=30.0, in_all_s=10.0)
+    heard = run(queue, 60.0)
+    ended = {number: at for at, turns in heard for number in turns.crowded}
+    assert sorted(ended) == list(range(4))
+    assert all(10.0 < at < 12.0 for at in ended.values())
+    assert not any(turns.overdue for _, turns in heard)
+
+
 def test_it_says_when_to_come_again() -> None:
     queue = queue_of(2, timeout_s=3.0)
     now = 0.0

@@ -52,6 +52,7 @@ BOUNDS = {  # the beginning of a table's row, and the numbers in its second colu
     "counts in a schema": [repetitions.MAX_COUNT],
     "memory for compiling one grammar": [MAX_BYTES // MIB],
     "grammars of one key": [CompileLimits.max_slow_per_tenant, CompileLimits.max_slow],
+    "seconds that a slow grammar": [CompileLimits.in_all_s],
     "seconds of compiling one grammar": [DEFAULTS["grammar_timeout"]],
     "seconds for a chat template": [template_sandbox.MAX_SECONDS],
     "seconds of a `deadline_s`": [bodies.DAY_S],

@@ -75,7 +75,7 @@ class CompileTask(Future[Any]):
         super().__init__()
         self.number, self.vocabulary, self.grammar = number, vocabulary, grammar
         self.max_whitespace, self.tenant, self.num_starts = max_whitespace, tenant, 0
-        self.is_abandoned = False
+        self.is_abandoned, self.came = False, time.monotonic()
 
 
 class GrammarVocabulary:
@@ -243,8 +243,12 @@ class Compilers:
         if message.died or message.reason:
             task.set_exception(_failed(task.grammar, message))
         else:
-            threads = self._threads if message.is_quick else self._slow_thread
-            threads.submit(_finish, task)
+            if message.is_quick:
+                self._threads.submit(_finish, task)
+            else:
+                due = task.came + self.limits.in_all_s
+                most = self.limits.max_slow_per_tenant
+                self._slow_thread.submit(_finish_slow, task, due, most)
 
     def _note_loaded(self, number: int) -> None:
         assert self._process is not None, "it has just spoken"
@@ -321,6 +325,14 @@ def _finish(task: CompileTask) -> None:
         task.set_result(compile_here(task.vocabulary, task.grammar, task.max_whitespace))
     except Exception as error:
         task.set_exception(error)
+
+
+def _finish_slow(task: CompileTask, due: float, most: int) -> None:
+    """The same of a slow one, unless it has waited too long for others."""
+    if time.monotonic() > due:
+        task.set_exception(GrammarError(crowded_message(most)))
+    else:
+        _finish(task)
 
 
 def compile_here(vocabulary: GrammarVocabulary, grammar: Grammar, max_whitespace: int) -> Any:

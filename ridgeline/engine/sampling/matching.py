@@ -36,7 +36,7 @@ from ridgeline.errors import GrammarError, MissingPackageError
 
 BITS = 32  # tokens a word
 MAX_KEPT = 256  # compiled grammars
-MAX_KEPT_BYTES = 512 << 20
+MAX_KEPT_BYTES = 128 << 20  # a large one takes 10 to 40 MB, most a few hundred KB
 # White space in a row that JSON may have: enough to indent deeply, and an end to what a model that
 # goes astray would write forever.
 MAX_WHITESPACE = 20

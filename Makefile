@@ -64,7 +64,7 @@ test: checked
 test-all: export RIDGELINE_TEST_CLOCK := 1
 test-all: browser checked
 	$(PYTEST) $(PARALLEL)
-	$(SOAK) demo --seconds 180 --quiet-seconds 60 --kill-every 40
+	$(SOAK) demo --seconds 600 --clients 64
 
 checked: $(NEEDS)
 	$(MAKE) --no-print-directory -j2 lint compiled TIER='$(TIER)'

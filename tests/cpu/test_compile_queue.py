@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 
 import pytest
 from live_server import until
@@ -32,13 +36,15 @@ def queue_of(num: int, tenants: str = "a", **limits: float) -> CompileQueue:
     return queue
 
 
-def run(queue: CompileQueue, until_s: float, step_s: float = 0.01) -> list[tuple[float, Turns]]:
+def run(
+    queue: CompileQueue, until_s: float, step_s: float = 0.01, begin: float = 0.0
+) -> list[tuple[float, Turns]]:
     """What it says at each step that says anything."""
     heard = []
     for step in range(round(until_s / step_s) + 1):
-        turns = queue.advance(step * step_s)
+        turns = queue.advance(begin + step * step_s)
         if any(vars(turns).values()):
-            heard.append((step * step_s, turns))
+            heard.append((begin + step * step_s, turns))
     return heard
 
 
@@ -105,6 +111,13 @@ def test_who_waits_too_long_behind_others_is_one_too_many() -> None:
     assert not any(turns.overdue for _, turns in heard)
 
 
+def test_waiting_in_an_engine_that_died_counts() -> None:
+    queue = CompileQueue(CompileLimits(timeout_s=30.0, in_all_s=10.0))
+    queue.add(1, "a", now=100.0, since=92.0)
+    heard = run(queue, 60.0, begin=100.0)
+    assert [(number, round(at)) for at, turns in heard for number in turns.crowded] == [(1, 102)]
+
+
 def test_it_says_when_to_come_again() -> None:
     queue = queue_of(2, timeout_s=3.0)
     now = 0.0
@@ -154,6 +167,7 @@ def busy_child(compilers: Compilers) -> int | None:
 def test_processes_are_halted_and_killed(
     compilers: Compilers, vocabulary: GrammarVocabulary
 ) -> None:
+    assert compilers.submit(vocabulary, TINY, 1).result(60) is not None  # all is loaded
     compilers.limits = CompileLimits(timeout_s=1.0)
     slow = [compilers.submit(vocabulary, slow_grammar(number), 1) for number in range(3)]
     assert compilers.submit(vocabulary, TINY, 1).result(60) is not None
@@ -202,3 +216,50 @@ def test_the_compiling_process_may_die(compilers: Compilers, vocabulary: Grammar
     with pytest.raises(RequestError, match="died twice"):
         task.result(60)
     assert compilers.submit(vocabulary, TINY, 1).result(60) is not None
+
+
+def test_who_waits_too_long_for_the_second_compiling_is_told(
+    compilers: Compilers, vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be interrupted: who is compiled, and who waits behind it, hear all the same."""
+    compilers.limits = CompileLimits()
+    release = Event()
+
+    def stuck(*_: object) -> object:
+        assert release.wait(60)
+        return object()
+
+    monkeypatch.setattr("ridgeline.engine.grammars.compilers.compile_here", stuck)
+    tasks = [compilers.submit(vocabulary, large_grammar(number), 20) for number in range(2)]
+    until(lambda: len(compilers._finishing) == 2, 60)
+    assert not any(task.done() for task in tasks)
+    compilers.limits = CompileLimits(in_all_s=0.5)
+    compilers.submit(vocabulary, Grammar.regex("((("), 1)  # it looks again
+    for task in tasks:
+        with pytest.raises(GrammarError, match="slow to compile at once; try again later"):
+            task.result(60)
+    release.set()
+    monkeypatch.undo()
+    compilers.limits = CompileLimits()
+    assert compilers.submit(vocabulary, large_grammar(2), 20).result(60) is not None
+
+
+def large_grammar(number: int) -> Grammar:
+    """It takes a second, which is more than a quick one takes."""
+    properties = {f"p{number}-{index}": {"type": "string"} for index in range(3000)}
+    return Grammar.json_schema(json.dumps({"type": "object", "properties": properties}))
+
+
+def test_an_own_process_loads_xgrammar_without_transformers() -> None:
+    """And matches with it; nothing of what stood for it is left."""
+    program = (
+        "import sys, numpy; from ridgeline.engine.grammars import library; "
+        "library.in_own_process(); lib = library.library(); "
+        "assert 'transformers' not in sys.modules and 'torch' not in sys.modules; "
+        "info = lib.tokenizer_info.TokenizerInfo([b'a', b'b'], stop_token_ids=[]); "
+        "compiled = lib.compiler.GrammarCompiler(info).compile_regex('a'); "
+        "matcher = lib.matcher.GrammarMatcher(compiled); mask = numpy.zeros((1, 1), numpy.int32); "
+        "matcher.fill_next_token_bitmask(mask); print(mask[0, 0] & 3, 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == ("1 False", 0), done.stderr

@@ -98,6 +98,20 @@ def test_a_small_schema_waits_for_none_of_ten_slow_ones(server: LiveServer) -> N
     until(lambda: num_compiling(server) <= 0)
 
 
+def test_after_a_kill_nobody_waits_for_the_grammar_of_another(server: LiveServer) -> None:
+    """No step was under way, so who waited for a grammar is suspected too."""
+    draw = random.Random(9)
+    until(server.is_idle)
+    client = pending(server, slow_format(draw))
+    until(lambda: num_compiling(server) > 0)
+    server.kill_engine()
+    answer = ask(server, KEYS[1])
+    assert answer.status_code == 200, answer.text
+    assert not select.select([client], [], [], 0)[0]  # its grammar takes half a minute
+    client.close()
+    until(server.is_idle)
+
+
 @pytest.mark.slow
 def test_a_grammar_that_takes_too_long_is_refused(hasty_server: LiveServer) -> None:
     answer = ask(hasty_server, response_format=slow_format(random.Random(5)))

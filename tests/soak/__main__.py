@@ -18,7 +18,7 @@ from pathlib import Path
 from soak.checks import SoakResult, checked, counts, growths, p99, table
 from soak.hostile_bodies import LARGEST
 from soak.killing import Killer
-from soak.memory import MemoryWatch
+from soak.memory import MemoryWatch, num_compiling
 from soak.raw_http import exchange, post
 from soak.server_process import ServerProcess, memory_flags
 from soak.traffic import GOOD_KEY, KEYS, Traffic, authorized
@@ -29,6 +29,7 @@ from ridgeline.records import Record, Value
 MEMORY_BYTES = 900 << 20  # weights of `demo`, and few enough pages that they are soon all used
 KILL_SHARE = 0.5  # of the run; the engine that is there then must keep its memory
 KILL_EVERY_S = 45.0
+PAUSE_S = 25.0  # between the requests of a client: 64 of them keep two ARM cores half busy
 WARM_SHARE = 0.2  # of the quiet run, before it counts
 PROMPTS = ("The sky is", "Two and two", "Once upon a time", "def add(a, b):")
 FLAGS = (
@@ -88,7 +89,7 @@ def soak(
     with MemoryWatch(server, min(2.0, seconds / 100)) as memory:
         killer = asyncio.run(loud_run(server, loud, num_clients, seconds, kill_every_s))
     ended = time.monotonic()
-    left = server.wait_until_idle(60.0)
+    left = server.wait_until_idle(60.0) | {"grammars being compiled": float(num_compiling(server))}
     after = asyncio.run(greedy(server))
     return SoakResult(
         quiet=quiet.requests,
@@ -132,7 +133,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="with hostile clients")
     parser.add_argument("--quiet-seconds", type=float, default=180.0, help="before that")
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--pause", type=float, default=15.0, help="mean seconds between requests")
+    parser.add_argument(
+        "--pause", type=float, default=PAUSE_S, help="mean seconds between requests"
+    )
     parser.add_argument("--kill-every", type=float, default=KILL_EVERY_S, help="seconds")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write a record there")
     parser.add_argument("--log", type=Path, help="file for the server's log")

@@ -46,7 +46,7 @@ class Stream:
 
 
 def run_fast(connection: Connection, heartbeat: Heartbeat, order: EngineOrder) -> None:
-    """Stands for worker.run_worker."""
+    """Stands for worker.run_own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     local = LocalBackend(order.model, order.recipe, device="cpu", num_pages=order.num_pages)
     heartbeat.note(local.progress, local.stats)
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=PACE, help="steps a second (0: no pause)")
     args = parser.parse_args()
     (args.folder / "pace").write_text(str(args.pace))
-    worker.run_worker = run_fast
+    worker.run_own = run_fast
     limits = Limits(max_batch=512, token_budget=4096, memory_share=0.2)
     recipe = Recipe(dtype="fp32", kv=KV(page_size=16), limits=limits)
     config = ServerConfig(port=0, max_waiting=1024, max_per_key=1024)

@@ -23,7 +23,7 @@ def slow_format(draw: random.Random) -> dict[str, Any]:
     """Ten seconds and more to compile, within the limit on repetitions, with any vocabulary. Its
     request ends with 400 (too slow), 429 (too many) or an answer.
     """
-    return _schema(slow_schema(draw.randint(0, 300), levels=draw.randint(11, 13)))
+    return _schema(slow_schema(draw.randint(0, 300), levels=draw.randint(11, 12)))
 
 
 def huge_format(draw: random.Random) -> dict[str, Any]:

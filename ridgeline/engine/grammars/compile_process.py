@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
-import importlib.util
 import json
 import os
 import re
@@ -20,14 +18,13 @@ import resource
 import signal
 import socket
 import struct
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
+from ridgeline.engine.grammars.library import in_own_process, library
 from ridgeline.engine.requests.grammar import Grammar
 
 ANY_OBJECT = '{"type": "object"}'
@@ -88,35 +85,12 @@ class Compiled(NamedTuple):
 CompileOrder = LoadVocabulary | ForgetVocabulary | BeginCompile | SignalCompile | SlowCompile
 
 
-def load_compiler() -> tuple[Any, Any]:
-    """xgrammar's modules for compilers and vocabularies, without what else it imports: torch and
-    transformers take seconds and 200 MiB, and nothing here needs them (0.2.8).
-    """
-    spec = importlib.util.find_spec("xgrammar")
-    assert spec is not None, "the other end has checked that it is installed"
-    package, stub = ModuleType("xgrammar"), ModuleType("transformers")
-    package.__path__, package.__spec__ = list(spec.submodule_search_locations or ()), spec
-    stub.PreTrainedTokenizerBase = stub.PreTrainedTokenizerFast = ModuleType  # type: ignore[attr-defined]
-    replaced: dict[str, Any] = {"xgrammar": package, "transformers": stub, "torch": None}
-    try:
-        sys.modules.update(replaced)
-        importlib.import_module("xgrammar.load_binding")
-        from xgrammar import compiler, tokenizer_info
-    except Exception:  # another version: as it wants to be imported
-        for name in [*replaced, *(name for name in sys.modules if name.startswith("xgrammar."))]:
-            sys.modules.pop(name, None)
-        from xgrammar import compiler, tokenizer_info
-    return compiler, tokenizer_info
-
-
-def vocabulary_info(tokenizer_info: Any, pieces: list[bytes]) -> Any:
-    return tokenizer_info.TokenizerInfo(
+def compiler_for(pieces: list[bytes]) -> Any:
+    """xgrammar's compiler for a vocabulary."""
+    compiler, tokenizer_info = library()
+    info = tokenizer_info.TokenizerInfo(
         pieces, tokenizer_info.VocabType.RAW, vocab_size=len(pieces), stop_token_ids=[]
     )
-
-
-def compiler_for(compiler: Any, info: Any) -> Any:
-    """xgrammar's compiler for a vocabulary."""
     num_threads = max(1, (os.cpu_count() or 1) // 4)  # the others are for whoever runs
     return compiler.GrammarCompiler(info, max_threads=min(8, num_threads), cache_enabled=False)
 
@@ -136,6 +110,17 @@ def compile_with(compiler: Any, grammar: Grammar, max_whitespace: int) -> Any:
         case "json_schema" | "json_object":
             schema = grammar.text or ANY_OBJECT
             return compiler.compile_json_schema(schema, max_whitespace_cnt=max_whitespace)
+
+
+def run_when_idle(thread: int) -> None:
+    """Run only where nobody else wants to. Niceness alone is not enough: threads that work for less
+    than a millisecond at a time, as those of an engine on a CPU do, are then woken on the core
+    where they are, and wait for each other there.
+    """
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
 
 
 def reason_in(message: str) -> str:
@@ -188,16 +173,9 @@ class CompileChild:
         os.kill(self.pid, number)
 
     def make_way(self) -> None:
-        """Run only where nobody else wants to. Niceness alone is not enough: threads that work for
-        less than a millisecond at a time, as those of an engine on a CPU do, are then woken on the
-        core where they are, and wait for each other there.
-        """
         with suppress(OSError):  # it ends just now
-            for task in os.listdir(f"/proc/{self.pid}/task"):
-                if hasattr(os, "SCHED_IDLE"):
-                    os.sched_setscheduler(int(task), os.SCHED_IDLE, os.sched_param(0))
-                else:
-                    os.setpriority(os.PRIO_PROCESS, int(task), NICENESS)
+            for thread in os.listdir(f"/proc/{self.pid}/task"):
+                run_when_idle(int(thread))
 
     def bury(self) -> str:
         """What it died of."""
@@ -257,7 +235,7 @@ def _limit_memory() -> None:
 class CompileServer:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._modules = load_compiler()
+        library()
         self._compilers: dict[int, Any] = {}  # by vocabulary
         self._children: dict[int, CompileChild] = {}  # those with a job, by job
         self._idle: list[CompileChild] = []  # forked ahead: a fork takes 10 ms
@@ -294,10 +272,6 @@ class CompileServer:
         self._idle.clear()
         self._refill()
 
-    def _compiler_for(self, pieces: list[bytes]) -> Any:
-        compiler, tokenizer_info = self._modules
-        return compiler_for(compiler, vocabulary_info(tokenizer_info, pieces))
-
     def _hear(self, child: CompileChild) -> None:
         message = child.read()
         if message is None:
@@ -323,7 +297,7 @@ class CompileServer:
     def _obey(self, order: CompileOrder) -> None:
         match order:
             case LoadVocabulary(number, pieces):
-                self._compilers[number] = self._compiler_for(pieces)
+                self._compilers[number] = compiler_for(pieces)
                 self._renew()
                 self._connection.send(VocabularyLoaded(number))
             case ForgetVocabulary(number):
@@ -349,6 +323,7 @@ def serve(fd: int) -> None:
         signal.SIGHUP,
     ):  # it goes on while the other one does
         signal.signal(number, signal.SIG_IGN)
+    in_own_process()
     server = CompileServer(Connection(fd))
     with suppress(EOFError, OSError):  # nobody is there any more
         server.run()

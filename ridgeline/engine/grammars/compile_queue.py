@@ -37,7 +37,7 @@ class CompileLimits:
 class CompileJob:
     number: int
     tenant: str
-    added: float = 0.0
+    since: float = 0.0  # it is waited for
     spent_s: float = 0.0
     turn_s: float = 0.0  # since it was last begun or continued
     is_begun: bool = False
@@ -75,9 +75,10 @@ class CompileQueue:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def add(self, number: int, tenant: str, now: float) -> None:
+    def add(self, number: int, tenant: str, now: float, since: float | None = None) -> None:
+        """`since` when it is waited for; otherwise from now on."""
         self._count(now)
-        self._jobs[number] = CompileJob(number, tenant, now)
+        self._jobs[number] = CompileJob(number, tenant, now if since is None else since)
 
     def remove(self, number: int) -> None:
         """It has ended, or is wanted no more; one that is not here is none."""
@@ -135,7 +136,7 @@ class CompileQueue:
         then of whoever has most.
         """
         slow = [job for job in self._jobs.values() if job.is_slow]
-        crowded = [job.number for job in slow if now - job.added > self.limits.in_all_s]
+        crowded = [job.number for job in slow if now - job.since > self.limits.in_all_s]
         slow = [job for job in slow if job.number not in crowded]
         counts = Counter(job.tenant for job in slow)
         while counts:

@@ -23,7 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,7 +34,6 @@ from typing import Any
 import numpy as np
 
 from ridgeline.engine.grammars.compile_process import (
-    NICENESS,
     NO_MEMORY,
     BeginCompile,
     Compiled,
@@ -47,9 +46,10 @@ from ridgeline.engine.grammars.compile_process import (
     compile_with,
     compiler_for,
     reason_in,
-    vocabulary_info,
+    run_when_idle,
 )
 from ridgeline.engine.grammars.compile_queue import CompileLimits, CompileQueue, Turns
+from ridgeline.engine.grammars.library import library
 from ridgeline.engine.requests.grammar import Grammar
 from ridgeline.errors import GrammarError, RequestError
 
@@ -70,12 +70,20 @@ class CompileTask(Future[Any]):
 
     def __init__(
         self, number: int, vocabulary: GrammarVocabulary, grammar: Grammar, max_whitespace: int,
-        tenant: str,
+        tenant: str, since: float,
     ) -> None:  # fmt: skip
         super().__init__()
         self.number, self.vocabulary, self.grammar = number, vocabulary, grammar
         self.max_whitespace, self.tenant, self.num_starts = max_whitespace, tenant, 0
-        self.is_abandoned, self.came = False, time.monotonic()
+        self.is_abandoned, self.since = False, since
+
+    def end_with(self, result: Any) -> None:
+        """A compiled grammar or why there is none, unless it has ended already."""
+        with suppress(InvalidStateError):
+            if isinstance(result, Exception):
+                self.set_exception(result)
+            else:
+                self.set_result(result)
 
 
 class GrammarVocabulary:
@@ -98,14 +106,11 @@ class GrammarVocabulary:
             return self._pieces
 
     def compiler(self) -> Any:
-        """Made by the thread that first needs it: xgrammar takes a second to import."""
+        """Made by the thread that first needs it: xgrammar takes a while to import."""
         pieces = self.pieces
         with self._lock:
             if self._compiler is None:
-                from xgrammar import compiler, tokenizer_info
-
-                info = vocabulary_info(tokenizer_info, pieces)
-                self._compiler = compiler_for(compiler, info)
+                self._compiler = compiler_for(pieces)
             return self._compiler
 
 
@@ -145,6 +150,7 @@ class Compilers:
         self._queue = CompileQueue(limits)
         self._tasks: dict[int, CompileTask] = {}  # all that have not ended
         self._loading: dict[int, CompileTask] = {}  # those whose vocabulary is being loaded
+        self._finishing: deque[CompileTask] = deque()  # slow ones that are compiled again here
         self._process: CompilerProcess | None = None
         self._numbers = count(1)
         self._commands: deque[Callable[[], None]] = deque()
@@ -170,10 +176,17 @@ class Compilers:
         return len(self._tasks)
 
     def submit(
-        self, vocabulary: GrammarVocabulary, grammar: Grammar, max_whitespace: int, tenant: str = ""
+        self,
+        vocabulary: GrammarVocabulary,
+        grammar: Grammar,
+        max_whitespace: int,
+        tenant: str = "",
+        since: float | None = None,
     ) -> CompileTask:
+        """`since` when it is waited for, by time.monotonic(): in an engine before this one too."""
+        since = time.monotonic() if since is None else since
         number = next(self._numbers)
-        task = CompileTask(number, vocabulary, grammar, max_whitespace, tenant)
+        task = CompileTask(number, vocabulary, grammar, max_whitespace, tenant, since)
         self._tell(lambda: self._take(task))
         return task
 
@@ -204,7 +217,7 @@ class Compilers:
         readable: list[Any] = [self._reader]
         if self._process is not None:
             readable.append(self._process.connection)
-        ready = wait(readable, self._queue.wait_s())
+        ready = wait(readable, self._wait_s())
         with suppress(BlockingIOError):
             os.read(self._reader, 4096)
         while self._commands:
@@ -212,6 +225,24 @@ class Compilers:
         if self._process is not None and self._process.connection in ready:
             self._hear(self._process.connection.recv())
         self._obey(self._queue.advance(time.monotonic()))
+        self._refuse_late(time.monotonic())
+
+    def _wait_s(self) -> float | None:
+        waits = [task.since + self.limits.in_all_s - time.monotonic() for task in self._finishing]
+        if (until_turn := self._queue.wait_s()) is not None:
+            waits.append(until_turn)
+        return max(0.0, min(waits)) if waits else None
+
+    def _refuse_late(self, now: float) -> None:
+        """Those that wait too long for others, or take too long themselves, are told now: what is
+        compiled here cannot be interrupted.
+        """
+        for task in list(self._finishing):
+            is_late = now - task.since > self.limits.in_all_s
+            if is_late:
+                task.end_with(GrammarError(crowded_message(self.limits.max_slow_per_tenant)))
+            if is_late or task.done():
+                self._finishing.remove(task)
 
     def _take(self, task: CompileTask) -> None:
         if task.cancelled():
@@ -223,7 +254,7 @@ class Compilers:
         known, number = self._process.sent, task.vocabulary.number
         if known.get(number):
             known[number] = known.pop(number)  # used last
-            self._queue.add(task.number, task.tenant, time.monotonic())
+            self._queue.add(task.number, task.tenant, time.monotonic(), task.since)
             return
         self._loading[task.number] = task
         if number not in known:
@@ -243,12 +274,9 @@ class Compilers:
         if message.died or message.reason:
             task.set_exception(_failed(task.grammar, message))
         else:
-            if message.is_quick:
-                self._threads.submit(_finish, task)
-            else:
-                due = task.came + self.limits.in_all_s
-                most = self.limits.max_slow_per_tenant
-                self._slow_thread.submit(_finish_slow, task, due, most)
+            if not message.is_quick:
+                self._finishing.append(task)
+            (self._threads if message.is_quick else self._slow_thread).submit(_finish, task)
 
     def _note_loaded(self, number: int) -> None:
         assert self._process is not None, "it has just spoken"
@@ -256,7 +284,7 @@ class Compilers:
         known[number] = True
         for task in [each for each in self._loading.values() if each.vocabulary.number == number]:
             del self._loading[task.number]
-            self._queue.add(task.number, task.tenant, time.monotonic())
+            self._queue.add(task.number, task.tenant, time.monotonic(), task.since)
         used = {task.vocabulary.number for task in self._tasks.values()}
         for oldest in [each for each in known if each not in used][: -MAX_VOCABULARIES or None]:
             if len(known) > MAX_VOCABULARIES:
@@ -314,25 +342,19 @@ class Compilers:
 def _make_way() -> None:
     """This thread, and those that it starts, leave the processor to others."""
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        run_when_idle(threading.get_native_id())
 
 
 def _finish(task: CompileTask) -> None:
     """Compile in this process what another one has shown to be compiled in time."""
+    if task.done():
+        return  # it has waited for others for too long
     try:
         if task.is_abandoned:
             raise _wrong(task.grammar, "nobody waits for it any more")
-        task.set_result(compile_here(task.vocabulary, task.grammar, task.max_whitespace))
+        task.end_with(compile_here(task.vocabulary, task.grammar, task.max_whitespace))
     except Exception as error:
-        task.set_exception(error)
-
-
-def _finish_slow(task: CompileTask, due: float, most: int) -> None:
-    """The same of a slow one, unless it has waited too long for others."""
-    if time.monotonic() > due:
-        task.set_exception(GrammarError(crowded_message(most)))
-    else:
-        _finish(task)
+        task.end_with(error)
 
 
 def compile_here(vocabulary: GrammarVocabulary, grammar: Grammar, max_whitespace: int) -> Any:
@@ -346,9 +368,7 @@ def compile_here(vocabulary: GrammarVocabulary, grammar: Grammar, max_whitespace
 
 
 def _check_matches(compiled: Any, vocabulary: GrammarVocabulary, grammar: Grammar) -> None:
-    from xgrammar import GrammarMatcher
-
-    matcher = GrammarMatcher(compiled)
+    matcher = library().matcher.GrammarMatcher(compiled)
     mask = np.zeros((1, -(-len(vocabulary.pieces) // 32)), dtype=np.int32)
     matcher.fill_next_token_bitmask(mask)
     if not (mask.any() or matcher.is_completed()):

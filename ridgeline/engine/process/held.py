@@ -43,6 +43,11 @@ class Held:
     def has_begun(self) -> bool:
         return any(sample.tokens for sample in self.live.samples)
 
+    @property
+    def waits_for_grammar(self) -> bool:
+        """Whether it may do so: it has one, and nothing has come of it yet."""
+        return self.live.job.sampling.grammar is not None and not self.num_tokens
+
     def parts(self, numbers: Iterator[int]) -> Iterator[tuple[HeldPart, Add]]:
         """What is to be sent, each part with its number."""
         self.num_tokens = 0

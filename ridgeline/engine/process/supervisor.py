@@ -178,6 +178,8 @@ class Supervisor:
 
     def _send_next(self) -> None:
         """Send all waiting requests; while there are suspects, only those that are tried next."""
+        if self._trials.running and not self._worker.heartbeat.in_steps():
+            self._trials.let_prepare()
         if self._trials.running or self._broken is not None or not self._worker.is_ready:
             return
         if self._trials:

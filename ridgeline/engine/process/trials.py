@@ -69,6 +69,16 @@ class SuspectTrials:
             self._size *= 2
         return done
 
+    def let_prepare(self) -> None:
+        """Those of a trial that have computed nothing for long, because their grammars are being
+        compiled: nobody waits for that. If the process dies again they are tried again.
+        """
+        if self._clock() - self._began < max(PATIENCE_S, self.start_s):
+            return
+        for held in [held for held in self.running if held.waits_for_grammar]:
+            held.num_trials -= 1
+            self.running.remove(held)
+
     def died(self) -> Held | None:
         """The process has died in a trial, if there was one. Who was alone in it did it; of several
         it is one, and they are tried again, half of them at a time.

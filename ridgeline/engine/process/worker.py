@@ -27,6 +27,7 @@ from ridgeline.engine.backend import EngineFacts
 from ridgeline.engine.execution.ahead import Ahead
 from ridgeline.engine.execution.faults import reason_of
 from ridgeline.engine.execution.work import CostBase, StepMeter
+from ridgeline.engine.grammars.library import in_own_process
 from ridgeline.engine.local.local_backend import LocalBackend
 from ridgeline.engine.local.loop import Loop
 from ridgeline.engine.process.heartbeat import Heartbeat, WatchedRunner
@@ -183,13 +184,19 @@ def run_worker(connection: Connection, heartbeat: Heartbeat, order: EngineOrder)
     _serve(loop, connection, heartbeat, inbox, meter, ahead)
 
 
+def run_own(connection: Connection, heartbeat: Heartbeat, order: EngineOrder) -> None:
+    """The process, where it is one of ours alone."""
+    in_own_process()
+    run_worker(connection, heartbeat, order)
+
+
 def run_early(connection: Connection, memory: Any) -> None:
-    """The process, where it was started before it was known what to load."""
+    """The same, where it was started before it was known what to load."""
     try:
         order: EngineOrder = connection.recv()
     except (EOFError, OSError):
         return  # nothing: the other one has ended
-    run_worker(connection, Heartbeat(memory=memory), order)
+    run_own(connection, Heartbeat(memory=memory), order)
 
 
 def _read(connection: Connection, inbox: SimpleQueue[Command]) -> None:
@@ -291,7 +298,7 @@ class Worker:
         self.heartbeat = Heartbeat(context)
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=run_worker,
+            target=run_own,
             args=(theirs, self.heartbeat, order),
             name="ridgeline-engine",
             daemon=True,

@@ -30,13 +30,14 @@ from ridgeline.engine.grammars.compilers import (
     compile_here,
     shared_compilers,
 )
+from ridgeline.engine.grammars.library import library
 from ridgeline.engine.requests.grammar import Grammar
 from ridgeline.engine.requests.request import Sampling
 from ridgeline.errors import GrammarError, MissingPackageError
 
 BITS = 32  # tokens a word
 MAX_KEPT = 256  # compiled grammars
-MAX_KEPT_BYTES = 128 << 20  # a large one takes 10 to 40 MB, most a few hundred KB
+MAX_KEPT_BYTES = 32 << 20  # a large one takes 10 to 40 MB, most a few hundred KB
 # White space in a row that JSON may have: enough to indent deeply, and an end to what a model that
 # goes astray would write forever.
 MAX_WHITESPACE = 20
@@ -64,9 +65,7 @@ class Matcher:
         ends: Collection[int],
         never: np.ndarray,
     ) -> None:
-        from xgrammar import GrammarMatcher
-
-        self._matcher = GrammarMatcher(compiled)
+        self._matcher = library().matcher.GrammarMatcher(compiled)
         self._num_words = num_words
         self._ends = frozenset(ends)
         ruled_out = [token for token, bias in sampling.logit_bias.items() if bias == float("-inf")]
@@ -166,15 +165,18 @@ class Grammars:
     def vocab_size(self) -> int:
         return self._vocab_size
 
-    def compile(self, grammar: Grammar, tenant: str = "") -> CompileTask:
+    def compile(
+        self, grammar: Grammar, tenant: str = "", since: float | None = None
+    ) -> CompileTask:
         """The compiled grammar, at once if it is kept; a GrammarError if it makes no sense. Who
-        waits for it no longer says so to `leave`. Grammars of several tenants take turns.
+        waits for it no longer says so to `leave`. Grammars of several tenants take turns; `since`
+        when it is waited for, where not from now on.
         """
         check_installed()
         task = self._kept.get(grammar)
         if task is None or task.cancelled() or (task.done() and task.exception() is not None):
             task = self._kept[grammar] = self.compilers.submit(
-                self._vocabulary, grammar, MAX_WHITESPACE, tenant
+                self._vocabulary, grammar, MAX_WHITESPACE, tenant, since
             )
         self._waiting[task] += 1
         self._kept.move_to_end(grammar)

@@ -41,7 +41,8 @@ class Preparing:
         grammar = live.job.sampling.grammar
         assert grammar is not None, f"request {ask.request_id!r} has no grammar to wait for"
         assert self._grammars is not None, "a request with a grammar comes with a tokenizer"
-        self._waiting[ask.request_id] = (ask, live, self._grammars.compile(grammar, ask.tenant))
+        task = self._grammars.compile(grammar, ask.tenant, ask.arrival or None)
+        self._waiting[ask.request_id] = (ask, live, task)
 
     def follow_thinking(self, live: LiveRequest) -> None:
         """There is nothing to wait for where a limit to its thinking is all that is followed."""

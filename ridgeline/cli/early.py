@@ -1,11 +1,13 @@
-"""A process for the engine that is started before this one has imported anything, so that both
-import at the same time: with two cores a server is up a third sooner.
+"""Where the engine's processes come from: all are forked from one that has imported what an engine
+needs, and does nothing else. It is begun before this one has imported anything, so that both import
+at the same time: with two cores a server is up a third sooner. After a death another engine is
+there at once, where torch alone takes seconds to import.
 
-It waits until `Engine.supervised(early=…)` sends it what to load, and ends with the process that
+Each waits until `Engine.supervised(early=…)` sends it what to load, and ends with the process that
 started it. Nothing is imported here that takes time.
 
     begin()                             # before torch is imported
-    Engine.supervised(path, early=taken())
+    Engine.supervised(path, early=starter())
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection
+from multiprocessing.forkserver import ensure_running
 from typing import Any, NamedTuple
 
 BEGAN = time.monotonic()  # about when the process did
+TEMPLATE = "ridgeline.cli.engine_template"  # what engines are forked from imports it
 M_ARENA_MAX = -8  # of glibc's malloc.h
 NUM_VALUES = 1 << 16  # fp64 numbers that both processes see: more than a heartbeat has
 
@@ -31,14 +36,26 @@ class Early(NamedTuple):
     memory: Any  # shared by both
 
 
-_begun: list[Early] = []
+_begun: list[bool] = []
 
 
 def begin() -> None:
     """Unless there is nothing left to be won."""
-    if "torch" in sys.modules:
+    if "torch" in sys.modules or "forkserver" not in get_all_start_methods():
         return
-    context = get_context("spawn")
+    get_context("forkserver").set_forkserver_preload([TEMPLATE])
+    ensure_running()
+    _begun.append(True)
+
+
+def starter() -> Callable[[], Early] | None:
+    """Gives a new process each time; None where nothing was begun."""
+    return _start if _begun else None
+
+
+def _start() -> Early:
+    """It waits until all is imported there."""
+    context = get_context("forkserver")
     memory = context.RawArray("d", NUM_VALUES)
     ours, theirs = context.Pipe()
     process = context.Process(
@@ -46,12 +63,7 @@ def begin() -> None:
     )
     process.start()
     theirs.close()
-    _begun.append(Early(process, ours, memory))
-
-
-def taken() -> Early | None:
-    """The process that was begun, for the one who uses it."""
-    return _begun.pop() if _begun else None
+    return Early(process, ours, memory)
 
 
 def share_cores() -> None:

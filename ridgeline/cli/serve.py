@@ -98,7 +98,9 @@ def check_config(config: ServerConfig) -> None:
 
 def make_engine(args: argparse.Namespace, path: Path, recipe: Recipe, setup: Setup) -> Engine:
     if args.replicas is None:
-        return Engine.supervised(path, recipe, device=args.device, setup=setup, early=early.taken())
+        return Engine.supervised(
+            path, recipe, device=args.device, setup=setup, early=early.starter()
+        )
     # By its name: on another machine it is found, or fetched, at another place.
     return Engine.replicated(
         args.model, recipe, num_replicas=args.replicas, device=args.device, setup=setup

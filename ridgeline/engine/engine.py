@@ -53,7 +53,7 @@ from ridgeline.engine.jobs import (
 from ridgeline.engine.loading.saved import Beside, generation_of
 from ridgeline.engine.local.local_backend import LocalBackend, as_local
 from ridgeline.engine.process.supervisor import start_supervised
-from ridgeline.engine.process.worker import Setup, WaitingProcess
+from ridgeline.engine.process.worker import EarlyStart, Setup
 from ridgeline.engine.replicas.starting import start_replicas
 from ridgeline.engine.requests.request import Sampling
 from ridgeline.engine.sampling.extras import DeviceJob, Pooling
@@ -117,12 +117,12 @@ class Engine:
         num_pages: int | None = None,
         progress: Progress | bool | None = None,
         setup: Setup | None = None,
-        early: WaitingProcess | None = None,
+        early: EarlyStart | None = None,
     ) -> Self:
         """The model in another process, which is started again when it dies; requests go on. A
         script that makes one does so under `if __name__ == "__main__":`, because the new process
         imports it. `setup`, a function of a module, is called there whenever one has started.
-        `early` is a process that waits for what to load (cli/early.py).
+        `early` gives processes that wait for what to load (cli/early.py).
         """
         with shown(progress) as report:
             backend, beside = start_supervised(

@@ -259,7 +259,8 @@ def test_an_own_process_loads_xgrammar_without_transformers() -> None:
         "info = lib.tokenizer_info.TokenizerInfo([b'a', b'b'], stop_token_ids=[]); "
         "compiled = lib.compiler.GrammarCompiler(info).compile_regex('a'); "
         "matcher = lib.matcher.GrammarMatcher(compiled); mask = numpy.zeros((1, 1), numpy.int32); "
-        "matcher.fill_next_token_bitmask(mask); print(mask[0, 0] & 3, 'transformers' in sys.modules)"
+        "matcher.fill_next_token_bitmask(mask); "
+        "print(mask[0, 0] & 3, 'transformers' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout.strip(), done.returncode) == ("1 False", 0), done.stderr

@@ -20,6 +20,7 @@ from tiny_tokenizers import byte_level_metadata
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Grammar, Sampling
 from ridgeline.engine.naive import generate_samples
+from ridgeline.engine.process import trials
 from ridgeline.engine.sampling.masks import Masks
 from ridgeline.engine.sampling.matching import Grammars
 from ridgeline.models import Transformer, build_model, fill_random
@@ -80,7 +81,8 @@ def test_outputs_are_the_plain_loops(graphs: bool, overlap: bool) -> None:
                 assert re.fullmatch(DATE.text, output.text)
 
 
-def test_a_device_that_is_lost_is_survived(tmp_path: Path) -> None:
+def test_a_device_that_is_lost_is_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "PATIENCE_S", 600.0)  # one at a time, however long each takes
     save_model("llama-mha", tmp_path)
     for name, content in tokenizer().files().items():
         (tmp_path / name).write_bytes(content)

@@ -29,7 +29,7 @@ from ridgeline.records import Record, Value
 MEMORY_BYTES = 900 << 20  # weights of `demo`, and few enough pages that they are soon all used
 KILL_SHARE = 0.5  # of the run; the engine that is there then must keep its memory
 KILL_EVERY_S = 45.0
-PAUSE_S = 25.0  # between the requests of a client: 64 of them keep two ARM cores half busy
+PAUSE_S = 15.0  # between a client's requests: 64 of them keep two ARM cores three quarters busy
 WARM_SHARE = 0.2  # of the quiet run, before it counts
 PROMPTS = ("The sky is", "Two and two", "Once upon a time", "def add(a, b):")
 FLAGS = (

@@ -40,8 +40,8 @@ class ServerProcess(OwnServer):
 
     @property
     def engine_pid(self) -> int | None:
-        """Of its children the largest: others only track resources."""
-        return max(children_of(self.pid), key=_rss, default=None)
+        """Of all its processes the largest, which holds the weights."""
+        return max(children_of(self.pid, deep=True), key=_rss, default=None)
 
     def kill_engine(self) -> None:
         pid = self.engine_pid

@@ -29,6 +29,7 @@ from ridgeline.engine.process.held import Held, HeldPart
 from ridgeline.engine.process.trials import SuspectTrials
 from ridgeline.engine.process.worker import (
     Cancel,
+    EarlyStart,
     EmbeddingState,
     EngineOrder,
     Finish,
@@ -36,7 +37,6 @@ from ridgeline.engine.process.worker import (
     Refused,
     Setup,
     Token,
-    WaitingProcess,
     Worker,
     WorkerMessage,
 )
@@ -60,13 +60,13 @@ class Supervisor:
 
     num_replicas = 1
 
-    def __init__(self, order: EngineOrder, early: WaitingProcess | None = None) -> None:
-        """`early` is the first process, where that has begun already."""
+    def __init__(self, order: EngineOrder, early: EarlyStart | None = None) -> None:
+        """`early` gives processes that have begun already."""
         self.num_restarts = 0  # processes that were started after the first
         self.patience_s = WAIT_S
         self.costs: CostBase | None = None
-        self._order = order
-        self._worker = self._new_worker() if early is None else Worker(order, early)
+        self._order, self._early = order, early
+        self._worker = self._new_worker()
         self._numbers = count(1)
         self._held: dict[Hashable, Held] = {}  # in the order in which they came
         self._deadlines = Deadlines()  # kept here too: the process may be busy, stuck or gone
@@ -298,7 +298,7 @@ class Supervisor:
         self._worker = self._new_worker()
 
     def _new_worker(self) -> Worker:
-        return Worker(self._order)
+        return Worker(self._order) if self._early is None else Worker(self._order, self._early())
 
     def _suspected(self, numbers: set[int]) -> list[Held]:
         """Requests in the lost steps; if no step was under way, all in the process."""
@@ -331,10 +331,10 @@ def start_supervised(
     num_pages: int | None,
     progress: Progress | None,
     setup: Setup | None,
-    early: WaitingProcess | None,
+    early: EarlyStart | None,
 ) -> tuple[Supervisor, Beside]:
     """The supervisor of a process that has begun to load the model, and what lies beside it.
-    `early` is a process that waits for what to load (cli/early.py).
+    `early` gives processes that wait for what to load (cli/early.py).
     """
     if not isinstance(model, (str, Path)):
         raise UsageError("a supervised engine loads its model itself: give its name or path")

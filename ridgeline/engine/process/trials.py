@@ -39,15 +39,19 @@ class SuspectTrials:
         return bool(self.running or self._waiting)
 
     def suspect(self, requests: Iterable[Held]) -> None:
+        """Those that may wait for a grammar are tried last, and together."""
         if not self:
             self._size, self._may_grow = 1, True
-        self._waiting.extend(requests)
+        everybody = sorted([*self._waiting, *requests], key=lambda held: held.waits_for_grammar)
+        self._waiting = deque(everybody)
 
     def next(self) -> list[Held]:
         """The next to be tried, none if there are none. One who was suspected before is tried alone
         until it ends.
         """
         assert not self.running, "one trial at a time"
+        if self._may_grow and self._waiting and self._waiting[0].waits_for_grammar:
+            self._size = len(self._waiting)
         while self._waiting and len(self.running) < self._size:
             if self.running and self._waiting[0].num_trials:
                 break
@@ -73,7 +77,7 @@ class SuspectTrials:
         """Those of a trial that have computed nothing for long, because their grammars are being
         compiled: nobody waits for that. If the process dies again they are tried again.
         """
-        if self._clock() - self._began < max(PATIENCE_S, self.start_s):
+        if self._clock() - self._began < PATIENCE_S:
             return
         for held in [held for held in self.running if held.waits_for_grammar]:
             held.num_trials -= 1

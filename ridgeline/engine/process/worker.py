@@ -71,6 +71,9 @@ class WaitingProcess(Protocol):
     def memory(self) -> Any: ...
 
 
+EarlyStart = Callable[[], WaitingProcess]
+
+
 class Ready(NamedTuple):
     """The engine is loaded."""
 

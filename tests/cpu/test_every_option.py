@@ -220,7 +220,7 @@ def add_tenant(engine: Engine) -> None:
     submit = Compilers.submit
 
     def noted(self: Compilers, *task: Any) -> CompileTask:
-        tenants.append(task[-1])
+        tenants.append(task[3])
         return submit(self, *task)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -40,8 +40,10 @@ class ServerProcess(OwnServer):
 
     @property
     def engine_pid(self) -> int | None:
-        """Of all its processes the largest, which holds the weights."""
-        return max(children_of(self.pid, deep=True), key=_rss, default=None)
+        """What was forked from the process that engines are forked from (cli/early.py)."""
+        templates = [child for child in children_of(self.pid) if "forkserver" in _command(child)]
+        engines = set().union(*(children_of(template) for template in templates))
+        return max(engines, key=_rss, default=None)
 
     def kill_engine(self) -> None:
         pid = self.engine_pid
@@ -84,6 +86,10 @@ def children_of(pid: int, deep: bool = False) -> set[int]:
     files = [_read(file) for file in Path(f"/proc/{pid}/task").glob("*/children")]
     pids = {int(child) for text in files for child in text.split()}
     return pids.union(*(children_of(child, deep=True) for child in pids)) if deep else pids
+
+
+def _command(pid: int) -> str:
+    return _read(Path(f"/proc/{pid}/cmdline"))
 
 
 def _rss(pid: int) -> int:

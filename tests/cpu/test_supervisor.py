@@ -187,6 +187,24 @@ def test_where_trials_take_long_suspects_are_tried_together(
     assert sizes[3:] == ([2, 2, 1, 1] if is_deadly else [])
 
 
+def test_who_kills_the_process_is_found_though_nobody_waits_for_its_grammar(
+    supervised: Callable[[Deadly], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies with its first token, each time; it is let out of its first trial, and of no other."""
+    monkeypatch.setattr(trials, "PREPARING_S", -1.0)
+    prompts = prompts_of([9, 41, 14])
+    plain = replace(SETTINGS[0], max_tokens=20)
+    samplings = [plain, SETTINGS[4], plain]
+    expected = plain_engine().generate(prompts, samplings)
+    engine = supervised(lambda process, positions, num_rows: 40 in positions)
+    outputs = run(engine, prompts, samplings)
+    assert [output.status for output in outputs] == ["finished", "failed", "finished"]
+    assert "each time this request was running" in outputs[1].reason
+    for index in (0, 2):
+        assert_same(outputs[index], expected[index])
+    assert engine.num_restarts <= 3
+
+
 @pytest.mark.parametrize("left", range(2, 2 * TRIAL_TOKENS))
 def test_a_suspect_whose_trial_ends_with_its_last_token_ends(
     supervised: Callable[[Deadly], Engine], left: int

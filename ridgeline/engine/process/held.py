@@ -32,6 +32,7 @@ class Held:
     numbers: list[int]  # of its parts that are in the engine's process
     num_trials: int = 0  # how often it was run alone as a suspect
     num_tokens: int = 0  # that came since it was last sent
+    was_in_lost_step: bool = False  # of a process that died
 
     @property
     def open_samples(self) -> list[int]:

@@ -303,6 +303,8 @@ class Supervisor:
     def _suspected(self, numbers: set[int]) -> list[Held]:
         """Requests in the lost steps; if no step was under way, all in the process."""
         suspects = [part.request for number, part in self._parts.items() if number in numbers]
+        for held in suspects:
+            held.was_in_lost_step = True
         suspects = suspects or [part.request for part in self._parts.values()]
         return list(dict.fromkeys(suspects))
 

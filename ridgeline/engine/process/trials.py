@@ -22,6 +22,7 @@ from ridgeline.engine.scheduling.scheduler import MAX_STEPS_OUT
 
 TRIAL_TOKENS = MAX_STEPS_OUT + 2  # of each output: a suspect has then passed the steps it was in
 PATIENCE_S = 2.0  # that trials one at a time may take in any case
+PREPARING_S = 2.0  # that everybody waits for the grammar of a suspect
 
 
 class SuspectTrials:
@@ -74,14 +75,16 @@ class SuspectTrials:
         return done
 
     def let_prepare(self) -> None:
-        """Those of a trial that have computed nothing for long, because their grammars are being
-        compiled: nobody waits for that. If the process dies again they are tried again.
+        """Those of a first trial that have computed nothing for long, because their grammars are
+        being compiled: nobody waits for that. Who was in a lost step has had its trial by this: if
+        the process dies again, it is tried alone, however long its grammar takes.
         """
-        if self._clock() - self._began < PATIENCE_S:
+        if self._clock() - self._began < PREPARING_S:
             return
         for held in [held for held in self.running if held.waits_for_grammar]:
-            held.num_trials -= 1
-            self.running.remove(held)
+            if held.num_trials == 1:
+                held.num_trials = int(held.was_in_lost_step)
+                self.running.remove(held)
 
     def died(self) -> Held | None:
         """The process has died in a trial, if there was one. Who was alone in it did it; of several

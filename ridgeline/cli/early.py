@@ -22,10 +22,11 @@ from contextlib import suppress
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.forkserver import ensure_running
+from threading import Event
 from typing import Any, NamedTuple
 
 BEGAN = time.monotonic()  # about when the process did
-TEMPLATE = "ridgeline.cli.engine_template"  # what engines are forked from imports it
+TEMPLATE = "ridgeline.engine.process.template"  # what engines are forked from imports it
 M_ARENA_MAX = -8  # of glibc's malloc.h
 NUM_VALUES = 1 << 16  # fp64 numbers that both processes see: more than a heartbeat has
 
@@ -36,7 +37,7 @@ class Early(NamedTuple):
     memory: Any  # shared by both
 
 
-_begun: list[bool] = []
+_begun = Event()
 
 
 def begin() -> None:
@@ -45,12 +46,12 @@ def begin() -> None:
         return
     get_context("forkserver").set_forkserver_preload([TEMPLATE])
     ensure_running()
-    _begun.append(True)
+    _begun.set()
 
 
 def starter() -> Callable[[], Early] | None:
     """Gives a new process each time; None where nothing was begun."""
-    return _start if _begun else None
+    return _start if _begun.is_set() else None
 
 
 def _start() -> Early:

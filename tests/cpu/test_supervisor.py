@@ -190,7 +190,7 @@ def test_where_trials_take_long_suspects_are_tried_together(
 def test_who_kills_the_process_is_found_though_nobody_waits_for_its_grammar(
     supervised: Callable[[Deadly], Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It dies with its first token, each time; it is let out of its first trial, and of no other."""
+    """It dies with its first token each time; it is let out of its first trial, and of no other."""
     monkeypatch.setattr(trials, "PREPARING_S", -1.0)
     prompts = prompts_of([9, 41, 14])
     plain = replace(SETTINGS[0], max_tokens=20)

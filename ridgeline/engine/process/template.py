@@ -1,5 +1,5 @@
-"""What the process that engines are forked from has imported (early.py). It holds no model and no
-device, and ends with the server, whatever signals all of a service's processes get.
+"""What the process that engines are forked from has imported (cli/early.py). It holds no model and
+no device, and ends with the server, whatever signals all of a service's processes get.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from ridgeline.ladder.climbing import bench_processes, climb
 from ridgeline.ladder.climbing.check import unpaired
 from ridgeline.ladder.climbing.outlook import Outlook
 from ridgeline.ladder.climbing.progress import Options
+from ridgeline.ladder.measuring.control import Control
 from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.worker import RecipeWorker
@@ -107,6 +108,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> type[Local]:
     monkeypatch.setattr(bench_processes, "Process", Local)
     monkeypatch.setattr(Local, "speed", staticmethod(usual_speed))
     monkeypatch.setattr(climb, "Options", partial(Options, stages=STAGES))
+    monkeypatch.setattr(Control, "sample", lambda self: 100.0)
     # All matrices of a tiny model are faster as they are: here none is asked.
     monkeypatch.setattr("ridgeline.engine.loading.load_plan.measured_choices", lambda *_, **__: [])
     monkeypatch.setattr(
@@ -210,6 +212,61 @@ def test_the_guard_passes_and_fails(
     assert main(check) == CHECK_FAILED_EXIT_CODE
     assert "mean KL" in json.loads(capsys.readouterr().out)["problems"][0]
     assert main([*check, "--quality", "off"]) == 0
+
+
+def test_a_busy_machine_does_not_fail_the_guard(
+    local: type[Local],
+    command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """0.54 of the record, where a control that has nothing to do with the recipe fell too."""
+    assert main([*command, "--json"]) == 0
+    file = tmp_path / "out" / "check.json"
+    saved = json.loads(file.read_text())
+    assert saved["control"] == [100.0] * len(saved["rates"])
+    check = ["optimize", "--check", str(tmp_path / "out"), "--device", "cpu", "--quality", "off"]
+    Local.speed = staticmethod(lambda spec: 0.54 * usual_speed(spec))  # type: ignore[assignment]
+    assert main(check) == CHECK_FAILED_EXIT_CODE  # as a quiet machine has it
+    monkeypatch.setattr(Control, "sample", lambda self: 60.0)
+    capsys.readouterr()
+    assert main(check) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "a fixed computation runs at 0.60 of its speed then" in shown
+    assert main([*check, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["speed"]["value"] == pytest.approx(0.9, rel=0.01)
+    assert result["control"]["value"] == pytest.approx(0.6)
+    # A recipe that lost more than the machine did still fails.
+    Local.speed = staticmethod(lambda spec: 0.25 * usual_speed(spec))  # type: ignore[assignment]
+    assert main(check) == CHECK_FAILED_EXIT_CODE
+    # Nor does a record of earlier days, which has none, hide what is slower.
+    del saved["control"]
+    file.write_text(json.dumps(saved))
+    capsys.readouterr()
+    assert main(check) == CHECK_FAILED_EXIT_CODE
+    assert "the record has no control" in " ".join(capsys.readouterr().out.split())
+
+
+def test_outcomes_of_a_busy_machine_are_not_remembered(
+    local: type[Local], command: list[str], tmp_path: Path
+) -> None:
+    def busy(spec: dict[str, Any]) -> float:
+        return usual_speed(spec) * (1.0 + 0.5 * (Local.num_rounds % 3))
+
+    Local.speed = staticmethod(busy)  # type: ignore[assignment]
+    assert main([*command, "--json"]) == 0
+    written = Climb.from_json(json.loads((tmp_path / "out" / "climb.json").read_text()))
+    assert any("not remembered" in note for note in written.notes)
+    assert Local.remembered == []
+
+
+def test_the_control_is_timed_here() -> None:
+    control = Control("cpu")
+    control.time(2)
+    assert len(control.rates) == 2
+    assert min(control.rates) > 0
 
 
 def test_the_guards_interval_widens_with_noise() -> None:

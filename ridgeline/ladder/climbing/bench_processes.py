@@ -11,7 +11,7 @@ side; the faster one repeats it. Where both do not fit at once, each is loaded i
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
@@ -180,11 +180,17 @@ class Processes:
         """What its rounds ran when it was last compared."""
         return self._used[state.key]
 
-    def rates(self, state: ClimbState, part: WorkloadPart, rounds: int) -> list[float]:
-        """Of so many rounds of this part, alone."""
+    def rates(
+        self, state: ClimbState, part: WorkloadPart, rounds: int, beside: Callable[[], None]
+    ) -> list[float]:
+        """Of so many rounds of this part, alone, `beside` called before each."""
         running = self._ensure(state)
         running.round(part)
-        return [running.round(part) for _ in range(rounds)]
+        rates = []
+        for _ in range(rounds):
+            beside()
+            rates.append(running.round(part))
+        return rates
 
     def figures(self, state: ClimbState) -> Figures | None:
         running = self._running.get(state.key)

@@ -6,6 +6,9 @@ its quality fell beyond noise since the record. A line for a CI job.
 
 Speeds of two days differ by more than rounds of one: a fall counts when the 95% interval of the
 ratio ends below 1 and the ratio itself is below 1 - ALLOWED_FALL.
+
+A control (measuring/control.py) is timed when the record is written and beside the rounds here.
+What a busy machine takes from the control is divided out of the speed, and widens its interval.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from ridgeline.data.workload import Workload
 from ridgeline.errors import UsageError
 from ridgeline.hardware import detect
 from ridgeline.ladder.climbing.bench_processes import Processes
+from ridgeline.ladder.measuring.control import Control
 from ridgeline.ladder.measuring.judging import Measured
 from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, t_quantile
@@ -39,12 +43,14 @@ from ridgeline.recipe import Recipe
 
 ALLOWED_FALL = 0.05
 ALLOWED_RISE = 1.05  # of the KL divergence, where it had no interval
+DOUBT = 0.5  # of what the control lost: how far a workload's loss may be from it
 
 
 @dataclass(frozen=True)
 class Checked:
     folder: str
-    speed: Speedup  # now over then
+    speed: Speedup  # now over then; what the machine itself lost is divided out
+    control: Speedup | None  # of a fixed computation, now over then; None: not in the record
     quality: Quality | None
     quality_before: Quality | None
     problems: tuple[str, ...]
@@ -66,9 +72,9 @@ def check_folder(
     hardware = detect(saved["device"] if device == "auto" else device)
     subject = _subject(saved, hardware.device)
     state = ClimbState(Recipe.load(folder), saved["loop"], None if saved["shape"] else str(folder))
-    remarks: tuple[str, ...] = ()
+    remarks = []
     if hardware.name != saved["device_name"]:
-        remarks = (f"the record is of {saved['device_name']}, this is {hardware.name}",)
+        remarks.append(f"the record is of {saved['device_name']}, this is {hardware.name}")
     measured, bounds = Measured(**saved["measured"]), QualityBounds(**saved["bounds"])
     workload: Workload = workload_from(saved["workload"])
     with (
@@ -79,8 +85,11 @@ def check_folder(
     ):
         if progress is not None:
             progress("rounds", 0, 2)
-        rates = bench.rates(state, WorkloadPart.from_json(saved["part"]), rounds)
-        speed = unpaired(saved["rates"], rates)
+        control = Control(hardware.device)
+        part = WorkloadPart.from_json(saved["part"])
+        rates = bench.rates(state, part, rounds, beside=control.time)
+        machine = machine_of(saved.get("control"), control.rates)
+        speed = corrected(unpaired(saved["rates"], rates), machine)
         before = None if saved["quality"] is None else Quality(**saved["quality"])
         now = None
         if before is not None and quality:
@@ -88,7 +97,8 @@ def check_folder(
                 progress("quality", 1, 2)
             now = bench.judge(replace(state, loop="engine"))
     problems = (*speed_problems(speed), *quality_problems(before, now))
-    return Checked(str(folder), speed, now, before, problems, remarks)
+    remarks += control_remarks(machine)
+    return Checked(str(folder), speed, machine, now, before, problems, tuple(remarks))
 
 
 def read_saved(folder: Path) -> dict[str, Any]:
@@ -130,6 +140,41 @@ def unpaired(before: Sequence[float], after: Sequence[float]) -> Speedup:
     reach = t_quantile(degrees) * error
     value, low, high = (math.exp(log) for log in (middle, middle - reach, middle + reach))
     return Speedup(value, low, high, tuple(before), tuple(after))
+
+
+def machine_of(before: Sequence[float] | None, now: Sequence[float]) -> Speedup | None:
+    """How fast the machine itself is, now over then, by the control."""
+    if before is None or min(len(before), len(now)) < 2:
+        return None
+    return unpaired(before, now)
+
+
+def corrected(speed: Speedup, machine: Speedup | None) -> Speedup:
+    """The speed on a machine that is as fast as it was. A control does not suffer exactly as a
+    workload does: what is divided out is taken as known to a half of it. A machine that became
+    faster corrects nothing, for then no fall is the machine's.
+    """
+    if machine is None or machine.value >= 1.0:
+        return speed
+    lost = math.log(machine.value)
+    spread = math.hypot(math.log(speed.high / speed.value), math.log(machine.high / machine.value))
+    middle, reach = math.log(speed.value) - lost, spread - DOUBT * lost
+    value, low, high = (math.exp(log) for log in (middle, middle - reach, middle + reach))
+    return replace(speed, value=value, low=low, high=high)
+
+
+def control_remarks(machine: Speedup | None) -> list[str]:
+    if machine is None:
+        return [
+            "the record has no control, so a busy machine looks like a slower recipe; a new run of "
+            "`ridgeline optimize` writes one"
+        ]
+    if machine.value >= 1.0 - ALLOWED_FALL:
+        return []
+    return [
+        f"this machine is busier than when the record was written: a fixed computation runs at "
+        f"{machine.value:.2f} of its speed then, which is divided out of the speed"
+    ]
 
 
 def speed_problems(speed: Speedup) -> list[str]:

@@ -15,6 +15,7 @@ from ridgeline.ladder.climbing.bench_processes import Processes
 from ridgeline.ladder.climbing.budget import Budget
 from ridgeline.ladder.climbing.order import ClimbJob
 from ridgeline.ladder.climbing.progress import ClimbProgress
+from ridgeline.ladder.measuring.control import Control
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.outcome import Figures, Quality, RungOutcome, Side, Speedup
 from ridgeline.ladder.reporting.folder import (
@@ -29,6 +30,7 @@ from ridgeline.ladder.reporting.records import climb_records
 from ridgeline.ladder.reporting.report import write_report
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.reporting.saved import FILE_NAME as CLIMB
+from ridgeline.ladder.reporting.words import quiet_rungs
 from ridgeline.ladder.state import ClimbState, ClimbSubject
 from ridgeline.profiling import roof_of
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome
@@ -155,11 +157,19 @@ def check_document(
         "workload": asdict(job.workload),
         "part": bench.part_of(saved).to_json(),
         "rates": list(total.after),
+        "control": control_rates(subject.device, len(total.after)),
         "bounds": asdict(job.order.bounds) if job.order.quality else {},
         "measured": job.measured.to_json(),
         "quality": None if quality is None else asdict(quality),
         "created": climb.created,
     }
+
+
+def control_rates(device: str, count: int) -> list[float]:
+    """Of a computation that has nothing to do with the recipe: how fast the machine itself is."""
+    control = Control(device)
+    control.time(count)
+    return control.rates
 
 
 def last_quality(climb: Climb) -> Quality | None:
@@ -171,7 +181,9 @@ def last_quality(climb: Climb) -> Quality | None:
 def outcomes_to_remember(
     rungs: Sequence[RungOutcome], job: ClimbJob
 ) -> Sequence[PredictionOutcome]:
-    """What was predicted, beside what came of it."""
+    """What was predicted, beside what came of it on a quiet machine: what noise made of it is no
+    error of the prediction.
+    """
     device, model = job.hardware.name, job.subject.name
     return [
         PredictionOutcome(
@@ -184,6 +196,6 @@ def outcomes_to_remember(
             low=rung.predicted.low,
             high=rung.predicted.high,
         )
-        for rung in rungs
+        for rung in quiet_rungs(rungs)
         if rung.predicted is not None and rung.achieved is not None
     ]

@@ -29,6 +29,7 @@ from ridgeline.ladder.modules.optimized import OptimizedModule
 from ridgeline.ladder.modules.outputs import OutputBounds, difference
 from ridgeline.ladder.outcome import Figures, Goal, RoofPoint, RungOutcome, Side, Speedup
 from ridgeline.ladder.reporting.result import Climb
+from ridgeline.ladder.reporting.words import quiet_rungs
 from ridgeline.profiling.modules.devices import device_of, leaves, mapped, tensors
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.gains import accuracy_area
@@ -265,12 +266,14 @@ def shapes_in_words(example: Example) -> str:
 def outcomes_to_remember(
     rungs: tuple[RungOutcome, ...], hardware: Hardware, model: str
 ) -> list[PredictionOutcome]:
-    """Predictions that were measured, under areas of their own: other models made them."""
+    """Predictions that were measured on a quiet machine, under areas of their own: other models
+    made them.
+    """
     return [
         PredictionOutcome(
             accuracy_area(rung.area), rung.name, rung.predicted.speedup, rung.achieved.value,
             hardware.name, model, rung.predicted.low, rung.predicted.high,
         )
-        for rung in rungs
+        for rung in quiet_rungs(rungs)
         if rung.predicted is not None and rung.achieved is not None
     ]  # fmt: skip

@@ -25,6 +25,7 @@ from ridgeline.profiling.drawing import times
 from ridgeline.profiling.printing import PrintedResult, safe_text
 
 SCHEMA = 1
+WIDE = 1.2  # the interval's upper end over its lower: more, and the headline says "about"
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,7 +80,9 @@ class Climb(PrintedResult):
 
     @property
     def headline(self) -> str:
-        """One line. Its ratio is the quotient of the two rates as they stand in it."""
+        """One line. Its ratio is the quotient of the two rates as they stand in it; a wide interval
+        stands beside it and softens the words.
+        """
         before = rate(self.before.figures.output_tokens_per_s)
         after = rate(self.after.figures.output_tokens_per_s)
         if not self.kept:
@@ -88,7 +91,12 @@ class Climb(PrintedResult):
         if self.total is None:
             return f"About {times(self.kept_product)} the speed, by the changes kept one by one"
         ratio = shown_ratio(before, after)
-        return f"{ratio} the speed: {after} {self.rate_unit} instead of {before}"
+        rates = f"{after} {self.rate_unit} instead of {before}"
+        if self.total.low <= 1.0:
+            return f"Not faster beyond noise: {rates}, {between_words(self.total)}"
+        if self.total.high > WIDE * self.total.low:
+            return f"About {ratio} the speed, {between_words(self.total)}: {rates}"
+        return f"{ratio} the speed: {rates}"
 
     def table(self) -> RenderableType:
         """For `rich.print`: what was tried, predicted, achieved, and why the rest was dropped."""
@@ -120,6 +128,10 @@ def shown_ratio(before: str, after: str) -> str:
     """Of two rates as `rate` writes them, so that a reader who divides them gets the same."""
     first, last = (float(text.replace(",", "")) for text in (before, after))
     return times(last / first) if first > 0 else times(math.inf)
+
+
+def between_words(total: Speedup) -> str:
+    return f"between {total.low:.2f} and {total.high:.2f}×"
 
 
 def paired_words(total: Speedup) -> str:

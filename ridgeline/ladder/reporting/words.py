@@ -10,7 +10,7 @@ from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.outcome import Quality, RungOutcome, Speedup, TrafficPace
 from ridgeline.ladder.state import ClimbState
 
-BUSY = 1.3  # slowest over fastest of a side's rounds, in the mean of rungs: more is told
+BUSY = 1.3  # fastest over slowest of a side's rounds: more, and the machine was not quiet
 
 
 def state_words(state: ClimbState) -> str:
@@ -43,11 +43,30 @@ def with_remarks(reason: str, observation: Observation) -> str:
 
 def busy_words(outcomes: Sequence[RungOutcome]) -> str | None:
     """Where rounds of one recipe differ much, the machine was at something else too."""
-    sides = [side for o in outcomes if o.achieved for side in (o.achieved.before, o.achieved.after)]
-    factor = median(max(side) / min(side) for side in sides) if sides else 1.0
+    speedups = [outcome.achieved for outcome in outcomes if outcome.achieved is not None]
+    factor = median(factor for each in speedups for factor in _factors(each)) if speedups else 1.0
     if factor < BUSY:
         return None
     return (
         f"noisy machine: rounds of the same recipe differ by a factor of {factor:.1f}, so smaller "
-        "gains are lost in the noise"
+        "gains are lost in the noise; how good the predictions were is not remembered"
     )
+
+
+def quiet_rungs(outcomes: Sequence[RungOutcome]) -> list[RungOutcome]:
+    """Those whose rounds say something of their predictions: none of a noisy climb, nor one whose
+    own rounds differ that much.
+    """
+    if busy_words(outcomes) is not None:
+        return []
+    return [
+        outcome
+        for outcome in outcomes
+        if outcome.achieved is None or max(_factors(outcome.achieved)) < BUSY
+    ]
+
+
+def _factors(speedup: Speedup) -> tuple[float, float]:
+    """Slowest over fastest round of each side."""
+    before, after = (max(side) / min(side) for side in (speedup.before, speedup.after))
+    return before, after

@@ -24,8 +24,9 @@ from ridgeline.engine.loading.saved import generation_of, saved_recipe
 from ridgeline.engine.naive import check_memory, check_prompt
 from ridgeline.errors import UsageError
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
-from ridgeline.hardware import Hardware, detect, measure
-from ridgeline.hardware.units import human_bytes
+from ridgeline.hardware import Hardware, detect
+from ridgeline.hardware.units import human_bytes, over_words
+from ridgeline.kernels.ceilings import measure
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.cost import Chunk, StepCost, step_cost
 from ridgeline.models.families import describe
@@ -233,8 +234,9 @@ def summary_lines(result: dict[str, Any]) -> list[str]:
         lines.append(plain_experts(result))
     if result["plain_for_speed"]:
         lines.append(result["plain_for_speed"])
-    if any(is_beaten(result[key]) for key in ("prefill_limit", "decode_limit")):
-        lines.append("over 100%: the limit was measured on a busy machine; run hardware --refresh")
+    limits = {phase: result[f"{phase}_limit"] for phase in ("prefill", "decode")}
+    over = over_words({phase: limit and limit["share"] for phase, limit in limits.items()})
+    lines += wrap(over, LINE_WIDTH) if over is not None else []
     if result["sampling"]:
         values = " ".join(f"{name}={value:g}" for name, value in result["sampling"].items())
         lines += wrap(f"the model's defaults: {values}", LINE_WIDTH)
@@ -246,10 +248,6 @@ def plain_experts(result: dict[str, Any]) -> str:
         human_bytes(result[name]) for name in ("plain_expert_bytes", "weight_bytes")
     )
     return f"experts are not quantized: {experts} of {all_weights} in {result['dtype']}"
-
-
-def is_beaten(limit: dict[str, Any] | None) -> bool:
-    return limit is not None and (limit["share"] or 0.0) > 1.02
 
 
 def share_of(limit: dict[str, Any] | None, unit: str) -> str:

@@ -17,11 +17,12 @@ from ridgeline.cli.options import DEVICE_HELP, add_save
 from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import OutputError
-from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.facts import DATASHEET_ONLY, MEASURED
 from ridgeline.hardware.specs import DTYPES, SPECS
 from ridgeline.hardware.units import human, human_bytes, percent
+from ridgeline.kernels.ceilings import measure
 from ridgeline.records import Record, Value
 
 EXAMPLE = """\
@@ -94,6 +95,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     console.print()
     console.print(ceilings_table(hardware))
     console.print()
+    for line in reached_by(hardware):
+        console.print(line, style="dim")
     console.print(sources(hardware), style="dim")
     if "record" in document:
         console.print(f"record: {document['record']}")
@@ -144,6 +147,12 @@ def ceilings_table(hardware: Hardware) -> Table:
 def missing(hardware: Hardware, key: str) -> str:
     """Launches have no datasheet figure anywhere; other gaps are not known or not applicable."""
     return "" if MEASURED[key][1] == "s" or key in hardware.absent else "unknown"
+
+
+def reached_by(hardware: Hardware) -> list[str]:
+    """Where something else than torch's own call was the fastest, which then is the ceiling."""
+    by = {key: ceiling.by for key, ceiling in hardware.ceilings.items() if ceiling.by is not None}
+    return [f"{MEASURED[key][0]}: reached by {name}" for key, name in by.items()]
 
 
 def sources(hardware: Hardware) -> str:

@@ -27,9 +27,11 @@ from ridgeline.errors import (
     UsageError,
     near_matches,
 )
-from ridgeline.hardware import detect, measure
+from ridgeline.hardware import detect
+from ridgeline.hardware.units import over_words
 from ridgeline.kernels import host_library
 from ridgeline.kernels.agreement import compare
+from ridgeline.kernels.ceilings import measure
 from ridgeline.kernels.compile import compile_call, recorded_calls
 from ridgeline.kernels.extension import build, compile_source, find_nvcc, sources
 from ridgeline.kernels.launch import target_of
@@ -288,6 +290,11 @@ def render(document: dict[str, Any], console: Console) -> None:
     for row in document["rows"]:
         table.add_row(*(cell(key, row) for key in columns.values()))
     console.print(table)
+    over = over_words(
+        {f"{row['op']} {row.get('key')}": row.get("share") for row in document["rows"]}
+    )
+    if over is not None:
+        console.print(over, markup=False, soft_wrap=True)
     for row in document["rows"]:
         if row.get("problem") is not None:
             names = [row[key] for key in ("op", "target", "case", "source") if row.get(key)]

@@ -21,8 +21,9 @@ from ridgeline.cli.profile_subject import CONTEXT, PromptSizes, check, sizes_of,
 from ridgeline.cli.tables.profile import draw
 from ridgeline.cli.terminal import Terminal
 from ridgeline.engine.execution.work import matrix_dtype
-from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.clocks import ClockSampler
+from ridgeline.kernels.ceilings import measure
 from ridgeline.profiling.document import document
 from ridgeline.profiling.model_profile import StepProfile, profile_decode, profile_prefill
 from ridgeline.profiling.predicting.next_steps import Advice, what_next

@@ -47,6 +47,7 @@ class Ceiling:
     unit: str
     source: Literal["measured", "datasheet"]
     spread: float | None = None  # (p90 - p10) / median of the measurement; None for a datasheet
+    by: str | None = None  # what reached it; None: torch, or the datasheet
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

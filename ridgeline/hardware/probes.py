@@ -58,7 +58,7 @@ def _duration(hardware: Hardware, key: str, timing: Timing, num_steps: int = 1) 
 # Memory
 
 
-def _buffer_bytes(hardware: Hardware) -> int:
+def buffer_bytes(hardware: Hardware) -> int:
     """Several times the largest cache (torch does not report AMD's 256 MiB), in at most an eighth
     of free memory. A CPU reads its buffer in order, so nothing of it survives in a cache half as
     large.
@@ -79,7 +79,7 @@ def _random_floats(num_bytes: int, device: str) -> torch.Tensor:
 
 
 def copy_bandwidth(hardware: Hardware) -> Ceiling:
-    source = _random_floats(_buffer_bytes(hardware), hardware.device)
+    source = _random_floats(buffer_bytes(hardware), hardware.device)
     target = torch.empty_like(source)
     timing = measure(lambda: target.copy_(source), hardware.device, target_s=0.4)
     return _rate(hardware, "copy_bandwidth", 2 * source.nbytes, timing)
@@ -87,7 +87,7 @@ def copy_bandwidth(hardware: Hardware) -> Ceiling:
 
 def read_bandwidth(hardware: Hardware) -> Ceiling:
     """The faster of a sum and, on a CPU, a matrix-vector product, which prefetches better."""
-    buffer = _random_floats(_buffer_bytes(hardware), hardware.device)
+    buffer = _random_floats(buffer_bytes(hardware), hardware.device)
     readers: list[Callable[[], object]] = [buffer.sum]
     if hardware.device_type == "cpu":
         matrix, vector = buffer.view(-1, 1024), torch.randn(1024)

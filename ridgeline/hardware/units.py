@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ridgeline.errors import UsageError
 
 LARGE = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+OVER = 1.0005  # of a limit: more is shown as more than 100%
+NAMED = 3  # of those that exceed a limit
+WRONG_LIMIT = (
+    "that limit was measured too low (`ridgeline hardware --refresh` on an idle machine measures "
+    "it again), or data came from a cache"
+)
 SMALL = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 
 
@@ -48,6 +54,24 @@ def parse_bytes(text: str) -> int:
 
 def percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f}%"
+
+
+def is_over(share: float | None) -> bool:
+    """More than all of a limit: then the limit is wrong."""
+    return share is not None and share > OVER
+
+
+def over_words(shares: Mapping[str, float | None]) -> str | None:
+    """What is said wherever shares of a limit are shown, where one is above 100%; by their names,
+    the largest first.
+    """
+    over = {name: share for name, share in shares.items() if share is not None and is_over(share)}
+    if not over:
+        return None
+    largest = sorted(over, key=lambda name: -over[name])
+    names = ", ".join(f"{name} {over[name]:.0%}" for name in largest[:NAMED])
+    more = f" and {len(over) - NAMED} more" if len(over) > NAMED else ""
+    return f"above 100% of the limit: {names}{more}; {WRONG_LIMIT}"
 
 
 def _three_digits(value: float) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ridgeline.hardware import Hardware
+from ridgeline.hardware.units import over_words
 from ridgeline.profiling.model_profile import StepProfile
 from ridgeline.profiling.placing import PlacedOp
 from ridgeline.profiling.predicting.next_steps import Advice
@@ -41,8 +42,20 @@ def document(
         "steps": [step_json(step, counted) for step in steps],
         "next": [each.to_json() for each in advice],
         "counters": None if counted is None else counted.tool,
-        "notes": [*notes, *(note for step in steps for note in step.division.notes)],
+        "notes": [
+            *notes,
+            *(note for step in steps for note in step.division.notes),
+            *filter(None, [over_words(_shares(steps))]),
+        ],
     }
+
+
+def _shares(steps: Sequence[StepProfile]) -> dict[str, float | None]:
+    """Of limits, by what they are of."""
+    result = {step.phase + " step": step.share_of_limit for step in steps}
+    for step in steps:
+        result |= {f"{op.op.name} ({step.phase})": op.share_of_ceiling for op in step.placed}
+    return result
 
 
 def step_json(step: StepProfile, counted: Counted | None = None) -> dict[str, Any]:

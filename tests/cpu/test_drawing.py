@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from html_tree import Node, tree
 
+from ridgeline.cli.tables.plots import roofline_plot
 from ridgeline.hardware.units import human_bytes
 from ridgeline.profiling.drawing import (
     PALETTE,
@@ -223,6 +224,26 @@ def test_dots_lie_where_they_belong() -> None:
     flats = [text.text for text in figure.all("text", "halo")]
     assert any("fp16, bf16 750 TFLOP/s" in text for text in flats)  # nearly alike: one line
     assert any("4 TB/s" in text for text in flats)
+
+
+def test_nothing_is_drawn_over_the_roof() -> None:
+    """A limit that was measured too low is told, not shown as beaten."""
+    over = Dot("too fast", 2.0, 16e12, "200% of bandwidth", hollow=True, after="matrices")
+    dots = [over, Dot("on the roof", 2.0, 8e12, "100%"), Dot("matrices", 3000.0, 2e15, "143%")]
+    figure = tree(roofline(dots, ROOFS))
+    drawn = points(figure)
+    assert drawn["too fast"] == drawn["on the roof"]
+    highest = min(float(line.attributes["y1"]) for line in figure.all("line", "roof"))
+    assert min(y for _, y in drawn.values()) >= highest
+    lines = [row.text for row in figure.one("tbody").all("tr")]
+    assert "16 TFLOP/s" in lines[0]  # as it was measured
+    assert "above this roof" in lines[0]
+    assert "above this roof" not in lines[1]
+    plot = roofline_plot(dots, ROOFS)
+    assert plot is not None
+    lines = plot.plain.splitlines()
+    first = {mark: [mark in line for line in lines].index(True) for mark in "●─"}
+    assert first["●"] >= first["─"]
 
 
 def test_every_dot_is_reached_and_told() -> None:

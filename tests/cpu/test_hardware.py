@@ -46,6 +46,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return probe
 
     monkeypatch.setattr(ceilings, "PROBES", {key: fake(key) for key in MEASURED})
+    monkeypatch.setattr("ridgeline.kernels.ceilings.OWN_PROBES", {})
     return seen
 
 

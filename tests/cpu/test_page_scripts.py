@@ -376,6 +376,32 @@ def test_scales(run: Run) -> None:
     assert result["linear"] == [100, 50]
 
 
+def test_nothing_is_drawn_over_the_live_roof(run: Run) -> None:
+    code = """
+    import { Roofline } from './live/roofline.js';
+    const roofline = Object.create(Roofline.prototype);
+    roofline.roof = { memory: { value: 1e12, source: 'measured' }, matrix: { value: 1e14 } };
+    const texts = [];
+    globalThis.document = { createElement: () => ({ append: (...parts) => texts.push(...parts) }) };
+    roofline.legend = { replaceChildren() {} };
+    roofline.svg = { setAttribute: (_, text) => { roofline.label = text; } };
+    roofline.phases = given.map((phase) => ({ name: 'Decode', phase }));
+    roofline.showValues();
+    show({ drawn: given.map((phase) => roofline.drawn(phase)), label: roofline.label });
+    """
+    phases = [
+        {"intensity": 2, "flops_per_s": 1.5e12, "memory_share": 0.75, "matrix_share": 0.015},
+        {"intensity": 2, "flops_per_s": 3e12, "memory_share": 1.5, "matrix_share": 0.03},
+        {"intensity": 500, "flops_per_s": 3e14, "memory_share": 0.6, "matrix_share": 3.0},
+    ]
+    result = run(code, phases)
+    assert result["drawn"] == [1.5e12, 2e12, 1e14]
+    first, *others = result["label"].split(", Decode ")
+    assert "above 100%" not in first
+    assert len(others) == 2
+    assert all("above 100%, so this limit was measured too low" in text for text in others)
+
+
 LINKED = """
 import { readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';

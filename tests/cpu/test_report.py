@@ -19,11 +19,12 @@ from rich.console import Console
 from ridgeline.cli import main
 from ridgeline.cli.tables.optimize import climb_table
 from ridgeline.errors import OutputError, UsageError
-from ridgeline.ladder.outcome import RoofPoint
+from ridgeline.ladder.outcome import RoofPoint, RungOutcome
 from ridgeline.ladder.reporting import summary
 from ridgeline.ladder.reporting.report import report, write_report
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.reporting.saved import load_climb
+from ridgeline.ladder.reporting.words import busy_words, quiet_rungs
 from ridgeline.profiling.predicting.accuracy import remember
 
 HOSTILE = """</script></style><img src=x onerror=alert(1)>"'&[bold]"""
@@ -277,6 +278,55 @@ def test_headlines() -> None:
     assert "not measured in the same rounds" in " ".join(summary.facts(alone))
     assert sample_climbs.empty().headline.startswith("Nothing was tried")
     assert all_failed().headline.startswith("Nothing was kept")
+
+
+def test_a_wide_interval_softens_the_headline() -> None:
+    climb = sample_climbs.h200()
+    assert climb.total is not None
+    wide = replace(climb, total=replace(climb.total, low=9.1, high=14.2))
+    expected = "About 11.4× the speed, between 9.10 and 14.20×: 311 output tokens/s instead of 27.3"
+    assert wide.headline == expected
+    assert expected in in_terminal(wide)
+    assert expected in words(report(wide))
+    lost = replace(climb, total=replace(climb.total, low=0.93, high=14.2))
+    assert lost.headline.startswith("Not faster beyond noise: 311 output tokens/s instead of 27.3")
+
+
+def test_a_share_above_the_limit_is_told() -> None:
+    """Also of a climb that was written before ceilings held."""
+    climb = sample_climbs.cpu()
+    point = replace(climb.after.roof[0], share=1.248, bound="compute")
+    figures = replace(climb.after.figures, share_of_limit=1.248)
+    climb = replace(climb, after=replace(climb.after, figures=figures, roof=(point,)))
+    for text in (words(report(climb)), words(in_terminal(climb))):
+        assert "above 100% of the limit: the workload, after 125%, decode, after 125%" in text
+        assert "124.8%, above it" in text
+    for text in (words(report(sample_climbs.cpu())), words(in_terminal(sample_climbs.cpu()))):
+        assert "above 100%" not in text
+
+
+def noisy(outcomes: tuple[RungOutcome, ...], factor: float) -> list[RungOutcome]:
+    """The first round of each twice, or so, as fast as the others."""
+    result = []
+    for rung in outcomes:
+        came = rung.achieved
+        if came is not None:
+            rounds = (came.before[0] * factor, *came.before[1:])
+            rung = replace(rung, achieved=replace(came, before=rounds, after=rounds))
+        result.append(rung)
+    return result
+
+
+def test_what_a_noisy_machine_made_of_a_rung_is_not_remembered() -> None:
+    rungs = sample_climbs.cpu().rungs
+    assert busy_words(rungs) is None
+    assert quiet_rungs(rungs) == list(rungs)
+    busy = noisy(rungs, 1.6)
+    assert "not remembered" in (busy_words(busy) or "")
+    assert quiet_rungs(busy) == []
+    one = [*noisy(rungs[:1], 1.6), *rungs[1:]]
+    assert busy_words(one) is None
+    assert quiet_rungs(one) == list(rungs[1:])
 
 
 @pytest.mark.parametrize(

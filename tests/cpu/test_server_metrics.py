@@ -105,6 +105,13 @@ def test_prefill_bound() -> None:
     assert "fp8" in found.next
 
 
+def test_more_than_the_machine_can_do_is_told() -> None:
+    result = verdict(decode=totals(100, 0.3, rows=8))
+    assert "above 100% of the limit: decode 1" in result.sentence
+    assert "measured too low" in result.sentence
+    assert "above 100%" not in verdict(decode=DECODE).sentence
+
+
 def test_a_datasheet_is_named() -> None:
     found = verdict(decode=totals(100, 0.42, rows=8), whom=served(machine("datasheet")))
     assert found.bound.endswith("at 87% of the datasheet's")

@@ -30,8 +30,10 @@ from ridgeline.cli.bench.engine import (
 from ridgeline.cli.terminal import Terminal
 from ridgeline.engine.execution.work import matrix_dtype
 from ridgeline.errors import UsageError
-from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.clocks import Clocks, ClockSampler
+from ridgeline.hardware.units import over_words
+from ridgeline.kernels.ceilings import measure
 from ridgeline.progress import Progress
 from ridgeline.quantization.choose import in_words
 from ridgeline.recipe import usual_memory_share
@@ -176,6 +178,9 @@ def render_one(result: dict[str, Any], console: Console) -> None:
     console.print(
         f"x: speedup over the fastest unquantized variant, {result['base']} by its median"
     )
+    over = over_words({entry["name"]: entry["share_of_limit"] for entry in result["variants"]})
+    if over is not None:
+        console.print(over, markup=False, soft_wrap=True)
     for entry in result["variants"]:
         if entry["speculation"] != "none":
             accepted, drafted = entry["accepted_tokens"], entry["drafted_tokens"]

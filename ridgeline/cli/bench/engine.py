@@ -25,9 +25,10 @@ from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.execution.work import matrix_dtype
 from ridgeline.engine.loading.saved import saved_recipe
 from ridgeline.errors import UsageError
-from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.clocks import Clocks, ClockSampler
-from ridgeline.hardware.units import human_bytes
+from ridgeline.hardware.units import human_bytes, is_over, over_words
+from ridgeline.kernels.ceilings import measure
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.models.families import Description
 from ridgeline.models.shapes import check_one, describe_shape, random_model
@@ -327,6 +328,9 @@ def render(result: dict[str, Any], console: Console) -> None:
     if result["plain_for_speed"]:
         console.print(result["plain_for_speed"])
     console.print(throughput_table(result))
+    over = over_words({"these steps": result["share_of_limit"]})
+    if over is not None:
+        console.print(over, markup=False, soft_wrap=True)
     console.print(latency_table(result))
     if result["start"] is not None:
         start = result["start"]
@@ -351,7 +355,8 @@ def throughput_table(result: dict[str, Any]) -> Table:
     )
     table.add_row("all tokens/s", f"{result['tokens_per_s']:.1f}", "prompts and outputs")
     limit = "unknown" if share is None else f"{share:.1%}"
-    table.add_row("of the limit", limit, "the fastest these steps can run here")
+    meaning = "the fastest these steps can run here"
+    table.add_row("of the limit", limit, f"not {meaning}: see below" if is_over(share) else meaning)
     table.add_row("requests", str(result["num_requests"]), sizes_text(result))
     table.add_row("steps", str(result["num_steps"]), f"{result['wall_s']:.2f} s")
     table.add_row(

@@ -16,8 +16,10 @@ from ridgeline.cli.options import add_save
 from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import HardwareError
-from ridgeline.hardware import detect, measure
+from ridgeline.hardware import detect
 from ridgeline.hardware.clocks import ClockSampler
+from ridgeline.hardware.units import over_words
+from ridgeline.kernels.ceilings import measure
 from ridgeline.kernels.registry import all_ops
 from ridgeline.lessons import get_op_or_lesson
 
@@ -95,6 +97,9 @@ def render(document: dict[str, Any], console: Console) -> None:
         table.add_row(*cells(row))
     console.print(f"{document['device']}; the limit is the one measured on this machine")
     console.print(table)
+    over = over_words({f"{row['op']} {row['case']}": row["share"] for row in document["rows"]})
+    if over is not None:
+        console.print(over, markup=False, soft_wrap=True)
     if "record" in document:
         console.print(f"record: {document['record']}")
 

@@ -81,7 +81,8 @@ def _head(climb: Climb) -> Text:
         safe_text(climb.headline, "bold"),
         safe_text("; ".join(summary.facts(climb))),
     ]
-    lines += [Text().append("! ", "yellow").append_text(safe_text(note)) for note in climb.notes]
+    notes = summary.notes(climb)
+    lines += [Text().append("! ", "yellow").append_text(safe_text(note)) for note in notes]
     return _lines(lines)
 
 

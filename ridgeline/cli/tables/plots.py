@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ridgeline.hardware.units import human
 from ridgeline.profiling.drawing import Dot, Roofs
-from ridgeline.profiling.drawing.geometry import flats, known_roofs, scales, slope
+from ridgeline.profiling.drawing.geometry import flats, known_roofs, scales, slope, under_roof
 from ridgeline.profiling.drawing.scales import Scale, decades
 from ridgeline.profiling.printing import safe_text
 
@@ -69,6 +69,7 @@ def roofline_plot(dots: Sequence[Dot], roofs: Roofs | None, width: int = 72) -> 
     dots, roofs = [dot for dot in dots if dot.is_drawable], known_roofs(roofs)
     if roofs is None:
         return None
+    dots = [under_roof(dot, roofs) for dot in dots]
     across, up = scales(dots, roofs)
     canvas = _Canvas(width - LEFT, across, up)
     canvas.roof(roofs)

@@ -19,7 +19,8 @@ from ridgeline.data.workload import MIXES, Workload
 from ridgeline.engine.loading.draft_loading import check_words, find_draft
 from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.errors import UsageError
-from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.hardware import Hardware, detect
+from ridgeline.kernels.ceilings import measure
 from ridgeline.ladder.measuring.judging import Measured
 from ridgeline.ladder.measuring.pace import check_arrivals, opening
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS

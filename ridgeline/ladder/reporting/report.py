@@ -57,7 +57,7 @@ def report(climb: Climb) -> str:
 
 def _lead(climb: Climb) -> Markup:
     facts = "; ".join(summary.facts(climb))
-    notes = [element("li", note) for note in climb.notes]
+    notes = [element("li", note) for note in summary.notes(climb)]
     return join(
         [
             element("p", facts[:1].upper() + facts[1:], ".", class_="facts"),

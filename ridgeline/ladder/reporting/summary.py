@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from ridgeline.hardware.units import human, human_bytes, percent
+from ridgeline.hardware.units import human, human_bytes, is_over, over_words, percent
 from ridgeline.ladder.outcome import Figures, RungOutcome, RungStatus
 from ridgeline.ladder.reporting.result import Climb, paired_words, rate
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome
@@ -163,7 +163,18 @@ def _time_pairs(climb: Climb, before: Figures, after: Figures) -> list[Pair]:
 
 
 def _share(figures: Figures) -> str:
-    return percent(figures.share_of_limit) or NONE
+    share = percent(figures.share_of_limit) or NONE
+    return f"{share}, above it" if is_over(figures.share_of_limit) else share
+
+
+def notes(climb: Climb) -> list[str]:
+    """What a reader must know, shares that cannot be among it."""
+    shares = {
+        f"the workload, {name}": side.figures.share_of_limit
+        for name, side in (("before", climb.before), ("after", climb.after))
+    }
+    shares |= {point.label: point.share for point in (*climb.before.roof, *climb.after.roof)}
+    return [*climb.notes, *filter(None, [over_words(shares)])]
 
 
 def changed_fields(climb: Climb) -> list[Pair]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ridgeline.hardware.units import human
+from ridgeline.hardware.units import human, is_over
 from ridgeline.profiling.drawing.scales import Scale, is_drawable
 
 ALIKE = 0.97  # of another rate: one line for both
@@ -39,6 +39,7 @@ class Dot:
     hollow: bool = False  # as it was before
     weight: float | None = None  # share of the time, 0 to 1: the area; None: all alike
     after: str | None = None  # label of the dot that this one became: a line goes there
+    measured_per_s: float | None = None  # FLOP/s, where it is drawn lower than that
 
     @property
     def is_drawable(self) -> bool:
@@ -47,7 +48,8 @@ class Dot:
     @property
     def reached(self) -> str:
         """Its rate as people read it."""
-        return human(self.flops_per_s, "FLOP/s") if math.isfinite(self.flops_per_s) else "–"
+        rate = self.flops_per_s if self.measured_per_s is None else self.measured_per_s
+        return human(rate, "FLOP/s") if math.isfinite(rate) else "–"
 
 
 def known_roofs(roofs: Roofs | None) -> Roofs | None:
@@ -106,6 +108,17 @@ def flats(roofs: Roofs) -> list[Flat]:
 def limit_at(roofs: Roofs, flops_per_byte: float) -> float:
     """FLOP/s that no work of this intensity goes beyond."""
     return min(flops_per_byte * roofs.bandwidth, max(roofs.rates.values()))
+
+
+def under_roof(dot: Dot, roofs: Roofs | None) -> Dot:
+    """Nothing is drawn over the roof: what was measured there stands on it, and says so."""
+    if roofs is None or not dot.is_drawable:
+        return dot
+    limit = limit_at(roofs, dot.flops_per_byte)
+    if not is_over(dot.flops_per_s / limit):
+        return dot
+    words = f"{dot.figures}; above this roof, which was measured too low, and drawn on it"
+    return replace(dot, flops_per_s=limit, figures=words, measured_per_s=dot.flops_per_s)
 
 
 def digits(value: float) -> str:

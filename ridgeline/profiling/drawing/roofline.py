@@ -19,6 +19,7 @@ from ridgeline.profiling.drawing.geometry import (
     limit_at,
     scales,
     slope,
+    under_roof,
 )
 from ridgeline.profiling.drawing.labels import spread
 from ridgeline.profiling.drawing.marks import inline_mark, mark, point
@@ -45,6 +46,7 @@ def roofline(dots: Sequence[Dot], roofs: Roofs | None, *, title: str = "Roofline
     pointer; the same stand in a table below. Without roofs, dots only, and a line that says so.
     """
     roofs = known_roofs(roofs)
+    dots = [under_roof(dot, roofs) for dot in dots]
     shown = [dot for dot in dots if dot.is_drawable]
     parts = [] if roofs else [_unknown()]
     if shown or roofs:

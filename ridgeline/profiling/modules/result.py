@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ridgeline.formats.files import atomic_write
-from ridgeline.hardware.units import human, percent
+from ridgeline.hardware.units import human, over_words, percent
 from ridgeline.profiling.modules.changes import Suggestion
 from ridgeline.profiling.modules.rows import OpRow, grouped
 from ridgeline.profiling.modules.table import division_table, ops_table, suggestions_table
@@ -75,6 +75,8 @@ class ModuleProfile(PrintedResult):
         if rest:
             share = sum(row.share for row in rest)
             parts.append(Text(f"and {len(rest)} more rows, {percent(share)} of the call"))
+        over = over_words({f"{row.path} {row.op}".strip(): row.share_of_limit for row in rows})
+        parts += [] if over is None else [safe_text(over)]
         parts += [Text(), division_table(self.division, self.call.median_s)]
         parts += [Text(), suggestions_table(self.next)]
         parts += [safe_text(f"note: {note}") for note in self.notes]

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import UsageError
-from ridgeline.hardware import Hardware, detect, measure
+from ridgeline.hardware import Hardware, detect
+from ridgeline.kernels.ceilings import measure
 from ridgeline.profiling.modules import gains
 from ridgeline.profiling.modules.devices import device_of, move
 from ridgeline.profiling.modules.gains import CallWork

@@ -102,7 +102,8 @@ PANELS = (
             (now("ridgeline:memory_bandwidth_share"), "memory bandwidth, {{phase}}"),
             (now("ridgeline:matrix_rate_share"), "matrix rate, {{phase}}"),
         ),
-        "What the steps reach of what the device was measured to do, while it is at work.",
+        "What the steps reach of what the device was measured to do, while it is at work. Above "
+        "100% that was measured too low: run `ridgeline hardware --refresh` on the idle machine.",
         top=1,
     ),
     Panel(

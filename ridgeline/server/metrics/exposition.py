@@ -215,12 +215,14 @@ class Exposition(Collector):
             (
                 "memory_share",
                 "memory_bandwidth_share",
-                "Share of the memory bandwidth ceiling reached while busy.",
+                "Share of the memory bandwidth ceiling reached while busy; "
+                "above 1 the ceiling was measured too low.",
             ),
             (
                 "matrix_share",
                 "matrix_rate_share",
-                "Share of the matrix rate ceiling reached while busy.",
+                "Share of the matrix rate ceiling reached while busy; "
+                "above 1 the ceiling was measured too low.",
             ),
         ):
             shares = ((each, getattr(phase, field)) for each, phase in measured)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
+from ridgeline.hardware.units import over_words
 from ridgeline.profiling.placing import LOW_SHARE
 from ridgeline.recipe import flag
 from ridgeline.server.metrics.served import Served
@@ -47,7 +48,18 @@ def judge(window: Window | None, served: Served) -> ServerVerdict:
     if window is None or window.active_share < IDLE_SHARE:
         return ServerVerdict("idle", "idle: no request is running", (), "")
     kind, bound = _kind(window, served)
-    return ServerVerdict(kind, bound, tuple(_facts(window, kind)), _next(kind, window, served))
+    facts = (*_over(window), *_facts(window, kind))
+    return ServerVerdict(kind, bound, facts, _next(kind, window, served))
+
+
+def _over(window: Window) -> list[str]:
+    phases = {"decode": window.decode, "prefill": window.prefill}
+    shares = {
+        name: max(phase.memory_share or 0.0, phase.matrix_share or 0.0)
+        for name, phase in phases.items()
+        if phase is not None
+    }
+    return list(filter(None, [over_words(shares)]))
 
 
 def main_phase(window: Window) -> tuple[str, PhaseMeans]:

@@ -5,6 +5,7 @@ import { decadesInside, logScale } from "./scales.js";
 
 const HEIGHT = 190;
 const EDGE = { left: 58, right: 12, top: 24, bottom: 36 };
+const OVER = 1.0005; // of a limit: more is said in words
 const TRAIL = 45; // seconds of points that fade behind
 
 export class Roofline {
@@ -92,11 +93,11 @@ export class Roofline {
   drawPhase({ name, key, className, phase }) {
     const recent = this.points.slice(-TRAIL).map((point) => point[key]).filter((each) => each?.flops_per_s);
     for (const each of recent) {
-      this.svg.append(shape("circle", { class: `dot trail ${className}`, cx: this.x(each.intensity), cy: this.y(each.flops_per_s), r: 3 }));
+      this.svg.append(shape("circle", { class: `dot trail ${className}`, cx: this.x(each.intensity), cy: this.y(this.drawn(each)), r: 3 }));
     }
     if (!phase.flops_per_s) return;
-    const [x, y] = [this.x(phase.intensity), this.y(phase.flops_per_s)];
-    const limit = Math.min(phase.intensity * this.roof.memory.value, this.roof.matrix.value);
+    const [x, y] = [this.x(phase.intensity), this.y(this.drawn(phase))];
+    const limit = this.limit(phase);
     const isRight = phase.intensity > this.ridge;
     this.svg.append(
       shape("line", { class: `drop ${className}`, x1: x, x2: x, y1: this.y(limit), y2: y }),
@@ -105,6 +106,15 @@ export class Roofline {
         : shape("rect", { class: `dot ${className}`, x: x - 5.5, y: y - 5.5, width: 11, height: 11 }),
       this.label(name, x, y, isRight),
     );
+  }
+
+  limit(phase) {
+    return Math.min(phase.intensity * this.roof.memory.value, this.roof.matrix.value);
+  }
+
+  /** Never over the roof: what exceeds it was measured against too low a limit, and the legend says so. */
+  drawn(phase) {
+    return Math.min(phase.flops_per_s, this.limit(phase));
   }
 
   /** Right of the point, or below it where the roof ends; above it where that is taken. */
@@ -122,8 +132,9 @@ export class Roofline {
     const source = this.roof.memory.source === "measured" ? "measured here" : "from the datasheet";
     const entries = this.phases.filter(({ phase }) => phase?.flops_per_s).map(({ name, phase }) => {
       const isMemory = phase.memory_share >= phase.matrix_share;
-      const share = percent(Math.max(phase.memory_share, phase.matrix_share));
-      return [name, share, isMemory ? "of bandwidth" : "of matrix rate"];
+      const share = Math.max(phase.memory_share, phase.matrix_share);
+      const over = share > OVER ? ": above 100%, so this limit was measured too low" : "";
+      return [name, percent(share), (isMemory ? "of bandwidth" : "of matrix rate") + over];
     });
     this.legend.replaceChildren(
       ...entries.map(([name, share, what]) => element("li", "", `${name} `, element("b", "", share), ` ${what}`)),

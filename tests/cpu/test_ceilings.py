@@ -159,7 +159,7 @@ def test_bench_tells_it(low: None, folder: Path, tmp_path: Path, capsys: Capture
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "hello"}\n')
     command = ["bench", "engine", str(folder), "--workload", str(prompts), "--output-tokens", "2"]
-    command += ["--device", "cpu", "--rounds", "1", "--max-context", "512"]
+    command += ["--device", "cpu", "--rounds", "1", "--max-context", "64"]
     assert main(command) == 0
     shown = flat(capsys.readouterr().out)
     assert f"{OVER}: these steps" in shown

@@ -9,70 +9,40 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from test_module_profile import Mlp, hardware
+from module_climbs import Rate, Wide, look_briefly, optimized, set_rates, statuses
+from test_module_profile import Mlp
 from torch import Tensor, nn
 
 import ridgeline
 from ridgeline.errors import UsageError
-from ridgeline.ladder.modules import OptimizedModule, climb, linears, optimize
-from ridgeline.ladder.modules.building import Built, Example, build, tf32
-from ridgeline.ladder.modules.copies import copied, weight_bytes
+from ridgeline.ladder.modules import bench, climb, optimize
+from ridgeline.ladder.modules.first_answer import ModuleFirstAnswer
+from ridgeline.ladder.modules.forms import linears
+from ridgeline.ladder.modules.forms.building import Built, Example, build, tf32
+from ridgeline.ladder.modules.forms.copies import copied, weight_bytes
 from ridgeline.ladder.modules.outputs import OutputBounds, difference
 from ridgeline.ladder.reporting.result import Climb
-from ridgeline.profiling.modules import run, tracing
+from ridgeline.profiling.modules import gains
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.predicting.accuracy import known_errors
 from ridgeline.quantization.scheme import parse_scheme
 
-Rate = Callable[[ModuleForm], float]
-NO_COMPILE = ("compile",)
-
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of prediction errors; the kernels of the host are not built for these tests, and the module
-    is looked at briefly.
-    """
-    monkeypatch.setattr(run, "TARGET_S", 0.01)
-    monkeypatch.setattr(tracing, "NUM_DIVIDED", 1)
-    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(linears, "prepare", lambda: False)
+    look_briefly(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rate], None]:
-    """Calls a second, by the form of what is called."""
-
-    def given(rate: Rate) -> None:
-        monkeypatch.setattr(climb.Climber, "_rate", lambda self, side: rate(side.form))
-
-    return given
-
-
-def optimized(module: nn.Module, inputs: Any, **options: Any) -> OptimizedModule:
-    found = optimize(module, inputs, **{"hardware": hardware(), "skip": NO_COMPILE, **options})
-    assert isinstance(found, OptimizedModule)
-    return found
-
-
-def statuses(found: OptimizedModule) -> dict[str, str]:
-    return {rung.name: rung.status for rung in found.rungs}
-
-
-class Wide(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(128, 256), nn.Linear(256, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.relu(self.first(x)))
+    return partial(set_rates, monkeypatch)
 
 
 def test_what_is_faster_and_right_is_kept(rates: Callable[[Rate], None]) -> None:
@@ -201,12 +171,12 @@ def test_what_raises_is_recorded_and_the_climb_goes_on(rates: Callable[[Rate], N
 def test_memory_that_runs_out_is_recorded(
     rates: Callable[[Rate], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def short(module: nn.Module, form: ModuleForm, *about: Any) -> Built:
+    def short(module: nn.Module, form: ModuleForm, *rest: Any) -> Built:
         if form.dtype is not None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return build(module, form, *about)
+        return build(module, form, *rest)
 
-    monkeypatch.setattr(climb, "build", short)
+    monkeypatch.setattr(bench, "build", short)
     rates(lambda form: 100.0)
     found = optimized(Wide(), torch.randn(1, 128))
     assert statuses(found)["bf16"] == "failed"
@@ -252,45 +222,24 @@ def test_inputs_that_are_changed_in_place_are_refused() -> None:
         optimized(Growing(), (torch.zeros(3), []))
 
 
-def test_a_budget_takes_the_best_first_and_then_ends(
+def test_what_gave_nothing_alone_is_tried_again_later(
     rates: Callable[[Rate], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rates(lambda form: 100.0)
-    found = optimized(Wide(), torch.randn(1, 128), budget_s=1e-6)
-    names = [rung.name for rung in found.rungs if rung.predicted is not None]
-    gains = [rung.predicted.speedup for rung in found.rungs if rung.predicted is not None]
-    assert names
-    assert gains == sorted(gains, reverse=True)
-    assert {statuses(found)[name] for name in names} == {"not reached"}
+    """Without a first answer, and with a prediction that is wrong about which comes first."""
+    monkeypatch.setattr(climb, "first_answer", lambda *_: ModuleFirstAnswer(()))
+    monkeypatch.setitem(gains.CHANNELS_LAST, "cpu", 0.01)
+    timed: list[ModuleForm] = []
 
+    def rate(form: ModuleForm) -> float:
+        timed.append(form)
+        return 150.0 if form.dtype and form.layout else 120.0 if form.dtype else 100.0
 
-def test_ctrl_c_keeps_what_is_done(
-    rates: Callable[[Rate], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(module: nn.Module, form: ModuleForm, *about: Any) -> Built:
-        if form.dtype is not None:
-            raise KeyboardInterrupt
-        return build(module, form, *about)
-
-    monkeypatch.setattr(climb, "build", stopped)
-    rates(lambda form: 100.0 if form.grad else 150.0)
-    found = optimized(Wide(), torch.randn(1, 128))
-    assert statuses(found)["inference"] == "kept"
-    assert statuses(found)["int8"] == "not reached"
-    assert found.form.grad is False
-    assert "stopped by the user: what was done is kept" in found.climb.notes
-
-
-def test_what_gave_nothing_alone_is_tried_again_later(rates: Callable[[Rate], None]) -> None:
-    rates(lambda form: 150.0 if form.dtype and form.layout else 120.0 if form.dtype else 100.0)
+    rates(rate)
     module = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU())
     found = optimized(module, torch.randn(1, 8, 8, 8), max_error=0.1)
-    tried = [(rung.title, rung.status) for rung in found.rungs if rung.name == "channels-last"]
-    assert tried == [
-        ("channels-last memory format", "dropped"),
-        ("channels-last memory format, tried again", "kept"),
-    ]
-    assert found.form.layout == "channels_last"
+    assert (timed[1].layout, timed[1].dtype) == ("channels_last", None)  # the first that was tried
+    assert statuses(found)["channels-last"] == statuses(found)["bf16"] == "kept"
+    assert (found.form.layout, found.form.dtype) == ("channels_last", "bf16")
 
 
 def test_attention_weights_that_are_used_are_not_taken_away(rates: Callable[[Rate], None]) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from module_climbs import hardware
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional
 
 import ridgeline
 from ridgeline.errors import HardwareError, UsageError
-from ridgeline.hardware import Ceiling, Hardware
 from ridgeline.profiling.modules import ModuleProfile, profile, run
 from ridgeline.profiling.modules.changes import CHANGES
 from ridgeline.profiling.modules.counting import Counting, OpCall
@@ -42,13 +42,6 @@ from ridgeline.timing import Timing
 @pytest.fixture(autouse=True)
 def _briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "TARGET_S", 0.02)
-
-
-def hardware(kind: Any = "cpu", **more: float) -> Hardware:
-    values = {"read_bandwidth": 1e10, "matrix_fp32": 1e11, "matrix_bf16": 4e11} | more
-    ceilings = {name: Ceiling(value, "1", "measured") for name, value in values.items()}
-    about = ("test", kind, "cpu", f"a {kind}", "x", 2**30, 1, "0")
-    return Hardware(*about, ceilings=ceilings)
 
 
 class Mlp(nn.Module):

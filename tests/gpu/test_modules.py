@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from vision_models import Branches, SmallConvNet, SmallViT, WindowedEncoder
 
 from ridgeline.hardware import Hardware
 from ridgeline.ladder.modules import optimize
-from ridgeline.ladder.modules.building import Example, build
+from ridgeline.ladder.modules.forms.building import Example, build
 from ridgeline.profiling.modules import profile
 from ridgeline.profiling.modules.changes import CHANGES
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.run import measured
+from ridgeline.timing import time_host
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +145,91 @@ def test_a_convolution_with_channels_last(here: Hardware) -> None:
     with torch.no_grad():
         torch.testing.assert_close(built(x), module(x), rtol=0.02, atol=0.02, check_stride=False)
     assert module[0].weight.is_contiguous()
+
+
+def test_branches_on_streams_give_what_the_module_gives() -> None:
+    module = Branches().eval().to("cuda")
+    inputs = [torch.randn(2, 16, 64, 64, device="cuda") for _ in range(20)]
+    example = Example((inputs[0],), {})
+    with torch.no_grad():
+        expected = [module(x) for x in inputs]
+    for form in (
+        ModuleForm(grad=False, streams=True),
+        ModuleForm(grad=False, streams=True, graphs=True),
+    ):
+        built = build(module, form, example)
+        for _ in range(5):  # memory is used again from call to call
+            outputs = [built(x) for x in inputs]
+            for given, wanted in zip(outputs, expected, strict=True):
+                torch.testing.assert_close(given.clone(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_inputs_of_the_host_come_by_pinned_memory(here: Hardware) -> None:
+    """Written again by the caller as soon as the call returns, with the device far behind."""
+    module = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024)).eval().cuda()
+    x = torch.randn(512, 1024)
+    for form in (
+        ModuleForm(grad=False, inputs="pinned"),
+        ModuleForm(grad=False, inputs="pinned", graphs=True),
+    ):
+        built = build(module, form, Example((x,), {}))
+        given = x.clone()
+        outputs, kept = [], []
+        for _ in range(30):
+            given.normal_()
+            kept.append(given.clone())
+            outputs.append(built(given))
+            given.zero_()
+        with torch.no_grad():
+            for out, host in zip(outputs, kept, strict=True):
+                torch.testing.assert_close(out.clone(), module(host.cuda()), rtol=1e-3, atol=1e-3)
+    skip = set(CHANGES) - {"inference", "pinned-inputs"}
+    result = optimize(module, x, for_="throughput", skip=skip, hardware=here, round_s=0.05)
+    statuses = {rung.name: rung.status for rung in result.rungs}
+    assert statuses["pinned-inputs"] in ("kept", "dropped"), statuses
+
+
+def test_padded_layers_in_half_precision() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(333, 1001), nn.ReLU(), nn.Linear(1001, 77)).eval().cuda()
+    x = torch.randn(64, 333, device="cuda")
+    plain, padded = (
+        build(module, ModuleForm(grad=False, dtype="bf16", pad=pad), Example((x,), {}))
+        for pad in (False, True)
+    )
+    torch.testing.assert_close(padded(x).clone(), plain(x).clone(), rtol=0.02, atol=0.02)
+
+
+VISION: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "vit": (lambda: SmallViT(384, 12, 224, 16, 1000), 224),
+    "conv": (lambda: SmallConvNet(64, 8, 1000), 224),
+    "windowed": (lambda: WindowedEncoder(384, 8, 512, 16, 8), 512),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VISION)
+def test_vision_models_beside_the_compiler(
+    name: str, here: Hardware, capsys: pytest.CaptureFixture[str], alone: Callable[[], bool]
+) -> None:
+    """Figures are printed beside those of torch.compile(mode="max-autotune") in the same run."""
+    make, size = VISION[name]
+    module, x = make().eval().cuda(), torch.randn(1, 3, size, size, device="cuda")
+    with torch.inference_mode():
+        expected = module(x).clone()
+    result = optimize(module, x, budget_s=120.0, hardware=here)
+    assert (result(x) - expected).norm() / expected.norm() < 0.02
+    compiled = torch.compile(module, mode="max-autotune")
+    device = torch.device("cuda:0")
+    with torch.inference_mode():
+        plain_s, compiled_s, result_s = (
+            time_host(lambda call=call: call(x), device=device).median_s
+            for call in (module, compiled, result)
+        )
+    with capsys.disabled():
+        print(
+            f"\n{name}: {1e3 * plain_s:.3f} ms a call; torch.compile(max-autotune) "
+            f"{plain_s / compiled_s:.2f}×, optimize {plain_s / result_s:.2f}×"
+        )
+    if alone():
+        assert result_s <= plain_s * 1.05

@@ -1,236 +1,272 @@
-"""The climb of a module: each change built, its outputs compared, measured in rounds against what
-was kept so far, and kept or dropped.
+"""The climb of a module, the answer first.
 
-A change that raises or runs out of memory is recorded, and the climb goes on. In the ladder's order
-without a budget; with one, what is predicted to give most comes first, and what is left when the
-time is spent is "not reached". Ctrl-C keeps what is done.
+1. What is predicted to be fastest together is measured against the module as it was given; the
+   better of the two is the answer so far (first_answer.py).
+2. Single changes around it, the largest predicted gain first: added, and those that may not help
+   taken back. What was not measured stays as it is in the answer: nothing is switched off because
+   time ran out.
+3. The answer against the original once more; then what each of its changes gives, one after the
+   other from the original, in the time that is left (explaining.py).
 
-    climber = Climber(module, example, Settings(...), hardware)
+A change that raises or runs out of memory is recorded, and the climb goes on. Ctrl-C keeps the
+answer so far.
+
+    climber = Climber(bench)
     climber.climb()
-    climber.outcomes, climber.best
+    climber.outcomes, climber.best, climber.total
 """
 
 from __future__ import annotations
 
-import gc
-import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any
+from contextlib import nullcontext
+from dataclasses import replace
 
-import torch
-from torch import nn
-
-from ridgeline.errors import RidgelineError, UsageError, near_matches
-from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, interleaved
-from ridgeline.ladder.modules.building import Built, Example, build
-from ridgeline.ladder.modules.outputs import OutputBounds, difference
-from ridgeline.ladder.modules.rungs import Candidate, applies
-from ridgeline.ladder.outcome import Difference, Goal, RungOutcome, Speedup
+from ridgeline.ladder.modules.bench import (
+    IMPOSSIBLE,
+    WORTH,
+    CheckedForm,
+    ModuleBench,
+    error_in_words,
+    in_words,
+    many_recompiles,
+)
+from ridgeline.ladder.modules.explaining import ModuleFinalAnswer, explained
+from ridgeline.ladder.modules.first_answer import ModuleFirstAnswer, first_answer
+from ridgeline.ladder.modules.forms.building import Built
+from ridgeline.ladder.modules.rungs import Candidate, RungAnswer, applies, outcome_of
+from ridgeline.ladder.modules.together import in_effect, without
+from ridgeline.ladder.outcome import RungOutcome, Speedup
 from ridgeline.profiling.modules.changes import CHANGES, ModuleChange
-from ridgeline.profiling.modules.devices import tensors
 from ridgeline.profiling.modules.form import ModuleForm
-from ridgeline.profiling.modules.gains import CallWork, predict
-from ridgeline.profiling.modules.tracing import first_line
+from ridgeline.profiling.modules.gains import predict
+from ridgeline.profiling.predicting.prediction import Prediction
 from ridgeline.progress import Progress
-from ridgeline.timing import time_device, time_host
 
 AGAIN = ("sdpa", "channels-last", "compile")  # what may gain once other changes are kept
-WORTH = 1.01  # times as fast: less is not worth a change, however sure
-RECOMPILES = 64  # forms of one module are, to torch.compile, one function that changes
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Settings:
-    bounds: OutputBounds = field(default_factory=OutputBounds)
-    goal: Goal = "latency"
-    budget_s: float | None = None
-    rounds: int = MIN_ROUNDS
-    round_s: float = 0.2  # of each side of a round
-    skip: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.goal not in ("latency", "throughput"):
-            raise UsageError(f"for_ is {self.goal!r}; use latency or throughput")
-        if self.rounds < MIN_ROUNDS:
-            raise UsageError(f"rounds is {self.rounds}; give at least {MIN_ROUNDS}")
-        for name in ("budget_s", "round_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"{name} is {value}; give a positive number of seconds")
-        for name in self.skip:
-            if name not in CHANGES:
-                hint = near_matches(name, CHANGES)
-                raise UsageError(f"skip has {name!r}; rungs are {', '.join(CHANGES)}{hint}")
+STOPPED = "stopped by the user: what was done is kept"
 
 
 class Climber:
-    """`original` is a copy of the user's module, which nobody calls."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        original: Built,
-        reference: Any,
-        example: Example,
-        work: CallWork,
-        settings: Settings,
-        progress: Progress | None = None,
-    ) -> None:
-        self.module, self.example, self.settings = module, example, settings
-        self.original, self.reference, self.work = original, reference, work
-        self.best, self.form = original, ModuleForm()
+    def __init__(self, bench: ModuleBench, progress: Progress | None = None) -> None:
+        self.bench, self._progress = bench, progress
+        self.form = ModuleForm()
+        self.changes: tuple[ModuleChange, ...] = ()  # of the answer so far
+        self.first: ModuleFirstAnswer | None = None
+        self.total: Speedup | None = None  # of the answer over the original
         self.outcomes: list[RungOutcome] = []
         self.notes: list[str] = []
-        self.device = torch.device(work.hardware.device)
-        self._progress = progress
-        self._began = time.monotonic()
+        self._checked: CheckedForm | None = None  # the answer so far; None: the original
+        self._tried: list[RungOutcome] = []  # and not kept
+        self._singles: dict[str, RungOutcome] = {}  # kept on top of the answer before
+        self._dropped_from: dict[str, ModuleForm] = {}
+        self._known: dict[str, RungAnswer] = {}
+        self._steps = 0
 
     @property
-    def spent_s(self) -> float:
-        return time.monotonic() - self._began
+    def best(self) -> Built:
+        return self.bench.original if self._checked is None else self._checked.built
 
     def climb(self) -> None:
-        waiting = [change for change in CHANGES.values() if change.name not in self.settings.skip]
-        compiles = any(change.edit.get("compile") for change in waiting)
+        skip = self.bench.settings.skip
+        compiles = not {"compile", "autotune"} <= set(skip)
         with many_recompiles() if compiles else nullcontext():
+            problem = None
             try:
-                self._climb(waiting)
-                self._climb(self._second_look())
+                self._answer_first()
+                self._search()
             except KeyboardInterrupt:
-                self.notes.append("stopped by the user: what was done is kept")
-        done = {outcome.name for outcome in self.outcomes}
-        for change in waiting:
-            if change.name not in done:
-                reason = "the climb was stopped before it"
-                self.outcomes.append(self._outcome(change, "not reached", reason))
+                self.notes.append(STOPPED)
+                problem = "stopped by the user"
+            self._confirm()
+            self._show("what each change gives")
+            self.outcomes = self._explained(problem) + self._others(problem)
 
-    def _climb(self, waiting: list[ModuleChange]) -> None:
-        waiting = list(waiting)
-        total = len(waiting)
+    def _answer_first(self) -> None:
+        bench, skip = self.bench, set(self.bench.settings.skip)
+        self._show("the first answer")
+        budget_s = bench.settings.budget_s
+        compiling_s = bench.compiling_s(replace(self.form, compile="default"))
+        # Autotuning takes minutes, and compiling may take more than was given.
+        slow = {"autotune"}
+        if budget_s is not None and 2 * compiling_s > budget_s:
+            slow.add("compile")
+        self.first = answer = first_answer(bench, self._candidate(), skip | slow)
+        self._tried += answer.outcomes
+        if answer.speedup is None or answer.checked is None or answer.predicted is None:
+            return
+        names = ", ".join(change.name for change in answer.changes)
+        text = f"first answer after {answer.after_s:.1f} s: {names}; {in_words(answer.speedup)}"
+        self.notes.append(f"{text}, predicted {answer.predicted.speedup:.2f}×")
+        if answer.speedup.is_beyond_noise and answer.speedup.value >= WORTH:
+            self._take(answer.checked, answer.changes)
+
+    def _search(self) -> None:
+        names = {*self.bench.settings.skip, *(each.name for each in (*self.changes, *self._tried))}
+        self._add([change for change in CHANGES.values() if change.name not in names])
+        self._take_back()
+        self._add(self._second_look())
+
+    def _add(self, waiting: list[ModuleChange]) -> None:
+        """The largest predicted gain first, of what applies on top of the answer so far."""
         while waiting:
-            change = self._next(waiting)
-            waiting.remove(change)
-            if self._progress is not None:
-                self._progress(change.title, total - len(waiting) - 1, total)
-            self.outcomes.append(self._tried(change))
+            answers = {each.name: applies(each, self._candidate()) for each in waiting}
+            offers = [each for each in waiting if answers[each.name].applies]
+            if not offers:
+                break
+            named = {each.name: answers[each.name].change or each for each in offers}
+            best = max(offers, key=lambda each: self._predicted(named[each.name]).speedup)
+            waiting = [each for each in waiting if each is not best]
+            change = replace(named[best.name], title=best.title)
+            self._try(change, answers[best.name].reason)
+        self._tried += [
+            outcome_of(each, "not applicable", answers[each.name].reason) for each in waiting
+        ]
 
-    def _next(self, waiting: list[ModuleChange]) -> ModuleChange:
-        """In the ladder's order; with a budget, what is to give most."""
-        if self.settings.budget_s is None:
-            return waiting[0]
-        return max(waiting, key=lambda change: self._predicted(change).speedup)
-
-    def _second_look(self) -> list[ModuleChange]:
-        """What gave no speed by itself, where something that came after it was kept."""
-        result = []
-        for at, outcome in enumerate(self.outcomes):
-            later = any(each.status == "kept" for each in self.outcomes[at + 1 :])
-            no_speed = outcome.status == "dropped" and outcome.achieved is not None
-            if outcome.name in AGAIN and no_speed and later:
-                change = CHANGES[outcome.name]
-                result.append(replace(change, title=f"{change.title}, tried again"))
-        return result
-
-    def _predicted(self, change: ModuleChange) -> Any:
-        return predict(self.work, self.form, change.of(self.form), change)
-
-    def _tried(self, change: ModuleChange) -> RungOutcome:
-        began = time.monotonic()
-        known = {outcome.name: outcome for outcome in self.outcomes}
-        answer = applies(change, Candidate(self.module, self.form, self.work, known))
-        change = answer.change or change
-        if not answer.applies:
-            return self._outcome(change, "not applicable", answer.reason)
-        predicted = self._predicted(change)
-        budget = self.settings.budget_s
-        if budget is not None and self.spent_s >= budget:
-            reason = f"the budget of {budget:g} s is spent"
-            return self._outcome(change, "not reached", reason, predicted=predicted)
-        form = change.of(self.form)
+    def _try(self, change: ModuleChange, why: str) -> None:
+        began, form, predicted = time.monotonic(), change.of(self.form), self._predicted(change)
+        self._show(change.title)
+        if not self.bench.has_time(form, spare_s=self.bench.rounds_s()):
+            self._tried.append(self._not_reached(change, predicted))
+            return
         try:
-            outcome = self._measured(change, form, answer.reason)
-        except (RidgelineError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-            # Whatever torch, a compiler or the module itself raises: this change is not possible.
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            outcome = self._outcome(change, "failed", reason)
-        self._release()
-        return replace(outcome, predicted=predicted, seconds=time.monotonic() - began)
+            outcome = self._measured(change, form, why)
+        except IMPOSSIBLE as error:
+            outcome = outcome_of(change, "failed", error_in_words(error))
+        self.bench.release()
+        outcome = replace(outcome, predicted=predicted, seconds=time.monotonic() - began)
+        if outcome.status == "kept":
+            self._singles[change.name] = outcome
+        else:
+            self._tried.append(outcome)
 
     def _measured(self, change: ModuleChange, form: ModuleForm, why: str) -> RungOutcome:
-        back = output_dtype(self.reference)
-        built = build(self.module, form, self.example, back)
-        out = built(*self.example.args, **self.example.keywords)
-        result = difference(self.reference, out, self.settings.bounds)
-        del out
+        checked = self.bench.checked(form)
+        result = checked.difference
         if result.problem is not None:
-            return self._outcome(change, "dropped", result.problem, difference=result)
-        speedup = self.compared(self.best, built)
+            return outcome_of(change, "dropped", result.problem, difference=result)
+        speedup = self.bench.compared(self.best, checked.built)
         if not speedup.is_beyond_noise or speedup.value < WORTH:
+            self._dropped_from[change.name] = self.form
             which = "beyond noise" if not speedup.is_beyond_noise else f"by {WORTH - 1:.0%}"
             reason = f"not faster {which}: {in_words(speedup)}; {why}"
-            return self._outcome(change, "dropped", reason, speedup, result)
-        self.best, self.form = built, form
-        return self._outcome(change, "kept", f"faster: {in_words(speedup)}; {why}", speedup, result)
+            return outcome_of(change, "dropped", reason, achieved=speedup, difference=result)
+        self._take(checked, (*self.changes, change))
+        reason = f"faster: {in_words(speedup)}; {why}"
+        return outcome_of(change, "kept", reason, achieved=speedup, difference=result)
 
-    def compared(self, before: Built, after: Built) -> Speedup:
-        for side in (before, after):
-            self._rate(side)  # whatever is compiled or allocated when first used
-        return interleaved(
-            lambda: self._rate(before), lambda: self._rate(after), self.settings.rounds
-        )
+    def _take_back(self) -> None:
+        """Changes of the first answer that may not help: the least predicted gain first."""
+        doubtful = [change for change in self.changes if change.name not in self._singles]
+        if len(self.changes) < 2:
+            return  # a single one was measured
+        gains = {each.name: self._share(each) for each in doubtful}
+        for change in sorted(doubtful, key=lambda each: gains[each.name].speedup):
+            if change.alters or gains[change.name].low < 1.0:
+                self._try_without(change)
 
-    def _rate(self, side: Built) -> float:
-        """Calls a second: one at a time, or for throughput queued behind each other."""
-        args, keywords = self.example
-
-        def call() -> Any:
-            return side(*args, **keywords)
-
-        queued = self.settings.goal == "throughput" and self.device.type != "cpu"
-        timed = (time_device if queued else time_host)(
-            call, device=self.device, min_samples=3, target_s=self.settings.round_s, warmup_s=0.0
-        )
-        return 1.0 / timed.median_s
-
-    def _outcome(
-        self,
-        change: ModuleChange,
-        status: Any,
-        reason: str,
-        achieved: Speedup | None = None,
-        difference: Difference | None = None,
-        predicted: Any = None,
-    ) -> RungOutcome:
-        return RungOutcome(
-            change.name, change.area, change.title, dict(change.edit), status, reason,
-            predicted=predicted, achieved=achieved, difference=difference,
+    def _try_without(self, change: ModuleChange) -> None:
+        bench, form = self.bench, without(self.form, change)
+        self._show(f"without {change.title}")
+        if self._checked is None or not bench.has_time(form, spare_s=bench.rounds_s()):
+            return
+        predicted = self._share(change)
+        try:
+            checked = bench.checked(form)
+        except IMPOSSIBLE:
+            return  # others need it
+        if checked.difference.problem is not None:
+            return
+        share = bench.compared(checked.built, self.best)
+        bench.release()
+        # What alters outputs must be worth it; what does not must only do no harm.
+        if share.value >= WORTH if change.alters else share.high >= 1.0:
+            return
+        reason = f"the answer is as fast without it: {in_words(share)}"
+        self._tried.append(
+            outcome_of(change, "dropped", reason, predicted=predicted, achieved=share,
+                       difference=self._checked.difference)
         )  # fmt: skip
+        self._take(checked, tuple(each for each in self.changes if each.name != change.name))
 
-    def _release(self) -> None:
-        """What a dropped form held on a GPU; looking for cycles takes a third of a second."""
-        if self.device.type != "cpu":
-            gc.collect()
-            torch.cuda.empty_cache()
+    def _second_look(self) -> list[ModuleChange]:
+        """What gave no speed by itself, where the answer has become another since."""
+        kept = {change.name for change in self.changes}
+        return [
+            replace(CHANGES[name], title=f"{CHANGES[name].title}, tried again")
+            for name, form in self._dropped_from.items()
+            if name in AGAIN and name not in kept and form != self.form
+        ]
 
+    def _confirm(self) -> None:
+        """Before the answer is told: never below the module as it was given."""
+        if self._checked is None:
+            return
+        first = self.first
+        is_first = first is not None and first.checked is self._checked
+        if is_first and first is not None and not self.bench.has_time(ModuleForm()):
+            self.total = first.speedup
+            return
+        self._show("the answer, against the original")
+        self.total = self.bench.compared(self.bench.original, self.best)
+        if self.total.value < 1.0:
+            text = f"in the end the changes together gave {in_words(self.total)}: none is kept"
+            self.notes.append(text)
+            self._tried += [outcome_of(each, "dropped", text) for each in self.changes]
+            self.form, self.changes, self._checked, self.total = ModuleForm(), (), None, None
 
-def in_words(speedup: Speedup) -> str:
-    return f"{speedup.value:.2f}× ({speedup.low:.2f} to {speedup.high:.2f})"
+    def _explained(self, problem: str | None) -> list[RungOutcome]:
+        if self._checked is None or self.total is None or not self.changes:
+            return []
+        answer = ModuleFinalAnswer(self.changes, self._checked, self.total, self._singles)
+        ladder = explained(self.bench, answer, problem)
+        predicted = [outcome.name for outcome in ladder if outcome.achieved is None]
+        if predicted:
+            names = ", ".join(predicted)
+            self.notes.append(f"what these give is predicted, not measured: {names}")
+        return ladder
 
+    def _others(self, problem: str | None) -> list[RungOutcome]:
+        """One for each change that is not kept: the last that was said of it."""
+        kept = {*self.bench.settings.skip, *(change.name for change in self.changes)}
+        result = {outcome.name: outcome for outcome in self._tried if outcome.name not in kept}
+        for change in CHANGES.values():
+            if change.name not in kept and change.name not in result:
+                answer = applies(change, self._candidate())
+                result[change.name] = (
+                    self._not_reached(change, self._predicted(answer.change or change), problem)
+                    if answer.applies
+                    else outcome_of(change, "not applicable", answer.reason)
+                )
+        return list(result.values())
 
-def output_dtype(reference: Any) -> torch.dtype | None:
-    """Of all fractions in it, where they have one."""
-    result = {tensor.dtype for tensor in tensors(reference) if tensor.is_floating_point()}
-    return next(iter(result)) if len(result) == 1 else None
+    def _not_reached(
+        self, change: ModuleChange, predicted: Prediction, problem: str | None = None
+    ) -> RungOutcome:
+        """It stays as it is in the answer."""
+        if problem is None:
+            budget_s = self.bench.settings.budget_s
+            problem = "" if budget_s is None else f"the budget of {budget_s:g} s is spent"
+        return outcome_of(change, "not reached", problem, predicted=predicted)
 
+    def _take(self, checked: CheckedForm, changes: tuple[ModuleChange, ...]) -> None:
+        self._checked, self.form = checked, checked.built.form
+        self.changes = in_effect(changes, self.form)
 
-@contextmanager
-def many_recompiles() -> Iterator[None]:
-    """Without it torch.compile would, after eight forms, quietly run the next ones uncompiled."""
-    import torch._dynamo.config as settings  # takes a second: only who compiles pays it
+    def _candidate(self) -> Candidate:
+        tried = {outcome.name: outcome for outcome in (*self._tried, *self._singles.values())}
+        bench = self.bench
+        return Candidate(bench.module, self.form, bench.work, bench.example, tried, self._known)
 
-    with settings.patch(recompile_limit=max(RECOMPILES, settings.recompile_limit)):
-        yield
+    def _predicted(self, change: ModuleChange) -> Prediction:
+        return predict(self.bench.work, self.form, change.of(self.form), change)
+
+    def _share(self, change: ModuleChange) -> Prediction:
+        """Of a change of the answer."""
+        return predict(self.bench.work, without(self.form, change), self.form, change)
+
+    def _show(self, label: str) -> None:
+        if self._progress is not None:
+            total = max(len(CHANGES) + 3, self._steps + 1)
+            self._progress(label, self._steps, total)
+            self._steps += 1

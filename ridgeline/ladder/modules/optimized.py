@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import RenderableType
 from torch import nn
 
-from ridgeline.ladder.modules.building import Built
+from ridgeline.ladder.modules.forms.building import Built
 from ridgeline.ladder.outcome import RungOutcome, Speedup
 from ridgeline.ladder.reporting.report import write_report
 from ridgeline.ladder.reporting.result import Climb

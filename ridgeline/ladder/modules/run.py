@@ -11,8 +11,9 @@ The original is never changed, nor run: copies of it are.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -22,12 +23,15 @@ from torch import Tensor, nn
 from ridgeline.errors import UsageError, near_matches
 from ridgeline.hardware import Hardware
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
-from ridgeline.ladder.modules.building import Built, Example
-from ridgeline.ladder.modules.climb import Climber, Settings
-from ridgeline.ladder.modules.copies import copied
+from ridgeline.ladder.modules.bench import ModuleBench
+from ridgeline.ladder.modules.climb import Climber
+from ridgeline.ladder.modules.forms.building import Built, Example
+from ridgeline.ladder.modules.forms.copies import copied
+from ridgeline.ladder.modules.forms.inputs import host_tensors, plainly
 from ridgeline.ladder.modules.optimized import OptimizedModule
 from ridgeline.ladder.modules.outputs import OutputBounds, difference
-from ridgeline.ladder.outcome import Figures, Goal, RoofPoint, RungOutcome, Side, Speedup
+from ridgeline.ladder.modules.settings import Settings
+from ridgeline.ladder.outcome import Figures, Goal, RoofPoint, RungOutcome, Side
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.reporting.words import quiet_rungs
 from ridgeline.profiling.modules.devices import device_of, leaves, mapped, tensors
@@ -42,6 +46,7 @@ from ridgeline.progress import Progress
 from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.records import Record
 
+HOST = torch.device("cpu")
 RATES = ("fp32", "tf32", "bf16", "fp16")
 
 
@@ -86,6 +91,7 @@ def optimize(
         raise UsageError(
             f"unknown option {sorted(options)[0]!r} for a module; it applies to model names only"
         )
+    began = time.monotonic()
     settings = Settings(
         OutputBounds(max_error, max_kl), for_, budget_s, rounds, round_s, tuple(skip)
     )
@@ -95,12 +101,15 @@ def optimize(
     hardware = hardware or measured(device, progress)
     original = Built(_copy(module), ModuleForm(), example, None)
     reference, notes = _reference(original, example, settings.bounds)
-    profile, work = profiled(original.module, *example, hardware, device)
-    climber = Climber(module, original, reference, example, work, settings, progress)
+    profile, work = profiled(original.module, *plainly(tuple(example), device), hardware, device)
+    from_host = sum(tensor.nbytes for tensor in host_tensors(tuple(example), device))
+    work = replace(work, host_input_bytes=from_host)
+    climber = Climber(
+        ModuleBench(module, original, reference, example, work, settings, began), progress
+    )
     climber.notes += notes
     climber.climb()
-    total = None if climber.best is original else climber.compared(original, climber.best)
-    climb = _climb(name_of(module), climber, profile, total, hardware)
+    climb = _climb(name_of(module), climber, profile, hardware)
     remember(outcomes_to_remember(climb.rungs, hardware, climb.model))
     return OptimizedModule(climber.best, climb, profile)
 
@@ -140,8 +149,9 @@ def example_of(module: object, inputs: Any) -> Example:
 
 
 def _check_placed(example: Example, device: torch.device) -> None:
+    """Inputs may lie in the host's memory: every call then brings them to the device."""
     for path, leaf in leaves(tuple(example)):
-        if isinstance(leaf, Tensor) and leaf.device != device and leaf.dim() > 0:
+        if isinstance(leaf, Tensor) and leaf.device not in (device, HOST) and leaf.dim() > 0:
             raise UsageError(
                 f"input {path} is on {leaf.device} but the module is on {device}; move one of them"
             )
@@ -195,13 +205,8 @@ def _detached(out: Any) -> Any:
     return mapped(out, lambda tensor: tensor.detach().clone())
 
 
-def _climb(
-    name: str,
-    climber: Climber,
-    profile: ModuleProfile,
-    total: Speedup | None,
-    hardware: Hardware,
-) -> Climb:
+def _climb(name: str, climber: Climber, profile: ModuleProfile, hardware: Hardware) -> Climb:
+    bench, total = climber.bench, climber.total
     call_s = profile.call.median_s
     after_s = call_s if total is None else 1.0 / sorted(total.after)[len(total.after) // 2]
     before_s = call_s if total is None else 1.0 / sorted(total.before)[len(total.before) // 2]
@@ -210,18 +215,18 @@ def _climb(
     rates = {name: hardware.ceiling(f"matrix_{name}") for name in RATES}
     return Climb(
         model=name,
-        goal=climber.settings.goal,
-        workload=f"{name}({shapes_in_words(climber.example)})",
+        goal=bench.settings.goal,
+        workload=f"{name}({shapes_in_words(bench.example)})",
         command=stamped.command,
         created=stamped.created,
-        seconds=climber.spent_s,
+        seconds=bench.spent_s,
         hardware=stamped.hardware,
         versions=stamped.versions,
         bandwidth=None if roof is None else roof.memory.value,
         bandwidth_source=None if roof is None else roof.memory.source,
         matrix_rates={name: rate.value for name, rate in rates.items() if rate is not None},
-        bounds=climber.settings.bounds.to_json(),
-        before=_side(ModuleForm(), before_s, climber.original, profile),
+        bounds=bench.settings.bounds.to_json(),
+        before=_side(ModuleForm(), before_s, bench.original, profile),
         after=_side(climber.form, after_s, climber.best, None),
         rungs=tuple(climber.outcomes),
         total=total,

@@ -7,23 +7,29 @@ line. What the changes are is in profiling/modules/changes.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.formats.dtypes import dtype_name
-from ridgeline.ladder.modules.attention import switchable
-from ridgeline.ladder.modules.linears import largest_group, replaceable
-from ridgeline.ladder.outcome import RungOutcome
+from ridgeline.hardware.units import human_bytes
+from ridgeline.ladder.modules.forms.attention import switchable
+from ridgeline.ladder.modules.forms.branches import stream_plan, traced
+from ridgeline.ladder.modules.forms.building import Example
+from ridgeline.ladder.modules.forms.linears import largest_group, replaceable
+from ridgeline.ladder.modules.forms.padding import paddable
+from ridgeline.ladder.outcome import RungOutcome, RungStatus
+from ridgeline.profiling.modules.alignment import ALIGNED, advice, odd_layers
 from ridgeline.profiling.modules.changes import ModuleChange
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.gains import CallWork, has_plain_attention
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.scheme import parse_scheme
 
-ALIGNED = 8  # elements: tensor cores take rows in multiples of it
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d)
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,9 @@ class Candidate:
     module: nn.Module  # the original
     form: ModuleForm  # what was kept so far
     work: CallWork  # of the original
+    example: Example  # what it is called with
     outcomes: Mapping[str, RungOutcome]  # of rungs before, by name
+    known: dict[str, RungAnswer] = field(default_factory=dict)  # what holds for every form
 
     @property
     def on_gpu(self) -> bool:
@@ -42,9 +50,6 @@ class Candidate:
     @property
     def dtypes(self) -> set[torch.dtype]:
         return {p.dtype for p in self.module.parameters() if p.is_floating_point()}
-
-    def was_kept(self, name: str) -> bool:
-        return name in self.outcomes and self.outcomes[name].status == "kept"
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,12 @@ class RungAnswer:
 
 def applies(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     return _RULES[change.name](change, candidate)
+
+
+def outcome_of(change: ModuleChange, status: RungStatus, reason: str, **more: Any) -> RungOutcome:
+    return RungOutcome(
+        change.name, change.area, change.title, dict(change.edit), status, reason, **more
+    )
 
 
 def no(reason: str) -> RungAnswer:
@@ -97,7 +108,10 @@ def _is_last(weight: torch.Tensor) -> bool:
 
 def _compile(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     fusible = sum(each.op.kind in ("pointwise", "reduction") for each in candidate.work.ops)
-    return yes(f"{fusible} pointwise ops and reductions stand alone")
+    reason = f"{fusible} pointwise ops and reductions stand alone"
+    if candidate.form.streams:
+        return RungAnswer(True, reason, replace(change, edit={**change.edit, "streams": False}))
+    return yes(reason)
 
 
 def _tf32(change: ModuleChange, candidate: Candidate) -> RungAnswer:
@@ -115,11 +129,10 @@ def _half(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     if torch.float32 not in candidate.dtypes:
         held = ", ".join(sorted(map(dtype_name, candidate.dtypes))) or "no fractions"
         return no(f"weights are in {held}")
-    if name == "fp16":
-        if not candidate.on_gpu:
-            return no("a CPU multiplies fp16 no faster than bf16")
-        if candidate.was_kept("bf16"):
-            return no("bf16 was kept")
+    if name == "fp16" and not candidate.on_gpu:
+        return no("a CPU multiplies fp16 no faster than bf16")
+    if candidate.form.dtype not in (None, name):
+        return no(f"{candidate.form.dtype} was kept")
     return yes(f"weights are in fp32{unaligned(candidate.module)}")
 
 
@@ -173,26 +186,65 @@ def _autotune(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     return yes("torch.compile was kept")
 
 
+def _cudnn_benchmark(change: ModuleChange, candidate: Candidate) -> RungAnswer:
+    if not candidate.on_gpu:
+        return no("cuDNN is of NVIDIA's GPUs")
+    count = sum(isinstance(part, CONVOLUTIONS) for part in candidate.module.modules())
+    if count == 0:
+        return no("no convolution")
+    if torch.backends.cudnn.benchmark:
+        return no("cudnn.benchmark is on already")
+    return yes(f"{count} convolutions of the same shapes in every call")
+
+
+def _pad(change: ModuleChange, candidate: Candidate) -> RungAnswer:
+    odd = odd_layers(candidate.module.named_modules())
+    if not odd:
+        return no(f"{ALIGNED} divides all sizes")
+    if not candidate.on_gpu:
+        return no(f"a CPU takes any sizes: {advice(odd)}")
+    count = len(paddable(candidate.module))
+    if count == 0:
+        return no(f"none can be padded from outside: {advice(odd)}")
+    in_half = candidate.dtypes and torch.float32 not in candidate.dtypes
+    if candidate.form.computes_in is None and not in_half:
+        return no(f"fp32 takes any sizes; in half precision pad them: {advice(odd)}")
+    return yes(f"{count} layers: {advice(odd)}")
+
+
+def _pinned_inputs(change: ModuleChange, candidate: Candidate) -> RungAnswer:
+    num_bytes = candidate.work.host_input_bytes
+    if num_bytes == 0:
+        return no("inputs are on the module's device already")
+    return yes(f"{human_bytes(num_bytes)} of inputs come from the host in every call")
+
+
+def _streams(change: ModuleChange, candidate: Candidate) -> RungAnswer:
+    if not candidate.on_gpu:
+        return no("streams are of a GPU")
+    if candidate.form.compile is not None:
+        return no("torch.compile puts all kernels on one stream")
+    if "streams" not in candidate.known:  # tracing takes a while
+        candidate.known["streams"] = _branches(candidate)
+    return candidate.known["streams"]
+
+
+def _branches(candidate: Candidate) -> RungAnswer:
+    try:
+        plan = stream_plan(traced(candidate.module, *candidate.example).graph)
+    except (UnsupportedError, TypeError) as error:
+        return no(f"branches cannot be shown to be independent: {error}")
+    if plan.num_branches < 2:
+        return no("no branches that are independent")
+    return yes(f"{plan.num_branches} branches are independent")
+
+
 def unaligned(module: nn.Module) -> str:
     """For a line: which sizes keep products from a GPU's matrix units."""
-    odd = {
-        size
-        for part in module.modules()
-        if isinstance(part, nn.Linear)
-        for size in (part.in_features, part.out_features)
-        if size % ALIGNED
-    }
-    odd |= {
-        size
-        for part in module.modules()
-        if isinstance(part, nn.Conv2d)
-        for size in (part.in_channels // part.groups, part.out_channels)
-        if size % ALIGNED and part.groups == 1
-    }
+    odd = odd_layers(module.named_modules())
     if not odd:
-        return "; all sizes are multiples of 8"
-    shown = ", ".join(map(str, sorted(odd)[:6]))
-    return f"; sizes {shown} are no multiples of {ALIGNED}: pad them for the matrix units"
+        return f"; all sizes are multiples of {ALIGNED}"
+    return f"; sizes that {ALIGNED} does not divide: {advice(odd)}"
 
 
 _RULES: dict[str, Callable[[ModuleChange, Candidate], RungAnswer]] = {
@@ -209,4 +261,8 @@ _RULES: dict[str, Callable[[ModuleChange, Candidate], RungAnswer]] = {
     "int8": _weights,
     "int4": _weights,
     "autotune": _autotune,
+    "cudnn-benchmark": _cudnn_benchmark,
+    "pad": _pad,
+    "pinned-inputs": _pinned_inputs,
+    "streams": _streams,
 }

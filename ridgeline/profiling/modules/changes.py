@@ -22,6 +22,7 @@ class ModuleChange:
     how: str  # by hand
     edit: Mapping[str, Any]  # of a Form
     is_guess: bool = False  # the gain hangs on what no count tells: intervals are wider
+    alters: bool = False  # outputs by more than rounding: kept only inside the bound
 
     def of(self, form: ModuleForm) -> ModuleForm:
         return replace(form, **self.edit)
@@ -52,28 +53,47 @@ _ALL = (
         {"layout": "channels_last"}, is_guess=True,
     ),
     ModuleChange(
+        "cudnn-benchmark", "custom kernels", "convolutions timed for these shapes",
+        "torch.backends.cudnn.benchmark = True", {"cudnn_benchmark": True}, is_guess=True,
+    ),
+    ModuleChange(
         "compile", "fuse", "torch.compile",
         "torch.compile(module)", {"compile": "default"}, is_guess=True,
     ),
     ModuleChange(
         "tf32", "tensor cores", "fp32 matmuls in TF32",
-        "torch.backends.cuda.matmul.fp32_precision = 'tf32'", {"tf32": True},
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'", {"tf32": True}, alters=True,
     ),
     ModuleChange(
         "bf16", "tensor cores", "weights and matmuls in bf16",
         "module.to(torch.bfloat16), and the inputs too", {"dtype": "bf16", "autocast": None},
+        alters=True,
     ),
     ModuleChange(
         "fp16", "tensor cores", "weights and matmuls in fp16",
         "module.to(torch.float16), and the inputs too", {"dtype": "fp16", "autocast": None},
+        alters=True,
     ),
     ModuleChange(
         "autocast-bf16", "tensor cores", "autocast to bf16, weights unchanged",
-        "torch.autocast(device, torch.bfloat16)", {"autocast": "bf16"},
+        "torch.autocast(device, torch.bfloat16)", {"autocast": "bf16"}, alters=True,
     ),
     ModuleChange(
         "autocast-fp16", "tensor cores", "autocast to fp16, weights unchanged",
-        "torch.autocast(device, torch.float16)", {"autocast": "fp16"},
+        "torch.autocast(device, torch.float16)", {"autocast": "fp16"}, alters=True,
+    ),
+    ModuleChange(
+        "pad", "tensor cores", "layers padded to multiples of 8",
+        "pad weights with zeros to sizes that 8 divides, and cut the outputs", {"pad": True},
+        is_guess=True,
+    ),
+    ModuleChange(
+        "pinned-inputs", "overhead", "inputs copied from pinned memory, not waited for",
+        "x.pin_memory().to(device, non_blocking=True)", {"inputs": "pinned"}, is_guess=True,
+    ),
+    ModuleChange(
+        "streams", "overhead", "independent branches on several streams",
+        "torch.cuda.Stream for each branch, joined by events", {"streams": True}, is_guess=True,
     ),
     ModuleChange(
         "graphs", "overhead", "replay of a captured graph",
@@ -81,11 +101,11 @@ _ALL = (
     ),
     ModuleChange(
         "int8", "quantize", "int8 weights in linear layers",
-        "ridgeline.optimize(module, inputs)", {"scheme": "int8"},
+        "ridgeline.optimize(module, inputs)", {"scheme": "int8"}, alters=True,
     ),
     ModuleChange(
         "int4", "quantize", "int4 weights in linear layers",
-        "ridgeline.optimize(module, inputs)", {"scheme": "int4-g128"},
+        "ridgeline.optimize(module, inputs)", {"scheme": "int4-g128"}, alters=True,
     ),
     ModuleChange(
         "autotune", "custom kernels", "torch.compile, autotuned for this GPU",

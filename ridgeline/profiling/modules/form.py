@@ -26,6 +26,10 @@ class ModuleForm:
     autocast: HalfDtype | None = None  # of products only, weights stay
     graphs: bool = False  # replayed from a captured graph
     scheme: str | None = None  # of the weights of linear layers
+    cudnn_benchmark: bool = False  # convolutions timed once for each shape, for the time of a call
+    pad: bool = False  # layers whose sizes 8 does not divide get zeros up to the next multiple
+    inputs: Literal["pinned"] | None = None  # from the host by pinned memory, not waited for
+    streams: bool = False  # independent branches on streams of their own
 
     def edit_from(self, other: ModuleForm) -> dict[str, Any]:
         """What it changes of another."""

@@ -34,6 +34,8 @@ from ridgeline.profiling.predicting.reach import attention_reach, product_reach
 from ridgeline.profiling.roofline import roof_of
 from ridgeline.quantization.scheme import parse_scheme
 
+GPU_ONLY = ("tf32", "graphs", "autotune", "fp16", "autocast-fp16", "cudnn-benchmark", "pad")
+UNCOUNTED = ("pinned-inputs", "streams")  # ops alone do not tell whether they apply
 WORTH = 1.03  # a change predicted to give less is not suggested
 FUSIBLE = ("pointwise", "reduction", "copy")
 CPU_CALL_S = 4e-6  # an op of torch on a CPU, without work (Xeon, 2026-11-15)
@@ -45,6 +47,12 @@ REPLAY_S = 10e-6  # of launching a graph, and copies of inputs and outputs aroun
 CASTING = 1.3  # of the host's time under autocast
 CHANNELS_LAST = {"cpu": 0.9, "cuda": 0.8}  # of a convolution's time; a guess
 AUTOTUNED = 0.95  # of products' time; a guess
+TIMED = 0.9  # of a convolution's time, once cuDNN has timed its kernels; a guess
+UNALIGNED = 1.6  # of a product's time on matrix units, where 8 does not divide its sizes; a guess
+OVERLAPPED = 0.95  # of a device's time, with branches beside each other; a guess
+EVENTS = 1.2  # of the host's time, with streams that wait for each other
+PAGEABLE = 10e9  # B/s from the host's memory; a guess
+PINNED = 25e9  # and from memory that the device reads itself; a guess
 # From here on torch multiplies bf16 on a CPU by its matrix tiles; a single row it does slower than
 # in fp32 (Xeon with AMX, 2026-11-15: BERT-base with 8 rows 2.4 times as fast).
 TILED_ROWS = 4
@@ -62,6 +70,8 @@ class CallWork:
     hardware: Hardware
     grad: bool  # autograd watched
     linears: frozenset[str] = frozenset()  # paths of nn.Linear: whose weights may become codes
+    odd: frozenset[str] = frozenset()  # paths of layers with sizes that 8 does not divide
+    host_input_bytes: int = 0  # of inputs that every call brings to the device
 
     @property
     def on_gpu(self) -> bool:
@@ -105,6 +115,16 @@ def predict(
     return with_interval(speedup, width, _why(work, old, new))
 
 
+def predict_together(
+    work: CallWork, after: ModuleForm, changes: Sequence[ModuleChange]
+) -> Prediction:
+    """How many times faster all changes at once are to be than the module as it was given."""
+    old, new = modelled(work, ModuleForm()), modelled(work, after)
+    speedup = _total(work, old) / max(_total(work, new), 1e-9)
+    widths = [_width(speedup, change, work.hardware.name) for change in changes]
+    return with_interval(speedup, max(widths, default=LEAST_ERROR), _why(work, old, new))
+
+
 def _width(speedup: float, change: ModuleChange, device: str) -> float:
     """Of the interval, as a logarithm: from earlier predictions where there are enough of them."""
     known = interval_factor(accuracy_area(change.area), device)
@@ -136,7 +156,7 @@ def _fits(work: CallWork, change: ModuleChange) -> bool:
     trains = any(op.phase == "backward" for op in ops)
     if trains and change.name not in ("compile", "tf32", "autocast-bf16", "sdpa"):
         return False
-    if change.name in ("tf32", "graphs", "autotune", "fp16", "autocast-fp16") and not work.on_gpu:
+    if change.name in GPU_ONLY and not work.on_gpu:
         return False
     if change.area == "tensor cores" and not any(
         op.dtype == "fp32" and op.kind in ("matrix", "attention") for op in ops
@@ -144,9 +164,11 @@ def _fits(work: CallWork, change: ModuleChange) -> bool:
         return False
     if change.name == "inference":
         return work.grad
-    if change.name == "channels-last":
+    if change.name in ("channels-last", "cudnn-benchmark"):
         return any("conv" in op.name for op in ops)
-    return True
+    if change.name == "pad":
+        return bool(work.odd)
+    return change.name not in UNCOUNTED
 
 
 def modelled(work: CallWork, form: ModuleForm) -> CallParts:
@@ -161,7 +183,14 @@ def modelled(work: CallWork, form: ModuleForm) -> CallParts:
         kind = piece.kind if piece.kind in parts else "other"
         parts[kind] += _seconds(piece, work, form)
     host_s = _host_s(work, form, len(pieces) / max(num_before, 1))
-    return CallParts(parts["matrix"], parts["attention"], parts["other"], host_s)
+    overlap = OVERLAPPED if form.streams else 1.0
+    copies_s = work.host_input_bytes / (PINNED if form.inputs == "pinned" else PAGEABLE)
+    return CallParts(
+        overlap * parts["matrix"],
+        overlap * parts["attention"],
+        overlap * parts["other"] + copies_s,
+        host_s,
+    )
 
 
 def _total(work: CallWork, parts: CallParts) -> float:
@@ -252,9 +281,21 @@ def _seconds(piece: OpPiece, work: CallWork, form: ModuleForm) -> float:
     seconds = fixed + (piece.seconds - fixed) * after / before
     if form.layout == "channels_last" and "conv" in piece.name:
         seconds *= CHANNELS_LAST["cuda" if work.on_gpu else "cpu"]
+    if form.cudnn_benchmark and "conv" in piece.name:
+        seconds *= TIMED
     if form.compile == "max-autotune-no-cudagraphs" and piece.kind == "matrix":
         seconds *= AUTOTUNED
-    return seconds
+    return seconds * _alignment(piece, work, form)
+
+
+def _alignment(piece: OpPiece, work: CallWork, form: ModuleForm) -> float:
+    """Of sizes that 8 does not divide: matrix units take them slowly, fp32 does not care."""
+    if not work.on_gpu or piece.kind != "matrix" or piece.path not in work.odd:
+        return 1.0
+    in_units = form.computes_in is not None if piece.dtype == "fp32" else True
+    was_in_units = piece.dtype != "fp32"
+    after = UNALIGNED if in_units and not form.pad else 1.0
+    return after / (UNALIGNED if was_in_units else 1.0)
 
 
 def _limit(piece: OpPiece, work: CallWork, form: ModuleForm) -> float:
@@ -318,6 +359,8 @@ def _host_s(work: CallWork, form: ModuleForm, share_of_ops: float) -> float:
         host_s *= GRADLESS
     if form.autocast is not None:
         host_s *= CASTING
+    if form.streams:
+        host_s *= EVENTS
     if form.compile is not None:
         host_s = min(host_s, host_s * share_of_ops + COMPILED_S)
     return host_s

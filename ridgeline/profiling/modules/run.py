@@ -23,6 +23,7 @@ from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.kernels.ceilings import measure
 from ridgeline.profiling.modules import gains
+from ridgeline.profiling.modules.alignment import ALIGNED, OddLayer, advice, odd_layers
 from ridgeline.profiling.modules.devices import device_of, move
 from ridgeline.profiling.modules.gains import CallWork
 from ridgeline.profiling.modules.paths import names_of, parameters_of
@@ -90,6 +91,7 @@ def profiled(
         hardware,
         _grad(parameters),
         frozenset(path for module, path in names.items() if type(module) is nn.Linear),
+        odd_layers((path, module) for module, path in names.items()),
     )
     return _result(known, timing, watched, peak_bytes)
 
@@ -119,6 +121,7 @@ class ModuleFacts(NamedTuple):
     hardware: Hardware
     grad: bool  # autograd watches
     linears: frozenset[str]  # paths of nn.Linear
+    odd: Mapping[str, OddLayer] = {}  # layers that 8 does not divide
 
 
 def _result(
@@ -140,7 +143,7 @@ def _result(
         next=() if watched.problem else gains.suggestions(work),
         num_kernels=watched.num_kernels,
         peak_bytes=peak_bytes,
-        notes=tuple(filter(None, (*_notes(watched, work), trace_note))),
+        notes=tuple(filter(None, (*_notes(watched, work), _odd_sizes(known), trace_note))),
         trace=document,
     )
     return result, work
@@ -176,6 +179,7 @@ def divide(
         hardware=hardware,
         grad=known.grad,
         linears=known.linears,
+        odd=frozenset(known.odd),
     )
     return work, division
 
@@ -193,6 +197,12 @@ def _notes(watched: WatchedCall, work: CallWork) -> list[str]:
     if unknown and watched.problem is None:
         notes.append(f"no FLOPs are counted for {', '.join(unknown)}")
     return notes
+
+
+def _odd_sizes(known: ModuleFacts) -> str | None:
+    if known.hardware.device_type == "cpu" or not known.odd:
+        return None
+    return f"sizes that {ALIGNED} does not divide keep products slow: {advice(known.odd)}"
 
 
 def _unknown_ops(ops: Sequence[TracedOp], call_s: float) -> set[str]:

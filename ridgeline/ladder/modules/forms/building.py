@@ -12,16 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ridgeline.formats.dtypes import parse_dtype
-from ridgeline.ladder.modules.attention import switch
-from ridgeline.ladder.modules.copies import copied, weight_bytes
-from ridgeline.ladder.modules.graphed import Graphed
-from ridgeline.ladder.modules.linears import CodedLinear, quantize
+from ridgeline.ladder.modules.forms.attention import switch
+from ridgeline.ladder.modules.forms.copies import copied, weight_bytes
+from ridgeline.ladder.modules.forms.graphed import Graphed
+from ridgeline.ladder.modules.forms.inputs import PinnedInputs, host_tensors, plainly
+from ridgeline.ladder.modules.forms.linears import CodedLinear, quantize
+from ridgeline.ladder.modules.forms.padding import pad_layers
+from ridgeline.ladder.modules.forms.streams import StreamedModule
 from ridgeline.profiling.modules.devices import converted
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.quantization.scheme import parse_scheme
@@ -41,15 +45,19 @@ class Built:
         self, module: nn.Module, form: ModuleForm, example: Example, back: torch.dtype | None
     ):
         self.module, self.form = module, form
-        self._inner = module if form.compile is None else torch.compile(module, mode=form.compile)
-        self._device_type = next((p.device.type for p in module.parameters()), "cpu")
+        self._inner = _executed(module, form, example)
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        self._device_type = device.type
+        self._bring = _bringing(form, example, device)
         self._into = parse_dtype(form.dtype) if form.dtype is not None else None
         self._back = back
         self.call: Callable[..., Any] = self._call
         if form.graphs:
-            self.call = Graphed(self._call, example.args, example.keywords)
+            self.call = Graphed(self._call, *plainly(tuple(example), device))
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
+        if self._bring is not None:
+            args, keywords = self._bring((args, keywords))
         return self.call(*args, **keywords)
 
     @property
@@ -72,6 +80,8 @@ class Built:
             yield torch.inference_mode()
         if self.form.tf32:
             yield tf32()
+        if self.form.cudnn_benchmark:
+            yield cudnn_benchmark()
         if self.form.autocast is not None:
             yield torch.autocast(self._device_type, parse_dtype(self.form.autocast))
 
@@ -99,9 +109,28 @@ def build(
         quantize(made, parse_scheme(form.scheme))
         if form.compile is not None:
             _keep_untraced(made)
+    if form.pad:
+        made = pad_layers(made)
     if form.layout == "channels_last":
         _to_channels_last(made)
     return Built(made, form, example, back)
+
+
+def _executed(module: nn.Module, form: ModuleForm, example: Example) -> nn.Module | Any:
+    if form.streams:
+        return StreamedModule(module, example.args, dict(example.keywords))
+    return module if form.compile is None else torch.compile(module, mode=form.compile)
+
+
+def _bringing(
+    form: ModuleForm, example: Example, device: torch.device
+) -> Callable[[Any], Any] | None:
+    """How inputs that lie in the host's memory come to the device; None where none do."""
+    if not host_tensors(tuple(example), device):
+        return None
+    if form.inputs == "pinned":
+        return PinnedInputs(device)
+    return partial(plainly, device=device)
 
 
 def _keep_untraced(module: nn.Module) -> None:
@@ -133,3 +162,14 @@ def tf32() -> Iterator[None]:
     finally:
         for each, precision in zip(settings, before, strict=True):
             each.fp32_precision = precision
+
+
+@contextmanager
+def cudnn_benchmark() -> Iterator[None]:
+    """Kernels of convolutions chosen by timing them once for each shape, until it ends."""
+    before = torch.backends.cudnn.benchmark
+    try:
+        torch.backends.cudnn.benchmark = True
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -1,0 +1,102 @@
+"""The first answer of a climb: the changes predicted to be fastest together, without those whose
+outputs are outside the bound or that raise, measured against the module as it was given.
+
+Changes are first made one after the other without compiling, one call each: which of them breaks a
+bound is known before anything is compiled. Its place is taken by what is predicted next.
+
+    answer = first_answer(bench, candidate, later={"autotune"})
+    answer.speedup, answer.changes, answer.outcomes       # of what was refused
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from ridgeline.ladder.modules.bench import IMPOSSIBLE, CheckedForm, ModuleBench, error_in_words
+from ridgeline.ladder.modules.rungs import Candidate, outcome_of
+from ridgeline.ladder.modules.together import best_together, form_of
+from ridgeline.ladder.outcome import RungOutcome, Speedup
+from ridgeline.profiling.modules.changes import ModuleChange
+from ridgeline.profiling.modules.form import ModuleForm
+from ridgeline.profiling.modules.gains import predict, predict_together
+from ridgeline.profiling.predicting.prediction import Prediction
+
+
+@dataclass
+class ModuleFirstAnswer:
+    changes: tuple[ModuleChange, ...]
+    checked: CheckedForm | None = None  # None: no change is predicted to help, or is possible
+    speedup: Speedup | None = None
+    predicted: Prediction | None = None
+    after_s: float = 0.0
+    outcomes: list[RungOutcome] = field(default_factory=list)  # of what was refused
+
+
+def first_answer(
+    bench: ModuleBench, candidate: Candidate, later: Collection[str]
+) -> ModuleFirstAnswer:
+    """`later`: changes that are left to the search."""
+    outcomes: list[RungOutcome] = []
+    sound: set[ModuleForm] = {candidate.form}
+    while True:
+        refused = {*later, *(outcome.name for outcome in outcomes)}
+        known = replace(candidate, outcomes={outcome.name: outcome for outcome in outcomes})
+        answer = ModuleFirstAnswer(best_together(known, refused), outcomes=outcomes)
+        if not answer.changes:
+            return answer
+        problem = _eager_problem(bench, answer.changes, sound)
+        if problem is None:
+            problem = _whole_problem(bench, answer)
+        if problem is None:
+            break
+        outcomes.append(problem)
+        bench.release()
+    assert answer.checked is not None
+    answer.predicted = predict_together(bench.work, form_of(answer.changes), answer.changes)
+    answer.speedup = bench.compared(bench.original, answer.checked.built)
+    answer.after_s = bench.spent_s
+    return answer
+
+
+def _eager_problem(
+    bench: ModuleBench, changes: tuple[ModuleChange, ...], sound: set[ModuleForm]
+) -> RungOutcome | None:
+    """Of the first change that breaks a bound or raises, the largest predicted gain first."""
+    form = ModuleForm()
+    for change in changes:
+        before, form = form, replace(change.of(form), compile=None, graphs=False)
+        if form not in sound:
+            problem = _problem(bench, change, before, form)
+            if problem is not None:
+                return problem
+            sound.add(form)
+    return None
+
+
+def _problem(
+    bench: ModuleBench, change: ModuleChange, before: ModuleForm, form: ModuleForm
+) -> RungOutcome | None:
+    predicted = predict(bench.work, before, form, change)
+    try:
+        checked = bench.checked(form)
+    except IMPOSSIBLE as error:
+        return outcome_of(change, "failed", error_in_words(error), predicted=predicted)
+    if checked.difference.problem is None:
+        return None
+    reason = checked.difference.problem
+    return outcome_of(change, "dropped", reason, predicted=predicted, difference=checked.difference)
+
+
+def _whole_problem(bench: ModuleBench, answer: ModuleFirstAnswer) -> RungOutcome | None:
+    """What is captured or compiled goes first, where the whole cannot be."""
+    blamed = max(answer.changes, key=lambda each: ("graphs" in each.edit, "compile" in each.edit))
+    try:
+        checked = bench.checked(form_of(answer.changes))
+    except IMPOSSIBLE as error:
+        return outcome_of(blamed, "failed", error_in_words(error))
+    if checked.difference.problem is not None:
+        reason = checked.difference.problem
+        return outcome_of(blamed, "dropped", reason, difference=checked.difference)
+    answer.checked = checked
+    return None

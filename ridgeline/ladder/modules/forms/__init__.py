@@ -1,0 +1,1 @@
+"""A module in a form: copies of it, changed as the form says."""

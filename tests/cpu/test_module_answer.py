@@ -1,0 +1,278 @@
+"""The order of a module's climb: the predicted best together first, then single changes around it,
+then what each change gives. Rates and time come from a fake clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from module_climbs import Rate, Wide, look_briefly, optimized, statuses
+from test_module_profile import traced, work
+from torch import nn
+
+from ridgeline.ladder.modules import OptimizedModule, bench, climb
+from ridgeline.ladder.modules.forms.building import Built, build
+from ridgeline.ladder.modules.rungs import Candidate
+from ridgeline.ladder.modules.together import best_together, compiled_last, form_of, without
+from ridgeline.profiling.modules.changes import CHANGES
+from ridgeline.profiling.modules.form import ModuleForm
+
+ROUND_S = 1.0
+
+
+class Clock:
+    """Of the climb: every side of a round takes as long as it is to."""
+
+    def __init__(self) -> None:
+        self.now_s, self.timed = 0.0, list[ModuleForm]()
+
+    def rate(self, rate: Rate) -> Callable[..., float]:
+        def timed(_: bench.ModuleBench, side: Built, round_s: float) -> float:
+            self.now_s += round_s
+            self.timed.append(side.form)
+            return rate(side.form)
+
+        return timed
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_briefly(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rate], Clock]:
+    def given(rate: Rate) -> Clock:
+        made = Clock()
+        monkeypatch.setattr(bench.ModuleBench, "rate", made.rate(rate))
+        monkeypatch.setattr(bench.ModuleBench, "spent_s", property(lambda _: made.now_s))
+        return made
+
+    return given
+
+
+def each_helps(form: ModuleForm) -> float:
+    rate = 100.0 if form.grad else 150.0
+    return rate * (2.0 if form.dtype else 1.0) * (1.5 if form.scheme else 1.0)
+
+
+def climbed(**options: Any) -> OptimizedModule:
+    return optimized(Wide(), torch.randn(8, 128), max_error=0.05, round_s=ROUND_S, **options)
+
+
+def kept(found: OptimizedModule) -> list[str]:
+    return [rung.name for rung in found.rungs if rung.status == "kept"]
+
+
+def test_the_best_together_is_measured_first(clock: Callable[[Rate], Clock]) -> None:
+    time = clock(each_helps)
+    found = climbed()
+    first = time.timed[:2]
+    assert first[0] == ModuleForm()
+    assert first[1].dtype == "bf16"
+    assert first[1].scheme == "int8"  # int4 is outside the bound, which is known before it is timed
+    assert all(form.scheme != "int4-g128" for form in time.timed)
+    assert found.form == ModuleForm(grad=False, dtype="bf16", scheme="int8")
+    assert found.speedup is not None
+    assert found.speedup.value == pytest.approx(4.5)
+    note = next(note for note in found.climb.notes if note.startswith("first answer after"))
+    assert "bf16" in note
+    assert "predicted" in note
+    refused = {rung.name: rung for rung in found.rungs}["int4"]
+    assert refused.status == "dropped"
+    assert "relative error is" in refused.reason
+
+
+def test_the_ladder_is_explained_last_and_multiplies(clock: Callable[[Rate], Clock]) -> None:
+    time = clock(each_helps)
+    found = climbed()
+    rungs = [rung for rung in found.rungs if rung.status == "kept"]
+    assert [rung.name for rung in rungs] == ["inference", "bf16", "int8"]
+    assert [rung.name for rung in found.rungs[:3]] == ["inference", "bf16", "int8"]
+    values = [rung.achieved.value for rung in rungs if rung.achieved]
+    assert values == pytest.approx([1.5, 2.0, 1.5])
+    assert found.speedup is not None
+    assert math.prod(values) == pytest.approx(found.speedup.value)
+    assert all(rung.predicted is not None for rung in rungs)
+    assert time.timed[-1] in (found.form, form_of([CHANGES["inference"], CHANGES["bf16"]]))
+
+
+def test_nothing_is_switched_off_because_time_ran_out(clock: Callable[[Rate], Clock]) -> None:
+    time = clock(each_helps)
+    found = climbed(budget_s=3.0)  # less than the first answer takes
+    first = time.timed[1]
+    assert len(time.timed) == 12  # one comparison and its warming up
+    assert found.form == first
+    assert first.dtype == "bf16"
+    assert found.speedup is not None
+    assert found.speedup.value > 2.9
+    for rung in found.rungs:
+        if rung.status == "kept":
+            assert rung.achieved is None
+            assert rung.predicted is not None
+            assert "predicted, not measured: the budget of 3 s is spent" in rung.reason
+    names = ", ".join(kept(found))
+    assert f"what these give is predicted, not measured: {names}" in found.climb.notes
+    rest = [rung for rung in found.rungs if rung.status == "not reached"]
+    assert all("the budget of 3 s is spent" in rung.reason for rung in rest)
+    assert all(rung.predicted is not None for rung in rest)
+    assert not found.form.edit_from(first)
+    assert "3.00×" in found.climb.headline or "4.50×" in found.climb.headline
+
+
+def test_a_budget_is_kept(clock: Callable[[Rate], Clock]) -> None:
+    for budget_s in (13.0, 26.0, 40.0, 70.0):
+        time = clock(each_helps)
+        climbed(budget_s=budget_s)
+        assert time.now_s <= max(budget_s, 12.0) + 1e-9
+
+
+def test_compiling_that_takes_too_long_is_left_for_later(
+    clock: Callable[[Rate], Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the first answer, and not begun when it would end too late."""
+    monkeypatch.setattr(climb, "many_recompiles", nullcontext)
+    time = clock(each_helps)
+    found = climbed(budget_s=8.0, skip=())
+    assert all(form.compile is None for form in time.timed)
+    assert statuses(found)["compile"] == "not reached"
+
+
+def test_single_changes_come_by_predicted_gain(clock: Callable[[Rate], Clock]) -> None:
+    time = clock(lambda form: 100.0)
+    found = climbed()
+    assert found.form == ModuleForm()
+    tried = [rung for rung in found.rungs if rung.achieved is not None]
+    gains = [rung.predicted.speedup for rung in tried if rung.predicted is not None]
+    assert gains == sorted(gains, reverse=True)
+    assert len(time.timed) >= 12 * (1 + len(tried))
+
+
+def test_what_harms_the_first_answer_is_taken_back(clock: Callable[[Rate], Clock]) -> None:
+    clock(lambda form: each_helps(form) * (0.6 if form.scheme else 1.0))
+    found = climbed()
+    assert (found.form.dtype, found.form.scheme) == ("bf16", None)
+    rung = {rung.name: rung for rung in found.rungs}["int8"]
+    assert rung.status == "dropped"
+    assert rung.achieved is not None
+    assert rung.achieved.value == pytest.approx(0.9)
+    assert found.speedup is not None
+    assert found.speedup.value == pytest.approx(3.0)
+
+
+def test_what_alters_outputs_and_gives_nothing_is_taken_back(
+    clock: Callable[[Rate], Clock],
+) -> None:
+    clock(lambda form: 100.0 if form.grad else 150.0)
+    found = climbed()
+    assert found.form == ModuleForm(grad=False)
+    assert "as fast without it" in {r.name: r.reason for r in found.rungs}["bf16"]
+
+
+def test_a_first_answer_that_is_slower_is_not_taken(clock: Callable[[Rate], Clock]) -> None:
+    clock(lambda form: 50.0 if form.dtype else 100.0 if form.grad else 150.0)
+    found = climbed()
+    assert found.form.dtype is None
+    assert found.form.grad is False
+    assert statuses(found)["bf16"] == "dropped"
+
+
+def test_an_answer_that_does_not_hold_is_given_up(clock: Callable[[Rate], Clock]) -> None:
+    """The machine has changed since: never below the module as it was given."""
+    calls = []
+
+    def rate(form: ModuleForm) -> float:
+        calls.append(form)
+        fast = 80.0 if len(calls) > 12 else 300.0
+        return 100.0 if form == ModuleForm() else fast
+
+    time = clock(rate)
+    found = climbed(skip=set(CHANGES) - {"bf16"})
+    assert time.timed
+    assert found.form == ModuleForm()
+    assert found.speedup is None
+    assert any("none is kept" in note for note in found.climb.notes)
+    assert kept(found) == []
+
+
+def test_ctrl_c_leaves_the_best_so_far(
+    clock: Callable[[Rate], Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = clock(each_helps)
+
+    def stopped(module: nn.Module, form: ModuleForm, *rest: Any) -> Built:
+        if time.timed:  # after the first answer
+            raise KeyboardInterrupt
+        return build(module, form, *rest)
+
+    monkeypatch.setattr(bench, "build", stopped)
+    found = climbed()
+    assert found.form == time.timed[1]
+    assert found.form.dtype == "bf16"
+    assert found.speedup is not None
+    assert "stopped by the user: what was done is kept" in found.climb.notes
+    reasons = [rung.reason for rung in found.rungs if rung.status == "kept" and not rung.achieved]
+    assert all("predicted, not measured: stopped by the user" in reason for reason in reasons)
+    assert {"bf16", "int8"} <= set(kept(found))
+
+
+def test_ctrl_c_before_any_answer_leaves_the_original(
+    clock: Callable[[Rate], Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock(each_helps)
+
+    def stopped(*_: Any) -> Built:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "build", stopped)
+    found = climbed()
+    assert found.form == ModuleForm()
+    assert {rung.status for rung in found.rungs} == {"not reached", "not applicable"}
+
+
+def test_a_part_that_cannot_run_alone_is_explained_by_prediction(
+    clock: Callable[[Rate], Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def particular(module: nn.Module, form: ModuleForm, *rest: Any) -> Built:
+        if form == ModuleForm(grad=False, dtype="bf16"):
+            raise RuntimeError("not without codes")
+        return build(module, form, *rest)
+
+    monkeypatch.setattr(bench, "build", particular)
+    clock(each_helps)
+    found = climbed()
+    assert found.form == ModuleForm(grad=False, dtype="bf16", scheme="int8")
+    rungs = {rung.name: rung for rung in found.rungs}
+    assert rungs["inference"].achieved is not None
+    assert rungs["bf16"].status == "kept"
+    assert rungs["bf16"].achieved is None
+    assert "predicted, not measured: without the others RuntimeError" in rungs["bf16"].reason
+
+
+def test_forms_of_several_changes() -> None:
+    names = ("graphs", "int8", "compile", "bf16", "inference")
+    changes = [CHANGES[name] for name in names]
+    form = form_of(changes)
+    assert form == ModuleForm(
+        grad=False, compile="default", dtype="bf16", graphs=True, scheme="int8"
+    )
+    assert without(form, CHANGES["bf16"]).dtype is None
+    assert [each.name for each in compiled_last(changes)] == [
+        "inference", "bf16", "int8", "compile", "graphs",
+    ]  # fmt: skip
+
+
+def test_what_another_replaced_is_not_in_the_set() -> None:
+    product = traced(0.01, flops=2e6, num_bytes=10**8, weight_bytes=10**8)
+    given = work(product, kind="cpu")
+    module = Wide()
+    candidate = Candidate(module, ModuleForm(), given, ((torch.randn(8, 128),), {}), {})  # type: ignore[arg-type]
+    names = [change.name for change in best_together(candidate, {"compile"})]
+    assert len({name for name in names if name in ("int8", "int4")}) <= 1
+    assert not {"bf16", "autocast-bf16"} <= set(names)

@@ -16,7 +16,7 @@ from module_climbs import Rate, Wide, look_briefly, optimized, statuses
 from test_module_profile import traced, work
 from torch import nn
 
-from ridgeline.ladder.modules import OptimizedModule, bench, climb
+from ridgeline.ladder.modules import OptimizedModule, bench, climb, first_answer
 from ridgeline.ladder.modules.forms.building import Built, build
 from ridgeline.ladder.modules.rungs import Candidate
 from ridgeline.ladder.modules.together import best_together, compiled_last, form_of, without
@@ -167,8 +167,10 @@ def test_what_harms_the_first_answer_is_taken_back(clock: Callable[[Rate], Clock
 
 
 def test_what_alters_outputs_and_gives_nothing_is_taken_back(
-    clock: Callable[[Rate], Clock],
+    clock: Callable[[Rate], Clock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    both = (CHANGES["inference"], CHANGES["bf16"])
+    monkeypatch.setattr(first_answer, "best_together", lambda *_: both)
     clock(lambda form: 100.0 if form.grad else 150.0)
     found = climbed()
     assert found.form == ModuleForm(grad=False)
@@ -220,6 +222,29 @@ def test_ctrl_c_leaves_the_best_so_far(
     reasons = [rung.reason for rung in found.rungs if rung.status == "kept" and not rung.achieved]
     assert all("predicted, not measured: stopped by the user" in reason for reason in reasons)
     assert {"bf16", "int8"} <= set(kept(found))
+
+
+def test_ctrl_c_at_the_last_comparison_leaves_the_answer(
+    clock: Callable[[Rate], Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its speed is then that of the steps that led to it."""
+    time = clock(each_helps)
+    monkeypatch.setattr(first_answer, "best_together", lambda *_: (CHANGES["bf16"],))
+    shown = climb.Climber._show
+
+    def stopping(self: climb.Climber, label: str) -> None:
+        shown(self, label)
+        if label == "the answer, against the original":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(climb.Climber, "_show", stopping)
+    result = climbed()
+    assert result.form == ModuleForm(grad=False, dtype="bf16", scheme="int8")
+    assert result.speedup is not None
+    assert result.speedup.value == pytest.approx(4.5)  # 2 by the first answer, then 1.5 twice
+    assert "stopped by the user: what was done is kept" in result.climb.notes
+    assert any("not timed again" in note for note in result.climb.notes)
+    assert time.timed[-1] != ModuleForm()
 
 
 def test_ctrl_c_before_any_answer_leaves_the_original(

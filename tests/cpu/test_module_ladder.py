@@ -227,7 +227,7 @@ def test_what_gave_nothing_alone_is_tried_again_later(
 ) -> None:
     """Without a first answer, and with a prediction that is wrong about which comes first."""
     monkeypatch.setattr(climb, "first_answer", lambda *_: ModuleFirstAnswer(()))
-    monkeypatch.setitem(gains.CHANNELS_LAST, "cpu", 0.01)
+    monkeypatch.setattr(gains, "channels_last_s", lambda *_: 0.0)
     timed: list[ModuleForm] = []
 
     def rate(form: ModuleForm) -> float:

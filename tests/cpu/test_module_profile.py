@@ -19,10 +19,11 @@ from torch.nn import functional
 import ridgeline
 from ridgeline.errors import HardwareError, UsageError
 from ridgeline.profiling.modules import ModuleProfile, profile, run
+from ridgeline.profiling.modules.call_work import CallWork
 from ridgeline.profiling.modules.changes import CHANGES
 from ridgeline.profiling.modules.counting import Counting, OpCall
 from ridgeline.profiling.modules.form import ModuleForm
-from ridgeline.profiling.modules.gains import CallWork, has_plain_attention, predict, suggestions
+from ridgeline.profiling.modules.gains import has_plain_attention, predict, suggestions
 from ridgeline.profiling.modules.paths import Numbered, PathFollower, names_of, parameters_of
 from ridgeline.profiling.modules.rows import grouped
 from ridgeline.profiling.modules.run import shorten

@@ -66,6 +66,15 @@ def speedup_of(before: Sequence[float], after: Sequence[float]) -> Speedup:
     return Speedup(value, low, high, tuple(before), tuple(after))
 
 
+def chained(first: Speedup, second: Speedup) -> Speedup:
+    """Of what `second` led to over what `first` began with, round by round, where the two were not
+    timed against each other.
+    """
+    assert len(first.before) == len(second.before), (first, second)
+    rounds = zip(first.after, second.before, second.after, strict=True)
+    return speedup_of(first.before, [rate * late / early for rate, early, late in rounds])
+
+
 def _check_rounds(count: int) -> None:
     if count < 2:
         raise UsageError(f"rounds is {count}, which gives no interval; give at least {MIN_ROUNDS}")

@@ -23,9 +23,9 @@ from ridgeline.ladder.modules.forms.building import Built, Example, build
 from ridgeline.ladder.modules.outputs import difference
 from ridgeline.ladder.modules.settings import Settings
 from ridgeline.ladder.outcome import Difference, Speedup
+from ridgeline.profiling.modules.call_work import CallWork
 from ridgeline.profiling.modules.devices import tensors
 from ridgeline.profiling.modules.form import ModuleForm
-from ridgeline.profiling.modules.gains import CallWork
 from ridgeline.profiling.modules.tracing import first_line
 from ridgeline.timing import time_device, time_host
 

@@ -22,6 +22,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 
+from ridgeline.ladder.measuring.rounds import chained, speedup_of
 from ridgeline.ladder.modules.bench import (
     IMPOSSIBLE,
     WORTH,
@@ -53,7 +54,7 @@ class Climber:
         self.form = ModuleForm()
         self.changes: tuple[ModuleChange, ...] = ()  # of the answer so far
         self.first: ModuleFirstAnswer | None = None
-        self.total: Speedup | None = None  # of the answer over the original
+        self.total: Speedup | None = None  # of the answer so far over the original
         self.outcomes: list[RungOutcome] = []
         self.notes: list[str] = []
         self._checked: CheckedForm | None = None  # the answer so far; None: the original
@@ -61,7 +62,8 @@ class Climber:
         self._singles: dict[str, RungOutcome] = {}  # kept on top of the answer before
         self._dropped_from: dict[str, ModuleForm] = {}
         self._known: dict[str, RungAnswer] = {}
-        self._steps = 0
+        self._num_steps = 0  # that the total was multiplied from; 0: it was timed itself
+        self._shown = 0
 
     @property
     def best(self) -> Built:
@@ -75,10 +77,12 @@ class Climber:
             try:
                 self._answer_first()
                 self._search()
+                self._confirm()
             except KeyboardInterrupt:
                 self.notes.append(STOPPED)
                 problem = "stopped by the user"
-            self._confirm()
+            if self._num_steps > 1:
+                self.notes.append("the whole was not timed again: its speed is that of its steps")
             self._show("what each change gives")
             self.outcomes = self._explained(problem) + self._others(problem)
 
@@ -99,7 +103,7 @@ class Climber:
         text = f"first answer after {answer.after_s:.1f} s: {names}; {in_words(answer.speedup)}"
         self.notes.append(f"{text}, predicted {answer.predicted.speedup:.2f}×")
         if answer.speedup.is_beyond_noise and answer.speedup.value >= WORTH:
-            self._take(answer.checked, answer.changes)
+            self._take(answer.checked, answer.changes, answer.speedup)
 
     def _search(self) -> None:
         names = {*self.bench.settings.skip, *(each.name for each in (*self.changes, *self._tried))}
@@ -151,7 +155,7 @@ class Climber:
             which = "beyond noise" if not speedup.is_beyond_noise else f"by {WORTH - 1:.0%}"
             reason = f"not faster {which}: {in_words(speedup)}; {why}"
             return outcome_of(change, "dropped", reason, achieved=speedup, difference=result)
-        self._take(checked, (*self.changes, change))
+        self._take(checked, (*self.changes, change), speedup)
         reason = f"faster: {in_words(speedup)}; {why}"
         return outcome_of(change, "kept", reason, achieved=speedup, difference=result)
 
@@ -187,7 +191,8 @@ class Climber:
             outcome_of(change, "dropped", reason, predicted=predicted, achieved=share,
                        difference=self._checked.difference)
         )  # fmt: skip
-        self._take(checked, tuple(each for each in self.changes if each.name != change.name))
+        rest = tuple(each for each in self.changes if each.name != change.name)
+        self._take(checked, rest, speedup_of(share.after, share.before))
 
     def _second_look(self) -> list[ModuleChange]:
         """What gave no speed by itself, where the answer has become another since."""
@@ -200,15 +205,10 @@ class Climber:
 
     def _confirm(self) -> None:
         """Before the answer is told: never below the module as it was given."""
-        if self._checked is None:
-            return
-        first = self.first
-        is_first = first is not None and first.checked is self._checked
-        if is_first and first is not None and not self.bench.has_time(ModuleForm()):
-            self.total = first.speedup
+        if self._checked is None or not self.bench.has_time(ModuleForm()):
             return
         self._show("the answer, against the original")
-        self.total = self.bench.compared(self.bench.original, self.best)
+        self.total, self._num_steps = self.bench.compared(self.bench.original, self.best), 0
         if self.total.value < 1.0:
             text = f"in the end the changes together gave {in_words(self.total)}: none is kept"
             self.notes.append(text)
@@ -249,7 +249,10 @@ class Climber:
             problem = "" if budget_s is None else f"the budget of {budget_s:g} s is spent"
         return outcome_of(change, "not reached", problem, predicted=predicted)
 
-    def _take(self, checked: CheckedForm, changes: tuple[ModuleChange, ...]) -> None:
+    def _take(self, checked: CheckedForm, changes: tuple[ModuleChange, ...], step: Speedup) -> None:
+        """`step` is over the answer before, or over the original where there was none."""
+        self.total = step if self.total is None else chained(self.total, step)
+        self._num_steps += 1
         self._checked, self.form = checked, checked.built.form
         self.changes = in_effect(changes, self.form)
 
@@ -267,6 +270,6 @@ class Climber:
 
     def _show(self, label: str) -> None:
         if self._progress is not None:
-            total = max(len(CHANGES) + 3, self._steps + 1)
-            self._progress(label, self._steps, total)
-            self._steps += 1
+            total = max(len(CHANGES) + 3, self._shown + 1)
+            self._progress(label, self._shown, total)
+            self._shown += 1

@@ -30,6 +30,7 @@ from ridgeline.ladder.modules.forms.copies import copied
 from ridgeline.ladder.modules.forms.inputs import host_tensors, plainly
 from ridgeline.ladder.modules.optimized import OptimizedModule
 from ridgeline.ladder.modules.outputs import OutputBounds, difference
+from ridgeline.ladder.modules.rungs import with_branches
 from ridgeline.ladder.modules.settings import Settings
 from ridgeline.ladder.outcome import Figures, Goal, RoofPoint, RungOutcome, Side
 from ridgeline.ladder.reporting.result import Climb
@@ -98,12 +99,14 @@ def optimize(
     example = example_of(module, inputs)
     device = device_of(module, example)
     _check_placed(example, device)
-    hardware = hardware or measured(device, progress)
+    from_host = sum(tensor.nbytes for tensor in host_tensors(tuple(example), device))
+    hardware = hardware or measured(device, progress, from_host=from_host > 0)
     original = Built(_copy(module), ModuleForm(), example, None)
     reference, notes = _reference(original, example, settings.bounds)
     profile, work = profiled(original.module, *plainly(tuple(example), device), hardware, device)
-    from_host = sum(tensor.nbytes for tensor in host_tensors(tuple(example), device))
-    work = replace(work, host_input_bytes=from_host)
+    work = replace(work, host_input_bytes=from_host, is_queued=for_ == "throughput")
+    if "streams" not in settings.skip:
+        work = with_branches(work, module, example)
     climber = Climber(
         ModuleBench(module, original, reference, example, work, settings, began), progress
     )

@@ -17,15 +17,17 @@ from ridgeline.errors import UnsupportedError
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware.units import human_bytes
 from ridgeline.ladder.modules.forms.attention import switchable
-from ridgeline.ladder.modules.forms.branches import stream_plan, traced
+from ridgeline.ladder.modules.forms.branches import critical_share, stream_plan, traced
 from ridgeline.ladder.modules.forms.building import Example
+from ridgeline.ladder.modules.forms.copies import copied
 from ridgeline.ladder.modules.forms.linears import largest_group, replaceable
 from ridgeline.ladder.modules.forms.padding import paddable
 from ridgeline.ladder.outcome import RungOutcome, RungStatus
 from ridgeline.profiling.modules.alignment import ALIGNED, advice, odd_layers
+from ridgeline.profiling.modules.call_work import CallWork
 from ridgeline.profiling.modules.changes import ModuleChange
 from ridgeline.profiling.modules.form import ModuleForm
-from ridgeline.profiling.modules.gains import CallWork, has_plain_attention
+from ridgeline.profiling.modules.gains import has_plain_attention
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.scheme import parse_scheme
 
@@ -116,7 +118,7 @@ def _compile(change: ModuleChange, candidate: Candidate) -> RungAnswer:
 
 def _tf32(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     if not candidate.on_gpu:
-        return no("tf32 is of a GPU's matrix units")
+        return no("tf32 needs a GPU")
     if candidate.form.dtype or candidate.form.autocast or torch.float32 not in candidate.dtypes:
         return no("products are not in fp32")
     if torch.backends.cuda.matmul.fp32_precision == "tf32":
@@ -154,7 +156,7 @@ def _autocast(change: ModuleChange, candidate: Candidate) -> RungAnswer:
 
 def _graphs(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     if not candidate.on_gpu:
-        return no("graphs are of a GPU: a CPU has no launches to spare")
+        return no("graphs need a GPU: a CPU has no launches to save")
     return yes(f"{candidate.work.num_kernels} launches a call")
 
 
@@ -180,7 +182,7 @@ def _weights(change: ModuleChange, candidate: Candidate) -> RungAnswer:
 
 def _autotune(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     if not candidate.on_gpu:
-        return no("torch tunes its kernels for GPUs only")
+        return no("torch tunes kernels for GPUs only")
     if candidate.form.compile is None:
         return no("torch.compile was not kept")
     return yes("torch.compile was kept")
@@ -188,7 +190,7 @@ def _autotune(change: ModuleChange, candidate: Candidate) -> RungAnswer:
 
 def _cudnn_benchmark(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     if not candidate.on_gpu:
-        return no("cuDNN is of NVIDIA's GPUs")
+        return no("cuDNN runs on a GPU only")
     count = sum(isinstance(part, CONVOLUTIONS) for part in candidate.module.modules())
     if count == 0:
         return no("no convolution")
@@ -207,7 +209,7 @@ def _pad(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     if count == 0:
         return no(f"none can be padded from outside: {advice(odd)}")
     in_half = candidate.dtypes and torch.float32 not in candidate.dtypes
-    if candidate.form.computes_in is None and not in_half:
+    if (candidate.form.dtype or candidate.form.autocast) is None and not in_half:
         return no(f"fp32 takes any sizes; in half precision pad them: {advice(odd)}")
     return yes(f"{count} layers: {advice(odd)}")
 
@@ -221,7 +223,7 @@ def _pinned_inputs(change: ModuleChange, candidate: Candidate) -> RungAnswer:
 
 def _streams(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     if not candidate.on_gpu:
-        return no("streams are of a GPU")
+        return no("streams need a GPU")
     if candidate.form.compile is not None:
         return no("torch.compile puts all kernels on one stream")
     if "streams" not in candidate.known:  # tracing takes a while
@@ -229,9 +231,23 @@ def _streams(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     return candidate.known["streams"]
 
 
+def with_branches(work: CallWork, module: nn.Module, example: Example) -> CallWork:
+    """With what branches beside each other would leave of a call on a GPU."""
+    if not work.on_gpu:
+        return work
+    try:
+        graph = traced(copied(module), *example).graph
+    except (UnsupportedError, TypeError):
+        return work
+    seconds: dict[str, float] = {}
+    for each in work.ops:
+        seconds[each.op.path] = seconds.get(each.op.path, 0.0) + each.seconds
+    return replace(work, critical_share=critical_share(graph, seconds, sum(seconds.values())))
+
+
 def _branches(candidate: Candidate) -> RungAnswer:
     try:
-        plan = stream_plan(traced(candidate.module, *candidate.example).graph)
+        plan = stream_plan(traced(copied(candidate.module), *candidate.example).graph)
     except (UnsupportedError, TypeError) as error:
         return no(f"branches cannot be shown to be independent: {error}")
     if plan.num_branches < 2:

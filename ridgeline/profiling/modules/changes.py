@@ -88,7 +88,7 @@ _ALL = (
         is_guess=True,
     ),
     ModuleChange(
-        "pinned-inputs", "overhead", "inputs copied from pinned memory, not waited for",
+        "pinned-inputs", "overhead", "pinned, asynchronous copies of inputs",
         "x.pin_memory().to(device, non_blocking=True)", {"inputs": "pinned"}, is_guess=True,
     ),
     ModuleChange(

@@ -4,7 +4,8 @@ families, as predicting/gains.py is for recipes.
 A call is taken apart into its ops, as they were measured. A change scales an op's time by what the
 roofline says of it after and before; ops that a compiler fuses move their largest operands only;
 the host's part shrinks with the number of launches, and goes with a graph. On a GPU host and device
-work at the same time, on a CPU one after the other.
+work at the same time, on a CPU one after the other. What padding, layouts, copies of inputs and
+branches do beside that is in device_costs.py.
 
     predict(work, ModuleForm(), ModuleForm(dtype="bf16"), CHANGES["bf16"]).speedup
 """
@@ -13,13 +14,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
-from ridgeline.hardware import Hardware
 from ridgeline.hardware.units import human
+from ridgeline.profiling.modules.call_work import CallWork, OpPiece, piece_of
 from ridgeline.profiling.modules.changes import CHANGES, ModuleChange, Suggestion
+from ridgeline.profiling.modules.device_costs import (
+    AUTOTUNED,
+    KERNEL_S,
+    STREAM_STEP_S,
+    TIMED,
+    activation_bytes,
+    channels_last_s,
+    input_copies,
+    nearer_s,
+    overlapped,
+    padded_s,
+)
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.tracing import TracedOp
 from ridgeline.profiling.predicting.accuracy import interval_factor
@@ -39,57 +52,15 @@ UNCOUNTED = ("pinned-inputs", "streams")  # ops alone do not tell whether they a
 WORTH = 1.03  # a change predicted to give less is not suggested
 FUSIBLE = ("pointwise", "reduction", "copy")
 CPU_CALL_S = 4e-6  # an op of torch on a CPU, without work (Xeon, 2026-11-15)
-KERNEL_S = 2e-6  # no kernel is shorter on a GPU
 OP_HOST_S = 8e-6  # an eager op on the host of a GPU (H200's host, 2026-11-15: 6 to 10 µs)
 GRADLESS = 0.85  # of the host's time, without autograd's bookkeeping
 COMPILED_S = 40e-6  # of a compiled call: guards and wrappers
 REPLAY_S = 10e-6  # of launching a graph, and copies of inputs and outputs around it
 CASTING = 1.3  # of the host's time under autocast
-CHANNELS_LAST = {"cpu": 0.9, "cuda": 0.8}  # of a convolution's time; a guess
-AUTOTUNED = 0.95  # of products' time; a guess
-TIMED = 0.9  # of a convolution's time, once cuDNN has timed its kernels; a guess
-UNALIGNED = 1.6  # of a product's time on matrix units, where 8 does not divide its sizes; a guess
-OVERLAPPED = 0.95  # of a device's time, with branches beside each other; a guess
-EVENTS = 1.2  # of the host's time, with streams that wait for each other
-PAGEABLE = 10e9  # B/s from the host's memory; a guess
-PINNED = 25e9  # and from memory that the device reads itself; a guess
 # From here on torch multiplies bf16 on a CPU by its matrix tiles; a single row it does slower than
 # in fp32 (Xeon with AMX, 2026-11-15: BERT-base with 8 rows 2.4 times as fast).
 TILED_ROWS = 4
 FEW_ROWS = {"cpu": 32, "cuda": 64}  # with more, codes go back to the model's dtype first
-
-
-@dataclass(frozen=True)
-class CallWork:
-    """One call as it was measured."""
-
-    ops: tuple[TracedOp, ...]  # with untraced seconds
-    call_s: float
-    host_s: float  # in which no op ran: gaps and host
-    num_kernels: int
-    hardware: Hardware
-    grad: bool  # autograd watched
-    linears: frozenset[str] = frozenset()  # paths of nn.Linear: whose weights may become codes
-    odd: frozenset[str] = frozenset()  # paths of layers with sizes that 8 does not divide
-    host_input_bytes: int = 0  # of inputs that every call brings to the device
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.hardware.device_type != "cpu"
-
-
-class OpPiece(NamedTuple):
-    """An op, or several that became one."""
-
-    kind: str
-    name: str
-    path: str
-    seconds: float
-    num_bytes: float
-    weight_bytes: float
-    flops: float
-    dtype: str
-    num_kernels: int
 
 
 class CallParts(NamedTuple):
@@ -99,6 +70,7 @@ class CallParts(NamedTuple):
     attention: float
     other: float
     host: float
+    inputs: float  # waiting for them to come from the host's memory
 
     @property
     def busy(self) -> float:
@@ -178,38 +150,22 @@ def modelled(work: CallWork, form: ModuleForm) -> CallParts:
         pieces = with_sdpa(pieces, work)
     if form.compile is not None:
         pieces = fused(pieces)
+    seconds = [_seconds(piece, work, form) for piece in pieces]
+    share = 1.0
+    if form.streams:
+        limits = [_limit(piece, work, form) for piece in pieces]
+        share = overlapped(list(zip(seconds, limits, strict=True)), work.critical_share)
     parts = {"matrix": 0.0, "attention": 0.0, "other": 0.0}
-    for piece in pieces:
-        kind = piece.kind if piece.kind in parts else "other"
-        parts[kind] += _seconds(piece, work, form)
-    host_s = _host_s(work, form, len(pieces) / max(num_before, 1))
-    overlap = OVERLAPPED if form.streams else 1.0
-    copies_s = work.host_input_bytes / (PINNED if form.inputs == "pinned" else PAGEABLE)
-    return CallParts(
-        overlap * parts["matrix"],
-        overlap * parts["attention"],
-        overlap * parts["other"] + copies_s,
-        host_s,
-    )
+    for piece, piece_s in zip(pieces, seconds, strict=True):
+        parts[piece.kind if piece.kind in parts else "other"] += share * piece_s
+    copies = input_copies(work, form, sum(parts.values()))
+    host_s = _host_s(work, form, len(pieces) / max(num_before, 1)) + copies.host_s
+    return CallParts(*parts.values(), host_s, copies.waiting_s)
 
 
 def _total(work: CallWork, parts: CallParts) -> float:
-    return max(parts.busy, parts.host) if work.on_gpu else parts.busy + parts.host
-
-
-def piece_of(traced: TracedOp) -> OpPiece:
-    op = traced.op
-    return OpPiece(
-        kind=op.kind,
-        name=op.name,
-        path=op.path,
-        seconds=traced.seconds,
-        num_bytes=float(op.num_bytes),
-        weight_bytes=float(op.weight_bytes),
-        flops=op.flops,
-        dtype=op.dtype,
-        num_kernels=max(traced.num_kernels, 1),
-    )
+    both_s = max(parts.busy, parts.host) if work.on_gpu else parts.busy + parts.host
+    return parts.inputs + both_s
 
 
 def fused(pieces: Sequence[OpPiece]) -> list[OpPiece]:
@@ -279,23 +235,16 @@ def _seconds(piece: OpPiece, work: CallWork, form: ModuleForm) -> float:
     if before <= 0:
         return piece.seconds
     seconds = fixed + (piece.seconds - fixed) * after / before
-    if form.layout == "channels_last" and "conv" in piece.name:
-        seconds *= CHANNELS_LAST["cuda" if work.on_gpu else "cpu"]
-    if form.cudnn_benchmark and "conv" in piece.name:
-        seconds *= TIMED
+    if "conv" in piece.name:
+        if form.layout == "channels_last":
+            memory = work.hardware.ceiling("read_bandwidth")
+            rate = None if memory is None else memory.value
+            seconds = channels_last_s(seconds, after, activation_bytes(piece, form), rate)
+        if form.cudnn_benchmark:
+            seconds = nearer_s(seconds, after, TIMED)
     if form.compile == "max-autotune-no-cudagraphs" and piece.kind == "matrix":
-        seconds *= AUTOTUNED
-    return seconds * _alignment(piece, work, form)
-
-
-def _alignment(piece: OpPiece, work: CallWork, form: ModuleForm) -> float:
-    """Of sizes that 8 does not divide: matrix units take them slowly, fp32 does not care."""
-    if not work.on_gpu or piece.kind != "matrix" or piece.path not in work.odd:
-        return 1.0
-    in_units = form.computes_in is not None if piece.dtype == "fp32" else True
-    was_in_units = piece.dtype != "fp32"
-    after = UNALIGNED if in_units and not form.pad else 1.0
-    return after / (UNALIGNED if was_in_units else 1.0)
+        seconds = nearer_s(seconds, after, AUTOTUNED)
+    return padded_s(seconds, after, piece, work, form)
 
 
 def _limit(piece: OpPiece, work: CallWork, form: ModuleForm) -> float:
@@ -360,7 +309,7 @@ def _host_s(work: CallWork, form: ModuleForm, share_of_ops: float) -> float:
     if form.autocast is not None:
         host_s *= CASTING
     if form.streams:
-        host_s *= EVENTS
+        host_s += len(work.ops) * STREAM_STEP_S
     if form.compile is not None:
         host_s = min(host_s, host_s * share_of_ops + COMPILED_S)
     return host_s
@@ -368,13 +317,13 @@ def _host_s(work: CallWork, form: ModuleForm, share_of_ops: float) -> float:
 
 def _why(work: CallWork, old: CallParts, new: CallParts) -> str:
     """The part that changes most."""
-    names = {"matrices": "products", "attention": "attention", "other": "other ops", "host": "host"}
+    names = {"matrices": "products", "other": "other ops"}
     most = max(CallParts._fields, key=lambda name: abs(getattr(new, name) - getattr(old, name)))
     before, after = getattr(old, most), getattr(new, most)
     if math.isclose(before, after, rel_tol=1e-3):
         return "changes nothing that was counted here"
     return (
-        f"{names[most]}: {human(before, 's')} become {human(after, 's')}, "
+        f"{names.get(most, most)}: {human(before, 's')} become {human(after, 's')}, "
         f"of {human(work.call_s, 's')} as it was"
     )
 

@@ -24,8 +24,8 @@ from ridgeline.hardware import Hardware, detect
 from ridgeline.kernels.ceilings import measure
 from ridgeline.profiling.modules import gains
 from ridgeline.profiling.modules.alignment import ALIGNED, OddLayer, advice, odd_layers
+from ridgeline.profiling.modules.call_work import CallWork
 from ridgeline.profiling.modules.devices import device_of, move
-from ridgeline.profiling.modules.gains import CallWork
 from ridgeline.profiling.modules.paths import names_of, parameters_of
 from ridgeline.profiling.modules.result import ModuleProfile
 from ridgeline.profiling.modules.rows import PARTS, judge, rows_of
@@ -44,6 +44,7 @@ CEILINGS = {
         *("eager_launch", "graph_step"),
     ),
 }
+HOST_LINK = ("h2d_pageable", "h2d_pinned")
 
 
 def profile(
@@ -96,10 +97,13 @@ def profiled(
     return _result(known, timing, watched, peak_bytes)
 
 
-def measured(device: torch.device, progress: Progress | None = None) -> Hardware:
+def measured(
+    device: torch.device, progress: Progress | None = None, *, from_host: bool = False
+) -> Hardware:
+    """With the ceilings that predictions need; `from_host`: those of copies to the device too."""
     where = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
     keys = CEILINGS["cpu" if device.type == "cpu" else "cuda"]
-    return measure(detect(where), set(keys), progress)
+    return measure(detect(where), {*keys, *(HOST_LINK if from_host else ())}, progress)
 
 
 def _timed(call: Callable[[], Any], device: torch.device, steps: int) -> tuple[Timing, int | None]:
@@ -179,7 +183,7 @@ def divide(
         hardware=hardware,
         grad=known.grad,
         linears=known.linears,
-        odd=frozenset(known.odd),
+        odd=known.odd,
     )
     return work, division
 

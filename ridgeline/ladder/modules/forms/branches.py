@@ -4,7 +4,7 @@ streams, with the waits that every value needs which goes from one stream to ano
 Plain decisions over nodes, without a GPU. A module that cannot be traced, that changes tensors in
 place (no edge of the graph tells who must wait) or that keeps state has no plan, and says why.
 
-    plan = stream_plan(traced(module, example))
+    plan = stream_plan(traced(copied(module), args, keywords).graph)
     plan.num_streams, plan.steps[0].waits_for
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,12 +22,14 @@ from torch import Tensor, fx, nn
 from ridgeline.errors import UnsupportedError
 
 MAX_STREAMS = 4
-PRODUCTS = (torch.matmul, torch.bmm, torch.einsum, nn.functional.linear, operator.matmul)
+PRODUCTS = (
+    *(torch.matmul, torch.bmm, torch.einsum, operator.matmul, nn.functional.linear),
+    *(nn.functional.conv1d, nn.functional.conv2d, nn.functional.scaled_dot_product_attention),
+)
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-IN_PLACE = {
-    getattr(operator, name)
-    for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "iand", "ior", "setitem")
-}
+# `a += b` and its like: a proxy without them would be traced as if `a` were another tensor then.
+AUGMENTED = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
+IN_PLACE = {getattr(operator, name) for name in (*AUGMENTED, "setitem")}
 
 
 class TracedModule(NamedTuple):
@@ -53,20 +55,47 @@ class StreamPlan:
         return {step.node: step.stream for step in self.steps}
 
 
+class _StrictProxy(fx.Proxy):
+    """Refuses what writes into the tensor it stands for."""
+
+
+def _refused(name: str) -> Callable[[fx.Proxy, object], None]:
+    def refuse(self: fx.Proxy, other: object) -> None:
+        raise UnsupportedError(f"an operator ({name}) changes a tensor in place")
+
+    return refuse
+
+
+for _name in AUGMENTED:
+    setattr(_StrictProxy, f"__{_name}__", _refused(_name))
+
+
+class _StrictTracer(fx.Tracer):
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _StrictProxy(node, self)
+
+
 def traced(module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> TracedModule:
-    """UnsupportedError where the graph would not say the same as the module."""
+    """UnsupportedError where the graph would not say the same as the module. Its `forward` runs
+    here and may leave constants in it: give a copy.
+    """
     given = bound(module, args, keywords)
     fixed = {name: value for name, value in given.items() if not isinstance(value, Tensor)}
     for name, value in fixed.items():
         if value is not None and not isinstance(value, bool | int | float | str):
             raise UnsupportedError(f"the argument {name} is a {type(value).__name__}, no tensor")
-    if module.training:
+    if any(part.training for part in module.modules()):
         raise UnsupportedError("it is in training mode: call .eval() first")
+    tracer, attributes = _StrictTracer(), _attributes(module)
     try:
-        graph = fx.symbolic_trace(module, concrete_args=fixed or None)
+        recorded = tracer.trace(module, fixed or None)
+        graph = fx.GraphModule(tracer.root, recorded)
+    except UnsupportedError:
+        raise
     except Exception as error:  # forward itself runs here, and raises what it likes
         line = str(error).strip().split("\n")[0]
         raise UnsupportedError(f"torch.fx cannot trace it: {line}") from error
+    _check_stateless(module, attributes)
     _check_pure(graph)
     return TracedModule(graph, fixed)
 
@@ -80,6 +109,28 @@ def bound(module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any])
     values = signature.bind(*args, **keywords)
     values.apply_defaults()
     return dict(values.arguments)
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+    }
+
+
+def _check_stateless(module: nn.Module, before: Mapping[str, Any]) -> None:
+    """A graph does not keep in the module what `forward` keeps there."""
+    for name, value in _attributes(module).items():
+        is_new = name not in before and not name.rpartition(".")[2].startswith("_tensor_constant")
+        held = value if isinstance(value, list | tuple | dict) else (value,)
+        values = held.values() if isinstance(held, dict) else held
+        if is_new or before.get(name, value) is not value or _has_proxy(values):
+            raise UnsupportedError(f"its forward sets the attribute {name}")
+
+
+def _has_proxy(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, fx.Proxy) for value in values)
 
 
 def _check_pure(graph: fx.GraphModule) -> None:
@@ -155,6 +206,21 @@ def _step(node: fx.Node, stream_of: Mapping[fx.Node, int]) -> StreamStep:
     own = stream_of[node]
     waits = tuple(each for each in node.all_input_nodes if stream_of[each] != own)
     return StreamStep(node, own, waits, any(stream_of[user] != own for user in node.users))
+
+
+def critical_share(graph: fx.GraphModule, seconds: Mapping[str, float], total_s: float) -> float:
+    """Of `total_s`, that is left when branches run beside each other on streams enough: the longest
+    path, by the seconds of modules; what they do not name is taken to run alone.
+    """
+    called = [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
+    ends: dict[fx.Node, float] = {}
+    for node in graph.graph.nodes:
+        began_s = max((ends[each] for each in node.all_input_nodes), default=0.0)
+        path = str(node.target) if node.op == "call_module" else ""
+        ends[node] = began_s + (seconds.get(path, 0.0) / called.count(path) if path else 0.0)
+    counted_s = sum(seconds.get(path, 0.0) for path in set(called))
+    longest_s = max(max(ends.values()), counted_s / MAX_STREAMS)
+    return min(1.0, (total_s - counted_s + longest_s) / total_s) if total_s > 0 else 1.0
 
 
 def is_product(graph: fx.GraphModule, node: fx.Node) -> bool:

@@ -83,7 +83,12 @@ class Built:
         if self.form.cudnn_benchmark:
             yield cudnn_benchmark()
         if self.form.autocast is not None:
-            yield torch.autocast(self._device_type, parse_dtype(self.form.autocast))
+            # It keeps its copies of weights for a call, on the stream that needed them first.
+            yield torch.autocast(
+                self._device_type,
+                parse_dtype(self.form.autocast),
+                cache_enabled=not self.form.streams,
+            )
 
     def _enter(self, tensor: Tensor) -> Tensor:
         if self._into is not None and tensor.is_floating_point():

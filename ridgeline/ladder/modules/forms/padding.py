@@ -1,8 +1,9 @@
 """Layers with zeros up to the next multiple of 8, for a GPU's matrix units: inputs get zeros too,
 outputs are cut. Zeros add nothing, so outputs are the same but for rounding.
 
-Only layers of exactly these classes: others, and those that a parent reads the weight of itself
-(nn.MultiheadAttention), stay. Who reads `weight` of a padded one is told that it is gone.
+Only layers of exactly these classes: others, those that have hooks, and those that a parent reads
+the weight of itself (nn.MultiheadAttention), stay. Reading `weight` of a padded one raises
+AttributeError.
 
     paddable(module)           # {"head": nn.Linear(512, 1001), …}
     pad_layers(copy)           # in place
@@ -45,6 +46,8 @@ def paddable(module: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
 
 
 def _is_plain(part: nn.Module) -> bool:
+    if part._forward_hooks or part._forward_pre_hooks:
+        return False
     if type(part) is nn.Linear:
         return True
     return type(part) is nn.Conv2d and part.groups == 1 and part.padding_mode == "zeros"

@@ -2,20 +2,23 @@
 branches.py.
 
 Side streams begin where the caller's stream is, and the caller's stream waits for them at the end.
-Values live until then: no memory is used again while another stream may still read it. A call whose
-arguments are others than the traced ones (a mask where there was none) runs the module as it is.
+Values live until then, and outputs are marked as the caller's stream's: no memory is used again
+while another stream may still read it. A call whose arguments are others than the traced ones (a
+mask where there was none) runs the module as it is.
 
     fast = StreamedModule(copy, args, keywords)
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from ridgeline.ladder.modules.forms.branches import StreamStep, bound, stream_plan, traced
+from ridgeline.profiling.modules.devices import tensors
 
 
 class StreamedModule(nn.Module):
@@ -49,6 +52,7 @@ class StreamedModule(nn.Module):
             elif step.node.op == "output":
                 self._join(current)
                 result = fx.node.map_arg(step.node.args[0], lambda node: env[node])
+                self._hand_over(result, current)
             else:
                 env[step.node] = self._run(step, env, current)
         return result
@@ -72,9 +76,10 @@ class StreamedModule(nn.Module):
         if not self._sides:
             return call(node.target, args, keywords)
         stream = current if step.stream == 0 else self._sides[step.stream - 1]
-        with torch.cuda.stream(stream):
-            for each in step.waits_for:
-                stream.wait_event(self._events[each])
+        for each in step.waits_for:
+            stream.wait_event(self._events[each])
+        # Entering a stream takes the host longer than many an op.
+        with torch.cuda.stream(stream) if step.stream else nullcontext():
             value = call(node.target, args, keywords)
         self._record(step, stream)
         return value
@@ -86,3 +91,11 @@ class StreamedModule(nn.Module):
     def _join(self, current: Any) -> None:
         for side in self._sides:
             current.wait_stream(side)
+
+    def _hand_over(self, result: Any, current: Any) -> None:
+        """Memory of a side stream would otherwise be used again there as soon as the caller drops
+        it, while the caller's stream still reads it.
+        """
+        if self._sides:
+            for tensor in tensors(result):
+                tensor.record_stream(current)

@@ -8,6 +8,7 @@ import argparse
 import errno
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from command_line import make_folder, refused
 
 from ridgeline.cli import main
@@ -249,15 +251,50 @@ def test_a_busy_machine_does_not_fail_the_guard(
     assert "the record has no control" in " ".join(capsys.readouterr().out.split())
 
 
-def test_outcomes_of_a_busy_machine_are_not_remembered(
-    local: type[Local], command: list[str], tmp_path: Path
+def test_what_the_guard_cannot_know_of_the_machine_is_told(
+    local: type[Local],
+    command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A record of a busier machine, and a control for which there is no memory."""
+    assert main([*command, "--json"]) == 0
+    check = ["optimize", "--check", str(tmp_path / "out"), "--device", "cpu", "--quality", "off"]
+    monkeypatch.setattr(Control, "sample", lambda self: 150.0)
+    Local.speed = staticmethod(lambda spec: 1.2 * usual_speed(spec))  # type: ignore[assignment]
+    capsys.readouterr()
+    assert main([*check, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["speed"]["value"] == pytest.approx(1.2, rel=0.01)  # nothing is divided out
+    [remark] = result["remarks"]
+    assert "at 1.50 of its speed then" in remark
+    assert "hide" in remark
+
+    def fails(self: Control) -> float:
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+    monkeypatch.setattr(Control, "sample", fails)
+    assert main([*check, "--json"]) == 0
+    [remark] = json.loads(capsys.readouterr().out)["remarks"]
+    assert remark.startswith("the control could not be timed here")
+
+
+def test_outcomes_of_a_busy_machine_are_not_remembered(
+    local: type[Local], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what it gained is told with the words that a wide interval deserves."""
     def busy(spec: dict[str, Any]) -> float:
         return usual_speed(spec) * (1.0 + 0.5 * (Local.num_rounds % 3))
 
     Local.speed = staticmethod(busy)  # type: ignore[assignment]
-    assert main([*command, "--json"]) == 0
+    assert main(command) == 0
+    shown = " ".join(capsys.readouterr().out.split())
     written = Climb.from_json(json.loads((tmp_path / "out" / "climb.json").read_text()))
+    assert written.total is not None
+    assert written.total.high > 1.2 * written.total.low
+    assert re.match(r"About [\d.]+× the speed, between [\d.]+ and [\d.]+×: ", written.headline)
+    assert written.headline in shown
     assert any("not remembered" in note for note in written.notes)
     assert Local.remembered == []
 

@@ -16,11 +16,13 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
+
+import torch
 
 from ridgeline.data.workload import Workload
 from ridgeline.errors import UsageError
@@ -88,7 +90,8 @@ def check_folder(
         control = Control(hardware.device)
         part = WorkloadPart.from_json(saved["part"])
         rates = bench.rates(state, part, rounds, beside=control.time)
-        machine = machine_of(saved.get("control"), control.rates)
+        recorded = recorded_control(saved, hardware.device)
+        machine = machine_of(recorded, control.rates)
         speed = corrected(unpaired(saved["rates"], rates), machine)
         before = None if saved["quality"] is None else Quality(**saved["quality"])
         now = None
@@ -97,7 +100,7 @@ def check_folder(
                 progress("quality", 1, 2)
             now = bench.judge(replace(state, loop="engine"))
     problems = (*speed_problems(speed), *quality_problems(before, now))
-    remarks += control_remarks(machine)
+    remarks += control_remarks(recorded, machine)
     return Checked(str(folder), speed, machine, now, before, problems, tuple(remarks))
 
 
@@ -142,11 +145,15 @@ def unpaired(before: Sequence[float], after: Sequence[float]) -> Speedup:
     return Speedup(value, low, high, tuple(before), tuple(after))
 
 
-def machine_of(before: Sequence[float] | None, now: Sequence[float]) -> Speedup | None:
+def recorded_control(saved: Mapping[str, Any], device: str) -> list[float]:
+    """None in a record of before, nor for another kind of device, whose control is another one."""
+    is_same = torch.device(saved["device"]).type == torch.device(device).type
+    return list(saved.get("control", ())) if is_same else []
+
+
+def machine_of(recorded: Sequence[float], now: Sequence[float]) -> Speedup | None:
     """How fast the machine itself is, now over then, by the control."""
-    if before is None or min(len(before), len(now)) < 2:
-        return None
-    return unpaired(before, now)
+    return unpaired(recorded, now) if min(len(recorded), len(now)) >= 2 else None
 
 
 def corrected(speed: Speedup, machine: Speedup | None) -> Speedup:
@@ -163,18 +170,29 @@ def corrected(speed: Speedup, machine: Speedup | None) -> Speedup:
     return replace(speed, value=value, low=low, high=high)
 
 
-def control_remarks(machine: Speedup | None) -> list[str]:
+def control_remarks(recorded: Sequence[float], machine: Speedup | None) -> list[str]:
+    if not recorded:
+        return [
+            "the record has no control for this device, so a busy machine looks like a slower "
+            "recipe; a new run of `ridgeline optimize` writes one"
+        ]
     if machine is None:
         return [
-            "the record has no control, so a busy machine looks like a slower recipe; a new run of "
-            "`ridgeline optimize` writes one"
+            "the control could not be timed here (no memory is left for it), so a busy machine "
+            "looks like a slower recipe"
         ]
-    if machine.value >= 1.0 - ALLOWED_FALL:
-        return []
-    return [
-        f"this machine is busier than when the record was written: a fixed computation runs at "
-        f"{machine.value:.2f} of its speed then, which is divided out of the speed"
-    ]
+    runs = f"a fixed computation runs at {machine.value:.2f} of its speed then"
+    if machine.value < 1.0 - ALLOWED_FALL:
+        return [
+            f"this machine is busier or slower than when the record was written: {runs}, which is "
+            "divided out of the speed"
+        ]
+    if machine.low > 1.0 + ALLOWED_FALL:
+        return [
+            f"the record was written on a busier or slower machine: {runs}, which may hide that "
+            "the recipe became slower; a new run of `ridgeline optimize` writes a better record"
+        ]
+    return []
 
 
 def speed_problems(speed: Speedup) -> list[str]:

@@ -30,10 +30,12 @@ class Control:
         self._matrices: list[Tensor] | None = None
 
     def time(self, count: int = 1) -> None:
-        """Adds so many samples to `rates`. Without memory for it, none."""
+        """Adds so many samples to `rates`. Without memory for it, or a second process's context on
+        a GPU, none.
+        """
         try:
             self.rates += [self.sample() for _ in range(count)]
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
             self.rates.clear()
 
     def sample(self) -> float:

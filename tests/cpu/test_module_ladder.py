@@ -132,6 +132,20 @@ def test_a_gain_inside_the_noise_is_not_kept(rates: Callable[[Rate], None]) -> N
     assert "not faster beyond noise" in rung.reason
 
 
+def test_what_a_noisy_machine_made_of_it_is_told_and_not_remembered(
+    rates: Callable[[Rate], None],
+) -> None:
+    noise = cycle([80.0, 190.0, 85.0, 200.0, 90.0, 210.0, 100.0])
+    rates(lambda form: next(noise) * (1 if form.grad else 3))
+    result = optimized(Wide(), torch.randn(1, 128))
+    assert any("noisy machine" in note and "not remembered" in note for note in result.climb.notes)
+    assert not known_errors().outcomes
+    rates(lambda form: 100.0 if form.grad else 300.0)
+    result = optimized(Wide(), torch.randn(1, 128))
+    assert not any("noisy machine" in note for note in result.climb.notes)
+    assert known_errors().outcomes
+
+
 def test_a_gain_that_is_sure_and_tiny_is_not_worth_it(rates: Callable[[Rate], None]) -> None:
     rates(lambda form: 100.0 if form.grad else 100.5)
     found = optimized(Wide(), torch.randn(1, 128))

@@ -284,6 +284,7 @@ def test_outcomes_of_a_busy_machine_are_not_remembered(
     local: type[Local], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And what it gained is told with the words that a wide interval deserves."""
+
     def busy(spec: dict[str, Any]) -> float:
         return usual_speed(spec) * (1.0 + 0.5 * (Local.num_rounds % 3))
 

@@ -34,7 +34,7 @@ from ridgeline.ladder.modules.rungs import with_branches
 from ridgeline.ladder.modules.settings import Settings
 from ridgeline.ladder.outcome import Figures, Goal, RoofPoint, RungOutcome, Side
 from ridgeline.ladder.reporting.result import Climb
-from ridgeline.ladder.reporting.words import quiet_rungs
+from ridgeline.ladder.reporting.words import busy_words, quiet_rungs
 from ridgeline.profiling.modules.devices import device_of, leaves, mapped, tensors
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.gains import accuracy_area
@@ -112,6 +112,7 @@ def optimize(
     )
     climber.notes += notes
     climber.climb()
+    climber.notes += filter(None, [busy_words(climber.outcomes)])
     climb = _climb(name_of(module), climber, profile, hardware)
     remember(outcomes_to_remember(climb.rungs, hardware, climb.model))
     return OptimizedModule(climber.best, climb, profile)

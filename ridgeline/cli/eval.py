@@ -39,10 +39,11 @@ from ridgeline.records import Record, Value
 EXAMPLE = """\
 ridgeline eval demo --text book.txt --peer transformers
 ridgeline eval demo --text book.txt --kv-dtype int8 --against demo
-ridgeline eval demo --task hellaswag --data hellaswag_val.jsonl --limit 200"""
+ridgeline eval demo --task hellaswag --data hellaswag_val.jsonl --limit 200
+ridgeline eval demo --task mmlu --data test.parquet --examples dev.parquet"""
 MAIN_FLAGS = (
     "--device", "--text", "--window", "--against", "--max-kl", "--max-ppl-increase",
-    "--task", "--data", "--limit", "--save", "--dtype", "--scheme", "--kv-dtype",
+    "--task", "--data", "--limit", "--examples", "--save", "--dtype", "--scheme", "--kv-dtype",
 )  # fmt: skip
 
 __all__ = ["EXAMPLE", "MAIN_FLAGS", "add_arguments", "exit_code", "render", "run"]

@@ -1,122 +1,30 @@
-"""Task scores: reading questions, scoring endings, finding answers, running programs."""
+"""Task scores by generation: finding answers, running programs. Choices: test_choice_tasks.py."""
 
 from __future__ import annotations
 
-import gzip
-import json
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from command_line import make_folder
+from task_files import write_rows
 
 from ridgeline.engine import Engine
-from ridgeline.engine.naive import prompt_logprobs
 from ridgeline.errors import UsageError
-from ridgeline.quality.tasks import TaskOptions, difference, gsm8k, humaneval, run_task
-from ridgeline.quality.tasks.choices import judged, read_choice, run_choices, with_ending
+from ridgeline.quality.tasks import gsm8k, humaneval, run_task
 from ridgeline.quality.tasks.generation import continued
 from ridgeline.quality.tasks.gsm8k import answer_in, run_gsm8k
 from ridgeline.quality.tasks.humaneval import run_humaneval
 from ridgeline.quality.tasks.sandbox import run_program
 
-HELLASWAG = {
-    "activity_label": "Roof shingle removal",
-    "ctx_a": "A man is on a roof.",
-    "ctx_b": "he",
-    "endings": ["starts [substeps] pulling up roofing.", "is  [title] gone.", "sings."],
-    "label": "1",
-}
-ARC = {"query": "Question: What is wet?", "choices": ["sand", "water"], "gold": 1}
 PROBLEM = {"question": "Two and two?", "answer": "It is 2+2=4.\n#### 4"}
-
-
-def write_rows(path: Path, *rows: Any) -> Path:
-    text = "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows)
-    data = text.encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     folder = make_folder(tmp_path_factory.mktemp("model"), max_position_embeddings=1024)
     return Engine(folder, device="cpu")
-
-
-# --- multiple choice ------------------------------------------------------------------------------
-
-
-def test_hellaswag_rows_are_cleaned() -> None:
-    found = read_choice(HELLASWAG)
-    assert found.context == "Roof shingle removal: A man is on a roof. He"
-    assert found.endings == (" starts pulling up roofing.", " is . gone.", " sings.")
-    assert found.right == 1
-    assert read_choice(ARC) == ("Question: What is wet?\nAnswer:", (" sand", " water"), 1)
-
-
-def test_an_ending_is_divided_by_its_length() -> None:
-    question = read_choice({"query": "q", "choices": ["ab", "abcdefgh"], "gold": 1})
-    scores = [torch.tensor([[-3.0]]), torch.tensor([[-2.0], [-4.0]])]  # -1.5 and -0.75 a letter
-    found = judged([question], scores)
-    assert found.right.tolist() == [1.0]
-    assert found.also == {"unnormalized": 0.0}
-
-
-def test_scores_are_the_plain_loops_with_contexts_computed_once(
-    engine: Engine, tmp_path: Path
-) -> None:
-    long = {**HELLASWAG, "ctx_a": "A man is on a roof. " * 20}
-    path = write_rows(tmp_path / "rows.jsonl.gz", HELLASWAG, long, ARC)
-    before = engine.stats
-    found = run_choices(engine, path)
-    hits = engine.stats.hit_tokens - before.hit_tokens
-    assert engine.tokenizer is not None
-    expected, shareable = [], 0
-    questions = [read_choice(row) for row in (HELLASWAG, long, ARC)]
-    for question in questions:
-        for number, ending in enumerate(question.endings):
-            tokens, first = with_ending(engine.tokenizer, question.context, ending)
-            assert engine.tokenizer.decode(tokens[first:]) == ending
-            rows = prompt_logprobs(engine.model, tokens)[first:]
-            expected.append(torch.tensor([row.logprob for row in rows if row is not None]))
-            shareable += (first - 1) // 64 * 64 if number else 0
-    assert found.right.tolist() == judged(questions, expected).right.tolist()
-    assert found.also == judged(questions, expected).also
-    assert hits >= shareable > 100
-
-
-def test_limits_and_differences(engine: Engine, tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "rows.jsonl", HELLASWAG, "", ARC, "not read")
-    found = run_task("hellaswag", engine, path, TaskOptions(limit=2))
-    assert len(found.right) == 2
-    assert difference(found, found) == (0.0, 0.0, 0.0)
-    assert found.to_json()["num_questions"] == 2
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ("{", "line 2 is not JSON"),
-        ("[1]", "line 2 is '[1]'; expected an object"),
-        ({"endings": ["a"]}, "line 2: endings is"),
-        ({"endings": "ab"}, "expected a list of two texts"),
-        ({**HELLASWAG, "label": "3"}, "label is '3'; expected a number from 0 to 2"),
-        ({**HELLASWAG, "label": True}, "label is 'True'"),
-        ({**HELLASWAG, "ctx_a": 5}, "ctx_a is '5'; expected some text"),
-        ({"choices": ["a", "b"], "gold": 0}, "query is missing"),
-        ({**ARC, "gold": -1}, "gold is '-1'"),
-        ({}, "choices is missing"),
-    ],
-)
-def test_rows_that_cannot_be_read(row: Any, says: str, engine: Engine, tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "rows.jsonl", ARC, row)
-    with pytest.raises(UsageError) as caught:
-        run_task("arc", engine, path)
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 # --- arithmetic -----------------------------------------------------------------------------------
@@ -141,18 +49,18 @@ def test_answers_are_found(text: str, number: str | None) -> None:
 def test_gsm8k(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_rows(tmp_path / "test.jsonl", PROBLEM, {**PROBLEM, "question": "Twice two?"})
     shown = write_rows(tmp_path / "train.jsonl", {"question": "One?", "answer": "#### 1"})
-    asked: list[str] = []
+    prompts_given: list[str] = []
 
     def answers(_: Engine, prompts: list[str], *__: Any) -> list[str]:
-        asked.extend(prompts)
+        prompts_given.extend(prompts)
         return [" It is #### 4.0", " 5"]
 
     monkeypatch.setattr(gsm8k, "completions", answers)
-    found = run_gsm8k(engine, data, shots=1, examples=shown)
-    assert found.right.tolist() == [1.0, 0.0]
-    assert found.also == {"marked_share": 0.5, "shots": 1.0}
+    score = run_gsm8k(engine, data, shots=1, examples=shown)
+    assert score.right.tolist() == [1.0, 0.0]
+    assert score.also == {"marked_share": 0.5, "shots": 1.0}
     start = "Question: One?\nAnswer: #### 1\n\nQuestion: "
-    assert asked == [f"{start}Two and two?\nAnswer:", f"{start}Twice two?\nAnswer:"]
+    assert prompts_given == [f"{start}Two and two?\nAnswer:", f"{start}Twice two?\nAnswer:"]
     for options, says in (
         ({"shots": 1}, "--examples"),
         ({"shots": 2, "examples": shown}, "has 1 examples"),
@@ -169,8 +77,8 @@ def test_gsm8k_through_the_engine(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gsm8k, "MAX_TOKENS", 4)
-    found = run_task("gsm8k", engine, write_rows(tmp_path / "test.jsonl", PROBLEM, PROBLEM))
-    assert len(found.right) == 2
+    score = run_task("gsm8k", engine, write_rows(tmp_path / "test.jsonl", PROBLEM, PROBLEM))
+    assert len(score.right) == 2
 
 
 # --- programs -------------------------------------------------------------------------------------
@@ -187,18 +95,18 @@ def test_humaneval(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     data = write_rows(tmp_path / "rows.jsonl", EXERCISE, EXERCISE, EXERCISE)
     written = ["    return 2 * x", "    return x + 2", "    return ("]
     monkeypatch.setattr(humaneval, "completions", lambda *_: written)
-    found = run_humaneval(engine, data, run_code=True)
-    assert found.right.tolist() == [1.0, 0.0, 0.0]
-    assert found.also["problems"] == "AssertionError 1, SyntaxError 1"
-    assert "audit hook" in str(found.also["isolation"])
+    score = run_humaneval(engine, data, run_code=True)
+    assert score.right.tolist() == [1.0, 0.0, 0.0]
+    assert score.also["problems"] == "AssertionError 1, SyntaxError 1"
+    assert "audit hook" in str(score.also["isolation"])
 
 
 def test_the_first_space_counts(engine: Engine) -> None:
     assert engine.tokenizer is not None
     tokens = engine.tokenizer.encode("    return 1\n\ndef other", add_special_tokens=False)
     stops = [("\ndef ",), ("zzz",), ("1", "return")]
-    found = [continued(engine.tokenizer, tokens, stop) for stop in stops]
-    assert found == ["    return 1\n", "    return 1\n\ndef other", "    "]
+    texts = [continued(engine.tokenizer, tokens, stop) for stop in stops]
+    assert texts == ["    return 1\n", "    return 1\n\ndef other", "    "]
 
 
 def test_no_code_is_run_without_being_told(

@@ -78,16 +78,25 @@ def divergence_rows(table: Table, against: dict[str, Any]) -> None:
 
 
 def task_rows(table: Table, task: dict[str, Any], against: dict[str, Any] | None) -> None:
-    size = f"{task['metric']}, {task['num_questions']} questions, {task['seconds']:.1f} s"
+    shots = f", {task['shots']:.0f} shots" if "shots" in task else ""
+    size = f"{task['metric']}{shots}, {task['num_questions']} questions, {task['seconds']:.1f} s"
     row(table, task["name"], task["score"], "{:.1%}", size)
-    if "unnormalized" in task:
-        row(table, "unnormalized", task["unnormalized"], "{:.1%}", "by total log-likelihood")
+    if "acc" in task:
+        row(table, "acc", task["acc"], "{:.1%}", "not divided by the lengths of the endings")
+    if "subjects" in task:
+        table.add_row("subjects", str(len(task["subjects"])), "", extremes(task["subjects"]))
     for name in ("problems", "isolation"):
         if task.get(name):
             table.add_row(name, "", "", str(task[name]))
     if against is not None and "original" in task:
         row(table, "original", task["original"]["score"], "{:.1%}", form(against))
         row(table, "difference", task["difference"], "{:+.1%}", "same questions, paired")
+
+
+def extremes(subjects: dict[str, float]) -> str:
+    """`anatomy 25.0% to virology 75.0%; all in --json`."""
+    low, high = min(subjects, key=subjects.__getitem__), max(subjects, key=subjects.__getitem__)
+    return f"{low} {subjects[low]:.1%} to {high} {subjects[high]:.1%}; all in --json"
 
 
 def row(table: Table, label: str, figure: Any, form: str, remark: str) -> None:

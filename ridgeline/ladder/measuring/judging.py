@@ -56,7 +56,7 @@ class Measured:
     task: str | None = None
     data: str | None = None  # the task's questions
     limit: int | None = None
-    shots: int = 0
+    shots: int | None = None  # None: as many as is usual
     examples: str | None = None
     run_code: bool = False
 

@@ -1,19 +1,14 @@
 """Multiple choice by log-likelihood: which ending does the model find most likely after a context?
 
 Each ending is scored with its context before it; the engine computes a context once for all of its
-endings. Normalized, a log-likelihood is divided by the ending's length in characters, so that long
-endings have the same chance; that is the figure usually reported (`acc_norm`).
-
-HellaSwag rows have activity_label, ctx_a, ctx_b, endings and label; rows of the other form have
-query, choices and gold, as in ARC.
+endings. `acc` takes the sum over an ending's tokens; `acc_norm` divides it by the ending's length
+in characters, so that long endings have the same chance. What rows look like is in layouts.py.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -22,88 +17,65 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine
 from ridgeline.progress import Progress
 from ridgeline.quality.perplexity import check_numbers, chosen_logprobs
-from ridgeline.quality.tasks.questions import (
-    QuestionRow,
-    index_of,
-    read_questions,
-    text_of,
-    texts_of,
-)
 from ridgeline.quality.tasks.score import TaskScore, tokenizer_for
+
+ChoiceMetric = Literal["acc", "acc_norm"]
 
 
 class ChoiceQuestion(NamedTuple):
     """One question."""
 
-    context: str
+    contexts: tuple[str, ...]  # of each ending; mostly the same
     endings: tuple[str, ...]  # with the space before them
     right: int
 
 
-def read_choice(row: QuestionRow) -> ChoiceQuestion:
-    return _hellaswag(row) if "endings" in row or "ctx_a" in row else _query(row)
+def after_context(context: str, endings: Sequence[str], right: int) -> ChoiceQuestion:
+    """A question with one context for all endings, which are given without the space."""
+    spaced = tuple(f" {ending}" for ending in endings)
+    return ChoiceQuestion((context,) * len(spaced), spaced, right)
 
 
-def _hellaswag(row: QuestionRow) -> ChoiceQuestion:
-    endings = texts_of(row, "endings")
-    label, begun = text_of(row, "activity_label"), text_of(row, "ctx_a")
-    rest = row.get("ctx_b", "")
-    begun = f"{begun} {str(rest).capitalize()}"
-    return ChoiceQuestion(
-        _cleaned(f"{label}: {begun}"),
-        tuple(f" {_cleaned(ending)}" for ending in endings),
-        index_of(row, "label", len(endings)),
-    )
-
-
-def _cleaned(text: str) -> str:
-    """Without the marks that WikiHow's articles left in the texts."""
-    text = text.strip().replace(" [title]", ". ")
-    return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
-
-
-def _query(row: QuestionRow) -> ChoiceQuestion:
-    choices = texts_of(row, "choices")
-    context = f"{text_of(row, 'query')}\nAnswer:"
-    endings = tuple(f" {choice.strip()}" for choice in choices)
-    return ChoiceQuestion(context, endings, index_of(row, "gold", len(choices)))
-
-
-def run_choices(
+def score_choices(
     engine: Engine,
-    data: Path,
-    *,
-    limit: int | None = None,
+    questions: Sequence[ChoiceQuestion],
+    metric: ChoiceMetric,
     progress: Progress | None = None,
 ) -> TaskScore:
-    questions = read_questions(data, read_choice, limit)
     tokenizer = tokenizer_for(engine)
     prompts, firsts = [], []
     for question in questions:
-        for ending in question.endings:
-            tokens, first = with_ending(tokenizer, question.context, ending)
+        for context, ending in zip(question.contexts, question.endings, strict=True):
+            tokens, first = with_ending(tokenizer, context, ending)
             prompts.append(tokens)
             firsts.append(first)
     scores = engine.score(prompts, chosen_logprobs, firsts, progress)
     check_numbers(scores)
-    return judged(questions, scores)
+    return judged(questions, scores, metric)
 
 
 def with_ending(tokenizer: Tokenizer, context: str, ending: str) -> tuple[list[int], int]:
-    """Tokens of both as one text, with the model's BOS, and the number of the ending's first."""
-    start = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
-    before = start + tokenizer.encode(context, add_special_tokens=False)
-    whole = start + tokenizer.encode(context + ending, add_special_tokens=False)
-    return whole, max(1, min(len(before), len(whole) - 1))
+    """Tokens of both as one text, with the model's BOS, and the number of the ending's first.
+    Spaces at the end of the context belong to the ending, for tokens begin with their space.
+    """
+    before = tokenizer.encode(context.rstrip(), add_special_tokens=False)
+    whole = tokenizer.encode(context + ending, add_special_tokens=False)
+    bos = tokenizer.bos_id if tokenizer.add_bos else None
+    start = [] if bos is None or whole[:1] == [bos] else [bos]
+    return start + whole, max(1, min(len(start) + len(before), len(start) + len(whole) - 1))
 
 
-def judged(questions: Sequence[ChoiceQuestion], scores: Sequence[Tensor]) -> TaskScore:
+def judged(
+    questions: Sequence[ChoiceQuestion], scores: Sequence[Tensor], metric: ChoiceMetric
+) -> TaskScore:
     """`scores` has the log-probabilities of every ending's tokens, question after question."""
     rest = iter(scores)
-    right, plain = [], []
+    normalized, plain = [], []
     for question in questions:
         sums = np.array([float(next(rest).double().sum()) for _ in question.endings])
         lengths = np.array([len(ending) - 1 for ending in question.endings])  # without the space
-        right.append(float(np.argmax(sums / np.maximum(lengths, 1)) == question.right))
+        normalized.append(float(np.argmax(sums / np.maximum(lengths, 1)) == question.right))
         plain.append(float(np.argmax(sums) == question.right))
-    return TaskScore("accuracy", np.array(right), {"unnormalized": float(np.mean(plain))})
+    if metric == "acc":
+        return TaskScore("acc", np.array(plain))
+    return TaskScore("acc_norm", np.array(normalized), {"acc": float(np.mean(plain))})

@@ -19,7 +19,7 @@ from ridgeline.progress import Progress
 from ridgeline.quality.tasks.generation import completions
 from ridgeline.quality.tasks.questions import QuestionRow, read_questions, text_of
 from ridgeline.quality.tasks.sandbox import run_programs
-from ridgeline.quality.tasks.score import TaskScore
+from ridgeline.quality.tasks.score import AlsoKnown, TaskScore
 
 MAX_TOKENS = 384
 # What can follow a function's body.
@@ -63,7 +63,7 @@ def run_humaneval(
     problems = Counter(
         (verdict.problem or "").partition(":")[0] for verdict in verdicts if not verdict.passed
     )
-    also: dict[str, float | str] = {
+    also: dict[str, AlsoKnown] = {
         "problems": ", ".join(f"{name} {count}" for name, count in problems.most_common()),
         "isolation": "own network, limits, audit hook"
         if all(verdict.own_network is not False for verdict in verdicts)

@@ -14,12 +14,14 @@ from ridgeline.engine import Engine
 from ridgeline.errors import UsageError
 from ridgeline.quality.intervals import Estimate, mean_of, share_of
 
+AlsoKnown = float | str | dict[str, float]
+
 
 @dataclass(frozen=True)
 class TaskScore:
     metric: str
     right: NDArray[np.float64]  # 1 or 0 for each question
-    also: dict[str, float | str] = field(default_factory=dict)  # what else is known
+    also: dict[str, AlsoKnown] = field(default_factory=dict)  # what else is known
 
     @property
     def share(self) -> Estimate:

@@ -74,6 +74,9 @@ def test_texts_that_are_not_there(whole: Path, tmp_path: Path, capsys: Capture) 
         (["--task", "arc", "--data", "x", "--limit", "0"], UsageError, "limit is 0"),
         (["--task", "arc", "--data", "x", "--shots", "2"], UsageError, "no examples"),
         (["--task", "gsm8k", "--data", "x", "--examples", "x"], UsageError, "--shots"),
+        (["--task", "mmlu", "--data", "x"], UsageError, "5 examples --examples --shots 0"),
+        (["--task", "piqa", "--data", "x", "--shots", "-1"], UsageError, "shots is -1"),
+        (["--shots", "0"], UsageError, "--shots --task"),
         (["--task", "arc", "--data", "x", "--run-code"], UsageError, "runs no code"),
         (["--task", "humaneval", "--data", "x"], UsageError, "--run-code"),
         (["--recipe", "/no/recipe.json"], UsageError, "recipe /no/recipe.json"),
@@ -125,4 +128,4 @@ def test_questions_that_do_not_fit(folder: Path, tmp_path: Path, capsys: Capture
     refused(capsys, ContextLengthError, "tokens context 128", *argv)
     edit_json(folder / "config.json", max_position_embeddings=4096)
     rows.write_text("{}\n")
-    refused(capsys, UsageError, "line 1 choices missing", *argv)
+    refused(capsys, UsageError, "line 1 question missing", *argv)

@@ -1,12 +1,12 @@
 """lm-evaluation-harness runs its tasks on Ridgeline.
 
-    lm_eval --model ridgeline --model_args pretrained=demo,kv_dtype=int8 --tasks arc_easy
-    python -m ridgeline.cli.harness --model ridgeline --model_args pretrained=demo --tasks arc_easy
+    python -m ridgeline.cli.harness --model ridgeline --model_args pretrained=demo,kv_dtype=int8 \\
+        --tasks arc_easy
 
-The harness finds the model by its entry point, `lm_eval.models` in pyproject.toml. Its releases up
-to 0.4.13 look for none: for those the second command makes the model known and goes on as `lm_eval`
-would. model_args are `pretrained` and the flags of a recipe with underscores for hyphens. What the
-harness asks for is answered in quality/harness.py.
+The command makes the model known and goes on as `lm_eval` would: the harness's release 0.4.13 looks
+for no models outside its own folder. Its main branch finds them by the entry point `lm_eval.models`
+in pyproject.toml. model_args are `pretrained` and the flags of a recipe with underscores for
+hyphens. What the harness asks for is answered in quality/harness.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MARK = "\ue000goes on\ue000"  # behind a message that is to be continued
 
 
 class RidgelineLM(LM):
-    """`lm_eval --model ridgeline`. The engine fills its batches itself: `batch_size` and
+    """The harness's `--model ridgeline`. The engine fills its batches itself: `batch_size` and
     `max_batch_size`, which the harness always gives, change nothing.
     """
 

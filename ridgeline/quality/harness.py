@@ -74,11 +74,11 @@ class HarnessAnswers:
         return [sum(next(scores)[0] for _ in few) for few in windows]
 
     def completions(
-        self, asked: Sequence[tuple[str, Mapping[str, Any]]], progress: Progress | None = None
+        self, requests: Sequence[tuple[str, Mapping[str, Any]]], progress: Progress | None = None
     ) -> list[str]:
         """For each context and generation_kwargs: what follows, up to the first stop string."""
         prompts, samplings = [], []
-        for context, options in asked:
+        for context, options in requests:
             sampling = sampling_of(options)
             room = self.engine.max_context - sampling.max_tokens
             if room < 1:
@@ -106,11 +106,11 @@ class HarnessAnswers:
         return [(float(rows[:, 0].double().sum()), bool(rows[:, 1].all())) for rows in scores]
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], int]:
-        if context:
+        if context.strip():
             tokens, first = with_ending(self.tokenizer, context, continuation)
         else:
-            tokens, first = self._begun(continuation), 1
-        extra = max(0, len(tokens) - 1 - self.engine.max_context)
+            tokens, first = self._begun(context + continuation), 1
+        extra = max(0, len(tokens) - self.engine.max_context)
         if first <= extra or len(tokens) < 2:
             raise ContextLengthError(
                 f"a continuation of {len(tokens) - first} tokens cannot be scored; the context is "
@@ -124,7 +124,7 @@ class HarnessAnswers:
         return tokens if tokens[:1] == [self.prefix_id] else [self.prefix_id, *tokens]
 
     def _windows(self, text: str) -> Iterator[tuple[list[int], int]]:
-        tokens, length = self._begun(text), self.engine.max_context
+        tokens, length = self._begun(text), self.engine.max_context - 1  # one is before the scored
         for first in range(1, len(tokens), length):
             end = min(first + length, len(tokens))
             start = max(0, end - 1 - length)

@@ -28,6 +28,7 @@ PAIRS = [
     ("The sky is", " blue"),
     ("The sky is ", "blue"),
     ("", "nothing before it"),
+    (" ", "a space alone"),
     ("one two three four " * 30, "and so on"),  # more than the context
 ]
 
@@ -72,7 +73,7 @@ def test_continuations(model: RidgelineLM, peer: Any) -> None:
         tokens = ids_of(model, context + continuation)
         scored = len(ids_of(model, f"{' ' * begun}{continuation}"))
         tokens = ([] if before else [0]) + tokens  # 0: its end-of-text token, for it has no BOS
-        expected = peer_score(peer, tokens[-CONTEXT - 1 :], scored)
+        expected = peer_score(peer, tokens[-CONTEXT:], scored)
         assert likelihood == pytest.approx(expected[0], abs=1e-3)
         assert greedy == expected[1]
 
@@ -100,7 +101,7 @@ def test_a_continuation_longer_than_the_context(model: RidgelineLM) -> None:
 def test_whole_texts(model: RidgelineLM, peer: Any) -> None:
     text = " ".join(f"word {number}" for number in range(60))
     tokens = [0, *ids_of(model, text)]
-    num, size = len(tokens), CONTEXT
+    num, size = len(tokens), CONTEXT - 1
     assert 2 * size < num - 1 < 9 * size
     expected = peer_score(peer, tokens[: size + 1], size)[0]
     for first in range(size + 1, num, size):

@@ -199,6 +199,37 @@ def test_without_the_harness(
     assert error.count("\n") == 1
 
 
+def test_the_command_is_the_harnesss_with_this_model_known(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stand-in for the four names that it needs of the harness."""
+    models: dict[str, Any] = {}
+    calls: list[Any] = [{"pretrained": str(folder), "device": "cpu"}, {"device": "cpu"}]
+
+    def cli_evaluate() -> None:
+        models["ridgeline"](**calls.pop(0))
+
+    registry = SimpleNamespace(
+        get_model=models.__getitem__,
+        register_model=lambda name: lambda model: models.setdefault(name, model),
+    )
+    for name, module in {
+        "lm_eval": SimpleNamespace(),
+        "lm_eval.__main__": SimpleNamespace(cli_evaluate=cli_evaluate),
+        "lm_eval.api": SimpleNamespace(),
+        "lm_eval.api.registry": registry,
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys, "argv", ["harness.py", "--model", "ridgeline"])
+    assert main() == 0
+    assert models == {"ridgeline": RidgelineLM}
+    assert sys.argv == ["lm_eval", "--model", "ridgeline"]
+    capsys.readouterr()
+    assert main() == UsageError.exit_code  # an error is one line; and it is known already
+    error = capsys.readouterr().err
+    assert error == "ridgeline: error: model_args names no model; add pretrained=MODEL\n"
+
+
 ANATOMY = {**MMLU, "subject": "anatomy"}
 
 

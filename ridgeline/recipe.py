@@ -215,7 +215,10 @@ class Recipe:
     )
     kernels: Kernels = field(
         default="auto",
-        metadata=field_help("fused kernels, or each op's PyTorch reference (auto: fused on a GPU)"),
+        metadata=field_help(
+            "fused kernels, or each op's PyTorch reference (auto: fused, on a CPU where they can "
+            "be built)"
+        ),
     )
     graphs: bool | None = field(
         default=None,

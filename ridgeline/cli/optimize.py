@@ -245,6 +245,11 @@ def render_check(result: dict[str, Any], console: Console) -> None:
 
 def render_preview(result: dict[str, Any], console: Console) -> None:
     console.print(f"{result['model']} on {result['device']}; workload {result['workload']}")
+    guess = result["guess"]
+    gain = guess["predicted"]["speedup"]
+    console.print(
+        safe_text(f"first guess: {gain:.2f}x the engine's defaults with {guess['title']}", "bold")
+    )
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("gain", justify="right", no_wrap=True)
     table.add_column("change", overflow="fold")

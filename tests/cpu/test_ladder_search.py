@@ -4,7 +4,7 @@ on after a stop. Nothing is run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,16 @@ from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware
 from ridgeline.ladder.climbing.bench import Enough
-from ridgeline.ladder.climbing.bench_processes import ROUND_S
 from ridgeline.ladder.climbing.budget import Budget, parse_duration
-from ridgeline.ladder.climbing.climb import LONGEST_ROUND_S, last_round_s
 from ridgeline.ladder.climbing.finished import Finished
 from ridgeline.ladder.climbing.progress import ClimbProgress, Options
-from ridgeline.ladder.climbing.search import ClimbSearch
+from ridgeline.ladder.climbing.search import FEWEST_ROUNDS, ClimbSearch, GuessedPart
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.rounds import speedup_of
 from ridgeline.ladder.outcome import Figures, Quality, Speedup, TrafficPace
 from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung, RungContext
-from ridgeline.ladder.state import ClimbState
+from ridgeline.ladder.state import ClimbState, applied
 from ridgeline.models.shapes import describe_shape
 from ridgeline.profiling.predicting.prediction import Prediction, Situation
 from ridgeline.recipe import Recipe
@@ -157,12 +155,92 @@ def climb(
     quality: bool = True,
     stages: tuple[tuple[Rung, ...], ...] | None = None,
     latency: LatencyBound | None = None,
+    **more: Any,
 ) -> ClimbProgress:
     facts = ClimbFacts(CONFIG, CPU, "latency", "setting", latency=latency or LatencyBound())
     options = Options(quality=quality, stages=stages or ((ENGINE,), *((each,) for each in rungs)))
     budget = Budget(budget_s, clock=lambda: bench.now)
-    search = ClimbSearch(facts, bench, budget, options, finished, None, predictor(gains or {}))
+    search = ClimbSearch(
+        facts, bench, budget, options, finished, None, predictor(gains or {}), **more
+    )
     return search.run()
+
+
+DEFAULTS = ClimbState(Recipe(dtype="fp32"), "engine")
+
+
+def from_defaults(
+    bench: FakeBench, *rungs: Rung, guess: Sequence[GuessedPart] = (), **more: Any
+) -> ClimbProgress:
+    """As `optimize` climbs: from the engine's defaults, the guess first."""
+    return climb(bench, stages=(rungs,), starts=[DEFAULTS], guess=lambda _: guess, **more)
+
+
+GUESSED = ((BF16, {"dtype": "bf16"}), (PAGES, {"kv.page_size": 128}))
+
+
+def pages_cost(state: ClimbState) -> float:
+    """Pages of 128 tokens take a tenth off every speed."""
+    return by_label(state) * (0.9 if state.recipe.kv.page_size == 128 else 1.0)
+
+
+def test_the_guess_is_measured_first_and_its_parts_are_tried_without() -> None:
+    bench = FakeBench(pages_cost)
+    result = from_defaults(bench, BF16, INT8, PAGES, guess=GUESSED, gains={"int8": 1.4})
+    assert bench.asked[:2] == ["open", "compare bf16"]
+    first = result.outcomes[0]
+    assert (first.name, first.title, first.status) == ("first-guess", "bf16 + pages", "kept")
+    assert first.edit == {"dtype": "bf16", "kv.page_size": 128}
+    assert statuses(result)["without-pages"] == "kept"
+    assert statuses(result)["without-bf16"] == "dropped"
+    assert (result.best.recipe.scheme, result.best.recipe.kv.page_size) == ("int8", 64)
+    assert result.start == DEFAULTS
+
+
+def test_a_guess_that_is_slower_leaves_the_defaults_as_the_best() -> None:
+    bench = FakeBench(lambda state: 5.0 if state.recipe.dtype == "bf16" else by_label(state))
+    result = from_defaults(bench, INT8, guess=GUESSED)
+    assert statuses(result) == {"first-guess": "dropped", "int8": "kept"}
+    assert result.best == applied(DEFAULTS, {"scheme": "int8"})
+
+
+def test_a_guess_that_fails_leaves_the_defaults_as_the_best() -> None:
+    bench = FakeBench(by_label, failing={"bf16": WorkerError("memory", "needs 40 GiB")})
+    result = from_defaults(bench, guess=GUESSED)
+    assert statuses(result) == {"first-guess": "failed"}
+    assert result.best == DEFAULTS
+
+
+def test_what_is_not_reached_stays_as_the_answer_has_it() -> None:
+    """A comparison takes ten seconds: there is time for the guess alone."""
+    bench = FakeBench(by_label)
+    result = from_defaults(bench, INT8, guess=GUESSED, gains={"int8": 1.4}, budget_s=20.0)
+    assert statuses(result)["first-guess"] == "kept"
+    assert statuses(result)["int8"] == "not reached"
+    assert dict(GUESSED[0][1]) | dict(GUESSED[1][1]) == {"dtype": "bf16", "kv.page_size": 128}
+    assert result.best == applied(DEFAULTS, {"dtype": "bf16", "kv.page_size": 128})
+
+
+def test_ctrl_c_behind_the_guess_leaves_the_guess() -> None:
+    bench = FakeBench(by_label, stop_at=3)
+    result = from_defaults(bench, INT8, guess=GUESSED, gains={"int8": 1.4})
+    assert result.is_stopped
+    assert result.best.recipe.dtype == "bf16"
+
+
+def test_a_guess_outside_the_quality_bound_is_not_kept() -> None:
+    bench = FakeBench(by_label, quality=lambda state: BAD)
+    result = from_defaults(bench, guess=GUESSED)
+    assert statuses(result) == {"first-guess": "dropped"}
+
+
+def test_with_a_latency_bound_the_defaults_are_held_to_it_too() -> None:
+    bench = FakeBench(by_label, num_kept=lambda state: 4 if state == DEFAULTS else 3)
+    result = from_defaults(bench, guess=GUESSED, latency=LatencyBound(0.5))
+    assert bench.asked[:2] == ["open", "pace fp32"]
+    assert statuses(result) == {"first-guess": "dropped"}  # fewer keep it than before
+    assert result.pace is not None
+    assert result.pace.num_kept == 4
 
 
 def statuses(found: ClimbProgress) -> dict[str, str]:
@@ -179,14 +257,14 @@ def test_what_is_faster_is_kept_and_the_next_is_held_against_it() -> None:
     assert found.best.recipe.dtype == "bf16"
 
 
-def test_a_slower_rung_is_dropped_after_the_least_rounds_and_leaves_no_trace() -> None:
+def test_a_slower_rung_is_dropped_after_few_rounds_and_leaves_no_trace() -> None:
     bench = FakeBench(lambda state: 5.0 if state.recipe.dtype == "bf16" else by_label(state))
     found = climb(bench, BF16, INT8)
     dropped = found.outcomes[1]
     assert dropped.status == "dropped"
     assert "slower" in dropped.reason
     assert dropped.achieved is not None
-    assert len(dropped.achieved.before) == 5
+    assert len(dropped.achieved.before) == FEWEST_ROUNDS
     assert "judge bf16" not in bench.asked
     assert found.best.recipe.dtype == "fp32"
 
@@ -389,17 +467,6 @@ def test_the_last_place_is_for_what_promises_most() -> None:
     found = climb(FakeBench(by_label), pages, INT8, gains=gains, budget_s=30.0)
     assert statuses(found)["int8"] == "kept"
     assert statuses(found)["pages"] == "not reached"
-
-
-def test_the_last_rounds_take_what_time_is_left() -> None:
-    now = [0.0]
-    budget = Budget(400.0, clock=lambda: now[0])
-    lengths = []
-    for now[0] in (0.0, 320.0, 340.0, 390.0, 500.0):
-        lengths.append(last_round_s(budget))
-    assert lengths[0] == last_round_s(Budget(None)) == LONGEST_ROUND_S
-    assert LONGEST_ROUND_S > lengths[1] > lengths[2] > ROUND_S
-    assert lengths[3:] == [ROUND_S, ROUND_S]
 
 
 def test_a_near_miss_is_tried_again_when_what_it_hangs_on_was_kept() -> None:

@@ -54,7 +54,8 @@ def _parts(climb: Climb, width: int) -> Iterator[RenderableType]:
     yield _head(climb)
     yield _figures(climb)
     for title, body in (
-        ("The ladder", _ladder(climb, width)),
+        ("What was tried" if climb.ladder else "The ladder", _moves(climb, width)),
+        ("The ladder, from the plain loop", _ladder(climb, width)),
         ("Roofline, before and after", _roofline(climb)),
         ("Over the batch", _curves(climb, width)),
         ("Memory plan", _memory(climb, width)),
@@ -95,13 +96,22 @@ def _figures(climb: Climb) -> RenderableType:
     return Padding(table, (1, 0, 0, 2))
 
 
-def _ladder(climb: Climb, width: int) -> RenderableType:
+def _ladder(climb: Climb, width: int) -> RenderableType | None:
+    return _waterfall(climb.ladder, None, width) if climb.ladder else None
+
+
+def _moves(climb: Climb, width: int) -> RenderableType:
     rungs = summary.measured(climb)
     if not rungs:
         return Text("No change was measured.", style="dim")
+    words = summary.predictions_in_words(climb)
+    drawn = _waterfall(rungs, _rise(climb.total), width)
+    return Group(drawn, *([safe_text(words)] if words else []))
+
+
+def _waterfall(rungs: Sequence[RungOutcome], total: Rise | None, width: int) -> RenderableType:
     steps = [step_of(rung) for rung in rungs]
     starts = waterfall_starts(steps)
-    total = _rise(climb.total)
     scale = waterfall_scale(steps, starts, total)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("change")
@@ -115,8 +125,7 @@ def _ladder(climb: Climb, width: int) -> RenderableType:
         table.add_row(Text("all kept, paired rounds", "bold"), drawn, Text(str(total), "bold"))
     legend = Text().append("▒", "yellow").append(" predicted  ", "dim").append("█", "blue")
     legend.append(" achieved  ", "dim").append("░", "").append(" measured and not kept", "dim")
-    words = summary.predictions_in_words(climb)
-    return Group(table, legend, *([safe_text(words)] if words else []))
+    return Group(table, legend)
 
 
 def _rung_row(table: Table, rung: RungOutcome, start: float, scale: Scale, width: int) -> None:
@@ -285,4 +294,7 @@ def _repeat(climb: Climb) -> RenderableType:
     versions = ", ".join(f"{name} {version}" for name, version in climb.versions.items())
     measured = f"measured {summary.when(climb)}, in {summary.duration(climb.seconds)}"
     lines.append(safe_text(f"{measured}; {versions}" if versions else measured, "dim"))
+    if rows := summary.time_rows(climb):
+        spent = ", ".join(f"{name} {summary.duration(seconds)}" for name, seconds in rows)
+        lines.append(safe_text(f"the time went into {spent}", "dim"))
     return _lines(lines)

@@ -31,6 +31,7 @@ from ridgeline.ladder.measuring.part import MAX_REPEATS, WorkloadPart, first_par
 from ridgeline.ladder.measuring.process import Process, WorkerError
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, speedup_of
 from ridgeline.ladder.measuring.spec import write_workload
+from ridgeline.ladder.measuring.time_ledger import TimeLedger
 from ridgeline.ladder.outcome import CurvePoint, Figures, Goal, Quality, Speedup, TrafficPace
 from ridgeline.ladder.state import ClimbState, ClimbSubject
 from ridgeline.quality.gate import USUAL, QualityBounds
@@ -64,8 +65,10 @@ class Processes:
         self.measured, self.bounds = measured or Measured(), bounds
         self.latency = latency or LatencyBound()
         self.clocks: Clocks | None = None  # while rounds ran last
+        self.ledger = TimeLedger()
         self._running: dict[str, LoadedState] = {}
         self._used: dict[str, WorkloadPart] = {}  # in the last comparison of a state
+        self._figures: dict[str, Figures] = {}  # of states that were let go since
         self._judge: Process | None = None
         self._spare: Process | None = None
         self._numbers = count()
@@ -104,6 +107,41 @@ class Processes:
             speedup = self._rounds((first, second), parts, enough)
         self.clocks = sampler.median or self.clocks
         return speedup
+
+    def compare_whole(
+        self, before: ClimbState, after: ClimbState, rounds: int
+    ) -> tuple[list[float], list[float]]:
+        """Rates of the whole workload in rounds that take turns; figures are of these alone."""
+        part = WorkloadPart(len(self.workload.requests))
+        try:
+            sides = self._ensure(before), self._ensure(after)
+        except WorkerError as error:
+            if error.kind != "memory" or not self._running:
+                raise
+            return self._whole_in_turns(before, after, part, rounds)
+        rates: tuple[list[float], list[float]] = ([], [])
+        for side in sides:
+            side.rounds.clear()
+            self._used[side.state.key] = part
+        for number in range(rounds):
+            turns = list(zip(sides, rates, strict=True))
+            for side, kept in turns if number % 2 == 0 else reversed(turns):
+                kept.append(side.round(part))
+        return rates
+
+    def _whole_in_turns(
+        self, before: ClimbState, after: ClimbState, part: WorkloadPart, rounds: int
+    ) -> tuple[list[float], list[float]]:
+        """One loaded after the other; what was measured of the first is kept for its figures."""
+        result = []
+        for state in (before, after):
+            self.let_go()
+            running = self._ensure(state)
+            running.rounds.clear()
+            self._used[state.key] = part
+            result.append([running.round(part) for _ in range(rounds)])
+            self._figures[state.key] = running.figures()
+        return result[0], result[1]
 
     def _rounds(
         self,
@@ -194,7 +232,9 @@ class Processes:
 
     def figures(self, state: ClimbState) -> Figures | None:
         running = self._running.get(state.key)
-        return running.figures() if running is not None and running.rounds else None
+        if running is None or not running.rounds:
+            return self._figures.get(state.key)
+        return running.figures()
 
     def part_words(self, state: ClimbState) -> str | None:
         """What of the workload its rounds ran, where that was not all of it."""
@@ -314,7 +354,7 @@ class Processes:
         )
 
     def _new_process(self) -> Process:
-        return Process(self.work / f"worker-{next(self._numbers)}.log")
+        return Process(self.work / f"worker-{next(self._numbers)}.log", ledger=self.ledger)
 
     def let_go(self) -> None:
         """Of all that are loaded; they are loaded again when they are needed."""

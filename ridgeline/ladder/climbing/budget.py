@@ -31,6 +31,7 @@ class Budget:
     seconds: float | None  # None: as long as it takes
     clock: Callable[[], float] = time.monotonic
     began: float = field(default=0.0)
+    finish_s: float = LEAST_FINISH_S  # that the end of the climb takes, as far as is known
 
     def __post_init__(self) -> None:
         self.began = self.clock()
@@ -44,8 +45,13 @@ class Budget:
         """For rungs: the end of the climb has its part."""
         if self.seconds is None:
             return float("inf")
-        kept = max(FINISH_SHARE * self.seconds, LEAST_FINISH_S)
+        kept = max(FINISH_SHARE * self.seconds, self.finish_s)
         return self.seconds - kept - self.used_s
+
+    def keep_for_the_end(self, seconds: float) -> None:
+        """At least so much, though not more than half of it all."""
+        if self.seconds is not None:
+            self.finish_s = max(self.finish_s, min(seconds, self.seconds / 2))
 
     @property
     def rest_s(self) -> float:

@@ -1,6 +1,6 @@
-"""`optimize` for models of our families: from the naive fp32 loop up the ladder, on the user's
-workload, keeping what is faster beyond noise and inside the quality bound; then the folder with
-checkpoint, recipe, records and report.
+"""`optimize` for models of our families, on the user's workload: the engine's defaults and a guess
+first, then what is faster beyond noise and inside the quality bound; before and after on the whole
+workload; the ladder that explains it; the folder with checkpoint, recipe, records and report.
 
     climb = climb_model(ClimbOrder("demo", out=Path("out"), budget_s=240.0))
     print(climb)
@@ -8,13 +8,17 @@ checkpoint, recipe, records and report.
 
 from __future__ import annotations
 
+import math
 import shutil
+from functools import partial
 from pathlib import Path
 
+from ridgeline.ladder.climbing.answer import default_states, guessed_parts
 from ridgeline.ladder.climbing.bench_processes import CURVE_S, ROUND_S, Processes
 from ridgeline.ladder.climbing.budget import Budget
+from ridgeline.ladder.climbing.explaining import explained, ladder_to
 from ridgeline.ladder.climbing.finished import Finished
-from ridgeline.ladder.climbing.order import ClimbJob, ClimbOrder, prepared
+from ridgeline.ladder.climbing.order import ClimbJob, ClimbOrder, lengths_of, prepared
 from ridgeline.ladder.climbing.progress import ClimbProgress, Options
 from ridgeline.ladder.climbing.search import ClimbSearch
 from ridgeline.ladder.climbing.writing import (
@@ -24,10 +28,11 @@ from ridgeline.ladder.climbing.writing import (
     write_folder,
 )
 from ridgeline.ladder.measuring.process import WorkerError
-from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
-from ridgeline.ladder.outcome import CurvePoint
+from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, speedup_of
+from ridgeline.ladder.outcome import CurvePoint, RungOutcome, Speedup
 from ridgeline.ladder.reporting.folder import Folder, saved_recipe
 from ridgeline.ladder.reporting.result import Climb
+from ridgeline.ladder.rungs import MOVES
 from ridgeline.ladder.state import ClimbState
 from ridgeline.profiling.predicting.accuracy import remember
 from ridgeline.progress import Progress
@@ -52,13 +57,16 @@ def climb_model(order: ClimbOrder, progress: Progress | None = None) -> Climb:
         latency=order.latency or None,
         trace=job.trace if order.latency else None,
     ) as bench:
+        starts = default_states()
         search = ClimbSearch(
             job.facts,
             bench,
             budget,
-            Options(order.rounds, order.quality),
+            Options(order.rounds, order.quality, (MOVES,)),
             Finished(folder.work / "finished.json"),
             progress,
+            starts=starts,
+            guess=partial(guessed_parts, job, starts[0]),
         )
         climb = search.run()
         return finish(job, climb, bench, folder, budget, progress)
@@ -79,14 +87,14 @@ def finish(
         if not result.is_stopped:
             if progress is not None:
                 progress("before and after, in turns", 0, 1)
-            bench.round_s = last_round_s(budget)
-            last = measure_last(result, saved, bench)
+            last = measure_last(job, result, saved, bench, budget)
     except KeyboardInterrupt:
         result.is_stopped = True
         result.notes.append("stopped by Ctrl-C before the last comparison")
     except WorkerError as error:
         result.notes.append(f"the last comparison failed: {error}")
-    climb = climb_of(job, result, saved, last, budget, folder)
+    ladder = explain(job, result, bench, budget, progress)
+    climb = climb_of(job, result, saved, last, ladder, bench.ledger, budget, folder)
     write_folder(job, climb, folder, bench, saved, last)
     remember(outcomes_to_remember(result.measured, job))
     return climb
@@ -118,31 +126,70 @@ def save_best(
     return ClimbState(recipe, best.loop, str(folder.path.resolve()))
 
 
-def last_round_s(budget: Budget) -> float:
-    """Rounds of the last comparison are as long as the budget lets them be: the nearer to the whole
-    workload, the more its figures say.
+def explain(
+    job: ClimbJob,
+    result: ClimbProgress,
+    bench: Processes,
+    budget: Budget,
+    progress: Progress | None,
+) -> list[RungOutcome]:
+    """The ladder to the answer; what there is no time for is predicted."""
+    steps = ladder_to(job.facts, result.observation.filled, result.best.folder)
+    if progress is not None:
+        progress("the ladder from the plain loop", 0, 1)
+    spent = Budget(0.0) if result.is_stopped else budget
+    try:
+        bench.let_go()
+        bench.round_s = ROUND_S
+        return explained(job.facts, lengths_of(job.workload), steps, bench, spent)
+    except KeyboardInterrupt:
+        result.is_stopped = True
+        result.notes.append("stopped by Ctrl-C while the ladder was being measured")
+        return explained(job.facts, lengths_of(job.workload), steps, bench, Budget(0.0))
+
+
+def measure_last(
+    job: ClimbJob, progress: ClimbProgress, saved: ClimbState, bench: Processes, budget: Budget
+) -> LastComparison:
+    """The defaults and the answer, in rounds that take turns: of the whole workload where five fit
+    into what is left, else of a part, and at least one run each of the whole where that fits.
     """
-    rounds = 2 * (MIN_ROUNDS + 1)  # both sides; the first shows how long they are
-    return min(LONGEST_ROUND_S, max(ROUND_S, (budget.rest_s - LAST_LOOKS_S) / rounds))
-
-
-def measure_last(progress: ClimbProgress, saved: ClimbState, bench: Processes) -> LastComparison:
-    """Before and after in the same rounds. The plain loop runs from the original."""
-    if saved.loop == "naive":
-        return LastComparison(
-            before=progress.start_observation.figures, after=progress.observation.figures
-        )
+    if progress.best == progress.start:
+        same = progress.observation.figures
+        return LastComparison(before=same, after=same)
     bench.let_go()
-    total = bench.compare(progress.start, saved, lambda speedup: len(speedup.before) >= MIN_ROUNDS)
+    left_s = budget.rest_s - LAST_LOOKS_S
+    whole_s = sum(
+        job.workload.num_output_tokens / figures.output_tokens_per_s
+        for figures in (progress.start_observation.figures, progress.observation.figures)
+        if figures is not None
+    )
+    num_whole = MIN_ROUNDS if left_s == math.inf else int(left_s / max(whole_s, 1e-6))
+    rounds, notes = [list[float](), list[float]()], list[str]()
+    total: Speedup | None = None
+    if num_whole < MIN_ROUNDS:
+        spare_s = left_s - whole_s if num_whole else left_s
+        bench.round_s = min(LONGEST_ROUND_S, max(ROUND_S, spare_s / (4 * MIN_ROUNDS)))
+        total = bench.compare(progress.start, saved, _has_least_rounds)
+        num_whole = min(1, num_whole)
+        notes += [
+            f"rounds of {name} ran {words}"
+            for state, name in ((progress.start, "the defaults"), (saved, "the answer"))
+            if (words := bench.part_words(state)) is not None
+        ]
+    if num_whole:
+        rounds = list(bench.compare_whole(progress.start, saved, min(MIN_ROUNDS, num_whole)))
+        notes.append(f"rates are of the whole workload, {_times(len(rounds[0]))} on each side")
+    if len(rounds[0]) >= MIN_ROUNDS:
+        total = speedup_of(*rounds)
     before, after = bench.figures(progress.start), bench.figures(saved)
-    notes = []
-    for state, name in ((progress.start, "before"), (saved, "after")):
-        words = bench.part_words(state)
-        if words is not None:
-            notes.append(f"rounds of {name} ran {words}")
     after_observation = bench.look(saved)
     curves: list[tuple[CurvePoint, ...]] = []
-    for state, name in ((progress.start, "before"), (saved, "after")):
+    for state, name in ((progress.start, "the defaults"), (saved, "the answer")):
+        if budget.rest_s < 2 * CURVE_S:
+            curves.append(())
+            notes.append(f"no time for a curve over the batch of {name}")
+            continue
         try:
             curves.append(bench.curve(state))
         except WorkerError as error:  # what was measured stands without it
@@ -158,3 +205,11 @@ def measure_last(progress: ClimbProgress, saved: ClimbState, bench: Processes) -
         after_curve=after_curve,
         words=tuple(notes),
     )
+
+
+def _has_least_rounds(speedup: Speedup) -> bool:
+    return len(speedup.before) >= MIN_ROUNDS
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

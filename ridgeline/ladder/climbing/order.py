@@ -30,6 +30,7 @@ from ridgeline.ladder.state import ClimbSubject, setting
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
 from ridgeline.models.shapes import check_one, describe_shape
+from ridgeline.profiling.predicting.expected_steps import Lengths, mean_context
 from ridgeline.progress import Progress
 from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.quantization.files.read import is_quantized
@@ -117,6 +118,7 @@ def prepared(order: ClimbOrder, progress: Progress | None = None) -> ClimbJob:
         concurrency=1 if order.goal == "latency" else len(workload.requests),
         prefix_share=common_prefix_share(workload, subject.config.vocab_size),
         longest_prompt=max(request.num_prompt_tokens for request in workload.requests),
+        request_tokens=mean_context(lengths_of(workload)),
         has_text=has_text,
         has_random_weights=subject.has_random_weights,
         is_quantized=quantized,
@@ -125,6 +127,10 @@ def prepared(order: ClimbOrder, progress: Progress | None = None) -> ClimbJob:
         latency=order.latency,
     )
     return ClimbJob(order, subject, workload, trace, hardware, facts, measured)
+
+
+def lengths_of(workload: Workload) -> Lengths:
+    return [(each.num_prompt_tokens, each.num_output_tokens) for each in workload.requests]
 
 
 def subject_of(

@@ -62,6 +62,7 @@ class Outlook:
             facts.hardware,
             float(facts.concurrency),
             facts.prefix_share,
+            facts.request_tokens,
         )
         edit = {name: value for name, value in offer.edit.items() if name != "folder"}
         try:

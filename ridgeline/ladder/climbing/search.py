@@ -1,25 +1,29 @@
-"""The climb itself: which rung is tried next, what is kept and what is dropped. Measuring is
+"""The climb itself: which change is tried next, what is kept and what is dropped. Measuring is
 a `Bench`'s (bench_processes.py), so that decisions can be tested in milliseconds; what a rung
 promises is outlook.py's, and one rung's measurement trial.py's.
 
-Greedy, stage by stage (rungs/): in a stage the rung with the largest predicted gain comes first (by
-the chance that its answers are inside the quality bound, where there is one), and what is kept
-changes what the others are measured against. Where a rung that is kept later may turn a near miss
-(graphs for 16 bits, kernels tuned for codes, a batch), that one is tried once more from there; so
-is one that did not apply and now does. What is predicted to be slower from where the climb is, at
-the best end of its interval, is not measured there. With a budget, rungs of which nothing is
-expected, or that are not among as many as there is time for, are put off: they come back with a
-later stage if they promise more by then, and are tried at the end if time is left.
+It begins with the engine's defaults, and with all that is predicted to help, together
+(first_guess.py): the faster of the two is the best so far, and at every moment from then on the
+best so far is an answer. Single changes follow, and the guess without each of its parts.
 
-    search = ClimbSearch(facts, bench, Budget(600.0), options)
+Greedy: the rung with the largest predicted gain comes first (by the chance that its answers are
+inside the quality bound, where there is one), and what is kept changes what the others are measured
+against. Where a rung that is kept later may turn a near miss, that one is tried once more from
+there; so is one that did not apply and now does. What is predicted to be slower, at the best end of
+its interval, is not measured. With a budget, rungs of which nothing is expected, or that are not
+among as many as there is time for, are put off and tried at the end if time is left. What is not
+measured stays as it is.
+
+    search = ClimbSearch(facts, bench, Budget(600.0), options, starts=[defaults], guess=guess)
     progress = search.run()
     progress.best, progress.outcomes
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 from ridgeline.bench.serve.bound import USUAL_SHARE
 from ridgeline.ladder.climbing.bench import Bench
@@ -32,13 +36,19 @@ from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.outcome import RungOutcome, RungStatus, Speedup, outcome_from
 from ridgeline.ladder.reporting.words import busy_words, pace_words, state_words, with_remarks
-from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung
-from ridgeline.ladder.state import ClimbState, applied, baseline, digest
-from ridgeline.profiling.predicting.gains import predict
+from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung, RungContext
+from ridgeline.ladder.state import ClimbState, RecipeEdit, applied, baseline, digest
+from ridgeline.profiling.predicting.gains import area_of, predict
 from ridgeline.progress import Progress
+from ridgeline.recipe import dotted_values
 
 MORE_ROUNDS = (3, 7)  # beyond the least: when an undecided rung is looked at again
 WORTH = 1.01  # an interval that ends below is not worth more rounds, and less is not worth its time
+FEWEST_ROUNDS, CLEARLY_SLOWER = 3, 0.98
+AS_LONG_AS_OPENING = 3.0  # times what the first state took: the end of a climb
+GUESS = "first-guess"
+GuessedPart = tuple[Rung, RecipeEdit]
+Guess = Callable[[Observation], Sequence[GuessedPart]]
 FIRST_RUNG_S = 25.0  # taken until one was measured
 
 
@@ -52,11 +62,20 @@ class ClimbSearch:
         finished: Finished | None = None,
         progress: Progress | None = None,
         predictor: Predict = predict,
+        *,
+        starts: Sequence[ClimbState] | None = None,
+        guess: Guess | None = None,
     ) -> None:
+        """`starts`: where it begins, and smaller ones for where that does not fit; otherwise the
+        plain loop. `guess` names what is tried before all else, from what was observed there.
+        """
         self.facts, self.bench, self.budget = facts, bench, budget
         self.options = options or Options()
         self.finished = finished or Finished(None)
         self.progress, self.predictor = progress, predictor
+        self._starts = start_states(facts.hardware.device) if starts is None else starts
+        self._guess = guess
+        self._stages = self.options.stages
         self._reached: ClimbProgress | None = None
         self._rung_s: list[float] = []  # that measured rungs took, less what is done once
         self._latest: dict[str, RungOutcome] = {}
@@ -81,11 +100,16 @@ class ClimbSearch:
         return progress
 
     def _begin(self) -> ClimbProgress:
+        began = self.budget.used_s
         self._reached = progress = self.start()
+        # In the end two are loaded as this one was, and run in turns.
+        self.budget.keep_for_the_end(AS_LONG_AS_OPENING * (self.budget.used_s - began))
         self.outlook = Outlook(self.facts, self.options, self.predictor, progress, self._latest)
         self.trial = Trial(
             self.facts, self.options, self.bench, self.budget, progress, self._enough
         )
+        if self.facts.latency and progress.start.loop == "engine":
+            progress.pace = self.bench.pace(progress.start)
         return progress
 
     def _pace_note(self, progress: ClimbProgress) -> str:
@@ -95,9 +119,9 @@ class ClimbSearch:
         return text if progress.pace.share >= USUAL_SHARE else f"too slow for the bound: {text}"
 
     def start(self) -> ClimbProgress:
-        """The plain loop in fp32; where that does not fit, the smallest step from it that does."""
+        """The first of the starts that fits."""
         problem = None
-        for number, state in enumerate(start_states(self.facts.hardware.device)):
+        for number, state in enumerate(self._starts):
             try:
                 observation = self._observed(state)
             except WorkerError as error:
@@ -108,7 +132,7 @@ class ClimbSearch:
             progress = ClimbProgress(state, observation, state, observation)
             if number:
                 progress.notes.append(
-                    f"the plain loop in fp32 does not fit ({problem}); it starts from "
+                    f"{state_words(self._starts[0])} does not fit ({problem}); it starts from "
                     f"{state_words(state)}"
                 )
             if not observation.is_deterministic:
@@ -129,7 +153,9 @@ class ClimbSearch:
         return observation
 
     def _climb(self) -> None:
-        for stage in self.options.stages:
+        if self._guess is not None:
+            self._try_together(self._guess(self._now.observation))
+        for stage in self._stages:
             before = self._now.best
             self._climb_stage([*stage, *self._come_back()])
             if self._now.best != before:
@@ -140,6 +166,33 @@ class ClimbSearch:
             self._try(rung)
             if self._now.best != before:
                 self._look_again()
+
+    def _try_together(self, parts: Sequence[GuessedPart]) -> None:
+        """All that is predicted to help; if it does, each part is also tried without."""
+        if not parts:
+            return
+        edit = {name: value for _, offer in parts for name, value in offer.items()}
+        before = dotted_values(self._now.observation.filled)
+        rungs = [rung for rung, _ in parts]
+        title = " + ".join(rung.title for rung in rungs)
+        changes = any(rung.changes_answers for rung in rungs)
+        offer = Offer(edit, "predicted to be fastest together")
+        self._try(Rung(GUESS, area_of(edit), title, lambda _: offer, changes, is_essential=True))
+        if self._latest[GUESS].status != "kept":
+            return
+        undone = []
+        for rung, own in parts if len(parts) > 1 else ():
+            back = Offer({name: before[name] for name in own}, "it was not measured alone")
+            undone.append(
+                Rung(
+                    f"without-{rung.name}",
+                    rung.area,
+                    f"without {rung.title}",
+                    partial(_given, back),
+                    rung.changes_answers,
+                )
+            )
+        self._stages = (*self._stages, tuple(undone))
 
     def _come_back(self) -> list[Rung]:
         """What was put off and promises enough by now: the less a step takes, the more of it is
@@ -170,8 +223,10 @@ class ClimbSearch:
 
     def _look_again(self) -> None:
         """Rungs of earlier stages for which what was kept last may change the answer."""
-        rungs = {rung.name: rung for stage in self.options.stages for rung in stage}
+        rungs = {rung.name: rung for stage in self._stages for rung in stage}
         for outcome in list(self._latest.values()):
+            if outcome.name not in rungs:
+                continue  # what was tried together is not tried again
             rung = rungs[outcome.name]
             applies = (
                 isinstance(self.outlook.offer(rung), Offer)
@@ -206,7 +261,7 @@ class ClimbSearch:
 
     def _left(self) -> list[Rung]:
         """Rungs nothing is said of yet."""
-        rungs = [rung for stage in self.options.stages for rung in stage]
+        rungs = [rung for stage in self._stages for rung in stage]
         return [rung for rung in rungs if rung.name not in self._latest]
 
     @property
@@ -235,8 +290,8 @@ class ClimbSearch:
 
     def _enough(self, speedup: Speedup) -> bool:
         count, least = len(speedup.before), self.options.rounds
-        if count < least:
-            return False
+        if count < least:  # enough to see that it is slower; what is kept has them all
+            return count >= FEWEST_ROUNDS and speedup.high < CLEARLY_SLOWER
         looks = (least, *(least + more for more in MORE_ROUNDS))
         if count >= looks[-1] or self.budget.is_spent:
             return True
@@ -314,8 +369,16 @@ class ClimbSearch:
 
     def _tell(self, rung: Rung) -> None:
         if self.progress is not None:
-            total = sum(map(len, self.options.stages))
+            total = sum(map(len, self._stages))
             self.progress(rung.title, len(self._latest), total)
+
+
+def _given(offer: Offer, context: RungContext) -> Offer | str:
+    """Unless nothing of it is left to undo."""
+    now = dotted_values(context.filled)
+    if all(now[name] == value for name, value in offer.edit.items()):
+        return "it is as the defaults have it already"
+    return offer
 
 
 def start_states(device: str) -> Sequence[ClimbState]:

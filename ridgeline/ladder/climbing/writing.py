@@ -17,6 +17,7 @@ from ridgeline.ladder.climbing.order import ClimbJob
 from ridgeline.ladder.climbing.progress import ClimbProgress
 from ridgeline.ladder.measuring.control import Control
 from ridgeline.ladder.measuring.observation import Observation
+from ridgeline.ladder.measuring.time_ledger import TimeLedger
 from ridgeline.ladder.outcome import Figures, Quality, RungOutcome, Side, Speedup
 from ridgeline.ladder.reporting.folder import (
     CHECK,
@@ -56,6 +57,8 @@ def climb_of(
     progress: ClimbProgress,
     saved: ClimbState,
     last: LastComparison,
+    ladder: Sequence[RungOutcome],
+    ledger: TimeLedger,
     budget: Budget,
     folder: Folder,
 ) -> Climb:
@@ -67,7 +70,7 @@ def climb_of(
     if not order.quality:
         notes.append("quality was not measured (--quality off)")
     if progress.best == progress.start:
-        notes.append("no rung was kept: the model runs as it did")
+        notes.append("nothing was faster than the engine's defaults: it runs with those")
     before = last.before or progress.start_observation.figures
     after = last.after or progress.observation.figures
     assert before is not None, "rounds were run"
@@ -103,6 +106,8 @@ def climb_of(
             memory=observed.memory,
         ),
         rungs=tuple(progress.outcomes),
+        ladder=tuple(ladder),
+        time_ledger=ledger.seconds,
         total=last.total,
         notes=tuple(notes),
         serve_command=serve_command(job.subject, saved.recipe, folder.path),

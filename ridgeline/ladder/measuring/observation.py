@@ -72,6 +72,7 @@ class Observation:
         hardware: Hardware,
         concurrency: float,
         prefix_share: float,
+        request_tokens: float,
     ) -> Situation:
         return Situation(
             config,
@@ -83,6 +84,7 @@ class Observation:
             self.phases,
             concurrency,
             prefix_share,
+            request_tokens,
         )
 
     def roof(self, config: ModelConfig, hardware: Hardware, when: str) -> tuple[RoofPoint, ...]:

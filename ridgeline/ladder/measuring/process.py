@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from ridgeline.errors import RidgelineError
+from ridgeline.ladder.measuring.time_ledger import TimeLedger
 
 FailureKind = Literal["memory", "refused", "failed", "died", "hung"]
 CLOSE_S = 10.0  # for a worker to end by itself
@@ -39,8 +40,13 @@ class WorkerError(RidgelineError):
 
 
 class Process:
-    def __init__(self, log: Path, command: Sequence[str] = COMMAND) -> None:
-        """It begins to import at once; what it and its libraries print goes to `log`."""
+    def __init__(
+        self, log: Path, command: Sequence[str] = COMMAND, ledger: TimeLedger | None = None
+    ) -> None:
+        """It begins to import at once; what it and its libraries print goes to `log`. How long it
+        is waited for is written into the ledger.
+        """
+        self._ledger = ledger or TimeLedger()
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         with open(log, "wb") as errors:
@@ -64,8 +70,9 @@ class Process:
 
     def ask(self, do: str, *, limit_s: float, **arguments: Any) -> dict[str, Any]:
         try:
-            self._send({"do": do, **arguments})
-            line = self._line(time.monotonic() + limit_s)
+            with self._ledger.timing(do):
+                self._send({"do": do, **arguments})
+                line = self._line(time.monotonic() + limit_s)
         except BaseException:
             self.close(at_once=True)
             raise

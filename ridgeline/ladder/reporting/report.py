@@ -16,6 +16,7 @@ from ridgeline.ladder.reporting.report_sections import (
     dropped_section,
     ladder_section,
     memory_section,
+    moves_section,
     quality_section,
     repeat_section,
     roofline_section,
@@ -24,6 +25,7 @@ from ridgeline.ladder.reporting.result import Climb
 from ridgeline.profiling.drawing import Markup, element, join, page
 
 SECTIONS = (
+    moves_section,
     ladder_section,
     roofline_section,
     curves_section,

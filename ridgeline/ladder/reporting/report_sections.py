@@ -35,11 +35,25 @@ from ridgeline.profiling.drawing import (
 SIDES = ("before", "after")
 
 
-def ladder_section(climb: Climb) -> Section:
+def ladder_section(climb: Climb) -> Section | None:
+    """From the plain loop to the answer: what each change is worth."""
+    if not climb.ladder:
+        return None
+    intro = (
+        "From the plain loop (fp32, one request, every op by its reference) to the answer, one "
+        "change after the other. Those with an achieved gain were measured in the time that was "
+        "left; the others are predictions, and what follows begins where they end."
+    )
+    steps = [step_of(rung) for rung in climb.ladder]
+    return Section("ladder", "The ladder", waterfall(steps), intro)
+
+
+def moves_section(climb: Climb) -> Section:
     rungs = summary.measured(climb)
+    name, title = ("moves", "What was tried") if climb.ladder else ("ladder", "The ladder")
     if not rungs:
         body = element("p", "No change was measured.", class_="soft")
-        return Section("ladder", "The ladder", body)
+        return Section(name, title, body)
     total = climb.total
     rise = None if total is None else Rise(total.value, total.low, total.high)
     text = summary.predictions_in_words(climb)
@@ -48,8 +62,8 @@ def ladder_section(climb: Climb) -> Section:
         "before the run, then measured in interleaved rounds. "
     )
     return Section(
-        "ladder",
-        "The ladder",
+        name,
+        title,
         waterfall([step_of(rung) for rung in rungs], total=rise),
         join([intro, element("b", f"{text}.") if text else None]),
     )
@@ -315,6 +329,9 @@ def _circumstances(climb: Climb) -> Markup:
         "measured": f"{summary.when(climb)}, in {summary.duration(climb.seconds)}",
     }
     lists = [_facts("Setup", rows)]
+    if times_spent := summary.time_rows(climb):
+        spent = {name: summary.duration(seconds) for name, seconds in times_spent}
+        lists.append(_facts("Where the time went", spent))
     if climb.versions:
         lists.append(_facts("Versions", climb.versions))
     return element("div", *lists, class_="pair")

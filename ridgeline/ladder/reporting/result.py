@@ -4,6 +4,9 @@
     print(climb)                # the headline, each rung, and why the others were dropped
     climb.speedup               # the ratio of the two rates shown
 
+For a language model "before" is the engine with its defaults: what a user gains over doing nothing.
+`ladder` explains the answer from the plain loop upward, and `over_plain` is what that comes to.
+
 Two numbers say how much faster it became. `speedup` is the rate after over the rate before, the
 two rates that stand beside it. `total` is the estimate from rounds that took turns, with its 95%
 interval: what else the machine did cancels out of it, so the two may differ by a few percent.
@@ -48,6 +51,8 @@ class Climb(PrintedResult):
     total: Speedup | None  # after over before, measured in the same rounds
     notes: tuple[str, ...] = ()  # what a reader must know: started from another rung, stopped, …
     serve_command: tuple[str, ...] = ()
+    ladder: tuple[RungOutcome, ...] = ()  # from the plain loop to the answer: it explains
+    time_ledger: Mapping[str, float] = field(default_factory=dict)  # seconds, by what they went to
     unit: str = "tokens/s"  # of the rates, here and in speedups; a module has "calls/s"
     schema: int = field(default=SCHEMA)
 
@@ -86,17 +91,30 @@ class Climb(PrintedResult):
         before = rate(self.before.figures.output_tokens_per_s)
         after = rate(self.after.figures.output_tokens_per_s)
         if not self.kept:
+            if self.ladder:
+                return f"The defaults are the fastest that was found: {after} {self.rate_unit}"
             word = "kept" if self.rungs else "tried"
             return f"Nothing was {word}: {before} {self.rate_unit}, as before"
         if self.total is None:
             return f"About {times(self.kept_product)} the speed, by the changes kept one by one"
-        ratio = shown_ratio(before, after)
+        ratio, whose = shown_ratio(before, after), " of the defaults" if self.ladder else ""
         rates = f"{after} {self.rate_unit} instead of {before}"
         if self.total.low <= 1.0:
             return f"Not faster beyond noise: {rates}, {between_words(self.total)}"
         if self.total.high > WIDE * self.total.low:
-            return f"About {ratio} the speed, {between_words(self.total)}: {rates}"
-        return f"{ratio} the speed: {rates}"
+            return f"About {ratio} the speed{whose}, {between_words(self.total)}: {rates}"
+        return f"{ratio} the speed{whose}: {rates}"
+
+    @property
+    def over_plain(self) -> float | None:
+        """The answer over the plain loop, step by step; None where there is no ladder to it."""
+        steps = [_gain(step) for step in self.ladder]
+        known = [gain for gain in steps if gain is not None]
+        return math.prod(known) if known and len(known) == len(steps) else None
+
+    @property
+    def ladder_is_measured(self) -> bool:
+        return all(step.achieved is not None for step in self.ladder)
 
     def table(self) -> RenderableType:
         """For `rich.print`: what was tried, predicted, achieved, and why the rest was dropped."""
@@ -117,6 +135,13 @@ class Climb(PrintedResult):
         fields = {name: value for name, value in document.items() if name != "speedup"}
         climb: Climb = from_document(cls, fields, "a climb")
         return climb
+
+
+def _gain(step: RungOutcome) -> float | None:
+    """What it gave, or is predicted to."""
+    if step.achieved is not None:
+        return step.achieved.value
+    return None if step.predicted is None else step.predicted.speedup
 
 
 def rate(per_s: float) -> str:

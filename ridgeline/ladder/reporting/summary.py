@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ridgeline.hardware.units import human, human_bytes, is_over, over_words, percent
 from ridgeline.ladder.outcome import Figures, RungOutcome, RungStatus
 from ridgeline.ladder.reporting.result import Climb, paired_words, rate
+from ridgeline.profiling.drawing import times
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome
 
 NOT_KEPT: dict[RungStatus, str] = {
@@ -133,9 +134,21 @@ def facts(climb: Climb) -> list[str]:
         result.append(paired_words(climb.total))
     elif climb.kept:
         result.append("before and after were not measured in the same rounds")
+    if climb.over_plain is not None:
+        how = "measured step by step" if climb.ladder_is_measured else "predicted in part"
+        result.append(f"{times(climb.over_plain)} the plain loop, {how}")
     result += [text for text in (quality_in_words(climb),) if text]
     count = f"{len(climb.kept)} of {len(climb.rungs)} changes kept"
     return [*result, f"{count} in {duration(climb.seconds)}"]
+
+
+def time_rows(climb: Climb) -> list[tuple[str, float]]:
+    """Where the time went, the rest included; empty where nobody wrote it down."""
+    if not climb.time_ledger:
+        return []
+    rest = climb.seconds - sum(climb.time_ledger.values())
+    rows = [*climb.time_ledger.items(), ("starting processes, and the rest", max(0.0, rest))]
+    return [(name, spent) for name, spent in rows if spent >= 0.5]
 
 
 def figure_pairs(climb: Climb) -> list[Pair]:

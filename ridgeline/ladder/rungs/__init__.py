@@ -31,4 +31,16 @@ STAGES: tuple[tuple[Rung, ...], ...] = (
     batching.RUNGS,
 )
 
-__all__ = ["STAGES", "ClimbFacts", "Offer", "Rung", "RungContext"]
+# What may still be gained where the engine runs with its defaults: it is fused, overlapped,
+# replayed and tuned where the device can be, and requests share steps.
+MOVES: tuple[Rung, ...] = (
+    fuse.FUSED,
+    *tensor_cores.RUNGS,
+    *quantize.SCHEMES,
+    *quantize.HEAD,
+    *quantize.COPIES,
+    *quantize.PAGES,
+    *batching.RUNGS,
+)
+
+__all__ = ["MOVES", "STAGES", "ClimbFacts", "Offer", "Rung", "RungContext"]

@@ -10,12 +10,14 @@ from ridgeline.ladder.rungs.base import Offer, Rung, RungContext
 
 
 def fused(context: RungContext) -> Offer | str:
-    if context.state.loop == "engine":
-        return "the engine runs it already"
+    """On a GPU the engine has no other kernels; on a CPU they need a compiler."""
+    runs_engine = context.state.loop == "engine"
+    if runs_engine and (not context.facts.on_cpu or context.filled.kernels == "fused"):
+        return "its kernels are fused already"
     if context.facts.on_cpu and any(layer.experts for layer in context.facts.config.layers):
         return "CPU kernels for experts are not written"
     why = "norms, products, rotary and attention each write what the next reads; fused they do not"
-    return Offer(_engine(context, "fused"), why)
+    return Offer({"kernels": "fused"} if runs_engine else _engine(context, "fused"), why)
 
 
 def fused_half(context: RungContext) -> Offer | str:
@@ -46,8 +48,9 @@ def _engine(context: RungContext, kernels: str) -> dict[str, Any]:
     return edit
 
 
+FUSED = Rung("fused", "fuse", "the engine with fused kernels", fused, is_essential=True)
 RUNGS = (
-    Rung("fused", "fuse", "the engine with fused kernels", fused, is_essential=True),
+    FUSED,
     Rung("fused-bf16", "fuse", "the engine with fused kernels, in bf16", fused_half, True, True),
     Rung("engine", "fuse", "the engine with plain kernels", plain_engine, is_essential=True),
 )

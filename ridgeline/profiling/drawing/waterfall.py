@@ -65,9 +65,7 @@ def times(value: float) -> str:
 
 
 def waterfall(steps: Sequence[WaterfallStep], *, total: Rise | None = None) -> Markup:
-    """A figure with a row for each step, those without figures included, and one for the total.
-    With no step achieved (predictions only) the predicted ones are what rows begin at.
-    """
+    """A figure with a row for each step, those without figures included, and one for the total."""
     starts = waterfall_starts(steps)
     scale = waterfall_scale(steps, starts, total)
     ticks = scale.ticks()
@@ -92,12 +90,13 @@ def _tick(value: float) -> str:
 
 
 def waterfall_starts(steps: Sequence[WaterfallStep]) -> list[float]:
-    """Where each row begins: what the ones before it that count came to."""
-    is_plan = not any(step.achieved for step in steps)
+    """Where each row begins: what the ones before it that count came to, those that were not
+    measured by what is predicted of them.
+    """
     result, reached = [], 1.0
     for step in steps:
         result.append(reached)
-        rise = step.predicted if is_plan else step.achieved
+        rise = step.achieved or step.predicted
         if step.counts and rise is not None and rise.is_drawable:
             reached *= rise.value
     return result

@@ -198,11 +198,19 @@ def _room(situation: Situation, state: RunState, phase: PhaseTime) -> float:
     """How much of the workload a step can take: requests of a decode step, else tokens."""
     limits, concurrency = state.recipe.limits, max(1.0, situation.concurrency)
     if phase.phase == "decode":
-        return 1.0 if state.loop == "naive" else min(concurrency, limits.max_batch or concurrency)
+        return 1.0 if state.loop == "naive" else running_requests(situation, state)
     per_prompt = phase.work.tokens / max(1.0, phase.work.rows)
     if state.loop == "naive":
         return per_prompt
     return min(per_prompt * concurrency, limits.token_budget or per_prompt * concurrency)
+
+
+def running_requests(situation: Situation, state: RunState) -> float:
+    """That share the engine's steps: those that are there, less what limits and memory refuse."""
+    most = max(1.0, situation.concurrency)
+    if situation.request_tokens:
+        most = min(most, state.requests_held(situation.request_tokens))
+    return max(1.0, min(most, state.recipe.limits.max_batch or most))
 
 
 def _steps_after(

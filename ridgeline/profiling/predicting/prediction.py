@@ -69,3 +69,4 @@ class Situation:
     phases: tuple[PhaseTime, ...]  # measured; empty: only the roofline is known
     concurrency: float = 1.0  # requests of the workload that are there at once, in the mean
     prefix_share: float = 0.0  # of prompt tokens, that an earlier prompt begins with
+    request_tokens: float = 0.0  # a running request has in its pages, in the mean; 0: not known

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.hardware import Hardware
 from ridgeline.models import ModelConfig
-from ridgeline.models.cost import MeanStep, StepCost, mean_step_cost
+from ridgeline.models.cost import MeanStep, StepCost, kv_bytes_per_token, mean_step_cost
 from ridgeline.profiling.predicting.prediction import LoopName
-from ridgeline.recipe import Recipe
+from ridgeline.quantization.scheme import parse_scheme
+from ridgeline.quantization.sizes import weight_bytes
+from ridgeline.recipe import Recipe, usual_memory_share
 
 # Where a ceiling is not known. What is compared are ratios, in which most of it cancels.
 USUAL_BANDWIDTH = {"gpu": 2e12, "cpu": 2e10}  # B/s
@@ -67,6 +70,20 @@ class RunState:
     @property
     def _kind(self) -> str:
         return "gpu" if self.on_gpu else "cpu"
+
+    def requests_held(self, tokens: float) -> float:
+        """Whose pages fit beside the weights, if each has so many tokens."""
+        recipe, scheme, head = self.recipe, self.recipe.scheme, self.recipe.head
+        weights = weight_bytes(
+            self.config,
+            parse_dtype(recipe.dtype),
+            None if scheme is None else parse_scheme(scheme),
+            head=None if head == "plain" else parse_scheme(head),
+        )
+        share = recipe.limits.memory_share or usual_memory_share(self.on_gpu)
+        room = share * self.hardware.memory_bytes - weights / recipe.parallel.tensor
+        each = tokens * kv_bytes_per_token(self.config, self.bytes_per_kv) / recipe.parallel.tensor
+        return max(0.0, room / each)
 
     def cost(self, work: MeanStep) -> StepCost:
         sizes = {"weight_bytes": self.bytes_per_weight, "kv_bytes": self.bytes_per_kv}

@@ -1,0 +1,221 @@
+"""The answer before anything is measured, for shapes and workloads whose best recipe is known by
+hand on an H200; and the steps that a workload is expected to have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ridgeline.data.workload import Workload, WorkloadRequest
+from ridgeline.hardware import Hardware
+from ridgeline.hardware.facts import Ceiling
+from ridgeline.ladder.climbing.answer import (
+    default_states,
+    may_be_guessed,
+    needed_bytes,
+)
+from ridgeline.ladder.climbing.explaining import explained, ladder_to
+from ridgeline.ladder.climbing.first_guess import FirstGuess, expected_situation, first_guess
+from ridgeline.ladder.climbing.order import lengths_of
+from ridgeline.ladder.rungs import ClimbFacts, Rung, quantize
+from ridgeline.ladder.state import applied
+from ridgeline.models.shapes import describe_shape
+from ridgeline.profiling.predicting.expected_steps import expected_phases, mean_context
+from ridgeline.profiling.predicting.gains import predict, state_of
+from ridgeline.recipe import Recipe, with_auto
+
+CEILINGS = {
+    "read_bandwidth": (4.3e12, "B/s"),
+    "matrix_fp32": (52e12, "FLOP/s"),
+    "matrix_tf32": (412e12, "FLOP/s"),
+    "matrix_bf16": (787e12, "FLOP/s"),
+    "matrix_fp8": (1449e12, "FLOP/s"),
+    "eager_launch": (7e-6, "s"),
+    "graph_step": (1.5e-6, "s"),
+}
+H200 = Hardware(
+    "nvidia", "cuda", "cuda:0", "NVIDIA H200", "sm_90", 141 << 30, 132, "580",
+    ceilings={name: Ceiling(*pair, "measured") for name, pair in CEILINGS.items()},
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def gpu_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU can run is asked of torch, which sees none here."""
+    monkeypatch.setattr(quantize, "check_runs", lambda *_: None)
+    monkeypatch.setattr(quantize, "fp8_dtype", lambda _: torch.float8_e4m3fn)
+
+
+def job_of(
+    shape: str, lengths: list[tuple[int, int]], *, quality: bool = False, memory: int = 141 << 30
+) -> Any:
+    config = describe_shape(shape).config
+    requests = tuple(WorkloadRequest(prompt, output) for prompt, output in lengths)
+    goal = "latency" if len(lengths) == 1 else "throughput"
+    hardware = replace(H200, memory_bytes=memory)
+    facts = ClimbFacts(
+        config, hardware, goal, "setting",
+        concurrency=len(lengths), longest_prompt=max(prompt for prompt, _ in lengths),
+        has_random_weights=True, request_tokens=mean_context(lengths),
+    )  # fmt: skip
+    return SimpleNamespace(
+        facts=facts,
+        workload=Workload("made", requests),
+        order=SimpleNamespace(quality=quality),
+        hardware=hardware,
+    )
+
+
+def filled_of(job: Any) -> Recipe:
+    return with_auto(Recipe(), job.facts.config, torch.bfloat16, "cuda:0")
+
+
+def guess_of(job: Any) -> FirstGuess:
+    def allows(rung: Rung, after: Recipe) -> bool:
+        return may_be_guessed(job, rung, after)
+
+    start = default_states()[0]
+    return first_guess(job.facts, lengths_of(job.workload), start, filled_of(job), allows)
+
+
+MANY = [(170 + number % 60, 200 + number % 280) for number in range(1000)]
+
+
+@pytest.mark.parametrize("shape", ["llama-3.1-8b", "qwen3-8b"])
+def test_one_request_reads_the_fewest_bytes(shape: str) -> None:
+    guess = guess_of(job_of(shape, [(128, 256)]))
+    assert guess.edit == {"scheme": "int4-g128", "head": "int8"}
+    assert 1.7 < guess.predicted.speedup < 3.0
+
+
+@pytest.mark.parametrize("shape", ["llama-3.1-8b", "qwen3-8b"])
+def test_many_requests_use_the_fast_matrix_units(shape: str) -> None:
+    guess = guess_of(job_of(shape, MANY))
+    assert (guess.edit["scheme"], guess.edit["kv.dtype"]) == ("fp8", "fp8")
+    assert 1.3 < guess.predicted.speedup < 2.0
+
+
+def test_what_changes_answers_is_left_out_where_quality_counts() -> None:
+    guess = guess_of(job_of("llama-3.1-8b", MANY, quality=True))
+    assert guess.edit["limits.max_batch"] == 1024
+    assert not {"scheme", "kv.dtype", "head", "dtype"} & guess.edit.keys()
+    assert all(not rung.changes_answers for rung, _ in guess.parts)
+
+
+def test_a_batch_that_the_memory_does_not_hold_is_not_guessed() -> None:
+    """More requests than there are pages for gain nothing; smaller pages let more of them run."""
+    long = job_of("llama-3.1-8b", [(6000, 2000)] * 2000)
+    situation = expected_situation(long.facts, default_states()[0], filled_of(long),
+                                   lengths_of(long.workload))  # fmt: skip
+    assert predict(situation, {"limits.max_batch": 1024}).speedup == pytest.approx(1.0)
+    assert predict(situation, {"kv.dtype": "fp8"}).speedup > 1.3
+    assert (edit := guess_of(long).edit)["kv.dtype"] == "fp8"
+    assert "limits.max_batch" not in edit
+    small = guess_of(job_of("llama-3.1-8b", MANY, memory=24 << 30))
+    assert small.edit.get("limits.max_batch", 512) == 512
+
+
+def test_a_model_that_does_not_fit_is_not_guessed() -> None:
+    job = job_of("llama-3.1-8b", MANY, memory=9 << 30)
+    recipe = replace(filled_of(job), scheme="int4-g128")
+    assert needed_bytes(job, recipe) < 0.9 * (9 << 30) < needed_bytes(job, filled_of(job))
+    assert guess_of(job).edit["scheme"] == "int4-g128"
+
+
+def test_no_single_change_improves_the_guess() -> None:
+    """By what is predicted of it."""
+    job = job_of("llama-3.1-8b", MANY)
+    guess, start = guess_of(job), default_states()[0]
+    situation = expected_situation(job.facts, start, filled_of(job), lengths_of(job.workload))
+    for scheme in ("int8", "int4-g128", "w8a8-int8", None):
+        other = predict(situation, {**guess.edit, "scheme": scheme})
+        assert other.speedup <= 1.01 * guess.predicted.speedup
+
+
+def phases(lengths: list[tuple[int, int]], **limits: int) -> dict[str, Any]:
+    job = job_of("llama-3.1-8b", lengths)
+    filled = filled_of(job)
+    filled = replace(filled, limits=replace(filled.limits, **limits))
+    situation = expected_situation(job.facts, default_states()[0], filled, lengths)
+    return {phase.phase: phase for phase in situation.phases}
+
+
+def test_expected_steps_of_one_request() -> None:
+    result = phases([(128, 256)])
+    assert (result["prefill"].num_steps, result["prefill"].work.tokens) == (1, 128)
+    assert (result["decode"].num_steps, result["decode"].work.rows) == (255, 1)
+    assert result["decode"].work.keys == pytest.approx(256, rel=0.01)
+
+
+def test_expected_steps_of_many() -> None:
+    """All tokens are made; the prompts fill as few steps as they fit into."""
+    result = phases([(100, 101)] * 64, max_batch=64, token_budget=3264)
+    assert result["prefill"].num_steps == 2
+    assert result["prefill"].work.tokens == pytest.approx(3200 + 64)
+    assert result["decode"].work.rows == 64
+    waves = phases([(100, 101)] * 64, max_batch=16, token_budget=8192)
+    assert waves["decode"].work.rows == 16
+    assert waves["decode"].num_steps == pytest.approx(400, abs=2)
+
+
+def test_where_nothing_is_decoded_there_are_no_such_steps() -> None:
+    assert phases([(100, 1)] * 4).keys() == {"prefill"}
+
+
+def test_requests_that_follow_each_other_do_not_share_steps() -> None:
+    job = job_of("llama-3.1-8b", [(100, 51)] * 4)
+    situation = expected_situation(job.facts, default_states()[0], filled_of(job), [(1, 1)])
+    state = state_of(situation)
+    (prefill, decode) = expected_phases(state, [(100, 51)] * 4, at_once=False)
+    assert (prefill.num_steps, prefill.work.tokens) == (4, 100)
+    assert (decode.num_steps, decode.work.rows) == (200, 1)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"scheme": "int4-g128", "head": "int8"},
+        {"scheme": "fp8", "kv.dtype": "fp8", "limits.max_batch": 1024, "limits.token_budget": 8192},
+        {"kv.page_size": 128, "limits.token_budget": 32768},
+    ],
+)
+def test_the_ladder_leads_to_the_answer(edit: dict[str, Any]) -> None:
+    """Step by step, each an edit of the one before; nothing is left over."""
+    job = job_of("llama-3.1-8b", MANY)
+    filled = with_auto(applied(default_states()[0], edit).recipe, job.facts.config,
+                       torch.bfloat16, "cuda:0")  # fmt: skip
+    steps = ladder_to(job.facts, filled)
+    assert steps[0].before.loop == "naive"
+    for step, following in pairwise(steps):
+        assert following.before == step.after
+    limits = replace(steps[-1].after.recipe.limits, max_context=filled.limits.max_context,
+                     memory_share=filled.limits.memory_share)  # fmt: skip
+    assert replace(steps[-1].after.recipe, limits=limits) == filled
+    assert "rest" not in {step.name for step in steps}
+    assert {"fused", "batching", "graphs", "overlap", "bf16", "tuned"} <= {s.name for s in steps}
+
+
+class NoBench:
+    """Nothing may be measured."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        raise AssertionError(name)
+
+
+def test_without_time_the_ladder_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of("llama-3.1-8b", MANY)
+    steps = ladder_to(job.facts, filled_of(job))
+    budget: Any = SimpleNamespace(rest_s=0.0, used_s=0.0)
+    outcomes = explained(job.facts, MANY, steps, NoBench(), budget)  # type: ignore[arg-type]
+    assert all(outcome.status == "kept" and outcome.achieved is None for outcome in outcomes)
+    assert all("predicted" in outcome.reason for outcome in outcomes)
+    gains = {outcome.name: outcome.predicted for outcome in outcomes}
+    assert gains["batching"] is not None
+    assert gains["batching"].speedup > 20

@@ -295,6 +295,7 @@ def record_values(result: dict[str, Any]) -> dict[str, Value]:
         values |= divergence_figures(against["divergence"])
     if task is not None:
         values |= figure(task["name"], task["score"], "1")
+        values |= figure(f"{task['name']}_acc", task.get("acc"), "1")
         values |= figure(f"{task['name']}_questions", task["num_questions"], "1")
         values |= figure(f"{task['name']}_seconds", task["seconds"], "s")
         values |= figure(f"{task['name']}_difference", task.get("difference"), "1")

@@ -31,12 +31,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def changed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model with one matrix that is a little wrong."""
-    place = make_folder(tmp_path_factory.mktemp("changed"), num_hidden_layers=2)
-    weights = load_file(place / "model.safetensors")
+    target = make_folder(tmp_path_factory.mktemp("changed"), num_hidden_layers=2)
+    weights = load_file(target / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.weight"
     weights[name] += torch.randn_like(weights[name]) * weights[name].std() * 0.2
-    save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
-    return place
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +53,15 @@ def evaluated(capsys: Capture, *argv: object, code: int = 0) -> Any:
 
 
 def test_perplexity_of_a_text(folder: Path, text: Path, capsys: Capture) -> None:
-    found = evaluated(capsys, folder, "--text", text, "--window", 100, "--kv-dtype", "int8")
+    result = evaluated(capsys, folder, "--text", text, "--window", 100, "--kv-dtype", "int8")
     engine = Engine(folder, Recipe(kv=KV(dtype="int8")), device="cpu")
     assert engine.tokenizer is not None
     right = perplexity(engine, cut(text.read_text(), engine.tokenizer, 100))
-    assert found["text"]["perplexity"]["value"] == pytest.approx(right.perplexity.value, rel=1e-9)
-    assert found["text"]["perplexity"]["low"] < found["text"]["perplexity"]["value"]
-    assert (found["kv_dtype"], found["against"], found["gate"]) == ("int8", None, None)
+    assert result["text"]["perplexity"]["value"] == pytest.approx(right.perplexity.value, rel=1e-9)
+    assert result["text"]["perplexity"]["low"] < result["text"]["perplexity"]["value"]
+    assert (result["kv_dtype"], result["against"], result["gate"]) == ("int8", None, None)
     part = evaluated(capsys, folder, "--text", text, "--window", 100, "--bytes", 500)
-    assert part["text"]["num_tokens"] < found["text"]["num_tokens"] / 3
+    assert part["text"]["num_tokens"] < result["text"]["num_tokens"] / 3
 
 
 @pytest.mark.parametrize(("dtype", "near"), [("fp32", 1e-5), ("bf16", 3e-3)])
@@ -69,14 +69,14 @@ def test_a_peer_on_the_same_ids(
     folder: Path, text: Path, tmp_path: Path, capsys: Capture, dtype: str, near: float
 ) -> None:
     argv = [folder, "--text", text, "--window", 100, "--peer", "transformers", "--dtype", dtype]
-    found = evaluated(capsys, *argv, "--save", tmp_path / "records")
-    ours, peer = found["text"], found["peer"]
+    result = evaluated(capsys, *argv, "--save", tmp_path / "records")
+    ours, peer = result["text"], result["peer"]
     assert (peer["name"], peer["dtype"]) == ("transformers", dtype)
     assert (peer["num_tokens"], peer["num_windows"]) == (ours["num_tokens"], ours["num_windows"])
     share = ours["perplexity"]["value"] / peer["perplexity"]["value"] - 1
     assert peer["difference"]["value"] == pytest.approx(share, rel=1e-3, abs=1e-9)
     assert abs(share) < near
-    values = json.loads(Path(found["record"]).read_text())["values"]
+    values = json.loads(Path(result["record"]).read_text())["values"]
     assert values["transformers_perplexity"]["value"] == peer["perplexity"]["value"]
     assert values["difference_from_transformers"]["value"] == peer["difference"]["value"]
     assert main(["eval", *map(str, argv), "--device", "cpu"]) == 0
@@ -88,8 +88,8 @@ def test_a_peer_on_the_same_ids(
 def test_a_recipe_is_obeyed(folder: Path, text: Path, tmp_path: Path, capsys: Capture) -> None:
     path = Recipe(dtype="bf16", kv=KV(dtype="int8")).save(tmp_path)
     argv = (folder, "--text", text, "--window", 100, "--recipe", path)
-    found = evaluated(capsys, *argv, "--kv-dtype", "fp32")
-    assert (found["dtype"], found["kv_dtype"]) == ("bf16", "fp32")  # a flag goes before the file
+    result = evaluated(capsys, *argv, "--kv-dtype", "fp32")
+    assert (result["dtype"], result["kv_dtype"]) == ("bf16", "fp32")  # a flag goes before the file
 
 
 def test_against_the_original(
@@ -99,32 +99,32 @@ def test_against_the_original(
     rows.write_text(json.dumps(ROW) + "\n" + json.dumps({**ROW, "gold": 0}))
     argv = [changed, "--text", text, "--window", 100, "--against", folder, "--layers"]
     argv += ["--task", "arc", "--data", rows, "--save", tmp_path / "records"]
-    found = evaluated(capsys, *argv, "--max-kl", 10)
-    compared = found["against"]["divergence"]
+    result = evaluated(capsys, *argv, "--max-kl", 10)
+    compared = result["against"]["divergence"]
     assert compared["mean_kl"]["value"] > 1e-4
     assert compared["mean_kl"]["low"] < compared["mean_kl"]["value"] < compared["mean_kl"]["high"]
-    original, ours = compared["original"]["perplexity"], found["text"]["perplexity"]
+    original, ours = compared["original"]["perplexity"], result["text"]["perplexity"]
     share = ours["value"] / original["value"] - 1
     assert compared["perplexity_increase"]["value"] == pytest.approx(share, rel=1e-6)
-    worst = [part["name"] for part in found["against"]["layers"][:2]]
+    worst = [part["name"] for part in result["against"]["layers"][:2]]
     assert worst == ["layers.1", "layers.1.mlp.down"]
-    assert found["gate"]["passed"]
-    assert found["task"]["score"]["value"] == 0.5  # of two questions with each answer right once
-    assert found["task"]["num_questions"] == 2
-    assert "difference" in found["task"]
-    record = json.loads(Path(found["record"]).read_text())
+    assert result["gate"]["passed"]
+    assert result["task"]["score"]["value"] == 0.5  # of two questions with each answer right once
+    assert result["task"]["num_questions"] == 2
+    assert "difference" in result["task"]
+    record = json.loads(Path(result["record"]).read_text())
     assert record["values"]["mean_kl"]["value"] == compared["mean_kl"]["value"]
-    assert {"perplexity_low", "arc", "perplexity_increase_high"} <= set(record["values"])
+    assert {"perplexity_low", "arc", "arc_acc", "perplexity_increase_high"} <= set(record["values"])
 
 
 def test_the_gate(folder: Path, changed: Path, text: Path, capsys: Capture) -> None:
     argv = [changed, "--text", text, "--window", 100, "--against", folder]
-    found = evaluated(capsys, *argv, "--max-kl", 1e-6, code=QualityError.exit_code)
-    assert not found["gate"]["passed"]
+    result = evaluated(capsys, *argv, "--max-kl", 1e-6, code=QualityError.exit_code)
+    assert not result["gate"]["passed"]
     assert main(["eval", *map(str, argv), "--device", "cpu", "--max-kl", "1e-6"]) == 17
     shown = capsys.readouterr().out
     (line,) = [line for line in shown.splitlines() if line.startswith("refused")]
-    assert f"mean KL is {found['against']['divergence']['mean_kl']['value']:.5f}" in line
+    assert f"mean KL is {result['against']['divergence']['mean_kl']['value']:.5f}" in line
     assert "allowed is 1e-06" in line
     itself = evaluated(capsys, folder, *argv[1:], "--max-kl", 0, "--max-ppl-increase", 0)
     assert itself["gate"]["passed"]

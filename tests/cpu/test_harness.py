@@ -237,38 +237,45 @@ ANATOMY = {**MMLU, "subject": "anatomy"}
 @pytest.mark.parametrize(
     ("task", "name", "row"),
     [
-        ("arc", "arc_easy", ARC),
-        ("hellaswag", "hellaswag", HELLASWAG),
-        ("openbookqa", "openbookqa", OPENBOOKQA),
-        ("piqa", "piqa", PIQA),
-        ("winogrande", "winogrande", WINOGRANDE),
-        ("mmlu", "mmlu_anatomy", ANATOMY),
+        ("arc", "arc/arc_easy", ARC),
+        ("hellaswag", "hellaswag/hellaswag", HELLASWAG),
+        ("openbookqa", "openbookqa/openbookqa", OPENBOOKQA),
+        ("piqa", "piqa/piqa", PIQA),
+        ("winogrande", "winogrande/default", WINOGRANDE),
+        ("mmlu", "mmlu/default/mmlu_anatomy", ANATOMY),
     ],
 )
 def test_scores_are_the_harnesss(task: str, name: str, row: dict[str, Any], tmp_path: Path) -> None:
     """Its own task definitions on the same rows: on transformers, on this model, and `eval`'s."""
-    pytest.importorskip("lm_eval")
-    from lm_eval import simple_evaluate
-
+    lm_eval = pytest.importorskip("lm_eval")
     folder = make_folder(tmp_path / "model", max_position_embeddings=512)
     data = write_rows(tmp_path / "rows.jsonl", row, row)
-    examples = [{**ANATOMY, "question": f"Example {each}?", "answer": each} for each in range(3)]
-    shown = write_rows(tmp_path / "dev.jsonl", *examples)
-    files = {each: str(data) for each in ("train", "validation", "test")} | {"dev": str(shown)}
-    definition = {"task": name, "dataset_path": "json", "dataset_name": None}
-    definition |= {"dataset_kwargs": {"data_files": files}}
-    definition |= {"num_fewshot": 2} if task == "mmlu" else {}
+    files = {each: str(data) for each in ("train", "validation", "test")}
+    settings = TaskOptions()
+    definition: dict[str, Any] = {
+        "include": str(Path(lm_eval.__file__).parent / f"tasks/{name}.yaml"),
+        "task": "rows",
+        "dataset_path": "json",
+        "dataset_name": None,
+    }
+    if task == "mmlu":
+        questions = [{**ANATOMY, "question": f"Question {n}?", "answer": n} for n in range(3)]
+        examples = write_rows(tmp_path / "dev.jsonl", *questions)
+        files["dev"] = str(examples)
+        definition["num_fewshot"] = 2
+        settings = TaskOptions(shots=2, examples=examples)
+    definition["dataset_kwargs"] = {"data_files": files}
+    path = write_rows(tmp_path / "rows.yaml", definition)  # JSON is YAML too
     likelihoods, metrics = [], []
     model = RidgelineLM(str(folder), "cpu")
     options = {"pretrained": str(folder), "dtype": "float32"}
     for lm, args in (("hf", options), (model, None)):
-        result = simple_evaluate(
-            lm, model_args=args, tasks=[definition], device="cpu", bootstrap_iters=0
+        result = lm_eval.simple_evaluate(
+            lm, model_args=args, tasks=[str(path)], device="cpu", bootstrap_iters=0
         )
-        likelihoods.append([each[0][0] for each in result["samples"][name][0]["resps"]])
-        metrics.append({k: v for k, v in result["results"][name].items() if k.startswith("acc")})
+        likelihoods.append([each[0][0] for each in result["samples"]["rows"][0]["resps"]])
+        metrics.append({k: v for k, v in result["results"]["rows"].items() if k.startswith("acc")})
     assert likelihoods[1] == pytest.approx(likelihoods[0], abs=1e-3)
     assert metrics[0] == metrics[1]
-    settings = TaskOptions(shots=2, examples=shown) if task == "mmlu" else TaskOptions()
     score = run_task(task, model.engine, data, settings)
     assert score.share.value == metrics[0][f"{score.metric},none"]

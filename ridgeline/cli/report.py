@@ -13,6 +13,7 @@ from ridgeline.cli.parser import group
 from ridgeline.cli.tables.optimize import climb_table
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import UsageError
+from ridgeline.ladder.climbing.earlier import first_answers, known_answers
 from ridgeline.ladder.reporting.report import write_report
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.reporting.saved import load_climb
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group(show, "output").add_argument(
         "--html", type=Path, metavar="FILE", help="also write the HTML report to FILE"
     )
-    summary = "how far predicted gains were from measured ones on this machine"
+    summary = "how far predictions and first answers were from what was measured on this machine"
     parts.add_parser("accuracy", help=summary, description=f"{summary.capitalize()}.")
 
 
@@ -59,6 +60,7 @@ def _accuracy() -> dict[str, Any]:
     accuracies = accuracy.accuracy_by_area(known.outcomes)
     if len(accuracies) > 1:
         accuracies.append(accuracy.accuracy_of(known.outcomes, "all"))
+    first = first_answers(known_answers())
     areas = [each.to_json() | {"factor": _factor(known, each.area)} for each in accuracies]
     return {
         "file": str(path),
@@ -67,6 +69,7 @@ def _accuracy() -> dict[str, Any]:
         "default_factor": accuracy.DEFAULT_FACTOR,
         "coverage": accuracy.COVERAGE,
         "areas": areas,
+        "first_answers": None if first is None else first.to_json(),
     }
 
 
@@ -95,10 +98,21 @@ def _render_accuracy(document: dict[str, Any], console: Console) -> None:
             f"an interval of ÷ and × that factor, meant to hold for {document['coverage']:.0%}.",
             style="dim",
         )
+    if document["first_answers"] is not None:
+        console.print(_first_words(document["first_answers"]))
     if document["num_broken"]:
         console.print(
             safe_text(f"{document['num_broken']} lines of {document['file']} cannot be read")
         )
+
+
+def _first_words(first: dict[str, Any]) -> str:
+    climbs = "one climb" if first["num"] == 1 else f"{first['num']} climbs"
+    return (
+        f"first answers: of {climbs}, {first['num_last']} ended with what was tried first "
+        f"({first['num_from_earlier']} began with an earlier climb's answer); in the median the "
+        f"first had {first['median_share']:.0%} of the final speed"
+    )
 
 
 def _accuracy_table(document: dict[str, Any]) -> Table:

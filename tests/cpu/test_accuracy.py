@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import pytest
 
+from ridgeline.formats import line_store
 from ridgeline.formats.files import atomic_write
 from ridgeline.profiling.predicting import accuracy
 from ridgeline.profiling.predicting.accuracy import (
@@ -107,7 +108,7 @@ def test_a_broken_line_is_skipped_and_counted(path: Path, line: bytes) -> None:
 def test_the_file_is_bounded_and_keeps_the_latest(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accuracy, "MAX_LINES", 10)
+    monkeypatch.setattr(line_store, "MAX_LINES", 10)
     for value in range(1, 24):
         remember([outcome(float(value), 1.0)], path)
         assert len(path.read_text().splitlines()) <= 10
@@ -133,8 +134,8 @@ def _slow_write(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[Any]:
 
 def test_two_writers_lose_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 80 lines the 61st makes it keep 30, and 19 follow: nothing in between is missing."""
-    monkeypatch.setattr(accuracy, "MAX_LINES", 60)
-    monkeypatch.setattr(accuracy, "atomic_write", _slow_write)
+    monkeypatch.setattr(line_store, "MAX_LINES", 60)
+    monkeypatch.setattr(line_store, "atomic_write", _slow_write)
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(2)
     workers = [

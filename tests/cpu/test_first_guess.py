@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from h200_jobs import MANY, filled_of, job_of, without_a_gpu
 
-from ridgeline.data.workload import Workload, WorkloadRequest
-from ridgeline.hardware import Hardware
-from ridgeline.hardware.facts import Ceiling
 from ridgeline.ladder.climbing.answer import (
     default_states,
     may_be_guessed,
@@ -24,57 +22,16 @@ from ridgeline.ladder.climbing.answer import (
 from ridgeline.ladder.climbing.explaining import explained, ladder_to
 from ridgeline.ladder.climbing.first_guess import FirstGuess, expected_situation, first_guess
 from ridgeline.ladder.climbing.order import lengths_of
-from ridgeline.ladder.rungs import ClimbFacts, Rung, quantize
+from ridgeline.ladder.rungs import Rung
 from ridgeline.ladder.state import applied
-from ridgeline.models.shapes import describe_shape
-from ridgeline.profiling.predicting.expected_steps import expected_phases, mean_context
+from ridgeline.profiling.predicting.expected_steps import expected_phases
 from ridgeline.profiling.predicting.gains import predict, state_of
 from ridgeline.recipe import Recipe, with_auto
-
-CEILINGS = {
-    "read_bandwidth": (4.3e12, "B/s"),
-    "matrix_fp32": (52e12, "FLOP/s"),
-    "matrix_tf32": (412e12, "FLOP/s"),
-    "matrix_bf16": (787e12, "FLOP/s"),
-    "matrix_fp8": (1449e12, "FLOP/s"),
-    "eager_launch": (7e-6, "s"),
-    "graph_step": (1.5e-6, "s"),
-}
-H200 = Hardware(
-    "nvidia", "cuda", "cuda:0", "NVIDIA H200", "sm_90", 141 << 30, 132, "580",
-    ceilings={name: Ceiling(*pair, "measured") for name, pair in CEILINGS.items()},
-)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def gpu_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU can run is asked of torch, which sees none here."""
-    monkeypatch.setattr(quantize, "check_runs", lambda *_: None)
-    monkeypatch.setattr(quantize, "fp8_dtype", lambda _: torch.float8_e4m3fn)
-
-
-def job_of(
-    shape: str, lengths: list[tuple[int, int]], *, quality: bool = False, memory: int = 141 << 30
-) -> Any:
-    config = describe_shape(shape).config
-    requests = tuple(WorkloadRequest(prompt, output) for prompt, output in lengths)
-    goal = "latency" if len(lengths) == 1 else "throughput"
-    hardware = replace(H200, memory_bytes=memory)
-    facts = ClimbFacts(
-        config, hardware, goal, "setting",
-        concurrency=len(lengths), longest_prompt=max(prompt for prompt, _ in lengths),
-        has_random_weights=True, request_tokens=mean_context(lengths),
-    )  # fmt: skip
-    return SimpleNamespace(
-        facts=facts,
-        workload=Workload("made", requests),
-        order=SimpleNamespace(quality=quality),
-        hardware=hardware,
-    )
-
-
-def filled_of(job: Any) -> Recipe:
-    return with_auto(Recipe(), job.facts.config, torch.bfloat16, "cuda:0")
+    without_a_gpu(monkeypatch)
 
 
 def guess_of(job: Any) -> FirstGuess:
@@ -83,9 +40,6 @@ def guess_of(job: Any) -> FirstGuess:
 
     start = default_states()[0]
     return first_guess(job.facts, lengths_of(job.workload), start, filled_of(job), allows)
-
-
-MANY = [(170 + number % 60, 200 + number % 280) for number in range(1000)]
 
 
 @pytest.mark.parametrize("shape", ["llama-3.1-8b", "qwen3-8b"])

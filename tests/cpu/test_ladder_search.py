@@ -18,7 +18,7 @@ from ridgeline.ladder.climbing.bench import Enough
 from ridgeline.ladder.climbing.budget import Budget, parse_duration
 from ridgeline.ladder.climbing.finished import Finished
 from ridgeline.ladder.climbing.progress import ClimbProgress, Options
-from ridgeline.ladder.climbing.search import FEWEST_ROUNDS, ClimbSearch, GuessedPart
+from ridgeline.ladder.climbing.search import FEWEST_ROUNDS, ClimbSearch, GuessedPart, Together
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.rounds import speedup_of
@@ -173,7 +173,7 @@ def from_defaults(
     bench: FakeBench, *rungs: Rung, guess: Sequence[GuessedPart] = (), **more: Any
 ) -> ClimbProgress:
     """As `optimize` climbs: from the engine's defaults, the guess first."""
-    return climb(bench, stages=(rungs,), starts=[DEFAULTS], guess=lambda _: guess, **more)
+    return climb(bench, stages=(rungs,), starts=[DEFAULTS], guess=lambda _: Together(guess), **more)
 
 
 GUESSED = ((BF16, {"dtype": "bf16"}), (PAGES, {"kv.page_size": 128}))
@@ -195,6 +195,17 @@ def test_the_guess_is_measured_first_and_its_parts_are_tried_without() -> None:
     assert statuses(result)["without-bf16"] == "dropped"
     assert (result.best.recipe.scheme, result.best.recipe.kv.page_size) == ("int8", 64)
     assert result.start == DEFAULTS
+
+
+def test_the_defaults_with_the_same_codes_are_measured_beside_the_guess() -> None:
+    """Next, and all other changes of the guess undone at once: they win here."""
+    guess = [(INT8, {"scheme": "int8"}), (PAGES, {"kv.page_size": 128}), (BF16, {"dtype": "bf16"})]
+    speeds = {"fp32": 60.0, "bf16": 40.0}
+    bench = FakeBench(lambda state: 10.0 if state == DEFAULTS else speeds[state.recipe.dtype])
+    result = from_defaults(bench, guess=guess)
+    assert [each.name for each in result.outcomes[:2]] == ["first-guess", "same-codes"]
+    assert result.outcomes[1].title == "the defaults with int8"
+    assert result.best == applied(DEFAULTS, {"scheme": "int8"})
 
 
 def test_a_guess_that_is_slower_leaves_the_defaults_as_the_best() -> None:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -31,8 +32,11 @@ from ridgeline.errors import (
     UsageError,
 )
 from ridgeline.ladder.climbing import bench_processes, climb
+from ridgeline.ladder.climbing.answer import FirstAnswer
 from ridgeline.ladder.climbing.check import unpaired
+from ridgeline.ladder.climbing.earlier import EarlierAnswer, known_answers, remember_answer
 from ridgeline.ladder.climbing.outlook import Outlook
+from ridgeline.ladder.climbing.search import Together
 from ridgeline.ladder.measuring.control import Control
 from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.process import WorkerError
@@ -48,6 +52,8 @@ from ridgeline.recipe import KV, Limits, Recipe
 from ridgeline.records import Record
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:46.68,16,8\n" * 2
+TOGETHER = FirstAnswer.together
+NO_GUESS = SimpleNamespace(parts=())
 MOVES = (
     next(rung for rung in quantize.SCHEMES if rung.name == "int8"),
     quantize.PAGES[1],
@@ -68,6 +74,7 @@ class Local:
     speed: Callable[[dict[str, Any]], float] = staticmethod(usual_speed)
     num_rounds = 0
     remembered: ClassVar[list[PredictionOutcome]] = []
+    answers: ClassVar[list[EarlierAnswer]] = []
 
     def __init__(self, log: Path, ledger: TimeLedger | None = None) -> None:
         self.ledger = ledger or TimeLedger()
@@ -110,12 +117,14 @@ class Local:
 def local(monkeypatch: pytest.MonkeyPatch) -> type[Local]:
     monkeypatch.setattr(climb, "remember", Local.remembered.extend)
     Local.remembered.clear()
+    Local.answers.clear()
     monkeypatch.setattr(bench_processes, "Process", Local)
     monkeypatch.setattr(Local, "speed", staticmethod(usual_speed))
     monkeypatch.setattr(Control, "sample", lambda self: 100.0)
     monkeypatch.setattr(climb, "MOVES", MOVES)
     # What is guessed hangs on this machine too; a test of its own guesses.
-    monkeypatch.setattr(climb, "guessed_parts", lambda *_: ())
+    monkeypatch.setattr(FirstAnswer, "together", lambda *_: Together(()))
+    monkeypatch.setattr(climb, "remember_answer", Local.answers.append)
     # All matrices of a tiny model are faster as they are: here none is asked.
     monkeypatch.setattr("ridgeline.engine.loading.load_plan.measured_choices", lambda *_, **__: [])
     monkeypatch.setattr(
@@ -292,6 +301,35 @@ def test_what_the_guard_cannot_know_of_the_machine_is_told(
     assert remark.startswith("the control could not be timed here")
 
 
+def test_the_next_climb_begins_with_the_answer_of_this_one(
+    local: type[Local],
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(climb, "remember_answer", remember_answer)
+    monkeypatch.setattr(FirstAnswer, "together", TOGETHER)
+    monkeypatch.setattr("ridgeline.ladder.climbing.answer.first_guess", lambda *_: NO_GUESS)
+    assert main([*command, "--json"]) == 0
+    (first,) = known_answers()
+    assert (dict(first.edit), first.first_was_last) == ({"scheme": "int8"}, False)
+    assert first.speedup == pytest.approx(2.0, rel=0.01)
+    command[command.index("--out") + 1] = str(tmp_path / "second")
+    assert main([*command, "--json"]) == 0
+    capsys.readouterr()
+    result = Climb.from_json(json.loads((tmp_path / "second" / "climb.json").read_text()))
+    assert (result.rungs[0].name, result.rungs[0].status) == ("first-guess", "kept")
+    assert result.rungs[0].edit == {"scheme": "int8"}
+    assert any("an earlier climb" in note for note in result.notes)
+    second = known_answers()[1]
+    assert (second.first_was_last, second.from_earlier) == (True, True)
+    assert main(["report", "accuracy"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "of 2 climbs, 1 ended with what was tried first (1 began with" in text
+
+
 def test_outcomes_of_a_busy_machine_are_not_remembered(
     local: type[Local], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -349,6 +387,7 @@ def test_ctrl_c_leaves_the_best_so_far_and_it_goes_on(
     Local.speed = staticmethod(usual_speed)
     capsys.readouterr()
     Local.remembered.clear()
+    Local.answers.clear()
     assert main([*command, "--resume", "--json"]) == 0
     assert [each.rung for each in Local.remembered] == ["kv-int8"]  # the others were before
     found = Climb.from_json(json.loads(capsys.readouterr().out)["climb"])

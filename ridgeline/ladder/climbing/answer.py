@@ -1,26 +1,31 @@
 """Where a climb begins: with the engine's defaults, and a guess at what is fastest.
 
 starts = default_states()
-guess = partial(guessed_parts, job, starts[0])      # of what is known once they have run
+FirstAnswer(job, starts[0]).together(observation)       # of what is known once they have run
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import partial
+from math import prod
 
 from ridgeline.formats.dtypes import parse_dtype
-from ridgeline.ladder.climbing.first_guess import first_guess
+from ridgeline.ladder.climbing.earlier import EarlierAnswer, known_answers, nearest_answer
+from ridgeline.ladder.climbing.first_guess import first_guess, parts_of
 from ridgeline.ladder.climbing.order import ClimbJob, lengths_of
-from ridgeline.ladder.climbing.search import GuessedPart
+from ridgeline.ladder.climbing.progress import ClimbProgress
+from ridgeline.ladder.climbing.search import GUESS, Together
 from ridgeline.ladder.measuring.observation import Observation
+from ridgeline.ladder.outcome import RungOutcome
 from ridgeline.ladder.rungs import Rung
-from ridgeline.ladder.state import ClimbState, applied
+from ridgeline.ladder.state import ClimbState, applied, digest
 from ridgeline.models.cost import kv_bytes_per_token
 from ridgeline.profiling.predicting.gains import kv_bytes
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.quantization.sizes import weight_bytes
-from ridgeline.recipe import Recipe, usual_memory_share
+from ridgeline.recipe import Recipe, dotted_values, usual_memory_share
 
 
 def default_states() -> Sequence[ClimbState]:
@@ -29,18 +34,75 @@ def default_states() -> Sequence[ClimbState]:
     return [plain, *(applied(plain, {"scheme": name}) for name in ("int8", "int4-g128"))]
 
 
-def guessed_parts(
-    job: ClimbJob, start: ClimbState, observation: Observation
-) -> Sequence[GuessedPart]:
-    """The changes of the defaults that are predicted to be fastest together."""
-    allows = partial(may_be_guessed, job)
-    return first_guess(job.facts, lengths_of(job.workload), start, observation.filled, allows).parts
+class FirstAnswer:
+    """What a climb tries before all else: what an earlier one on this machine came to, where there
+    was one of this model on a like workload; otherwise what is predicted to be fastest.
+    """
+
+    def __init__(self, job: ClimbJob, start: ClimbState) -> None:
+        self.job, self.start = job, start
+        self.notes: list[str] = []
+        self._is_earlier = False
+
+    def together(self, observation: Observation) -> Together:
+        job, filled = self.job, observation.filled
+        earlier = nearest_answer(known_answers(), self.like)
+        if earlier is not None and earlier.edit:
+            fits = partial(fits_memory, job)  # its answers were judged, and are again
+            parts = parts_of(earlier.edit, job.facts, self.start, filled, fits)
+            if parts:
+                self._is_earlier = True
+                when = earlier.created[:10]
+                self.notes.append(f"it began with what an earlier climb here came to ({when})")
+                return Together(parts, f"what an earlier climb here came to ({when})")
+        allows = partial(may_be_guessed, job)
+        lengths = lengths_of(job.workload)
+        return Together(first_guess(job.facts, lengths, self.start, filled, allows).parts)
+
+    @property
+    def like(self) -> EarlierAnswer:
+        """This climb, as far as it is known before it."""
+        facts, lengths = self.job.facts, lengths_of(self.job.workload)
+        return EarlierAnswer(
+            facts.hardware.name,
+            digest(asdict(facts.config)),
+            facts.goal,
+            self.job.order.quality,
+            sum(prompt for prompt, _ in lengths) / len(lengths),
+            sum(output for _, output in lengths) / len(lengths),
+            float(facts.concurrency),
+            edit={},
+            speedup=1.0,
+            first_was_last=True,
+            first_share=1.0,
+        )
+
+    def came_to(self, progress: ClimbProgress) -> EarlierAnswer:
+        """For the climbs after it."""
+        kept = [each for each in progress.outcomes if each.status == "kept"]
+        edit = {name: value for each in kept for name, value in each.edit.items()}
+        defaults = dotted_values(progress.start_observation.filled)
+        later = [_gain(each) for each in kept if each.name != GUESS]
+        return replace(
+            self.like,
+            edit={n: v for n, v in edit.items() if n in defaults and v != defaults[n]},
+            speedup=prod(map(_gain, kept)),
+            first_was_last=not later,
+            first_share=1.0 / prod(later),
+            from_earlier=self._is_earlier,
+        )
+
+
+def _gain(outcome: RungOutcome) -> float:
+    return 1.0 if outcome.achieved is None else outcome.achieved.value
 
 
 def may_be_guessed(job: ClimbJob, rung: Rung, after: Recipe) -> bool:
     """Not what could change answers that are to be kept, nor what the memory does not hold."""
-    if job.order.quality and rung.changes_answers:
-        return False
+    return not (job.order.quality and rung.changes_answers) and fits_memory(job, rung, after)
+
+
+def fits_memory(job: ClimbJob, _: Rung, after: Recipe) -> bool:
     return needed_bytes(job, after) <= usual_memory_share(not job.facts.on_cpu) * (
         job.hardware.memory_bytes
     )

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 import shutil
-from functools import partial
 from pathlib import Path
 
-from ridgeline.ladder.climbing.answer import default_states, guessed_parts
+from ridgeline.ladder.climbing.answer import FirstAnswer, default_states
 from ridgeline.ladder.climbing.bench_processes import CURVE_S, ROUND_S, Processes
 from ridgeline.ladder.climbing.budget import Budget
+from ridgeline.ladder.climbing.earlier import remember_answer
 from ridgeline.ladder.climbing.explaining import explained, ladder_to
 from ridgeline.ladder.climbing.finished import Finished
 from ridgeline.ladder.climbing.order import ClimbJob, ClimbOrder, lengths_of, prepared
@@ -58,6 +58,7 @@ def climb_model(order: ClimbOrder, progress: Progress | None = None) -> Climb:
         trace=job.trace if order.latency else None,
     ) as bench:
         starts = default_states()
+        first = FirstAnswer(job, starts[0])
         search = ClimbSearch(
             job.facts,
             bench,
@@ -66,10 +67,14 @@ def climb_model(order: ClimbOrder, progress: Progress | None = None) -> Climb:
             Finished(folder.work / "finished.json"),
             progress,
             starts=starts,
-            guess=partial(guessed_parts, job, starts[0]),
+            guess=first.together,
         )
         climb = search.run()
-        return finish(job, climb, bench, folder, budget, progress)
+        climb.notes += first.notes
+        result = finish(job, climb, bench, folder, budget, progress)
+        if climb.measured and not climb.is_stopped:
+            remember_answer(first.came_to(climb))
+        return result
 
 
 def finish(

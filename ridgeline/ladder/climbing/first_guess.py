@@ -19,10 +19,10 @@ from ridgeline.errors import RidgelineError
 from ridgeline.ladder.rungs import MOVES, ClimbFacts, Offer, Rung, RungContext
 from ridgeline.ladder.state import ClimbState, RecipeEdit, applied
 from ridgeline.profiling.predicting.expected_steps import Lengths, expected_phases
-from ridgeline.profiling.predicting.gains import kv_bytes, predict, state_of
+from ridgeline.profiling.predicting.gains import area_of, kv_bytes, predict, state_of
 from ridgeline.profiling.predicting.prediction import Prediction, Situation
 from ridgeline.profiling.predicting.step_model import planned_bytes_per_weight
-from ridgeline.recipe import Recipe
+from ridgeline.recipe import Recipe, dotted_values
 
 WORTH = 1.01  # what is predicted to give less is left as it is
 Predict = Callable[[Situation, RecipeEdit], Prediction]
@@ -137,6 +137,33 @@ def first_guess(
         parts = larger
     edit = joint(parts)
     return FirstGuess(edit, tuple(parts), predictor(situation, edit))
+
+
+def parts_of(
+    edit: RecipeEdit,
+    facts: ClimbFacts,
+    start: ClimbState,
+    filled: Recipe,
+    allows: Callable[[Rung, Recipe], bool],
+) -> list[tuple[Rung, RecipeEdit]] | None:
+    """The changes that an edit of the defaults is made of; what no rung does is the last of them.
+    None where it may not be made here.
+    """
+    situation = expected_situation(facts, start, filled, [(1, 1)])
+    guessing = _Guessing(facts, start, filled, situation, predict, lambda *_: True)
+    now, parts = dotted_values(filled), list[tuple[Rung, RecipeEdit]]()
+    wanted = {name: value for name, value in edit.items() if now[name] != value}
+    for rung in MOVES:
+        own = guessing.offered(rung, parts)
+        if own and all(wanted.get(name) == value for name, value in own.items()):
+            parts.append((rung, own))
+    rest = {name: value for name, value in wanted.items() if name not in joint(parts)}
+    if rest:
+        offer = Offer(rest, "no change alone leads there")
+        words = ", ".join(f"{name} {value}" for name, value in rest.items())
+        parts.append((Rung("rest", area_of(rest), words, lambda _: offer), rest))
+    after = applied(ClimbState(filled, start.loop), joint(parts)).recipe
+    return parts if all(allows(rung, after) for rung, _ in parts) else None
 
 
 def joint(parts: Sequence[tuple[Rung, RecipeEdit]]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from typing import NamedTuple
 
 from ridgeline.bench.serve.bound import USUAL_SHARE
 from ridgeline.ladder.climbing.bench import Bench
@@ -47,9 +48,19 @@ WORTH = 1.01  # an interval that ends below is not worth more rounds, and less i
 FEWEST_ROUNDS, CLEARLY_SLOWER = 3, 0.98
 AS_LONG_AS_OPENING = 3.0  # times what the first state took: the end of a climb
 GUESS = "first-guess"
+CODES = {"scheme", "kv.dtype"}  # fields that a user names who names any
 GuessedPart = tuple[Rung, RecipeEdit]
-Guess = Callable[[Observation], Sequence[GuessedPart]]
 FIRST_RUNG_S = 25.0  # taken until one was measured
+
+
+class Together(NamedTuple):
+    """Changes that are tried as one, before all others."""
+
+    parts: Sequence[GuessedPart]
+    reason: str = "predicted to be fastest together"
+
+
+Guess = Callable[[Observation], Together]
 
 
 class ClimbSearch:
@@ -167,8 +178,9 @@ class ClimbSearch:
             if self._now.best != before:
                 self._look_again()
 
-    def _try_together(self, parts: Sequence[GuessedPart]) -> None:
+    def _try_together(self, together: Together) -> None:
         """All that is predicted to help; if it does, each part is also tried without."""
+        parts = together.parts
         if not parts:
             return
         edit = {name: value for _, offer in parts for name, value in offer.items()}
@@ -176,7 +188,7 @@ class ClimbSearch:
         rungs = [rung for rung, _ in parts]
         title = " + ".join(rung.title for rung in rungs)
         changes = any(rung.changes_answers for rung in rungs)
-        offer = Offer(edit, "predicted to be fastest together")
+        offer = Offer(edit, together.reason)
         self._try(Rung(GUESS, area_of(edit), title, lambda _: offer, changes, is_essential=True))
         if self._latest[GUESS].status != "kept":
             return
@@ -192,6 +204,12 @@ class ClimbSearch:
                     rung.changes_answers,
                 )
             )
+        codes = [rung.title for rung, own in parts if own.keys() <= CODES]
+        others = {name: before[name] for _, own in parts if not own.keys() <= CODES for name in own}
+        if codes and others:  # what a user has who names these two and no other flag
+            back = Offer(others, "the other changes were not measured alone")
+            title = f"the defaults with {' and '.join(codes)}"
+            self._try(Rung("same-codes", area_of(others), title, partial(_given, back)))
         self._stages = (*self._stages, tuple(undone))
 
     def _come_back(self) -> list[Rung]:

@@ -10,13 +10,10 @@ One line of JSON for each; lines that cannot be read are skipped and counted. Wh
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import math
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,10 +21,9 @@ from statistics import median
 from typing import Any
 
 from ridgeline.errors import OutputError
-from ridgeline.formats.files import atomic_write
+from ridgeline.formats.line_store import append_lines, read_lines
 from ridgeline.hardware.paths import cache_dir
 
-MAX_LINES = 2000  # a file that has more keeps the latest half
 CLOSE = 0.2  # of what was achieved: "within ±20%"
 COVERAGE = 0.8  # share of the outcomes that an interval is to hold
 DEFAULT_FACTOR = 1.3  # while there is no history; a guess, and said to be one
@@ -115,13 +111,8 @@ def remember(outcomes: Iterable[PredictionOutcome], path: Path | None = None) ->
     """Adds to the file, which keeps the latest. A disk that cannot be written costs a warning."""
     path, now = path or store_path(), datetime.now(UTC).isoformat(timespec="seconds")
     stamped = [replace(each, created=each.created or now) for each in outcomes]
-    lines = [json.dumps(asdict(each), allow_nan=False) + "\n" for each in stamped]
-    if not lines:
-        return
     try:
-        with _locked(path):
-            _append(path, "".join(lines))
-            _keep_latest(path)
+        append_lines(path, [json.dumps(asdict(each), allow_nan=False) for each in stamped])
     except (OSError, OutputError) as error:
         log.warning("%s; how good these predictions were is not remembered", error)
 
@@ -132,13 +123,11 @@ def known_errors(
     """Those of an area and a device, where given."""
     path = path or store_path()
     try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return KnownAccuracy((), 0)
+        lines = read_lines(path)
     except OSError as error:
         log.warning("cannot read %s (%s); no earlier prediction is known", path, error.strerror)
         return KnownAccuracy((), 0)
-    read = [_outcome(line) for line in lines if line.strip()]
+    read = [_outcome(line) for line in lines]
     num_broken = read.count(None)
     if num_broken:
         log.warning("%s: %d lines cannot be read and are skipped", path, num_broken)
@@ -206,30 +195,3 @@ def _outcome(line: bytes) -> PredictionOutcome | None:
         )
     except (ValueError, TypeError, KeyError):
         return None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One writer at a time: two climbs may end together."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _append(path: Path, text: str) -> None:
-    """In one write. Half a line at the end, left by a full disk, is ended first."""
-    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        size = os.lseek(handle, 0, os.SEEK_END)
-        is_whole = size == 0 or os.pread(handle, 1, size - 1) == b"\n"
-        os.write(handle, ("" if is_whole else "\n").encode() + text.encode())
-    finally:
-        os.close(handle)
-
-
-def _keep_latest(path: Path) -> None:
-    lines = path.read_bytes().splitlines(keepends=True)
-    if len(lines) > MAX_LINES:
-        with atomic_write(path, "wb") as file:
-            file.writelines(lines[-MAX_LINES // 2 :])

@@ -8,7 +8,7 @@
 #   make browser                   a Chromium for the tests of the server's page, where apt has one
 #   make package                   wheel and sdist, checked; the demo from the wheel, in a new environment
 #   make soak                      64 clients on a server, three quiet minutes and ten hostile ones
-#   make gpu-test, gpu-bench, gpu-compare, gpu-climb  on a machine with a GPU, under the Python that is active there
+#   make gpu-test, gpu-bench, gpu-compare, gpu-climb, gpu-modules  on a machine with a GPU, under the Python that is active there
 
 BASE_PYTHON ?= python3
 VENV := .venv
@@ -33,7 +33,7 @@ PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest 
 SOAK := PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak
 PARALLEL := -p xdist -n 2 --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
-.PHONY: help env demo test test-all checked smoke lint compiled browser soak gpu-test gpu-bench gpu-compare gpu-climb package clean
+.PHONY: help env demo test test-all checked smoke lint compiled browser soak gpu-test gpu-bench gpu-compare gpu-climb gpu-modules package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -140,6 +140,10 @@ gpu-climb:
 	    --quality off --budget 8m --out climb-$$goal --resume || exit 1; \
 	done
 	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline report accuracy
+
+# Vision models under ridgeline.optimize beside torch.compile(mode="max-autotune"), in one run
+gpu-modules:
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(ACTIVE) -m vision_bench --save results
 
 clean:
 	rm -rf $(VENV) .package .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

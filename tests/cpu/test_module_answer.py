@@ -185,6 +185,19 @@ def test_a_first_answer_that_is_slower_is_not_taken(clock: Callable[[Rate], Cloc
     assert statuses(found)["bf16"] == "dropped"
 
 
+def test_a_first_answer_within_noise_gets_more_rounds(clock: Callable[[Rate], Clock]) -> None:
+    noisy = iter([100.0, 80.0, 220.0, 90.0, 210.0, 120.0])  # the first warms up
+
+    def rate(form: ModuleForm) -> float:
+        return 100.0 if form == ModuleForm() else next(noisy, 130.0)
+
+    clock(rate)
+    result = climbed(skip=set(CHANGES) - {"bf16"})
+    assert kept(result) == ["bf16"]
+    assert result.speedup is not None
+    assert result.speedup.value == pytest.approx(1.3)
+
+
 def test_an_answer_that_does_not_hold_is_given_up(clock: Callable[[Rate], Clock]) -> None:
     """The machine has changed since: never below the module as it was given."""
     calls = []

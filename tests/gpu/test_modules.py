@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from vision_models import Branches, SmallConvNet, SmallViT, WindowedEncoder
+from vision_bench import GIVEN, LARGE, OURS, lines_of, timed_beside
+from vision_models import Branches, SmallConvNet
 
 from ridgeline.hardware import Hardware
 from ridgeline.ladder.modules import optimize
@@ -20,7 +21,6 @@ from ridgeline.profiling.modules import profile
 from ridgeline.profiling.modules.changes import CHANGES
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.run import measured
-from ridgeline.timing import time_host
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +164,43 @@ def test_branches_on_streams_give_what_the_module_gives() -> None:
                 torch.testing.assert_close(given.clone(), wanted, rtol=1e-4, atol=1e-4)
 
 
+class SharedWeight(nn.Module):
+    """Two branches with one weight: autocast's copy of it must not be another stream's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.first, self.second = (nn.Linear(512, 512) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(self.up(x)) + self.second(self.up(x * 2))
+
+
+def test_branches_share_weights_under_autocast() -> None:
+    torch.manual_seed(0)
+    module, x = SharedWeight().eval().cuda(), torch.randn(64, 512, device="cuda")
+    plain, streamed = (
+        build(module, ModuleForm(autocast="bf16", streams=streams), Example((x,), {}))
+        for streams in (False, True)
+    )
+    wanted = plain(x)
+    for _ in range(50):
+        torch.testing.assert_close(streamed(x), wanted, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_convolutions_timed_by_cudnn(graphs: bool) -> None:
+    """Timed while the graph is prepared, never while it is captured; the setting is put back."""
+    module, x = SmallConvNet().eval().cuda(), torch.randn(2, 3, 64, 64, device="cuda")
+    before = torch.backends.cudnn.benchmark
+    form = ModuleForm(grad=False, cudnn_benchmark=True, layout="channels_last", graphs=graphs)
+    built = build(module, form, Example((x,), {}))
+    for given in (x, torch.randn_like(x), torch.randn(1, 3, 32, 32, device="cuda")):
+        with torch.no_grad():
+            # fp32 convolutions are in tf32 by default, by other kernels than without timing.
+            torch.testing.assert_close(built(given).clone(), module(given), rtol=0.02, atol=0.02)
+    assert torch.backends.cudnn.benchmark is before
+
+
 def test_inputs_of_the_host_come_by_pinned_memory(here: Hardware) -> None:
     """Written again by the caller as soon as the call returns, with the device far behind."""
     module = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024)).eval().cuda()
@@ -200,36 +237,15 @@ def test_padded_layers_in_half_precision() -> None:
     torch.testing.assert_close(padded(x).clone(), plain(x).clone(), rtol=0.02, atol=0.02)
 
 
-VISION: dict[str, tuple[Callable[[], nn.Module], int]] = {
-    "vit": (lambda: SmallViT(384, 12, 224, 16, 1000), 224),
-    "conv": (lambda: SmallConvNet(64, 8, 1000), 224),
-    "windowed": (lambda: WindowedEncoder(384, 8, 512, 16, 8), 512),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", VISION)
+@pytest.mark.parametrize("name", LARGE)
 def test_vision_models_beside_the_compiler(
     name: str, here: Hardware, capsys: pytest.CaptureFixture[str], alone: Callable[[], bool]
 ) -> None:
     """Figures are printed beside those of torch.compile(mode="max-autotune") in the same run."""
-    make, size = VISION[name]
-    module, x = make().eval().cuda(), torch.randn(1, 3, size, size, device="cuda")
-    with torch.inference_mode():
-        expected = module(x).clone()
-    result = optimize(module, x, budget_s=120.0, hardware=here)
-    assert (result(x) - expected).norm() / expected.norm() < 0.02
-    compiled = torch.compile(module, mode="max-autotune")
-    device = torch.device("cuda:0")
-    with torch.inference_mode():
-        plain_s, compiled_s, result_s = (
-            time_host(lambda call=call: call(x), device=device).median_s
-            for call in (module, compiled, result)
-        )
+    times = timed_beside(LARGE[name], torch.device("cuda:0"), here)
+    assert times.errors[OURS] < 0.02
     with capsys.disabled():
-        print(
-            f"\n{name}: {1e3 * plain_s:.3f} ms a call; torch.compile(max-autotune) "
-            f"{plain_s / compiled_s:.2f}×, optimize {plain_s / result_s:.2f}×"
-        )
+        print("", *lines_of(name, times), sep="\n")
     if alone():
-        assert result_s <= plain_s * 1.05
+        assert times.speedup(OURS, over=GIVEN).high >= 1.0

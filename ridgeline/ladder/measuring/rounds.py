@@ -67,12 +67,12 @@ def speedup_of(before: Sequence[float], after: Sequence[float]) -> Speedup:
 
 
 def chained(first: Speedup, second: Speedup) -> Speedup:
-    """Of what `second` led to over what `first` began with, round by round, where the two were not
-    timed against each other.
+    """Of what `second` led to over what `first` began with, where the two were not timed against
+    each other: round by round, as many as both have.
     """
-    assert len(first.before) == len(second.before), (first, second)
-    rounds = zip(first.after, second.before, second.after, strict=True)
-    return speedup_of(first.before, [rate * late / early for rate, early, late in rounds])
+    rounds = zip(first.after, second.before, second.after, strict=False)
+    rates = [rate * late / early for rate, early, late in rounds]
+    return speedup_of(first.before[: len(rates)], rates)
 
 
 def _check_rounds(count: int) -> None:

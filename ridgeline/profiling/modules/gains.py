@@ -53,6 +53,7 @@ WORTH = 1.03  # a change predicted to give less is not suggested
 FUSIBLE = ("pointwise", "reduction", "copy")
 CPU_CALL_S = 4e-6  # an op of torch on a CPU, without work (Xeon, 2026-11-15)
 OP_HOST_S = 8e-6  # an eager op on the host of a GPU (H200's host, 2026-11-15: 6 to 10 µs)
+# No record stands behind these four: guesses.
 GRADLESS = 0.85  # of the host's time, without autograd's bookkeeping
 COMPILED_S = 40e-6  # of a compiled call: guards and wrappers
 REPLAY_S = 10e-6  # of launching a graph, and copies of inputs and outputs around it

@@ -66,64 +66,64 @@ def climbed(**options: Any) -> OptimizedModule:
     return optimized(Wide(), torch.randn(8, 128), max_error=0.05, round_s=ROUND_S, **options)
 
 
-def kept(found: OptimizedModule) -> list[str]:
-    return [rung.name for rung in found.rungs if rung.status == "kept"]
+def kept(result: OptimizedModule) -> list[str]:
+    return [rung.name for rung in result.rungs if rung.status == "kept"]
 
 
 def test_the_best_together_is_measured_first(clock: Callable[[Rate], Clock]) -> None:
     time = clock(each_helps)
-    found = climbed()
+    result = climbed()
     first = time.timed[:2]
     assert first[0] == ModuleForm()
     assert first[1].dtype == "bf16"
     assert first[1].scheme == "int8"  # int4 is outside the bound, which is known before it is timed
     assert all(form.scheme != "int4-g128" for form in time.timed)
-    assert found.form == ModuleForm(grad=False, dtype="bf16", scheme="int8")
-    assert found.speedup is not None
-    assert found.speedup.value == pytest.approx(4.5)
-    note = next(note for note in found.climb.notes if note.startswith("first answer after"))
+    assert result.form == ModuleForm(grad=False, dtype="bf16", scheme="int8")
+    assert result.speedup is not None
+    assert result.speedup.value == pytest.approx(4.5)
+    note = next(note for note in result.climb.notes if note.startswith("first answer after"))
     assert "bf16" in note
     assert "predicted" in note
-    refused = {rung.name: rung for rung in found.rungs}["int4"]
+    refused = {rung.name: rung for rung in result.rungs}["int4"]
     assert refused.status == "dropped"
     assert "relative error is" in refused.reason
 
 
 def test_the_ladder_is_explained_last_and_multiplies(clock: Callable[[Rate], Clock]) -> None:
     time = clock(each_helps)
-    found = climbed()
-    rungs = [rung for rung in found.rungs if rung.status == "kept"]
+    result = climbed()
+    rungs = [rung for rung in result.rungs if rung.status == "kept"]
     assert [rung.name for rung in rungs] == ["inference", "bf16", "int8"]
-    assert [rung.name for rung in found.rungs[:3]] == ["inference", "bf16", "int8"]
+    assert [rung.name for rung in result.rungs[:3]] == ["inference", "bf16", "int8"]
     values = [rung.achieved.value for rung in rungs if rung.achieved]
     assert values == pytest.approx([1.5, 2.0, 1.5])
-    assert found.speedup is not None
-    assert math.prod(values) == pytest.approx(found.speedup.value)
+    assert result.speedup is not None
+    assert math.prod(values) == pytest.approx(result.speedup.value)
     assert all(rung.predicted is not None for rung in rungs)
-    assert time.timed[-1] in (found.form, form_of([CHANGES["inference"], CHANGES["bf16"]]))
+    assert time.timed[-1] in (result.form, form_of([CHANGES["inference"], CHANGES["bf16"]]))
 
 
 def test_nothing_is_switched_off_because_time_ran_out(clock: Callable[[Rate], Clock]) -> None:
     time = clock(each_helps)
-    found = climbed(budget_s=3.0)  # less than the first answer takes
+    result = climbed(budget_s=3.0)  # less than the first answer takes
     first = time.timed[1]
     assert len(time.timed) == 12  # one comparison and its warming up
-    assert found.form == first
+    assert result.form == first
     assert first.dtype == "bf16"
-    assert found.speedup is not None
-    assert found.speedup.value > 2.9
-    for rung in found.rungs:
+    assert result.speedup is not None
+    assert result.speedup.value > 2.9
+    for rung in result.rungs:
         if rung.status == "kept":
             assert rung.achieved is None
             assert rung.predicted is not None
             assert "predicted, not measured: the budget of 3 s is spent" in rung.reason
-    names = ", ".join(kept(found))
-    assert f"what these give is predicted, not measured: {names}" in found.climb.notes
-    rest = [rung for rung in found.rungs if rung.status == "not reached"]
+    names = ", ".join(kept(result))
+    assert f"what these give is predicted, not measured: {names}" in result.climb.notes
+    rest = [rung for rung in result.rungs if rung.status == "not reached"]
     assert all("the budget of 3 s is spent" in rung.reason for rung in rest)
     assert all(rung.predicted is not None for rung in rest)
-    assert not found.form.edit_from(first)
-    assert "3.00×" in found.climb.headline or "4.50×" in found.climb.headline
+    assert not result.form.edit_from(first)
+    assert "3.00×" in result.climb.headline or "4.50×" in result.climb.headline
 
 
 def test_a_budget_is_kept(clock: Callable[[Rate], Clock]) -> None:
@@ -139,16 +139,16 @@ def test_compiling_that_takes_too_long_is_left_for_later(
     """Not in the first answer, and not begun when it would end too late."""
     monkeypatch.setattr(climb, "many_recompiles", nullcontext)
     time = clock(each_helps)
-    found = climbed(budget_s=8.0, skip=())
+    result = climbed(budget_s=8.0, skip=())
     assert all(form.compile is None for form in time.timed)
-    assert statuses(found)["compile"] == "not reached"
+    assert statuses(result)["compile"] == "not reached"
 
 
 def test_single_changes_come_by_predicted_gain(clock: Callable[[Rate], Clock]) -> None:
     time = clock(lambda form: 100.0)
-    found = climbed()
-    assert found.form == ModuleForm()
-    tried = [rung for rung in found.rungs if rung.achieved is not None]
+    result = climbed()
+    assert result.form == ModuleForm()
+    tried = [rung for rung in result.rungs if rung.achieved is not None]
     gains = [rung.predicted.speedup for rung in tried if rung.predicted is not None]
     assert gains == sorted(gains, reverse=True)
     assert len(time.timed) >= 12 * (1 + len(tried))
@@ -156,14 +156,14 @@ def test_single_changes_come_by_predicted_gain(clock: Callable[[Rate], Clock]) -
 
 def test_what_harms_the_first_answer_is_taken_back(clock: Callable[[Rate], Clock]) -> None:
     clock(lambda form: each_helps(form) * (0.6 if form.scheme else 1.0))
-    found = climbed()
-    assert (found.form.dtype, found.form.scheme) == ("bf16", None)
-    rung = {rung.name: rung for rung in found.rungs}["int8"]
+    result = climbed()
+    assert (result.form.dtype, result.form.scheme) == ("bf16", None)
+    rung = {rung.name: rung for rung in result.rungs}["int8"]
     assert rung.status == "dropped"
     assert rung.achieved is not None
     assert rung.achieved.value == pytest.approx(0.9)
-    assert found.speedup is not None
-    assert found.speedup.value == pytest.approx(3.0)
+    assert result.speedup is not None
+    assert result.speedup.value == pytest.approx(3.0)
 
 
 def test_what_alters_outputs_and_gives_nothing_is_taken_back(
@@ -172,17 +172,17 @@ def test_what_alters_outputs_and_gives_nothing_is_taken_back(
     both = (CHANGES["inference"], CHANGES["bf16"])
     monkeypatch.setattr(first_answer, "best_together", lambda *_: both)
     clock(lambda form: 100.0 if form.grad else 150.0)
-    found = climbed()
-    assert found.form == ModuleForm(grad=False)
-    assert "as fast without it" in {r.name: r.reason for r in found.rungs}["bf16"]
+    result = climbed()
+    assert result.form == ModuleForm(grad=False)
+    assert "as fast without it" in {r.name: r.reason for r in result.rungs}["bf16"]
 
 
 def test_a_first_answer_that_is_slower_is_not_taken(clock: Callable[[Rate], Clock]) -> None:
     clock(lambda form: 50.0 if form.dtype else 100.0 if form.grad else 150.0)
-    found = climbed()
-    assert found.form.dtype is None
-    assert found.form.grad is False
-    assert statuses(found)["bf16"] == "dropped"
+    result = climbed()
+    assert result.form.dtype is None
+    assert result.form.grad is False
+    assert statuses(result)["bf16"] == "dropped"
 
 
 def test_a_first_answer_within_noise_gets_more_rounds(clock: Callable[[Rate], Clock]) -> None:
@@ -208,12 +208,12 @@ def test_an_answer_that_does_not_hold_is_given_up(clock: Callable[[Rate], Clock]
         return 100.0 if form == ModuleForm() else fast
 
     time = clock(rate)
-    found = climbed(skip=set(CHANGES) - {"bf16"})
+    result = climbed(skip=set(CHANGES) - {"bf16"})
     assert time.timed
-    assert found.form == ModuleForm()
-    assert found.speedup is None
-    assert any("none is kept" in note for note in found.climb.notes)
-    assert kept(found) == []
+    assert result.form == ModuleForm()
+    assert result.speedup is None
+    assert any("none is kept" in note for note in result.climb.notes)
+    assert kept(result) == []
 
 
 def test_ctrl_c_leaves_the_best_so_far(
@@ -227,14 +227,14 @@ def test_ctrl_c_leaves_the_best_so_far(
         return build(module, form, *rest)
 
     monkeypatch.setattr(bench, "build", stopped)
-    found = climbed()
-    assert found.form == time.timed[1]
-    assert found.form.dtype == "bf16"
-    assert found.speedup is not None
-    assert "stopped by the user: what was done is kept" in found.climb.notes
-    reasons = [rung.reason for rung in found.rungs if rung.status == "kept" and not rung.achieved]
+    result = climbed()
+    assert result.form == time.timed[1]
+    assert result.form.dtype == "bf16"
+    assert result.speedup is not None
+    assert "stopped by the user: what was done is kept" in result.climb.notes
+    reasons = [rung.reason for rung in result.rungs if rung.status == "kept" and not rung.achieved]
     assert all("predicted, not measured: stopped by the user" in reason for reason in reasons)
-    assert {"bf16", "int8"} <= set(kept(found))
+    assert {"bf16", "int8"} <= set(kept(result))
 
 
 def test_ctrl_c_at_the_last_comparison_leaves_the_answer(
@@ -269,9 +269,9 @@ def test_ctrl_c_before_any_answer_leaves_the_original(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bench, "build", stopped)
-    found = climbed()
-    assert found.form == ModuleForm()
-    assert {rung.status for rung in found.rungs} == {"not reached", "not applicable"}
+    result = climbed()
+    assert result.form == ModuleForm()
+    assert {rung.status for rung in result.rungs} == {"not reached", "not applicable"}
 
 
 def test_a_part_that_cannot_run_alone_is_explained_by_prediction(
@@ -284,9 +284,9 @@ def test_a_part_that_cannot_run_alone_is_explained_by_prediction(
 
     monkeypatch.setattr(bench, "build", particular)
     clock(each_helps)
-    found = climbed()
-    assert found.form == ModuleForm(grad=False, dtype="bf16", scheme="int8")
-    rungs = {rung.name: rung for rung in found.rungs}
+    result = climbed()
+    assert result.form == ModuleForm(grad=False, dtype="bf16", scheme="int8")
+    rungs = {rung.name: rung for rung in result.rungs}
     assert rungs["inference"].achieved is not None
     assert rungs["bf16"].status == "kept"
     assert rungs["bf16"].achieved is None

@@ -49,20 +49,20 @@ def test_what_is_faster_and_right_is_kept(rates: Callable[[Rate], None]) -> None
     rates(lambda form: 100.0 * (1 if form.grad else 1.5) * (2 if form.scheme == "int8" else 1))
     module, x = Wide(), torch.randn(4, 128)
     expected = module(x).detach()
-    found = optimized(module, x)
-    assert statuses(found)["inference"] == statuses(found)["int8"] == "kept"
-    assert statuses(found)["bf16"] == "dropped"
-    assert (found.form.grad, found.form.scheme, found.form.dtype) == (False, "int8", None)
-    assert found.speedup is not None
-    assert found.speedup.value == pytest.approx(3.0)
-    error = (found(x) - expected).norm() / expected.norm()
+    result = optimized(module, x)
+    assert statuses(result)["inference"] == statuses(result)["int8"] == "kept"
+    assert statuses(result)["bf16"] == "dropped"
+    assert (result.form.grad, result.form.scheme, result.form.dtype) == (False, "int8", None)
+    assert result.speedup is not None
+    assert result.speedup.value == pytest.approx(3.0)
+    error = (result(x) - expected).norm() / expected.norm()
     assert 0 < error < 0.02
-    kept = {rung.name: rung for rung in found.rungs}["int8"]
+    kept = {rung.name: rung for rung in result.rungs}["int8"]
     assert kept.difference is not None
     assert kept.difference.relative_error == pytest.approx(error.item(), rel=1e-3)
     assert kept.predicted is not None
     assert kept.edit == {"scheme": "int8"}
-    assert found.climb.after.figures.weight_bytes < 0.5 * found.climb.before.figures.weight_bytes
+    assert result.climb.after.figures.weight_bytes < 0.5 * result.climb.before.figures.weight_bytes
 
 
 def test_the_original_is_left_as_it_was(rates: Callable[[Rate], None]) -> None:
@@ -73,10 +73,10 @@ def test_the_original_is_left_as_it_was(rates: Callable[[Rate], None]) -> None:
     kinds = [type(part) for part in module.modules()]
     strides = [parameter.stride() for parameter in module.parameters()]
     pointers = [parameter.data_ptr() for parameter in module.parameters()]
-    found = optimized(module, x, max_error=0.2)
-    assert statuses(found)["channels-last"] == "kept"
-    assert statuses(found)["bf16"] == "kept"
-    assert found(x).dtype == torch.float32
+    result = optimized(module, x, max_error=0.2)
+    assert statuses(result)["channels-last"] == "kept"
+    assert statuses(result)["bf16"] == "kept"
+    assert result(x).dtype == torch.float32
     assert module.training
     assert kinds == [type(part) for part in module.modules()]
     assert strides == [parameter.stride() for parameter in module.parameters()]
@@ -88,17 +88,17 @@ def test_the_original_is_left_as_it_was(rates: Callable[[Rate], None]) -> None:
 
 def test_a_climb_is_written_and_read_again(rates: Callable[[Rate], None], tmp_path: Path) -> None:
     rates(lambda form: 100.0 if form.grad else 150.0)
-    found = optimized(Wide(), torch.randn(1, 128))
-    text = json.dumps(found.climb.to_json(), allow_nan=False)
-    assert Climb.from_json(json.loads(text)) == found.climb
-    assert found.climb.unit == "calls/s"
-    assert found.climb.workload == "Wide([1, 128])"
-    shown = str(found)
+    result = optimized(Wide(), torch.randn(1, 128))
+    text = json.dumps(result.climb.to_json(), allow_nan=False)
+    assert Climb.from_json(json.loads(text)) == result.climb
+    assert result.climb.unit == "calls/s"
+    assert result.climb.workload == "Wide([1, 128])"
+    shown = str(result)
     assert "1.50× the speed: 150 calls/s instead of 100" in shown
     assert "1.50× in 5 paired rounds, 95% interval 1.50 to 1.50×" in shown
-    assert str(found.climb) == shown
-    assert "1.50× the speed" in repr(found)
-    html = found.report(tmp_path / "report.html").read_text()
+    assert str(result.climb) == shown
+    assert "1.50× the speed" in repr(result)
+    html = result.report(tmp_path / "report.html").read_text()
     assert "Wide" in html
     assert "calls/s" in html
     assert "tokens/s" not in html
@@ -113,19 +113,19 @@ def test_a_climb_is_written_and_read_again(rates: Callable[[Rate], None], tmp_pa
 def test_nothing_kept_is_the_module_as_it_was(rates: Callable[[Rate], None]) -> None:
     rates(lambda form: 100.0)
     module, x = Wide(), torch.randn(1, 128)
-    found = optimized(module, x)
-    assert found.speedup is None
-    assert found.form == ModuleForm()
-    assert torch.equal(found(x), module(x))
-    reasons = {rung.name: rung.reason for rung in found.rungs}
+    result = optimized(module, x)
+    assert result.speedup is None
+    assert result.form == ModuleForm()
+    assert torch.equal(result(x), module(x))
+    reasons = {rung.name: rung.reason for rung in result.rungs}
     assert "not faster beyond noise: 1.00×" in reasons["bf16"]
 
 
 def test_a_gain_inside_the_noise_is_not_kept(rates: Callable[[Rate], None]) -> None:
     noise = cycle([80.0, 190.0, 85.0, 200.0, 90.0, 210.0])
     rates(lambda form: 100.0 if form.grad else next(noise))
-    found = optimized(Wide(), torch.randn(1, 128))
-    rung = {rung.name: rung for rung in found.rungs}["inference"]
+    result = optimized(Wide(), torch.randn(1, 128))
+    rung = {rung.name: rung for rung in result.rungs}["inference"]
     assert rung.achieved is not None
     assert rung.achieved.value > 1.1
     assert rung.status == "dropped"
@@ -148,8 +148,8 @@ def test_what_a_noisy_machine_made_of_it_is_told_and_not_remembered(
 
 def test_a_gain_that_is_sure_and_tiny_is_not_worth_it(rates: Callable[[Rate], None]) -> None:
     rates(lambda form: 100.0 if form.grad else 100.5)
-    found = optimized(Wide(), torch.randn(1, 128))
-    assert {rung.name: rung.reason for rung in found.rungs}["inference"].startswith(
+    result = optimized(Wide(), torch.randn(1, 128))
+    assert {rung.name: rung.reason for rung in result.rungs}["inference"].startswith(
         "not faster by 1%"
     )
 
@@ -157,14 +157,14 @@ def test_a_gain_that_is_sure_and_tiny_is_not_worth_it(rates: Callable[[Rate], No
 def test_outputs_outside_the_bound_are_not_timed(rates: Callable[[Rate], None]) -> None:
     timed = []
     rates(lambda form: (timed.append(form), 100.0)[1])
-    found = optimized(Wide(), torch.randn(4, 128), max_error=1e-4)
-    rung = {rung.name: rung for rung in found.rungs}["bf16"]
+    result = optimized(Wide(), torch.randn(4, 128), max_error=1e-4)
+    rung = {rung.name: rung for rung in result.rungs}["bf16"]
     assert rung.status == "dropped"
     assert rung.achieved is None
     assert "relative error is" in rung.reason
     assert "allowed is 0.0001" in rung.reason
     assert all(form.dtype is None and form.scheme is None for form in timed)
-    assert statuses(found)["autocast-bf16"] == "dropped"  # tried, since bf16 was outside
+    assert statuses(result)["autocast-bf16"] == "dropped"  # tried, since bf16 was outside
 
 
 def test_what_raises_is_recorded_and_the_climb_goes_on(rates: Callable[[Rate], None]) -> None:
@@ -175,8 +175,8 @@ def test_what_raises_is_recorded_and_the_climb_goes_on(rates: Callable[[Rate], N
             return super().forward(x)
 
     rates(lambda form: 100.0 if form.grad else 150.0)
-    found = optimized(Particular(), torch.randn(1, 128))
-    rungs = {rung.name: rung for rung in found.rungs}
+    result = optimized(Particular(), torch.randn(1, 128))
+    rungs = {rung.name: rung for rung in result.rungs}
     assert (rungs["bf16"].status, rungs["bf16"].reason) == ("failed", "TypeError: only fp32 here")
     assert rungs["autocast-bf16"].status == "dropped"
     assert rungs["int8"].achieved is not None
@@ -192,9 +192,9 @@ def test_memory_that_runs_out_is_recorded(
 
     monkeypatch.setattr(bench, "build", short)
     rates(lambda form: 100.0)
-    found = optimized(Wide(), torch.randn(1, 128))
-    assert statuses(found)["bf16"] == "failed"
-    assert statuses(found)["int8"] == "dropped"
+    result = optimized(Wide(), torch.randn(1, 128))
+    assert statuses(result)["bf16"] == "failed"
+    assert statuses(result)["int8"] == "dropped"
 
 
 def test_randomness_is_refused_with_what_to_do() -> None:
@@ -216,8 +216,8 @@ def test_little_randomness_inside_the_bound_is_told(rates: Callable[[Rate], None
             return x + 1e-5 * torch.randn_like(x)
 
     rates(lambda form: 100.0)
-    found = optimized(Trembling(), torch.randn(4, 16))
-    assert any("differs between two calls" in note for note in found.climb.notes)
+    result = optimized(Trembling(), torch.randn(4, 16))
+    assert any("differs between two calls" in note for note in result.climb.notes)
 
 
 def test_inputs_that_are_changed_in_place_are_refused() -> None:
@@ -250,10 +250,10 @@ def test_what_gave_nothing_alone_is_tried_again_later(
 
     rates(rate)
     module = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU())
-    found = optimized(module, torch.randn(1, 8, 8, 8), max_error=0.1)
+    result = optimized(module, torch.randn(1, 8, 8, 8), max_error=0.1)
     assert (timed[1].layout, timed[1].dtype) == ("channels_last", None)  # the first that was tried
-    assert statuses(found)["channels-last"] == statuses(found)["bf16"] == "kept"
-    assert (found.form.layout, found.form.dtype) == ("channels_last", "bf16")
+    assert statuses(result)["channels-last"] == statuses(result)["bf16"] == "kept"
+    assert (result.form.layout, result.form.dtype) == ("channels_last", "bf16")
 
 
 def test_attention_weights_that_are_used_are_not_taken_away(rates: Callable[[Rate], None]) -> None:
@@ -286,20 +286,20 @@ def test_models_of_transformers_with_named_inputs(rates: Callable[[Rate], None])
     rates(lambda form: 100.0 * (2 if form.attention else 1) * (2 if form.dtype else 1))
     inputs = {"input_ids": torch.arange(12).view(1, 12), "use_cache": True}
     expected = model(**inputs)
-    found = optimized(model, inputs, max_error=0.05, max_kl=0.01)
-    assert found.form.attention == "sdpa"
-    assert found.form.dtype == "bf16"
+    result = optimized(model, inputs, max_error=0.05, max_kl=0.01)
+    assert result.form.attention == "sdpa"
+    assert result.form.dtype == "bf16"
     assert model.config._attn_implementation == "eager"
-    out = found(**inputs)
+    out = result(**inputs)
     assert type(out) is type(expected)
     assert out.logits.dtype == torch.float32
     torch.testing.assert_close(out.logits, expected.logits, rtol=0.05, atol=0.05)
-    rung = {rung.name: rung for rung in found.rungs}["bf16"]
+    rung = {rung.name: rung for rung in result.rungs}["bf16"]
     assert rung.difference is not None
     assert rung.difference.num_tensors == 1 + 2 * 2  # logits, keys and values of two layers
     assert rung.difference.mean_kl is not None
     assert 0 < rung.difference.mean_kl < 1e-3
-    assert found.config is not model.config  # attributes are the copy's
+    assert result.config is not model.config  # attributes are the copy's
 
 
 def test_wrong_uses_say_what_to_do() -> None:
@@ -347,14 +347,14 @@ def test_a_real_climb_with_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None
     module, x = Mlp().eval(), torch.randn(8, 32)
     expected = module(x).detach()
     skip = ("bf16", "autocast-bf16", "int8", "int4", "sdpa")
-    found = optimized(module, x, skip=skip, round_s=0.002)
-    assert statuses(found)["compile"] in ("kept", "dropped", "failed")
-    if statuses(found)["compile"] == "failed":
-        pytest.skip(f"no C++ compiler: {[rung.reason for rung in found.rungs]}")
-    rung = {rung.name: rung for rung in found.rungs}["compile"]
+    result = optimized(module, x, skip=skip, round_s=0.002)
+    assert statuses(result)["compile"] in ("kept", "dropped", "failed")
+    if statuses(result)["compile"] == "failed":
+        pytest.skip(f"no C++ compiler: {[rung.reason for rung in result.rungs]}")
+    rung = {rung.name: rung for rung in result.rungs}["compile"]
     assert rung.achieved is not None
     assert len(rung.achieved.before) == 5
-    torch.testing.assert_close(found(x), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result(x), expected, rtol=1e-4, atol=1e-5)
 
 
 # Copies and forms.
@@ -459,10 +459,10 @@ def test_kl_is_that_of_the_definition() -> None:
     p = torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log()
     q = torch.tensor([[0.9, 0.1], [0.5, 0.5]]).log()
     expected = 0.5 * (0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1))
-    found = difference(p, q, OutputBounds(max_error=10.0, max_kl=0.1))
-    assert found.mean_kl == pytest.approx(expected, rel=1e-5)
-    assert found.problem is not None
-    assert found.problem.startswith("mean KL is 0.26, allowed is 0.1")
+    result = difference(p, q, OutputBounds(max_error=10.0, max_kl=0.1))
+    assert result.mean_kl == pytest.approx(expected, rel=1e-5)
+    assert result.problem is not None
+    assert result.problem.startswith("mean KL is 0.26, allowed is 0.1")
     assert difference(p, q, OutputBounds(max_error=10.0)).mean_kl is None  # not said to be logits
 
 
@@ -478,9 +478,9 @@ def test_kl_is_that_of_the_definition() -> None:
     ],
 )
 def test_outputs_that_are_wrong_are_seen(changed: Any, words: str) -> None:
-    found = difference(torch.ones(2), changed, OutputBounds())
-    assert found.problem is not None
-    assert words in found.problem
+    result = difference(torch.ones(2), changed, OutputBounds())
+    assert result.problem is not None
+    assert words in result.problem
 
 
 def test_infinities_of_the_original_may_stay() -> None:

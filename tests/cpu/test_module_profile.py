@@ -72,58 +72,58 @@ def found_mlp() -> ModuleProfile:
 
 
 def test_a_module_is_told_op_by_op() -> None:
-    found = found_mlp()
-    products = [row for row in found.rows if row.op == "aten.addmm"]
+    result = found_mlp()
+    products = [row for row in result.rows if row.op == "aten.addmm"]
     assert sorted(row.path for row in products) == [f"layers.{i}" for i in range(3)]
     for row in products:
         assert (row.flops, row.num_calls) == (2 * 8 * 32 * 32, 1)
         assert row.num_bytes == 4 * (32 + 8 * 32 + 32 * 32 + 8 * 32)  # bias, x, weight, y
         assert row.limit_s == pytest.approx(max(row.num_bytes / 1e10, row.flops / 1e11))
         assert row.seconds > 0
-    assert {row.path for row in found.rows if row.op == "aten.relu"} == {"Mlp"}
-    assert found.flops == 3 * 2 * 8 * 32 * 32
+    assert {row.path for row in result.rows if row.op == "aten.relu"} == {"Mlp"}
+    assert result.flops == 3 * 2 * 8 * 32 * 32
 
 
 def test_parts_add_up_to_the_untraced_call() -> None:
-    found = found_mlp()
-    assert sum(found.division.values()) == pytest.approx(found.call.median_s, rel=0.03)
-    rows = sum(row.seconds for row in found.rows)
-    kernels = sum(found.division[key] for key in ("matrices", "attention", "other kernels"))
+    result = found_mlp()
+    assert sum(result.division.values()) == pytest.approx(result.call.median_s, rel=0.03)
+    rows = sum(row.seconds for row in result.rows)
+    kernels = sum(result.division[key] for key in ("matrices", "attention", "other kernels"))
     assert rows == pytest.approx(kernels, rel=0.03)
-    assert min(found.division.values()) >= 0
+    assert min(result.division.values()) >= 0
 
 
 def test_layers_that_are_alike_share_a_line_of_the_table() -> None:
-    found = found_mlp()
-    row = next(row for row in grouped(found.rows) if row.op == "aten.addmm")
-    assert (row.path, row.num_calls, row.flops) == ("layers.*", 3, found.flops)
+    result = found_mlp()
+    row = next(row for row in grouped(result.rows) if row.op == "aten.addmm")
+    assert (row.path, row.num_calls, row.flops) == ("layers.*", 3, result.flops)
     console = Console(width=200, file=StringIO())
-    console.print(found.table())
+    console.print(result.table())
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "layers.*" in shown
     assert "Where a call's time goes" in shown
-    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert document["rows"][0]["seconds"] == found.rows[0].seconds
+    document = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert document["rows"][0]["seconds"] == result.rows[0].seconds
     assert "trace" not in document
 
 
 def test_a_profile_prints_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    found = found_mlp()
-    shown = str(found)
-    assert found.verdict.sentence.split()[0] in shown
+    result = found_mlp()
+    shown = str(result)
+    assert result.verdict.sentence.split()[0] in shown
     assert "layers.*" in shown
     assert "addmm" in shown
     assert "\x1b" not in shown
     assert max(map(len, shown.splitlines())) <= 80
-    assert repr(found).startswith("<ModuleProfile of ")
-    assert "\n" not in repr(found)
+    assert repr(result).startswith("<ModuleProfile of ")
+    assert "\n" not in repr(result)
 
 
 def test_a_trace_is_saved_as_it_is_or_compressed(tmp_path: Path) -> None:
-    found = found_mlp()
-    plain = json.loads(found.save_trace(tmp_path / "trace.json").read_text())
-    packed = json.loads(gzip.decompress(found.save_trace(tmp_path / "trace.json.gz").read_bytes()))
+    result = found_mlp()
+    plain = json.loads(result.save_trace(tmp_path / "trace.json").read_text())
+    packed = json.loads(gzip.decompress(result.save_trace(tmp_path / "trace.json.gz").read_bytes()))
     assert plain == packed
     names = {event.get("name") for event in plain["traceEvents"]}
     assert {"aten::addmm", "ridgeline.module layers.1"} <= names
@@ -186,11 +186,11 @@ def test_a_training_step_is_a_callable_like_any_other() -> None:
         model(x).square().mean().backward()
         optimizer.step()
 
-    found = profile(step, torch.randn(8, 32), hardware=hardware(), steps=2)
-    assert "model.layers.1" in {row.path for row in found.rows if row.phase == "backward"}
-    assert found.name == "step"
+    result = profile(step, torch.randn(8, 32), hardware=hardware(), steps=2)
+    assert "model.layers.1" in {row.path for row in result.rows if row.phase == "backward"}
+    assert result.name == "step"
     assert not {"inference mode, without autograd", "int8 weights in linear layers"} & {
-        each.title for each in found.next
+        each.title for each in result.next
     }
 
 
@@ -273,10 +273,10 @@ def test_a_compiled_function_is_still_compiled_afterwards() -> None:
 
     module = torch.compile(Mlp(), backend=backend)
     x = torch.randn(8, 32)
-    found = profile(module, x, hardware=hardware(), steps=2)
-    assert found.name == "Mlp"
-    assert any("compiled: told by kernels" in note for note in found.notes)
-    assert sum(found.division.values()) == pytest.approx(found.call.median_s, rel=0.03)
+    result = profile(module, x, hardware=hardware(), steps=2)
+    assert result.name == "Mlp"
+    assert any("compiled: told by kernels" in note for note in result.notes)
+    assert sum(result.division.values()) == pytest.approx(result.call.median_s, rel=0.03)
     before = len(calls)
     module(x)
     assert len(calls) == before + 1
@@ -292,9 +292,9 @@ def test_kernels_go_to_the_op_or_the_module_that_launched_them() -> None:
         event("late", 4.0, None), event("Memcpy HtoD", 5.0, 0, is_copy=True),
     )  # fmt: skip
     op = OpCall("aten.addmm", "a.b", "forward", "matrix", 1.0, 1, 1, "bf16")
-    found = joined([op], [1], ["a", "a.b", "a.c"], Trace(events, 1))
-    assert found[0] == TracedOp(op, 2.0, 2, ("gemm", "bias"))
-    assert [(each.op.path, each.op.name, each.seconds) for each in found[1:]] == [
+    result = joined([op], [1], ["a", "a.b", "a.c"], Trace(events, 1))
+    assert result[0] == TracedOp(op, 2.0, 2, ("gemm", "bias"))
+    assert [(each.op.path, each.op.name, each.seconds) for each in result[1:]] == [
         ("a.c", "own", 2.0),
         ("(outside modules)", "late", 1.0),
     ]
@@ -313,11 +313,11 @@ def test_compiled_code_is_told_by_what_is_not_inside_of_something_else() -> None
             row("aten::addmm", 30, 50),
         ]
     }
-    found = {each.op.name: each for each in by_own_time(document)}
-    assert found.keys() == {"compiled graph", "aten::addmm"}
-    assert found["compiled graph"].seconds == pytest.approx(40e-6)
-    assert found["aten::addmm"].seconds == pytest.approx(20e-6)
-    assert found["aten::addmm"].op.path == "m"
+    result = {each.op.name: each for each in by_own_time(document)}
+    assert result.keys() == {"compiled graph", "aten::addmm"}
+    assert result["compiled graph"].seconds == pytest.approx(40e-6)
+    assert result["aten::addmm"].seconds == pytest.approx(20e-6)
+    assert result["aten::addmm"].op.path == "m"
 
 
 def test_wrong_uses_say_what_to_do() -> None:
@@ -337,12 +337,12 @@ def test_names_are_lazy() -> None:
 # Predictions, from calls put together by hand.
 
 
-def traced(seconds: float, **about: Any) -> TracedOp:
+def traced(seconds: float, **facts: Any) -> TracedOp:
     usual: dict[str, Any] = {
         "name": "aten.addmm", "path": "x", "phase": "forward", "kind": "matrix", "flops": 0.0,
         "num_bytes": 0, "weight_bytes": 0, "dtype": "fp32",
     }  # fmt: skip
-    return TracedOp(OpCall(**usual | about), seconds, 1, ())
+    return TracedOp(OpCall(**usual | facts), seconds, 1, ())
 
 
 def work(*ops: TracedOp, host_s: float = 0.0, kind: str = "cpu", **ceilings: float) -> CallWork:

@@ -57,8 +57,8 @@ def on_gpu(module: nn.Module, inputs: Any, **options: Any) -> OptimizedModule:
     return optimized(module, inputs, **{"hardware": device, "skip": NOT_ON_A_HOST, **options})
 
 
-def reasons(found: OptimizedModule) -> dict[str, str]:
-    return {rung.name: rung.reason for rung in found.rungs}
+def reasons(result: OptimizedModule) -> dict[str, str]:
+    return {rung.name: rung.reason for rung in result.rungs}
 
 
 # cudnn.benchmark.
@@ -77,12 +77,12 @@ class Watching(nn.Module):
 def test_convolutions_are_timed_for_their_shapes(rates: Callable[[Rate], None]) -> None:
     rates(lambda form: 200.0 if form.cudnn_benchmark else 100.0)
     module, x = Watching().eval(), torch.randn(1, 8, 6, 6)
-    found = on_gpu(module, x)
-    assert statuses(found)["cudnn-benchmark"] == "kept"
-    assert found.form.cudnn_benchmark
-    found.module.settings.clear()
-    found(x)
-    assert found.module.settings == [True]
+    result = on_gpu(module, x)
+    assert statuses(result)["cudnn-benchmark"] == "kept"
+    assert result.form.cudnn_benchmark
+    result.module.settings.clear()
+    result(x)
+    assert result.module.settings == [True]
     assert torch.backends.cudnn.benchmark is False  # put back after the call
     assert "1 convolutions" in applied("cudnn-benchmark", module).reason
 
@@ -149,18 +149,18 @@ def test_a_profile_names_odd_sizes_on_a_gpu() -> None:
 def test_odd_layers_are_padded_in_half_precision(rates: Callable[[Rate], None]) -> None:
     rates(lambda form: 100.0 * (2 if form.dtype else 1) * (1.5 if form.pad else 1))
     module, x = Odd().eval(), torch.randn(2, 3, 9, 9)
-    found = on_gpu(module, x, max_error=0.05)
-    assert statuses(found)["bf16"] == statuses(found)["pad"] == "kept"
-    assert isinstance(found.module.head, PaddedLayer)
-    assert found.module.head.inner.weight.shape == (16, 32)
+    result = on_gpu(module, x, max_error=0.05)
+    assert statuses(result)["bf16"] == statuses(result)["pad"] == "kept"
+    assert isinstance(result.module.head, PaddedLayer)
+    assert result.module.head.inner.weight.shape == (16, 32)
     assert type(module.head) is nn.Linear
-    torch.testing.assert_close(found(x), module(x), rtol=0.05, atol=0.05)
+    torch.testing.assert_close(result(x), module(x), rtol=0.05, atol=0.05)
 
 
 def test_fp32_needs_no_padding_but_is_told_of_it(rates: Callable[[Rate], None]) -> None:
     rates(lambda form: 100.0)
-    found = on_gpu(Odd().eval(), torch.randn(1, 3, 8, 8))
-    assert "in half precision pad them: stem: 3 × 10" in reasons(found)["pad"]
+    result = on_gpu(Odd().eval(), torch.randn(1, 3, 8, 8))
+    assert "in half precision pad them: stem: 3 × 10" in reasons(result)["pad"]
     on_cpu = optimized(Odd().eval(), torch.randn(1, 3, 8, 8))
     assert "a CPU takes any sizes: stem: 3 × 10 (pad to 8 × 16)" in reasons(on_cpu)["pad"]
     assert reasons(on_gpu(nn.Linear(8, 8), torch.randn(1, 8)))["pad"] == "8 divides all sizes"
@@ -251,8 +251,8 @@ def test_convolutions_gain_by_their_layout_and_their_distance_from_the_limit() -
 def test_pinned_copies_are_for_inputs_of_the_host(rates: Callable[[Rate], None]) -> None:
     rates(lambda form: 100.0)
     module = nn.Linear(16, 8)
-    found = optimized(module, torch.randn(1, 16))
-    assert reasons(found)["pinned-inputs"] == "inputs are on the module's device already"
+    result = optimized(module, torch.randn(1, 16))
+    assert reasons(result)["pinned-inputs"] == "inputs are on the module's device already"
     answer = applied("pinned-inputs", module, host_input_bytes=3 * 2**20)
     assert answer.applies
     assert "3 MiB of inputs come from the host" in answer.reason
@@ -277,13 +277,13 @@ def test_copies_hide_behind_the_call_before() -> None:
 def test_branches_are_found_and_run_as_the_module_does(rates: Callable[[Rate], None]) -> None:
     rates(lambda form: 150.0 if form.streams else 100.0)
     module, x = Branches().eval(), torch.randn(1, 16, 8, 8)
-    found = on_gpu(module, x, skip=set(CHANGES) - {"streams"})  # no other layout: the same bits
-    assert statuses(found)["streams"] == "kept"
+    result = on_gpu(module, x, skip=set(CHANGES) - {"streams"})  # no other layout: the same bits
+    assert statuses(result)["streams"] == "kept"
     assert applied("streams", module).reason == "3 branches are independent"
-    assert torch.equal(found(x), module(x))
+    assert torch.equal(result(x), module(x))
     mask = torch.rand(1, 1, 8, 8)
-    assert torch.equal(found(x, mask), module(x, mask))  # not what was traced: as it is
-    assert torch.equal(found(x=x), module(x))
+    assert torch.equal(result(x, mask), module(x, mask))  # not what was traced: as it is
+    assert torch.equal(result(x=x), module(x))
 
 
 def test_a_chain_has_no_branches() -> None:
@@ -451,15 +451,15 @@ def test_vision_models_climb(name: str, rates: Callable[[Rate], None]) -> None:
     case = SMALL[name]
     module, x = case.make().eval(), torch.randn(2, *case.shape[1:])
     expected = module(x).detach()
-    for found in (
+    for result in (
         optimized(module, x, max_error=0.05),
         on_gpu(module, x, max_error=0.05),
     ):
-        assert "failed" not in statuses(found).values(), reasons(found)
-        assert {"inference", "bf16"} <= {r.name for r in found.rungs if r.status == "kept"}
-        assert statuses(found)["channels-last"] == "kept"
-        assert (found(x) - expected).norm() / expected.norm() < 0.05
-    assert found.form.cudnn_benchmark
+        assert "failed" not in statuses(result).values(), reasons(result)
+        assert {"inference", "bf16"} <= {r.name for r in result.rungs if r.status == "kept"}
+        assert statuses(result)["channels-last"] == "kept"
+        assert (result(x) - expected).norm() / expected.norm() < 0.05
+    assert result.form.cudnn_benchmark
 
 
 @pytest.mark.slow

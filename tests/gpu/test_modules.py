@@ -53,18 +53,18 @@ def block() -> nn.Module:
 
 def test_kernels_are_found_by_their_ops(here: Hardware) -> None:
     x = torch.randn(256, 512, device="cuda")
-    found = profile(block(), x, hardware=here)
-    products = [row for row in found.rows if row.op == "aten.addmm"]
+    result = profile(block(), x, hardware=here)
+    products = [row for row in result.rows if row.op == "aten.addmm"]
     assert len(products) == 8
     assert all(row.kernels and row.seconds > 0 and row.share_of_limit for row in products)
-    assert found.flops == 4 * 2 * 2 * 256 * 512 * 2048
-    assert found.num_kernels >= 4 * 5
-    assert sum(found.division.values()) == pytest.approx(found.call.median_s, rel=0.03)
-    known = sum(row.seconds for row in found.rows if row.path != "(outside modules)")
-    kernels = sum(found.division[key] for key in ("matrices", "attention", "other kernels"))
+    assert result.flops == 4 * 2 * 2 * 256 * 512 * 2048
+    assert result.num_kernels >= 4 * 5
+    assert sum(result.division.values()) == pytest.approx(result.call.median_s, rel=0.03)
+    known = sum(row.seconds for row in result.rows if row.path != "(outside modules)")
+    kernels = sum(result.division[key] for key in ("matrices", "attention", "other kernels"))
     assert known == pytest.approx(kernels, rel=0.03)
-    assert found.division["matrices"] > 0
-    assert found.peak_bytes is not None
+    assert result.division["matrices"] > 0
+    assert result.peak_bytes is not None
 
 
 def test_backward_kernels_belong_to_their_modules(here: Hardware) -> None:
@@ -73,8 +73,8 @@ def test_backward_kernels_belong_to_their_modules(here: Hardware) -> None:
     def step() -> None:
         model(x).square().mean().backward()
 
-    found = profile(step, hardware=here, device="cuda")
-    rows = [row for row in found.rows if row.phase == "backward" and row.op == "aten.mm"]
+    result = profile(step, hardware=here, device="cuda")
+    rows = [row for row in result.rows if row.phase == "backward" and row.op == "aten.mm"]
     assert {row.path for row in rows} >= {f"model.{i}.up" for i in range(4)}
     assert all(row.kernels for row in rows)
 
@@ -95,9 +95,9 @@ def test_a_graph_gives_what_the_module_gives() -> None:
 def test_what_is_replayed_is_told_by_its_kernels(here: Hardware) -> None:
     module, x = block(), torch.randn(8, 512, device="cuda")
     built = build(module, ModuleForm(grad=False, graphs=True), Example((x,), {}))
-    found = profile(built, x, hardware=here)
-    assert any("replayed from a graph" in note for note in found.notes)
-    assert sum(row.seconds for row in found.rows) > 0
+    result = profile(built, x, hardware=here)
+    assert any("replayed from a graph" in note for note in result.notes)
+    assert sum(row.seconds for row in result.rows) > 0
 
 
 @pytest.mark.parametrize("for_", ["latency", "throughput"])
@@ -106,34 +106,34 @@ def test_a_climb(here: Hardware, for_: Any, tmp_path: Path, alone: Callable[[], 
     with torch.no_grad():
         expected = module(x)
     precision = torch.backends.cuda.matmul.fp32_precision
-    found = optimize(
+    result = optimize(
         module, x, for_=for_, max_error=0.02, skip=("compile", "autotune"), hardware=here,
         round_s=0.05,
     )  # fmt: skip
-    statuses = {rung.name: rung.status for rung in found.rungs}
-    assert "failed" not in statuses.values(), [(r.name, r.reason) for r in found.rungs]
+    statuses = {rung.name: rung.status for rung in result.rungs}
+    assert "failed" not in statuses.values(), [(r.name, r.reason) for r in result.rungs]
     assert statuses["graphs"] in ("kept", "dropped")
     if alone():
         assert statuses["graphs"] == "kept"  # 20 launches of a few microseconds each
-        assert found.speedup is not None
-        assert found.speedup.low > 1.0
-    assert found.form.graphs == (statuses["graphs"] == "kept")
-    error = (found(x) - expected).norm() / expected.norm()
+        assert result.speedup is not None
+        assert result.speedup.low > 1.0
+    assert result.form.graphs == (statuses["graphs"] == "kept")
+    error = (result(x) - expected).norm() / expected.norm()
     assert error < 0.02
     assert torch.backends.cuda.matmul.fp32_precision == precision
     assert next(module.parameters()).dtype == torch.float32
-    assert found.report(tmp_path / "report.html").stat().st_size > 0
+    assert result.report(tmp_path / "report.html").stat().st_size > 0
 
 
 def test_a_climb_with_the_compiler(here: Hardware) -> None:
     """What is kept is compiled again in every form that is tried, so only few are."""
     module, x = block(), torch.randn(64, 512, device="cuda")
     skip = set(CHANGES) - {"inference", "compile", "bf16", "graphs"}
-    found = optimize(module, x, skip=skip, hardware=here, round_s=0.05)
-    statuses = {rung.name: rung.status for rung in found.rungs}
-    assert statuses["compile"] in ("kept", "dropped"), [(r.name, r.reason) for r in found.rungs]
+    result = optimize(module, x, skip=skip, hardware=here, round_s=0.05)
+    statuses = {rung.name: rung.status for rung in result.rungs}
+    assert statuses["compile"] in ("kept", "dropped"), [(r.name, r.reason) for r in result.rungs]
     with torch.no_grad():
-        torch.testing.assert_close(found(x), module(x), rtol=0.05, atol=0.05)
+        torch.testing.assert_close(result(x), module(x), rtol=0.05, atol=0.05)
 
 
 def test_a_convolution_with_channels_last(here: Hardware) -> None:

@@ -36,6 +36,7 @@ def look_briefly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "TARGET_S", 0.01)
     monkeypatch.setattr(tracing, "NUM_DIVIDED", 1)
     monkeypatch.setenv("RIDGELINE_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(bench.ModuleBench, "glance_s", lambda *_: 1e-3)
     monkeypatch.setattr(linears, "prepare", lambda: False)
 
 

@@ -185,6 +185,24 @@ def test_a_first_answer_that_is_slower_is_not_taken(clock: Callable[[Rate], Cloc
     assert statuses(result)["bf16"] == "dropped"
 
 
+def test_what_is_hopelessly_slow_is_left_out_before_it_is_timed(
+    clock: Callable[[Rate], Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as bf16 on a CPU that has none, where the prediction expected twice the speed."""
+
+    def glance(_: bench.ModuleBench, side: Built) -> float:
+        return 0.05 if side.form.dtype else 1e-3
+
+    monkeypatch.setattr(bench.ModuleBench, "glance_s", glance)
+    time = clock(each_helps)
+    result = climbed()
+    assert all(form.dtype is None for form in time.timed)
+    rung = {rung.name: rung for rung in result.rungs}["bf16"]
+    assert rung.status == "dropped"
+    assert rung.reason == "far slower in a first call: 50 ms instead of 1 ms"
+    assert result.form == ModuleForm(grad=False, scheme="int8")
+
+
 def test_a_first_answer_within_noise_gets_more_rounds(clock: Callable[[Rate], Clock]) -> None:
     noisy = iter([100.0, 80.0, 220.0, 90.0, 210.0, 120.0])  # the first warms up
 

@@ -27,7 +27,7 @@ from ridgeline.profiling.modules.call_work import CallWork
 from ridgeline.profiling.modules.devices import tensors
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.tracing import first_line
-from ridgeline.timing import time_device, time_host
+from ridgeline.timing import measure, time_device, time_host
 
 WORTH = 1.01  # times as fast: less is not worth a change, however sure
 RECOMPILES = 64  # forms of one module are, to torch.compile, one function that changes
@@ -63,6 +63,7 @@ class ModuleBench:
         self.example, self.work, self.settings = example, work, settings
         self.device = torch.device(work.hardware.device)
         self._began = time.monotonic() if began is None else began
+        self._compiling = 1.0  # times as long as usual, by the last that was compiled
 
     @property
     def spent_s(self) -> float:
@@ -70,8 +71,11 @@ class ModuleBench:
 
     def checked(self, form: ModuleForm) -> CheckedForm:
         """Raises one of IMPOSSIBLE where there is no such form."""
+        usual_s, began = self.compiling_s(form), time.monotonic()
         built = build(self.module, form, self.example, output_dtype(self.reference))
         out = built(*self.example.args, **self.example.keywords)
+        if usual_s > 0:
+            self._compiling *= (time.monotonic() - began) / usual_s
         return CheckedForm(built, difference(self.reference, out, self.settings.bounds))
 
     def compared(self, before: Built, after: Built, round_s: float | None = None) -> Speedup:
@@ -97,6 +101,16 @@ class ModuleBench:
         )
         return 1.0 / timed.median_s
 
+    def glance_s(self, side: Built) -> float:
+        """Of a call, from a few: enough to tell what is hopeless. On a GPU of the device alone,
+        since the host's part goes with a graph.
+        """
+        args, keywords = self.example
+        return measure(
+            lambda: side(*args, **keywords), self.device,
+            target_s=0.0, min_samples=SAMPLES, warmup_s=0.0,
+        ).min_s  # fmt: skip
+
     def has_time(
         self, form: ModuleForm, round_s: float | None = None, spare_s: float = 0.0
     ) -> bool:
@@ -115,7 +129,7 @@ class ModuleBench:
     def compiling_s(self, form: ModuleForm) -> float:
         if form.compile is None:
             return 0.0
-        seconds = COMPILE_S + COMPILE_OP_S * len(self.work.ops)
+        seconds = self._compiling * (COMPILE_S + COMPILE_OP_S * len(self.work.ops))
         return seconds if form.compile == "default" else AUTOTUNE * seconds
 
     def release(self) -> None:

@@ -1,8 +1,9 @@
 """The first answer of a climb: the changes predicted to be fastest together, without those whose
 outputs are outside the bound or that raise, measured against the module as it was given.
 
-Changes are first made one after the other without compiling, one call each: which of them breaks a
-bound is known before anything is compiled. Its place is taken by what is predicted next.
+Changes are first made one after the other without compiling, a few calls each: which of them breaks
+a bound, or is far slower than predicted (16-bit products of a CPU that has none), is known before
+anything is compiled. Its place is taken by what is predicted next.
 
     answer = first_answer(bench, candidate, later={"autotune"})
     answer.speedup, answer.changes, answer.outcomes       # of what was refused
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+from ridgeline.hardware.units import human
 from ridgeline.ladder.measuring.rounds import speedup_of
 from ridgeline.ladder.modules.bench import (
     IMPOSSIBLE,
@@ -28,6 +30,8 @@ from ridgeline.profiling.modules.changes import ModuleChange
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.gains import predict, predict_together
 from ridgeline.profiling.predicting.prediction import Prediction
+
+HOPELESS = 2.0  # times as long as without: no interval is needed to leave it out
 
 
 @dataclass
@@ -45,7 +49,7 @@ def first_answer(
 ) -> ModuleFirstAnswer:
     """`later`: changes that are left to the search."""
     outcomes: list[RungOutcome] = []
-    sound: set[ModuleForm] = {candidate.form}
+    sound = {candidate.form: bench.glance_s(bench.original)}
     while True:
         refused = {*later, *(outcome.name for outcome in outcomes)}
         known = replace(candidate, outcomes={outcome.name: outcome for outcome in outcomes})
@@ -76,31 +80,41 @@ def _settled(bench: ModuleBench, checked: CheckedForm) -> Speedup:
 
 
 def _eager_problem(
-    bench: ModuleBench, changes: tuple[ModuleChange, ...], sound: set[ModuleForm]
+    bench: ModuleBench, changes: tuple[ModuleChange, ...], sound: dict[ModuleForm, float]
 ) -> RungOutcome | None:
-    """Of the first change that breaks a bound or raises, the largest predicted gain first."""
+    """Of the first change that breaks a bound, raises or is hopelessly slow, the largest predicted
+    gain first. `sound` are forms that do not, with the seconds of a call.
+    """
     form = ModuleForm()
     for change in changes:
         before, form = form, replace(change.of(form), compile=None, graphs=False)
         if form not in sound:
-            problem = _problem(bench, change, before, form)
+            problem = _problem(bench, change, before, form, sound)
             if problem is not None:
                 return problem
-            sound.add(form)
     return None
 
 
 def _problem(
-    bench: ModuleBench, change: ModuleChange, before: ModuleForm, form: ModuleForm
+    bench: ModuleBench,
+    change: ModuleChange,
+    before: ModuleForm,
+    form: ModuleForm,
+    sound: dict[ModuleForm, float],
 ) -> RungOutcome | None:
     predicted = predict(bench.work, before, form, change)
     try:
         checked = bench.checked(form)
     except IMPOSSIBLE as error:
         return outcome_of(change, "failed", error_in_words(error), predicted=predicted)
-    if checked.difference.problem is None:
-        return None
     reason = checked.difference.problem
+    if reason is None:
+        call_s = bench.glance_s(checked.built)
+        if call_s < HOPELESS * sound[before]:
+            sound[form] = call_s
+            return None
+        times = f"{human(call_s, 's')} instead of {human(sound[before], 's')}"
+        reason = f"far slower in a first call: {times}"
     return outcome_of(change, "dropped", reason, predicted=predicted, difference=checked.difference)
 
 

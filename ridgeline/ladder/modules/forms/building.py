@@ -51,7 +51,8 @@ class Built:
         self._bring = _bringing(form, example, device)
         self._into = parse_dtype(form.dtype) if form.dtype is not None else None
         self._back = back
-        self.call: Callable[..., Any] = self._call
+        # A module as it was given is called as it was.
+        self.call: Callable[..., Any] = self._inner if form == ModuleForm() else self._call
         if form.graphs:
             self.call = Graphed(self._call, *plainly(tuple(example), device))
 

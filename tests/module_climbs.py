@@ -63,3 +63,15 @@ class Wide(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.relu(self.first(x)))
+
+
+class SharedWeight(nn.Module):
+    """Two branches with one weight: autocast's copy of it must not be another stream's."""
+
+    def __init__(self, width: int = 512) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.first, self.second = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(self.up(x)) + self.second(self.up(x * 2))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import vision_bench
-from module_climbs import Rate, hardware, look_briefly, optimized, set_rates, statuses
+from module_climbs import Rate, SharedWeight, hardware, look_briefly, optimized, set_rates, statuses
 from test_module_profile import traced, work
 from torch import Tensor, fx, nn
 from torch.nn import functional
@@ -326,6 +326,17 @@ def test_what_cannot_be_shown_to_be_independent_is_refused(kind: str) -> None:
     answer = applied("streams", InPlace(kind).eval())
     assert not answer.applies
     assert answer.reason.startswith("branches cannot be shown to be independent: ")
+
+
+@pytest.mark.parametrize("form", [PLAIN, ModuleForm(scheme="int8"), ModuleForm(pad=True)])
+def test_branches_that_begin_with_a_small_change(form: ModuleForm) -> None:
+    """And those of our own layers, which torch.fx need not look into."""
+    module = SharedWeight(500 if form.pad else 512).eval()
+    example = Example((torch.randn(4, 500 if form.pad else 512),), {})
+    streamed = build(module, replace(form, streams=True), example)
+    assert isinstance(streamed._inner, StreamedModule)
+    assert streamed._inner.plan.num_branches == 2
+    assert torch.equal(streamed(*example.args), build(module, form, example)(*example.args))
 
 
 class Keeping(nn.Module):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from module_climbs import SharedWeight
 from torch import Tensor, nn
 from vision_bench import GIVEN, LARGE, OURS, lines_of, timed_beside
 from vision_models import Branches, SmallConvNet
@@ -164,19 +165,7 @@ def test_branches_on_streams_give_what_the_module_gives() -> None:
                 torch.testing.assert_close(given.clone(), wanted, rtol=1e-4, atol=1e-4)
 
 
-class SharedWeight(nn.Module):
-    """Two branches with one weight: autocast's copy of it must not be another stream's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.first, self.second = (nn.Linear(512, 512) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.first(self.up(x)) + self.second(self.up(x * 2))
-
-
 def test_branches_share_weights_under_autocast() -> None:
-    torch.manual_seed(0)
     module, x = SharedWeight().eval().cuda(), torch.randn(64, 512, device="cuda")
     plain, streamed = (
         build(module, ModuleForm(autocast="bf16", streams=streams), Example((x,), {}))

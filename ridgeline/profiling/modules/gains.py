@@ -161,7 +161,13 @@ def modelled(work: CallWork, form: ModuleForm) -> CallParts:
         parts[piece.kind if piece.kind in parts else "other"] += share * piece_s
     copies = input_copies(work, form, sum(parts.values()))
     host_s = _host_s(work, form, len(pieces) / max(num_before, 1)) + copies.host_s
-    return CallParts(*parts.values(), host_s, copies.waiting_s)
+    return CallParts(
+        matrices=parts["matrix"],
+        attention=parts["attention"],
+        other=parts["other"],
+        host=host_s,
+        inputs=copies.waiting_s,
+    )
 
 
 def _total(work: CallWork, parts: CallParts) -> float:

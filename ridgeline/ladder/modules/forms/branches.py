@@ -74,6 +74,11 @@ class _StrictTracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _StrictProxy(node, self)
 
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Our own too: padded layers, and those with codes."""
+        is_ours = type(m).__module__.startswith("ridgeline.")
+        return is_ours or super().is_leaf_module(m, module_qualified_name)
+
 
 def traced(module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> TracedModule:
     """UnsupportedError where the graph would not say the same as the module. Its `forward` runs
@@ -183,23 +188,20 @@ def _stream(
         return 0
     if not is_product(graph, node):
         return stream_of[made[-1]]
-    free = [each for each in made if not _is_continued(each, continued)]
+    lines = [_line(graph, each) for each in made]
+    free = [line for line in lines if not continued.intersection(line)]
     if free:
-        continued.update(_line(free[-1]))
-        return stream_of[free[-1]]
+        continued.update(free[-1])
+        return stream_of[free[-1][0]]
     return loads.index(min(loads))
 
 
-def _line(node: fx.Node) -> list[fx.Node]:
-    """The value, and what it is a view or a small change of."""
+def _line(graph: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
+    """The value, and what it is a view or a small change of, back to the product that made it."""
     result = [node]
-    while len(result[-1].all_input_nodes) == 1 and result[-1].op in ("call_method",):
+    while len(result[-1].all_input_nodes) == 1 and not is_product(graph, result[-1]):
         result.append(result[-1].all_input_nodes[0])
     return result
-
-
-def _is_continued(node: fx.Node, continued: set[fx.Node]) -> bool:
-    return any(each in continued for each in _line(node))
 
 
 def _step(node: fx.Node, stream_of: Mapping[fx.Node, int]) -> StreamStep:
@@ -227,5 +229,5 @@ def is_product(graph: fx.GraphModule, node: fx.Node) -> bool:
     """Worth a stream: a module with matrices, or a product of two tensors."""
     if node.op == "call_module":
         part = graph.get_submodule(str(node.target))
-        return any(parameter.dim() > 1 for parameter in part.parameters())
+        return any(weight.dim() > 1 for weight in (*part.parameters(), *part.buffers()))
     return node.op == "call_function" and node.target in PRODUCTS

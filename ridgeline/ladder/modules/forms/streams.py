@@ -11,7 +11,7 @@ mask where there was none) runs the module as it is.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -27,13 +27,13 @@ class StreamedModule(nn.Module):
         self.module = module
         known = traced(module, args, keywords)
         self._fixed = known.fixed
-        self._plan = stream_plan(known.graph)
+        self.plan = stream_plan(known.graph)
         self._running = fx.Interpreter(known.graph, garbage_collect_values=False)
         first = next((p.device for p in module.parameters()), torch.device("cpu"))
         self._device = first
-        count = self._plan.num_streams - 1 if first.type == "cuda" else 0
+        count = self.plan.num_streams - 1 if first.type == "cuda" else 0
         self._sides = [torch.cuda.Stream(first) for _ in range(count)]
-        self._awaited = [step.node for step in self._plan.steps if step.is_awaited]
+        self._awaited = [step.node for step in self.plan.steps if step.is_awaited]
         self._events = {node: torch.cuda.Event() for node in self._awaited} if count else {}
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
@@ -45,7 +45,7 @@ class StreamedModule(nn.Module):
             side.wait_stream(current)  # type: ignore[arg-type]
         env: dict[fx.Node, Any] = {}
         result = None
-        for step in self._plan.steps:
+        for step in self.plan.steps:
             if step.node.op == "placeholder":
                 env[step.node] = self._argument(step.node, given)
                 self._record(step, current)
@@ -79,7 +79,10 @@ class StreamedModule(nn.Module):
         for each in step.waits_for:
             stream.wait_event(self._events[each])
         # Entering a stream takes the host longer than many an op.
-        with torch.cuda.stream(stream) if step.stream else nullcontext():
+        entered: AbstractContextManager[Any] = (
+            torch.cuda.stream(stream) if step.stream else nullcontext()
+        )
+        with entered:
             value = call(node.target, args, keywords)
         self._record(step, stream)
         return value

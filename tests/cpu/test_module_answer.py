@@ -133,13 +133,18 @@ def test_a_budget_is_kept(clock: Callable[[Rate], Clock]) -> None:
         assert time.now_s <= max(budget_s, 12.0) + 1e-9
 
 
+@pytest.mark.parametrize(("budget_s", "begun_s"), [(8.0, 0.0), (30.0, 22.0)])
 def test_compiling_that_takes_too_long_is_left_for_later(
-    clock: Callable[[Rate], Clock], monkeypatch: pytest.MonkeyPatch
+    budget_s: float,
+    begun_s: float,
+    clock: Callable[[Rate], Clock],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not in the first answer, and not begun when it would end too late."""
     monkeypatch.setattr(climb, "many_recompiles", nullcontext)
     time = clock(each_helps)
-    result = climbed(budget_s=8.0, skip=())
+    time.now_s = begun_s
+    result = climbed(budget_s=budget_s, skip=())
     assert all(form.compile is None for form in time.timed)
     assert statuses(result)["compile"] == "not reached"
 

@@ -93,7 +93,7 @@ class Climber:
         compiling_s = bench.compiling_s(replace(self.form, compile="default"))
         # Autotuning takes minutes, and compiling may take more than was given.
         slow = {"autotune"}
-        if budget_s is not None and 2 * compiling_s > budget_s:
+        if budget_s is not None and 2 * compiling_s > budget_s - bench.spent_s:
             slow.add("compile")
         self.first = answer = first_answer(bench, self._candidate(), skip | slow)
         self._tried += answer.outcomes

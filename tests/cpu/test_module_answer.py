@@ -329,6 +329,15 @@ def test_forms_of_several_changes() -> None:
     ]  # fmt: skip
 
 
+def test_what_is_free_is_in_every_first_answer() -> None:
+    """No count tells that torch takes other kernels for attention without autograd."""
+    given = work(traced(0.01, flops=2e6), kind="cpu")
+    candidate = Candidate(Wide(), ModuleForm(), given, ((torch.randn(8, 128),), {}), {})  # type: ignore[arg-type]
+    refused = set(CHANGES) - {"inference", "compile"}
+    assert [change.name for change in best_together(candidate, refused)] == ["inference"]
+    assert best_together(candidate, set(CHANGES)) == ()
+
+
 def test_what_another_replaced_is_not_in_the_set() -> None:
     product = traced(0.01, flops=2e6, num_bytes=10**8, weight_bytes=10**8)
     given = work(product, kind="cpu")

@@ -106,8 +106,9 @@ class Climber:
             self._take(answer.checked, answer.changes, answer.speedup)
 
     def _search(self) -> None:
-        names = {*self.bench.settings.skip, *(each.name for each in (*self.changes, *self._tried))}
-        self._add([change for change in CHANGES.values() if change.name not in names])
+        known = {*self.bench.settings.skip, *(each.name for each in self._tried)}
+        known |= {change.name for change in self.changes}
+        self._add([change for change in CHANGES.values() if change.name not in known])
         self._take_back()
         self._add(self._second_look())
 

@@ -103,7 +103,8 @@ def optimize(
     hardware = hardware or measured(device, progress, from_host=from_host > 0)
     original = Built(_copy(module), ModuleForm(), example, None)
     reference, notes = _reference(original, example, settings.bounds)
-    profile, work = profiled(original.module, *plainly(tuple(example), device), hardware, device)
+    args, keywords = plainly(tuple(example), device)
+    profile, work = profiled(original.module, args, keywords, hardware, device)
     work = replace(work, host_input_bytes=from_host, is_queued=for_ == "throughput")
     if "streams" not in settings.skip:
         work = with_branches(work, module, example)

@@ -182,7 +182,7 @@ def _weights(change: ModuleChange, candidate: Candidate) -> RungAnswer:
 
 def _autotune(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     if not candidate.on_gpu:
-        return no("torch tunes kernels for GPUs only")
+        return no("tried on a GPU only; on a CPU try torch.compile(mode='max-autotune') by hand")
     if candidate.form.compile is None:
         return no("torch.compile was not kept")
     return yes("torch.compile was kept")

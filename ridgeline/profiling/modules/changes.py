@@ -23,6 +23,7 @@ class ModuleChange:
     edit: Mapping[str, Any]  # of a Form
     is_guess: bool = False  # the gain hangs on what no count tells: intervals are wider
     alters: bool = False  # outputs by more than rounding: kept only inside the bound
+    is_free: bool = False  # nothing is slower with it: part of every first answer
 
     def of(self, form: ModuleForm) -> ModuleForm:
         return replace(form, **self.edit)
@@ -40,7 +41,7 @@ class Suggestion:
 _ALL = (
     ModuleChange(
         "inference", "overhead", "inference mode, without autograd",
-        "wrap calls in torch.inference_mode()", {"grad": False},
+        "wrap calls in torch.inference_mode()", {"grad": False}, is_free=True,
     ),
     ModuleChange(
         "sdpa", "fuse", "fused attention (SDPA)",
@@ -108,7 +109,7 @@ _ALL = (
         "ridgeline.optimize(module, inputs)", {"scheme": "int4-g128"}, alters=True,
     ),
     ModuleChange(
-        "autotune", "custom kernels", "torch.compile, autotuned for this GPU",
+        "autotune", "custom kernels", "torch.compile, autotuned for this machine",
         "torch.compile(module, mode='max-autotune-no-cudagraphs')",
         {"compile": "max-autotune-no-cudagraphs"}, is_guess=True,
     ),

@@ -11,7 +11,7 @@ read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -51,10 +51,9 @@ class Built:
         self._bring = _bringing(form, example, device)
         self._into = parse_dtype(form.dtype) if form.dtype is not None else None
         self._back = back
-        # A module as it was given is called as it was.
-        self.call: Callable[..., Any] = self._inner if form == ModuleForm() else self._call
+        self.call = self._composed()
         if form.graphs:
-            self.call = Graphed(self._call, *plainly(tuple(example), device))
+            self.call = Graphed(self.call, *plainly(tuple(example), device))
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         if self._bring is not None:
@@ -65,31 +64,39 @@ class Built:
     def weight_bytes(self) -> int:
         return weight_bytes(self.module)
 
-    def _call(self, *args: Any, **keywords: Any) -> Any:
-        with ExitStack() as stack:
-            for context in self._contexts():
-                stack.enter_context(context)
-            if self._into is not None or self.form.layout is not None:
-                args, keywords = converted((args, keywords), self._enter)
-            out = self._inner(*args, **keywords)
-            if self._into is not None or self.form.autocast is not None:
-                out = converted(out, self._leave)
-            return out
+    def _composed(self) -> Callable[..., Any]:
+        """The call, with no more around it than the form asks for: small modules feel each step."""
+        form, call = self.form, self._inner
+        if self._into is not None or form.layout is not None or form.autocast is not None:
+            call = self._converting
+        for context in self._contexts():
+            call = _within(context, call)
+        return call
 
-    def _contexts(self) -> Iterator[AbstractContextManager[Any]]:
-        if not self.form.grad:
-            yield torch.inference_mode()
-        if self.form.tf32:
-            yield tf32()
-        if self.form.cudnn_benchmark:
-            yield cudnn_benchmark()
+    def _converting(self, *args: Any, **keywords: Any) -> Any:
+        if self._into is not None or self.form.layout is not None:
+            args, keywords = converted((args, keywords), self._enter)
+        out = self._inner(*args, **keywords)
+        if self._into is not None or self.form.autocast is not None:
+            out = converted(out, self._leave)
+        return out
+
+    def _contexts(self) -> Iterator[Callable[[], AbstractContextManager[Any]]]:
+        """What is switched for a call, the innermost first."""
         if self.form.autocast is not None:
             # It keeps its copies of weights for a call, on the stream that needed them first.
-            yield torch.autocast(
+            yield partial(
+                torch.autocast,
                 self._device_type,
                 parse_dtype(self.form.autocast),
                 cache_enabled=not self.form.streams,
             )
+        if self.form.cudnn_benchmark:
+            yield cudnn_benchmark
+        if self.form.tf32:
+            yield tf32
+        if not self.form.grad:
+            yield torch.inference_mode
 
     def _enter(self, tensor: Tensor) -> Tensor:
         if self._into is not None and tensor.is_floating_point():
@@ -101,6 +108,16 @@ class Built:
     def _leave(self, tensor: Tensor) -> Tensor:
         is_half = tensor.dtype in (torch.bfloat16, torch.float16)
         return tensor.to(self._back) if is_half and self._back is not None else tensor
+
+
+def _within(
+    context: Callable[[], AbstractContextManager[Any]], call: Callable[..., Any]
+) -> Callable[..., Any]:
+    def run(*args: Any, **keywords: Any) -> Any:
+        with context():
+            return call(*args, **keywords)
+
+    return run
 
 
 def build(

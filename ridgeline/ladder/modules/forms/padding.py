@@ -42,7 +42,7 @@ def paddable(module: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
         path: part
         for path, part in module.named_modules()
         if _is_plain(part) and any(size % ALIGNED for size in layer_sizes(part) or ())
-    }  # type: ignore[return-value]
+    }
 
 
 def _is_plain(part: nn.Module) -> bool:

@@ -70,14 +70,17 @@ for _name in AUGMENTED:
     setattr(_StrictProxy, f"__{_name}__", _refused(_name))
 
 
+def _is_ours(part: nn.Module) -> bool:
+    """Padded layers, and those with codes."""
+    return type(part).__module__.startswith("ridgeline.")
+
+
 class _StrictTracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _StrictProxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Our own too: padded layers, and those with codes."""
-        is_ours = type(m).__module__.startswith("ridgeline.")
-        return is_ours or super().is_leaf_module(m, module_qualified_name)
+        return _is_ours(m) or super().is_leaf_module(m, module_qualified_name)
 
 
 def traced(module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> TracedModule:
@@ -229,5 +232,5 @@ def is_product(graph: fx.GraphModule, node: fx.Node) -> bool:
     """Worth a stream: a module with matrices, or a product of two tensors."""
     if node.op == "call_module":
         part = graph.get_submodule(str(node.target))
-        return any(weight.dim() > 1 for weight in (*part.parameters(), *part.buffers()))
+        return _is_ours(part) or any(weight.dim() > 1 for weight in part.parameters())
     return node.op == "call_function" and node.target in PRODUCTS

@@ -70,7 +70,8 @@ def quantize(module: nn.Module, scheme: Scheme) -> int:
     for name, part in result.items():
         parent_name, _, own_name = name.rpartition(".")
         parent = module.get_submodule(parent_name)
-        setattr(parent, own_name, CodedLinear(_coded(name, part, scheme, kernels)))
+        coded = CodedLinear(_coded(name, part, scheme, kernels))
+        setattr(parent, own_name, coded.train(part.training))
     for layer in module.modules():
         if isinstance(layer, nn.TransformerEncoderLayer):
             layer.activation_relu_or_gelu = 0  # its fused forward would read linear1.weight

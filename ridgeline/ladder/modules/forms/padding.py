@@ -28,6 +28,7 @@ class PaddedLayer(nn.Module):
         self.num_in, self.num_out = sizes
         self.axis = -1 if isinstance(part, nn.Linear) else -3  # of features in inputs and outputs
         self.inner = _padded(part, padded_size(self.num_in), padded_size(self.num_out))
+        self.train(part.training)
 
     def forward(self, x: Tensor) -> Tensor:
         missing = -self.num_in % ALIGNED
@@ -76,7 +77,7 @@ def _padded(part: nn.Linear | nn.Conv2d, num_in: int, num_out: int) -> nn.Linear
     if part.bias is not None:
         bias = functional.pad(part.bias.detach(), (0, rows))
         made.bias = nn.Parameter(bias, part.bias.requires_grad)
-    return made.train(part.training)
+    return made
 
 
 def _like(part: nn.Linear | nn.Conv2d, num_in: int, num_out: int) -> nn.Linear | nn.Conv2d:

@@ -89,6 +89,20 @@ class Workload:
             raise UsageError(f"the number of requests is {count}; give at least 1")
         return replace(self, requests=self.requests[:count])
 
+    def spread(self, count: int) -> Workload:
+        """So many of the requests, of all lengths in proportion, in the order they arrive."""
+        if count < 1:
+            raise UsageError(f"the number of requests is {count}; give at least 1")
+        total = len(self.requests)
+        if count >= total:
+            return self
+        by_length = sorted(
+            range(total),
+            key=lambda i: (self.requests[i].num_output_tokens, self.requests[i].num_prompt_tokens),
+        )
+        kept = sorted(by_length[(2 * each + 1) * total // (2 * count)] for each in range(count))
+        return replace(self, requests=tuple(self.requests[index] for index in kept))
+
     def of_category(self, category: str) -> Workload:
         """The requests of one kind alone, under its name too."""
         known = sorted({request.category for request in self.requests} - {""})

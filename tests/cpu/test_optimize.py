@@ -118,6 +118,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> type[Local]:
     monkeypatch.setattr(climb, "remember", Local.remembered.extend)
     Local.remembered.clear()
     Local.answers.clear()
+    Local.num_rounds = 0
     monkeypatch.setattr(bench_processes, "Process", Local)
     monkeypatch.setattr(Local, "speed", staticmethod(usual_speed))
     monkeypatch.setattr(Control, "sample", lambda self: 100.0)
@@ -336,7 +337,7 @@ def test_outcomes_of_a_busy_machine_are_not_remembered(
     """And what it gained is told with the words that a wide interval deserves."""
 
     def busy(spec: dict[str, Any]) -> float:
-        return usual_speed(spec) * (1.0 + 0.5 * (Local.num_rounds % 3))
+        return usual_speed(spec) * (1.0 + 0.3 * (Local.num_rounds % 3))
 
     Local.speed = staticmethod(busy)  # type: ignore[assignment]
     assert main(command) == 0
@@ -388,6 +389,7 @@ def test_ctrl_c_leaves_the_best_so_far_and_it_goes_on(
     capsys.readouterr()
     Local.remembered.clear()
     Local.answers.clear()
+    Local.num_rounds = 0
     assert main([*command, "--resume", "--json"]) == 0
     assert [each.rung for each in Local.remembered] == ["kv-int8"]  # the others were before
     found = Climb.from_json(json.loads(capsys.readouterr().out)["climb"])
@@ -415,7 +417,7 @@ def test_a_dry_run_measures_nothing(
     assert rows["int8"]["predicted"]["speedup"] > 0
     assert rows["fp8"]["predicted"] is None  # a CPU only decodes it
     assert result["guess"]["predicted"]["speedup"] >= 1.0
-    assert not {"int8", "kv.dtype"} & {str(value) for value in result["guess"]["edit"].values()}
+    assert not any(str(value).startswith("int4") for value in result["guess"]["edit"].values())
     assert not (tmp_path / "out").exists()
 
 

@@ -98,8 +98,11 @@ def _gain(outcome: RungOutcome) -> float:
 
 
 def may_be_guessed(job: ClimbJob, rung: Rung, after: Recipe) -> bool:
-    """Not what could change answers that are to be kept, nor what the memory does not hold."""
-    return not (job.order.quality and rung.changes_answers) and fits_memory(job, rung, after)
+    """Not what the memory does not hold, nor what may well change answers that are to be kept. What
+    seldom does is judged, all of it at once.
+    """
+    risky = job.order.quality and rung.changes_answers and rung.chance < 1.0
+    return not risky and fits_memory(job, rung, after)
 
 
 def fits_memory(job: ClimbJob, _: Rung, after: Recipe) -> bool:

@@ -108,17 +108,16 @@ class Processes:
         self.clocks = sampler.median or self.clocks
         return speedup
 
-    def compare_whole(
-        self, before: ClimbState, after: ClimbState, rounds: int
+    def compare_part(
+        self, before: ClimbState, after: ClimbState, part: WorkloadPart, rounds: int
     ) -> tuple[list[float], list[float]]:
-        """Rates of the whole workload in rounds that take turns; figures are of these alone."""
-        part = WorkloadPart(len(self.workload.requests))
+        """Rates of one part in rounds that take turns; figures are of these alone."""
         try:
             sides = self._ensure(before), self._ensure(after)
         except WorkerError as error:
             if error.kind != "memory" or not self._running:
                 raise
-            return self._whole_in_turns(before, after, part, rounds)
+            return self._part_in_turns(before, after, part, rounds)
         rates: tuple[list[float], list[float]] = ([], [])
         for side in sides:
             side.rounds.clear()
@@ -129,7 +128,7 @@ class Processes:
                 kept.append(side.round(part))
         return rates
 
-    def _whole_in_turns(
+    def _part_in_turns(
         self, before: ClimbState, after: ClimbState, part: WorkloadPart, rounds: int
     ) -> tuple[list[float], list[float]]:
         """One loaded after the other; what was measured of the first is kept for its figures."""
@@ -235,11 +234,6 @@ class Processes:
         if running is None or not running.rounds:
             return self._figures.get(state.key)
         return running.figures()
-
-    def part_words(self, state: ClimbState) -> str | None:
-        """What of the workload its rounds ran, where that was not all of it."""
-        part = self._used.get(state.key)
-        return None if part is None or part.is_whole(self.workload) else part.words(self.workload)
 
     def curve(self, state: ClimbState) -> tuple[CurvePoint, ...]:
         running = self._ensure(state)

@@ -19,6 +19,7 @@ from ridgeline.ladder.climbing.earlier import remember_answer
 from ridgeline.ladder.climbing.explaining import explained, ladder_to
 from ridgeline.ladder.climbing.finished import Finished
 from ridgeline.ladder.climbing.order import ClimbJob, ClimbOrder, lengths_of, prepared
+from ridgeline.ladder.climbing.part_bias import MOST, bias_words, part_bias
 from ridgeline.ladder.climbing.progress import ClimbProgress, Options
 from ridgeline.ladder.climbing.search import ClimbSearch
 from ridgeline.ladder.climbing.writing import (
@@ -27,6 +28,7 @@ from ridgeline.ladder.climbing.writing import (
     outcomes_to_remember,
     write_folder,
 )
+from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, speedup_of
 from ridgeline.ladder.outcome import CurvePoint, RungOutcome, Speedup
@@ -157,7 +159,8 @@ def measure_last(
     job: ClimbJob, progress: ClimbProgress, saved: ClimbState, bench: Processes, budget: Budget
 ) -> LastComparison:
     """The defaults and the answer, in rounds that take turns: of the whole workload where five fit
-    into what is left, else of a part, and at least one run each of the whole where that fits.
+    into what is left; else of a part, and one run each of the whole, or of as many requests as
+    there is time for, for the rates.
     """
     if progress.best == progress.start:
         same = progress.observation.figures
@@ -169,22 +172,19 @@ def measure_last(
         for figures in (progress.start_observation.figures, progress.observation.figures)
         if figures is not None
     )
-    num_whole = MIN_ROUNDS if left_s == math.inf else int(left_s / max(whole_s, 1e-6))
+    fits = MIN_ROUNDS if left_s == math.inf else left_s / max(whole_s, 1e-6)
     rounds, notes = [list[float](), list[float]()], list[str]()
     total: Speedup | None = None
-    if num_whole < MIN_ROUNDS:
-        spare_s = left_s - whole_s if num_whole else left_s
+    if fits < MIN_ROUNDS:
+        spare_s = left_s - whole_s if fits >= 1 else left_s / 2
         bench.round_s = min(LONGEST_ROUND_S, max(ROUND_S, spare_s / (4 * MIN_ROUNDS)))
         total = bench.compare(progress.start, saved, _has_least_rounds)
-        num_whole = min(1, num_whole)
-        notes += [
-            f"rounds of {name} ran {words}"
-            for state, name in ((progress.start, "the defaults"), (saved, "the answer"))
-            if (words := bench.part_words(state)) is not None
-        ]
-    if num_whole:
-        rounds = list(bench.compare_whole(progress.start, saved, min(MIN_ROUNDS, num_whole)))
-        notes.append(f"rates are of the whole workload, {_times(len(rounds[0]))} on each side")
+        notes.append(_rounds_note(job, progress, saved, bench))
+    part = largest_part(job, progress, fits)
+    if part is not None:
+        num_rounds = MIN_ROUNDS if fits >= MIN_ROUNDS else 1
+        rounds = list(bench.compare_part(progress.start, saved, part, num_rounds))
+        notes.append(_rates_note(job, progress, part, num_rounds))
     if len(rounds[0]) >= MIN_ROUNDS:
         total = speedup_of(*rounds)
     before, after = bench.figures(progress.start), bench.figures(saved)
@@ -210,6 +210,56 @@ def measure_last(
         after_curve=after_curve,
         words=tuple(notes),
     )
+
+
+def largest_part(job: ClimbJob, progress: ClimbProgress, fits: float) -> WorkloadPart | None:
+    """The whole workload, or as many of its requests, in their full length, as there is time for;
+    None where so few are not like the whole.
+    """
+    count = len(job.workload.requests)
+    if fits >= 1:
+        return WorkloadPart(count)
+    part = WorkloadPart(int(fits / 2 * count))
+    if part.count < 1 or max(map(abs, _biases(job, progress, (part, part)))) > MOST:
+        return None
+    return part
+
+
+def _biases(
+    job: ClimbJob, progress: ClimbProgress, parts: tuple[WorkloadPart, WorkloadPart]
+) -> tuple[float, float]:
+    """Of the defaults and of the answer."""
+    before, after = (
+        part_bias(job.facts, state, observation.filled, job.workload, part)
+        for (state, observation), part in zip(
+            (
+                (progress.start, progress.start_observation),
+                (progress.best, progress.observation),
+            ),
+            parts,
+            strict=True,
+        )
+    )
+    return before, after
+
+
+def _rounds_note(
+    job: ClimbJob, progress: ClimbProgress, saved: ClimbState, bench: Processes
+) -> str:
+    parts = bench.part_of(progress.start), bench.part_of(saved)
+    words = [part.words(job.workload) for part in parts]
+    if all(part.is_whole(job.workload) for part in parts):
+        return "rounds ran the whole workload"
+    ran = words[0] if words[0] == words[1] else f"{words[0]} (the answer: {words[1]})"
+    return f"rounds ran {ran}; {bias_words(_biases(job, progress, parts))}"
+
+
+def _rates_note(job: ClimbJob, progress: ClimbProgress, part: WorkloadPart, num_rounds: int) -> str:
+    times = _times(num_rounds)
+    if part.is_whole(job.workload):
+        return f"rates are of the whole workload, {times} on each side"
+    words = bias_words(_biases(job, progress, (part, part)))
+    return f"rates are of {part.words(job.workload)}, of all lengths, {times} on each side; {words}"
 
 
 def _has_least_rounds(speedup: Speedup) -> bool:

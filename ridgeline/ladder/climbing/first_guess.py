@@ -2,8 +2,9 @@
 engine's defaults faster on this workload. A climb measures it first, beside the defaults.
 
 Changes are added one after the other, the largest predicted gain first, each predicted together
-with those before it; then each one is exchanged for its rivals, as long as that helps. What could
-change answers is left out where quality is to be kept: that is tried later, and judged.
+with those before it; then each one is exchanged for its rivals, as long as that helps. Where
+quality is to be kept the guess is judged like any other change, and what often changes answers
+(weights in 4 bits) is left out: that is tried later, alone.
 
     guess = first_guess(facts, lengths, ClimbState(Recipe(), "engine"), filled, allows)
     guess.edit, guess.predicted.speedup

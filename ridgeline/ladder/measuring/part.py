@@ -26,19 +26,19 @@ FIRST_TOKENS = 8  # of the longest output, of the part that is tried first
 
 @dataclass(frozen=True)
 class WorkloadPart:
-    count: int  # of its requests, the first so many
+    count: int  # of its requests, spread over all lengths
     share: float = 1.0  # of the length of each prompt and output
     repeats: int = 1  # so many times in one round
 
     def of(self, workload: Workload) -> Workload:
-        first = workload.first(min(self.count, len(workload.requests)))
+        some = workload.spread(self.count)
         if self.count == 1:
-            first = replace(first, requests=(typical(workload),))
+            some = replace(some, requests=(typical(workload),))
         if self.share >= 1.0:
-            return first
+            return some
         block = workload.block_tokens
-        requests = tuple(_shortened(request, self.share, block) for request in first.requests)
-        return replace(first, requests=requests)
+        requests = tuple(_shortened(request, self.share, block) for request in some.requests)
+        return replace(some, requests=requests)
 
     def is_whole(self, workload: Workload) -> bool:
         return self.count >= len(workload.requests) and self.share >= 1.0
@@ -87,7 +87,7 @@ def _shortened(request: WorkloadRequest, share: float, block_tokens: int) -> Wor
 def first_part(workload: Workload, at_once: int) -> WorkloadPart:
     """The smallest that says how fast a recipe is."""
     count = min(at_once, len(workload.requests))
-    some = [typical(workload)] if count == 1 else workload.requests[:count]
+    some = [typical(workload)] if count == 1 else workload.spread(count).requests
     longest = max(request.num_output_tokens for request in some)
     return WorkloadPart(count, min(1.0, FIRST_TOKENS / longest))
 

@@ -31,12 +31,20 @@ INTERLEAVED = {"Llama", "Mistral", "Mixtral", "SmolLM3", "Granite"}
 Q4_0 = gguf.GGMLQuantizationType.Q4_0
 
 
-def write_gguf(model: Any, path: Path, quantized: gguf.GGMLQuantizationType | None = None) -> None:
-    """`quantized` applies to the matrices whose rows the block size divides; the rest stay F32."""
+def write_gguf(
+    model: Any,
+    path: Path,
+    quantized: gguf.GGMLQuantizationType | None = None,
+    tokenizer: dict[str, Any] | None = None,
+) -> None:
+    """`quantized` applies to the matrices whose rows the block size divides; the rest stay F32.
+    `tokenizer` is metadata of one that works (tiny_tokenizers.py).
+    """
     family = type(model).__name__.removesuffix("ForCausalLM")
     architecture = ARCHITECTURES[family]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     add_metadata(writer, model.config, family)
+    add_tokens(writer, model.config.vocab_size, tokenizer)
     names = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
     for name, tensor in converted_tensors(model, family):
         stored = names.get_name(name, try_suffixes=(".weight", ".bias")) or name
@@ -90,10 +98,19 @@ def add_metadata(writer: gguf.GGUFWriter, config: Any, family: str) -> None:
         writer.add_expert_used_count(config.num_experts_per_tok)
     if family == "Qwen3Moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    # A vocabulary of the right size, for readers that take it from there.
+
+
+def add_tokens(writer: gguf.GGUFWriter, vocab_size: int, tokenizer: dict[str, Any] | None) -> None:
+    """By default a vocabulary of the right size, for readers that take it from there."""
+    known = tokenizer or {"tokenizer.ggml.tokens": [f"t{i}" for i in range(vocab_size)]}
     writer.add_pad_token_id(0)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
+    writer.add_token_list(known["tokenizer.ggml.tokens"])
+    if tokenizer is not None:
+        writer.add_tokenizer_pre(tokenizer["tokenizer.ggml.pre"])
+        writer.add_token_types(tokenizer["tokenizer.ggml.token_type"])
+        writer.add_token_merges(tokenizer["tokenizer.ggml.merges"])
+        writer.add_eos_token_id(tokenizer["tokenizer.ggml.eos_token_id"])
 
 
 def converted_tensors(model: Any, family: str) -> list[tuple[str, torch.Tensor]]:

@@ -249,7 +249,8 @@ def judged(bounds: QualityBounds, compared: Divergence) -> dict[str, Any] | None
         return None
     problem = bounds.broken_by(compared)
     allowed = {"max_kl": bounds.max_kl, "max_ppl_increase": bounds.max_ppl_increase}
-    return {"passed": problem is None, "problem": problem, **allowed}
+    verdict = bounds.verdict_on(compared)
+    return {"passed": problem is None, "problem": problem, "verdict": verdict, **allowed}
 
 
 def measure_task(

@@ -115,7 +115,7 @@ def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_flags(parser, QualityBounds)
     quality.add_argument(
-        "--text", type=Path, metavar="FILE", help="text to measure on (default: Python's help)"
+        "--text", type=Path, metavar="FILE", help="text to measure on (default: a built-in one)"
     )
     quality.add_argument(
         "--window", type=int, metavar="N", help="tokens per window (default: 1024; 256 on a CPU)"

@@ -6,6 +6,7 @@ see of the result is quantize_table.py's.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shutil
 import time
@@ -14,11 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
+
 from ridgeline.cli.options import add_flags, add_model, add_save, from_flags
 from ridgeline.cli.parser import group
 from ridgeline.cli.tables.figures import divergence_figures, figure, peak_host_bytes
 from ridgeline.cli.tables.quantize import document, render
 from ridgeline.cli.terminal import Terminal
+from ridgeline.data.judged_text import JUDGED_WINDOW
 from ridgeline.data.text_files import read_text
 from ridgeline.engine.loading.layer_speed import usual_batches
 from ridgeline.engine.loading.saved import tokenizer_of
@@ -29,12 +33,20 @@ from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.detection import peak_device_bytes
 from ridgeline.hardware.units import human_bytes, parse_bytes
 from ridgeline.ladder.quantizing.auto import NO_CHOICE, Auto, quantize_auto, usual_schemes
+from ridgeline.ladder.quantizing.file_sizes import (
+    FileSize,
+    expected_bytes,
+    files_of,
+    larger_in_words,
+)
 from ridgeline.ladder.quantizing.original_device import LARGE_BYTES, OriginalDevice, is_walked
-from ridgeline.ladder.quantizing.quantize_job import QuantizeJob, advice, quantize, save
+from ridgeline.ladder.quantizing.quantize_job import WINDOW, QuantizeJob, advice, quantize, save
+from ridgeline.models import ModelConfig
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
 from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.quantization.devices import check_runs
+from ridgeline.quantization.files.plain import plain_storage
 from ridgeline.quantization.files.read import is_quantized
 from ridgeline.quantization.load import choose_dtype, load_model
 from ridgeline.quantization.methods import (
@@ -46,9 +58,10 @@ from ridgeline.quantization.methods import (
     usual_method,
 )
 from ridgeline.quantization.scheme import NAMES, Scheme, parse_scheme
-from ridgeline.quantization.sizes import weight_bytes
 from ridgeline.recipe import Head
 from ridgeline.records import Record
+
+log = logging.getLogger(__name__)
 
 EXAMPLE = """\
 ridgeline quantize demo --scheme int8 --out demo-int8
@@ -67,7 +80,10 @@ KV_DTYPES: dict[str | None, Literal["fp8", "int8"]] = {"kv-fp8": "fp8", "kv-int8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     group(parser, "model").add_argument(
-        "--dtype", default="auto", help="dtype of what is not quantized: fp32, bf16 or fp16"
+        "--dtype",
+        default="auto",
+        help="dtype of what is not quantized: fp32, bf16 or fp16 (auto: saved in bf16, or in "
+        "fp16 if the original is, except tensors that the original keeps in fp32 for exactness)",
     )
     output = group(parser, "output")
     output.add_argument(
@@ -177,15 +193,14 @@ def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
         "--text",
         type=Path,
         metavar="FILE",
-        help="text to measure on (default: the end of the calibration text)",
+        help="text to measure on (default: a built-in one, unlike the calibration text)",
     )
     quality.add_argument("--bytes", type=int, metavar="N", help="use only its first N bytes")
     quality.add_argument(
         "--window",
         type=int,
-        default=2048,
         metavar="N",
-        help="tokens per window (default: %(default)s)",
+        help=f"tokens per window (default: {WINDOW}; {JUDGED_WINDOW} of the built-in text)",
     )
 
 
@@ -202,7 +217,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     begun = time.perf_counter()
     with terminal.progress() as progress:
         hardware = detect(args.device)
-        config = describe(checkpoint).config
+        description = describe(checkpoint)
+        config = description.config
         dtype = dtype_name(choose_dtype(args.dtype, config, hardware))
         schemes = schemes or usual_schemes(dtype, hardware.device)
         for scheme in schemes:
@@ -218,13 +234,14 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         job = replace(asked_job(args, schemes, hardware.device), walked=walked)
         if walked and job.scheme is None:
             raise UsageError(NO_CHOICE)
-        sizes = [weight_bytes(config, parse_dtype(dtype), scheme) for scheme in schemes]
-        check_room(args.out, min(sizes))
+        storage = plain_storage(checkpoint, description, args.dtype)
+        job, before = replace(job, storage=storage), files_of(checkpoint)
+        check_size(args.out, before, config, schemes, storage.usual(parse_dtype(dtype)))
         tokenizer = tokenizer_of(path)
         if tokenizer is None:
             raise UnsupportedError(f"{path} has no tokenizer, which calibration needs")
-        place = "cpu" if walked else hardware.device
-        model = load_model(path, dtype=dtype, device=place, progress=progress)
+        device = "cpu" if walked else hardware.device
+        model = load_model(path, dtype=dtype, device=device, progress=progress)
         with ClockSampler(hardware) as clocks:
             if args.auto or args.auto_mixed:
                 result = quantize_auto(model, tokenizer, job, Auto(schemes, memory), progress)
@@ -233,7 +250,9 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     if result.problem is None:
         save(result, args.out, source=path, tokenizer=tokenizer, head=job.head)
     named = args.scheme or " and ".join(dict.fromkeys(s.name for _, s in result.codes.values()))
-    made = document(args.model, named, args.out, result)
+    made = document(args.model, named, args.out, result, before)
+    made |= {"calibration": None if args.calibration is None else str(args.calibration)}
+    made |= {"text": None if args.text is None else str(args.text)}
     made |= {"method": job.method.name, "method_options": repr(job.method)}
     made |= {"head": job.head}
     made |= {"expanded_from_gguf": checkpoint.format == "gguf"}
@@ -306,6 +325,24 @@ def check_out(folder: Path) -> None:
         raise UsageError(f"--out {folder} already exists and is not empty; give a new folder")
 
 
+def check_size(
+    folder: Path,
+    before: FileSize,
+    config: ModelConfig,
+    schemes: Sequence[Scheme],
+    stored: torch.dtype,
+) -> None:
+    """That the smallest result has room on the disk; and where it will be larger than the original,
+    a warning before hours of work.
+    """
+    sizes = {scheme.name: expected_bytes(config, stored, scheme) for scheme in schemes}
+    smallest = min(sizes, key=lambda name: sizes[name])
+    check_room(folder, sizes[smallest])
+    larger = larger_in_words(smallest, sizes[smallest], before, config, stored)
+    if larger is not None:
+        log.warning("%s", larger)
+
+
 def check_room(folder: Path, needed: int) -> None:
     """Hours of work should not end at a full disk, or at one that may not be written to."""
     parent = next(path for path in folder.resolve().parents if path.exists())
@@ -362,9 +399,10 @@ def kept_record(
         **figure("num_tokens", made["quality"]["original"]["num_tokens"], "token"),
         **figure("num_quantized", made["num_quantized"], "1"),
         **figure("num_left", len(made["stays"]), "1"),
-        **figure("bytes_before", made["bytes_before"], "B"),
-        **figure("bytes_after", made["bytes_after"], "B"),
-        **figure("weight_bytes", made["weight_bytes"], "B"),
+        **figure("file_bytes_before", made["file_bytes_before"], "B"),
+        **figure("file_bytes_after", made["file_bytes_after"], "B"),
+        **figure("weight_bytes_before", made["weight_bytes_before"], "B"),
+        **figure("weight_bytes_after", made["weight_bytes_after"], "B"),
         **figure("num_trials", len(made["trials"]), "1"),
         **figure("quantizing_seconds", made["quantizing_seconds"], "s"),
         **figure("quantizing_device_bytes", made["quantizing_device_bytes"], "B"),

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ridgeline.formats.dtypes import torch_word
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model, save_safetensors
@@ -46,13 +48,17 @@ def describe_source(source: str | Path) -> Description:
     return describe(open_checkpoint(path))
 
 
-def hf_config(model: Transformer, description: Description) -> dict[str, Any]:
-    """The source's config.json for the language model alone, in the dtype that is saved."""
+def hf_config(
+    model: Transformer, description: Description, stored: torch.dtype | None = None
+) -> dict[str, Any]:
+    """The source's config.json for the language model alone, in the dtype that is saved: `stored`,
+    or the model's own.
+    """
     values = dict(description.hf_config)
     values = dict(values.get("text_config", values))
     values.pop("quantization_config", None)  # what is saved here is plain
     values.pop("torch_dtype", None)  # what transformers called it before version 5
-    dtype = torch_word(model.embed.weight.dtype)
+    dtype = torch_word(stored or model.embed.weight.dtype)
     family = description.family
     return values | {
         "architectures": [family.architectures[0]],

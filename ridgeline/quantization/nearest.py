@@ -27,8 +27,9 @@ from ridgeline.progress import Progress
 from ridgeline.quantization.files.matrix import StoredMatrix, join
 from ridgeline.quantization.files.read import is_quantized
 from ridgeline.quantization.filling import Filling
+from ridgeline.quantization.fitting import SchemeFit, scheme_fit
 from ridgeline.quantization.linear import QuantizedLinear, quantizable, replace_layer
-from ridgeline.quantization.scheme import GROUPS, Codes, Scheme, encode, find_grid
+from ridgeline.quantization.scheme import Codes, Scheme, encode, find_grid
 from ridgeline.quantization.sizes import MatrixSize
 
 log = logging.getLogger(__name__)
@@ -89,21 +90,25 @@ def chosen_layers(
     """The layers to quantize; logs which ones are not, and why. `model` may have no memory
     allocated. Shapes in `plain` were measured to be slower (choose.py).
     """
-    layers, wanted = quantizable(model), not_skipped(model, skip)
-    fitting = [name for name in wanted if scheme.fits(*layers[name].weight.shape)]
-    unfit = [name for name in wanted if name not in fitting]
-    if unfit and not fitting:
-        depths = sorted({layers[name].weight.shape[1] for name in unfit})
+    layers, fit = quantizable(model), model_fit(model, scheme, skip)
+    warn_of_experts(model)
+    if fit.unfit and len(fit.unfit) == fit.num_projections:
+        words = "int8" if fit.proposal == "int8" else f"{fit.proposal} or int8"
         raise UsageError(
             f"scheme {scheme.name} fits none of the model's matrices, whose rows have "
-            f"{' or '.join(map(str, depths))} weights; {_what_fits(scheme, depths)}"
+            f"{' or '.join(map(str, fit.row_lengths))} weights; try {words}"
         )
-    if unfit:
-        log.warning(
-            "scheme %s does not fit %d of %d projections (%s …), which stay unquantized",
-            *(scheme.name, len(unfit), len(wanted), unfit[0]),
-        )
+    if fit.unfit:
+        log.warning("scheme %s", fit.in_words())
+    fitting = (name for name in not_skipped(model, skip) if name not in fit.unfit)
     return [name for name in fitting if tuple(layers[name].weight.shape) not in plain]
+
+
+def model_fit(model: Transformer, scheme: Scheme, skip: Collection[str] = ()) -> SchemeFit:
+    """How many of the projections that are to be quantized the scheme fits."""
+    layers, wanted = quantizable(model), not_skipped(model, skip)
+    shapes = {name: MatrixSize(*layers[name].weight.shape) for name in wanted}
+    return scheme_fit(shapes, scheme)
 
 
 def not_skipped(model: Transformer, skip: Collection[str]) -> list[str]:
@@ -115,18 +120,16 @@ def not_skipped(model: Transformer, skip: Collection[str]) -> list[str]:
             f"skip has {unknown[0]!r}, which names no projection of the model; "
             "try layers.0.* or *.down"
         )
+    return [name for name in layers if not any(_names(word, name) for word in skip)]
+
+
+def warn_of_experts(model: Transformer) -> None:
     if any(isinstance(module, ExpertMLP) for module in model.modules()):
         log.warning("experts are not quantized: this is not supported yet")
-    return [name for name in layers if not any(_names(word, name) for word in skip)]
 
 
 def _names(word: str, name: str) -> bool:
     return word == name or fnmatchcase(name, word)
-
-
-def _what_fits(scheme: Scheme, depths: list[int]) -> str:
-    groups = [group for group in GROUPS if any(depth % group == 0 for depth in depths)]
-    return f"try int4-g{max(groups)} or int8" if scheme.spread == "group" and groups else "try int8"
 
 
 def load_nearest(

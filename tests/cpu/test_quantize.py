@@ -119,10 +119,41 @@ def test_skipped_and_unfit_projections_stay(model: Transformer, tokenizer: Token
 
 
 def test_texts_do_not_overlap() -> None:
-    calibration, measured = texts(replace(job(), text=None, calibration=None))
-    assert calibration + measured == default_text()
-    assert len(measured) > 10_000
+    """The built-in text to judge by shares no eight words in a row with Python's help."""
+    calibration, judged = texts(replace(job(), text=None, calibration=None))
+    assert calibration == default_text()
+    assert len(judged) > 25_000
+    assert not runs_of_words(calibration) & runs_of_words(judged)
+    assert texts(replace(job(), text=None)) == (CALIBRATION, judged)
     assert texts(job())[1] == TEXT
+
+
+def runs_of_words(text: str, num: int = 8) -> set[tuple[str, ...]]:
+    words = text.lower().split()
+    return {tuple(words[start : start + num]) for start in range(len(words) - num + 1)}
+
+
+def test_a_text_that_was_calibrated_on_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    texts(job())
+    assert not caplog.text
+    texts(job(text=CALIBRATION[5000:9000]))
+    assert "part of the calibration text" in caplog.text
+
+
+def test_weights_without_codes_are_measured_as_they_are_saved(
+    model: Transformer, tokenizer: Tokenizer, folder: Path, tmp_path: Path
+) -> None:
+    """In bf16, although the model is computed in fp32; the caller's model keeps its own."""
+    result = quantize(model, tokenizer, job(skip=("*.down",)))
+    save(result, tmp_path / "out", source=folder, tokenizer=tokenizer)
+    loaded = dict(load_model(tmp_path / "out", dtype="fp32", device="cpu").named_parameters())
+    plain = dict(result.plain.named_parameters())
+    names = [name for name in plain if name.removesuffix(".weight") not in result.codes]
+    assert {"embed.weight", "layers.0.mlp.down.weight", "norm.weight"} <= set(names)
+    for name in names:
+        assert torch.equal(plain[name], loaded[name]), name
+        assert torch.equal(plain[name], plain[name].bfloat16().float()), name
+    assert not torch.equal(plain["embed.weight"], model.embed.weight)
 
 
 @pytest.mark.parametrize(("scheme", "method"), [("int8", Rtn()), ("int4-g32", Gptq())])

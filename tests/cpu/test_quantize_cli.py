@@ -57,7 +57,7 @@ def test_a_checkpoint_is_written_and_runs(
     assert main(argv(folder, out, text, "--max-kl", "1", "--json")) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["num_quantized"] == 8
-    assert found["bytes_after"] < found["bytes_before"]
+    assert found["file_bytes_after"] < found["file_bytes_before"]
     assert found["quality"]["mean_kl"]["value"] > 0
     config = json.loads((out / "config.json").read_text())
     assert config["quantization_config"]["quant_method"] == "compressed-tensors"
@@ -136,7 +136,8 @@ def test_a_record_is_kept_refused_or_not(
     assert values["num_quantized"].value == 8
     assert 0 < values["quantizing_seconds"].value < values["total_seconds"].value
     assert values["peak_host_bytes"].value > 2**20
-    assert ("bytes_after" in values) == (max_kl == "1")
+    assert ("file_bytes_after" in values) == (max_kl == "1")
+    assert values["file_bytes_before"].value > 0
     assert record.notes[0] == "against the original in fp32; method Rtn(clip=False)"
     assert [note[:8] for note in record.notes[1:]] == ["refused:"] * (max_kl == "0")
 

@@ -74,7 +74,8 @@ def tables() -> dict[str, tuple[Draw, tuple[str, ...]]]:
         ),
         "quantize": (
             shows(quantize_table.render, samples.quantize()),
-            ("15 GiB", "8.123", "+0.42%", "0.00612", "0.0871", "3.12%", "-18.2", "mlp.gate_up"),
+            ("15 GiB", "8.123", "+0.42%", "0.00612", "0.0871", "3.12%", "-18.2", "mlp.gate_up",
+             "4.34 GiB", "5.34 GiB", "+23%", "0.00569 to 0.00655"),
         ),
         "eval": (
             shows(eval_table.render, samples.evaluation()),

@@ -20,7 +20,7 @@ def render(document: dict[str, Any], console: Console) -> None:
         console.print(layer_table(layers))
     gate = document["gate"]
     if gate is not None:
-        verdict = "within the quality bounds" if gate["passed"] else f"refused: {gate['problem']}"
+        verdict = gate["verdict"] if gate["passed"] else f"refused: {gate['problem']}"
         console.print(verdict, style="green" if gate["passed"] else "bold red", markup=False)
     if "record" in document:
         console.print(f"record: {document['record']}", markup=False)

@@ -14,21 +14,29 @@ from rich.table import Table
 
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware.units import human_bytes
+from ridgeline.ladder.quantizing.file_sizes import FileSize, larger_in_words
 from ridgeline.ladder.quantizing.quantize_job import WEIGHT, ProjectionResult, QuantizeResult, harm
+from ridgeline.models.checkpoint.base import shorten
 from ridgeline.quantization.choose import in_words
 from ridgeline.quantization.linear import quantizable
 from ridgeline.quantization.sizes import MatrixSize, expert_bytes
 
 NUM_SHOWN = 8  # matrices in the table
+HELP = "Python's help"
 
 
-def document(model: str, scheme: str, out: Path, result: QuantizeResult) -> dict[str, Any]:
+def document(
+    model: str, scheme: str, out: Path, result: QuantizeResult, before: FileSize
+) -> dict[str, Any]:
     reports = {report.name.removesuffix(WEIGHT): report for report in result.reports}
     dtype = dtype_name(result.plain.embed.weight.dtype)
     by_scheme: dict[str, list[Any]] = {}
     for choice in result.choices:
         by_scheme.setdefault(choice.scheme, []).append(choice)
     sentences = [in_words(choices, dtype) for choices in by_scheme.values()]
+    stored = result.storage.usual(result.plain.embed.weight.dtype)
+    after = size_of(out) if result.problem is None else None
+    config = result.plain.config
     return {
         "what": "quantize",
         "model": model,
@@ -37,13 +45,19 @@ def document(model: str, scheme: str, out: Path, result: QuantizeResult) -> dict
         "out": str(out),
         "num_quantized": len(result.codes),
         "stays": list(result.stays),
-        "bytes_before": sum(value.nbytes for value in result.plain.parameters()),
-        "bytes_after": size_of(out) if result.problem is None else None,
-        "weight_bytes": result.weight_bytes,
-        "plain_expert_bytes": expert_bytes(result.plain.config, result.plain.embed.weight.dtype),
+        "file_bytes_before": before.num_bytes,
+        "file_bytes_after": after,
+        "larger": None if after is None else larger_in_words(scheme, after, before, config, stored),
+        "stored_dtype": dtype_name(stored),
+        "stored_exactly": result.storage.kept(result.plain, result.codes),
+        "weight_bytes_before": sum(value.nbytes for value in result.plain.parameters()),
+        "weight_bytes_after": result.weight_bytes,
+        "plain_expert_bytes": expert_bytes(config, result.plain.embed.weight.dtype),
+        "fit": None if result.fit is None or not result.fit.unfit else result.fit.to_json(),
         "quantizing_seconds": result.seconds,
         "quantizing_device_bytes": result.device_bytes,
         "quality": result.quality.to_json(),
+        "verdict": result.verdict,
         "trials": [asdict(trial) for trial in result.trials],
         "speed": [choice.to_json() for choice in result.choices],
         "plain_for_speed": [words for words in sentences if words],
@@ -79,12 +93,18 @@ def size_of(path: Path) -> int:
 
 def render(document: Mapping[str, Any], console: Console) -> None:
     console.print(quality_table(document))
+    console.print(document["verdict"], style="green", markup=False)
+    console.print(measured_on(document), markup=False)
+    if document["larger"] is not None:
+        console.print(document["larger"], style="bold", markup=False)
     if document["projections"]:
         projections = [ProjectionResult(**row) for row in document["projections"]]
         console.print(mixture_table(projections, document["dtype"]))
     console.print(worst_table(document))
     for words in document["plain_for_speed"]:
         console.print(words)
+    if document["fit"] is not None:
+        console.print(document["fit"]["message"], style="bold", markup=False)
     stays = document["stays"]
     if stays and not document["projections"]:
         console.print(f"{len(stays)} projections not quantized: {', '.join(stays[:NUM_SHOWN])}")
@@ -99,6 +119,7 @@ def render(document: Mapping[str, Any], console: Console) -> None:
     if document["plain_expert_bytes"]:
         experts = human_bytes(document["plain_expert_bytes"])
         console.print(f"experts are not quantized: {experts} in {document['dtype']}")
+    console.print(stored_as(document), markup=False)
     if document["original_on"] == "host":
         console.print("the original was kept in host memory and moved to the device block by block")
     if document["expanded_from_gguf"]:
@@ -119,22 +140,48 @@ def plain_table(title: str, *columns: str, numbers: Sequence[str] = ()) -> Table
 def quality_table(document: Mapping[str, Any]) -> Table:
     quality = document["quality"]
     title = f"{document['model']} in {document['scheme']}"
-    table = plain_table(
-        title, "", "before", "after", "change", numbers=("before", "after", "change")
-    )
-    before, files, held = (
-        human_bytes(document[name]) for name in ("bytes_before", "bytes_after", "weight_bytes")
-    )
-    table.add_row("weights in memory", before, held)
-    table.add_row("weights on disk", "", files)
+    numbers = ("before", "after", "change", "95% interval")
+    table = plain_table(title, "", *numbers, numbers=numbers)
+    for label, name in (("files", "file_bytes"), ("memory", "weight_bytes")):
+        size, now = document[f"{name}_before"], document[f"{name}_after"]
+        change = f"{now / size - 1:+.0%}"
+        table.add_row(f"weights in {label}", human_bytes(size), human_bytes(now), change)
     original = quality["original"]["perplexity"]["value"]
-    increase = quality["perplexity_increase"]["value"]
-    after = f"{original * (1 + increase):.3f}"
-    table.add_row("perplexity", f"{original:.3f}", after, f"{increase:+.2%}")
-    table.add_row("mean KL divergence", "", f"{quality['mean_kl']['value']:.5f}")
+    increase = quality["perplexity_increase"]
+    after = f"{original * (1 + increase['value']):.3f}"
+    change = f"{increase['value']:+.2%}"
+    table.add_row("perplexity", f"{original:.3f}", after, change, interval(increase, "{:+.2%}"))
+    kl, changed = quality["mean_kl"], quality["changed_share"]
+    table.add_row("mean KL divergence", "", f"{kl['value']:.5f}", "", interval(kl, "{:.5f}"))
     table.add_row("p99 KL divergence", "", f"{quality['p99_kl']:.4f}")
-    table.add_row("likeliest token differs", "", f"{quality['changed_share']['value']:.2%}")
+    share = f"{changed['value']:.2%}"
+    table.add_row("likeliest token differs", "", share, "", interval(changed, "{:.2%}"))
     return table
+
+
+def interval(figure: Mapping[str, float | None], form: str) -> str:
+    if figure["low"] is None:
+        return "–"
+    return f"{form.format(figure['low'])} to {form.format(figure['high'])}"
+
+
+def measured_on(document: Mapping[str, Any]) -> str:
+    text, calibration = document["text"], document["calibration"]
+    original = document["quality"]["original"]
+    tokens, windows = original["num_tokens"], original["num_windows"]
+    return (
+        f"measured on {text or 'the built-in text'} ({tokens} tokens in {windows} windows); "
+        f"calibrated on {calibration or HELP}"
+    )
+
+
+def stored_as(document: Mapping[str, Any]) -> str:
+    """What weights without codes are in the files, and which are more exact."""
+    words = f"weights that are not quantized are saved in {document['stored_dtype']}"
+    exact = document["stored_exactly"]
+    if not exact:
+        return words
+    return f"{words}; in {document['dtype']} as in the original, which is exact: {shorten(exact)}"
 
 
 def worst_table(document: Mapping[str, Any]) -> Table:

@@ -50,7 +50,7 @@ WEIGHT = ".weight"
 class Measured:
     """What quality is measured on."""
 
-    text: str | None = None  # a file; None: the end of the default calibration text
+    text: str | None = None  # a file; None: the built-in one (data/judged_text.py)
     window: int = 1024  # tokens
     num_windows: int = 16  # at most
     task: str | None = None

@@ -13,6 +13,7 @@ where that is inside the bound, nothing has to be estimated.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -37,9 +38,11 @@ from ridgeline.quality.gate import QualityBounds
 from ridgeline.quantization.choose import LayerChoice
 from ridgeline.quantization.devices import check_runs
 from ridgeline.quantization.linear import quantizable
-from ridgeline.quantization.nearest import not_skipped
+from ridgeline.quantization.nearest import model_fit, not_skipped, warn_of_experts
 from ridgeline.quantization.scheme import Scheme, parse_scheme
 from ridgeline.quantization.sizes import MatrixSize, plain_bytes, stored_bytes, weight_bytes
+
+log = logging.getLogger(__name__)
 
 INT4 = ("int4-g128", "int4-g64", "int4-g32")
 NO_CHOICE = (
@@ -86,6 +89,10 @@ def quantize_auto(
     if job.method.prunes:
         raise UsageError(f"{job.method.name} prunes; choosing schemes goes with gptq, awq or rtn")
     assert not job.walked, NO_CHOICE
+    fit = model_fit(model, auto.schemes[0], job.skip) if len(auto.schemes) == 1 else None
+    if fit is not None and fit.unfit:
+        log.warning("scheme %s", fit.in_words())
+    warn_of_experts(model)
     trials = prepared(model, tokenizer, job, progress)
     speeds = {
         (scheme.name, MatrixSize(choice.num_outputs, choice.depth)): choice
@@ -107,7 +114,7 @@ def quantize_auto(
     places = placed(model, result, options, job.skip, speeds)
     if result is whole:
         places = [replace(position, kl=None) for position in places]
-    return trials.finished(replace(result, places=places, choices=tuple(speeds.values())))
+    return trials.finished(replace(result, places=places, choices=tuple(speeds.values()), fit=fit))
 
 
 def possible(

@@ -12,6 +12,7 @@ model that the device has no room for may lie on the host (original_device.py).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from ridgeline.data import Tokenizer
 from ridgeline.data.calibration_text import NUM_SEQUENCES, calibration_batches, default_text
+from ridgeline.data.judged_text import JUDGED_WINDOW, judged_text
 from ridgeline.engine import Engine
 from ridgeline.engine.loading.layer_speed import measured_choices
 from ridgeline.errors import UsageError
@@ -46,17 +48,21 @@ from ridgeline.quantization.calibrating.calibration import quantize_model
 from ridgeline.quantization.calibrating.work import MatrixReport, Results, codes_on
 from ridgeline.quantization.choose import LayerChoice, in_words, slower_shapes
 from ridgeline.quantization.files.matrix import StoredMatrix
+from ridgeline.quantization.files.plain import PlainStorage, rounded
 from ridgeline.quantization.files.save import KVScales, save_quantized
+from ridgeline.quantization.fitting import SchemeFit
 from ridgeline.quantization.head import with_head
 from ridgeline.quantization.linear import quantizable, with_schemes
 from ridgeline.quantization.methods import Rtn
 from ridgeline.quantization.methods.base import Method
 from ridgeline.quantization.methods.kv import KvScales, calibrate_kv
-from ridgeline.quantization.nearest import chosen_layers
+from ridgeline.quantization.nearest import chosen_layers, model_fit
 from ridgeline.quantization.scheme import FP8, Codes, Scheme, parse_scheme
 from ridgeline.recipe import KV, Head, Limits, Recipe, edited
 
-MEASURED_PART = 8  # without a text of its own, this part of the calibration text is measured on
+log = logging.getLogger(__name__)
+
+WINDOW = 2048  # tokens, of a text that was given
 KEPT_SHARE = 4  # on a CPU, a quarter of the free memory may hold the original's logits
 MAX_BATCH = 8  # windows that an engine has at once
 NUM_NAMED = 5  # matrices that a refusal names
@@ -69,9 +75,9 @@ class QuantizeJob:
     scheme: Scheme | None  # None: auto.py chooses
     method: Method
     calibration: str | None = None  # text; None: the default one
-    text: str | None = None  # to measure on; None: the end of the calibration text, not used for it
+    text: str | None = None  # to measure on; None: the built-in one, unlike the calibration text
     num_sequences: int | None = None  # of 512 tokens, to calibrate on; None: as the method needs
-    window: int = 2048
+    window: int | None = None  # tokens; None: 2048, or 512 of the built-in text
     bounds: QualityBounds = USUAL
     skip: tuple[str, ...] = ()  # projections that stay, by name or pattern
     batch_sizes: tuple[int, ...] = ()  # for which speed decides; empty: it is not measured
@@ -80,6 +86,7 @@ class QuantizeJob:
     work: Path | None = None  # where finished layers are kept, so that a stopped run goes on
     device: str | None = None  # that blocks and the result run on; None: the model's own
     walked: bool = False  # the model lies on the host, and has no room on the device
+    storage: PlainStorage = field(default_factory=PlainStorage)  # of weights without codes
 
 
 @dataclass(frozen=True)
@@ -114,8 +121,11 @@ class QuantizeResult:
     reports: list[MatrixReport]
     stays: tuple[str, ...]  # projections that were left as they are, for the bound or as asked
     problem: str | None  # what is outside the bound
+    verdict: str  # the figures beside what is allowed, with their intervals
+    storage: PlainStorage  # of weights without codes, which `plain` has rounded already
     trials: list[MixtureTrial] = field(default_factory=list)
     choices: tuple[LayerChoice, ...] = ()  # times of shapes, plain and quantized
+    fit: SchemeFit | None = None  # of the scheme, where there is one for all
     places: list[ProjectionResult] = field(
         default_factory=list
     )  # where schemes were chosen (auto.py)
@@ -128,8 +138,8 @@ def quantize(
     model: Transformer, tokenizer: Tokenizer, job: QuantizeJob, progress: Progress | None = None
 ) -> QuantizeResult:
     assert job.scheme is not None, "auto.py chooses schemes"
-    trials = prepared(model, tokenizer, job, progress)
     chosen = chosen_layers(model, job.scheme, job.skip)
+    trials = prepared(model, tokenizer, job, progress)
     if not chosen and not job.method.prunes:
         raise UsageError(f"{', '.join(job.skip)} leaves no projection to quantize; skip fewer")
     choices = timed(model, job.scheme, job, progress)
@@ -140,7 +150,8 @@ def quantize(
         text = in_words(choices, dtype_name(model.embed.weight.dtype))
         raise UsageError(f"{text}; none is left to quantize: give --batch-sizes none, or others")
     result = trials.run(dict.fromkeys(faster, job.scheme))
-    return trials.finished(replace(result, choices=tuple(choices)))
+    fit = model_fit(model, job.scheme, job.skip)
+    return trials.finished(replace(result, choices=tuple(choices), fit=fit))
 
 
 def prepared(
@@ -150,7 +161,10 @@ def prepared(
     on_gpu = device_of(model, job).type != "cpu"
     count = job.num_sequences or usual_sequences(job.method, on_gpu)
     batches = calibration_batches(tokenizer, calibration, num_sequences=count)
-    windows = cut(text, tokenizer, min(job.window, model.config.max_context))
+    window = job.window
+    if window is None:
+        window = JUDGED_WINDOW if job.text is None else WINDOW
+    windows = cut(text, tokenizer, min(window, model.config.max_context))
     return Trials(model, tokenizer, job, batches, windows, progress)
 
 
@@ -186,12 +200,22 @@ def usual_sequences(method: Method, on_gpu: bool) -> int:
 
 
 def texts(job: QuantizeJob) -> tuple[str, str]:
-    """To calibrate on, and to measure on: never the same words."""
+    """To calibrate on, and to measure on. A text that resembles what codes were fitted to would
+    flatter them; the built-in one does not.
+    """
     calibration = default_text() if job.calibration is None else job.calibration
-    if job.text is not None:
-        return calibration, job.text
-    end = len(calibration) - len(calibration) // MEASURED_PART
-    return calibration[:end], calibration[end:]
+    if job.text is None:
+        return calibration, judged_text()
+    if overlaps(calibration, job.text):
+        log.warning(
+            "the text to measure on is part of the calibration text, so the model will look "
+            "better than it is; give another text, or none for the built-in one"
+        )
+    return calibration, job.text
+
+
+def overlaps(calibration: str, text: str) -> bool:
+    return text.strip() in calibration or calibration.strip() in text
 
 
 class Coded(NamedTuple):
@@ -276,6 +300,7 @@ class Trials:
         recipe = self.recipe
         if self.job.kv is not None:
             recipe = edited(recipe, "kv.dtype", self.job.kv)
+        plain = rounded(plain, self.job.storage, codes.keys())
         changed = coded_model(plain, codes, self.device)
         if self.head is not None:
             changed = with_head(changed, self.head)
@@ -285,8 +310,19 @@ class Trials:
         stays = tuple(name for name in quantizable(self.model) if name not in codes)
         trial = MixtureTrial(len(stays), held, quality.mean_kl.value, quality.increase.value)
         self.done.append(trial)
-        problem = self.job.bounds.broken_by(quality)
-        return QuantizeResult(plain, codes, held, quality, reports, stays, problem, self.done)
+        bounds = self.job.bounds
+        return QuantizeResult(
+            plain,
+            codes,
+            held,
+            quality,
+            reports,
+            stays,
+            problem=bounds.broken_by(quality),
+            verdict=bounds.verdict_on(quality),
+            storage=self.job.storage,
+            trials=self.done,
+        )
 
     def _coded(self, schemes: Mapping[str, Scheme]) -> Coded:
         if self._alternatives is not None:
@@ -375,6 +411,7 @@ def save(
         source=source,
         matrices=matrices,
         kv_scales=kv_scales,
+        storage=result.storage,
         extra_files=tokenizer.files(),
     )
     if head != "plain":

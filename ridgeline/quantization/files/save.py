@@ -1,5 +1,5 @@
 """Saves a quantized model as safetensors with a compressed-tensors `quantization_config`, which
-transformers, vLLM and SGLang load. Weights without codes are saved unchanged.
+transformers, vLLM and SGLang load. Weights without codes are saved unchanged, or as `storage` says.
 
 Codes may be given by the checkpoint's names (`model.layers.0.self_attn.q_proj.weight`) or by the
 model's own (`layers.0.attn.qkv`): fused ones are split into the pieces their family names.
@@ -26,6 +26,7 @@ from ridgeline.models.families import Description, WeightPart, parts
 from ridgeline.quantization.export import describe_source, hf_config
 from ridgeline.quantization.files.compressed import format_of, layer_tensors, scheme_config
 from ridgeline.quantization.files.matrix import StoredMatrix, cut
+from ridgeline.quantization.files.plain import PlainStorage
 from ridgeline.quantization.scheme import Codes, Scheme
 
 
@@ -56,15 +57,18 @@ def save_quantized(
     kv_scales: KVScales | None = None,
     sparsity: SparsityPattern | None = None,
     scale_dtype: torch.dtype = torch.float32,
+    storage: PlainStorage | None = None,
     extra_files: Mapping[str, bytes | Path] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Write `folder`, new or empty. Scales are stored in fp32 by default, so that what is saved
-    equals what was measured, bit for bit.
+    equals what was measured, bit for bit. `storage` has the dtypes of weights without codes (None:
+    as they are in the model).
     """
     description = source if isinstance(source, Description) else describe_source(source)
     pieces = checkpoint_matrices(matrices, description)
-    config = hf_config(model, description)
+    storage = storage or PlainStorage(torch.float32)  # never wider than the model's own dtype
+    config = hf_config(model, description, storage.usual(model.embed.weight.dtype))
     if pieces or kv_scales is not None:
         config["quantization_config"] = quantization_config(
             {name: matrix.scheme for name, matrix in pieces.items()},
@@ -76,7 +80,7 @@ def save_quantized(
         config["sparsity_config"] = sparsity_config(sparsity)
     save_safetensors(
         folder,
-        _tensors(model, description, pieces, kv_scales, scale_dtype),
+        _tensors(model, description, pieces, kv_scales, scale_dtype, storage),
         config,
         max_shard_bytes=max_shard_bytes,
         extra_files=extra_files,
@@ -191,6 +195,7 @@ def _tensors(
     pieces: Mapping[str, StoredMatrix],
     kv_scales: KVScales | None,
     scale_dtype: torch.dtype,
+    storage: PlainStorage,
 ) -> Iterator[tuple[str, Tensor]]:
     parameters = dict(model.named_parameters())
     names = description.family.hf_names
@@ -198,7 +203,9 @@ def _tensors(
         if part.name in pieces:
             yield from layer_tensors(_layer(part.name), pieces[part.name], scale_dtype)
         else:
-            yield part.name, parameters[part.parameter][part.index].contiguous()
+            value = parameters[part.parameter]
+            dtype = storage.of(part.parameter, value)
+            yield part.name, value[part.index].to(dtype).contiguous()
     for i in range(description.config.num_layers if kv_scales is not None else 0):
         assert kv_scales is not None
         attention = names.out.replace("{i}", str(i)).rsplit(".", 2)[0]

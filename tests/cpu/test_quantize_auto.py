@@ -274,7 +274,7 @@ def test_on_the_command_line(
     assert main(again) == 0
     document = json.loads(capsys.readouterr().out)
     assert {row["scheme"] for row in document["projections"]} <= {None, "int8", "int4-g32"}
-    assert document["weight_bytes"] == document["trials"][-1]["weight_bytes"]
+    assert document["weight_bytes_after"] == document["trials"][-1]["weight_bytes"]
     assert document["kv"] is None
     assert document["speed"] == []
     save = ["--scheme", "int4-g32", "--auto-mixed", "--save", str(tmp_path / "records")]

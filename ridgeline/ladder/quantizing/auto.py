@@ -90,7 +90,7 @@ def quantize_auto(
         raise UsageError(f"{job.method.name} prunes; choosing schemes goes with gptq, awq or rtn")
     assert not job.walked, NO_CHOICE
     fit = model_fit(model, auto.schemes[0], job.skip) if len(auto.schemes) == 1 else None
-    if fit is not None and fit.unfit:
+    if fit is not None and 0 < len(fit.unfit) < fit.num_projections:
         log.warning("scheme %s", fit.in_words())
     warn_of_experts(model)
     trials = prepared(model, tokenizer, job, progress)

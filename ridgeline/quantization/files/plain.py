@@ -54,11 +54,11 @@ class PlainStorage:
 
 
 def plain_storage(
-    checkpoint: Checkpoint, description: Description, asked: str = "auto"
+    checkpoint: Checkpoint, description: Description, requested: str = "auto"
 ) -> PlainStorage:
-    """`asked` is the user's own dtype, which holds for all."""
-    if asked != "auto":
-        return PlainStorage(parse_dtype(asked))
+    """`requested` is the user's own dtype, which holds for all."""
+    if requested != "auto":
+        return PlainStorage(parse_dtype(requested))
     usual = most_common_type(checkpoint.tensors.values())
     dtype = torch.float16 if dtype_of(usual) is torch.float16 else torch.bfloat16
     if dtype_of(usual) is torch.float32:

@@ -118,7 +118,7 @@ def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
         "--text", type=Path, metavar="FILE", help="text to measure on (default: a built-in one)"
     )
     quality.add_argument(
-        "--window", type=int, metavar="N", help="tokens per window (default: 1024; 256 on a CPU)"
+        "--window", type=int, metavar="N", help="tokens per window (default: 512; 256 on a CPU)"
     )
     add_task(parser, "quality")
 

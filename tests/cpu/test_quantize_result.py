@@ -5,6 +5,7 @@ intervals beside the bounds, a scheme that fits, and the text that it was judged
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ from ridgeline.data.calibration_text import default_text
 from ridgeline.data.judged_text import judged_text
 from ridgeline.errors import UsageError
 from ridgeline.hardware.units import human_bytes
+from ridgeline.ladder.measuring import judging
+from ridgeline.ladder.measuring.judging import Judge, Measured
 from ridgeline.ladder.quantizing import quantize_job
+from ridgeline.ladder.state import applied, baseline
 from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.models.families import describe
 from ridgeline.quantization.files.plain import plain_storage
@@ -111,6 +115,7 @@ def test_sizes_are_those_of_files_and_a_larger_result_is_named(
     sizes = f"{human_bytes(q4_1.stat().st_size)} {human_bytes(after)} {change:+.0%}"
     assert f"weights in files {sizes}" in table
     assert "larger than the original" in table
+    assert re.search(r"[;:] int4-g64 takes about [0-9.]+ [KM]iB$", document["larger"])
 
 
 def test_a_larger_result_is_named_before_the_work(
@@ -233,7 +238,9 @@ def test_a_group_size_that_fits_is_proposed(
     assert fit["message"] == message
     assert caplog.text.count(message) == 1
     words[words.index(str(tmp_path / "out"))] = str(tmp_path / "shown")
-    assert message in shown(capsys, *words)
+    table = shown(capsys, *words)
+    assert message in table
+    assert "projections not quantized:" not in table  # the same ones again
     words = argv(folder, tmp_path / "better", "--method", "rtn", scheme="int4-g64")
     better = result_of(capsys, *words)
     assert (better["num_quantized"], better["fit"]) == (8, None)
@@ -293,3 +300,20 @@ def test_a_model_is_judged_on_text_unlike_the_calibration_s(
     assert calibrated == [own.read_text()]
     assert "measured on the built-in text (" in table
     assert "own.txt" in table.replace(" ", "")
+
+
+def test_a_climb_judges_on_it_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[str] = []
+    windows_of = judging.cut
+
+    def cut(text: str, *more: Any) -> Any:
+        judged.append(text)
+        return windows_of(text, *more)
+
+    monkeypatch.setattr(judging, "cut", cut)
+    state = applied(baseline("cpu"), {"loop": "engine", "scheme": "int8"}).to_json()
+    measured = Measured(window=60, num_windows=4).to_json()
+    quality = Judge().compare(str(folder), "cpu", state, measured, {"max_kl": 9.0})
+    assert judged == [judged_text()[:3000]]
+    assert (quality["num_tokens"], quality["problem"]) == (4 * 59, None)
+    assert 0 < quality["mean_kl_low"] < quality["mean_kl"] < quality["mean_kl_high"]

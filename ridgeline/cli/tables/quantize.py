@@ -103,11 +103,15 @@ def render(document: Mapping[str, Any], console: Console) -> None:
     console.print(worst_table(document))
     for words in document["plain_for_speed"]:
         console.print(words)
-    if document["fit"] is not None:
-        console.print(document["fit"]["message"], style="bold", markup=False)
-    stays = document["stays"]
+    fit = document["fit"]
+    if fit is not None:
+        console.print(fit["message"], style="bold", markup=False)
+    unfit = () if fit is None else fit["unfit"]
+    stays = [name for name in document["stays"] if name not in unfit]
     if stays and not document["projections"]:
-        console.print(f"{len(stays)} projections not quantized: {', '.join(stays[:NUM_SHOWN])}")
+        others = "other " if unfit else ""
+        names = ", ".join(stays[:NUM_SHOWN])
+        console.print(f"{len(stays)} {others}projections not quantized: {names}")
     kv = document["kv"]
     if kv is not None:
         errors = f"{kv['keys_db']:.0f} and {kv['values_db']:.0f} dB at worst"

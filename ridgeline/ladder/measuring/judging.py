@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ridgeline.data.calibration_text import calibration_batches
+from ridgeline.data.judged_text import JUDGED_WINDOW
 from ridgeline.data.text_files import read_text
 from ridgeline.engine import Engine
 from ridgeline.engine.loading.saved import tokenizer_of
@@ -51,7 +52,7 @@ class Measured:
     """What quality is measured on."""
 
     text: str | None = None  # a file; None: the built-in one (data/judged_text.py)
-    window: int = 1024  # tokens
+    window: int = JUDGED_WINDOW  # tokens
     num_windows: int = 16  # at most
     task: str | None = None
     data: str | None = None  # the task's questions

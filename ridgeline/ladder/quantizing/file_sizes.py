@@ -53,14 +53,16 @@ def larger_in_words(
     return (
         f"in {scheme} this model is larger than the original: {human_bytes(after)} in files, not "
         f"{human_bytes(before.num_bytes)} (mostly {before.weight_type}, {before.bits:.1f} bits "
-        f"per weight); {_smaller(before, config, dtype)}"
+        f"per weight); {_smaller(scheme, before, config, dtype)}"
     )
 
 
-def _smaller(before: FileSize, config: ModelConfig, dtype: torch.dtype) -> str:
-    schemes = [parse_scheme(f"int4-g{group}") for group in GROUPS]
-    sizes = {scheme.name: expected_bytes(config, dtype, scheme) for scheme in schemes}
+def _smaller(scheme: str, before: FileSize, config: ModelConfig, dtype: torch.dtype) -> str:
+    smallest = [parse_scheme(f"int4-g{group}") for group in GROUPS]
+    sizes = {each.name: expected_bytes(config, dtype, each) for each in smallest}
     name = min(sizes, key=lambda each: sizes[each])
+    size = f"{name} takes about {human_bytes(sizes[name])}"
     if sizes[name] < before.num_bytes:
-        return f"{name} takes about {human_bytes(sizes[name])}"
-    return f"no scheme is smaller than that: {name} takes about {human_bytes(sizes[name])}"
+        return size
+    none = "no scheme makes it smaller than the original"
+    return none if name == scheme else f"{none}: {size}"

@@ -35,6 +35,7 @@ from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, t_quantile
 from ridgeline.ladder.measuring.spec import workload_from
 from ridgeline.ladder.outcome import Quality, Speedup
 from ridgeline.ladder.reporting.folder import CHECK
+from ridgeline.ladder.reporting.words import BUSY, noise_factor
 from ridgeline.ladder.state import ClimbState, ClimbSubject
 from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.models.families import describe
@@ -158,14 +159,17 @@ def machine_of(recorded: Sequence[float], now: Sequence[float]) -> Speedup | Non
 
 def corrected(speed: Speedup, machine: Speedup | None) -> Speedup:
     """The speed on a machine that is as fast as it was. A control does not suffer exactly as a
-    workload does: what is divided out is taken as known to a half of it. A machine that became
-    faster corrects nothing, for then no fall is the machine's.
+    workload does: what is divided out is taken as known to a half of it, and no better than to the
+    factor by which the control's own samples differ where the machine was not quiet. A machine that
+    became faster corrects nothing, for then no fall is the machine's.
     """
-    if machine is None or machine.value >= 1.0:
+    if machine is None:
         return speed
-    lost = math.log(machine.value)
-    spread = math.hypot(math.log(speed.high / speed.value), math.log(machine.high / machine.value))
-    middle, reach = math.log(speed.value) - lost, spread - DOUBT * lost
+    lost = min(0.0, math.log(machine.value))
+    reaches = [math.log(each.high / each.value) for each in (speed, machine)]
+    factor = noise_factor(machine)
+    noise = math.log(factor) if factor >= BUSY else 0.0
+    middle, reach = math.log(speed.value) - lost, math.hypot(*reaches, noise) - DOUBT * lost
     value, low, high = (math.exp(log) for log in (middle, middle - reach, middle + reach))
     return replace(speed, value=value, low=low, high=high)
 
@@ -182,17 +186,23 @@ def control_remarks(recorded: Sequence[float], machine: Speedup | None) -> list[
             "looks like a slower recipe"
         ]
     runs = f"a fixed computation runs at {machine.value:.2f} of its speed then"
+    remarks = []
+    if noise_factor(machine) >= BUSY:
+        remarks.append(
+            f"a machine that is not quiet: samples of one fixed computation differ by a factor of "
+            f"{noise_factor(machine):.1f}, and a fall of the speed smaller than that is not seen"
+        )
     if machine.value < 1.0 - ALLOWED_FALL:
-        return [
+        remarks.append(
             f"this machine is busier or slower than when the record was written: {runs}, which is "
             "divided out of the speed"
-        ]
-    if machine.low > 1.0 + ALLOWED_FALL:
-        return [
+        )
+    elif machine.low > 1.0 + ALLOWED_FALL:
+        remarks.append(
             f"the record was written on a busier or slower machine: {runs}, which may hide that "
             "the recipe became slower; a new run of `ridgeline optimize` writes a better record"
-        ]
-    return []
+        )
+    return remarks
 
 
 def speed_problems(speed: Speedup) -> list[str]:

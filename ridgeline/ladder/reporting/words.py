@@ -62,11 +62,16 @@ def quiet_rungs(outcomes: Sequence[RungOutcome]) -> list[RungOutcome]:
     return [
         outcome
         for outcome in outcomes
-        if outcome.achieved is None or max(_factors(outcome.achieved)) < BUSY
+        if outcome.achieved is None or noise_factor(outcome.achieved) < BUSY
     ]
 
 
+def noise_factor(speedup: Speedup) -> float:
+    """Fastest over slowest round, of the side where that is more."""
+    return max(_factors(speedup))
+
+
 def _factors(speedup: Speedup) -> tuple[float, float]:
-    """Slowest over fastest round of each side."""
+    """Fastest over slowest round of each side."""
     before, after = (max(side) / min(side) for side in (speedup.before, speedup.after))
     return before, after

@@ -12,7 +12,7 @@ torch's sum (H200, 2026-11-15).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -119,7 +119,7 @@ def _need_host_kernels() -> None:
         raise RuntimeError("CPU kernels could not be built")  # not cached: it may be mended
 
 
-OWN_PROBES = {
+OWN_PROBES: Mapping[str, ceilings.Probe] = {
     "read_bandwidth": read_bandwidth,
     **{f"matrix_{name}": partial(matrix, name) for name in ("fp32", "bf16", "fp16", "int8")},
 }

@@ -21,6 +21,7 @@ from ridgeline.profiling.predicting.prediction import LoopName
 from ridgeline.recipe import VERSION, Recipe, edited_at_once, recipe_from
 from ridgeline.version import __version__
 
+NOT_OF_WEIGHTS = ("kv", "limits", "graphs", "overlap")  # fields that weights do not depend on
 RecipeEdit = Mapping[str, Any]  # dotted recipe fields and their values; "loop"; "folder"
 
 
@@ -41,6 +42,15 @@ class ClimbState:
     @property
     def key(self) -> str:
         return digest(self.to_json())
+
+    @property
+    def weights_key(self) -> str:
+        """The same for states whose weights are the same: they differ in limits, pages, and how
+        steps are launched.
+        """
+        plain = Recipe()
+        same = {name: getattr(plain, name) for name in NOT_OF_WEIGHTS}
+        return replace(self, recipe=replace(self.recipe, **same)).key
 
 
 def baseline(device: str, dtype: Any = "fp32") -> ClimbState:

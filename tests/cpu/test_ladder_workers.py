@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from ridgeline.data.workload import Workload, WorkloadRequest, named_workload
+from ridgeline.engine import Engine, Sampling
 from ridgeline.hardware import detect
 from ridgeline.ladder.climbing.bench_processes import Processes
 from ridgeline.ladder.climbing.budget import Budget
@@ -26,9 +28,9 @@ from ridgeline.ladder.climbing.progress import Options
 from ridgeline.ladder.climbing.search import ClimbSearch
 from ridgeline.ladder.measuring.part import WorkloadPart, first_part, longer
 from ridgeline.ladder.measuring.process import Process, WorkerError
-from ridgeline.ladder.measuring.running import NaiveRuns, Round
+from ridgeline.ladder.measuring.running import EngineRuns, NaiveRuns, Round
 from ridgeline.ladder.measuring.spec import WorkerSpec, read_workload, write_workload
-from ridgeline.ladder.measuring.worker import RecipeWorker
+from ridgeline.ladder.measuring.worker import RecipeWorker, Workers
 from ridgeline.ladder.rungs import ClimbFacts, fuse
 from ridgeline.ladder.state import ClimbState, ClimbSubject, applied, baseline
 from ridgeline.models.shapes import describe_shape, random_model
@@ -217,7 +219,7 @@ def kill_second(bench: Processes) -> None:
     while len(bench._running) < 2 and time.monotonic() < deadline:
         time.sleep(0.001)
     for running in list(bench._running.values()):
-        os.kill(running.process.pid, signal.SIGKILL)
+        os.kill(running.process.process.pid, signal.SIGKILL)
 
 
 def test_two_that_do_not_fit_are_measured_in_turns(
@@ -254,3 +256,68 @@ def test_two_that_do_not_fit_are_measured_in_turns(
     assert most == [BASE, ENGINE, BASE, ENGINE]
     other = applied(ENGINE, {"kv.page_size": KV().page_size * 2})
     assert bench.compare(ENGINE, other, lambda speedup: True).value == pytest.approx(1.0)
+
+
+def test_a_recipe_with_other_limits_runs_the_same_weights(tmp_path: Path) -> None:
+    """In the same process: the same tokens, its own pages and limits, and codes by name; the first
+    may be dropped, and a third run the second's weights.
+    """
+    state = applied(ENGINE, {"scheme": "int8", "quantize_all": True})
+    wider = applied(state, {"limits.max_batch": 2, "kv.page_size": 32})
+    assert wider.weights_key == state.weights_key
+    assert applied(state, {"dtype": "bf16"}).weights_key != state.weights_key
+    write_workload(SHORT, tmp_path / "workload.json")
+
+    def spec(state: ClimbState) -> dict[str, Any]:
+        workload = str(tmp_path / "workload.json")
+        return WorkerSpec(
+            None, "tiny", "cpu", "engine", state.recipe, "throughput", workload
+        ).to_json()
+
+    workers = Workers()
+    first = workers.answer({"do": "load", "seat": "a", "spec": spec(state)})
+    second = workers.answer({"do": "load", "seat": "b", "sharing": "a", "spec": spec(wider)})
+    assert first["recipe"]["scheme"] == second["recipe"]["scheme"] == "int8"
+    assert second["recipe"]["limits"]["max_batch"] == 2
+    assert second["recipe"]["kv"]["page_size"] == 32
+    assert second["bytes_per_weight"] == first["bytes_per_weight"] < 4.0
+    engines = [engine_of(workers, name) for name in "ab"]
+    assert engines[0].model.embed.weight is engines[1].model.embed.weight
+    texts = [engine.generate([[1, 2, 3]], Sampling(max_tokens=6))[0].tokens for engine in engines]
+    assert texts[0] == texts[1]
+    held = weakref.ref(engines[0].runner.kv)
+    del engines
+    workers.answer({"do": "drop", "seat": "a"})
+    assert held() is None  # pages are given back, weights are not
+    third = workers.answer({"do": "load", "seat": "c", "sharing": "b", "spec": spec(state)})
+    assert third["recipe"] == first["recipe"]
+    found = workers.answer({"do": "round", "seat": "c", "part": WorkloadPart(4).to_json()})
+    assert found["output_tokens_per_s"] > 0
+
+
+def engine_of(workers: Workers, name: str) -> Engine:
+    runs = workers.by_name[name].runs
+    assert isinstance(runs, EngineRuns)
+    return runs.engine
+
+
+def test_states_of_the_same_weights_share_a_process(tmp_path: Path) -> None:
+    """And one that cannot be loaded there leaves the other as it was."""
+    subject = ClimbSubject("tiny", None, "tiny", describe_shape("tiny").config, "cpu")
+    wider = applied(ENGINE, {"limits.max_batch": 2})
+    refused = applied(ENGINE, {"graphs": True})  # on a CPU
+    with Processes(subject, SHORT, "throughput", detect("cpu"), tmp_path) as bench:
+        bench.round_s = 0.05
+        bench.open(ENGINE)
+        first = bench._running[ENGINE.key].process.process
+        bench.compare(ENGINE, wider, lambda speedup: True)
+        assert bench._running[wider.key].process.process is first
+        observation = bench.keep(wider)
+        assert observation.filled.limits.max_batch == 2
+        assert list(bench._running) == [wider.key]
+        assert first.is_alive
+        with pytest.raises(WorkerError):
+            bench.compare(wider, refused, lambda speedup: True)
+        assert bench._running[wider.key].process.is_alive
+        bench.drop(wider)
+        assert not first.is_alive

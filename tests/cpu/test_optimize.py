@@ -43,7 +43,7 @@ from ridgeline.ladder.measuring.control import Control
 from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.time_ledger import TimeLedger
-from ridgeline.ladder.measuring.worker import RecipeWorker
+from ridgeline.ladder.measuring.worker import Workers
 from ridgeline.ladder.reporting.folder import recipe_flags
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.reporting.summary import changed_fields
@@ -81,21 +81,24 @@ class Local:
 
     def __init__(self, log: Path, ledger: TimeLedger | None = None) -> None:
         self.ledger = ledger or TimeLedger()
-        self.worker, self.spec = RecipeWorker(), dict[str, Any]()
+        self.worker, self.specs, self.seats = Workers(), dict[str, Any](), set[str]()
 
-    def ask(self, do: str, *, limit_s: float, **asked: Any) -> dict[str, Any]:
+    def ask(
+        self, do: str, *, limit_s: float, lives_on: bool = False, **asked: Any
+    ) -> dict[str, Any]:
         with self.ledger.timing(do):
             return self.answered(do, **asked)
 
     def answered(self, do: str, **asked: Any) -> dict[str, Any]:
         asked = json.loads(json.dumps(asked))
+        seat = asked.get("seat", "")
         if do == "load":
-            self.spec = asked["spec"]
+            self.specs[seat] = asked["spec"]
         if do == "warm":
             return {"part": WorkloadPart(2).to_json(), "seconds": 1.0}
         if do == "round":
             Local.num_rounds += 1
-            rate = Local.speed(self.spec) * (1 + 0.001 * (Local.num_rounds % 3))
+            rate = Local.speed(self.specs[seat]) * (1 + 0.001 * (Local.num_rounds % 3))
             more = ("first_token_s", "per_output_token_s", "request_s", "share_of_limit")
             return {"output_tokens_per_s": rate, "wall_s": 1.0, "mean_batch": 1.0} | dict.fromkeys(
                 more

@@ -28,7 +28,7 @@ from ridgeline.ladder.climbing.sizes import CURVE_BATCHES, WorkerSizes
 from ridgeline.ladder.measuring.judging import Measured
 from ridgeline.ladder.measuring.observation import Observation, phase_from
 from ridgeline.ladder.measuring.part import MAX_REPEATS, WorkloadPart, first_part
-from ridgeline.ladder.measuring.process import Process, WorkerError
+from ridgeline.ladder.measuring.process import Process, WorkerError, WorkerSeat
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, speedup_of
 from ridgeline.ladder.measuring.spec import write_workload
 from ridgeline.ladder.measuring.time_ledger import TimeLedger
@@ -325,27 +325,36 @@ class Processes:
         return self._running[state.key]
 
     def _start(self, state: ClimbState) -> LoadedState:
-        process = self._spare or self._new_process()
-        self._spare = None
-        if self.subject.device != "cpu":  # cores are free: the next one imports meanwhile
-            self._spare = self._new_process()
+        seat = self._seat(state)
         spec = self.sizes.spec(state, self._one_at_a_time)
         try:
-            loaded = process.ask("load", spec=spec.to_json(), limit_s=LOAD_LIMIT_S)
+            loaded = seat.load(spec.to_json(), LOAD_LIMIT_S)
             at_once = self.sizes.at_once(state)
             first = first_part(self.workload, at_once).to_json()
             arguments = {"part": first, "seconds": self.round_s}
-            warm = process.ask("warm", **arguments, limit_s=LOAD_LIMIT_S)
+            warm = seat.ask("warm", **arguments, limit_s=LOAD_LIMIT_S)
         except WorkerError:
-            process.close(at_once=True)
+            seat.close(at_once=True)
             raise
         return LoadedState(
             state,
-            process,
+            seat,
             Observation.of_worker(loaded),
             WorkloadPart.from_json(warm["part"]),
             at_once,
         )
+
+    def _seat(self, state: ClimbState) -> WorkerSeat:
+        """In a process that has its weights, or a new one."""
+        for running in self._running.values():
+            same = running.state.weights_key == state.weights_key and state.loop == "engine"
+            if same and running.process.is_alive and not self._one_at_a_time:
+                return WorkerSeat(running.process.process, state.key, sharing=running.process)
+        process = self._spare or self._new_process()
+        self._spare = None
+        if self.subject.device != "cpu":  # cores are free: the next one imports meanwhile
+            self._spare = self._new_process()
+        return WorkerSeat(process, state.key)
 
     def _new_process(self) -> Process:
         return Process(self.work / f"worker-{next(self._numbers)}.log", ledger=self.ledger)

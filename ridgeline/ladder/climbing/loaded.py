@@ -7,7 +7,7 @@ from statistics import median
 
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.part import WorkloadPart
-from ridgeline.ladder.measuring.process import Process
+from ridgeline.ladder.measuring.process import WorkerSeat
 from ridgeline.ladder.measuring.running import Round
 from ridgeline.ladder.outcome import Figures
 from ridgeline.ladder.state import ClimbState
@@ -20,7 +20,7 @@ class LoadedState:
     """A state that is loaded."""
 
     state: ClimbState
-    process: Process
+    process: WorkerSeat
     observation: Observation
     part: WorkloadPart  # takes about `round_s`
     at_once: int

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -59,6 +59,7 @@ class Process:
                 start_new_session=True,  # Ctrl-C is for the climb, which then ends its workers
             )
         self._heard = b""
+        self.seats: set[str] = set()  # recipes that it holds
 
     @property
     def pid(self) -> int:
@@ -68,7 +69,10 @@ class Process:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, do: str, *, limit_s: float, **arguments: Any) -> dict[str, Any]:
+    def ask(
+        self, do: str, *, limit_s: float, lives_on: bool = False, **arguments: Any
+    ) -> dict[str, Any]:
+        """`lives_on`: an error that it answers with does not end it."""
         try:
             with self._ledger.timing(do):
                 self._send({"do": do, **arguments})
@@ -81,7 +85,8 @@ class Process:
             raise WorkerError("hung", f"no answer to {do!r} within {limit_s:.0f} s")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            self.close(at_once=True)
+            if not lives_on:
+                self.close(at_once=True)
             raise WorkerError(answer["kind"], answer["error"])
         return answer
 
@@ -155,3 +160,36 @@ class Process:
 
     def __exit__(self, *_: object) -> None:
         self.close(at_once=True)
+
+
+class WorkerSeat:
+    """One recipe in a process. Others may run the same weights there (worker.py `Workers`); the
+    process ends with the last of them.
+    """
+
+    def __init__(self, process: Process, name: str, sharing: WorkerSeat | None = None) -> None:
+        self.process, self.name = process, name
+        self.sharing = None if sharing is None else sharing.name
+        process.seats.add(name)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.name in self.process.seats and self.process.is_alive
+
+    def ask(self, do: str, *, limit_s: float, **arguments: Any) -> dict[str, Any]:
+        return self.process.ask(do, limit_s=limit_s, seat=self.name, **arguments)
+
+    def load(self, spec: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """Beside another one a recipe that cannot be loaded leaves that one as it is."""
+        if self.sharing is None:
+            return self.ask("load", spec=spec, limit_s=limit_s)
+        return self.ask("load", spec=spec, sharing=self.sharing, lives_on=True, limit_s=limit_s)
+
+    def close(self, at_once: bool = False) -> None:
+        seats = self.process.seats
+        seats.discard(self.name)
+        if not seats:
+            self.process.close(at_once)
+        elif self.process.is_alive:
+            with suppress(WorkerError):
+                self.process.ask("drop", seat=self.name, limit_s=CLOSE_S)

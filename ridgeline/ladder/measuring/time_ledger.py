@@ -21,6 +21,7 @@ NAMES = {
     "judge": "quality",
     "calibrate": "finding codes on data",
     "write": "writing the checkpoint",
+    "drop": "letting go of recipes",
 }  # by what is asked for
 
 

@@ -10,15 +10,16 @@ the other end.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -38,18 +39,28 @@ from ridgeline.ladder.measuring.part import WorkloadPart, longer
 from ridgeline.ladder.measuring.process import NOTED
 from ridgeline.ladder.measuring.running import EngineRuns, NaiveRuns, Round
 from ridgeline.ladder.measuring.spec import WorkerSpec, read_workload
-from ridgeline.ladder.outcome import CurvePoint
+from ridgeline.ladder.outcome import CurvePoint, Goal
+from ridgeline.ladder.state import NOT_OF_WEIGHTS
 from ridgeline.models import Transformer
 from ridgeline.models.shapes import random_model
 from ridgeline.quantization import load_model
-from ridgeline.quantization.choose import in_words, slower_shapes
+from ridgeline.quantization.choose import LayerChoice, in_words, slower_shapes
 from ridgeline.quantization.load import choose_dtype
-from ridgeline.recipe import with_auto
+from ridgeline.recipe import Recipe, with_auto
 
 log = logging.getLogger(__name__)
 
-PROMPT = tuple(range(1, 33))  # asked twice, to see whether the answers are the same
+PROMPT = tuple(range(1, 33))  # arguments twice, to see whether the answers are the same
 MAX_WARM_UPS = 4
+FIRST = "first"  # a recipe that is not named
+
+
+class MadeWeights(NamedTuple):
+    """What a recipe made of a model."""
+
+    model: Transformer
+    recipe: Recipe  # with nothing left open
+    choices: Sequence[LayerChoice]  # which matrices are codes
 
 
 class RecipeWorker:
@@ -57,9 +68,10 @@ class RecipeWorker:
         self.runs: EngineRuns | NaiveRuns | None = None
         self.workload: Workload | None = None
         self.steps: Steps | None = None
-        self.rounds: list[Round] = []  # that were asked for
+        self.rounds: list[Round] = []  # that were arguments for
         self.one_by_one = True
         self.judge = judging.Judge()
+        self.made: MadeWeights | None = None
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         do: Callable[..., dict[str, Any]] = getattr(self, f"do_{request['do']}")
@@ -96,6 +108,8 @@ class RecipeWorker:
 
     def _load_engine(self, spec: WorkerSpec, hardware: Hardware) -> dict[str, Any]:
         model: Transformer | Path
+        if self.made is not None:  # by another one here
+            return self._loaded(beside(self.made, spec), spec.goal, hardware)
         if spec.folder is not None:
             model = Path(spec.folder)
         elif spec.shape is not None:
@@ -106,13 +120,20 @@ class RecipeWorker:
             model = Path(spec.path)
         engine = Engine(model, spec.recipe, device=spec.device, num_pages=spec.num_pages)
         del model  # where the engine made codes of it, its own weights are gone now
-        runs = self.runs = EngineRuns(engine, spec.goal, hardware)
+        self.made = MadeWeights(engine.model, engine.recipe, engine.choices)
+        return self._loaded(engine, spec.goal, hardware)
+
+    def _loaded(self, engine: Engine, goal: Goal, hardware: Hardware) -> dict[str, Any]:
+        assert self.made is not None, "the weights come first"
+        runs = self.runs = EngineRuns(engine, goal, hardware)
         self.steps = engine_steps(engine)
+        own = {name: getattr(engine.recipe, name) for name in NOT_OF_WEIGHTS}
+        choices = self.made.choices
         return runs.footprint() | {
-            "recipe": asdict(engine.recipe),
+            "recipe": asdict(replace(self.made.recipe, **own)),
             "weight_bytes": sum(parameter.nbytes for parameter in engine.model.parameters()),
-            "plain_for_speed": in_words(engine.choices, engine.recipe.dtype),
-            "plain_shapes": [list(shape) for shape in slower_shapes(engine.choices)],
+            "plain_for_speed": in_words(choices, engine.recipe.dtype),
+            "plain_shapes": [list(shape) for shape in slower_shapes(choices)],
             "is_deterministic": True,
         }
 
@@ -195,6 +216,44 @@ class RecipeWorker:
         return judging.write_codes(**arguments)
 
 
+class Workers:
+    """The recipes of a process, by name: those but the first run the weights of another, so that
+    nothing is read, quantized or started again where only limits are changed.
+    """
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, RecipeWorker] = {}
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = dict(request)
+        name, sharing = arguments.pop("seat", FIRST), arguments.pop("sharing", None)
+        if arguments["do"] == "drop":
+            return self._drop(name)
+        worker = self.by_name.setdefault(name, RecipeWorker())
+        if sharing is not None:
+            worker.made = self.by_name[sharing].made
+            assert worker.made is not None, "an engine's weights are shared"
+        try:
+            return worker.answer(arguments)
+        except Exception:
+            if sharing is not None:
+                self._drop(name)
+            raise
+
+    def _drop(self, name: str) -> dict[str, Any]:
+        self.by_name.pop(name, None)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return {}
+
+
+def beside(made: MadeWeights, spec: WorkerSpec) -> Engine:
+    """Another engine over the same weights: their codes, head and copies are what they are."""
+    recipe = replace(spec.recipe, dtype="auto", scheme=None, head="plain", copies=None)
+    return Engine(made.model, recipe, num_pages=spec.num_pages)
+
+
 def plain_model(spec: WorkerSpec, hardware: Hardware) -> Transformer:
     if spec.shape is not None:
         dtype = choose_dtype(spec.recipe.dtype, spec.config, hardware)
@@ -221,7 +280,7 @@ def kind_of(error: BaseException) -> str:
     return "refused" if isinstance(error, RidgelineError) else "failed"
 
 
-def answered(worker: RecipeWorker, request: Mapping[str, Any]) -> dict[str, Any]:
+def answered(worker: Workers, request: Mapping[str, Any]) -> dict[str, Any]:
     """Its answer; where the time went goes to its log."""
     began = time.monotonic()
     with CompileTimes() as times:
@@ -231,7 +290,7 @@ def answered(worker: RecipeWorker, request: Mapping[str, Any]) -> dict[str, Any]
 
 
 def serve(requests: IO[str], answers: IO[str]) -> None:
-    worker = RecipeWorker()
+    worker = Workers()
     for line in requests:
         try:
             answer = answered(worker, json.loads(line))

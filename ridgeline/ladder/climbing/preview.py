@@ -31,7 +31,7 @@ def preview(job: ClimbJob) -> dict[str, Any]:
     guess = first_guess(
         facts, lengths_of(job.workload), start, filled, partial(may_be_guessed, job)
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
     for rung in MOVES:
         offer = rung.offer(RungContext(facts, start, filled))
         applies = isinstance(offer, Offer)

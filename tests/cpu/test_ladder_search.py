@@ -25,8 +25,9 @@ from ridgeline.ladder.measuring.rounds import speedup_of
 from ridgeline.ladder.outcome import Figures, Quality, Speedup, TrafficPace
 from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung, RungContext
 from ridgeline.ladder.state import ClimbState, applied
+from ridgeline.models.cost import MeanStep
 from ridgeline.models.shapes import describe_shape
-from ridgeline.profiling.predicting.prediction import Prediction, Situation
+from ridgeline.profiling.predicting.prediction import PhaseTime, Prediction, Situation
 from ridgeline.recipe import Recipe
 
 CPU = Hardware("intel", "cpu", "cpu", "some CPU", "x86_64", 8 << 30, 2, "6.1")
@@ -463,10 +464,10 @@ def test_what_cannot_give_more_than_others_promise_has_no_more_rounds() -> None:
 
 
 def test_what_judging_takes_once_is_not_expected_again() -> None:
-    """The engine takes 10 s, bf16 10 and 40 to judge, int8 10 and 20: together 90, of 100."""
+    """The engine takes 10 s, bf16 10 and 40 to judge, int8 10 and 20: together 90; the end has 16 of 110."""
     gains = {"bf16": 1.5, "int8": 1.4}
     bench = FakeBench(by_label, judge_s=20.0)
-    found = climb(bench, BF16, INT8, gains=gains, budget_s=100.0)
+    found = climb(bench, BF16, INT8, gains=gains, budget_s=110.0)
     assert statuses(found) == {"engine": "kept", "bf16": "kept", "int8": "kept"}
     assert [round(o.seconds) for o in found.outcomes] == [10, 50, 30]
 
@@ -651,3 +652,30 @@ def test_the_pace_is_known_when_a_climb_goes_on(tmp_path: Path) -> None:
         found = climb(bench, BF16, latency=SOON, finished=finished)
         assert found.pace == TrafficPace(10, 9, 0.4, None)
     assert bench.asked == []
+
+
+def test_what_would_be_judged_beyond_the_budget_is_not_begun() -> None:
+    """Judging the first takes 120 s by how fast prompts are: of 100 s that is too long, and what
+    changes no answers is still tried.
+    """
+    slow = PhaseTime("prefill", 1.0, 1.0, MeanStep(1.0, 50.0, 1.0, 50.0, 50.0))
+    bench = FakeBench(lambda state: 30.0 if state.recipe.kv.page_size == 128 else 20.0)
+    look = bench.seen
+    bench.seen = lambda state: replace(look(state), phases=(slow,))  # type: ignore[method-assign]
+
+    def statuses_of(judged_tokens: int) -> dict[str, str]:
+        facts = ClimbFacts(CONFIG, CPU, "latency", "setting", judged_tokens=judged_tokens)
+        options = Options(stages=((INT8, PAGES),))
+        budget = Budget(100.0, clock=lambda: bench.now)
+        gains = predictor({"int8": 1.5, "128": 1.2, "bf16": 1.3})
+        search = ClimbSearch(
+            facts, bench, budget, options, None, None, gains,
+            starts=[DEFAULTS], guess=lambda _: Together(GUESSED),
+        )  # fmt: skip
+        return statuses(search.run())
+
+    assert statuses_of(2000) == {"first-guess": "kept", "int8": "not reached",
+                                 "pages": "dropped"}  # fmt: skip
+    assert bench.asked[1] == "compare fp32"  # the guess without bf16
+    bench.now = 0.0
+    assert statuses_of(100)["int8"] == "dropped"  # it was measured

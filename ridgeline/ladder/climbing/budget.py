@@ -67,3 +67,39 @@ class Budget:
         if self.seconds is None:
             return None
         return max(0, int(self.left_s // max(rung_s, 1e-3)))
+
+
+FIRST_RUNG_S = 25.0  # taken until one was measured
+LATEST = 4  # rungs that the next is expected to be like
+
+
+@dataclass
+class RungTimes:
+    """What a rung takes, by those that were measured: comparing, and judging its answers."""
+
+    first_judging_s: float = 0.0  # expected of the first, where the original is run too
+    comparing: list[float] = field(default_factory=list)
+    judging: list[float] = field(default_factory=list)
+    once_s: float = 0.0  # of the last rung, what is done only once
+
+    def judged(self, seconds: float) -> None:
+        """Half of the first went into the original, which is kept for others."""
+        is_first = not self.judging
+        self.once_s = seconds / 2 if is_first else 0.0
+        self.judging.append(seconds / 2 if is_first else seconds)
+
+    def took(self, seconds: float, was_judged: bool) -> None:
+        judging = self.judging[-1] + self.once_s if was_judged else 0.0
+        self.comparing.append(max(0.0, seconds - judging))
+        self.once_s = 0.0
+
+    def expected(self, is_judged: bool) -> float:
+        seconds = _mean(self.comparing) if self.comparing else FIRST_RUNG_S
+        if not is_judged:
+            return seconds
+        return seconds + (_mean(self.judging) if self.judging else self.first_judging_s)
+
+
+def _mean(seconds: list[float]) -> float:
+    latest = seconds[-LATEST:]
+    return sum(latest) / len(latest)

@@ -119,6 +119,7 @@ def prepared(order: ClimbOrder, progress: Progress | None = None) -> ClimbJob:
         prefix_share=common_prefix_share(workload, subject.config.vocab_size),
         longest_prompt=max(request.num_prompt_tokens for request in workload.requests),
         request_tokens=mean_context(lengths_of(workload)),
+        judged_tokens=measured.window * measured.num_windows if order.quality else 0,
         has_text=has_text,
         has_random_weights=subject.has_random_weights,
         is_quantized=quantized,

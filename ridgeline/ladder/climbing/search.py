@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from ridgeline.bench.serve.bound import USUAL_SHARE
 from ridgeline.ladder.climbing.bench import Bench
-from ridgeline.ladder.climbing.budget import Budget
+from ridgeline.ladder.climbing.budget import Budget, RungTimes
 from ridgeline.ladder.climbing.finished import Finished
 from ridgeline.ladder.climbing.outlook import Outlook, Predict
 from ridgeline.ladder.climbing.progress import ClimbProgress, Options
@@ -47,10 +47,10 @@ MORE_ROUNDS = (3, 7)  # beyond the least: when an undecided rung is looked at ag
 WORTH = 1.01  # an interval that ends below is not worth more rounds, and less is not worth its time
 FEWEST_ROUNDS, CLEARLY_SLOWER = 3, 0.98
 AS_LONG_AS_OPENING = 3.0  # times what the first state took: the end of a climb
+JUDGING = 3.0  # times what the engine takes for as many prompt tokens: the first judging
 GUESS = "first-guess"
 CODES = {"scheme", "kv.dtype"}  # fields that a user names who names any
 GuessedPart = tuple[Rung, RecipeEdit]
-FIRST_RUNG_S = 25.0  # taken until one was measured
 
 
 class Together(NamedTuple):
@@ -88,7 +88,7 @@ class ClimbSearch:
         self._guess = guess
         self._stages = self.options.stages
         self._reached: ClimbProgress | None = None
-        self._rung_s: list[float] = []  # that measured rungs took, less what is done once
+        self._times = RungTimes()
         self._latest: dict[str, RungOutcome] = {}
         self._put_off: list[Rung] = []
         self._trying: Rung | None = None
@@ -115,13 +115,20 @@ class ClimbSearch:
         self._reached = progress = self.start()
         # In the end two are loaded as this one was, and run in turns.
         self.budget.keep_for_the_end(AS_LONG_AS_OPENING * (self.budget.used_s - began))
+        self._times.first_judging_s = self._first_judging_s(progress.observation)
         self.outlook = Outlook(self.facts, self.options, self.predictor, progress, self._latest)
         self.trial = Trial(
-            self.facts, self.options, self.bench, self.budget, progress, self._enough
+            self.facts, self.options, self.bench, self.budget, progress, self._enough, self._times
         )
         if self.facts.latency and progress.start.loop == "engine":
             progress.pace = self.bench.pace(progress.start)
         return progress
+
+    def _first_judging_s(self, observation: Observation) -> float:
+        """The original runs by its plain kernels, and then the change: by how fast prompts are."""
+        prompts = [phase for phase in observation.phases if phase.phase == "prefill"]
+        per_token_s = sum(phase.step_s / phase.work.tokens for phase in prompts[:1])
+        return JUDGING * self.facts.judged_tokens * per_token_s
 
     def _pace_note(self, progress: ClimbProgress) -> str:
         if progress.pace is None:
@@ -171,8 +178,8 @@ class ClimbSearch:
             self._climb_stage([*stage, *self._come_back()])
             if self._now.best != before:
                 self._look_again()
-        while self._put_off and self._has_time():
-            rung, before = max(self._put_off, key=self.outlook.promise), self._now.best
+        while rungs := [rung for rung in self._put_off if self._has_time(rung)]:
+            rung, before = max(rungs, key=self.outlook.promise), self._now.best
             self._put_off.remove(rung)
             self._try(rung)
             if self._now.best != before:
@@ -181,6 +188,8 @@ class ClimbSearch:
     def _try_together(self, together: Together) -> None:
         """All that is predicted to help; if it does, each part is also tried without."""
         parts = together.parts
+        if self.options.quality and self._times.first_judging_s > self.budget.left_s:
+            parts = [(rung, own) for rung, own in parts if not rung.changes_answers]
         if not parts:
             return
         edit = {name: value for _, offer in parts for name, value in offer.items()}
@@ -250,7 +259,7 @@ class ClimbSearch:
                 isinstance(self.outlook.offer(rung), Offer)
                 and self.outlook.slower_words(rung) is None
             )
-            if not applies or not self._has_time():
+            if not applies or not self._has_time(rung):
                 continue
             if outcome.status == "not applicable":
                 self._now.outcomes.remove(outcome)
@@ -282,20 +291,18 @@ class ClimbSearch:
         rungs = [rung for stage in self._stages for rung in stage]
         return [rung for rung in rungs if rung.name not in self._latest]
 
-    @property
-    def _usual_s(self) -> float:
-        times = self._rung_s[-4:]
-        return sum(times) / len(times) if times else FIRST_RUNG_S
+    def _fits(self, rung: Rung) -> int | None:
+        """How many like it there is time for; None: any number."""
+        return self.budget.fits(self._times.expected(rung.changes_answers and self.options.quality))
 
-    def _has_time(self) -> bool:
-        fits = self.budget.fits(self._usual_s)
-        return fits is None or fits > 0
+    def _has_time(self, rung: Rung) -> bool:
+        return self._fits(rung) != 0
 
     def _is_worth(self, rung: Rung) -> bool:
         """Whether something is expected of it, and fewer rungs promise more than there is time
         for.
         """
-        fits = self.budget.fits(self._usual_s)
+        fits = self._fits(rung)
         if fits is None or (fits > 1 and rung.leads):  # the last place is for what promises most
             return True
         promise = self.outlook.promise(rung)
@@ -339,8 +346,7 @@ class ClimbSearch:
         outcome, state = self.trial.run(rung, offer, candidate)
         seconds = self.budget.used_s - began
         outcome = replace(outcome, title=title, predicted=predicted, seconds=seconds)
-        self._rung_s.append(seconds - (self.trial.once_s or 0.0))
-        self.trial.once_s = 0.0 if self.trial.once_s is not None else None
+        self._times.took(seconds, was_judged=outcome.quality is not None)
         saved = {"outcome": asdict(outcome), "state": None, "seen": None}
         if outcome.status == "kept":
             now.best, now.observation = state, self.bench.keep(state)

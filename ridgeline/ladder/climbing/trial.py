@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ridgeline.bench.serve.bound import USUAL_SHARE
 from ridgeline.ladder.climbing.bench import Bench, Enough
-from ridgeline.ladder.climbing.budget import Budget
+from ridgeline.ladder.climbing.budget import Budget, RungTimes
 from ridgeline.ladder.climbing.progress import ClimbProgress, Options
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.outcome import Quality, RungOutcome
@@ -33,7 +33,7 @@ class Trial:
     budget: Budget
     progress: ClimbProgress
     enough: Enough
-    once_s: float | None = None  # what is done only once took so long; None: nothing was judged yet
+    times: RungTimes
 
     def run(
         self, rung: Rung, offer: Offer, candidate: ClimbState
@@ -77,8 +77,7 @@ class Trial:
     def _judged(self, base: RungOutcome, candidate: ClimbState) -> tuple[RungOutcome, ClimbState]:
         began = self.budget.used_s
         quality = self.bench.judge(candidate)
-        if self.once_s is None:  # the original was loaded and run too, which is kept for others
-            self.once_s = (self.budget.used_s - began) / 2
+        self.times.judged(self.budget.used_s - began)
         assert base.achieved is not None, "it was compared"
         if quality.problem is None:
             reason = f"{faster_words(base.achieved)}; {quality_words(quality)}"

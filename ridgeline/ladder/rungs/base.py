@@ -34,6 +34,7 @@ class ClimbFacts:
     prefix_share: float = 0.0  # of prompt tokens, that an earlier prompt begins with
     longest_prompt: int = 1
     request_tokens: float = 0.0  # a running request has in its pages, in the mean; 0: not known
+    judged_tokens: int = 0  # that quality is measured on
     has_text: bool = False  # whether prompts are text, as users write it
     has_random_weights: bool = False
     is_quantized: bool = False  # the checkpoint itself

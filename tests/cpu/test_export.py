@@ -42,6 +42,15 @@ def test_save_gives_back_every_tensor(name: str, tmp_path: Path) -> None:
         assert torch.equal(read.state_dict()[key], tensor), key
 
 
+def test_others_may_read_what_they_may_read_of_the_users_files(tmp_path: Path) -> None:
+    """A service under another account loads it: weights are as readable as the files beside."""
+    save_peer("llama-mha", tmp_path / "in")
+    model = load_model(tmp_path / "in", dtype="fp32", device="cpu")
+    save_model(model, tmp_path / "out", source=tmp_path / "in")
+    modes = {file.name: file.stat().st_mode for file in (tmp_path / "out").iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
+
+
 def test_gguf_becomes_a_folder_that_transformers_runs(tmp_path: Path) -> None:
     peer = make_model("qwen3")
     write_gguf(peer, tmp_path / "model.gguf")

@@ -100,7 +100,10 @@ def write_shards(
         assert not repeated, f"tensors named twice: {sorted(repeated)}"
         names |= shard.keys()
         file = folder / str(number)
+        file.touch()
+        mode = file.stat().st_mode  # as of other files: safetensors lets the owner alone read
         save_file(shard, file, metadata=metadata)
+        file.chmod(mode)
         sync(file)
         sizes.append({name: tensor.nbytes for name, tensor in shard.items()})
         shard.clear()  # the generator behind still holds the dictionary

@@ -464,7 +464,7 @@ def test_what_cannot_give_more_than_others_promise_has_no_more_rounds() -> None:
 
 
 def test_what_judging_takes_once_is_not_expected_again() -> None:
-    """The engine takes 10 s, bf16 10 and 40 to judge, int8 10 and 20: together 90; the end has 16 of 110."""
+    """The engine takes 10 s, bf16 10 and 40 to judge, int8 10 and 20: 90; the end has 16 of 110."""
     gains = {"bf16": 1.5, "int8": 1.4}
     bench = FakeBench(by_label, judge_s=20.0)
     found = climb(bench, BF16, INT8, gains=gains, budget_s=110.0)

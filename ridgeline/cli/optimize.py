@@ -127,10 +127,11 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     if args.check is not None:
         return run_check(args, terminal)
     order = asked_order(args)
-    with terminal.progress() as progress:
-        if args.dry_run:
+    if args.dry_run:
+        with terminal.progress() as progress:
             return {"kind": "preview", **preview(prepared(order, progress))}
-        climb = climb_model(order, progress)
+    with terminal.whole_run() as whole:
+        climb = climb_model(order, whole)
     stopped = any(note.startswith("stopped by") for note in climb.notes)
     return {
         "kind": "climb",

@@ -2,8 +2,8 @@
 stdout.
 
 Progress is drawn only when stdout and stderr are both terminals and `--json` was not given, so that
-pipes and logs stay clean. Lower layers know nothing of it: they take a callable `progress(label,
-done, total)`.
+pipes and logs stay clean; a run of minutes writes a line for each thing it does instead. Lower
+layers know nothing of it: they take a callable `progress(label, done, total)`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from ridgeline.progress import Progress, bars
+from ridgeline.progress import Progress, RunLines, WholeRun, bars, one_bar
 
 
 class PipeConsole(Console):
@@ -38,3 +38,14 @@ class Terminal:
             return
         with bars() as update:
             yield update
+
+    @contextmanager
+    def whole_run(self) -> Iterator[WholeRun]:
+        """Yield what shows a long run as one: a bar, or lines on stderr where there is no terminal;
+        with `--json` nothing.
+        """
+        if self.shows_progress:
+            with one_bar() as bar:
+                yield bar
+        else:
+            yield WholeRun() if self.json else RunLines(sys.stderr)

@@ -17,6 +17,7 @@ from ridgeline.hardware import Hardware
 from ridgeline.ladder.climbing.bench import Enough
 from ridgeline.ladder.climbing.budget import Budget, parse_duration
 from ridgeline.ladder.climbing.finished import Finished
+from ridgeline.ladder.climbing.news import ClimbNews
 from ridgeline.ladder.climbing.progress import ClimbProgress, Options
 from ridgeline.ladder.climbing.search import FEWEST_ROUNDS, ClimbSearch, GuessedPart, Together
 from ridgeline.ladder.measuring.observation import Observation
@@ -28,6 +29,7 @@ from ridgeline.ladder.state import ClimbState, applied
 from ridgeline.models.cost import MeanStep
 from ridgeline.models.shapes import describe_shape
 from ridgeline.profiling.predicting.prediction import PhaseTime, Prediction, Situation
+from ridgeline.progress import Standing, WholeRun
 from ridgeline.recipe import Recipe
 
 CPU = Hardware("intel", "cpu", "cpu", "some CPU", "x86_64", 8 << 30, 2, "6.1")
@@ -183,6 +185,45 @@ GUESSED = ((BF16, {"dtype": "bf16"}), (PAGES, {"kv.page_size": 128}))
 def pages_cost(state: ClimbState) -> float:
     """Pages of 128 tokens take a tenth off every speed."""
     return by_label(state) * (0.9 if state.recipe.kv.page_size == 128 else 1.0)
+
+
+class Watched(WholeRun):
+    def __init__(self) -> None:
+        self.standings: list[Standing] = []
+
+    def show(self, standing: Standing) -> None:
+        self.standings.append(standing)
+
+
+def test_it_tells_the_best_so_far_and_the_time_that_is_left() -> None:
+    bench, watched = FakeBench(by_label), Watched()
+    facts = ClimbFacts(CONFIG, CPU, "latency", "setting")
+    budget = Budget(300.0, clock=lambda: bench.now)
+    search = ClimbSearch(
+        facts,
+        bench,
+        budget,
+        Options(quality=False, stages=((BF16, INT8),)),
+        news=ClimbNews(watched, budget),
+        predictor=predictor({"bf16": 1.4, "int8": 1.3}),
+        starts=[DEFAULTS],
+    )
+    search.run()
+    first, bf16, int8, last = watched.standings
+    assert first.doing == "measuring where it begins: the engine in fp32"
+    assert (first.best, first.used_s, first.budget_s) == ("", 0.0, 300.0)
+    assert (bf16.doing, bf16.best) == ("bf16", "20 tokens/s, 1.00× the defaults")
+    assert (int8.doing, int8.best) == ("int8", "30 tokens/s, 1.50× the defaults")
+    assert (int8.num_done, int8.num_all, int8.part) == (1, 2, "")
+    assert 0 < int8.used_s < last.used_s
+    assert last.best == "45 tokens/s, 2.25× the defaults"
+
+
+def test_a_callable_of_ones_own_hears_of_it_too() -> None:
+    calls: list[tuple[str, int, int]] = []
+    news = ClimbNews(lambda *call: calls.append(call), Budget(None))
+    news("downloading", 3, 10)
+    assert calls == [("downloading", 3, 10)]
 
 
 def test_the_guess_is_measured_first_and_its_parts_are_tried_without() -> None:

@@ -18,6 +18,7 @@ from ridgeline.ladder.climbing.budget import Budget
 from ridgeline.ladder.climbing.earlier import remember_answer
 from ridgeline.ladder.climbing.explaining import explained, ladder_to
 from ridgeline.ladder.climbing.finished import Finished
+from ridgeline.ladder.climbing.news import ClimbNews
 from ridgeline.ladder.climbing.order import ClimbJob, ClimbOrder, lengths_of, prepared
 from ridgeline.ladder.climbing.part_bias import MOST, bias_words, part_bias
 from ridgeline.ladder.climbing.progress import ClimbProgress, Options
@@ -47,7 +48,8 @@ def climb_model(order: ClimbOrder, progress: Progress | None = None) -> Climb:
     folder = Folder(order.out)
     folder.prepare(order.resume)
     budget = Budget(order.budget_s)
-    job = prepared(order, progress)
+    news = ClimbNews(progress, budget)
+    job = prepared(order, news)
     with Processes(
         job.subject,
         job.workload,
@@ -67,13 +69,13 @@ def climb_model(order: ClimbOrder, progress: Progress | None = None) -> Climb:
             budget,
             Options(order.rounds, order.quality, (MOVES,)),
             Finished(folder.work / "finished.json"),
-            progress,
+            news,
             starts=starts,
             guess=first.together,
         )
         climb = search.run()
         climb.notes += first.notes
-        result = finish(job, climb, bench, folder, budget, progress)
+        result = finish(job, climb, bench, folder, budget, news)
         if climb.measured and not climb.is_stopped:
             remember_answer(first.came_to(climb))
         return result

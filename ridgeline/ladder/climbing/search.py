@@ -30,6 +30,7 @@ from ridgeline.bench.serve.bound import USUAL_SHARE
 from ridgeline.ladder.climbing.bench import Bench
 from ridgeline.ladder.climbing.budget import Budget, RungTimes
 from ridgeline.ladder.climbing.finished import Finished
+from ridgeline.ladder.climbing.news import ClimbNews
 from ridgeline.ladder.climbing.outlook import Outlook, Predict
 from ridgeline.ladder.climbing.progress import ClimbProgress, Options
 from ridgeline.ladder.climbing.trial import Trial
@@ -40,7 +41,6 @@ from ridgeline.ladder.reporting.words import busy_words, pace_words, state_words
 from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung, RungContext
 from ridgeline.ladder.state import ClimbState, RecipeEdit, applied, baseline, digest
 from ridgeline.profiling.predicting.gains import area_of, predict
-from ridgeline.progress import Progress
 from ridgeline.recipe import dotted_values
 
 MORE_ROUNDS = (3, 7)  # beyond the least: when an undecided rung is looked at again
@@ -71,7 +71,7 @@ class ClimbSearch:
         budget: Budget,
         options: Options | None = None,
         finished: Finished | None = None,
-        progress: Progress | None = None,
+        news: ClimbNews | None = None,
         predictor: Predict = predict,
         *,
         starts: Sequence[ClimbState] | None = None,
@@ -83,7 +83,7 @@ class ClimbSearch:
         self.facts, self.bench, self.budget = facts, bench, budget
         self.options = options or Options()
         self.finished = finished or Finished(None)
-        self.progress, self.predictor = progress, predictor
+        self.news, self.predictor = news, predictor
         self._starts = start_states(facts.hardware.device) if starts is None else starts
         self._guess = guess
         self._stages = self.options.stages
@@ -101,6 +101,7 @@ class ClimbSearch:
         except KeyboardInterrupt:
             progress.is_stopped = True
             progress.notes.append("stopped by Ctrl-C; what was measured until then is here")
+        self._tell("writing what was found")
         for rung in self._left():
             why = "the climb was stopped" if progress.is_stopped else "the budget was spent"
             self._add(rung, "not reached", why, self.outlook.offer(rung))
@@ -112,6 +113,7 @@ class ClimbSearch:
 
     def _begin(self) -> ClimbProgress:
         began = self.budget.used_s
+        self._tell(f"measuring where it begins: {state_words(self._starts[0])}")
         self._reached = progress = self.start()
         # In the end two are loaded as this one was, and run in turns.
         self.budget.keep_for_the_end(AS_LONG_AS_OPENING * (self.budget.used_s - began))
@@ -331,7 +333,7 @@ class ClimbSearch:
         if not isinstance(offer, Offer):
             self._add(rung, "not applicable", offer)
             return
-        self._tell(rung)
+        self._tell(rung.title)
         self._trying = rung
         now, began = self._now, self.budget.used_s
         candidate, predicted = applied(now.best, offer.edit), self.outlook.predicted(offer)
@@ -391,10 +393,14 @@ class ClimbSearch:
         self._now.outcomes.append(outcome)
         self._latest[outcome.name] = outcome
 
-    def _tell(self, rung: Rung) -> None:
-        if self.progress is not None:
-            total = sum(map(len, self._stages))
-            self.progress(rung.title, len(self._latest), total)
+    def _tell(self, doing: str) -> None:
+        """What is measured next, and what there is by now."""
+        if self.news is None:
+            return
+        num_done, num_all = len(self._latest), sum(map(len, self._stages))
+        if self._reached is not None:
+            self.news.reached(self._reached, num_done, num_all)
+        self.news(doing, num_done, num_all)
 
 
 def _given(offer: Offer, context: RungContext) -> Offer | str:

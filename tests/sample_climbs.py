@@ -10,6 +10,7 @@ from typing import Any
 from ridgeline.ladder.outcome import (
     CurvePoint,
     Figures,
+    NextStep,
     Quality,
     ReportedMemory,
     RoofPoint,
@@ -19,7 +20,7 @@ from ridgeline.ladder.outcome import (
     Speedup,
 )
 from ridgeline.ladder.reporting.result import Climb
-from ridgeline.profiling.predicting.prediction import Area, Prediction
+from ridgeline.profiling.predicting.prediction import Area, GapPart, Prediction
 
 SAMPLE = "Sample data, made up to draw with: nothing in this report was measured."
 GB = 10**9
@@ -165,6 +166,46 @@ def h200() -> Climb:
         before, after, rungs,
         Speedup(11.4, 11.2, 11.6, (27.1, 27.4, 27.3), (310.0, 311.0, 312.0)),
         (SAMPLE,), ("ridgeline", "serve", "llama-fast"),
+        gap=(
+            GapPart("decode", "matrices", 0.0022, 0.0018, 0.12),
+            GapPart("decode", "gaps", 0.00021, 0.0, 0.06),
+            GapPart("prefill", "matrices", 0.012, 0.009, 0.021),
+            GapPart("decode", "other kernels", 0.00004, 0.0, 0.012),
+            GapPart("decode", "host", 0.00002, 0.0, 0.007),
+        ),
+        next_steps=(
+            NextStep("4 requests at once instead of 1 (tokens/s of all)", "",
+                     predicted(3.4, 2.8, 4.1, "matrices: 91% of a decode step")),
+        ),
+    )  # fmt: skip
+
+
+def answer_first() -> Climb:
+    """As `optimize` climbs: from the engine's defaults, with the ladder that explains it."""
+    climb = h200()
+    kept = [each for each in climb.rungs if each.status == "kept"]
+    guess = rung(
+        "first-guess", "quantize", "weights in fp8 + twice as many requests at once", "kept",
+        "1.42x (1.40 to 1.44); predicted to be fastest together",
+        edit={"scheme": "fp8", "limits.max_batch": 512},
+        predicted=predicted(1.5, 1.3, 1.7, "8.1 instead of 16.1 GB of weights a step"),
+        achieved=achieved(1.42, 1.40, 1.44, 219.0), quality=quality(0.0061, 0.0042), seconds=52.0,
+    )  # fmt: skip
+    others = [each for each in climb.rungs if each.status != "kept"]
+    reasons = ("a CPU has no graphs", "nothing is left to undo", "it is as the defaults have it")
+    others += [
+        rung(f"other-{number}", "overhead", f"change {number}", "not applicable", reason)
+        for number, reason in enumerate(reasons)
+    ]
+    return replace(
+        climb,
+        rungs=(guess, *others),
+        ladder=tuple(replace(each, achieved=None) if each.name == "tuned" else each
+                     for each in kept),
+        before=replace(climb.after, figures=Figures(219.0, 0.027, 0.0046, 0.61, 0.55, 16 * GB),
+                       roof=climb.before.roof, curve=curve(219.0, 18500.0, 0.0)),
+        total=Speedup(1.42, 1.40, 1.44, (219.0,) * 5, (311.0,) * 5),
+        time_ledger={"load": 81.0, "compile": 40.2, "rounds": 190.5, "look": 31.0},
     )  # fmt: skip
 
 
@@ -226,6 +267,45 @@ def cpu() -> Climb:
         Speedup(3.14, 3.02, 3.25, (24.0, 24.2, 24.1, 23.9, 24.3), (75.0, 75.6, 76.1, 75.2, 75.9)),
         (SAMPLE,), ("ridgeline", "serve", "demo-fast"),
     )  # fmt: skip
+
+
+def crowded() -> Climb:
+    """All that makes labels meet: long names, many changes, points and rates that are nearly the
+    same, gains from a hundredth to a thousand, curves of many batches.
+    """
+    climb = answer_first()
+    word = "activations quantized per token and weights in int4 with groups of 128"
+    gains = (1.003, 1.01, 0.4, 1.02, 40.0, 1.5, 1.001, 25.0)
+    rungs = [
+        rung(
+            f"many-{number}", "custom kernels", f"{word}, attempt {number}",
+            "kept" if gain > 1 else "dropped", f"{word}; " * 3, edit={f"field-{number}": word},
+            predicted=predicted(gain * 1.1, gain / 3, gain * 3, word),
+            achieved=achieved(gain, gain * 0.99, gain * 1.01, 10.0),
+            quality=quality(0.02 * gain, 0.001 * gain), seconds=10.0,
+        )
+        for number, gain in enumerate(gains * 3)
+    ]  # fmt: skip
+    close = [
+        RoofPoint(f"{phase}, {side}", 2.0 * near, 5.0e12 * near, 0.9, "memory")
+        for side in ("before", "after")
+        for phase, near in (("decode", 1.0), ("prefill", 1.02))
+    ]
+    batches = tuple(range(1, 65))
+    flat = tuple(CurvePoint(batch, 300.0 + 0.01 * batch, 0.0031) for batch in batches)
+    rates = {"fp32": 7.1e14, "tf32": 7.12e14, "bf16": 7.35e14, "fp16": 7.38e14, "fp8": 7.7e14,
+             "int8": 7.9e14, "e4m3 per token, rowwise scaled accumulation": 8.4e14}  # fmt: skip
+    return replace(
+        climb,
+        rungs=tuple(rungs),
+        ladder=tuple(rungs),
+        matrix_rates=rates,
+        before=replace(climb.before, roof=tuple(close[:2]), curve=flat),
+        after=replace(climb.after, roof=tuple(close[2:]), curve=flat),
+        gap=tuple(replace(part, name=f"{part.name} of {word}") for part in climb.gap),
+        model="an-organization-with-a-long-name/" + "model-" * 20,
+        total=Speedup(1180.0, 900.0, 1500.0, (1.0,) * 5, (1180.0,) * 5),
+    )
 
 
 def empty() -> Climb:

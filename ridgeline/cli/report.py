@@ -1,4 +1,6 @@
-"""`ridgeline report …`: a saved `optimize` run shown again, and how accurate predictions were."""
+"""`ridgeline report …`: a saved `optimize` run shown again, two of them side by side, and how
+accurate predictions were.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.parser import group
+from ridgeline.cli.tables.compare import comparison_table
 from ridgeline.cli.tables.optimize import climb_table
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import UsageError
 from ridgeline.ladder.climbing.earlier import first_answers, known_answers
+from ridgeline.ladder.reporting.card import write_card
+from ridgeline.ladder.reporting.comparing import NamedClimb, compare, write_comparison
 from ridgeline.ladder.reporting.report import write_report
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.reporting.saved import load_climb
@@ -22,6 +27,7 @@ from ridgeline.profiling.printing import safe_text
 
 EXAMPLE = """\
 ridgeline report show demo-fast --html report.html
+ridgeline report compare fast faster --html compare.html
 ridgeline report accuracy"""
 
 
@@ -33,23 +39,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group(show, "output").add_argument(
         "--html", type=Path, metavar="FILE", help="also write the HTML report to FILE"
     )
+    group(show, "output").add_argument(
+        "--card", type=Path, metavar="FILE", help="also write the card to share, an SVG, to FILE"
+    )
+    _add_compare(parts.add_parser)
     summary = "how far predictions and first answers were from what was measured on this machine"
     parts.add_parser("accuracy", help=summary, description=f"{summary.capitalize()}.")
 
 
+def _add_compare(add_parser: Any) -> None:
+    summary = "show two finished `optimize` runs side by side"
+    both = add_parser("compare", help=summary, description=f"{summary.capitalize()}.")
+    both.add_argument("first", type=Path, metavar="A", help="the --out folder of a run")
+    both.add_argument("second", type=Path, metavar="B", help="that of another")
+    group(both, "output").add_argument(
+        "--html", type=Path, metavar="FILE", help="also write an HTML page to FILE"
+    )
+
+
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
-    return {"what": args.what, **(_show(args) if args.what == "show" else _accuracy())}
+    if args.what == "show":
+        return {"what": "show", **_show(args)}
+    return {"what": args.what, **(_compare(args) if args.what == "compare" else _accuracy())}
 
 
 def _show(args: argparse.Namespace) -> dict[str, Any]:
     climb = load_climb(args.folder)
     document: dict[str, Any] = {"climb": climb.to_json()}
     if args.html is not None:
-        if args.html.is_dir():
-            raise UsageError(
-                f"--html {args.html} is a folder; give a file, e.g. {args.html}/report.html"
-            )
-        write_report(climb, args.html)
+        write_report(climb, _file("--html", args.html, "report.html"))
+        document["html"] = str(args.html)
+    if args.card is not None:
+        write_card(climb, _file("--card", args.card, "card.svg"))
+        document["card"] = str(args.card)
+    return document
+
+
+def _file(flag: str, path: Path, usual: str) -> Path:
+    if path.is_dir():
+        raise UsageError(f"{flag} {path} is a folder; give a file, e.g. {path}/{usual}")
+    return path
+
+
+def _compare(args: argparse.Namespace) -> dict[str, Any]:
+    climbs = [NamedClimb(str(path), load_climb(path)) for path in (args.first, args.second)]
+    both = compare(climbs[0], climbs[1])
+    document = both.to_json()
+    if args.html is not None:
+        write_comparison(both, _file("--html", args.html, "compare.html"))
         document["html"] = str(args.html)
     return document
 
@@ -82,10 +119,13 @@ def _factor(known: accuracy.KnownAccuracy, area: str) -> float | None:
 def render(document: dict[str, Any], console: Console) -> None:
     if document["what"] == "accuracy":
         _render_accuracy(document, console)
-        return
-    console.print(climb_table(Climb.from_json(document["climb"])))
-    if "html" in document:
-        console.print(safe_text(f"page: {document['html']}"))
+    elif document["what"] == "compare":
+        console.print(comparison_table(document))
+    else:
+        console.print(climb_table(Climb.from_json(document["climb"])))
+    for key, word in (("html", "page"), ("card", "card")):
+        if key in document:
+            console.print(safe_text(f"{word}: {document[key]}"))
 
 
 def _render_accuracy(document: dict[str, Any], console: Console) -> None:

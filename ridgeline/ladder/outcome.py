@@ -148,6 +148,15 @@ class Side:
     memory: tuple[ReportedMemory, ...] = ()
 
 
+@dataclass(frozen=True)
+class NextStep:
+    """What is predicted to make the answer faster still."""
+
+    title: str
+    flags: str  # of a command line; "" where it is not a matter of flags
+    predicted: Prediction
+
+
 def outcome_from(document: Mapping[str, Any]) -> RungOutcome:
     """One rung, as `asdict` wrote it."""
     outcome: RungOutcome = from_document(RungOutcome, document, "a rung")

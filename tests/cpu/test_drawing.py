@@ -180,12 +180,8 @@ def test_an_interval_that_says_little_hides_nothing() -> None:
 
 
 def test_times() -> None:
-    assert [times(value) for value in (0.714, 1.9, 12.34, 120.0)] == [
-        "0.71×",
-        "1.90×",
-        "12.3×",
-        "120×",
-    ]
+    values = (0.714, 1.9, 12.34, 120.0, 1180.4)
+    assert [times(value) for value in values] == ["0.71×", "1.90×", "12.3×", "120×", "1,180×"]
 
 
 # The roofline.
@@ -265,6 +261,26 @@ def test_names_do_not_run_into_each_other() -> None:
     sides = [name.attributes["class"] for name in names]
     for one, other in combinations(range(len(names)), 2):
         assert sides[one] != sides[other] or abs(lines[one] - lines[other]) >= 13
+
+
+def test_the_name_of_the_bandwidth_gives_way_to_dots() -> None:
+    """It stands near the middle of the slope, unless a dot or its name does."""
+    free = tree(roofline([], ROOFS)).all("text", "end")[-1]
+    x = free.attributes["x"]
+    middle = Dot("in the middle", 11.9, 4.76e13, "all of the bandwidth", weight=0.5)
+    figure = tree(roofline([middle], ROOFS))
+    moved = next(text for text in figure.all("text", "end") if text.text == "4 TB/s")
+    assert free.text == "4 TB/s"
+    assert abs(share(moved.attributes["x"]) - share(x)) > 3
+    assert abs(share(moved.attributes["x"]) - points(figure)["in the middle"][0]) > 3
+
+
+def test_numbers_below_an_axis_stand_apart() -> None:
+    batches = [(float(batch), 300.0) for batch in range(1, 65)]
+    figure = tree(curves([Series("after", batches)], "Throughput", "batch", "tokens/s"))
+    places = [share(text.attributes["x"]) for text in figure.all("text", "middle")]
+    assert len(places) > 5
+    assert all(after - before > 8 for before, after in pairwise(places))
 
 
 H200 = {"int8": 1979e12, "fp8": 1460e12, "fp16": 989e12, "bf16": 795e12, "tf32": 414e12,

@@ -161,7 +161,9 @@ def test_a_climb_leaves_a_folder_that_runs_as_its_recipe_says(
 ) -> None:
     out = tmp_path / "out"
     assert main([*command, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert printed.err == ""  # --json tells nothing besides
+    said = json.loads(printed.out)
     found = Climb.from_json(json.loads((out / "climb.json").read_text()))
     assert found.to_json() == Climb.from_json(said["climb"]).to_json()
     assert {rung.name: rung.status for rung in found.rungs} == {
@@ -187,6 +189,7 @@ def test_a_climb_leaves_a_folder_that_runs_as_its_recipe_says(
     assert not changed & {"limits.max_context", "limits.memory_share"}  # those were of measuring
     assert [each.rung for each in Local.remembered] == ["int8", "kv-int8"]
     assert (out / "report.html").stat().st_size > 10_000
+    assert (out / "card.svg").read_text().startswith("<svg ")
     records = json.loads((out / "records.json").read_text())["records"]
     assert {"before", "after", "int8"} <= {Record.from_json(r).name.split("-")[-1] for r in records}
     recipe = recipe_beside(out)
@@ -211,6 +214,21 @@ def test_what_is_not_quantized_is_a_link_to_the_original(
     assert not (tmp_path / "out" / "recipe.json").is_symlink()
     with Engine(tmp_path / "out", device="cpu", num_pages=8) as engine:
         assert engine.generate(["hello"])[0].status == "finished"
+
+
+def test_without_a_terminal_there_is_a_line_for_each_thing_it_does(
+    local: type[Local], command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--budget", "9m"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert any("measuring where it begins: the engine in" in line for line in lines)
+    tried = [line for line in lines if "weights in int8" in line]
+    assert len(tried) == 1
+    assert re.fullmatch(
+        r" *0:\d\d of 9:00  weights in int8.*; best 20 tokens/s, 1.00× .*", tried[0]
+    )
+    assert re.search(r"before and after, in turns; best 40(.0)? tokens/s, 2.00× the def", lines[-2])
+    assert "the ladder from the plain loop" in lines[-1]
 
 
 def test_outside_the_bound_it_is_dropped(

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import sample_climbs
-from html_tree import tree
+from html_tree import Node, tree
 from rich.console import Console
 
 from ridgeline.cli import main
@@ -21,6 +22,9 @@ from ridgeline.cli.tables.optimize import climb_table
 from ridgeline.errors import OutputError, UsageError
 from ridgeline.ladder.outcome import RoofPoint, RungOutcome
 from ridgeline.ladder.reporting import summary
+from ridgeline.ladder.reporting.card import card
+from ridgeline.ladder.reporting.comparing import NamedClimb, compare
+from ridgeline.ladder.reporting.left_section import next_actions
 from ridgeline.ladder.reporting.report import report, write_report
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.reporting.saved import load_climb
@@ -54,6 +58,7 @@ def no_quality() -> Climb:
 
 CLIMBS: dict[str, Callable[[], Climb]] = {
     "h200": sample_climbs.h200,
+    "answer first": sample_climbs.answer_first,
     "cpu": sample_climbs.cpu,
     "empty": sample_climbs.empty,
     "one rung": one_rung,
@@ -133,7 +138,7 @@ def test_all_that_was_promised_is_there() -> None:
     climb = sample_climbs.h200()
     document = tree(report(climb))
     sections = {node.attributes.get("id", ""): node for node in document.all("section")[1:]}
-    assert " ".join(sections) == "ladder roofline batch memory quality dropped repeat"
+    assert " ".join(sections) == "ladder left roofline batch memory quality dropped repeat"
     assert len(sections["ladder"].one("tbody").all("tr")) == len(summary.measured(climb)) + 1
     marks = sections["roofline"].one("svg", "plot").all("path", "mark")
     assert [("hollow" in mark.attributes["class"]) for mark in marks] == [True, True, False, False]
@@ -155,6 +160,75 @@ def test_all_that_was_promised_is_there() -> None:
     assert document.one("h1").text == "11.4× the speed: 311 output tokens/s instead of 27.3"
     assert sample_climbs.SAMPLE in document.one("ul", "notes").text
     assert document.one("button").attributes.get("hidden") == ""  # a script shows it
+
+
+def section_of(climb: Climb, name: str) -> Node:
+    sections = tree(report(climb)).all("section")
+    return next(node for node in sections if node.attributes.get("id") == name)
+
+
+def test_it_leads_with_the_gain_over_the_defaults() -> None:
+    document = tree(report(sample_climbs.answer_first()))
+    assert document.one("h1").text.startswith("1.42× the speed of the defaults: 311")
+    rows = [row.text for row in document.one("dl", "comparisons").all("div")]
+    assert rows == [
+        "over the defaults1.42×311 instead of 219 output tokens/s",
+        "over the plain loop11.2×predicted in part",
+        "of the hardware limit78.0%before: 55.0%",
+    ]
+
+
+def test_why_it_is_not_at_the_limit_and_what_to_do_next() -> None:
+    climb = sample_climbs.h200()
+    section = section_of(climb, "left")
+    bar = section.one("svg", "stack").attributes["aria-label"]
+    assert bar == (
+        "time in steps: the hardware's limit 78.0%, matrices (decode) 12.0%, gaps (decode) 6.0%, "
+        "matrices (prefill) 2.1%, the rest 1.9%"
+    )
+    assert "2.2 ms of a decode step, 1.8 ms would do" in section.text
+    assert "Allow weights in int4, groups of 128, if you can" in section.text
+    assert "--max-kl 0.045 --max-ppl-increase 0.043" in section.text
+    assert "4 requests at once instead of 1" in section.text
+    assert "prefix cache" not in section.text  # nothing is expected of it
+    shown = words(in_terminal(climb))
+    assert "gaps (decode) 6.0%" in shown
+    assert "--max-kl 0.045" in shown
+
+
+def test_what_had_no_time_is_the_first_thing_to_do() -> None:
+    climb = sample_climbs.h200()
+    prefix = climb.rungs[-1]
+    assert prefix.predicted is not None
+    promising = replace(prefix, predicted=replace(prefix.predicted, speedup=1.4))
+    steps = next_actions(replace(climb, rungs=(*climb.rungs[:-1], promising)))
+    assert steps[0].text == "Go on: prefix cache had no time"
+    assert steps[0].gain == "1.40× predicted"
+    assert steps[0].how.endswith("--out llama-fast --resume")
+
+
+def test_what_misses_the_bound_by_far_is_not_advised() -> None:
+    climb = sample_climbs.h200()
+    rungs = [
+        replace(each, quality=None if each.quality is None else replace(each.quality, mean_kl=0.5))
+        for each in climb.rungs
+    ]
+    steps = next_actions(replace(climb, rungs=tuple(rungs)))
+    assert not any("Allow" in step.text for step in steps)
+
+
+def test_nothing_left_to_do_is_said() -> None:
+    climb = replace(sample_climbs.h200(), rungs=(), next_steps=())
+    assert "what is left is in the kernels" in section_of(climb, "left").text
+
+
+def test_what_does_not_apply_is_folded() -> None:
+    section = section_of(sample_climbs.answer_first(), "dropped")
+    folded = section.one("details", "folded")
+    assert "open" not in folded.attributes
+    assert folded.one("summary").text == "4 changes do not apply here; nothing was run for them"
+    assert len(folded.all("li")) == 4
+    assert len(section.all("li")) == 4 + 4  # those that were run or not reached stay open
 
 
 def texts_replaced(value: Any, text: str) -> Any:
@@ -249,7 +323,9 @@ def test_bars_of_the_terminal_begin_where_others_end() -> None:
     lines = in_terminal(sample_climbs.h200()).splitlines()
     bars = [
         (line.index(found[0]), line.index(found[0]) + len(found[0]))
-        for line in lines[lines.index("The ladder") : lines.index("Roofline, before and after")]
+        for line in lines[
+            lines.index("The ladder") : lines.index("Why it is not 100%, and what to do next")
+        ]
         if (found := re.findall("█+", line)) and "achieved" not in line
     ]
     fuse, bf16, graphs = bars[:3]
@@ -439,6 +515,102 @@ def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "optimize" in capsys.readouterr().err
     assert main(["report", "show", str(tmp_path), "--html", str(tmp_path)]) == 2
     assert "give a file" in capsys.readouterr().err
+
+
+def saved(climb: Climb, folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "climb.json").write_text(json.dumps(climb.to_json()))
+    return folder
+
+
+def test_two_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = sample_climbs.h200(), sample_climbs.answer_first()
+    faster = replace(second.after.figures, output_tokens_per_s=420.0)
+    recipe = {**second.after.recipe, "scheme": "int4-g128"}
+    second = replace(
+        second, after=replace(second.after, figures=faster, recipe=recipe), workload="chat"
+    )
+    a, b, html = saved(first, tmp_path / "a"), saved(second, tmp_path / "b"), tmp_path / "both.html"
+    assert main(["report", "compare", str(a), str(b), "--html", str(html)]) == 0
+    shown = words(capsys.readouterr().out)
+    assert "1.35× the speed" in shown
+    assert main(["report", "compare", str(a), str(b), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["headline"] == (
+        f"{b} has 1.35× the speed of {a}: 420 output tokens/s instead of 311"
+    )
+    assert document["notes"] == [f"not the same workload: {first.workload} in {a}, chat in {b}"]
+    assert document["recipe"] == [{"name": "scheme", "first": "fp8", "second": "int4-g128"}]
+    changes = {row["name"]: (row["first"], row["second"]) for row in document["changes"]}
+    assert changes["weights in fp8"] == ("kept, 1.63×", "not tried")
+    assert changes["weights in fp8 + twice as many requests at once"][1] == "kept, 1.42×"
+    page = tree(html.read_text())
+    assert page.one("h1").text == document["headline"]
+    throughput = page.all("svg", "plot")[0]
+    names = {
+        point.attributes["data-tip"].partition(",")[0] for point in throughput.all("g", "point")
+    }
+    assert names == {str(a), str(b)}  # both on one axis
+
+
+def test_two_that_are_no_climbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = saved(sample_climbs.cpu(), tmp_path / "a")
+    assert main(["report", "compare", str(a), str(tmp_path / "none")]) == 2
+    assert "there is no" in capsys.readouterr().err
+    assert main(["report", "compare", str(a), str(a), "--html", str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+
+
+def test_rates_of_other_things_are_not_divided() -> None:
+    module = replace(sample_climbs.cpu(), unit="calls/s")
+    both = compare(NamedClimb("a", sample_climbs.cpu()), NamedClimb("b", module))
+    assert "have no ratio" in both.headline
+
+
+# The card.
+
+
+def texts(svg: str) -> list[str]:
+    return [
+        node.text or "" for node in ElementTree.fromstring(svg).iter() if node.tag.endswith("}text")
+    ]
+
+
+def test_the_card_has_what_is_to_be_shared() -> None:
+    shown = texts(card(sample_climbs.answer_first()))
+    for wanted in (
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "1.42×",
+        "over the defaults",
+        "311 instead of 219 output tokens/s",
+        "over the plain loop",
+        "78.0%",
+        "Mean KL 0.0061 nats, perplexity +0.42%: inside the bound",
+    ):
+        assert wanted in shown
+    assert any("NVIDIA H200" in text for text in shown)
+
+
+def test_a_card_is_xml_whatever_stands_in_it(climb: Climb) -> None:
+    root = ElementTree.fromstring(card(climb))
+    assert (root.attrib["width"], root.attrib["height"]) == ("1200", "630")
+    nasty = texts(card(hostile("\x00\x1b[31m<&" + HOSTILE)))
+    assert any("<img src=x" in text for text in nasty)  # as text
+    assert not any("\x1b" in text for text in nasty)
+
+
+def test_lines_of_a_card_fit() -> None:
+    for text in ElementTree.fromstring(card(sample_climbs.crowded())).iter():
+        if text.tag.endswith("}text") and "text-anchor" not in text.attrib:
+            wide = 0.5 * float(text.attrib["font-size"]) * len(text.text or "")
+            assert float(text.attrib["x"]) + wide <= 1200 - 64
+
+
+def test_the_card_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, path = saved(sample_climbs.cpu(), tmp_path / "a"), tmp_path / "card.svg"
+    assert main(["report", "show", str(folder), "--card", str(path)]) == 0
+    assert f"card: {path}" in capsys.readouterr().out.replace("\n", "")
+    assert "over the beginning" in texts(path.read_text())
 
 
 def test_accuracy(

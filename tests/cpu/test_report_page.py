@@ -54,6 +54,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_report(sample_climbs.h200(), found / "h200.html")
     write_report(replace(sample_climbs.h200(), matrix_rates=H200), found / "roofs.html")
     write_report(sample_climbs.cpu(), found / "cpu.html")
+    write_report(sample_climbs.answer_first(), found / "answer.html")
+    write_report(sample_climbs.crowded(), found / "crowded.html")
     write_report(sample_climbs.empty(), found / "empty.html")
     write_report(no_ceilings(), found / "bare.html")
     write_report(hostile(), found / "hostile.html")
@@ -94,7 +96,9 @@ def picture(page: Any, name: str) -> None:
     assert len(page.screenshot(full_page=True, **path)) > 20_000
 
 
-@pytest.mark.parametrize("name", ["h200", "empty", "bare", "hostile", "long", "wide"])
+@pytest.mark.parametrize(
+    "name", ["h200", "answer", "crowded", "empty", "bare", "hostile", "long", "wide"]
+)
 def test_nothing_scrolls_sideways(show: Open, name: str) -> None:
     shown = show(name)
     shown.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
@@ -197,6 +201,28 @@ def test_without_javascript_all_can_be_read(show: Open) -> None:
     assert page.locator(".roofline .point title").count() == 4  # the browser's own hint
     page.locator("summary", has_text="weights in fp8").click()
     assert page.get_by_text("8.1 instead of 16.1 GB of weights a step").is_visible()
+
+
+# Texts of a drawing that lie on each other, or are cut off at the side of the page.
+CROSSING = """() => [...document.querySelectorAll('svg')]
+  .filter((svg) => !svg.parentElement.closest('svg'))
+  .flatMap((svg) => {
+    const shown = [...svg.querySelectorAll('text')]
+      .map((text) => [text.textContent, text.getBoundingClientRect()])
+      .filter(([, box]) => box.width > 0);
+    const cut = shown.filter(([, box]) => box.left < 0 || box.right > innerWidth + 0.5)
+      .map(([text]) => `${text} is cut off`);
+    return cut.concat(shown.flatMap(([text, one], index) => shown.slice(index + 1)
+      .filter(([, other]) => one.left < other.right - 1 && other.left < one.right - 1
+        && one.top < other.bottom - 3 && other.top < one.bottom - 3)
+      .map(([other]) => `${text} crosses ${other}`)));
+  })"""
+
+
+@pytest.mark.parametrize("width", [390, 710, 962, 1220])
+@pytest.mark.parametrize("name", ["h200", "roofs", "answer", "crowded", "cpu"])
+def test_labels_do_not_cross(show: Open, name: str, width: int) -> None:
+    assert show(name, viewport={"width": width, "height": 900}).evaluate(CROSSING) == []
 
 
 OUTSIDE = """() => [...document.querySelectorAll('.plot, td .cell-chart')].flatMap((plot) => {

@@ -23,6 +23,7 @@ from ridgeline.cli.tables.optimize import climb_table
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.facts import DATASHEET_ONLY, MEASURED, Ceiling
 from ridgeline.hardware.specs import SPECS
+from ridgeline.ladder.reporting.comparing import NamedClimb, compare
 
 WIDTH = 80
 Draw = Callable[[Console], None]
@@ -99,6 +100,10 @@ def tables() -> dict[str, tuple[Draw, tuple[str, ...]]]:
         "bench serve, two endpoints": (
             shows(bench.render, samples.bench_serve(2)), ("212.3", "1062", "2150.4", "91.2%"),
         ),
+        "report compare": (
+            shows(report.render, {"what": "compare", **both()}),
+            ("1.00× the speed", "kept, 1.63×", "mean KL 0.0061 nats"),
+        ),
         "report accuracy": (
             shows(report.render, samples.accuracy()), ("8.1%", "-2.1%", "1.50", "1.31"),
         ),
@@ -113,6 +118,10 @@ def tables() -> dict[str, tuple[Draw, tuple[str, ...]]]:
             )
         },
     }  # fmt: skip
+
+
+def both() -> dict[str, Any]:
+    return compare(NamedClimb("llama-fast", h200()), NamedClimb("faster", h200())).to_json()
 
 
 @pytest.mark.parametrize("name", tables())

@@ -20,9 +20,10 @@ from ridgeline.cli.tables.plots import MARKS, STYLES, axis, bar, key, roofline_p
 from ridgeline.hardware.units import human, human_bytes, percent
 from ridgeline.ladder.outcome import CurvePoint, Quality, RungOutcome, Speedup
 from ridgeline.ladder.reporting import summary
+from ridgeline.ladder.reporting.left_section import gap_rows, gap_words, next_actions
 from ridgeline.ladder.reporting.report_sections import memory_bars, roof_dots, roofs_of, step_of
 from ridgeline.ladder.reporting.result import Climb, rate
-from ridgeline.profiling.drawing import BarPart, Rise
+from ridgeline.profiling.drawing import Bar, BarPart, Rise
 from ridgeline.profiling.drawing.bars import part_colours
 from ridgeline.profiling.drawing.geometry import digits
 from ridgeline.profiling.drawing.scales import Scale, spanning
@@ -55,6 +56,7 @@ def _parts(climb: Climb, width: int) -> Iterator[RenderableType]:
     yield _figures(climb)
     for title, body in (
         ("What was tried" if climb.ladder else "The ladder", _moves(climb, width)),
+        ("Why it is not 100%, and what to do next", _left(climb, width)),
         ("The ladder, from the plain loop", _ladder(climb, width)),
         ("Roofline, before and after", _roofline(climb)),
         ("Over the batch", _curves(climb, width)),
@@ -94,6 +96,27 @@ def _figures(climb: Climb) -> RenderableType:
             safe_text(row.name, "dim"), safe_text(row.before), safe_text(row.after, "bold")
         )
     return Padding(table, (1, 0, 0, 2))
+
+
+def _left(climb: Climb, width: int) -> RenderableType | None:
+    steps = next_actions(climb)
+    if not climb.gap and not steps:
+        return None
+    parts: list[RenderableType] = [safe_text(gap_words(climb))]
+    if climb.gap:
+        rows = gap_rows(climb)
+        colours = part_colours([Bar("", rows)])
+        table = _plain_table("", "", "", numbers=(1,))
+        table.show_header = False
+        parts.append(stack([(row.value, colours[row.name]) for row in rows], 1.0, 2 * width))
+        for row in rows:
+            name = key(colours[row.name]).append_text(safe_text(row.name))
+            table.add_row(name, percent(row.value), safe_text(row.meaning, "dim"))
+        parts.append(table)
+    for step in steps:
+        how = f": {step.how}" if step.how else ""
+        parts.append(safe_text(f"→ {step.text} ({step.gain}){how}"))
+    return Group(*parts)
 
 
 def _ladder(climb: Climb, width: int) -> RenderableType | None:

@@ -15,11 +15,14 @@ from ridgeline.ladder.climbing.bench_processes import Processes
 from ridgeline.ladder.climbing.budget import Budget
 from ridgeline.ladder.climbing.order import ClimbJob
 from ridgeline.ladder.climbing.progress import ClimbProgress
+from ridgeline.ladder.climbing.remaining import remaining
 from ridgeline.ladder.measuring.control import Control
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.time_ledger import TimeLedger
 from ridgeline.ladder.outcome import Figures, Quality, RungOutcome, Side, Speedup
+from ridgeline.ladder.reporting.card import write_card
 from ridgeline.ladder.reporting.folder import (
+    CARD,
     CHECK,
     RECORDS,
     REPORT,
@@ -76,6 +79,7 @@ def climb_of(
     assert before is not None, "rounds were run"
     assert after is not None, "rounds were run"
     config = job.subject.config
+    left = remaining(job.facts, observed, saved.loop, progress.outcomes)
     return Climb(
         model=job.subject.name,
         goal=order.goal,
@@ -108,6 +112,8 @@ def climb_of(
         rungs=tuple(progress.outcomes),
         ladder=tuple(ladder),
         time_ledger=ledger.seconds,
+        gap=left.gap,
+        next_steps=left.next_steps,
         total=last.total,
         notes=tuple(notes),
         serve_command=serve_command(job.subject, saved.recipe, folder.path),
@@ -144,6 +150,7 @@ def write_folder(
     if last.total is not None:
         folder.write_json(CHECK, check_document(job, climb, bench, saved, last.total))
     write_report(climb, folder.path / REPORT)
+    write_card(climb, folder.path / CARD)
 
 
 def check_document(

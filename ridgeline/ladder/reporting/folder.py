@@ -1,6 +1,6 @@
 """The folder that a climb leaves: a checkpoint that `ridgeline serve` takes (codes where a scheme
 was kept, else links to the unmodified files), `recipe.json`, `records.json`, `climb.json`,
-`report.html`; and `work/` with what a stopped climb goes on from.
+`report.html`, `card.svg`; and `work/` with what a stopped climb goes on from.
 
     folder = Folder(Path("out"))
     folder.prepare(resume=False)
@@ -23,9 +23,9 @@ from ridgeline.ladder.reporting.saved import FILE_NAME as CLIMB
 from ridgeline.models.checkpoint.gguf import part_paths
 from ridgeline.recipe import FILE_NAME, Recipe, dotted_values, flag
 
-RECORDS, REPORT, CHECK = "records.json", "report.html", "check.json"
+RECORDS, REPORT, CHECK, CARD = "records.json", "report.html", "check.json", "card.svg"
 PLACED = "placed.json"  # in work/: the checkpoint's files, which a later climb replaces
-OURS = (CLIMB, RECORDS, REPORT, CHECK, FILE_NAME)
+OURS = (CLIMB, RECORDS, REPORT, CHECK, CARD, FILE_NAME)
 
 
 class Folder:

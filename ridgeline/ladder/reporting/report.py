@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ridgeline.formats.files import atomic_write
 from ridgeline.ladder.reporting import summary
+from ridgeline.ladder.reporting.left_section import left_section
 from ridgeline.ladder.reporting.report_sections import (
     curves_section,
     dropped_section,
@@ -26,6 +27,7 @@ from ridgeline.profiling.drawing import Markup, element, join, page
 
 SECTIONS = (
     moves_section,
+    left_section,
     ladder_section,
     roofline_section,
     curves_section,
@@ -62,6 +64,7 @@ def _lead(climb: Climb) -> Markup:
     notes = [element("li", note) for note in summary.notes(climb)]
     return join(
         [
+            _comparisons(climb),
             element("p", facts[:1].upper() + facts[1:], ".", class_="facts"),
             element("ul", *notes, class_="notes") if notes else None,
             _figures(climb),
@@ -69,13 +72,18 @@ def _lead(climb: Climb) -> Markup:
     )
 
 
+def _comparisons(climb: Climb) -> Markup:
+    rows = [(row.name, row.value, row.detail) for row in summary.comparisons(climb)]
+    return element("dl", *map(_figure, rows), class_="comparisons", aria_label="The answer against")
+
+
 def _figures(climb: Climb) -> Markup:
-    shown = [
-        element(
-            "div",
-            element("dt", row.name),
-            element("dd", row.after, element("small", f"before: {row.before}")),
-        )
-        for row in summary.figure_pairs(climb)
-    ]
-    return element("dl", *shown, class_="figures", aria_label="After the climb")
+    pairs = summary.figure_pairs(climb)
+    rows = [(row.name, row.after, f"before: {row.before}") for row in pairs]
+    return element("dl", *map(_figure, rows), class_="figures", aria_label="After the climb")
+
+
+def _figure(row: tuple[str, str, str]) -> Markup:
+    """A name, its figure, and what is small below it."""
+    name, value, detail = row
+    return element("div", element("dt", name), element("dd", value, element("small", detail)))

@@ -4,7 +4,7 @@ None where there is nothing to show. Drawings come from profiling/drawing, words
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ridgeline.hardware.units import human, human_bytes, percent
 from ridgeline.ladder.outcome import RoofPoint, RungOutcome, Side
@@ -277,6 +277,13 @@ def dropped_section(climb: Climb) -> Section:
         words = "Every change was kept." if climb.rungs else "No change was tried."
         body = element("p", words, class_="soft")
         return Section("dropped", "What was dropped, and why", body)
+    apply = [rung for rung in rungs if rung.status != "not applicable"]
+    others = [rung for rung in rungs if rung.status == "not applicable"]
+    body = join([_reasons(apply) if apply else None, _folded(others) if others else None])
+    return Section("dropped", "What was dropped, and why", body)
+
+
+def _reasons(rungs: Sequence[RungOutcome]) -> Markup:
     items = [
         element(
             "li",
@@ -286,7 +293,14 @@ def dropped_section(climb: Climb) -> Section:
         )
         for rung in rungs
     ]
-    return Section("dropped", "What was dropped, and why", element("ul", *items, class_="reasons"))
+    return element("ul", *items, class_="reasons")
+
+
+def _folded(rungs: Sequence[RungOutcome]) -> Markup:
+    """What does not apply is there for who asks."""
+    count = "1 change does" if len(rungs) == 1 else f"{len(rungs)} changes do"
+    head = element("summary", f"{count} not apply here; nothing was run for them")
+    return element("details", head, _reasons(rungs), class_="folded")
 
 
 def _word(rung: RungOutcome) -> Markup:

@@ -22,9 +22,11 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ridgeline.ladder.outcome import Goal, RungOutcome, Side, Speedup, from_document
+from ridgeline.ladder.outcome import Goal, NextStep, RungOutcome, Side, Speedup, from_document
 from ridgeline.ladder.reporting.rung_table import reasons_table, rungs_table
 from ridgeline.profiling.drawing import times
+from ridgeline.profiling.drawing.waterfall import end_of
+from ridgeline.profiling.predicting.prediction import GapPart
 from ridgeline.profiling.printing import PrintedResult, safe_text
 
 SCHEMA = 1
@@ -53,6 +55,8 @@ class Climb(PrintedResult):
     serve_command: tuple[str, ...] = ()
     ladder: tuple[RungOutcome, ...] = ()  # from the plain loop to the answer: it explains
     time_ledger: Mapping[str, float] = field(default_factory=dict)  # seconds, by what they went to
+    gap: tuple[GapPart, ...] = ()  # why the answer is not at the limit, the largest part first
+    next_steps: tuple[NextStep, ...] = ()  # not tried, and predicted to help
     unit: str = "tokens/s"  # of the rates, here and in speedups; a module has "calls/s"
     schema: int = field(default=SCHEMA)
 
@@ -156,10 +160,9 @@ def shown_ratio(before: str, after: str) -> str:
 
 
 def between_words(total: Speedup) -> str:
-    return f"between {total.low:.2f} and {total.high:.2f}×"
+    return f"between {end_of(total.low)} and {end_of(total.high)}×"
 
 
 def paired_words(total: Speedup) -> str:
-    low, high = f"{total.low:.2f}", f"{total.high:.2f}"
-    count = len(total.before)
+    low, high, count = end_of(total.low), end_of(total.high), len(total.before)
     return f"{times(total.value)} in {count} paired rounds, 95% interval {low} to {high}×"

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from ridgeline.hardware.units import human, human_bytes, is_over, over_words, percent
-from ridgeline.ladder.outcome import Figures, RungOutcome, RungStatus
-from ridgeline.ladder.reporting.result import Climb, paired_words, rate
+from ridgeline.ladder.outcome import Figures, RungOutcome, RungStatus, Side
+from ridgeline.ladder.reporting.result import Climb, paired_words, rate, shown_ratio
 from ridgeline.profiling.drawing import times
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome
 
@@ -26,6 +26,7 @@ NOT_KEPT: dict[RungStatus, str] = {
     "not applicable": "nothing was run",
 }
 NONE = "–"
+LIMIT = "share of the hardware limit"
 
 
 class Pair(NamedTuple):
@@ -34,6 +35,40 @@ class Pair(NamedTuple):
     name: str
     before: str
     after: str
+
+
+class Comparison(NamedTuple):
+    """The answer against something else."""
+
+    name: str
+    value: str
+    detail: str
+
+
+def comparisons(climb: Climb) -> list[Comparison]:
+    """What the report leads with: over the defaults, over the plain loop, of the limit."""
+    result = [_over_start(climb)]
+    if climb.over_plain is not None:
+        how = "measured step by step" if climb.ladder_is_measured else "predicted in part"
+        result.append(Comparison("over the plain loop", times(climb.over_plain), how))
+    share = climb.after.figures.share_of_limit
+    if share is not None:
+        before = f"before: {_share(climb.before.figures)}"
+        result.append(Comparison("of the hardware limit", _share(climb.after.figures), before))
+    return result
+
+
+def _over_start(climb: Climb) -> Comparison:
+    name = "over the defaults" if climb.ladder else "over the beginning"
+    before, after = (rate(side.figures.output_tokens_per_s) for side in (climb.before, climb.after))
+    if not climb.kept:
+        return Comparison(name, times(1.0), f"{before} {climb.rate_unit}")
+    if climb.total is None:
+        return Comparison(name, f"≈ {times(climb.kept_product)}", "by the changes kept one by one")
+    rates = f"{after} instead of {before} {climb.rate_unit}"
+    if climb.total.low <= 1.0:
+        rates = f"not beyond noise; {rates}"
+    return Comparison(name, shown_ratio(before, after), rates)
 
 
 def measured(climb: Climb) -> list[RungOutcome]:
@@ -157,7 +192,7 @@ def figure_pairs(climb: Climb) -> list[Pair]:
     rows = [
         Pair(climb.rate_unit, rate(before.output_tokens_per_s), rate(after.output_tokens_per_s)),
         *_time_pairs(climb, before, after),
-        Pair("share of the hardware limit", _share(before), _share(after)),
+        Pair(LIMIT, _share(before), _share(after)),
         Pair("weights", human_bytes(before.weight_bytes), human_bytes(after.weight_bytes)),
     ]
     return [row for row in rows if (row.before, row.after) != (NONE, NONE)]
@@ -192,11 +227,15 @@ def notes(climb: Climb) -> list[str]:
 
 def changed_fields(climb: Climb) -> list[Pair]:
     """The recipe's fields that are others now, dotted, and the loop."""
-    before = {"loop": climb.before.loop, **_flat(climb.before.recipe)}
-    after = {"loop": climb.after.loop, **_flat(climb.after.recipe)}
+    before, after = recipe_fields(climb.before), recipe_fields(climb.after)
     names = dict.fromkeys([*before, *after])
     rows = [Pair(name, plain(before.get(name)), plain(after.get(name))) for name in names]
     return [row for row in rows if row.before != row.after]
+
+
+def recipe_fields(side: Side) -> dict[str, Any]:
+    """Dotted, and the loop."""
+    return {"loop": side.loop, **_flat(side.recipe)}
 
 
 def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

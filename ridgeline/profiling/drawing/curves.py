@@ -17,6 +17,7 @@ from ridgeline.profiling.drawing.tables import Column, table
 
 HEIGHT = 240
 TOP, BOTTOM = 10.0, 198.0
+APART = 0.085  # of the width, from one number below the axis to the next at least
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def curves(
     across = spanning(places, least=2.0, room=1.12)
     heights = [y for each in series for _, y in _drawable(each)]
     up = y_scale or spanning(heights, least=3.0, room=1.25)
-    drawn = x_axis(across, _thinned(places), BOTTOM, _plain)
+    drawn = x_axis(across, _thinned(places, across), BOTTOM, _plain)
     drawn += y_axis(up, up.ticks(), BOTTOM, TOP, tell) + axis_names(x_name, "", BOTTOM)
     drawn += join(_line(each, across, up, x_name, tell) for each in series)
     text = "; ".join(_said(each, tell) for each in series)
@@ -62,9 +63,13 @@ def _drawable(series: Series) -> list[tuple[float, float]]:
     return sorted((x, y) for x, y in series.points if is_drawable(x, y))
 
 
-def _thinned(places: Sequence[float]) -> list[float]:
-    step = -(-len(places) // 9)
-    return list(places[::step])
+def _thinned(places: Sequence[float], across: Scale) -> list[float]:
+    """Those whose numbers have room, from the left."""
+    result = list[float]()
+    for place in places:
+        if not result or across.share(place) - across.share(result[-1]) >= APART:
+            result.append(place)
+    return result
 
 
 def _line(

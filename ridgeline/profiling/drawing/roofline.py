@@ -86,12 +86,27 @@ def _roof(roofs: Roofs, across: Scale, up: Scale, taken: list[Box]) -> Markup:
         "line", class_="roof", x1=across.percent(first), x2=across.percent(ridge),
         y1=up.pixels(low, BOTTOM, TOP), y2=up.pixels(highest, BOTTOM, TOP),
     )  # fmt: skip
-    middle = math.sqrt(first * ridge)
-    name = element(
-        "text", human(roofs.bandwidth, "B/s"), class_="halo end", x=across.percent(middle),
-        y=up.pixels(middle * roofs.bandwidth, BOTTOM, TOP), dx=-9, dy=-5,
+    drawn = line + _flats(roofs, across, up, taken)
+    return drawn + _slope_name(roofs, first, ridge, across, up, taken)
+
+
+def _slope_name(
+    roofs: Roofs, first: float, ridge: float, across: Scale, up: Scale, taken: list[Box]
+) -> Markup:
+    """Left of the slope, near its middle, where nothing else is. Adds to `taken`."""
+    text = human(roofs.bandwidth, "B/s")
+    spots = [first * (ridge / first) ** share for share in (0.5, 0.65, 0.35, 0.8, 0.2)]
+    boxes = []
+    for spot in spots:
+        x, y = across.share(spot) * WIDTH - 9, up.pixels(spot * roofs.bandwidth, BOTTOM, TOP) - 5
+        boxes.append((x - LETTER * len(text), y - 10, x, y + 3))
+    free = [not any(_meet(box, other) for other in taken) for box in boxes]
+    index = free.index(True) if any(free) else 0
+    taken.append(boxes[index])
+    return element(
+        "text", text, class_="halo end", x=across.percent(spots[index]),
+        y=up.pixels(spots[index] * roofs.bandwidth, BOTTOM, TOP), dx=-9, dy=-5,
     )  # fmt: skip
-    return line + _flats(roofs, across, up, taken) + name
 
 
 def _flats(roofs: Roofs, across: Scale, up: Scale, taken: list[Box]) -> Markup:
@@ -103,7 +118,10 @@ def _flats(roofs: Roofs, across: Scale, up: Scale, taken: list[Box]) -> Markup:
     heights = [up.pixels(flat.rate, BOTTOM, TOP) for flat in lines_of]
     positions = spread(heights, LINE, LINE / 2, BOTTOM - LINE / 2)
     room = _room(roofs)
-    lines, names = [], [element("rect", class_="ground", x=-room, width=room, height=BOTTOM - 1)]
+    lines, names = (
+        [],
+        [element("rect", class_="ground", x=-room, width=room + 3, height=BOTTOM - 1)],
+    )
     for rank, (flat, y, position) in enumerate(zip(lines_of, heights, positions, strict=True)):
         first, look = across.percent(flat.ridge), "roof lower" if rank else "roof"
         lines.append(element("line", class_=look, x1=first, x2="100%", y1=y, y2=y))

@@ -44,8 +44,7 @@ class Rise:
 
     @property
     def ends(self) -> str:
-        low, high = (f"{end:.2f}" if end < 1000 else f"{end:.3g}" for end in (self.low, self.high))
-        return f"{low} to {high}"
+        return f"{end_of(self.low)} to {end_of(self.high)}"
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,15 @@ class WaterfallStep:
 
 
 def times(value: float) -> str:
-    """1.9 is `1.90×`, 12.34 is `12.3×`."""
+    """1.9 is `1.90×`, 12.34 is `12.3×`, 1180.4 is `1,180×`."""
+    if 1000 <= value < 1e7:
+        return f"{value:,.0f}×"
     return f"{value:.3g}×" if value >= 10 else f"{value:.2f}×"
+
+
+def end_of(value: float) -> str:
+    """Of an interval."""
+    return f"{value:.2f}" if value < 1000 else times(value).rstrip("×")
 
 
 def waterfall(steps: Sequence[WaterfallStep], *, total: Rise | None = None) -> Markup:

@@ -57,6 +57,17 @@ class PhaseTime:
 
 
 @dataclass(frozen=True)
+class GapPart:
+    """Where steps take longer than the hardware's limit."""
+
+    phase: Phase
+    name: str  # of the division: "matrices"
+    step_s: float  # of one step, that goes into it
+    least_s: float  # of that, what the limit allows it; 0 for what the limit does not count
+    share: float  # of the workload's time in steps, beyond that
+
+
+@dataclass(frozen=True)
 class Situation:
     """What is known when a change is considered."""
 

@@ -99,12 +99,12 @@ def one_bar() -> Iterator[WholeRun]:
     from rich.console import Console
     from rich.live import Live
 
-    bar = _OneBar()
+    bar = OneBar()
     with Live(bar, console=Console(stderr=True), transient=True, refresh_per_second=4):
         yield bar
 
 
-class _OneBar(WholeRun):
+class OneBar(WholeRun):
     """rich draws it again several times a second: the clock goes on while nothing is told."""
 
     def __init__(self) -> None:

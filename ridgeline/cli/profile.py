@@ -152,13 +152,15 @@ def profiled(
     num_steps = args.steps or STEPS["cpu" if subject.device.type == "cpu" else "gpu"]
     progress("profiling", 0, 2)
     decode = profile_decode(
-        subject, hardware, batch=args.batch, context=context, num_steps=num_steps
-    )
+        subject, hardware, batch=args.batch, context=context, num_steps=num_steps,
+        with_trace=args.trace is not None,
+    )  # fmt: skip
     progress("profiling", 1, 2)
     passes = max(3, num_steps // 10)
     prefill = profile_prefill(
-        subject, hardware, batch=prompts.batch, length=prompts.length, num_steps=passes
-    )
+        subject, hardware, batch=prompts.batch, length=prompts.length, num_steps=passes,
+        with_trace=args.trace is not None,
+    )  # fmt: skip
     progress("profiling", 2, 2)
     return [prefill, decode]
 

@@ -33,10 +33,11 @@ from ridgeline.profiling.roofline import Limit, of_one_rank, step_limit
 from ridgeline.profiling.tracing.device_division import by_events
 from ridgeline.profiling.tracing.division import Division
 from ridgeline.profiling.tracing.stepping import ProfiledSteps, StepFunction
-from ridgeline.profiling.tracing.watching import MOST_STEPS, watched
+from ridgeline.profiling.tracing.watching import MOST_STEPS, WATCHED, watched
 from ridgeline.timing import Timing, time_loop
 
 WARM_UP = 4  # steps before any is timed: kernels compile, graphs are captured
+WATCH_S = 2.0  # of watching on a CPU, where one pass over a prompt may take longer
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,13 @@ def profile_decode(
     batch: int = 1,
     context: int = 1024,
     num_steps: int = 30,
+    with_trace: bool = True,
 ) -> StepProfile:
     planned = WARM_UP + num_steps + MOST_STEPS
     pieces = [[Chunk(1, context - 1)] * batch]
     with subject.decoding(batch, context, planned) as step:
         label = f"decode, batch {batch}, context {context}"
-        return _profile(subject, hardware, "decode", label, step, pieces, num_steps)
+        return _profile(subject, hardware, "decode", label, step, pieces, num_steps, with_trace)
 
 
 def profile_prefill(
@@ -89,14 +91,17 @@ def profile_prefill(
     batch: int = 1,
     length: int = 512,
     num_steps: int = 5,
+    with_trace: bool = True,
 ) -> StepProfile:
-    """Of `batch` prompts to their first token, in as many steps as that takes."""
+    """Of `batch` prompts to their first token, in as many steps as that takes. Without a trace
+    there may be none in `documents`, which on a CPU is for a file alone.
+    """
     pieces = subject.pieces(batch, length)
     with subject.prefilling(batch, length) as run:
         label = f"prefill, {batch} x {length} tokens"
         if len(pieces) > 1:
             label += f" in {len(pieces)} steps"
-        return _profile(subject, hardware, "prefill", label, run, pieces, num_steps)
+        return _profile(subject, hardware, "prefill", label, run, pieces, num_steps, with_trace)
 
 
 def _profile(
@@ -107,14 +112,20 @@ def _profile(
     step: StepFunction,
     pieces: Sequence[Sequence[Chunk]],
     num_steps: int,
+    with_trace: bool,
 ) -> StepProfile:
     hardware = of_one_rank(hardware, subject.ranks_a_device)
-    for _ in range(WARM_UP if phase == "decode" else 2):
+    on_cpu = subject.device.type == "cpu"
+    passes = 1 if on_cpu else 2  # over prompts, which may take seconds each
+    for _ in range(WARM_UP if phase == "decode" else passes):
         step()
     gc.collect()
     with no_garbage_collection():  # it stays out of what is timed
         timing, device_s = _timed(subject, step, num_steps, len(pieces))
-        division, calls, documents = watched(subject, step, timing.median_s)
+        count = max(1, min(WATCHED, int(WATCH_S / timing.median_s)))
+        division, calls, documents = watched(
+            subject, step, timing.median_s, count if on_cpu else WATCHED, with_trace
+        )
     if device_s is not None:
         division = by_events(division, timing.median_s, device_s)
     cost = _cost(subject, hardware, phase, pieces)

@@ -15,6 +15,7 @@ import ridgeline
 from ridgeline.cli import main, profile
 from ridgeline.cli.main import add_verb_arguments, top_level_parser
 from ridgeline.errors import ContextLengthError, HardwareError, OutputError, UsageError
+from ridgeline.profiling.tracing import watching
 from ridgeline.profiling.tracing.counters import count
 
 Capture = pytest.CaptureFixture[str]
@@ -59,6 +60,17 @@ def test_everything_at_once(folder: Path, tmp_path: Path, capsys: Capture) -> No
         record["values"][f"decode_{name.replace(' ', '_')}"]["value"] for name in decode["totals"]
     ]
     assert sum(parts) == pytest.approx(decode["step_s"], rel=0.03)
+
+
+def test_on_a_cpu_no_trace_is_taken_that_nobody_wants(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """The clock of scopes divides the step; torch.profiler is for the file alone."""
+    monkeypatch.setattr(watching, "traced", lambda *_: pytest.fail("a trace was taken"))
+    assert main(["profile", str(folder), *SMALL, "--json"]) == 0
+    prefill, decode = json.loads(capsys.readouterr().out)["steps"]
+    for step in (prefill, decode):
+        assert sum(step["totals"].values()) == pytest.approx(step["step_s"], rel=0.03)
 
 
 def test_people_see_tables(folder: Path, capsys: Capture) -> None:

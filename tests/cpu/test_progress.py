@@ -6,13 +6,13 @@ import io
 
 from rich.console import Console
 
-from ridgeline.progress import RunLines, Standing, _OneBar, part_words
+from ridgeline.progress import RunLines, Standing, OneBar, part_words
 
 RUNNING = Standing("weights in int8", "311 tokens/s, 1.42× the defaults", 72.0, 240.0, 3, 14, "40%")
 
 
 def drawn(standing: Standing, width: int = 120) -> str:
-    bar = _OneBar()
+    bar = OneBar()
     bar.show(standing)
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(bar)

@@ -118,12 +118,12 @@ class OneBar(WholeRun):
 
         now = replace(self._standing, used_s=time.monotonic() - self._began)
         filled = round(BAR * min(1.0, max(0.0, now.share)))
-        line = Text("━" * filled, "green").append("─" * (BAR - filled), "dim")
+        line = Text().append("━" * filled, "green").append("─" * (BAR - filled), "dim")
         best = f"best {now.best}" if now.best else "no answer yet"
         line.append(f"  {now.time_words}").append(f"  {best}", "bold")
-        line.append(f"  {now.doing} {now.part}".rstrip(), "dim")
-        line.truncate(options.max_width, overflow="ellipsis")
-        yield line
+        for text in (line, Text(f"{now.doing} {now.part}".rstrip(), "dim")):
+            text.truncate(options.max_width, overflow="ellipsis")
+            yield text
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from ridgeline.progress import RunLines, Standing, OneBar, part_words
+from ridgeline.progress import OneBar, RunLines, Standing, part_words
 
 RUNNING = Standing("weights in int8", "311 tokens/s, 1.42× the defaults", 72.0, 240.0, 3, 14, "40%")
 
@@ -22,16 +22,17 @@ def drawn(standing: Standing, width: int = 120) -> str:
 
 def test_the_bar_has_the_time_and_the_best_so_far() -> None:
     text = drawn(RUNNING)
-    assert text.count("\n") == 1
+    assert text.count("\n") == 2  # the bar, and below it what is being done
     for words in ("1:12 of 4:00", "best 311 tokens/s, 1.42× the defaults", "int8 40%"):
         assert words in text
     assert "no answer yet" in drawn(Standing("measuring the machine"))
 
 
-def test_the_bar_stays_one_line_in_a_narrow_terminal() -> None:
+def test_the_bar_fits_a_narrow_terminal() -> None:
     text = drawn(Standing("a change with a long name " * 9, RUNNING.best, 72.0, 240.0), width=80)
-    assert text.count("\n") == 1
-    assert "best 311 tokens/s" in text
+    assert text.count("\n") == 2
+    assert RUNNING.best in text
+    assert "…" in text
 
 
 def test_the_bar_is_that_of_the_budget_or_of_the_changes() -> None:

@@ -126,9 +126,16 @@ def _unreached(climb: Climb) -> list[NextAction]:
         return []
     best = max(rungs, key=_promise)
     more = f" and {len(rungs) - 1} more" if len(rungs) > 1 else ""
-    how = summary.shell((*climb.command, "--resume")) if climb.command else ""
     gain = f"{times(_promise(best))} predicted"
-    return [NextAction(f"Go on: {best.title}{more} had no time", gain, how)]
+    return [NextAction(f"Go on: {best.title}{more} had no time", gain, _resuming(climb.command))]
+
+
+def _resuming(command: tuple[str, ...]) -> str:
+    """The same climb, going on; "" where it was started in another way."""
+    if command[:2] != ("ridgeline", "optimize"):
+        return ""
+    more = () if "--resume" in command else ("--resume",)
+    return summary.shell((*command, *more))
 
 
 def _promise(rung: RungOutcome) -> float:

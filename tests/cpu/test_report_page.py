@@ -15,8 +15,9 @@ from page_server import FLAGS, find_browser
 from test_drawing import H200
 from test_report import hostile, no_ceilings
 
+from ridgeline.ladder.reporting.comparing import NamedClimb, compare, write_comparison
 from ridgeline.ladder.reporting.report import write_report
-from ridgeline.profiling.drawing import Column, Section, page, table
+from ridgeline.profiling.drawing import Column, Dot, Roofs, Section, page, roofline, table
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +49,18 @@ def wide_table() -> str:
     return page("Wide", "a table", "Wide", "As wide as it gets", sections)
 
 
+def many_ops() -> str:
+    """As many points as a profile has, along the slope and in heaps."""
+    dots = [
+        Dot(f"layers.*.mlp.gate_up + op {index} ({phase})", first * 1.4**index,
+            min(8e14, 3e12 * first * 1.4**index) * 0.9, "90%", number, weight=0.1)
+        for number, (phase, first) in enumerate((("decode", 0.6), ("prefill", 40.0)))
+        for index in range(9)
+    ]  # fmt: skip
+    drawn = roofline(dots, Roofs(4.2e12, H200))
+    return page("Ops", "ops", "Ops", "Many", [Section("roofline", "Under the roofline", drawn)])
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("reports")
@@ -60,6 +73,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_report(no_ceilings(), found / "bare.html")
     write_report(hostile(), found / "hostile.html")
     write_report(hostile("long" * 40), found / "long.html")
+    (found / "ops.html").write_text(many_ops(), encoding="utf-8")
+    both = compare(
+        NamedClimb("a", sample_climbs.crowded()), NamedClimb("long" * 40, sample_climbs.h200())
+    )
+    write_comparison(both, found / "both.html")
     (found / "wide.html").write_text(wide_table(), encoding="utf-8")
     return found
 
@@ -97,7 +115,7 @@ def picture(page: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["h200", "answer", "crowded", "empty", "bare", "hostile", "long", "wide"]
+    "name", ["h200", "answer", "crowded", "empty", "bare", "hostile", "long", "wide", "both"]
 )
 def test_nothing_scrolls_sideways(show: Open, name: str) -> None:
     shown = show(name)
@@ -220,7 +238,7 @@ CROSSING = """() => [...document.querySelectorAll('svg')]
 
 
 @pytest.mark.parametrize("width", [390, 710, 962, 1220])
-@pytest.mark.parametrize("name", ["h200", "roofs", "answer", "crowded", "cpu"])
+@pytest.mark.parametrize("name", ["h200", "roofs", "answer", "crowded", "cpu", "ops", "both"])
 def test_labels_do_not_cross(show: Open, name: str, width: int) -> None:
     assert show(name, viewport={"width": width, "height": 900}).evaluate(CROSSING) == []
 

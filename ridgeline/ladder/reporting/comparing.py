@@ -34,10 +34,17 @@ from ridgeline.profiling.drawing import (
     times,
 )
 
+LONGEST = 28  # letters of a column's name
+
 
 class NamedClimb(NamedTuple):
-    name: str  # as its column is called
+    name: str
     climb: Climb
+
+    @property
+    def column(self) -> str:
+        """As its column is called: the end of a long name."""
+        return self.name if len(self.name) <= LONGEST else "…" + self.name[1 - LONGEST :]
 
 
 class BothValues(NamedTuple):
@@ -184,7 +191,7 @@ def _table(
 ) -> Section | None:
     if not rows:
         return None
-    columns = (Column(""), *(Column(each.name) for each in both.climbs))
+    columns = (Column(""), *(Column(each.column) for each in both.climbs))
     cells: list[list[Markup | str]] = [list(row) for row in rows]
     return Section(key, title, table(columns, cells, title), intro)
 
@@ -205,7 +212,7 @@ def _curves(both: ClimbComparison) -> Section | None:
 def _series(both: ClimbComparison, key: str) -> list[Series]:
     return [
         Series(
-            each.name, [(point.batch, getattr(point, key)) for point in each.climb.after.curve],
+            each.column, [(point.batch, getattr(point, key)) for point in each.climb.after.curve],
             series=number, hollow=number == 0,
         )
         for number, each in enumerate(both.climbs)
@@ -215,7 +222,7 @@ def _series(both: ClimbComparison, key: str) -> list[Series]:
 
 def _gaps(both: ClimbComparison) -> Section | None:
     bars = [
-        Bar(each.name, [replace(part, meaning="") for part in gap_rows(each.climb)])
+        Bar(each.column, [replace(part, meaning="") for part in gap_rows(each.climb)])
         for each in both.climbs
         if each.climb.gap
     ]

@@ -65,6 +65,9 @@ def profile() -> dict[str, Any]:
         "loop": "engine",
         "form": "bf16, weights in int4-g128, KV cache in fp8",
         "steps": [step, step | {"label": "prefill, 4 prompts of 2,048 tokens"}],
+        "gap": [
+            {"phase": "decode", "name": "gaps", "step_s": 0.0004, "least_s": 0.0, "share": 0.11},
+        ],
         "next": [
             {
                 "title": "weights in fp8",

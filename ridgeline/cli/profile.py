@@ -26,7 +26,9 @@ from ridgeline.hardware.clocks import ClockSampler
 from ridgeline.kernels.ceilings import measure
 from ridgeline.profiling.document import document
 from ridgeline.profiling.model_profile import StepProfile, profile_decode, profile_prefill
-from ridgeline.profiling.predicting.next_steps import Advice, what_next
+from ridgeline.profiling.predicting.gap import gap_parts
+from ridgeline.profiling.predicting.next_steps import what_next
+from ridgeline.profiling.predicting.prediction import Situation
 from ridgeline.profiling.predicting.situation import situation_of
 from ridgeline.profiling.profile_page import write_page
 from ridgeline.profiling.roofline import of_one_rank
@@ -120,14 +122,16 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
             steps = profiled(args, subject, hardware, context, prompts, progress)
     notes += notes_of_ranks(subject)
     part = of_one_rank(hardware, subject.ranks_a_device)
-    advice = advised(args, subject, part, steps, prompts)
+    situation = situation_here(args, subject, part, steps, prompts)
     header = described(args, subject, prompts)
     del subject  # a process that reads counters needs its memory
     counted = counters_of(args, hardware, header["num_ranks"], notes)
     if args.trace is not None:
         left = save_trace([each for step in steps for each in step.documents], args.trace)
         notes += [f"{args.trace}: {left}"] if left else []
-    result = document(header, steps, advice, part, counted, notes)
+    result = document(
+        header, steps, what_next(situation), gap_parts(situation), part, counted, notes
+    )
     if args.html is not None:
         write_page(result, args.html)
     result |= {"trace": text_of(args.trace), "html": text_of(args.html), "record": None}
@@ -165,20 +169,17 @@ def profiled(
     return [prefill, decode]
 
 
-def advised(
+def situation_here(
     args: argparse.Namespace,
     subject: ProfiledSteps,
     hardware: Hardware,
     steps: Sequence[StepProfile],
     prompts: PromptSizes,
-) -> list[Advice]:
+) -> Situation:
     """For requests of these prompts, as many at once as decode here."""
     counts = {"prefill": args.batch / prompts.batch, "decode": float(OUTPUT_TOKENS)}
     phases = [step.phase_time(counts[step.phase]) for step in steps]
-    situation = situation_of(
-        subject, hardware, phases, loop=subject.loop, concurrency=float(args.batch)
-    )
-    return what_next(situation)
+    return situation_of(subject, hardware, phases, loop=subject.loop, concurrency=float(args.batch))
 
 
 def notes_of_ranks(subject: ProfiledSteps) -> list[str]:

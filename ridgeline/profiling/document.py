@@ -1,12 +1,13 @@
 """A profile as one document: what programs read, and what the table and the page are drawn from.
 
-result = document(steps, advice, hardware, …)
+result = document(header, steps, advice, gap, hardware)
 result["steps"][0]["rows"][0]["share_of_ceiling"]
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ridgeline.hardware import Hardware
@@ -14,6 +15,7 @@ from ridgeline.hardware.units import over_words
 from ridgeline.profiling.model_profile import StepProfile
 from ridgeline.profiling.placing import PlacedOp
 from ridgeline.profiling.predicting.next_steps import Advice
+from ridgeline.profiling.predicting.prediction import GapPart
 from ridgeline.profiling.tracing.counters import Counted
 
 PARTS = {  # of a step: the words of the division, and what they mean
@@ -31,6 +33,7 @@ def document(
     header: Mapping[str, Any],  # model, loop, form: what was profiled
     steps: Sequence[StepProfile],
     advice: Sequence[Advice],
+    gap: Sequence[GapPart],  # why it is not at the limit, the largest part first
     hardware: Hardware,
     counted: Counted | None = None,
     notes: Sequence[str] = (),
@@ -38,8 +41,10 @@ def document(
     return {
         **header,
         "device": hardware.name,
+        "device_type": hardware.device_type,
         "ceilings": {key: value.to_json() for key, value in _ceilings(hardware).items()},
         "steps": [step_json(step, counted) for step in steps],
+        "gap": [asdict(part) for part in gap],
         "next": [each.to_json() for each in advice],
         "counters": None if counted is None else counted.tool,
         "notes": [

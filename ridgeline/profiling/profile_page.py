@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.formats.files import atomic_write
-from ridgeline.hardware.units import human
+from ridgeline.hardware.units import human, percent
 from ridgeline.profiling.document import PARTS
 from ridgeline.profiling.drawing import (
     Bar,
@@ -27,6 +27,8 @@ from ridgeline.profiling.drawing import (
     stacked_bars,
     table,
 )
+from ridgeline.profiling.gap_words import gap_rows, gap_sentence
+from ridgeline.profiling.predicting.prediction import GapPart
 
 COLUMNS = (
     Column("op"),
@@ -61,6 +63,8 @@ def profile_page(document: ProfileDocument) -> str:
         Section("roofline", "Under the roofline", _roofline(document)),
         *(Section(step["phase"], step["label"], _ops(step)) for step in steps),
     ]
+    if document["gap"]:
+        sections.insert(1, _gap(document))
     if document["next"]:
         sections.append(Section("next", "What next", _next(document["next"]), document["assumed"]))
     name = document["model"]
@@ -73,6 +77,17 @@ def profile_page(document: ProfileDocument) -> str:
         lead=_notes(document["notes"]),
         footer=f"Measured {document['created']} by Ridgeline {document['version']}",
     )
+
+
+def _gap(document: ProfileDocument) -> Section:
+    parts = gap_of(document)
+    rows = gap_rows(parts, on_cpu=document["device_type"] == "cpu")
+    body = stacked_bars([Bar("time in steps", rows)], percent, are_shares=True)
+    return Section("gap", "Why it is not 100%", body, gap_sentence(parts))
+
+
+def gap_of(document: ProfileDocument) -> list[GapPart]:
+    return [GapPart(**part) for part in document["gap"]]
 
 
 def _notes(notes: Sequence[str]) -> Markup | str:

@@ -79,6 +79,7 @@ ROOMS = {
         "model_profile",
         "document",
         "drawing",
+        "gap_words",
         "profile_page",
         "modules",
     ],

@@ -43,6 +43,9 @@ def test_everything_at_once(folder: Path, tmp_path: Path, capsys: Capture) -> No
         assert rows + waits == pytest.approx(step["step_s"], rel=0.03)
         assert 0 < step["share_of_limit"] < 1
         assert step["ceiling_source"] in ("measured", "datasheet")
+    shares = [part["share"] for part in found["gap"]]
+    assert shares == sorted(shares, reverse=True)
+    assert 0 < sum(shares) < 1  # the rest is the limit's
     gains = [each["speedup"] for each in found["next"]]
     assert gains == sorted(gains, reverse=True)
     assert all(each["low"] <= each["speedup"] <= each["high"] for each in found["next"])
@@ -53,6 +56,7 @@ def test_everything_at_once(folder: Path, tmp_path: Path, capsys: Capture) -> No
     assert {"layers.0.mlp.gate_up", "sampling", "ridgeline:step"} <= names
     page = outputs["page.html"].read_text()
     assert "mlp.gate_up" in page
+    assert "Why it is not 100%" in page
     assert "://" not in page.replace("http://www.w3.org", "").replace("http%3A", "")
     record = json.loads(Path(found["record"]).read_text())
     assert record["values"]["decode_step"]["value"] == decode["step_s"]
@@ -79,6 +83,7 @@ def test_people_see_tables(folder: Path, capsys: Capture) -> None:
     for words in ("prefill, 1 x 40 tokens", "decode, batch 1, context 40", "mlp.gate_up", "host",
                   "What next", "bound by", "of the limit"):  # fmt: skip
         assert words in out
+    assert "The largest parts of the rest are" in " ".join(out.split())
     assert "Traceback" not in out
 
 

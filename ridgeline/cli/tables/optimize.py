@@ -20,7 +20,7 @@ from ridgeline.cli.tables.plots import MARKS, STYLES, axis, bar, key, roofline_p
 from ridgeline.hardware.units import human, human_bytes, percent
 from ridgeline.ladder.outcome import CurvePoint, Quality, RungOutcome, Speedup
 from ridgeline.ladder.reporting import summary
-from ridgeline.ladder.reporting.left_section import gap_rows, gap_words, next_actions
+from ridgeline.ladder.reporting.left_section import gap_parts_of, next_actions
 from ridgeline.ladder.reporting.report_sections import memory_bars, roof_dots, roofs_of, step_of
 from ridgeline.ladder.reporting.result import Climb, rate
 from ridgeline.profiling.drawing import Bar, BarPart, Rise
@@ -28,6 +28,7 @@ from ridgeline.profiling.drawing.bars import part_colours
 from ridgeline.profiling.drawing.geometry import digits
 from ridgeline.profiling.drawing.scales import Scale, spanning
 from ridgeline.profiling.drawing.waterfall import SYMBOLS, waterfall_scale, waterfall_starts
+from ridgeline.profiling.gap_words import gap_sentence
 from ridgeline.profiling.predicting.prediction import Prediction
 from ridgeline.profiling.printing import safe_text
 
@@ -102,9 +103,9 @@ def _left(climb: Climb, width: int) -> RenderableType | None:
     steps = next_actions(climb)
     if not climb.gap and not steps:
         return None
-    parts: list[RenderableType] = [safe_text(gap_words(climb))]
+    parts: list[RenderableType] = [safe_text(gap_sentence(climb.gap))]
     if climb.gap:
-        rows = gap_rows(climb)
+        rows = gap_parts_of(climb)
         colours = part_colours([Bar("", rows)])
         table = _plain_table("", "", "", numbers=(1,))
         table.show_header = False

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from ridgeline.hardware.units import human
 from ridgeline.profiling.document import PARTS
-from ridgeline.profiling.profile_page import achieved_text, share_text
+from ridgeline.profiling.gap_words import gap_sentence
+from ridgeline.profiling.profile_page import achieved_text, gap_of, share_text
 
 WIDE = 112  # columns of a terminal that has room for everything
 NARROW = ("calls", "bytes", "FLOPs")  # what others leave out
@@ -36,6 +37,8 @@ def draw(document: Mapping[str, Any], console: Console) -> None:
         ". ".join(step["sentence"][:1].upper() + step["sentence"][1:] for step in document["steps"])
         + "."
     )
+    if document["gap"]:
+        console.print(gap_sentence(gap_of(document)))
     if document["next"]:
         console.print()
         console.print(f"[bold]What next[/bold] ({document['assumed']})")

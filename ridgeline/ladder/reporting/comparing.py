@@ -17,7 +17,7 @@ from ridgeline.formats.files import atomic_write
 from ridgeline.hardware.units import human
 from ridgeline.ladder.outcome import RungOutcome
 from ridgeline.ladder.reporting import summary
-from ridgeline.ladder.reporting.left_section import gap_rows
+from ridgeline.ladder.reporting.left_section import gap_parts_of
 from ridgeline.ladder.reporting.result import Climb, rate, shown_ratio
 from ridgeline.profiling.drawing import (
     Bar,
@@ -222,7 +222,7 @@ def _series(both: ClimbComparison, key: str) -> list[Series]:
 
 def _gaps(both: ClimbComparison) -> Section | None:
     bars = [
-        Bar(each.column, [replace(part, meaning="") for part in gap_rows(each.climb)])
+        Bar(each.column, [replace(part, meaning="") for part in gap_parts_of(each.climb)])
         for each in both.climbs
         if each.climb.gap
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ridgeline.hardware.units import human, percent
+from ridgeline.hardware.units import percent
 from ridgeline.ladder.outcome import Quality, RungOutcome
 from ridgeline.ladder.reporting import summary
 from ridgeline.ladder.reporting.result import Climb
@@ -25,22 +25,10 @@ from ridgeline.profiling.drawing import (
     table,
     times,
 )
-from ridgeline.profiling.predicting.prediction import GapPart
+from ridgeline.profiling.gap_words import gap_rows, gap_sentence
 
-NAMED = 3  # parts of the gap that have a name of their own
 NEAR = 4.0  # times a quality bound: what misses it by less may be worth another bound
 LEAST_GAIN = 1.02  # predicted: less is not worth a step
-LIMIT = "the hardware's limit"
-CAUSES = {
-    "matrices": "products with weights run below the ceiling",
-    "attention": "attention runs below the ceiling",
-    "other kernels": "norms, rotations, activations and sampling, which the limit does not count",
-    "gaps": "the device waits between kernels until the next is launched",
-    "host": "the device waits while the host plans, sends and receives",
-    "copies": "copies between host and device, and on it",
-    "communication": "sums and gathers between ranks, waiting for the slowest included",
-}
-ON_CPU = {"gaps": "between kernels: calls from Python, each with little work"}
 
 
 class NextAction(NamedTuple):
@@ -57,56 +45,19 @@ def left_section(climb: Climb) -> Section | None:
     if not climb.gap and not steps:
         return None
     parts = [_gap_figure(climb), _next_table(steps)]
-    return Section("left", "Why it is not 100%, and what to do next", join(parts), gap_words(climb))
-
-
-def gap_words(climb: Climb) -> str:
-    """The largest parts in a sentence."""
-    if not climb.gap:
-        return "The limits of this machine are not known, so nothing is said of the distance to it."
-    largest = [f"{part_name(climb, part)} {percent(part.share)}" for part in climb.gap[:NAMED]]
-    at_limit = percent(limit_share(climb))
-    return (
-        f"Of the time in steps, {at_limit} is what bytes and FLOPs take at this machine's "
-        f"ceilings. The largest parts of the rest are {_listed(largest)}."
+    return Section(
+        "left", "Why it is not 100%, and what to do next", join(parts), gap_sentence(climb.gap)
     )
 
 
-def limit_share(climb: Climb) -> float:
-    """Of the time in steps: what is left of it without the gap."""
-    return max(0.0, 1.0 - sum(part.share for part in climb.gap))
-
-
-def part_name(climb: Climb, part: GapPart) -> str:
-    """With its phase, where there are several."""
-    phases = {each.phase for each in climb.gap}
-    return f"{part.name} ({part.phase})" if len(phases) > 1 else part.name
-
-
-def gap_rows(climb: Climb) -> list[BarPart]:
-    """The limit, the largest parts of the gap, and the rest of it: they add up to 1."""
-    named, others = climb.gap[:NAMED], climb.gap[NAMED:]
-    rows = [BarPart(LIMIT, limit_share(climb), "bytes and FLOPs at the ceilings")]
-    rows += [BarPart(part_name(climb, part), part.share, _why(climb, part)) for part in named]
-    if others:
-        names = dict.fromkeys(part.name for part in others)
-        rows.append(BarPart("the rest", sum(part.share for part in others), ", ".join(names)))
-    return rows
-
-
-def _why(climb: Climb, part: GapPart) -> str:
-    on_cpu = climb.hardware.get("device_type") == "cpu"
-    cause = (ON_CPU if on_cpu else {}).get(part.name) or CAUSES.get(part.name, "")
-    took = f"{human(part.step_s, 's')} of a {part.phase} step"
-    if part.least_s > 0:
-        took += f", {human(part.least_s, 's')} would do"
-    return f"{cause}: {took}" if cause else took
+def gap_parts_of(climb: Climb) -> list[BarPart]:
+    return gap_rows(climb.gap, on_cpu=climb.hardware.get("device_type") == "cpu")
 
 
 def _gap_figure(climb: Climb) -> Markup | None:
     if not climb.gap:
         return None
-    return stacked_bars([Bar("time in steps", gap_rows(climb))], percent, are_shares=True)
+    return stacked_bars([Bar("time in steps", gap_parts_of(climb))], percent, are_shares=True)
 
 
 def next_actions(climb: Climb) -> list[NextAction]:
@@ -201,10 +152,6 @@ def _next_table(steps: Sequence[NextAction]) -> Markup:
         [step.text, step.gain, element("code", step.how) if step.how else ""] for step in steps
     ]
     return head + table(columns, rows, "What to do next")
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _capital(text: str) -> str:

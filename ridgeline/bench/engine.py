@@ -51,6 +51,13 @@ class Percentiles(NamedTuple):
         return cls(*np.percentile(seconds, (50, 90, 99)).tolist()) if len(seconds) else None
 
 
+class RequestLatency(NamedTuple):
+    """Of one request, finished or not; None where it came to nothing of the kind."""
+
+    first_s: float | None  # from its arrival to its first token
+    per_token_s: float | None  # after it
+
+
 @dataclass(frozen=True)
 class EngineRun:
     """What came of a workload."""
@@ -76,8 +83,7 @@ class EngineRun:
     drafted_tokens: int  # drafted and verified
     accepted_tokens: int  # of those, right
     cpu_s: float  # processor time of this process, all its threads together
-    # Of requests that have a first token, finished or not: until then, and per token after it.
-    latencies: tuple[tuple[float, float | None], ...]
+    latencies: tuple[RequestLatency, ...]  # of all requests, in their order
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -108,9 +114,12 @@ def run_workload(
     hardware: Hardware,
     progress: Progress | None = None,
     limit_s: float = math.inf,
+    *,
+    with_limit: bool = True,
 ) -> EngineRun:
     """Every request to its end, from an empty prefix cache; what is not done after `limit_s` is
-    cancelled.
+    cancelled. `with_limit`: whether the least time of its steps is counted, which takes a while
+    where there are many.
     """
     prompts = [
         workload.prompt_ids(index, engine.model.config.vocab_size)
@@ -125,7 +134,8 @@ def run_workload(
         wall_s, cpu_s = time.monotonic() - started, time.process_time() - cpu_started
     finally:
         engine.runner.watch = None
-    result = _summary(engine, workload, replayed, watch, wall_s, hardware, before)
+    known = hardware if with_limit else None
+    result = _summary(engine, workload, replayed, watch, wall_s, known, before)
     return replace(result, cpu_s=cpu_s)
 
 
@@ -155,18 +165,22 @@ def _replay(
             replayed.late_s[index] = time.monotonic() - start - request.arrival_s
             engine.add(prompts[index], sampling, request_id=index)
         if engine.has_work:
-            replayed.outputs += [
-                event
-                for event in engine.step()
-                if isinstance(event, Output) and event.request_id in replayed.late_s
-            ]  # others were cancelled before this began
+            replayed.outputs += _outputs(engine, replayed)
             stats = engine.stats
             replayed.page_shares.append(stats.num_pages_used / engine.scheduler.config.num_pages)
         elif waiting:
             time.sleep(min(LONGEST_SLEEP_S, waiting[0][1].arrival_s - now))
         if progress is not None:
             progress(f"workload {workload.name}", len(replayed.outputs), len(workload.requests))
+    replayed.outputs += _outputs(engine, replayed)  # of what was cancelled last
     return replayed
+
+
+def _outputs(engine: Engine, replayed: WorkloadNotes) -> list[Output]:
+    """What a step brought; others were cancelled before this began."""
+    events = engine.step()
+    ours = replayed.late_s
+    return [event for event in events if isinstance(event, Output) and event.request_id in ours]
 
 
 def _summary(
@@ -175,7 +189,7 @@ def _summary(
     replayed: WorkloadNotes,
     watch: StepWatch,
     wall_s: float,
-    hardware: Hardware,
+    hardware: Hardware | None,
     before: Stats,
 ) -> EngineRun:
     finished = [output for output in replayed.outputs if output.status == "finished"]
@@ -203,17 +217,24 @@ def _summary(
         mean_page_share=sum(replayed.page_shares) / max(len(replayed.page_shares), 1),
         peak_page_share=max(replayed.page_shares, default=0.0),
         gap=Percentiles.of(watch.gaps_s()),
-        limit_s=limit_of(engine, steps, hardware),
+        limit_s=None if hardware is None else limit_of(engine, steps, hardware),
         cpu_s=0.0,
-        latencies=tuple(
-            (_first_s(output, late), _later_s(output))
-            for output in replayed.outputs
-            if output.first_token_s is not None
-        ),
+        latencies=_latencies(replayed, len(workload.requests)),
         **{
             name: getattr(after, name) - getattr(before, name)
             for name in ("hit_tokens", "num_preemptions", "drafted_tokens", "accepted_tokens")
         },
+    )
+
+
+def _latencies(replayed: WorkloadNotes, num_requests: int) -> tuple[RequestLatency, ...]:
+    outputs = {output.request_id: output for output in replayed.outputs}
+    nothing = RequestLatency(None, None)
+    return tuple(
+        nothing
+        if (output := outputs.get(index)) is None or output.first_token_s is None
+        else RequestLatency(_first_s(output, replayed.late_s), _later_s(output))
+        for index in range(num_requests)
     )
 
 

@@ -19,6 +19,7 @@ from ridgeline.cli.options import (
     add_latency_bounds,
     add_model,
     add_workload,
+    first_key,
     from_flags,
 )
 from ridgeline.cli.parser import group
@@ -31,6 +32,7 @@ from ridgeline.ladder.climbing.budget import parse_duration
 from ridgeline.ladder.climbing.check import check_folder
 from ridgeline.ladder.climbing.climb import climb_model
 from ridgeline.ladder.climbing.order import ClimbOrder, prepared, usual_measured
+from ridgeline.ladder.climbing.peer import PeerOrder
 from ridgeline.ladder.climbing.preview import preview
 from ridgeline.ladder.measuring.judging import Measured
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
@@ -46,7 +48,8 @@ ridgeline optimize ./model --out fast --for throughput --max-kl 0.01
 ridgeline optimize --check fast"""
 MAIN_FLAGS = (
     "--shape", "--device", "--draft-model", "--for", "--ttft-ms", "--tpot-ms", "--workload",
-    "--out", "--budget", "--resume", "--dry-run", "--check", "--max-kl", "--max-ppl-increase",
+    "--peer-url", "--out", "--budget", "--resume", "--dry-run", "--check", "--max-kl",
+    "--max-ppl-increase",
 )  # fmt: skip
 
 ALL_TEXT = 1 << 30  # windows: as many as a given text has
@@ -68,12 +71,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="latency: one request at a time; throughput: all at once (default: %(default)s)",
     )
     add_latency_bounds(
-        goal, f"; {USUAL_SHARE:.0%}% of a trace's requests must meet it at their arrival times"
+        goal,
+        f"; finds the recipe with the highest request rate at which {USUAL_SHARE:.0%}% meet it",
     )
     meaning = "batch-1 for latency; for throughput: throughput on a GPU, cpu on a CPU"
     add_workload(parser, meaning=meaning)
+    add_peer_arguments(parser)
     add_run_arguments(parser)
     add_quality_arguments(parser)
+
+
+def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
+    peer = group(parser, "peer")
+    peer.add_argument(
+        "--peer-url",
+        metavar="URL",
+        help="also measure this OpenAI endpoint under the same workload, e.g. http://host:8000",
+    )
+    peer.add_argument(
+        "--peer-model", metavar="NAME", help="model name to send (default: the first it lists)"
+    )
+    peer.add_argument(
+        "--peer-api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file with its API key (default: $OPENAI_API_KEY)",
+    )
+
+
+def asked_peer(args: argparse.Namespace) -> PeerOrder | None:
+    if args.peer_url is None:
+        for name in ("peer_model", "peer_api_key_file"):
+            if getattr(args, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} needs a --peer-url")
+        return None
+    key = first_key(args.peer_api_key_file, "--peer-api-key-file")
+    return PeerOrder(args.peer_url, args.peer_model, key)
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +220,7 @@ def asked_order(args: argparse.Namespace) -> ClimbOrder:
         args.device,
         args.rounds,
         args.draft_model,
+        asked_peer(args),
     )
 
 

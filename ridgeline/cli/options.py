@@ -11,6 +11,7 @@ yes-or-no is `--graphs` or `--no-graphs`, and the configs that a config holds br
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from dataclasses import Field, fields, is_dataclass, replace
 from pathlib import Path
@@ -18,7 +19,9 @@ from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from ridgeline.cli.parser import group
+from ridgeline.data.text_files import read_text
 from ridgeline.data.workload import MIXES
+from ridgeline.errors import UsageError
 from ridgeline.formats.fields import flag_of, hints
 
 Config = TypeVar("Config")
@@ -80,6 +83,19 @@ def add_latency_bounds(owner: argparse._ArgumentGroup, meaning: str) -> None:
         owner.add_argument(
             f"--{flag}-ms", type=float, metavar="MS", help=f"bound on {what}, in ms{meaning}"
         )
+
+
+def first_key(path: Path | None, flag: str) -> str | None:
+    """An API key from a file or the environment: a flag would stand in records and in lists of
+    processes. The file may be the server's own, with comments, and options behind each key.
+    """
+    if path is None:
+        return os.environ.get("OPENAI_API_KEY") or None
+    lines = [line.split() for line in read_text(path).splitlines()]
+    keys = [words[0] for words in lines if words and not words[0].startswith("#")]
+    if not keys:
+        raise UsageError(f"{flag} {path} has no key; write one on a line")
+    return keys[0]
 
 
 def add_save(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:

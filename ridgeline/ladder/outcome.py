@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
+from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.formats.fields import hints
 from ridgeline.formats.files import reject_unknown_keys
 from ridgeline.profiling.predicting.prediction import Area, LoopName, Prediction
@@ -23,6 +24,7 @@ RungStatus = Literal[
     "not reached",  # the budget was spent, or the climb was stopped
 ]
 Goal = Literal["latency", "throughput"]
+FORMER_FIELDS = {"pace"}  # of files that an earlier version wrote: of rungs, under a latency bound
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,72 @@ class Quality:
 
 
 @dataclass(frozen=True)
-class TrafficPace:
-    """Under the trace's own arrival times, against a latency bound."""
+class RateProof:
+    """A run at one rate of requests, held against a latency bound."""
 
+    rate: float  # requests a second that arrived
+    seconds: float  # of arrivals
     num_requests: int
-    num_kept: int  # of them, that kept it
-    first_token_s: float | None  # what nine of ten stay within
-    per_token_s: float | None
+    num_kept: int  # of them, that kept the bound
+    first_token_p50_s: float | None
+    first_token_p99_s: float | None
+    per_token_p50_s: float | None
+    per_token_p99_s: float | None
 
     @property
     def share(self) -> float:
         return self.num_kept / self.num_requests
+
+
+@dataclass(frozen=True)
+class HeldRate:
+    """The highest rate that one recipe holds within a latency bound."""
+
+    name: str  # "the defaults", "the answer", …
+    edit: Mapping[str, Any]  # of the answer: dotted recipe fields
+    rate: float | None  # requests a second, by the search; None: none was held
+    failed_rate: float | None  # the lowest that was tried and not held
+    is_sure: bool  # both with 95% confidence
+    words: str
+    proof: RateProof | None = None  # the last: at a lower rate, where the first did not hold
+
+
+@dataclass(frozen=True)
+class ServiceLevels:
+    """What was asked for, and what holds it."""
+
+    bound: LatencyBound
+    target: float  # share of requests that must keep it
+    arrivals: str  # how requests came
+    tried: tuple[HeldRate, ...]
+    chosen: str | None  # whose recipe was left; None: nothing holds the bound
+
+    def of(self, name: str | None) -> HeldRate | None:
+        return next((each for each in self.tried if each.name == name), None)
+
+    def is_proved(self, held: HeldRate) -> bool:
+        return held.proof is not None and held.proof.share >= self.target
+
+    def rate_of(self, held: HeldRate) -> float | None:
+        """What was proved, else what was searched for."""
+        if held.proof is None:
+            return held.rate
+        return held.proof.rate if self.is_proved(held) else None
+
+
+@dataclass(frozen=True)
+class PeerFigures:
+    """What another server does under the same load."""
+
+    url: str
+    model: str
+    output_tokens_per_s: float | None = None
+    first_token_s: float | None = None  # medians
+    per_output_token_s: float | None = None
+    rate: float | None = None  # requests a second within the latency bound, where one was given
+    rounds: int = 0  # that the figures are of
+    workload: str = ""  # what was run, in words
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +153,6 @@ class RungOutcome:
     quality: Quality | None = None  # None: not measured (and `reason` says why)
     seconds: float = 0.0  # it took
     difference: Difference | None = None  # for a module outside our families, instead of quality
-    pace: TrafficPace | None = None  # where a latency bound was given
 
 
 @dataclass(frozen=True)
@@ -171,8 +227,9 @@ def from_document(kind: Any, value: Any, name: str) -> Any:
         kind = next(each for each in get_args(kind) if each is not NoneType)
     if is_dataclass(kind):
         known = hints(kind)  # type: ignore[arg-type]
-        reject_unknown_keys(value, {each.name for each in fields(kind)}, name)
-        return kind(**{key: from_document(known[key], each, key) for key, each in value.items()})  # type: ignore[operator]
+        given = {key: each for key, each in value.items() if key not in FORMER_FIELDS}
+        reject_unknown_keys(given, {each.name for each in fields(kind)}, name)
+        return kind(**{key: from_document(known[key], each, key) for key, each in given.items()})  # type: ignore[operator]
     if get_origin(kind) is tuple:
         return tuple(from_document(get_args(kind)[0], each, name) for each in value)
     return value

@@ -106,9 +106,19 @@ def test_what_takes_too_long_is_cancelled_and_judged_by_what_it_has() -> None:
     assert run.wall_s < 30
     assert (run.num_requests, run.num_output_tokens) == (4, 2)
     assert [line.split(": ")[1] for line in run.not_finished] == ["cancelled", "cancelled"]
-    assert len(run.latencies) == 3
-    assert all(later is not None and later > 0 for _, later in run.latencies)
+    assert run.latencies[3] == (None, None)  # it did not come any more
+    assert all(later is not None and later > 0 for _, later in run.latencies[:3])
     assert engine.stats.num_pages_used == 0
+
+
+def test_what_waits_when_time_is_up_is_counted_and_not_left_for_the_next_run() -> None:
+    engine = engine_for(tiny("llama-tied"), num_pages=32, max_batch=1)
+    run = run_workload(engine, workload(*[(5, 400)] * 4), hardware(), limit_s=0.05)
+    assert len(run.not_finished) == 4
+    after = run_workload(engine, workload(*[(5, 2)] * 4), hardware(), with_limit=False)
+    assert after.not_finished == ()
+    assert after.limit_s is None
+    assert [latency.first_s is not None for latency in after.latencies] == [True] * 4
 
 
 def test_a_stream_that_stalls_behind_its_first_token_has_waited(

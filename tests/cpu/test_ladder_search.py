@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware
 from ridgeline.ladder.climbing.bench import Enough
@@ -23,7 +22,7 @@ from ridgeline.ladder.climbing.search import FEWEST_ROUNDS, ClimbSearch, Guessed
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.rounds import speedup_of
-from ridgeline.ladder.outcome import Figures, Quality, Speedup, TrafficPace
+from ridgeline.ladder.outcome import Figures, Quality, Speedup
 from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung, RungContext
 from ridgeline.ladder.state import ClimbState, applied
 from ridgeline.models.cost import MeanStep
@@ -74,7 +73,6 @@ class FakeBench:
     asked: list[str] = field(default_factory=list)
     stop_at: int | None = None  # comparisons, after which Ctrl-C comes
     is_deterministic: bool = True
-    num_kept: Callable[[ClimbState], int] = lambda state: 10  # of ten requests, within the bound
     draws: int = 0
     judge_s: float = 0.0  # once more for the original, which is run the first time
 
@@ -113,10 +111,6 @@ class FakeBench:
 
     def drop(self, state: ClimbState) -> None:
         self.asked.append(f"drop {label(state)}")
-
-    def pace(self, state: ClimbState) -> TrafficPace:
-        self.asked.append(f"pace {label(state)}")
-        return TrafficPace(10, self.num_kept(state), 0.4, None)
 
     def judge(self, state: ClimbState) -> Quality:
         first = not any(each.startswith("judge") for each in self.asked)
@@ -157,10 +151,9 @@ def climb(
     finished: Finished | None = None,
     quality: bool = True,
     stages: tuple[tuple[Rung, ...], ...] | None = None,
-    latency: LatencyBound | None = None,
     **more: Any,
 ) -> ClimbProgress:
-    facts = ClimbFacts(CONFIG, CPU, "latency", "setting", latency=latency or LatencyBound())
+    facts = ClimbFacts(CONFIG, CPU, "latency", "setting")
     options = Options(quality=quality, stages=stages or ((ENGINE,), *((each,) for each in rungs)))
     budget = Budget(budget_s, clock=lambda: bench.now)
     search = ClimbSearch(
@@ -285,15 +278,6 @@ def test_a_guess_outside_the_quality_bound_is_not_kept() -> None:
     bench = FakeBench(by_label, quality=lambda state: BAD)
     result = from_defaults(bench, guess=GUESSED)
     assert statuses(result) == {"first-guess": "dropped"}
-
-
-def test_with_a_latency_bound_the_defaults_are_held_to_it_too() -> None:
-    bench = FakeBench(by_label, num_kept=lambda state: 4 if state == DEFAULTS else 3)
-    result = from_defaults(bench, guess=GUESSED, latency=LatencyBound(0.5))
-    assert bench.asked[:2] == ["open", "pace fp32"]
-    assert statuses(result) == {"first-guess": "dropped"}  # fewer keep it than before
-    assert result.pace is not None
-    assert result.pace.num_kept == 4
 
 
 def statuses(found: ClimbProgress) -> dict[str, str]:
@@ -650,49 +634,6 @@ def test_too_few_rounds_are_refused() -> None:
 def test_the_seen_survives_its_file() -> None:
     seen = Observation(Recipe(dtype="bf16"), 7, 2.0, 1.0, plain_shapes=((4, 5),), remarks=("slow",))
     assert Observation.from_json(seen.to_json()) == seen
-
-
-SOON = LatencyBound(ttft_s=0.5)
-
-
-def test_what_lets_requests_wait_too_long_is_dropped() -> None:
-    kept = {"fp32": 9, "bf16": 9, "int8": 8}
-    bench = FakeBench(by_label, num_kept=lambda state: kept[label(state)])
-    found = climb(bench, BF16, INT8, latency=SOON)
-    assert [outcome.status for outcome in found.outcomes] == ["kept", "kept", "dropped"]
-    assert "but only 8 of 10 requests keep the bound (first token 500 ms)" in (
-        found.outcomes[-1].reason
-    )
-    assert "judge int8" not in bench.asked
-    assert "drop int8" in bench.asked
-    assert found.pace == TrafficPace(10, 9, 0.4, None)
-    assert found.notes[-1].startswith("9 of 10 requests keep the bound")
-
-
-def test_a_climb_may_start_outside_the_bound_and_goes_no_further_out() -> None:
-    kept = {"fp32": 4, "bf16": 3, "int8": 6}
-    bench = FakeBench(by_label, num_kept=lambda state: kept[label(state)])
-    found = climb(bench, BF16, INT8, latency=SOON)
-    assert [outcome.status for outcome in found.outcomes] == ["kept", "dropped", "kept"]
-    assert found.notes[-1].startswith("too slow for the bound: 6 of 10")
-
-
-def test_without_a_bound_nothing_is_paced() -> None:
-    bench = FakeBench(by_label)
-    found = climb(bench, BF16)
-    assert not [asked for asked in bench.asked if asked.startswith("pace")]
-    assert found.pace is None
-    assert not [note for note in found.notes if "bound" in note]
-
-
-def test_the_pace_is_known_when_a_climb_goes_on(tmp_path: Path) -> None:
-    kept = {"fp32": 9, "bf16": 9}
-    for _ in range(2):
-        bench = FakeBench(by_label, num_kept=lambda state: kept[label(state)])
-        finished = Finished(tmp_path / "finished.json")
-        found = climb(bench, BF16, latency=SOON, finished=finished)
-        assert found.pace == TrafficPace(10, 9, 0.4, None)
-    assert bench.asked == []
 
 
 def test_what_would_be_judged_beyond_the_budget_is_not_begun() -> None:

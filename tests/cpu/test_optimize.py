@@ -562,34 +562,13 @@ def test_a_recipe_as_flags_is_that_recipe() -> None:
     assert "--no-overlap" in recipe_flags(changed)
 
 
-@pytest.mark.slow
-def test_a_latency_bound_is_held_against_the_traces_own_times(
-    local: type[Local], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Requests of 2 ms apart through real engines: all keep a minute, none a microsecond."""
-    times = ("46.680", "46.682", "46.684")
-    lines = [f"2023-11-16 18:15:{time},16,8" for time in times]
-    (tmp_path / "trace.csv").write_text(
-        "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines])
-    )
-    assert main([*command, "--json", "--ttft-ms", "60000", "--tpot-ms", "60000"]) == 0
-    said = json.loads(capsys.readouterr().out)["climb"]
-    assert said["rungs"][0]["pace"]["num_requests"] == said["rungs"][0]["pace"]["num_kept"] == 3
-    words = "3 of 3 requests keep the bound (first token 60000 ms, 60000 ms a token)"
-    assert any(note.startswith(words) for note in said["notes"])
-    command[command.index("--out") + 1] = str(tmp_path / "other")
-    assert main([*command, "--json", "--tpot-ms", "0.001"]) == 0
-    said = json.loads(capsys.readouterr().out)["climb"]
-    assert said["rungs"][0]["pace"]["num_kept"] == 0
-    assert any(note.startswith("too slow for the bound: 0 of 3") for note in said["notes"])
-
-
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
         (["--ttft-ms", "0"], "--ttft-ms is 0; give milliseconds above 0"),
         (["--tpot-ms", "nan"], "--tpot-ms is nan; give milliseconds above 0"),
-        (["--ttft-ms", "500"], "need arrival times, and workload trace has none; give a trace"),
+        (["--peer-model", "m"], "--peer-model needs a --peer-url"),
+        (["--peer-url", "ftp://x"], "--peer-url is 'ftp://x'; give one like http://127.0.0.1:8000"),
     ],
 )
 def test_bounds_that_mean_nothing(

@@ -42,19 +42,25 @@ class Met:
         return [text for name, text in results.items() if name in self.maker.without]
 
 
-def meet(endpoint: Endpoint, api: Api, model: str | None, tokenizer: Tokenizer | None) -> Met:
+def meet(
+    endpoint: Endpoint,
+    api: Api,
+    model: str | None,
+    tokenizer: Tokenizer | None,
+    flag_prefix: str = "",
+) -> Met:
     """Ask for its models where none is named, then for two tokens, with fewer and fewer options
-    until it says yes.
+    until it says yes. Errors name the flags that would help, with this prefix.
     """
-    return asyncio.run(_meet(endpoint, api, model, tokenizer))
+    return asyncio.run(_meet(endpoint, api, model, tokenizer, flag_prefix))
 
 
 async def _meet(
-    endpoint: Endpoint, api: Api, model: str | None, tokenizer: Tokenizer | None
+    endpoint: Endpoint, api: Api, model: str | None, tokenizer: Tokenizer | None, prefix: str
 ) -> Met:
     client = Client(endpoint)
     try:
-        name = model if model is not None else await _first_model(client, endpoint)
+        name = model if model is not None else await _first_model(client, endpoint, prefix)
         maker = BodyMaker(api, name, tokenizer)
         refused: Answer | None = None
         for count in range(len(OPTIONS) + 1):
@@ -66,30 +72,31 @@ async def _meet(
             if answer.error not in ("http 400", "http 422"):
                 break
         assert refused is not None, "it was asked at least once"
-        _raise(endpoint, refused.error or "", refused.detail)
+        _raise(endpoint, refused.error or "", refused.detail, prefix)
     finally:
         client.close()
     raise AssertionError("one of the two has happened")
 
 
-async def _first_model(client: Client, endpoint: Endpoint) -> str:
+async def _first_model(client: Client, endpoint: Endpoint, prefix: str) -> str:
     try:
         status, body = await client.get("/models")
     except OSError as error:
         raise OfflineError(f"{endpoint.url} does not answer: {error}") from error
     if status != 200:
-        _raise(endpoint, f"http {status}", body[:200].decode("utf-8", "replace"))
+        _raise(endpoint, f"http {status}", body[:200].decode("utf-8", "replace"), prefix)
     try:
         return str(json.loads(body)["data"][0]["id"])
     except (ValueError, KeyError, IndexError, TypeError):
-        raise RequestError(f"{endpoint.url}/models names no model; give one with --model") from None
+        hint = f"give one with --{prefix}model"
+        raise RequestError(f"{endpoint.url}/models names no model; {hint}") from None
 
 
-def _raise(endpoint: Endpoint, kind: str, detail: str) -> None:
+def _raise(endpoint: Endpoint, kind: str, detail: str, prefix: str) -> None:
     if kind in ("connect", "timeout"):
         raise OfflineError(f"{endpoint.url} does not answer: {detail}")
     hint = (
-        "; give its key with --api-key-file or OPENAI_API_KEY"
+        f"; give its key with --{prefix}api-key-file or OPENAI_API_KEY"
         if kind in ("http 401", "http 403")
         else ""
     )

@@ -7,6 +7,7 @@ where to begin.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +16,13 @@ from ridgeline.bench.serve.bound import USUAL_SHARE, LatencyBound
 from ridgeline.bench.serve.endpoint import Met
 from ridgeline.bench.serve.load import LoadProcesses
 from ridgeline.bench.serve.measure import ServeRun, measure
-from ridgeline.bench.serve.search import HighestRate, ProbeResult, highest_rate, probe_length
+from ridgeline.bench.serve.search import (
+    HighestRate,
+    Length,
+    ProbeResult,
+    highest_rate,
+    probe_length,
+)
 from ridgeline.data.workload import Workload
 from ridgeline.errors import RequestError, UsageError
 
@@ -31,6 +38,7 @@ class FindSettings:
     target: float = USUAL_SHARE  # share of requests that must be within the bound
     precision: float = 0.05  # between the rate that meets it and the one that does not
     probe_s: float = 20.0  # a probe at least
+    most_probe_s: float = math.inf  # and at most, where time is short
     max_probes: int = 24
     pattern: Pattern = "poisson"
     start: float | None = None  # the first rate; None: found out
@@ -49,6 +57,14 @@ class FindSettings:
         if self.max_probes < 2:
             raise UsageError(f"--max-probes is {self.max_probes}; give at least 2")
 
+    def length(self, rate: float) -> Length:
+        return probe_length(rate, self.bound, self.precision, self.probe_s, self.most_probe_s)
+
+    def arrivals(self, workload: Workload, rate: float, num: int, seed: int) -> Arrivals:
+        if self.pattern == "trace":
+            return Arrivals.of_trace(workload, rate, num)
+        return Arrivals.at_rate(rate, num, self.pattern, seed)
+
 
 def find_rate(
     load: LoadProcesses,
@@ -56,6 +72,7 @@ def find_rate(
     workload: Workload,
     settings: FindSettings,
     report: Callable[[float, ServeRun], None] = lambda rate, run: None,
+    has_time: Callable[[], bool] = lambda: True,
 ) -> tuple[HighestRate, ServeRun]:
     """What was found, and the run at the highest rate that met the bound (else at the lowest)."""
     runs: dict[float, ServeRun] = {}
@@ -69,7 +86,7 @@ def find_rate(
         return ProbeResult(run.num_requests, run.num_within, run.num_independent, run.client_note)
 
     result = highest_rate(
-        probe, start, settings.target, settings.precision, max_probes=settings.max_probes
+        probe, start, settings.target, settings.precision, settings.max_probes, has_time
     )
     return result, runs[result.met.rate if result.met is not None else min(runs)]
 
@@ -84,15 +101,9 @@ def probed(
 ) -> ServeRun:
     """Every probe has prompts of its own: nothing is in a cache because of the last."""
     bound = settings.bound
-    length = probe_length(rate, bound, settings.precision, settings.probe_s)
+    length = settings.length(rate)
     seed = settings.seed + 1000 * (number + 1)
-    num = length.num_requests
-    if settings.pattern == "trace":
-        arrivals = Arrivals.of_trace(workload, rate, num)
-    else:
-        arrivals = Arrivals.at_rate(rate, num, settings.pattern, seed)
-    longest = max(request.num_output_tokens for request in workload.requests)
-    grace_s = GRACE_S if bound.tpot_s is None else 0.0
+    arrivals = settings.arrivals(workload, rate, length.num_requests, seed)
     return measure(
         load,
         met,
@@ -101,8 +112,14 @@ def probed(
         bound,
         seed=seed,
         timeout_s=settings.timeout_s,
-        drain_s=bound.longest_s(longest) + grace_s,
+        drain_s=drain_s(bound, workload),
     )
+
+
+def drain_s(bound: LatencyBound, workload: Workload) -> float:
+    """After the last arrival: what is not done then is outside the bound, or has begun."""
+    longest = max(request.num_output_tokens for request in workload.requests)
+    return bound.longest_s(longest) + (GRACE_S if bound.tpot_s is None else 0.0)
 
 
 def rough_rate(load: LoadProcesses, met: Met, workload: Workload, settings: FindSettings) -> float:

@@ -32,18 +32,18 @@ class Endpoint(NamedTuple):
     api_key: str | None = None
 
     @classmethod
-    def parse(cls, url: str, api_key: str | None = None) -> Endpoint:
-        """`http://host:8000` and `http://host:8000/v1` are the same."""
+    def parse(cls, url: str, api_key: str | None = None, flag: str = "--url") -> Endpoint:
+        """`http://host:8000` and `http://host:8000/v1` are the same. Errors name the flag."""
         allowed = "give one like http://127.0.0.1:8000"
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise UsageError(f"--url is {url!r}: {error}; {allowed}") from None
+            raise UsageError(f"{flag} is {url!r}: {error}; {allowed}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"--url is {url!r}; {allowed}")
+            raise UsageError(f"{flag} is {url!r}; {allowed}")
         if parts.username or parts.query or parts.fragment:
-            raise UsageError(f"--url is {url!r}: no user, query or fragment belongs in it")
+            raise UsageError(f"{flag} is {url!r}: no user, query or fragment belongs in it")
         tls = parts.scheme == "https"
         path = parts.path.rstrip("/")
         base = path if path.endswith("/v1") else path + "/v1"

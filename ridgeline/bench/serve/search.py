@@ -23,6 +23,7 @@ from ridgeline.quality.intervals import Estimate, share_of_counts
 MAX_REPEATS = 3  # probes at one rate
 FACTOR = 2.0  # between rates until there is a bracket
 LEAST_REQUESTS = 50  # a probe
+FEWEST_REQUESTS = 10  # of one that is cut short
 
 
 class ProbeResult(NamedTuple):
@@ -105,23 +106,28 @@ def highest_rate(
     target: float,
     precision: float,
     max_probes: int,
+    has_time: Callable[[], bool] = lambda: True,
 ) -> HighestRate:
-    """`probe(rate, number)` runs one; each number has requests of its own."""
+    """`probe(rate, number)` runs one; each number has requests of its own. At least one is run, and
+    others as long as there is time.
+    """
     tried: dict[float, list[ProbeResult]] = {}
     num = 0
 
+    def may_probe() -> bool:
+        return num == 0 or (num < max_probes and has_time())
+
     def decided(rate: float) -> Tried:
         nonlocal num
-        while num < max_probes:
+        while True:
             tried.setdefault(rate, []).append(probe(rate, num))
             num += 1
             result = summed(rate, tried[rate], target)
-            if result.is_sure or len(tried[rate]) == MAX_REPEATS:
-                break
-        return summed(rate, tried[rate], target)
+            if result.is_sure or len(tried[rate]) == MAX_REPEATS or not may_probe():
+                return result
 
     low, high, rate = 0.0, math.inf, start
-    while num < max_probes and high > low * (1 + precision):
+    while high > low * (1 + precision) and may_probe():
         if decided(rate).is_met:
             low = rate
         else:
@@ -154,10 +160,15 @@ class Length(NamedTuple):
     num_requests: int
 
 
-def probe_length(rate: float, bound: LatencyBound, precision: float, least_s: float) -> Length:
+def probe_length(
+    rate: float, bound: LatencyBound, precision: float, least_s: float, most_s: float = math.inf
+) -> Length:
     """Beyond what a server can do by a share `precision`, its queue grows by that share of the time
-    that passes: until this shows against the bound of the first token, a probe must go on.
+    that passes: until this shows against the bound of the first token, a probe must go on. Where
+    there is no time for that, it has at least a few requests.
     """
     grown_s = (bound.ttft_s or 0.0) / precision
     seconds = max(least_s, grown_s, LEAST_REQUESTS / rate)
+    if seconds > most_s:
+        return Length(most_s, max(FEWEST_REQUESTS, math.ceil(rate * most_s)))
     return Length(seconds, max(LEAST_REQUESTS, math.ceil(rate * seconds)))

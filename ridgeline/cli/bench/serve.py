@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,10 @@ from ridgeline.bench.serve.prompts import PATHS
 from ridgeline.bench.serve.search import HighestRate
 from ridgeline.cli.bench import beside
 from ridgeline.cli.bench.serve_table import render as render_load
-from ridgeline.cli.options import add_latency_bounds, add_save, add_workload
+from ridgeline.cli.options import add_latency_bounds, add_save, add_workload, first_key
 from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data import Tokenizer
-from ridgeline.data.text_files import read_text
 from ridgeline.data.traces import load_workload
 from ridgeline.data.workload import MIXES, Workload
 from ridgeline.engine.loading.saved import tokenizer_of
@@ -144,7 +142,9 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     if beside.is_asked_for(args):
         return beside.run(args, asked_workload(args, None), terminal)
     settings = find_settings(args, bound) if args.find else None
-    endpoints = [Endpoint.parse(url, key_of(args)) for url in args.url]
+    endpoints = [
+        Endpoint.parse(url, first_key(args.api_key_file, "--api-key-file")) for url in args.url
+    ]
     tokenizer = asked_tokenizer(args)
     workload = asked_workload(args, tokenizer)
     arrivals = asked_arrivals(args, workload)
@@ -275,19 +275,6 @@ def find_settings(args: argparse.Namespace, bound: LatencyBound) -> FindSettings
         timeout_s=args.timeout_s,
         seed=args.seed,
     )
-
-
-def key_of(args: argparse.Namespace) -> str | None:
-    """From a file or the environment: a flag would stand in records and in lists of processes. The
-    file may be the server's own, with comments, and options behind each key.
-    """
-    if args.api_key_file is None:
-        return os.environ.get("OPENAI_API_KEY") or None
-    lines = [line.split() for line in read_text(args.api_key_file).splitlines()]
-    keys = [words[0] for words in lines if words and not words[0].startswith("#")]
-    if not keys:
-        raise UsageError(f"--api-key-file {args.api_key_file} has no key; write one on a line")
-    return keys[0]
 
 
 def asked_tokenizer(args: argparse.Namespace) -> Tokenizer | None:

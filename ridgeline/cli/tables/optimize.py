@@ -21,6 +21,7 @@ from ridgeline.hardware.units import human, human_bytes, percent
 from ridgeline.ladder.outcome import CurvePoint, Quality, RungOutcome, Speedup
 from ridgeline.ladder.reporting import summary
 from ridgeline.ladder.reporting.left_section import gap_parts_of, next_actions
+from ridgeline.ladder.reporting.levels import LEVEL_COLUMNS, level_rows, levels_words, peer_cells
 from ridgeline.ladder.reporting.report_sections import memory_bars, roof_dots, roofs_of, step_of
 from ridgeline.ladder.reporting.result import Climb, rate
 from ridgeline.profiling.drawing import Bar, BarPart, Rise
@@ -56,6 +57,7 @@ def _parts(climb: Climb, width: int) -> Iterator[RenderableType]:
     yield _head(climb)
     yield _figures(climb)
     for title, body in (
+        ("Service levels", _service_levels(climb)),
         ("What was tried" if climb.ladder else "The ladder", _moves(climb, width)),
         ("Why it is not 100%, and what to do next", _left(climb, width)),
         ("The ladder, from the plain loop", _ladder(climb, width)),
@@ -91,11 +93,12 @@ def _head(climb: Climb) -> Text:
 
 
 def _figures(climb: Climb) -> RenderableType:
-    table = _plain_table("", "before", "after", numbers=(1, 2))
+    peer = peer_cells(climb.peer)
+    names = ("", "before", "after", *(["peer"] if peer else []))
+    table = _plain_table(*names, numbers=(1, 2, 3))
     for row in summary.figure_pairs(climb):
-        table.add_row(
-            safe_text(row.name, "dim"), safe_text(row.before), safe_text(row.after, "bold")
-        )
+        cells = [safe_text(row.name, "dim"), safe_text(row.before), safe_text(row.after, "bold")]
+        table.add_row(*cells, *([safe_text(peer.get(row.name, ""))] if peer else []))
     return Padding(table, (1, 0, 0, 2))
 
 
@@ -118,6 +121,16 @@ def _left(climb: Climb, width: int) -> RenderableType | None:
         how = f": {step.how}" if step.how else ""
         parts.append(safe_text(f"→ {step.text} ({step.gain}){how}"))
     return Group(*parts)
+
+
+def _service_levels(climb: Climb) -> RenderableType | None:
+    if climb.levels is None:
+        return None
+    table = _plain_table(*LEVEL_COLUMNS, numbers=range(1, len(LEVEL_COLUMNS)))
+    for row in level_rows(climb.levels):
+        style = "bold" if row.name == climb.levels.chosen else ""
+        table.add_row(*(safe_text(cell, style) for cell in row))
+    return Group(safe_text(levels_words(climb.levels), "dim"), table)
 
 
 def _ladder(climb: Climb, width: int) -> RenderableType | None:

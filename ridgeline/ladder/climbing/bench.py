@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ridgeline.ladder.measuring.observation import Observation
-from ridgeline.ladder.outcome import Quality, Speedup, TrafficPace
+from ridgeline.ladder.outcome import Quality, Speedup
 from ridgeline.ladder.state import ClimbState
 
 Enough = Callable[[Speedup], bool]  # whether the rounds so far decide
@@ -31,9 +31,6 @@ class Bench(Protocol):
 
     def judge(self, state: ClimbState) -> Quality:
         """Against the unmodified model."""
-
-    def pace(self, state: ClimbState) -> TrafficPace:
-        """Under the trace's own arrival times."""
 
     def calibrated(self, state: ClimbState) -> ClimbState:
         """The same scheme with codes found on data, from a checkpoint of its own."""

@@ -25,6 +25,7 @@ from ridgeline.kernels.extension import find_nvcc
 from ridgeline.ladder.climbing.bench import Enough
 from ridgeline.ladder.climbing.loaded import WORK_LIMIT_S, LoadedState
 from ridgeline.ladder.climbing.sizes import CURVE_BATCHES, WorkerSizes
+from ridgeline.ladder.measuring.held_rate import FoundRate
 from ridgeline.ladder.measuring.judging import Measured
 from ridgeline.ladder.measuring.observation import Observation, phase_from
 from ridgeline.ladder.measuring.part import MAX_REPEATS, WorkloadPart, first_part
@@ -32,7 +33,7 @@ from ridgeline.ladder.measuring.process import Process, WorkerError, WorkerSeat
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, speedup_of
 from ridgeline.ladder.measuring.spec import write_workload
 from ridgeline.ladder.measuring.time_ledger import TimeLedger
-from ridgeline.ladder.outcome import CurvePoint, Figures, Goal, Quality, Speedup, TrafficPace
+from ridgeline.ladder.outcome import CurvePoint, Figures, Goal, Quality, RateProof, Speedup
 from ridgeline.ladder.state import ClimbState, ClimbSubject
 from ridgeline.quality.gate import USUAL, QualityBounds
 
@@ -73,13 +74,16 @@ class Processes:
         self._spare: Process | None = None
         self._numbers = count()
         self._one_at_a_time = False  # two were found not to fit
+        self._alone_key: str | None = None  # of a state that has the whole memory
         self._builder: Process | None = None
         if subject.device != "cpu" and find_nvcc() is not None:
             # What a later rung needs is built meanwhile; there it waits until that is done.
             self._builder = self._new_process()
             self._builder.begin("build")
         workload_file = work / "workload.json"
-        self.sizes = WorkerSizes(subject, workload, goal, hardware, workload_file)
+        self.sizes = WorkerSizes(
+            subject, workload, goal, hardware, workload_file, repeats=bool(self.latency)
+        )
         write_workload(workload, workload_file)
         self._trace_file = work / "trace.json"
         if trace is not None:
@@ -214,8 +218,8 @@ class Processes:
         return self._looked_at(self._ensure(state))
 
     def part_of(self, state: ClimbState) -> WorkloadPart:
-        """What its rounds ran when it was last compared."""
-        return self._used[state.key]
+        """What its rounds ran when it was last compared; the whole, where it was not."""
+        return self._used.get(state.key, WorkloadPart(len(self.workload.requests)))
 
     def rates(
         self, state: ClimbState, part: WorkloadPart, rounds: int, beside: Callable[[], None]
@@ -242,10 +246,35 @@ class Processes:
         result = running.process.ask("curve", **arguments, limit_s=WORK_LIMIT_S)
         return tuple(CurvePoint(**point) for point in result["points"])
 
-    def pace(self, state: ClimbState) -> TrafficPace:
-        arguments = {"workload": str(self._trace_file), "bound": asdict(self.latency)}
-        result = self._ensure(state).process.ask("pace", **arguments, limit_s=WORK_LIMIT_S)
-        return TrafficPace(**result)
+    def highest_rate(
+        self, state: ClimbState, start: float | None, probe_s: float, seconds: float
+    ) -> FoundRate:
+        """Of requests within the latency bound; `start` is tried first."""
+        arguments = self._traffic | {"start": start, "probe_s": probe_s, "seconds": seconds}
+        running, limit_s = self._alone(state), 3 * seconds + LOAD_LIMIT_S
+        return FoundRate(**running.process.ask("highest_rate", **arguments, limit_s=limit_s))
+
+    def prove(self, state: ClimbState, rate: float, seconds: float) -> RateProof:
+        """That a rate is held so long, or that it is not."""
+        arguments = self._traffic | {"rate": rate, "seconds": seconds}
+        running, limit_s = self._alone(state), 3 * seconds + LOAD_LIMIT_S
+        return RateProof(**running.process.ask("prove", **arguments, limit_s=limit_s))
+
+    @property
+    def _traffic(self) -> dict[str, Any]:
+        return {"workload": str(self._trace_file), "bound": asdict(self.latency)}
+
+    def _alone(self, state: ClimbState) -> LoadedState:
+        """With the whole memory, as it will be served."""
+        if self._alone_key != state.key:
+            self.let_go()
+        others, self._one_at_a_time = self._one_at_a_time, True
+        try:
+            running = self._ensure(state)
+        finally:
+            self._one_at_a_time = others
+        self._alone_key = state.key
+        return running
 
     def judge(self, state: ClimbState) -> Quality:
         assert self.subject.path is not None, "random weights have no quality"
@@ -312,6 +341,8 @@ class Processes:
 
     def _ensure(self, state: ClimbState) -> LoadedState:
         """Loaded and warm; again, if its process has ended meanwhile."""
+        if self._alone_key not in (None, state.key):
+            self.let_go()  # there is no room beside it
         running = self._running.get(state.key)
         if running is None or not running.process.is_alive:
             self._running.pop(state.key, None)
@@ -361,6 +392,7 @@ class Processes:
 
     def let_go(self) -> None:
         """Of all that are loaded; they are loaded again when they are needed."""
+        self._alone_key = None
         while self._running:
             self._running.popitem()[1].process.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from ridgeline.ladder.climbing.answer import FirstAnswer, default_states
@@ -18,9 +19,11 @@ from ridgeline.ladder.climbing.budget import Budget
 from ridgeline.ladder.climbing.earlier import remember_answer
 from ridgeline.ladder.climbing.explaining import explained, ladder_to
 from ridgeline.ladder.climbing.finished import Finished
+from ridgeline.ladder.climbing.levels import LevelSearch
 from ridgeline.ladder.climbing.news import ClimbNews
 from ridgeline.ladder.climbing.order import ClimbJob, ClimbOrder, lengths_of, prepared
 from ridgeline.ladder.climbing.part_bias import MOST, bias_words, part_bias
+from ridgeline.ladder.climbing.peer import PeerMet, measured_peer
 from ridgeline.ladder.climbing.progress import ClimbProgress, Options
 from ridgeline.ladder.climbing.search import ClimbSearch
 from ridgeline.ladder.climbing.writing import (
@@ -29,10 +32,11 @@ from ridgeline.ladder.climbing.writing import (
     outcomes_to_remember,
     write_folder,
 )
+from ridgeline.ladder.measuring.held_rate import LevelTimes
 from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, speedup_of
-from ridgeline.ladder.outcome import CurvePoint, RungOutcome, Speedup
+from ridgeline.ladder.outcome import CurvePoint, PeerFigures, RungOutcome, Speedup
 from ridgeline.ladder.reporting.folder import Folder, saved_recipe
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.rungs import MOVES
@@ -40,16 +44,27 @@ from ridgeline.ladder.state import ClimbState
 from ridgeline.profiling.predicting.accuracy import remember
 from ridgeline.progress import Progress
 
+LEAST_PEER_S = 20.0  # that another server is measured, whatever the budget
 LONGEST_ROUND_S = 7.0  # of the last comparison
 LAST_LOOKS_S = 2 * CURVE_S + 20.0  # curves, and loading both sides
 
 
-def climb_model(order: ClimbOrder, progress: Progress | None = None) -> Climb:
+def climb_model(
+    order: ClimbOrder, progress: Progress | None = None, times: LevelTimes | None = None
+) -> Climb:
+    """`times`: how long rates are searched and proved, where a latency bound is given."""
     folder = Folder(order.out)
     folder.prepare(order.resume)
     budget = Budget(order.budget_s)
     news = ClimbNews(progress, budget)
-    job = prepared(order, news)
+    try:
+        job = prepared(order, news)
+    except BaseException:
+        folder.abandon()
+        raise
+    times = times or LevelTimes()
+    if order.latency:
+        budget.keep_for_the_end(times.usual_s)
     with Processes(
         job.subject,
         job.workload,
@@ -75,7 +90,7 @@ def climb_model(order: ClimbOrder, progress: Progress | None = None) -> Climb:
         )
         climb = search.run()
         climb.notes += first.notes
-        result = finish(job, climb, bench, folder, budget, news)
+        result = finish(job, climb, bench, folder, budget, news, times)
         if climb.measured and not climb.is_stopped:
             remember_answer(first.came_to(climb))
         return result
@@ -88,8 +103,14 @@ def finish(
     folder: Folder,
     budget: Budget,
     progress: Progress | None,
+    times: LevelTimes,
 ) -> Climb:
-    """The folder, and the last measurements, of the very files that lie there."""
+    """The recipe that holds the latency bound, where there is one; the folder, and the last
+    measurements, of the very files that lie there.
+    """
+    levels = None
+    if job.order.latency and not result.is_stopped:
+        levels = LevelSearch(job, result, bench, budget, times, progress).run()
     saved = save_best(job, result, bench, folder)
     last = LastComparison()
     try:
@@ -102,8 +123,12 @@ def finish(
         result.notes.append("stopped by Ctrl-C before the last comparison")
     except WorkerError as error:
         result.notes.append(f"the last comparison failed: {error}")
+    peer = None
+    if job.peer is not None:
+        peer = peer_figures(job, job.peer, result, bench, saved, budget, times, progress)
     ladder = explain(job, result, bench, budget, progress)
     climb = climb_of(job, result, saved, last, ladder, bench.ledger, budget, folder)
+    climb = replace(climb, levels=levels, peer=peer)
     write_folder(job, climb, folder, bench, saved, last)
     remember(outcomes_to_remember(result.measured, job))
     return climb
@@ -133,6 +158,34 @@ def save_best(
     recipe = saved_recipe(progress.observation.filled, in_checkpoint)
     recipe.save(folder.path)
     return ClimbState(recipe, best.loop, str(folder.path.resolve()))
+
+
+def peer_figures(
+    job: ClimbJob,
+    peer: PeerMet,
+    result: ClimbProgress,
+    bench: Processes,
+    saved: ClimbState,
+    budget: Budget,
+    times: LevelTimes,
+    progress: Progress | None,
+) -> PeerFigures:
+    """On what ours was measured on. Its figures are a comparison: a climb does not fail by them."""
+    if result.is_stopped:
+        return peer.without_figures("the climb was stopped before it was measured")
+    if progress is not None:
+        progress(f"the peer at {peer.met.endpoint.url}", 0, 1)
+    bench.let_go()  # it may be on this machine
+    state = saved if result.best != result.start else result.start
+    workload = job.trace if job.order.latency else bench.part_of(state).of(job.workload)
+    seconds = max(LEAST_PEER_S, budget.rest_s)
+    try:
+        with bench.ledger.timing("peer"):
+            return measured_peer(peer, workload, job.order.goal, job.order.latency, seconds, times)
+    except KeyboardInterrupt:
+        result.is_stopped = True
+        result.notes.append("stopped by Ctrl-C while the peer was measured")
+        return peer.without_figures("the climb was stopped while it was measured")
 
 
 def explain(

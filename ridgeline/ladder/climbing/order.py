@@ -21,8 +21,8 @@ from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.kernels.ceilings import measure
+from ridgeline.ladder.climbing.peer import PeerMet, PeerOrder
 from ridgeline.ladder.measuring.judging import Measured
-from ridgeline.ladder.measuring.pace import check_arrivals, opening
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
 from ridgeline.ladder.outcome import Goal
 from ridgeline.ladder.rungs import ClimbFacts
@@ -58,7 +58,7 @@ class ClimbOrder:
     workload: str | None = None  # a mix or a file; None: usual for goal and device
     output_tokens: int = 256  # made for each prompt of a file of prompts
     bounds: QualityBounds = USUAL
-    latency: LatencyBound = field(default_factory=LatencyBound)  # at the trace's own times
+    latency: LatencyBound = field(default_factory=LatencyBound)  # of a rate that is to be found
     quality: bool = True
     measured: Measured | None = None  # None: as is usual for the device
     budget_s: float | None = None
@@ -66,6 +66,7 @@ class ClimbOrder:
     device: str = "auto"
     rounds: int = MIN_ROUNDS
     draft_model: str | None = None  # that may draft tokens ahead
+    peer: PeerOrder | None = None  # another server, measured under the same workload
     command: tuple[str, ...] = field(default_factory=lambda: ("ridgeline", *sys.argv[1:]))
 
     def __post_init__(self) -> None:
@@ -83,10 +84,11 @@ class ClimbJob:
     order: ClimbOrder
     subject: ClimbSubject
     workload: Workload  # all at once
-    trace: Workload  # with its arrival times, as much as is replayed
+    trace: Workload  # with its arrival times, where it has any
     hardware: Hardware
     facts: ClimbFacts
     measured: Measured
+    peer: PeerMet | None = None
 
 
 def prepared(order: ClimbOrder, progress: Progress | None = None) -> ClimbJob:
@@ -94,10 +96,10 @@ def prepared(order: ClimbOrder, progress: Progress | None = None) -> ClimbJob:
     hardware = detect(order.device)
     subject, quantized = subject_of(order, hardware, progress)
     whole, has_text = workload_of(order, subject)
-    check_arrivals(whole, order.latency)
     draft = draft_of(order, subject, progress)
-    workload, trace = whole.at_once(), opening(whole)
+    workload = whole.at_once()
     check_fits(workload, subject.config.max_context)
+    peer = peer_of(order, subject)
     measured = order.measured or usual_measured(subject.device)
     on_cpu = subject.device == "cpu"
     wanted = {*CEILINGS, *(() if on_cpu else GPU_CEILINGS)}
@@ -108,8 +110,6 @@ def prepared(order: ClimbOrder, progress: Progress | None = None) -> ClimbJob:
         "measured": measured.to_json(),
         "bounds": asdict(order.bounds),
     }
-    if order.latency:
-        more |= {"latency": asdict(order.latency), "trace": asdict(trace)}
     facts = ClimbFacts(
         subject.config,
         hardware,
@@ -125,9 +125,8 @@ def prepared(order: ClimbOrder, progress: Progress | None = None) -> ClimbJob:
         is_quantized=quantized,
         draft_model=draft,
         bounds=order.bounds,
-        latency=order.latency,
     )
-    return ClimbJob(order, subject, workload, trace, hardware, facts, measured)
+    return ClimbJob(order, subject, workload, whole, hardware, facts, measured, peer)
 
 
 def lengths_of(workload: Workload) -> Lengths:
@@ -157,6 +156,13 @@ def draft_of(order: ClimbOrder, subject: ClimbSubject, progress: Progress | None
     draft = find_draft(recipe, subject.config, progress)
     check_words(draft, None if subject.path is None else tokenizer_of(subject.path))
     return str(path)
+
+
+def peer_of(order: ClimbOrder, subject: ClimbSubject) -> PeerMet | None:
+    """One that does not answer is refused before anything is measured."""
+    if order.peer is None:
+        return None
+    return order.peer.met(None if subject.path is None else tokenizer_of(subject.path))
 
 
 def workload_of(order: ClimbOrder, subject: ClimbSubject) -> tuple[Workload, bool]:

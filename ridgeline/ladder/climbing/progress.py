@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ridgeline.errors import UsageError
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
-from ridgeline.ladder.outcome import RungOutcome, TrafficPace
+from ridgeline.ladder.outcome import RungOutcome
 from ridgeline.ladder.rungs import STAGES, Rung
 from ridgeline.ladder.state import ClimbState
 
@@ -35,6 +35,5 @@ class ClimbProgress:
     observation: Observation
     outcomes: list[RungOutcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    pace: TrafficPace | None = None  # of the best, where a latency bound is given
     is_stopped: bool = False
     measured: list[RungOutcome] = field(default_factory=list)  # in this run, not in an earlier one

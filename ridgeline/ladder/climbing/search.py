@@ -26,7 +26,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import NamedTuple
 
-from ridgeline.bench.serve.bound import USUAL_SHARE
 from ridgeline.ladder.climbing.bench import Bench
 from ridgeline.ladder.climbing.budget import Budget, RungTimes
 from ridgeline.ladder.climbing.finished import Finished
@@ -37,7 +36,7 @@ from ridgeline.ladder.climbing.trial import Trial
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.outcome import RungOutcome, RungStatus, Speedup, outcome_from
-from ridgeline.ladder.reporting.words import busy_words, pace_words, state_words, with_remarks
+from ridgeline.ladder.reporting.words import busy_words, state_words, with_remarks
 from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung, RungContext
 from ridgeline.ladder.state import ClimbState, RecipeEdit, applied, baseline, digest
 from ridgeline.profiling.predicting.gains import area_of, predict
@@ -107,8 +106,6 @@ class ClimbSearch:
             self._add(rung, "not reached", why, self.outlook.offer(rung))
         busy = busy_words(progress.outcomes)
         progress.notes += [] if busy is None else [busy]
-        if self.facts.latency:
-            progress.notes.append(self._pace_note(progress))
         return progress
 
     def _begin(self) -> ClimbProgress:
@@ -122,8 +119,6 @@ class ClimbSearch:
         self.trial = Trial(
             self.facts, self.options, self.bench, self.budget, progress, self._enough, self._times
         )
-        if self.facts.latency and progress.start.loop == "engine":
-            progress.pace = self.bench.pace(progress.start)
         return progress
 
     def _first_judging_s(self, observation: Observation) -> float:
@@ -131,12 +126,6 @@ class ClimbSearch:
         prompts = [phase for phase in observation.phases if phase.phase == "prefill"]
         per_token_s = sum(phase.step_s / phase.work.tokens for phase in prompts[:1])
         return JUDGING * self.facts.judged_tokens * per_token_s
-
-    def _pace_note(self, progress: ClimbProgress) -> str:
-        if progress.pace is None:
-            return f"no rung was kept that keeps the latency bound ({self.facts.latency.words()})"
-        text = pace_words(progress.pace, self.facts.latency)
-        return text if progress.pace.share >= USUAL_SHARE else f"too slow for the bound: {text}"
 
     def start(self) -> ClimbProgress:
         """The first of the starts that fits."""
@@ -352,7 +341,6 @@ class ClimbSearch:
         saved = {"outcome": asdict(outcome), "state": None, "seen": None}
         if outcome.status == "kept":
             now.best, now.observation = state, self.bench.keep(state)
-            now.pace = outcome.pace
             outcome = replace(outcome, reason=with_remarks(outcome.reason, now.observation))
             saved |= {"outcome": asdict(outcome), "state": state.to_json()}
             saved |= {"seen": now.observation.to_json()}
@@ -366,7 +354,6 @@ class ClimbSearch:
         outcome = outcome_from(entry["outcome"])  # type: ignore[arg-type]
         self._append(outcome)
         if outcome.status == "kept":
-            self._now.pace = outcome.pace
             self._now.best = ClimbState.from_json(entry["state"])  # type: ignore[arg-type]
             self._now.observation = Observation.from_json(entry["seen"])  # type: ignore[arg-type]
 

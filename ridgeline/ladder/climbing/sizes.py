@@ -26,6 +26,7 @@ class WorkerSizes:
     goal: Goal
     hardware: Hardware
     workload_file: Path
+    repeats: bool = False  # requests come again and again, as many at once as a batch takes
 
     def spec(self, state: ClimbState, one_at_a_time: bool) -> WorkerSpec:
         """What a worker loads. Memory is shared by two, unless one runs at a time."""
@@ -81,6 +82,7 @@ class WorkerSizes:
             (math.ceil(request.num_tokens / size) + 1 for request in self.workload.requests),
             reverse=True,
         )
+        needs *= math.ceil(batch / len(needs)) if self.repeats else 1
         curve = (math.ceil((CURVE_PROMPT + CURVE_OUTPUT) / size) + 1) * min(
             batch, CURVE_BATCHES[-1]
         )

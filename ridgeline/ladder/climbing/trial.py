@@ -1,5 +1,5 @@
-"""One rung on trial: measured against the best so far, held to the latency bound, its answers
-judged, and, where rounding to nearest is just outside the quality bound, its codes found on data.
+"""One rung on trial: measured against the best so far, its answers judged, and, where
+rounding to nearest is just outside the quality bound, its codes found on data.
 
     outcome, state = trial.run(rung, offer, candidate)
 """
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ridgeline.bench.serve.bound import USUAL_SHARE
 from ridgeline.ladder.climbing.bench import Bench, Enough
 from ridgeline.ladder.climbing.budget import Budget, RungTimes
 from ridgeline.ladder.climbing.progress import ClimbProgress, Options
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.outcome import Quality, RungOutcome
-from ridgeline.ladder.reporting.words import faster_words, pace_words, quality_words, slower_words
+from ridgeline.ladder.reporting.words import faster_words, quality_words, slower_words
 from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung
 from ridgeline.ladder.state import ClimbState
 from ridgeline.quality.gate import QualityBounds
@@ -45,10 +44,6 @@ class Trial:
             if not achieved.is_beyond_noise:
                 self.bench.drop(candidate)
                 return replace(base, status="dropped", reason=slower_words(achieved)), candidate
-            base = self._with_pace(base, candidate)
-            if base.status == "dropped":
-                self.bench.drop(candidate)
-                return base, candidate
             if not (rung.changes_answers and self.options.quality):
                 why = "quality was not measured" if rung.changes_answers else SAME_ARITHMETIC
                 reason = f"{faster_words(achieved)}; {offer.reason}; {why}"
@@ -57,22 +52,6 @@ class Trial:
         except WorkerError as error:
             self.bench.drop(candidate)
             return replace(base, reason=f"{error.kind}: {error}"), candidate
-
-    def _with_pace(self, base: RungOutcome, candidate: ClimbState) -> RungOutcome:
-        """Dropped where requests that come at the trace's own times wait too long, unless those of
-        the best so far do, and no fewer of them.
-        """
-        bound, assumed = self.facts.latency, self.progress.pace
-        if not bound or candidate.loop == "naive":
-            return base
-        pace = self.bench.pace(candidate)
-        base = replace(base, pace=pace)
-        least = USUAL_SHARE if assumed is None else min(USUAL_SHARE, assumed.share)
-        if pace.share >= least or (assumed is None and self.progress.best.loop == "naive"):
-            return base
-        assert base.achieved is not None, "it was compared"
-        reason = f"{faster_words(base.achieved)}, but only {pace_words(pace, bound)}"
-        return replace(base, status="dropped", reason=reason)
 
     def _judged(self, base: RungOutcome, candidate: ClimbState) -> tuple[RungOutcome, ClimbState]:
         began = self.budget.used_s

@@ -72,7 +72,7 @@ def climb_of(
     notes = [*progress.notes, *last.words]
     if not order.quality:
         notes.append("quality was not measured (--quality off)")
-    if progress.best == progress.start:
+    if progress.best == progress.start and not any(o.status == "kept" for o in progress.outcomes):
         notes.append("nothing was faster than the engine's defaults: it runs with those")
     before = last.before or progress.start_observation.figures
     after = last.after or progress.observation.figures

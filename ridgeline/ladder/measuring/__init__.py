@@ -1,3 +1,3 @@
-"""One recipe in a process of its own while it is measured: rounds that take turns, traffic at its
-own pace, quality, and a look at the steps.
+"""One recipe in a process of its own while it is measured: rounds that take turns, the rate that is
+held within a latency bound, quality, and a look at the steps.
 """

@@ -1,9 +1,9 @@
 """The process in which one recipe lives while it is measured: if it dies, only its rung is lost.
 
 Reads one JSON object a line from its input and answers each with one line: `load` first, then
-`warm`, `round`, `phases`, `pace`, `curve`, or for another kind of work `judge` and `calibrate`
-(judging.py). Its answer may be `{"error": …, "kind": …}`. It ends with its input. process.py is
-the other end.
+`warm`, `round`, `phases`, `highest_rate`, `prove`, `curve`, or for another kind of work `judge` and
+`calibrate` (judging.py). Its answer may be `{"error": …, "kind": …}`. It ends with its input.
+process.py is the other end.
 
     python -m ridgeline.ladder.measuring.worker
 """
@@ -33,8 +33,8 @@ from ridgeline.hardware.ceilings import load_cached
 from ridgeline.kernels import extension
 from ridgeline.kernels.compile_times import CompileTimes
 from ridgeline.ladder.measuring import judging
+from ridgeline.ladder.measuring.held_rate import engine_runs, held_rate, proved, settings_of
 from ridgeline.ladder.measuring.looking import Steps, engine_steps, looked_at, naive_steps
-from ridgeline.ladder.measuring.pace import paced
 from ridgeline.ladder.measuring.part import WorkloadPart, longer
 from ridgeline.ladder.measuring.process import NOTED
 from ridgeline.ladder.measuring.running import EngineRuns, NaiveRuns, Round
@@ -184,12 +184,31 @@ class RecipeWorker:
         result = looked_at(phases, self.rounds, self.steps, self.one_by_one)
         return {"phases": [asdict(phase) for phase in result.phases], "slowed": result.slowed}
 
-    def do_pace(self, workload: str, bound: Mapping[str, float | None]) -> dict[str, Any]:
+    def do_highest_rate(
+        self,
+        workload: str,
+        bound: Mapping[str, float | None],
+        start: float | None,
+        probe_s: float,
+        seconds: float,
+    ) -> dict[str, Any]:
+        """Of requests, within a latency bound, found in so many seconds."""
         assert isinstance(self.runs, EngineRuns), "the plain loop has no requests at once"
-        result = paced(
-            self.runs.engine, read_workload(workload), LatencyBound(**bound), self.runs.hardware
-        )
-        return asdict(result)
+        engine, trace = self.runs.engine, read_workload(workload)
+        settings = settings_of(trace, LatencyBound(**bound), probe_s, seconds)
+        settings = replace(settings, start=start)
+        run, vocab_size = engine_runs(engine, self.runs.hardware), engine.model.config.vocab_size
+        return asdict(held_rate(run, trace, settings, vocab_size, seconds))
+
+    def do_prove(
+        self, workload: str, bound: Mapping[str, float | None], rate: float, seconds: float
+    ) -> dict[str, Any]:
+        """Whether a rate is held for so many seconds."""
+        assert isinstance(self.runs, EngineRuns), "the plain loop has no requests at once"
+        engine, trace = self.runs.engine, read_workload(workload)
+        settings = settings_of(trace, LatencyBound(**bound))
+        run, vocab_size = engine_runs(engine, self.runs.hardware), engine.model.config.vocab_size
+        return asdict(proved(run, trace, settings, vocab_size, rate, seconds))
 
     def do_curve(self, batches: list[int], seconds: float) -> dict[str, Any]:
         """Points as far as these seconds reach."""

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ridgeline.models.checkpoint.gguf import part_paths
 from ridgeline.recipe import FILE_NAME, Recipe, dotted_values, flag
 
 RECORDS, REPORT, CHECK, CARD = "records.json", "report.html", "check.json", "card.svg"
+BEGUN = "begun.json"  # in work/: there is a climb here
 PLACED = "placed.json"  # in work/: the checkpoint's files, which a later climb replaces
 OURS = (CLIMB, RECORDS, REPORT, CHECK, CARD, FILE_NAME)
 
@@ -45,8 +47,15 @@ class Folder:
                 )
             if not self.work.is_dir() and not (self.path / CLIMB).is_file():
                 raise UsageError(f"--out {self.path} holds no climb to go on with; name another")
-        with atomic_write(self.work / "begun.json") as file:
+        with atomic_write(self.work / BEGUN) as file:
             json.dump({"resumed": resume}, file)
+
+    def abandon(self) -> None:
+        """Nothing was measured: where nothing else is in it, the folder goes too."""
+        (self.work / BEGUN).unlink(missing_ok=True)
+        for folder in (self.work, self.path):
+            with suppress(OSError):
+                folder.rmdir()
 
     def write_json(self, name: str, document: Mapping[str, Any]) -> None:
         with atomic_write(self.path / name) as file:

@@ -4,11 +4,12 @@ other record, with clocks and power as they were while rounds ran.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.clocks import Clocks
-from ridgeline.ladder.outcome import Figures, RungOutcome, Speedup
+from ridgeline.ladder.outcome import Figures, HeldRate, RungOutcome, Speedup
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.records import Record, Value
 
@@ -19,6 +20,8 @@ def climb_records(climb: Climb, hardware: Hardware, clocks: Clocks | None) -> li
         f"{stem}-before": figure_values(climb.before.figures),
         f"{stem}-after": figure_values(climb.after.figures) | total_values(climb),
     }
+    for held in () if climb.levels is None else climb.levels.tried:
+        named[f"{stem}-rate-of-{held.name.replace(' ', '-')}"] = rate_values(held)
     for rung in climb.rungs:
         if rung.achieved is not None:
             named[f"{stem}-{rung.name}"] = rung_values(rung)
@@ -26,6 +29,21 @@ def climb_records(climb: Climb, hardware: Hardware, clocks: Clocks | None) -> li
         Record.create(name, hardware, values, climb.command, climb.notes, clocks)
         for name, values in named.items()
     ]
+
+
+def rate_values(held: HeldRate) -> dict[str, Value]:
+    """The highest rate within the latency bound, and the run that proves it."""
+    rates = {"held_rate": held.rate, "failed_rate": held.failed_rate}
+    values = {name: Value(rate, "1/s") for name, rate in rates.items() if rate is not None}
+    if held.proof is None:
+        return values
+    proof = asdict(held.proof)
+    units = {"rate": "1/s", "num_requests": "1", "num_kept": "1"}
+    return values | {
+        f"proof_{name.removesuffix('_s')}": Value(float(value), units.get(name, "s"))
+        for name, value in proof.items()
+        if value is not None
+    }
 
 
 def figure_values(figures: Figures) -> dict[str, Value]:

@@ -12,6 +12,8 @@ from pathlib import Path
 from ridgeline.formats.files import atomic_write
 from ridgeline.ladder.reporting import summary
 from ridgeline.ladder.reporting.left_section import left_section
+from ridgeline.ladder.reporting.levels import peer_cells
+from ridgeline.ladder.reporting.levels_section import levels_section
 from ridgeline.ladder.reporting.report_sections import (
     curves_section,
     dropped_section,
@@ -26,6 +28,7 @@ from ridgeline.ladder.reporting.result import Climb
 from ridgeline.profiling.drawing import Markup, element, join, page
 
 SECTIONS = (
+    levels_section,
     moves_section,
     left_section,
     ladder_section,
@@ -78,8 +81,10 @@ def _comparisons(climb: Climb) -> Markup:
 
 
 def _figures(climb: Climb) -> Markup:
-    pairs = summary.figure_pairs(climb)
-    rows = [(row.name, row.after, f"before: {row.before}") for row in pairs]
+    peer, rows = peer_cells(climb.peer), []
+    for row in summary.figure_pairs(climb):
+        beside = f"; peer: {peer[row.name]}" if row.name in peer else ""
+        rows.append((row.name, row.after, f"before: {row.before}{beside}"))
     return element("dl", *map(_figure, rows), class_="figures", aria_label="After the climb")
 
 

@@ -22,7 +22,17 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ridgeline.ladder.outcome import Goal, NextStep, RungOutcome, Side, Speedup, from_document
+from ridgeline.ladder.outcome import (
+    Goal,
+    NextStep,
+    PeerFigures,
+    RungOutcome,
+    ServiceLevels,
+    Side,
+    Speedup,
+    from_document,
+)
+from ridgeline.ladder.reporting.levels import levels_headline, peer_words
 from ridgeline.ladder.reporting.rung_table import reasons_table, rungs_table
 from ridgeline.profiling.drawing import times
 from ridgeline.profiling.drawing.waterfall import end_of
@@ -57,6 +67,8 @@ class Climb(PrintedResult):
     time_ledger: Mapping[str, float] = field(default_factory=dict)  # seconds, by what they went to
     gap: tuple[GapPart, ...] = ()  # why the answer is not at the limit, the largest part first
     next_steps: tuple[NextStep, ...] = ()  # not tried, and predicted to help
+    levels: ServiceLevels | None = None  # where a latency bound was given
+    peer: PeerFigures | None = None  # where another server was named
     unit: str = "tokens/s"  # of the rates, here and in speedups; a module has "calls/s"
     schema: int = field(default=SCHEMA)
 
@@ -90,8 +102,11 @@ class Climb(PrintedResult):
     @property
     def headline(self) -> str:
         """One line. Its ratio is the quotient of the two rates as they stand in it; a wide interval
-        stands beside it and softens the words.
+        stands beside it and softens the words. Where a latency bound was given it is about the rate
+        that is held.
         """
+        if self.levels is not None:
+            return levels_headline(self.levels)
         before = rate(self.before.figures.output_tokens_per_s)
         after = rate(self.after.figures.output_tokens_per_s)
         if not self.kept:
@@ -125,6 +140,8 @@ class Climb(PrintedResult):
         parts: list[RenderableType] = [safe_text(self.headline, "bold")]
         if self.total is not None:
             parts.append(Text(paired_words(self.total)))
+        if self.peer is not None:
+            parts.append(safe_text(peer_words(self.peer, self.after.figures, self.levels)))
         parts += [Text(), rungs_table(self.rungs)]
         rest = [rung for rung in self.rungs if rung.status != "kept"]
         if rest:

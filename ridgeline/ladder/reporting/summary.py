@@ -15,6 +15,13 @@ from typing import Any, NamedTuple
 
 from ridgeline.hardware.units import human, human_bytes, is_over, over_words, percent
 from ridgeline.ladder.outcome import Figures, RungOutcome, RungStatus, Side
+from ridgeline.ladder.reporting.levels import (
+    bound_words,
+    defaults_words,
+    over_peer,
+    peer_notes,
+    peer_words,
+)
 from ridgeline.ladder.reporting.result import Climb, paired_words, rate, shown_ratio
 from ridgeline.profiling.drawing import times
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome
@@ -47,7 +54,11 @@ class Comparison(NamedTuple):
 
 def comparisons(climb: Climb) -> list[Comparison]:
     """What the report leads with: over the defaults, over the plain loop, of the limit."""
-    result = [_over_start(climb)]
+    result = [*_held_rates(climb), _over_start(climb)]
+    if climb.peer is not None and (
+        ratio := over_peer(climb.peer, climb.after.figures, climb.levels)
+    ):
+        result.append(Comparison("over the peer", ratio, climb.peer.url))
     if climb.over_plain is not None:
         how = "measured step by step" if climb.ladder_is_measured else "predicted in part"
         result.append(Comparison("over the plain loop", times(climb.over_plain), how))
@@ -56,6 +67,17 @@ def comparisons(climb: Climb) -> list[Comparison]:
         before = f"before: {_share(climb.before.figures)}"
         result.append(Comparison("of the hardware limit", _share(climb.after.figures), before))
     return result
+
+
+def _held_rates(climb: Climb) -> list[Comparison]:
+    """Where a latency bound was given, and a rate is held."""
+    levels = climb.levels
+    chosen = None if levels is None else levels.of(levels.chosen)
+    held = None if levels is None or chosen is None else levels.rate_of(chosen)
+    if levels is None or held is None:
+        return []
+    detail = f"within {bound_words(levels.bound)}{defaults_words(levels)}"
+    return [Comparison("requests/s held", f"{held:.3g}", detail)]
 
 
 def _over_start(climb: Climb) -> Comparison:
@@ -172,6 +194,8 @@ def facts(climb: Climb) -> list[str]:
     if climb.over_plain is not None:
         how = "measured step by step" if climb.ladder_is_measured else "predicted in part"
         result.append(f"{times(climb.over_plain)} the plain loop, {how}")
+    if climb.peer is not None:
+        result.append(peer_words(climb.peer, climb.after.figures, climb.levels))
     result += [text for text in (quality_in_words(climb),) if text]
     count = f"{len(climb.kept)} of {len(climb.rungs)} changes kept"
     return [*result, f"{count} in {duration(climb.seconds)}"]
@@ -222,7 +246,7 @@ def notes(climb: Climb) -> list[str]:
         for name, side in (("before", climb.before), ("after", climb.after))
     }
     shares |= {point.label: point.share for point in (*climb.before.roof, *climb.after.roof)}
-    return [*climb.notes, *filter(None, [over_words(shares)])]
+    return [*climb.notes, *peer_notes(climb.peer), *filter(None, [over_words(shares)])]
 
 
 def changed_fields(climb: Climb) -> list[Pair]:

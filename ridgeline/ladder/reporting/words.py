@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.ladder.measuring.observation import Observation
-from ridgeline.ladder.outcome import Quality, RungOutcome, Speedup, TrafficPace
+from ridgeline.ladder.outcome import Quality, RungOutcome, Speedup
 from ridgeline.ladder.state import ClimbState
 
 BUSY = 1.3  # fastest over slowest of a side's rounds: more, and the machine was not quiet
@@ -30,11 +29,6 @@ def slower_words(speedup: Speedup) -> str:
 def quality_words(quality: Quality) -> str:
     task = "" if quality.task is None else f", {quality.task} {quality.task_score:.1%}"
     return f"mean KL {quality.mean_kl:.5f}, perplexity {quality.ppl_increase:+.2%}{task}"
-
-
-def pace_words(pace: TrafficPace, bound: LatencyBound) -> str:
-    kept = f"{pace.num_kept} of {pace.num_requests} requests"
-    return f"{kept} keep the bound ({bound.words()}) at the trace's own times"
 
 
 def with_remarks(reason: str, observation: Observation) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.hardware import Hardware
 from ridgeline.ladder.outcome import Goal, RungOutcome
 from ridgeline.ladder.state import ClimbState, RecipeEdit
@@ -40,7 +39,6 @@ class ClimbFacts:
     is_quantized: bool = False  # the checkpoint itself
     draft_model: str | None = None  # that may draft for it
     bounds: QualityBounds = USUAL  # that answers must stay inside
-    latency: LatencyBound = field(default_factory=LatencyBound)  # none, unless it is given
 
     @property
     def on_cpu(self) -> bool:

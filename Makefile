@@ -8,7 +8,7 @@
 #   make browser                   a Chromium for the tests of the server's page, where apt has one
 #   make package                   wheel and sdist, checked; the demo from the wheel, in a new environment
 #   make soak                      64 clients on a server, three quiet minutes and ten hostile ones
-#   make gpu-test, gpu-bench, gpu-compare, gpu-climb, gpu-modules  on a machine with a GPU, under the Python that is active there
+#   make gpu-test, gpu-bench, gpu-compare, gpu-climb, gpu-cells, gpu-modules  on a machine with a GPU, under the Python that is active there
 
 BASE_PYTHON ?= python3
 VENV := .venv
@@ -33,7 +33,7 @@ PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest 
 SOAK := PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak
 PARALLEL := -p xdist -n 2 --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
-.PHONY: help env demo test test-all checked smoke lint compiled browser soak gpu-test gpu-bench gpu-compare gpu-climb gpu-modules package clean
+.PHONY: help env demo test test-all checked smoke lint compiled browser soak gpu-test gpu-bench gpu-compare gpu-climb gpu-cells gpu-modules package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -128,6 +128,11 @@ gpu-compare:
 	    (cd $$tree && PYTHONPATH=$$tree $(ACTIVE) -m ridgeline bench engine --shape llama-3.1-8b $$what) \
 	      || exit 1; \
 	  done; done; done
+
+# One or more of the names in tests/climb_cells.py: make gpu-cells CELLS="llama-8b-batch-1"
+CELLS ?= llama-8b-batch-1 llama-8b-throughput
+gpu-cells:
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(ACTIVE) -m climb_cells $(CELLS) $(if $(TRACE),--trace $(TRACE)) --save results
 
 gpu-climb:
 	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline kernels build

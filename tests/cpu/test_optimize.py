@@ -239,6 +239,7 @@ def test_outside_the_bound_it_is_dropped(
     assert found.rungs[0].status == "dropped"
     assert "allowed is 0" in found.rungs[0].reason
     assert found.headline.startswith("The defaults are the fastest that was found")
+    assert "rates are of the whole workload, once on each side" in found.notes
     assert recipe_beside(tmp_path / "out").scheme is None  # type: ignore[union-attr]
 
 

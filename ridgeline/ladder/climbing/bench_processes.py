@@ -112,6 +112,13 @@ class Processes:
         self.clocks = sampler.median or self.clocks
         return speedup
 
+    def run_part(self, state: ClimbState, part: WorkloadPart) -> None:
+        """Once; figures are of this run alone."""
+        running = self._ensure(state)
+        running.rounds.clear()
+        self._used[state.key] = part
+        running.round(part)
+
     def compare_part(
         self, before: ClimbState, after: ClimbState, part: WorkloadPart, rounds: int
     ) -> tuple[list[float], list[float]]:

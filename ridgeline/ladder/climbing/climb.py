@@ -218,8 +218,7 @@ def measure_last(
     there is time for, for the rates.
     """
     if progress.best == progress.start:
-        same = progress.observation.figures
-        return LastComparison(before=same, after=same)
+        return measure_defaults(job, progress, bench, budget)
     bench.let_go()
     left_s = budget.rest_s - LAST_LOOKS_S
     whole_s = sum(
@@ -265,6 +264,22 @@ def measure_last(
         after_curve=after_curve,
         words=tuple(notes),
     )
+
+
+def measure_defaults(
+    job: ClimbJob, progress: ClimbProgress, bench: Processes, budget: Budget
+) -> LastComparison:
+    """They are the answer: their rate on the whole workload, or on as much as there is time for."""
+    state, same = progress.start, progress.observation.figures
+    assert same is not None, "rounds were run"
+    whole_s = job.workload.num_output_tokens / same.output_tokens_per_s
+    part = largest_part(job, progress, (budget.rest_s - LAST_LOOKS_S / 2) / whole_s)
+    if part is None:
+        return LastComparison(before=same, after=same)
+    bench.run_part(state, part)
+    same = bench.figures(state)
+    words = _rates_note(job, progress, part, 1)
+    return LastComparison(before=same, after=same, words=(words,))
 
 
 def largest_part(job: ClimbJob, progress: ClimbProgress, fits: float) -> WorkloadPart | None:

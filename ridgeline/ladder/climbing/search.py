@@ -164,6 +164,7 @@ class ClimbSearch:
     def _climb(self) -> None:
         if self._guess is not None:
             self._try_together(self._guess(self._now.observation))
+            self._now.first_answer_s = self.budget.used_s
         for stage in self._stages:
             before = self._now.best
             self._climb_stage([*stage, *self._come_back()])

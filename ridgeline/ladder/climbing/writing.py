@@ -114,6 +114,7 @@ def climb_of(
         time_ledger=ledger.seconds,
         gap=left.gap,
         next_steps=left.next_steps,
+        first_answer_s=progress.first_answer_s,
         total=last.total,
         notes=tuple(notes),
         serve_command=serve_command(job.subject, saved.recipe, folder.path),

@@ -69,6 +69,7 @@ class Climb(PrintedResult):
     next_steps: tuple[NextStep, ...] = ()  # not tried, and predicted to help
     levels: ServiceLevels | None = None  # where a latency bound was given
     peer: PeerFigures | None = None  # where another server was named
+    first_answer_s: float | None = None  # until the defaults and the first answer were measured
     unit: str = "tokens/s"  # of the rates, here and in speedups; a module has "calls/s"
     schema: int = field(default=SCHEMA)
 

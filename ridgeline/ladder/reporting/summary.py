@@ -198,7 +198,10 @@ def facts(climb: Climb) -> list[str]:
         result.append(peer_words(climb.peer, climb.after.figures, climb.levels))
     result += [text for text in (quality_in_words(climb),) if text]
     count = f"{len(climb.kept)} of {len(climb.rungs)} changes kept"
-    return [*result, f"{count} in {duration(climb.seconds)}"]
+    took = f"{count} in {duration(climb.seconds)}"
+    if climb.first_answer_s is not None:
+        took += f", the first answer after {duration(climb.first_answer_s)}"
+    return [*result, took]
 
 
 def time_rows(climb: Climb) -> list[tuple[str, float]]:

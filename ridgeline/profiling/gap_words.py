@@ -31,9 +31,9 @@ ON_CPU = {
 
 
 def gap_sentence(parts: Sequence[GapPart]) -> str:
-    """The largest parts; they come the largest first."""
+    """The largest parts, which come first; empty where nothing is known of the gap."""
     if not parts:
-        return "This machine's limits are not known, so nothing is said of the distance to them."
+        return ""
     largest = [f"{_name(parts, part)} {percent(part.share)}" for part in parts[:NAMED]]
     listed = ", ".join(largest[:-1]) + f" and {largest[-1]}" if largest[1:] else largest[0]
     return (

@@ -32,6 +32,7 @@ from ridgeline.errors import (
     RidgelineError,
     UsageError,
 )
+from ridgeline.hardware.facts import Ceiling
 from ridgeline.ladder.climbing import bench_processes, climb
 from ridgeline.ladder.climbing.answer import FirstAnswer
 from ridgeline.ladder.climbing.check import unpaired
@@ -216,6 +217,29 @@ def test_what_is_not_quantized_is_a_link_to_the_original(
         assert engine.generate(["hello"])[0].status == "finished"
 
 
+def test_the_report_says_why_it_is_not_at_the_limit(
+    local: type[Local],
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """From the steps of the answer as they were looked at, by the ceilings of the machine."""
+    rates = {"read_bandwidth": 1e11, "matrix_fp32": 1e12, "matrix_bf16": 1e12}
+    ceilings = {key: Ceiling(value, "", "measured") for key, value in rates.items()}
+    monkeypatch.setattr(
+        "ridgeline.ladder.climbing.order.measure",
+        lambda hardware, only, progress: replace(hardware, ceilings=ceilings),
+    )
+    assert main(command) == 0
+    climb = Climb.from_json(json.loads((tmp_path / "out" / "climb.json").read_text()))
+    assert {part.phase for part in climb.gap} <= {"prefill", "decode"}
+    assert 0.5 < sum(part.share for part in climb.gap) < 1  # a tiny model waits most of the time
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The largest parts of the rest are" in shown
+    assert "requests at once instead of" in shown
+
+
 def test_without_a_terminal_there_is_a_line_for_each_thing_it_does(
     local: type[Local], command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,7 +247,7 @@ def test_without_a_terminal_there_is_a_line_for_each_thing_it_does(
     lines = capsys.readouterr().err.splitlines()
     assert any("measuring where it begins: the engine in" in line for line in lines)
     tried = [line for line in lines if "weights in int8" in line]
-    assert len(tried) == 1
+    assert len(tried) == 1, lines
     assert re.fullmatch(
         r" *0:\d\d of 9:00  weights in int8.*; best 20 tokens/s, 1.00× .*", tried[0]
     )
@@ -542,7 +566,7 @@ def test_a_full_disk_is_one_line(
         plain(source, target)
 
     monkeypatch.setattr(os, "replace", full)
-    refused(capsys, OutputError, "finished.json No space left", *command)
+    refused(capsys, OutputError, "finished.json No space left", *command, "--json")
 
 
 def test_a_recipe_as_flags_is_that_recipe() -> None:

@@ -222,6 +222,15 @@ def test_nothing_left_to_do_is_said() -> None:
     assert "what is left is in the kernels" in section_of(climb, "left").text
 
 
+def test_where_the_limit_is_not_known_nothing_is_said_of_it() -> None:
+    climb = replace(sample_climbs.h200(), gap=())
+    section = section_of(climb, "left")
+    assert section.one("h2").text == "What to do next"
+    assert not section.all("svg")
+    assert "not 100%" not in in_terminal(climb)
+    assert "What to do next" in in_terminal(climb)
+
+
 def test_what_does_not_apply_is_folded() -> None:
     section = section_of(sample_climbs.answer_first(), "dropped")
     folded = section.one("details", "folded")

@@ -20,7 +20,7 @@ from ridgeline.cli.tables.plots import MARKS, STYLES, axis, bar, key, roofline_p
 from ridgeline.hardware.units import human, human_bytes, percent
 from ridgeline.ladder.outcome import CurvePoint, Quality, RungOutcome, Speedup
 from ridgeline.ladder.reporting import summary
-from ridgeline.ladder.reporting.left_section import gap_parts_of, next_actions
+from ridgeline.ladder.reporting.left_section import gap_parts_of, left_title, next_actions
 from ridgeline.ladder.reporting.levels import LEVEL_COLUMNS, level_rows, levels_words, peer_cells
 from ridgeline.ladder.reporting.report_sections import memory_bars, roof_dots, roofs_of, step_of
 from ridgeline.ladder.reporting.result import Climb, rate
@@ -59,7 +59,7 @@ def _parts(climb: Climb, width: int) -> Iterator[RenderableType]:
     for title, body in (
         ("Service levels", _service_levels(climb)),
         ("What was tried" if climb.ladder else "The ladder", _moves(climb, width)),
-        ("Why it is not 100%, and what to do next", _left(climb, width)),
+        (left_title(climb), _left(climb, width)),
         ("The ladder, from the plain loop", _ladder(climb, width)),
         ("Roofline, before and after", _roofline(climb)),
         ("Over the batch", _curves(climb, width)),
@@ -106,8 +106,9 @@ def _left(climb: Climb, width: int) -> RenderableType | None:
     steps = next_actions(climb)
     if not climb.gap and not steps:
         return None
-    parts: list[RenderableType] = [safe_text(gap_sentence(climb.gap))]
+    parts: list[RenderableType] = []
     if climb.gap:
+        parts.append(safe_text(gap_sentence(climb.gap)))
         rows = gap_parts_of(climb)
         colours = part_colours([Bar("", rows)])
         table = _plain_table("", "", "", numbers=(1,))

@@ -44,20 +44,19 @@ def left_section(climb: Climb) -> Section | None:
     steps = next_actions(climb)
     if not climb.gap and not steps:
         return None
-    parts = [_gap_figure(climb), _next_table(steps)]
-    return Section(
-        "left", "Why it is not 100%, and what to do next", join(parts), gap_sentence(climb.gap)
-    )
+    if not climb.gap:
+        return Section("left", left_title(climb), _next_table(steps))
+    figure = stacked_bars([Bar("time in steps", gap_parts_of(climb))], percent, are_shares=True)
+    parts = [figure, element("h3", "What to do next"), _next_table(steps)]
+    return Section("left", left_title(climb), join(parts), gap_sentence(climb.gap))
+
+
+def left_title(climb: Climb) -> str:
+    return "Why it is not 100%, and what to do next" if climb.gap else "What to do next"
 
 
 def gap_parts_of(climb: Climb) -> list[BarPart]:
     return gap_rows(climb.gap, on_cpu=climb.hardware.get("device_type") == "cpu")
-
-
-def _gap_figure(climb: Climb) -> Markup | None:
-    if not climb.gap:
-        return None
-    return stacked_bars([Bar("time in steps", gap_parts_of(climb))], percent, are_shares=True)
 
 
 def next_actions(climb: Climb) -> list[NextAction]:
@@ -140,18 +139,17 @@ def _untried(climb: Climb) -> list[NextAction]:
 
 
 def _next_table(steps: Sequence[NextAction]) -> Markup:
-    head = element("h3", "What to do next")
     if not steps:
         words = (
             "Nothing more that can be switched here is predicted to give 2%: what is left is in "
             "the kernels and in the machine."
         )
-        return head + element("p", words, class_="soft")
+        return element("p", words, class_="soft")
     columns = (Column("step"), Column("gain", is_number=True), Column("with"))
     rows: list[list[Markup | str]] = [
         [step.text, step.gain, element("code", step.how) if step.how else ""] for step in steps
     ]
-    return head + table(columns, rows, "What to do next")
+    return table(columns, rows, "What to do next")
 
 
 def _capital(text: str) -> str:

@@ -38,6 +38,7 @@ from ridgeline.recipe import Recipe, Speculation
 
 CEILINGS = ("read_bandwidth", "matrix_fp32", "matrix_bf16")
 GPU_CEILINGS = ("matrix_tf32", "matrix_fp8", "eager_launch", "graph_step")
+LETTERS_A_TOKEN = 4  # of a text, about
 USUAL_WORKLOADS = {
     ("latency", True): "batch-1",
     ("latency", False): "batch-1",
@@ -119,7 +120,7 @@ def prepared(order: ClimbOrder, progress: Progress | None = None) -> ClimbJob:
         prefix_share=common_prefix_share(workload, subject.config.vocab_size),
         longest_prompt=max(request.num_prompt_tokens for request in workload.requests),
         request_tokens=mean_context(lengths_of(workload)),
-        judged_tokens=measured.window * measured.num_windows if order.quality else 0,
+        judged_tokens=judged_tokens(measured) if order.quality else 0,
         has_text=has_text,
         has_random_weights=subject.has_random_weights,
         is_quantized=quantized,
@@ -127,6 +128,14 @@ def prepared(order: ClimbOrder, progress: Progress | None = None) -> ClimbJob:
         bounds=order.bounds,
     )
     return ClimbJob(order, subject, workload, whole, hardware, facts, measured, peer)
+
+
+def judged_tokens(measured: Measured) -> int:
+    """About how many quality is measured on: no more than a given text has."""
+    most = measured.window * measured.num_windows
+    if measured.text is None:
+        return most
+    return min(most, Path(measured.text).stat().st_size // LETTERS_A_TOKEN)
 
 
 def lengths_of(workload: Workload) -> Lengths:

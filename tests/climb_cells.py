@@ -20,16 +20,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ridgeline.ladder.climbing.answer import default_states
-from ridgeline.ladder.climbing.bench_processes import Processes
-from ridgeline.ladder.climbing.budget import parse_duration
 from ridgeline.ladder.climbing.climb import climb_model
-from ridgeline.ladder.climbing.order import ClimbJob, ClimbOrder, prepared
-from ridgeline.ladder.climbing.search import GUESS
+from ridgeline.ladder.guessing.answer import default_states
 from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.process import WorkerError
+from ridgeline.ladder.order import ClimbJob, ClimbOrder, prepared
 from ridgeline.ladder.outcome import Goal
+from ridgeline.ladder.processes.bench_processes import Processes
 from ridgeline.ladder.reporting.result import Climb
+from ridgeline.ladder.searching.budget import parse_duration
+from ridgeline.ladder.searching.search import GUESS
 from ridgeline.ladder.state import ClimbState, applied
 from ridgeline.recipe import recipe_from
 from ridgeline.records import Record, Value

@@ -28,16 +28,16 @@ from ridgeline.cli.tasks import add_task, check_task_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import CHECK_FAILED_EXIT_CODE, INTERRUPTED_EXIT_CODE, UsageError
 from ridgeline.hardware import detect
-from ridgeline.ladder.climbing.budget import parse_duration
 from ridgeline.ladder.climbing.check import check_folder
 from ridgeline.ladder.climbing.climb import climb_model
-from ridgeline.ladder.climbing.order import ClimbOrder, prepared, usual_measured
-from ridgeline.ladder.climbing.peer import PeerOrder
-from ridgeline.ladder.climbing.preview import preview
+from ridgeline.ladder.guessing.preview import preview
 from ridgeline.ladder.measuring.judging import Measured
+from ridgeline.ladder.measuring.peer import PeerOrder
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
+from ridgeline.ladder.order import ClimbOrder, prepared, usual_measured
 from ridgeline.ladder.reporting.folder import REPORT
 from ridgeline.ladder.reporting.result import Climb
+from ridgeline.ladder.searching.budget import parse_duration
 from ridgeline.profiling.printing import safe_text
 from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.quality.tasks import TaskOptions

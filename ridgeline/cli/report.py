@@ -16,7 +16,7 @@ from ridgeline.cli.tables.compare import comparison_table
 from ridgeline.cli.tables.optimize import climb_table
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import UsageError
-from ridgeline.ladder.climbing.earlier import first_answers, known_answers
+from ridgeline.ladder.guessing.earlier import first_answers, known_answers
 from ridgeline.ladder.reporting.card import write_card
 from ridgeline.ladder.reporting.comparing import NamedClimb, compare, write_comparison
 from ridgeline.ladder.reporting.report import write_report

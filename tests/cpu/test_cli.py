@@ -61,7 +61,7 @@ def loud_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for verb in VERBS:
         monkeypatch.setattr(f"ridgeline.cli.{verb}.measure", measure, raising=False)
-    monkeypatch.setattr("ridgeline.ladder.climbing.order.measure", measure)
+    monkeypatch.setattr("ridgeline.ladder.order.measure", measure)
 
 
 def arguments(verb: str, folder: Path) -> list[str]:

@@ -12,8 +12,8 @@ import pytest
 from h200_jobs import MANY, filled_of, job_of, without_a_gpu
 
 from ridgeline.cli import main
-from ridgeline.ladder.climbing.answer import FirstAnswer, default_states
-from ridgeline.ladder.climbing.earlier import (
+from ridgeline.ladder.guessing.answer import FirstAnswer, default_states
+from ridgeline.ladder.guessing.earlier import (
     EarlierAnswer,
     first_answers,
     known_answers,
@@ -21,8 +21,8 @@ from ridgeline.ladder.climbing.earlier import (
     remember_answer,
     store_path,
 )
-from ridgeline.ladder.climbing.search import GUESS
 from ridgeline.ladder.outcome import RungOutcome, Speedup
+from ridgeline.ladder.searching.search import GUESS
 from ridgeline.recipe import Recipe
 
 ANSWER = EarlierAnswer(

@@ -14,14 +14,14 @@ import pytest
 import torch
 from h200_jobs import MANY, filled_of, job_of, without_a_gpu
 
-from ridgeline.ladder.climbing.answer import (
+from ridgeline.ladder.guessing.answer import (
     default_states,
     may_be_guessed,
     needed_bytes,
 )
-from ridgeline.ladder.climbing.explaining import explained, ladder_to
-from ridgeline.ladder.climbing.first_guess import FirstGuess, expected_situation, first_guess
-from ridgeline.ladder.climbing.order import lengths_of
+from ridgeline.ladder.guessing.explaining import explained, ladder_to
+from ridgeline.ladder.guessing.first_guess import FirstGuess, expected_situation, first_guess
+from ridgeline.ladder.order import lengths_of
 from ridgeline.ladder.rungs import Rung
 from ridgeline.ladder.state import applied
 from ridgeline.profiling.predicting.expected_steps import expected_phases

@@ -13,17 +13,17 @@ import pytest
 
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware
-from ridgeline.ladder.climbing.bench import Enough
-from ridgeline.ladder.climbing.budget import Budget, parse_duration
-from ridgeline.ladder.climbing.finished import Finished
-from ridgeline.ladder.climbing.news import ClimbNews
-from ridgeline.ladder.climbing.progress import ClimbProgress, Options
-from ridgeline.ladder.climbing.search import FEWEST_ROUNDS, ClimbSearch, GuessedPart, Together
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.rounds import speedup_of
 from ridgeline.ladder.outcome import Figures, Quality, Speedup
 from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung, RungContext
+from ridgeline.ladder.searching.bench import Enough
+from ridgeline.ladder.searching.budget import Budget, parse_duration
+from ridgeline.ladder.searching.finished import Finished
+from ridgeline.ladder.searching.news import ClimbNews
+from ridgeline.ladder.searching.progress import ClimbProgress, Options
+from ridgeline.ladder.searching.search import FEWEST_ROUNDS, ClimbSearch, GuessedPart, Together
 from ridgeline.ladder.state import ClimbState, applied
 from ridgeline.models.cost import MeanStep
 from ridgeline.models.shapes import describe_shape

@@ -21,17 +21,17 @@ import torch
 from ridgeline.data.workload import Workload, WorkloadRequest, named_workload
 from ridgeline.engine import Engine, Sampling
 from ridgeline.hardware import detect
-from ridgeline.ladder.climbing.bench_processes import Processes
-from ridgeline.ladder.climbing.budget import Budget
-from ridgeline.ladder.climbing.order import common_prefix_share
-from ridgeline.ladder.climbing.progress import Options
-from ridgeline.ladder.climbing.search import ClimbSearch
 from ridgeline.ladder.measuring.part import WorkloadPart, first_part, longer
 from ridgeline.ladder.measuring.process import Process, WorkerError
 from ridgeline.ladder.measuring.running import EngineRuns, NaiveRuns, Round
 from ridgeline.ladder.measuring.spec import WorkerSpec, read_workload, write_workload
 from ridgeline.ladder.measuring.worker import RecipeWorker, Workers
+from ridgeline.ladder.order import common_prefix_share
+from ridgeline.ladder.processes.bench_processes import Processes
 from ridgeline.ladder.rungs import ClimbFacts, fuse
+from ridgeline.ladder.searching.budget import Budget
+from ridgeline.ladder.searching.progress import Options
+from ridgeline.ladder.searching.search import ClimbSearch
 from ridgeline.ladder.state import ClimbState, ClimbSubject, applied, baseline
 from ridgeline.models.shapes import describe_shape, random_model
 from ridgeline.recipe import KV
@@ -243,7 +243,7 @@ def test_two_that_do_not_fit_are_measured_in_turns(
         def close(self, at_once: bool = False) -> None: ...
 
     def start(state: ClimbState) -> Any:
-        from ridgeline.ladder.climbing.loaded import LoadedState
+        from ridgeline.ladder.processes.loaded import LoadedState
 
         if bench._running:
             raise WorkerError("memory", "no room for two")

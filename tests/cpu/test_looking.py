@@ -13,12 +13,12 @@ from engines import engine_for, tiny
 from ridgeline.data.workload import Workload, WorkloadRequest
 from ridgeline.engine import Sampling
 from ridgeline.hardware import detect
-from ridgeline.ladder.climbing.bench_processes import Processes
-from ridgeline.ladder.climbing.loaded import LoadedState
 from ridgeline.ladder.measuring.looking import engine_steps, looked_at, naive_steps, steadied
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.running import EngineRuns, Round
+from ridgeline.ladder.processes.bench_processes import Processes
+from ridgeline.ladder.processes.loaded import LoadedState
 from ridgeline.ladder.state import ClimbSubject, baseline
 from ridgeline.models.cost import MeanStep
 from ridgeline.models.shapes import describe_shape

@@ -33,22 +33,23 @@ from ridgeline.errors import (
     UsageError,
 )
 from ridgeline.hardware.facts import Ceiling
-from ridgeline.ladder.climbing import bench_processes, climb
-from ridgeline.ladder.climbing.answer import FirstAnswer
+from ridgeline.ladder.climbing import climb
 from ridgeline.ladder.climbing.check import unpaired
-from ridgeline.ladder.climbing.earlier import EarlierAnswer, known_answers, remember_answer
-from ridgeline.ladder.climbing.outlook import Outlook
-from ridgeline.ladder.climbing.search import Together
+from ridgeline.ladder.guessing.answer import FirstAnswer
+from ridgeline.ladder.guessing.earlier import EarlierAnswer, known_answers, remember_answer
 from ridgeline.ladder.measuring import control
 from ridgeline.ladder.measuring.control import Control
 from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.measuring.time_ledger import TimeLedger
 from ridgeline.ladder.measuring.worker import Workers
+from ridgeline.ladder.processes import bench_processes
 from ridgeline.ladder.reporting.folder import recipe_flags
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.reporting.summary import changed_fields
 from ridgeline.ladder.rungs import batching, quantize
+from ridgeline.ladder.searching.outlook import Outlook
+from ridgeline.ladder.searching.search import Together
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome
 from ridgeline.quantization.linear import schemes_of
 from ridgeline.recipe import KV, Limits, Recipe
@@ -135,9 +136,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> type[Local]:
     monkeypatch.setattr(climb, "remember_answer", Local.answers.append)
     # All matrices of a tiny model are faster as they are: here none is asked.
     monkeypatch.setattr("ridgeline.engine.loading.load_plan.measured_choices", lambda *_, **__: [])
-    monkeypatch.setattr(
-        "ridgeline.ladder.climbing.order.measure", lambda hardware, only, progress: hardware
-    )
+    monkeypatch.setattr("ridgeline.ladder.order.measure", lambda hardware, only, progress: hardware)
     # What is predicted of a tiny model hangs on this machine: here every rung is tried.
     monkeypatch.setattr(Outlook, "slower_words", lambda *_: None)
     return Local
@@ -368,7 +367,7 @@ def test_the_next_climb_begins_with_the_answer_of_this_one(
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(climb, "remember_answer", remember_answer)
     monkeypatch.setattr(FirstAnswer, "together", TOGETHER)
-    monkeypatch.setattr("ridgeline.ladder.climbing.answer.first_guess", lambda *_: NO_GUESS)
+    monkeypatch.setattr("ridgeline.ladder.guessing.answer.first_guess", lambda *_: NO_GUESS)
     assert main([*command, "--json"]) == 0
     (first,) = known_answers()
     assert (dict(first.edit), first.first_was_last) == ({"scheme": "int8"}, False)

@@ -22,8 +22,9 @@ from test_optimize import model as model
 from ridgeline.cli import main, optimize
 from ridgeline.engine.loading.saved import saved_recipe as recipe_beside
 from ridgeline.errors import OfflineError, RequestError
-from ridgeline.ladder.climbing import bench_processes, climb
+from ridgeline.ladder.climbing import climb
 from ridgeline.ladder.measuring.held_rate import LevelTimes
+from ridgeline.ladder.processes import bench_processes
 
 BOUNDS = ("--ttft-ms", "60000", "--tpot-ms", "60000")
 SHORT = LevelTimes(proof_s=2.0, probe_s=1.0, search_s=3.0)

@@ -17,10 +17,10 @@ from ridgeline.data.workload import Workload, WorkloadRequest
 from ridgeline.engine import Engine
 from ridgeline.engine.execution.step_watch import StepWatch
 from ridgeline.hardware import detect
-from ridgeline.ladder.climbing import climb
-from ridgeline.ladder.climbing.answer import default_states
-from ridgeline.ladder.climbing.first_guess import expected_situation
-from ridgeline.ladder.climbing.part_bias import MOST, bias_words, part_bias
+from ridgeline.ladder.climbing.last_comparison import largest_part
+from ridgeline.ladder.guessing.answer import default_states
+from ridgeline.ladder.guessing.first_guess import expected_situation
+from ridgeline.ladder.guessing.part_bias import MOST, bias_words, part_bias
 from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.running import EngineRuns
 from ridgeline.models.cost import Chunk
@@ -80,11 +80,11 @@ def test_what_is_not_like_the_whole_is_not_taken_for_it() -> None:
     progress: Any = SimpleNamespace(
         start=state, start_observation=observation, best=state, observation=observation
     )
-    assert climb.largest_part(job, progress, fits=1.5) == WorkloadPart(1000)
-    assert climb.largest_part(job, progress, fits=1.9 * 0.95) == WorkloadPart(1000)
-    assert climb.largest_part(job, progress, fits=0.1) is None
+    assert largest_part(job, progress, fits=1.5) == WorkloadPart(1000)
+    assert largest_part(job, progress, fits=1.9 * 0.95) == WorkloadPart(1000)
+    assert largest_part(job, progress, fits=0.1) is None
     one_by_one = job_of("llama-3.1-8b", [(128, 256)])
-    assert climb.largest_part(one_by_one, progress, fits=0.5) is None  # there is no half of it
+    assert largest_part(one_by_one, progress, fits=0.5) is None  # there is no half of it
     assert "2% slower (the defaults) and 3% faster (the answer)" in bias_words((-0.02, 0.03))
 
 

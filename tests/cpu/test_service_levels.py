@@ -22,9 +22,7 @@ from ridgeline.bench.serve.arrivals import Arrivals
 from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.cli.tables.optimize import climb_table
 from ridgeline.data.workload import Workload, WorkloadRequest
-from ridgeline.ladder.climbing.budget import Budget
 from ridgeline.ladder.climbing.levels import ANSWER, LevelSearch, LevelTimes
-from ridgeline.ladder.climbing.progress import ClimbProgress
 from ridgeline.ladder.measuring.held_rate import (
     FoundRate,
     held_rate,
@@ -40,6 +38,8 @@ from ridgeline.ladder.reporting.levels import DEFAULTS, levels_headline
 from ridgeline.ladder.reporting.records import rate_values
 from ridgeline.ladder.reporting.report import report
 from ridgeline.ladder.reporting.saved import load_climb
+from ridgeline.ladder.searching.budget import Budget
+from ridgeline.ladder.searching.progress import ClimbProgress
 from ridgeline.ladder.state import ClimbState, applied
 from ridgeline.recipe import Limits, Recipe
 

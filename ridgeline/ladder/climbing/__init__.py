@@ -1,1 +1,1 @@
-"""The climb: which rung is tried next, within which budget, and what is kept."""
+"""A whole climb: the search, what is measured at its end, and the folder it leaves."""

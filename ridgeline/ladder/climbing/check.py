@@ -27,13 +27,13 @@ import torch
 from ridgeline.data.workload import Workload
 from ridgeline.errors import UsageError
 from ridgeline.hardware import detect
-from ridgeline.ladder.climbing.bench_processes import Processes
 from ridgeline.ladder.measuring.control import Control
 from ridgeline.ladder.measuring.judging import Measured
 from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, t_quantile
 from ridgeline.ladder.measuring.spec import workload_from
 from ridgeline.ladder.outcome import Quality, Speedup
+from ridgeline.ladder.processes.bench_processes import Processes
 from ridgeline.ladder.reporting.folder import CHECK
 from ridgeline.ladder.reporting.words import BUSY, noise_factor
 from ridgeline.ladder.state import ClimbState, ClimbSubject

@@ -8,45 +8,39 @@ workload; the ladder that explains it; the folder with checkpoint, recipe, recor
 
 from __future__ import annotations
 
-import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from ridgeline.ladder.climbing.answer import FirstAnswer, default_states
-from ridgeline.ladder.climbing.bench_processes import CURVE_S, ROUND_S, Processes
-from ridgeline.ladder.climbing.budget import Budget
-from ridgeline.ladder.climbing.earlier import remember_answer
-from ridgeline.ladder.climbing.explaining import explained, ladder_to
-from ridgeline.ladder.climbing.finished import Finished
+from ridgeline.ladder.climbing.last_comparison import LastComparison, measure_last
 from ridgeline.ladder.climbing.levels import LevelSearch
-from ridgeline.ladder.climbing.news import ClimbNews
-from ridgeline.ladder.climbing.order import ClimbJob, ClimbOrder, lengths_of, prepared
-from ridgeline.ladder.climbing.part_bias import MOST, bias_words, part_bias
-from ridgeline.ladder.climbing.peer import PeerMet, measured_peer
-from ridgeline.ladder.climbing.progress import ClimbProgress, Options
-from ridgeline.ladder.climbing.search import ClimbSearch
 from ridgeline.ladder.climbing.writing import (
-    LastComparison,
     climb_of,
     outcomes_to_remember,
     write_folder,
 )
+from ridgeline.ladder.guessing.answer import FirstAnswer, default_states
+from ridgeline.ladder.guessing.earlier import remember_answer
+from ridgeline.ladder.guessing.explaining import explained, ladder_to
 from ridgeline.ladder.measuring.held_rate import LevelTimes
-from ridgeline.ladder.measuring.part import WorkloadPart
+from ridgeline.ladder.measuring.peer import PeerMet, measured_peer
 from ridgeline.ladder.measuring.process import WorkerError
-from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, speedup_of
-from ridgeline.ladder.outcome import CurvePoint, PeerFigures, RungOutcome, Speedup
+from ridgeline.ladder.order import ClimbJob, ClimbOrder, lengths_of, prepared
+from ridgeline.ladder.outcome import PeerFigures, RungOutcome
+from ridgeline.ladder.processes.bench_processes import ROUND_S, Processes
 from ridgeline.ladder.reporting.folder import Folder, saved_recipe
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.rungs import MOVES
+from ridgeline.ladder.searching.budget import Budget
+from ridgeline.ladder.searching.finished import Finished
+from ridgeline.ladder.searching.news import ClimbNews
+from ridgeline.ladder.searching.progress import ClimbProgress, Options
+from ridgeline.ladder.searching.search import ClimbSearch
 from ridgeline.ladder.state import ClimbState
 from ridgeline.profiling.predicting.accuracy import remember
 from ridgeline.progress import Progress
 
 LEAST_PEER_S = 20.0  # that another server is measured, whatever the budget
-LONGEST_ROUND_S = 7.0  # of the last comparison
-LAST_LOOKS_S = 2 * CURVE_S + 20.0  # curves, and loading both sides
 
 
 def climb_model(
@@ -208,133 +202,3 @@ def explain(
         result.is_stopped = True
         result.notes.append("stopped by Ctrl-C while the ladder was being measured")
         return explained(job.facts, lengths_of(job.workload), steps, bench, Budget(0.0))
-
-
-def measure_last(
-    job: ClimbJob, progress: ClimbProgress, saved: ClimbState, bench: Processes, budget: Budget
-) -> LastComparison:
-    """The defaults and the answer, in rounds that take turns: of the whole workload where five fit
-    into what is left; else of a part, and one run each of the whole, or of as many requests as
-    there is time for, for the rates.
-    """
-    if progress.best == progress.start:
-        return measure_defaults(job, progress, bench, budget)
-    bench.let_go()
-    left_s = budget.rest_s - LAST_LOOKS_S
-    whole_s = sum(
-        job.workload.num_output_tokens / figures.output_tokens_per_s
-        for figures in (progress.start_observation.figures, progress.observation.figures)
-        if figures is not None
-    )
-    fits = MIN_ROUNDS if left_s == math.inf else left_s / max(whole_s, 1e-6)
-    rounds, notes = [list[float](), list[float]()], list[str]()
-    total: Speedup | None = None
-    if fits < MIN_ROUNDS:
-        spare_s = left_s - whole_s if fits >= 1 else left_s / 2
-        bench.round_s = min(LONGEST_ROUND_S, max(ROUND_S, spare_s / (4 * MIN_ROUNDS)))
-        total = bench.compare(progress.start, saved, _has_least_rounds)
-        notes.append(_rounds_note(job, progress, saved, bench))
-    part = largest_part(job, progress, fits)
-    if part is not None:
-        num_rounds = MIN_ROUNDS if fits >= MIN_ROUNDS else 1
-        rounds = list(bench.compare_part(progress.start, saved, part, num_rounds))
-        notes.append(_rates_note(job, progress, part, num_rounds))
-    if len(rounds[0]) >= MIN_ROUNDS:
-        total = speedup_of(*rounds)
-    before, after = bench.figures(progress.start), bench.figures(saved)
-    after_observation = bench.look(saved)
-    curves: list[tuple[CurvePoint, ...]] = []
-    for state, name in ((progress.start, "the defaults"), (saved, "the answer")):
-        if budget.rest_s < 2 * CURVE_S:
-            curves.append(())
-            notes.append(f"no time for a curve over the batch of {name}")
-            continue
-        try:
-            curves.append(bench.curve(state))
-        except WorkerError as error:  # what was measured stands without it
-            curves.append(())
-            notes.append(f"no curve over the batch of {name}: {error}")
-    before_curve, after_curve = curves
-    return LastComparison(
-        total=total,
-        before=before,
-        after=after,
-        after_observation=after_observation,
-        before_curve=before_curve,
-        after_curve=after_curve,
-        words=tuple(notes),
-    )
-
-
-def measure_defaults(
-    job: ClimbJob, progress: ClimbProgress, bench: Processes, budget: Budget
-) -> LastComparison:
-    """They are the answer: their rate on the whole workload, or on as much as there is time for."""
-    state, same = progress.start, progress.observation.figures
-    assert same is not None, "rounds were run"
-    whole_s = job.workload.num_output_tokens / same.output_tokens_per_s
-    part = largest_part(job, progress, (budget.rest_s - LAST_LOOKS_S / 2) / whole_s)
-    if part is None:
-        return LastComparison(before=same, after=same)
-    bench.run_part(state, part)
-    same = bench.figures(state)
-    words = _rates_note(job, progress, part, 1)
-    return LastComparison(before=same, after=same, words=(words,))
-
-
-def largest_part(job: ClimbJob, progress: ClimbProgress, fits: float) -> WorkloadPart | None:
-    """The whole workload, or as many of its requests, in their full length, as there is time for;
-    None where so few are not like the whole.
-    """
-    count = len(job.workload.requests)
-    if fits >= 1:
-        return WorkloadPart(count)
-    part = WorkloadPart(int(fits / 2 * count))
-    if part.count < 1 or max(map(abs, _biases(job, progress, (part, part)))) > MOST:
-        return None
-    return part
-
-
-def _biases(
-    job: ClimbJob, progress: ClimbProgress, parts: tuple[WorkloadPart, WorkloadPart]
-) -> tuple[float, float]:
-    """Of the defaults and of the answer."""
-    before, after = (
-        part_bias(job.facts, state, observation.filled, job.workload, part)
-        for (state, observation), part in zip(
-            (
-                (progress.start, progress.start_observation),
-                (progress.best, progress.observation),
-            ),
-            parts,
-            strict=True,
-        )
-    )
-    return before, after
-
-
-def _rounds_note(
-    job: ClimbJob, progress: ClimbProgress, saved: ClimbState, bench: Processes
-) -> str:
-    parts = bench.part_of(progress.start), bench.part_of(saved)
-    words = [part.words(job.workload) for part in parts]
-    if all(part.is_whole(job.workload) for part in parts):
-        return "rounds ran the whole workload"
-    ran = words[0] if words[0] == words[1] else f"{words[0]} (the answer: {words[1]})"
-    return f"rounds ran {ran}; {bias_words(_biases(job, progress, parts))}"
-
-
-def _rates_note(job: ClimbJob, progress: ClimbProgress, part: WorkloadPart, num_rounds: int) -> str:
-    times = _times(num_rounds)
-    if part.is_whole(job.workload):
-        return f"rates are of the whole workload, {times} on each side"
-    words = bias_words(_biases(job, progress, (part, part)))
-    return f"rates are of {part.words(job.workload)}, of all lengths, {times} on each side; {words}"
-
-
-def _has_least_rounds(speedup: Speedup) -> bool:
-    return len(speedup.before) >= MIN_ROUNDS
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"

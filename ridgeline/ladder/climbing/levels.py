@@ -18,15 +18,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ridgeline.bench.serve.bound import USUAL_SHARE
-from ridgeline.ladder.climbing.budget import FINISH_SHARE, Budget
-from ridgeline.ladder.climbing.order import ClimbJob
-from ridgeline.ladder.climbing.progress import ClimbProgress
 from ridgeline.ladder.measuring.held_rate import PROBES, FoundRate, LevelTimes, has_arrivals
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.process import WorkerError
+from ridgeline.ladder.order import ClimbJob
 from ridgeline.ladder.outcome import HeldRate, RateProof, ServiceLevels
 from ridgeline.ladder.reporting.levels import DEFAULTS
 from ridgeline.ladder.rungs.batching import LEAST_BUDGET
+from ridgeline.ladder.searching.budget import FINISH_SHARE, Budget
+from ridgeline.ladder.searching.progress import ClimbProgress
 from ridgeline.ladder.state import ClimbState, applied
 from ridgeline.progress import Progress
 

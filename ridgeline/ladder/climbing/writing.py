@@ -5,21 +5,19 @@ report; and the predictions that later ones learn from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ridgeline.hardware import Hardware
-from ridgeline.ladder.climbing.bench_processes import Processes
-from ridgeline.ladder.climbing.budget import Budget
-from ridgeline.ladder.climbing.order import ClimbJob
-from ridgeline.ladder.climbing.progress import ClimbProgress
+from ridgeline.ladder.climbing.last_comparison import LastComparison
 from ridgeline.ladder.climbing.remaining import remaining
 from ridgeline.ladder.measuring.control import Control
-from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.time_ledger import TimeLedger
-from ridgeline.ladder.outcome import Figures, Quality, RungOutcome, Side, Speedup
+from ridgeline.ladder.order import ClimbJob
+from ridgeline.ladder.outcome import Quality, RungOutcome, Side, Speedup
+from ridgeline.ladder.processes.bench_processes import Processes
 from ridgeline.ladder.reporting.card import write_card
 from ridgeline.ladder.reporting.folder import (
     CARD,
@@ -35,24 +33,13 @@ from ridgeline.ladder.reporting.report import write_report
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.reporting.saved import FILE_NAME as CLIMB
 from ridgeline.ladder.reporting.words import quiet_rungs
+from ridgeline.ladder.searching.budget import Budget
+from ridgeline.ladder.searching.progress import ClimbProgress
 from ridgeline.ladder.state import ClimbState, ClimbSubject
 from ridgeline.profiling import roof_of
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome
 from ridgeline.recipe import Recipe
 from ridgeline.records import versions_of
-
-
-@dataclass(frozen=True)
-class LastComparison:
-    """What was measured at the end."""
-
-    total: Speedup | None = None
-    before: Figures | None = None
-    after: Figures | None = None
-    after_observation: Observation | None = None
-    before_curve: tuple[Any, ...] = ()
-    after_curve: tuple[Any, ...] = ()
-    words: tuple[str, ...] = ()
 
 
 def climb_of(

@@ -77,7 +77,7 @@ def optimize(
     """An `OptimizedModule`; for a model's name, its `Climb`. `inputs` are one tensor, a tuple of
     positional ones, or a mapping of those with names. `max_error` bounds the relative error of any
     output, `max_kl` that of logits; `skip` names rungs to leave out. `options` are for a model's
-    name: see ladder/climbing/order.py's ClimbOrder.
+    name: see ladder/order.py's ClimbOrder.
     """
     if isinstance(module, str | Path):
         usual = (max_error, round_s) == (OutputBounds.max_error, Settings.round_s)
@@ -125,7 +125,7 @@ def _climbed_model(
     """Its folder holds the result. Options are the fields of a ClimbOrder."""
     # These pull the engine in: only for models.
     from ridgeline.ladder.climbing.climb import climb_model
-    from ridgeline.ladder.climbing.order import ClimbOrder
+    from ridgeline.ladder.order import ClimbOrder
 
     known = [each.name for each in fields(ClimbOrder)]
     for name in options:

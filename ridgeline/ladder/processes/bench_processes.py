@@ -22,9 +22,6 @@ from ridgeline.data.workload import Workload
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.kernels.extension import find_nvcc
-from ridgeline.ladder.climbing.bench import Enough
-from ridgeline.ladder.climbing.loaded import WORK_LIMIT_S, LoadedState
-from ridgeline.ladder.climbing.sizes import CURVE_BATCHES, WorkerSizes
 from ridgeline.ladder.measuring.held_rate import FoundRate
 from ridgeline.ladder.measuring.judging import Measured
 from ridgeline.ladder.measuring.observation import Observation, phase_from
@@ -34,6 +31,9 @@ from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, speedup_of
 from ridgeline.ladder.measuring.spec import write_workload
 from ridgeline.ladder.measuring.time_ledger import TimeLedger
 from ridgeline.ladder.outcome import CurvePoint, Figures, Goal, Quality, RateProof, Speedup
+from ridgeline.ladder.processes.loaded import WORK_LIMIT_S, LoadedState
+from ridgeline.ladder.processes.sizes import CURVE_BATCHES, WorkerSizes
+from ridgeline.ladder.searching.bench import Enough
 from ridgeline.ladder.state import ClimbState, ClimbSubject
 from ridgeline.quality.gate import USUAL, QualityBounds
 

@@ -12,14 +12,14 @@ from functools import partial
 from math import prod
 
 from ridgeline.formats.dtypes import parse_dtype
-from ridgeline.ladder.climbing.earlier import EarlierAnswer, known_answers, nearest_answer
-from ridgeline.ladder.climbing.first_guess import first_guess, parts_of
-from ridgeline.ladder.climbing.order import ClimbJob, lengths_of
-from ridgeline.ladder.climbing.progress import ClimbProgress
-from ridgeline.ladder.climbing.search import GUESS, Together
+from ridgeline.ladder.guessing.earlier import EarlierAnswer, known_answers, nearest_answer
+from ridgeline.ladder.guessing.first_guess import first_guess, parts_of
 from ridgeline.ladder.measuring.observation import Observation
+from ridgeline.ladder.order import ClimbJob, lengths_of
 from ridgeline.ladder.outcome import RungOutcome
 from ridgeline.ladder.rungs import Rung
+from ridgeline.ladder.searching.progress import ClimbProgress
+from ridgeline.ladder.searching.search import GUESS, Together
 from ridgeline.ladder.state import ClimbState, applied, digest
 from ridgeline.models.cost import kv_bytes_per_token
 from ridgeline.profiling.predicting.gains import kv_bytes

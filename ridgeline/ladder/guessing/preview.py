@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from ridgeline.engine.loading.supported import with_host_kernels
-from ridgeline.ladder.climbing.answer import default_states, may_be_guessed
-from ridgeline.ladder.climbing.first_guess import expected_situation, first_guess
-from ridgeline.ladder.climbing.order import ClimbJob, lengths_of
+from ridgeline.ladder.guessing.answer import default_states, may_be_guessed
+from ridgeline.ladder.guessing.first_guess import expected_situation, first_guess
+from ridgeline.ladder.order import ClimbJob, lengths_of
 from ridgeline.ladder.rungs import MOVES, Offer, RungContext
 from ridgeline.profiling.predicting.gains import predict
 from ridgeline.quantization.load import pick_dtype

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ridgeline.ladder.climbing.bench import Bench, Enough
-from ridgeline.ladder.climbing.budget import Budget, RungTimes
-from ridgeline.ladder.climbing.progress import ClimbProgress, Options
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.outcome import Quality, RungOutcome
 from ridgeline.ladder.reporting.words import faster_words, quality_words, slower_words
 from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung
+from ridgeline.ladder.searching.bench import Bench, Enough
+from ridgeline.ladder.searching.budget import Budget, RungTimes
+from ridgeline.ladder.searching.progress import ClimbProgress, Options
 from ridgeline.ladder.state import ClimbState
 from ridgeline.quality.gate import QualityBounds
 from ridgeline.quantization.scheme import parse_scheme

@@ -26,18 +26,18 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import NamedTuple
 
-from ridgeline.ladder.climbing.bench import Bench
-from ridgeline.ladder.climbing.budget import Budget, RungTimes
-from ridgeline.ladder.climbing.finished import Finished
-from ridgeline.ladder.climbing.news import ClimbNews
-from ridgeline.ladder.climbing.outlook import Outlook, Predict
-from ridgeline.ladder.climbing.progress import ClimbProgress, Options
-from ridgeline.ladder.climbing.trial import Trial
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.outcome import RungOutcome, RungStatus, Speedup, outcome_from
 from ridgeline.ladder.reporting.words import busy_words, state_words, with_remarks
 from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung, RungContext
+from ridgeline.ladder.searching.bench import Bench
+from ridgeline.ladder.searching.budget import Budget, RungTimes
+from ridgeline.ladder.searching.finished import Finished
+from ridgeline.ladder.searching.news import ClimbNews
+from ridgeline.ladder.searching.outlook import Outlook, Predict
+from ridgeline.ladder.searching.progress import ClimbProgress, Options
+from ridgeline.ladder.searching.trial import Trial
 from ridgeline.ladder.state import ClimbState, RecipeEdit, applied, baseline, digest
 from ridgeline.profiling.predicting.gains import area_of, predict
 from ridgeline.recipe import dotted_values

@@ -21,8 +21,8 @@ from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.kernels.ceilings import measure
-from ridgeline.ladder.climbing.peer import PeerMet, PeerOrder
 from ridgeline.ladder.measuring.judging import Measured
+from ridgeline.ladder.measuring.peer import PeerMet, PeerOrder
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
 from ridgeline.ladder.outcome import Goal
 from ridgeline.ladder.rungs import ClimbFacts

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.errors import RidgelineError
-from ridgeline.ladder.climbing.progress import ClimbProgress, Options
 from ridgeline.ladder.outcome import RungOutcome
 from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung, RungContext
+from ridgeline.ladder.searching.progress import ClimbProgress, Options
 from ridgeline.ladder.state import RecipeEdit, applied
 from ridgeline.profiling.predicting.prediction import Prediction, Situation
 

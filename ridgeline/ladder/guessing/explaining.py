@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.errors import RidgelineError
-from ridgeline.ladder.climbing.bench import Bench
-from ridgeline.ladder.climbing.budget import Budget
-from ridgeline.ladder.climbing.first_guess import expected_situation
+from ridgeline.ladder.guessing.first_guess import expected_situation
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.outcome import RungOutcome, Speedup
 from ridgeline.ladder.reporting.words import faster_words
 from ridgeline.ladder.rungs import STAGES, ClimbFacts, Offer, Rung, RungContext
+from ridgeline.ladder.searching.bench import Bench
+from ridgeline.ladder.searching.budget import Budget
 from ridgeline.ladder.state import ClimbState, RecipeEdit, applied, baseline
 from ridgeline.profiling.predicting.expected_steps import Lengths
 from ridgeline.profiling.predicting.gains import area_of, predict

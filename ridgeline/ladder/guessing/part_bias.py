@@ -8,9 +8,9 @@ shortens them has less attention.
 from __future__ import annotations
 
 from ridgeline.data.workload import Workload
-from ridgeline.ladder.climbing.first_guess import expected_situation
-from ridgeline.ladder.climbing.order import lengths_of
+from ridgeline.ladder.guessing.first_guess import expected_situation
 from ridgeline.ladder.measuring.part import WorkloadPart
+from ridgeline.ladder.order import lengths_of
 from ridgeline.ladder.rungs import ClimbFacts
 from ridgeline.ladder.state import ClimbState
 from ridgeline.recipe import Recipe

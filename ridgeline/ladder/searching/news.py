@@ -7,9 +7,9 @@ news("weights in int8", 3, 14)      # a `Progress`, for all that takes one
 
 from __future__ import annotations
 
-from ridgeline.ladder.climbing.budget import Budget
-from ridgeline.ladder.climbing.progress import ClimbProgress
 from ridgeline.ladder.reporting.result import rate, shown_ratio
+from ridgeline.ladder.searching.budget import Budget
+from ridgeline.ladder.searching.progress import ClimbProgress
 from ridgeline.progress import Progress, Standing, WholeRun, part_words
 
 

@@ -1,0 +1,1 @@
+"""States measured in processes of their own."""

@@ -227,7 +227,7 @@ def test_the_report_says_why_it_is_not_at_the_limit(
     rates = {"read_bandwidth": 1e11, "matrix_fp32": 1e12, "matrix_bf16": 1e12}
     ceilings = {key: Ceiling(value, "", "measured") for key, value in rates.items()}
     monkeypatch.setattr(
-        "ridgeline.ladder.climbing.order.measure",
+        "ridgeline.ladder.order.measure",
         lambda hardware, only, progress: replace(hardware, ceilings=ceilings),
     )
     assert main(command) == 0

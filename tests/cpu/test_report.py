@@ -20,7 +20,7 @@ from rich.console import Console
 from ridgeline.cli import main
 from ridgeline.cli.tables.optimize import climb_table
 from ridgeline.errors import OutputError, UsageError
-from ridgeline.ladder.outcome import RoofPoint, RungOutcome
+from ridgeline.ladder.outcome import PeerFigures, RoofPoint, RungOutcome
 from ridgeline.ladder.reporting import summary
 from ridgeline.ladder.reporting.card import card
 from ridgeline.ladder.reporting.comparing import NamedClimb, compare
@@ -598,6 +598,14 @@ def test_the_card_has_what_is_to_be_shared() -> None:
     ):
         assert wanted in shown
     assert any("NVIDIA H200" in text for text in shown)
+
+
+def test_a_card_has_no_addresses() -> None:
+    peer = PeerFigures("http://inner.host:8000", "model", output_tokens_per_s=240.0)
+    shown = texts(card(replace(sample_climbs.answer_first(), peer=peer)))
+    assert "over the peer" in shown
+    assert "1.30×" in shown
+    assert not any("inner.host" in text for text in shown)
 
 
 def test_a_card_is_xml_whatever_stands_in_it(climb: Climb) -> None:

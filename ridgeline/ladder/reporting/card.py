@@ -81,9 +81,14 @@ def _others(climb: Climb) -> Markup:
         parts += [
             _text(row.name, x, 456, 24, width=340, fill=SOFT),
             _text(row.value, x, 508, 48, width=210, font_weight=700),
-            _text(row.detail, x, 537, 20, width=340, fill=SOFT),
+            _text(_shared(row.detail), x, 537, 20, width=340, fill=SOFT),
         ]
     return join(parts)
+
+
+def _shared(detail: str) -> str:
+    """A peer's address is nothing to share."""
+    return "under the same load" if "://" in detail else detail
 
 
 def _quality(climb: Climb) -> str:

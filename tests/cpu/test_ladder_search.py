@@ -189,7 +189,7 @@ class Watched(WholeRun):
 
 
 def test_it_tells_the_best_so_far_and_the_time_that_is_left() -> None:
-    bench, watched = FakeBench(by_label), Watched()
+    bench, watched = FakeBench(by_label, noise=0.0), Watched()
     facts = ClimbFacts(CONFIG, CPU, "latency", "setting")
     budget = Budget(300.0, clock=lambda: bench.now)
     search = ClimbSearch(

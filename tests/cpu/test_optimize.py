@@ -250,7 +250,9 @@ def test_without_a_terminal_there_is_a_line_for_each_thing_it_does(
     assert re.fullmatch(
         r" *0:\d\d of 9:00  weights in int8.*; best 20 tokens/s, 1.00× .*", tried[0]
     )
-    assert re.search(r"before and after, in turns; best 40(.0)? tokens/s, 2.00× the def", lines[-2])
+    assert re.search(
+        r"before and after, in turns; best 40(.\d)? tokens/s, 2.00× the def", lines[-2]
+    )
     assert "the ladder from the plain loop" in lines[-1]
 
 

@@ -7,9 +7,13 @@ news("weights in int8", 3, 14)      # a `Progress`, for all that takes one
 
 from __future__ import annotations
 
-from ridgeline.ladder.reporting.result import rate, shown_ratio
+import math
+from statistics import median
+
+from ridgeline.ladder.reporting.result import rate
 from ridgeline.ladder.searching.budget import Budget
 from ridgeline.ladder.searching.progress import ClimbProgress
+from ridgeline.profiling.drawing import times
 from ridgeline.progress import Progress, Standing, WholeRun, part_words
 
 
@@ -19,14 +23,19 @@ class ClimbNews:
         self.best, self.num_done, self.num_all = "", 0, 0
 
     def reached(self, progress: ClimbProgress, num_done: int, num_all: int) -> None:
-        """How far it has come, and how many of all changes were decided."""
+        """How far it has come, and how many of all changes were decided. The ratio is that of
+        rounds that took turns: rates of other minutes have the machine's noise in them.
+        """
         self.num_done, self.num_all = num_done, num_all
-        first, best = progress.start_observation.figures, progress.observation.figures
-        if first is None or best is None:
+        kept = [each.achieved for each in progress.outcomes if each.status == "kept"]
+        speedups = [each for each in kept if each is not None]
+        figures = progress.start_observation.figures
+        if figures is None:
             return
+        best = median(speedups[-1].after) if speedups else figures.output_tokens_per_s
+        ratio = math.prod(each.value for each in speedups)
         name = "the plain loop" if progress.start.loop == "naive" else "the defaults"
-        rates = [rate(each.output_tokens_per_s) for each in (first, best)]
-        self.best = f"{rates[1]} tokens/s, {shown_ratio(rates[0], rates[1])} {name}"
+        self.best = f"{rate(best)} tokens/s, {times(ratio)} {name}"
 
     def __call__(self, label: str, done: int, total: int) -> None:
         if isinstance(self.progress, WholeRun):

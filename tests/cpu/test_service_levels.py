@@ -34,6 +34,7 @@ from ridgeline.ladder.measuring.held_rate import (
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.outcome import HeldRate, RateProof, ServiceLevels
+from ridgeline.ladder.reporting.card import card
 from ridgeline.ladder.reporting.levels import DEFAULTS, levels_headline
 from ridgeline.ladder.reporting.records import rate_values
 from ridgeline.ladder.reporting.report import report
@@ -341,5 +342,9 @@ def test_levels_are_in_the_file_the_page_the_table_and_the_records(tmp_path: Pat
         assert "Holds 3.1 requests/s within TTFT 500 ms and TPOT 50 ms (60 s shown)" in text
         for cell in ("3.1/s for 60 s", "186 of 188 (98.9%)", "121 ms, 402 ms", "21.1 ms, 43.3 ms"):
             assert cell in text
+    assert "within TTFT 500 ms and TPOT 50 ms; the defaults 2.4" in card(climb)
+    assert ">requests/s held<" in card(
+        replace(climb, rungs=())
+    )  # by the defaults
     values = rate_values(LEVELS.tried[1])
     assert (values["held_rate"].value, values["proof_first_token_p99"].value) == (3.1, 0.402)

@@ -63,7 +63,8 @@ def _brand() -> Markup:
 def _gain(climb: Climb) -> Markup:
     """The first comparison, large: what a user gains over doing nothing."""
     first = summary.comparisons(climb)[0]
-    name = first.name if climb.kept else "nothing was faster"
+    is_gain = climb.kept or first.name == summary.HELD
+    name = first.name if is_gain else "nothing was faster"
     return join(
         [
             _text(first.value, MARGIN - 6, 362, 150, width=560, fill=BLUE, font_weight=750),

@@ -33,6 +33,7 @@ NOT_KEPT: dict[RungStatus, str] = {
     "not applicable": "nothing was run",
 }
 NONE = "–"
+HELD = "requests/s held"  # the first comparison, where a latency bound was given
 LIMIT = "share of the hardware limit"
 
 
@@ -77,7 +78,7 @@ def _held_rates(climb: Climb) -> list[Comparison]:
     if levels is None or held is None:
         return []
     detail = f"within {bound_words(levels.bound)}{defaults_words(levels)}"
-    return [Comparison("requests/s held", f"{held:.3g}", detail)]
+    return [Comparison(HELD, f"{held:.3g}", detail)]
 
 
 def _over_start(climb: Climb) -> Comparison:

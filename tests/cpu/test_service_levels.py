@@ -131,10 +131,20 @@ def test_a_short_search_has_shorter_probes_and_ends_in_time() -> None:
     assert line.now <= 400
 
 
+def test_a_slow_engine_is_not_asked_for_more_than_it_ends_in_time() -> None:
+    """All 48 at once would not bring a single answer in these seconds."""
+    line = Line(slots=48, service_s=5.0, first_s=0.5)
+    settings = settings_of(AT_ONCE, LatencyBound(ttft_s=4.0), 5.0, 60.0)
+    result = held_rate(line, AT_ONCE, settings, 100, seconds=60.0, clock=lambda: line.now)
+    assert result.rate is not None
+    assert result.rate >= 0.14  # one after the other, and a bit less
+    assert line.now <= 200.0
+
+
 def test_a_search_without_time_still_comes_to_a_rate() -> None:
     line = Line(slots=1, service_s=2.0, first_s=0.1)
-    settings = replace(settings_of(AT_ONCE, LatencyBound(ttft_s=5.0), 1.0, 1.0), start=2.0)
-    result = held_rate(line, AT_ONCE, settings, 100, seconds=1.0, clock=lambda: line.now)
+    settings = replace(settings_of(AT_ONCE, LatencyBound(ttft_s=5.0), 5.0, 60.0), start=2.0)
+    result = held_rate(line, AT_ONCE, settings, 100, seconds=60.0, clock=lambda: line.now)
     assert result.rate is not None
     assert result.rate <= 0.5
     assert "there was no time to come closer" in result.words
@@ -343,8 +353,6 @@ def test_levels_are_in_the_file_the_page_the_table_and_the_records(tmp_path: Pat
         for cell in ("3.1/s for 60 s", "186 of 188 (98.9%)", "121 ms, 402 ms", "21.1 ms, 43.3 ms"):
             assert cell in text
     assert "within TTFT 500 ms and TPOT 50 ms; the defaults 2.4" in card(climb)
-    assert ">requests/s held<" in card(
-        replace(climb, rungs=())
-    )  # by the defaults
+    assert ">requests/s held<" in card(replace(climb, rungs=()))  # by the defaults
     values = rate_values(LEVELS.tried[1])
     assert (values["held_rate"].value, values["proof_first_token_p99"].value) == (3.1, 0.402)

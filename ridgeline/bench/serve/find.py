@@ -17,6 +17,7 @@ from ridgeline.bench.serve.endpoint import Met
 from ridgeline.bench.serve.load import LoadProcesses
 from ridgeline.bench.serve.measure import ServeRun, measure
 from ridgeline.bench.serve.search import (
+    MAX_REPEATS,
     HighestRate,
     Length,
     ProbeResult,
@@ -39,6 +40,7 @@ class FindSettings:
     precision: float = 0.05  # between the rate that meets it and the one that does not
     probe_s: float = 20.0  # a probe at least
     most_probe_s: float = math.inf  # and at most, where time is short
+    repeats: int = MAX_REPEATS  # probes at one rate, where one is undecided
     max_probes: int = 24
     pattern: Pattern = "poisson"
     start: float | None = None  # the first rate; None: found out
@@ -86,7 +88,13 @@ def find_rate(
         return ProbeResult(run.num_requests, run.num_within, run.num_independent, run.client_note)
 
     result = highest_rate(
-        probe, start, settings.target, settings.precision, settings.max_probes, has_time
+        probe,
+        start,
+        settings.target,
+        settings.precision,
+        settings.max_probes,
+        has_time,
+        settings.repeats,
     )
     return result, runs[result.met.rate if result.met is not None else min(runs)]
 

@@ -107,9 +107,10 @@ def highest_rate(
     precision: float,
     max_probes: int,
     has_time: Callable[[], bool] = lambda: True,
+    repeats: int = MAX_REPEATS,
 ) -> HighestRate:
     """`probe(rate, number)` runs one; each number has requests of its own. At least one is run, and
-    others as long as there is time.
+    others as long as there is time; at most `repeats` at one rate.
     """
     tried: dict[float, list[ProbeResult]] = {}
     num = 0
@@ -123,7 +124,7 @@ def highest_rate(
             tried.setdefault(rate, []).append(probe(rate, num))
             num += 1
             result = summed(rate, tried[rate], target)
-            if result.is_sure or len(tried[rate]) == MAX_REPEATS or not may_probe():
+            if result.is_sure or len(tried[rate]) == repeats or not may_probe():
                 return result
 
     low, high, rate = 0.0, math.inf, start

@@ -27,7 +27,7 @@ from ridgeline.bench.serve.find import (
     drain_s,
 )
 from ridgeline.bench.serve.prompts import prompt_ids
-from ridgeline.bench.serve.search import HighestRate, ProbeResult, highest_rate
+from ridgeline.bench.serve.search import MAX_REPEATS, HighestRate, ProbeResult, highest_rate
 from ridgeline.data.workload import Workload
 from ridgeline.engine import Engine
 from ridgeline.hardware import Hardware
@@ -37,9 +37,9 @@ from ridgeline.quality.intervals import independent_count
 
 Run = Callable[[Workload, float], EngineRun]  # a workload, and when what is not done is cut off
 PROBES = 5  # that a search has time for, at least: they are shorter where there is little of it
-LEAST_RATES = 4  # tried whatever the time, unless one is held
-NUM_ALONE = 4  # runs of a request alone, the first of which may compile: if none keeps the bound,
-# no rate does
+LEAST_RATES = 4  # are tried, unless one is held before
+AT_MOST = 2.0  # times the seconds given, for those
+NUM_ALONE = 4  # runs of a request alone; the first may compile. If none keeps the bound, none does
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,14 @@ def settings_of(
     workload: Workload, bound: LatencyBound, probe_s: float = 20.0, seconds: float = math.inf
 ) -> FindSettings:
     """As the workload's requests arrive, or at random; so that several probes fit into a search of
-    so many seconds.
+    so many seconds. Where there are few, undecided rates are not repeated: the proof decides.
     """
     pattern: Pattern = "trace" if has_arrivals(workload) else "poisson"
     most_s = max(probe_s, seconds / PROBES)
-    return FindSettings(bound, probe_s=probe_s, most_probe_s=most_s, pattern=pattern)
+    repeats = MAX_REPEATS if seconds >= MAX_REPEATS * PROBES * probe_s else 1
+    return FindSettings(
+        bound, probe_s=probe_s, most_probe_s=most_s, repeats=repeats, pattern=pattern
+    )
 
 
 def traffic(workload: Workload, arrivals: Arrivals, vocab_size: int, first: int = 0) -> Workload:
@@ -120,6 +123,7 @@ class _EngineProbes:
     def __post_init__(self) -> None:
         self.began = self.clock()
         self.longest_s = 0.0  # a probe took so far
+        self.alone_s = math.inf  # a request that has the engine to itself takes
         self.kept: dict[float, list[bool]] = {}  # of each request, by the rate it came at
         self.runs: dict[float, EngineRun] = {}  # the last at each rate
 
@@ -127,24 +131,32 @@ class _EngineProbes:
         """A search that has not come to any rate that is held goes on for a while."""
         target = self.settings.target
         is_held = any(sum(kept) >= target * len(kept) for kept in self.kept.values())
+        used_s = self.clock() - self.began + self.longest_s
         if not is_held and len(self.runs) < LEAST_RATES:
-            return True
-        return self.clock() - self.began + self.longest_s <= self.seconds
+            return used_s <= AT_MOST * self.seconds
+        return used_s <= self.seconds
 
     def any_holds_alone(self) -> bool:
         """Whether requests that have the engine to themselves keep the bound."""
         bound, request = self.settings.bound, typical(self.workload)
         alone = replace(self.workload, requests=(replace(request, arrival_s=0.0),))
         limit_s = drain_s(bound, self.workload)
-        return any(holds(bound, self.run(alone, limit_s).latencies[0]) for _ in range(NUM_ALONE))
+        for _ in range(NUM_ALONE):
+            run = self.run(alone, limit_s)
+            self.alone_s = min(self.alone_s, run.wall_s)
+            if holds(bound, run.latencies[0]):
+                return True
+        return False
 
     def rough_rate(self) -> float:
         """What many requests at once get through; it warms the engine up for all batches too."""
         is_start = self.settings.start is None
         limit_s = self.settings.most_probe_s if is_start else self.settings.probe_s
-        at_once = Arrivals((0.0,) * GUESS_REQUESTS, "at once")
+        fit = limit_s / self.alone_s
+        num = max(2, int(min(GUESS_REQUESTS, fit)))  # as many as come to an end
+        at_once = Arrivals((0.0,) * num, "at once")
         run = self.run(traffic(self.workload, at_once, self.vocab_size), limit_s)
-        return max(1, run.num_requests - len(run.not_finished)) / run.wall_s
+        return max((num - len(run.not_finished)) / run.wall_s, 1 / self.alone_s)
 
     def probe(self, rate: float, number: int) -> ProbeResult:
         began, num = self.clock(), self.settings.length(rate).num_requests
@@ -192,6 +204,7 @@ def held_rate(
         settings.precision,
         settings.max_probes,
         probes.has_time,
+        settings.repeats,
     )
     return _found(result, probes)
 

@@ -239,6 +239,12 @@ def test_the_recipe_that_holds_the_highest_rate_is_left_and_proved() -> None:
     assert progress.notes == []
 
 
+def test_a_rate_above_which_none_was_tried_is_a_lower_end() -> None:
+    answer = replace(LEVELS.tried[1], failed_rate=None)
+    levels = replace(LEVELS, tried=(LEVELS.tried[0], answer))
+    assert levels_headline(levels).startswith("Holds at least 3.1 requests/s within TTFT 500 ms")
+
+
 def test_the_defaults_are_left_where_they_hold_more() -> None:
     levels, progress = settled(FakeRates(lambda state: 5.5 - by_page(state)))
     assert (levels.chosen, progress.best) == (DEFAULTS, PLAIN)

@@ -45,7 +45,10 @@ def levels_headline(levels: ServiceLevels) -> str:
     shown = "not shown in a longer run"
     if chosen.proof is not None:
         shown = f"{chosen.proof.seconds:.0f} s shown"
-    return f"Holds {rate:.3g} requests/s within {bound} ({shown}){defaults_words(levels)}"
+    least = (
+        "at least " if chosen.failed_rate is None else ""
+    )  # no higher one was tried
+    return f"Holds {least}{rate:.3g} requests/s within {bound} ({shown}){defaults_words(levels)}"
 
 
 def defaults_words(levels: ServiceLevels) -> str:

@@ -45,9 +45,7 @@ def levels_headline(levels: ServiceLevels) -> str:
     shown = "not shown in a longer run"
     if chosen.proof is not None:
         shown = f"{chosen.proof.seconds:.0f} s shown"
-    least = (
-        "at least " if chosen.failed_rate is None else ""
-    )  # no higher one was tried
+    least = "" if chosen.failed_rate is not None else "at least "  # no higher one was tried
     return f"Holds {least}{rate:.3g} requests/s within {bound} ({shown}){defaults_words(levels)}"
 
 

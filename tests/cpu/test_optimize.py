@@ -33,7 +33,7 @@ from ridgeline.errors import (
     UsageError,
 )
 from ridgeline.hardware.facts import Ceiling
-from ridgeline.ladder.climbing import climb
+from ridgeline.ladder.climbing import climb, last_comparison
 from ridgeline.ladder.climbing.check import unpaired
 from ridgeline.ladder.guessing.answer import FirstAnswer
 from ridgeline.ladder.guessing.earlier import EarlierAnswer, known_answers, remember_answer
@@ -78,6 +78,8 @@ class Local:
 
     speed: Callable[[dict[str, Any]], float] = staticmethod(usual_speed)
     num_rounds = 0
+    part = WorkloadPart(2)  # of a round
+    whole_share = 1.0  # of a round's speed, where the whole is run
     remembered: ClassVar[list[PredictionOutcome]] = []
     answers: ClassVar[list[EarlierAnswer]] = []
 
@@ -97,10 +99,11 @@ class Local:
         if do == "load":
             self.specs[seat] = asked["spec"]
         if do == "warm":
-            return {"part": WorkloadPart(2).to_json(), "seconds": 1.0}
+            return {"part": Local.part.to_json(), "seconds": 1.0}
         if do == "round":
             Local.num_rounds += 1
             rate = Local.speed(self.specs[seat]) * (1 + 0.001 * (Local.num_rounds % 3))
+            rate *= Local.whole_share if asked["part"]["share"] >= 1.0 else 1.0
             more = ("first_token_s", "per_output_token_s", "request_s", "share_of_limit")
             return {"output_tokens_per_s": rate, "wall_s": 1.0, "mean_batch": 1.0} | dict.fromkeys(
                 more
@@ -266,6 +269,42 @@ def test_outside_the_bound_it_is_dropped(
     assert found.headline.startswith("The defaults are the fastest that was found")
     assert "rates are of the whole workload, once on each side" in found.notes
     assert recipe_beside(tmp_path / "out").scheme is None  # type: ignore[union-attr]
+
+
+def test_what_is_slower_on_the_whole_workload_is_not_left(
+    local: type[Local], command: list[str], model: Path, tmp_path: Path
+) -> None:
+    """Faster in rounds, and slower in the last runs, which are of the files that were left."""
+    local.speed = staticmethod(lambda spec: 15.0 if spec["folder"] else usual_speed(spec))
+    assert main([*command, "--json"]) == 0
+    result = Climb.from_json(json.loads((tmp_path / "out" / "climb.json").read_text()))
+    assert result.headline.startswith("The defaults are the fastest that was found")
+    assert result.kept == []
+    assert any("came to 0.75x of the defaults" in note for note in result.notes)
+    assert result.after.figures == result.before.figures
+    assert recipe_beside(tmp_path / "out").scheme is None  # type: ignore[union-attr]
+    weights = tmp_path / "out" / "model.safetensors"
+    assert weights.resolve() == (model / "model.safetensors").resolve()
+
+
+def test_the_guard_measures_what_the_record_was_measured_on(
+    local: type[Local],
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """There was time for rounds of a part and one run of the whole, which is slower."""
+    monkeypatch.setattr(Local, "part", WorkloadPart(2, share=0.5))
+    monkeypatch.setattr(Local, "whole_share", 0.8)
+    monkeypatch.setattr(last_comparison, "LAST_LOOKS_S", 3600.0 - 3.0)
+    assert main([*command, "--budget", "1h", "--json"]) == 0
+    result = Climb.from_json(json.loads((tmp_path / "out" / "climb.json").read_text()))
+    assert "rates are of the whole workload, once on each side" in result.notes
+    assert result.after.figures.output_tokens_per_s == pytest.approx(32.0, rel=0.01)
+    capsys.readouterr()
+    assert main(["optimize", "--check", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["speed"]["value"] == pytest.approx(1.0, rel=0.01)
 
 
 def test_the_guard_passes_and_fails(

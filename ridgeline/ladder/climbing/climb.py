@@ -117,6 +117,11 @@ def finish(
         result.notes.append("stopped by Ctrl-C before the last comparison")
     except WorkerError as error:
         result.notes.append(f"the last comparison failed: {error}")
+    share = last.share_of_defaults
+    if share is not None and share < 1.0 and not job.order.latency:
+        leave_defaults(result, share)
+        saved = save_best(job, result, bench, folder)
+        last = LastComparison(before=last.before, after=last.before, words=last.words)
     peer = None
     if job.peer is not None:
         peer = peer_figures(job, job.peer, result, bench, saved, budget, times, progress)
@@ -126,6 +131,19 @@ def finish(
     write_folder(job, climb, folder, bench, saved, last)
     remember(outcomes_to_remember(result.measured, job))
     return climb
+
+
+def leave_defaults(progress: ClimbProgress, share: float) -> None:
+    """What was faster in rounds is slower on the workload itself: an answer is never that."""
+    why = f"in the last runs it came to {share:.2f}x of the defaults, which are left instead"
+    progress.notes.append(f"what was kept: {why}")
+    progress.outcomes = [
+        replace(each, status="dropped", reason=f"{each.reason}; {why}")
+        if each.status == "kept"
+        else each
+        for each in progress.outcomes
+    ]
+    progress.best, progress.observation = progress.start, progress.start_observation
 
 
 def save_best(

@@ -32,12 +32,20 @@ class LastComparison:
     """What was measured at the end."""
 
     total: Speedup | None = None
+    part: WorkloadPart | None = None  # that the rounds of `total` ran, on the answer's side
     before: Figures | None = None
     after: Figures | None = None
     after_observation: Observation | None = None
     before_curve: tuple[Any, ...] = ()
     after_curve: tuple[Any, ...] = ()
     words: tuple[str, ...] = ()
+
+    @property
+    def share_of_defaults(self) -> float | None:
+        """The answer's speed over theirs; None where one of them was not measured."""
+        if self.before is None or self.after is None:
+            return None
+        return self.after.output_tokens_per_s / self.before.output_tokens_per_s
 
 
 def measure_last(
@@ -59,10 +67,12 @@ def measure_last(
     fits = MIN_ROUNDS if left_s == math.inf else left_s / max(whole_s, 1e-6)
     rounds, notes = [list[float](), list[float]()], list[str]()
     total: Speedup | None = None
+    ran: WorkloadPart | None = None
     if fits < MIN_ROUNDS:
         spare_s = left_s - whole_s if fits >= 1 else left_s / 2
         bench.round_s = min(LONGEST_ROUND_S, max(ROUND_S, spare_s / (4 * MIN_ROUNDS)))
         total = bench.compare(progress.start, saved, _has_least_rounds)
+        ran = bench.part_of(saved)
         notes.append(_rounds_note(job, progress, saved, bench))
     part = largest_part(job, progress, fits)
     if part is not None:
@@ -70,7 +80,7 @@ def measure_last(
         rounds = list(bench.compare_part(progress.start, saved, part, num_rounds))
         notes.append(_rates_note(job, progress, part, num_rounds))
     if len(rounds[0]) >= MIN_ROUNDS:
-        total = speedup_of(*rounds)
+        total, ran = speedup_of(*rounds), part
     before, after = bench.figures(progress.start), bench.figures(saved)
     after_observation = bench.look(saved)
     curves: list[tuple[CurvePoint, ...]] = []
@@ -87,6 +97,7 @@ def measure_last(
     before_curve, after_curve = curves
     return LastComparison(
         total=total,
+        part=ran,
         before=before,
         after=after,
         after_observation=after_observation,

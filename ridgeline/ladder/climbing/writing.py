@@ -14,6 +14,7 @@ from ridgeline.hardware import Hardware
 from ridgeline.ladder.climbing.last_comparison import LastComparison
 from ridgeline.ladder.climbing.remaining import remaining
 from ridgeline.ladder.measuring.control import Control
+from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.time_ledger import TimeLedger
 from ridgeline.ladder.order import ClimbJob
 from ridgeline.ladder.outcome import Quality, RungOutcome, Side, Speedup
@@ -135,14 +136,15 @@ def write_folder(
     folder.write_json(CLIMB, climb.to_json())
     records = climb_records(climb, job.hardware, bench.clocks)
     folder.write_json(RECORDS, {"records": [record.to_json() for record in records]})
-    if last.total is not None:
-        folder.write_json(CHECK, check_document(job, climb, bench, saved, last.total))
+    if last.total is not None and last.part is not None:
+        check = check_document(job, climb, saved, last.total, last.part)
+        folder.write_json(CHECK, check)
     write_report(climb, folder.path / REPORT)
     write_card(climb, folder.path / CARD)
 
 
 def check_document(
-    job: ClimbJob, climb: Climb, bench: Processes, saved: ClimbState, total: Speedup
+    job: ClimbJob, climb: Climb, saved: ClimbState, total: Speedup, part: WorkloadPart
 ) -> Mapping[str, Any]:
     """What `--check` measures again."""
     subject = job.subject
@@ -155,7 +157,7 @@ def check_document(
         "goal": job.order.goal,
         "loop": saved.loop,
         "workload": asdict(job.workload),
-        "part": bench.part_of(saved).to_json(),
+        "part": part.to_json(),
         "rates": list(total.after),
         "control": control_rates(subject.device, len(total.after)),
         "bounds": asdict(job.order.bounds) if job.order.quality else {},

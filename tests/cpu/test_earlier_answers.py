@@ -81,28 +81,38 @@ def observed(filled: Recipe) -> Any:
 def test_a_climb_begins_with_what_an_earlier_one_came_to() -> None:
     """Every field of it, also what no change alone leads to; and says so."""
     job = job_of("llama-3.1-8b", MANY)
-    first = FirstAnswer(job, default_states()[0])
+    first = FirstAnswer(job)
     remember_answer(replace(first.like, edit=ANSWER.edit))
-    together = first.together(observed(filled_of(job)))
+    together = first.together(default_states()[0], observed(filled_of(job)))
     assert {n: v for _, own in together.parts for n, v in own.items()} == ANSWER.edit
     assert [rung.name for rung, _ in together.parts] == ["fp8", "rest"]
     assert "earlier climb" in together.reason
     assert first.notes
 
 
+def test_what_no_change_leads_to_is_judged_where_it_may_change_answers() -> None:
+    """Groups of 32 are not offered where those of 64 fit; limits alone change nothing."""
+    job = job_of("llama-3.1-8b", MANY, quality=True)
+    first = FirstAnswer(job)
+    for edit, changes in (({"scheme": "int4-g32"}, True), ({"limits.max_batch": 4096}, False)):
+        remember_answer(replace(first.like, edit=edit))
+        ((rung, own),) = first.together(default_states()[0], observed(filled_of(job))).parts
+        assert (rung.name, own, rung.changes_answers) == ("rest", edit, changes)
+
+
 def test_an_earlier_answer_that_does_not_fit_is_not_begun_with() -> None:
     """On a device of the same name with less memory: weights in fp8 are too large."""
     job = job_of("llama-3.1-8b", MANY, memory=8 << 30)
-    first = FirstAnswer(job, default_states()[0])
+    first = FirstAnswer(job)
     remember_answer(replace(first.like, edit=ANSWER.edit))
-    together = first.together(observed(filled_of(job)))
+    together = first.together(default_states()[0], observed(filled_of(job)))
     assert "earlier" not in together.reason
     assert first.notes == []
 
 
 def test_what_a_climb_came_to() -> None:
     job = job_of("llama-3.1-8b", MANY)
-    first = FirstAnswer(job, default_states()[0])
+    first = FirstAnswer(job)
 
     def kept(name: str, edit: dict[str, Any], gain: float) -> RungOutcome:
         speedup = Speedup(gain, gain, gain, (1.0,), (gain,))

@@ -169,7 +169,9 @@ def from_defaults(
     bench: FakeBench, *rungs: Rung, guess: Sequence[GuessedPart] = (), **more: Any
 ) -> ClimbProgress:
     """As `optimize` climbs: from the engine's defaults, the guess first."""
-    return climb(bench, stages=(rungs,), starts=[DEFAULTS], guess=lambda _: Together(guess), **more)
+    return climb(
+        bench, stages=(rungs,), starts=[DEFAULTS], guess=lambda *_: Together(guess), **more
+    )
 
 
 GUESSED = ((BF16, {"dtype": "bf16"}), (PAGES, {"kv.page_size": 128}))
@@ -652,7 +654,7 @@ def test_what_would_be_judged_beyond_the_budget_is_not_begun() -> None:
         gains = predictor({"int8": 1.5, "128": 1.2, "bf16": 1.3})
         search = ClimbSearch(
             facts, bench, budget, options, None, None, gains,
-            starts=[DEFAULTS], guess=lambda _: Together(GUESSED),
+            starts=[DEFAULTS], guess=lambda *_: Together(GUESSED),
         )  # fmt: skip
         return statuses(search.run())
 

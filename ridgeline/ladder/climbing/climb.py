@@ -70,8 +70,7 @@ def climb_model(
         latency=order.latency or None,
         trace=job.trace if order.latency else None,
     ) as bench:
-        starts = default_states()
-        first = FirstAnswer(job, starts[0])
+        first = FirstAnswer(job)
         search = ClimbSearch(
             job.facts,
             bench,
@@ -79,7 +78,7 @@ def climb_model(
             Options(order.rounds, order.quality, (MOVES,)),
             Finished(folder.work / "finished.json"),
             news,
-            starts=starts,
+            starts=default_states(),
             guess=first.together,
         )
         climb = search.run()

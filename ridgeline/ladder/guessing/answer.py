@@ -1,7 +1,7 @@
 """Where a climb begins: with the engine's defaults, and a guess at what is fastest.
 
 starts = default_states()
-FirstAnswer(job, starts[0]).together(observation)       # of what is known once they have run
+FirstAnswer(job).together(starts[0], observation)       # of what is known once they have run
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class FirstAnswer:
     was one of this model on a like workload; otherwise what is predicted to be fastest.
     """
 
-    def __init__(self, job: ClimbJob, start: ClimbState) -> None:
-        self.job, self.start = job, start
+    def __init__(self, job: ClimbJob) -> None:
+        self.job = job
         self.notes: list[str] = []
         self._is_earlier = False
 
-    def together(self, observation: Observation) -> Together:
+    def together(self, start: ClimbState, observation: Observation) -> Together:
         job, filled = self.job, observation.filled
         earlier = nearest_answer(known_answers(), self.like)
         if earlier is not None and earlier.edit:
             fits = partial(fits_memory, job)  # its answers were judged, and are again
-            parts = parts_of(earlier.edit, job.facts, self.start, filled, fits)
+            parts = parts_of(earlier.edit, job.facts, start, filled, fits)
             if parts:
                 self._is_earlier = True
                 when = earlier.created[:10]
@@ -57,7 +57,7 @@ class FirstAnswer:
                 return Together(parts, f"what an earlier climb here came to ({when})")
         allows = partial(may_be_guessed, job)
         lengths = lengths_of(job.workload)
-        return Together(first_guess(job.facts, lengths, self.start, filled, allows).parts)
+        return Together(first_guess(job.facts, lengths, start, filled, allows).parts)
 
     @property
     def like(self) -> EarlierAnswer:

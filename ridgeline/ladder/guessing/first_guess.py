@@ -25,6 +25,7 @@ from ridgeline.profiling.predicting.prediction import Prediction, Situation
 from ridgeline.profiling.predicting.step_model import planned_bytes_per_weight
 from ridgeline.recipe import Recipe, dotted_values
 
+CHANGES_ANSWERS = ("tensor cores", "quantize")  # areas whose fields do, beyond rounding
 WORTH = 1.01  # what is predicted to give less is left as it is
 Predict = Callable[[Situation, RecipeEdit], Prediction]
 
@@ -162,7 +163,8 @@ def parts_of(
     if rest:
         offer = Offer(rest, "no change alone leads there")
         words = ", ".join(f"{name} {value}" for name, value in rest.items())
-        parts.append((Rung("rest", area_of(rest), words, lambda _: offer), rest))
+        changes = any(area_of({name: rest[name]}) in CHANGES_ANSWERS for name in rest)
+        parts.append((Rung("rest", area_of(rest), words, lambda _: offer, changes), rest))
     after = applied(ClimbState(filled, start.loop), joint(parts)).recipe
     return parts if all(allows(rung, after) for rung, _ in parts) else None
 

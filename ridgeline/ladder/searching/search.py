@@ -59,7 +59,7 @@ class Together(NamedTuple):
     reason: str = "predicted to be fastest together"
 
 
-Guess = Callable[[Observation], Together]
+Guess = Callable[[ClimbState, Observation], Together]
 
 
 class ClimbSearch:
@@ -163,7 +163,7 @@ class ClimbSearch:
 
     def _climb(self) -> None:
         if self._guess is not None:
-            self._try_together(self._guess(self._now.observation))
+            self._try_together(self._guess(self._now.start, self._now.observation))
             self._now.first_answer_s = self.budget.used_s
         for stage in self._stages:
             before = self._now.best

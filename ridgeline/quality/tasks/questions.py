@@ -11,14 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from ridgeline.data.parquet_files import PARQUET_MARK, parquet_rows
 from ridgeline.data.text_files import json_object, read_bytes, read_text
 from ridgeline.errors import UsageError
 
 QuestionRow = Mapping[str, Any]
 Question = TypeVar("Question")
 
-PARQUET_MARK = b"PAR1"
-ROWS_AT_ONCE = 256  # of a Parquet file
 NO_ANSWER = ("", "-1")  # what test splits on the hub have instead of one
 
 
@@ -40,33 +39,13 @@ def read_questions(
 def _rows(path: Path) -> Iterator[tuple[str, QuestionRow]]:
     """Each row, and the file and line to name in errors."""
     if read_bytes(path, len(PARQUET_MARK)) == PARQUET_MARK:
-        yield from _parquet_rows(path)
+        for number, row in parquet_rows(path):
+            yield f"{path} row {number}", row
         return
     for number, line in enumerate(read_text(path).split("\n"), 1):  # texts may hold U+2028
         if line.strip():
             origin = f"{path} line {number}"
             yield origin, json_object(line, origin)
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, QuestionRow]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise UsageError(
-            f"{path} is a Parquet file, which needs the package pyarrow; try: "
-            "pip install 'ridgeline[data]', or give the rows as JSON lines"
-        ) from None
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path} row {number}", row
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"{path} is a broken Parquet file: {reason}") from None
 
 
 def text_of(row: QuestionRow, name: str) -> str:

@@ -1,6 +1,7 @@
 """Small vocabularies trained on Python's own documentation, also written as GGUF metadata."""
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pydoc_data.topics import topics
 from typing import Any
@@ -15,6 +16,7 @@ from ridgeline.errors import OfflineError
 from ridgeline.models.checkpoint import resolve_model
 
 TEXT = "\n".join(topics.values())
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 # Each of these has caught some tokenizer somewhere.
 TRAPS = [
@@ -57,7 +59,7 @@ def byte_level_tokens() -> tuple[dict[str, int], list[str]]:
     source.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=1500,
-        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        special_tokens=list(SPECIALS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -108,14 +110,16 @@ def sentencepiece_metadata(**more: Any) -> dict[str, Any]:
     }
 
 
-def byte_level_json(*, bos: str | None = None) -> tokenizers.Tokenizer:
+def byte_level_json(
+    *, bos: str | None = None, special: Sequence[str] = SPECIALS
+) -> tokenizers.Tokenizer:
     """What a tokenizer.json holds: GPT-2's rule, optionally with a BOS put before each text."""
     ids, merges = byte_level_tokens()
     pairs = [tuple(line.split(" ")) for line in merges]
     backend = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=pairs))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    backend.add_special_tokens(list(special))
     if bos is not None:
         backend.post_processor = tokenizers.processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, ids[bos])]

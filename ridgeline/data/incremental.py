@@ -84,6 +84,13 @@ class TokenBytes:
         """The special token that is written so."""
         return next((token for token in self.special if self._added[token] == text), None)
 
+    def missing(self) -> bytes:
+        """Bytes that a byte-level vocabulary has no token for: texts lose them in encoding."""
+        if not self._byte_level:
+            return b""
+        lookup = self._backend.token_to_id
+        return bytes(sorted(byte for char, byte in _ALPHABET.items() if lookup(char) is None))
+
     def __getitem__(self, token_id: int) -> bytes:
         """The bytes of one token; none for an id past the vocabulary (models pad their tables)."""
         piece = self._cache.get(token_id)

@@ -18,12 +18,12 @@ from typing import Any
 
 import tokenizers
 
-from ridgeline.data.chat_template import render_chat
+from ridgeline.data.chat_template import TrainingText, render_chat, render_for_training
 from ridgeline.data.folder_vocabulary import folder_vocabulary
 from ridgeline.data.gguf_vocabulary import gguf_vocabulary
 from ridgeline.data.incremental import IncrementalDecoder, TokenBytes
 from ridgeline.data.tokenizer_files import tokenizer_files
-from ridgeline.data.vocabulary import Vocabulary
+from ridgeline.data.vocabulary import Vocabulary, text_end_id
 from ridgeline.errors import ModelNotFoundError, UsageError
 from ridgeline.models.checkpoint import open_checkpoint
 
@@ -38,6 +38,8 @@ class Tokenizer:
         self.vocab_size: int = vocabulary.vocab_size
         self.bos_id: int | None = vocabulary.bos_id
         self.eos_ids: tuple[int, ...] = vocabulary.eos_ids
+        self.prefix_ids: tuple[int, ...] = vocabulary.prefix_ids
+        self.suffix_ids: tuple[int, ...] = vocabulary.suffix_ids
         self.add_bos: bool = (
             vocabulary.bos_id is not None and vocabulary.bos_id in vocabulary.prefix_ids
         )
@@ -82,6 +84,25 @@ class Tokenizer:
             raise UsageError(_not_text_message(text)) from error
         return self._surround(ids) if add_special_tokens else ids
 
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of untrusted texts, on all cores: nothing is added around them, and special tokens
+        written in them stay text.
+        """
+        try:
+            encodings = self._plain_backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError as error:
+            raise UsageError(_not_text_message(texts[0])) from error
+        return [encoding.ids for encoding in encodings]
+
+    def encode_with_offsets(
+        self, texts: Sequence[str]
+    ) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Ids of texts that a chat template wrote, special tokens included, and for each where it
+        begins and ends in its text, in characters.
+        """
+        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, encoding.offsets) for encoding in encodings]
+
     def _surround(self, ids: list[int]) -> list[int]:
         prefix, suffix = list(self._vocabulary.prefix_ids), list(self._vocabulary.suffix_ids)
         if ids and ids[0] == self.bos_id:
@@ -106,6 +127,11 @@ class Tokenizer:
         tokens.
         """
         return b"" if self._pieces.is_special(token_id) else self._pieces[token_id]
+
+    @cached_property
+    def missing_bytes(self) -> bytes:
+        """Bytes without a token, which `encode` drops: some vocabularies lack a few."""
+        return self._pieces.missing()
 
     def special_id(self, text: str) -> int | None:
         """The special token that is written so, if there is one."""
@@ -135,6 +161,51 @@ class Tokenizer:
         with_tools = self._vocabulary.chat_templates.get("tool_use") if has_tools else None
         return with_tools or self.chat_template
 
+    @cached_property
+    def special_texts(self) -> frozenset[str]:
+        """How the special tokens are written."""
+        return frozenset(self._special_ids)
+
+    @cached_property
+    def _special_ids(self) -> dict[str, int]:
+        added = self._backend.get_added_tokens_decoder()
+        return {token.content: token_id for token_id, token in added.items() if token.special}
+
+    @cached_property
+    def text_end_ids(self) -> list[int]:
+        """What a document of plain text ends with in training: what the tokenizer puts after every
+        text, else the token that ended texts in pre-training. An end of a turn only where there is
+        no other.
+        """
+        if self.suffix_ids:
+            return list(self.suffix_ids)
+        end = text_end_id(self.eos_ids, self._special_ids)
+        return [] if end is None else [end]
+
+    def training_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> TrainingText:
+        """The conversation as the model's template writes it for training: the same every day."""
+        return render_for_training(
+            self._template(has_tools=bool(tools)),
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            **self._vocabulary.special_texts,
+        )
+
+    def _template(self, *, has_tools: bool) -> str:
+        template = self.template_for(has_tools=has_tools)
+        if template is None:
+            raise UsageError(
+                "the model has no chat template: give a plain prompt, or a model tuned for chat"
+            )
+        return template
+
     def chat_text(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -144,13 +215,8 @@ class Tokenizer:
         **variables: Any,
     ) -> str:
         """The conversation as the model's template writes it, which also sees `variables`."""
-        template = self.template_for(has_tools=bool(tools))
-        if template is None:
-            raise UsageError(
-                "the model has no chat template: give a plain prompt, or a model tuned for chat"
-            )
         return render_chat(
-            template,
+            self._template(has_tools=bool(tools)),
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,

@@ -7,7 +7,7 @@ known to end a turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import tokenizers
@@ -42,6 +42,16 @@ END_TEXTS = frozenset(
     }
 )
 
+# Those that end a whole text in pre-training, not one turn of a chat.
+TEXT_END_TEXTS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<｜end▁of▁sentence｜>",
+    "<eos>",
+    "</s>",
+    "[EOS]",
+)
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -73,3 +83,13 @@ def end_ids(named: Iterable[int], controls: Mapping[str, int]) -> tuple[int, ...
     if "<|tool_response>" in known:
         known.pop("</s>", None)
     return tuple(dict.fromkeys([*named, *sorted(known.values())]))
+
+
+def text_end_id(eos_ids: Sequence[int], specials: Mapping[str, int]) -> int | None:
+    """The token that ends a document of plain text: the model's own end where that ends texts. A
+    model tuned for chat names the end of a turn; the text's is then among the other ends, or is a
+    special token of the vocabulary that pre-training has left.
+    """
+    ends = {specials[text]: None for text in TEXT_END_TEXTS if text in specials}
+    named = [token_id for token_id in eos_ids if token_id in ends]
+    return next(iter([*named, *ends, *eos_ids]), None)

@@ -1,0 +1,111 @@
+"""PackedBatch: documents one behind the other in a flat row of tokens, none of which sees another.
+
+Positions restart with each document. A token's target is the next token of its document; the last
+one of a document has none (IGNORED). Documents of text end with the model's end-of-text token, so
+what is learned of the end is that it comes, not what follows.
+
+    batch = pack(store, pieces)         # pieces: where each document of the row lies (windows.py)
+    loss = cross_entropy(logits_TV, batch.targets, ignore_index=IGNORED, reduction="sum")
+    loss / batch.num_targets
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+IGNORED = -100  # a target that no loss counts: torch's own number for it
+PADDING_ID = 0  # of tokens that fill up a row; they are a document of their own, without targets
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """T tokens of D documents."""
+
+    ids: Tensor  # [T] int64
+    targets: Tensor  # [T] int64; IGNORED where no loss is wanted
+    positions: Tensor  # [T] int64; 0 at the beginning of each document
+    starts: Tensor  # [D + 1] int32: where documents begin; the last entry is T
+
+    @cached_property
+    def num_targets(self) -> int:
+        """Targets that count."""
+        return int((self.targets != IGNORED).sum())
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest document."""
+        return int(self.starts.diff().max())
+
+    def pinned(self) -> PackedBatch:
+        """The same in memory that a GPU copies from by itself."""
+        return self._with(*(tensor.pin_memory() for tensor in self._tensors()))
+
+    def to(self, device: torch.device) -> PackedBatch:
+        """The same on a device; from pinned memory, the host does not wait for the copy."""
+        return self._with(*(tensor.to(device, non_blocking=True) for tensor in self._tensors()))
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """The memory is used on this stream too: it is not given to others before that is done."""
+        for tensor in self._tensors():
+            tensor.record_stream(stream)
+
+    def _tensors(self) -> list[Tensor]:
+        return [self.ids, self.targets, self.positions, self.starts]
+
+    def _with(self, ids: Tensor, targets: Tensor, positions: Tensor, starts: Tensor) -> PackedBatch:
+        batch = PackedBatch(ids, targets, positions, starts)
+        # counted on the host, so that reading them never waits for a device
+        vars(batch).update(num_targets=self.num_targets, longest=self.longest)
+        return batch
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Where the documents of a row lie in the tokens of a corpus, in the order of the row."""
+
+    first: NDArray[np.int64]  # the token each begins with; of padding anything
+    lengths: NDArray[np.int64]  # in tokens, at least 1
+    has_next: NDArray[np.bool_]  # the document goes on behind it: its last token has a target
+    is_padding: NDArray[np.bool_]
+
+
+class TokenSource(Protocol):
+    """Tokens that lie one behind the other, in memory or in files."""
+
+    def tokens_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]: ...
+
+    def counted_at(self, index: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Which of these tokens are to be learned; None: all are."""
+
+
+def pack(source: TokenSource, pieces: Pieces) -> PackedBatch:
+    """A row with these documents."""
+    starts = np.concatenate(([0], np.cumsum(pieces.lengths)))
+    num_tokens = int(starts[-1])
+    positions = np.arange(num_tokens) - np.repeat(starts[:-1], pieces.lengths)
+    index = np.repeat(pieces.first, pieces.lengths) + positions
+    last = starts[1:] - 1
+    index = np.append(index, np.where(pieces.has_next, index[last] + 1, 0))
+    # the row, and behind it the token that follows each piece
+    tokens, counted = source.tokens_at(index), source.counted_at(index)
+    follows = np.arange(1, num_tokens + 1)
+    follows[last] = np.arange(num_tokens, num_tokens + len(last))
+    ids, targets = tokens[:num_tokens], tokens[follows]
+    if counted is not None:
+        targets[~counted[follows]] = IGNORED
+    targets[last[~pieces.has_next]] = IGNORED
+    padding = np.repeat(pieces.is_padding, pieces.lengths)
+    ids[padding], targets[padding] = PADDING_ID, IGNORED
+    return PackedBatch(
+        ids=torch.from_numpy(ids),
+        targets=torch.from_numpy(targets),
+        positions=torch.from_numpy(positions),
+        starts=torch.from_numpy(starts.astype(np.int32)),
+    )

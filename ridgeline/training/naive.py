@@ -1,0 +1,60 @@
+"""The plain training loop in fp32: one model definition, autograd, torch's own AdamW. The truth
+that the step is tested against: loss, every gradient, every weight.
+
+    for step, batches in enumerate(steps):
+        loss = naive_step(model, optimizer, batches, lr=1e-4, max_norm=1.0)
+
+A step's loss is the sum over all of its counted tokens, divided by how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ridgeline.data.loading.packing import PackedBatch
+from ridgeline.models import Transformer
+from ridgeline.training.documents import PackedDocuments
+from ridgeline.training.loss import plain_loss
+
+
+def naive_loss(model: Transformer, batches: Sequence[PackedBatch]) -> Tensor:
+    """The mean over every counted token of all batches, with its graph."""
+    count = sum(batch.num_targets for batch in batches)
+    sums = [
+        plain_loss(
+            model, model(batch.ids, PackedDocuments(batch.positions, batch.starts)), batch.targets
+        )
+        for batch in batches
+    ]
+    return torch.stack(sums).sum() / count
+
+
+def naive_gradients(model: Transformer, batches: Sequence[PackedBatch]) -> dict[str, Tensor]:
+    """Of every parameter by its name; a tied table has one."""
+    model.requires_grad_(True)
+    parameters = dict(model.named_parameters())
+    gradients = torch.autograd.grad(naive_loss(model, batches), list(parameters.values()))
+    return dict(zip(parameters, gradients, strict=True))
+
+
+def naive_step(
+    model: Transformer,
+    optimizer: torch.optim.Optimizer,
+    batches: Sequence[PackedBatch],
+    lr: float,
+    max_norm: float | None = None,
+) -> float:
+    """One step over all batches at once; the loss before it."""
+    model.requires_grad_(True)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.zero_grad()
+    loss = naive_loss(model, batches)
+    loss.backward()
+    if max_norm is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    return loss.item()

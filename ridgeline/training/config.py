@@ -1,0 +1,350 @@
+"""TrainConfig: one training run as it was ordered, from its data to its seed.
+
+Small parts that hold each other, each checked when it is made; nothing is changed in place. What is
+left open is filled in by `with_auto` once the device is known. A run folder holds it as
+`train.json`; a named run (configs/) is a function that returns one; flags change single fields.
+
+    config = TrainConfig(model="demo", data=DataOptions("book.txt"), end=RunLength(steps=100))
+    save_config(config, Path("run")); load_config(Path("run")) == config
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal
+
+from ridgeline.errors import UsageError, answers_wrong_options
+from ridgeline.formats.fields import check_fields, config_from, dotted_fields, field_help, flag_of
+from ridgeline.formats.files import atomic_write
+from ridgeline.models.shapes import check_one
+
+FILE_NAME = "train.json"
+VERSION = 1  # of the file's schema; raised when a field changes its meaning
+
+Precision = Literal["auto", "fp32", "bf16"]
+Recomputation = Literal["none", "blocks"]
+Decay = Literal["constant", "linear", "cosine"]
+
+# Tokens that one forward pass takes where nothing else is ordered: enough rows for a matrix product
+# to run at full speed.
+USUAL_MICRO_TOKENS = {"cpu": 2048, "cuda": 16_384}
+PYTHON_ONLY = {"python_only": True}
+
+
+@answers_wrong_options()
+@dataclass(frozen=True)
+class DataOptions:
+    """The text that is learned."""
+
+    path: str | None = field(
+        default=None, metadata=field_help("text to train on: a file or a folder", flag="data")
+    )
+    sequence_length: int = field(
+        default=512, metadata=field_help("tokens in a sequence", minimum=2)
+    )
+    held_out: float = field(
+        default=0.05,
+        metadata=field_help(
+            "share of the text that is not learned but measured on", minimum=0.0, maximum=0.5
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_finite(self)
+
+
+@answers_wrong_options()
+@dataclass(frozen=True)
+class BatchOptions:
+    """How many sequences make a step."""
+
+    sequences: int = field(
+        default=8, metadata=field_help("sequences in a step", flag="batch", minimum=1)
+    )
+    micro: int | None = field(
+        default=None,
+        metadata=field_help(
+            "sequences in one forward pass; the batch is several of them "
+            "(default: as many as make 2048 tokens on a CPU, 16384 on a GPU)",
+            flag="micro-batch",
+            minimum=1,
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.micro is not None and self.sequences % self.micro:
+            near = _divisor_below(self.sequences, self.micro)
+            raise UsageError(
+                f"micro_batch is {self.micro}, which does not divide the batch of "
+                f"{self.sequences} sequences; try {near}"
+            )
+
+
+@answers_wrong_options()
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """AdamW."""
+
+    lr: float = field(
+        default=1e-4, metadata=field_help("learning rate at its highest", minimum=0.0, maximum=1e3)
+    )
+    beta1: float = field(
+        default=0.9,
+        metadata=field_help("decay of the mean of gradients", minimum=0.0, maximum=0.9999999),
+    )
+    beta2: float = field(
+        default=0.95,
+        metadata=field_help("decay of the mean of their squares", minimum=0.0, maximum=0.9999999),
+    )
+    eps: float = field(
+        default=1e-8, metadata=field_help("added to the root of that mean", minimum=1e-30)
+    )
+    weight_decay: float = field(
+        default=0.0,
+        metadata=field_help(
+            "share of lr by which matrices shrink each step; norms and biases never do", minimum=0.0
+        ),
+    )
+    max_norm: float | None = field(
+        default=1.0,
+        metadata=field_help("gradients with a larger norm are scaled down to it", minimum=1e-30),
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_finite(self)
+
+
+@answers_wrong_options()
+@dataclass(frozen=True)
+class ScheduleOptions:
+    """The learning rate over the run."""
+
+    decay: Decay = field(
+        default="cosine",
+        metadata=field_help("how the learning rate falls after the warm-up", flag="schedule"),
+    )
+    warmup: int = field(
+        default=10, metadata=field_help("steps in which it rises from 0", minimum=0)
+    )
+    final: float = field(
+        default=0.1,
+        metadata=field_help(
+            "share of it that is left at the end", flag="final-lr", minimum=0.0, maximum=1.0
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_finite(self)
+
+
+@answers_wrong_options()
+@dataclass(frozen=True)
+class RunLength:
+    """When a run ends: one of the three."""
+
+    steps: int | None = field(default=None, metadata=field_help("stop after N steps", minimum=1))
+    minutes: float | None = field(
+        default=None, metadata=field_help("stop after this time", minimum=0.001)
+    )
+    tokens: int | None = field(
+        default=None, metadata=field_help("stop after learning N tokens", minimum=1)
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_finite(self)
+        given = [name for name, value in asdict(self).items() if value is not None]
+        if len(given) > 1:
+            names = " and ".join(f"--{name}" for name in given)
+            raise UsageError(f"{names} are given; a run ends by one of them")
+
+    @property
+    def is_given(self) -> bool:
+        return any(value is not None for value in asdict(self).values())
+
+
+@answers_wrong_options()
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """Loss on text that is not learned."""
+
+    every: int = field(
+        default=100,
+        metadata=field_help(
+            "steps between measurements of held-out loss; also at both ends", minimum=1,
+            flag="eval-every",
+        ),
+    )  # fmt: skip
+    sequences: int = field(
+        default=32,
+        metadata=field_help(
+            "most held-out sequences that are measured", flag="eval-sequences", minimum=1
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@answers_wrong_options()
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """What is written while it runs."""
+
+    every: int = field(
+        default=500,
+        metadata=field_help(
+            "steps between checkpoints; also at the end", flag="save-every", minimum=1
+        ),
+    )
+    keep: int = field(
+        default=2, metadata=field_help("checkpoints kept; older ones are removed", minimum=1)
+    )
+    on_failure: Literal["stop", "continue"] = field(
+        default="stop",
+        metadata=field_help(
+            "if a checkpoint between cannot be written, such as on a full disk", flag="save-failure"
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@answers_wrong_options(
+    DataOptions, BatchOptions, OptimizerOptions, ScheduleOptions, RunLength, EvaluationOptions,
+    CheckpointOptions,
+)  # fmt: skip
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run."""
+
+    model: str | None = field(default=None, metadata=PYTHON_ONLY)  # where its weights come from
+    shape: str | None = field(default=None, metadata=PYTHON_ONLY)  # or random weights of a shape
+    tokenizer: str | None = field(
+        default=None,
+        metadata=field_help("with --shape: the model whose tokenizer is used"),
+    )
+    precision: Precision = field(
+        default="auto",
+        metadata=field_help(
+            "fp32; or bf16 with exact fp32 weights in the optimizer (auto: bf16 on a GPU)"
+        ),
+    )
+    recomputation: Recomputation = field(
+        default="none",
+        metadata=field_help(
+            "blocks: keep each block's input alone, and compute the rest again in the backward pass"
+        ),
+    )
+    seed: int = field(
+        default=0, metadata=field_help("of the order of sequences and of random weights", minimum=0)
+    )
+    data: DataOptions = field(default_factory=DataOptions)
+    batch: BatchOptions = field(default_factory=BatchOptions)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+    end: RunLength = field(default_factory=RunLength)
+    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+    checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def batch_tokens(self) -> int:
+        return self.batch.sequences * self.data.sequence_length
+
+
+def check_complete(config: TrainConfig) -> None:
+    """That nothing is missing which has no default."""
+    check_one(config.model, config.shape)
+    if config.tokenizer is not None and config.shape is None:
+        raise UsageError("--tokenizer goes with --shape; a model has its own")
+    if config.data.path is None:
+        raise UsageError("there is no text to train on; give --data FILE or a folder")
+    if not config.end.is_given:
+        raise UsageError("when does the run end? give --steps N, --minutes M or --tokens T")
+
+
+def with_auto(config: TrainConfig, device: str) -> TrainConfig:
+    """The config with nothing left to "auto", for this device."""
+    kind = "cpu" if device == "cpu" else "cuda"
+    usual: Precision = "fp32" if kind == "cpu" else "bf16"
+    fitting = max(1, USUAL_MICRO_TOKENS[kind] // config.data.sequence_length)
+    micro = config.batch.micro or _divisor_below(config.batch.sequences, fitting)
+    return replace(
+        config,
+        precision=usual if config.precision == "auto" else config.precision,
+        batch=replace(config.batch, micro=micro),
+    )
+
+
+def differences(one: TrainConfig, other: TrainConfig) -> list[str]:
+    """Fields that differ, in words: `optimizer.lr 0.0001, was 0.001`. How long a run lasts may
+    change, and how often it measures and saves.
+    """
+    free = ("end.", "evaluation.", "checkpoints.")
+    return [
+        f"{name} {attrgetter(name)(other)!r}, was {attrgetter(name)(one)!r}"
+        for name in dotted_fields(TrainConfig)
+        if not name.startswith(free) and attrgetter(name)(one) != attrgetter(name)(other)
+    ]
+
+
+def save_config(config: TrainConfig, folder: Path) -> Path:
+    """Write `train.json` into a folder, whole or not at all."""
+    path = folder / FILE_NAME
+    with atomic_write(path) as file:
+        json.dump({"version": VERSION} | asdict(config), file, indent=2)
+        file.write("\n")
+    return path
+
+
+def load_config(path: Path) -> TrainConfig:
+    """From a `train.json`, or from the folder it lies in."""
+    path = path / FILE_NAME if path.is_dir() else path
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+    return parse_config(values, str(path))
+
+
+def parse_config(values: Any, origin: str) -> TrainConfig:
+    """From the fields of its file. Fields left out keep their defaults."""
+    if not isinstance(values, Mapping):
+        raise UsageError(f"{origin} is {str(values)[:60]!r}; expected an object with fields")
+    version = values.get("version")
+    if version != VERSION:
+        raise UsageError(
+            f"{origin} is a training config of version {version!r}; this Ridgeline reads version "
+            f"{VERSION}"
+        )
+    own = {name: value for name, value in values.items() if name != "version"}
+    config: TrainConfig = config_from(TrainConfig, own, origin)
+    return config
+
+
+def _divisor_below(number: int, limit: int) -> int:
+    """The largest divisor that is not above a limit."""
+    return max(each for each in range(1, min(number, limit) + 1) if number % each == 0)
+
+
+def _check_finite(config: Any) -> None:
+    """NaN passes every comparison with a range."""
+    for name, entry in type(config).__dataclass_fields__.items():
+        value = getattr(config, name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{flag_of(entry).replace('-', '_')} is {value}; give a number")

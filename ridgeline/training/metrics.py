@@ -1,0 +1,62 @@
+"""`metrics.jsonl`: a line for each step and for each measurement of held-out loss.
+
+    {"step": 10, "loss": 3.21, "lr": 1e-04, "gradient_norm": 0.8, "tokens": 40880, …}
+    {"step": 10, "held_out_loss": 3.05}
+
+A run that goes on after a crash first drops the lines of steps that will be run again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ridgeline.errors import OutputError
+from ridgeline.formats.files import atomic_write
+
+FILE_NAME = "metrics.jsonl"
+
+
+class MetricsLog:
+    """Lines are on disk as soon as they are written."""
+
+    def __init__(self, run: Path, after_step: int) -> None:
+        """Lines up to this step stay; -1 for none."""
+        path = run / FILE_NAME
+        rows = [row for row in read_metrics(run) if row["step"] <= after_step]
+        with atomic_write(path) as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        self._path = path
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, row: dict[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(row, allow_nan=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise OutputError(f"cannot write {self._path}: {error.strerror}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """All complete lines; the last one may have been cut short by a crash."""
+    path = run / FILE_NAME
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows

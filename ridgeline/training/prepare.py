@@ -1,0 +1,183 @@
+"""From the names in a config to what a run needs: the model, its batches, where it stands.
+
+prepared = prepare(config, Path("run"), device="cpu", resume=False)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ridgeline.data import Tokenizer
+from ridgeline.data.loading.sources import Quarantine
+from ridgeline.data.loading.split import SplitData, split_data
+from ridgeline.data.loading.tokenizing import read_tokens
+from ridgeline.engine.loading.saved import tokenizer_of
+from ridgeline.errors import CheckpointError, UnsupportedError, UsageError
+from ridgeline.hardware import detect
+from ridgeline.models import Transformer, build_model
+from ridgeline.models.checkpoint import open_checkpoint, resolve_model
+from ridgeline.models.families import Description, describe, describe_hf
+from ridgeline.models.shapes import SHAPES, describe_shape
+from ridgeline.progress import Progress
+from ridgeline.quantization import load_model
+from ridgeline.training.checkpoint import (
+    Exporter,
+    SavedState,
+    remove_leftovers,
+    restore,
+    saved_checkpoints,
+)
+from ridgeline.training.config import (
+    FILE_NAME,
+    TrainConfig,
+    check_complete,
+    differences,
+    load_config,
+    save_config,
+    with_auto,
+)
+from ridgeline.training.initial import fill_initial
+from ridgeline.training.step import Trainer
+
+QUARANTINE_NAME = "quarantine.jsonl"
+VOCAB_MULTIPLE = 64  # a shape's vocabulary is the tokenizer's, rounded up: products run faster
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run that is ready to take its next step."""
+
+    config: TrainConfig  # nothing is left to "auto"
+    device: str
+    trainer: Trainer
+    data: SplitData
+    state: SavedState
+    exporter: Exporter
+    quarantine: Quarantine
+
+
+@dataclass(frozen=True)
+class StartingModel:
+    """Where weights come from: a checkpoint, or nowhere."""
+
+    description: Description
+    tokenizer: Tokenizer
+    path: Path | None
+
+    def load(self, device: str, seed: int, progress: Progress | None) -> Transformer:
+        """In fp32, whatever is computed in later."""
+        if self.path is not None:
+            return load_model(self.path, dtype="fp32", device=device, progress=progress)
+        return fill_initial(build_model(self.description.config, torch.float32, device), seed)
+
+
+def prepare(
+    config: TrainConfig,
+    run: Path,
+    *,
+    device: str = "auto",
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> PreparedRun:
+    check_complete(config)
+    device = detect(device).device
+    config = with_auto(_with_whole_paths(config), device)
+    check_run_folder(config, run, resume)
+    checkpoints = saved_checkpoints(run) if resume else []
+    source = model_source(config, progress)
+    length, limit = config.data.sequence_length, source.description.config.max_context
+    if length > limit:
+        raise UsageError(
+            f"sequence_length is {length}; the model's context is {limit} tokens; "
+            f"give at most {limit}"
+        )
+    assert config.data.path is not None, "check_complete"
+    tokenized = read_tokens([Path(config.data.path)], source.tokenizer, progress)
+    data = split_data(
+        tokenized.store,
+        sequence_length=length,
+        vocab_size=source.description.config.vocab_size,
+        held_out=config.data.held_out,
+    )
+    weights = replace(source, path=checkpoints[-1]) if checkpoints else source
+    trainer = Trainer(weights.load(device, config.seed, progress), config)
+    state = SavedState(num_samples=data.train.num_windows)
+    if checkpoints:
+        state = _restored(trainer, checkpoints[-1], state)
+    save_config(config, run)
+    remove_leftovers(run)
+    if tokenized.quarantine.count:
+        tokenized.quarantine.write(run / QUARANTINE_NAME)
+    exporter = Exporter(source.description, source.tokenizer.files())
+    return PreparedRun(config, device, trainer, data, state, exporter, tokenized.quarantine)
+
+
+def _restored(trainer: Trainer, checkpoint: Path, begun: SavedState) -> SavedState:
+    state = restore(trainer, checkpoint)
+    if state.num_samples != begun.num_samples:
+        raise CheckpointError(
+            f"{checkpoint} was made from data of {state.num_samples} sequences, and there are "
+            f"{begun.num_samples} now; give the same data"
+        )
+    return state
+
+
+def check_run_folder(config: TrainConfig, run: Path, resume: bool) -> None:
+    """That the folder is new, or belongs to this run and is meant to be gone on with."""
+    if run.exists() and not run.is_dir():
+        raise UsageError(f"--out {run} is a file; give a folder")
+    if not (run / FILE_NAME).is_file():
+        if resume:
+            raise UsageError(f"--out {run} has no run to resume; remove --resume to begin one")
+        if run.is_dir() and any(run.iterdir()):
+            raise UsageError(f"--out {run} is not empty and no training run; give a new folder")
+        return
+    changed = differences(load_config(run), config)
+    if changed:
+        raise UsageError(
+            f"--out {run} belongs to a run with another config: {'; '.join(changed)}; give "
+            "another folder, or the same config"
+        )
+    if not resume:
+        raise UsageError(f"--out {run} has a run already; add --resume, or give a new folder")
+
+
+def model_source(config: TrainConfig, progress: Progress | None = None) -> StartingModel:
+    if config.model is not None:
+        path = resolve_model(config.model, progress=progress)
+        description = describe(open_checkpoint(path))
+        return StartingModel(description, _tokenizer(path), path)
+    assert config.shape is not None, "check_complete"
+    describe_shape(config.shape)  # whose error names the shapes there are
+    if config.tokenizer is None:
+        raise UsageError(
+            "--shape has no tokenizer; add --tokenizer MODEL for the one of a model, e.g. demo"
+        )
+    tokenizer = _tokenizer(resolve_model(config.tokenizer, progress=progress))
+    vocab_size = -(-tokenizer.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    values = SHAPES[config.shape] | {"vocab_size": vocab_size}
+    return StartingModel(describe_hf(values, origin=f"shape {config.shape}"), tokenizer, None)
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    tokenizer = tokenizer_of(path)
+    if tokenizer is None:
+        raise UnsupportedError(f"{path} has no tokenizer, which training on text needs")
+    return tokenizer
+
+
+def _with_whole_paths(config: TrainConfig) -> TrainConfig:
+    """Files by their whole names: a run may be resumed from another folder."""
+
+    def whole(name: str | None) -> str | None:
+        return str(Path(name).resolve()) if name and Path(name).exists() else name
+
+    return replace(
+        config,
+        model=whole(config.model),
+        tokenizer=whole(config.tokenizer),
+        data=replace(config.data, path=whole(config.data.path)),
+    )

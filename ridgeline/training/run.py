@@ -1,0 +1,215 @@
+"""The loop: next batch, step, now and then measure and save, until the run's end or Ctrl-C.
+
+outcome = train(TrainConfig(model="demo", ...), Path("run"), device="cpu")
+outcome.checkpoint, outcome.held_out_before, outcome.held_out_after
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ridgeline.data.loading.loader import Loader, held_out_batches
+from ridgeline.data.loading.order import DataState
+from ridgeline.data.loading.packing import PackedBatch
+from ridgeline.errors import NumericsError, OutputError
+from ridgeline.progress import Progress
+from ridgeline.training.checkpoint import keep_last, save_checkpoint
+from ridgeline.training.config import TrainConfig
+from ridgeline.training.evaluation import held_out_loss
+from ridgeline.training.metrics import MetricsLog, read_metrics
+from ridgeline.training.prepare import PreparedRun, prepare
+from ridgeline.training.schedule import Counters, learning_rate, share_done
+from ridgeline.training.step import StepResult
+
+LOSS = "held_out_loss"  # in the rows of metrics.jsonl
+
+OnRow = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class TrainOutcome:
+    run: Path
+    checkpoint: Path
+    counters: Counters
+    held_out_before: float | None
+    held_out_after: float | None  # None also where the run was interrupted
+    loss: float | None  # of the last step; None where there was none to run
+    interrupted: bool
+
+
+def train(
+    config: TrainConfig,
+    out: Path,
+    *,
+    device: str = "auto",
+    resume: bool = False,
+    progress: Progress | None = None,
+    on_row: OnRow | None = None,
+) -> TrainOutcome:
+    """Train until the config's end. `on_row` gets each row of metrics.jsonl, with the share of the
+    run that is done.
+    """
+    prepared = prepare(config, out, device=device, resume=resume, progress=progress)
+    loop = TrainLoop(prepared, out, on_row or (lambda row: None))
+    return loop.run()
+
+
+class TrainLoop:
+    def __init__(self, prepared: PreparedRun, out: Path, on_row: OnRow) -> None:
+        self.config = prepared.config
+        self.trainer = prepared.trainer
+        self.counters = prepared.state.counters
+        self._prepared = prepared
+        self._out = out
+        self._on_row = on_row
+        self._held_out = self._held_out_batches()
+        self._last: StepResult | None = None
+        self._losses: dict[int, float] = {}  # held-out, by the step they were measured after
+
+    @property
+    def micro(self) -> int:
+        assert self.config.batch.micro is not None, "with_auto"
+        return self.config.batch.micro
+
+    @property
+    def done(self) -> float:
+        return share_done(self.config.end, self.counters)
+
+    def run(self) -> TrainOutcome:
+        config, prepared = self.config, self._prepared
+        state = DataState(config.seed, self.counters.sequences)
+        with (
+            MetricsLog(self._out, after_step=self.counters.steps or -1) as log,
+            Loader(
+                prepared.data.train, state, sequences=self.micro, device=prepared.device
+            ) as loader,
+            interruption() as stop,
+        ):
+            rows = read_metrics(self._out)
+            self._losses = {row["step"]: row["held_out_loss"] for row in rows if LOSS in row}
+            before = self._losses.get(0) if self.counters.steps else self._measure(log)
+            self._steps(loader, log, stop)
+            after = None if stop.is_set() else self._measure(log)
+            checkpoint = self._save()
+        loss = None if self._last is None else self._last.loss
+        return TrainOutcome(
+            self._out, checkpoint, self.counters, before, after, loss, stop.is_set()
+        )
+
+    def _steps(self, loader: Loader, log: MetricsLog, stop: threading.Event) -> None:
+        config = self.config
+        began = time.perf_counter() - self.counters.seconds
+        while self.done < 1 and not stop.is_set():
+            start = time.perf_counter()
+            lr = learning_rate(config.optimizer.lr, config.schedule, self.counters.steps, self.done)
+            batches = list(islice(loader, config.batch.sequences // self.micro))
+            result = self._step(batches, lr, loader)
+            now = time.perf_counter()
+            self.counters = Counters(
+                self.counters.steps + 1,
+                loader.state.consumed,
+                self.counters.tokens + result.num_tokens,
+                now - began,
+            )
+            self._last = result
+            self._log(log, result, lr, now - start)
+            if self.done < 1 and not stop.is_set():
+                if self.counters.steps % config.evaluation.every == 0:
+                    self._measure(log)
+                if self.counters.steps % config.checkpoints.every == 0:
+                    self._save_between()
+
+    def _step(self, batches: Sequence[PackedBatch], lr: float, loader: Loader) -> StepResult:
+        try:
+            return self.trainer.step(batches, lr)
+        except NumericsError as error:
+            first = self.counters.sequences
+            origins = [
+                str(origin)
+                for index in range(len(batches))
+                for origin in loader.documents(first + index * self.micro)
+            ]
+            names = ", ".join(dict.fromkeys(origins[:4]))
+            raise NumericsError(
+                f"step {self.counters.steps + 1}: {error}; it learned from {names}; the last "
+                "checkpoint is whole: resume from it with a smaller --lr, or leave the data out"
+            ) from error
+
+    def _log(self, log: MetricsLog, result: StepResult, lr: float, seconds: float) -> None:
+        row = {
+            "step": self.counters.steps,
+            "loss": result.loss,
+            "lr": lr,
+            "gradient_norm": result.gradient_norm,
+            "tokens": self.counters.tokens,
+            "tokens_per_s": self.config.batch_tokens / seconds,
+            "seconds": self.counters.seconds,
+        }
+        log.write(row)
+        self._on_row(row | {"done": self.done})
+
+    def _measure(self, log: MetricsLog) -> float | None:
+        """Held-out loss now; what was measured after this step already is not measured again."""
+        step = self.counters.steps
+        if step not in self._losses:
+            loss = held_out_loss(self.trainer, self._held_out)
+            if loss is None:
+                return None
+            self._losses[step] = loss
+            row = {"step": step, LOSS: loss}
+            log.write(row)
+            self._on_row(row | {"done": self.done})
+        return self._losses[step]
+
+    def _held_out_batches(self) -> list[PackedBatch]:
+        windows = self._prepared.data.held_out
+        if windows is None:
+            return []
+        count = -(-self.config.evaluation.sequences // self.micro)
+        return list(islice(held_out_batches(windows, self.micro, self._prepared.device), count))
+
+    def _save(self) -> Path:
+        state = replace(self._prepared.state, counters=self.counters)
+        path = save_checkpoint(self._out, self.trainer, state, self._prepared.exporter)
+        keep_last(self._out, self.config.checkpoints.keep)
+        return path
+
+    def _save_between(self) -> None:
+        """While the run goes on: a full disk may be told to wait."""
+        try:
+            self._save()
+        except OutputError as error:
+            if self.config.checkpoints.on_failure == "stop":
+                raise
+            self._on_row({"step": self.counters.steps, "warning": str(error), "done": self.done})
+
+
+@contextmanager
+def interruption() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets, so that a step is finished first; a second one interrupts at once.
+    Outside of the main thread, where no signal arrives, one that nothing sets.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def request(number: int, frame: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    signal.signal(signal.SIGINT, request)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,220 @@
+"""A training step against the plain loop: loss, every gradient, every weight, however the batch is
+cut, whatever is recomputed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from packed import draw, pack
+from tiny_models import one_of_each_family
+
+from ridgeline.data.loading.packing import PackedBatch
+from ridgeline.errors import NumericsError, UsageError
+from ridgeline.models import Transformer
+from ridgeline.models.families import describe_hf
+from ridgeline.models.shapes import SHAPES
+from ridgeline.models.transformer import build_model, fill_random
+from ridgeline.training import loss as losses
+from ridgeline.training.config import OptimizerOptions, RunLength, ScheduleOptions, TrainConfig
+from ridgeline.training.evaluation import held_out_loss
+from ridgeline.training.naive import naive_gradients, naive_loss, naive_step
+from ridgeline.training.precision import GradientSum, Weights
+from ridgeline.training.schedule import Counters, learning_rate, share_done
+from ridgeline.training.step import Trainer
+
+FP32 = TrainConfig(precision="fp32")
+# Batches whose counted tokens differ: 20 + 4, 8 - 3, 15.
+BATCHES = [
+    pack(*draw(21, 5)),
+    pack(*draw(9, seed=1), ignored=(0, 1, 2)),
+    pack(*draw(16, seed=2)),
+]
+TINY = SHAPES["tiny"] | {"vocab_size": 131, "hidden_size": 32, "intermediate_size": 48}
+
+
+def tiny(**changes: Any) -> Transformer:
+    """A tied Llama of two layers."""
+    config = describe_hf(TINY | changes, origin="tiny").config
+    return fill_random(build_model(config, torch.float32, "cpu"))
+
+
+def whole(batches: list[PackedBatch]) -> PackedBatch:
+    """The same documents in one row."""
+    lengths = [len(batch.ids) for batch in batches]
+    starts = [batch.starts[:-1] + sum(lengths[:i]) for i, batch in enumerate(batches)]
+    return PackedBatch(
+        torch.cat([batch.ids for batch in batches]),
+        torch.cat([batch.targets for batch in batches]),
+        torch.cat([batch.positions for batch in batches]),
+        torch.cat([*starts, torch.tensor([sum(lengths)], dtype=torch.int32)]),
+    )
+
+
+def check_gradients(model: Transformer, config: TrainConfig, batches: list[PackedBatch]) -> None:
+    expected = naive_gradients(model, BATCHES)
+    loss = naive_loss(model, BATCHES).item()
+    got_loss, count, got = Trainer(model, config).gradients(batches)
+    assert count == 44
+    assert got_loss == pytest.approx(loss, abs=1e-6)
+    assert got.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("recomputation", ["none", "blocks"])
+@pytest.mark.parametrize("cut", [whole, list], ids=["one-pass", "micro-batches"])
+def test_the_gradients_of_a_batch(recomputation: Any, cut: Callable[[Any], Any]) -> None:
+    batches = cut(BATCHES)
+    batches = batches if isinstance(batches, list) else [batches]
+    check_gradients(tiny(), replace(FP32, recomputation=recomputation), batches)
+
+
+@pytest.mark.parametrize("name", one_of_each_family())
+def test_every_family_learns_as_in_the_plain_loop(
+    name: str, family_models: Callable[[str], Transformer]
+) -> None:
+    check_gradients(family_models(name), replace(FP32, recomputation="blocks"), BATCHES)
+
+
+@pytest.fixture(scope="module")
+def family_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Transformer]:
+    from tiny_models import save_model
+
+    from ridgeline.quantization import load_model
+
+    def make(name: str) -> Transformer:
+        folder = tmp_path_factory.mktemp(name)
+        save_model(name, folder)
+        return load_model(folder, dtype="fp32", device="cpu")
+
+    return make
+
+
+def test_a_loss_in_parts_is_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "MAX_LOGITS", 131 * 7)
+    check_gradients(tiny(), FP32, BATCHES)
+
+
+def test_blocks_are_computed_again_only_where_ordered() -> None:
+    calls = 0
+
+    def count(module: Any, inputs: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    for recomputation, expected in (("none", 1), ("blocks", 2)):
+        calls, model = 0, tiny()
+        model.layers[0].mlp.down.register_forward_pre_hook(count)
+        Trainer(model, replace(FP32, recomputation=recomputation)).gradients(BATCHES[:1])
+        assert calls == expected
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_steps_are_those_of_the_plain_loop(tied: bool) -> None:
+    """Clipped and decayed: torch's own AdamW with a group for what does not decay."""
+    options = OptimizerOptions(lr=3e-3, weight_decay=0.1, max_norm=0.5)
+    ours, plain = (tiny(tie_word_embeddings=tied) for _ in range(2))
+    trainer = Trainer(ours, replace(FP32, optimizer=options))
+    matrices = [each for each in plain.parameters() if each.dim() > 1]
+    vectors = [each for each in plain.parameters() if each.dim() == 1]
+    groups = [
+        {"params": matrices, "weight_decay": 0.1},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    peer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+    norms = []
+    for step in range(5):
+        lr = 3e-3 * (step + 1)
+        result = trainer.step(BATCHES, lr)
+        norms.append(result.gradient_norm)
+        expected = naive_step(plain, peer, BATCHES, lr, max_norm=0.5)
+        assert result.loss == pytest.approx(expected, abs=1e-5)
+    assert max(norms) > 0.5  # it was clipped
+    assert ours.head.weight.data_ptr() == ours.embed.weight.data_ptr() or not tied
+    for (name, one), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=2e-5, rtol=1e-4), name
+
+
+def test_a_small_update_is_not_lost_in_bf16() -> None:
+    """Updates of a thousandth of a weight's last digit stay in the master, and reach the weight."""
+    trainer = Trainer(tiny(), replace(FP32, precision="bf16"))
+    weight, master = (
+        each["norm.weight"] for each in (trainer.weights.parameters, trainer.weights.masters)
+    )
+    before, master_before = weight.detach().clone(), master.clone()
+    assert not torch.equal(before.float(), master)  # it is exact, from the first step
+    trainer.step(BATCHES, lr=1e-6)
+    assert torch.equal(weight, before)
+    assert (master != master_before).all()
+    for _ in range(3):
+        trainer.step(BATCHES, lr=1e-2)
+    assert not torch.equal(weight, before)
+    for name, each in trainer.weights.parameters.items():
+        assert each.dtype == torch.bfloat16
+        assert torch.equal(each, trainer.weights.masters[name].bfloat16())
+
+
+def test_micro_batches_in_bf16_are_summed_in_fp32() -> None:
+    """One and 256 times 1/512 are 1.5; bf16 would stay at one."""
+    weights = Weights(tiny(), "bf16")
+    sums, parameter = GradientSum(weights), weights.parameters["norm.weight"]
+    for value in [1.0, *[2**-9] * 256]:
+        parameter.grad = torch.full_like(parameter, value)
+        sums.add()
+    assert (sums.take()["norm.weight"] == 1.5).all()
+    assert parameter.grad is None
+
+
+def test_a_tied_table_is_one_parameter() -> None:
+    trainer = Trainer(tiny(), FP32)
+    assert "head.weight" not in trainer.weights.masters
+    assert len(trainer.optimizer.moments) == len(list(trainer.model.parameters()))
+
+
+def test_nothing_to_learn_is_refused() -> None:
+    document = draw(6)
+    with pytest.raises(UsageError, match="nothing to learn"):
+        Trainer(tiny(), FP32).step([pack(*document, ignored=range(6))], lr=1e-3)
+
+
+def test_gradients_that_are_no_numbers_change_nothing() -> None:
+    trainer = Trainer(tiny(), FP32)
+    trainer.weights.masters["norm.weight"][3] = math.nan
+    before = trainer.weights.masters["embed.weight"].clone()
+    with pytest.raises(NumericsError, match="not numbers"):
+        trainer.step(BATCHES, lr=1e-3)
+    assert torch.equal(trainer.weights.masters["embed.weight"], before)
+    assert trainer.optimizer.num_steps == 0
+
+
+def test_held_out_loss_weighs_every_token_alike() -> None:
+    model = tiny()
+    expected = naive_loss(model, [whole(BATCHES)]).item()
+    loss = held_out_loss(Trainer(model, FP32), BATCHES)
+    assert loss == pytest.approx(expected, abs=1e-5)
+    assert held_out_loss(Trainer(model, FP32), []) is None
+
+
+@pytest.mark.parametrize(
+    ("decay", "expected"),
+    [("constant", [1, 1, 1]), ("linear", [1, 0.6, 0.2]), ("cosine", [1, 0.6, 0.2])],
+)
+def test_the_learning_rate(decay: Any, expected: list[float]) -> None:
+    options = ScheduleOptions(decay, warmup=4, final=0.2)
+    assert [learning_rate(8.0, options, step, 0.0) for step in range(4)] == [2, 4, 6, 8]
+    got = [learning_rate(1.0, options, 4, done) for done in (0, 0.5, 1)]
+    assert got == pytest.approx(expected)
+
+
+def test_how_much_of_a_run_is_done() -> None:
+    counters = Counters(steps=5, tokens=100, seconds=30)
+    assert share_done(RunLength(steps=20), counters) == 0.25
+    assert share_done(RunLength(tokens=400), counters) == 0.25
+    assert share_done(RunLength(minutes=2), counters) == 0.25
+    assert share_done(RunLength(steps=2), counters) == 1.0

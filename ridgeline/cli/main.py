@@ -48,6 +48,9 @@ VERB_GROUPS = {
         "eval": "perplexity, KL divergence from the original, task scores",
         "bench": "time kernels, the engine, or any OpenAI-compatible server",
     },
+    "train": {
+        "train": "fine-tune a model on text, or train a shape from nothing",
+    },
     "make it faster": {
         "optimize": "the main job: try what may help, keep what is faster and accurate",
         "quantize": "write a smaller checkpoint and measure its quality",

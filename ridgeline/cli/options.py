@@ -32,11 +32,19 @@ TITLES = {  # of the groups in --help
     "Parallel": "parallelism",
     "ServerConfig": "server",
     "QualityBounds": "quality",
+    "TrainConfig": "training",
+    "DataOptions": "data",
+    "BatchOptions": "batch",
+    "OptimizerOptions": "optimizer",
+    "ScheduleOptions": "optimizer",
+    "RunLength": "run",
+    "EvaluationOptions": "run",
+    "CheckpointOptions": "run",
 }
 METAVARS = {"scheme": "NAME", "served_model_name": "NAME", "draft_model": "MODEL",
             "host": "ADDRESS", "api_key": "KEY", "api_key_file": "FILE", "admin_key": "KEY",
             "allow_origin": "ORIGIN", "root_path": "PATH", "tls_cert": "FILE",
-            "tls_key": "FILE"}  # fmt: skip
+            "tls_key": "FILE", "path": "PATH", "tokenizer": "MODEL"}  # fmt: skip
 MODEL_HELP = "Hugging Face folder or hub name, GGUF file, or `demo`"
 DEVICE_HELP = "cpu, cuda or cuda:N (default: the GPU if there is one)"
 

@@ -76,7 +76,16 @@ def arguments(verb: str, folder: Path) -> list[str]:
         "report": ["report", "accuracy"],
         "optimize": ["optimize", str(folder), "--dry-run", *traced(folder), *device],
         "quantize": ["quantize", str(folder), "--scheme", "int8", *quantized(folder), *device],
+        "train": ["train", str(folder), *learned(folder), *device],
     }[verb]
+
+
+def learned(folder: Path) -> list[str]:
+    out = Path(tempfile.mkdtemp(dir=folder.parent)) / "run"
+    text = folder.parent / "text.txt"
+    text.write_text("a text to learn, again and again. " * 20)
+    quick = ["--steps", "1", "--batch", "1", "--sequence-length", "16", "--held-out", "0"]
+    return ["--data", str(text), "--out", str(out), *quick]
 
 
 def traced(folder: Path) -> list[str]:

@@ -1,0 +1,141 @@
+"""How a training run is shown: a table on a terminal, lines elsewhere, and the result."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from ridgeline.cli.terminal import Terminal
+from ridgeline.training.run import OnRow
+
+LINE_EVERY_S = 10.0  # seconds between lines where there is no terminal
+
+
+class RunView:
+    """The newest figures of a run."""
+
+    def __init__(self) -> None:
+        self._figures: dict[str, Any] = {}
+        self._began = time.perf_counter()
+        self._begun_at: float | None = None  # share done when this process began
+
+    def take(self, row: dict[str, Any]) -> None:
+        self._figures |= row
+        if self._begun_at is None:
+            self._begun_at = row["done"]
+
+    @property
+    def remaining_s(self) -> float | None:
+        """At the speed so far; None before there is one."""
+        done = self._figures.get("done", 0.0)
+        gained = done - (self._begun_at or 0.0)
+        if gained <= 0:
+            return None
+        return (time.perf_counter() - self._began) * (1 - done) / gained
+
+    def cells(self) -> dict[str, str]:
+        figures = self._figures
+        cells = {"done": f"{figures.get('done', 0.0):.0%}", "step": f"{figures.get('step', 0):,}"}
+        formats = {
+            "loss": ".4f",
+            "held_out_loss": ".4f",
+            "lr": ".2e",
+            "gradient_norm": ".3g",
+            "tokens": ",",
+            "tokens_per_s": ",.0f",
+        }
+        for name, style in formats.items():
+            if name in figures:
+                cells[name.replace("_per_s", "/s").replace("_", " ")] = f"{figures[name]:{style}}"
+        if self.remaining_s is not None:
+            cells["remaining"] = duration(self.remaining_s)
+        return cells
+
+    def table(self) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        cells = self.cells()
+        for name in cells:
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_row(*list(cells.values()))
+        return table
+
+    def line(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.cells().items())
+
+
+@contextmanager
+def shown_run(terminal: Terminal) -> Iterator[OnRow]:
+    """A callable for the rows of a run: a live table on a terminal, else a line on stderr now and
+    then; nothing with --json.
+    """
+    view = RunView()
+    if terminal.json:
+        yield lambda row: None
+        return
+    if not terminal.shows_progress:
+        yield lines(view)
+        return
+    with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
+
+        def draw(row: dict[str, Any]) -> None:
+            if "warning" in row:
+                live.console.print(f"warning: {row['warning']}", markup=False)
+                return
+            view.take(row)
+            live.update(view.table())
+
+        yield draw
+
+
+def lines(view: RunView) -> OnRow:
+    last = 0.0
+
+    def write(row: dict[str, Any]) -> None:
+        nonlocal last
+        if "warning" in row:
+            print(f"warning: {row['warning']}", file=sys.stderr, flush=True)
+            return
+        view.take(row)
+        now = time.perf_counter()
+        if "held_out_loss" in row or now - last >= LINE_EVERY_S:
+            last = now
+            print(view.line(), file=sys.stderr, flush=True)
+
+    return write
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def render(result: dict[str, Any], console: Console) -> None:
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    verb = "interrupted after" if result["interrupted"] else "trained"
+    say(
+        f"{verb} {result['steps']:,} steps, {result['tokens']:,} tokens in "
+        f"{duration(result['seconds'])}"
+    )
+    before, after = result["held_out_loss_before"], result["held_out_loss"]
+    if before is not None and after is not None:
+        say(f"held-out loss: {after:.4f}, before {before:.4f}")
+    if result["quarantine"] is not None:
+        say(result["quarantine"])
+    say(f"checkpoint: {result['checkpoint']}")
+    if result["interrupted"]:
+        say(f"go on: ridgeline train --out {shlex.quote(result['out'])} --resume")
+    else:
+        say(f"serve it: ridgeline serve {shlex.quote(result['checkpoint'])}")

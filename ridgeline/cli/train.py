@@ -1,0 +1,94 @@
+"""`ridgeline train`: fine-tunes a model on text, or trains a shape from nothing. tables/train.py
+shows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ridgeline.cli.options import add_flags, add_model, from_flags
+from ridgeline.cli.parser import group
+from ridgeline.cli.tables.train import render, shown_run
+from ridgeline.cli.terminal import Terminal
+from ridgeline.configs.named import is_named_run, named_run
+from ridgeline.errors import INTERRUPTED_EXIT_CODE, UsageError
+from ridgeline.training.config import FILE_NAME, RunLength, TrainConfig, load_config
+from ridgeline.training.prepare import prepare
+from ridgeline.training.run import TrainLoop
+
+EXAMPLE = """\
+ridgeline train demo --data book.txt --minutes 10 --out run
+ridgeline train --shape tiny --tokenizer demo --data corpus/ --steps 1000
+ridgeline train configs:finetune_demo --data chats.jsonl
+ridgeline train --out run --resume"""
+MAIN_FLAGS = (
+    "--shape", "--tokenizer", "--device", "--data", "--sequence-length", "--out", "--resume",
+    "--steps", "--minutes", "--tokens", "--batch", "--precision", "--lr", "--eval-every",
+    "--save-every",
+)  # fmt: skip
+
+__all__ = ["EXAMPLE", "MAIN_FLAGS", "add_arguments", "exit_code", "render", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, or_shape=True)
+    output = group(parser, "run")
+    output.add_argument(
+        "--out", type=Path, metavar="RUN", help="folder of the run (default: MODEL-trained)"
+    )
+    output.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    add_flags(parser, TrainConfig)
+
+
+def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
+    out = args.out or usual_folder(args)
+    config = ordered_config(args, out)
+    with terminal.progress() as progress:
+        prepared = prepare(config, out, device=args.device, resume=args.resume, progress=progress)
+    quarantine = prepared.quarantine
+    with shown_run(terminal) as on_row:
+        outcome = TrainLoop(prepared, out, on_row).run()
+    return {
+        "out": str(out),
+        "checkpoint": str(outcome.checkpoint),
+        **asdict(outcome.counters),
+        "loss": outcome.loss,
+        "held_out_loss_before": outcome.held_out_before,
+        "held_out_loss": outcome.held_out_after,
+        "interrupted": outcome.interrupted,
+        "num_quarantined": quarantine.count,
+        "quarantine": quarantine.summary() if quarantine.count else None,
+    }
+
+
+def usual_folder(args: argparse.Namespace) -> Path:
+    """`demo-trained`, `book-trained` for models/book, `finetune_demo-trained` for a named run."""
+    name = args.model or args.shape
+    if name is None:
+        raise UsageError(
+            "give a model, --shape for one with random weights, or --out RUN with --resume"
+        )
+    return Path(f"{Path(name.rpartition(':')[2]).stem}-trained")
+
+
+def ordered_config(args: argparse.Namespace, out: Path) -> TrainConfig:
+    """The flags over a named run, over that of the folder that is resumed, or over defaults."""
+    base = load_config(out) if args.resume and (out / FILE_NAME).is_file() else TrainConfig()
+    named = args.model is not None and is_named_run(args.model)
+    if named:
+        base = named_run(args.model)
+    if any(getattr(args, name) is not None for name in ("steps", "minutes", "tokens")):
+        base = replace(base, end=RunLength())
+    given: dict[str, Any] = {}
+    if args.model is not None and not named:
+        given["model"] = args.model
+    if args.shape is not None:
+        given["shape"] = args.shape
+    return from_flags(args, TrainConfig, replace(base, **given))
+
+
+def exit_code(document: dict[str, Any]) -> int:
+    return INTERRUPTED_EXIT_CODE if document["interrupted"] else 0

@@ -1,0 +1,59 @@
+"""Finds a named run: `configs:NAME` is one of training.py, `FILE.py:NAME` one of the user's own.
+
+named_run("configs:finetune_demo")
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+from ridgeline.configs import training
+from ridgeline.errors import UsageError, near_matches
+from ridgeline.training.config import TrainConfig
+
+OWN = "configs"
+
+
+def is_named_run(text: str) -> bool:
+    file, colon, _ = text.rpartition(":")
+    return bool(colon) and (file == OWN or file.endswith(".py"))
+
+
+def named_run(text: str) -> TrainConfig:
+    """The config that the function returns."""
+    file, _, name = text.rpartition(":")
+    module = training if file == OWN else _imported(Path(file))
+    functions = {
+        key: value
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    }
+    if name not in functions:
+        hint = near_matches(name, functions)
+        there = ", ".join(functions) or "none"
+        raise UsageError(f"{file} has no function {name!r}; it has {there}{hint}")
+    try:
+        config = functions[name]()
+    except TypeError as error:
+        raise UsageError(f"{text} must be a function without arguments: {error}") from error
+    if not isinstance(config, TrainConfig):
+        kind = type(config).__name__
+        raise UsageError(f"{text} returned a {kind}; it must return a TrainConfig")
+    return config
+
+
+def _imported(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise UsageError(f"there is no file {str(file)!r}; give FILE.py:NAME")
+    spec = spec_from_file_location(file.stem, file)
+    assert spec is not None, file
+    assert spec.loader is not None, file
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, ImportError) as error:
+        raise UsageError(f"{file} cannot be imported: {error}") from error
+    return module

@@ -1,0 +1,40 @@
+"""Runs of `ridgeline train`.
+
+ridgeline train configs:finetune_demo --data book.txt
+"""
+
+from __future__ import annotations
+
+from ridgeline.training.config import (
+    BatchOptions,
+    DataOptions,
+    OptimizerOptions,
+    RunLength,
+    ScheduleOptions,
+    TrainConfig,
+)
+
+
+def finetune_demo() -> TrainConfig:
+    """All weights of `demo` on a text of one's own: minutes on a CPU."""
+    return TrainConfig(
+        model="demo",
+        data=DataOptions(sequence_length=256),
+        batch=BatchOptions(sequences=8),
+        optimizer=OptimizerOptions(lr=5e-5),
+        schedule=ScheduleOptions("cosine", warmup=5),
+        end=RunLength(minutes=10),
+    )
+
+
+def pretrain_tiny() -> TrainConfig:
+    """A small model from nothing, with the tokenizer of `demo`."""
+    return TrainConfig(
+        shape="tiny",
+        tokenizer="demo",
+        data=DataOptions(sequence_length=256),
+        batch=BatchOptions(sequences=32),
+        optimizer=OptimizerOptions(lr=3e-3, weight_decay=0.1),
+        schedule=ScheduleOptions("cosine", warmup=50),
+        end=RunLength(steps=500),
+    )

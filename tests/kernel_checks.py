@@ -53,16 +53,19 @@ def check_gradients(op: Op, case: Case, device: torch.device) -> None:
     expected = gradients(op.reference, case, device)
     for name in case.gradients:
         rows = max(1, make_inputs(case, device)[name].numel())
-        check(found[name], expected[name], case.dtype, case.reduction + rows)
+        check(found[name], expected[name], case.dtype, case.reduction + rows, case.roundings)
 
 
 def gradients(function: Any, case: Case, device: torch.device) -> dict[str, Tensor]:
     inputs = make_inputs(case, device)
     for name in case.gradients:
         inputs[name] = inputs[name].detach().requires_grad_()
-    out = outputs(function(**inputs))[0]
+    outs = [out for out in outputs(function(**inputs)) if out.requires_grad]
     generator = torch.Generator(device=device).manual_seed(1)
-    out.backward(torch.randn(out.shape, device=device, generator=generator).to(out.dtype))
+    drawn = [torch.randn(out.shape, device=device, generator=generator) for out in outs]
+    torch.autograd.backward(
+        outs, [grad.to(out.dtype) for grad, out in zip(drawn, outs, strict=True)]
+    )
     return {name: inputs[name].grad for name in case.gradients}
 
 

@@ -27,6 +27,7 @@ NAMES = (
     "keep_tokens",
     "prompt_lookup",
     "moe",
+    "linear_cross_entropy",
 )
 
 

@@ -47,7 +47,7 @@ class ConfigSearch:
 
 @dataclass(frozen=True)
 class Op:
-    name: str  # its folder
+    name: str  # its folder, with _backward after it for the backward pass of one
     summary: str  # one line
     reference: Function
     launch: Function

@@ -7,6 +7,8 @@ from importlib import import_module
 from ridgeline.errors import UsageError, near_matches
 from ridgeline.kernels.op import Op
 
+# Whose op.py also has BACKWARD, the Op of the backward pass.
+WITH_BACKWARD = ("rms_norm", "gated_activation")
 NAMES = (
     "move_rows",
     "step_start",
@@ -28,6 +30,7 @@ NAMES = (
     "prompt_lookup",
     "moe",
     "linear_cross_entropy",
+    *(f"{name}_backward" for name in WITH_BACKWARD),
 )
 
 
@@ -39,6 +42,8 @@ def get_op(name: str) -> Op:
     if name not in NAMES:
         hint = near_matches(name, NAMES)
         raise UsageError(f"no op is called {name!r}; known ops: {', '.join(NAMES)}{hint}")
-    op = import_module(f"ridgeline.kernels.{name}.op").OP
-    assert isinstance(op, Op), f"{name}/op.py names its Op something else"
+    folder = name.removesuffix("_backward")
+    module = import_module(f"ridgeline.kernels.{folder}.op")
+    op = module.OP if name == folder else module.BACKWARD
+    assert isinstance(op, Op), f"{folder}/op.py names its Op something else"
     return op

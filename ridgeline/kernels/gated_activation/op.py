@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ridgeline.errors import UnsupportedError
 from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.gated_activation import Activation, plain_gated_activation, reference
@@ -185,4 +186,106 @@ OP = Op(
     search=search,
     differentiable=differentiable,
     supports=has_floats_of,
+)
+
+
+def make_backward(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    activation: Activation,
+    gap: int,
+    device: torch.device,
+    generator: torch.Generator,
+) -> OpInputs:
+    x = normal((*shape[:-1], 2 * shape[-1]), dtype, device, generator, scale=2.0)
+    return {
+        "gate_up_T2F": strided_rows(x, gap) if gap else x,
+        "grad_TF": normal(shape, dtype, device, generator),
+        "activation": activation,
+    }
+
+
+def backward_case(
+    shape: tuple[int, ...],
+    dtype: torch.dtype = BF16,
+    activation: Activation = "silu",
+    gap: int = 0,
+) -> Case:
+    return Case(
+        label(shape, dtype, activation, gap and "strided"),
+        partial(make_backward, shape, dtype, activation, gap),
+        dtype,
+        reduction=8,  # as the forward pass, and a slope
+    )
+
+
+def define_backward(gate_up_T2F: Tensor, grad_TF: Tensor, activation: Activation) -> Tensor:
+    """The reference differentiated by autograd in fp32, rounded once."""
+    x = gate_up_T2F.float().detach().requires_grad_()
+    out = reference.gated_activation(x, activation)
+    assert isinstance(out, Tensor)
+    (grad,) = torch.autograd.grad(out, x, grad_TF.float())
+    return grad.to(gate_up_T2F.dtype)
+
+
+def launch_backward(**inputs: Any) -> Tensor:
+    from ridgeline.kernels.gated_activation import triton
+
+    return triton.gated_activation_backward(**inputs)
+
+
+def cost_of_backward(gate_up_T2F: Tensor, grad_TF: Tensor, activation: Activation) -> OpCost:
+    return OpCost(gate_up_T2F.nbytes + grad_TF.nbytes, gate_up_T2F.nbytes)
+
+
+def eager_backward(gate_up_T2F: Tensor, grad_TF: Tensor, activation: Activation) -> Tensor:
+    """torch's own backward, for which the activation has to be run too."""
+    x = gate_up_T2F.detach().requires_grad_()
+    (grad,) = torch.autograd.grad(eager(x, activation), x, grad_TF)
+    return grad
+
+
+def liger_backward(gate_up_T2F: Tensor, grad_TF: Tensor, activation: Activation) -> Any:
+    """Liger's, where it is installed, with its forward pass."""
+    from liger_kernel.ops.geglu import LigerGELUMulFunction
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    if activation == "gelu":
+        raise UnsupportedError("Liger has GeGLU with tanh alone")
+    kind = LigerSiLUMulFunction if activation == "silu" else LigerGELUMulFunction
+    gate, up = (half.detach().requires_grad_() for half in gate_up_T2F.chunk(2, dim=-1))
+    return torch.autograd.grad(kind.apply(gate, up), (gate, up), grad_TF)
+
+
+BACKWARD = Op(
+    name="gated_activation_backward",
+    summary="SwiGLU's and GeGLU's gradients for both halves",
+    **functions(
+        define_backward,
+        launch_backward,
+        cost_of_backward,
+        eager=eager_backward,
+        liger=liger_backward,
+    ),
+    **case_lists(
+        [
+            backward_case((1, 1), FP32),
+            backward_case((3, 63), FP32, "gelu", gap=16),
+            backward_case((5, 1000), BF16, "gelu_tanh"),
+            backward_case((2, 3, 128), FP16, "silu", gap=16),
+        ],
+        [
+            backward_case(shape, dtype, activation, gap)
+            for shape in [(63, 5120), (1000, 14336), (4097, 128)]
+            for dtype in (FP32, BF16, FP16)
+            for activation, gap in [("silu", 16), ("gelu", 0), ("gelu_tanh", 0)]
+        ]
+        + [backward_case((80_000, 14336))],  # past 2^31 elements
+        [
+            backward_case(shape, BF16, activation)
+            for shape in [(32768, 8192), (8192, 14336)]
+            for activation in ("silu", "gelu_tanh")
+        ],
+        [backward_case((4, 14336), BF16, kind) for kind in ("silu", "gelu", "gelu_tanh")],
+    ),
 )

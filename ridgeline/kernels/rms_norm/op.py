@@ -14,7 +14,7 @@ from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import given, has_floats_of, label, normal, strided_rows
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.op import Case, ConfigSearch, Op, OpInputs, case_lists, functions
-from ridgeline.kernels.rms_norm import plain_rms_norm, reference
+from ridgeline.kernels.rms_norm import add_rms_norm, plain_rms_norm, reference
 from ridgeline.kernels.rms_norm.tune_space import RmsNormConfig, search_space, tune_key
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -79,7 +79,7 @@ def case(
     config: RmsNormConfig | None = None,
 ) -> Case:
     # A row of one element has gradient zero, and rounding is all there is to compare.
-    has_gradients = not residual and quantized is None and config is None and shape[-1] > 1
+    has_gradients = quantized is None and config is None and shape[-1] > 1
     return Case(
         label(
             shape,
@@ -92,11 +92,17 @@ def case(
         partial(make, shape, dtype, residual, quantized, gap, config),
         dtype,
         shape[-1],
-        gradients=("x_TD", "weight_D") if has_gradients else (),
+        gradients=(
+            ("x_TD", "weight_D", *(["residual_TD"] if residual else [])) if has_gradients else ()
+        ),
     )
 
 
-def differentiable(x_TD: Tensor, weight_D: Tensor, eps: float, offset: float) -> Tensor:
+def differentiable(
+    x_TD: Tensor, weight_D: Tensor, eps: float, offset: float, residual_TD: Tensor | None = None
+) -> Any:
+    if residual_TD is not None:
+        return add_rms_norm(x_TD, residual_TD, weight_D, eps, offset)
     return plain_rms_norm(x_TD, weight_D, eps, offset)
 
 
@@ -192,4 +198,130 @@ OP = Op(
     search=search,
     differentiable=differentiable,
     supports=has_floats_of,
+)
+
+
+def make_backward(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    hidden: bool,
+    offset: float,
+    device: torch.device,
+    generator: torch.Generator,
+) -> OpInputs:
+    inputs: OpInputs = {
+        "x_TD": normal(shape, dtype, device, generator),
+        "weight_D": normal(shape[-1:], dtype, device, generator),
+        "grad_TD": normal(shape, dtype, device, generator),
+        "eps": 1e-6,
+        "offset": offset,
+    }
+    grad_hidden = normal(shape, dtype, device, generator) if hidden else None
+    return inputs | given(grad_hidden_TD=grad_hidden)
+
+
+def backward_case(
+    shape: tuple[int, ...], dtype: torch.dtype = BF16, hidden: bool = True, offset: float = 0.0
+) -> Case:
+    return Case(
+        label(shape, dtype, hidden and "residual", offset and "1 + weight"),
+        partial(make_backward, shape, dtype, hidden, offset),
+        dtype,
+        reduction=sum(shape),
+    )
+
+
+def define_backward(
+    x_TD: Tensor,
+    weight_D: Tensor,
+    grad_TD: Tensor,
+    eps: float,
+    offset: float,
+    grad_hidden_TD: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The reference differentiated by autograd in fp32; each result rounded once."""
+    x, weight = (tensor.float().detach().requires_grad_() for tensor in (x_TD, weight_D))
+    out = reference.rms_norm(x, weight, eps, offset)
+    grad_x, grad_weight = torch.autograd.grad(out, (x, weight), grad_TD.float())
+    if grad_hidden_TD is not None:
+        grad_x = grad_x + grad_hidden_TD.float()
+    return grad_x.to(x_TD.dtype), grad_weight.to(weight_D.dtype)
+
+
+def launch_backward(**inputs: Any) -> tuple[Tensor, Tensor]:
+    from ridgeline.kernels.rms_norm import triton
+
+    return triton.rms_norm_backward(**inputs)
+
+
+def cost_of_backward(
+    x_TD: Tensor, weight_D: Tensor, grad_hidden_TD: Tensor | None = None, **_: Any
+) -> OpCost:
+    reads = 2 if grad_hidden_TD is None else 3
+    return OpCost(reads * x_TD.nbytes + weight_D.nbytes, x_TD.nbytes + weight_D.nbytes)
+
+
+def eager_backward(
+    x_TD: Tensor,
+    weight_D: Tensor,
+    grad_TD: Tensor,
+    eps: float,
+    offset: float,
+    grad_hidden_TD: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """torch's own backward, for which the norm has to be run too."""
+    x, weight = (tensor.detach().requires_grad_() for tensor in (x_TD, weight_D))
+    out = functional.rms_norm(x, x.shape[-1:], weight, eps)
+    grad_x, grad_weight = torch.autograd.grad(out, (x, weight), grad_TD)
+    return grad_x if grad_hidden_TD is None else grad_x + grad_hidden_TD, grad_weight
+
+
+def liger_backward(
+    x_TD: Tensor,
+    weight_D: Tensor,
+    grad_TD: Tensor,
+    eps: float,
+    offset: float,
+    grad_hidden_TD: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Liger's, where it is installed, with its forward pass."""
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+    x, weight = (tensor.detach().requires_grad_() for tensor in (x_TD, weight_D))
+    out = LigerRMSNormFunction.apply(x, weight, eps, offset, "llama", False)
+    grad_x, grad_weight = torch.autograd.grad(out, (x, weight), grad_TD)
+    return grad_x if grad_hidden_TD is None else grad_x + grad_hidden_TD, grad_weight
+
+
+BACKWARD = Op(
+    name="rms_norm_backward",
+    summary="RMSNorm's gradients, with the residual stream's own added",
+    **functions(
+        define_backward,
+        launch_backward,
+        cost_of_backward,
+        eager=eager_backward,
+        liger=liger_backward,
+    ),
+    **case_lists(
+        [
+            backward_case((1, 63), FP32, hidden=False),
+            backward_case((40, 200), FP32, offset=1.0),  # more rows than programs: some walk
+            backward_case((5, 1000), BF16),
+            backward_case((2, 3, 128), FP16, hidden=False, offset=1.0),
+        ],
+        [
+            backward_case(shape, dtype, hidden, offset)
+            for shape in [(63, 5120), (1000, 8192), (4097, 128), (3, 65536)]
+            for dtype in (FP32, BF16, FP16)
+            for hidden, offset in [(True, 1.0), (False, 0.0)]
+        ]
+        + [backward_case((300_000, 8192))],  # past 2^31 elements
+        [
+            backward_case(shape, BF16, hidden)
+            for shape in [(32768, 2048), (8192, 4096), (8192, 8192)]
+            for hidden in (True, False)
+        ],
+        [backward_case((4, size)) for size in (4096, 2048, 576, 8192)],
+    ),
 )

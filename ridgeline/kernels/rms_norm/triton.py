@@ -215,12 +215,14 @@ def rms_norm_backward_kernel(
     x_ptr,
     weight_ptr,
     grad_ptr,
+    grad_hidden_ptr,
     grad_x_ptr,
     partial_ptr,
     num_rows,
     num_columns,
     eps,
     offset,
+    HAS_HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program walks every num_programs-th row and keeps its share of the weight's gradient."""
@@ -237,6 +239,9 @@ def rms_norm_backward_kernel(
         weighted = grad * gain
         mean = tl.sum(weighted * normed) / num_columns
         grad_x = (weighted - normed * mean) * scale
+        if HAS_HIDDEN:  # what comes back along the residual stream, in fp32: rounded once
+            passed = tl.load(grad_hidden_ptr + place, mask=in_row, other=0.0)
+            grad_x += passed.to(tl.float32)
         tl.store(grad_x_ptr + place, grad_x.to(grad_x_ptr.dtype.element_ty), mask=in_row)
         grad_weight += grad * normed
     place = tl.program_id(0).to(tl.int64) * num_columns + columns
@@ -244,21 +249,45 @@ def rms_norm_backward_kernel(
 
 
 def rms_norm_backward(
-    x_TD: Tensor, weight_D: Tensor, grad_TD: Tensor, eps: float, offset: float
+    x_TD: Tensor,
+    weight_D: Tensor,
+    grad_TD: Tensor,
+    eps: float,
+    offset: float,
+    grad_hidden_TD: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the plain norm for x and weight."""
+    """Gradients for x (and the residual, whose gradient is the same) and for the weight. x is what
+    was normed: with a residual the sum, whose own gradient is `grad_hidden_TD`.
+
+    The weight's gradient is summed in fp32 by program and then over programs, in one order: the
+    same inputs give the same bits.
+    """
     rows_TD, grad_rows = as_rows(x_TD).contiguous(), as_rows(grad_TD).contiguous()
+    hidden_rows = grad_rows if grad_hidden_TD is None else as_rows(grad_hidden_TD).contiguous()
     num_rows, num_columns = rows_TD.shape
     _check(num_columns)
     grad_x = torch.empty_like(rows_TD)
     target = target_of(x_TD)
-    num_programs = max(1, min(num_rows, 2 * target.num_units))
-    partial = torch.empty(num_programs, num_columns, dtype=torch.float32, device=x_TD.device)
     block = block_of(num_columns)
+    per_unit = max(2, min(8, 16384 // block))  # short rows: more of them on their way at once
+    num_programs = max(1, min(num_rows, per_unit * target.num_units))
+    partial = torch.empty(num_programs, num_columns, dtype=torch.float32, device=x_TD.device)
     launch(
         rms_norm_backward_kernel,
         (num_programs,),
-        (rows_TD, weight_D, grad_rows, grad_x, partial, num_rows, num_columns, eps, offset),
+        (
+            rows_TD,
+            weight_D,
+            grad_rows,
+            hidden_rows,
+            grad_x,
+            partial,
+            num_rows,
+            num_columns,
+            eps,
+            offset,
+        ),
+        HAS_HIDDEN=grad_hidden_TD is not None,
         BLOCK=block,
         num_warps=num_warps(block, target),
     )

@@ -30,6 +30,7 @@ NAMES = (
     "prompt_lookup",
     "moe",
     "linear_cross_entropy",
+    "adamw",
     *(f"{name}_backward" for name in WITH_BACKWARD),
 )
 

@@ -1,0 +1,85 @@
+"""AdamW with an exact fp32 master in four bytes a weight, moments in fp32, bf16 or 8 bits, clipping
+and decoupled weight decay, in one pass over memory and few launches for many tensors.
+
+    states = [new_state(p, AdamWFormat("exact", "bf16"), salt=i) for i, p in enumerate(weights)]
+    lost = AdamW(states).step(grads, AdamWStep(lr=1e-4, step=1), clip)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.adamw import reference
+from ridgeline.kernels.adamw.state import (
+    AdamWFormat,
+    AdamWState,
+    AdamWStep,
+    joined,
+    new_state,
+    split,
+)
+
+__all__ = ["AdamW", "AdamWFormat", "AdamWState", "AdamWStep", "joined", "new_state", "split"]
+
+
+class AdamW:
+    """Updates these tensors together. On a GPU it keeps the table of where they lie, which changes
+    only when a gradient does.
+    """
+
+    def __init__(self, states: Sequence[AdamWState]) -> None:
+        self.states = list(states)
+        self._tables: dict[tuple[AdamWFormat, torch.dtype], Any] = {}
+
+    def step(
+        self, grads: Sequence[Tensor], step: AdamWStep | Tensor, clip: Tensor | None = None
+    ) -> Tensor:
+        """In place. `clip` multiplies all gradients (fp32, no dims); where it is not finite nothing
+        changes. For a captured step `step` is `AdamWStep.numbers()` on the device.
+
+        Returns the count (int64, no dims) of updates that rounding threw away.
+        """
+        self._check(grads)
+        if not self.states:
+            return torch.zeros((), dtype=torch.int64)
+        device = self.states[0].weight.device
+        if clip is None:
+            clip = torch.ones((), device=device)
+        if device.type == "cpu":
+            assert isinstance(step, AdamWStep), "numbers on a device are for GPUs"
+            return reference.adamw_(self.states, grads, step, clip)
+        if isinstance(step, AdamWStep):
+            step = step.numbers().to(device, non_blocking=True)
+        return self.launch(grads, step, clip)
+
+    def launch(self, grads: Sequence[Tensor], numbers: Tensor, clip: Tensor) -> Tensor:
+        """One launch for each format and dtype of gradients."""
+        from ridgeline.kernels.adamw import triton
+
+        groups: dict[tuple[AdamWFormat, torch.dtype], list[int]] = {}
+        for index, (state, grad) in enumerate(zip(self.states, grads, strict=True)):
+            groups.setdefault((state.format, grad.dtype), []).append(index)
+        lost = []
+        for key, members in groups.items():
+            states = [self.states[index] for index in members]
+            own = [grads[index] for index in members]
+            table = self._tables.get(key)
+            parts = [triton.addresses(state, grad) for state, grad in zip(states, own, strict=True)]
+            if table is None or table.addresses != parts:
+                table = self._tables[key] = triton.tabulate(states, own)
+            lost.append(triton.update(table, key[1], numbers, clip).sum())
+        return torch.stack(lost).sum()
+
+    def _check(self, grads: Sequence[Tensor]) -> None:
+        if len(grads) != len(self.states):
+            raise ValueError(f"{len(grads)} gradients for {len(self.states)} weights")
+        for index, (state, grad) in enumerate(zip(self.states, grads, strict=True)):
+            if grad.shape != state.weight.shape or not grad.is_contiguous():
+                raise ValueError(
+                    f"gradient {index} is {tuple(grad.shape)}, strides {grad.stride()}; "
+                    f"it must be contiguous and {tuple(state.weight.shape)}"
+                )

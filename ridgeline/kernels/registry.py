@@ -31,6 +31,7 @@ NAMES = (
     "moe",
     "linear_cross_entropy",
     "adamw",
+    "rows_to_fp8",
     *(f"{name}_backward" for name in WITH_BACKWARD),
 )
 

@@ -11,6 +11,7 @@ chunk by chunk (chunks.py), and multiplied by the loss's own gradient in the bac
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ridgeline.kernels.linear_cross_entropy.chunks import (
+    LossPlan,
     RowLosses,
-    Wanted,
     losses_and_gradients,
     plain_row_losses,
 )
@@ -48,8 +49,8 @@ def linear_cross_entropy(
         from ridgeline.kernels.linear_cross_entropy import triton
 
         row_losses = triton.row_losses
-    extra = (logits_dtype, chunk_rows)
-    return summed(x_TD, weight_VD, targets_T, logit_scale, softcap, row_losses, extra)
+    plan = LossPlan(logits_dtype=logits_dtype, chunk_rows=chunk_rows)
+    return summed(x_TD, weight_VD, targets_T, logit_scale, softcap, row_losses, plan)
 
 
 def summed(
@@ -59,15 +60,15 @@ def summed(
     logit_scale: float,
     softcap: float | None,
     row_losses: RowLosses,
-    extra: tuple[torch.dtype | None, int | None] = (None, None),
+    plan: LossPlan,
 ) -> tuple[Tensor, Tensor]:
     """With the logits of a chunk turned into losses and gradients by `row_losses`."""
     grad_x, grad_weight = (
         torch.is_grad_enabled() and tensor.requires_grad for tensor in (x_TD, weight_VD)
     )
-    wanted = Wanted(grad_x, grad_weight, *extra)
+    plan = replace(plan, grad_x=grad_x, grad_weight=grad_weight)
     loss = LinearCrossEntropy.apply(
-        x_TD, weight_VD, targets_T, logit_scale, softcap, row_losses, wanted
+        x_TD, weight_VD, targets_T, logit_scale, softcap, row_losses, plan
     )
     return loss, (targets_T != IGNORED).sum()
 
@@ -96,10 +97,10 @@ class LinearCrossEntropy(torch.autograd.Function):
         logit_scale: float,
         softcap: float | None,
         row_losses: RowLosses,
-        wanted: Wanted,
+        plan: LossPlan,
     ) -> Tensor:
         result = losses_and_gradients(
-            x_TD.detach(), weight_VD.detach(), targets_T, logit_scale, softcap, row_losses, wanted
+            x_TD.detach(), weight_VD.detach(), targets_T, logit_scale, softcap, row_losses, plan
         )
         ctx.gradients = result.grad_x_TD, result.grad_weight_VD
         ctx.dtype = weight_VD.dtype

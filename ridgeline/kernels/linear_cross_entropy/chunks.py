@@ -25,7 +25,7 @@ RowLosses = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float | None
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LossPlan:
     """Which gradients are computed beside the loss, and in what the logits are held."""
 
     grad_x: bool = False
@@ -36,7 +36,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Losses:
+class ChunkedLoss:
     losses_T: Tensor  # fp32; 0 where the target is ignored
     grad_x_TD: Tensor | None  # of the sum of losses, in x's dtype
     grad_weight_VD: Tensor | None  # likewise, in fp32
@@ -49,18 +49,18 @@ def losses_and_gradients(
     logit_scale: float,
     softcap: float | None,
     row_losses: RowLosses,
-    wanted: Wanted,
-) -> Losses:
+    plan: LossPlan,
+) -> ChunkedLoss:
     num_rows, vocab_size = x_TD.shape[0], weight_VD.shape[0]
     dtype = product_dtype(x_TD.dtype, x_TD.device)
     weight = weight_VD.to(dtype)
-    logits_dtype = wanted.logits_dtype or dtype
+    logits_dtype = plan.logits_dtype or dtype
     device = x_TD.device
-    rows = min(num_rows, wanted.chunk_rows or chunk_rows(vocab_size, logits_dtype, device))
-    has_gradient = wanted.grad_x or wanted.grad_weight
+    rows = min(num_rows, plan.chunk_rows or chunk_rows(vocab_size, logits_dtype, device))
+    has_gradient = plan.grad_x or plan.grad_weight
     losses_T = torch.empty(num_rows, dtype=torch.float32, device=device)
-    grad_x = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
-    grad_weight = torch.zeros(weight.shape if wanted.grad_weight else 0, device=device)
+    grad_x = torch.empty(x_TD.shape if plan.grad_x else 0, dtype=x_TD.dtype, device=device)
+    grad_weight = torch.zeros(weight.shape if plan.grad_weight else 0, device=device)
     logits = torch.empty(rows, vocab_size, dtype=logits_dtype, device=device)
     grad = logits if logits_dtype == dtype else torch.empty_like(logits, dtype=dtype)
     for start in range(0, num_rows, max(rows, 1)):
@@ -76,12 +76,12 @@ def losses_and_gradients(
             logit_scale,
             softcap,
         )
-        if wanted.grad_x:
-            grad_x[part] = torch.mm(grad_CV, weight)
-        if wanted.grad_weight:
+        if plan.grad_x:
+            product_into(grad_x[part], grad_CV, weight)
+        if plan.grad_weight:
             add_product(grad_weight, grad_CV.t(), x_CD)
-    return Losses(
-        losses_T, grad_x if wanted.grad_x else None, grad_weight if wanted.grad_weight else None
+    return ChunkedLoss(
+        losses_T, grad_x if plan.grad_x else None, grad_weight if plan.grad_weight else None
     )
 
 
@@ -96,8 +96,9 @@ def product_into(out: Tensor, left: Tensor, right: Tensor) -> None:
         torch.mm(left, right, out=out)
     elif out.is_cuda:
         torch.mm(left, right, out_dtype=out.dtype, out=out)
-    else:  # a CPU has no products with an fp32 result
-        torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)
+    else:  # a CPU has no products with another dtype's result
+        wider = torch.promote_types(out.dtype, left.dtype)
+        out.copy_(torch.mm(left.to(wider), right.to(wider)))
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

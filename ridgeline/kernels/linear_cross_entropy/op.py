@@ -14,7 +14,7 @@ from ridgeline.formats.dtypes import dtype_name
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import given, label, normal
 from ridgeline.kernels.linear_cross_entropy import reference, summed
-from ridgeline.kernels.linear_cross_entropy.chunks import Wanted, losses_and_gradients
+from ridgeline.kernels.linear_cross_entropy.chunks import LossPlan, losses_and_gradients
 from ridgeline.kernels.linear_cross_entropy.reference import IGNORED
 from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
 
@@ -103,9 +103,9 @@ def launch(
     """The loss's sum, the count and both gradients: all that a training step takes from it."""
     from ridgeline.kernels.linear_cross_entropy import triton
 
-    wanted = Wanted(True, True, logits_dtype, chunk_rows)
+    plan = LossPlan(True, True, logits_dtype, chunk_rows)
     result = losses_and_gradients(
-        x_TD, weight_VD, targets_T, logit_scale, softcap, triton.row_losses, wanted
+        x_TD, weight_VD, targets_T, logit_scale, softcap, triton.row_losses, plan
     )
     assert result.grad_x_TD is not None
     assert result.grad_weight_VD is not None
@@ -124,8 +124,8 @@ def differentiable(
 ) -> tuple[Tensor, Tensor]:
     from ridgeline.kernels.linear_cross_entropy import triton
 
-    extra = (logits_dtype, chunk_rows)
-    return summed(x_TD, weight_VD, targets_T, logit_scale, softcap, triton.row_losses, extra)
+    plan = LossPlan(logits_dtype=logits_dtype, chunk_rows=chunk_rows)
+    return summed(x_TD, weight_VD, targets_T, logit_scale, softcap, triton.row_losses, plan)
 
 
 def cost(x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, **_: Any) -> OpCost:

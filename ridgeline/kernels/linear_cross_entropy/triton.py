@@ -54,6 +54,11 @@ def row_loss_kernel(
             for start in range(0, vocab_size, BLOCK):
                 tl.store(grad_ptr + start + columns, nothing, mask=start + columns < vocab_size)
     else:
+        # A target that is no token makes the loss NaN: nothing is read outside the row. Read before
+        # the sums, whose barriers keep other warps from writing a gradient in its place first.
+        is_token = (target >= 0) & (target < vocab_size)
+        own = tl.load(logits_ptr + target, mask=is_token, other=float("nan")).to(tl.float32)
+        own, _ = capped(own, logit_scale, softcap, HAS_CAP)
         largest = -float("inf")
         total = 0.0
         for start in range(0, vocab_size, BLOCK):
@@ -65,10 +70,6 @@ def row_loss_kernel(
             shares = tl.exp2((value - larger) * LOG2_E)
             total = total * tl.exp2((largest - larger) * LOG2_E) + tl.sum(shares, axis=0)
             largest = larger
-        # A target that is no token makes the loss NaN: nothing is read outside the row.
-        is_token = (target >= 0) & (target < vocab_size)
-        own = tl.load(logits_ptr + target, mask=is_token, other=float("nan")).to(tl.float32)
-        own, _ = capped(own, logit_scale, softcap, HAS_CAP)
         tl.store(losses_ptr + row, tl.log(total) + largest - own)
         if HAS_GRADIENT:
             inverse = 1.0 / total

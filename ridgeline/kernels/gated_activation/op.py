@@ -257,6 +257,7 @@ def liger_backward(gate_up_T2F: Tensor, grad_TF: Tensor, activation: Activation)
     return torch.autograd.grad(kind.apply(gate, up), (gate, up), grad_TF)
 
 
+BACKWARD_KINDS: list[tuple[Activation, int]] = [("silu", 16), ("gelu", 0), ("gelu_tanh", 0)]
 BACKWARD = Op(
     name="gated_activation_backward",
     summary="SwiGLU's and GeGLU's gradients for both halves",
@@ -278,7 +279,7 @@ BACKWARD = Op(
             backward_case(shape, dtype, activation, gap)
             for shape in [(63, 5120), (1000, 14336), (4097, 128)]
             for dtype in (FP32, BF16, FP16)
-            for activation, gap in [("silu", 16), ("gelu", 0), ("gelu_tanh", 0)]
+            for activation, gap in BACKWARD_KINDS
         ]
         + [backward_case((80_000, 14336))],  # past 2^31 elements
         [

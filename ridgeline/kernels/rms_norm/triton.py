@@ -20,6 +20,7 @@ from ridgeline.kernels.rms_norm.tune_space import (
     RmsNormConfig,
     block_of,
     choose,
+    num_walking,
     num_warps,
     tune_key,
 )
@@ -269,8 +270,7 @@ def rms_norm_backward(
     grad_x = torch.empty_like(rows_TD)
     target = target_of(x_TD)
     block = block_of(num_columns)
-    per_unit = max(2, min(8, 16384 // block))  # short rows: more of them on their way at once
-    num_programs = max(1, min(num_rows, per_unit * target.num_units))
+    num_programs = num_walking(num_rows, block, target)
     partial = torch.empty(num_programs, num_columns, dtype=torch.float32, device=x_TD.device)
     launch(
         rms_norm_backward_kernel,

@@ -95,3 +95,11 @@ def choose(
 def num_warps(num_elements: int, target: Target) -> int:
     """Sixteen elements a thread: within 1% of the best of 8, 16 and 32 on an H200 (2026-11-15)."""
     return max(1, min(16, num_elements // (16 * target.warp_size)))
+
+
+def num_walking(num_rows: int, block: int, target: Target) -> int:
+    """Programs that share out rows of `block` elements and keep a sum of what they see. The shorter
+    the rows, the more of them are on their way at once. A heuristic until measured.
+    """
+    per_unit = max(2, min(8, 16384 // block))
+    return max(1, min(num_rows, per_unit * target.num_units))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.prefill_attention.reference import Packing
@@ -80,7 +81,10 @@ def any_prompts(
 
     known = inspect.signature(varlen_attn).parameters
     options: dict[str, Any] = {"scale": spec.scale} if "scale" in known else {}
-    options |= {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    before = -1 if spec.window is None else spec.window - 1  # tokens seen beside itself
+    options |= {"window_size": (before, 0)} if "window_size" in known else {"is_causal": True}
+    if spec.window is not None and "window_size" not in known:
+        raise UnsupportedError("this torch's varlen_attn has no windows; use torch 2.13")
     if "enable_gqa" in known:
         options["enable_gqa"] = True
     starts, longest = packing.starts, packing.most_new(len(q_TNH))

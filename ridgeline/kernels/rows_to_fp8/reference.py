@@ -69,7 +69,10 @@ def rows_to_fp8(
 
 
 def coded(values: Tensor, amax: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The smallest amax keeps a matrix of zeros from a division by zero."""
-    scale = amax.clamp(min=SMALLEST_AMAX) * (1.0 / LARGEST[dtype])
-    limit = LARGEST[dtype]
+    scale, limit = scale_of(amax, dtype), LARGEST[dtype]
     return (values / scale).clamp(-limit, limit).to(dtype), scale
+
+
+def scale_of(amax: Tensor, dtype: torch.dtype) -> Tensor:
+    """The smallest amax keeps a matrix of zeros from a division by zero."""
+    return amax.clamp(min=SMALLEST_AMAX) * (1.0 / LARGEST[dtype])

@@ -17,14 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
-from ridgeline.formats.scaling import LARGEST, SMALLEST_AMAX
 from ridgeline.kernels.gated_activation.activations import activate
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import launch, target_of
-from ridgeline.kernels.rms_norm.tune_space import block_of
+from ridgeline.kernels.rms_norm.tune_space import block_of, num_walking
 from ridgeline.kernels.rms_norm.tune_space import num_warps as norm_warps
 from ridgeline.kernels.rows import as_rows, to_codes
-from ridgeline.kernels.rows_to_fp8.reference import Fp8Rows, Norm, Scaling
+from ridgeline.kernels.rows_to_fp8.reference import Fp8Rows, Norm, Scaling, scale_of
 
 MAX_COLUMNS = 16384  # of a norm's rows, which are held whole
 TILE_ROWS, TILE_COLUMNS = 128, 64  # a transposed row of codes is 128 bytes. Until measured
@@ -189,9 +188,9 @@ def rows_to_fp8(
         row_amax, column_amax, factor_T, hidden_TD = _norm_sizes(rows_TD, norm)
         rows_TD = rows_TD if hidden_TD is None else hidden_TD
     if scaling == "tensor":
-        scale = column_scale = _scale(row_amax.amax(), dtype)
+        scale = column_scale = scale_of(row_amax.amax(), dtype)
     else:
-        scale, column_scale = _scale(row_amax, dtype), _scale(column_amax.amax(0), dtype)
+        scale, column_scale = scale_of(row_amax, dtype), scale_of(column_amax.amax(0), dtype)
     device = x_TD.device
     codes_TD = torch.empty(num_rows, num_columns, dtype=dtype, device=device)
     transposed_DT = torch.empty(num_columns, num_rows, dtype=dtype, device=device)
@@ -244,7 +243,7 @@ def _norm_sizes(rows_TD: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor, Te
         raise UnsupportedError(f"rows of {num_columns} are longer than {MAX_COLUMNS}")
     target, device = target_of(rows_TD), rows_TD.device
     block = block_of(num_columns)
-    num_programs = max(1, min(num_rows, max(2, min(8, 16384 // block)) * target.num_units))
+    num_programs = num_walking(num_rows, block, target)
     factor_T, row_amax = (
         torch.empty(num_rows, dtype=torch.float32, device=device) for _ in range(2)
     )
@@ -276,10 +275,6 @@ def _norm_sizes(rows_TD: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor, Te
         num_warps=norm_warps(block, target),
     )
     return row_amax, column_amax, factor_T, hidden_TD
-
-
-def _scale(amax: Tensor, dtype: torch.dtype) -> Tensor:
-    return amax.clamp(min=SMALLEST_AMAX) * (1.0 / LARGEST[dtype])
 
 
 def _num_tiles(num_rows: int, num_columns: int) -> int:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.adamw import (
-    AdamW,
     AdamWFormat,
     AdamWState,
     AdamWStep,
+    AdamWUpdate,
     joined,
     new_state,
     reference,
@@ -62,7 +62,7 @@ def states(format: AdamWFormat, sizes: tuple[int, ...] = (700, 3)) -> list[AdamW
 def run(format: AdamWFormat, num_steps: int, **numbers: float) -> tuple[list[AdamWState], Tensor]:
     """The same gradients for every format: they do not hang on the weights."""
     own = states(format)
-    optimizer = AdamW(own)
+    optimizer = AdamWUpdate(own)
     generator = torch.Generator().manual_seed(4)
     lost = torch.zeros((), dtype=torch.int64)
     for number in range(1, num_steps + 1):
@@ -111,7 +111,7 @@ def test_pure_bf16_loses_small_updates_and_says_how_many() -> None:
         grad = torch.ones(4096, dtype=torch.bfloat16)
         lost = 0
         for step in range(1, 101):
-            lost += int(AdamW([state]).step([grad], AdamWStep(lr=1e-5, step=step)))
+            lost += int(AdamWUpdate([state]).step([grad], AdamWStep(lr=1e-5, step=step)))
         weight = state.weight.float()
         if state.remainder is not None:
             weight = joined(state.weight, state.remainder)
@@ -142,7 +142,7 @@ def test_a_second_moment_that_is_rounded_at_random_falls_where_a_nearest_one_sta
         before = reference.moments_of(state, slice(0, reference.PIECE))[1]
         for step in range(1, 101):
             numbers = AdamWStep(lr=0.0, step=step, beta2=0.999)
-            AdamW([state]).step([grad], numbers)
+            AdamWUpdate([state]).step([grad], numbers)
         after = reference.moments_of(state, slice(0, reference.PIECE))[1]
         left[stochastic] = float(after[::2].sum() / before[::2].sum())
     assert abs(left[True] - 0.999**100) < 0.02
@@ -154,10 +154,20 @@ def test_a_factor_that_is_not_finite_changes_nothing() -> None:
     before = [(s.weight.clone(), s.first.clone()) for s in own]
     grads = [torch.ones_like(state.weight) for state in own]
     for clip in (float("nan"), float("inf")):
-        assert AdamW(own).step(grads, AdamWStep(lr=1.0, step=1), torch.tensor(clip)) == 0
+        assert AdamWUpdate(own).step(grads, AdamWStep(lr=1.0, step=1), torch.tensor(clip)) == 0
     for state, (weight, first) in zip(own, before, strict=True):
         assert torch.equal(state.weight, weight)
         assert torch.equal(state.first, first)
+
+
+def test_a_weight_without_a_gradient_stays() -> None:
+    own, moved = states(AdamWFormat("exact", "bf16")), states(AdamWFormat("exact", "bf16"))
+    grads = [torch.ones_like(state.weight) for state in own]
+    AdamWUpdate(own).step([None, grads[1]], AdamWStep(lr=0.1, step=1, weight_decay=0.1))
+    AdamWUpdate(moved).step(grads, AdamWStep(lr=0.1, step=1, weight_decay=0.1))
+    assert torch.equal(own[0].weight, states(AdamWFormat("exact", "bf16"))[0].weight)
+    assert torch.equal(own[1].weight, moved[1].weight)
+    assert int(AdamWUpdate(own).step([None, None], AdamWStep(lr=0.1, step=1))) == 0
 
 
 def test_numbers_that_are_not_finite_stay_in_sight() -> None:
@@ -168,8 +178,8 @@ def test_numbers_that_are_not_finite_stay_in_sight() -> None:
         )
         grad = torch.zeros(600)
         grad[300] = float("nan")
-        AdamW([state]).step([grad], AdamWStep(lr=0.1, step=1))
-        AdamW([state]).step([torch.zeros(600)], AdamWStep(lr=0.1, step=2))
+        AdamWUpdate([state]).step([grad], AdamWStep(lr=0.1, step=1))
+        AdamWUpdate([state]).step([torch.zeros(600)], AdamWStep(lr=0.1, step=2))
         assert state.weight[300].isnan(), moments
         assert state.weight[:256].isfinite().all(), "another block's"
 
@@ -193,6 +203,6 @@ def test_numbers_that_make_no_sense_are_named(change: dict[str, float], words: s
 def test_a_gradient_that_does_not_fit_is_named() -> None:
     own = states(AdamWFormat("exact", "bf16"))
     with pytest.raises(ValueError, match="gradient 1 is"):
-        AdamW(own).step([torch.zeros(700), torch.zeros(4)], AdamWStep(lr=1e-3, step=1))
+        AdamWUpdate(own).step([torch.zeros(700), torch.zeros(4)], AdamWStep(lr=1e-3, step=1))
     with pytest.raises(ValueError, match="needs torch"):
         new_state(torch.zeros(3), AdamWFormat("exact", "bf16"))

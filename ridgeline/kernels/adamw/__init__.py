@@ -2,7 +2,7 @@
 and decoupled weight decay, in one pass over memory and few launches for many tensors.
 
     states = [new_state(p, AdamWFormat("exact", "bf16"), salt=i) for i, p in enumerate(weights)]
-    lost = AdamW(states).step(grads, AdamWStep(lr=1e-4, step=1), clip)
+    lost = AdamWUpdate(states).step(grads, AdamWStep(lr=1e-4, step=1), clip)
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ridgeline.kernels.adamw.state import (
     split,
 )
 
-__all__ = ["AdamW", "AdamWFormat", "AdamWState", "AdamWStep", "joined", "new_state", "split"]
+__all__ = ["AdamWFormat", "AdamWState", "AdamWStep", "AdamWUpdate", "joined", "new_state", "split"]
 
 
-class AdamW:
+class AdamWUpdate:
     """Updates these tensors together. On a GPU it keeps the table of where they lie, which changes
     only when a gradient does.
     """
@@ -36,48 +36,58 @@ class AdamW:
         self._tables: dict[tuple[AdamWFormat, torch.dtype], Any] = {}
 
     def step(
-        self, grads: Sequence[Tensor], step: AdamWStep | Tensor, clip: Tensor | None = None
+        self,
+        grads: Sequence[Tensor | None],
+        step: AdamWStep | Tensor,
+        clip: Tensor | None = None,
     ) -> Tensor:
         """In place. `clip` multiplies all gradients (fp32, no dims); where it is not finite nothing
-        changes. For a captured step `step` is `AdamWStep.numbers()` on the device.
+        changes. A weight without a gradient stays. For a captured step `step` is
+        `AdamWStep.numbers()` on the device.
 
         Returns the count (int64, no dims) of updates that rounding threw away.
         """
         self._check(grads)
-        if not self.states:
+        pairs = [(s, g) for s, g in zip(self.states, grads, strict=True) if g is not None]
+        if not pairs:
             return torch.zeros((), dtype=torch.int64)
-        device = self.states[0].weight.device
+        states, given = [state for state, _ in pairs], [grad for _, grad in pairs]
+        device = states[0].weight.device
         if clip is None:
             clip = torch.ones((), device=device)
         if device.type == "cpu":
             assert isinstance(step, AdamWStep), "numbers on a device are for GPUs"
-            return reference.adamw_(self.states, grads, step, clip)
+            return reference.adamw_(states, given, step, clip)
         if isinstance(step, AdamWStep):
             step = step.numbers().to(device, non_blocking=True)
-        return self.launch(grads, step, clip)
+        return self.launch(states, given, step, clip)
 
-    def launch(self, grads: Sequence[Tensor], numbers: Tensor, clip: Tensor) -> Tensor:
+    def launch(
+        self, states: Sequence[AdamWState], grads: Sequence[Tensor], numbers: Tensor, clip: Tensor
+    ) -> Tensor:
         """One launch for each format and dtype of gradients."""
         from ridgeline.kernels.adamw import triton
 
         groups: dict[tuple[AdamWFormat, torch.dtype], list[int]] = {}
-        for index, (state, grad) in enumerate(zip(self.states, grads, strict=True)):
+        for index, (state, grad) in enumerate(zip(states, grads, strict=True)):
             groups.setdefault((state.format, grad.dtype), []).append(index)
         lost = []
         for key, members in groups.items():
-            states = [self.states[index] for index in members]
-            own = [grads[index] for index in members]
+            own = [states[index] for index in members]
+            own_grads = [grads[index] for index in members]
             table = self._tables.get(key)
-            parts = [triton.addresses(state, grad) for state, grad in zip(states, own, strict=True)]
+            parts = [triton.addresses(s, g) for s, g in zip(own, own_grads, strict=True)]
             if table is None or table.addresses != parts:
-                table = self._tables[key] = triton.tabulate(states, own)
+                table = self._tables[key] = triton.tabulate(own, own_grads)
             lost.append(triton.update(table, key[1], numbers, clip).sum())
         return torch.stack(lost).sum()
 
-    def _check(self, grads: Sequence[Tensor]) -> None:
+    def _check(self, grads: Sequence[Tensor | None]) -> None:
         if len(grads) != len(self.states):
             raise ValueError(f"{len(grads)} gradients for {len(self.states)} weights")
         for index, (state, grad) in enumerate(zip(self.states, grads, strict=True)):
+            if grad is None:
+                continue
             if grad.shape != state.weight.shape or not grad.is_contiguous():
                 raise ValueError(
                     f"gradient {index} is {tuple(grad.shape)}, strides {grad.stride()}; "

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.adamw import AdamW, reference
-from ridgeline.kernels.adamw.state import AdamWFormat, AdamWState, AdamWStep, joined, new_state
+from ridgeline.kernels.adamw import AdamWUpdate, reference
+from ridgeline.kernels.adamw.state import AdamWFormat, AdamWState, AdamWStep, new_state
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import label, normal
 from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
@@ -36,7 +35,8 @@ def make(
     earlier = [normal(tuple(grad.shape), FP32, device, generator) for grad in grads]
     clip = torch.tensor(0.7, device=device)
     reference.adamw_(states, earlier, AdamWStep(lr=1e-3, step=1, seed=7), clip)
-    return {"states": states, "grads": grads, "step": STEP, "clip": clip}
+    kept: dict[str, Any] = {}  # what a baseline keeps from call to call
+    return {"states": states, "grads": grads, "step": STEP, "clip": clip, "kept": kept}
 
 
 def case(
@@ -69,17 +69,23 @@ def parts(state: AdamWState) -> list[Tensor]:
     return [each.view(whole[each.element_size()]) for each in tensors if each is not None]
 
 
-def with_what_changed(
-    function: Callable[..., Tensor], states: list[AdamWState], **inputs: Any
-) -> tuple[Tensor, ...]:
-    lost = function(states, **inputs)
+def defined(states: list[AdamWState], kept: dict[str, Any], **inputs: Any) -> tuple[Tensor, ...]:
+    lost = reference.adamw_(states, **inputs)
     return lost, *(part for state in states for part in parts(state))
 
 
 def launched(
-    states: list[AdamWState], grads: list[Tensor], step: AdamWStep, clip: Tensor
-) -> Tensor:
-    return AdamW(states).launch(grads, step.numbers().to(clip.device), clip)
+    states: list[AdamWState],
+    grads: list[Tensor],
+    step: AdamWStep,
+    clip: Tensor,
+    kept: dict[str, Any],
+) -> tuple[Tensor, ...]:
+    """As an optimizer does it: the table of addresses and the step's numbers are there already."""
+    if "optimizer" not in kept:
+        kept["optimizer"], kept["numbers"] = AdamWUpdate(states), step.numbers().to(clip.device)
+    lost = kept["optimizer"].launch(states, grads, kept["numbers"], clip)
+    return lost, *(part for state in states for part in parts(state))
 
 
 def cost(states: list[AdamWState], grads: list[Tensor], **_: Any) -> OpCost:
@@ -87,51 +93,22 @@ def cost(states: list[AdamWState], grads: list[Tensor], **_: Any) -> OpCost:
     return OpCost(kept + sum(grad.nbytes for grad in grads), kept)
 
 
-def eager(
-    states: list[AdamWState], grads: list[Tensor], step: AdamWStep, clip: Tensor
-) -> tuple[Tensor, ...]:
-    """torch's fused AdamW over an fp32 master, with the copies from and to bf16: what a step
-    without the remainder has to do.
-    """
-    first, second = ([torch.zeros_like(grad, dtype=FP32) for grad in grads] for _ in range(2))
-    masters = [
-        state.weight.float() if state.remainder is None else joined(state.weight, state.remainder)
-        for state in states
-    ]
-    steps = [torch.tensor(float(step.step), device=clip.device) for _ in grads]
-    torch._fused_adamw_(
-        masters,
-        [grad.float() for grad in grads],
-        first,
-        second,
-        [],
-        steps,
-        lr=step.lr,
-        beta1=step.beta1,
-        beta2=step.beta2,
-        weight_decay=step.weight_decay,
-        eps=step.eps,
-        amsgrad=False,
-        maximize=False,
-        grad_scale=clip.reciprocal(),
-    )
-    torch._foreach_copy_([state.weight for state in states], masters)
-    return tuple(masters)
-
-
-def fused_bf16(
-    states: list[AdamWState], grads: list[Tensor], step: AdamWStep, clip: Tensor
-) -> tuple[Tensor, ...]:
-    """torch's fused AdamW in bf16 throughout: less traffic, and small updates are lost."""
-    weights = [state.weight for state in states]
-    moments = [[torch.zeros_like(weight) for weight in weights] for _ in range(2)]
-    steps = [torch.tensor(float(step.step), device=clip.device) for _ in grads]
+def fused(
+    weights: list[Tensor], grads: list[Tensor], step: AdamWStep, clip: Tensor, kept: dict[str, Any]
+) -> None:
+    """torch's fused AdamW, with moments in the weights' dtype that the first call makes."""
+    if "steps" not in kept:
+        kept["moments"] = [[torch.zeros_like(weight) for weight in weights] for _ in range(2)]
+        kept["steps"] = [torch.tensor(float(step.step), device=clip.device) for _ in weights]
+        kept["inverse"] = clip.reciprocal()
+    means, squares = kept["moments"]
     torch._fused_adamw_(
         weights,
         grads,
-        *moments,
+        means,
+        squares,
         [],
-        steps,
+        kept["steps"],
         lr=step.lr,
         beta1=step.beta1,
         beta2=step.beta2,
@@ -139,8 +116,36 @@ def fused_bf16(
         eps=step.eps,
         amsgrad=False,
         maximize=False,
-        grad_scale=clip.reciprocal(),
+        grad_scale=kept["inverse"],
     )
+
+
+def fused_fp32(
+    states: list[AdamWState],
+    grads: list[Tensor],
+    step: AdamWStep,
+    clip: Tensor,
+    kept: dict[str, Any],
+) -> tuple[Tensor, ...]:
+    """Over an fp32 master, with the copies from and to bf16: a step without the remainder."""
+    own = kept.setdefault("fp32", {})
+    if not own:
+        own["masters"] = [state.weight.float() for state in states]
+    fused(own["masters"], [grad.float() for grad in grads], step, clip, own)
+    torch._foreach_copy_([state.weight for state in states], own["masters"])
+    return tuple(own["masters"])
+
+
+def fused_bf16(
+    states: list[AdamWState],
+    grads: list[Tensor],
+    step: AdamWStep,
+    clip: Tensor,
+    kept: dict[str, Any],
+) -> tuple[Tensor, ...]:
+    """In bf16 throughout: less traffic, and small updates are lost."""
+    weights = [state.weight for state in states]
+    fused(weights, grads, step, clip, kept.setdefault("bf16", {}))
     return tuple(weights)
 
 
@@ -166,12 +171,10 @@ BENCH = [
 COMPILE = [case((4096,), weight, moments) for weight, moments in FORMATS] + [
     case((4096,), "fp32", "fp32", FP32)
 ]
-defined = partial(with_what_changed, reference.adamw_)
-launch = partial(with_what_changed, launched)
 
 OP = Op(
     name="adamw",
     summary="AdamW with an exact master in bf16 + 16 bits, moments of 8 to 32 bits",
-    **functions(defined, launch, cost, fused_fp32=eager, fused_bf16=fused_bf16),
+    **functions(defined, launched, cost, fused_fp32=fused_fp32, fused_bf16=fused_bf16),
     **case_lists(SMALL, LARGE, BENCH, COMPILE),
 )

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ridgeline.kernels.adamw.state import BLOCK, AdamWState, AdamWStep, joined, split
 
-PIECE = 256 * BLOCK  # elements
+PIECE = 256 * BLOCK  # elements, on a CPU
+GPU_PIECE = 1 << 24  # where there is no cache to stay in, and each operation is a launch
 FIRST_LEVELS, SECOND_LEVELS = 127, 255
 SMALLEST_SCALE = 1e-38  # of a block of zeros
 
@@ -38,15 +39,15 @@ def adamw_(
     if not clip.isfinite():
         return lost
     for state, grad in zip(states, grads, strict=True):
-        for start in range(0, state.weight.numel(), PIECE):
-            lost += update_piece(state, grad, step, clip, start)
+        piece = PIECE if clip.device.type == "cpu" else GPU_PIECE
+        for start in range(0, state.weight.numel(), piece):
+            lost += update_piece(state, grad, step, clip, slice(start, start + piece))
     return lost
 
 
 def update_piece(
-    state: AdamWState, grad: Tensor, step: AdamWStep, clip: Tensor, start: int
+    state: AdamWState, grad: Tensor, step: AdamWStep, clip: Tensor, part: slice
 ) -> Tensor:
-    part = slice(start, start + PIECE)
     numbers = step.numbers()
     beta1, rest1, beta2, rest2, eps, rate, kept, root = numbers[:-1].view(torch.float32)
     seed = int(numbers[-1])
@@ -57,7 +58,7 @@ def update_piece(
     second = second * beta2 + g * g * rest2
     update = first / (second.sqrt() * root + eps) * rate
     after = before * kept - update
-    draws = draw(seed, state.salt, start, len(g), g.device)
+    draws = draw(seed, state.salt, part.start, len(g), g.device)
     keep_moments(state, part, first, second, draws)
     stored = keep_weight(state, part, after, draws)
     return ((stored == before) & (update != 0)).sum()
@@ -169,12 +170,12 @@ def draw(seed: int, salt: int, start: int, size: int, device: torch.device) -> D
     """Random numbers of the elements from `start` on: a hash of seed, tensor and index, so that no
     state is kept and any cut of the work draws the same.
     """
-    base = mixed(torch.tensor(seed + salt * 0x9E3779B9, dtype=torch.int64) & 0xFFFFFFFF)
-    index = torch.arange(start, start + size, dtype=torch.int64)
+    base = int(mixed(torch.tensor((seed + salt * 0x9E3779B9) & 0xFFFFFFFF)))
+    index = torch.arange(start, start + size, dtype=torch.int64, device=device)
     one = mixed((index + base) & 0xFFFFFFFF)
     two = mixed((one + 0x9E3779B9) & 0xFFFFFFFF)
     parts = (one & 0xFFFF, one >> 16, two & 0xFFFF)
-    return Draws(*(part.to(torch.int32).to(device) for part in parts))
+    return Draws(*(part.to(torch.int32) for part in parts))
 
 
 def mixed(x: Tensor) -> Tensor:

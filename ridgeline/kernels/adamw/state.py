@@ -5,7 +5,7 @@ the nearest (halves away from zero), and a 16-bit remainder is what is missing, 
 together are the master bit for bit.
 
     state = new_state(weight, AdamWFormat("exact", "bf16"))
-    adamw_([state], [grad], AdamWStep(lr=1e-4, step=1), clip)
+    AdamWUpdate([state]).step([grad], AdamWStep(lr=1e-4, step=1), clip)
 """
 
 from __future__ import annotations
@@ -124,10 +124,10 @@ def new_state(
         first, second = (torch.zeros_like(like, dtype=dtype) for _ in range(2))
         return AdamWState(like, format, first, second, remainder, salt=salt)
     num_blocks = -(-like.numel() // BLOCK)
-    scales = [torch.zeros(num_blocks, dtype=torch.float32, device=like.device) for _ in range(2)]
+    scale = torch.zeros(num_blocks, dtype=torch.float32, device=like.device)
     first = torch.zeros_like(like, dtype=torch.int8)
     second = torch.zeros_like(like, dtype=torch.uint8)
-    return AdamWState(like, format, first, second, remainder, *scales, salt=salt)
+    return AdamWState(like, format, first, second, remainder, scale, scale.clone(), salt)
 
 
 def split(master: Tensor) -> tuple[Tensor, Tensor]:

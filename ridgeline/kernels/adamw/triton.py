@@ -268,8 +268,8 @@ TRITON = {
 
 
 @dataclass
-class Tensors:
-    """Tensors of one format that one launch updates, and where their parts lie."""
+class TensorTable:
+    """TensorTable of one format that one launch updates, and where their parts lie."""
 
     states: Sequence[AdamWState]
     addresses: list[list[int]]
@@ -281,14 +281,14 @@ class Tensors:
         return self.states[0].format
 
 
-def tabulate(states: Sequence[AdamWState], grads: Sequence[Tensor]) -> Tensors:
+def tabulate(states: Sequence[AdamWState], grads: Sequence[Tensor]) -> TensorTable:
     device = states[0].weight.device
     rows = [addresses(state, grad) for state, grad in zip(states, grads, strict=True)]
     counts = torch.tensor([triton.cdiv(state.weight.numel(), CHUNK) for state in states])
     tensors = torch.repeat_interleave(torch.arange(len(states)), counts)
     starts = (counts.cumsum(0) - counts).repeat_interleave(counts)
     chunks = torch.stack((tensors, torch.arange(len(tensors)) - starts), dim=1)
-    return Tensors(
+    return TensorTable(
         states, rows, torch.tensor(rows).to(device), chunks.to(torch.int32).contiguous().to(device)
     )
 
@@ -310,7 +310,7 @@ def addresses(state: AdamWState, grad: Tensor) -> list[int]:
     ]
 
 
-def update(tensors: Tensors, grad_dtype: torch.dtype, numbers: Tensor, clip: Tensor) -> Tensor:
+def update(tensors: TensorTable, grad_dtype: torch.dtype, numbers: Tensor, clip: Tensor) -> Tensor:
     """One launch. Returns the count of lost updates of each program, int32."""
     format, num_programs = tensors.format, len(tensors.chunks)
     lost = torch.empty(num_programs, dtype=torch.int32, device=tensors.table.device)

@@ -8,7 +8,7 @@
 #   make browser                   a Chromium for the tests of the server's page, where apt has one
 #   make package                   wheel and sdist, checked; the demo from the wheel, in a new environment
 #   make soak                      64 clients on a server, three quiet minutes and ten hostile ones
-#   make gpu-test, gpu-bench, gpu-compare, gpu-climb, gpu-cells, gpu-modules  on a machine with a GPU, under the Python that is active there
+#   make gpu-test, gpu-bench, gpu-training-kernels, gpu-compare, gpu-climb, gpu-cells, gpu-modules  on a machine with a GPU, under the Python that is active there
 
 BASE_PYTHON ?= python3
 VENV := .venv
@@ -33,7 +33,7 @@ PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest 
 SOAK := PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak
 PARALLEL := -p xdist -n 2 --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
-.PHONY: help env demo test test-all checked smoke lint compiled browser soak gpu-test gpu-bench gpu-compare gpu-climb gpu-cells gpu-modules package clean
+.PHONY: help env demo test test-all checked smoke lint compiled browser soak gpu-test gpu-bench gpu-training-kernels gpu-compare gpu-climb gpu-cells gpu-modules package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -117,6 +117,17 @@ gpu-bench:
 	  PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline bench engine --shape llama-3.1-8b \
 	    --workload $$workload --rounds 3 --save results || exit 1; \
 	done
+
+# What training calls: checked, then timed beside torch and, where it can be imported, Liger (a pure
+# Python wheel on PYTHONPATH): `make gpu-training-kernels PEERS=../liger`
+TRAINING_OPS := linear_cross_entropy rms_norm rms_norm_backward gated_activation_backward rotary \
+  adamw rows_to_fp8
+PEERS ?=
+gpu-training-kernels:
+	PYTHONPATH=$(CURDIR) $(ACTIVE) -m pytest tests/gpu/test_gpu_training_kernels.py \
+	  tests/gpu/test_gpu_kernels.py -k "training $(foreach op,$(TRAINING_OPS),or $(op))"
+	PYTHONPATH=$(CURDIR):$(PEERS) $(ACTIVE) -m ridgeline bench kernels --save results \
+	  $(foreach op,$(TRAINING_OPS),--op $(op))
 
 # Two checkouts on one GPU, in turns: `make gpu-compare BEFORE=../ridgeline-before`
 gpu-compare:

@@ -121,7 +121,7 @@ gpu-bench:
 # What training calls: checked, then timed beside torch and, where it can be imported, Liger (a pure
 # Python wheel on PYTHONPATH): `make gpu-training-kernels PEERS=../liger`
 TRAINING_OPS := linear_cross_entropy rms_norm rms_norm_backward gated_activation_backward rotary \
-  adamw rows_to_fp8
+  adamw rows_to_fp8 document_attention
 PEERS ?=
 gpu-training-kernels:
 	PYTHONPATH=$(CURDIR) $(ACTIVE) -m pytest tests/gpu/test_gpu_training_kernels.py \

@@ -2,6 +2,5 @@
 `reference.py` is plain fp32 PyTorch: the definition of right, and what a CPU runs.
 
 Not ops: `attention/` is what the attention ops share, `host_attention/` serves a CPU without a C++
-compiler, `document_attention/` chooses among torch's own ways for training, `choices/` holds tile
-sizes that were measured, by device. To add an op: docs/map.md.
+compiler, `choices/` holds tile sizes that were measured, by device. To add an op: docs/map.md.
 """

@@ -32,6 +32,7 @@ NAMES = (
     "linear_cross_entropy",
     "adamw",
     "rows_to_fp8",
+    "document_attention",
     *(f"{name}_backward" for name in WITH_BACKWARD),
 )
 

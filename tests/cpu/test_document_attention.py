@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.attention.reference import AttentionSpec
-from ridgeline.kernels.document_attention import Documents, choose_path, document_attention
+from ridgeline.kernels.document_attention import (
+    AttentionPath,
+    Documents,
+    choose_path,
+    document_attention,
+)
 from ridgeline.kernels.document_attention import reference as defined
 
 LENGTHS = (5, 1, 17, 9)
@@ -27,6 +32,7 @@ def gradients(out: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(out, leaves, grad.to(out.dtype))
 
 
+@pytest.mark.parametrize("path", [None, "triton"])
 @pytest.mark.parametrize(
     "spec",
     [
@@ -37,17 +43,20 @@ def gradients(out: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
     ],
     ids=["plain", "window", "wide window", "soft cap"],
 )
-def test_results_and_gradients_are_the_definitions(spec: AttentionSpec) -> None:
+def test_results_and_gradients_are_the_definitions(
+    spec: AttentionSpec, path: AttentionPath | None
+) -> None:
     documents = Documents.of(LENGTHS)
     own, plain = inputs(), inputs()
-    out = document_attention(*own, documents, spec)
+    out = document_attention(*own, documents, spec, path)
     expected = defined.document_attention(*plain, documents, spec)
     torch.testing.assert_close(out, expected)
     for result, wanted in zip(gradients(out, own), gradients(expected, plain), strict=True):
         torch.testing.assert_close(result, wanted)
 
 
-def test_a_document_changes_no_bit_of_another() -> None:
+@pytest.mark.parametrize("path", [None, "triton"])
+def test_a_document_changes_no_bit_of_another(path: AttentionPath | None) -> None:
     documents, spec = Documents.of(LENGTHS), AttentionSpec(0.25)
     plain, changed = inputs(torch.bfloat16), inputs(torch.bfloat16)
     with torch.no_grad():
@@ -55,7 +64,7 @@ def test_a_document_changes_no_bit_of_another() -> None:
             tensor[6:23] = 100.0
     rest = torch.ones(sum(LENGTHS), dtype=torch.bool)
     rest[6:23] = False
-    outs = [document_attention(*each, documents, spec) for each in (plain, changed)]
+    outs = [document_attention(*each, documents, spec, path) for each in (plain, changed)]
     assert torch.equal(outs[0][rest], outs[1][rest])
     pairs = zip(gradients(outs[0], plain), gradients(outs[1], changed), strict=True)
     assert all(torch.equal(one[rest], two[rest]) for one, two in pairs)
@@ -68,6 +77,8 @@ def test_what_runs_hangs_on_lengths_cap_and_dtype() -> None:
     q = q.to("meta")
     assert choose_path(q, Documents.of((3, 5)), AttentionSpec(1.0)) == "varlen"
     assert choose_path(q, Documents.of((4, 4)), AttentionSpec(1.0, window=2)) == "varlen"
+    assert choose_path(q, Documents.of((4, 4)), AttentionSpec(1.0, softcap=2.0)) == "triton"
+    assert choose_path(q, Documents.of((3, 5)), AttentionSpec(1.0), deterministic=True) == "triton"
 
 
 @pytest.mark.parametrize("lengths", [(8, 1), (31, 0, 1)])

@@ -145,6 +145,8 @@ def test_a_step_is_captured_and_takes_its_numbers_from_the_device() -> None:
         ("varlen", (100, 1, 700, 735), None),
         ("varlen", (100, 1, 700, 735), 128),
         ("each", (100, 1, 700), 64),
+        ("triton", (100, 1, 700, 735), None),
+        ("triton", (100, 1, 700, 735), 128),
     ],
 )
 def test_attention_of_documents_on_each_path(

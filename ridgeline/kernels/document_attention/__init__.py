@@ -1,19 +1,20 @@
 """Attention of packed documents, with gradients: torch's fastest kernel for what is given.
 
 Documents of one length go through cuDNN's or flash attention as a batch, others through
-`varlen_attn`; on a CPU each goes through `scaled_dot_product_attention` alone, so that no document
-changes a bit of another. A soft cap, which none of these has, goes through the definition. (Not yet
-in the registry: it has no kernel of its own.)
+`varlen_attn`; a soft cap, which none of these has, and what must be deterministic through our own
+kernels. On a CPU each goes through `scaled_dot_product_attention` alone, or with a soft cap through
+the definition. No document changes a bit of another.
 
     out_TNH = document_attention(q, k, v, Documents.of((512, 1536), device), spec)
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ridgeline.kernels.attention.reference import AttentionSpec, hidden_from
@@ -29,7 +30,7 @@ from ridgeline.kernels.prefill_attention.sdpa import (
 
 __all__ = ["AttentionPath", "Documents", "choose_path", "document_attention"]
 
-AttentionPath = Literal["cudnn", "flash", "varlen", "each", "defined"]
+AttentionPath = Literal["cudnn", "flash", "varlen", "triton", "each", "defined"]
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -40,39 +41,90 @@ def document_attention(
     documents: Documents,
     spec: AttentionSpec,
     path: AttentionPath | None = None,
+    deterministic: bool = False,
 ) -> Tensor:
-    """As reference.py defines it, in q's dtype; `path` overrules the choice."""
+    """As reference.py defines it, in q's dtype; `path` overrules the choice. With `deterministic`
+    the gradients have the same bits each time, which torch's kernels do not promise.
+    """
     if sum(documents.lengths) != len(q_TNH) or not all(documents.lengths) or not len(q_TNH):
         raise ValueError(
             f"documents have {sum(documents.lengths)} tokens, the shortest "
             f"{min(documents.lengths, default=0)}; they must have all {len(q_TNH)}, and one each"
         )
-    path = path or choose_path(q_TNH, documents, spec)
+    path = path or choose_path(q_TNH, documents, spec, deterministic)
     if path == "cudnn" or path == "flash":
         return equal_prompts(q_TNH, k_TKH, v_TKH, len(documents.lengths), spec, path)
     if path == "varlen":
         packing = Packing(documents.starts, documents.longest)
         return any_prompts(q_TNH, k_TKH, v_TKH, packing, spec)
+    if path == "triton":
+        return attend(q_TNH, k_TKH, v_TKH, documents, spec)
     if path == "defined":
         return reference.document_attention(q_TNH, k_TKH, v_TKH, documents, spec)
     parts = documents.each(q_TNH, k_TKH, v_TKH)
     return torch.cat([one_document(q, k, v, spec) for q, k, v in parts])
 
 
-def choose_path(q_TNH: Tensor, documents: Documents, spec: AttentionSpec) -> AttentionPath:
+def choose_path(
+    q_TNH: Tensor, documents: Documents, spec: AttentionSpec, deterministic: bool = False
+) -> AttentionPath:
     """cuDNN where it can: on an H200, backward and forward, about 1.5 times flash attention's
     speed and twice `varlen_attn`'s (2026-11-17).
     """
-    if spec.softcap is not None:
-        return "defined"
     head_dim = q_TNH.shape[-1]
-    if q_TNH.device.type == "cpu" or q_TNH.dtype not in HALF_DTYPES or head_dim % 8:
+    if q_TNH.device.type == "cpu":
+        return "each" if spec.softcap is None else "defined"
+    if deterministic or spec.softcap is not None:
+        return "triton"
+    if q_TNH.dtype not in HALF_DTYPES or head_dim % 8:
         return "each"
     windowed = spec.window is not None and spec.window < documents.longest
     if not documents.are_equal or windowed:
         return "varlen"
     fits = head_dim <= CUDNN_MAX_HEAD_DIM and target_of(q_TNH).name in ("sm_90", "sm_100")
     return "cudnn" if fits else "flash"
+
+
+class DocumentAttention(torch.autograd.Function):
+    """Our own kernels (triton.py), forward and backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_TNH: Tensor,
+        k_TKH: Tensor,
+        v_TKH: Tensor,
+        bounds_T: tuple[Tensor, Tensor],
+        spec: AttentionSpec,
+    ) -> Tensor:
+        from ridgeline.kernels.document_attention import triton
+
+        attended = triton.attend(q_TNH, k_TKH, v_TKH, bounds_T[0], spec)
+        ctx.save_for_backward(q_TNH, k_TKH, v_TKH, *attended, *bounds_T)
+        ctx.spec = spec
+        return attended.out_TNH
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TNH: Tensor) -> tuple[Tensor | None, ...]:
+        from ridgeline.kernels.document_attention import triton
+
+        q, k, v, out, lse, begins, ends = ctx.saved_tensors
+        attended = triton.Attended(out, lse)
+        grads = triton.gradients(q, k, v, attended, grad_TNH, (begins, ends), ctx.spec)
+        return *grads, None, None
+
+
+def attend(
+    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, documents: Documents, spec: AttentionSpec
+) -> Tensor:
+    from ridgeline.kernels.document_attention import triton
+
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_TNH, k_TKH, v_TKH))
+    bounds_T = triton.bounds(documents, len(q_TNH))
+    out = DocumentAttention.apply(q, k, v, bounds_T, spec)
+    assert isinstance(out, Tensor)
+    return out
 
 
 def one_document(q_LNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, spec: AttentionSpec) -> Tensor:

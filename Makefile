@@ -118,16 +118,13 @@ gpu-bench:
 	    --workload $$workload --rounds 3 --save results || exit 1; \
 	done
 
-# What training calls: checked, then timed beside torch and, where it can be imported, Liger (a pure
-# Python wheel on PYTHONPATH): `make gpu-training-kernels PEERS=../liger`
-TRAINING_OPS := linear_cross_entropy rms_norm rms_norm_backward gated_activation_backward rotary \
-  adamw rows_to_fp8 document_attention
+# What training calls: checked against the references, then timed beside torch's and, where it can be
+# imported, Liger's (a pure Python wheel in a folder): `make gpu-training-kernels PEERS=../liger`.
+# Some of them: OPS="adamw rotary"
 PEERS ?=
+OPS ?=
 gpu-training-kernels:
-	PYTHONPATH=$(CURDIR) $(ACTIVE) -m pytest tests/gpu/test_gpu_training_kernels.py \
-	  tests/gpu/test_gpu_kernels.py -k "training $(foreach op,$(TRAINING_OPS),or $(op))"
-	PYTHONPATH=$(CURDIR):$(PEERS) $(ACTIVE) -m ridgeline bench kernels --save results \
-	  $(foreach op,$(TRAINING_OPS),--op $(op))
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests:$(PEERS) $(ACTIVE) -m training_kernels $(OPS) --save results
 
 # Two checkouts on one GPU, in turns: `make gpu-compare BEFORE=../ridgeline-before`
 gpu-compare:

@@ -1,9 +1,10 @@
 """Attention of packed documents, with gradients: torch's fastest kernel for what is given.
 
 Documents of one length go through cuDNN's or flash attention as a batch, others through
-`varlen_attn`; a soft cap, which none of these has, and what must be deterministic through our own
-kernels. On a CPU each goes through `scaled_dot_product_attention` alone, or with a soft cap through
-the definition. No document changes a bit of another.
+`varlen_attn`; a soft cap, which none of these has, windows where this torch's `varlen_attn` has
+none, and what must be deterministic through our own kernels. On a CPU each goes through
+`scaled_dot_product_attention` alone, or with a soft cap through the definition. No document changes
+a bit of another.
 
     out_TNH = document_attention(q, k, v, Documents.of((512, 1536), device), spec)
 """
@@ -26,6 +27,7 @@ from ridgeline.kernels.prefill_attention.sdpa import (
     CUDNN_MAX_HEAD_DIM,
     any_prompts,
     equal_prompts,
+    has_windows,
 )
 
 __all__ = ["AttentionPath", "Documents", "choose_path", "document_attention"]
@@ -79,6 +81,8 @@ def choose_path(
     if q_TNH.dtype not in HALF_DTYPES or head_dim % 8:
         return "each"
     windowed = spec.window is not None and spec.window < documents.longest
+    if windowed and not has_windows():
+        return "triton"
     if not documents.are_equal or windowed:
         return "varlen"
     fits = head_dim <= CUDNN_MAX_HEAD_DIM and target_of(q_TNH).name in ("sm_90", "sm_100")

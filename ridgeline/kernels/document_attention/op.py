@@ -93,7 +93,8 @@ def define(
 ) -> tuple[Tensor, ...]:
     """The reference and its gradients by autograd in fp32, each rounded once."""
     leaves = [x.detach().float().requires_grad_() for x in (q_TNH, k_TKH, v_TKH)]
-    out = reference.document_attention(*leaves, documents, spec)
+    q, k, v = leaves
+    out = reference.document_attention(q, k, v, documents, spec)
     grads = torch.autograd.grad(out, leaves, grad_TNH.float())
     return compared(*(x.detach().to(q_TNH.dtype) for x in (out, *grads)))
 
@@ -125,7 +126,7 @@ def cost(
     pairs = sum(
         n * (n + 1) // 2 - max(n - most, 0) * (max(n - most, 0) + 1) // 2 for n in documents.lengths
     )
-    _, num_heads, head_dim = q_TNH.shape
+    num_heads, head_dim = q_TNH.shape[1:]
     return OpCost(
         2 * q_TNH.nbytes + 2 * k_TKH.nbytes,
         2 * q_TNH.nbytes + 2 * k_TKH.nbytes,
@@ -145,7 +146,8 @@ def by_torch(
     **_: Any,
 ) -> tuple[Tensor, ...]:
     leaves = [x.detach().requires_grad_() for x in (q_TNH, k_TKH, v_TKH)]
-    out = document_attention(*leaves, documents, spec, path)
+    q, k, v = leaves
+    out = document_attention(q, k, v, documents, spec, path)
     return out.detach(), *torch.autograd.grad(out, leaves, grad_TNH)
 
 
@@ -175,6 +177,7 @@ COMPILE = [
     case((64,), (32, 8), 64),
     case((64,), (32, 8), 128),
     case((64,), (8, 4), 256, window=32, softcap=50.0),
+    case((64,), (4, 4), 80, FP32),
 ]
 
 OP = Op(

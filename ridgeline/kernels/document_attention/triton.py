@@ -325,10 +325,12 @@ class Blocks(NamedTuple):
     num_warps: int = 8
 
 
-def choose(head_dim: int, target: Target) -> Blocks:
+def choose(head_dim: int, dtype: torch.dtype, target: Target) -> Blocks:
     """What fits into registers and, on gfx942, into 64 KiB of shared memory."""
     if target.backend == "hip":
         return Blocks(64, 32, 32, 32, 32, 4)
+    if dtype == torch.float32:
+        return Blocks(32, 32, 16, 16, 16)
     if head_dim > 128:
         return Blocks(64, 32, 32, 32, 32)
     return Blocks() if head_dim <= 64 else Blocks(seen_by=32)
@@ -359,7 +361,7 @@ def attend(
     blocks: Blocks | None = None,
 ) -> Attended:
     num_tokens, num_heads, head_dim = q_TNH.shape
-    blocks = blocks or choose(head_dim, target_of(q_TNH))
+    blocks = blocks or choose(head_dim, q_TNH.dtype, target_of(q_TNH))
     out = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
     lse = torch.empty(num_heads, num_tokens, dtype=torch.float32, device=q_TNH.device)
     launch(
@@ -387,7 +389,7 @@ def gradients(
     """For q, k and v."""
     num_tokens, num_heads, head_dim = q_TNH.shape
     num_kv_heads = k_TKH.shape[1]
-    blocks = blocks or choose(head_dim, target_of(q_TNH))
+    blocks = blocks or choose(head_dim, q_TNH.dtype, target_of(q_TNH))
     begins_T, ends_T = bounds_T
     grad = grad_TNH.contiguous()
     delta = torch.empty_like(attended.lse_NT)
@@ -396,7 +398,7 @@ def gradients(
     )
     numbers = _numbers(q_TNH, k_TKH, v_TKH, spec)
     constants = _constants(q_TNH, k_TKH, spec)
-    tiles = {
+    tiles: dict[str, Any] = {
         "BLOCK_M": blocks.backward_queries,
         "BLOCK_N": blocks.backward_keys,
         "num_warps": blocks.num_warps,
@@ -448,6 +450,8 @@ def _constants(q_TNH: Tensor, k_TKH: Tensor, spec: AttentionSpec) -> dict[str, A
         "BLOCK_H": max(16, triton.next_power_of_2(head_dim)),
         "HAS_CAP": spec.softcap is not None,
         "HAS_WINDOW": spec.window is not None,
-        "PRECISION": "ieee",  # of products in fp32; gfx950 knows no other word
+        # Of products in fp32: three in tf32 are as exact as the sum, and on tensor cores. gfx950
+        # knows no other word than ieee.
+        "PRECISION": "tf32x3" if target_of(q_TNH).backend == "cuda" else "ieee",
         "LOG2_E": LOG2_E,
     }

@@ -58,13 +58,14 @@ def row_loss_kernel(
         # the sums, whose barriers keep other warps from writing a gradient in its place first.
         is_token = (target >= 0) & (target < vocab_size)
         own = tl.load(logits_ptr + target, mask=is_token, other=float("nan")).to(tl.float32)
-        own, _ = capped(own, logit_scale, softcap, HAS_CAP)
+        # A name of its own: in the loops, a slope is a tensor, and no variable may change its shape.
+        own, _own_slope = capped(own, logit_scale, softcap, HAS_CAP)
         largest = -float("inf")
         total = 0.0
         for start in range(0, vocab_size, BLOCK):
             keep = start + columns < vocab_size
             logit = tl.load(logits_ptr + start + columns, mask=keep, other=0.0).to(tl.float32)
-            value, _ = capped(logit, logit_scale, softcap, HAS_CAP)
+            value, slope = capped(logit, logit_scale, softcap, HAS_CAP)
             value = tl.where(keep, value, -float("inf"))
             larger = tl.maximum(largest, tl.max(value, axis=0))
             shares = tl.exp2((value - larger) * LOG2_E)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -71,6 +72,14 @@ def equal_prompts(
     return out.transpose(1, 2).reshape(q_TNH.shape)
 
 
+@lru_cache
+def has_windows() -> bool:
+    """Whether this torch's `varlen_attn` knows windows."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "window_size" in inspect.signature(varlen_attn).parameters
+
+
 def any_prompts(
     q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, packing: Packing, spec: AttentionSpec
 ) -> Tensor:
@@ -82,8 +91,8 @@ def any_prompts(
     known = inspect.signature(varlen_attn).parameters
     options: dict[str, Any] = {"scale": spec.scale} if "scale" in known else {}
     before = -1 if spec.window is None else spec.window - 1  # tokens seen beside itself
-    options |= {"window_size": (before, 0)} if "window_size" in known else {"is_causal": True}
-    if spec.window is not None and "window_size" not in known:
+    options |= {"window_size": (before, 0)} if has_windows() else {"is_causal": True}
+    if spec.window is not None and not has_windows():
         raise UnsupportedError("this torch's varlen_attn has no windows; use torch 2.13")
     if "enable_gqa" in known:
         options["enable_gqa"] = True

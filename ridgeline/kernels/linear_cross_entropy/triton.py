@@ -58,7 +58,7 @@ def row_loss_kernel(
         # the sums, whose barriers keep other warps from writing a gradient in its place first.
         is_token = (target >= 0) & (target < vocab_size)
         own = tl.load(logits_ptr + target, mask=is_token, other=float("nan")).to(tl.float32)
-        # A name of its own: in the loops, a slope is a tensor, and no variable may change its shape.
+        # A name of its own: in the loops a slope is a tensor, and no name may change its shape.
         own, _own_slope = capped(own, logit_scale, softcap, HAS_CAP)
         largest = -float("inf")
         total = 0.0

@@ -13,7 +13,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
@@ -54,6 +54,7 @@ THROUGHPUT: Sequence[Edit] = (
 )
 TRIED: Sequence[Edit] = ({}, {"scheme": "int8"}, {"limits.max_batch": 16})
 AZURE = 600  # requests of the trace
+BY_HAND = "by hand: "
 TURNS = 2  # runs of the whole workload on each side, in the end
 
 
@@ -87,6 +88,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--budget", help="of each climb, instead of the cell's")
     parser.add_argument("--save", type=Path, metavar="DIR")
+    parser.add_argument("--logs", type=Path, metavar="FILE", help="what its processes wrote")
+    parser.add_argument("--by-hand", type=Path, metavar="RECORD", help="its grid, not run again")
     args = parser.parse_args(words)
     for name in args.cells:
         with tempfile.TemporaryDirectory() as folder:
@@ -109,14 +112,18 @@ def measured_cell(name: str, folder: Path, args: argparse.Namespace) -> Record:
     began = time.monotonic()
     climb = climb_model(order)
     climb_s = time.monotonic() - began
+    print(climb, f"{name}: climbed in {climb_s:.0f} s", sep="\n", flush=True)
+    print(json.dumps({"first answer": climb.first_answer_s} | dict(climb.time_ledger)), flush=True)
+    if args.logs is not None:
+        args.logs.write_text("\n".join(_logs(folder / "out" / "work")))
     job = prepared(order)
     whole = WorkloadPart(len(job.workload.requests))
     with bench_of(job, folder / "grid") as bench:
-        rates = {}
-        for edit in cell.grid:
+        rates = grid_of(args.by_hand) if args.by_hand is not None else {}
+        for edit in cell.grid if not rates else ():
             rates[in_words(edit)] = one_run(bench, edit, whole)
             print(f"{name}: {in_words(edit)}: {rates[in_words(edit)]}", flush=True)
-        runs = [(rate, edit) for edit in cell.grid if (rate := rates[in_words(edit)]) is not None]
+        runs = [(rate, each) for each in cell.grid if (rate := rates.get(in_words(each)))]
         best = max(runs, key=lambda pair: pair[0])[1]
         bench.let_go()
         answer = ClimbState(recipe_from({"version": 1} | dict(climb.after.recipe)), "engine")
@@ -143,13 +150,32 @@ def state_of(edit: Edit) -> ClimbState:
 
 def one_run(bench: Processes, edit: Edit, whole: WorkloadPart) -> float | None:
     """Of the whole workload; None where it cannot be run."""
+    state = state_of(edit)
     try:
-        (rate,) = bench.rates(state_of(edit), whole, 1, lambda: None)
+        bench.run_part(state, whole)
+        figures = bench.figures(state)
     except WorkerError as error:
         print(f"{in_words(edit)}: {error}", flush=True)
         return None
-    bench.let_go()
-    return rate
+    finally:
+        bench.let_go()
+    assert figures is not None, "it ran"
+    return figures.output_tokens_per_s
+
+
+def grid_of(path: Path) -> dict[str, float | None]:
+    values = json.loads(path.read_text())["values"]
+    return {
+        name.removeprefix(BY_HAND): entry["value"]
+        for name, entry in values.items()
+        if name.startswith(BY_HAND)
+    }
+
+
+def _logs(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.glob("*.log")):
+        yield f"== {path.name}"
+        yield path.read_text(errors="replace")
 
 
 def in_words(edit: Edit) -> str:
@@ -195,7 +221,7 @@ def record_of(
     }
     for words, rate in rates.items():
         if rate is not None:
-            values[f"by hand: {words}"] = Value(rate, "tokens/s")
+            values[BY_HAND + words] = Value(rate, "tokens/s")
     notes = [
         f"{cell.shape} for {cell.goal}, {climb.workload}; by hand best: {in_words(best)}",
         f"kept: {', '.join(rung.title for rung in climb.kept) or 'the defaults'}",

@@ -9,7 +9,9 @@ or 16 bits, fp32's, since such numbers can be converted. Each is kept by itself,
 not timed yet is timed later.
 
 A measurement that fails is noted in `hardware.absent` with its reason and never stops the rest. A
-cache that cannot be read is measured again; one that cannot be written causes a warning.
+GPU's samples that lie far apart were taken beside other work: they are taken again, and where that
+does not help they count this once and are not kept. A cache that cannot be read is measured again;
+one that cannot be written causes a warning.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from ridgeline.progress import Progress
 
 SCHEMA = 3  # raise it when a probe changes its meaning: older files are then measured again
 OWN = "own_"  # before a key: what our kernels reach there
+UNSTEADY = 0.5  # spread of a GPU's samples: 0.01 to 0.1 where it is alone, 1.1 beside six others
 NARROW = ("matrix_bf16", "matrix_fp16", "matrix_int8")  # a CPU may multiply these through fp32
 Probe = Callable[[Hardware], Ceiling]
 NO_PROBES: Mapping[str, Probe] = {}
@@ -62,13 +65,15 @@ def measure(
     known = _Known() if refresh else _read(hardware)
     missing = [key for key in probes if key not in known.ceilings and key not in known.absent]
     ceilings: dict[str, Ceiling] = {}
+    unsteady: dict[str, Ceiling] = {}
     unsupported: dict[str, str] = {}
     failed: dict[str, str] = {}
     for done, key in enumerate(missing):
         if progress is not None:
             progress("measuring ceilings", done, len(missing))
         try:
-            ceilings[key] = probes[key](hardware)
+            ceiling = _steady(probes[key], hardware)
+            (unsteady if _is_unsteady(ceiling, hardware) else ceilings)[key] = ceiling
         except NotSupportedHere as reason:
             unsupported[key] = str(reason)
         except (RuntimeError, ValueError, TypeError, AttributeError, MemoryError) as error:
@@ -79,8 +84,26 @@ def measure(
         progress("measuring ceilings", len(missing), len(missing))
     if ceilings or unsupported:
         known = _remember(hardware, _Known(ceilings, unsupported))
-    known = replace(known, absent={**known.absent, **failed})
+    if unsteady:
+        log.warning("other work runs on %s: %s are not kept", hardware.name, ", ".join(unsteady))
+    known = replace(
+        known, ceilings={**known.ceilings, **unsteady}, absent={**known.absent, **failed}
+    )
     return _with(hardware, known)
+
+
+def _steady(probe: Probe, hardware: Hardware) -> Ceiling:
+    """What it measures; the steadier of two tries where the first was disturbed."""
+    first = probe(hardware)
+    if not _is_unsteady(first, hardware):
+        return first
+    return min(first, probe(hardware), key=lambda ceiling: ceiling.spread or 0.0)
+
+
+def _is_unsteady(ceiling: Ceiling, hardware: Hardware) -> bool:
+    """Of rates: a CPU's best sample counts, however slow the others were, and launches vary."""
+    is_rate = ceiling.unit != "s" and hardware.device_type != "cpu"
+    return is_rate and (ceiling.spread or 0.0) > UNSTEADY
 
 
 def load_cached(hardware: Hardware) -> Hardware:

@@ -50,6 +50,26 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+def test_a_gpu_that_others_use_is_measured_again_and_not_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six processes beside it: samples lie apart by more than their median."""
+    gpu = replace(FACTS, device_type="cuda", name="a GPU that is shared")
+    monkeypatch.setattr(ceilings, "_release", lambda _: None)
+
+    def measured(*samples: tuple[float, float]) -> dict[str, Ceiling]:
+        left = [Ceiling(value, "FLOP/s", "measured", spread) for value, spread in samples]
+        monkeypatch.setitem(ceilings.PROBES, "matrix_bf16", lambda _: left.pop(0))
+        result = ceilings.measure(gpu, {"matrix_bf16"}).ceilings
+        assert not left
+        return dict(result)
+
+    assert measured((200e12, 1.1), (440e12, 0.7))["matrix_bf16"].value == 440e12
+    assert not ceilings.load_cached(gpu).ceilings
+    assert measured((200e12, 1.1), (780e12, 0.01))["matrix_bf16"].value == 780e12
+    assert ceilings.load_cached(gpu).ceilings["matrix_bf16"].value == 780e12
+
+
 def row(name: str) -> DeviceSpec:
     return next(spec for spec in SPECS if spec.name == name)
 

@@ -258,6 +258,33 @@ def test_two_that_do_not_fit_are_measured_in_turns(
     assert bench.compare(ENGINE, other, lambda speedup: True).value == pytest.approx(1.0)
 
 
+def test_what_is_measured_soon_is_loaded_beside_the_first(bench: Processes) -> None:
+    """It is there when the first rounds run, in a process of its own; what is compared instead of
+    it lets it go.
+    """
+    ahead = applied(ENGINE, {"dtype": "bf16"})
+    bench.load_ahead(ahead)
+    bench.open(ENGINE)
+    seats = {key: running.process for key, running in bench._running.items()}
+    assert seats.keys() == {ENGINE.key, ahead.key}
+    assert seats[ENGINE.key].process is not seats[ahead.key].process
+    assert all(seat.process.ledger is bench.ledger for seat in seats.values())
+    other = applied(ENGINE, {"limits.max_batch": 2})
+    bench.compare(ENGINE, other, lambda speedup: True)
+    assert bench._running.keys() == {ENGINE.key, other.key}
+    assert not seats[ahead.key].is_alive
+
+
+def test_one_that_fails_ahead_is_loaded_again_when_it_is_needed(bench: Processes) -> None:
+    ahead = applied(ENGINE, {"dtype": "bf16"})
+    bench.load_ahead(ahead)
+    assert bench._ahead is not None
+    bench._ahead[0].process.kill()
+    bench.open(ENGINE)
+    assert list(bench._running) == [ENGINE.key]
+    assert bench.compare(ENGINE, ahead, lambda speedup: True).value > 0
+
+
 def test_a_recipe_with_other_limits_runs_the_same_weights(tmp_path: Path) -> None:
     """In the same process: the same tokens, its own pages and limits, and codes by name; the first
     may be dropped, and a third run the second's weights.

@@ -1,5 +1,5 @@
-"""The ladder on a GPU: a few layers of a real shape from the plain fp32 loop to a tuned recipe, in
-processes of their own, and its guard.
+"""The ladder on a GPU: a small shape from the engine's defaults to a better recipe, in processes of
+their own, and its guard.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ridgeline.cli import main
 from ridgeline.engine import Engine, Sampling
 from ridgeline.errors import CHECK_FAILED_EXIT_CODE
 from ridgeline.ladder.reporting.result import Climb
+from ridgeline.ladder.searching.search import GUESS
 from ridgeline.models.shapes import random_model
 from ridgeline.recipe import Limits, Recipe
 
@@ -22,30 +23,33 @@ PROMPT = list(range(1, 200))
 
 
 @pytest.mark.parametrize(
-    ("goal", "workload", "gains"),
-    [("latency", "batch-1", {"fused", "bf16", "graphs"}), ("throughput", "cpu", {"batching"})],
+    ("goal", "workload", "ladder"),
+    [
+        ("latency", "batch-1", {"fused", "bf16", "graphs"}),
+        ("throughput", "cpu", {"fused", "bf16", "batching"}),
+    ],
 )
 def test_a_climb_on_a_small_shape(
-    goal: str, workload: str, gains: set[str], tmp_path: Path, alone: Callable[[], bool]
+    goal: str, workload: str, ladder: set[str], tmp_path: Path, alone: Callable[[], bool]
 ) -> None:
+    """The defaults and a guess first, then single changes; the ladder to the answer explains it."""
     out = tmp_path / "out"
     command = ["optimize", "--shape", "qwen3-0.6b", "--out", str(out), "--for", goal]
-    command += ["--workload", workload, "--quality", "off", "--budget", "4m"]
+    command += ["--workload", workload, "--quality", "off", "--budget", "100s"]
     assert main([*command, "--json"]) == 0
     climb = Climb.from_json(json.loads((out / "climb.json").read_text()))
     failed = [(rung.name, rung.reason) for rung in climb.rungs if rung.status == "failed"]
     assert not failed
-    statuses = {rung.name: rung.status for rung in climb.rungs}  # of each, the last time
-    assert statuses["fused"] in ("kept", "dropped")
+    assert climb.rungs[0].name == GUESS
+    assert climb.rungs[0].achieved is not None
+    assert climb.first_answer_s is not None
+    assert ladder <= {step.name for step in climb.ladder}
+    assert climb.total is not None
+    assert climb.after.figures.output_tokens_per_s > 0
     if alone():
-        assert statuses["fused"] == "kept"
-        slow = {name for name in gains if statuses[name] == "dropped"}  # some are not reached
-        assert not slow, [(rung.name, rung.reason) for rung in climb.rungs]
-        assert climb.total is not None
-        assert climb.total.low > 2.0
-    if climb.total is not None:
-        found = main(["optimize", "--check", str(out), "--json"])
-        assert found in ((0,) if alone() else (0, CHECK_FAILED_EXIT_CODE))
+        assert climb.total.value >= 1.0, climb.headline
+    status = main(["optimize", "--check", str(out), "--json"])
+    assert status in ((0,) if alone() else (0, CHECK_FAILED_EXIT_CODE))
 
 
 @pytest.mark.parametrize(

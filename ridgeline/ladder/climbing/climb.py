@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from ridgeline.ladder.climbing.last_comparison import LastComparison, measure_last
+from ridgeline.ladder.climbing.last_comparison import LastComparison, end_s, measure_last
 from ridgeline.ladder.climbing.levels import LevelSearch
 from ridgeline.ladder.climbing.writing import (
     climb_of,
@@ -71,6 +72,10 @@ def climb_model(
         trace=job.trace if order.latency else None,
     ) as bench:
         first = FirstAnswer(job)
+        defaults = default_states()
+        expected = first.expected(defaults[0])
+        if job.subject.device != "cpu" and expected != defaults[0] and not order.resume:
+            bench.load_ahead(expected)
         search = ClimbSearch(
             job.facts,
             bench,
@@ -78,8 +83,9 @@ def climb_model(
             Options(order.rounds, order.quality, (MOVES,)),
             Finished(folder.work / "finished.json"),
             news,
-            starts=default_states(),
+            starts=defaults,
             guess=first.together,
+            end_s=partial(end_s, job, bench),
         )
         climb = search.run()
         climb.notes += first.notes
@@ -154,7 +160,7 @@ def save_best(
         folder.write_json("checkpoint.json", {"shape": job.subject.shape})
         recipe = saved_recipe(progress.observation.filled, in_checkpoint=False)
         recipe.save(folder.path)
-        return ClimbState(recipe, best.loop)
+        return best
     in_checkpoint = best.folder is not None
     if best.folder is not None:
         folder.take(Path(best.folder), move=False)

@@ -57,18 +57,16 @@ def measure_last(
     """
     if progress.best == progress.start:
         return measure_defaults(job, progress, bench, budget)
-    bench.let_go()
+    if saved.folder is not None:
+        bench.let_go()
     left_s = budget.rest_s - LAST_LOOKS_S
-    whole_s = sum(
-        job.workload.num_output_tokens / figures.output_tokens_per_s
-        for figures in (progress.start_observation.figures, progress.observation.figures)
-        if figures is not None
-    )
+    whole_s = whole_runs_s(job, progress, bench)
     fits = MIN_ROUNDS if left_s == math.inf else left_s / max(whole_s, 1e-6)
-    rounds, notes = [list[float](), list[float]()], list[str]()
-    total: Speedup | None = None
-    ran: WorkloadPart | None = None
-    if fits < MIN_ROUNDS:
+    notes = list[str]()
+    total, ran = _in_the_search(progress, bench) if fits >= 1 else (None, None)
+    if total is not None and fits < MIN_ROUNDS:
+        notes.append(_rounds_note(job, progress, progress.best, bench))
+    elif fits < MIN_ROUNDS:
         spare_s = left_s - whole_s if fits >= 1 else left_s / 2
         bench.round_s = min(LONGEST_ROUND_S, max(ROUND_S, spare_s / (4 * MIN_ROUNDS)))
         total = bench.compare(progress.start, saved, _has_least_rounds)
@@ -77,10 +75,10 @@ def measure_last(
     part = largest_part(job, progress, fits)
     if part is not None:
         num_rounds = MIN_ROUNDS if fits >= MIN_ROUNDS else 1
-        rounds = list(bench.compare_part(progress.start, saved, part, num_rounds))
+        rounds = bench.compare_part(progress.start, saved, part, num_rounds)
         notes.append(_rates_note(job, progress, part, num_rounds))
-    if len(rounds[0]) >= MIN_ROUNDS:
-        total, ran = speedup_of(*rounds), part
+        if num_rounds >= MIN_ROUNDS:
+            total, ran = speedup_of(*rounds), part
     before, after = bench.figures(progress.start), bench.figures(saved)
     after_observation = bench.look(saved)
     curves: list[tuple[CurvePoint, ...]] = []
@@ -107,13 +105,41 @@ def measure_last(
     )
 
 
+def _in_the_search(
+    progress: ClimbProgress, bench: Processes
+) -> tuple[Speedup, WorkloadPart] | tuple[None, None]:
+    """The defaults and the answer in rounds that took turns, where one change led there."""
+    kept = [each for each in progress.outcomes if each.status == "kept"]
+    if len(kept) != 1 or kept[0] not in progress.measured or kept[0].achieved is None:
+        return None, None
+    return kept[0].achieved, bench.part_of(progress.best)
+
+
+def end_s(job: ClimbJob, bench: Processes, progress: ClimbProgress) -> float:
+    """What the end of the climb takes, as far as its beginning tells."""
+    return LAST_LOOKS_S + whole_runs_s(job, progress, bench)
+
+
+def whole_runs_s(job: ClimbJob, progress: ClimbProgress, bench: Processes) -> float:
+    """One of the defaults and one of the answer, by how fast a part of the workload was."""
+    seconds = 0.0
+    for state, observation in (
+        (progress.start, progress.start_observation),
+        (progress.best, progress.observation),
+    ):
+        assert observation.figures is not None, "rounds were run"
+        bias = part_bias(job.facts, state, observation.filled, job.workload, bench.part_of(state))
+        rate = observation.figures.output_tokens_per_s / (1.0 + bias)
+        seconds += job.workload.num_output_tokens / rate
+    return seconds
+
+
 def measure_defaults(
     job: ClimbJob, progress: ClimbProgress, bench: Processes, budget: Budget
 ) -> LastComparison:
     """They are the answer: their rate on the whole workload, or on as much as there is time for."""
     state, same = progress.start, progress.observation.figures
-    assert same is not None, "rounds were run"
-    whole_s = job.workload.num_output_tokens / same.output_tokens_per_s
+    whole_s = whole_runs_s(job, progress, bench) / 2
     part = largest_part(job, progress, (budget.rest_s - LAST_LOOKS_S / 2) / whole_s)
     if part is None:
         return LastComparison(before=same, after=same)

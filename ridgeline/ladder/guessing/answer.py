@@ -11,9 +11,10 @@ from dataclasses import asdict, replace
 from functools import partial
 from math import prod
 
+from ridgeline.engine.loading.supported import with_host_kernels
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.ladder.guessing.earlier import EarlierAnswer, known_answers, nearest_answer
-from ridgeline.ladder.guessing.first_guess import first_guess, parts_of
+from ridgeline.ladder.guessing.first_guess import first_guess, joint, parts_of
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.order import ClimbJob, lengths_of
 from ridgeline.ladder.outcome import RungOutcome
@@ -23,15 +24,24 @@ from ridgeline.ladder.searching.search import GUESS, Together
 from ridgeline.ladder.state import ClimbState, applied, digest
 from ridgeline.models.cost import kv_bytes_per_token
 from ridgeline.profiling.predicting.gains import kv_bytes
+from ridgeline.quantization.load import pick_dtype
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.quantization.sizes import weight_bytes
-from ridgeline.recipe import Recipe, dotted_values, usual_memory_share
+from ridgeline.recipe import Recipe, dotted_values, usual_memory_share, with_auto
 
 
 def default_states() -> Sequence[ClimbState]:
     """What `serve` does without a flag; and smaller ones, for where that does not fit."""
     plain = ClimbState(Recipe(), "engine")
     return [plain, *(applied(plain, {"scheme": name}) for name in ("int8", "int4-g128"))]
+
+
+def expected_recipe(job: ClimbJob, start: ClimbState) -> Recipe:
+    """The start's with nothing left open, before it is loaded."""
+    config, device = job.subject.config, job.subject.device
+    dtype = pick_dtype(start.recipe.dtype, config, job.hardware)
+    filled = with_auto(start.recipe, config, dtype, device)
+    return with_host_kernels(start.recipe, filled, config, device, None)
 
 
 class FirstAnswer:
@@ -44,17 +54,27 @@ class FirstAnswer:
         self.notes: list[str] = []
         self._is_earlier = False
 
+    def expected(self, start: ClimbState) -> ClimbState:
+        """What will be tried, as far as can be told before anything has run."""
+        together = self._together(start, expected_recipe(self.job, start))
+        return applied(start, joint(together.parts))
+
     def together(self, start: ClimbState, observation: Observation) -> Together:
-        job, filled = self.job, observation.filled
+        together = self._together(start, observation.filled)
+        if together.note is not None:
+            self._is_earlier = True
+            self.notes.append(together.note)
+        return together
+
+    def _together(self, start: ClimbState, filled: Recipe) -> Together:
+        job = self.job
         earlier = nearest_answer(known_answers(), self.like)
         if earlier is not None and earlier.edit:
             fits = partial(fits_memory, job)  # its answers were judged, and are again
             parts = parts_of(earlier.edit, job.facts, start, filled, fits)
             if parts:
-                self._is_earlier = True
-                when = earlier.created[:10]
-                self.notes.append(f"it began with what an earlier climb here came to ({when})")
-                return Together(parts, f"what an earlier climb here came to ({when})")
+                words = f"what an earlier climb here came to ({earlier.created[:10]})"
+                return Together(parts, words, f"it began with {words}")
         allows = partial(may_be_guessed, job)
         lengths = lengths_of(job.workload)
         return Together(first_guess(job.facts, lengths, start, filled, allows).parts)

@@ -9,24 +9,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ridgeline.engine.loading.supported import with_host_kernels
-from ridgeline.ladder.guessing.answer import default_states, may_be_guessed
+from ridgeline.ladder.guessing.answer import default_states, expected_recipe, may_be_guessed
 from ridgeline.ladder.guessing.first_guess import expected_situation, first_guess
 from ridgeline.ladder.order import ClimbJob, lengths_of
 from ridgeline.ladder.rungs import MOVES, Offer, RungContext
 from ridgeline.profiling.predicting.gains import predict
-from ridgeline.quantization.load import pick_dtype
-from ridgeline.recipe import with_auto
 
 NOTE = "predicted from the roofline alone; `ridgeline optimize` measures"
 
 
 def preview(job: ClimbJob) -> dict[str, Any]:
-    start, config, facts = default_states()[0], job.subject.config, job.facts
-    dtype = pick_dtype(start.recipe.dtype, config, job.hardware)
-    device = job.subject.device
-    filled = with_auto(start.recipe, config, dtype, device)
-    filled = with_host_kernels(start.recipe, filled, config, device, None)
+    start, facts = default_states()[0], job.facts
+    filled = expected_recipe(job, start)
     situation = expected_situation(facts, start, filled, lengths_of(job.workload))
     guess = first_guess(
         facts, lengths_of(job.workload), start, filled, partial(may_be_guessed, job)

@@ -30,6 +30,7 @@ class Observation:
     is_deterministic: bool = True
     phases: tuple[PhaseTime, ...] = ()
     figures: Figures | None = None
+    num_pages: int = 0  # of keys and values; the plain loop has none
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"filled": {"version": VERSION} | asdict(self.filled)}
@@ -63,6 +64,7 @@ class Observation:
             tuple((a, b) for a, b in loaded["plain_shapes"]),
             tuple(remark for remark in remarks if remark),
             loaded["is_deterministic"],
+            num_pages=loaded["num_pages"],
         )
 
     def situation(

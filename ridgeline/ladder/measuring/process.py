@@ -46,7 +46,7 @@ class Process:
         """It begins to import at once; what it and its libraries print goes to `log`. How long it
         is waited for is written into the ledger.
         """
-        self._ledger = ledger or TimeLedger()
+        self.ledger = ledger or TimeLedger()
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         with open(log, "wb") as errors:
@@ -74,7 +74,7 @@ class Process:
     ) -> dict[str, Any]:
         """`lives_on`: an error that it answers with does not end it."""
         try:
-            with self._ledger.timing(do):
+            with self.ledger.timing(do):
                 self._send({"do": do, **arguments})
                 line = self._line(time.monotonic() + limit_s)
         except BaseException:
@@ -143,6 +143,10 @@ class Process:
             with suppress(OSError):
                 if stream is not None:
                     stream.close()
+
+    def kill(self) -> None:
+        """Whoever waits for an answer hears that it died."""
+        self._process.kill()
 
     def close(self, at_once: bool = False) -> None:
         process = self._process

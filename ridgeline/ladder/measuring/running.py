@@ -217,6 +217,7 @@ class EngineRuns:
             "bytes_per_weight": base.bytes_per_weight,
             "bytes_per_kv": base.bytes_per_kv,
             "memory": [list(item) for item in engine.memory_plan.items],
+            "num_pages": engine.memory_plan.num_pages,
         }
 
 

@@ -101,6 +101,7 @@ class RecipeWorker:
             "bytes_per_weight": size,
             "bytes_per_kv": size,
             "memory": [],
+            "num_pages": 0,
             "plain_for_speed": None,
             "plain_shapes": [],
             "is_deterministic": runs.same_logits([i % model.config.vocab_size for i in PROMPT]),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
@@ -28,7 +29,7 @@ from ridgeline.ladder.measuring.observation import Observation, phase_from
 from ridgeline.ladder.measuring.part import MAX_REPEATS, WorkloadPart, first_part
 from ridgeline.ladder.measuring.process import Process, WorkerError, WorkerSeat
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, speedup_of
-from ridgeline.ladder.measuring.spec import write_workload
+from ridgeline.ladder.measuring.spec import WorkerSpec, write_workload
 from ridgeline.ladder.measuring.time_ledger import TimeLedger
 from ridgeline.ladder.outcome import CurvePoint, Figures, Goal, Quality, RateProof, Speedup
 from ridgeline.ladder.processes.loaded import WORK_LIMIT_S, LoadedState
@@ -75,6 +76,8 @@ class Processes:
         self._numbers = count()
         self._one_at_a_time = False  # two were found not to fit
         self._alone_key: str | None = None  # of a state that has the whole memory
+        self._short = set[str]()  # half of the memory does not hold their pages
+        self._ahead: tuple[WorkerSeat, Future[LoadedState]] | None = None  # loaded beside others
         self._builder: Process | None = None
         if subject.device != "cpu" and find_nvcc() is not None:
             # What a later rung needs is built meanwhile; there it waits until that is done.
@@ -89,13 +92,43 @@ class Processes:
         if trace is not None:
             write_workload(trace, self._trace_file)
 
+    def load_ahead(self, state: ClimbState) -> None:
+        """Begin to load what is measured soon, so that the cores compile for two at once. Nothing
+        is timed until it is there.
+        """
+        seat, spec = self._seat(state), self.sizes.spec(state, self._one_at_a_time)
+        seat.process.ledger = TimeLedger()  # meanwhile others are waited for
+        pool = ThreadPoolExecutor(1)
+        self._ahead = seat, pool.submit(self._loaded, state, seat, spec)
+        pool.shutdown(wait=False)
+
+    def _settle(self) -> None:
+        """What is loaded ahead is there, or failed and is loaded when it is needed."""
+        if self._ahead is None:
+            return
+        (seat, future), self._ahead = self._ahead, None
+        with self.ledger.timing("warm"):
+            try:
+                running = future.result()
+            except WorkerError as error:
+                log.info("%s was not loaded ahead: %s", seat.name, error)
+                return
+        seat.process.ledger = self.ledger
+        self._running[seat.name] = running
+        for each in self._running.values():  # how long a round is was seen beside another one
+            each.part = self._sized(each.process, each.at_once)
+
     def open(self, state: ClimbState) -> Observation:
         running = self._ensure(state)
+        self._settle()
+        self._used[state.key] = running.part
         for _ in range(OPEN_ROUNDS):
             running.round(running.part)
         return self._looked_at(running)
 
     def compare(self, before: ClimbState, after: ClimbState, enough: Enough) -> Speedup:
+        for key in self._running.keys() - {before.key, after.key}:  # a guess that was not taken
+            self._running.pop(key).process.close()
         try:
             first = self._ensure(before)
             second = self._ensure(after)
@@ -114,7 +147,7 @@ class Processes:
 
     def run_part(self, state: ClimbState, part: WorkloadPart) -> None:
         """Once; figures are of this run alone."""
-        running = self._ensure(state)
+        running = self._alone(state) if state.key in self._short else self._ensure(state)
         running.rounds.clear()
         self._used[state.key] = part
         running.round(part)
@@ -122,12 +155,18 @@ class Processes:
     def compare_part(
         self, before: ClimbState, after: ClimbState, part: WorkloadPart, rounds: int
     ) -> tuple[list[float], list[float]]:
-        """Rates of one part in rounds that take turns; figures are of these alone."""
+        """Rates of one part in rounds that take turns; figures are of these alone. Where half of
+        the memory does not hold the pages that one of them takes, each has all of it in its turn.
+        """
+        if self._short & {before.key, after.key}:
+            return self._part_in_turns(before, after, part, rounds)
         try:
             sides = self._ensure(before), self._ensure(after)
         except WorkerError as error:
             if error.kind != "memory" or not self._running:
                 raise
+            return self._part_in_turns(before, after, part, rounds)
+        if self._short & {before.key, after.key}:
             return self._part_in_turns(before, after, part, rounds)
         rates: tuple[list[float], list[float]] = ([], [])
         for side in sides:
@@ -145,8 +184,7 @@ class Processes:
         """One loaded after the other; what was measured of the first is kept for its figures."""
         result = []
         for state in (before, after):
-            self.let_go()
-            running = self._ensure(state)
+            running = self._alone(state)
             running.rounds.clear()
             self._used[state.key] = part
             result.append([running.round(part) for _ in range(rounds)])
@@ -225,7 +263,7 @@ class Processes:
         return self._looked_at(self._ensure(state))
 
     def part_of(self, state: ClimbState) -> WorkloadPart:
-        """What its rounds ran when it was last compared; the whole, where it was not."""
+        """What its rounds ran last; the whole, where none ran here."""
         return self._used.get(state.key, WorkloadPart(len(self.workload.requests)))
 
     def rates(
@@ -363,24 +401,27 @@ class Processes:
         return self._running[state.key]
 
     def _start(self, state: ClimbState) -> LoadedState:
-        seat = self._seat(state)
-        spec = self.sizes.spec(state, self._one_at_a_time)
+        return self._loaded(state, self._seat(state), self.sizes.spec(state, self._one_at_a_time))
+
+    def _loaded(self, state: ClimbState, seat: WorkerSeat, spec: WorkerSpec) -> LoadedState:
         try:
             loaded = seat.load(spec.to_json(), LOAD_LIMIT_S)
             at_once = self.sizes.at_once(state)
-            first = first_part(self.workload, at_once).to_json()
-            arguments = {"part": first, "seconds": self.round_s}
-            warm = seat.ask("warm", **arguments, limit_s=LOAD_LIMIT_S)
+            part = self._sized(seat, at_once)
         except WorkerError:
             seat.close(at_once=True)
             raise
-        return LoadedState(
-            state,
-            seat,
-            Observation.of_worker(loaded),
-            WorkloadPart.from_json(warm["part"]),
-            at_once,
-        )
+        observation = Observation.of_worker(loaded)
+        if state.loop == "engine" and observation.num_pages < self.sizes.num_pages(state):
+            self._short.add(state.key)
+        return LoadedState(state, seat, observation, part, at_once)
+
+    def _sized(self, seat: WorkerSeat, at_once: int) -> WorkloadPart:
+        """What takes about `round_s`, and is warm."""
+        first = first_part(self.workload, at_once).to_json()
+        arguments = {"part": first, "seconds": self.round_s}
+        warm = seat.ask("warm", **arguments, limit_s=LOAD_LIMIT_S)
+        return WorkloadPart.from_json(warm["part"])
 
     def _seat(self, state: ClimbState) -> WorkerSeat:
         """In a process that has its weights, or a new one."""
@@ -399,6 +440,7 @@ class Processes:
 
     def let_go(self) -> None:
         """Of all that are loaded; they are loaded again when they are needed."""
+        self._settle()
         self._alone_key = None
         while self._running:
             self._running.popitem()[1].process.close()
@@ -409,6 +451,8 @@ class Processes:
         self._judge = None
 
     def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead[0].process.kill()
         self.let_go()
         self._end_judge()
         if self._spare is not None:

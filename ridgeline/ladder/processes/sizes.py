@@ -45,7 +45,7 @@ class WorkerSizes:
             self.goal,
             str(self.workload_file),
             state.folder,
-            self._num_pages(state),
+            self.num_pages(state),
             build=state.recipe.tuned and subject.device != "cpu",
         )
 
@@ -75,7 +75,7 @@ class WorkerSizes:
             return 1
         return state.recipe.limits.max_batch or usual_limits(self.subject.device != "cpu").max_batch
 
-    def _num_pages(self, state: ClimbState) -> int:
+    def num_pages(self, state: ClimbState) -> int:
         """What the workload takes at most, and the curve."""
         size, batch = state.recipe.kv.page_size, self.largest_batch(state)
         needs = sorted(

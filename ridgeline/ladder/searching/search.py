@@ -57,6 +57,7 @@ class Together(NamedTuple):
 
     parts: Sequence[GuessedPart]
     reason: str = "predicted to be fastest together"
+    note: str | None = None  # for the report
 
 
 Guess = Callable[[ClimbState, Observation], Together]
@@ -75,16 +76,18 @@ class ClimbSearch:
         *,
         starts: Sequence[ClimbState] | None = None,
         guess: Guess | None = None,
+        end_s: Callable[[ClimbProgress], float] | None = None,
     ) -> None:
         """`starts`: where it begins, and smaller ones for where that does not fit; otherwise the
         plain loop. `guess` names what is tried before all else, from what was observed there.
+        `end_s` says what comes after the search, once the start has run.
         """
         self.facts, self.bench, self.budget = facts, bench, budget
         self.options = options or Options()
         self.finished = finished or Finished(None)
         self.news, self.predictor = news, predictor
         self._starts = start_states(facts.hardware.device) if starts is None else starts
-        self._guess = guess
+        self._guess, self._end_s = guess, end_s
         self._stages = self.options.stages
         self._reached: ClimbProgress | None = None
         self._times = RungTimes()
@@ -113,7 +116,8 @@ class ClimbSearch:
         self._tell(f"measuring where it begins: {state_words(self._starts[0])}")
         self._reached = progress = self.start()
         # In the end two are loaded as this one was, and run in turns.
-        self.budget.keep_for_the_end(AS_LONG_AS_OPENING * (self.budget.used_s - began))
+        opening_s = AS_LONG_AS_OPENING * (self.budget.used_s - began)
+        self.budget.keep_for_the_end(opening_s if self._end_s is None else self._end_s(progress))
         self._times.first_judging_s = self._first_judging_s(progress.observation)
         self.outlook = Outlook(self.facts, self.options, self.predictor, progress, self._latest)
         self.trial = Trial(

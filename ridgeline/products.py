@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import platform
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -68,6 +70,45 @@ def linear(
         if IS_ARM and x.dtype == torch.float32:
             return _without_onednn(x, weight_OD, bias_O, out)
     return _product(x, weight_OD, bias_O, out)
+
+
+def product(left_MK: Tensor, right_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """`left @ right + bias` in left's dtype, for both passes of training; autograd sees none of
+    it.
+    """
+    dtype = product_dtype(left_MK.dtype, left_MK.device)
+    with _blas(left_MK):
+        if dtype != left_MK.dtype:
+            wide = torch.mm(left_MK.to(dtype), right_KN.to(dtype))
+            return (wide if bias_N is None else wide.add_(bias_N)).to(left_MK.dtype)
+        if bias_N is None:
+            return torch.mm(left_MK, right_KN)
+        return torch.addmm(bias_N, left_MK, right_KN)
+
+
+def add_product(total_MN: Tensor, left_MK: Tensor, right_KN: Tensor) -> None:
+    """`total += left @ right`, summed in total's fp32."""
+    with _blas(left_MK):
+        if total_MN.dtype == left_MK.dtype:
+            total_MN.addmm_(left_MK, right_KN)
+        elif total_MN.is_cuda:
+            torch.addmm(total_MN, left_MK, right_KN, out_dtype=total_MN.dtype, out=total_MN)
+        else:  # a CPU has no products with another dtype's result
+            total_MN.addmm_(left_MK.to(total_MN.dtype), right_KN.to(total_MN.dtype))
+
+
+@contextmanager
+def _blas(x: Tensor) -> Iterator[None]:
+    """Without oneDNN where that is slower (see `_without_onednn`)."""
+    if not (IS_ARM and x.is_cpu):
+        yield
+        return
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def _product(x: Tensor, weight_OD: Tensor, bias_O: Tensor | None, out: Tensor | None) -> Tensor:

@@ -17,6 +17,7 @@ LARGEST = {
     torch.int8: 127.0,
     torch.float8_e4m3fn: 448.0,
     torch.float8_e4m3fnuz: 240.0,
+    torch.float8_e5m2: 57344.0,
 }
 SMALLEST_AMAX = 1e-10  # a row of zeros gets a scale too, so that nothing divides by zero
 

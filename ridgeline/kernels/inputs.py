@@ -61,4 +61,7 @@ def label(*parts: object) -> str:
 def has_floats_of(target: Target, case: Case) -> bool:
     """Every 8-bit float that a case's label names is the target's own: an op's `supports`."""
     named = [dtype for dtype in LARGEST if dtype_name(dtype) in case.label.split()]
-    return all(dtype in (torch.int8, target.fp8) for dtype in named)
+    own = {torch.int8, target.fp8}
+    if target.fp8 == torch.float8_e4m3fn:
+        own.add(torch.float8_e5m2)  # comes with it
+    return own.issuperset(named)

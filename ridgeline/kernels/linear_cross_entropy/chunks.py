@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.linear_cross_entropy.reference import IGNORED
-from ridgeline.products import product_dtype
+from ridgeline.products import add_product, product_dtype
 
 log = logging.getLogger(__name__)
 
@@ -103,32 +102,6 @@ def product_into(out: Tensor, left: Tensor, right: Tensor) -> None:
     else:  # a CPU has no products with another dtype's result
         wider = torch.promote_types(out.dtype, left.dtype)
         out.copy_(torch.mm(left.to(wider), right.to(wider)))
-
-
-def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """`total += left · right`, summed in total's fp32."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    elif total.is_cuda and adds_wider(left.dtype, total.device):
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
-    elif total.is_cuda:
-        total += torch.mm(left, right, out_dtype=total.dtype)
-    else:
-        total.addmm_(left.to(total.dtype), right.to(total.dtype))
-
-
-@lru_cache
-def adds_wider(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this torch adds a product to a sum that is wider than its operands: older ones want
-    one dtype for all three.
-    """
-    ones, total = (torch.ones(16, 16, dtype=each, device=device) for each in (dtype, torch.float32))
-    try:
-        torch.addmm(total, ones, ones, out_dtype=total.dtype, out=total)
-    except RuntimeError as error:
-        log.info("a head's gradient takes one more pass over its sum: %s", error)
-        return False
-    return True
 
 
 def plain_row_losses(

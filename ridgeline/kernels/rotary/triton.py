@@ -53,6 +53,8 @@ def rotate_kernel(
     out_ptr,
     token_stride,
     head_stride,
+    out_token_stride,
+    out_head_stride,
     num_tokens,
     num_heads,
     INVERSE: tl.constexpr,
@@ -70,7 +72,7 @@ def rotate_kernel(
     heads = (block * HEADS + tl.arange(0, HEADS))[None, :, None]
     keep = (tokens < num_tokens) & (heads < num_heads)
     x_ptr += tokens * token_stride + heads * head_stride
-    out_ptr += (tokens * num_heads + heads) * HEAD_DIM
+    out_ptr += tokens * out_token_stride + heads * out_head_stride
 
     angles = tl.arange(0, BLOCK)[None, None, :]
     cos = load_angles(cos_ptr, tokens, num_tokens, ANGLES, TOKENS, HEADS, BLOCK)
@@ -89,13 +91,24 @@ def rotate_kernel(
         tl.store(out_ptr + dims, tl.load(x_ptr + dims, mask=kept, other=0.0), mask=kept)
 
 
-def rotate(x_TNH: Tensor, cos_TA: Tensor, sin_TA: Tensor, inverse: bool = False) -> Tensor:
-    """The launcher; arguments and results are reference.py's. `inverse` turns back."""
+def rotate(
+    x_TNH: Tensor,
+    cos_TA: Tensor,
+    sin_TA: Tensor,
+    inverse: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The launcher; arguments and results are reference.py's. `inverse` turns back. `out` may be x
+    itself, or part of a wider tensor.
+    """
     if x_TNH.stride(-1) != 1:
         x_TNH = x_TNH.contiguous()
     num_tokens, num_heads, head_dim = x_TNH.shape
     num_angles = cos_TA.shape[-1]
-    out_TNH = torch.empty(x_TNH.shape, dtype=x_TNH.dtype, device=x_TNH.device)
+    out_TNH = out
+    if out_TNH is None:
+        out_TNH = torch.empty(x_TNH.shape, dtype=x_TNH.dtype, device=x_TNH.device)
+    assert out_TNH.stride(-1) == 1, out_TNH.stride()
     tokens, heads, block = choose(num_heads, num_angles)
     num_programs = triton.cdiv(num_tokens, tokens) * triton.cdiv(num_heads, heads)
     if num_programs:
@@ -109,6 +122,8 @@ def rotate(x_TNH: Tensor, cos_TA: Tensor, sin_TA: Tensor, inverse: bool = False)
                 out_TNH,
                 x_TNH.stride(0),
                 x_TNH.stride(1),
+                out_TNH.stride(0),
+                out_TNH.stride(1),
                 num_tokens,
                 num_heads,
             ),

@@ -16,7 +16,7 @@ from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
 from ridgeline.kernels.rows_to_fp8 import Fp8Rows, Norm, Scaling, reference
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
-FP8, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+FP8, FNUZ, E5M2 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ SMALL = [
     case((140, 100), "residual", "row", FP32, gap=16),
     case((9, 80), "residual", dtype=FP16),
     case((9, 80), "norm", "row", codes=FNUZ),
+    case((70, 90), codes=E5M2),  # gradients
     case((130, 65), "silu"),
     case((6, 200), "gelu", "row", FP32, gap=16),
     case((6, 200), "gelu_tanh", dtype=FP16),
@@ -125,7 +126,7 @@ BENCH = [
     for columns, front in [(2048, ""), (2048, "norm"), (2048, "residual"), (8192, "silu")]
     for scaling in ("tensor", "row")
 ]
-COMPILE = [
+COMPILE = [case((256, 2048), codes=E5M2)] + [
     case((256, 2048), front, scaling, codes=codes)
     for codes in (FP8, FNUZ)
     for front in FRONTS

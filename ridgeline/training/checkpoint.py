@@ -16,13 +16,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from ridgeline.errors import CheckpointError, UsageError
 from ridgeline.formats.fields import config_from
@@ -38,7 +37,7 @@ from ridgeline.models.checkpoint.save import (
 from ridgeline.models.families import Description
 from ridgeline.quantization import save_model
 from ridgeline.training.schedule import Counters
-from ridgeline.training.step import Trainer
+from ridgeline.training.step import Trainer, TrainerProgress
 
 FOLDER = "checkpoints"
 STATE_FOLDER = "training"
@@ -52,6 +51,7 @@ class SavedState:
     """What a run goes on from, besides tensors."""
 
     counters: Counters = field(default_factory=Counters)
+    progress: TrainerProgress = field(default_factory=TrainerProgress)
     num_samples: int = 0  # of the data: its order depends on how many there are
 
 
@@ -76,23 +76,11 @@ def save_checkpoint(run: Path, trainer: Trainer, state: SavedState, exporter: Ex
         folder.mkdir()
         write_file(folder / STATE_NAME, as_json(asdict(state)))
         storages: set[int] = set()
-        tensors = {name: own_memory(tensor, storages) for name, tensor in _tensors(trainer)}
+        tensors = {name: own_memory(tensor, storages) for name, tensor in trainer.weights.tensors()}
         save_file(tensors, folder / OPTIMIZER_NAME, metadata=METADATA)
         sync(folder / OPTIMIZER_NAME)
         sync(folder)
     return target
-
-
-def _tensors(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
-    """The optimizer's tensors by their stored names, themselves and not copies. Weights in fp32 are
-    in the model's own file.
-    """
-    for name, moments in trainer.optimizer.moments.items():
-        yield f"mean.{name}", moments.mean
-        yield f"square.{name}", moments.square
-    if trainer.weights.has_masters:
-        for name, master in trainer.weights.masters.items():
-            yield f"master.{name}", master
 
 
 @torch.no_grad()
@@ -100,7 +88,7 @@ def restore(trainer: Trainer, checkpoint: Path) -> SavedState:
     """Put the optimizer's state back. The model has been loaded from the same folder."""
     folder = checkpoint / STATE_FOLDER
     state = read_state(checkpoint)
-    wanted = dict(_tensors(trainer))
+    wanted = dict(trainer.weights.tensors())
     with open_shard(folder / OPTIMIZER_NAME) as file:
         names = set(file.keys())
         if names != wanted.keys():
@@ -116,8 +104,8 @@ def restore(trainer: Trainer, checkpoint: Path) -> SavedState:
                     f"instead of {list(tensor.shape)}"
                 )
             tensor.copy_(stored)
-    trainer.weights.round()
-    trainer.optimizer.num_steps = state.counters.steps
+    trainer.weights.copy_masters()
+    trainer.progress = state.progress
     return state
 
 

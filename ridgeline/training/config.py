@@ -26,8 +26,11 @@ from ridgeline.models.shapes import check_one
 FILE_NAME = "train.json"
 VERSION = 1  # of the file's schema; raised when a field changes its meaning
 
-Precision = Literal["auto", "fp32", "bf16"]
-Recomputation = Literal["none", "blocks"]
+Precision = Literal[
+    "auto", "fp32", "tf32", "bf16", "bf16-stochastic", "bf16-nearest", "fp16", "fp8", "fp8-row"
+]
+Recomputation = Literal["none", "elementwise", "attention", "blocks"]
+Moments = Literal["auto", "fp32", "bf16", "8-bit"]
 Decay = Literal["constant", "linear", "cosine"]
 
 # Tokens that one forward pass takes where nothing else is ordered: enough rows for a matrix product
@@ -115,6 +118,20 @@ class OptimizerOptions:
     max_norm: float | None = field(
         default=1.0,
         metadata=field_help("gradients with a larger norm are scaled down to it", minimum=1e-30),
+    )
+    moments: Moments = field(
+        default="auto",
+        metadata=field_help(
+            "what AdamW keeps its two means in (auto: fp32 with fp32 weights, else bf16)"
+        ),
+    )
+    max_lost: float = field(
+        default=0.5,
+        metadata=field_help(
+            "share of updates that rounding may throw away before the run stops",
+            minimum=0.0,
+            maximum=1.0,
+        ),
     )
 
     def __post_init__(self) -> None:
@@ -237,14 +254,25 @@ class TrainConfig:
     precision: Precision = field(
         default="auto",
         metadata=field_help(
-            "fp32; or bf16 with exact fp32 weights in the optimizer (auto: bf16 on a GPU)"
+            "bf16 keeps exact fp32 weights in the optimizer; bf16-stochastic rounds by chance, "
+            "bf16-nearest loses small updates; fp8 scales by tensor, fp8-row by row "
+            "(auto: bf16 where the device is fast in it, else fp32)"
         ),
+    )
+    fp8_weight_gradients: Literal["fp8", "bf16"] = field(
+        default="fp8",
+        metadata=field_help("with fp8: what the products that give weights' gradients run in"),
     )
     recomputation: Recomputation = field(
         default="none",
         metadata=field_help(
-            "blocks: keep each block's input alone, and compute the rest again in the backward pass"
+            "what is computed again in the backward pass instead of being kept: norms and "
+            "activations (elementwise), attention too, or whole blocks"
         ),
+    )
+    deterministic: bool = field(
+        default=False,
+        metadata=field_help("sum attention's gradients in one order on a GPU: the same bits again"),
     )
     seed: int = field(
         default=0, metadata=field_help("of the order of sequences and of random weights", minimum=0)
@@ -278,8 +306,13 @@ def check_complete(config: TrainConfig) -> None:
 
 def with_auto(config: TrainConfig, device: str) -> TrainConfig:
     """The config with nothing left to "auto", for this device."""
+    import torch
+
+    from ridgeline.products import product_dtype
+
     kind = "cpu" if device == "cpu" else "cuda"
-    usual: Precision = "fp32" if kind == "cpu" else "bf16"
+    fast = product_dtype(torch.bfloat16, torch.device(kind)) == torch.bfloat16
+    usual: Precision = "bf16" if fast else "fp32"
     fitting = max(1, USUAL_MICRO_TOKENS[kind] // config.data.sequence_length)
     micro = config.batch.micro or _divisor_below(config.batch.sequences, fitting)
     return replace(

@@ -1,76 +1,65 @@
-"""AdamW over fp32 masters, with clipping by the norm of all gradients.
+"""AdamW over the weights' states: clipping, decay, update and rounding in one pass (kernels/adamw).
 
 Matrices decay, tables included; norms and biases, which have one dim, do not.
 
-    optimizer = PlainAdamW(weights.masters, OptimizerOptions(lr=1e-4))
-    norm = optimizer.step(gradients, lr=1e-4)
+    optimizer = Optimizer(weights, OptimizerOptions(lr=1e-4))
+    lost = optimizer.step(gradients, lr=1e-4, scale=scale)
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.adamw import AdamWStep, AdamWUpdate
 from ridgeline.training.config import OptimizerOptions
+from ridgeline.training.precision import Weights
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Running means of a parameter's gradient and of its square."""
+class DecayGroup:
+    names: list[str]
+    update: AdamWUpdate
+    weight_decay: float
 
-    mean: Tensor
-    square: Tensor
 
-
-class PlainAdamW:
-    def __init__(self, masters: Mapping[str, Tensor], options: OptimizerOptions) -> None:
+class Optimizer:
+    def __init__(self, weights: Weights, options: OptimizerOptions, seed: int = 0) -> None:
         self.options = options
+        self.seed = seed  # of random roundings
         self.num_steps = 0
-        self._masters = masters
-        self.moments = {
-            name: Moments(torch.zeros_like(master), torch.zeros_like(master))
-            for name, master in masters.items()
-        }
+        self._weights = weights
+        matrices = [name for name, each in weights.parameters.items() if each.dim() > 1]
+        vectors = [name for name in weights.parameters if name not in matrices]
+        self._groups = [
+            DecayGroup(names, AdamWUpdate([weights.states[name] for name in names]), decay)
+            for names, decay in ((matrices, options.weight_decay), (vectors, 0.0))
+            if names
+        ]
 
     @torch.no_grad()
-    def step(self, gradients: Mapping[str, Tensor], lr: float) -> None:
-        """Change the masters by gradients that are clipped already. A parameter without one, such
-        as an expert that no token chose, stays.
+    def step(self, gradients: Mapping[str, Tensor], lr: float, scale: Tensor) -> Tensor:
+        """Change the weights by gradients times `scale`; where that is not finite nothing changes.
+        A parameter without a gradient stays. Returns how many updates rounding threw away.
         """
         self.num_steps += 1
-        for name, gradient in gradients.items():
-            master = self._masters[name]
-            decay = self.options.weight_decay if master.dim() > 1 else 0.0
-            self._update(master, gradient, self.moments[name], lr, decay)
+        lost = []
+        for group in self._groups:
+            grads = [gradients.get(name) for name in group.names]
+            lost.append(group.update.step(grads, self._numbers(lr, group), scale))
+        self._weights.copy_masters()
+        return torch.stack(lost).sum()
 
-    def _update(
-        self, master: Tensor, gradient: Tensor, moments: Moments, lr: float, decay: float
-    ) -> None:
-        beta1, beta2 = self.options.beta1, self.options.beta2
-        if decay:
-            master.mul_(1 - lr * decay)
-        moments.mean.lerp_(gradient, 1 - beta1)
-        moments.square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        # Both means begin at zero; the corrections make up for it.
-        size = lr / (1 - beta1**self.num_steps)
-        correction = math.sqrt(1 - beta2**self.num_steps)
-        root = moments.square.sqrt().div_(correction).add_(self.options.eps)
-        master.addcdiv_(moments.mean, root, value=-size)
-
-
-def norm_of(gradients: Mapping[str, Tensor]) -> Tensor:
-    """The norm of all gradients as one vector."""
-    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients.values()]
-    return torch.linalg.vector_norm(torch.stack(norms))
-
-
-@torch.no_grad()
-def clip(gradients: Mapping[str, Tensor], norm: float, max_norm: float | None) -> None:
-    """Scale gradients whose norm is above the limit down to it, in place."""
-    if max_norm is not None and norm > max_norm:
-        for gradient in gradients.values():
-            gradient.mul_(max_norm / (norm + 1e-6))
+    def _numbers(self, lr: float, group: DecayGroup) -> AdamWStep:
+        return AdamWStep(
+            lr=lr,
+            step=self.num_steps,
+            beta1=self.options.beta1,
+            beta2=self.options.beta2,
+            eps=self.options.eps,
+            weight_decay=group.weight_decay,
+            seed=self.seed,
+        )

@@ -1,79 +1,160 @@
-"""Weights in training: fp32, or bf16 to compute with and fp32 beside them to learn in.
+"""What a precision means: the dtype that the model computes in, and how its weights are kept.
 
-An update is far smaller than a bf16 weight's last digit: without the fp32 weight it would be lost
-(weight 1.0, lr 1e-5: 100 steps move nothing). The bf16 weight is the fp32 one rounded, after every
-step.
+An update is far smaller than a bf16 weight's last digit: rounded to the nearest it would be lost
+(weight 1.0, lr 1e-5: 100 steps move nothing). `bf16` therefore keeps the fp32 weight exactly, as
+the bf16 weight and the 16 bits that are missing; `bf16-stochastic` keeps nothing beside it and
+rounds up or down by chance, which is right in the mean; `bf16-nearest` is what loses updates.
 
-    weights = Weights(model, "bf16")
-    weights.masters["embed.weight"]         # fp32, what the optimizer changes
-    weights.round()                         # into the model
+    weights = Weights(dict(model.named_parameters()), PRECISIONS["bf16"])
+    weights.master("embed.weight")          # fp32, what the optimizer changes
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor, nn
 
-from ridgeline.models import Transformer
-from ridgeline.training.config import Precision
+from ridgeline.errors import NumericsError, UsageError
+from ridgeline.hardware import detect
+from ridgeline.kernels.adamw import AdamWFormat, AdamWState, joined, new_state
+from ridgeline.kernels.launch import target_of
+from ridgeline.kernels.rows_to_fp8 import Scaling
+from ridgeline.training.config import Moments, Precision
 
-COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+VALUES = torch.float8_e4m3fn
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+
+
+@dataclass(frozen=True)
+class PrecisionPlan:
+    dtype: torch.dtype  # of the model's weights and activations
+    format: AdamWFormat  # of what the optimizer keeps
+    uses_tf32: bool = False  # products of fp32 on tensor cores, with 10 bits
+    fp8: Scaling | None = None  # products of layers in fp8; the head's and the embedding's are not
+    scales_loss: bool = False  # fp16 ends at 65,504, and below at 6e-8
+    has_copies: bool = False  # the model computes with a rounded copy of the optimizer's weights
+
+    def with_moments(self, moments: Moments) -> PrecisionPlan:
+        if moments == "auto":
+            return self
+        return replace(self, format=replace(self.format, moments=moments))
+
+
+EXACT = AdamWFormat("exact", "bf16")
+PLAIN = AdamWFormat("fp32", "fp32")
+PRECISIONS: dict[Precision, PrecisionPlan] = {
+    "fp32": PrecisionPlan(FP32, PLAIN),
+    "tf32": PrecisionPlan(FP32, PLAIN, uses_tf32=True),
+    "bf16": PrecisionPlan(BF16, EXACT),
+    "bf16-stochastic": PrecisionPlan(BF16, AdamWFormat("bf16", "bf16", stochastic_weight=True)),
+    "bf16-nearest": PrecisionPlan(BF16, AdamWFormat("bf16", "bf16")),
+    "fp16": PrecisionPlan(FP16, PLAIN, scales_loss=True, has_copies=True),
+    "fp8": PrecisionPlan(BF16, EXACT, fp8="tensor"),
+    "fp8-row": PrecisionPlan(BF16, EXACT, fp8="row"),
+}
+
+
+def check_precision(precision: Precision, device: str) -> None:
+    """That this device has it."""
+    plan = PRECISIONS[precision]
+    if plan.uses_tf32 and device == "cpu":
+        raise UsageError("precision tf32 requires a GPU; use --precision fp32")
+    if plan.fp8 is not None and not has_fp8(device):
+        name = "a CPU" if device == "cpu" else detect(device).name
+        raise UsageError(
+            f"precision {precision} requires a GPU with fp8 (NVIDIA from sm_89 on), and this is "
+            f"{name}; use --precision {'fp32' if device == 'cpu' else 'bf16'}"
+        )
+
+
+def has_fp8(device: str) -> bool:
+    """In the format that fp8.py has."""
+    return device != "cpu" and target_of(torch.empty(0, device=device)).fp8 == VALUES
 
 
 class Weights:
-    """A model's parameters, each with its fp32 master: itself in fp32. The model comes in fp32 and
-    leaves in the dtype that it computes in. A tied table stands once.
+    """Parameters that are learned, with what the optimizer keeps for each. They come in fp32 and
+    leave in the dtype that the model computes in. A tied table stands once.
     """
 
-    def __init__(self, model: Transformer, precision: Precision) -> None:
-        model.requires_grad_(True)
-        self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
-        assert {each.dtype for each in self.parameters.values()} == {torch.float32}
-        self.has_masters = precision != "fp32"
-        self.masters: dict[str, Tensor] = {
-            name: parameter.detach() for name, parameter in self.parameters.items()
+    def __init__(self, parameters: Mapping[str, nn.Parameter], plan: PrecisionPlan) -> None:
+        assert {each.dtype for each in parameters.values()} == {FP32}
+        self.parameters = dict(parameters)
+        self.plan = plan
+        self.states: dict[str, AdamWState] = {
+            name: self._state(parameter.requires_grad_(True), salt)
+            for salt, (name, parameter) in enumerate(self.parameters.items())
         }
-        if self.has_masters:
-            for parameter in self.parameters.values():
-                parameter.data = parameter.data.to(COMPUTE_DTYPES[precision])
+
+    def _state(self, parameter: nn.Parameter, salt: int) -> AdamWState:
+        master = parameter.detach()
+        if self.plan.has_copies or self.plan.dtype == FP32:
+            state = new_state(master, self.plan.format, salt=salt)
+            parameter.data = master.to(self.plan.dtype)
+            return state
+        parameter.data = torch.empty_like(master, dtype=self.plan.dtype)
+        return new_state(parameter, self.plan.format, master, salt)
+
+    @property
+    def num_elements(self) -> int:
+        return sum(each.numel() for each in self.parameters.values())
+
+    def master(self, name: str) -> Tensor:
+        """In fp32, as the optimizer has it."""
+        state = self.states[name]
+        if state.remainder is None:
+            return state.weight.float()
+        return joined(state.weight, state.remainder)
 
     @torch.no_grad()
-    def round(self) -> None:
-        """The masters' values, as the model computes with them."""
-        if self.has_masters:
-            for name, parameter in self.parameters.items():
-                parameter.copy_(self.masters[name])
+    def copy_masters(self) -> None:
+        """Into the model, where it computes with copies."""
+        if self.plan.has_copies:
+            torch._foreach_copy_(
+                list(self.parameters.values()), [state.weight for state in self.states.values()]
+            )
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What a checkpoint holds besides the model's weights, by stored name: the tensors
+        themselves.
+        """
+        for name, state in self.states.items():
+            yield f"first.{name}", state.first
+            yield f"second.{name}", state.second
+            if state.first_scale is not None and state.second_scale is not None:
+                yield f"first_scale.{name}", state.first_scale
+                yield f"second_scale.{name}", state.second_scale
+            if state.remainder is not None:
+                yield f"remainder.{name}", state.remainder
+            if self.plan.has_copies:
+                yield f"master.{name}", state.weight
 
 
-class GradientSum:
-    """Gradients of several passes, summed in fp32: in bf16 a sum of eight loses what the later ones
-    add. fp32 gradients are summed by autograd itself.
+class LossScale:
+    """What the loss is multiplied by in fp16, so that small gradients are not lost. Halved when
+    they overflow, doubled after many steps in which they did not.
     """
 
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
-        self._sums: dict[str, Tensor] = {}
+    GROWTH_STEPS = 2000
+    LARGEST = 2.0**24
+    SMALLEST = 2.0**-12
 
-    def add(self) -> None:
-        """After a backward pass: takes the model's gradients, where they are not in fp32."""
-        if not self._weights.has_masters:
+    def __init__(self, value: float = 2.0**16, num_good: int = 0) -> None:
+        self.value = value
+        self.num_good = num_good  # steps since it changed
+
+    def after(self, is_finite: bool) -> None:
+        if not is_finite:
+            self.value, self.num_good = self.value / 2, 0
+            if self.value < self.SMALLEST:
+                raise NumericsError(
+                    "the gradients overflow fp16 however small the loss is scaled; use --precision "
+                    "bf16 or fp32, or a smaller --lr"
+                )
             return
-        for name, parameter in self._weights.parameters.items():
-            gradient, parameter.grad = parameter.grad, None
-            if gradient is None:
-                continue
-            if name in self._sums:
-                self._sums[name] += gradient
-            else:
-                self._sums[name] = gradient.float()
-
-    def take(self) -> dict[str, Tensor]:
-        """Every parameter's gradient in fp32; the model keeps none."""
-        if self._weights.has_masters:
-            sums, self._sums = self._sums, {}
-            return sums
-        gradients = {}
-        for name, parameter in self._weights.parameters.items():
-            if parameter.grad is not None:
-                gradients[name], parameter.grad = parameter.grad, None
-        return gradients
+        self.num_good += 1
+        if self.num_good == self.GROWTH_STEPS:
+            self.value, self.num_good = min(self.value * 2, self.LARGEST), 0

@@ -40,6 +40,7 @@ from ridgeline.training.config import (
     with_auto,
 )
 from ridgeline.training.initial import fill_initial
+from ridgeline.training.precision import check_precision
 from ridgeline.training.step import Trainer
 
 QUARANTINE_NAME = "quarantine.jsonl"
@@ -85,6 +86,7 @@ def prepare(
     check_complete(config)
     device = detect(device).device
     config = with_auto(_with_whole_paths(config), device)
+    check_precision(config.precision, device)
     check_run_folder(config, run, resume)
     checkpoints = saved_checkpoints(run) if resume else []
     source = model_source(config, progress)

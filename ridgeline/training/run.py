@@ -6,9 +6,11 @@ outcome.checkpoint, outcome.held_out_before, outcome.held_out_after
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +28,7 @@ from ridgeline.training.config import TrainConfig
 from ridgeline.training.evaluation import held_out_loss
 from ridgeline.training.metrics import MetricsLog, read_metrics
 from ridgeline.training.prepare import PreparedRun, prepare
+from ridgeline.training.rounding import LostUpdates
 from ridgeline.training.schedule import Counters, learning_rate, share_done
 from ridgeline.training.step import StepResult
 
@@ -62,6 +65,35 @@ def train(
     return loop.run()
 
 
+@dataclass(frozen=True)
+class LaunchedStep:
+    """A step that was given to the device; its numbers may not be there yet."""
+
+    result: StepResult
+    lr: float
+    counters: Counters  # after it
+    first: int  # the sample of the run that it began with
+
+
+class StepClock:
+    """Seconds of the run, and of single steps: from the end of one to the end of the next."""
+
+    def __init__(self, before: float) -> None:
+        self._began = time.perf_counter() - before
+        self._last = time.perf_counter()
+
+    def total(self) -> float:
+        return time.perf_counter() - self._began
+
+    def lap(self) -> float:
+        last, self._last = self._last, time.perf_counter()
+        return self._last - last
+
+    def skip_to_now(self) -> None:
+        """What was between steps (a measurement, a checkpoint) is no step's time."""
+        self._last = time.perf_counter()
+
+
 class TrainLoop:
     def __init__(self, prepared: PreparedRun, out: Path, on_row: OnRow) -> None:
         self.config = prepared.config
@@ -72,6 +104,8 @@ class TrainLoop:
         self._on_row = on_row
         self._held_out = self._held_out_batches()
         self._last: StepResult | None = None
+        self._launched: deque[LaunchedStep] = deque()
+        self._lost = LostUpdates(prepared.config)
         self._losses: dict[int, float] = {}  # held-out, by the step they were measured after
 
     @property
@@ -106,52 +140,80 @@ class TrainLoop:
 
     def _steps(self, loader: Loader, log: MetricsLog, stop: threading.Event) -> None:
         config = self.config
-        began = time.perf_counter() - self.counters.seconds
+        clock = StepClock(self.counters.seconds)
         while self.done < 1 and not stop.is_set():
-            start = time.perf_counter()
             lr = learning_rate(config.optimizer.lr, config.schedule, self.counters.steps, self.done)
             batches = list(islice(loader, config.batch.sequences // self.micro))
-            result = self._step(batches, lr, loader)
-            now = time.perf_counter()
+            first = self.counters.sequences
+            result = self._step(batches, lr, first, loader)
             self.counters = Counters(
                 self.counters.steps + 1,
                 loader.state.consumed,
                 self.counters.tokens + result.num_tokens,
-                now - began,
+                clock.total(),
             )
-            self._last = result
-            self._log(log, result, lr, now - start)
+            self._launched.append(LaunchedStep(result, lr, self.counters, first))
+            self._finish(loader, log, clock, left=0 if result.is_ready else 1)
             if self.done < 1 and not stop.is_set():
-                if self.counters.steps % config.evaluation.every == 0:
+                is_measured = self.counters.steps % config.evaluation.every == 0
+                is_saved = self.counters.steps % config.checkpoints.every == 0
+                if is_measured or is_saved:
+                    self._finish(loader, log, clock)
+                if is_measured:
                     self._measure(log)
-                if self.counters.steps % config.checkpoints.every == 0:
+                if is_saved:
                     self._save_between()
+                clock.skip_to_now()
+        self._finish(loader, log, clock)
 
-    def _step(self, batches: Sequence[PackedBatch], lr: float, loader: Loader) -> StepResult:
+    def _step(
+        self, batches: Sequence[PackedBatch], lr: float, first: int, loader: Loader
+    ) -> StepResult:
         try:
             return self.trainer.step(batches, lr)
         except NumericsError as error:
-            first = self.counters.sequences
-            origins = [
-                str(origin)
-                for index in range(len(batches))
-                for origin in loader.documents(first + index * self.micro)
-            ]
-            names = ", ".join(dict.fromkeys(origins[:4]))
-            raise NumericsError(
-                f"step {self.counters.steps + 1}: {error}; it learned from {names}; the last "
-                "checkpoint is whole: resume from it with a smaller --lr, or leave the data out"
-            ) from error
+            raise self._with_documents(error, self.counters.steps + 1, first, loader) from error
 
-    def _log(self, log: MetricsLog, result: StepResult, lr: float, seconds: float) -> None:
+    def _finish(self, loader: Loader, log: MetricsLog, clock: StepClock, left: int = 0) -> None:
+        """Read what steps found out, all but the last `left`: a GPU runs one while the host reads
+        the one before.
+        """
+        while len(self._launched) > left:
+            step = self._launched.popleft()
+            try:
+                step.result.check()
+            except NumericsError as error:
+                number = step.counters.steps
+                raise self._with_documents(error, number, step.first, loader) from error
+            self._last = step.result
+            self._lost.add(step.result.lost_share)
+            self._log(log, step, clock.lap())
+
+    def _with_documents(
+        self, error: NumericsError, number: int, first: int, loader: Loader
+    ) -> NumericsError:
+        origins = [
+            str(origin)
+            for index in range(self.config.batch.sequences // self.micro)
+            for origin in loader.documents(first + index * self.micro)
+        ]
+        names = ", ".join(dict.fromkeys(origins[:4]))
+        return NumericsError(
+            f"step {number}: {error}; it learned from {names}; the last "
+            "checkpoint is whole: resume from it with a smaller --lr, or leave the data out"
+        )
+
+    def _log(self, log: MetricsLog, step: LaunchedStep, seconds: float) -> None:
+        norm = step.result.gradient_norm
         row = {
-            "step": self.counters.steps,
-            "loss": result.loss,
-            "lr": lr,
-            "gradient_norm": result.gradient_norm,
-            "tokens": self.counters.tokens,
+            "step": step.counters.steps,
+            "loss": step.result.loss,
+            "lr": step.lr,
+            "gradient_norm": norm if math.isfinite(norm) else None,  # None: left out (fp16)
+            "lost_updates": step.result.lost_share,
+            "tokens": step.counters.tokens,
             "tokens_per_s": self.config.batch_tokens / seconds,
-            "seconds": self.counters.seconds,
+            "seconds": step.counters.seconds,
         }
         log.write(row)
         self._on_row(row | {"done": self.done})
@@ -177,7 +239,9 @@ class TrainLoop:
         return list(islice(held_out_batches(windows, self.micro, self._prepared.device), count))
 
     def _save(self) -> Path:
-        state = replace(self._prepared.state, counters=self.counters)
+        state = replace(
+            self._prepared.state, counters=self.counters, progress=self.trainer.progress
+        )
         path = save_checkpoint(self._out, self.trainer, state, self._prepared.exporter)
         keep_last(self._out, self.config.checkpoints.keep)
         return path

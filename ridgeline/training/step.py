@@ -1,7 +1,9 @@
-"""One training step: forward and backward over micro-batches, clip, update.
+"""One training step: forward and backward over micro-batches, then clip and update in one pass.
 
 The loss is the sum over every counted token of the whole batch, divided by how many there are: a
-batch gives the same gradients however it is cut into micro-batches.
+batch gives the same gradients however it is cut into micro-batches. The division is part of the
+optimizer's pass. On a GPU nothing here waits for the device: what a step found out is read later,
+from the result.
 
     trainer = Trainer(model, config)
     result = trainer.step(batches, lr=1e-4)
@@ -11,70 +13,212 @@ batch gives the same gradients however it is cut into micro-batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.errors import NumericsError, UsageError
 from ridgeline.models import Transformer
 from ridgeline.training.config import TrainConfig
-from ridgeline.training.documents import PackedDocuments, sdpa_attention
-from ridgeline.training.loss import summed_loss
-from ridgeline.training.optimizer import PlainAdamW, clip, norm_of
-from ridgeline.training.precision import GradientSum, Weights
-from ridgeline.training.recomputation import apply_recomputation
+from ridgeline.training.forward import ForwardPlan, hidden_states
+from ridgeline.training.fp8 import Fp8Plan, Fp8Weights
+from ridgeline.training.gradients import GradientSum, norm_of, scale_of
+from ridgeline.training.loss import head_loss
+from ridgeline.training.ops import TrainingOps, ops_for
+from ridgeline.training.optimizer import Optimizer
+from ridgeline.training.precision import PRECISIONS, LossScale, Weights, check_precision
 
 
 @dataclass(frozen=True)
 class StepResult:
-    loss: float  # mean over the counted tokens, before the update
-    gradient_norm: float  # before clipping
+    """Reading a number waits for the step, if the device is not done with it."""
+
     num_tokens: int  # that were counted
+    num_weights: int  # that the optimizer could change
+    numbers: Tensor  # on the host: loss, gradient norm, lost updates
+    copied: torch.cuda.Event | None = None  # when they are there; None: they are
+    may_overflow: bool = False  # with a loss scale: such a step is left out, and the scale halved
+
+    @cached_property
+    def _read(self) -> list[float]:
+        if self.copied is not None:
+            self.copied.synchronize()
+        values: list[float] = self.numbers.tolist()
+        return values
+
+    @property
+    def is_ready(self) -> bool:
+        return self.copied is None or self.copied.query()
+
+    @property
+    def loss(self) -> float:
+        """Mean over the counted tokens, before the update."""
+        return self._read[0]
+
+    @property
+    def gradient_norm(self) -> float:
+        """Before clipping."""
+        return self._read[1]
+
+    @property
+    def lost_share(self) -> float:
+        """Of all weights: those whose update rounding threw away."""
+        return self._read[2] / self.num_weights
+
+    def check(self) -> None:
+        """That the step had numbers; where it had none it changed nothing."""
+        if not self.may_overflow and not math.isfinite(self.gradient_norm):
+            raise NumericsError(not_numbers(self.loss))
+
+
+@dataclass(frozen=True)
+class TrainerProgress:
+    """What a trainer knows besides its tensors."""
+
+    updates: int = 0  # steps that changed the weights
+    loss_scale: float | None = None
+    good_steps: int = 0  # since the loss scale changed
 
 
 class Trainer:
-    """A model with what learning it takes."""
+    """A model with what learning it takes. `parameters` are those that are learned, by default
+    all.
+    """
 
-    def __init__(self, model: Transformer, config: TrainConfig) -> None:
-        self.weights = Weights(model, config.precision)
-        self.model = apply_recomputation(model, config.recomputation).train()
-        self.optimizer = PlainAdamW(self.weights.masters, config.optimizer)
+    def __init__(
+        self,
+        model: Transformer,
+        config: TrainConfig,
+        parameters: Mapping[str, nn.Parameter] | None = None,
+        ops: TrainingOps | None = None,
+    ) -> None:
+        assert config.precision != "auto", "with_auto comes first"
+        device = model.embed.weight.device
+        if ops is None:
+            check_precision(config.precision, str(device))
+        plan = PRECISIONS[config.precision].with_moments(config.optimizer.moments)
+        self.model = model.train()
+        self.weights = Weights(parameters or dict(model.named_parameters()), plan)
+        self.optimizer = Optimizer(self.weights, config.optimizer, config.seed)
+        self.loss_scale = LossScale() if plan.scales_loss else None
         self.max_norm = config.optimizer.max_norm
+        self._fp8 = None
+        if plan.fp8 is not None:
+            self._fp8 = Fp8Plan(Fp8Weights(), plan.fp8, config.fp8_weight_gradients == "bf16")
+        self._forward = ForwardPlan(
+            ops or ops_for(device), config.recomputation, config.deterministic, self._fp8
+        )
+        self._sums = GradientSum(self.weights.parameters)
+
+    @property
+    def progress(self) -> TrainerProgress:
+        scale = self.loss_scale
+        if scale is None:
+            return TrainerProgress(self.optimizer.num_steps)
+        return TrainerProgress(self.optimizer.num_steps, scale.value, scale.num_good)
+
+    @progress.setter
+    def progress(self, progress: TrainerProgress) -> None:
+        self.optimizer.num_steps = progress.updates
+        if self.loss_scale is not None and progress.loss_scale is not None:
+            self.loss_scale = LossScale(progress.loss_scale, progress.good_steps)
 
     def step(self, batches: Sequence[PackedBatch], lr: float) -> StepResult:
         """Learn one batch, given as its micro-batches. Where the result is not a number, nothing is
-        changed.
+        changed; on a CPU that is an error at once, on a GPU when the result is checked.
         """
-        loss, count, gradients = self.gradients(batches)
-        norm = norm_of(gradients).item()
-        if not math.isfinite(norm):
-            raise NumericsError(f"the gradients of this step are not numbers (loss {loss:.4g})")
-        clip(gradients, norm, self.max_norm)
-        self.optimizer.step(gradients, lr)
-        self.weights.round()
-        return StepResult(loss, norm, count)
+        with tf32_products(self.weights.plan.uses_tf32):
+            loss, count, gradients = self._accumulate(batches)
+            factor = self._factor(count)
+            norm = norm_of(gradients) * factor
+            self._check_at_once(loss / count, norm)
+            lost = self._update(gradients, lr, norm, factor)
+            if self._fp8 is not None:
+                self._fp8.weights.forget()
+        return self._result(torch.stack((loss / count, norm, lost.to(norm))), count)
 
-    def gradients(self, batches: Sequence[PackedBatch]) -> tuple[float, int, dict[str, Tensor]]:
-        """Loss, counted tokens, and every parameter's gradient in fp32."""
+    def _check_at_once(self, loss: Tensor, norm: Tensor) -> None:
+        if norm.device.type == "cpu" and self.loss_scale is None and not norm.isfinite():
+            raise NumericsError(not_numbers(loss.item()))
+
+    def _update(
+        self, gradients: Mapping[str, Tensor], lr: float, norm: Tensor, factor: float
+    ) -> Tensor:
+        """Returns how many updates were lost in rounding."""
+        if self.loss_scale is not None:  # in fp16 overflows are usual: the host has to know
+            is_finite = bool(norm.isfinite())
+            self.loss_scale.after(is_finite)
+            if not is_finite:
+                return torch.zeros_like(norm)
+        return self.optimizer.step(gradients, lr, scale_of(norm, factor, self.max_norm))
+
+    def _result(self, numbers: Tensor, count: int) -> StepResult:
+        num_weights, may_overflow = self.weights.num_elements, self.loss_scale is not None
+        if not numbers.is_cuda:
+            return StepResult(count, num_weights, numbers, None, may_overflow)
+        host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        host.copy_(numbers, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        return StepResult(count, num_weights, host, copied, may_overflow)
+
+    def _factor(self, count: int) -> float:
+        """From what the backward passes leave to gradients of the mean."""
+        return 1.0 / (count if self.loss_scale is None else self.loss_scale.value)
+
+    def _accumulate(self, batches: Sequence[PackedBatch]) -> tuple[Tensor, int, dict[str, Tensor]]:
+        """The summed loss, the counted tokens, and gradients of the sum: of the scaled mean where
+        the loss is scaled.
+        """
         count = sum(batch.num_targets for batch in batches)
         if count == 0:
             raise UsageError(
                 "no token of this batch has a target that counts: there is nothing to learn; "
                 "check that the data has text to learn (an assistant's, or a completion)"
             )
-        sums = GradientSum(self.weights)
+        seed = 1.0 if self.loss_scale is None else self.loss_scale.value / count
+        self._sums.begin(len(batches))
         total = torch.zeros((), device=batches[0].ids.device)
         for batch in batches:
             loss = self.loss(batch)
-            (loss / count).backward()
+            (loss if seed == 1.0 else loss * seed).backward()
             total += loss.detach()
-            sums.add()
-        return (total / count).item(), count, sums.take()
+            self._sums.add()
+        return total, count, self._sums.take()
+
+    def gradients(self, batches: Sequence[PackedBatch]) -> tuple[float, int, dict[str, Tensor]]:
+        """Loss, counted tokens, and every parameter's gradient in fp32; nothing is changed."""
+        loss, count, sums = self._accumulate(batches)
+        factor = self._factor(count)
+        return (
+            (loss / count).item(),
+            count,
+            {name: each.float() * factor for name, each in sums.items()},
+        )
 
     def loss(self, batch: PackedBatch) -> Tensor:
         """Summed over the batch's counted tokens."""
-        documents = PackedDocuments(batch.positions, batch.starts, sdpa_attention)
-        return summed_loss(self.model, self.model(batch.ids, documents), batch.targets)
+        hidden_TD = hidden_states(self.model, batch, self._forward)
+        return head_loss(self.model, hidden_TD, batch.targets)
+
+
+def not_numbers(loss: float) -> str:
+    return f"the gradients of this step are not numbers (loss {loss:.4g})"
+
+
+@contextmanager
+def tf32_products(are_wanted: bool) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    if not are_wanted:
+        yield
+        return
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

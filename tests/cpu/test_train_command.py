@@ -156,7 +156,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize(
     ("target", "left"),
     [
-        ("step.PlainAdamW, 'step', 5", ["step-00000002", "step-00000004"]),
+        ("step.Optimizer, 'step', 5", ["step-00000002", "step-00000004"]),
         pytest.param("checkpoint, 'save_file', 2", ["step-00000002"], marks=pytest.mark.slow),
     ],
     ids=["in-an-update", "while-saving"],

@@ -49,11 +49,12 @@ class RunView:
             "held_out_loss": ".4f",
             "lr": ".2e",
             "gradient_norm": ".3g",
+            "lost_updates": ".1%",
             "tokens": ",",
             "tokens_per_s": ",.0f",
         }
         for name, style in formats.items():
-            if name in figures:
+            if figures.get(name) is not None:
                 cells[name.replace("_per_s", "/s").replace("_", " ")] = f"{figures[name]:{style}}"
         if self.remaining_s is not None:
             cells["remaining"] = duration(self.remaining_s)

@@ -43,6 +43,11 @@ class PackedBatch:
         """Tokens of the longest document."""
         return int(self.starts.diff().max())
 
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each document."""
+        return tuple(self.starts.diff().tolist())
+
     def pinned(self) -> PackedBatch:
         """The same in memory that a GPU copies from by itself."""
         return self._with(*(tensor.pin_memory() for tensor in self._tensors()))
@@ -62,7 +67,7 @@ class PackedBatch:
     def _with(self, ids: Tensor, targets: Tensor, positions: Tensor, starts: Tensor) -> PackedBatch:
         batch = PackedBatch(ids, targets, positions, starts)
         # counted on the host, so that reading them never waits for a device
-        vars(batch).update(num_targets=self.num_targets, longest=self.longest)
+        vars(batch).update(num_targets=self.num_targets, longest=self.longest, lengths=self.lengths)
         return batch
 
 

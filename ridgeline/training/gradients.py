@@ -1,0 +1,79 @@
+"""Gradients of a batch: one backward pass's as autograd leaves them, several passes' summed in
+fp32. In bf16 a sum of eight would lose what the later ones add.
+
+    sums.begin(len(batches))
+    for batch in batches:
+        trainer.loss(batch).backward()
+        sums.add()
+    gradients = sums.take()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.training.gradient_products import SUM
+
+
+class GradientSum:
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._sums: dict[str, Tensor] = {}
+
+    def begin(self, num_passes: int) -> None:
+        """Several passes sum into memory that is kept from step to step; products add to it
+        themselves (fused.py).
+        """
+        if num_passes == 1:
+            self._forget()
+            return
+        for name, parameter in self._parameters.items():
+            if name in self._sums:
+                self._sums[name].zero_()
+            else:
+                self._sums[name] = torch.zeros_like(parameter, dtype=torch.float32)
+                setattr(parameter, SUM, self._sums[name])
+
+    def _forget(self) -> None:
+        for name in self._sums:
+            delattr(self._parameters[name], SUM)
+        self._sums = {}
+
+    def add(self) -> None:
+        """After a backward pass: what autograd has, where sums are kept."""
+        for name, total in self._sums.items():
+            parameter = self._parameters[name]
+            if parameter.grad is not None:
+                total += parameter.grad
+                parameter.grad = None
+
+    def take(self) -> dict[str, Tensor]:
+        """By the parameters' names; the parameters keep none. A parameter that no token reached,
+        such as that of an expert, has none, or zeros.
+        """
+        if self._sums:
+            return dict(self._sums)
+        gradients = {}
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                gradients[name], parameter.grad = parameter.grad, None
+        return gradients
+
+
+def norm_of(gradients: Mapping[str, Tensor]) -> Tensor:
+    """The norm of all gradients as one vector, in fp32 and on their device."""
+    norms = torch._foreach_norm(list(gradients.values()), 2, dtype=torch.float32)
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def scale_of(norm: Tensor, factor: float, max_norm: float | None) -> Tensor:
+    """What gradients are multiplied by: `factor`, which gives them this norm, and less where the
+    norm is above the limit. Not finite where the norm is not.
+    """
+    scale = torch.full_like(norm, factor)
+    if max_norm is not None:
+        scale = scale * (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return torch.where(norm.isfinite(), scale, torch.nan)

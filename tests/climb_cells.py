@@ -85,6 +85,7 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cells", nargs="+", choices=CELLS)
     parser.add_argument("--trace", type=Path)
+    parser.add_argument("--requests", type=int, default=AZURE, help="of the trace")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--budget", help="of each climb, instead of the cell's")
     parser.add_argument("--save", type=Path, metavar="DIR")
@@ -104,7 +105,7 @@ def measured_cell(name: str, folder: Path, args: argparse.Namespace) -> Record:
     cell = CELLS[name]
     workload = cell.workload
     if workload == "azure":
-        workload = str(shortened_trace(args.trace, folder))
+        workload = str(shortened_trace(args.trace, args.requests, folder))
     order = ClimbOrder(
         None, cell.shape, folder / "out", cell.goal, workload, quality=False,
         budget_s=parse_duration(args.budget or cell.budget), device=args.device,
@@ -131,11 +132,11 @@ def measured_cell(name: str, folder: Path, args: argparse.Namespace) -> Record:
     return record_of(name, job, climb, climb_s, rates, best, by_hand, ours)
 
 
-def shortened_trace(path: Path | None, folder: Path) -> Path:
+def shortened_trace(path: Path | None, count: int, folder: Path) -> Path:
     if path is None:
         raise SystemExit("this cell needs --trace FILE")
     with open(path) as file:
-        text = "".join(islice(file, AZURE + 1))
+        text = "".join(islice(file, count + 1))
     (folder / "trace.csv").write_text(text)
     return folder / "trace.csv"
 

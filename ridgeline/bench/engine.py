@@ -84,6 +84,7 @@ class EngineRun:
     accepted_tokens: int  # of those, right
     cpu_s: float  # processor time of this process, all its threads together
     latencies: tuple[RequestLatency, ...]  # of all requests, in their order
+    setup_s: float = 0.0  # of the wall clock: kernels were compiled, graphs captured
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -126,7 +127,7 @@ def run_workload(
         for index in range(len(workload.requests))
     ]
     engine.forget_prefixes()
-    before = engine.stats
+    before, setup_before = engine.stats, setup_s(engine)
     engine.runner.watch = watch = StepWatch(engine.runner.device)
     try:
         started, cpu_started = time.monotonic(), time.process_time()
@@ -136,7 +137,13 @@ def run_workload(
         engine.runner.watch = None
     known = hardware if with_limit else None
     result = _summary(engine, workload, replayed, watch, wall_s, known, before)
-    return replace(result, cpu_s=cpu_s)
+    return replace(result, cpu_s=cpu_s, setup_s=setup_s(engine) - setup_before)
+
+
+def setup_s(engine: Engine) -> float:
+    """What compiling steps and capturing them has taken, until now."""
+    graphs = engine.runner.graphs
+    return 0.0 if graphs is None else graphs.setup_s
 
 
 def _replay(

@@ -8,9 +8,12 @@ import pytest
 import torch
 from engines import engine_for, prompts_of, tiny
 
+from ridgeline.bench.engine import run_workload
 from ridgeline.capture import capture
+from ridgeline.data.workload import Workload, WorkloadRequest
 from ridgeline.engine import Sampling
 from ridgeline.engine.execution.graphs import Graphs
+from ridgeline.hardware import detect
 from ridgeline.kernels.compile_times import CompileTimes
 from ridgeline.kernels.launch import only_compiling
 from ridgeline.lessons.vector_add.triton import vector_add
@@ -81,3 +84,12 @@ def test_a_failure_is_told_and_nothing_is_lost() -> None:
     graph, result = capture(lambda: torch.ones(3, device="cuda") * 2)
     graph.replay()
     assert result.tolist() == [2.0] * 3
+
+
+def test_what_capturing_took_is_told_apart_from_the_steps() -> None:
+    """The first run captures, the second replays."""
+    engine = engine_for(tiny("llama-tied", device="cuda"), graphs=True)
+    workload = Workload("short", (WorkloadRequest(9, 12), WorkloadRequest(5, 8)))
+    first, second = (run_workload(engine, workload, detect("cuda:0")) for _ in range(2))
+    assert 0.0 < first.setup_s < first.wall_s
+    assert second.setup_s == 0.0

@@ -16,6 +16,7 @@ a number back. `notes` has the ops of each graph in the order of their launch.
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -157,6 +158,7 @@ class Graphs:
         self.budget_bytes, self.used_bytes = budget_bytes, 0
         self.captured: dict[PassKind, Captured] = {}
         self.refused: set[PassKind] = set()  # whose capture failed
+        self.setup_s = 0.0  # that compiling and capturing took, in which no step could run
         self.by_hand = False  # run what is captured launch by launch, for whoever traces it
         # Numbers are not right in a pass in which no kernel runs: experts are chosen by them.
         has_experts = any(layer.experts for layer in work.model.config.layers)
@@ -212,14 +214,19 @@ class Graphs:
         run nothing now. The last step's tokens are only written over, and drafts judged, behind
         that: what the graphs are captured with must still be there.
         """
+        began = time.perf_counter()
         if self.compiles_at_once and self.finds_its_way:
             with only_compiling():
                 self._eagerly(kind, inputs, sampling)
+        self.setup_s += time.perf_counter() - began
         logits_RV, tokens_R = self._eagerly(kind, inputs, sampling)
+        torch.cuda.synchronize(self.device)  # as capturing would: the step itself is no setup
+        began = time.perf_counter()
         try:
             self._add(kind, inputs, sampling, logits_RV)
         except Exception as error:
             self._refuse(kind, error)
+        self.setup_s += time.perf_counter() - began
         if sampling.keeps:
             self.work.keep(logits_RV, inputs, tokens_R)
         return logits_RV, tokens_R

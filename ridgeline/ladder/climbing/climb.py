@@ -13,7 +13,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ridgeline.ladder.climbing.last_comparison import LastComparison, end_s, measure_last
+from ridgeline.ladder.climbing.last_comparison import (
+    LastComparison,
+    end_s,
+    measure_last,
+    measured_state,
+)
 from ridgeline.ladder.climbing.levels import LevelSearch
 from ridgeline.ladder.climbing.writing import (
     climb_of,
@@ -160,7 +165,7 @@ def save_best(
         folder.write_json("checkpoint.json", {"shape": job.subject.shape})
         recipe = saved_recipe(progress.observation.filled, in_checkpoint=False)
         recipe.save(folder.path)
-        return best
+        return ClimbState(recipe, best.loop)
     in_checkpoint = best.folder is not None
     if best.folder is not None:
         folder.take(Path(best.folder), move=False)
@@ -193,7 +198,7 @@ def peer_figures(
     if progress is not None:
         progress(f"the peer at {peer.met.endpoint.url}", 0, 1)
     bench.let_go()  # it may be on this machine
-    state = saved if result.best != result.start else result.start
+    state = measured_state(result, saved)
     workload = job.trace if job.order.latency else bench.part_of(state).of(job.workload)
     seconds = max(LEAST_PEER_S, budget.rest_s)
     try:

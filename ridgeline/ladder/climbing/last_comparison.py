@@ -57,7 +57,8 @@ def measure_last(
     """
     if progress.best == progress.start:
         return measure_defaults(job, progress, bench, budget)
-    if saved.folder is not None:
+    saved = measured_state(progress, saved)
+    if saved != progress.best:
         bench.let_go()
     left_s = budget.rest_s - LAST_LOOKS_S
     whole_s = whole_runs_s(job, progress, bench)
@@ -103,6 +104,14 @@ def measure_last(
         after_curve=after_curve,
         words=tuple(notes),
     )
+
+
+def measured_state(progress: ClimbProgress, saved: ClimbState) -> ClimbState:
+    """What stands for the answer in the last runs: the very files that were written; of random
+    weights, and of the defaults, what is loaded already.
+    """
+    same = saved.folder is None or progress.best == progress.start
+    return progress.best if same else saved
 
 
 def _in_the_search(

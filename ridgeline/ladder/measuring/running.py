@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ridgeline.bench.engine import EngineRun, limit_of, run_workload
+from ridgeline.bench.engine import EngineRun, limit_of, run_workload, setup_s
 from ridgeline.data.workload import Workload, WorkloadRequest
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.execution.step_watch import StepWatch
@@ -39,7 +39,9 @@ CURVE_PROMPT, CURVE_OUTPUT = 64, 24  # tokens, of each request of a point of the
 
 @dataclass(frozen=True)
 class Round:
-    """What one round measured. Seconds are medians over its requests."""
+    """What one round measured. Seconds are medians over its requests. Where steps of a kind were
+    met for the first time, the wall clock is without their compiling and capturing.
+    """
 
     output_tokens_per_s: float
     wall_s: float
@@ -161,9 +163,9 @@ class EngineRuns:
         engine.forget_prefixes()
         engine.runner.watch = watch = StepWatch(engine.runner.device)
         try:
-            began = time.perf_counter()
+            began, setup_before = time.perf_counter(), setup_s(engine)
             timed = [self._one(workload, index) for index in range(len(workload.requests))]
-            wall_s = time.perf_counter() - began
+            wall_s = time.perf_counter() - began - (setup_s(engine) - setup_before)
         finally:
             engine.runner.watch = None
         limit_s = limit_of(engine, [step.plan for step in watch.steps], self.hardware)
@@ -251,12 +253,13 @@ def _as_round(run: EngineRun) -> Round:
             f"{len(run.not_finished)} of {run.num_requests} requests ended without an answer: "
             f"{run.not_finished[0]}"
         )
+    wall_s = run.wall_s - run.setup_s
     return Round(
-        run.output_tokens_per_s,
-        run.wall_s,
+        run.num_output_tokens / wall_s,
+        wall_s,
         run.first_token.p50 if run.first_token else None,
         run.per_output_token.p50 if run.per_output_token else None,
         run.request.p50 if run.request else None,
-        run.share_of_limit,
+        None if run.limit_s is None else run.limit_s / wall_s,
         run.mean_batch,
     )

@@ -32,6 +32,7 @@ from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, speedup_of
 from ridgeline.ladder.measuring.spec import WorkerSpec, write_workload
 from ridgeline.ladder.measuring.time_ledger import TimeLedger
 from ridgeline.ladder.outcome import CurvePoint, Figures, Goal, Quality, RateProof, Speedup
+from ridgeline.ladder.processes.judge_process import JUDGE_LIMIT_S, JudgeProcess
 from ridgeline.ladder.processes.loaded import WORK_LIMIT_S, LoadedState
 from ridgeline.ladder.processes.sizes import CURVE_BATCHES, WorkerSizes
 from ridgeline.ladder.searching.bench import Enough
@@ -41,7 +42,7 @@ from ridgeline.quality.gate import USUAL, QualityBounds
 log = logging.getLogger(__name__)
 
 ROUND_S = 1.5
-LOAD_LIMIT_S, JUDGE_LIMIT_S = 600.0, 1800.0
+LOAD_LIMIT_S = 600.0
 OPEN_ROUNDS = 3
 SLOWED = 1.15  # by being looked at: such a process is not measured any more
 CURVE_S = 6.0
@@ -64,14 +65,13 @@ class Processes:
     ) -> None:
         self.subject, self.workload, self.goal, self.hardware = subject, workload, goal, hardware
         self.work, self.round_s = work, round_s
-        self.measured, self.bounds = measured or Measured(), bounds
         self.latency = latency or LatencyBound()
         self.clocks: Clocks | None = None  # while rounds ran last
         self.ledger = TimeLedger()
         self._running: dict[str, LoadedState] = {}
         self._used: dict[str, WorkloadPart] = {}  # in the last comparison of a state
         self._figures: dict[str, Figures] = {}  # of states that were let go since
-        self._judge: Process | None = None
+        self._judge = JudgeProcess(subject, measured or Measured(), bounds, self._new_process)
         self._spare: Process | None = None
         self._numbers = count()
         self._one_at_a_time = False  # two were found not to fit
@@ -322,33 +322,13 @@ class Processes:
         return running
 
     def judge(self, state: ClimbState) -> Quality:
-        assert self.subject.path is not None, "random weights have no quality"
-        arguments = {
-            "path": str(self.subject.path),
-            "device": self.subject.device,
-            "state": state.to_json(),
-            "measured": self.measured.to_json(),
-            "bounds": {
-                "max_kl": self.bounds.max_kl,
-                "max_ppl_increase": self.bounds.max_ppl_increase,
-            },
-        }
         try:
-            return self._ask_judge(arguments)
+            return self._judge.quality(state)
         except WorkerError as error:
             if error.kind != "memory" or not self._running:
                 raise
         self.let_go()  # those that were measured make room, and are loaded again when needed
-        return self._ask_judge(arguments)
-
-    def _ask_judge(self, arguments: dict[str, Any]) -> Quality:
-        if self._judge is None:
-            self._judge = self._new_process()
-        try:
-            return Quality(**self._judge.ask("judge", **arguments, limit_s=JUDGE_LIMIT_S))
-        except WorkerError:
-            self._judge = None
-            raise
+        return self._judge.quality(state)
 
     def calibrated(self, state: ClimbState) -> ClimbState:
         scheme, dtype = state.recipe.scheme, state.recipe.dtype
@@ -394,9 +374,9 @@ class Processes:
             try:
                 self._running[state.key] = self._start(state)
             except WorkerError as error:
-                if error.kind != "memory" or self._judge is None:
+                if error.kind != "memory" or not self._judge.is_loaded:
                     raise
-                self._end_judge()
+                self._judge.end()
                 self._running[state.key] = self._start(state)
         return self._running[state.key]
 
@@ -445,16 +425,11 @@ class Processes:
         while self._running:
             self._running.popitem()[1].process.close()
 
-    def _end_judge(self) -> None:
-        if self._judge is not None:
-            self._judge.close(at_once=True)
-        self._judge = None
-
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead[0].process.kill()
         self.let_go()
-        self._end_judge()
+        self._judge.end()
         if self._spare is not None:
             self._spare.close(at_once=True)
         if self._builder is not None:  # a build that is killed leaves a lock behind

@@ -53,7 +53,7 @@ $(READY): pyproject.toml constraints.txt constraints-triton.txt
 demo: $(NEEDS)
 	$(RUN) -m ridgeline hardware
 	$(RUN) -m ridgeline generate demo "Why is the sky blue? Answer in two sentences." --max-tokens 96
-	$(RUN) -m ridgeline optimize demo --out demo-optimized --budget 4m --resume
+	$(RUN) -m ridgeline optimize demo --out demo-optimized --budget 3m --resume
 
 # Types are checked by one process, and kernels compiled by others beside it: neither minds company,
 # as tests that wait for processes do.

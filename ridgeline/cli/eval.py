@@ -138,7 +138,7 @@ def check(args: argparse.Namespace) -> tuple[QualityBounds, TaskOptions]:
     needs_text |= {"--max-kl or --max-ppl-increase": bounds.are_given}
     for flag, given in needs_text.items():
         if given and args.text is None:
-            raise UsageError(f"{flag} needs a text; add --text FILE")
+            raise UsageError(f"{flag} is of a text, and none is given; add --text FILE.txt")
     if args.against is None and (bounds.are_given or args.layers or args.against_dtype):
         raise UsageError(
             "--max-kl, --max-ppl-increase, --layers and --against-dtype compare with the "

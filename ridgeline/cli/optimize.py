@@ -264,8 +264,11 @@ def render(result: dict[str, Any], console: Console) -> None:
 
 def render_check(result: dict[str, Any], console: Console) -> None:
     speed = result["speed"]
-    interval = f"{speed['low']:.2f} to {speed['high']:.2f}"
-    console.print(f"speed: {speed['value']:.2f}x the record ({interval})")
+    if speed is not None:
+        interval = f"{speed['low']:.2f} to {speed['high']:.2f}"
+        console.print(f"speed: {speed['value']:.2f}x the record ({interval})")
+    if result["proof_words"] is not None:
+        console.print(result["proof_words"], markup=False)
     if result["quality"] is not None:
         now, before = result["quality"]["mean_kl"], result["quality_before"]["mean_kl"]
         console.print(f"mean KL: {now:.5f}, was {before:.5f}")

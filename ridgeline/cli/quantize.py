@@ -195,7 +195,7 @@ def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="text to measure on (default: a built-in one, unlike the calibration text)",
     )
-    quality.add_argument("--bytes", type=int, metavar="N", help="use only its first N bytes")
+    quality.add_argument("--bytes", type=int, metavar="N", help="use only the text's first N bytes")
     quality.add_argument(
         "--window",
         type=int,
@@ -280,8 +280,6 @@ def check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name} is {value}; give at least 1")
-    if args.bytes is not None and args.text is None:
-        raise UsageError("--bytes needs a text; add --text FILE")
 
 
 def asked_schemes(args: argparse.Namespace) -> tuple[Scheme, ...]:
@@ -374,6 +372,7 @@ def asked_job(args: argparse.Namespace, schemes: Sequence[Scheme], device: str) 
         chosen_method(args, schemes),
         calibration=None if args.calibration is None else read_text(args.calibration),
         text=None if args.text is None else read_text(args.text, args.bytes),
+        built_in_bytes=args.bytes,
         num_sequences=args.sequences,
         window=args.window,
         bounds=bounds,

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ridgeline.data.text_files import read_text
+
 FILE = Path(__file__).with_name("judged_text.txt")
 JUDGED_WINDOW = 512  # tokens: some 14 windows, which intervals need
 
 
-def judged_text() -> str:
-    return FILE.read_text(encoding="utf-8")
+def judged_text(max_bytes: int | None = None) -> str:
+    """All of it, or its first bytes."""
+    return read_text(FILE, max_bytes)

@@ -11,6 +11,7 @@ engine/loading/layer_speed.py does it for a whole model and keeps the times.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil
@@ -28,13 +29,19 @@ from ridgeline.timing import Timing, measure
 Timer = Callable[..., Timing]
 
 MARGIN = 0.03  # of the plain time; a smaller difference is noise
-COLD_BYTES = 128 << 20  # of weights used in turn, so that none is still in a cache
-MAX_COPIES = 16
+# Of weights used in turn, so that none is still in a cache: on a GPU, and on a CPU.
+COLD_BYTES, COLD_BYTES_ON_CPU = 128 << 20, 48 << 20
+MAX_COPIES = 64
+MOST_WEIGHTS = 4 << 20  # of a matrix, that are timed on a CPU
+OUTPUTS_OF_A_BLOCK = 128  # a multiple of those that may have a common scale
+RANDOM_ROWS = 64  # of a matrix; the others repeat them, as random numbers take long to make
 
 
 @dataclass(frozen=True)
 class ProductTimes:
-    """Median seconds of one product."""
+    """Seconds of one product: the median, on a CPU the least, since all else that runs there adds
+    to it.
+    """
 
     rows: int
     plain_s: float
@@ -47,6 +54,10 @@ class ProductTimes:
     @property
     def is_slower(self) -> bool:
         return self.quantized_s > (1.0 + MARGIN) * self.plain_s
+
+    def or_better(self, other: ProductTimes) -> ProductTimes:
+        plain_s = min(self.plain_s, other.plain_s)
+        return ProductTimes(self.rows, plain_s, min(self.quantized_s, other.quantized_s))
 
 
 @dataclass(frozen=True)
@@ -90,12 +101,26 @@ def measure_shape(
     *,
     ready: Callable[[Any], nn.Module] = lambda layer: layer,
     timer: Timer = measure,
+    confirm: bool = False,
 ) -> LayerChoice:
     """A choice for the matrices of one shape. `ready` is what the engine does to a layer before it
-    runs it.
+    runs it. `confirm`: what seems slower is timed once more, and the better times count.
     """
-    times = _times(shape, scheme, batch_sizes, dtype, device, ready, timer)
-    return LayerChoice(shape.num_outputs, shape.depth, scheme.name, tuple(times))
+    result = list[ProductTimes]()
+    if not scheme.fits(*shape):
+        return LayerChoice(*shape, scheme.name, ())
+    part = _part_of(shape) if torch.device(device).type == "cpu" else shape
+    for times in _times(part, scheme, batch_sizes, dtype, device, ready, timer, confirm):
+        share = shape.num_outputs / part.num_outputs
+        whole = ProductTimes(times.rows, times.plain_s * share, times.quantized_s * share)
+        result.append(whole)
+    return LayerChoice(*shape, scheme.name, tuple(result))
+
+
+def _part_of(shape: MatrixSize) -> MatrixSize:
+    """Of a large matrix some outputs are timed: a CPU takes them one after the other."""
+    most = max(MOST_WEIGHTS // shape.depth // OUTPUTS_OF_A_BLOCK, 1) * OUTPUTS_OF_A_BLOCK
+    return MatrixSize(min(shape.num_outputs, most), shape.depth)
 
 
 def _times(
@@ -106,36 +131,40 @@ def _times(
     device: str,
     ready: Callable[[Any], nn.Module],
     timer: Timer,
+    confirm: bool,
 ) -> Iterable[ProductTimes]:
-    if not scheme.fits(shape.num_outputs, shape.depth):
-        return
-    plain = [_random_linear(shape, dtype, device) for _ in range(_num_copies(shape, dtype))]
-    quantized = [nearest("a random layer", layer.weight, None, scheme, dtype) for layer in plain]
+    plain = _random_linear(shape, dtype, device)
+    quantized = nearest("a random layer", plain.weight, None, scheme, dtype)
+    on_cpu = torch.device(device).type == "cpu"
+    cold = COLD_BYTES_ON_CPU if on_cpu else COLD_BYTES
+    count = min(MAX_COPIES, ceil(cold / (shape.num_outputs * shape.depth * dtype.itemsize)))
+    sides = [[(ready(deepcopy(layer)),) for _ in range(count)] for layer in (plain, quantized)]
+
+    def timed(x_TD: torch.Tensor) -> ProductTimes:
+        timings = [timer(partial(_call, x_TD), device, inputs=layers) for layers in sides]
+        plain_s, quantized_s = (each.min_s if on_cpu else each.median_s for each in timings)
+        return ProductTimes(len(x_TD), plain_s, quantized_s)
+
     with torch.inference_mode():
         for rows in sorted(set(batch_sizes)):
             x_TD = torch.randn(rows, shape.depth, device=device).to(dtype)
-            plain_s, quantized_s = (
-                timer(
-                    partial(_call, x_TD), device, inputs=[(ready(layer),) for layer in layers]
-                ).median_s
-                for layers in (plain, quantized)
-            )
-            yield ProductTimes(rows, plain_s, quantized_s)
+            times = timed(x_TD)
+            yield times.or_better(timed(x_TD)) if confirm and times.is_slower else times
 
 
 def _call(x_TD: torch.Tensor, layer: nn.Module) -> object:
     return layer(x_TD)
 
 
-def _num_copies(shape: MatrixSize, dtype: torch.dtype) -> int:
-    num_bytes = shape.num_outputs * shape.depth * dtype.itemsize
-    return min(MAX_COPIES, ceil(COLD_BYTES / num_bytes))
-
-
 def _random_linear(shape: MatrixSize, dtype: torch.dtype, device: str) -> Linear:
     layer = Linear(shape.depth, shape.num_outputs, bias=False, dtype=dtype, device=device)
-    nn.init.normal_(layer.weight, std=shape.depth**-0.5)
-    return layer.requires_grad_(False)
+    layer.requires_grad_(False)
+    first = layer.weight[:RANDOM_ROWS]
+    nn.init.normal_(first, std=shape.depth**-0.5)
+    for start in range(len(first), shape.num_outputs, len(first)):
+        rows = layer.weight[start : start + len(first)]
+        rows.copy_(first[: len(rows)])
+    return layer
 
 
 def slower_shapes(choices: Iterable[LayerChoice]) -> list[MatrixSize]:

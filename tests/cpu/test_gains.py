@@ -341,9 +341,9 @@ def test_what_was_timed_of_a_scheme_counts_more_than_its_bytes() -> None:
     assert usual > 1.3
     shapes = [(960, 576), (576, 576), (3072, 576), (576, 1536)]
     times = {
-        f"int8 bf16 fused by the clock {shape} [1]": [
-            {"rows": 1, "plain_s": 1e-4, "quantized_s": 0.95e-4}
-        ]
+        f"int8 bf16 fused by the clock, at best {shape}": {
+            "1": {"rows": 1, "plain_s": 1e-4, "quantized_s": 0.95e-4}
+        }
         for shape in shapes
     }
     file = layers_file(CPU)
@@ -353,6 +353,15 @@ def test_what_was_timed_of_a_scheme_counts_more_than_its_bytes() -> None:
     assert predict(given, {"scheme": "int4-g64"}).speedup > 1.3  # of which nothing is known
     many = replace(given, phases=(decode(16, 100, 0.02, matrices=0.018, gaps=0.002),))
     assert predict(many, {"scheme": "int8"}).speedup > 1.1  # timed for one row only
+    # Codes of the same bits take as long, and a dtype is as fast as its own products were.
+    assert predict(given, {"scheme": "w8a8-int8"}).speedup == pytest.approx(1.04, abs=0.03)
+    slow = {"1": {"rows": 1, "plain_s": 4e-4, "quantized_s": 4e-4}}
+    both = times | {f"int8 fp32 fused by the clock, at best {shape}": slow for shape in shapes}
+    file.write_text(json.dumps({"version": times_version(), "times": both}))
+    fp32 = situation(Recipe(dtype="fp32", kernels="fused"), phase, hardware=CPU)
+    assert predict(fp32, {"dtype": "bf16"}).speedup > 2.2
+    file.write_text(json.dumps({"version": times_version(), "times": {"int8 fp32": [1]}}))
+    assert predict(given, {"scheme": "int8"}).speedup == pytest.approx(usual)  # edited by hand
     file.write_text(json.dumps({"version": "0.1.0 of other kernels", "times": times}))
     assert predict(given, {"scheme": "int8"}).speedup == pytest.approx(usual)
     file.write_text("not JSON")

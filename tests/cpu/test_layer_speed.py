@@ -101,8 +101,10 @@ def test_times_are_kept_for_the_next_start(cache: Path) -> None:
     assert len(clock.seen) == 4 * 4 + 4
     assert measured_choices(config, INT8, [1, 4], *about, **more) == first
     assert len(clock.seen) == 20
-    measured_choices(config, INT8, [1], *about, **more)
-    assert len(clock.seen) > 20
+    measured_choices(config, INT8, [1], *about, **more)  # a size of those
+    assert len(clock.seen) == 20
+    measured_choices(config, INT8, [1, 2], *about, **more)
+    assert {rows for *_, rows in clock.seen[20:]} == {2}
     (file,) = (cache / "layers").iterdir()
     document = json.loads(file.read_text())
     file.write_text(json.dumps(document | {"version": "0.0.0"}))

@@ -178,6 +178,8 @@ def test_a_climb_leaves_a_folder_that_runs_as_its_recipe_says(
     assert found.before.loop == "engine"
     assert [step.name for step in found.ladder] in (["fused", "int8"], ["engine", "int8"])
     assert found.over_plain == pytest.approx(4.0, rel=0.01)
+    assert found.plain is not None  # the two were run beside each other
+    assert found.over_plain_words == "measured in 3 rounds (4.00 to 4.01×)"
     assert found.ladder_is_measured
     assert "of the defaults" in found.headline
     assert "rates are of the whole workload, 5 times on each side" in found.notes
@@ -254,8 +256,9 @@ def test_without_a_terminal_there_is_a_line_for_each_thing_it_does(
         r" *0:\d\d of 9:00  weights in int8.*; best 20 tokens/s, 1.00× .*", tried[0]
     )
     assert re.search(
-        r"before and after, in turns; best 40(.\d)? tokens/s, 2.00× the def", lines[-2]
+        r"before and after, in turns; best 40(.\d)? tokens/s, 2.00× the def", lines[-3]
     )
+    assert "the plain loop beside the answer" in lines[-2]
     assert "the ladder from the plain loop" in lines[-1]
 
 
@@ -487,6 +490,7 @@ def test_ctrl_c_leaves_the_best_so_far_and_it_goes_on(
     found = Climb.from_json(json.loads((tmp_path / "out" / "climb.json").read_text()))
     assert [rung.status for rung in found.rungs] == ["kept", "not reached"]
     assert not found.ladder_is_measured  # there was no time: predicted
+    assert found.plain is None
     assert any("Ctrl-C" in note for note in found.notes)
     assert (tmp_path / "out" / "report.html").is_file()
     assert recipe_beside(tmp_path / "out").scheme == "int8"  # type: ignore[union-attr]

@@ -21,8 +21,9 @@ from test_optimize import model as model
 
 from ridgeline.cli import main, optimize
 from ridgeline.engine.loading.saved import saved_recipe as recipe_beside
-from ridgeline.errors import OfflineError, RequestError
+from ridgeline.errors import CHECK_FAILED_EXIT_CODE, OfflineError, RequestError
 from ridgeline.ladder.climbing import climb
+from ridgeline.ladder.measuring.control import Control
 from ridgeline.ladder.measuring.held_rate import LevelTimes
 from ridgeline.ladder.processes import bench_processes
 
@@ -33,6 +34,8 @@ SHORT = LevelTimes(proof_s=2.0, probe_s=1.0, search_s=3.0)
 class Rated(Local):
     """Its rates are scripted too: those of a recipe with fewer tokens a step are higher."""
 
+    num_kept = 197  # of 200 requests, that keep the bound
+
     def answered(self, do: str, **arguments: Any) -> dict[str, Any]:
         if do not in ("highest_rate", "prove"):
             return super().answered(do, **arguments)
@@ -42,12 +45,12 @@ class Rated(Local):
             values = {"rate": rate, "failed_rate": 1.05 * rate, "late_tokens": 0.2, "batch": 9.0}
             return values | {"is_sure": True, "words": "searched", "num_rates": 5}
         assert arguments["rate"] == rate
-        assert arguments["seconds"] == 60.0
+        assert 60.0 <= arguments["seconds"] < 61.0
         return {
             "rate": rate,
             "seconds": 60.1,
             "num_requests": 200,
-            "num_kept": 197,
+            "num_kept": Rated.num_kept,
             "first_token_p50_s": 0.1,
             "first_token_p99_s": 0.4,
             "per_token_p50_s": 0.02,
@@ -91,6 +94,57 @@ def test_the_recipe_that_holds_the_highest_rate_is_left(
         for each in json.loads((tmp_path / "out" / "records.json").read_text())["records"]
     ]
     assert any(name.endswith("rate-of-half-the-token-budget") for name in names)
+
+
+def test_the_guard_proves_the_rate_again(
+    local: type[Local],
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(bench_processes, "Process", Rated)
+    climbed(capsys, *command, "--ttft-ms", "500", "--tpot-ms", "50")
+    check = ["optimize", "--check", str(tmp_path / "out"), "--device", "cpu", "--quality", "off"]
+    assert main(check) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "at 3.1 requests/s for 60 s 98.5% of 200 requests keep TTFT 500 ms and TPOT" in shown
+    monkeypatch.setattr(Rated, "num_kept", 174)  # 87%, which may be chance where 90% must
+    assert main([*check, "--json"]) == 0
+    monkeypatch.setattr(Rated, "num_kept", 140)
+    capsys.readouterr()
+    assert main([*check, "--json"]) == CHECK_FAILED_EXIT_CODE
+    result = json.loads(capsys.readouterr().out)
+    assert result["speed"]["value"] == pytest.approx(1.0, rel=0.01)
+    assert result["proof"]["num_kept"] == 140
+    assert result["problems"] == [
+        "at 3.1 requests/s for 60 s 70.0% of 200 requests keep TTFT 500 ms and TPOT 50 ms; "
+        "90% must: the rate is not held any more"
+    ]
+    # On a machine that is busier than it was then, it is told and fails nothing.
+    monkeypatch.setattr(Control, "sample", lambda self: 60.0)
+    assert main([*check, "--json"]) == 0
+    remarks = json.loads(capsys.readouterr().out)["remarks"]
+    assert any("the rate is not held any more" in remark for remark in remarks)
+
+
+def test_the_guard_of_defaults_that_hold_the_rate(
+    local: type[Local],
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """There were no rounds of two recipes; the rate is what can fall."""
+    monkeypatch.setattr(bench_processes, "Process", Rated)
+    monkeypatch.setattr(climb, "MOVES", ())
+    result = climbed(capsys, *command, "--ttft-ms", "500")
+    check = ["optimize", "--check", str(tmp_path / "out"), "--device", "cpu"]
+    assert main(check) == 0
+    assert "98.5% of 200 requests" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.setattr(Rated, "num_kept", 100)
+    assert main(check) == CHECK_FAILED_EXIT_CODE
+    assert result["levels"]["chosen"] is not None
 
 
 @pytest.mark.slow

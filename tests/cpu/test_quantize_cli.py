@@ -67,6 +67,18 @@ def test_a_checkpoint_is_written_and_runs(
     refused(capsys, UnsupportedError, "already quantized", *argv(out, tmp_path / "b", text))
 
 
+def test_bytes_without_a_text_are_of_the_built_in_one(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["quantize", str(folder), "--scheme", "int8", "--out", str(tmp_path / "out")]
+    command += ["--batch-sizes", "none", "--sequences", "4", "--device", "cpu", "--json"]
+    command += ["--max-kl", "1", "--max-ppl-increase", "0.9", "--window", "40", "--bytes", "1500"]
+    assert main(command) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["text"] is None
+    assert 100 < result["quality"]["original"]["num_bytes"] <= 1500
+
+
 def test_people_see_a_table(
     folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,8 +199,6 @@ def test_texts_and_folders(
         refused(capsys, UsageError, words, *argv(folder, tmp_path / "out", text, *more))
     absent = argv(folder, tmp_path / "out", tmp_path / "absent.txt")
     refused(capsys, UsageError, "absent.txt", *absent)
-    unmeasured = ["quantize", str(folder), "--scheme", "int8", "--out", str(tmp_path / "out")]
-    refused(capsys, UsageError, "--bytes --text", *unmeasured, "--bytes", "100")
     inside = argv(folder, tmp_path / "out", text, "--work", str(folder / "work"))
     refused(capsys, UsageError, "--work inside the model's folder", *inside)
     (tmp_path / "work").write_text("x")

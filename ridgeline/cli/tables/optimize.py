@@ -28,7 +28,12 @@ from ridgeline.profiling.drawing import Bar, BarPart, Rise
 from ridgeline.profiling.drawing.bars import part_colours
 from ridgeline.profiling.drawing.geometry import digits
 from ridgeline.profiling.drawing.scales import Scale, spanning
-from ridgeline.profiling.drawing.waterfall import SYMBOLS, waterfall_scale, waterfall_starts
+from ridgeline.profiling.drawing.waterfall import (
+    ALL_KEPT,
+    SYMBOLS,
+    waterfall_scale,
+    waterfall_starts,
+)
 from ridgeline.profiling.gap_words import gap_sentence
 from ridgeline.profiling.predicting.prediction import Prediction
 from ridgeline.profiling.printing import safe_text
@@ -135,7 +140,9 @@ def _service_levels(climb: Climb) -> RenderableType | None:
 
 
 def _ladder(climb: Climb, width: int) -> RenderableType | None:
-    return _waterfall(climb.ladder, None, width) if climb.ladder else None
+    if not climb.ladder:
+        return None
+    return _waterfall(climb.ladder, _rise(climb.plain), width, summary.OVER_PLAIN)
 
 
 def _moves(climb: Climb, width: int) -> RenderableType:
@@ -147,7 +154,9 @@ def _moves(climb: Climb, width: int) -> RenderableType:
     return Group(drawn, *([safe_text(words)] if words else []))
 
 
-def _waterfall(rungs: Sequence[RungOutcome], total: Rise | None, width: int) -> RenderableType:
+def _waterfall(
+    rungs: Sequence[RungOutcome], total: Rise | None, width: int, total_name: str = ALL_KEPT
+) -> RenderableType:
     steps = [step_of(rung) for rung in rungs]
     starts = waterfall_starts(steps)
     scale = waterfall_scale(steps, starts, total)
@@ -160,7 +169,7 @@ def _waterfall(rungs: Sequence[RungOutcome], total: Rise | None, width: int) -> 
         _rung_row(table, rung, start, scale, width)
     if total is not None:
         drawn = bar(scale, 1.0, total.value, width, "█", "bold") if total.is_drawable else Text()
-        table.add_row(Text("all kept, paired rounds", "bold"), drawn, Text(str(total), "bold"))
+        table.add_row(Text(total_name, "bold"), drawn, Text(str(total), "bold"))
     legend = Text().append("▒", "yellow").append(" predicted  ", "dim").append("█", "blue")
     legend.append(" achieved  ", "dim").append("░", "").append(" measured and not kept", "dim")
     return Group(table, legend)

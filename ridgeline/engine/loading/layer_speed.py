@@ -17,10 +17,10 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from functools import lru_cache, partial
+from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -36,21 +36,21 @@ from ridgeline.kernels.autotune import is_tuned
 from ridgeline.models import ModelConfig
 from ridgeline.progress import Progress
 from ridgeline.quantization.choose import LayerChoice, ProductTimes, Timer, measure_shape
-from ridgeline.quantization.scheme import Scheme
+from ridgeline.quantization.scheme import Scheme, parse_scheme
 from ridgeline.quantization.sizes import MatrixSize, model_matrices
 from ridgeline.timing import Timing, time_graph, time_host
 from ridgeline.version import __version__
 
 log = logging.getLogger(__name__)
 
-TARGET_S, WARMUP_S = 0.06, 0.01
+TARGET_S, CPU_TARGET_S, WARMUP_S = 0.06, 0.02, 0.01
 ON_GPU, ON_CPU = (1, 16), (1,)  # requests at once; a CPU serves mostly one
 
 
 def as_run(fn: Callable[..., object], device: str, *, inputs: Sequence[tuple[Any, ...]]) -> Timing:
     """Seconds of a call, as the engine makes it: in a graph on a GPU."""
     if torch.device(device).type == "cpu":
-        return time_host(fn, inputs=inputs, target_s=TARGET_S, warmup_s=WARMUP_S)
+        return time_host(fn, inputs=inputs, target_s=CPU_TARGET_S, warmup_s=WARMUP_S)
     return time_graph(
         fn,
         device=device,
@@ -90,50 +90,70 @@ def measured_choices(
     ready: Callable[[Any], nn.Module] = on_host if on_cpu and host_kernels else _as_it_is
     kernels = "fused" if not on_cpu or host_kernels else "reference"
     kernels += "" if on_cpu or is_tuned() else " untuned"
-    how = "by the clock" if on_cpu else "in graphs"  # other times are not comparable
     choices = []
     for done, shape in enumerate(shapes):
-        key = f"{scheme.name} {dtype_name(dtype)} {kernels} {how} {tuple(shape)} {sizes}"
-        choice = kept.get(key, shape, scheme)
-        if choice is None:
+        key = f"{scheme.name} {dtype_name(dtype)} {kernels} {_how(on_cpu)} {tuple(shape)}"
+        if missing := [size for size in sizes if kept.get(key, size) is None]:
             if progress is not None:
                 progress(f"timing {scheme.name}", done, len(shapes))
             with torch.random.fork_rng([] if on_cpu else [torch.device(device)]):
-                measured = partial(
-                    measure_shape, shape, scheme, sizes, dtype, device, ready=ready, timer=timer
+                choice = measure_shape(
+                    shape,
+                    scheme,
+                    missing,
+                    dtype,
+                    device,
+                    ready=ready,
+                    timer=timer,
+                    confirm=True,
                 )
-                choice = _confirmed(measured)
-            kept.put(key, choice)
-        choices.append(choice)
+            kept.put(key, missing, choice)
+        known = [times for size in sizes if (times := kept.get(key, size))]
+        choices.append(LayerChoice(*shape, scheme.name, tuple(known)))
     kept.save()
     return choices
 
 
-def known_speedup(
+def known_times(
     hardware: Hardware,
-    scheme: Scheme,
+    scheme: Scheme | None,
     dtype: torch.dtype,
     kernels: str,
     shape: MatrixSize,
     rows: float,
-) -> float | None:
-    """How many times faster a product of these rows is by codes, where that was measured here for
-    about as many (within four times); nothing is measured now.
+) -> ProductTimes | None:
+    """Of a product of these rows by codes and plain, where that was measured here for about as many
+    (within four times); nothing is measured now. On a CPU a scheme is as fast as another with
+    weights of the same bits, where only that one was measured: the codes are what its kernels wait
+    for. Without a scheme, with the least time that a plain one took.
     """
-    how = "by the clock" if hardware.device_type == "cpu" else "in graphs"
-    prefix = f"{scheme.name} {dtype_name(dtype)} {kernels} {how} {tuple(shape)} "
-    times: list[dict[str, Any]] = []
-    for key, values in _times_of(hardware).items():
-        times += values if key.startswith(prefix) else []
+    how = _how(hardware.device_type == "cpu")
+    wanted = f"{dtype_name(dtype)} {kernels} {how} {tuple(shape)}"
+    known, kin = list[ProductTimes](), list[ProductTimes]()
+    for key, by_rows in _times_of(hardware).items():
+        name, _, rest = key.partition(" ")
+        if rest != wanted or not isinstance(by_rows, dict):
+            continue
+        times = [times for each in by_rows.values() if (times := _times_in(each))]
+        near = [one for one in times if one.rows / 4 <= rows <= one.rows * 4]
+        if scheme is None or name == scheme.name:
+            known += near
+        elif hardware.device_type == "cpu" and parse_scheme(name).weight == scheme.weight:
+            kin += near
+    return min(known or kin, key=lambda one: (abs(one.rows - rows), one.plain_s), default=None)
+
+
+def _times_in(document: object) -> ProductTimes | None:
+    """None where the scheme does not fit, or the file was edited."""
     try:
-        near = [one for one in (ProductTimes(**each) for each in times) if _is_near(one.rows, rows)]
-        return min(near, key=lambda one: abs(one.rows - rows)).speedup if near else None
-    except (TypeError, ZeroDivisionError):
+        return ProductTimes(**document)  # type: ignore[arg-type]
+    except TypeError:
         return None
 
 
-def _is_near(measured: int, rows: float) -> bool:
-    return measured / 4 <= rows <= measured * 4
+def _how(on_cpu: bool) -> str:
+    """Times of another kind are not comparable."""
+    return "by the clock, at best" if on_cpu else "in graphs"
 
 
 def _times_of(hardware: Hardware) -> dict[str, Any]:
@@ -175,18 +195,6 @@ def _as_it_is(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def _confirmed(measured: Callable[[], LayerChoice]) -> LayerChoice:
-    """Measured again where it says that the shape should stay plain; the better times count."""
-    first = measured()
-    if first.quantize or not first.times:
-        return first
-    best = (
-        ProductTimes(one.rows, min(one.plain_s, two.plain_s), min(one.quantized_s, two.quantized_s))
-        for one, two in zip(first.times, measured().times, strict=True)
-    )
-    return replace(first, times=tuple(best))
-
-
 class _Kept:
     """The file of times of one device."""
 
@@ -203,15 +211,19 @@ class _Kept:
         except (OSError, ValueError, TypeError, KeyError) as error:
             log.warning("%s is not readable (%s); measuring anew", self.file, type(error).__name__)
 
-    def get(self, key: str, shape: MatrixSize, scheme: Scheme) -> LayerChoice | None:
+    def get(self, key: str, rows: int) -> ProductTimes | Literal[False] | None:
+        """False: the scheme does not fit. None: not measured."""
         try:
-            times = tuple(ProductTimes(**one) for one in self.values[key])
+            document = self.values[key][str(rows)]
         except (KeyError, TypeError):
             return None
-        return LayerChoice(*shape, scheme.name, times)
+        return _times_in(document) if document else False
 
-    def put(self, key: str, choice: LayerChoice) -> None:
-        self.values[key] = [asdict(times) for times in choice.times]
+    def put(self, key: str, sizes: Sequence[int], choice: LayerChoice) -> None:
+        times = {times.rows: asdict(times) for times in choice.times}
+        earlier = self.values.get(key)
+        by_rows = dict(earlier) if isinstance(earlier, dict) else {}
+        self.values[key] = by_rows | {str(rows): times.get(rows, False) for rows in sizes}
         self.is_new = True
 
     def save(self) -> None:

@@ -1,5 +1,6 @@
 """The regression guard: a folder that a climb left is measured again, and fails when its speed or
-its quality fell beyond noise since the record. A line for a CI job.
+its quality fell beyond noise since the record, or when the rate that it was proved to hold within a
+latency bound is not held any more. A line for a CI job.
 
     result = check_folder(Path("out"))
     result.problems                  # empty: all is as it was
@@ -8,7 +9,8 @@ Speeds of two days differ by more than rounds of one: a fall counts when the 95%
 ratio ends below 1 and the ratio itself is below 1 - ALLOWED_FALL.
 
 A control (measuring/control.py) is timed when the record is written and beside the rounds here.
-What a busy machine takes from the control is divided out of the speed, and widens its interval.
+What a busy machine takes from the control is divided out of the speed, and widens its interval; a
+rate that is not held there is a remark, for waiting times do not grow in proportion.
 """
 
 from __future__ import annotations
@@ -27,12 +29,13 @@ import torch
 from ridgeline.data.workload import Workload
 from ridgeline.errors import UsageError
 from ridgeline.hardware import detect
+from ridgeline.ladder.climbing.kept_level import KeptLevel, level_problems, level_words
 from ridgeline.ladder.measuring.control import Control
 from ridgeline.ladder.measuring.judging import Measured
 from ridgeline.ladder.measuring.part import WorkloadPart
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, t_quantile
 from ridgeline.ladder.measuring.spec import workload_from
-from ridgeline.ladder.outcome import Quality, Speedup
+from ridgeline.ladder.outcome import Quality, RateProof, Speedup
 from ridgeline.ladder.processes.bench_processes import Processes
 from ridgeline.ladder.reporting.folder import CHECK
 from ridgeline.ladder.reporting.words import BUSY, noise_factor
@@ -52,12 +55,14 @@ DOUBT = 0.5  # of what the control lost: how far a workload's loss may be from i
 @dataclass(frozen=True)
 class Checked:
     folder: str
-    speed: Speedup  # now over then; what the machine itself lost is divided out
+    speed: Speedup | None  # now over then, less what the machine lost; None: no rounds
     control: Speedup | None  # of a fixed computation, now over then; None: not in the record
     quality: Quality | None
     quality_before: Quality | None
     problems: tuple[str, ...]
     remarks: tuple[str, ...] = ()
+    proof: RateProof | None = None  # of the rate within a latency bound, where the record has one
+    proof_words: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -80,29 +85,64 @@ def check_folder(
         remarks.append(f"the record is of {saved['device_name']}, this is {hardware.name}")
     measured, bounds = Measured(**saved["measured"]), QualityBounds(**saved["bounds"])
     workload: Workload = workload_from(saved["workload"])
+    level = None if saved.get("level") is None else KeptLevel.from_json(saved["level"])
+    progress = progress or _nothing
     with (
         tempfile.TemporaryDirectory() as work,
         Processes(
-            subject, workload, saved["goal"], hardware, Path(work), measured=measured, bounds=bounds
+            subject,
+            workload,
+            saved["goal"],
+            hardware,
+            Path(work),
+            measured=measured,
+            bounds=bounds,
+            latency=None if level is None else level.bound,
+            trace=None if level is None else level.trace,
         ) as bench,
     ):
-        if progress is not None:
-            progress("rounds", 0, 2)
+        progress("rounds", 0, 3)
         control = Control(hardware.device)
-        part = WorkloadPart.from_json(saved["part"])
-        rates = bench.rates(state, part, rounds, beside=control.time)
-        recorded = recorded_control(saved, hardware.device)
+        recorded, rates = recorded_control(saved, hardware.device), list[float]()
+        if saved["part"] is None:
+            control.time(rounds)
+        else:
+            part = WorkloadPart.from_json(saved["part"])
+            rates = bench.rates(state, part, rounds, beside=control.time)
         machine = machine_of(recorded, control.rates)
-        speed = corrected(unpaired(saved["rates"], rates), machine)
+        speed = corrected(unpaired(saved["rates"], rates), machine) if rates else None
+        proof = None
+        if level is not None:
+            progress(f"{level.rate:.3g} requests/s for {level.seconds:.0f} s", 1, 3)
+            proof = bench.prove(state, level.rate, level.seconds)
         before = None if saved["quality"] is None else Quality(**saved["quality"])
         now = None
         if before is not None and quality:
-            if progress is not None:
-                progress("quality", 1, 2)
+            progress("quality", 2, 3)
+            bench.let_go()
             now = bench.judge(replace(state, loop="engine"))
-    problems = (*speed_problems(speed), *quality_problems(before, now))
+    problems = [*speed_problems(speed), *quality_problems(before, now)]
     remarks += control_remarks(recorded, machine)
-    return Checked(str(folder), speed, machine, now, before, problems, tuple(remarks))
+    words = None
+    if level is not None and proof is not None:
+        words, late = level_words(level, proof), level_problems(level, proof)
+        is_busy = machine is not None and machine.value < 1.0 - ALLOWED_FALL
+        (remarks if is_busy else problems).extend(late)
+    return Checked(
+        folder=str(folder),
+        speed=speed,
+        control=machine,
+        quality=now,
+        quality_before=before,
+        problems=tuple(problems),
+        remarks=tuple(remarks),
+        proof=proof,
+        proof_words=words,
+    )
+
+
+def _nothing(*_: object) -> None:
+    """Nobody wants to know how far it is."""
 
 
 def read_saved(folder: Path) -> dict[str, Any]:
@@ -205,8 +245,8 @@ def control_remarks(recorded: Sequence[float], machine: Speedup | None) -> list[
     return remarks
 
 
-def speed_problems(speed: Speedup) -> list[str]:
-    if speed.high >= 1.0 or speed.value >= 1.0 - ALLOWED_FALL:
+def speed_problems(speed: Speedup | None) -> list[str]:
+    if speed is None or speed.high >= 1.0 or speed.value >= 1.0 - ALLOWED_FALL:
         return []
     return [f"speed fell to {speed.value:.2f} of the record ({speed.low:.2f} to {speed.high:.2f})"]
 

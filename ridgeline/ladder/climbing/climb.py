@@ -27,12 +27,12 @@ from ridgeline.ladder.climbing.writing import (
 )
 from ridgeline.ladder.guessing.answer import FirstAnswer, default_states
 from ridgeline.ladder.guessing.earlier import remember_answer
-from ridgeline.ladder.guessing.explaining import explained, ladder_to
+from ridgeline.ladder.guessing.explaining import explained, has_rounds, ladder_to
 from ridgeline.ladder.measuring.held_rate import LevelTimes
 from ridgeline.ladder.measuring.peer import PeerMet, measured_peer
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.order import ClimbJob, ClimbOrder, lengths_of, prepared
-from ridgeline.ladder.outcome import PeerFigures, RungOutcome
+from ridgeline.ladder.outcome import PeerFigures, RungOutcome, Speedup
 from ridgeline.ladder.processes.bench_processes import ROUND_S, Processes
 from ridgeline.ladder.reporting.folder import Folder, saved_recipe
 from ridgeline.ladder.reporting.result import Climb
@@ -42,10 +42,11 @@ from ridgeline.ladder.searching.finished import Finished
 from ridgeline.ladder.searching.news import ClimbNews
 from ridgeline.ladder.searching.progress import ClimbProgress, Options
 from ridgeline.ladder.searching.search import ClimbSearch
-from ridgeline.ladder.state import ClimbState
+from ridgeline.ladder.state import ClimbState, baseline
 from ridgeline.profiling.predicting.accuracy import remember
 from ridgeline.progress import Progress
 
+LEAST_PLAIN_S = 8.0  # that loading the plain loop and three rounds of it take
 LEAST_PEER_S = 20.0  # that another server is measured, whatever the budget
 
 
@@ -135,9 +136,10 @@ def finish(
     peer = None
     if job.peer is not None:
         peer = peer_figures(job, job.peer, result, bench, saved, budget, times, progress)
+    plain = measured_plain(job, result, saved, bench, budget, progress)
     ladder = explain(job, result, bench, budget, progress)
     climb = climb_of(job, result, saved, last, ladder, bench.ledger, budget, folder)
-    climb = replace(climb, levels=levels, peer=peer)
+    climb = replace(climb, levels=levels, peer=peer, plain=plain)
     write_folder(job, climb, folder, bench, saved, last)
     remember(outcomes_to_remember(result.measured, job))
     return climb
@@ -208,6 +210,33 @@ def peer_figures(
         result.is_stopped = True
         result.notes.append("stopped by Ctrl-C while the peer was measured")
         return peer.without_figures("the climb was stopped while it was measured")
+
+
+def measured_plain(
+    job: ClimbJob,
+    result: ClimbProgress,
+    saved: ClimbState,
+    bench: Processes,
+    budget: Budget,
+    progress: Progress | None,
+) -> Speedup | None:
+    """The answer over the plain loop in a few short rounds; None where there is no time for it."""
+    answer = saved if result.best != result.start else result.start
+    if result.is_stopped or budget.rest_s < max(result.opening_s, LEAST_PLAIN_S):
+        return None
+    if progress is not None:
+        progress("the plain loop beside the answer", 0, 1)
+    bench.round_s = ROUND_S
+    if answer != result.start:
+        bench.drop(result.start)
+    try:
+        return bench.compare(baseline(job.hardware.device), answer, has_rounds)
+    except WorkerError as error:
+        result.notes.append(f"the plain loop could not be measured: {error}")
+    except KeyboardInterrupt:
+        result.is_stopped = True
+        result.notes.append("stopped by Ctrl-C while the plain loop was measured")
+    return None
 
 
 def explain(

@@ -19,7 +19,7 @@ from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, speedup_of
 from ridgeline.ladder.order import ClimbJob
 from ridgeline.ladder.outcome import CurvePoint, Figures, Speedup
 from ridgeline.ladder.processes.bench_processes import CURVE_S, ROUND_S, Processes
-from ridgeline.ladder.searching.budget import Budget
+from ridgeline.ladder.searching.budget import Budget, plain_loop_s
 from ridgeline.ladder.searching.progress import ClimbProgress
 from ridgeline.ladder.state import ClimbState
 
@@ -60,7 +60,7 @@ def measure_last(
     saved = measured_state(progress, saved)
     if saved != progress.best:
         bench.let_go()
-    left_s = budget.rest_s - LAST_LOOKS_S
+    left_s = budget.rest_s - LAST_LOOKS_S - plain_loop_s(budget, progress.opening_s)
     whole_s = whole_runs_s(job, progress, bench)
     fits = MIN_ROUNDS if left_s == math.inf else left_s / max(whole_s, 1e-6)
     notes = list[str]()
@@ -84,7 +84,7 @@ def measure_last(
     after_observation = bench.look(saved)
     curves: list[tuple[CurvePoint, ...]] = []
     for state, name in ((progress.start, "the defaults"), (saved, "the answer")):
-        if budget.rest_s < 2 * CURVE_S:
+        if budget.rest_s - plain_loop_s(budget, progress.opening_s) < 2 * CURVE_S:
             curves.append(())
             notes.append(f"no time for a curve over the batch of {name}")
             continue

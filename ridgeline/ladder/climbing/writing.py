@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.hardware import Hardware
+from ridgeline.ladder.climbing.kept_level import KeptLevel
 from ridgeline.ladder.climbing.last_comparison import LastComparison
 from ridgeline.ladder.climbing.remaining import remaining
 from ridgeline.ladder.measuring.control import Control
 from ridgeline.ladder.measuring.part import WorkloadPart
+from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
 from ridgeline.ladder.measuring.time_ledger import TimeLedger
 from ridgeline.ladder.order import ClimbJob
 from ridgeline.ladder.outcome import Quality, RungOutcome, Side, Speedup
@@ -136,17 +138,23 @@ def write_folder(
     folder.write_json(CLIMB, climb.to_json())
     records = climb_records(climb, job.hardware, bench.clocks)
     folder.write_json(RECORDS, {"records": [record.to_json() for record in records]})
-    if last.total is not None and last.part is not None:
-        check = check_document(job, climb, saved, last.total, last.part)
+    level = kept_level(job, climb)
+    if level is not None or (last.total is not None and last.part is not None):
+        check = check_document(job, climb, saved, last.total, last.part, level)
         folder.write_json(CHECK, check)
     write_report(climb, folder.path / REPORT)
     write_card(climb, folder.path / CARD)
 
 
 def check_document(
-    job: ClimbJob, climb: Climb, saved: ClimbState, total: Speedup, part: WorkloadPart
+    job: ClimbJob,
+    climb: Climb,
+    saved: ClimbState,
+    total: Speedup | None,
+    part: WorkloadPart | None,
+    level: KeptLevel | None,
 ) -> Mapping[str, Any]:
-    """What `--check` measures again."""
+    """What `--check` measures again: rounds, where there were some, and the rate that is held."""
     subject = job.subject
     quality = last_quality(climb)
     return {
@@ -157,14 +165,25 @@ def check_document(
         "goal": job.order.goal,
         "loop": saved.loop,
         "workload": asdict(job.workload),
-        "part": part.to_json(),
-        "rates": list(total.after),
-        "control": control_rates(subject.device, len(total.after)),
+        "part": None if total is None or part is None else part.to_json(),
+        "rates": [] if total is None or part is None else list(total.after),
+        "control": control_rates(subject.device, MIN_ROUNDS if total is None else len(total.after)),
+        "level": None if level is None else level.to_json(),
         "bounds": asdict(job.order.bounds) if job.order.quality else {},
         "measured": job.measured.to_json(),
         "quality": None if quality is None else asdict(quality),
         "created": climb.created,
     }
+
+
+def kept_level(job: ClimbJob, climb: Climb) -> KeptLevel | None:
+    """The rate that the recipe holds, where a latency bound was given and one was proved."""
+    levels = climb.levels
+    chosen = None if levels is None else levels.of(levels.chosen)
+    if levels is None or chosen is None or chosen.proof is None or not levels.is_proved(chosen):
+        return None
+    proof = chosen.proof
+    return KeptLevel(levels.bound, levels.target, proof.rate, proof.seconds, job.trace)
 
 
 def control_rates(device: str, count: int) -> list[float]:

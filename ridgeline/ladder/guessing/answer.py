@@ -15,6 +15,7 @@ from ridgeline.engine.loading.supported import with_host_kernels
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.ladder.guessing.earlier import EarlierAnswer, known_answers, nearest_answer
 from ridgeline.ladder.guessing.first_guess import first_guess, joint, parts_of
+from ridgeline.ladder.guessing.timed_products import time_products
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.order import ClimbJob, lengths_of
 from ridgeline.ladder.outcome import RungOutcome
@@ -60,14 +61,16 @@ class FirstAnswer:
         return applied(start, joint(together.parts))
 
     def together(self, start: ClimbState, observation: Observation) -> Together:
-        together = self._together(start, observation.filled)
+        filled, lengths = observation.filled, lengths_of(self.job.workload)
+        time_products(self.job.facts, start, filled, lengths)
+        together = self._together(start, filled)
         if together.note is not None:
             self._is_earlier = True
             self.notes.append(together.note)
         return together
 
     def _together(self, start: ClimbState, filled: Recipe) -> Together:
-        job = self.job
+        job, lengths = self.job, lengths_of(self.job.workload)
         earlier = nearest_answer(known_answers(), self.like)
         if earlier is not None and earlier.edit:
             fits = partial(fits_memory, job)  # its answers were judged, and are again
@@ -76,7 +79,6 @@ class FirstAnswer:
                 words = f"what an earlier climb here came to ({earlier.created[:10]})"
                 return Together(parts, words, f"it began with {words}")
         allows = partial(may_be_guessed, job)
-        lengths = lengths_of(job.workload)
         return Together(first_guess(job.facts, lengths, start, filled, allows).parts)
 
     @property

@@ -122,7 +122,7 @@ def explained(
         began = budget.used_s
         if budget.rest_s > took_s:
             try:
-                achieved = bench.compare(step.before, step.after, _has_rounds)
+                achieved = bench.compare(step.before, step.after, has_rounds)
                 bench.drop(step.before)
                 reason = f"{faster_words(achieved)}; {step.reason}"
             except WorkerError as error:
@@ -144,7 +144,7 @@ def explained(
     return result
 
 
-def _has_rounds(speedup: Speedup) -> bool:
+def has_rounds(speedup: Speedup) -> bool:
     return len(speedup.before) >= ROUNDS
 
 

@@ -77,6 +77,7 @@ class QuantizeJob:
     calibration: str | None = None  # text; None: the default one
     text: str | None = None  # to measure on; None: the built-in one, unlike the calibration text
     num_sequences: int | None = None  # of 512 tokens, to calibrate on; None: as the method needs
+    built_in_bytes: int | None = None  # of the built-in one, its first; None: all
     window: int | None = None  # tokens; None: 2048, or 512 of the built-in text
     bounds: QualityBounds = USUAL
     skip: tuple[str, ...] = ()  # projections that stay, by name or pattern
@@ -205,7 +206,7 @@ def texts(job: QuantizeJob) -> tuple[str, str]:
     """
     calibration = default_text() if job.calibration is None else job.calibration
     if job.text is None:
-        return calibration, judged_text()
+        return calibration, judged_text(job.built_in_bytes)
     if overlaps(calibration, job.text):
         log.warning(
             "the text to measure on is part of the calibration text, so the model will look "

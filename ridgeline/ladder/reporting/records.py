@@ -20,6 +20,8 @@ def climb_records(climb: Climb, hardware: Hardware, clocks: Clocks | None) -> li
         f"{stem}-before": figure_values(climb.before.figures),
         f"{stem}-after": figure_values(climb.after.figures) | total_values(climb),
     }
+    if climb.plain is not None:
+        named[f"{stem}-plain-loop"] = plain_values(climb.plain)
     for held in () if climb.levels is None else climb.levels.tried:
         named[f"{stem}-rate-of-{held.name.replace(' ', '-')}"] = rate_values(held)
     for rung in climb.rungs:
@@ -63,6 +65,17 @@ def total_values(climb: Climb) -> dict[str, Value]:
     if climb.total is None or climb.speedup is None:
         return {}
     return {**speedup_values(climb.total), "speedup_of_rates": Value(climb.speedup, "1")}
+
+
+def plain_values(speedup: Speedup) -> dict[str, Value]:
+    """The plain loop's own rate, and the answer's speed over it in the same rounds."""
+    rates, count = sorted(speedup.before), len(speedup.before)
+    return {
+        "rate": Value(rates[count // 2], "token/s", num_samples=count),
+        "answer_over_it": Value(speedup.value, "1", num_samples=count),
+        "answer_over_it_low": Value(speedup.low, "1"),
+        "answer_over_it_high": Value(speedup.high, "1"),
+    }
 
 
 def speedup_values(speedup: Speedup) -> dict[str, Value]:

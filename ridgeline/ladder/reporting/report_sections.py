@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ridgeline.hardware.units import human, human_bytes, percent
-from ridgeline.ladder.outcome import RoofPoint, RungOutcome, Side
+from ridgeline.ladder.outcome import RoofPoint, RungOutcome, Side, Speedup
 from ridgeline.ladder.reporting import summary
 from ridgeline.ladder.reporting.result import Climb, rate
 from ridgeline.profiling.drawing import (
@@ -45,7 +45,8 @@ def ladder_section(climb: Climb) -> Section | None:
         "left; the others are predictions, and what follows begins where they end."
     )
     steps = [step_of(rung) for rung in climb.ladder]
-    return Section("ladder", "The ladder", waterfall(steps), intro)
+    drawn = waterfall(steps, total=rise_of(climb.plain), total_name=summary.OVER_PLAIN)
+    return Section("ladder", "The ladder", drawn, intro)
 
 
 def moves_section(climb: Climb) -> Section:
@@ -54,8 +55,6 @@ def moves_section(climb: Climb) -> Section:
     if not rungs:
         body = element("p", "No change was measured.", class_="soft")
         return Section(name, title, body)
-    total = climb.total
-    rise = None if total is None else Rise(total.value, total.low, total.high)
     text = summary.predictions_in_words(climb)
     intro = (
         "Each bar starts where the last kept change ended. Gains were predicted from the roofline "
@@ -64,9 +63,13 @@ def moves_section(climb: Climb) -> Section:
     return Section(
         name,
         title,
-        waterfall([step_of(rung) for rung in rungs], total=rise),
+        waterfall([step_of(rung) for rung in rungs], total=rise_of(climb.total)),
         join([intro, element("b", f"{text}.") if text else None]),
     )
+
+
+def rise_of(speedup: Speedup | None) -> Rise | None:
+    return None if speedup is None else Rise(speedup.value, speedup.low, speedup.high)
 
 
 def step_of(rung: RungOutcome) -> WaterfallStep:

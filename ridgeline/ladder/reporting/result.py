@@ -64,6 +64,7 @@ class Climb(PrintedResult):
     notes: tuple[str, ...] = ()  # what a reader must know: started from another rung, stopped, …
     serve_command: tuple[str, ...] = ()
     ladder: tuple[RungOutcome, ...] = ()  # from the plain loop to the answer: it explains
+    plain: Speedup | None = None  # the answer over the plain loop, where that was run beside it
     time_ledger: Mapping[str, float] = field(default_factory=dict)  # seconds, by what they went to
     gap: tuple[GapPart, ...] = ()  # why the answer is not at the limit, the largest part first
     next_steps: tuple[NextStep, ...] = ()  # not tried, and predicted to help
@@ -127,10 +128,22 @@ class Climb(PrintedResult):
 
     @property
     def over_plain(self) -> float | None:
-        """The answer over the plain loop, step by step; None where there is no ladder to it."""
+        """The answer over the plain loop, as measured or else step by step; None where there is no
+        ladder to it.
+        """
+        if self.plain is not None:
+            return self.plain.value
         steps = [_gain(step) for step in self.ladder]
         known = [gain for gain in steps if gain is not None]
         return math.prod(known) if known and len(known) == len(steps) else None
+
+    @property
+    def over_plain_words(self) -> str:
+        """How that is known."""
+        if self.plain is not None:
+            low, high = end_of(self.plain.low), end_of(self.plain.high)
+            return f"measured in {len(self.plain.before)} rounds ({low} to {high}×)"
+        return "measured step by step" if self.ladder_is_measured else "predicted in part"
 
     @property
     def ladder_is_measured(self) -> bool:

@@ -45,6 +45,9 @@ class Pair(NamedTuple):
     after: str
 
 
+OVER_PLAIN = "the answer, in turns with the plain loop"
+
+
 class Comparison(NamedTuple):
     """The answer against something else."""
 
@@ -61,8 +64,8 @@ def comparisons(climb: Climb) -> list[Comparison]:
     ):
         result.append(Comparison("over the peer", ratio, climb.peer.url))
     if climb.over_plain is not None:
-        how = "measured step by step" if climb.ladder_is_measured else "predicted in part"
-        result.append(Comparison("over the plain loop", times(climb.over_plain), how))
+        ratio, how = times(climb.over_plain), climb.over_plain_words
+        result.append(Comparison("over the plain loop", ratio, how))
     share = climb.after.figures.share_of_limit
     if share is not None:
         before = f"before: {_share(climb.before.figures)}"
@@ -193,8 +196,7 @@ def facts(climb: Climb) -> list[str]:
     elif climb.kept:
         result.append("before and after were not measured in the same rounds")
     if climb.over_plain is not None:
-        how = "measured step by step" if climb.ladder_is_measured else "predicted in part"
-        result.append(f"{times(climb.over_plain)} the plain loop, {how}")
+        result.append(f"{times(climb.over_plain)} the plain loop, {climb.over_plain_words}")
     if climb.peer is not None:
         result.append(peer_words(climb.peer, climb.after.figures, climb.levels))
     result += [text for text in (quality_in_words(climb),) if text]

@@ -69,6 +69,20 @@ class Budget:
         return max(0, int(self.left_s // max(rung_s, 1e-3)))
 
 
+PLAIN_LOOP = 1.5  # times what the first state took: loading the plain loop, and three rounds
+MOST_FOR_PLAIN = 0.125  # of the budget: what only explains must not cost the search more
+
+
+def plain_loop_s(budget: Budget, opening_s: float) -> float:
+    """That is kept for measuring the plain loop beside the answer; 0 where it would take a budget
+    too much, and is measured only in time that is left.
+    """
+    needed = PLAIN_LOOP * opening_s
+    if budget.seconds is None or needed > MOST_FOR_PLAIN * budget.seconds:
+        return 0.0
+    return needed
+
+
 FIRST_RUNG_S = 25.0  # taken until one was measured
 LATEST = 4  # rungs that the next is expected to be like
 

@@ -36,5 +36,6 @@ class ClimbProgress:
     outcomes: list[RungOutcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     is_stopped: bool = False
+    opening_s: float = 0.0  # what it took to load the start and to run it
     first_answer_s: float | None = None  # until the start and what was tried first were run
     measured: list[RungOutcome] = field(default_factory=list)  # in this run, not in an earlier one

@@ -32,7 +32,7 @@ from ridgeline.ladder.outcome import RungOutcome, RungStatus, Speedup, outcome_f
 from ridgeline.ladder.reporting.words import busy_words, state_words, with_remarks
 from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung, RungContext
 from ridgeline.ladder.searching.bench import Bench
-from ridgeline.ladder.searching.budget import Budget, RungTimes
+from ridgeline.ladder.searching.budget import Budget, RungTimes, plain_loop_s
 from ridgeline.ladder.searching.finished import Finished
 from ridgeline.ladder.searching.news import ClimbNews
 from ridgeline.ladder.searching.outlook import Outlook, Predict
@@ -91,6 +91,7 @@ class ClimbSearch:
         self._stages = self.options.stages
         self._reached: ClimbProgress | None = None
         self._times = RungTimes()
+        self._kept_s = 0.0  # for the end
         self._latest: dict[str, RungOutcome] = {}
         self._put_off: list[Rung] = []
         self._trying: Rung | None = None
@@ -115,9 +116,11 @@ class ClimbSearch:
         began = self.budget.used_s
         self._tell(f"measuring where it begins: {state_words(self._starts[0])}")
         self._reached = progress = self.start()
+        progress.opening_s = self.budget.used_s - began
         # In the end two are loaded as this one was, and run in turns.
-        opening_s = AS_LONG_AS_OPENING * (self.budget.used_s - began)
-        self.budget.keep_for_the_end(opening_s if self._end_s is None else self._end_s(progress))
+        opening_s = AS_LONG_AS_OPENING * progress.opening_s
+        self._kept_s = opening_s if self._end_s is None else self._end_s(progress)
+        self.budget.keep_for_the_end(self._kept_s)
         self._times.first_judging_s = self._first_judging_s(progress.observation)
         self.outlook = Outlook(self.facts, self.options, self.predictor, progress, self._latest)
         self.trial = Trial(
@@ -169,6 +172,9 @@ class ClimbSearch:
         if self._guess is not None:
             self._try_together(self._guess(self._now.start, self._now.observation))
             self._now.first_answer_s = self.budget.used_s
+            # There is an answer: from now on the plain loop has its part too.
+            plain_s = plain_loop_s(self.budget, self._now.opening_s)
+            self.budget.keep_for_the_end(self._kept_s + plain_s)
         for stage in self._stages:
             before = self._now.best
             self._climb_stage([*stage, *self._come_back()])
@@ -214,7 +220,12 @@ class ClimbSearch:
         if codes and others:  # what a user has who names these two and no other flag
             back = Offer(others, "the other changes were not measured alone")
             title = f"the defaults with {' and '.join(codes)}"
-            self._try(Rung("same-codes", area_of(others), title, partial(_given, back)))
+            same = Rung("same-codes", area_of(others), title, partial(_given, back))
+            slower = self.outlook.slower_words(same)
+            if slower is None:
+                self._try(same)
+            else:
+                self._add(same, "not applicable", slower, back)
         self._stages = (*self._stages, tuple(undone))
 
     def _come_back(self) -> list[Rung]:

@@ -23,6 +23,7 @@ SYMBOLS = {
     "not reached": "…",
 }
 THICK = 9  # pixels of a bar
+ALL_KEPT = "all kept, paired rounds"
 REACH = 1.6  # times beyond the bars: further ends of intervals are cut off
 APART = 6.5  # of a bar's middle from the row's
 
@@ -70,14 +71,16 @@ def end_of(value: float) -> str:
     return f"{value:.2f}" if value < 1000 else times(value).rstrip("×")
 
 
-def waterfall(steps: Sequence[WaterfallStep], *, total: Rise | None = None) -> Markup:
+def waterfall(
+    steps: Sequence[WaterfallStep], *, total: Rise | None = None, total_name: str = ALL_KEPT
+) -> Markup:
     """A figure with a row for each step, those without figures included, and one for the total."""
     starts = waterfall_starts(steps)
     scale = waterfall_scale(steps, starts, total)
     ticks = scale.ticks()
     rows = [_row(step, start, scale, ticks) for step, start in zip(steps, starts, strict=True)]
     if total is not None:
-        rows.append(_total(total, scale, ticks))
+        rows.append(_total(total, total_name, scale, ticks))
     head = element(
         "tr",
         element("th", "change", scope="col"),
@@ -180,13 +183,13 @@ def _figures(rise: Rise | None, name: str) -> Markup:
     return element("td", value, " ", ends, class_="number", data_name=name)
 
 
-def _total(total: Rise, scale: Scale, ticks: Sequence[float]) -> Markup:
+def _total(total: Rise, name: str, scale: Scale, ticks: Sequence[float]) -> Markup:
     drawn = cell_grid(scale, ticks)
     if total.is_drawable:
         drawn += _bar(total, 1.0, scale, 0, "total")
     return element(
         "tr",
-        element("th", "all kept, paired rounds", scope="row"),
+        element("th", name, scope="row"),
         element("td", cell_chart(drawn, f"In all {total}"), class_="chart"),
         element("td", "", class_="number none"),
         _figures(total, "measured"),

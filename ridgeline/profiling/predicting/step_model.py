@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
-from ridgeline.engine.loading.layer_speed import known_speedup
+from ridgeline.engine.loading.layer_speed import known_times
 from ridgeline.engine.loading.load_plan import COPIES_SHARE
 from ridgeline.engine.memory.footprint import copied_bytes
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
@@ -141,18 +141,56 @@ def _product_s(
 ) -> float:
     if not rows:
         return 0.0
-    dtype = parse_dtype(state.recipe.dtype)
+    way = _Arithmetic(state.recipe.dtype, state.is_fused)
+    seconds = _by_ceilings_s(state, matrix, scheme, rows, way, scale)
+    is_thumb = folds(state, rows) and not state.recipe.tuned
+    name = None if scheme is None else scheme.name
+    seconds /= untuned_share(name) if is_thumb else 1.0
+    return seconds if state.on_gpu else seconds * _timed_factor(state, matrix, rows)
+
+
+class _Arithmetic(NamedTuple):
+    """What products are made in."""
+
+    dtype: str
+    fused: bool  # by our kernels
+
+
+def _by_ceilings_s(
+    state: RunState,
+    matrix: MatrixSize,
+    scheme: Scheme | None,
+    rows: float,
+    way: _Arithmetic,
+    scale: float = 1.0,
+) -> float:
+    dtype = parse_dtype(way.dtype)
     num_weights = matrix.num_outputs * matrix.depth
     if scheme is None:
         num_bytes = num_weights * dtype_bytes(dtype)
     else:
         num_bytes = stored_bytes(scheme, matrix, dtype)
     name = None if scheme is None else scheme.name
-    reach = product_reach(name, state.recipe.dtype, on_gpu=state.on_gpu, fused=state.is_fused)
+    reach = product_reach(name, way.dtype, on_gpu=state.on_gpu, fused=way.fused)
     flops = 2.0 * rows * num_weights
-    seconds = _work_s(state, num_bytes * scale, flops, reach, _units(state, scheme))
-    is_thumb = folds(state, rows) and not state.recipe.tuned
-    return seconds / untuned_share(name) if is_thumb else seconds
+    units = _units(state, scheme) if way.dtype == state.recipe.dtype else way.dtype
+    return _work_s(state, num_bytes * scale, flops, reach, units)
+
+
+def _timed_factor(state: RunState, matrix: MatrixSize, rows: float) -> float:
+    """What plain products of this shape took here, where any were timed, over what ceilings say: on
+    a CPU that is up to the kernel, and other in each dtype. Where this dtype was not timed it is
+    taken to be off by as much as another.
+    """
+    own = state.recipe.dtype
+    for fused in dict.fromkeys((state.is_fused, True, False)):
+        for dtype in dict.fromkeys((own, "fp32", "bf16", "fp16")):
+            kernels = "fused" if fused else "reference"
+            known = known_times(state.hardware, None, parse_dtype(dtype), kernels, matrix, rows)
+            if known is not None:
+                way = _Arithmetic(dtype, fused)
+                return known.plain_s / _by_ceilings_s(state, matrix, None, known.rows, way)
+    return 1.0
 
 
 def _by_codes_s(
@@ -163,12 +201,12 @@ def _by_codes_s(
     """
     kernels = "fused" if state.on_gpu or state.is_fused else "reference"
     kernels += " untuned" if state.on_gpu and not state.recipe.tuned else ""
-    timed = known_speedup(
+    timed = known_times(
         state.hardware, scheme, parse_dtype(state.recipe.dtype), kernels, matrix, rows
     )
-    if timed is None:
+    if timed is None or timed.quantized_s <= 0:
         return _product_s(state, matrix, scheme, rows, scale)
-    return _product_s(state, matrix, None, rows, scale) / timed
+    return _product_s(state, matrix, None, rows, scale) / timed.speedup
 
 
 def holds_copies(state: RunState) -> bool:

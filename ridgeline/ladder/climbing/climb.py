@@ -27,7 +27,7 @@ from ridgeline.ladder.climbing.writing import (
 )
 from ridgeline.ladder.guessing.answer import FirstAnswer, default_states
 from ridgeline.ladder.guessing.earlier import remember_answer
-from ridgeline.ladder.guessing.explaining import explained, has_rounds, ladder_to
+from ridgeline.ladder.guessing.explaining import FIRST_STEP_S, explained, has_rounds, ladder_to
 from ridgeline.ladder.measuring.held_rate import LevelTimes
 from ridgeline.ladder.measuring.peer import PeerMet, measured_peer
 from ridgeline.ladder.measuring.process import WorkerError
@@ -37,7 +37,7 @@ from ridgeline.ladder.processes.bench_processes import ROUND_S, Processes
 from ridgeline.ladder.reporting.folder import Folder, saved_recipe
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.rungs import MOVES
-from ridgeline.ladder.searching.budget import Budget
+from ridgeline.ladder.searching.budget import Budget, plain_loop_s
 from ridgeline.ladder.searching.finished import Finished
 from ridgeline.ladder.searching.news import ClimbNews
 from ridgeline.ladder.searching.progress import ClimbProgress, Options
@@ -46,7 +46,6 @@ from ridgeline.ladder.state import ClimbState, baseline
 from ridgeline.profiling.predicting.accuracy import remember
 from ridgeline.progress import Progress
 
-LEAST_PLAIN_S = 8.0  # that loading the plain loop and three rounds of it take
 LEAST_PEER_S = 20.0  # that another server is measured, whatever the budget
 
 
@@ -222,7 +221,9 @@ def measured_plain(
 ) -> Speedup | None:
     """The answer over the plain loop in a few short rounds; None where there is no time for it."""
     answer = saved if result.best != result.start else result.start
-    if result.is_stopped or budget.rest_s < max(result.opening_s, LEAST_PLAIN_S):
+    is_kept = plain_loop_s(budget, result.opening_s) > 0
+    needed_s = result.opening_s if is_kept else max(FIRST_STEP_S, 2 * result.opening_s)
+    if result.is_stopped or budget.rest_s < needed_s:
         return None
     if progress is not None:
         progress("the plain loop beside the answer", 0, 1)

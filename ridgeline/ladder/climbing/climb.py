@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from ridgeline.ladder.climbing.last_comparison import (
+    LONGEST_ROUND_S,
     LastComparison,
     end_s,
     measure_last,
@@ -27,7 +28,13 @@ from ridgeline.ladder.climbing.writing import (
 )
 from ridgeline.ladder.guessing.answer import FirstAnswer, default_states
 from ridgeline.ladder.guessing.earlier import remember_answer
-from ridgeline.ladder.guessing.explaining import FIRST_STEP_S, explained, has_rounds, ladder_to
+from ridgeline.ladder.guessing.explaining import (
+    FIRST_STEP_S,
+    ROUNDS,
+    explained,
+    has_rounds,
+    ladder_to,
+)
 from ridgeline.ladder.measuring.held_rate import LevelTimes
 from ridgeline.ladder.measuring.peer import PeerMet, measured_peer
 from ridgeline.ladder.measuring.process import WorkerError
@@ -227,7 +234,9 @@ def measured_plain(
         return None
     if progress is not None:
         progress("the plain loop beside the answer", 0, 1)
-    bench.round_s = ROUND_S
+    # As long as there is time for, and once more to warm up: the shorter, the less attention.
+    spare_s = (budget.rest_s - result.opening_s) / (2 * (ROUNDS + 1))
+    bench.round_s = min(LONGEST_ROUND_S, max(ROUND_S, spare_s))
     if answer != result.start:
         bench.drop(result.start)
     try:

@@ -301,6 +301,7 @@ def test_the_guard_measures_what_the_record_was_measured_on(
     monkeypatch.setattr(Local, "part", WorkloadPart(2, share=0.5))
     monkeypatch.setattr(Local, "whole_share", 0.8)
     monkeypatch.setattr(last_comparison, "LAST_LOOKS_S", 3600.0 - 3.0)
+    monkeypatch.setattr(last_comparison, "plain_loop_s", lambda *_: 0.0)
     assert main([*command, "--budget", "1h", "--json"]) == 0
     result = Climb.from_json(json.loads((tmp_path / "out" / "climb.json").read_text()))
     assert "rates are of the whole workload, once on each side" in result.notes

@@ -227,7 +227,7 @@ def measured_plain(
     progress: Progress | None,
 ) -> Speedup | None:
     """The answer over the plain loop in a few short rounds; None where there is no time for it."""
-    answer = saved if result.best != result.start else result.start
+    answer = measured_state(result, saved)
     is_kept = plain_loop_s(budget, result.opening_s) > 0
     needed_s = result.opening_s if is_kept else max(FIRST_STEP_S, 2 * result.opening_s)
     if result.is_stopped or budget.rest_s < needed_s:

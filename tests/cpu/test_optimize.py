@@ -48,6 +48,7 @@ from ridgeline.ladder.reporting.folder import recipe_flags
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.reporting.summary import changed_fields
 from ridgeline.ladder.rungs import batching, quantize
+from ridgeline.ladder.searching.budget import Budget
 from ridgeline.ladder.searching.outlook import Outlook
 from ridgeline.ladder.searching.search import Together
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome
@@ -300,7 +301,8 @@ def test_the_guard_measures_what_the_record_was_measured_on(
     """There was time for rounds of a part and one run of the whole, which is slower."""
     monkeypatch.setattr(Local, "part", WorkloadPart(2, share=0.5))
     monkeypatch.setattr(Local, "whole_share", 0.8)
-    monkeypatch.setattr(last_comparison, "LAST_LOOKS_S", 3600.0 - 3.0)
+    left_s = last_comparison.LAST_LOOKS_S + 3.0  # 1.2 s are one run of the whole on each side
+    monkeypatch.setattr(Budget, "rest_s", property(lambda _: left_s))
     monkeypatch.setattr(last_comparison, "plain_loop_s", lambda *_: 0.0)
     assert main([*command, "--budget", "1h", "--json"]) == 0
     result = Climb.from_json(json.loads((tmp_path / "out" / "climb.json").read_text()))

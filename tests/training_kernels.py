@@ -12,6 +12,7 @@ beside the checks. Times are taken after both, whatever they found; what failed 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -43,7 +44,7 @@ OPS = (
 )
 CEILINGS = {"copy_bandwidth", "read_bandwidth", "matrix_bf16"}
 TESTS = Path(__file__).parent / "gpu" / "test_gpu_training_kernels.py"
-MOST_TOLD = 12  # failures, by their first line
+MOST_TOLD = 12  # failures of an op or of the tests, by their first line
 
 
 def concerns_training(op: Op, case: Case) -> bool:
@@ -77,7 +78,7 @@ def checks(op: Op, device: torch.device) -> Iterator[tuple[str, Callable[[], Non
 
 
 def check_all(ops: list[Op], device: torch.device) -> list[str]:
-    """Prints a line an op; returns what failed, and why."""
+    """Prints a line an op, and what failed and why, which it returns."""
     failed = []
     for op in ops:
         began, own, count = time.monotonic(), [], 0
@@ -90,8 +91,16 @@ def check_all(ops: list[Op], device: torch.device) -> list[str]:
         torch.cuda.empty_cache()
         passed_s = time.monotonic() - began
         print(f"  {op.name}: {count - len(own)} of {count} checks passed, {passed_s:.1f} s")
+        tell(own)
         failed += own
     return failed
+
+
+def tell(failed: list[str]) -> None:
+    for line in failed[:MOST_TOLD]:
+        print(f"    FAILED {line}", flush=True)
+    if len(failed) > MOST_TOLD:
+        print(f"    and {len(failed) - MOST_TOLD} more", flush=True)
 
 
 def first_line(error: Exception) -> str:
@@ -134,7 +143,8 @@ def start_tests() -> subprocess.Popen[str]:
     """The public functions' tests, without the folder's conftest, which builds CUDA C++ first."""
     command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider"]
     return subprocess.Popen(
-        [*command, "-q", "--tb=line", str(TESTS)],
+        [*command, "-q", "--tb=line", "-rfE", str(TESTS)],
+        env={**os.environ, "COLUMNS": "400"},  # a failure's line has its message to the end
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -142,14 +152,17 @@ def start_tests() -> subprocess.Popen[str]:
 
 
 def end_tests(process: subprocess.Popen[str]) -> list[str]:
-    """What failed, in pytest's own short lines."""
+    """What failed, in pytest's own short lines, which name the test and end with the message."""
     text, _ = process.communicate()
     lines = [line for line in text.splitlines() if line.strip()]
-    print(f"  {TESTS.name}: {lines[-1] if lines else 'no output'}")
-    if process.returncode == 0:
+    named = [line.partition("::")[2] for line in lines if line.startswith(("FAILED", "ERROR"))]
+    passed = process.returncode == 0
+    print(f"  {TESTS.name}: {'passed' if passed else f'{len(named)} failed'}")
+    if passed:
         return []
-    named = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return [line[:200] for line in named or lines[-3:]]
+    failed = [line[:300] for line in named or lines[-3:]]
+    tell(failed)
+    return failed
 
 
 def main() -> int:
@@ -168,8 +181,6 @@ def main() -> int:
     print(f"{times.words()}; {time.monotonic() - began:.0f} s")
     failed = [] if args.no_check else check_all(ops, device)
     failed += end_tests(tests) if tests is not None else []
-    for line in failed[:MOST_TOLD]:
-        print(f"FAILED {line}")
     print(f"{len(failed)} failures; {time.monotonic() - began:.0f} s", flush=True)
     if not args.no_times:
         hardware = measure(detect("cuda:0"), CEILINGS)

@@ -36,14 +36,24 @@ def compare(result: Any, reference: Any, case: Case) -> None:
 
 def compare_codes(out: Tensor, ref: Tensor, case: Case) -> None:
     """8-bit codes may differ where a value lies on the edge of two: rarely, and by one step."""
-    assert out.dtype == ref.dtype
+    assert out.dtype == ref.dtype, f"dtype {out.dtype}, not {ref.dtype}"
     assert out.shape == ref.shape, f"shape {tuple(out.shape)}, not {tuple(ref.shape)}"
     num_different = 0
     for results, expected in pieces(out, ref):
         step = expected.abs() / 8 if out.dtype != torch.int8 else torch.ones_like(expected)
-        assert ((results - expected).abs() <= step.clamp(min=2.0**-9) + 1e-9).all()
+        far = ~((results - expected).abs() <= step.clamp(min=2.0**-9) + 1e-9)
+        assert not far.any(), far_codes(results, expected, far)
         num_different += int((results != expected).sum())
     # The edge is as wide as the error of the value: a code's step is 1/127 or 1/16 of it.
     allowed = 0.002 + 256 * bound(torch.float32, case.reduction)
     share = num_different / max(out.numel(), 1)
     assert share <= allowed, f"{share:.4f} of the codes differ"
+
+
+def far_codes(results: Tensor, expected: Tensor, far: Tensor) -> str:
+    """How many codes are more than a step off, and where the first of them is."""
+    row, column = far.nonzero()[0].tolist()
+    return (
+        f"{int(far.sum())} of {far.numel()} codes are more than a step off: row {row} column "
+        f"{column} has {results[row, column]:g}, not {expected[row, column]:g}"
+    )

@@ -49,9 +49,12 @@ class CompiledKernel:
     spilled_bytes: int  # stack or scratch: registers that went to memory
     shared_bytes: int
     shared_limit: int
+    undefined_reads: int = 0  # instructions that read a register nothing has written
 
     @property
     def problem(self) -> str | None:
+        if self.undefined_reads:
+            return f"{self.undefined_reads} instructions read what nothing has written"
         if self.spilled_bytes:
             return f"{self.spilled_bytes} bytes spilled"
         if self.shared_bytes > self.shared_limit:
@@ -79,12 +82,13 @@ def compile_call(call: KernelCall, target: Target) -> CompiledKernel:
     compiled = triton.compile(
         source, target=GPUTarget(target.backend, architecture, target.warp_size), options=options
     )
+    undefined = 0
     if target.backend == "cuda":
-        registers, spilled = cuda_resources(compiled.asm["cubin"])
+        registers, spilled, undefined = cuda_resources(compiled.asm["cubin"])
     else:
         registers, spilled = amd_resources(compiled.asm["amdgcn"])
-    shared = int(compiled.metadata.shared)
-    return CompiledKernel(call.kernel.__name__, registers, spilled, shared, target.shared_bytes)
+    shared, limit = int(compiled.metadata.shared), target.shared_bytes
+    return CompiledKernel(call.kernel.__name__, registers, spilled, shared, limit, undefined)
 
 
 def describe(call: KernelCall) -> tuple[dict[str, str], dict[Any, Any], dict[Any, Any]]:
@@ -118,18 +122,29 @@ def argument_type(value: Any) -> str:
     return "fp32"
 
 
-def cuda_resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and stack bytes a thread, read by the `cuobjdump` that Triton's wheel carries."""
+def cuda_resources(cubin: bytes) -> tuple[int, int, int]:
+    """Registers and stack bytes a thread, and instructions with an operand that nothing has
+    written, read by the `cuobjdump` that Triton's wheel carries.
+    """
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(tool), "--dump-resource-usage", file.name]
+        command = [str(tool), "--dump-resource-usage", "--dump-sass", file.name]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers = max(map(int, re.findall(r"REG:(\d+)", text)))
-    return registers, max(map(int, re.findall(r"STACK:(\d+)", text)))
+    stack = max(map(int, re.findall(r"STACK:(\d+)", text)))
+    return registers, stack, 0 if stack else undefined_reads(text)
+
+
+def undefined_reads(sass: str) -> int:
+    """Where ptxas loses a value it reads R1 in its place, the stack's pointer, which a kernel
+    without a stack only sets (12.8, in Triton 3.6, with codes of fp8 that are used in two ways). As
+    the last operand R1 fills bytes that are overwritten.
+    """
+    return len(re.findall(r"\*/\s+(?:@!?U?P\w+ )?[A-Z][\w.]* R\d+, R1\b", sass))
 
 
 def amd_resources(assembly: str) -> tuple[int, int]:

@@ -23,7 +23,12 @@ from rich.console import Console
 
 import ridgeline
 from ridgeline.cli.kernels import compile_rows, exit_code, finished, render
-from ridgeline.kernels.compile import CompiledKernel, argument_type
+from ridgeline.kernels.compile import (
+    CompiledKernel,
+    argument_type,
+    recorded_calls,
+    undefined_reads,
+)
 from ridgeline.kernels.extension import (
     compile_source,
     find_nvcc,
@@ -162,6 +167,30 @@ def test_spills_and_too_much_memory_are_problems() -> None:
     assert CompiledKernel("k", 255, 904, 0, 1000).problem == "904 bytes spilled"
     assert "1001 bytes of shared memory" in str(CompiledKernel("k", 32, 0, 1001, 1000).problem)
     assert CompiledKernel("k", 32, 0, 1000, 1000).problem is None
+
+
+def test_a_value_that_the_assembler_lost_is_a_problem() -> None:
+    """R1 is the stack's pointer; as the last operand of PRMT it only fills bytes."""
+    lost = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;          /* 0x00000a00ff017b82 */
+        /*1770*/                   LOP3.LUT R36, R1, 0xffff, RZ, 0xc0, !PT ;
+        /*1880*/              @!P0 PRMT R15, R1, 0x7604, R1 ;
+        /*1930*/                   STS.U16 [R14+UR4], R15 ;
+        /*21e0*/                   PRMT R46, R22, 0x3340, R1 ;
+"""
+    assert undefined_reads(lost) == 2
+    problem = CompiledKernel("k", 32, 0, 0, 1000, undefined_reads=2).problem
+    assert problem == "2 instructions read what nothing has written"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_constant_is_smaller_than_fp32s_normal_numbers(name: str) -> None:
+    """Triton 3.6 takes such a constant for fp64, and what is computed with it."""
+    op = get_op(name)
+    for case in op.compile_cases[:8]:
+        for call in recorded_calls(op, case, TARGETS["sm_90"]):
+            numbers = [each for each in call.constants.values() if isinstance(each, float)]
+            assert all(abs(each) >= 2.0**-126 for each in numbers if each), call.kernel.__name__
 
 
 def test_arguments_get_the_types_a_launch_gives_them() -> None:

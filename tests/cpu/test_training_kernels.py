@@ -5,6 +5,7 @@ Triton's interpreter here.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import training_kernels
 from torch import Tensor
 
 from ridgeline.bench.kernels.ops import KernelResult
+from ridgeline.kernels.agreement import compare
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.op import Op
 from ridgeline.kernels.registry import get_op
@@ -69,4 +71,34 @@ def test_a_line_has_our_time_the_limit_and_the_others() -> None:
     assert line == (
         "many: 2.000 ms, 4.00 TB/s 91% of limit; eager 2.50x "
         "(liger: No module named 'liger_kernel')"
+    )
+
+
+def test_a_failed_test_of_the_second_process_is_named_with_its_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "test_own.py"
+    path.write_text(
+        "def test_right() -> None:\n    assert True\n\n\n"
+        "def test_wrong() -> None:\n"
+        f"    raise AssertionError('an element is off by 1.00 of its size, {'and more ' * 12}')\n"
+    )
+    monkeypatch.setattr(training_kernels, "TESTS", path)
+    (failed,) = training_kernels.end_tests(training_kernels.start_tests())
+    assert failed.startswith("test_wrong - AssertionError: an element is off by 1.00 of its size")
+    assert failed.rstrip().endswith("and more")
+    out = capsys.readouterr().out
+    assert "test_own.py: 1 failed" in out
+    assert f"FAILED {failed}" in out
+
+
+def test_codes_that_are_more_than_a_step_off_are_counted_and_the_first_is_shown() -> None:
+    case = get_op("rows_to_fp8").small_cases[0]
+    codes = torch.full((3, 4), 16.0).to(torch.float8_e4m3fn)
+    other = codes.clone()
+    other[1, 2], other[2, 0] = 20.0, 18.0  # two steps, and one
+    with pytest.raises(AssertionError) as error:
+        compare(other, codes, case)
+    assert str(error.value) == (
+        "1 of 12 codes are more than a step off: row 1 column 2 has 20, not 16"
     )

@@ -15,7 +15,8 @@ from ridgeline.kernels.adamw.state import BLOCK, AdamWState, AdamWStep, joined, 
 PIECE = 256 * BLOCK  # elements, on a CPU
 GPU_PIECE = 1 << 24  # where there is no cache to stay in, and each operation is a launch
 FIRST_LEVELS, SECOND_LEVELS = 127, 255
-SMALLEST_SCALE = 1e-38  # of a block of zeros
+# Of a block of zeros: fp32's smallest normal number. Triton 3.6 takes a smaller constant for fp64.
+SMALLEST_SCALE = 2.0**-126
 
 
 class Draws(NamedTuple):

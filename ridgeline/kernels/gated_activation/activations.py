@@ -27,16 +27,19 @@ def activate(gate, KIND: tl.constexpr):
 
 
 @triton.jit
-def gate_share(gate, KIND: tl.constexpr):
-    """`act(gate) / gate`: what share of the gate goes through. By a division, because a slope takes
-    it from one.
+def gate_shares(gate, KIND: tl.constexpr):
+    """`act(gate) / gate`, the share of the gate that goes through, and the share that does not,
+    each to its last digits: a slope multiplies the second, small one by large numbers.
     """
     if KIND == "gelu":
         tail = normal_tail(tl.minimum(tl.abs(gate), 8.0))
         share = tl.where(gate > 0.0, 1.0 - tail, tail)
-    else:
-        share = 1.0 / (1.0 + tl.exp2(-log2_odds(gate, KIND)))
-    return share
+        rest = 1.0 - share
+    else:  # a power that does not overflow: its product with the share is one then, not NaN
+        odds = tl.exp2(tl.minimum(-log2_odds(gate, KIND), 126.0))
+        share = 1.0 / (1.0 + odds)
+        rest = share * odds
+    return share, rest
 
 
 @triton.jit
@@ -52,15 +55,15 @@ def log2_odds(gate, KIND: tl.constexpr):
 
 
 @triton.jit
-def gate_slope(gate, share, KIND: tl.constexpr):
-    """The derivative of `act` at gate, where `share` is `gate_share`'s result."""
+def gate_slope(gate, share, rest, KIND: tl.constexpr):
+    """The derivative of `act` at gate, with the shares of `gate_shares`."""
     if KIND == "silu":
-        slope = share * (1.0 + gate * (1.0 - share))
+        slope = share * (1.0 + gate * rest)
     elif KIND == "gelu":  # the density: 2^(-gate² · log2(e) / 2) / sqrt(2 pi)
         slope = share + gate * tl.exp2(-0.7213475204444817 * gate * gate) * 0.3989422804014327
     else:
         inner = 1.5957691216057308 + 3 * 0.0713548162726002 * gate * gate
-        slope = share * (1.0 + gate * (1.0 - share) * inner)
+        slope = share * (1.0 + gate * rest * inner)
     return slope
 
 

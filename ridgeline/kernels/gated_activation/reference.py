@@ -1,6 +1,4 @@
-"""The definition of the gated activations, in fp32 whatever the input's dtype. Letters: T tokens, F
-MLP size.
-"""
+"""The definition of the gated activations, in fp32 or in fp64. Letters: T tokens, F MLP size."""
 
 from __future__ import annotations
 
@@ -23,7 +21,8 @@ def gated_activation(
     Returns the result in the input's dtype, or with `quantized` its 8-bit codes and one scale a
     row, made from the fp32 product.
     """
-    gate, up = gate_up_T2F.float().chunk(2, dim=-1)
+    wide = torch.promote_types(gate_up_T2F.dtype, torch.float32)
+    gate, up = gate_up_T2F.to(wide).chunk(2, dim=-1)
     if activation == "silu":
         activated = functional.silu(gate)
     elif activation == "gelu":

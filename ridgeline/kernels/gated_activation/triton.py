@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.formats.scaling import LARGEST, SMALLEST_AMAX
-from ridgeline.kernels.gated_activation.activations import activate, gate_share, gate_slope
+from ridgeline.kernels.gated_activation.activations import activate, gate_shares, gate_slope
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.gated_activation.tune_space import (
     MAX_HELD,
@@ -86,8 +86,8 @@ def backward_kernel(
     gate = tl.load(gate_ptrs, mask=keep, other=0.0).to(tl.float32)
     up = tl.load(gate_ptrs + num_columns, mask=keep, other=0.0).to(tl.float32)
     grad = tl.load(grad_ptr + rows * num_columns + columns, mask=keep, other=0.0).to(tl.float32)
-    share = gate_share(gate, ACTIVATION)
-    grad_gate = grad * up * gate_slope(gate, share, ACTIVATION)
+    share, rest = gate_shares(gate, ACTIVATION)
+    grad_gate = grad * up * gate_slope(gate, share, rest, ACTIVATION)
     grad_up = grad * gate * share
     out_ptrs = grad_x_ptr + rows * (2 * num_columns) + columns
     tl.store(out_ptrs, grad_gate.to(grad_x_ptr.dtype.element_ty), mask=keep)

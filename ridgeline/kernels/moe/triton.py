@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
-from ridgeline.kernels.gated_activation.activations import gate_share
+from ridgeline.kernels.gated_activation.activations import gate_shares
 from ridgeline.kernels.gated_activation.reference import Activation
 from ridgeline.kernels.launch import launch, target_of
 from ridgeline.kernels.targets import Target
@@ -281,7 +281,8 @@ def gate_up_kernel(
                 w_up = tl.load(up_rows + start, mask=in_row[:, None] & in_k, other=0.0)
             gate = tl.dot(x, tl.trans(w_gate), gate, input_precision="ieee")
             up = tl.dot(x, tl.trans(w_up), up, input_precision="ieee")
-        out = gate * gate_share(gate, ACTIVATION) * up
+        share, _ = gate_shares(gate, ACTIVATION)
+        out = gate * share * up
         place = places.to(tl.int64)[:, None] * F + columns[None, :]
         keep = live[:, None] & in_row[None, :]
         # rounded to the weights' dtype: the next product's matrix units take nothing wider

@@ -160,8 +160,10 @@ def codes_kernel(
         inverse = 1.0 / tl.load(column_scale_ptr + columns, mask=columns < num_columns, other=1.0)
         column_codes = to_codes(value * inverse[None, :], kind)
     else:
+        # Rounded twice, by one scale from two pointers: of codes that are written both ways ptxas
+        # loses some (12.8, in Triton 3.6: it stores the stack's pointer in their place).
         codes = to_codes(value * (1.0 / tl.load(scale_ptr)), kind)
-        column_codes = codes
+        column_codes = to_codes(value * (1.0 / tl.load(column_scale_ptr)), kind)
     tl.store(codes_ptr + rows[:, None] * num_columns + columns[None, :], codes, mask=keep)
     # Turned in shared memory, so that neighbours in a transposed row are written together.
     turned_ptrs = transposed_ptr + columns[:, None].to(tl.int64) * num_rows + rows[None, :]

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ridgeline.formats.scaling import quantize_rows
 from ridgeline.kernels.gated_activation import tune_space as gated
-from ridgeline.kernels.gated_activation.activations import activate, gate_share, gate_slope
+from ridgeline.kernels.gated_activation.activations import activate, gate_shares, gate_slope
 from ridgeline.kernels.rms_norm import tune_space as norm
 from ridgeline.kernels.rows import to_codes
 from ridgeline.kernels.targets import TARGETS
@@ -30,7 +30,8 @@ def activate_kernel(x_ptr, out_ptr, slope_ptr, KIND: tl.constexpr, SIZE: tl.cons
     place = tl.arange(0, SIZE)
     x = tl.load(x_ptr + place)
     tl.store(out_ptr + place, activate(x, KIND))
-    tl.store(slope_ptr + place, gate_slope(x, gate_share(x, KIND), KIND))
+    share, rest = gate_shares(x, KIND)
+    tl.store(slope_ptr + place, gate_slope(x, share, rest, KIND))
 
 
 @triton.jit

@@ -55,7 +55,7 @@ def test_activations_are_as_exact_as_fp32_allows(kind: str) -> None:
     (gradient,) = torch.autograd.grad(expected.sum(), exact)
     size = x.abs().double().clamp(min=1e-30)
     assert ((out - expected).abs() / size).max() < 3e-7
-    assert (slope - gradient).abs().max() < 2e-6
+    assert (slope - gradient).abs().max() < 4e-7
 
 
 @pytest.mark.parametrize("kind", KINDS)

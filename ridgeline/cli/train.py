@@ -59,6 +59,10 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         "held_out_loss_before": outcome.held_out_before,
         "held_out_loss": outcome.held_out_after,
         "interrupted": outcome.interrupted,
+        "num_saves": outcome.num_saves,
+        "stall_s": outcome.stall_s,
+        "stall_share": outcome.stall_share,
+        "warnings": outcome.warnings,
         "num_quarantined": quarantine.count,
         "quarantine": quarantine.summary() if quarantine.count else None,
     }

@@ -4,11 +4,14 @@
     RUN/metrics.jsonl                           every step (metrics.py)
     RUN/checkpoints/step-00000100/              what `serve`, `generate`, `quantize` and
                                                 transformers load
-    RUN/checkpoints/step-00000100/training/     what resuming takes besides: state.json and
-                                                optimizer.safetensors
+    RUN/checkpoints/step-00000100/training/     what resuming takes besides: state.json,
+                                                optimizer.safetensors, files.json
 
-A checkpoint is written beside its name and renamed when it is complete. The state has a folder of
-its own, because some engines load every safetensors file that lies beside the weights.
+A checkpoint is written beside its name and renamed when it is complete; files.json has the size of
+every file, so that one that was cut short later is recognised. The state has a folder of its own,
+because some engines load every safetensors file that lies beside the weights.
+
+    write_checkpoint(run, checkpoint_content(trainer, state, exporter))
 """
 
 from __future__ import annotations
@@ -16,15 +19,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from ridgeline.errors import CheckpointError, UsageError
 from ridgeline.formats.fields import config_from
+from ridgeline.models.checkpoint import save_safetensors
 from ridgeline.models.checkpoint.safetensors import open_shard
 from ridgeline.models.checkpoint.save import (
     METADATA,
@@ -35,7 +41,8 @@ from ridgeline.models.checkpoint.save import (
     write_file,
 )
 from ridgeline.models.families import Description
-from ridgeline.quantization import save_model
+from ridgeline.models.weights import checkpoint_tensors
+from ridgeline.quantization.export import hf_config
 from ridgeline.training.schedule import Counters
 from ridgeline.training.step import Trainer, TrainerProgress
 
@@ -43,6 +50,7 @@ FOLDER = "checkpoints"
 STATE_FOLDER = "training"
 STATE_NAME = "state.json"
 OPTIMIZER_NAME = "optimizer.safetensors"
+FILES_NAME = "files.json"
 STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -63,24 +71,113 @@ class Exporter:
     extra_files: Mapping[str, bytes | Path]
 
 
-def save_checkpoint(run: Path, trainer: Trainer, state: SavedState, exporter: Exporter) -> Path:
+@dataclass(frozen=True)
+class CheckpointContent:
+    """All that a checkpoint holds. The tensors are the run's own, or copies on the host."""
+
+    weights: Sequence[tuple[str, Tensor]]  # by the names of Hugging Face
+    optimizer: Sequence[tuple[str, Tensor]]
+    config: Mapping[str, Any]  # config.json
+    extra_files: Mapping[str, bytes | Path]
+    state: SavedState
+
+    def tensors(self) -> Iterator[Tensor]:
+        for _, tensor in (*self.weights, *self.optimizer):
+            yield tensor
+
+
+def checkpoint_content(
+    trainer: Trainer, state: SavedState, exporter: Exporter
+) -> CheckpointContent:
+    """Of this moment; the tensors go on changing with the run."""
+    return CheckpointContent(
+        [
+            (name, tensor.detach())
+            for name, tensor in checkpoint_tensors(trainer.model, exporter.description)
+        ],
+        list(trainer.weights.tensors()),
+        hf_config(trainer.model, exporter.description),
+        exporter.extra_files,
+        state,
+    )
+
+
+def checkpoint_path(run: Path, steps: int) -> Path:
+    return run.resolve() / FOLDER / f"step-{steps:08d}"
+
+
+def write_checkpoint(run: Path, content: CheckpointContent) -> Path:
     """Write the checkpoint of this step; one that is there already is this one."""
-    target = run.resolve() / FOLDER / f"step-{state.counters.steps:08d}"
+    target = checkpoint_path(run, content.state.counters.steps)
     if target.exists():
         return target
     with folder_beside(target) as beside:
-        save_model(
-            trainer.model, beside, source=exporter.description, extra_files=exporter.extra_files
-        )
+        save_safetensors(beside, content.weights, content.config, extra_files=content.extra_files)
         folder = beside / STATE_FOLDER
         folder.mkdir()
-        write_file(folder / STATE_NAME, as_json(asdict(state)))
+        write_file(folder / STATE_NAME, as_json(asdict(content.state)))
         storages: set[int] = set()
-        tensors = {name: own_memory(tensor, storages) for name, tensor in trainer.weights.tensors()}
+        tensors = {name: own_memory(tensor, storages) for name, tensor in content.optimizer}
         save_file(tensors, folder / OPTIMIZER_NAME, metadata=METADATA)
         sync(folder / OPTIMIZER_NAME)
+        write_file(folder / FILES_NAME, as_json(_sizes(beside)))
         sync(folder)
     return target
+
+
+def _sizes(checkpoint: Path) -> dict[str, int]:
+    return {
+        str(path.relative_to(checkpoint)): path.stat().st_size
+        for path in sorted(checkpoint.rglob("*"))
+        if path.is_file()
+    }
+
+
+def check_whole(checkpoint: Path) -> None:
+    """CheckpointError where a file is missing, or not as long as it was written."""
+    path = checkpoint / STATE_FOLDER / FILES_NAME
+    try:
+        expected = json.loads(path.read_text(encoding="utf-8"))
+        sizes = _sizes(checkpoint)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is corrupt or cut short ({error})") from error
+    for name, size in expected.items():
+        if name not in sizes:
+            raise CheckpointError(f"{checkpoint / name} is missing")
+        if sizes[name] != size:
+            raise CheckpointError(
+                f"{checkpoint / name} is cut short or changed: it has {sizes[name]:,} bytes "
+                f"instead of {size:,}"
+            )
+    read_state(checkpoint)
+
+
+@dataclass(frozen=True)
+class LastWhole:
+    checkpoint: Path | None  # None: there is none at all
+    broken: Sequence[Path] = ()  # newer ones that are not whole
+    problems: Sequence[str] = ()  # of those
+
+
+def last_whole(run: Path) -> LastWhole:
+    """The newest checkpoint that is whole; CheckpointError where there are some and none is."""
+    broken: list[Path] = []
+    problems: list[str] = []
+    for path in reversed(saved_checkpoints(run)):
+        try:
+            check_whole(path)
+        except CheckpointError as error:
+            broken.append(path)
+            problems.append(str(error))
+            continue
+        return LastWhole(path, broken, problems)
+    if broken:
+        raise CheckpointError(
+            f"{problems[0]}; no other checkpoint of {run} is whole: begin again in a new folder"
+        )
+    return LastWhole(None)
 
 
 @torch.no_grad()
@@ -117,10 +214,7 @@ def read_state(checkpoint: Path) -> SavedState:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, UsageError) as error:
-        raise CheckpointError(
-            f"{path} is corrupt or cut short ({error}); remove the folder {checkpoint} to go on "
-            "from the checkpoint before it"
-        ) from error
+        raise CheckpointError(f"{path} is corrupt or cut short ({error})") from error
     return state
 
 
@@ -132,13 +226,17 @@ def saved_checkpoints(run: Path) -> list[Path]:
 
 
 def keep_last(run: Path, count: int) -> None:
-    """Remove all but the last ones. A folder loses its name first: one that is half removed is none
-    that is there.
-    """
+    """Remove all but the last ones."""
     for path in saved_checkpoints(run)[:-count]:
-        hidden = path.with_name(f".{path.name}.removed")
-        path.rename(hidden)
-        shutil.rmtree(hidden, ignore_errors=True)
+        remove_checkpoint(path)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """The folder loses its name first: one that is half removed is none that is there."""
+    hidden = path.with_name(f".{path.name}.removed")
+    shutil.rmtree(hidden, ignore_errors=True)
+    path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def remove_leftovers(run: Path) -> None:

@@ -1,7 +1,8 @@
-"""`metrics.jsonl`: a line for each step and for each measurement of held-out loss.
+"""`metrics.jsonl`: a line for each step, each measurement of held-out loss and each checkpoint.
 
     {"step": 10, "loss": 3.21, "lr": 1e-04, "gradient_norm": 0.8, "tokens": 40880, …}
     {"step": 10, "held_out_loss": 3.05}
+    {"step": 10, "checkpoint": "step-00000010", "save_s": 1.2, "stall_s": 0.01, …}
 
 A run that goes on after a crash first drops the lines of steps that will be run again.
 """
@@ -47,7 +48,11 @@ class MetricsLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as problem:  # a full disk: what `write` could not write either
+            if error is None:
+                raise OutputError(f"cannot write {self._path}: {problem.strerror}") from problem
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -25,10 +25,12 @@ from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
 from ridgeline.training.checkpoint import (
     Exporter,
+    LastWhole,
     SavedState,
+    last_whole,
+    remove_checkpoint,
     remove_leftovers,
     restore,
-    saved_checkpoints,
 )
 from ridgeline.training.config import (
     FILE_NAME,
@@ -58,6 +60,7 @@ class PreparedRun:
     state: SavedState
     exporter: Exporter
     quarantine: Quarantine
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def prepare(
     config = with_auto(_with_whole_paths(config), device)
     check_precision(config.precision, device)
     check_run_folder(config, run, resume)
-    checkpoints = saved_checkpoints(run) if resume else []
+    saved = last_whole(run) if resume else LastWhole(None)
     source = model_source(config, progress)
     length, limit = config.data.sequence_length, source.description.config.max_context
     if length > limit:
@@ -104,17 +107,24 @@ def prepare(
         vocab_size=source.description.config.vocab_size,
         held_out=config.data.held_out,
     )
-    weights = replace(source, path=checkpoints[-1]) if checkpoints else source
+    weights = replace(source, path=saved.checkpoint) if saved.checkpoint else source
     trainer = Trainer(weights.load(device, config.seed, progress), config)
     state = SavedState(num_samples=data.train.num_windows)
-    if checkpoints:
-        state = _restored(trainer, checkpoints[-1], state)
+    if saved.checkpoint is not None:
+        state = _restored(trainer, saved.checkpoint, state)
     save_config(config, run)
+    for path in saved.broken:  # their steps are run again
+        remove_checkpoint(path)
     remove_leftovers(run)
     if tokenized.quarantine.count:
         tokenized.quarantine.write(run / QUARANTINE_NAME)
     exporter = Exporter(source.description, source.tokenizer.files())
-    return PreparedRun(config, device, trainer, data, state, exporter, tokenized.quarantine)
+    warnings = tuple(
+        f"{problem}; going on from {saved.checkpoint} before it" for problem in saved.problems
+    )
+    return PreparedRun(
+        config, device, trainer, data, state, exporter, tokenized.quarantine, warnings
+    )
 
 
 def _restored(trainer: Trainer, checkpoint: Path, begun: SavedState) -> SavedState:

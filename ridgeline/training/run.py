@@ -23,12 +23,13 @@ from ridgeline.data.loading.order import DataState
 from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.errors import NumericsError, OutputError
 from ridgeline.progress import Progress
-from ridgeline.training.checkpoint import keep_last, save_checkpoint
+from ridgeline.training.checkpoint import SavedState, checkpoint_path
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.evaluation import held_out_loss
 from ridgeline.training.metrics import MetricsLog, read_metrics
 from ridgeline.training.prepare import PreparedRun, prepare
 from ridgeline.training.rounding import LostUpdates
+from ridgeline.training.saving import CheckpointSaver, WrittenCheckpoint
 from ridgeline.training.schedule import Counters, learning_rate, share_done
 from ridgeline.training.step import StepResult
 
@@ -46,6 +47,10 @@ class TrainOutcome:
     held_out_after: float | None  # None also where the run was interrupted
     loss: float | None  # of the last step; None where there was none to run
     interrupted: bool
+    num_saves: int  # while the run went on
+    stall_s: float  # that steps waited for those
+    stall_share: float  # of the time of this process
+    warnings: tuple[str, ...]  # that were shown
 
 
 def train(
@@ -107,6 +112,11 @@ class TrainLoop:
         self._launched: deque[LaunchedStep] = deque()
         self._lost = LostUpdates(prepared.config)
         self._losses: dict[int, float] = {}  # held-out, by the step they were measured after
+        self._saver = CheckpointSaver(
+            out, prepared.trainer, prepared.exporter, prepared.config.checkpoints.keep
+        )
+        self._num_saves = 0
+        self._warnings: list[str] = []
 
     @property
     def micro(self) -> int:
@@ -120,23 +130,30 @@ class TrainLoop:
     def run(self) -> TrainOutcome:
         config, prepared = self.config, self._prepared
         state = DataState(config.seed, self.counters.sequences)
+        began = time.perf_counter()
         with (
             MetricsLog(self._out, after_step=self.counters.steps or -1) as log,
             Loader(
                 prepared.data.train, state, sequences=self.micro, device=prepared.device
             ) as loader,
+            self._saver,
             interruption() as stop,
         ):
+            for warning in prepared.warnings:
+                self._warn(warning)
             rows = read_metrics(self._out)
             self._losses = {row["step"]: row["held_out_loss"] for row in rows if LOSS in row}
             before = self._losses.get(0) if self.counters.steps else self._measure(log)
             self._steps(loader, log, stop)
+            self._collect(log, wait=True)
+            stall_s, seconds = self._saver.stall_s, time.perf_counter() - began
             after = None if stop.is_set() else self._measure(log)
-            checkpoint = self._save()
+            checkpoint = self._save(log)
         loss = None if self._last is None else self._last.loss
         return TrainOutcome(
-            self._out, checkpoint, self.counters, before, after, loss, stop.is_set()
-        )
+            self._out, checkpoint, self.counters, before, after, loss, stop.is_set(),
+            self._num_saves, stall_s, stall_s / seconds, tuple(self._warnings),
+        )  # fmt: skip
 
     def _steps(self, loader: Loader, log: MetricsLog, stop: threading.Event) -> None:
         config = self.config
@@ -154,6 +171,7 @@ class TrainLoop:
             )
             self._launched.append(LaunchedStep(result, lr, self.counters, first))
             self._finish(loader, log, clock, left=0 if result.is_ready else 1)
+            self._collect(log)
             if self.done < 1 and not stop.is_set():
                 is_measured = self.counters.steps % config.evaluation.every == 0
                 is_saved = self.counters.steps % config.checkpoints.every == 0
@@ -162,7 +180,7 @@ class TrainLoop:
                 if is_measured:
                     self._measure(log)
                 if is_saved:
-                    self._save_between()
+                    self._save_between(log)
                 clock.skip_to_now()
         self._finish(loader, log, clock)
 
@@ -215,7 +233,7 @@ class TrainLoop:
             "tokens_per_s": self.config.batch_tokens / seconds,
             "seconds": step.counters.seconds,
         }
-        log.write(row)
+        self._write(log, row)
         self._on_row(row | {"done": self.done})
 
     def _measure(self, log: MetricsLog) -> float | None:
@@ -227,7 +245,7 @@ class TrainLoop:
                 return None
             self._losses[step] = loss
             row = {"step": step, LOSS: loss}
-            log.write(row)
+            self._write(log, row)
             self._on_row(row | {"done": self.done})
         return self._losses[step]
 
@@ -238,22 +256,59 @@ class TrainLoop:
         count = -(-self.config.evaluation.sequences // self.micro)
         return list(islice(held_out_batches(windows, self.micro, self._prepared.device), count))
 
-    def _save(self) -> Path:
-        state = replace(
-            self._prepared.state, counters=self.counters, progress=self.trainer.progress
-        )
-        path = save_checkpoint(self._out, self.trainer, state, self._prepared.exporter)
-        keep_last(self._out, self.config.checkpoints.keep)
+    def _state(self) -> SavedState:
+        return replace(self._prepared.state, counters=self.counters, progress=self.trainer.progress)
+
+    def _save(self, log: MetricsLog) -> Path:
+        """What the run is now, if it is not saved yet; when it is written."""
+        path = checkpoint_path(self._out, self.counters.steps)
+        if not path.exists():
+            self._saver.begin(self._state())
+            self._note_written(log, self._saver.wait())
         return path
 
-    def _save_between(self) -> None:
-        """While the run goes on: a full disk may be told to wait."""
+    def _save_between(self, log: MetricsLog) -> None:
+        """While the run goes on."""
+        self._collect(log, wait=True)
+        self._saver.begin(self._state())
+        self._num_saves += 1
+        if self._saver.waits and self._num_saves == 1:
+            self._warn("the host has no memory for a copy of the state: steps wait while it saves")
+
+    def _collect(self, log: MetricsLog, *, wait: bool = False) -> None:
+        """Look after the checkpoint that is being written; a full disk may be told to wait."""
         try:
-            self._save()
+            written = self._saver.wait() if wait else self._saver.finished()
         except OutputError as error:
             if self.config.checkpoints.on_failure == "stop":
                 raise
-            self._on_row({"step": self.counters.steps, "warning": str(error), "done": self.done})
+            self._warn(str(error))
+        else:
+            self._note_written(log, written)
+
+    def _note_written(self, log: MetricsLog, written: WrittenCheckpoint | None) -> None:
+        if written is not None:
+            row = {
+                "step": written.steps,
+                "checkpoint": written.path.name,
+                "save_bytes": written.num_bytes,
+                "save_s": written.write_s,
+                "stall_s": written.stall_s,
+            }
+            self._write(log, row)
+
+    def _write(self, log: MetricsLog, row: dict[str, Any]) -> None:
+        try:
+            log.write(row)
+        except OutputError as error:
+            if self.config.checkpoints.on_failure == "stop":
+                raise
+            if str(error) not in self._warnings:
+                self._warn(str(error))
+
+    def _warn(self, text: str) -> None:
+        self._warnings.append(text)
+        self._on_row({"step": self.counters.steps, "warning": text, "done": self.done})
 
 
 @contextmanager

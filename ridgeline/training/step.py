@@ -13,7 +13,7 @@ from the result.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -114,6 +114,7 @@ class Trainer:
             ops or ops_for(device), config.recomputation, config.deterministic, self._fp8
         )
         self._sums = GradientSum(self.weights.parameters)
+        self.before_update: Callable[[], None] | None = None  # called once
 
     @property
     def progress(self) -> TrainerProgress:
@@ -150,6 +151,9 @@ class Trainer:
         self, gradients: Mapping[str, Tensor], lr: float, norm: Tensor, factor: float
     ) -> Tensor:
         """Returns how many updates were lost in rounding."""
+        if self.before_update is not None:
+            self.before_update()
+            self.before_update = None
         if self.loss_scale is not None:  # in fp16 overflows are usual: the host has to know
             is_finite = bool(norm.isfinite())
             self.loss_scale.after(is_finite)

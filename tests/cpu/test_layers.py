@@ -122,6 +122,7 @@ ROOMS = {
         "step",
         "evaluation",
         "checkpoint",
+        "saving",
         "metrics",
         "prepare",
         "run",

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import signal
 import subprocess
@@ -14,39 +13,28 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 from command_line import make_folder, refused, run_process
 from tiny_tokenizers import TEXT
+from train_runs import Capture, make_text, same_bytes, single_thread, trained, words
 
 from ridgeline.cli import main
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Sampling, generate_tokens
-from ridgeline.errors import CheckpointError, NumericsError, OutputError, UsageError
+from ridgeline.errors import CheckpointError, NumericsError, UsageError
 from ridgeline.quantization import load_model
-from ridgeline.training import checkpoint as checkpoints
 from ridgeline.training import step as steps
 from ridgeline.training.config import load_config
 from ridgeline.training.metrics import read_metrics
 
-Capture = pytest.CaptureFixture[str]
-STEPS = 6
-
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Here and in processes that are started: how a sum is divided among threads changes its last
-    bits, so that runs are compared that have the same number.
-    """
-    before, named = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
-    torch.set_num_threads(1)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    yield
-    torch.set_num_threads(before)
-    os.environ["OMP_NUM_THREADS"] = named or str(before)
+    with single_thread():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -56,23 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "book.txt"
-    path.write_text(TEXT[:60_000])
-    return path
-
-
-def words(model: Path, text: Path, out: Path, *more: str) -> list[str]:
-    usual = ["--sequence-length", "32", "--batch", "4", "--micro-batch", "2", "--lr", "1e-2"]
-    paths = [str(model), "--data", str(text), "--out", str(out), "--device", "cpu"]
-    ends = [] if {"--minutes", "--tokens"} & set(more) else ["--steps", str(STEPS)]
-    return ["train", *paths, *usual, *ends, "--warmup", "2", *more]
-
-
-def trained(capsys: Capture, *argv: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main([*argv, "--json"]) == 0
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return document
+    return make_text(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")
@@ -127,65 +99,12 @@ def test_the_first_loss_is_that_of_transformers(
     peer = transformers.AutoModelForCausalLM.from_pretrained(model)
     batch = torch.tensor([tokens])
     expected = peer(batch, labels=batch).loss
-    (row,) = read_metrics(tmp_path / "run")
+    row, _ = read_metrics(tmp_path / "run")
     assert row["loss"] == pytest.approx(expected.item(), abs=1e-5)
     assert row["tokens"] == len(tokens) - 1
     expected.backward()
     norm = torch.nn.utils.get_total_norm([each.grad for each in peer.parameters()])
     assert row["gradient_norm"] == pytest.approx(norm.item(), rel=1e-4)
-
-
-KILLED = """
-import os, signal, sys
-from ridgeline.cli import main
-from ridgeline.training import checkpoint, step
-owner, name, count = {target}
-plain = getattr(owner, name)
-calls = 0
-def counting(*args, **options):
-    global calls
-    calls += 1
-    if calls == count:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return plain(*args, **options)
-setattr(owner, name, counting)
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.parametrize(
-    ("target", "left"),
-    [
-        ("step.Optimizer, 'step', 5", ["step-00000002", "step-00000004"]),
-        pytest.param("checkpoint, 'save_file', 2", ["step-00000002"], marks=pytest.mark.slow),
-    ],
-    ids=["in-an-update", "while-saving"],
-)
-def test_a_killed_run_goes_on_bit_for_bit(
-    target: str, left: list[str], model: Path, text: Path, finished: tuple[Path, Path],
-    tmp_path: Path, capsys: Capture,
-) -> None:  # fmt: skip
-    """N + M steps equal N, kill -9, M: every weight and every moment, to the bit."""
-    out = tmp_path / "run"
-    argv = words(model, text, out, "--save-every", "2", "--eval-every", "3")
-    code = KILLED.format(target=target)
-    process = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True)
-    assert process.returncode == -signal.SIGKILL, process.stderr
-    folder = out / "checkpoints"
-    assert sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) == left
-    document = trained(capsys, "train", "--out", str(out), "--resume", "--device", "cpu")
-    assert document["steps"] == STEPS
-    whole, last = finished
-    for name in ("model.safetensors", "training/optimizer.safetensors"):
-        again = (folder / last.name / name).read_bytes()
-        assert again == (last / name).read_bytes(), name
-    kept = ("step", "loss", "lr", "gradient_norm", "tokens", "held_out_loss")
-    rows, expected = (
-        [{key: row[key] for key in kept if key in row} for row in read_metrics(each)]
-        for each in (out, whole)
-    )
-    assert rows == expected
-    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
 def test_a_run_in_bf16_goes_on_bit_for_bit(
@@ -198,10 +117,9 @@ def test_a_run_in_bf16_goes_on_bit_for_bit(
     half[half.index("--steps") + 1] = "3"
     trained(capsys, *half)
     trained(capsys, *words(model, text, both[1], *more, "--resume"))
-    for name in ("model.safetensors", "training/optimizer.safetensors"):
-        files = [each / "checkpoints/step-00000006" / name for each in both]
-        assert files[0].read_bytes() == files[1].read_bytes(), name
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(files[0].parents[1])
+    folders = [each / "checkpoints/step-00000006" for each in both]
+    same_bytes(*folders)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folders[0])
     assert loaded.dtype == torch.bfloat16
 
 
@@ -247,7 +165,7 @@ def test_a_finished_run_that_is_resumed_stays(
     assert trained(capsys, *resumed, "--steps", "7")["steps"] == 7
     shutil.rmtree(out / "checkpoints")
     trained(capsys, *resumed, "--steps", "1")
-    assert [row["step"] for row in read_metrics(out)] == [0, 1, 1]
+    assert [row["step"] for row in read_metrics(out)] == [0, 1, 1, 1]
 
 
 def test_a_shape_learns_from_nothing(
@@ -336,20 +254,6 @@ def test_the_folder_of_another_run(
     refused(capsys, UsageError, "not empty", *words(model, text, tmp_path))
 
 
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "training/optimizer.safetensors", "training/state.json"]
-)
-def test_a_checkpoint_cut_short(
-    name: str, model: Path, text: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    out = tmp_path / "run"
-    trained(capsys, *words(model, text, out))
-    file = out / "checkpoints/step-00000006" / name
-    file.write_bytes(file.read_bytes()[:-20])
-    argv = ["train", "--out", str(out), "--resume", "--steps", "8", "--device", "cpu"]
-    refused(capsys, CheckpointError, f"{file} cut short", *argv)
-
-
 def test_other_data_is_refused(model: Path, text: Path, tmp_path: Path, capsys: Capture) -> None:
     own, out = tmp_path / "own.txt", tmp_path / "run"
     own.write_text(text.read_text())
@@ -357,27 +261,6 @@ def test_other_data_is_refused(model: Path, text: Path, tmp_path: Path, capsys: 
     own.write_text(text.read_text()[:30_000])
     argv = ["train", "--out", str(out), "--resume", "--steps", "8", "--device", "cpu"]
     refused(capsys, CheckpointError, "give the same data", *argv)
-
-
-def full_disk(*args: Any, **options: Any) -> None:
-    raise OSError(28, "No space left on device")
-
-
-def test_a_full_disk_stops_or_not(
-    model: Path, text: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, plain = tmp_path / "run", checkpoints.save_file
-    failures = iter([full_disk, full_disk])
-    monkeypatch.setattr(
-        checkpoints, "save_file", lambda *args, **more: next(failures, plain)(*args, **more)
-    )
-    argv = words(model, text, out, "--save-every", "2")
-    refused(capsys, OutputError, "No space left", *argv, "--json")
-    assert list((out / "checkpoints").iterdir()) == []
-    other = words(model, text, tmp_path / "other", "--save-every", "4")
-    assert main([*other, "--save-failure", "continue"]) == 0
-    assert "warning: cannot write" in capsys.readouterr().err
-    assert [p.name for p in (tmp_path / "other/checkpoints").iterdir()] == ["step-00000006"]
 
 
 def test_numbers_that_blow_up_stop_the_run(

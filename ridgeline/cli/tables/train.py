@@ -126,16 +126,19 @@ def render(result: dict[str, Any], console: Console) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
     verb = "interrupted after" if result["interrupted"] else "trained"
-    say(
-        f"{verb} {result['steps']:,} steps, {result['tokens']:,} tokens in "
-        f"{duration(result['seconds'])}"
-    )
+    steps = f"{result['steps']:,} step{'' if result['steps'] == 1 else 's'}"
+    say(f"{verb} {steps}, {result['tokens']:,} tokens in {duration(result['seconds'])}")
     before, after = result["held_out_loss_before"], result["held_out_loss"]
     if before is not None and after is not None:
         say(f"held-out loss: {after:.4f}, before {before:.4f}")
     if result["quarantine"] is not None:
         say(result["quarantine"])
     say(f"checkpoint: {result['checkpoint']}")
+    if result["num_saves"]:
+        count, waited = result["num_saves"], f"{result['stall_s']:.2g} s"
+        say(
+            f"saved {count} times while it ran: steps waited {waited} ({result['stall_share']:.2%})"
+        )
     if result["interrupted"]:
         say(f"go on: ridgeline train --out {shlex.quote(result['out'])} --resume")
     else:

@@ -88,8 +88,9 @@ def compared(out: Tensor, *grads: Tensor) -> tuple[Tensor, ...]:
 
 
 def in_rows(grad_TD: Tensor) -> Tensor:
-    missing = -len(grad_TD) % NEIGHBOURS
-    return functional.pad(grad_TD, (0, 0, 0, missing)).reshape(-1, NEIGHBOURS * grad_TD.shape[1])
+    together = min(NEIGHBOURS, len(grad_TD))
+    padded = functional.pad(grad_TD, (0, 0, 0, -len(grad_TD) % together))
+    return padded.reshape(-1, together * grad_TD.shape[1])
 
 
 def define(

@@ -4,160 +4,34 @@ this process with speeds that are scripted by state: all else is real.
 
 from __future__ import annotations
 
-import argparse
-import errno
 import json
-import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-import torch
-from command_line import make_folder, refused
+from local_climbs import NO_GUESS, TOGETHER, Local, usual_speed
+from local_climbs import command as command
+from local_climbs import local as local
+from local_climbs import model as model
 
 from ridgeline.cli import main
-from ridgeline.cli.options import add_flags, from_flags
 from ridgeline.engine import Engine
 from ridgeline.engine.loading.saved import saved_recipe as recipe_beside
 from ridgeline.errors import (
-    CHECK_FAILED_EXIT_CODE,
     INTERRUPTED_EXIT_CODE,
-    HardwareError,
-    OutputError,
-    RidgelineError,
-    UsageError,
 )
 from ridgeline.hardware.facts import Ceiling
-from ridgeline.ladder.climbing import climb, last_comparison
-from ridgeline.ladder.climbing.check import unpaired
+from ridgeline.ladder.climbing import climb
 from ridgeline.ladder.guessing.answer import FirstAnswer
-from ridgeline.ladder.guessing.earlier import EarlierAnswer, known_answers, remember_answer
-from ridgeline.ladder.measuring import control
-from ridgeline.ladder.measuring.control import Control
-from ridgeline.ladder.measuring.part import WorkloadPart
-from ridgeline.ladder.measuring.process import WorkerError
-from ridgeline.ladder.measuring.time_ledger import TimeLedger
-from ridgeline.ladder.measuring.worker import Workers
-from ridgeline.ladder.processes import bench_processes
-from ridgeline.ladder.reporting.folder import recipe_flags
+from ridgeline.ladder.guessing.earlier import known_answers, remember_answer
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.reporting.summary import changed_fields
-from ridgeline.ladder.rungs import batching, quantize
-from ridgeline.ladder.searching.budget import Budget
-from ridgeline.ladder.searching.outlook import Outlook
-from ridgeline.ladder.searching.search import Together
-from ridgeline.profiling.predicting.accuracy import PredictionOutcome
+from ridgeline.ladder.rungs import batching
 from ridgeline.quantization.linear import schemes_of
-from ridgeline.recipe import KV, Limits, Recipe
 from ridgeline.records import Record
-from ridgeline.timing import Timing
-
-TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:46.68,16,8\n" * 2
-TOGETHER = FirstAnswer.together
-NO_GUESS = SimpleNamespace(parts=())
-MOVES = (
-    next(rung for rung in quantize.SCHEMES if rung.name == "int8"),
-    quantize.PAGES[1],
-)
-
-
-def usual_speed(spec: dict[str, Any]) -> float:
-    """int8 is faster than fp32, 8-bit pages are not; from the saved folder all is as it was."""
-    if spec["loop"] == "naive":
-        return 10.0
-    quantized = spec["recipe"]["scheme"] == "int8" or spec["folder"] is not None
-    return (40.0 if quantized else 20.0) * (0.9 if spec["recipe"]["kv"]["dtype"] == "int8" else 1.0)
-
-
-class Local:
-    """A worker in this process."""
-
-    speed: Callable[[dict[str, Any]], float] = staticmethod(usual_speed)
-    num_rounds = 0
-    part = WorkloadPart(2)  # of a round
-    whole_share = 1.0  # of a round's speed, where the whole is run
-    remembered: ClassVar[list[PredictionOutcome]] = []
-    answers: ClassVar[list[EarlierAnswer]] = []
-
-    def __init__(self, log: Path, ledger: TimeLedger | None = None) -> None:
-        self.ledger = ledger or TimeLedger()
-        self.worker, self.specs, self.seats = Workers(), dict[str, Any](), set[str]()
-
-    def ask(
-        self, do: str, *, limit_s: float, lives_on: bool = False, **asked: Any
-    ) -> dict[str, Any]:
-        with self.ledger.timing(do):
-            return self.answered(do, **asked)
-
-    def answered(self, do: str, **asked: Any) -> dict[str, Any]:
-        asked = json.loads(json.dumps(asked))
-        seat = asked.get("seat", "")
-        if do == "load":
-            self.specs[seat] = asked["spec"]
-        if do == "warm":
-            return {"part": Local.part.to_json(), "seconds": 1.0}
-        if do == "round":
-            Local.num_rounds += 1
-            rate = Local.speed(self.specs[seat]) * (1 + 0.001 * (Local.num_rounds % 3))
-            rate *= Local.whole_share if asked["part"]["share"] >= 1.0 else 1.0
-            more = ("first_token_s", "per_output_token_s", "request_s", "share_of_limit")
-            return {"output_tokens_per_s": rate, "wall_s": 1.0, "mean_batch": 1.0} | dict.fromkeys(
-                more
-            )
-        try:
-            answer: dict[str, Any] = json.loads(json.dumps(self.worker.answer({"do": do, **asked})))
-        except RidgelineError as error:
-            raise WorkerError("refused", str(error)) from error
-        return answer
-
-    is_alive = True
-
-    def close(self, at_once: bool = False) -> None: ...
-
-    def __enter__(self) -> Local:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-@pytest.fixture
-def local(monkeypatch: pytest.MonkeyPatch) -> type[Local]:
-    monkeypatch.setattr(climb, "remember", Local.remembered.extend)
-    Local.remembered.clear()
-    Local.answers.clear()
-    Local.num_rounds = 0
-    monkeypatch.setattr(bench_processes, "Process", Local)
-    monkeypatch.setattr(Local, "speed", staticmethod(usual_speed))
-    monkeypatch.setattr(Control, "sample", lambda self: 100.0)
-    monkeypatch.setattr(climb, "MOVES", MOVES)
-    # What is guessed hangs on this machine too; a test of its own guesses.
-    monkeypatch.setattr(FirstAnswer, "together", lambda *_: Together(()))
-    monkeypatch.setattr(climb, "remember_answer", Local.answers.append)
-    # All matrices of a tiny model are faster as they are: here none is asked.
-    monkeypatch.setattr("ridgeline.engine.loading.load_plan.measured_choices", lambda *_, **__: [])
-    monkeypatch.setattr("ridgeline.ladder.order.measure", lambda hardware, only, progress: hardware)
-    # What is predicted of a tiny model hangs on this machine: here every rung is tried.
-    monkeypatch.setattr(Outlook, "slower_words", lambda *_: None)
-    return Local
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("model"), hidden_size=64, intermediate_size=128)
-
-
-@pytest.fixture
-def command(model: Path, tmp_path: Path) -> list[str]:
-    (tmp_path / "trace.csv").write_text(TRACE)
-    (tmp_path / "text.txt").write_text("A hill is lower than a mountain, and so on. " * 8)
-    words = ["optimize", str(model), "--out", str(tmp_path / "out"), "--device", "cpu"]
-    words += ["--workload", str(tmp_path / "trace.csv"), "--text", str(tmp_path / "text.txt")]
-    return [*words, "--window", "60", "--max-kl", "1", "--max-ppl-increase", "0.9"]
 
 
 def test_a_climb_leaves_a_folder_that_runs_as_its_recipe_says(
@@ -291,119 +165,6 @@ def test_what_is_slower_on_the_whole_workload_is_not_left(
     assert weights.resolve() == (model / "model.safetensors").resolve()
 
 
-def test_the_guard_measures_what_the_record_was_measured_on(
-    local: type[Local],
-    command: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """There was time for rounds of a part and one run of the whole, which is slower."""
-    monkeypatch.setattr(Local, "part", WorkloadPart(2, share=0.5))
-    monkeypatch.setattr(Local, "whole_share", 0.8)
-    left_s = last_comparison.LAST_LOOKS_S + 3.0  # 1.2 s are one run of the whole on each side
-    monkeypatch.setattr(Budget, "rest_s", property(lambda _: left_s))
-    monkeypatch.setattr(last_comparison, "plain_loop_s", lambda *_: 0.0)
-    assert main([*command, "--budget", "1h", "--json"]) == 0
-    result = Climb.from_json(json.loads((tmp_path / "out" / "climb.json").read_text()))
-    assert "rates are of the whole workload, once on each side" in result.notes
-    assert result.after.figures.output_tokens_per_s == pytest.approx(32.0, rel=0.01)
-    capsys.readouterr()
-    assert main(["optimize", "--check", str(tmp_path / "out"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["speed"]["value"] == pytest.approx(1.0, rel=0.01)
-
-
-def test_the_guard_passes_and_fails(
-    local: type[Local], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*command, "--json"]) == 0
-    check = ["optimize", "--check", str(tmp_path / "out"), "--device", "cpu", "--json"]
-    assert main(check) == 0
-    capsys.readouterr()
-    Local.speed = staticmethod(lambda spec: 0.8 * usual_speed(spec))  # type: ignore[assignment]
-    assert main(check) == CHECK_FAILED_EXIT_CODE
-    slower = json.loads(capsys.readouterr().out)
-    assert "0.80 of the record" in slower["problems"][0]
-    Local.speed = staticmethod(usual_speed)
-    saved = json.loads((tmp_path / "out" / "check.json").read_text())
-    saved["quality"] |= {"mean_kl": 1e-9, "mean_kl_high": 1e-9}
-    (tmp_path / "out" / "check.json").write_text(json.dumps(saved))
-    assert main(check) == CHECK_FAILED_EXIT_CODE
-    assert "mean KL" in json.loads(capsys.readouterr().out)["problems"][0]
-    assert main([*check, "--quality", "off"]) == 0
-
-
-def test_a_busy_machine_does_not_fail_the_guard(
-    local: type[Local],
-    command: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """0.54 of the record, where a control that has nothing to do with the recipe fell too."""
-    assert main([*command, "--json"]) == 0
-    file = tmp_path / "out" / "check.json"
-    saved = json.loads(file.read_text())
-    assert saved["control"] == [100.0] * len(saved["rates"])
-    check = ["optimize", "--check", str(tmp_path / "out"), "--device", "cpu", "--quality", "off"]
-    Local.speed = staticmethod(lambda spec: 0.54 * usual_speed(spec))  # type: ignore[assignment]
-    assert main(check) == CHECK_FAILED_EXIT_CODE  # as a quiet machine has it
-    monkeypatch.setattr(Control, "sample", lambda self: 60.0)
-    capsys.readouterr()
-    assert main(check) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "a fixed computation runs at 0.60 of its speed then" in shown
-    assert main([*check, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["speed"]["value"] == pytest.approx(0.9, rel=0.01)
-    assert result["control"]["value"] == pytest.approx(0.6)
-    # Samples that differ as much: how busy it was during a round is not known.
-    samples = cycle([60.0, 120.0, 100.0])
-    monkeypatch.setattr(Control, "sample", lambda self: next(samples))
-    assert main(check) == 0
-    assert "samples of one fixed computation differ by a factor of 2.0" in " ".join(
-        capsys.readouterr().out.split()
-    )
-    # A recipe that lost more than the machine did still fails.
-    Local.speed = staticmethod(lambda spec: 0.25 * usual_speed(spec))  # type: ignore[assignment]
-    assert main(check) == CHECK_FAILED_EXIT_CODE
-    # Nor does a record of earlier days, which has none, hide what is slower.
-    del saved["control"]
-    file.write_text(json.dumps(saved))
-    capsys.readouterr()
-    assert main(check) == CHECK_FAILED_EXIT_CODE
-    assert "the record has no control" in " ".join(capsys.readouterr().out.split())
-
-
-def test_what_the_guard_cannot_know_of_the_machine_is_told(
-    local: type[Local],
-    command: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A record of a busier machine, and a control for which there is no memory."""
-    assert main([*command, "--json"]) == 0
-    check = ["optimize", "--check", str(tmp_path / "out"), "--device", "cpu", "--quality", "off"]
-    monkeypatch.setattr(Control, "sample", lambda self: 150.0)
-    Local.speed = staticmethod(lambda spec: 1.2 * usual_speed(spec))  # type: ignore[assignment]
-    capsys.readouterr()
-    assert main([*check, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["speed"]["value"] == pytest.approx(1.2, rel=0.01)  # nothing is divided out
-    [remark] = result["remarks"]
-    assert "at 1.50 of its speed then" in remark
-    assert "hide" in remark
-
-    def fails(self: Control) -> float:
-        raise torch.AcceleratorError("CUDA error: out of memory")
-
-    monkeypatch.setattr(Control, "sample", fails)
-    assert main([*check, "--json"]) == 0
-    [remark] = json.loads(capsys.readouterr().out)["remarks"]
-    assert remark.startswith("the control could not be timed here")
-
-
 def test_the_next_climb_begins_with_the_answer_of_this_one(
     local: type[Local],
     command: list[str],
@@ -456,30 +217,6 @@ def test_outcomes_of_a_busy_machine_are_not_remembered(
     assert Local.remembered == []
 
 
-def test_the_control_is_timed_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another program takes from any pass counts: a median would leave the slowest out."""
-    monkeypatch.setattr(control, "SAMPLE_S", 0.02)
-    timed = Control("cpu")
-    timed.time(2)
-    assert len(timed.rates) == 2
-    assert min(timed.rates) > 0
-    num_passes = timed._num_passes
-
-    def held_up(step: Callable[[], object], num_steps: int, **_: Any) -> Timing:
-        assert num_steps == 1
-        return Timing.from_samples([0.5])
-
-    monkeypatch.setattr(control, "time_loop", held_up)
-    assert timed.sample() == num_passes / 0.5
-
-
-def test_the_guards_interval_widens_with_noise() -> None:
-    calm, wild = unpaired([10, 10.1, 9.9], [9, 9.1, 8.9]), unpaired([10, 15, 6], [9, 13, 5])
-    assert calm.high < 1.0 < wild.high
-    assert calm.value == pytest.approx(0.9, rel=0.01)
-    assert unpaired([10, 10], [10, 10]).value == 1.0
-
-
 def test_ctrl_c_leaves_the_best_so_far_and_it_goes_on(
     local: type[Local], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -510,144 +247,6 @@ def test_ctrl_c_leaves_the_best_so_far_and_it_goes_on(
     assert [rung.status for rung in found.rungs] == ["kept", "dropped"]
     assert recipe_beside(tmp_path / "out").scheme is None  # type: ignore[union-attr]
     assert not (tmp_path / "out" / "model.safetensors").is_symlink()
-
-
-def test_a_dry_run_measures_nothing(
-    local: type[Local],
-    command: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(bench_processes, "Process", None)
-    assert main([*command, "--dry-run"]) == 0
-    text = capsys.readouterr().out
-    assert "first guess:" in text
-    assert "weights in int8" in text
-    assert main([*command, "--dry-run", "--for", "throughput", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    rows = {row["name"]: row for row in result["rungs"]}
-    assert rows["int8"]["applies"]
-    assert rows["int8"]["predicted"]["speedup"] > 0
-    assert rows["fp8"]["predicted"] is None  # a CPU only decodes it
-    assert result["guess"]["predicted"]["speedup"] >= 1.0
-    assert not any(str(value).startswith("int4") for value in result["guess"]["edit"].values())
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "kind", "words"),
-    [
-        (["--device", "cuda"], HardwareError, "no GPU"),
-        (["--rounds", "3"], UsageError, "--rounds is 3 at least 5"),
-        (["--budget", "soon"], UsageError, "--budget 'soon' 10m"),
-        (["--workload", "nosuch.csv"], UsageError, "nosuch.csv neither"),
-        (["--quality", "off"], UsageError, "quality off --max-kl"),
-        (["--shape", "tiny"], UsageError, "give either a model, or --shape"),
-        (["--window", "1"], UsageError, "--window is 1"),
-        (["--text", "none.txt"], UsageError, "no file none.txt"),
-        (["--task", "hellaswag"], UsageError, "--data"),
-        (["--output-tokens", "0"], UsageError, "--output-tokens is 0"),
-        (["--out", "/proc/nothing"], OutputError, "cannot write /proc/nothing"),
-        (["--check", "."], UsageError, "--check only the folder"),
-    ],
-)
-def test_refusals(
-    local: type[Local],
-    command: list[str],
-    capsys: pytest.CaptureFixture[str],
-    more: list[str],
-    kind: type[RidgelineError],
-    words: str,
-) -> None:
-    refused(capsys, kind, words, *command, *more)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("ContextTokens,Nonsense\n1,2\n", "nonsense.csv Nonsense"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", "line 2 TIMESTAMP"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,-3,2\n", "line 2 -3"),
-        ("", "no rows"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,500,2\n", "502 tokens"),
-    ],
-)
-def test_a_workload_of_nonsense(
-    local: type[Local],
-    command: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    text: str,
-    words: str,
-) -> None:
-    (tmp_path / "nonsense.csv").write_text(text)
-    refused(capsys, UsageError, words, *command, "--workload", str(tmp_path / "nonsense.csv"))
-
-
-def test_folders_that_cannot_be_used(
-    local: type[Local], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "something").write_text("mine")
-    refused(capsys, UsageError, "not empty --resume", *command)
-    refused(capsys, UsageError, "no climb to go on with", *command, "--resume")
-    refused(capsys, UsageError, "no check.json", "optimize", "--check", str(out))
-    assert (out / "something").read_text() == "mine"
-    shape = ["optimize", "--shape", "tiny", "--out", str(tmp_path / "o")]
-    refused(capsys, UsageError, "--quality off", *shape)
-
-
-def test_a_full_disk_is_one_line(
-    local: type[Local],
-    command: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    plain = os.replace
-
-    def full(source: Any, target: Any) -> None:
-        if str(target).endswith("finished.json"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        plain(source, target)
-
-    monkeypatch.setattr(os, "replace", full)
-    refused(capsys, OutputError, "finished.json No space left", *command, "--json")
-
-
-def test_a_recipe_as_flags_is_that_recipe() -> None:
-    recipe = Recipe(
-        dtype="bf16",
-        tuned=False,
-        graphs=True,
-        scheme="fp8",
-        head="int8",
-        kv=KV("fp8", 128),
-        limits=Limits(None, 64),
-    )
-    parser = argparse.ArgumentParser()
-    add_flags(parser, Recipe)
-    assert from_flags(parser.parse_args(recipe_flags(recipe)), Recipe) == recipe
-    assert recipe_flags(Recipe()) == []
-    changed = replace(recipe, overlap=False)
-    assert "--no-overlap" in recipe_flags(changed)
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["--ttft-ms", "0"], "--ttft-ms is 0; give milliseconds above 0"),
-        (["--tpot-ms", "nan"], "--tpot-ms is nan; give milliseconds above 0"),
-        (["--peer-model", "m"], "--peer-model needs a --peer-url"),
-        (["--peer-url", "ftp://x"], "--peer-url is 'ftp://x'; give one like http://127.0.0.1:8000"),
-    ],
-)
-def test_bounds_that_mean_nothing(
-    words: list[str], problem: str, command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*command, *words]) == 2
-    assert problem in capsys.readouterr().err
 
 
 def test_a_draft_model_is_a_rung(

@@ -14,10 +14,10 @@ import pytest
 from command_line import refused
 from fake_endpoint import FakeEndpoint
 from live_server import LiveServer, live_server
-from test_optimize import Local
-from test_optimize import command as command
-from test_optimize import local as local
-from test_optimize import model as model
+from local_climbs import Local
+from local_climbs import command as command
+from local_climbs import local as local
+from local_climbs import model as model
 
 from ridgeline.cli import main, optimize
 from ridgeline.engine.loading.saved import saved_recipe as recipe_beside

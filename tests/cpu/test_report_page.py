@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import sample_climbs
 from page_server import FLAGS, find_browser
+from report_climbs import hostile, no_ceilings
 from test_drawing import H200
-from test_report import hostile, no_ceilings
 
 from ridgeline.ladder.reporting.comparing import NamedClimb, compare, write_comparison
 from ridgeline.ladder.reporting.report import write_report

@@ -22,6 +22,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
@@ -115,6 +116,12 @@ def build(op: str, defines: tuple[str, ...] = ()) -> Path:
         _compile_extension(op, path, defines)
         _library.cache_clear()
     return path
+
+
+def build_all() -> None:
+    """Every op's, at the same time: nvcc takes one core for each."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(build, sources()))
 
 
 def _compile_extension(op: str, path: Path, defines: tuple[str, ...]) -> None:

@@ -285,8 +285,7 @@ def plain_model(spec: WorkerSpec, hardware: Hardware) -> Transformer:
 def build_kernels() -> str | None:
     """CUDA C++ for this GPU, unless that was done; why not, where it cannot be."""
     try:
-        for op in extension.sources():
-            extension.build(op)
+        extension.build_all()
     except RidgelineError as error:
         return str(error)
     return None

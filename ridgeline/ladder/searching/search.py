@@ -171,7 +171,6 @@ class ClimbSearch:
     def _climb(self) -> None:
         if self._guess is not None:
             self._try_together(self._guess(self._now.start, self._now.observation))
-            self._now.first_answer_s = self.budget.used_s
             # There is an answer: from now on the plain loop has its part too.
             plain_s = plain_loop_s(self.budget, self._now.opening_s)
             self.budget.keep_for_the_end(self._kept_s + plain_s)
@@ -192,6 +191,7 @@ class ClimbSearch:
         parts = together.parts
         if self.options.quality and self._times.first_judging_s > self.budget.left_s:
             parts = [(rung, own) for rung, own in parts if not rung.changes_answers]
+        self._now.first_answer_s = self.budget.used_s
         if not parts:
             return
         edit = {name: value for _, offer in parts for name, value in offer.items()}
@@ -201,6 +201,7 @@ class ClimbSearch:
         changes = any(rung.changes_answers for rung in rungs)
         offer = Offer(edit, together.reason)
         self._try(Rung(GUESS, area_of(edit), title, lambda _: offer, changes, is_essential=True))
+        self._now.first_answer_s = self.budget.used_s
         if self._latest[GUESS].status != "kept":
             return
         undone = []

@@ -19,8 +19,8 @@ class Reach(NamedTuple):
 
 # H200, batch 1 of an 8B shape, 2026-11-15 (results/LOG.md): a layer's four products take 107 µs in
 # bf16, 62 in int8, 61 in fp8 and 43 in int4-g128, where their bytes alone take 100, 50, 50 and 26.
-# Steps of many tokens: 0.88 of the bf16 rate (44,181 tok/s); 0.78 of the fp8 rate, which
-# lies between 1.58 times bf16's, of prompts alone, and 1.24, of 512 requests at once (2026-11-18).
+# Steps of many tokens: 0.88 of the bf16 rate (44,181 tok/s); 0.82 of the fp8 rate and
+# what rounding inputs takes: 1.58 times bf16's for prompts, 1.24 for 512 requests (2026-11-18).
 GPU_PRODUCT = {
     "plain": Reach(1.0, 0.88, 1.9e-6),
     # By cuBLAS, with norms and activations apart: what leaves 9.5 and 4.8 ms for a step as a graph,
@@ -28,7 +28,7 @@ GPU_PRODUCT = {
     "fp32": Reach(0.82, 0.9, 2.5e-6),
     "fp16": Reach(0.96, 0.88, 2.5e-6),
     "int8": Reach(1.0, 0.84, 3.1e-6),
-    "fp8": Reach(1.0, 0.78, 2.9e-6),
+    "fp8": Reach(1.0, 0.82, 2.9e-6),
     "int4": Reach(1.0, 0.84, 4.3e-6),
     "w8a8-int8": Reach(1.0, 0.45, 6.0e-6),  # 25,260 tok/s of prefill: scaling in separate kernels
 }
@@ -36,6 +36,10 @@ GPU_PRODUCT = {
 # H200's choices list them for bf16 (111 µs instead of 106) and fp8 (73 instead of 64); int8 and
 # int4 by the speed before they were tuned and in CUDA C++ (349 and 417 tok/s, results/LOG.md).
 UNTUNED = {"plain": 0.96, "int8": 0.85, "fp8": 0.87, "int4": 0.78, "w8a8-int8": 1.0}
+# Of a product whose inputs are rounded in a kernel of their own, as they are from 64 rows on: what
+# bytes and the matrix rate do not explain of steps of 100 to 300 requests (climbs of 8B shapes on
+# the H200, 2026-11-18).
+ROUNDING_INPUTS_S = 10e-6
 # Share of the bandwidth at which codes are written out as numbers: 128 tokens of an 8B shape took
 # 14.0 ms in int4-g128, 12.8 of them in its matrices, and 5.9 by copies (a climb, 2026-11-17).
 DECODING = 0.55

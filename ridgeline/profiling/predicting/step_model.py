@@ -28,6 +28,7 @@ from ridgeline.profiling.predicting.launching import (
 )
 from ridgeline.profiling.predicting.reach import (
     DECODING,
+    ROUNDING_INPUTS_S,
     Reach,
     attention_reach,
     link_reach,
@@ -143,6 +144,8 @@ def _product_s(
         return 0.0
     way = _Arithmetic(state.recipe.dtype, state.is_fused)
     seconds = _by_ceilings_s(state, matrix, scheme, rows, way, scale)
+    if state.on_gpu and scheme is not None and scheme.inputs != "16-bit" and rows > MAX_ROWS:
+        seconds += ROUNDING_INPUTS_S
     is_thumb = folds(state, rows) and not state.recipe.tuned
     name = None if scheme is None else scheme.name
     seconds /= untuned_share(name) if is_thumb else 1.0

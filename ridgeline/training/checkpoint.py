@@ -45,6 +45,7 @@ from ridgeline.models.weights import checkpoint_tensors
 from ridgeline.quantization.export import hf_config
 from ridgeline.training.schedule import Counters
 from ridgeline.training.step import Trainer, TrainerProgress
+from ridgeline.training.watch import WatchState
 
 FOLDER = "checkpoints"
 STATE_FOLDER = "training"
@@ -61,6 +62,7 @@ class SavedState:
     counters: Counters = field(default_factory=Counters)
     progress: TrainerProgress = field(default_factory=TrainerProgress)
     num_samples: int = 0  # of the data: its order depends on how many there are
+    watch: WatchState = field(default_factory=WatchState)
 
 
 @dataclass(frozen=True)

@@ -237,9 +237,37 @@ class CheckpointOptions:
         check_fields(self)
 
 
+@answers_wrong_options()
+@dataclass(frozen=True)
+class WatchOptions:
+    """Steps that look wrong. They are run a second time, to tell data from hardware."""
+
+    non_finite: Literal["stop", "skip"] = field(
+        default="stop",
+        metadata=field_help("if a step's loss or gradients are not numbers: such a step changes "
+                            "nothing"),
+    )  # fmt: skip
+    spikes: Literal["skip", "stop", "learn"] = field(
+        default="skip",
+        metadata=field_help("if a step's gradient norm or loss is far above those before it"),
+    )
+    spike_factor: float = field(
+        default=10.0,
+        metadata=field_help(
+            "how far: times the median norm of the last 50 steps, or times their losses' median "
+            "distance from their median",
+            minimum=1.0,
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_finite(self)
+
+
 @answers_wrong_options(
     DataOptions, BatchOptions, OptimizerOptions, ScheduleOptions, RunLength, EvaluationOptions,
-    CheckpointOptions,
+    CheckpointOptions, WatchOptions,
 )  # fmt: skip
 @dataclass(frozen=True)
 class TrainConfig:
@@ -284,6 +312,7 @@ class TrainConfig:
     end: RunLength = field(default_factory=RunLength)
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
+    watch: WatchOptions = field(default_factory=WatchOptions)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -324,9 +353,9 @@ def with_auto(config: TrainConfig, device: str) -> TrainConfig:
 
 def differences(one: TrainConfig, other: TrainConfig) -> list[str]:
     """Fields that differ, in words: `optimizer.lr 0.0001, was 0.001`. How long a run lasts may
-    change, and how often it measures and saves.
+    change, how often it measures and saves, and which steps it leaves out.
     """
-    free = ("end.", "evaluation.", "checkpoints.")
+    free = ("end.", "evaluation.", "checkpoints.", "watch.")
     return [
         f"{name} {attrgetter(name)(other)!r}, was {attrgetter(name)(one)!r}"
         for name in dotted_fields(TrainConfig)

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -21,17 +21,19 @@ from typing import Any
 from ridgeline.data.loading.loader import Loader, held_out_batches
 from ridgeline.data.loading.order import DataState
 from ridgeline.data.loading.packing import PackedBatch
-from ridgeline.errors import NumericsError, OutputError
+from ridgeline.errors import HardwareError, NumericsError, OutputError
 from ridgeline.progress import Progress
 from ridgeline.training.checkpoint import SavedState, checkpoint_path
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.evaluation import held_out_loss
 from ridgeline.training.metrics import MetricsLog, read_metrics
 from ridgeline.training.prepare import PreparedRun, prepare
+from ridgeline.training.replaying import LaunchedStep, leave_out, replay, suspects
 from ridgeline.training.rounding import LostUpdates
 from ridgeline.training.saving import CheckpointSaver, WrittenCheckpoint
 from ridgeline.training.schedule import Counters, learning_rate, share_done
 from ridgeline.training.step import StepResult
+from ridgeline.training.watch import MOST_SKIPPED, Watch, named
 
 LOSS = "held_out_loss"  # in the rows of metrics.jsonl
 
@@ -70,16 +72,6 @@ def train(
     return loop.run()
 
 
-@dataclass(frozen=True)
-class LaunchedStep:
-    """A step that was given to the device; its numbers may not be there yet."""
-
-    result: StepResult
-    lr: float
-    counters: Counters  # after it
-    first: int  # the sample of the run that it began with
-
-
 class StepClock:
     """Seconds of the run, and of single steps: from the end of one to the end of the next."""
 
@@ -115,6 +107,7 @@ class TrainLoop:
         self._saver = CheckpointSaver(
             out, prepared.trainer, prepared.exporter, prepared.config.checkpoints.keep
         )
+        self._watch = Watch(prepared.config.watch, prepared.state.watch)
         self._num_saves = 0
         self._warnings: list[str] = []
 
@@ -159,18 +152,9 @@ class TrainLoop:
         config = self.config
         clock = StepClock(self.counters.seconds)
         while self.done < 1 and not stop.is_set():
-            lr = learning_rate(config.optimizer.lr, config.schedule, self.counters.steps, self.done)
-            batches = list(islice(loader, config.batch.sequences // self.micro))
-            first = self.counters.sequences
-            result = self._step(batches, lr, first, loader)
-            self.counters = Counters(
-                self.counters.steps + 1,
-                loader.state.consumed,
-                self.counters.tokens + result.num_tokens,
-                clock.total(),
-            )
-            self._launched.append(LaunchedStep(result, lr, self.counters, first))
-            self._finish(loader, log, clock, left=0 if result.is_ready else 1)
+            self._launch(loader, clock)
+            left = 0 if self._launched[-1].result.is_ready else 1
+            self._finish(loader, log, clock, left=left)
             self._collect(log)
             if self.done < 1 and not stop.is_set():
                 is_measured = self.counters.steps % config.evaluation.every == 0
@@ -184,13 +168,26 @@ class TrainLoop:
                 clock.skip_to_now()
         self._finish(loader, log, clock)
 
-    def _step(
-        self, batches: Sequence[PackedBatch], lr: float, first: int, loader: Loader
-    ) -> StepResult:
+    def _launch(self, loader: Loader, clock: StepClock) -> None:
+        """The next step of the run."""
+        config, before = self.config, self.counters
+        lr = learning_rate(config.optimizer.lr, config.schedule, before.steps, self.done)
+        batches = list(islice(loader, config.batch.sequences // self.micro))
+        limits = self._watch.limits(before.steps + 1)
+        progress = self.trainer.progress
         try:
-            return self.trainer.step(batches, lr)
+            result = self.trainer.step(batches, lr, limits)
         except NumericsError as error:
-            raise self._with_documents(error, self.counters.steps + 1, first, loader) from error
+            raise NumericsError(f"step {before.steps + 1}: {error}") from error
+        self.counters = Counters(
+            before.steps + 1,
+            loader.state.consumed,
+            before.tokens + result.num_tokens,
+            clock.total(),
+        )
+        self._launched.append(
+            LaunchedStep(batches, lr, limits, progress, before, self.counters, result)
+        )
 
     def _finish(self, loader: Loader, log: MetricsLog, clock: StepClock, left: int = 0) -> None:
         """Read what steps found out, all but the last `left`: a GPU runs one while the host reads
@@ -198,40 +195,90 @@ class TrainLoop:
         """
         while len(self._launched) > left:
             step = self._launched.popleft()
-            try:
-                step.result.check()
-            except NumericsError as error:
-                number = step.counters.steps
-                raise self._with_documents(error, number, step.first, loader) from error
-            self._last = step.result
-            self._lost.add(step.result.lost_share)
-            self._log(log, step, clock.lap())
+            notes: dict[str, Any] = {}
+            if step.result.is_bad:
+                step, notes = self._judge(step, loader, log)
+            if "skipped" not in notes:
+                self._last = step.result
+                self._lost.add(step.result.lost_share)
+                self._watch.add(step.number, step.result.loss, step.result.gradient_norm)
+            self._log(log, step, clock.lap(), notes)
 
-    def _with_documents(
-        self, error: NumericsError, number: int, first: int, loader: Loader
-    ) -> NumericsError:
-        origins = [
-            str(origin)
-            for index in range(self.config.batch.sequences // self.micro)
-            for origin in loader.documents(first + index * self.micro)
-        ]
-        names = ", ".join(dict.fromkeys(origins[:4]))
-        return NumericsError(
-            f"step {number}: {error}; it learned from {names}; the last "
-            "checkpoint is whole: resume from it with a smaller --lr, or leave the data out"
+    def _judge(
+        self, step: LaunchedStep, loader: Loader, log: MetricsLog
+    ) -> tuple[LaunchedStep, dict[str, Any]]:
+        """A bad step is run again. The data's is left out or stops the run; the hardware's is
+        learned from the second time, or stops the run. Steps launched behind it changed nothing,
+        and are launched again.
+        """
+        later = list(self._launched)
+        self._launched.clear()
+        problem, stops = (
+            self._watch.problem(step.result, step.limits),
+            self._watch.stops(step.result),
         )
+        again = replay(self.trainer, step)
+        notes: dict[str, Any] = {"problem": problem}
+        if again.is_bad:
+            leave_out(self.trainer, step)
+            notes |= self._leave_out(step, problem, stops, loader, log)
+        else:
+            text = (
+                f"step {step.number}: {problem}; run again with the same weights and batch it "
+                f"was not (loss {again.loss:.4g}, gradient norm {again.gradient_norm:.4g}): the "
+                f"hardware of {self._prepared.device} computed wrongly, not the data"
+            )
+            if stops:
+                raise HardwareError(f"{text}; check the device, then go on with --resume")
+            self._warn(f"{text}; the second result was learned")
+            notes["cause"] = "hardware"
+            step = replace(step, result=again)
+        for each in later:
+            result = self.trainer.step(each.batches, each.lr, each.limits)
+            self._launched.append(replace(each, result=result))
+        return step, notes
 
-    def _log(self, log: MetricsLog, step: LaunchedStep, seconds: float) -> None:
-        norm = step.result.gradient_norm
+    def _leave_out(
+        self, step: LaunchedStep, problem: str, stops: bool, loader: Loader, log: MetricsLog
+    ) -> dict[str, Any]:
+        documents = suspects(self.trainer, step, loader)
+        text = (
+            f"step {step.number}: {problem}, and again when run a second time: it is the data or "
+            f"the learning rate, not the hardware; its documents: {named(documents)}"
+        )
+        self._watch.num_skipped += 1
+        is_run = self._watch.num_skipped > MOST_SKIPPED
+        if stops or is_run:
+            self.counters = step.before
+            self._collect(log, wait=True)
+            path = self._save(log)
+            remedy = (
+                f"{MOST_SKIPPED} steps before it were left out too: the run itself has gone wrong"
+                if is_run
+                else "go on without it: --resume with --non-finite skip and --spikes skip"
+            )
+            raise NumericsError(f"{text}; {path} is from before it; {remedy}")
+        self._warn(f"{text}; left out")
+        return {
+            "skipped": True,
+            "cause": "data",
+            "documents": list(dict.fromkeys(map(str, documents))),
+        }
+
+    def _log(
+        self, log: MetricsLog, step: LaunchedStep, seconds: float, notes: dict[str, Any]
+    ) -> None:
+        loss, norm = step.result.loss, step.result.gradient_norm
         row = {
             "step": step.counters.steps,
-            "loss": step.result.loss,
+            "loss": loss if math.isfinite(loss) else None,
             "lr": step.lr,
             "gradient_norm": norm if math.isfinite(norm) else None,  # None: left out (fp16)
             "lost_updates": step.result.lost_share,
             "tokens": step.counters.tokens,
             "tokens_per_s": self.config.batch_tokens / seconds,
             "seconds": step.counters.seconds,
+            **notes,
         }
         self._write(log, row)
         self._on_row(row | {"done": self.done})
@@ -257,7 +304,12 @@ class TrainLoop:
         return list(islice(held_out_batches(windows, self.micro, self._prepared.device), count))
 
     def _state(self) -> SavedState:
-        return replace(self._prepared.state, counters=self.counters, progress=self.trainer.progress)
+        return replace(
+            self._prepared.state,
+            counters=self.counters,
+            progress=self.trainer.progress,
+            watch=self._watch.state,
+        )
 
     def _save(self, log: MetricsLog) -> Path:
         """What the run is now, if it is not saved yet; when it is written."""

@@ -35,12 +35,20 @@ from ridgeline.training.precision import PRECISIONS, LossScale, Weights, check_p
 
 
 @dataclass(frozen=True)
+class StepLimits:
+    """A step beyond them changes nothing, nor does one whose numbers are not finite."""
+
+    loss: float = math.inf
+    norm: float = math.inf
+
+
+@dataclass(frozen=True)
 class StepResult:
     """Reading a number waits for the step, if the device is not done with it."""
 
     num_tokens: int  # that were counted
     num_weights: int  # that the optimizer could change
-    numbers: Tensor  # on the host: loss, gradient norm, lost updates
+    numbers: Tensor  # on the host: loss, gradient norm, lost updates, whether it is a bad step
     copied: torch.cuda.Event | None = None  # when they are there; None: they are
     may_overflow: bool = False  # with a loss scale: such a step is left out, and the scale halved
 
@@ -69,6 +77,11 @@ class StepResult:
     def lost_share(self) -> float:
         """Of all weights: those whose update rounding threw away."""
         return self._read[2] / self.num_weights
+
+    @property
+    def is_bad(self) -> bool:
+        """Beyond the step's limits, or not numbers: nothing was changed."""
+        return bool(self._read[3])
 
     def check(self) -> None:
         """That the step had numbers; where it had none it changed nothing."""
@@ -115,6 +128,7 @@ class Trainer:
         )
         self._sums = GradientSum(self.weights.parameters)
         self.before_update: Callable[[], None] | None = None  # called once
+        self._is_halted = torch.zeros((), dtype=torch.bool, device=device)
 
     @property
     def progress(self) -> TrainerProgress:
@@ -129,19 +143,41 @@ class Trainer:
         if self.loss_scale is not None and progress.loss_scale is not None:
             self.loss_scale = LossScale(progress.loss_scale, progress.good_steps)
 
-    def step(self, batches: Sequence[PackedBatch], lr: float) -> StepResult:
+    def step(
+        self, batches: Sequence[PackedBatch], lr: float, limits: StepLimits | None = None
+    ) -> StepResult:
         """Learn one batch, given as its micro-batches. Where the result is not a number, nothing is
         changed; on a CPU that is an error at once, on a GPU when the result is checked.
+
+        With limits, a bad step is none of the two: it changes nothing, and neither does any step
+        behind it before `go_on` is called. Whoever reads the result finds the weights as they were.
         """
         with tf32_products(self.weights.plan.uses_tf32):
             loss, count, gradients = self._accumulate(batches)
             factor = self._factor(count)
             norm = norm_of(gradients) * factor
-            self._check_at_once(loss / count, norm)
+            if limits is None:
+                self._check_at_once(loss / count, norm)
+            is_bad = self._is_bad(loss / count, norm, limits or StepLimits())
+            if limits is not None:
+                self._is_halted |= is_bad
             lost = self._update(gradients, lr, norm, factor)
             if self._fp8 is not None:
                 self._fp8.weights.forget()
-        return self._result(torch.stack((loss / count, norm, lost.to(norm))), count)
+        return self._result(
+            torch.stack((loss / count, norm, lost.to(norm), is_bad.to(norm))), count
+        )
+
+    def go_on(self) -> None:
+        """Steps change weights again."""
+        self._is_halted.zero_()
+
+    def _is_bad(self, loss: Tensor, norm: Tensor, limits: StepLimits) -> Tensor:
+        """On the device. Overflows of fp16 are usual, and not bad."""
+        is_beyond = (loss > limits.loss) | (norm > limits.norm)
+        if self.loss_scale is not None:
+            return is_beyond & norm.isfinite()
+        return is_beyond | ~norm.isfinite() | ~loss.isfinite()
 
     def _check_at_once(self, loss: Tensor, norm: Tensor) -> None:
         if norm.device.type == "cpu" and self.loss_scale is None and not norm.isfinite():
@@ -159,7 +195,9 @@ class Trainer:
             self.loss_scale.after(is_finite)
             if not is_finite:
                 return torch.zeros_like(norm)
-        return self.optimizer.step(gradients, lr, scale_of(norm, factor, self.max_norm))
+        scale = scale_of(norm, factor, self.max_norm)
+        scale = torch.where(self._is_halted, torch.nan, scale)
+        return self.optimizer.step(gradients, lr, scale)
 
     def _result(self, numbers: Tensor, count: int) -> StepResult:
         num_weights, may_overflow = self.weights.num_elements, self.loss_scale is not None

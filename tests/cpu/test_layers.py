@@ -121,6 +121,8 @@ ROOMS = {
         "optimizer",
         "step",
         "evaluation",
+        "watch",
+        "replaying",
         "checkpoint",
         "saving",
         "metrics",

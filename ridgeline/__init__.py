@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ridgeline.quantization import load_model, save_model
     from ridgeline.recipe import KV, Limits, Parallel, Recipe, Speculation
     from ridgeline.records import Record
+    from ridgeline.training.module_step import ModuleStep, ModuleStepResult, train_step
 
 _MODULES = {
     "data.tokenizer": ("Tokenizer",),
@@ -76,6 +77,7 @@ _MODULES = {
     "quantization": ("load_model", "save_model"),
     "recipe": ("KV", "Limits", "Parallel", "Recipe", "Speculation"),
     "records": ("Record",),
+    "training.module_step": ("ModuleStep", "ModuleStepResult", "train_step"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -97,6 +99,8 @@ __all__ = [
     "ModelConfig",
     "ModelNotFoundError",
     "ModuleProfile",
+    "ModuleStep",
+    "ModuleStepResult",
     "NumericsError",
     "OfflineError",
     "OptimizedModule",
@@ -124,6 +128,7 @@ __all__ = [
     "reference_generate",
     "resolve_model",
     "save_model",
+    "train_step",
 ]
 
 

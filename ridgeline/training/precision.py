@@ -151,8 +151,8 @@ class LossScale:
             self.value, self.num_good = self.value / 2, 0
             if self.value < self.SMALLEST:
                 raise NumericsError(
-                    "the gradients overflow fp16 however small the loss is scaled; use --precision "
-                    "bf16 or fp32, or a smaller --lr"
+                    "the gradients overflow fp16 however small the loss is scaled; use precision "
+                    "bf16 or fp32, or a smaller lr"
                 )
             return
         self.num_good += 1

@@ -120,6 +120,7 @@ ROOMS = {
         "gradients",
         "optimizer",
         "step",
+        "module_step",
         "evaluation",
         "watch",
         "replaying",

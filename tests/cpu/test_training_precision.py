@@ -254,7 +254,7 @@ class TestLossScale:
 
     def test_what_overflows_at_any_scale_is_an_error(self) -> None:
         scale = LossScale(LossScale.SMALLEST)
-        with pytest.raises(NumericsError, match="--precision bf16"):
+        with pytest.raises(NumericsError, match="use precision bf16"):
             scale.after(False)
 
 

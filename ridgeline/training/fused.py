@@ -176,12 +176,14 @@ class GatedLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, ...]:
         gate_up_T2F, inner_TF = _kept(ctx)
-        if inner_TF is None:
-            inner_TF = ctx.passes.ops.activation(gate_up_T2F, ctx.activation)
-        grad_weight = weight_gradient(ctx.weight, grad_TO, inner_TF)
-        del inner_TF
         grad_inner_TF = product(grad_TO, ctx.weight)
-        grad_T2F = ctx.passes.ops.activation_backward(gate_up_T2F, grad_inner_TF, ctx.activation)
+        remakes = inner_TF is None and ctx.weight.requires_grad
+        grad_T2F = ctx.passes.ops.activation_backward(
+            gate_up_T2F, grad_inner_TF, ctx.activation, remakes
+        )
+        if inner_TF is None:
+            inner_TF = grad_inner_TF  # what the pass left there
+        grad_weight = weight_gradient(ctx.weight, grad_TO, inner_TF)
         return grad_T2F, grad_weight, bias_gradient(ctx.bias, grad_TO), None, None
 
 

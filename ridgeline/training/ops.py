@@ -51,8 +51,11 @@ class TrainingOps(Protocol):
     def activation(self, gate_up_T2F: Tensor, kind: Activation) -> Tensor: ...
 
     def activation_backward(
-        self, gate_up_T2F: Tensor, grad_TF: Tensor, kind: Activation
-    ) -> Tensor: ...
+        self, gate_up_T2F: Tensor, grad_TF: Tensor, kind: Activation, remakes: bool = False
+    ) -> Tensor:
+        """The gradient for gate and up. With `remakes` **grad is overwritten** by the activation's
+        result, in the same pass.
+        """
 
     def rotate(
         self, x_TNH: Tensor, angles: Angles, inverse: bool = False, out: Tensor | None = None
@@ -88,7 +91,9 @@ class PlainOps:
         assert isinstance(result, Tensor)
         return result
 
-    def activation_backward(self, gate_up_T2F: Tensor, grad_TF: Tensor, kind: Activation) -> Tensor:
+    def activation_backward(
+        self, gate_up_T2F: Tensor, grad_TF: Tensor, kind: Activation, remakes: bool = False
+    ) -> Tensor:
         gate, up = gate_up_T2F.float().chunk(2, dim=-1)
         grad = grad_TF.float()
         if kind == "silu":
@@ -103,7 +108,10 @@ class PlainOps:
         out = torch.empty_like(gate_up_T2F)
         halves = out.chunk(2, dim=-1)
         halves[0].copy_(grad_gate)
-        halves[1].copy_(activated.mul_(grad))
+        torch.mul(activated, grad, out=grad_gate)
+        halves[1].copy_(grad_gate)
+        if remakes:
+            grad_TF.copy_(activated.mul_(up))
         return out
 
     def rotate(
@@ -142,10 +150,12 @@ class KernelOps:
         assert isinstance(result, Tensor)
         return result
 
-    def activation_backward(self, gate_up_T2F: Tensor, grad_TF: Tensor, kind: Activation) -> Tensor:
+    def activation_backward(
+        self, gate_up_T2F: Tensor, grad_TF: Tensor, kind: Activation, remakes: bool = False
+    ) -> Tensor:
         from ridgeline.kernels.gated_activation import triton
 
-        return triton.gated_activation_backward(gate_up_T2F, grad_TF, kind)
+        return triton.gated_activation_backward(gate_up_T2F, grad_TF, kind, remakes)
 
     def rotate(
         self, x_TNH: Tensor, angles: Angles, inverse: bool = False, out: Tensor | None = None

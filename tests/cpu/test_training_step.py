@@ -107,6 +107,10 @@ class CountingOps(PlainOps):
         self.calls["activation"] += 1
         return super().activation(*inputs)
 
+    def activation_backward(self, *inputs: Any) -> Any:
+        self.calls["activation"] += inputs[3]  # made again in the same pass
+        return super().activation_backward(*inputs)
+
     def rotate(self, *inputs: Any, inverse: bool = False, **more: Any) -> Any:
         self.calls["rotate"] += not inverse
         return super().rotate(*inputs, inverse=inverse, **more)

@@ -78,20 +78,26 @@ def backward_kernel(
     num_rows,
     num_columns,
     ACTIVATION: tl.constexpr,
+    REMAKES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """REMAKES: the gradient's memory gets the forward pass's result, which costs no read here."""
     rows, columns, keep = tile_places(num_rows, num_columns, ROWS, BLOCK)
     gate_ptrs = x_ptr + rows * x_stride + columns
     gate = tl.load(gate_ptrs, mask=keep, other=0.0).to(tl.float32)
     up = tl.load(gate_ptrs + num_columns, mask=keep, other=0.0).to(tl.float32)
-    grad = tl.load(grad_ptr + rows * num_columns + columns, mask=keep, other=0.0).to(tl.float32)
+    grad_ptrs = grad_ptr + rows * num_columns + columns
+    grad = tl.load(grad_ptrs, mask=keep, other=0.0).to(tl.float32)
     share, rest = gate_shares(gate, ACTIVATION)
     grad_gate = grad * up * gate_slope(gate, share, rest, ACTIVATION)
     grad_up = grad * gate * share
     out_ptrs = grad_x_ptr + rows * (2 * num_columns) + columns
     tl.store(out_ptrs, grad_gate.to(grad_x_ptr.dtype.element_ty), mask=keep)
     tl.store(out_ptrs + num_columns, grad_up.to(grad_x_ptr.dtype.element_ty), mask=keep)
+    if REMAKES:
+        made = activate(gate, ACTIVATION) * up
+        tl.store(grad_ptrs, made.to(grad_ptr.dtype.element_ty), mask=keep)
 
 
 @triton.jit
@@ -202,9 +208,12 @@ def gated_activation(
 
 
 def gated_activation_backward(
-    gate_up_T2F: Tensor, grad_TF: Tensor, activation: Activation
+    gate_up_T2F: Tensor, grad_TF: Tensor, activation: Activation, remakes: bool = False
 ) -> Tensor:
-    """The gradient of the plain form for its input."""
+    """The gradient of the plain form for its input. With `remakes` **grad is overwritten** by what
+    the forward pass made; it must be contiguous then.
+    """
+    assert not remakes or grad_TF.is_contiguous()
     rows_T2F, grad_rows = as_rows(gate_up_T2F), as_rows(grad_TF).contiguous()
     num_rows, num_columns = grad_rows.shape
     out = torch.empty(gate_up_T2F.shape, dtype=gate_up_T2F.dtype, device=gate_up_T2F.device)
@@ -216,6 +225,7 @@ def gated_activation_backward(
             (num_programs,),
             (rows_T2F, grad_rows, out, rows_T2F.stride(0), num_rows, num_columns),
             ACTIVATION=activation,
+            REMAKES=remakes,
             ROWS=rows,
             BLOCK=block,
             num_warps=_num_warps(rows * block, target_of(out)),

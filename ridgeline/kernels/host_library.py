@@ -37,7 +37,8 @@ from ridgeline.kernels.registry import NAMES
 from ridgeline.progress import Progress
 
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-std=c++17", "-shared", "-fPIC", "-w")
+OPTIMIZED = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno")  # roots set no errno: vectors
+FLAGS = (*OPTIMIZED, "-std=c++17", "-shared", "-fPIC", "-w")
 BUILD_TIMEOUT_S = 120  # a few seconds on an idle machine
 ARGUMENTS = {
     "p": ctypes.c_void_p,

@@ -17,6 +17,7 @@ from ridgeline.data.loading.tokenizing import read_tokens
 from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.errors import CheckpointError, UnsupportedError, UsageError
 from ridgeline.hardware import detect
+from ridgeline.kernels import host_library
 from ridgeline.models import Transformer, build_model
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import Description, describe, describe_hf
@@ -108,6 +109,8 @@ def prepare(
         held_out=config.data.held_out,
     )
     weights = replace(source, path=saved.checkpoint) if saved.checkpoint else source
+    if device == "cpu":
+        host_library.prepare(progress)
     trainer = Trainer(weights.load(device, config.seed, progress), config)
     state = SavedState(num_samples=data.train.num_windows)
     if saved.checkpoint is not None:

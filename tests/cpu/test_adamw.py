@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.kernels import host_library
 from ridgeline.kernels.adamw import (
     AdamWFormat,
     AdamWState,
     AdamWStep,
     AdamWUpdate,
+    cpu,
     joined,
     new_state,
     reference,
@@ -206,3 +208,26 @@ def test_a_gradient_that_does_not_fit_is_named() -> None:
         AdamWUpdate(own).step([torch.zeros(700), torch.zeros(4)], AdamWStep(lr=1e-3, step=1))
     with pytest.raises(ValueError, match="needs torch"):
         new_state(torch.zeros(3), AdamWFormat("exact", "bf16"))
+
+
+def test_the_compiled_pass_gives_the_references_bits() -> None:
+    """Odd sizes, gradients of all magnitudes, updates that are lost."""
+    if not host_library.prepare():
+        pytest.skip("no C++ compiler here")
+    generator = torch.Generator().manual_seed(5)
+    for size in (1, 63, 40_003):
+        weight = torch.randn(size, generator=generator)
+        ours, defined = (new_state(weight.clone(), AdamWFormat("fp32", "fp32")) for _ in range(2))
+        for number in range(1, 5):
+            powers = torch.randint(-20, 3, (size,), generator=generator)
+            grad = torch.randn(size, generator=generator) * 10.0**powers
+            step = AdamWStep(lr=1e-7, step=number, weight_decay=0.1)
+            clip = torch.tensor(0.37)
+            assert cpu.serves(ours, grad)
+            lost = AdamWUpdate([ours]).step([grad], step, clip)
+            assert torch.equal(lost, reference.adamw_([defined], [grad], step, clip))
+            for name in ("weight", "first", "second"):
+                assert torch.equal(getattr(ours, name), getattr(defined, name)), (size, name)
+        before = ours.weight.clone()
+        AdamWUpdate([ours]).step([grad], step, torch.tensor(torch.nan))
+        assert torch.equal(ours.weight, before)

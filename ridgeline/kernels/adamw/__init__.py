@@ -7,19 +7,21 @@ and decoupled weight decay, in one pass over memory and few launches for many te
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.adamw import reference
+from ridgeline.kernels.adamw import cpu, reference
 from ridgeline.kernels.adamw.state import (
     AdamWFormat,
     AdamWState,
     AdamWStep,
     joined,
     new_state,
+    on_device,
     split,
 )
 
@@ -57,10 +59,24 @@ class AdamWUpdate:
             clip = torch.ones((), device=device)
         if device.type == "cpu":
             assert isinstance(step, AdamWStep), "numbers on a device are for GPUs"
-            return reference.adamw_(states, given, step, clip)
+            return self._on_host(pairs, step, clip)
         if isinstance(step, AdamWStep):
-            step = step.numbers().to(device, non_blocking=True)
+            step = on_device(step.numbers(), device)
         return self.launch(states, given, step, clip)
+
+    def _on_host(
+        self, pairs: Sequence[tuple[AdamWState, Tensor]], step: AdamWStep, clip: Tensor
+    ) -> Tensor:
+        """By the compiled pass where it serves, else by the reference: the bits are the same."""
+        served = [cpu.serves(state, grad) for state, grad in pairs]
+        rest = [pair for pair, is_served in zip(pairs, served, strict=True) if not is_served]
+        lost = reference.adamw_([s for s, _ in rest], [g for _, g in rest], step, clip)
+        factor, floats = clip.item(), step.numbers()[:-1].view(torch.float32)
+        if math.isfinite(factor):
+            for (state, grad), is_served in zip(pairs, served, strict=True):
+                if is_served:
+                    cpu.update(state, grad, floats, factor, lost)
+        return lost
 
     def launch(
         self, states: Sequence[AdamWState], grads: Sequence[Tensor], numbers: Tensor, clip: Tensor

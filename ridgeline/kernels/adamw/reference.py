@@ -4,8 +4,11 @@ same bits. It is what a CPU runs: in pieces that stay in the cache.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,12 +22,38 @@ FIRST_LEVELS, SECOND_LEVELS = 127, 255
 SMALLEST_SCALE = 2.0**-126
 
 
-class Draws(NamedTuple):
-    """Random integers from 0 to 65,535, for each element."""
+@dataclass(frozen=True)
+class Draws:
+    """Random integers from 0 to 65,535 for each element of a piece: a hash of seed, tensor and
+    index, so that no state is kept and any cut of the work draws the same. Drawn only where
+    something is rounded by chance, which on a CPU takes longer than the rest of the update.
+    """
 
-    weight: Tensor
-    first: Tensor
-    second: Tensor
+    seed: int
+    salt: int
+    start: int
+    size: int
+    device: torch.device
+
+    @cached_property
+    def _one(self) -> Tensor:
+        base = int(mixed(torch.tensor((self.seed + self.salt * 0x9E3779B9) & 0xFFFFFFFF)))
+        stop = self.start + self.size
+        index = torch.arange(self.start, stop, dtype=torch.int64, device=self.device)
+        return mixed((index + base) & 0xFFFFFFFF)
+
+    @cached_property
+    def weight(self) -> Tensor:
+        return (self._one & 0xFFFF).to(torch.int32)
+
+    @cached_property
+    def first(self) -> Tensor:
+        return (self._one >> 16).to(torch.int32)
+
+    @cached_property
+    def second(self) -> Tensor:
+        two = mixed((self._one + 0x9E3779B9) & 0xFFFFFFFF)
+        return (two & 0xFFFF).to(torch.int32)
 
 
 def adamw_(
@@ -37,29 +66,34 @@ def adamw_(
     rounding threw away.
     """
     lost = torch.zeros((), dtype=torch.int64, device=clip.device)
-    if not clip.isfinite():
+    factor = clip.item()
+    if not math.isfinite(factor):
         return lost
+    numbers = step.numbers()
+    floats: list[float] = numbers[:-1].view(torch.float32).tolist()
+    piece = PIECE if clip.device.type == "cpu" else GPU_PIECE
     for state, grad in zip(states, grads, strict=True):
-        piece = PIECE if clip.device.type == "cpu" else GPU_PIECE
         for start in range(0, state.weight.numel(), piece):
-            lost += update_piece(state, grad, step, clip, slice(start, start + piece))
+            part = slice(start, start + piece)
+            lost += update_piece(state, grad, floats, int(numbers[-1]), factor, part)
     return lost
 
 
 def update_piece(
-    state: AdamWState, grad: Tensor, step: AdamWStep, clip: Tensor, part: slice
+    state: AdamWState, grad: Tensor, floats: list[float], seed: int, factor: float, part: slice
 ) -> Tensor:
-    numbers = step.numbers()
-    beta1, rest1, beta2, rest2, eps, rate, kept, root = numbers[:-1].view(torch.float32)
-    seed = int(numbers[-1])
+    """Numbers of a step are Python's: they are fp32 values, and torch computes with those."""
+    beta1, rest1, beta2, rest2, eps, rate, kept, root = floats
     before = weight_of(state, part)
     first, second = moments_of(state, part)
-    g = grad.reshape(-1)[part].float() * clip
-    first = first * beta1 + g * rest1
-    second = second * beta2 + g * g * rest2
-    update = first / (second.sqrt() * root + eps) * rate
-    after = before * kept - update
-    draws = draw(seed, state.salt, part.start, len(g), g.device)
+    g = grad.reshape(-1)[part].float() * factor
+    square = (g * g).mul_(rest2)
+    first = (first * beta1).add_(g.mul_(rest1))
+    second = (second * beta2).add_(square)
+    divisor = torch.sqrt(second, out=square).mul_(root).add_(eps)
+    update = torch.div(first, divisor, out=divisor).mul_(rate)
+    after = (before * kept).sub_(update)
+    draws = Draws(seed, state.salt, part.start, len(g), g.device)
     keep_moments(state, part, first, second, draws)
     stored = keep_weight(state, part, after, draws)
     return ((stored == before) & (update != 0)).sum()
@@ -105,9 +139,9 @@ def keep_moments(
     kept_first, kept_second = state.first.view(-1)[part], state.second.view(-1)[part]
     if state.first_scale is not None and state.second_scale is not None:
         scales = slice(part.start // BLOCK, part.stop // BLOCK)
-        codes, state.first_scale[scales] = first_codes(first, chance(state, draws.first))
+        codes, state.first_scale[scales] = first_codes(first, chances(state, draws, "first"))
         kept_first.copy_(codes)
-        codes, state.second_scale[scales] = second_codes(second, chance(state, draws.second))
+        codes, state.second_scale[scales] = second_codes(second, chances(state, draws, "second"))
         kept_second.copy_(codes)
         return
     if state.format.moments == "bf16" and state.format.stochastic_moments:
@@ -116,11 +150,11 @@ def keep_moments(
     kept_second.copy_(second)
 
 
-def chance(state: AdamWState, drawn: Tensor) -> Tensor:
+def chances(state: AdamWState, draws: Draws, moment: Literal["first", "second"]) -> Tensor:
     """What a code's share of the way to the next one is held against."""
-    if state.format.stochastic_moments:
-        return drawn.float() * 2.0**-16
-    return torch.full_like(drawn, 0.5, dtype=torch.float32)
+    if not state.format.stochastic_moments:
+        return torch.full((draws.size,), 0.5, device=draws.device)
+    return (draws.first if moment == "first" else draws.second).float() * 2.0**-16
 
 
 def first_codes(values: Tensor, chances: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,18 +199,6 @@ def stochastic_bf16(values: Tensor, drawn: Tensor) -> Tensor:
     bits = values.view(torch.int32)
     rounded = ((bits + drawn.to(torch.int32)) & -65536).view(torch.float32)
     return torch.where(values.isfinite(), rounded, values)
-
-
-def draw(seed: int, salt: int, start: int, size: int, device: torch.device) -> Draws:
-    """Random numbers of the elements from `start` on: a hash of seed, tensor and index, so that no
-    state is kept and any cut of the work draws the same.
-    """
-    base = int(mixed(torch.tensor((seed + salt * 0x9E3779B9) & 0xFFFFFFFF)))
-    index = torch.arange(start, start + size, dtype=torch.int64, device=device)
-    one = mixed((index + base) & 0xFFFFFFFF)
-    two = mixed((one + 0x9E3779B9) & 0xFFFFFFFF)
-    parts = (one & 0xFFFF, one >> 16, two & 0xFFFF)
-    return Draws(*(part.to(torch.int32) for part in parts))
 
 
 def mixed(x: Tensor) -> Tensor:

@@ -98,6 +98,15 @@ class AdamWStep:
         return torch.cat((floats.view(torch.int32), torch.tensor([mixed], dtype=torch.int32)))
 
 
+def on_device(values: Tensor, device: torch.device) -> Tensor:
+    """Copied without waiting: from memory that is not pinned, CUDA waits for all that was launched
+    before, which in a step is the whole backward pass.
+    """
+    if device.type == "cuda" and not values.is_cuda:
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
 def new_state(
     weight: Tensor, format: AdamWFormat, master: Tensor | None = None, salt: int = 0
 ) -> AdamWState:

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.adamw.reference import FIRST_LEVELS, SECOND_LEVELS, SMALLEST_SCALE
-from ridgeline.kernels.adamw.state import BLOCK, AdamWFormat, AdamWState
+from ridgeline.kernels.adamw.state import BLOCK, AdamWFormat, AdamWState, on_device
 from ridgeline.kernels.launch import launch, target_of
 
 CHUNK = 16384  # elements a program updates
@@ -289,7 +289,10 @@ def tabulate(states: Sequence[AdamWState], grads: Sequence[Tensor]) -> TensorTab
     starts = (counts.cumsum(0) - counts).repeat_interleave(counts)
     chunks = torch.stack((tensors, torch.arange(len(tensors)) - starts), dim=1)
     return TensorTable(
-        states, rows, torch.tensor(rows).to(device), chunks.to(torch.int32).contiguous().to(device)
+        states,
+        rows,
+        on_device(torch.tensor(rows), device),
+        on_device(chunks.to(torch.int32).contiguous(), device),
     )
 
 

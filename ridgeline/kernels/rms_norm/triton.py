@@ -20,7 +20,7 @@ from ridgeline.kernels.rms_norm.tune_space import (
     RmsNormConfig,
     block_of,
     choose,
-    num_walking,
+    num_backward,
     num_warps,
     tune_key,
 )
@@ -212,6 +212,26 @@ def rms_norm(
 
 
 @triton.jit
+def backward_row(
+    x_ptr,
+    grad_ptr,
+    grad_hidden_ptr,
+    row,
+    num_columns,
+    columns,
+    keep,
+    HAS_HIDDEN: tl.constexpr,
+):
+    """What a row's gradient is made of; without a residual's own gradient the last is x."""
+    place = tl.cast(row, tl.int64) * num_columns + columns
+    x = tl.load(x_ptr + place, mask=keep, other=0.0)
+    passed = x
+    if HAS_HIDDEN:
+        passed = tl.load(grad_hidden_ptr + place, mask=keep, other=0.0)
+    return x, tl.load(grad_ptr + place, mask=keep, other=0.0), passed
+
+
+@triton.jit
 def rms_norm_backward_kernel(
     x_ptr,
     weight_ptr,
@@ -224,24 +244,42 @@ def rms_norm_backward_kernel(
     eps,
     offset,
     HAS_HIDDEN: tl.constexpr,
+    AHEAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program walks every num_programs-th row and keeps its share of the weight's gradient."""
+    """One program walks every num_programs-th row and keeps its share of the weight's gradient.
+    AHEAD: the next row is on its way while one is computed.
+    """
     columns = tl.arange(0, BLOCK)
     in_row = columns < num_columns
     gain = tl.load(weight_ptr + columns, mask=in_row, other=0.0).to(tl.float32) + offset
     grad_weight = tl.zeros((BLOCK,), dtype=tl.float32)
-    for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
+    first, step = tl.program_id(0), tl.num_programs(0)
+    if AHEAD:
+        next_x, next_grad, next_passed = backward_row(
+            x_ptr, grad_ptr, grad_hidden_ptr, first, num_columns, columns, in_row, HAS_HIDDEN
+        )
+    for row in range(first, num_rows, step):
         place = tl.cast(row, tl.int64) * num_columns + columns
-        x = tl.load(x_ptr + place, mask=in_row, other=0.0).to(tl.float32)
-        grad = tl.load(grad_ptr + place, mask=in_row, other=0.0).to(tl.float32)
+        if AHEAD:
+            x, grad, passed = next_x, next_grad, next_passed
+            following = row + step
+            end = tl.where(following < num_rows, num_columns, 0)
+            next_x, next_grad, next_passed = backward_row(
+                x_ptr, grad_ptr, grad_hidden_ptr, following, num_columns, columns,
+                columns < end, HAS_HIDDEN,
+            )  # fmt: skip
+        else:
+            x, grad, passed = backward_row(
+                x_ptr, grad_ptr, grad_hidden_ptr, row, num_columns, columns, in_row, HAS_HIDDEN
+            )
+        x, grad = x.to(tl.float32), grad.to(tl.float32)
         scale = tl.rsqrt(tl.sum(x * x) / num_columns + eps)
         normed = x * scale
         weighted = grad * gain
         mean = tl.sum(weighted * normed) / num_columns
         grad_x = (weighted - normed * mean) * scale
         if HAS_HIDDEN:  # what comes back along the residual stream, in fp32: rounded once
-            passed = tl.load(grad_hidden_ptr + place, mask=in_row, other=0.0)
             grad_x += passed.to(tl.float32)
         tl.store(grad_x_ptr + place, grad_x.to(grad_x_ptr.dtype.element_ty), mask=in_row)
         grad_weight += grad * normed
@@ -270,7 +308,9 @@ def rms_norm_backward(
     grad_x = torch.empty_like(rows_TD)
     target = target_of(x_TD)
     block = block_of(num_columns)
-    num_programs = num_walking(num_rows, block, target)
+    warps = num_warps(2 * block, target)  # half as many elements a thread as forward: it holds more
+    ahead = block <= (16 if can_wait(target) else 8) * warps * target.warp_size  # else it spills
+    num_programs = num_backward(num_rows, warps, target)
     partial = torch.empty(num_programs, num_columns, dtype=torch.float32, device=x_TD.device)
     launch(
         rms_norm_backward_kernel,
@@ -288,8 +328,9 @@ def rms_norm_backward(
             offset,
         ),
         HAS_HIDDEN=grad_hidden_TD is not None,
+        AHEAD=ahead,
         BLOCK=block,
-        num_warps=num_warps(block, target),
+        num_warps=warps,
     )
     return grad_x.view(x_TD.shape), partial.sum(0).to(weight_D.dtype)
 

@@ -97,6 +97,14 @@ def num_warps(num_elements: int, target: Target) -> int:
     return max(1, min(16, num_elements // (16 * target.warp_size)))
 
 
+def num_backward(num_rows: int, num_warps: int, target: Target) -> int:
+    """Programs of the backward pass: as many as are there at once with about 80 registers a thread;
+    what more there were would wait for the first to end. A heuristic until measured.
+    """
+    per_unit = max(1, min(8, 800 // (num_warps * target.warp_size)))
+    return max(1, min(num_rows, per_unit * target.num_units))
+
+
 def num_walking(num_rows: int, block: int, target: Target) -> int:
     """Programs that share out rows of `block` elements and keep a sum of what they see. The shorter
     the rows, the more of them are on their way at once. A heuristic until measured.

@@ -24,6 +24,7 @@ from ridgeline.kernels.rms_norm.tune_space import block_of, num_walking
 from ridgeline.kernels.rms_norm.tune_space import num_warps as norm_warps
 from ridgeline.kernels.rows import as_rows, to_codes
 from ridgeline.kernels.rows_to_fp8.reference import Fp8Rows, Norm, Scaling, scale_of
+from ridgeline.kernels.targets import roomy
 
 MAX_COLUMNS = 16384  # of a norm's rows, which are held whole
 TILE_ROWS, TILE_COLUMNS = 128, 64  # a transposed row of codes is 128 bytes. Until measured
@@ -99,6 +100,29 @@ def tile_values(
 
 
 @triton.jit
+def largest_kernel(
+    x_ptr,
+    amax_ptr,
+    x_stride,
+    num_rows,
+    num_columns,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """The largest magnitude of a tile: all that one scale for the whole matrix takes."""
+    num_tiles = tl.cdiv(num_columns, COLUMNS)
+    down, across = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
+    rows = down.to(tl.int64) * ROWS + tl.arange(0, ROWS)  # int64: offsets pass 2^31
+    columns = across * COLUMNS + tl.arange(0, COLUMNS)
+    keep = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    value = tile_values(
+        x_ptr, x_ptr, x_ptr, x_stride, num_columns, 0.0, rows, columns, keep, False, ACTIVATION
+    )
+    tl.store(amax_ptr + tl.program_id(0), tl.max(tl.max(tl.abs(value), axis=1), axis=0))
+
+
+@triton.jit
 def tile_sizes_kernel(
     x_ptr,
     row_amax_ptr,
@@ -120,7 +144,8 @@ def tile_sizes_kernel(
         x_ptr, x_ptr, x_ptr, x_stride, num_columns, 0.0, rows, columns, keep, False, ACTIVATION
     )
     size = tl.abs(tl.where(keep, value, 0.0))
-    tl.store(row_amax_ptr + rows * num_tiles + across, tl.max(size, axis=1), mask=rows < num_rows)
+    row_ptrs = row_amax_ptr + across.to(tl.int64) * num_rows + rows
+    tl.store(row_ptrs, tl.max(size, axis=1), mask=rows < num_rows)
     column_ptrs = column_amax_ptr + down.to(tl.int64) * num_columns + columns
     tl.store(column_ptrs, tl.max(size, axis=0), mask=columns < num_columns)
 
@@ -184,11 +209,13 @@ def rows_to_fp8(
     num_rows = rows_TD.shape[0]
     num_columns = rows_TD.shape[1] // (1 if activation is None else 2)
     factor_T = hidden_TD = None
-    if norm is None:
-        row_amax, column_amax = _tile_sizes(rows_TD, num_columns, activation)
-    else:
+    if norm is not None:
         row_amax, column_amax, factor_T, hidden_TD = _norm_sizes(rows_TD, norm)
         rows_TD = rows_TD if hidden_TD is None else hidden_TD
+    elif scaling == "tensor":
+        row_amax = column_amax = _largest(rows_TD, num_columns, activation)
+    else:
+        row_amax, column_amax = _tile_sizes(rows_TD, num_columns, activation)
     if scaling == "tensor":
         scale = column_scale = scale_of(row_amax.amax(), dtype)
     else:
@@ -226,7 +253,7 @@ def _tile_sizes(
     """The largest of each row, and of each column in blocks of rows."""
     num_rows, device = rows_TD.shape[0], rows_TD.device
     across, down = triton.cdiv(num_columns, TILE_COLUMNS), triton.cdiv(num_rows, TILE_ROWS)
-    row_amax = torch.empty(num_rows, across, dtype=torch.float32, device=device)
+    row_amax = torch.empty(across, num_rows, dtype=torch.float32, device=device)
     column_amax = torch.empty(down, num_columns, dtype=torch.float32, device=device)
     launch(
         tile_sizes_kernel,
@@ -235,7 +262,26 @@ def _tile_sizes(
         ACTIVATION=activation or "",
         **_tile(rows_TD),
     )
-    return row_amax.amax(1), column_amax
+    return row_amax.amax(0), column_amax
+
+
+def _largest(rows_TD: Tensor, num_columns: int, activation: Activation | None) -> Tensor:
+    """The largest of each of some tiles, which are wide: rows are read, nothing is turned."""
+    num_rows, tile = rows_TD.shape[0], TILE_ROWS * TILE_COLUMNS
+    columns = min(1024, triton.next_power_of_2(num_columns))
+    rows = tile // columns
+    num_tiles = triton.cdiv(num_rows, rows) * triton.cdiv(num_columns, columns)
+    amax = torch.empty(num_tiles, dtype=torch.float32, device=rows_TD.device)
+    launch(
+        largest_kernel,
+        (num_tiles,),
+        (rows_TD, amax, rows_TD.stride(0), num_rows, num_columns),
+        ACTIVATION=activation or "",
+        ROWS=rows,
+        COLUMNS=columns,
+        num_warps=tile // (32 * target_of(rows_TD).warp_size),
+    )
+    return amax
 
 
 def _norm_sizes(rows_TD: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -275,6 +321,7 @@ def _norm_sizes(rows_TD: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor, Te
         HAS_RESIDUAL=residual is not None,
         BLOCK=block,
         num_warps=norm_warps(block, target),
+        options=roomy(target),
     )
     return row_amax, column_amax, factor_T, hidden_TD
 

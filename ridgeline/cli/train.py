@@ -5,6 +5,7 @@ shows it.
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from ridgeline.cli.parser import group
 from ridgeline.cli.tables.train import render, shown_run
 from ridgeline.cli.terminal import Terminal
 from ridgeline.configs.named import is_named_run, named_run
-from ridgeline.errors import INTERRUPTED_EXIT_CODE, UsageError
+from ridgeline.errors import INTERRUPTED_EXIT_CODE, OutputError, UsageError
+from ridgeline.profiling.training_page import FILE_NAME as REPORT_NAME
+from ridgeline.profiling.training_page import write_training_page
 from ridgeline.training.config import FILE_NAME, RunLength, TrainConfig, load_config
 from ridgeline.training.prepare import prepare
 from ridgeline.training.run import TrainLoop
@@ -49,11 +52,17 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     with terminal.progress() as progress:
         prepared = prepare(config, out, device=args.device, resume=args.resume, progress=progress)
     quarantine = prepared.quarantine
-    with shown_run(terminal) as on_row:
-        outcome = TrainLoop(prepared, out, on_row).run()
+    name = config.model or config.shape or out.name
+    try:
+        with shown_run(terminal) as on_row:
+            outcome = TrainLoop(prepared, out, on_row).run()
+    finally:
+        with suppress(OutputError):  # a full disk, which has been said
+            write_training_page(out, name)
     return {
         "out": str(out),
         "checkpoint": str(outcome.checkpoint),
+        "report": str(out / REPORT_NAME),
         **asdict(outcome.counters),
         "loss": outcome.loss,
         "held_out_loss_before": outcome.held_out_before,

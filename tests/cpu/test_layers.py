@@ -101,6 +101,7 @@ ROOMS = {
         "drawing",
         "gap_words",
         "profile_page",
+        "training_page",
         "modules",
     ],
     "training": [

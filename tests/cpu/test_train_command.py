@@ -68,6 +68,12 @@ def test_a_run_leaves_what_it_promises(finished: tuple[Path, Path]) -> None:
     names = sorted(path.name for path in (out / "checkpoints").iterdir())
     assert names == ["step-00000004", last.name]
     assert load_config(out).optimizer.lr == 1e-2
+    page = (out / "report.html").read_text()
+    assert f"from {held_out[0]:.4f} to {held_out[6]:.4f} in 6 steps" in page
+    for heading in ("Loss", "Speed", "Gradient norm", "Learning rate", "Checkpoints"):
+        assert f">{heading}" in page, heading
+    (last_loss,) = [row["loss"] for row in rows if row["step"] == 6 and "loss" in row]
+    assert f"of steps, step 6: {last_loss:.3f}" in page
 
 
 def test_every_engine_loads_a_checkpoint(finished: tuple[Path, Path], capsys: Capture) -> None:

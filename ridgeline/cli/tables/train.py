@@ -134,6 +134,7 @@ def render(result: dict[str, Any], console: Console) -> None:
     if result["quarantine"] is not None:
         say(result["quarantine"])
     say(f"checkpoint: {result['checkpoint']}")
+    say(f"report: {result['report']}")
     if result["num_saves"]:
         count, waited = result["num_saves"], f"{result['stall_s']:.2g} s"
         say(

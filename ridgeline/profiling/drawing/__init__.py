@@ -8,6 +8,7 @@ from ridgeline.profiling.drawing.markup import Markup, element, join
 from ridgeline.profiling.drawing.page import PALETTE, THEME, Section, page
 from ridgeline.profiling.drawing.roofline import roofline
 from ridgeline.profiling.drawing.tables import Column, table
+from ridgeline.profiling.drawing.timeline import timeline
 from ridgeline.profiling.drawing.waterfall import Rise, WaterfallStep, times, waterfall
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "roofline",
     "stacked_bars",
     "table",
+    "timeline",
     "times",
     "waterfall",
 ]

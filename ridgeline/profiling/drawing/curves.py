@@ -52,9 +52,11 @@ def curves(
     drawn += y_axis(up, up.ticks(), BOTTOM, TOP, tell) + axis_names(x_name, "", BOTTOM)
     drawn += join(_line(each, across, up, x_name, tell) for each in series)
     text = "; ".join(_said(each, tell) for each in series)
-    figures = element("details", element("summary", "Figures"), _table(series, title, x_name, tell))
+    figures = element(
+        "details", element("summary", "Figures"), series_table(series, title, x_name, tell)
+    )
     return element(
-        "figure", head, _legend(series), plot(HEIGHT, drawn, f"{title} over {x_name}. {text}."),
+        "figure", head, legend(series), plot(HEIGHT, drawn, f"{title} over {x_name}. {text}."),
         figures, class_="curves",
     )  # fmt: skip
 
@@ -99,14 +101,14 @@ def _said(series: Series, read: Callable[[float], str]) -> str:
     return f"{series.name}: {read(low)} at {_plain(first)}, {read(high)} at {_plain(last)}"
 
 
-def _legend(series: Sequence[Series]) -> Markup:
+def legend(series: Sequence[Series]) -> Markup:
     items = [
         element("li", inline_line(each.series, each.hollow), " ", each.name) for each in series
     ]
     return element("ul", *items, class_="legend")
 
 
-def _table(
+def series_table(
     series: Sequence[Series], title: str, x_name: str, read: Callable[[float], str]
 ) -> Markup:
     columns = [Column(x_name), *(Column(each.name, is_number=True) for each in series)]

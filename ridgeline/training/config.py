@@ -302,6 +302,10 @@ class TrainConfig:
         default=False,
         metadata=field_help("sum attention's gradients in one order on a GPU: the same bits again"),
     )
+    tensorboard: bool = field(
+        default=False,
+        metadata=field_help("write TensorBoard's event files too (RUN/tensorboard)"),
+    )
     seed: int = field(
         default=0, metadata=field_help("of the order of sequences and of random weights", minimum=0)
     )
@@ -355,7 +359,7 @@ def differences(one: TrainConfig, other: TrainConfig) -> list[str]:
     """Fields that differ, in words: `optimizer.lr 0.0001, was 0.001`. How long a run lasts may
     change, how often it measures and saves, and which steps it leaves out.
     """
-    free = ("end.", "evaluation.", "checkpoints.", "watch.")
+    free = ("end.", "evaluation.", "checkpoints.", "watch.", "tensorboard")
     return [
         f"{name} {attrgetter(name)(other)!r}, was {attrgetter(name)(one)!r}"
         for name in dotted_fields(TrainConfig)

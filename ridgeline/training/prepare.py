@@ -45,6 +45,7 @@ from ridgeline.training.config import (
 from ridgeline.training.initial import fill_initial
 from ridgeline.training.precision import check_precision
 from ridgeline.training.step import Trainer
+from ridgeline.training.tensorboard import check_tensorboard
 
 QUARANTINE_NAME = "quarantine.jsonl"
 VOCAB_MULTIPLE = 64  # a shape's vocabulary is the tokenizer's, rounded up: products run faster
@@ -88,6 +89,8 @@ def prepare(
     progress: Progress | None = None,
 ) -> PreparedRun:
     check_complete(config)
+    if config.tensorboard:
+        check_tensorboard()
     device = detect(device).device
     config = with_auto(_with_whole_paths(config), device)
     check_precision(config.precision, device)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -33,6 +33,7 @@ from ridgeline.training.rounding import LostUpdates
 from ridgeline.training.saving import CheckpointSaver, WrittenCheckpoint
 from ridgeline.training.schedule import Counters, learning_rate, share_done
 from ridgeline.training.step import StepResult
+from ridgeline.training.tensorboard import TensorBoardLog
 from ridgeline.training.watch import MOST_SKIPPED, Watch, named
 
 LOSS = "held_out_loss"  # in the rows of metrics.jsonl
@@ -108,6 +109,7 @@ class TrainLoop:
             out, prepared.trainer, prepared.exporter, prepared.config.checkpoints.keep
         )
         self._watch = Watch(prepared.config.watch, prepared.state.watch)
+        self._events: TensorBoardLog | None = None
         self._num_saves = 0
         self._warnings: list[str] = []
 
@@ -124,7 +126,10 @@ class TrainLoop:
         config, prepared = self.config, self._prepared
         state = DataState(config.seed, self.counters.sequences)
         began = time.perf_counter()
+        if config.tensorboard:
+            self._events = TensorBoardLog(self._out, self.counters.steps)
         with (
+            closing(self._events) if self._events is not None else nullcontext(),
             MetricsLog(self._out, after_step=self.counters.steps or -1) as log,
             Loader(
                 prepared.data.train, state, sequences=self.micro, device=prepared.device
@@ -350,6 +355,8 @@ class TrainLoop:
             self._write(log, row)
 
     def _write(self, log: MetricsLog, row: dict[str, Any]) -> None:
+        if self._events is not None:
+            self._events.write(row)
         try:
             log.write(row)
         except OutputError as error:

@@ -128,6 +128,7 @@ ROOMS = {
         "checkpoint",
         "saving",
         "metrics",
+        "tensorboard",
         "prepare",
         "run",
     ],

@@ -16,7 +16,8 @@ from train_runs import Capture, make_text, words
 from ridgeline.data import Tokenizer
 from ridgeline.data.loading import TokenStore, save_shards
 from ridgeline.data.loading.store import TokenShard
-from ridgeline.errors import UsageError
+from ridgeline.errors import MissingPackageError, UsageError
+from ridgeline.training import tensorboard
 
 
 @pytest.fixture(scope="module")
@@ -60,4 +61,13 @@ def test_a_precision_that_requires_a_gpu(
 ) -> None:
     argv = words(model, make_text(tmp_path), tmp_path / "run", "--precision", precision)
     refused(capsys, UsageError, f"{precision} requires GPU --precision fp32", *argv)
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_that_is_not_installed(
+    model: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    argv = words(model, make_text(tmp_path), tmp_path / "run", "--tensorboard")
+    refused(capsys, MissingPackageError, "tensorboard install ridgeline[tensorboard]", *argv)
     assert not (tmp_path / "run").exists()

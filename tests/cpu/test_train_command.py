@@ -268,6 +268,21 @@ def test_other_data_is_refused(model: Path, text: Path, tmp_path: Path, capsys: 
     refused(capsys, CheckpointError, "give the same data", *argv)
 
 
+def test_tensorboard_reads_a_run(model: Path, text: Path, tmp_path: Path, capsys: Capture) -> None:
+    """And goes on with it."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    more = ("--tensorboard", "--schedule", "constant")
+    trained(capsys, *words(model, text, tmp_path / "run", "--steps", "2", *more))
+    trained(capsys, *words(model, text, tmp_path / "run", "--steps", "3", *more, "--resume"))
+    events = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
+    rows = [row for row in read_metrics(tmp_path / "run") if "lr" in row]
+    got = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert got == [(row["step"], pytest.approx(row["loss"])) for row in rows]
+    assert {"held_out_loss", "lr", "gradient_norm", "tokens_per_s"} <= set(events.Tags()["scalars"])
+
+
 def test_help_and_lines_without_a_terminal(model: Path, text: Path, tmp_path: Path) -> None:
     process = run_process(*words(model, text, tmp_path / "run"))
     assert process.returncode == 0, process.stderr

@@ -40,6 +40,7 @@ TITLES = {  # of the groups in --help
     "RunLength": "run",
     "EvaluationOptions": "run",
     "CheckpointOptions": "run",
+    "LoraOptions": "adapters",
 }
 METAVARS = {"scheme": "NAME", "served_model_name": "NAME", "draft_model": "MODEL",
             "host": "ADDRESS", "api_key": "KEY", "api_key_file": "FILE", "admin_key": "KEY",

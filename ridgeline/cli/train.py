@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ridgeline.cli.options import add_flags, add_model, from_flags
+from ridgeline.cli.options import add_flags, add_model, from_flags, given_flags
 from ridgeline.cli.parser import group
 from ridgeline.cli.tables.train import render, shown_run
 from ridgeline.cli.terminal import Terminal
@@ -19,6 +19,7 @@ from ridgeline.errors import INTERRUPTED_EXIT_CODE, OutputError, UsageError
 from ridgeline.profiling.training_page import FILE_NAME as REPORT_NAME
 from ridgeline.profiling.training_page import write_training_page
 from ridgeline.training.config import FILE_NAME, RunLength, TrainConfig, load_config
+from ridgeline.training.merge import merge_run
 from ridgeline.training.prepare import prepare
 from ridgeline.training.run import TrainLoop
 
@@ -26,11 +27,13 @@ EXAMPLE = """\
 ridgeline train demo --data book.txt --minutes 10 --out run
 ridgeline train --shape tiny --tokenizer demo --data corpus/ --steps 1000
 ridgeline train configs:finetune_demo --data chats.jsonl
-ridgeline train --out run --resume"""
+ridgeline train --out run --resume
+ridgeline train demo --data book.txt --minutes 10 --lora 16 --out run
+ridgeline train --merge run --out merged"""
 MAIN_FLAGS = (
     "--shape", "--tokenizer", "--device", "--data", "--sequence-length", "--out", "--resume",
     "--steps", "--minutes", "--tokens", "--batch", "--precision", "--lr", "--eval-every",
-    "--save-every",
+    "--save-every", "--lora", "--merge",
 )  # fmt: skip
 
 __all__ = ["EXAMPLE", "MAIN_FLAGS", "add_arguments", "exit_code", "render", "run"]
@@ -43,10 +46,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="RUN", help="folder of the run (default: MODEL-trained)"
     )
     output.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    output.add_argument(
+        "--merge",
+        type=Path,
+        metavar="RUN",
+        help="train nothing: merge the adapter of this run's last checkpoint (or of the checkpoint "
+        "named) into its base, and write the model to --out",
+    )
     add_flags(parser, TrainConfig)
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
+    if args.merge is not None:
+        return merged(args, terminal)
     out = args.out or usual_folder(args)
     config = ordered_config(args, out)
     with terminal.progress() as progress:
@@ -77,6 +89,20 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     }
 
 
+def merged(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
+    if args.out is None:
+        raise UsageError("--merge writes a model; give --out FOLDER")
+    given = given_flags(args, TrainConfig)
+    if args.model is not None or args.shape is not None or args.resume or given:
+        raise UsageError("--merge takes the run's own config; give --merge RUN --out FOLDER alone")
+    with terminal.progress() as progress:
+        result = merge_run(args.merge, args.out, device=args.device, progress=progress)
+    figures = {
+        name: getattr(result, name) for name in ("dtype", "effect", "difference", "rounding")
+    }
+    return {"out": str(result.out), "adapter": str(result.checkpoint), **figures}
+
+
 def usual_folder(args: argparse.Namespace) -> Path:
     """`demo-trained`, `book-trained` for models/book, `finetune_demo-trained` for a named run."""
     name = args.model or args.shape
@@ -104,4 +130,4 @@ def ordered_config(args: argparse.Namespace, out: Path) -> TrainConfig:
 
 
 def exit_code(document: dict[str, Any]) -> int:
-    return INTERRUPTED_EXIT_CODE if document["interrupted"] else 0
+    return INTERRUPTED_EXIT_CODE if document.get("interrupted") else 0

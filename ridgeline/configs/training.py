@@ -8,6 +8,7 @@ from __future__ import annotations
 from ridgeline.training.config import (
     BatchOptions,
     DataOptions,
+    LoraOptions,
     OptimizerOptions,
     RunLength,
     ScheduleOptions,
@@ -24,6 +25,19 @@ def finetune_demo() -> TrainConfig:
         optimizer=OptimizerOptions(lr=5e-5),
         schedule=ScheduleOptions("cosine", warmup=5),
         end=RunLength(minutes=10),
+    )
+
+
+def lora_demo() -> TrainConfig:
+    """Adapters of `demo`: a checkpoint is some megabytes, and the base stays as it is."""
+    return TrainConfig(
+        model="demo",
+        data=DataOptions(sequence_length=256),
+        batch=BatchOptions(sequences=8),
+        optimizer=OptimizerOptions(lr=5e-4),
+        schedule=ScheduleOptions("cosine", warmup=5),
+        end=RunLength(minutes=10),
+        lora=LoraOptions(rank=16),
     )
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import UsageError, near_matches
 from ridgeline.formats.packing import pack_int4, pack_int8
+from ridgeline.kernels.dequantize import dequantize_packed
 from ridgeline.kernels.dequantize.reference import dequantize
 from ridgeline.kernels.gated_activation import gated_activation
 from ridgeline.kernels.quantize_rows import quantize_rows
@@ -135,6 +136,12 @@ class QuantizedLinear(Projection):
             x_TD, norm.weight, norm.eps, norm.offset, quantized=self.inputs
         )
         return CodedRows(codes_TD, scale_T)
+
+    def expanded(self, dtype: torch.dtype) -> Tensor:
+        """The same in the model's dtype, in one pass where a GPU has packed codes."""
+        if self.weight.dtype == torch.int32:
+            return dequantize_packed(self.weight, self.scale, self.zero, self.in_features, dtype)
+        return self.decoded().to(dtype)
 
     def decoded(self) -> Tensor:
         """The weight [O, D] that the codes stand for, in fp32."""

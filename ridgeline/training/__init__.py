@@ -4,5 +4,6 @@
 below: `documents.py` (attention over packed documents), `loss.py`, `config.py` (`TrainConfig`),
 `schedule.py`, `precision.py` (fp32 masters), `recomputation.py`, `optimizer.py`, `step.py` (one
 step), `checkpoint.py`, `metrics.py`, `evaluation.py`, `prepare.py` (from names to a model and its
-batches), `run.py` (the loop).
+batches), `run.py` (the loop). Adapters: `adapters.py` (the layers), `frozen.py` (their step),
+`adapter_files.py`, `merge.py`.
 """

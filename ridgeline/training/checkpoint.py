@@ -19,10 +19,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -30,6 +30,7 @@ from torch import Tensor
 
 from ridgeline.errors import CheckpointError, UsageError
 from ridgeline.formats.fields import config_from
+from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import save_safetensors
 from ridgeline.models.checkpoint.safetensors import open_shard
 from ridgeline.models.checkpoint.save import (
@@ -43,6 +44,7 @@ from ridgeline.models.checkpoint.save import (
 from ridgeline.models.families import Description
 from ridgeline.models.weights import checkpoint_tensors
 from ridgeline.quantization.export import hf_config
+from ridgeline.training.adapter_files import AdapterExporter
 from ridgeline.training.schedule import Counters
 from ridgeline.training.step import Trainer, TrainerProgress
 from ridgeline.training.watch import WatchState
@@ -72,15 +74,25 @@ class Exporter:
     description: Description
     extra_files: Mapping[str, bytes | Path]
 
+    def weights(self, model: Transformer) -> Iterator[tuple[str, Tensor]]:
+        """The model's own tensors, by the names of Hugging Face."""
+        yield from checkpoint_tensors(model, self.description)
+
+    def write(
+        self, folder: Path, weights: Iterable[tuple[str, Tensor]], model: Transformer
+    ) -> None:
+        """These values of them, which may be copies."""
+        config = hf_config(model, self.description)
+        save_safetensors(folder, weights, config, extra_files=self.extra_files)
+
 
 @dataclass(frozen=True)
 class CheckpointContent:
     """All that a checkpoint holds. The tensors are the run's own, or copies on the host."""
 
-    weights: Sequence[tuple[str, Tensor]]  # by the names of Hugging Face
+    weights: Sequence[tuple[str, Tensor]]  # by the names that they are stored under
     optimizer: Sequence[tuple[str, Tensor]]
-    config: Mapping[str, Any]  # config.json
-    extra_files: Mapping[str, bytes | Path]
+    write_model: Callable[[Path, Sequence[tuple[str, Tensor]]], None]  # files of the weights
     state: SavedState
 
     def tensors(self) -> Iterator[Tensor]:
@@ -89,17 +101,13 @@ class CheckpointContent:
 
 
 def checkpoint_content(
-    trainer: Trainer, state: SavedState, exporter: Exporter
+    trainer: Trainer, state: SavedState, exporter: Exporter | AdapterExporter
 ) -> CheckpointContent:
     """Of this moment; the tensors go on changing with the run."""
     return CheckpointContent(
-        [
-            (name, tensor.detach())
-            for name, tensor in checkpoint_tensors(trainer.model, exporter.description)
-        ],
+        [(name, tensor.detach()) for name, tensor in exporter.weights(trainer.model)],
         list(trainer.weights.tensors()),
-        hf_config(trainer.model, exporter.description),
-        exporter.extra_files,
+        partial(exporter.write, model=trainer.model),
         state,
     )
 
@@ -114,7 +122,7 @@ def write_checkpoint(run: Path, content: CheckpointContent) -> Path:
     if target.exists():
         return target
     with folder_beside(target) as beside:
-        save_safetensors(beside, content.weights, content.config, extra_files=content.extra_files)
+        content.write_model(beside, content.weights)
         folder = beside / STATE_FOLDER
         folder.mkdir()
         write_file(folder / STATE_NAME, as_json(asdict(content.state)))

@@ -22,6 +22,7 @@ from ridgeline.errors import UsageError, answers_wrong_options
 from ridgeline.formats.fields import check_fields, config_from, dotted_fields, field_help, flag_of
 from ridgeline.formats.files import atomic_write
 from ridgeline.models.shapes import check_one
+from ridgeline.training.method_options import LoraOptions
 
 FILE_NAME = "train.json"
 VERSION = 1  # of the file's schema; raised when a field changes its meaning
@@ -267,7 +268,7 @@ class WatchOptions:
 
 @answers_wrong_options(
     DataOptions, BatchOptions, OptimizerOptions, ScheduleOptions, RunLength, EvaluationOptions,
-    CheckpointOptions, WatchOptions,
+    CheckpointOptions, WatchOptions, LoraOptions,
 )  # fmt: skip
 @dataclass(frozen=True)
 class TrainConfig:
@@ -317,6 +318,7 @@ class TrainConfig:
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
     watch: WatchOptions = field(default_factory=WatchOptions)
+    lora: LoraOptions = field(default_factory=LoraOptions)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -331,6 +333,8 @@ def check_complete(config: TrainConfig) -> None:
     check_one(config.model, config.shape)
     if config.tokenizer is not None and config.shape is None:
         raise UsageError("--tokenizer goes with --shape; a model has its own")
+    if config.lora.rank is not None and config.shape is not None:
+        raise UsageError("--lora goes with a model; random weights of --shape need all of theirs")
     if config.data.path is None:
         raise UsageError("there is no text to train on; give --data FILE or a folder")
     if not config.end.is_given:

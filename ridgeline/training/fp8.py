@@ -36,15 +36,19 @@ class Fp8Weights:
 
     def __init__(self) -> None:
         self._codes: dict[int, Fp8Rows] = {}
+        self._frozen: set[int] = set()
 
     def codes(self, weight_OD: Tensor, scaling: Scaling) -> Fp8Rows:
         key = id(weight_OD)
         if key not in self._codes:
             self._codes[key] = rows_to_fp8(weight_OD.detach(), VALUES, scaling)
+            if not weight_OD.requires_grad:
+                self._frozen.add(key)
         return self._codes[key]
 
     def forget(self) -> None:
-        self._codes.clear()
+        """Those of weights that are learned; a frozen one's stay."""
+        self._codes = {key: codes for key, codes in self._codes.items() if key in self._frozen}
 
 
 @dataclass(frozen=True)
@@ -156,8 +160,15 @@ class ProductFront:
             norm = Norm(self.norm.weight, self.norm.eps, self.norm.offset, residual_TD)
         return rows_to_fp8(x_TD, VALUES, scaling, norm, self.activation)
 
+    def forward(self, x_TD: Tensor, residual_TD: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What the product takes, and with a residual the sum that was normed."""
+        if self.norm is None:
+            return self.values(x_TD), None
+        values_TD, hidden_TD = self.ops.norm(x_TD, Gain.of(self.norm), residual_TD)
+        return values_TD, None if residual_TD is None else hidden_TD
+
     def values(self, source: Tensor) -> Tensor:
-        """What the product took, in bf16."""
+        """What the product took, in the model's dtype."""
         if self.norm is not None:
             return self.ops.norm(source, Gain.of(self.norm), None)[0]
         return source if self.activation is None else self.ops.activation(source, self.activation)

@@ -25,6 +25,7 @@ from ridgeline.kernels.rotary import Angles
 from ridgeline.models.transformer import Linear, RMSNorm
 from ridgeline.products import product
 from ridgeline.training.fp8 import Fp8Plan, ProductFront, fp8_linear
+from ridgeline.training.frozen import frozen_linear, is_frozen
 from ridgeline.training.gradient_products import bias_gradient, weight_gradient
 from ridgeline.training.ops import Gain, TrainingOps
 
@@ -280,6 +281,13 @@ def norm_linear(
     update_TD: Tensor | None, residual_TD: Tensor, norm: RMSNorm, linear: Any, passes: Passes
 ) -> tuple[Tensor, Tensor]:
     """The projection of the normed stream, and the stream with the update added."""
+    if is_frozen(linear):
+        front, rest = ProductFront(passes.ops, norm=norm), (passes.fp8, passes.recomputes)
+        if update_TD is None:
+            return frozen_linear(residual_TD, None, linear, front, *rest)[0], residual_TD
+        y_TO, hidden = frozen_linear(update_TD, residual_TD, linear, front, *rest)
+        assert hidden is not None
+        return y_TO, hidden
     if not is_plain(linear):
         normed_TD, hidden_TD = add_norm(update_TD, residual_TD, norm, passes)
         return linear(normed_TD), hidden_TD
@@ -319,7 +327,10 @@ def gated_linear(
     gate_up_T2F: Tensor, linear: Any, activation: Activation, passes: Passes
 ) -> Tensor:
     y_TO: Any
-    if not is_plain(linear):
+    if is_frozen(linear):
+        front = ProductFront(passes.ops, activation=activation)
+        y_TO, _ = frozen_linear(gate_up_T2F, None, linear, front, passes.fp8, passes.recomputes)
+    elif not is_plain(linear):
         y_TO = linear(Gated.apply(gate_up_T2F, activation, passes.ops))
     elif (plan := passes.in_fp8(linear, len(gate_up_T2F))) is not None:
         front = ProductFront(passes.ops, activation=activation)
@@ -331,7 +342,9 @@ def gated_linear(
 
 def plain_linear(x_TD: Tensor, linear: Any, passes: Passes) -> Tensor:
     y_TO: Any
-    if not is_plain(linear):
+    if is_frozen(linear):
+        y_TO, _ = frozen_linear(x_TD, None, linear, ProductFront(passes.ops), passes.fp8)
+    elif not is_plain(linear):
         y_TO = linear(x_TD)
     elif (plan := passes.in_fp8(linear, len(x_TD))) is not None:
         y_TO, _ = fp8_linear(x_TD, None, linear, ProductFront(passes.ops), plan)

@@ -16,6 +16,7 @@ from ridgeline.data.loading.split import SplitData, split_data
 from ridgeline.data.loading.tokenizing import read_tokens
 from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.errors import CheckpointError, UnsupportedError, UsageError
+from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware import detect
 from ridgeline.kernels import host_library
 from ridgeline.models import Transformer, build_model
@@ -24,6 +25,9 @@ from ridgeline.models.families import Description, describe, describe_hf
 from ridgeline.models.shapes import SHAPES, describe_shape
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
+from ridgeline.quantization.linear import keep_copies
+from ridgeline.training.adapter_files import AdapterExporter, read_adapter
+from ridgeline.training.adapters import add_adapters
 from ridgeline.training.checkpoint import (
     Exporter,
     LastWhole,
@@ -43,7 +47,7 @@ from ridgeline.training.config import (
     with_auto,
 )
 from ridgeline.training.initial import fill_initial
-from ridgeline.training.precision import check_precision
+from ridgeline.training.precision import PRECISIONS, check_precision
 from ridgeline.training.step import Trainer
 from ridgeline.training.tensorboard import check_tensorboard
 
@@ -60,7 +64,7 @@ class PreparedRun:
     trainer: Trainer
     data: SplitData
     state: SavedState
-    exporter: Exporter
+    exporter: Exporter | AdapterExporter
     quarantine: Quarantine
     warnings: tuple[str, ...] = ()
 
@@ -78,6 +82,45 @@ class StartingModel:
         if self.path is not None:
             return load_model(self.path, dtype="fp32", device=device, progress=progress)
         return fill_initial(build_model(self.description.config, torch.float32, device), seed)
+
+    def trainer(
+        self,
+        config: TrainConfig,
+        device: str,
+        checkpoint: Path | None,
+        progress: Progress | None,
+    ) -> Trainer:
+        """With the weights of a checkpoint of the run, where there is one."""
+        if config.lora.rank is not None:
+            return self._adapter_trainer(config, device, checkpoint, progress)
+        weights = self if checkpoint is None else replace(self, path=checkpoint)
+        return Trainer(weights.load(device, config.seed, progress), config)
+
+    def _adapter_trainer(
+        self,
+        config: TrainConfig,
+        device: str,
+        checkpoint: Path | None,
+        progress: Progress | None,
+    ) -> Trainer:
+        """The base as it is, in the dtype that is computed in, codes as codes."""
+        assert self.path is not None, "check_complete"
+        dtype = dtype_name(PRECISIONS[config.precision].dtype)
+        model = load_model(
+            self.path, dtype=dtype, device=device, keep_codes=True, progress=progress
+        )
+        if device == "cpu":  # decoding takes longer than a product there
+            keep_copies(model)
+        learned = add_adapters(model, self.description, config.lora, config.seed)
+        if checkpoint is not None:
+            read_adapter(model, checkpoint)
+        return Trainer(model, config, learned)
+
+    def exporter(self, config: TrainConfig) -> Exporter | AdapterExporter:
+        files = self.tokenizer.files()
+        if config.lora.rank is None:
+            return Exporter(self.description, files)
+        return AdapterExporter(config.lora, str(config.model), files)
 
 
 def prepare(
@@ -111,10 +154,9 @@ def prepare(
         vocab_size=source.description.config.vocab_size,
         held_out=config.data.held_out,
     )
-    weights = replace(source, path=saved.checkpoint) if saved.checkpoint else source
     if device == "cpu":
         host_library.prepare(progress)
-    trainer = Trainer(weights.load(device, config.seed, progress), config)
+    trainer = source.trainer(config, device, saved.checkpoint, progress)
     state = SavedState(num_samples=data.train.num_windows)
     if saved.checkpoint is not None:
         state = _restored(trainer, saved.checkpoint, state)
@@ -124,7 +166,7 @@ def prepare(
     remove_leftovers(run)
     if tokenized.quarantine.count:
         tokenized.quarantine.write(run / QUARANTINE_NAME)
-    exporter = Exporter(source.description, source.tokenizer.files())
+    exporter = source.exporter(config)
     warnings = tuple(
         f"{problem}; going on from {saved.checkpoint} before it" for problem in saved.problems
     )

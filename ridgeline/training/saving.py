@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.hardware.detection import available_memory
+from ridgeline.training.adapter_files import AdapterExporter
 from ridgeline.training.checkpoint import (
     CheckpointContent,
     Exporter,
@@ -133,7 +134,9 @@ class DeviceCopy:
 class CheckpointSaver:
     """One checkpoint is written at a time; a save that comes before the last is written waits."""
 
-    def __init__(self, run: Path, trainer: Trainer, exporter: Exporter, keep: int) -> None:
+    def __init__(
+        self, run: Path, trainer: Trainer, exporter: Exporter | AdapterExporter, keep: int
+    ) -> None:
         self.stall_s = 0.0  # that steps waited for all saves
         self.waits = False  # there is no room for copies: steps wait for the disk
         self._run = run

@@ -125,6 +125,15 @@ def render(result: dict[str, Any], console: Console) -> None:
     def say(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
+    if "adapter" in result:
+        say(f"merged {result['adapter']} into its base, in {result['dtype']}")
+        say(
+            f"logits differ by {result['difference']:.3g} from those of base and adapter; "
+            f"rounding explains {result['rounding']:.3g}, and the adapter changes them by "
+            f"{result['effect']:.3g}"
+        )
+        say(f"model: {result['out']}")
+        return
     verb = "interrupted after" if result["interrupted"] else "trained"
     steps = f"{result['steps']:,} step{'' if result['steps'] == 1 else 's'}"
     say(f"{verb} {steps}, {result['tokens']:,} tokens in {duration(result['seconds'])}")

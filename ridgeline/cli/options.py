@@ -41,11 +41,15 @@ TITLES = {  # of the groups in --help
     "EvaluationOptions": "run",
     "CheckpointOptions": "run",
     "LoraOptions": "adapters",
+    "RecoveryOptions": "recovery",
+    "QatOptions": "rounding and distillation",
+    "DistillOptions": "rounding and distillation",
 }
 METAVARS = {"scheme": "NAME", "served_model_name": "NAME", "draft_model": "MODEL",
             "host": "ADDRESS", "api_key": "KEY", "api_key_file": "FILE", "admin_key": "KEY",
             "allow_origin": "ORIGIN", "root_path": "PATH", "tls_cert": "FILE",
-            "tls_key": "FILE", "path": "PATH", "tokenizer": "MODEL"}  # fmt: skip
+            "tls_key": "FILE", "path": "PATH", "tokenizer": "MODEL", "targets": "NAMES",
+            "sparsity": "WHAT", "teacher": "MODEL"}  # fmt: skip
 MODEL_HELP = "Hugging Face folder or hub name, GGUF file, or `demo`"
 DEVICE_HELP = "cpu, cuda or cuda:N (default: the GPU if there is one)"
 

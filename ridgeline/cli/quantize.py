@@ -41,6 +41,7 @@ from ridgeline.ladder.quantizing.file_sizes import (
 )
 from ridgeline.ladder.quantizing.original_device import LARGE_BYTES, OriginalDevice, is_walked
 from ridgeline.ladder.quantizing.quantize_job import WINDOW, QuantizeJob, advice, quantize, save
+from ridgeline.ladder.quantizing.recovery import RecoveryOptions
 from ridgeline.models import ModelConfig
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
@@ -93,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mixture_arguments(parser)
     add_method_arguments(parser)
     add_flags(parser, QualityBounds)
+    add_flags(parser, RecoveryOptions)
     add_quality_arguments(parser)
     add_save(parser)
 
@@ -232,6 +234,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
             often=args.auto or args.auto_mixed,
         )
         job = replace(asked_job(args, schemes, hardware.device), walked=walked)
+        if walked and job.recovery.minutes is not None:
+            raise UsageError("--recover needs the original on the device; it does not fit there")
         if walked and job.scheme is None:
             raise UsageError(NO_CHOICE)
         storage = plain_storage(checkpoint, description, args.dtype)
@@ -280,6 +284,12 @@ def check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name} is {value}; give at least 1")
+    if args.recover is not None and (args.auto or args.auto_mixed):
+        raise UsageError("--recover trains the codes of one scheme; give --scheme alone")
+    if args.recover is not None and parse_scheme(args.scheme).inputs != "16-bit":
+        raise UsageError(f"--recover trains weights, and {args.scheme} rounds inputs too; use int4")
+    if args.recover is not None and args.sparsity is not None:
+        raise UsageError("--recover trains codes; after pruning use ridgeline train --sparsity")
 
 
 def asked_schemes(args: argparse.Namespace) -> tuple[Scheme, ...]:
@@ -382,6 +392,7 @@ def asked_job(args: argparse.Namespace, schemes: Sequence[Scheme], device: str) 
         kv=KV_DTYPES.get(args.kv),
         work=args.work,
         device=device,
+        recovery=from_flags(args, RecoveryOptions),
     )
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from ridgeline.training.config import (
     BatchOptions,
     DataOptions,
+    DistillOptions,
     LoraOptions,
     OptimizerOptions,
+    QatOptions,
     RunLength,
     ScheduleOptions,
     TrainConfig,
@@ -38,6 +40,20 @@ def lora_demo() -> TrainConfig:
         schedule=ScheduleOptions("cosine", warmup=5),
         end=RunLength(minutes=10),
         lora=LoraOptions(rank=16),
+    )
+
+
+def qat_demo() -> TrainConfig:
+    """`demo` with weights that round well to 4 bits, taught by itself as it was."""
+    return TrainConfig(
+        model="demo",
+        data=DataOptions(sequence_length=256),
+        batch=BatchOptions(sequences=8),
+        optimizer=OptimizerOptions(lr=2e-5),
+        schedule=ScheduleOptions("cosine", warmup=5),
+        end=RunLength(minutes=10),
+        qat=QatOptions("int4-g64"),
+        distill=DistillOptions("demo"),
     )
 
 

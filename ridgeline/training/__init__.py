@@ -5,5 +5,6 @@ below: `documents.py` (attention over packed documents), `loss.py`, `config.py` 
 `schedule.py`, `precision.py` (fp32 masters), `recomputation.py`, `optimizer.py`, `step.py` (one
 step), `checkpoint.py`, `metrics.py`, `evaluation.py`, `prepare.py` (from names to a model and its
 batches), `run.py` (the loop). Adapters: `adapters.py` (the layers), `frozen.py` (their step),
-`adapter_files.py`, `merge.py`.
+`adapter_files.py`, `merge.py`. Rounded and pruned weights: `rounded.py`; teachers:
+`distillation.py`.
 """

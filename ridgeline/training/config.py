@@ -22,7 +22,7 @@ from ridgeline.errors import UsageError, answers_wrong_options
 from ridgeline.formats.fields import check_fields, config_from, dotted_fields, field_help, flag_of
 from ridgeline.formats.files import atomic_write
 from ridgeline.models.shapes import check_one
-from ridgeline.training.method_options import LoraOptions
+from ridgeline.training.method_options import DistillOptions, LoraOptions, QatOptions
 
 FILE_NAME = "train.json"
 VERSION = 1  # of the file's schema; raised when a field changes its meaning
@@ -268,7 +268,7 @@ class WatchOptions:
 
 @answers_wrong_options(
     DataOptions, BatchOptions, OptimizerOptions, ScheduleOptions, RunLength, EvaluationOptions,
-    CheckpointOptions, WatchOptions, LoraOptions,
+    CheckpointOptions, WatchOptions, LoraOptions, QatOptions, DistillOptions,
 )  # fmt: skip
 @dataclass(frozen=True)
 class TrainConfig:
@@ -319,9 +319,15 @@ class TrainConfig:
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
     watch: WatchOptions = field(default_factory=WatchOptions)
     lora: LoraOptions = field(default_factory=LoraOptions)
+    qat: QatOptions = field(default_factory=QatOptions)
+    distill: DistillOptions = field(default_factory=DistillOptions)
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.qat.is_given and self.lora.rank is not None:
+            raise UsageError("--lora leaves weights as they are; remove --qat and --sparsity")
+        if self.qat.is_given and self.precision.startswith("fp8"):
+            raise UsageError("--qat and --sparsity need products in bf16; use --precision bf16")
 
     @property
     def batch_tokens(self) -> int:

@@ -39,6 +39,7 @@ from ridgeline.training.fused import (
     rotated,
 )
 from ridgeline.training.ops import TrainingOps
+from ridgeline.training.rounded import RoundedWeights
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,12 @@ class ForwardPlan:
     recomputation: Recomputation = "none"
     deterministic: bool = False  # attention's gradients are summed in one order
     fp8: Fp8Plan | None = None
+    rounded: RoundedWeights | None = None
 
     @cached_property
     def passes(self) -> Passes:
-        return Passes(self.ops, self.recomputation in ("elementwise", "attention"), self.fp8)
+        recomputes = self.recomputation in ("elementwise", "attention")
+        return Passes(self.ops, recomputes, self.fp8, self.rounded)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from ridgeline.training.fp8 import Fp8Plan, ProductFront, fp8_linear
 from ridgeline.training.frozen import frozen_linear, is_frozen
 from ridgeline.training.gradient_products import bias_gradient, weight_gradient
 from ridgeline.training.ops import Gain, TrainingOps
+from ridgeline.training.rounded import RoundedWeights
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Passes:
     ops: TrainingOps
     recomputes: bool = False  # the results of norms and activations, in the backward pass
     fp8: Fp8Plan | None = None  # products of layers in fp8
+    rounded: RoundedWeights | None = None  # weights that products take in rounded form
+
+    def values(self, weight_OD: Tensor) -> Tensor:
+        """What a product takes of a weight that is learned."""
+        return weight_OD if self.rounded is None else self.rounded.values(weight_OD)
 
     def in_fp8(self, linear: Any, num_tokens: int) -> Fp8Plan | None:
         if self.fp8 is None or not self.fp8.fits(linear.weight, num_tokens):
@@ -61,7 +67,7 @@ class NormLinear(torch.autograd.Function):
         normed_TD, hidden_TD = passes.ops.norm(update_TD, Gain.of(norm), residual_TD)
         _keep(ctx, passes, hidden_TD, normed_TD)
         ctx.norm, ctx.weight, ctx.bias = norm, weight_OD, bias_O
-        return product(normed_TD, weight_OD.t(), bias_O), hidden_TD
+        return product(normed_TD, passes.values(weight_OD).t(), bias_O), hidden_TD
 
     @staticmethod
     @once_differentiable
@@ -74,7 +80,7 @@ class NormLinear(torch.autograd.Function):
             normed_TD, _ = ctx.passes.ops.norm(hidden_TD, gain, None)
         grad_weight = weight_gradient(ctx.weight, grad_TO, normed_TD)
         del normed_TD
-        grad_normed_TD = product(grad_TO, ctx.weight)
+        grad_normed_TD = product(grad_TO, ctx.passes.values(ctx.weight))
         grad_TD, grad_gain_D = ctx.passes.ops.norm_backward(
             hidden_TD, gain, grad_normed_TD, grad_hidden_TD
         )
@@ -98,7 +104,7 @@ class FirstNormLinear(torch.autograd.Function):
         normed_TD, _ = passes.ops.norm(x_TD, Gain.of(norm), None)
         _keep(ctx, passes, x_TD, normed_TD)
         ctx.norm, ctx.weight, ctx.bias = norm, weight_OD, bias_O
-        return product(normed_TD, weight_OD.t(), bias_O)
+        return product(normed_TD, passes.values(weight_OD).t(), bias_O)
 
     @staticmethod
     @once_differentiable
@@ -171,13 +177,13 @@ class GatedLinear(torch.autograd.Function):
         inner_TF = passes.ops.activation(gate_up_T2F, activation)
         _keep(ctx, passes, gate_up_T2F, inner_TF)
         ctx.weight, ctx.bias, ctx.activation = weight_OF, bias_O, activation
-        return product(inner_TF, weight_OF.t(), bias_O)
+        return product(inner_TF, passes.values(weight_OF).t(), bias_O)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, ...]:
         gate_up_T2F, inner_TF = _kept(ctx)
-        grad_inner_TF = product(grad_TO, ctx.weight)
+        grad_inner_TF = product(grad_TO, ctx.passes.values(ctx.weight))
         remakes = inner_TF is None and ctx.weight.requires_grad
         grad_T2F = ctx.passes.ops.activation_backward(
             gate_up_T2F, grad_inner_TF, ctx.activation, remakes
@@ -206,17 +212,20 @@ class Gated(torch.autograd.Function):
 
 class PlainLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, passes: Passes
+    ) -> Tensor:
         ctx.save_for_backward(x_TD)
-        ctx.weight, ctx.bias = weight_OD, bias_O
-        return product(x_TD, weight_OD.t(), bias_O)
+        ctx.weight, ctx.bias, ctx.passes = weight_OD, bias_O, passes
+        return product(x_TD, passes.values(weight_OD).t(), bias_O)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, ...]:
         (x_TD,) = ctx.saved_tensors
         grad_weight = weight_gradient(ctx.weight, grad_TO, x_TD)
-        return product(grad_TO, ctx.weight), grad_weight, bias_gradient(ctx.bias, grad_TO)
+        grad_TD = product(grad_TO, ctx.passes.values(ctx.weight))
+        return grad_TD, grad_weight, bias_gradient(ctx.bias, grad_TO), None
 
 
 class Rotated(torch.autograd.Function):
@@ -349,7 +358,7 @@ def plain_linear(x_TD: Tensor, linear: Any, passes: Passes) -> Tensor:
     elif (plan := passes.in_fp8(linear, len(x_TD))) is not None:
         y_TO, _ = fp8_linear(x_TD, None, linear, ProductFront(passes.ops), plan)
     else:
-        y_TO = PlainLinear.apply(x_TD, linear.weight, linear.bias)
+        y_TO = PlainLinear.apply(x_TD, linear.weight, linear.bias, passes)
     return y_TO
 
 

@@ -86,7 +86,7 @@ def merge_run(
     read_adapter(model, checkpoint)
     wanted_TV = _logits(model, tokens_T)
     merge(model)
-    rounding = _distance(_logits(nudged(model, dtype), tokens_T), wanted_TV)
+    rounding = _distance(_logits(nudged(model, dtype), tokens_T), _logits(model, tokens_T))
     change_weights(model, lambda weight: weight.to(dtype).float())
     difference = _distance(_logits(model, tokens_T), wanted_TV)
     effect = _distance(base_TV, wanted_TV)

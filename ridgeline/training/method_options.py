@@ -62,3 +62,61 @@ class LoraOptions:
     def whole_alpha(self) -> float:
         assert self.rank is not None, "adapters have a rank"
         return 2.0 * self.rank if self.alpha is None else self.alpha
+
+
+@answers_wrong_options()
+@dataclass(frozen=True)
+class QatOptions:
+    """Weights that are rounded, or zero, in every product while they are learned."""
+
+    scheme: str | None = field(
+        default=None,
+        metadata=field_help(
+            "compute with weights rounded to this scheme of `ridgeline quantize`, e.g. int4-g64",
+            flag="qat",
+        ),
+    )
+    sparsity: str | None = field(
+        default=None,
+        metadata=field_help("of a pruned model: its zeros stay zero; 2:4, or a share, e.g. 0.5"),
+    )
+
+    def __post_init__(self) -> None:
+        from ridgeline.quantization.methods.sparsity import parse_sparsity
+        from ridgeline.quantization.scheme import parse_scheme
+
+        check_fields(self)
+        if self.scheme is not None and parse_scheme(self.scheme).inputs != "16-bit":
+            raise UsageError(
+                f"--qat {self.scheme} rounds inputs too, and training rounds weights alone; use "
+                "int8 or int4-g64"
+            )
+        if self.sparsity is not None:
+            parse_sparsity(self.sparsity)
+
+    @property
+    def is_given(self) -> bool:
+        return self.scheme is not None or self.sparsity is not None
+
+
+@answers_wrong_options()
+@dataclass(frozen=True)
+class DistillOptions:
+    """Another model's probabilities as what is learned."""
+
+    teacher: str | None = field(
+        default=None,
+        metadata=field_help("learn this model's probabilities of the next token", flag="distill"),
+    )
+    weight: float = field(
+        default=1.0,
+        metadata=field_help(
+            "share of the loss that is the divergence from it; the rest is that of the text",
+            flag="distill-weight",
+            minimum=0.0,
+            maximum=1.0,
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)

@@ -21,11 +21,14 @@ from ridgeline.hardware import detect
 from ridgeline.kernels import host_library
 from ridgeline.models import Transformer, build_model
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
+from ridgeline.models.config import ModelConfig
 from ridgeline.models.families import Description, describe, describe_hf
 from ridgeline.models.shapes import SHAPES, describe_shape
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
 from ridgeline.quantization.linear import keep_copies
+from ridgeline.quantization.methods.sparsity import parse_sparsity
+from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.training.adapter_files import AdapterExporter, read_adapter
 from ridgeline.training.adapters import add_adapters
 from ridgeline.training.checkpoint import (
@@ -48,6 +51,7 @@ from ridgeline.training.config import (
 )
 from ridgeline.training.initial import fill_initial
 from ridgeline.training.precision import PRECISIONS, check_precision
+from ridgeline.training.rounded import found_roundings
 from ridgeline.training.step import Trainer
 from ridgeline.training.tensorboard import check_tensorboard
 
@@ -94,7 +98,17 @@ class StartingModel:
         if config.lora.rank is not None:
             return self._adapter_trainer(config, device, checkpoint, progress)
         weights = self if checkpoint is None else replace(self, path=checkpoint)
-        return Trainer(weights.load(device, config.seed, progress), config)
+        model = weights.load(device, config.seed, progress)
+        rounded = None
+        if config.qat.is_given:
+            scheme, sparsity = config.qat.scheme, config.qat.sparsity
+            rounded = found_roundings(
+                model,
+                None if scheme is None else parse_scheme(scheme),
+                None if sparsity is None else parse_sparsity(sparsity),
+            )
+        teacher = load_teacher(config, self.description.config, device, progress)
+        return Trainer(model, config, rounded=rounded, teacher=teacher)
 
     def _adapter_trainer(
         self,
@@ -114,13 +128,32 @@ class StartingModel:
         learned = add_adapters(model, self.description, config.lora, config.seed)
         if checkpoint is not None:
             read_adapter(model, checkpoint)
-        return Trainer(model, config, learned)
+        teacher = load_teacher(config, self.description.config, device, progress)
+        return Trainer(model, config, learned, teacher=teacher)
 
     def exporter(self, config: TrainConfig) -> Exporter | AdapterExporter:
         files = self.tokenizer.files()
         if config.lora.rank is None:
             return Exporter(self.description, files)
         return AdapterExporter(config.lora, str(config.model), files)
+
+
+def load_teacher(
+    config: TrainConfig, student: ModelConfig, device: str, progress: Progress | None
+) -> Transformer | None:
+    """The model whose probabilities are learned, frozen, in the dtype that is computed in."""
+    if config.distill.teacher is None:
+        return None
+    path = resolve_model(config.distill.teacher, progress=progress)
+    vocab_size = describe(open_checkpoint(path)).config.vocab_size
+    if vocab_size != student.vocab_size:
+        raise UsageError(
+            f"--distill {config.distill.teacher} has a vocabulary of {vocab_size:,} tokens, and "
+            f"the model has {student.vocab_size:,}; give a teacher with the model's tokenizer"
+        )
+    dtype = dtype_name(PRECISIONS[config.precision].dtype)
+    teacher = load_model(path, dtype=dtype, device=device, keep_codes=False, progress=progress)
+    return teacher.requires_grad_(False)
 
 
 def prepare(
@@ -239,5 +272,6 @@ def _with_whole_paths(config: TrainConfig) -> TrainConfig:
         config,
         model=whole(config.model),
         tokenizer=whole(config.tokenizer),
+        distill=replace(config.distill, teacher=whole(config.distill.teacher)),
         data=replace(config.data, path=whole(config.data.path)),
     )

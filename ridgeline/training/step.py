@@ -25,6 +25,7 @@ from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.errors import NumericsError, UsageError
 from ridgeline.models import Transformer
 from ridgeline.training.config import TrainConfig
+from ridgeline.training.distillation import Teacher
 from ridgeline.training.forward import ForwardPlan, hidden_states
 from ridgeline.training.fp8 import Fp8Plan, Fp8Weights
 from ridgeline.training.gradients import GradientSum, norm_of, scale_of
@@ -32,6 +33,7 @@ from ridgeline.training.loss import head_loss
 from ridgeline.training.ops import TrainingOps, ops_for
 from ridgeline.training.optimizer import Optimizer
 from ridgeline.training.precision import PRECISIONS, LossScale, Weights, check_precision
+from ridgeline.training.rounded import RoundedWeights
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,9 @@ class Trainer:
         config: TrainConfig,
         parameters: Mapping[str, nn.Parameter] | None = None,
         ops: TrainingOps | None = None,
+        *,
+        rounded: RoundedWeights | None = None,
+        teacher: Transformer | None = None,
     ) -> None:
         assert config.precision != "auto", "with_auto comes first"
         device = model.embed.weight.device
@@ -124,8 +129,13 @@ class Trainer:
         if plan.fp8 is not None:
             self._fp8 = Fp8Plan(Fp8Weights(), plan.fp8, config.fp8_weight_gradients == "bf16")
         self._forward = ForwardPlan(
-            ops or ops_for(device), config.recomputation, config.deterministic, self._fp8
+            ops or ops_for(device), config.recomputation, config.deterministic, self._fp8, rounded
         )
+        self.rounded = rounded
+        self._teacher = None
+        if teacher is not None:
+            plan_of = ForwardPlan(self._forward.ops, deterministic=config.deterministic)
+            self._teacher = Teacher(teacher, plan_of, config.distill.weight)
         self._sums = GradientSum(self.weights.parameters)
         self.before_update: Callable[[], None] | None = None  # called once
         self._is_halted = torch.zeros((), dtype=torch.bool, device=device)
@@ -162,8 +172,9 @@ class Trainer:
             if limits is not None:
                 self._is_halted |= is_bad
             lost = self._update(gradients, lr, norm, factor)
-            if self._fp8 is not None:
-                self._fp8.weights.forget()
+            for kept in (None if self._fp8 is None else self._fp8.weights, self.rounded):
+                if kept is not None:
+                    kept.forget()
         return self._result(
             torch.stack((loss / count, norm, lost.to(norm), is_bad.to(norm))), count
         )
@@ -227,11 +238,14 @@ class Trainer:
         self._sums.begin(len(batches))
         total = torch.zeros((), device=batches[0].ids.device)
         for batch in batches:
-            loss = self.loss(batch)
+            loss = self.learned_loss(batch)
             (loss if seed == 1.0 else loss * seed).backward()
             total += loss.detach()
             self._sums.add()
-        return total, count, self._sums.take()
+        gradients = self._sums.take()
+        if self.rounded is not None:
+            self.rounded.finish(gradients)
+        return total, count, gradients
 
     def gradients(self, batches: Sequence[PackedBatch]) -> tuple[float, int, dict[str, Tensor]]:
         """Loss, counted tokens, and every parameter's gradient in fp32; nothing is changed."""
@@ -243,8 +257,19 @@ class Trainer:
             {name: each.float() * factor for name, each in sums.items()},
         )
 
+    def learned_loss(self, batch: PackedBatch) -> Tensor:
+        """What is made smaller: with a teacher the divergence from it, or a mixture with `loss`."""
+        if self._teacher is None:
+            return self.loss(batch)
+        hidden_TD = hidden_states(self.model, batch, self._forward)
+        share = self._teacher.weight
+        loss = self._teacher.divergence(self.model, hidden_TD, batch)
+        if share == 1.0:
+            return loss
+        return share * loss + (1 - share) * head_loss(self.model, hidden_TD, batch.targets)
+
     def loss(self, batch: PackedBatch) -> Tensor:
-        """Summed over the batch's counted tokens."""
+        """Of the text, summed over the batch's counted tokens."""
         hidden_TD = hidden_states(self.model, batch, self._forward)
         return head_loss(self.model, hidden_TD, batch.targets)
 

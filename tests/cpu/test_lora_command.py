@@ -170,9 +170,7 @@ def test_a_quantized_base(
     called(capsys, *words(small, text, out, "--lora", "4"))
     held_out = [row["held_out_loss"] for row in read_metrics(out) if "held_out_loss" in row]
     assert held_out[-1] < held_out[0] - 0.03
-    document = called(
-        capsys, "train", "--merge", str(out), "--out", str(merged), "--device", "cpu"
-    )
+    document = called(capsys, "train", "--merge", str(out), "--out", str(merged), "--device", "cpu")
     assert document["difference"] <= document["rounding"] + 1e-4
     assert not is_quantized(open_checkpoint(merged))
 

@@ -64,6 +64,7 @@ def document(
         "stays_for_speed": stays_for_speed(result),
         "projections": [asdict(place) for place in result.places],
         "kv": kv_json(result),
+        "recovery": recovery_json(result),
         "matrices": [asdict(reports[name]) for name in harm(result.reports, list(result.codes))],
     }
 
@@ -87,6 +88,32 @@ def kv_json(result: QuantizeResult) -> dict[str, Any] | None:
     return {"dtype": dtype_name(result.kv.dtype), **worst}
 
 
+def recovery_json(result: QuantizeResult) -> dict[str, Any] | None:
+    if result.recovery is None or result.before_recovery is None:
+        return None
+    return {**asdict(result.recovery), "before": result.before_recovery.to_json()}
+
+
+def recovery_words(document: Mapping[str, Any]) -> str:
+    """`perplexity +19.1% (18.0 to 20.2%) before, +5.8% (5.1 to 6.5%) after 480 steps …`."""
+    made = document["recovery"]
+    before, after = (
+        percent_words(each["perplexity_increase"]) for each in (made["before"], document["quality"])
+    )
+    return (
+        f"recovery: perplexity {before} before, {after} after {made['steps']:,} steps of "
+        f"{made['tokens']:,} tokens in {made['seconds']:.0f} s"
+    )
+
+
+def percent_words(interval: Mapping[str, float | None]) -> str:
+    value, low, high = (interval[name] for name in ("value", "low", "high"))
+    assert value is not None
+    if low is None or high is None:
+        return f"{value:+.2%}"
+    return f"{value:+.2%} ({100 * low:+.2f} to {high:+.2%})"
+
+
 def size_of(path: Path) -> int:
     return sum(file.stat().st_size for file in path.glob("*.safetensors"))
 
@@ -95,6 +122,8 @@ def render(document: Mapping[str, Any], console: Console) -> None:
     console.print(quality_table(document))
     console.print(document["verdict"], style="green", markup=False)
     console.print(measured_on(document), markup=False)
+    if document["recovery"] is not None:
+        console.print(recovery_words(document), markup=False)
     if document["larger"] is not None:
         console.print(document["larger"], style="bold", markup=False)
     if document["projections"]:

@@ -31,6 +31,7 @@ from ridgeline.errors import UsageError
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware.detection import available_memory, peak_device_bytes
 from ridgeline.kernels.host_library import prepare
+from ridgeline.ladder.quantizing.recovery import RecoveryOptions, RecoveryReport, recover
 from ridgeline.models import Transformer
 from ridgeline.models.copies import on_device, with_kinds
 from ridgeline.models.families import Description
@@ -88,6 +89,7 @@ class QuantizeJob:
     device: str | None = None  # that blocks and the result run on; None: the model's own
     walked: bool = False  # the model lies on the host, and has no room on the device
     storage: PlainStorage = field(default_factory=PlainStorage)  # of weights without codes
+    recovery: RecoveryOptions = field(default_factory=RecoveryOptions)  # training of the codes
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,8 @@ class QuantizeResult:
     kv: KvScales | None = None
     seconds: float = 0.0  # of finding codes, in all trials; measuring them comes on top
     device_bytes: int | None = None  # held of a GPU at most, until codes were found the first time
+    recovery: RecoveryReport | None = None  # where the codes were trained
+    before_recovery: Divergence | None = None  # what the codes were before
 
 
 def quantize(
@@ -151,6 +155,8 @@ def quantize(
         text = in_words(choices, dtype_name(model.embed.weight.dtype))
         raise UsageError(f"{text}; none is left to quantize: give --batch-sizes none, or others")
     result = trials.run(dict.fromkeys(faster, job.scheme))
+    if job.recovery.minutes is not None:
+        result = trials.recovered(result)
     fit = model_fit(model, job.scheme, job.skip)
     return trials.finished(replace(result, choices=tuple(choices), fit=fit))
 
@@ -298,10 +304,30 @@ class Trials:
         self.seconds += time.perf_counter() - begun
         if not self.done:
             self.device_bytes = peak_device_bytes(str(self.device))
+        return self._measured(rounded(plain, self.job.storage, codes.keys()), codes, reports)
+
+    def recovered(self, result: QuantizeResult) -> QuantizeResult:
+        """With the codes trained for a time."""
+        made = recover(
+            result.plain,
+            result.codes,
+            self.model,
+            self.tokenizer,
+            self.job.recovery,
+            calibration=self.job.calibration,
+            progress=self.progress,
+        )
+        self.seconds += made.report.seconds
+        better = self._measured(result.plain, made.codes, result.reports)
+        return replace(better, recovery=made.report, before_recovery=result.quality)
+
+    def _measured(
+        self, plain: Transformer, codes: ByProjection, reports: list[MatrixReport]
+    ) -> QuantizeResult:
+        """Through the engine, against the original."""
         recipe = self.recipe
         if self.job.kv is not None:
             recipe = edited(recipe, "kv.dtype", self.job.kv)
-        plain = rounded(plain, self.job.storage, codes.keys())
         changed = coded_model(plain, codes, self.device)
         if self.head is not None:
             changed = with_head(changed, self.head)

@@ -41,14 +41,15 @@ from ridgeline.training.config import (
     RunLength,
     ScheduleOptions,
     TrainConfig,
-    with_auto,
 )
 from ridgeline.training.method_options import DistillOptions
 from ridgeline.training.rounded import RoundedWeights, Rounding
 from ridgeline.training.schedule import Counters, learning_rate, share_done
 from ridgeline.training.step import Trainer
 
-LENGTH, BATCH = 512, 8  # tokens and sequences of a step
+LENGTH = 512  # tokens of a sequence
+# Sequences of a step: a CPU takes seconds for one, and many small steps learn more than few large.
+BATCHES = {"cpu": BatchOptions(1, 1), "cuda": BatchOptions(16, 8)}
 MARGIN = 0.05  # of a bin: how far from its edge a weight starts
 PRECISIONS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}  # by the model's dtype
 
@@ -115,7 +116,6 @@ def recover(
     device = original.embed.weight.device
     student, rounded = student_of(plain, codes, original)
     config = recovery_config(options, original)
-    config = with_auto(config, str(device))
     learned = {name: each.weight_OD for name, each in rounded.roundings.items()}
     trainer = Trainer(
         student, config, learned | rounded.scales(), rounded=rounded, teacher=original
@@ -139,7 +139,7 @@ def recovery_config(options: RecoveryOptions, original: Transformer) -> TrainCon
         precision=PRECISIONS[dtype],  # type: ignore[arg-type]
         recomputation="elementwise",
         data=DataOptions(sequence_length=length, held_out=0.0),
-        batch=BatchOptions(BATCH),
+        batch=BATCHES[original.embed.weight.device.type],
         optimizer=OptimizerOptions(lr=options.lr, max_lost=1.0),
         schedule=ScheduleOptions("cosine", warmup=5, final=0.05),
         end=RunLength(minutes=options.minutes),
@@ -215,7 +215,7 @@ def learn(
 ) -> RecoveryReport:
     """Steps until the config's end."""
     micro = config.batch.micro
-    assert micro is not None, "with_auto"
+    assert micro is not None, "recovery_config"
     counters, losses, begun = Counters(), list[float](), time.perf_counter()
     with Loader(data.train, DataState(config.seed, 0), sequences=micro, device=device) as loader:
         while (done := share_done(config.end, counters)) < 1:

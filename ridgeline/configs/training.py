@@ -8,14 +8,12 @@ from __future__ import annotations
 from ridgeline.training.config import (
     BatchOptions,
     DataOptions,
-    DistillOptions,
-    LoraOptions,
     OptimizerOptions,
-    QatOptions,
     RunLength,
     ScheduleOptions,
     TrainConfig,
 )
+from ridgeline.training.method_options import DistillOptions, LoraOptions, QatOptions
 
 
 def finetune_demo() -> TrainConfig:

@@ -294,9 +294,9 @@ def norm_linear(
         front, rest = ProductFront(passes.ops, norm=norm), (passes.fp8, passes.recomputes)
         if update_TD is None:
             return frozen_linear(residual_TD, None, linear, front, *rest)[0], residual_TD
-        y_TO, hidden = frozen_linear(update_TD, residual_TD, linear, front, *rest)
-        assert hidden is not None
-        return y_TO, hidden
+        frozen_TO, total_TD = frozen_linear(update_TD, residual_TD, linear, front, *rest)
+        assert total_TD is not None
+        return frozen_TO, total_TD
     if not is_plain(linear):
         normed_TD, hidden_TD = add_norm(update_TD, residual_TD, norm, passes)
         return linear(normed_TD), hidden_TD

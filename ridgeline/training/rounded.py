@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -139,7 +140,7 @@ def found_roundings(
         raise UnsupportedError("--qat and --sparsity do not train mixtures of experts yet")
     roundings: dict[str, Rounding] = {}
     for name, linear in quantizable(model).items():
-        weight_OD = linear.weight
+        weight_OD: Any = linear.weight
         fits = scheme is not None and scheme.fits(*weight_OD.shape)
         kept = None if sparsity is None else kept_weights(f"{name}.weight", weight_OD, sparsity)
         if fits or kept is not None:

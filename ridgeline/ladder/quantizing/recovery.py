@@ -33,6 +33,7 @@ from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import Linear
 from ridgeline.progress import Progress
+from ridgeline.quantization.calibrating.work import codes_on
 from ridgeline.quantization.scheme import Codes, Scheme, decode, spread
 from ridgeline.training.config import (
     BatchOptions,
@@ -161,7 +162,7 @@ def student_of(
         parent_name, _, own_name = name.rpartition(".")
         parent = student.get_submodule(parent_name)
         before: Linear = getattr(parent, own_name)
-        there = Codes(given.values.to(device), given.grid._make(_on(x, device) for x in given.grid))
+        there = codes_on(given, device)
         layer = with_kinds(before, lambda kind: kind)
         weight_OD = starting_weight(before.weight.detach(), there, scheme)
         layer.weight = nn.Parameter(weight_OD)
@@ -169,10 +170,6 @@ def student_of(
         scale = nn.Parameter(there.grid.scale.float().clone())
         roundings[f"{name}.weight"] = Rounding(layer.weight, scheme, scale, there.grid.zero)
     return student, RoundedWeights(roundings)
-
-
-def _on(tensor: Tensor | None, device: torch.device) -> Tensor | None:
-    return None if tensor is None else tensor.to(device)
 
 
 def starting_weight(weight_OD: Tensor, codes: Codes, scheme: Scheme) -> Tensor:

@@ -23,7 +23,7 @@ from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.quantization import load_model
 from ridgeline.quantization.files import is_quantized
 from ridgeline.quantization.linear import quantizable
-from ridgeline.quantization.scheme import Codes, encode, find_grid, parse_scheme
+from ridgeline.quantization.scheme import Codes, encode, find_grid, parse_scheme, spread
 from ridgeline.training.config import BatchOptions, RunLength
 
 Capture = pytest.CaptureFixture[str]
@@ -83,15 +83,16 @@ def test_codes_learn_to_answer_as_the_original(
     original = load_model(model, dtype="fp32", device="cpu")
     before = {name: value.clone() for name, value in original.named_parameters()}
     scheme = parse_scheme("int4-g32")
-    codes = {
-        name: (encode(each.weight.data, find_grid(each.weight.data, scheme), scheme), scheme)
-        for name, each in quantizable(original).items()
-    }
+    codes, generator = {}, torch.Generator().manual_seed(4)
+    for name, linear in quantizable(original).items():  # a method that is often off by one
+        weight, grid = linear.weight.data, find_grid(linear.weight.data, scheme)
+        bins = spread(grid.scale, weight.shape) * torch.randn(weight.shape, generator=generator)
+        codes[name] = (encode(weight + 0.7 * bins, grid, scheme), scheme)
     options = RecoveryOptions(minutes=1.0, data=str(text), lr=1e-3)
     made = recovery.recover(original, codes, original, Tokenizer.load(model), options)
     first, last = made.report.divergence
     assert (made.report.steps, made.codes.keys()) == (60, codes.keys())
-    assert last < 0.9 * first
+    assert last < 0.7 * first
     changed = [
         name for name, (each, _) in made.codes.items()
         if not torch.equal(each.values, codes[name][0].values)

@@ -84,8 +84,10 @@ class Weights:
         assert {each.dtype for each in parameters.values()} == {FP32}
         self.parameters = dict(parameters)
         self.plan = plan
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(True)
         self.states: dict[str, AdamWState] = {
-            name: self._state(parameter.requires_grad_(True), salt)
+            name: self._state(parameter, salt)
             for salt, (name, parameter) in enumerate(self.parameters.items())
         }
 

@@ -31,9 +31,7 @@ class TensorBoardLog:
         from torch.utils.tensorboard import SummaryWriter
 
         purge = after_step + 1 if after_step else None
-        self._writer: Any = SummaryWriter(  # type: ignore[no-untyped-call]
-            str(run / FOLDER), purge_step=purge
-        )
+        self._writer: Any = SummaryWriter(str(run / FOLDER), purge_step=purge)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Every number of a row of metrics.jsonl, under its name there."""

@@ -9,6 +9,7 @@ import json
 import struct
 from typing import Any
 
+import pytest
 from field_audit import DOCS, OPENAI, SEATS, TEXT, Api, case
 from field_cases_objects import TOOL, flat
 
@@ -322,7 +323,11 @@ def _(api: Api, owner: str) -> None:
         entries = "choices" if owner == "completions" else "data"
         several = api.ask(owner, **{field: [ids, [70]]}).json[entries]
         assert len(several) == 2
-        assert several[0] == longer.json[entries][0]
+        if owner == "completions":
+            assert several[0] == longer.json[entries][0]
+        else:  # whether two share a step is up to when they arrive, and sums are rounded otherwise
+            alone = longer.json[entries][0]["embedding"]
+            assert several[0]["embedding"] == pytest.approx(alone, abs=1e-6)
 
 
 @case(("responses",), "instructions")

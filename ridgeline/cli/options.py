@@ -45,6 +45,7 @@ TITLES = {  # of the groups in --help
     "QatOptions": "rounding and distillation",
     "DistillOptions": "rounding and distillation",
 }
+LONGEST_METAVAR = 60  # letters; the words a field takes are part of its help then
 METAVARS = {"scheme": "NAME", "served_model_name": "NAME", "draft_model": "MODEL",
             "host": "ADDRESS", "api_key": "KEY", "api_key_file": "FILE", "admin_key": "KEY",
             "allow_origin": "ORIGIN", "root_path": "PATH", "tls_cert": "FILE",
@@ -179,12 +180,15 @@ def _add_flag(owner: argparse._ArgumentGroup, entry: Field[Any], hint: Any) -> N
     meaning = entry.metadata["help"]
     if entry.default not in (None, ()) and "(auto:" not in meaning:
         meaning += f" (default: {_shown(entry.default)})"
+    metavar = _metavar(entry.name, kind, hint)
+    if len(metavar) > LONGEST_METAVAR:
+        meaning, metavar = f"{', '.join(get_args(hint))}: {meaning}", "NAME"
     options: dict[str, Any] = {"dest": _dest(entry), "help": meaning}
     if kind is bool:
         options |= {"action": argparse.BooleanOptionalAction}
     else:
         options |= {"type": _parser_for(kind), "action": "append" if is_tuple else "store"}
-        options |= {"metavar": _metavar(entry.name, kind, hint)}
+        options |= {"metavar": metavar}
     if entry.metadata.get("several"):
         options |= {"action": "extend", "nargs": "+"}
     names = [f"--{name}" for name in (flag_of(entry), *entry.metadata.get("aliases", ()))]

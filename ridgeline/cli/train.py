@@ -32,8 +32,8 @@ ridgeline train demo --data book.txt --minutes 10 --lora 16 --out run
 ridgeline train --merge run --out merged"""
 MAIN_FLAGS = (
     "--shape", "--tokenizer", "--device", "--data", "--sequence-length", "--out", "--resume",
-    "--steps", "--minutes", "--tokens", "--batch", "--precision", "--lr", "--eval-every",
-    "--save-every", "--lora", "--merge",
+    "--steps", "--minutes", "--tokens", "--batch", "--precision", "--lr",
+    "--lora", "--merge",
 )  # fmt: skip
 
 __all__ = ["EXAMPLE", "MAIN_FLAGS", "add_arguments", "exit_code", "render", "run"]

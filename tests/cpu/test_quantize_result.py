@@ -68,7 +68,7 @@ def shorter_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long ones take longest of all to tokenize."""
     calibration, judged = default_text()[:40_000], judged_text()[:3000]
     monkeypatch.setattr(f"{JOB}.default_text", lambda: calibration)
-    monkeypatch.setattr(f"{JOB}.judged_text", lambda: judged)
+    monkeypatch.setattr(f"{JOB}.judged_text", lambda *_: judged)
 
 
 def argv(model: Path, out: Path, *more: str, scheme: str = "int8") -> list[str]:

@@ -122,7 +122,7 @@ def render(document: Mapping[str, Any], console: Console) -> None:
     console.print(quality_table(document))
     console.print(document["verdict"], style="green", markup=False)
     console.print(measured_on(document), markup=False)
-    if document["recovery"] is not None:
+    if document.get("recovery") is not None:
         console.print(recovery_words(document), markup=False)
     if document["larger"] is not None:
         console.print(document["larger"], style="bold", markup=False)

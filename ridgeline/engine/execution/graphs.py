@@ -220,7 +220,8 @@ class Graphs:
                 self._eagerly(kind, inputs, sampling)
         self.setup_s += time.perf_counter() - began
         logits_RV, tokens_R = self._eagerly(kind, inputs, sampling)
-        torch.cuda.synchronize(self.device)  # as capturing would: the step itself is no setup
+        if self.device.type == "cuda":  # as capturing would: the step itself is no setup
+            torch.cuda.synchronize(self.device)
         began = time.perf_counter()
         try:
             self._add(kind, inputs, sampling, logits_RV)

@@ -114,6 +114,7 @@ def check_gradients(
         assert gradient.abs().max() > 1e-4, name
 
 
+@pytest.mark.sweep(keep=2)
 @pytest.mark.parametrize("recomputation", ["none", "elementwise", "attention", "blocks"])
 def test_the_gradients_of_adapters(recomputation: Any) -> None:
     check_gradients(tiny(), replace(FP32, recomputation=recomputation))

@@ -73,7 +73,7 @@ def check_row(batch: PackedBatch, store: TokenStore, num_tokens: int) -> list[tu
 LENGTHS = st.lists(st.integers(1, 90), min_size=1, max_size=25)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     lengths=LENGTHS,
     length=st.integers(2, 40),

@@ -157,6 +157,7 @@ def test_a_merge_that_changes_the_model_is_refused(
     assert not (tmp_path / "merged").exists()
 
 
+@pytest.mark.sweep(keep=1)
 @pytest.mark.parametrize("scheme", ["int4-g32", "fp8"])
 def test_a_quantized_base(
     scheme: str, model: Path, text: Path, tmp_path: Path, capsys: Capture

@@ -47,6 +47,7 @@ def losses(out: Path, name: str = "loss") -> list[float]:
     return [row[name] for row in read_metrics(out) if name in row]
 
 
+@pytest.mark.slow
 def test_rounding_the_result_gives_what_was_trained(
     model: Path, text: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -102,6 +102,7 @@ def test_codes_learn_to_answer_as_the_original(
         assert torch.equal(value, before[name]), name
 
 
+@pytest.mark.slow
 def test_the_command(model: Path, text: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "small"
     argv = ["quantize", str(model), "--scheme", "int4-g32", "--method", "rtn", "--sequences", "1"]

@@ -96,6 +96,7 @@ def test_a_product_in_fp8(front: str, weight_gradients: str, scaling: Any) -> No
         assert error < (0.045 if number == 0 else 0.08), (number, error)
 
 
+@pytest.mark.sweep(keep=3)
 @pytest.mark.parametrize("ops", [PLAIN, KERNELS], ids=["plain", "kernels"])
 @pytest.mark.parametrize("weight_gradients", ["fp8", "bf16"])
 @pytest.mark.parametrize("precision", ["fp8", "fp8-row"])

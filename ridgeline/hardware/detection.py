@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import resource
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -137,6 +138,15 @@ def available_memory(device: str) -> int:
 def peak_device_bytes(device: str) -> int | None:
     """The most memory that this process has held of a GPU for its tensors."""
     return None if device == "cpu" else torch.cuda.max_memory_reserved(device)
+
+
+def peak_bytes(device: str) -> int:
+    """The most memory that this process has held: of a GPU for its tensors, else of the host."""
+    on_device = peak_device_bytes(device)
+    if on_device is not None:
+        return on_device
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _versions() -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""What a model costs, from its config alone: parameters, FLOPs and bytes of a step, activations of
-training.
+"""What a model costs, from its config alone: parameters, FLOPs and bytes of a step. What training
+adds to that is in training_cost.py.
 
 The one owner of these figures; planner, roofline, metrics and reports read them. A multiply-add is
 two FLOPs. Element-wise work (norms, rotations, activations) is left out of the FLOPs: it is a
@@ -68,7 +68,7 @@ def num_parameters(config: ModelConfig) -> int:
     """All parameters, a tied head counted once."""
     head = 0 if config.tied_embeddings else config.vocab_size * config.hidden_size
     layers = sum(
-        _layer_matrices(config, layer) + _layer_vectors(config, layer) for layer in config.layers
+        layer_matrices(config, layer) + _layer_vectors(config, layer) for layer in config.layers
     )
     return config.vocab_size * config.hidden_size + layers + config.hidden_size + head
 
@@ -172,37 +172,20 @@ def kv_bytes_per_token(config: ModelConfig, kv_bytes: float) -> float:
     return 2.0 * config.kv_size * config.num_layers * kv_bytes
 
 
-def activation_bytes(
-    config: ModelConfig,
-    tokens: int,
-    *,
-    element_bytes: float,
-    recompute_layers: bool = False,
-    keep_logits: bool = True,
-) -> float:
-    """What the forward pass of a training step keeps for the backward one.
-
-    Counted with fused ops: a norm keeps its input, a matrix product its input, attention its q, k,
-    v, output and one fp32 sum a head, a gated activation its input. `recompute_layers` keeps only
-    each layer's input, plus one layer at work; `keep_logits=False` is a loss that never holds all
-    logits.
+def angle_bytes(config: ModelConfig) -> int:
+    """A token's cosines and sines in fp32, kept through all layers: one pair for each rope that
+    differs.
     """
-    per_layer = [_layer_activations(config, layer) for layer in config.layers]
-    sums = config.num_heads * 4.0 / element_bytes  # attention's fp32 sums, in elements
-    if recompute_layers:
-        kept = config.num_layers * config.hidden_size + max(per_layer) + sums
-    else:
-        kept = sum(per_layer) + config.num_layers * sums
-    kept += 2 * config.hidden_size  # inputs of the last norm and of the head
-    logits = config.vocab_size * 4.0 if keep_logits else 0.0
-    return tokens * (kept * element_bytes + logits)
+    ropes = {layer.rope for layer in config.layers if layer.rope is not None}
+    return sum(2 * 4 * (rope.rotary_dim // 2) for rope in ropes)
 
 
 def _attention_matrices(config: ModelConfig) -> int:
     return config.hidden_size * (2 * config.q_size + 2 * config.kv_size)
 
 
-def _layer_matrices(config: ModelConfig, layer: LayerConfig) -> int:
+def layer_matrices(config: ModelConfig, layer: LayerConfig) -> int:
+    """Parameters of a layer's matrices."""
     if layer.experts is None:
         return _attention_matrices(config) + 3 * config.hidden_size * config.mlp_size
     router = config.hidden_size * layer.experts.num_experts
@@ -215,9 +198,9 @@ def _layer_matrices(config: ModelConfig, layer: LayerConfig) -> int:
 
 def _active_matrices(config: ModelConfig, layer: LayerConfig) -> int:
     if layer.experts is None:
-        return _layer_matrices(config, layer)
+        return layer_matrices(config, layer)
     unused = layer.experts.num_experts - layer.experts.experts_per_token
-    return _layer_matrices(config, layer) - unused * _expert_matrices(config, layer)
+    return layer_matrices(config, layer) - unused * _expert_matrices(config, layer)
 
 
 def _expert_matrices(config: ModelConfig, layer: LayerConfig) -> int:
@@ -246,7 +229,7 @@ def _weights_read(config: ModelConfig, tokens: float, rows: float) -> float:
     if rows:
         read += config.vocab_size * config.hidden_size
     for layer in config.layers:
-        read += _layer_matrices(config, layer) + _layer_vectors(config, layer)
+        read += layer_matrices(config, layer) + _layer_vectors(config, layer)
         if layer.experts is not None:
             share = layer.experts.experts_per_token / layer.experts.num_experts
             read -= (
@@ -268,19 +251,3 @@ def _visible_pairs(chunk: Chunk, window: int | None) -> int:
 
 def _keys_read(chunk: Chunk, window: int | None) -> int:
     return chunk.total if window is None else min(chunk.total, window + chunk.new - 1)
-
-
-def _layer_activations(config: ModelConfig, layer: LayerConfig) -> int:
-    """Elements a layer keeps for each token."""
-    kept = 4 * config.hidden_size  # inputs of two norms, of qkv and of gate-up
-    kept += 2 * config.q_size + 2 * config.kv_size  # attention's q, k, v and output
-    if config.qk_norm:
-        kept += config.q_size + config.kv_size
-    if config.post_norms:
-        kept += 2 * config.hidden_size
-    if layer.experts is None:
-        return kept + 3 * config.mlp_size
-    per_expert = (
-        2 * config.hidden_size + 3 * layer.experts.mlp_size
-    )  # gathered input, output to be weighted
-    return kept + layer.experts.num_experts + layer.experts.experts_per_token * per_expert

@@ -30,13 +30,10 @@ VERSION = 1  # of the file's schema; raised when a field changes its meaning
 Precision = Literal[
     "auto", "fp32", "tf32", "bf16", "bf16-stochastic", "bf16-nearest", "fp16", "fp8", "fp8-row"
 ]
-Recomputation = Literal["none", "elementwise", "attention", "blocks"]
+Recomputation = Literal["auto", "none", "elementwise", "attention", "blocks"]
 Moments = Literal["auto", "fp32", "bf16", "8-bit"]
 Decay = Literal["constant", "linear", "cosine"]
 
-# Tokens that one forward pass takes where nothing else is ordered: enough rows for a matrix product
-# to run at full speed.
-USUAL_MICRO_TOKENS = {"cpu": 2048, "cuda": 16_384}
 PYTHON_ONLY = {"python_only": True}
 
 
@@ -75,7 +72,7 @@ class BatchOptions:
         default=None,
         metadata=field_help(
             "sequences in one forward pass; the batch is several of them "
-            "(default: as many as make 2048 tokens on a CPU, 16384 on a GPU)",
+            "(default: as many as fit, up to 2048 tokens on a CPU, 16384 on a GPU)",
             flag="micro-batch",
             minimum=1,
         ),
@@ -293,10 +290,10 @@ class TrainConfig:
         metadata=field_help("with fp8: what the products that give weights' gradients run in"),
     )
     recomputation: Recomputation = field(
-        default="none",
+        default="auto",
         metadata=field_help(
             "what is computed again in the backward pass instead of being kept: norms and "
-            "activations (elementwise), attention too, or whole blocks"
+            "activations (elementwise), attention too, or whole blocks (auto: as little as fits)"
         ),
     )
     deterministic: bool = field(
@@ -348,21 +345,30 @@ def check_complete(config: TrainConfig) -> None:
 
 
 def with_auto(config: TrainConfig, device: str) -> TrainConfig:
-    """The config with nothing left to "auto", for this device."""
+    """The config with a precision, for this device. Micro-batch and recomputation are chosen by the
+    memory plan (memory.py).
+    """
     import torch
 
     from ridgeline.products import product_dtype
 
+    if config.precision != "auto":
+        return config
     kind = "cpu" if device == "cpu" else "cuda"
     fast = product_dtype(torch.bfloat16, torch.device(kind)) == torch.bfloat16
-    usual: Precision = "bf16" if fast else "fp32"
-    fitting = max(1, USUAL_MICRO_TOKENS[kind] // config.data.sequence_length)
-    micro = config.batch.micro or _divisor_below(config.batch.sequences, fitting)
-    return replace(
-        config,
-        precision=usual if config.precision == "auto" else config.precision,
-        batch=replace(config.batch, micro=micro),
-    )
+    return replace(config, precision="bf16" if fast else "fp32")
+
+
+def with_choices_of(config: TrainConfig, saved: TrainConfig) -> TrainConfig:
+    """What is left open, as it was chosen for a run that is gone on with."""
+    micro = saved.batch.micro
+    if config.batch.micro is None and micro is not None and not config.batch.sequences % micro:
+        config = replace(config, batch=replace(config.batch, micro=micro))
+    if config.precision == "auto":
+        config = replace(config, precision=saved.precision)
+    if config.recomputation == "auto":
+        config = replace(config, recomputation=saved.recomputation)
+    return config
 
 
 def differences(one: TrainConfig, other: TrainConfig) -> list[str]:

@@ -18,6 +18,7 @@ from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.errors import CheckpointError, UnsupportedError, UsageError
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware import detect
+from ridgeline.hardware.detection import available_memory
 from ridgeline.kernels import host_library
 from ridgeline.models import Transformer, build_model
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
@@ -26,7 +27,9 @@ from ridgeline.models.families import Description, describe, describe_hf
 from ridgeline.models.shapes import SHAPES, describe_shape
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
+from ridgeline.quantization.files.fuse import kept_schemes
 from ridgeline.quantization.linear import keep_copies
+from ridgeline.quantization.load import runnable
 from ridgeline.quantization.methods.sparsity import parse_sparsity
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.training.adapter_files import AdapterExporter, read_adapter
@@ -48,8 +51,11 @@ from ridgeline.training.config import (
     load_config,
     save_config,
     with_auto,
+    with_choices_of,
 )
 from ridgeline.training.initial import fill_initial
+from ridgeline.training.memory import TrainingMemory, plan_training
+from ridgeline.training.method_memory import TrainingMethod, adapter_size
 from ridgeline.training.precision import PRECISIONS, check_precision
 from ridgeline.training.rounded import found_roundings
 from ridgeline.training.step import Trainer
@@ -70,7 +76,23 @@ class PreparedRun:
     state: SavedState
     exporter: Exporter | AdapterExporter
     quarantine: Quarantine
+    memory: TrainingMemory
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TeacherModel:
+    """The model whose probabilities are learned."""
+
+    path: Path
+    config: ModelConfig
+
+    def load(self, dtype: str, device: str, progress: Progress | None) -> Transformer:
+        """Frozen."""
+        model = load_model(
+            self.path, dtype=dtype, device=device, keep_codes=False, progress=progress
+        )
+        return model.requires_grad_(False)
 
 
 @dataclass(frozen=True)
@@ -80,6 +102,17 @@ class StartingModel:
     description: Description
     tokenizer: Tokenizer
     path: Path | None
+    teacher: TeacherModel | None = None
+
+    def method(self, config: TrainConfig, device: str) -> TrainingMethod:
+        """What the memory plan has to know of how the model is trained."""
+        teacher = None if self.teacher is None else self.teacher.config
+        if config.lora.rank is None:
+            return TrainingMethod(teacher=teacher)
+        assert self.path is not None, "check_complete"
+        stored = kept_schemes(open_checkpoint(self.path), self.description)
+        codes, _ = runnable(stored, PRECISIONS[config.precision].dtype, device)
+        return TrainingMethod(adapter_size(self.description, config.lora), codes, teacher)
 
     def load(self, device: str, seed: int, progress: Progress | None) -> Transformer:
         """In fp32, whatever is computed in later."""
@@ -107,7 +140,7 @@ class StartingModel:
                 None if scheme is None else parse_scheme(scheme),
                 None if sparsity is None else parse_sparsity(sparsity),
             )
-        teacher = load_teacher(config, self.description.config, device, progress)
+        teacher = self._load_teacher(config, device, progress)
         return Trainer(model, config, rounded=rounded, teacher=teacher)
 
     def _adapter_trainer(
@@ -128,8 +161,15 @@ class StartingModel:
         learned = add_adapters(model, self.description, config.lora, config.seed)
         if checkpoint is not None:
             read_adapter(model, checkpoint)
-        teacher = load_teacher(config, self.description.config, device, progress)
+        teacher = self._load_teacher(config, device, progress)
         return Trainer(model, config, learned, teacher=teacher)
+
+    def _load_teacher(
+        self, config: TrainConfig, device: str, progress: Progress | None
+    ) -> Transformer | None:
+        if self.teacher is None:
+            return None
+        return self.teacher.load(dtype_name(PRECISIONS[config.precision].dtype), device, progress)
 
     def exporter(self, config: TrainConfig) -> Exporter | AdapterExporter:
         files = self.tokenizer.files()
@@ -138,22 +178,20 @@ class StartingModel:
         return AdapterExporter(config.lora, str(config.model), files)
 
 
-def load_teacher(
-    config: TrainConfig, student: ModelConfig, device: str, progress: Progress | None
-) -> Transformer | None:
-    """The model whose probabilities are learned, frozen, in the dtype that is computed in."""
+def teacher_source(
+    config: TrainConfig, student: ModelConfig, progress: Progress | None
+) -> TeacherModel | None:
     if config.distill.teacher is None:
         return None
     path = resolve_model(config.distill.teacher, progress=progress)
-    vocab_size = describe(open_checkpoint(path)).config.vocab_size
+    teacher = describe(open_checkpoint(path)).config
+    vocab_size = teacher.vocab_size
     if vocab_size != student.vocab_size:
         raise UsageError(
             f"--distill {config.distill.teacher} has a vocabulary of {vocab_size:,} tokens, and "
             f"the model has {student.vocab_size:,}; give a teacher with the model's tokenizer"
         )
-    dtype = dtype_name(PRECISIONS[config.precision].dtype)
-    teacher = load_model(path, dtype=dtype, device=device, keep_codes=False, progress=progress)
-    return teacher.requires_grad_(False)
+    return TeacherModel(path, teacher)
 
 
 def prepare(
@@ -168,22 +206,25 @@ def prepare(
     if config.tensorboard:
         check_tensorboard()
     device = detect(device).device
-    config = with_auto(_with_whole_paths(config), device)
+    config = _with_whole_paths(config)
+    if (run / FILE_NAME).is_file():
+        config = with_choices_of(config, load_config(run))
+    config = with_auto(config, device)
     check_precision(config.precision, device)
     check_run_folder(config, run, resume)
     saved = last_whole(run) if resume else LastWhole(None)
     source = model_source(config, progress)
-    length, limit = config.data.sequence_length, source.description.config.max_context
-    if length > limit:
-        raise UsageError(
-            f"sequence_length is {length}; the model's context is {limit} tokens; "
-            f"give at most {limit}"
-        )
+    model = source.description.config
+    check_length(config, model)
+    source = replace(source, teacher=teacher_source(config, model, progress))
+    method = source.method(config, device)
+    memory = plan_training(model, config, device, available_memory(device), method)
+    config = memory.config
     assert config.data.path is not None, "check_complete"
     tokenized = read_tokens([Path(config.data.path)], source.tokenizer, progress)
     data = split_data(
         tokenized.store,
-        sequence_length=length,
+        sequence_length=config.data.sequence_length,
         vocab_size=source.description.config.vocab_size,
         held_out=config.data.held_out,
     )
@@ -204,8 +245,17 @@ def prepare(
         f"{problem}; going on from {saved.checkpoint} before it" for problem in saved.problems
     )
     return PreparedRun(
-        config, device, trainer, data, state, exporter, tokenized.quarantine, warnings
+        config, device, trainer, data, state, exporter, tokenized.quarantine, memory, warnings
     )
+
+
+def check_length(config: TrainConfig, model: ModelConfig) -> None:
+    length, limit = config.data.sequence_length, model.max_context
+    if length > limit:
+        raise UsageError(
+            f"sequence_length is {length}; the model's context is {limit} tokens; "
+            f"give at most {limit}"
+        )
 
 
 def _restored(trainer: Trainer, checkpoint: Path, begun: SavedState) -> SavedState:

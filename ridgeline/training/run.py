@@ -22,6 +22,8 @@ from ridgeline.data.loading.loader import Loader, held_out_batches
 from ridgeline.data.loading.order import DataState
 from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.errors import HardwareError, NumericsError, OutputError
+from ridgeline.hardware import detect, load_cached
+from ridgeline.hardware.detection import peak_bytes
 from ridgeline.progress import Progress
 from ridgeline.training.checkpoint import SavedState, checkpoint_path
 from ridgeline.training.config import TrainConfig
@@ -34,6 +36,7 @@ from ridgeline.training.saving import CheckpointSaver, WrittenCheckpoint
 from ridgeline.training.schedule import Counters, learning_rate, share_done
 from ridgeline.training.step import StepResult
 from ridgeline.training.tensorboard import TensorBoardLog
+from ridgeline.training.utilization import Utilization
 from ridgeline.training.watch import MOST_SKIPPED, Watch, named
 
 LOSS = "held_out_loss"  # in the rows of metrics.jsonl
@@ -104,6 +107,15 @@ class TrainLoop:
         self._last: StepResult | None = None
         self._launched: deque[LaunchedStep] = deque()
         self._lost = LostUpdates(prepared.config)
+        hardware = load_cached(detect(prepared.device))
+        model = prepared.trainer.model.config
+        self._used = Utilization(
+            model,
+            hardware,
+            prepared.config.precision,
+            is_frozen=prepared.config.lora.rank is not None,
+            teacher=prepared.trainer.teacher_config,
+        )
         self._losses: dict[int, float] = {}  # held-out, by the step they were measured after
         self._saver = CheckpointSaver(
             out, prepared.trainer, prepared.exporter, prepared.config.checkpoints.keep
@@ -282,6 +294,8 @@ class TrainLoop:
             "lost_updates": step.result.lost_share,
             "tokens": step.counters.tokens,
             "tokens_per_s": self.config.batch_tokens / seconds,
+            **self._used.shares(self._used.flops(step.batches), seconds),
+            "memory_bytes": peak_bytes(self._prepared.device),
             "seconds": step.counters.seconds,
             **notes,
         }

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.errors import NumericsError, UsageError
-from ridgeline.models import Transformer
+from ridgeline.models import ModelConfig, Transformer
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.distillation import Teacher
 from ridgeline.training.forward import ForwardPlan, hidden_states
@@ -128,8 +128,10 @@ class Trainer:
         self._fp8 = None
         if plan.fp8 is not None:
             self._fp8 = Fp8Plan(Fp8Weights(), plan.fp8, config.fp8_weight_gradients == "bf16")
+        # Without a memory plan, which would have chosen, everything is kept.
+        recomputation = "none" if config.recomputation == "auto" else config.recomputation
         self._forward = ForwardPlan(
-            ops or ops_for(device), config.recomputation, config.deterministic, self._fp8, rounded
+            ops or ops_for(device), recomputation, config.deterministic, self._fp8, rounded
         )
         self.rounded = rounded
         self._teacher = None
@@ -139,6 +141,10 @@ class Trainer:
         self._sums = GradientSum(self.weights.parameters)
         self.before_update: Callable[[], None] | None = None  # called once
         self._is_halted = torch.zeros((), dtype=torch.bool, device=device)
+
+    @property
+    def teacher_config(self) -> ModelConfig | None:
+        return None if self._teacher is None else self._teacher.model.config
 
     @property
     def progress(self) -> TrainerProgress:

@@ -18,7 +18,7 @@ from ridgeline.models import Transformer, build_model, fill_random, transformer
 from ridgeline.models.cost import (
     Chunk,
     MeanStep,
-    activation_bytes,
+    angle_bytes,
     kv_bytes_per_token,
     mean_step_cost,
     num_active_parameters,
@@ -26,6 +26,8 @@ from ridgeline.models.cost import (
     step_cost,
 )
 from ridgeline.models.families import describe_hf
+from ridgeline.models.shapes import describe_shape
+from ridgeline.models.training_cost import KeptForm, activation_bytes, training_flops
 
 EACH = sorted(MODELS)
 
@@ -247,17 +249,44 @@ def test_activation_bytes_match_what_autograd_keeps(
     parameters = {p.data_ptr() for p in model.parameters()}
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         hidden = model(torch.arange(tokens) % model.config.vocab_size, TrainingSequences(tokens))
-        logits = model.head(hidden)
-        functional.cross_entropy(logits, torch.zeros(tokens, dtype=torch.int64))
+        functional.cross_entropy(model.head(hidden), torch.zeros(tokens, dtype=torch.int64))
     measured = sum(size for pointer, size in kept.items() if pointer not in parameters)
-    expected = activation_bytes(model.config, tokens, element_bytes=4)
+    expected = activation_bytes(model.config, tokens, KeptForm(4))
+    expected += tokens * (4 * model.config.vocab_size - angle_bytes(model.config) - 8)
     assert expected == pytest.approx(measured, rel=0.02)
 
 
 def test_recomputation_keeps_less() -> None:
     config = llama_8b()
-    full = activation_bytes(config, 4096, element_bytes=2)
-    recomputed = activation_bytes(config, 4096, element_bytes=2, recompute_layers=True)
-    without_logits = activation_bytes(config, 4096, element_bytes=2, keep_logits=False)
-    assert recomputed < full / 4
-    assert full - without_logits == 4096 * 128256 * 4
+    kept = [
+        activation_bytes(config, 1, KeptForm(2, level))
+        for level in ("none", "elementwise", "attention", "blocks")
+    ]
+    assert kept == sorted(kept, reverse=True)
+    # A token of an 8B shape: 4.46 MB with everything kept, 3.0 without norms and activations.
+    assert kept[0] == pytest.approx(4.46e6, rel=0.01)
+    assert kept[1] == pytest.approx(3.02e6, rel=0.01)
+    assert kept[3] == pytest.approx(2 * 2 * 4096 * 32, rel=0.05)
+    in_fp8 = activation_bytes(config, 1, KeptForm(2, fp8=True))
+    codes = 32 * (2 * 4096 + 4096 + 14336)  # of products' inputs, attention's output twice
+    assert in_fp8 == kept[1] + codes
+
+
+def test_training_counts_what_the_gradients_need() -> None:
+    """A document sees itself alone, a window ends what it sees, and a token without a target
+    needs no head.
+    """
+    config = describe_shape("llama-3.2-1b").config
+    matrices = num_active_parameters(config) - (2 * config.num_layers + 1) * config.hidden_size
+    flops = training_flops(config, [4096] * 8, 8 * 4096)
+    assert flops.layers + flops.head == pytest.approx(6 * matrices * 8 * 4096)
+    pairs = 8 * 4096 * 4097 / 2
+    assert flops.attention == 12 * config.q_size * pairs * config.num_layers
+    assert flops.total / (8 * 4096) == pytest.approx(8.23e9, rel=0.002)  # 65.6k tok/s: 54.6% MFU
+    cut = training_flops(config, [2048] * 16, 8 * 4096)
+    assert cut.layers == flops.layers
+    assert cut.attention == pytest.approx(flops.attention / 2, rel=0.001)
+    half = training_flops(config, [4096] * 8, 4 * 4096)
+    assert (half.head, half.layers) == (flops.head / 2, flops.layers)
+    seen = replace(config, layers=tuple(replace(each, window=64) for each in config.layers))
+    assert training_flops(seen, [4096], 1).attention < flops.attention / 8 / 30

@@ -23,6 +23,7 @@ from ridgeline.training.config import (
     parse_config,
     save_config,
     with_auto,
+    with_choices_of,
 )
 
 CONFIG = TrainConfig(
@@ -76,11 +77,21 @@ def test_an_option_in_the_wrong_part() -> None:
 def test_what_is_left_open_is_filled_in() -> None:
     filled = with_auto(CONFIG, "cpu")
     assert filled.precision == "fp32"
-    assert filled.batch.micro == 12  # 16 would be 2,048 tokens
-    assert with_auto(replace(CONFIG, batch=BatchOptions(34)), "cpu").batch.micro == 2  # 17 is over
+    assert (filled.batch.micro, filled.recomputation) == (None, "auto")  # the memory plan chooses
     assert with_auto(CONFIG, "cuda:1").precision == "bf16"
     assert with_auto(filled, "cuda") == filled
     assert CONFIG.batch_tokens == 1536
+
+
+def test_a_run_that_goes_on_keeps_what_was_chosen() -> None:
+    chosen = replace(
+        CONFIG, precision="bf16", recomputation="blocks", batch=BatchOptions(12, micro=4)
+    )
+    assert with_choices_of(CONFIG, chosen) == chosen
+    named = replace(CONFIG, precision="fp32", recomputation="none", batch=BatchOptions(12, micro=2))
+    assert with_choices_of(named, chosen) == named
+    other = replace(CONFIG, batch=BatchOptions(10))  # which 4 does not divide
+    assert with_choices_of(other, chosen).batch.micro is None
 
 
 def test_what_is_missing_is_named() -> None:

@@ -14,9 +14,21 @@ from rich.live import Live
 from rich.table import Table
 
 from ridgeline.cli.terminal import Terminal
+from ridgeline.hardware.units import human_bytes
 from ridgeline.training.run import OnRow
 
 LINE_EVERY_S = 10.0  # seconds between lines where there is no terminal
+COLUMNS = {  # of a row's figures: the column's name, and how it is written
+    "loss": ("loss", ".4f"),
+    "held_out_loss": ("held out loss", ".4f"),
+    "lr": ("lr", ".2e"),
+    "gradient_norm": ("gradient norm", ".3g"),
+    "lost_updates": ("lost updates", ".1%"),
+    "tokens": ("tokens", ","),
+    "tokens_per_s": ("tokens/s", ",.0f"),
+    "mfu": ("MFU", ".1%"),
+    "mfu_measured": ("of peak", ".1%"),
+}
 
 
 class RunView:
@@ -44,18 +56,11 @@ class RunView:
     def cells(self) -> dict[str, str]:
         figures = self._figures
         cells = {"done": f"{figures.get('done', 0.0):.0%}", "step": f"{figures.get('step', 0):,}"}
-        formats = {
-            "loss": ".4f",
-            "held_out_loss": ".4f",
-            "lr": ".2e",
-            "gradient_norm": ".3g",
-            "lost_updates": ".1%",
-            "tokens": ",",
-            "tokens_per_s": ",.0f",
-        }
-        for name, style in formats.items():
-            if figures.get(name) is not None:
-                cells[name.replace("_per_s", "/s").replace("_", " ")] = f"{figures[name]:{style}}"
+        for key, (name, style) in COLUMNS.items():
+            if figures.get(key) is not None:
+                cells[name] = f"{figures[key]:{style}}"
+        if figures.get("memory_bytes"):
+            cells["memory"] = human_bytes(figures["memory_bytes"])
         if self.remaining_s is not None:
             cells["remaining"] = duration(self.remaining_s)
         return cells

@@ -48,6 +48,18 @@ class PackedBatch:
         """Tokens of each document."""
         return tuple(self.starts.diff().tolist())
 
+    @cached_property
+    def learned(self) -> tuple[int, ...]:
+        """Tokens of each document up to its last target that counts: no later one changes what is
+        learned, and nothing does of a document without targets.
+        """
+        counted = (self.targets != IGNORED).nonzero().squeeze(1)
+        if not len(counted):
+            return (0,) * len(self.lengths)
+        number = torch.searchsorted(counted, self.starts[1:].long())  # of those before its end
+        last = counted[(number - 1).clamp(min=0)] - self.starts[:-1]
+        return tuple(torch.where(number > 0, last + 1, 0).clamp(min=0).tolist())
+
     def pinned(self) -> PackedBatch:
         """The same in memory that a GPU copies from by itself."""
         return self._with(*(tensor.pin_memory() for tensor in self._tensors()))
@@ -67,7 +79,8 @@ class PackedBatch:
     def _with(self, ids: Tensor, targets: Tensor, positions: Tensor, starts: Tensor) -> PackedBatch:
         batch = PackedBatch(ids, targets, positions, starts)
         # counted on the host, so that reading them never waits for a device
-        vars(batch).update(num_targets=self.num_targets, longest=self.longest, lengths=self.lengths)
+        counts = ("num_targets", "longest", "lengths", "learned")
+        vars(batch).update({name: getattr(self, name) for name in counts})
         return batch
 
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.models import ExpertsConfig, LayerConfig, ModelConfig
+from ridgeline.models.cost import angle_bytes
 
 FP32, INT64 = 4, 8
 
@@ -43,12 +44,6 @@ def peak(
             moments += _reference(config, layer, element, num_tokens, num_keys)
     name, num_bytes = max(moments, key=lambda moment: moment.num_bytes)
     return Moment(name, num_bytes + num_tokens * angle_bytes(config))
-
-
-def angle_bytes(config: ModelConfig) -> int:
-    """Cosines and sines, kept through all layers: one pair for each rope that differs."""
-    ropes = {layer.rope for layer in config.layers if layer.rope is not None}
-    return sum(2 * FP32 * (rope.rotary_dim // 2) for rope in ropes)
 
 
 def _held(config: ModelConfig, layer: LayerConfig, element: int) -> tuple[int, int, int]:

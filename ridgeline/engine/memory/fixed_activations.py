@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ridgeline.engine.memory.activations import FP32, Moment, angle_bytes
+from ridgeline.engine.memory.activations import FP32, Moment
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.kernels.deterministic_attention.host import AT_ONCE, ITEMS, QUERIES
 from ridgeline.kernels.deterministic_attention.splits import most_partial_bytes
 from ridgeline.kernels.fixed_linear.host import BLOCK
 from ridgeline.kernels.fixed_linear.tiles import most_kept_bytes
 from ridgeline.models import ExpertsConfig, LayerConfig, ModelConfig
+from ridgeline.models.cost import angle_bytes
 from ridgeline.quantization.sizes import MatrixSize, model_matrices
 
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import attrgetter
-from typing import NamedTuple
 
 from ridgeline.engine.memory import footprint
 from ridgeline.engine.memory.footprint import PENALTY_TABLE_BYTES, WORKSPACE_BYTES, KeptSchemes
 from ridgeline.errors import OutOfMemoryError
+from ridgeline.hardware.memory_items import MemoryItem, total_bytes
 from ridgeline.hardware.units import human_bytes
 from ridgeline.models import ModelConfig
 from ridgeline.parallel.degrees import rank_config
@@ -30,12 +30,6 @@ from ridgeline.recipe import Recipe, edited, field_table, flag
 # Limits that may be lowered to make room, in this order, and how far it makes sense.
 LOWERED = {"limits.max_context": 256, "limits.token_budget": 256, "limits.max_batch": 8}
 TIGHT = {"limits.max_batch": 64, "limits.token_budget": 512}  # where one change is not enough
-
-
-class MemoryItem(NamedTuple):
-    name: str
-    num_bytes: int
-    meaning: str
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,7 @@ class MemoryPlan:
 
     @property
     def used_bytes(self) -> int:
-        return sum(item.num_bytes for item in self.items)
+        return total_bytes(self.items)
 
     @property
     def left_bytes(self) -> int:
@@ -123,7 +117,7 @@ def itemise(
     if draft is not None:
         page_bytes += footprint.bytes_per_page(draft, recipe)  # it follows the same page tables
     min_pages = -(-limits.max_context // recipe.kv.page_size)
-    num_pages = max(0, usable - sum(item.num_bytes for item in items)) // page_bytes
+    num_pages = max(0, usable - total_bytes(items)) // page_bytes
     if not recipe.kv.prefix_cache:  # then no page beyond these could ever be used
         num_pages = min(num_pages, min_pages * limits.max_batch)
     meaning = f"{num_pages} pages of {recipe.kv.page_size} tokens in {recipe.kv.dtype}"

@@ -221,11 +221,13 @@ def test_an_h200_trains_what_is_promised(name: str, sequences: int, length: int)
 
 
 @pytest.mark.parametrize(
-    ("config", "measured_gib"),
+    ("config", "allocated_gib"),
     [
-        (order(recomputation="elementwise", micro=8), 36.7),
-        (order(recomputation="none", micro=8), 48.7),
-        (order(recomputation="none", micro=8, precision="fp8"), 45.5),
+        (order(recomputation="elementwise", micro=8), 36.68),
+        (order(recomputation="elementwise", micro=4), 28.56),
+        (order(recomputation="none", micro=8), 48.68),
+        (order(recomputation="none", micro=4), 34.56),
+        (order(recomputation="none", micro=8, precision="fp8"), 45.49),
         (
             order(
                 recomputation="elementwise",
@@ -233,15 +235,19 @@ def test_an_h200_trains_what_is_promised(name: str, sequences: int, length: int)
                 precision="fp8",
                 fp8_weight_gradients="bf16",
             ),
-            38.5,
+            38.49,
         ),
     ],
 )
-def test_peaks_that_were_measured_on_an_h200(config: TrainConfig, measured_gib: float) -> None:
-    """docs/training.md, 2026-11-18."""
+def test_tensors_take_what_was_allocated_on_an_h200(
+    config: TrainConfig, allocated_gib: float
+) -> None:
+    """`max_memory_allocated` of the record of 2026-11-18. What the allocator reserved beyond it,
+    0.3 to 7.5%, is not predicted to that: results/LOG.md.
+    """
     plan = itemise(shape("llama-3.2-1b"), config, "cuda:0", H200)
-    assert plan.reserved_bytes / GIB == pytest.approx(measured_gib, rel=0.03)
-    assert plan.reserved_bytes / GIB > measured_gib
+    slack = sum(item.num_bytes for item in plan.items if item.name == "allocator")
+    assert (plan.reserved_bytes - slack) / GIB == pytest.approx(allocated_gib, rel=0.01)
 
 
 def test_less_memory_means_more_recomputation_and_then_smaller_passes() -> None:

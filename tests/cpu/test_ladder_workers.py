@@ -28,6 +28,7 @@ from ridgeline.ladder.measuring.spec import WorkerSpec, read_workload, write_wor
 from ridgeline.ladder.measuring.worker import RecipeWorker, Workers
 from ridgeline.ladder.order import common_prefix_share
 from ridgeline.ladder.processes.bench_processes import Processes
+from ridgeline.ladder.processes.sizes import WorkerSizes
 from ridgeline.ladder.rungs import ClimbFacts, fuse
 from ridgeline.ladder.searching.budget import Budget
 from ridgeline.ladder.searching.progress import Options
@@ -256,6 +257,36 @@ def test_two_that_do_not_fit_are_measured_in_turns(
     assert most == [BASE, ENGINE, BASE, ENGINE]
     other = applied(ENGINE, {"kv.page_size": KV().page_size * 2})
     assert bench.compare(ENGINE, other, lambda speedup: True).value == pytest.approx(1.0)
+
+
+def test_whole_runs_have_the_whole_memory_where_half_does_not_hold_their_pages(
+    bench: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside each other they would run with fewer requests at once than when they are served."""
+    loaded, most = list[tuple[str, bool]](), list[int]()
+    whole = bench._loaded
+
+    def noted(state: ClimbState, seat: Any, spec: Any) -> Any:
+        loaded.append((state.key, bench._one_at_a_time))
+        most.append(len(bench._running) + 1)
+        return whole(state, seat, spec)
+
+    monkeypatch.setattr(bench, "_loaded", noted)
+    other = applied(ENGINE, {"dtype": "bf16"})
+    both = bench.compare_part(ENGINE, other, WorkloadPart(2), 1)
+    assert [len(rates) for rates in both] == [1, 1]
+    assert loaded == [(ENGINE.key, False), (other.key, False)]
+    assert max(most) == 2
+    bench.let_go()
+    loaded.clear(), most.clear()
+    needed = bench.sizes.num_pages(ENGINE)
+    monkeypatch.setattr(WorkerSizes, "num_pages", lambda *_: needed + 10**9)  # than there are
+    bench.run_part(ENGINE, WorkloadPart(2))  # which tells that they are too few
+    bench.let_go()
+    loaded.clear(), most.clear()
+    assert [len(rates) for rates in bench.compare_part(ENGINE, other, WorkloadPart(2), 2)] == [2, 2]
+    assert loaded == [(ENGINE.key, True), (other.key, True)]
+    assert max(most) == 1
 
 
 def test_what_is_measured_soon_is_loaded_beside_the_first(bench: Processes) -> None:

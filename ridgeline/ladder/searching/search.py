@@ -191,8 +191,8 @@ class ClimbSearch:
         parts = together.parts
         if self.options.quality and self._times.first_judging_s > self.budget.left_s:
             parts = [(rung, own) for rung, own in parts if not rung.changes_answers]
-        self._now.first_answer_s = self.budget.used_s
         if not parts:
+            self._now.first_answer_s = self.budget.used_s
             return
         edit = {name: value for _, offer in parts for name, value in offer.items()}
         before = dotted_values(self._now.observation.filled)

@@ -36,9 +36,9 @@ GPU_PRODUCT = {
 # H200's choices list them for bf16 (111 µs instead of 106) and fp8 (73 instead of 64); int8 and
 # int4 by the speed before they were tuned and in CUDA C++ (349 and 417 tok/s, results/LOG.md).
 UNTUNED = {"plain": 0.96, "int8": 0.85, "fp8": 0.87, "int4": 0.78, "w8a8-int8": 1.0}
-# Of a product whose inputs are rounded in a kernel of their own, as they are from 64 rows on: what
-# bytes and the matrix rate do not explain of steps of 100 to 300 requests (climbs of 8B shapes on
-# the H200, 2026-11-18).
+# Of a product whose inputs are rounded in a kernel of their own, as they are from 64 rows on.
+# Fitted, together with fp8's share of the matrix rate, to the gains of two climbs of 8B shapes on
+# the H200 (2026-11-18); that it is the rounding which takes it was not measured.
 ROUNDING_INPUTS_S = 10e-6
 # Share of the bandwidth at which codes are written out as numbers: 128 tokens of an 8B shape took
 # 14.0 ms in int4-g128, 12.8 of them in its matrices, and 5.9 by copies (a climb, 2026-11-17).

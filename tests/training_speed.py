@@ -35,8 +35,8 @@ from ridgeline.models.shapes import SHAPES
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.initial import fill_initial
 from ridgeline.training.naive import naive_gradients, naive_loss
-from ridgeline.training.precision import PRECISIONS
-from ridgeline.training.step import Trainer
+from ridgeline.training.stepping.precision import PRECISIONS
+from ridgeline.training.stepping.step import Trainer
 
 DEVICE = torch.device("cuda")
 PEAK_FLOPS = 989e12  # H200, dense bf16, datasheet

@@ -31,7 +31,7 @@ from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
 from ridgeline.quantization import load_model, save_model
 from ridgeline.training.config import OptimizerOptions, TrainConfig, with_auto
-from ridgeline.training.step import Trainer
+from ridgeline.training.stepping.step import Trainer
 
 LR, MAX_NORM, BETAS, EPS = 1e-5, 1.0, (0.9, 0.95), 1e-8
 # A step: returns its loss.

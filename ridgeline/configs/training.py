@@ -13,7 +13,7 @@ from ridgeline.training.config import (
     ScheduleOptions,
     TrainConfig,
 )
-from ridgeline.training.method_options import DistillOptions, LoraOptions, QatOptions
+from ridgeline.training.methods.options import DistillOptions, LoraOptions, QatOptions
 
 
 def finetune_demo() -> TrainConfig:

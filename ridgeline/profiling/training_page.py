@@ -23,7 +23,7 @@ from ridgeline.profiling.drawing import (
     table,
     timeline,
 )
-from ridgeline.training.metrics import read_metrics
+from ridgeline.training.watching.metrics import read_metrics
 from ridgeline.version import __version__
 
 FILE_NAME = "report.html"

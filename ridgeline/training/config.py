@@ -22,7 +22,7 @@ from ridgeline.errors import UsageError, answers_wrong_options
 from ridgeline.formats.fields import check_fields, config_from, dotted_fields, field_help, flag_of
 from ridgeline.formats.files import atomic_write
 from ridgeline.models.shapes import check_one
-from ridgeline.training.method_options import DistillOptions, LoraOptions, QatOptions
+from ridgeline.training.methods.options import DistillOptions, LoraOptions, QatOptions
 
 FILE_NAME = "train.json"
 VERSION = 1  # of the file's schema; raised when a field changes its meaning

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from ridgeline.data.loading.packing import PackedBatch
-from ridgeline.training.step import Trainer
+from ridgeline.training.stepping.step import Trainer
 
 
 @torch.no_grad()

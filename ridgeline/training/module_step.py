@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import UsageError, near_matches
-from ridgeline.training.precision import LossScale
-from ridgeline.training.step import tf32_products
+from ridgeline.training.stepping.precision import LossScale
+from ridgeline.training.stepping.step import tf32_products
 
 ModulePrecision = Literal["fp32", "tf32", "bf16", "fp16"]
 ModuleLoss = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | int]]

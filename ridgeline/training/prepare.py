@@ -32,17 +32,6 @@ from ridgeline.quantization.linear import keep_copies
 from ridgeline.quantization.load import runnable
 from ridgeline.quantization.methods.sparsity import parse_sparsity
 from ridgeline.quantization.scheme import parse_scheme
-from ridgeline.training.adapter_files import AdapterExporter, read_adapter
-from ridgeline.training.adapters import add_adapters
-from ridgeline.training.checkpoint import (
-    Exporter,
-    LastWhole,
-    SavedState,
-    last_whole,
-    remove_checkpoint,
-    remove_leftovers,
-    restore,
-)
 from ridgeline.training.config import (
     FILE_NAME,
     TrainConfig,
@@ -54,12 +43,23 @@ from ridgeline.training.config import (
     with_choices_of,
 )
 from ridgeline.training.initial import fill_initial
-from ridgeline.training.memory import TrainingMemory, plan_training
-from ridgeline.training.method_memory import TrainingMethod, adapter_size
-from ridgeline.training.precision import PRECISIONS, check_precision
-from ridgeline.training.rounded import found_roundings
-from ridgeline.training.step import Trainer
-from ridgeline.training.tensorboard import check_tensorboard
+from ridgeline.training.memory.methods import TrainingMethod, adapter_size
+from ridgeline.training.memory.plan import TrainingMemory, plan_training
+from ridgeline.training.methods.adapters import add_adapters
+from ridgeline.training.methods.rounded import found_roundings
+from ridgeline.training.saving.adapter_files import AdapterExporter, read_adapter
+from ridgeline.training.saving.checkpoint import (
+    Exporter,
+    LastWhole,
+    SavedState,
+    last_whole,
+    remove_checkpoint,
+    remove_leftovers,
+    restore,
+)
+from ridgeline.training.stepping.precision import PRECISIONS, check_precision
+from ridgeline.training.stepping.step import Trainer
+from ridgeline.training.watching.tensorboard import check_tensorboard
 
 QUARANTINE_NAME = "quarantine.jsonl"
 VOCAB_MULTIPLE = 64  # a shape's vocabulary is the tokenizer's, rounded up: products run faster

@@ -25,19 +25,19 @@ from ridgeline.errors import HardwareError, NumericsError, OutputError
 from ridgeline.hardware import detect, load_cached
 from ridgeline.hardware.detection import peak_bytes
 from ridgeline.progress import Progress
-from ridgeline.training.checkpoint import SavedState, checkpoint_path
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.evaluation import held_out_loss
-from ridgeline.training.metrics import MetricsLog, read_metrics
 from ridgeline.training.prepare import PreparedRun, prepare
-from ridgeline.training.replaying import LaunchedStep, leave_out, replay, suspects
-from ridgeline.training.rounding import LostUpdates
-from ridgeline.training.saving import CheckpointSaver, WrittenCheckpoint
+from ridgeline.training.saving.checkpoint import SavedState, checkpoint_path
+from ridgeline.training.saving.saver import CheckpointSaver, WrittenCheckpoint
 from ridgeline.training.schedule import Counters, learning_rate, share_done
-from ridgeline.training.step import StepResult
-from ridgeline.training.tensorboard import TensorBoardLog
-from ridgeline.training.utilization import Utilization
-from ridgeline.training.watch import MOST_SKIPPED, Watch, named
+from ridgeline.training.stepping.step import StepResult
+from ridgeline.training.watching.metrics import MetricsLog, read_metrics
+from ridgeline.training.watching.replaying import LaunchedStep, leave_out, replay, suspects
+from ridgeline.training.watching.rounding import LostUpdates
+from ridgeline.training.watching.tensorboard import TensorBoardLog
+from ridgeline.training.watching.utilization import Utilization
+from ridgeline.training.watching.watch import MOST_SKIPPED, Watch, named
 
 LOSS = "held_out_loss"  # in the rows of metrics.jsonl
 

@@ -16,13 +16,18 @@ from ridgeline.models.families import describe_hf
 from ridgeline.models.transformer import Linear
 from ridgeline.quantization.linear import QuantizedLinear, quantizable, with_schemes
 from ridgeline.quantization.scheme import encode, find_grid, parse_scheme
-from ridgeline.training import gradient_products
-from ridgeline.training.adapters import AdaptedLinear, adapters_of, add_adapters, base_weight
 from ridgeline.training.config import TrainConfig
-from ridgeline.training.method_options import LoraOptions
+from ridgeline.training.methods.adapters import (
+    AdaptedLinear,
+    adapters_of,
+    add_adapters,
+    base_weight,
+)
+from ridgeline.training.methods.options import LoraOptions
 from ridgeline.training.naive import naive_loss
-from ridgeline.training.ops import KERNELS, TrainingOps
-from ridgeline.training.step import Trainer
+from ridgeline.training.stepping import gradient_products
+from ridgeline.training.stepping.ops import KERNELS, TrainingOps
+from ridgeline.training.stepping.step import Trainer
 
 RANK, ALPHA = 3, 12.0
 LORA = LoraOptions(rank=RANK, alpha=ALPHA)
@@ -184,7 +189,7 @@ def test_the_base_has_no_gradients_and_no_state(monkeypatch: pytest.MonkeyPatch)
 
 def test_frozen_codes_are_made_once() -> None:
     """With fp8 products the optimizer's step forgets the codes of what it changed alone."""
-    from ridgeline.training.fp8 import Fp8Weights
+    from ridgeline.training.stepping.fp8 import Fp8Weights
 
     frozen, learned = nn.Parameter(torch.randn(16, 16), False), nn.Parameter(torch.randn(16, 16))
     weights = Fp8Weights()

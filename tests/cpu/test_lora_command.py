@@ -23,7 +23,7 @@ from ridgeline.quantization import load_model
 from ridgeline.quantization.files import is_quantized
 from ridgeline.training import merge as merging
 from ridgeline.training.config import load_config
-from ridgeline.training.metrics import read_metrics
+from ridgeline.training.watching.metrics import read_metrics
 
 Capture = pytest.CaptureFixture[str]
 STEPS = 6

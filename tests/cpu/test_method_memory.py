@@ -37,15 +37,15 @@ from ridgeline.quantization.linear import keep_copies, schemes_of
 from ridgeline.quantization.nearest import quantize_nearest
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.training import prepare
-from ridgeline.training.adapters import add_adapters
 from ridgeline.training.config import BatchOptions, TrainConfig, load_config
-from ridgeline.training.memory import TrainingMemory, itemise, plan_training, step_size
-from ridgeline.training.method_memory import TrainingMethod, adapter_size
-from ridgeline.training.method_options import DistillOptions, LoraOptions, QatOptions
-from ridgeline.training.precision import PRECISIONS
-from ridgeline.training.rounded import found_roundings
-from ridgeline.training.step import Trainer
-from ridgeline.training.step_memory import peak
+from ridgeline.training.memory.methods import TrainingMethod, adapter_size
+from ridgeline.training.memory.plan import TrainingMemory, itemise, plan_training, step_size
+from ridgeline.training.memory.step import peak
+from ridgeline.training.methods.adapters import add_adapters
+from ridgeline.training.methods.options import DistillOptions, LoraOptions, QatOptions
+from ridgeline.training.methods.rounded import found_roundings
+from ridgeline.training.stepping.precision import PRECISIONS
+from ridgeline.training.stepping.step import Trainer
 
 Capture = pytest.CaptureFixture[str]
 LORA = LoraOptions(rank=8)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import ridgeline
 from ridgeline.errors import NumericsError, UsageError
-from ridgeline.training.precision import LossScale
+from ridgeline.training.stepping.precision import LossScale
 
 Batch = tuple[Tensor, Tensor]
 

@@ -18,7 +18,7 @@ from ridgeline.quantization import load_model
 from ridgeline.quantization.linear import quantizable
 from ridgeline.quantization.scheme import decode, encode, find_grid, parse_scheme
 from ridgeline.training.documents import PackedDocuments
-from ridgeline.training.metrics import read_metrics
+from ridgeline.training.watching.metrics import read_metrics
 
 Capture = pytest.CaptureFixture[str]
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # groups of 32 fit

@@ -19,15 +19,15 @@ from ridgeline.models import Transformer
 from ridgeline.quantization.linear import quantizable
 from ridgeline.quantization.methods.sparsity import parse_sparsity
 from ridgeline.quantization.scheme import Scheme, decode, encode, find_grid, parse_scheme
-from ridgeline.training import distillation
 from ridgeline.training.config import TrainConfig
-from ridgeline.training.distillation import divergence
 from ridgeline.training.documents import PackedDocuments
-from ridgeline.training.method_options import DistillOptions, LoraOptions, QatOptions
+from ridgeline.training.methods.options import DistillOptions, LoraOptions, QatOptions
+from ridgeline.training.methods.rounded import SCALE, RoundedWeights, Rounding, found_roundings
 from ridgeline.training.naive import naive_gradients, naive_loss
-from ridgeline.training.ops import KERNELS
-from ridgeline.training.rounded import SCALE, RoundedWeights, Rounding, found_roundings
-from ridgeline.training.step import Trainer
+from ridgeline.training.stepping import distillation
+from ridgeline.training.stepping.distillation import divergence
+from ridgeline.training.stepping.ops import KERNELS
+from ridgeline.training.stepping.step import Trainer
 
 SIZES = {"intermediate_size": 64}  # groups of 32 fit
 

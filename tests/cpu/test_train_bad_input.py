@@ -17,7 +17,7 @@ from ridgeline.data import Tokenizer
 from ridgeline.data.loading import TokenStore, save_shards
 from ridgeline.data.loading.store import TokenShard
 from ridgeline.errors import MissingPackageError, UsageError
-from ridgeline.training import tensorboard
+from ridgeline.training.watching import tensorboard
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from ridgeline.engine import Sampling, generate_tokens
 from ridgeline.errors import CheckpointError, UsageError
 from ridgeline.quantization import load_model
 from ridgeline.training.config import load_config
-from ridgeline.training.metrics import read_metrics
+from ridgeline.training.watching.metrics import read_metrics
 
 
 @pytest.fixture(scope="module", autouse=True)

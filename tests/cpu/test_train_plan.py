@@ -24,9 +24,9 @@ from ridgeline.models.shapes import describe_shape
 from ridgeline.models.training_cost import training_flops
 from ridgeline.training import prepare, run
 from ridgeline.training.config import BatchOptions, DataOptions, TrainConfig, load_config
-from ridgeline.training.memory import itemise
-from ridgeline.training.metrics import read_metrics
-from ridgeline.training.utilization import Utilization
+from ridgeline.training.memory.plan import itemise
+from ridgeline.training.watching.metrics import read_metrics
+from ridgeline.training.watching.utilization import Utilization
 
 Capture = pytest.CaptureFixture[str]
 MIB = 2**20

@@ -22,9 +22,9 @@ from train_runs import STEPS, Capture, make_text, same_bytes, single_thread, tra
 
 from ridgeline.cli import main
 from ridgeline.errors import CheckpointError, OutputError
-from ridgeline.training import checkpoint as checkpoints
-from ridgeline.training import saving
-from ridgeline.training.metrics import read_metrics
+from ridgeline.training.saving import checkpoint as checkpoints
+from ridgeline.training.saving import saver as saving
+from ridgeline.training.watching.metrics import read_metrics
 
 
 @pytest.fixture(scope="module", autouse=True)

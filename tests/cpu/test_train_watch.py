@@ -17,10 +17,10 @@ from tiny_tokenizers import TEXT
 from train_runs import Capture, same_bytes, single_thread, trained, words
 
 from ridgeline.errors import HardwareError, NumericsError, UsageError
-from ridgeline.training import step as steps
 from ridgeline.training.config import WatchOptions
-from ridgeline.training.metrics import read_metrics
-from ridgeline.training.watch import Watch, WatchState
+from ridgeline.training.stepping import step as steps
+from ridgeline.training.watching.metrics import read_metrics
+from ridgeline.training.watching.watch import Watch, WatchState
 
 GARBAGE = 7  # the line of the document that is no text
 

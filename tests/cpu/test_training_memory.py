@@ -26,18 +26,18 @@ from ridgeline.models.families import describe_hf
 from ridgeline.models.shapes import SHAPES, describe_shape
 from ridgeline.models.training_cost import LEVELS
 from ridgeline.models.transformer import build_model, fill_random
-from ridgeline.training import forward
 from ridgeline.training.config import BatchOptions, DataOptions, OptimizerOptions, TrainConfig
-from ridgeline.training.memory import (
+from ridgeline.training.memory.plan import (
     TrainingMemory,
     choices,
     itemise,
     plan_training,
     step_size,
 )
-from ridgeline.training.ops import PlainOps
-from ridgeline.training.step import Trainer
-from ridgeline.training.step_memory import peak
+from ridgeline.training.memory.step import peak
+from ridgeline.training.stepping import forward
+from ridgeline.training.stepping.ops import PlainOps
+from ridgeline.training.stepping.step import Trainer
 
 GIB = 2**30
 H200 = 139 * GIB

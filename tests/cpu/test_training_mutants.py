@@ -31,20 +31,24 @@ class Mutant:
 GRADIENTS = "gradients_of_a_batch and not kernels"
 MUTANTS = {
     "norm-without-its-mean": Mutant(
-        "training/ops.py",
+        "training/stepping/ops.py",
         "(grad * weight).sub_(normed.mul_(mean)).mul_(scale)",
         "(grad * weight).mul_(scale)",
         STEP,
         GRADIENTS,
     ),
     "norm-without-the-residuals-gradient": Mutant(
-        "training/ops.py", "grad_x += grad_hidden_TD", "pass", STEP, GRADIENTS
+        "training/stepping/ops.py", "grad_x += grad_hidden_TD", "pass", STEP, GRADIENTS
     ),
     "norm-weight-from-one-row": Mutant(
-        "training/ops.py", "along.flatten(0, -2).sum(0)", "along.flatten(0, -2)[0]", STEP, GRADIENTS
+        "training/stepping/ops.py",
+        "along.flatten(0, -2).sum(0)",
+        "along.flatten(0, -2)[0]",
+        STEP,
+        GRADIENTS,
     ),
     "labels-shifted-in-the-step": Mutant(
-        "training/step.py",
+        "training/stepping/step.py",
         "hidden_TD, batch.targets)",
         "hidden_TD, batch.targets.roll(1))",
         STEP,
@@ -54,21 +58,21 @@ MUTANTS = {
         "data/loading/packing.py", "tokens[follows]\n", "tokens[follows - 1]\n", PACKING
     ),
     "mean-of-means": Mutant(
-        "training/step.py",
+        "training/stepping/step.py",
         "loss = self.loss(batch)\n",
         "loss = self.loss(batch) * (count / len(batches) / batch.num_targets)\n",
         STEP,
         GRADIENTS,
     ),
     "tied-gradient-doubled": Mutant(
-        "training/gradients.py",
+        "training/stepping/gradients.py",
         "gradients[name], parameter.grad = parameter.grad, None",
         "gradients[name], parameter.grad = parameter.grad * (1 + ('embed' in name)), None",
         STEP,
         GRADIENTS,
     ),
     "tied-table-updated-twice": Mutant(
-        "training/step.py",
+        "training/stepping/step.py",
         "dict(model.named_parameters())",
         "dict(model.named_parameters(remove_duplicate=False))",
         STEP,

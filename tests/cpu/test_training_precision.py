@@ -13,14 +13,14 @@ from ridgeline.errors import NumericsError, UsageError
 from ridgeline.kernels.gated_activation import gated_activation
 from ridgeline.models import Transformer
 from ridgeline.models.transformer import Linear, RMSNorm
-from ridgeline.training import fp8
 from ridgeline.training.config import OptimizerOptions, Precision, with_auto
-from ridgeline.training.fp8 import Fp8Plan, Fp8Weights, ProductFront, fp8_linear
 from ridgeline.training.naive import naive_gradients, naive_loss
-from ridgeline.training.ops import KERNELS, PLAIN
-from ridgeline.training.precision import PRECISIONS, LossScale
-from ridgeline.training.rounding import WINDOW, LostUpdates
-from ridgeline.training.step import Trainer
+from ridgeline.training.stepping import fp8
+from ridgeline.training.stepping.fp8 import Fp8Plan, Fp8Weights, ProductFront, fp8_linear
+from ridgeline.training.stepping.ops import KERNELS, PLAIN
+from ridgeline.training.stepping.precision import PRECISIONS, LossScale
+from ridgeline.training.stepping.step import Trainer
+from ridgeline.training.watching.rounding import WINDOW, LostUpdates
 
 HALVES = ["bf16", "bf16-stochastic", "bf16-nearest", "fp16"]
 

@@ -21,11 +21,11 @@ from ridgeline.errors import NumericsError, UsageError
 from ridgeline.models import Transformer
 from ridgeline.training.config import OptimizerOptions, RunLength, ScheduleOptions, TrainConfig
 from ridgeline.training.evaluation import held_out_loss
-from ridgeline.training.gradients import GradientSum
 from ridgeline.training.naive import naive_gradients, naive_loss, naive_step
-from ridgeline.training.ops import KERNELS, PlainOps, TrainingOps
 from ridgeline.training.schedule import Counters, learning_rate, share_done
-from ridgeline.training.step import Trainer
+from ridgeline.training.stepping.gradients import GradientSum
+from ridgeline.training.stepping.ops import KERNELS, PlainOps, TrainingOps
+from ridgeline.training.stepping.step import Trainer
 
 
 def whole(batches: list[PackedBatch]) -> PackedBatch:

@@ -15,11 +15,11 @@ from ridgeline.models.copies import on_device
 from ridgeline.models.families import describe_hf
 from ridgeline.quantization.linear import quantizable, with_schemes
 from ridgeline.quantization.scheme import encode, find_grid, parse_scheme
-from ridgeline.training.adapters import add_adapters
-from ridgeline.training.method_options import LoraOptions
-from ridgeline.training.precision import has_fp8
-from ridgeline.training.rounded import found_roundings
-from ridgeline.training.step import Trainer
+from ridgeline.training.methods.adapters import add_adapters
+from ridgeline.training.methods.options import LoraOptions
+from ridgeline.training.methods.rounded import found_roundings
+from ridgeline.training.stepping.precision import has_fp8
+from ridgeline.training.stepping.step import Trainer
 
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256}
 BATCH = pack(*draw(64, 32, 32))

@@ -2,8 +2,9 @@
 ends with codes.
 
 Weights start inside of the bin of their code, as near as that allows to what they were; they and
-the scales learn the probabilities of the unmodified model (training/rounded.py, distillation.py)
-through training's own step, for as long as is given. Everything else stays as it is.
+the scales learn the probabilities of the unmodified model through training's own step
+(training/methods/rounded.py, training/stepping/distillation.py), for as long as is given.
+Everything else stays as it is.
 
     codes = recover(plain, codes, original, tokenizer, RecoveryOptions(minutes=10))
 """
@@ -43,10 +44,10 @@ from ridgeline.training.config import (
     ScheduleOptions,
     TrainConfig,
 )
-from ridgeline.training.method_options import DistillOptions
-from ridgeline.training.rounded import RoundedWeights, Rounding
+from ridgeline.training.methods.options import DistillOptions
+from ridgeline.training.methods.rounded import RoundedWeights, Rounding
 from ridgeline.training.schedule import Counters, learning_rate, share_done
-from ridgeline.training.step import Trainer
+from ridgeline.training.stepping.step import Trainer
 
 LENGTH = 512  # tokens of a sequence
 # Sequences of a step: a CPU takes seconds for one, and many small steps learn more than few large.

@@ -22,7 +22,7 @@ from statistics import median
 
 from ridgeline.data.loading.sources import Origin
 from ridgeline.training.config import WatchOptions
-from ridgeline.training.step import StepLimits, StepResult, not_numbers
+from ridgeline.training.stepping.step import StepLimits, StepResult, not_numbers
 
 WINDOW = 50  # learned steps that a step is compared with
 LEAST = 20  # fewer say little

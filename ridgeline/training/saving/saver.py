@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.hardware.detection import available_memory
-from ridgeline.training.adapter_files import AdapterExporter
-from ridgeline.training.checkpoint import (
+from ridgeline.training.saving.adapter_files import AdapterExporter
+from ridgeline.training.saving.checkpoint import (
     CheckpointContent,
     Exporter,
     SavedState,
@@ -35,7 +35,7 @@ from ridgeline.training.checkpoint import (
     keep_last,
     write_checkpoint,
 )
-from ridgeline.training.step import Trainer
+from ridgeline.training.stepping.step import Trainer
 
 ALIGNMENT = 64  # bytes: copies into aligned memory are faster
 ROOM_SHARE = 0.8  # of the host's free memory that copies may take

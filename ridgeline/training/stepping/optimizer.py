@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ridgeline.kernels.adamw import AdamWStep, AdamWUpdate
 from ridgeline.training.config import OptimizerOptions
-from ridgeline.training.precision import Weights
+from ridgeline.training.stepping.precision import Weights
 
 
 @dataclass(frozen=True)

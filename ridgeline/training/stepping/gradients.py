@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ridgeline.training.gradient_products import SUM
+from ridgeline.training.stepping.gradient_products import SUM
 
 
 class GradientSum:

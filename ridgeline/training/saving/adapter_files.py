@@ -20,8 +20,8 @@ from ridgeline.errors import CheckpointError
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint.safetensors import open_shard
 from ridgeline.models.checkpoint.save import METADATA, as_json, own_memory, sync, write_file
-from ridgeline.training.adapters import adapters_of
-from ridgeline.training.method_options import LoraOptions
+from ridgeline.training.methods.adapters import adapters_of
+from ridgeline.training.methods.options import LoraOptions
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"

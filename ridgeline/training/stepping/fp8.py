@@ -23,9 +23,13 @@ from torch.autograd.function import once_differentiable
 from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.rows_to_fp8 import Fp8Rows, Norm, Scaling, rows_to_fp8
 from ridgeline.models.transformer import RMSNorm
-from ridgeline.training.gradient_products import add_gradient, bias_gradient, weight_gradient
-from ridgeline.training.ops import Gain, TrainingOps
-from ridgeline.training.precision import VALUES
+from ridgeline.training.stepping.gradient_products import (
+    add_gradient,
+    bias_gradient,
+    weight_gradient,
+)
+from ridgeline.training.stepping.ops import Gain, TrainingOps
+from ridgeline.training.stepping.precision import VALUES
 
 ALIGNMENT = 16  # every dim of a product is a multiple of it
 RANGE = torch.float8_e5m2

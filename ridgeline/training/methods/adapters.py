@@ -27,7 +27,7 @@ from ridgeline.models import Transformer
 from ridgeline.models.families import Description, parts
 from ridgeline.models.transformer import Fusion, Linear, Projection
 from ridgeline.quantization.linear import QuantizedLinear
-from ridgeline.training.method_options import LoraOptions
+from ridgeline.training.methods.options import LoraOptions
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from ridgeline.models import Transformer
 from ridgeline.models.transformer import Attention, Block, DenseMLP, RMSNorm, RopeAngles
 from ridgeline.products import product_dtype
 from ridgeline.training.config import Recomputation
-from ridgeline.training.fp8 import Fp8Plan
-from ridgeline.training.fused import (
+from ridgeline.training.methods.rounded import RoundedWeights
+from ridgeline.training.stepping.fp8 import Fp8Plan
+from ridgeline.training.stepping.fused import (
     Passes,
     add_norm,
     gated_linear,
@@ -38,8 +39,7 @@ from ridgeline.training.fused import (
     plain_norm,
     rotated,
 )
-from ridgeline.training.ops import TrainingOps
-from ridgeline.training.rounded import RoundedWeights
+from ridgeline.training.stepping.ops import TrainingOps
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from ridgeline.kernels.rows_to_fp8 import rows_to_fp8
 from ridgeline.models.transformer import Linear
 from ridgeline.products import product
 from ridgeline.quantization.linear import QuantizedLinear
-from ridgeline.training.adapters import AdaptedLinear, base_weight
-from ridgeline.training.fp8 import Fp8Plan, ProductFront, forward_product, scaled_product
-from ridgeline.training.gradient_products import weight_gradient
-from ridgeline.training.precision import VALUES
+from ridgeline.training.methods.adapters import AdaptedLinear, base_weight
+from ridgeline.training.stepping.fp8 import Fp8Plan, ProductFront, forward_product, scaled_product
+from ridgeline.training.stepping.gradient_products import weight_gradient
+from ridgeline.training.stepping.precision import VALUES
 
 Frozen = Linear | QuantizedLinear | AdaptedLinear
 

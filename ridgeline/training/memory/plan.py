@@ -28,7 +28,7 @@ from ridgeline.models.cost import layer_matrices
 from ridgeline.models.training_cost import LEVELS
 from ridgeline.products import PIECE, product_dtype
 from ridgeline.training.config import Moments, Precision, Recomputation, TrainConfig
-from ridgeline.training.method_memory import (
+from ridgeline.training.memory.methods import (
     TrainingMethod,
     decoding_bytes,
     frozen_items,
@@ -37,8 +37,8 @@ from ridgeline.training.method_memory import (
     rounding_bytes,
     teacher_items,
 )
-from ridgeline.training.precision import PRECISIONS, PrecisionPlan
-from ridgeline.training.step_memory import StepMoment, StepSize, peak
+from ridgeline.training.memory.step import StepMoment, StepSize, peak
+from ridgeline.training.stepping.precision import PRECISIONS, PrecisionPlan
 
 # Tokens of one forward pass: enough rows for products to run at full speed, and so few that less
 # recomputation is worth no further cut.

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from ridgeline.data.loading.packing import IGNORED, PackedBatch
 from ridgeline.models import Transformer
-from ridgeline.training.forward import ForwardPlan, hidden_states
+from ridgeline.training.stepping.forward import ForwardPlan, hidden_states
 
 CHUNK_LOGITS = 2**24  # logits of one model at a time, 64 MiB in fp32
 

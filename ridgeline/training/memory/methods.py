@@ -19,9 +19,9 @@ from ridgeline.models.cost import num_parameters
 from ridgeline.models.families import Description
 from ridgeline.quantization.scheme import Scheme, parse_scheme
 from ridgeline.quantization.sizes import MatrixSize, named_matrices, stored_matrices, weight_bytes
-from ridgeline.training.adapters import adapted_pieces
-from ridgeline.training.method_options import LoraOptions, QatOptions
-from ridgeline.training.step_memory import FP32, AdapterSize
+from ridgeline.training.memory.step import FP32, AdapterSize
+from ridgeline.training.methods.adapters import adapted_pieces
+from ridgeline.training.methods.options import LoraOptions, QatOptions
 
 # Bytes of each weight of a matrix that is rounded to a scheme, its rounded form included.
 ROUNDING_BYTES = {"symmetric": 13.1, "asymmetric": 17.1}

@@ -24,11 +24,11 @@ from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.rotary import Angles
 from ridgeline.models.transformer import Linear, RMSNorm
 from ridgeline.products import product
-from ridgeline.training.fp8 import Fp8Plan, ProductFront, fp8_linear
-from ridgeline.training.frozen import frozen_linear, is_frozen
-from ridgeline.training.gradient_products import bias_gradient, weight_gradient
-from ridgeline.training.ops import Gain, TrainingOps
-from ridgeline.training.rounded import RoundedWeights
+from ridgeline.training.methods.rounded import RoundedWeights
+from ridgeline.training.stepping.fp8 import Fp8Plan, ProductFront, fp8_linear
+from ridgeline.training.stepping.frozen import frozen_linear, is_frozen
+from ridgeline.training.stepping.gradient_products import bias_gradient, weight_gradient
+from ridgeline.training.stepping.ops import Gain, TrainingOps
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,10 @@ from ridgeline.models.checkpoint.save import (
 from ridgeline.models.families import Description
 from ridgeline.models.weights import checkpoint_tensors
 from ridgeline.quantization.export import hf_config
-from ridgeline.training.adapter_files import AdapterExporter
+from ridgeline.training.saving.adapter_files import AdapterExporter
 from ridgeline.training.schedule import Counters
-from ridgeline.training.step import Trainer, TrainerProgress
-from ridgeline.training.watch import WatchState
+from ridgeline.training.stepping.step import Trainer, TrainerProgress
+from ridgeline.training.watching.watch import WatchState
 
 FOLDER = "checkpoints"
 STATE_FOLDER = "training"

@@ -25,15 +25,15 @@ from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.errors import NumericsError, UsageError
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.training.config import TrainConfig
-from ridgeline.training.distillation import Teacher
-from ridgeline.training.forward import ForwardPlan, hidden_states
-from ridgeline.training.fp8 import Fp8Plan, Fp8Weights
-from ridgeline.training.gradients import GradientSum, norm_of, scale_of
 from ridgeline.training.loss import head_loss
-from ridgeline.training.ops import TrainingOps, ops_for
-from ridgeline.training.optimizer import Optimizer
-from ridgeline.training.precision import PRECISIONS, LossScale, Weights, check_precision
-from ridgeline.training.rounded import RoundedWeights
+from ridgeline.training.methods.rounded import RoundedWeights
+from ridgeline.training.stepping.distillation import Teacher
+from ridgeline.training.stepping.forward import ForwardPlan, hidden_states
+from ridgeline.training.stepping.fp8 import Fp8Plan, Fp8Weights
+from ridgeline.training.stepping.gradients import GradientSum, norm_of, scale_of
+from ridgeline.training.stepping.ops import TrainingOps, ops_for
+from ridgeline.training.stepping.optimizer import Optimizer
+from ridgeline.training.stepping.precision import PRECISIONS, LossScale, Weights, check_precision
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ridgeline.data.loading.loader import Loader
 from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.data.loading.sources import Origin
 from ridgeline.training.schedule import Counters
-from ridgeline.training.step import StepLimits, StepResult, Trainer, TrainerProgress
+from ridgeline.training.stepping.step import StepLimits, StepResult, Trainer, TrainerProgress
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections import deque
 
 from ridgeline.errors import NumericsError
 from ridgeline.training.config import TrainConfig
-from ridgeline.training.precision import PRECISIONS
+from ridgeline.training.stepping.precision import PRECISIONS
 
 WINDOW = 10  # steps whose mean is judged: a first step, or one of few tokens, says little
 

@@ -31,7 +31,7 @@ from ridgeline.models.training_cost import (
     layer_bytes,
     mlp_bytes,
 )
-from ridgeline.training.distillation import CHUNK_LOGITS
+from ridgeline.training.stepping.distillation import CHUNK_LOGITS
 
 FP32 = 4
 BATCH_BYTES = 3 * 8  # of a token: its id, target and position

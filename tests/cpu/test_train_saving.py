@@ -98,7 +98,8 @@ def test_where_the_host_has_no_room_for_copies_steps_wait(whole: Path) -> None:
 KILLED = """
 import os, signal, sys
 from ridgeline.cli import main
-from ridgeline.training import checkpoint, step
+from ridgeline.training.saving import checkpoint
+from ridgeline.training.stepping import step
 owner, name, count = {target}
 plain = getattr(owner, name)
 calls = 0

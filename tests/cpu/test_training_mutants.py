@@ -49,8 +49,8 @@ MUTANTS = {
     ),
     "labels-shifted-in-the-step": Mutant(
         "training/stepping/step.py",
-        "hidden_TD, batch.targets)",
-        "hidden_TD, batch.targets.roll(1))",
+        "return head_loss(self.model, hidden_TD, batch.targets)",
+        "return head_loss(self.model, hidden_TD, batch.targets.roll(1))",
         STEP,
         GRADIENTS,
     ),
@@ -59,8 +59,8 @@ MUTANTS = {
     ),
     "mean-of-means": Mutant(
         "training/stepping/step.py",
-        "loss = self.loss(batch)\n",
-        "loss = self.loss(batch) * (count / len(batches) / batch.num_targets)\n",
+        "loss = self.learned_loss(batch)\n",
+        "loss = self.learned_loss(batch) * (count / len(batches) / batch.num_targets)\n",
         STEP,
         GRADIENTS,
     ),

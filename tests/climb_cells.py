@@ -31,7 +31,8 @@ from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.searching.budget import parse_duration
 from ridgeline.ladder.searching.search import GUESS
 from ridgeline.ladder.state import ClimbState, applied
-from ridgeline.recipe import recipe_from
+from ridgeline.progress import Progress
+from ridgeline.recipe import recipe_from, usual_limits
 from ridgeline.records import Record, Value
 
 Edit = Mapping[str, Any]
@@ -55,7 +56,7 @@ THROUGHPUT: Sequence[Edit] = (
 TRIED: Sequence[Edit] = ({}, {"scheme": "int8"}, {"limits.max_batch": 16})
 AZURE = 600  # requests of the trace
 BY_HAND = "by hand: "
-TURNS = 2  # runs of the whole workload on each side, in the end
+TURNS, TURNS_S = 2, 80.0  # runs of the whole workload on each side in the end, if they fit into it
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def measured_cell(name: str, folder: Path, args: argparse.Namespace) -> Record:
         budget_s=parse_duration(args.budget or cell.budget), device=args.device,
     )  # fmt: skip
     began = time.monotonic()
-    climb = climb_model(order)
+    climb = climb_model(order, timed_lines(began))
     climb_s = time.monotonic() - began
     print(climb, f"{name}: climbed in {climb_s:.0f} s", sep="\n", flush=True)
     print(json.dumps({"first answer": climb.first_answer_s} | dict(climb.time_ledger)), flush=True)
@@ -121,15 +122,31 @@ def measured_cell(name: str, folder: Path, args: argparse.Namespace) -> Record:
     whole = WorkloadPart(len(job.workload.requests))
     with bench_of(job, folder / "grid") as bench:
         rates = grid_of(args.by_hand) if args.by_hand is not None else {}
-        for edit in cell.grid if not rates else ():
+        grid = without_equals(cell.grid, whole.count, job.subject.device != "cpu")
+        for edit in grid if not rates else ():
             rates[in_words(edit)] = one_run(bench, edit, whole)
             print(f"{name}: {in_words(edit)}: {rates[in_words(edit)]}", flush=True)
-        runs = [(rate, each) for each in cell.grid if (rate := rates.get(in_words(each)))]
-        best = max(runs, key=lambda pair: pair[0])[1]
+        runs = [(rate, each) for each in grid if (rate := rates.get(in_words(each)))]
+        rate, best = max(runs, key=lambda pair: pair[0])
         bench.let_go()
         answer = ClimbState(recipe_from({"version": 1} | dict(climb.after.recipe)), "engine")
-        by_hand, ours = bench.compare_part(state_of(best), answer, whole, TURNS)
+        turns_s = 2 * job.workload.num_output_tokens / rate
+        turns = max(1, min(TURNS, int(TURNS_S / turns_s)))
+        by_hand, ours = bench.compare_part(state_of(best), answer, whole, turns)
     return record_of(name, job, climb, climb_s, rates, best, by_hand, ours)
+
+
+def timed_lines(began: float) -> Progress:
+    """What is measured, and when it began."""
+    last = ""
+
+    def line(doing: str, done: int, total: int) -> None:
+        nonlocal last
+        if doing != last:
+            print(f"{time.monotonic() - began:6.1f} s  {doing}", flush=True)
+        last = doing
+
+    return line
 
 
 def shortened_trace(path: Path | None, count: int, folder: Path) -> Path:
@@ -143,6 +160,18 @@ def shortened_trace(path: Path | None, count: int, folder: Path) -> Path:
 
 def bench_of(job: ClimbJob, folder: Path) -> AbstractContextManager[Processes]:
     return Processes(job.subject, job.workload, job.order.goal, job.hardware, folder)
+
+
+def without_equals(grid: Sequence[Edit], num_requests: int, on_gpu: bool) -> list[Edit]:
+    """What differs by a batch that holds all requests either way is run once."""
+    result = list[Edit]()
+    for edit in grid:
+        least = min(edit.get("limits.max_batch", 0), usual_limits(on_gpu).max_batch)
+        if least >= num_requests:
+            edit = {name: value for name, value in edit.items() if name != "limits.max_batch"}
+        if edit not in result:
+            result.append(edit)
+    return result
 
 
 def state_of(edit: Edit) -> ClimbState:

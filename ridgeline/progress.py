@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.text import Text
 
 Progress = Callable[[str, int, int], None]
 BAR = 20  # columns
@@ -99,9 +100,9 @@ def one_bar() -> Iterator[WholeRun]:
     from rich.console import Console
     from rich.live import Live
 
-    bar = OneBar()
-    with Live(bar, console=Console(stderr=True), transient=True, refresh_per_second=4):
-        yield bar
+    drawn = OneBar()
+    with Live(drawn, console=Console(stderr=True), transient=True, refresh_per_second=4):
+        yield drawn
 
 
 class OneBar(WholeRun):
@@ -117,13 +118,19 @@ class OneBar(WholeRun):
         from rich.text import Text
 
         now = replace(self._standing, used_s=time.monotonic() - self._began)
-        filled = round(BAR * min(1.0, max(0.0, now.share)))
-        line = Text().append("━" * filled, "green").append("─" * (BAR - filled), "dim")
+        line = bar(now.share)
         best = f"best {now.best}" if now.best else "no answer yet"
         line.append(f"  {now.time_words}").append(f"  {best}", "bold")
         for text in (line, Text(f"{now.doing} {now.part}".rstrip(), "dim")):
             text.truncate(options.max_width, overflow="ellipsis")
             yield text
+
+
+def bar(share: float) -> Text:
+    from rich.text import Text
+
+    filled = round(BAR * min(1.0, max(0.0, share)))
+    return Text().append("━" * filled, "green").append("─" * (BAR - filled), "dim")
 
 
 @contextmanager

@@ -5,6 +5,7 @@ shows it.
 from __future__ import annotations
 
 import argparse
+import sys
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -64,6 +65,9 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     with terminal.progress() as progress:
         prepared = prepare(config, out, device=args.device, resume=args.resume, progress=progress)
     quarantine = prepared.quarantine
+    if not terminal.json:
+        for note in prepared.notes:
+            print(note, file=sys.stderr, flush=True)
     name = config.model or config.shape or out.name
     try:
         with shown_run(terminal) as on_row:
@@ -76,6 +80,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         "checkpoint": str(outcome.checkpoint),
         "report": str(out / REPORT_NAME),
         **asdict(outcome.counters),
+        "wall_s": outcome.wall_s,
+        "notes": prepared.notes,
         "loss": outcome.loss,
         "held_out_loss_before": outcome.held_out_before,
         "held_out_loss": outcome.held_out_after,

@@ -21,9 +21,7 @@ def finetune_demo() -> TrainConfig:
     return TrainConfig(
         model="demo",
         data=DataOptions(sequence_length=256),
-        batch=BatchOptions(sequences=8),
         optimizer=OptimizerOptions(lr=5e-5),
-        schedule=ScheduleOptions("cosine", warmup=5),
         end=RunLength(minutes=10),
     )
 
@@ -33,9 +31,7 @@ def lora_demo() -> TrainConfig:
     return TrainConfig(
         model="demo",
         data=DataOptions(sequence_length=256),
-        batch=BatchOptions(sequences=8),
         optimizer=OptimizerOptions(lr=5e-4),
-        schedule=ScheduleOptions("cosine", warmup=5),
         end=RunLength(minutes=10),
         lora=LoraOptions(rank=16),
     )
@@ -46,9 +42,7 @@ def qat_demo() -> TrainConfig:
     return TrainConfig(
         model="demo",
         data=DataOptions(sequence_length=256),
-        batch=BatchOptions(sequences=8),
         optimizer=OptimizerOptions(lr=2e-5),
-        schedule=ScheduleOptions("cosine", warmup=5),
         end=RunLength(minutes=10),
         qat=QatOptions("int4-g64"),
         distill=DistillOptions("demo"),

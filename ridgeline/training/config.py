@@ -1,8 +1,9 @@
 """TrainConfig: one training run as it was ordered, from its data to its seed.
 
 Small parts that hold each other, each checked when it is made; nothing is changed in place. What is
-left open is filled in by `with_auto` once the device is known. A run folder holds it as
-`train.json`; a named run (configs/) is a function that returns one; flags change single fields.
+left open is filled in by `with_auto` once the device is known, and by choices.py. A run folder
+holds it as `train.json`; a named run (configs/) is a function that returns one; flags change single
+fields.
 
     config = TrainConfig(model="demo", data=DataOptions("book.txt"), end=RunLength(steps=100))
     save_config(config, Path("run")); load_config(Path("run")) == config
@@ -35,6 +36,7 @@ Moments = Literal["auto", "fp32", "bf16", "8-bit"]
 Decay = Literal["constant", "linear", "cosine"]
 
 PYTHON_ONLY = {"python_only": True}
+USUAL_SEQUENCES = 8  # in a step; what else is usual is choices.py's
 
 
 @answers_wrong_options()
@@ -65,8 +67,13 @@ class DataOptions:
 class BatchOptions:
     """How many sequences make a step."""
 
-    sequences: int = field(
-        default=8, metadata=field_help("sequences in a step", flag="batch", minimum=1)
+    sequences: int | None = field(
+        default=None,
+        metadata=field_help(
+            "sequences in a step (default: 8, fewer where --minutes are short for this machine)",
+            flag="batch",
+            minimum=1,
+        ),
     )
     micro: int | None = field(
         default=None,
@@ -80,12 +87,17 @@ class BatchOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.micro is not None and self.sequences % self.micro:
-            near = _divisor_below(self.sequences, self.micro)
+        if self.micro is not None and self.size % self.micro:
+            near = _divisor_below(self.size, self.micro)
             raise UsageError(
                 f"micro_batch is {self.micro}, which does not divide the batch of "
-                f"{self.sequences} sequences; try {near}"
+                f"{self.size} sequences; try {near}"
             )
+
+    @property
+    def size(self) -> int:
+        """The usual one while it is left open."""
+        return USUAL_SEQUENCES if self.sequences is None else self.sequences
 
 
 @answers_wrong_options()
@@ -146,8 +158,12 @@ class ScheduleOptions:
         default="cosine",
         metadata=field_help("how the learning rate falls after the warm-up", flag="schedule"),
     )
-    warmup: int = field(
-        default=10, metadata=field_help("steps in which it rises from 0", minimum=0)
+    warmup: int | None = field(
+        default=None,
+        metadata=field_help(
+            "steps in which it rises from 0 (default: 10, fewer where --minutes are short)",
+            minimum=0,
+        ),
     )
     final: float = field(
         default=0.1,
@@ -199,10 +215,13 @@ class EvaluationOptions:
             flag="eval-every",
         ),
     )  # fmt: skip
-    sequences: int = field(
-        default=32,
+    sequences: int | None = field(
+        default=None,
         metadata=field_help(
-            "most held-out sequences that are measured", flag="eval-sequences", minimum=1
+            "most held-out sequences that are measured (default: 32, and with --minutes what "
+            "takes a tenth of the time at most)",
+            flag="eval-sequences",
+            minimum=1,
         ),
     )
 
@@ -215,10 +234,13 @@ class EvaluationOptions:
 class CheckpointOptions:
     """What is written while it runs."""
 
-    every: int = field(
-        default=500,
+    every: int | None = field(
+        default=None,
         metadata=field_help(
-            "steps between checkpoints; also at the end", flag="save-every", minimum=1
+            "steps between checkpoints; also at the end (default: 500, and with --minutes no more "
+            "than ten minutes of steps)",
+            flag="save-every",
+            minimum=1,
         ),
     )
     keep: int = field(
@@ -328,7 +350,7 @@ class TrainConfig:
 
     @property
     def batch_tokens(self) -> int:
-        return self.batch.sequences * self.data.sequence_length
+        return self.batch.size * self.data.sequence_length
 
 
 def check_complete(config: TrainConfig) -> None:
@@ -357,18 +379,6 @@ def with_auto(config: TrainConfig, device: str) -> TrainConfig:
     kind = "cpu" if device == "cpu" else "cuda"
     fast = product_dtype(torch.bfloat16, torch.device(kind)) == torch.bfloat16
     return replace(config, precision="bf16" if fast else "fp32")
-
-
-def with_choices_of(config: TrainConfig, saved: TrainConfig) -> TrainConfig:
-    """What is left open, as it was chosen for a run that is gone on with."""
-    micro = saved.batch.micro
-    if config.batch.micro is None and micro is not None and not config.batch.sequences % micro:
-        config = replace(config, batch=replace(config.batch, micro=micro))
-    if config.precision == "auto":
-        config = replace(config, precision=saved.precision)
-    if config.recomputation == "auto":
-        config = replace(config, recomputation=saved.recomputation)
-    return config
 
 
 def differences(one: TrainConfig, other: TrainConfig) -> list[str]:

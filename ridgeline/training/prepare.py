@@ -5,6 +5,7 @@ prepared = prepare(config, Path("run"), device="cpu", resume=False)
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +33,14 @@ from ridgeline.quantization.linear import keep_copies
 from ridgeline.quantization.load import runnable
 from ridgeline.quantization.methods.sparsity import parse_sparsity
 from ridgeline.quantization.scheme import parse_scheme
+from ridgeline.training.choices import (
+    choice_in_words,
+    fitted,
+    is_open,
+    measured_pace,
+    with_choices_of,
+    with_usual,
+)
 from ridgeline.training.config import (
     FILE_NAME,
     TrainConfig,
@@ -40,11 +49,10 @@ from ridgeline.training.config import (
     load_config,
     save_config,
     with_auto,
-    with_choices_of,
 )
 from ridgeline.training.initial import fill_initial
 from ridgeline.training.memory.methods import TrainingMethod, adapter_size
-from ridgeline.training.memory.plan import TrainingMemory, plan_training
+from ridgeline.training.memory.plan import TrainingMemory, itemise, plan_training
 from ridgeline.training.methods.adapters import add_adapters
 from ridgeline.training.methods.rounded import found_roundings
 from ridgeline.training.saving.adapter_files import AdapterExporter, read_adapter
@@ -77,6 +85,8 @@ class PreparedRun:
     exporter: Exporter | AdapterExporter
     quarantine: Quarantine
     memory: TrainingMemory
+    began: float  # when its opening did, by time.perf_counter
+    notes: tuple[str, ...] = ()  # what was chosen
     warnings: tuple[str, ...] = ()
 
 
@@ -202,6 +212,7 @@ def prepare(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> PreparedRun:
+    began = time.perf_counter()
     check_complete(config)
     if config.tensorboard:
         check_tensorboard()
@@ -218,6 +229,7 @@ def prepare(
     check_length(config, model)
     source = replace(source, teacher=teacher_source(config, model, progress))
     method = source.method(config, device)
+    ordered = config
     memory = plan_training(model, config, device, available_memory(device), method)
     config = memory.config
     assert config.data.path is not None, "check_complete"
@@ -231,6 +243,8 @@ def prepare(
     if device == "cpu":
         host_library.prepare(progress)
     trainer = source.trainer(config, device, saved.checkpoint, progress)
+    config, notes = _with_rest(ordered, config, trainer, data, device, began)
+    memory = itemise(model, config, device, memory.free_bytes, method)
     state = SavedState(num_samples=data.train.num_windows)
     if saved.checkpoint is not None:
         state = _restored(trainer, saved.checkpoint, state)
@@ -245,8 +259,26 @@ def prepare(
         f"{problem}; going on from {saved.checkpoint} before it" for problem in saved.problems
     )
     return PreparedRun(
-        config, device, trainer, data, state, exporter, tokenized.quarantine, memory, warnings
-    )
+        config, device, trainer, data, state, exporter, tokenized.quarantine, memory, began, notes,
+        warnings,
+    )  # fmt: skip
+
+
+def _with_rest(
+    ordered: TrainConfig,
+    planned: TrainConfig,
+    trainer: Trainer,
+    data: SplitData,
+    device: str,
+    began: float,
+) -> tuple[TrainConfig, tuple[str, ...]]:
+    """The planned config with nothing left open, and what was chosen by the clock in words."""
+    if ordered.end.minutes is None or not is_open(ordered):
+        return with_usual(planned), ()
+    pace = measured_pace(trainer, data, device)
+    left_s = 60 * ordered.end.minutes - (time.perf_counter() - began)
+    config = fitted(replace(planned, batch=ordered.batch), pace, left_s, planned.batch.micro)
+    return config, (choice_in_words(config, pace, left_s),)
 
 
 def check_length(config: TrainConfig, model: ModelConfig) -> None:

@@ -52,6 +52,7 @@ class TrainOutcome:
     held_out_before: float | None
     held_out_after: float | None  # None also where the run was interrupted
     loss: float | None  # of the last step; None where there was none to run
+    wall_s: float  # of this process, from its opening to its last checkpoint
     interrupted: bool
     num_saves: int  # while the run went on
     stall_s: float  # that steps waited for those
@@ -77,18 +78,22 @@ def train(
 
 
 class StepClock:
-    """Seconds of the run, and of single steps: from the end of one to the end of the next."""
+    """Seconds of the run, its opening included, and of single steps: from the end of one to the
+    end of the next.
+    """
 
-    def __init__(self, before: float) -> None:
-        self._began = time.perf_counter() - before
+    def __init__(self, before: float, began: float) -> None:
+        self._began = began - before
         self._last = time.perf_counter()
+        self.last_lap = 0.0
 
     def total(self) -> float:
         return time.perf_counter() - self._began
 
     def lap(self) -> float:
         last, self._last = self._last, time.perf_counter()
-        return self._last - last
+        self.last_lap = self._last - last
+        return self.last_lap
 
     def skip_to_now(self) -> None:
         """What was between steps (a measurement, a checkpoint) is no step's time."""
@@ -123,6 +128,8 @@ class TrainLoop:
         self._watch = Watch(prepared.config.watch, prepared.state.watch)
         self._events: TensorBoardLog | None = None
         self._num_saves = 0
+        self._is_ended = False  # no step comes any more
+        self._measuring_s = 0.0  # of the last measurement: minutes have to last for one more
         self._warnings: list[str] = []
 
     @property
@@ -132,7 +139,17 @@ class TrainLoop:
 
     @property
     def done(self) -> float:
-        return share_done(self.config.end, self.counters)
+        if self._is_ended:
+            return 1.0
+        return share_done(self.config.end, self.counters, self._measuring_s)
+
+    def _is_over(self, clock: StepClock) -> bool:
+        """No step begins that would end more than half beyond the minutes; one always does."""
+        minutes = self.config.end.minutes
+        if minutes is None or self.counters.steps == 0:
+            return self.done >= 1 and minutes is None
+        left_s = 60 * minutes - self._measuring_s - self.counters.seconds
+        return left_s <= clock.last_lap / 2
 
     def run(self) -> TrainOutcome:
         config, prepared = self.config, self._prepared
@@ -157,23 +174,26 @@ class TrainLoop:
             self._steps(loader, log, stop)
             self._collect(log, wait=True)
             stall_s, seconds = self._saver.stall_s, time.perf_counter() - began
-            after = None if stop.is_set() else self._measure(log)
+            self._is_ended = not stop.is_set()
+            after = self._measure(log) if self._is_ended else None
             checkpoint = self._save(log)
         loss = None if self._last is None else self._last.loss
+        wall_s = time.perf_counter() - prepared.began
         return TrainOutcome(
-            self._out, checkpoint, self.counters, before, after, loss, stop.is_set(),
+            self._out, checkpoint, self.counters, before, after, loss, wall_s, stop.is_set(),
             self._num_saves, stall_s, stall_s / seconds, tuple(self._warnings),
         )  # fmt: skip
 
     def _steps(self, loader: Loader, log: MetricsLog, stop: threading.Event) -> None:
         config = self.config
-        clock = StepClock(self.counters.seconds)
-        while self.done < 1 and not stop.is_set():
+        assert config.checkpoints.every is not None, "choices.py"
+        clock = StepClock(self.counters.seconds, self._prepared.began)
+        while not self._is_over(clock) and not stop.is_set():
             self._launch(loader, clock)
             left = 0 if self._launched[-1].result.is_ready else 1
             self._finish(loader, log, clock, left=left)
             self._collect(log)
-            if self.done < 1 and not stop.is_set():
+            if not self._is_over(clock) and not stop.is_set():
                 is_measured = self.counters.steps % config.evaluation.every == 0
                 is_saved = self.counters.steps % config.checkpoints.every == 0
                 if is_measured or is_saved:
@@ -189,7 +209,7 @@ class TrainLoop:
         """The next step of the run."""
         config, before = self.config, self.counters
         lr = learning_rate(config.optimizer.lr, config.schedule, before.steps, self.done)
-        batches = list(islice(loader, config.batch.sequences // self.micro))
+        batches = list(islice(loader, config.batch.size // self.micro))
         limits = self._watch.limits(before.steps + 1)
         progress = self.trainer.progress
         try:
@@ -306,7 +326,9 @@ class TrainLoop:
         """Held-out loss now; what was measured after this step already is not measured again."""
         step = self.counters.steps
         if step not in self._losses:
+            start = time.perf_counter()
             loss = held_out_loss(self.trainer, self._held_out)
+            self._measuring_s = time.perf_counter() - start
             if loss is None:
                 return None
             self._losses[step] = loss
@@ -319,7 +341,9 @@ class TrainLoop:
         windows = self._prepared.data.held_out
         if windows is None:
             return []
-        count = -(-self.config.evaluation.sequences // self.micro)
+        sequences = self.config.evaluation.sequences
+        assert sequences is not None, "choices.py"
+        count = -(-sequences // self.micro)
         return list(islice(held_out_batches(windows, self.micro, self._prepared.device), count))
 
     def _state(self) -> SavedState:

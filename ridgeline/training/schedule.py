@@ -22,20 +22,21 @@ class Counters:
     seconds: float = 0.0
 
 
-def share_done(end: RunLength, counters: Counters) -> float:
-    """From 0 to 1, where the run is over."""
+def share_done(end: RunLength, counters: Counters, closing_s: float = 0.0) -> float:
+    """From 0 to 1, where the steps are over: of minutes, `closing_s` before their end."""
     if end.steps is not None:
         share = counters.steps / end.steps
     elif end.tokens is not None:
         share = counters.tokens / end.tokens
     else:
         assert end.minutes is not None, "check_complete comes first"
-        share = counters.seconds / 60 / end.minutes
+        share = counters.seconds / max(60 * end.minutes - closing_s, 1e-9)
     return min(1.0, share)
 
 
 def learning_rate(lr: float, options: ScheduleOptions, step: int, done: float) -> float:
     """Of the step that comes after `step` others, when `done` of the run lies behind."""
+    assert options.warmup is not None, "choices.py"
     if step < options.warmup:
         return lr * (step + 1) / options.warmup
     if options.decay == "constant":

@@ -118,6 +118,7 @@ ROOMS = {
         "memory",
         "watching",
         "saving",
+        "choices",
         "prepare",
         "merge",
         "run",

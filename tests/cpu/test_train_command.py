@@ -288,4 +288,4 @@ def test_help_and_lines_without_a_terminal(model: Path, text: Path, tmp_path: Pa
     assert process.returncode == 0, process.stderr
     assert "held-out loss:" in process.stdout
     assert "serve it: ridgeline serve" in process.stdout
-    assert "held out loss" in process.stderr
+    assert "held-out loss" in process.stderr

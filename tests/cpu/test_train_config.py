@@ -11,6 +11,7 @@ import pytest
 from ridgeline.configs import training
 from ridgeline.configs.named import is_named_run, named_run
 from ridgeline.errors import OptionError, UsageError
+from ridgeline.training.choices import with_choices_of
 from ridgeline.training.config import (
     BatchOptions,
     DataOptions,
@@ -23,7 +24,6 @@ from ridgeline.training.config import (
     parse_config,
     save_config,
     with_auto,
-    with_choices_of,
 )
 
 CONFIG = TrainConfig(

@@ -9,18 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.table import Table
 
 from ridgeline.cli.terminal import Terminal
 from ridgeline.hardware.units import human_bytes
+from ridgeline.progress import bar
 from ridgeline.training.run import OnRow
 
 LINE_EVERY_S = 10.0  # seconds between lines where there is no terminal
-COLUMNS = {  # of a row's figures: the column's name, and how it is written
+FIGURES = {  # of a row: the figure's name, and how it is written
     "loss": ("loss", ".4f"),
-    "held_out_loss": ("held out loss", ".4f"),
+    "held_out_loss": ("held-out loss", ".4f"),
     "lr": ("lr", ".2e"),
     "gradient_norm": ("gradient norm", ".3g"),
     "lost_updates": ("lost updates", ".1%"),
@@ -29,52 +30,84 @@ COLUMNS = {  # of a row's figures: the column's name, and how it is written
     "mfu": ("MFU", ".1%"),
     "mfu_measured": ("of peak", ".1%"),
 }
+GAP = 3  # columns between figures
 
 
 class RunView:
-    """The newest figures of a run."""
+    """The newest figures of a run. rich draws it again several times a second."""
 
     def __init__(self) -> None:
         self._figures: dict[str, Any] = {}
         self._began = time.perf_counter()
         self._begun_at: float | None = None  # share done when this process began
+        self._first_held_out: float | None = None
 
     def take(self, row: dict[str, Any]) -> None:
         self._figures |= row
         if self._begun_at is None:
             self._begun_at = row["done"]
+        if self._first_held_out is None:
+            self._first_held_out = row.get("held_out_loss")
+
+    @property
+    def done(self) -> float:
+        return float(self._figures.get("done", 0.0))
 
     @property
     def remaining_s(self) -> float | None:
         """At the speed so far; None before there is one."""
-        done = self._figures.get("done", 0.0)
-        gained = done - (self._begun_at or 0.0)
+        gained = self.done - (self._begun_at or 0.0)
         if gained <= 0:
             return None
-        return (time.perf_counter() - self._began) * (1 - done) / gained
+        return (time.perf_counter() - self._began) * (1 - self.done) / gained
 
     def cells(self) -> dict[str, str]:
         figures = self._figures
-        cells = {"done": f"{figures.get('done', 0.0):.0%}", "step": f"{figures.get('step', 0):,}"}
-        for key, (name, style) in COLUMNS.items():
+        cells = {}
+        for key, (name, style) in FIGURES.items():
             if figures.get(key) is not None:
                 cells[name] = f"{figures[key]:{style}}"
+            if key == "held_out_loss" and self._first_held_out not in (None, figures.get(key)):
+                cells["at first"] = f"{self._first_held_out:{style}}"
         if figures.get("memory_bytes"):
             cells["memory"] = human_bytes(figures["memory_bytes"])
-        if self.remaining_s is not None:
-            cells["remaining"] = duration(self.remaining_s)
         return cells
 
-    def table(self) -> Table:
-        table = Table(box=None, pad_edge=False, header_style="dim")
+    def heading(self) -> str:
+        """`42%  step 7  1 min 20 s left`."""
+        words = [f"{self.done:4.0%}", f"step {self._figures.get('step', 0):,}"]
+        if self.remaining_s is not None and self.done < 1:
+            words.append(f"{duration(self.remaining_s)} left")
+        return "  ".join(words)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield bar(self.done).append(f" {self.heading()}")
         cells = self.cells()
-        for name in cells:
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_row(*list(cells.values()))
-        return table
+        if not cells:
+            return
+        names, values = (max(map(len, each)) for each in (cells, cells.values()))
+        across = max(1, (options.max_width + GAP) // (names + 1 + values + GAP))
+        table = Table.grid(padding=(0, 1, 0, 0))
+        for column in range(across):
+            if column:
+                table.add_column(width=GAP - 2)
+            table.add_column(style="dim", no_wrap=True, min_width=names)
+            table.add_column(justify="right", no_wrap=True, min_width=values)
+        entries = list(cells.items())
+        for start in range(0, len(entries), across):
+            row: list[str] = []
+            for name, value in entries[start : start + across]:
+                row += [""] if row else []
+                row += [name, value]
+            table.add_row(*row)
+        yield table
 
     def line(self) -> str:
-        return ", ".join(f"{name} {value}" for name, value in self.cells().items())
+        """Of a step; what was measured has lines of its own."""
+        cells = self.cells()
+        for name in ("held-out loss", "at first"):
+            cells.pop(name, None)
+        return ", ".join([self.heading(), *(f"{name} {value}" for name, value in cells.items())])
 
 
 @contextmanager
@@ -89,14 +122,13 @@ def shown_run(terminal: Terminal) -> Iterator[OnRow]:
     if not terminal.shows_progress:
         yield lines(view)
         return
-    with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
+    with Live(view, console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
 
         def draw(row: dict[str, Any]) -> None:
             if "warning" in row:
                 live.console.print(f"warning: {row['warning']}", markup=False)
                 return
             view.take(row)
-            live.update(view.table())
 
         yield draw
 
@@ -111,7 +143,11 @@ def lines(view: RunView) -> OnRow:
             return
         view.take(row)
         now = time.perf_counter()
-        if "held_out_loss" in row or now - last >= LINE_EVERY_S:
+        if "held_out_loss" in row:
+            step, loss = row["step"], row["held_out_loss"]
+            text = f"after step {step:,}" if step else "before the first step"
+            print(f"held-out loss {loss:.4f} {text}", file=sys.stderr, flush=True)
+        elif now - last >= LINE_EVERY_S:
             last = now
             print(view.line(), file=sys.stderr, flush=True)
 
@@ -141,7 +177,8 @@ def render(result: dict[str, Any], console: Console) -> None:
         return
     verb = "interrupted after" if result["interrupted"] else "trained"
     steps = f"{result['steps']:,} step{'' if result['steps'] == 1 else 's'}"
-    say(f"{verb} {steps}, {result['tokens']:,} tokens in {duration(result['seconds'])}")
+    took, whole = duration(result["seconds"]), duration(result["wall_s"])
+    say(f"{verb} {steps}, {result['tokens']:,} tokens in {took}; {whole} with the last checkpoint")
     before, after = result["held_out_loss_before"], result["held_out_loss"]
     if before is not None and after is not None:
         say(f"held-out loss: {after:.4f}, before {before:.4f}")

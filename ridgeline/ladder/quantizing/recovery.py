@@ -218,7 +218,7 @@ def learn(
     with Loader(data.train, DataState(config.seed, 0), sequences=micro, device=device) as loader:
         while (done := share_done(config.end, counters)) < 1:
             lr = learning_rate(config.optimizer.lr, config.schedule, counters.steps, done)
-            result = trainer.step(list(islice(loader, config.batch.sequences // micro)), lr)
+            result = trainer.step(list(islice(loader, config.batch.size // micro)), lr)
             result.check()
             losses.append(result.loss)
             counters = Counters(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ from torch import Tensor, nn
 
 from ridgeline import records
 from ridgeline.hardware import Ceiling, Hardware
-from ridgeline.ladder.modules import OptimizedModule, bench, optimize
+from ridgeline.ladder.modules import OptimizedModule, bench, climb, optimize
 from ridgeline.ladder.modules.forms import linears
+from ridgeline.ladder.modules.forms.building import Built
 from ridgeline.profiling.modules import run, tracing
 from ridgeline.profiling.modules.form import ModuleForm
 
 Rate = Callable[[ModuleForm], float]
-NO_COMPILE = ("compile",)
+ROUND_S = 1.0  # of a climb by a clock of its own
+AUTOTUNED = "max-autotune-no-cudagraphs"
+NO_COMPILE = ("compile", "autotune")
 
 
 def hardware(kind: Any = "cpu", **more: float) -> Hardware:
@@ -75,3 +79,42 @@ class SharedWeight(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.first(self.up(x)) + self.second(self.up(x * 2))
+
+
+class Clock:
+    """Of the climb: every side of a round takes as long as it is to."""
+
+    def __init__(self) -> None:
+        self.now_s, self.timed = 0.0, list[ModuleForm]()
+
+    def rate(self, rate: Rate) -> Callable[..., float]:
+        def timed(_: bench.ModuleBench, side: Built, round_s: float) -> float:
+            self.now_s += round_s
+            self.timed.append(side.form)
+            return rate(side.form)
+
+        return timed
+
+
+def run_by(monkeypatch: pytest.MonkeyPatch, rate: Rate) -> Clock:
+    """Rates and the time that a climb has spent, by a clock of its own."""
+    made = Clock()
+    monkeypatch.setattr(bench.ModuleBench, "rate", made.rate(rate))
+    monkeypatch.setattr(bench.ModuleBench, "spent_s", property(lambda _: made.now_s))
+    return made
+
+
+def each_helps(form: ModuleForm) -> float:
+    rate = 100.0 if form.grad else 150.0
+    return rate * (2.0 if form.dtype else 1.0) * (1.5 if form.scheme else 1.0)
+
+
+def climbed(**options: Any) -> OptimizedModule:
+    return optimized(Wide(), torch.randn(8, 128), max_error=0.05, round_s=ROUND_S, **options)
+
+
+def replace_compiler(
+    monkeypatch: pytest.MonkeyPatch, compiled: Callable[[nn.Module, str], nn.Module]
+) -> None:
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(climb, "many_recompiles", nullcontext)

@@ -6,13 +6,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from module_climbs import Rate, Wide, look_briefly, optimized, statuses
+from module_climbs import (
+    AUTOTUNED,
+    Clock,
+    Rate,
+    Wide,
+    climbed,
+    each_helps,
+    look_briefly,
+    replace_compiler,
+    run_by,
+    statuses,
+)
 from test_module_profile import traced, work
 from torch import nn
 
@@ -23,23 +34,6 @@ from ridgeline.ladder.modules.together import best_together, compiled_last, form
 from ridgeline.profiling.modules.changes import CHANGES
 from ridgeline.profiling.modules.form import ModuleForm
 
-ROUND_S = 1.0
-
-
-class Clock:
-    """Of the climb: every side of a round takes as long as it is to."""
-
-    def __init__(self) -> None:
-        self.now_s, self.timed = 0.0, list[ModuleForm]()
-
-    def rate(self, rate: Rate) -> Callable[..., float]:
-        def timed(_: bench.ModuleBench, side: Built, round_s: float) -> float:
-            self.now_s += round_s
-            self.timed.append(side.form)
-            return rate(side.form)
-
-        return timed
-
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,22 +42,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rate], Clock]:
-    def given(rate: Rate) -> Clock:
-        made = Clock()
-        monkeypatch.setattr(bench.ModuleBench, "rate", made.rate(rate))
-        monkeypatch.setattr(bench.ModuleBench, "spent_s", property(lambda _: made.now_s))
-        return made
-
-    return given
-
-
-def each_helps(form: ModuleForm) -> float:
-    rate = 100.0 if form.grad else 150.0
-    return rate * (2.0 if form.dtype else 1.0) * (1.5 if form.scheme else 1.0)
-
-
-def climbed(**options: Any) -> OptimizedModule:
-    return optimized(Wide(), torch.randn(8, 128), max_error=0.05, round_s=ROUND_S, **options)
+    return partial(run_by, monkeypatch)
 
 
 def kept(result: OptimizedModule) -> list[str]:
@@ -126,27 +105,36 @@ def test_nothing_is_switched_off_because_time_ran_out(clock: Callable[[Rate], Cl
     assert "3.00×" in result.climb.headline or "4.50×" in result.climb.headline
 
 
-def test_a_budget_is_kept(clock: Callable[[Rate], Clock]) -> None:
-    for budget_s in (13.0, 26.0, 40.0, 70.0):
-        time = clock(each_helps)
-        climbed(budget_s=budget_s)
-        assert time.now_s <= max(budget_s, 12.0) + 1e-9
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_compiler(monkeypatch, lambda module, mode: module)
 
 
-@pytest.mark.parametrize(("budget_s", "begun_s"), [(8.0, 0.0), (30.0, 22.0)])
-def test_compiling_that_takes_too_long_is_left_for_later(
-    budget_s: float,
-    begun_s: float,
-    clock: Callable[[Rate], Clock],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Not in the first answer, and not begun when it would end too late."""
-    monkeypatch.setattr(climb, "many_recompiles", nullcontext)
-    time = clock(each_helps)
-    time.now_s = begun_s
-    result = climbed(budget_s=budget_s, skip=())
-    assert all(form.compile is None for form in time.timed)
-    assert statuses(result)["compile"] == "not reached"
+@pytest.mark.usefixtures("no_compiler")
+def test_autotuning_is_a_candidate_on_a_cpu(clock: Callable[[Rate], Clock]) -> None:
+    rates = {None: 100.0, "default": 120.0, AUTOTUNED: 135.0}
+    clock(lambda form: rates[form.compile])
+    result = climbed(skip=set(CHANGES) - {"inference", "compile", "autotune"})
+    assert result.form.compile == AUTOTUNED
+    clock(lambda form: rates[form.compile] if form.compile == AUTOTUNED else 100.0)
+    assert climbed(skip=set(CHANGES) - {"compile", "autotune"}).form.compile == AUTOTUNED
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_one_line_of_torch_is_not_faster_than_the_answer(clock: Callable[[Rate], Clock]) -> None:
+    """bf16 helps a little and spoils what compiling gives: both together are a bad neighbour."""
+
+    def rate(form: ModuleForm) -> float:
+        if form.dtype or form.autocast:
+            return 90.0 if form.compile else 110.0
+        return {None: 100.0, "default": 105.0, AUTOTUNED: 135.0}[form.compile]
+
+    time = clock(rate)
+    result = climbed(skip=set(CHANGES) - {"bf16", "compile", "autotune"})
+    assert result.form == ModuleForm(compile=AUTOTUNED)
+    assert ModuleForm(compile=AUTOTUNED) in time.timed
+    assert result.speedup is not None
+    assert result.speedup.value == pytest.approx(1.35)
 
 
 def test_single_changes_come_by_predicted_gain(clock: Callable[[Rate], Clock]) -> None:

@@ -346,7 +346,7 @@ def test_a_real_climb_with_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None
     """Timed and compiled for real: whatever is kept, the outputs are right."""
     module, x = Mlp().eval(), torch.randn(8, 32)
     expected = module(x).detach()
-    skip = ("bf16", "autocast-bf16", "int8", "int4", "sdpa")
+    skip = ("bf16", "autocast-bf16", "int8", "int4", "sdpa", "autotune")
     result = optimized(module, x, skip=skip, round_s=0.002)
     assert statuses(result)["compile"] in ("kept", "dropped", "failed")
     if statuses(result)["compile"] == "failed":

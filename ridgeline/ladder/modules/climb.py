@@ -28,19 +28,19 @@ from ridgeline.ladder.modules.bench import (
     WORTH,
     CheckedForm,
     ModuleBench,
-    error_in_words,
+    far_slower,
     in_words,
     many_recompiles,
 )
 from ridgeline.ladder.modules.explaining import ModuleFinalAnswer, explained
-from ridgeline.ladder.modules.first_answer import ModuleFirstAnswer, first_answer
+from ridgeline.ladder.modules.first_answer import COMPILING, ModuleFirstAnswer, first_answer
 from ridgeline.ladder.modules.forms.building import Built
-from ridgeline.ladder.modules.rungs import Candidate, RungAnswer, applies, outcome_of
-from ridgeline.ladder.modules.together import in_effect, without
+from ridgeline.ladder.modules.rungs import Candidate, RungAnswer, applies, impossible, outcome_of
+from ridgeline.ladder.modules.together import form_of, in_effect, without
 from ridgeline.ladder.outcome import RungOutcome, Speedup
 from ridgeline.profiling.modules.changes import CHANGES, ModuleChange
 from ridgeline.profiling.modules.form import ModuleForm
-from ridgeline.profiling.modules.gains import predict
+from ridgeline.profiling.modules.gains import predict, predict_together
 from ridgeline.profiling.predicting.prediction import Prediction
 from ridgeline.progress import Progress
 
@@ -93,7 +93,7 @@ class Climber:
         compiling_s = bench.compiling_s(replace(self.form, compile="default"))
         # Autotuning takes minutes, and compiling may take more than was given.
         slow = {"autotune"}
-        if budget_s is not None and 2 * compiling_s > budget_s - bench.spent_s:
+        if budget_s is not None and compiling_s > COMPILING * (budget_s - bench.spent_s):
             slow.add("compile")
         self.first = answer = first_answer(bench, self._candidate(), skip | slow)
         self._tried += answer.outcomes
@@ -111,6 +111,7 @@ class Climber:
         self._add([change for change in CHANGES.values() if change.name not in known])
         self._take_back()
         self._add(self._second_look())
+        self._compiled_alone()
 
     def _add(self, waiting: list[ModuleChange]) -> None:
         """The largest predicted gain first, of what applies on top of the answer so far."""
@@ -137,7 +138,7 @@ class Climber:
         try:
             outcome = self._measured(change, form, why)
         except IMPOSSIBLE as error:
-            outcome = outcome_of(change, "failed", error_in_words(error))
+            outcome = impossible(change, error)
         self.bench.release()
         outcome = replace(outcome, predicted=predicted, seconds=time.monotonic() - began)
         if outcome.status == "kept":
@@ -150,6 +151,9 @@ class Climber:
         result = checked.difference
         if result.problem is not None:
             return outcome_of(change, "dropped", result.problem, difference=result)
+        slower = far_slower(self.bench.glance_s(checked.built), self.bench.glance_s(self.best))
+        if slower is not None:
+            return outcome_of(change, "dropped", slower, difference=result)
         speedup = self.bench.compared(self.best, checked.built)
         if not speedup.is_beyond_noise or speedup.value < WORTH:
             self._dropped_from[change.name] = self.form
@@ -194,6 +198,45 @@ class Climber:
         )  # fmt: skip
         rest = tuple(each for each in self.changes if each.name != change.name)
         self._take(checked, rest, speedup_of(share.after, share.before))
+
+    def _compiled_alone(self) -> None:
+        """The module as it is under each mode of torch.compile, beside an answer that has more in
+        it: what anybody has by one line of torch must not be faster.
+        """
+        bench, skip = self.bench, set(self.bench.settings.skip)
+        free = [each for each in CHANGES.values() if each.is_free and each.name not in skip]
+        free = [
+            each
+            for each in free
+            if applies(each, self._candidate()).applies or each in self.changes
+        ]
+        for name in ("compile", "autotune"):
+            changes = (*free, CHANGES[name])
+            form = form_of(changes)
+            failed = any(o.name == name and o.status == "failed" for o in self._tried)
+            if name in skip or failed or form == self.form or self._checked is None:
+                continue
+            predicted = predict_together(bench.work, form, changes)
+            is_far = self.total is not None and predicted.high < self.total.value
+            if is_far or not bench.has_time(form, spare_s=bench.rounds_s()):
+                continue
+            self._show(f"{CHANGES[name].title}, alone")
+            self._take_if_faster(form, changes, CHANGES[name].how)
+            bench.release()
+
+    def _take_if_faster(
+        self, form: ModuleForm, changes: tuple[ModuleChange, ...], words: str
+    ) -> None:
+        try:
+            checked = self.bench.checked(form)
+        except IMPOSSIBLE:
+            return
+        if checked.difference.problem is not None:
+            return
+        speedup = self.bench.compared(self.best, checked.built)
+        self.notes.append(f"{words} alone, over the answer so far: {in_words(speedup)}")
+        if speedup.is_beyond_noise and speedup.value >= WORTH:
+            self._take(checked, changes, speedup)
 
     def _second_look(self) -> list[ModuleChange]:
         """What gave no speed by itself, where the answer has become another since."""

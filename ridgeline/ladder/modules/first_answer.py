@@ -14,16 +14,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from ridgeline.hardware.units import human
 from ridgeline.ladder.measuring.rounds import speedup_of
 from ridgeline.ladder.modules.bench import (
     IMPOSSIBLE,
     WORTH,
     CheckedForm,
     ModuleBench,
-    error_in_words,
+    far_slower,
 )
-from ridgeline.ladder.modules.rungs import Candidate, outcome_of
+from ridgeline.ladder.modules.rungs import Candidate, impossible, outcome_of
 from ridgeline.ladder.modules.together import best_together, form_of
 from ridgeline.ladder.outcome import RungOutcome, Speedup
 from ridgeline.profiling.modules.changes import ModuleChange
@@ -31,7 +30,7 @@ from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.gains import predict, predict_together
 from ridgeline.profiling.predicting.prediction import Prediction
 
-HOPELESS = 2.0  # times as long as without: no interval is needed to leave it out
+COMPILING = 0.5  # of the time that is left may go into compiling
 
 
 @dataclass
@@ -106,15 +105,14 @@ def _problem(
     try:
         checked = bench.checked(form)
     except IMPOSSIBLE as error:
-        return outcome_of(change, "failed", error_in_words(error), predicted=predicted)
+        return impossible(change, error, predicted=predicted)
     reason = checked.difference.problem
     if reason is None:
         call_s = bench.glance_s(checked.built)
-        if call_s < HOPELESS * sound[before]:
+        reason = far_slower(call_s, sound[before])
+        if reason is None:
             sound[form] = call_s
             return None
-        times = f"{human(call_s, 's')} instead of {human(sound[before], 's')}"
-        reason = f"far slower in a first call: {times}"
     return outcome_of(change, "dropped", reason, predicted=predicted, difference=checked.difference)
 
 
@@ -122,9 +120,9 @@ def _whole_problem(bench: ModuleBench, answer: ModuleFirstAnswer) -> RungOutcome
     """What is captured or compiled goes first, where the whole cannot be."""
     blamed = max(answer.changes, key=lambda each: ("graphs" in each.edit, "compile" in each.edit))
     try:
-        checked = bench.checked(form_of(answer.changes))
+        checked = bench.checked(form_of(answer.changes), COMPILING)
     except IMPOSSIBLE as error:
-        return outcome_of(blamed, "failed", error_in_words(error))
+        return impossible(blamed, error)
     if checked.difference.problem is not None:
         reason = checked.difference.problem
         return outcome_of(blamed, "dropped", reason, difference=checked.difference)

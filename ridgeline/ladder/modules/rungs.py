@@ -16,6 +16,8 @@ from torch import nn
 from ridgeline.errors import UnsupportedError
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware.units import human_bytes
+from ridgeline.ladder.modules.bench import TooSlowError, error_in_words
+from ridgeline.ladder.modules.deadline import OutOfTimeError
 from ridgeline.ladder.modules.forms.attention import switchable
 from ridgeline.ladder.modules.forms.branches import critical_share, stream_plan, traced
 from ridgeline.ladder.modules.forms.building import Example
@@ -69,6 +71,15 @@ def outcome_of(change: ModuleChange, status: RungStatus, reason: str, **more: An
     return RungOutcome(
         change.name, change.area, change.title, dict(change.edit), status, reason, **more
     )
+
+
+def impossible(change: ModuleChange, error: BaseException, **more: Any) -> RungOutcome:
+    """Of what raised: it failed, unless it was stopped for taking too long."""
+    if isinstance(error, OutOfTimeError):
+        return outcome_of(change, "not reached", str(error), **more)
+    if isinstance(error, TooSlowError):
+        return outcome_of(change, "dropped", str(error), **more)
+    return outcome_of(change, "failed", error_in_words(error), **more)
 
 
 def no(reason: str) -> RungAnswer:
@@ -147,9 +158,9 @@ def _autocast(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     if name == "fp16" and not candidate.on_gpu:
         return no("a CPU multiplies fp16 no faster than bf16")
     plain = candidate.outcomes.get(name)
-    if plain is None or plain.status == "failed" or plain.difference is None:
+    if plain is None or plain.status != "dropped":
         return yes("weights stay in fp32, products are cast")
-    if plain.difference.problem is None:
+    if plain.difference is None or plain.difference.problem is None:
         return no(f"weights in {name} gave no speed, and casting them each time gives less")
     return yes(f"weights in {name} are outside the bound; here only products are")
 
@@ -181,11 +192,14 @@ def _weights(change: ModuleChange, candidate: Candidate) -> RungAnswer:
 
 
 def _autotune(change: ModuleChange, candidate: Candidate) -> RungAnswer:
-    if not candidate.on_gpu:
-        return no("tried on a GPU only; on a CPU try torch.compile(mode='max-autotune') by hand")
-    if candidate.form.compile is None:
+    if candidate.form.compile is not None:
+        return yes("torch.compile was kept")
+    if candidate.on_gpu:  # where it takes minutes
         return no("torch.compile was not kept")
-    return yes("torch.compile was kept")
+    plain = candidate.outcomes.get("compile")
+    if plain is not None and plain.status == "failed":
+        return no("torch.compile failed")
+    return yes("other kernels than torch.compile's usual ones may be faster")
 
 
 def _cudnn_benchmark(change: ModuleChange, candidate: Candidate) -> RungAnswer:

@@ -47,7 +47,7 @@ from ridgeline.profiling.predicting.reach import attention_reach, product_reach
 from ridgeline.profiling.roofline import roof_of
 from ridgeline.quantization.scheme import parse_scheme
 
-GPU_ONLY = ("tf32", "graphs", "autotune", "fp16", "autocast-fp16", "cudnn-benchmark", "pad")
+GPU_ONLY = ("tf32", "graphs", "fp16", "autocast-fp16", "cudnn-benchmark", "pad")
 UNCOUNTED = ("pinned-inputs", "streams")  # ops alone do not tell whether they apply
 WORTH = 1.03  # a change predicted to give less is not suggested
 FUSIBLE = ("pointwise", "reduction", "copy")

@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ridgeline.cli.options import add_flags, add_model, from_flags, given_flags
@@ -17,23 +18,28 @@ from ridgeline.cli.tables.train import render, shown_run
 from ridgeline.cli.terminal import Terminal
 from ridgeline.configs.named import is_named_run, named_run
 from ridgeline.errors import INTERRUPTED_EXIT_CODE, OutputError, UsageError
+from ridgeline.hardware import detect, load_cached
+from ridgeline.kernels.ceilings import measure
+from ridgeline.profiling.predicting.training_run import ceilings_of, predict_run
 from ridgeline.profiling.training_page import FILE_NAME as REPORT_NAME
 from ridgeline.profiling.training_page import write_training_page
+from ridgeline.progress import Progress
 from ridgeline.training.config import FILE_NAME, RunLength, TrainConfig, load_config
 from ridgeline.training.merge import merge_run
-from ridgeline.training.prepare import prepare
-from ridgeline.training.run import TrainLoop
+from ridgeline.training.prepare import PlannedRun, plan_run, prepare_planned
+from ridgeline.training.run import OnRow, TrainLoop
 
 EXAMPLE = """\
 ridgeline train demo --data book.txt --minutes 10 --out run
 ridgeline train --shape tiny --tokenizer demo --data corpus/ --steps 1000
 ridgeline train configs:finetune_demo --data chats.jsonl
 ridgeline train --out run --resume
+ridgeline train demo --data book.txt --tokens 1000000 --dry-run
 ridgeline train demo --data book.txt --minutes 10 --lora 16 --out run
 ridgeline train --merge run --out merged"""
 MAIN_FLAGS = (
     "--shape", "--tokenizer", "--device", "--data", "--sequence-length", "--out", "--resume",
-    "--steps", "--minutes", "--tokens", "--batch", "--precision", "--lr",
+    "--dry-run", "--steps", "--minutes", "--tokens", "--batch", "--precision", "--lr",
     "--lora", "--merge",
 )  # fmt: skip
 
@@ -47,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="RUN", help="folder of the run (default: MODEL-trained)"
     )
     output.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    output.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="only show the memory that the run would take, its predicted speed and duration, and "
+        "what bounds a step",
+    )
     output.add_argument(
         "--merge",
         type=Path,
@@ -63,18 +75,22 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     out = args.out or usual_folder(args)
     config = ordered_config(args, out)
     with terminal.progress() as progress:
-        prepared = prepare(config, out, device=args.device, resume=args.resume, progress=progress)
-    quarantine = prepared.quarantine
+        plan = plan_run(config, out, device=args.device, resume=args.resume, progress=progress)
+        if args.dry_run:
+            return preview(plan, progress)
+        prepared = prepare_planned(plan, out, progress)
     if not terminal.json:
         for note in prepared.notes:
             print(note, file=sys.stderr, flush=True)
-    name = config.model or config.shape or out.name
+    predicted = predicted_speed(replace(plan, ordered=prepared.config, config=prepared.config))
+    speeds: list[float] = []
     try:
         with shown_run(terminal) as on_row:
-            outcome = TrainLoop(prepared, out, on_row).run()
+            outcome = TrainLoop(prepared, out, noting(speeds, on_row)).run()
     finally:
         with suppress(OutputError):  # a full disk, which has been said
-            write_training_page(out, name)
+            name = config.model or config.shape or out.name
+            write_training_page(out, name, predicted_tokens_per_s=predicted)
     return {
         "out": str(out),
         "checkpoint": str(outcome.checkpoint),
@@ -82,6 +98,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         **asdict(outcome.counters),
         "wall_s": outcome.wall_s,
         "notes": prepared.notes,
+        "tokens_per_s": median(speeds) if speeds else None,
+        "predicted_tokens_per_s": predicted,
         "loss": outcome.loss,
         "held_out_loss_before": outcome.held_out_before,
         "held_out_loss": outcome.held_out_after,
@@ -90,8 +108,47 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         "stall_s": outcome.stall_s,
         "stall_share": outcome.stall_share,
         "warnings": outcome.warnings,
-        "num_quarantined": quarantine.count,
-        "quarantine": quarantine.summary() if quarantine.count else None,
+        "num_quarantined": plan.quarantine.count,
+        "quarantine": plan.quarantine.summary() if plan.quarantine.count else None,
+    }
+
+
+def predicted_speed(plan: PlannedRun) -> float | None:
+    """Tokens/s by ceilings that are known already: a run measures none."""
+    _, prediction = predict_run(plan, load_cached(detect(plan.device)))
+    return None if prediction is None else prediction.tokens_per_s
+
+
+def noting(speeds: list[float], on_row: OnRow) -> OnRow:
+    """`on_row`, which also adds each step's tokens/s to `speeds`."""
+
+    def note(row: dict[str, Any]) -> None:
+        if "tokens_per_s" in row:
+            speeds.append(row["tokens_per_s"])
+        on_row(row)
+
+    return note
+
+
+def preview(plan: PlannedRun, progress: Progress) -> dict[str, Any]:
+    """What the run would take, of memory and of time; nothing is started. Ceilings that are not
+    known yet are measured.
+    """
+    hardware = measure(detect(plan.device), ceilings_of(plan), progress)
+    plan, prediction = predict_run(plan, hardware)
+    memory = plan.memory
+    return {
+        "dry_run": True,
+        "device": hardware.name,
+        "config": asdict(plan.config),
+        "memory": {
+            "items": [item._asdict() for item in memory.items],
+            "used_bytes": memory.used_bytes,
+            "free_bytes": memory.free_bytes,
+            "moment": memory.moment,
+        },
+        "prediction": None if prediction is None else prediction.to_json(),
+        "quarantine": plan.quarantine.summary() if plan.quarantine.count else None,
     }
 
 
@@ -99,7 +156,7 @@ def merged(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     if args.out is None:
         raise UsageError("--merge writes a model; give --out FOLDER")
     given = given_flags(args, TrainConfig)
-    if args.model is not None or args.shape is not None or args.resume or given:
+    if args.model is not None or args.shape is not None or args.resume or args.dry_run or given:
         raise UsageError("--merge takes the run's own config; give --merge RUN --out FOLDER alone")
     with terminal.progress() as progress:
         result = merge_run(args.merge, args.out, device=args.device, progress=progress)

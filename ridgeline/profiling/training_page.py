@@ -37,19 +37,23 @@ MOST_ROWS = 50
 MOST_DOCUMENTS = 8
 
 
-def write_training_page(run: Path, name: str) -> Path:
+def write_training_page(
+    run: Path, name: str, *, predicted_tokens_per_s: float | None = None
+) -> Path:
     """Whole or not at all; OutputError where the file cannot be written."""
     path = run / FILE_NAME
     with atomic_write(path) as file:
-        file.write(training_page(read_metrics(run), name))
+        file.write(training_page(read_metrics(run), name, predicted_tokens_per_s))
     return path
 
 
-def training_page(rows: Sequence[Row], name: str) -> str:
+def training_page(
+    rows: Sequence[Row], name: str, predicted_tokens_per_s: float | None = None
+) -> str:
     steps = [row for row in rows if "lr" in row]
     sections = [
         Section("loss", "Loss", _loss(rows, steps)),
-        Section("speed", "Speed", _speed(steps)),
+        Section("speed", "Speed", _speed(steps, predicted_tokens_per_s)),
         Section("gradients", "Gradients and learning rate", _gradients(steps)),
     ]
     memory = _curve(steps, "memory_bytes", "memory", scale=2.0**-30)
@@ -103,10 +107,13 @@ def _loss(rows: Sequence[Row], steps: Sequence[Row]) -> Markup:
     return timeline(lines, "Loss", "step", "nats a token", read=lambda value: f"{value:.3f}")
 
 
-def _speed(steps: Sequence[Row]) -> Markup:
-    speed = _curve(steps, "tokens_per_s", "tokens/s")
+def _speed(steps: Sequence[Row], predicted: float | None) -> Markup:
+    lines = [_curve(steps, "tokens_per_s", "tokens/s")]
+    if predicted is not None and steps:
+        ends = dict.fromkeys((steps[0]["step"], steps[-1]["step"]), predicted)
+        lines.append(Series("predicted", list(ends.items()), series=1))
     figures = [
-        timeline([speed], "Speed", "step", "tokens/s", read=lambda x: f"{x:,.0f}", from_zero=True)
+        timeline(lines, "Speed", "step", "tokens/s", read=lambda x: f"{x:,.0f}", from_zero=True)
     ]
     shares = [
         _curve(steps, "mfu", "of the datasheet's peak"),

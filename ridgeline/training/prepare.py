@@ -34,6 +34,7 @@ from ridgeline.quantization.load import runnable
 from ridgeline.quantization.methods.sparsity import parse_sparsity
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.training.choices import (
+    TrainingPace,
     choice_in_words,
     fitted,
     is_open,
@@ -188,6 +189,47 @@ class StartingModel:
         return AdapterExporter(config.lora, str(config.model), files)
 
 
+@dataclass(frozen=True)
+class PlannedRun:
+    """What is known of a run before anything is loaded."""
+
+    ordered: TrainConfig
+    config: TrainConfig  # with what the memory plan chose
+    device: str
+    source: StartingModel
+    method: TrainingMethod
+    memory: TrainingMemory
+    data: SplitData
+    quarantine: Quarantine
+    saved: LastWhole  # where it goes on from
+    began: float  # on perf_counter's clock
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.source.description.config
+
+    @property
+    def needs_pace(self) -> bool:
+        """Whether anything is left open that the machine's pace decides."""
+        return self.ordered.end.minutes is not None and is_open(self.ordered)
+
+    def completed(self, pace: TrainingPace | None) -> tuple[PlannedRun, tuple[str, ...]]:
+        """With nothing left open, and what the pace decided in words."""
+        config, notes = with_usual(self.config), ()
+        if pace is not None:
+            config, notes = self._fitted(pace)
+        memory = itemise(self.model, config, self.device, self.memory.free_bytes, self.method)
+        return replace(self, config=config, memory=memory), notes
+
+    def _fitted(self, pace: TrainingPace) -> tuple[TrainConfig, tuple[str, ...]]:
+        minutes, micro = self.ordered.end.minutes, self.config.batch.micro
+        assert minutes is not None, "needs_pace"
+        left_s = 60 * minutes - (time.perf_counter() - self.began)
+        opened = replace(self.config, batch=self.ordered.batch)
+        config = fitted(opened, pace, left_s, micro)
+        return config, (choice_in_words(config, pace, left_s),)
+
+
 def teacher_source(
     config: TrainConfig, student: ModelConfig, progress: Progress | None
 ) -> TeacherModel | None:
@@ -204,14 +246,15 @@ def teacher_source(
     return TeacherModel(path, teacher)
 
 
-def prepare(
+def plan_run(
     config: TrainConfig,
     run: Path,
     *,
     device: str = "auto",
     resume: bool = False,
     progress: Progress | None = None,
-) -> PreparedRun:
+) -> PlannedRun:
+    """All that is refused is refused here; nothing is written and no weight is loaded."""
     began = time.perf_counter()
     check_complete(config)
     if config.tensorboard:
@@ -240,45 +283,57 @@ def prepare(
         vocab_size=source.description.config.vocab_size,
         held_out=config.data.held_out,
     )
-    if device == "cpu":
+    return PlannedRun(
+        ordered, memory.config, device, source, method, memory, data, tokenized.quarantine, saved,
+        began,
+    )  # fmt: skip
+
+
+def prepare(
+    config: TrainConfig,
+    run: Path,
+    *,
+    device: str = "auto",
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> PreparedRun:
+    plan = plan_run(config, run, device=device, resume=resume, progress=progress)
+    return prepare_planned(plan, run, progress)
+
+
+def prepare_planned(plan: PlannedRun, run: Path, progress: Progress | None = None) -> PreparedRun:
+    """Load the model and write the run's folder."""
+    config, saved = plan.config, plan.saved
+    if plan.device == "cpu":
         host_library.prepare(progress)
-    trainer = source.trainer(config, device, saved.checkpoint, progress)
-    config, notes = _with_rest(ordered, config, trainer, data, device, began)
-    memory = itemise(model, config, device, memory.free_bytes, method)
-    state = SavedState(num_samples=data.train.num_windows)
+    trainer = plan.source.trainer(config, plan.device, saved.checkpoint, progress)
+    pace = measured_pace(trainer, plan.data, plan.device) if plan.needs_pace else None
+    plan, notes = plan.completed(pace)
+    state = SavedState(num_samples=plan.data.train.num_windows)
     if saved.checkpoint is not None:
         state = _restored(trainer, saved.checkpoint, state)
-    save_config(config, run)
+    save_config(plan.config, run)
     for path in saved.broken:  # their steps are run again
         remove_checkpoint(path)
     remove_leftovers(run)
-    if tokenized.quarantine.count:
-        tokenized.quarantine.write(run / QUARANTINE_NAME)
-    exporter = source.exporter(config)
+    if plan.quarantine.count:
+        plan.quarantine.write(run / QUARANTINE_NAME)
     warnings = tuple(
         f"{problem}; going on from {saved.checkpoint} before it" for problem in saved.problems
     )
     return PreparedRun(
-        config, device, trainer, data, state, exporter, tokenized.quarantine, memory, began, notes,
+        plan.config,
+        plan.device,
+        trainer,
+        plan.data,
+        state,
+        plan.source.exporter(plan.config),
+        plan.quarantine,
+        plan.memory,
+        plan.began,
+        notes,
         warnings,
-    )  # fmt: skip
-
-
-def _with_rest(
-    ordered: TrainConfig,
-    planned: TrainConfig,
-    trainer: Trainer,
-    data: SplitData,
-    device: str,
-    began: float,
-) -> tuple[TrainConfig, tuple[str, ...]]:
-    """The planned config with nothing left open, and what was chosen by the clock in words."""
-    if ordered.end.minutes is None or not is_open(ordered):
-        return with_usual(planned), ()
-    pace = measured_pace(trainer, data, device)
-    left_s = 60 * ordered.end.minutes - (time.perf_counter() - began)
-    config = fitted(replace(planned, batch=ordered.batch), pace, left_s, planned.batch.micro)
-    return config, (choice_in_words(config, pace, left_s),)
+    )
 
 
 def check_length(config: TrainConfig, model: ModelConfig) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.table import Table
 
+from ridgeline.cli.tables.train_plan import draw_plan, duration
 from ridgeline.cli.terminal import Terminal
 from ridgeline.hardware.units import human_bytes
 from ridgeline.progress import bar
@@ -154,18 +155,22 @@ def lines(view: RunView) -> OnRow:
     return write
 
 
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+def speed(result: dict[str, Any]) -> str:
+    """Of a step, in the median, beside what was predicted."""
+    text, predicted = f"{result['tokens_per_s']:,.0f} tokens/s", result["predicted_tokens_per_s"]
+    if predicted is None:
+        return text
+    ratio = result["tokens_per_s"] / predicted
+    return f"{text}, {ratio:.0%} of the {predicted:,.0f} that were predicted"
 
 
 def render(result: dict[str, Any], console: Console) -> None:
     def say(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
+    if "dry_run" in result:
+        draw_plan(result, console)
+        return
     if "adapter" in result:
         say(f"merged {result['adapter']} into its base, in {result['dtype']}")
         say(
@@ -179,6 +184,8 @@ def render(result: dict[str, Any], console: Console) -> None:
     steps = f"{result['steps']:,} step{'' if result['steps'] == 1 else 's'}"
     took, whole = duration(result["seconds"]), duration(result["wall_s"])
     say(f"{verb} {steps}, {result['tokens']:,} tokens in {took}; {whole} with the last checkpoint")
+    if result["tokens_per_s"] is not None:
+        say(f"speed: {speed(result)}")
     before, after = result["held_out_loss_before"], result["held_out_loss"]
     if before is not None and after is not None:
         say(f"held-out loss: {after:.4f}, before {before:.4f}")

@@ -39,8 +39,7 @@ ridgeline train demo --data book.txt --minutes 10 --lora 16 --out run
 ridgeline train --merge run --out merged"""
 MAIN_FLAGS = (
     "--shape", "--tokenizer", "--device", "--data", "--sequence-length", "--out", "--resume",
-    "--dry-run", "--steps", "--minutes", "--tokens", "--batch", "--precision", "--lr",
-    "--lora", "--merge",
+    "--dry-run", "--steps", "--minutes", "--tokens", "--batch", "--precision", "--lr", "--lora",
 )  # fmt: skip
 
 __all__ = ["EXAMPLE", "MAIN_FLAGS", "add_arguments", "exit_code", "render", "run"]

@@ -215,9 +215,8 @@ class PlannedRun:
 
     def completed(self, pace: TrainingPace | None) -> tuple[PlannedRun, tuple[str, ...]]:
         """With nothing left open, and what the pace decided in words."""
-        config, notes = with_usual(self.config), ()
-        if pace is not None:
-            config, notes = self._fitted(pace)
+        usual: tuple[TrainConfig, tuple[str, ...]] = with_usual(self.config), ()
+        config, notes = usual if pace is None else self._fitted(pace)
         memory = itemise(self.model, config, self.device, self.memory.free_bytes, self.method)
         return replace(self, config=config, memory=memory), notes
 

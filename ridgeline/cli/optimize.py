@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.bench.serve.bound import USUAL_SHARE, LatencyBound
+from ridgeline.cli.optimize_training import add_training_arguments, check_flags, training_order
 from ridgeline.cli.options import (
     add_flags,
     add_latency_bounds,
@@ -38,6 +39,7 @@ from ridgeline.ladder.order import ClimbOrder, prepared, usual_measured
 from ridgeline.ladder.reporting.folder import REPORT
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.searching.budget import parse_duration
+from ridgeline.ladder.training.run import climb_training
 from ridgeline.profiling.printing import safe_text
 from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.quality.tasks import TaskOptions
@@ -45,9 +47,10 @@ from ridgeline.quality.tasks import TaskOptions
 EXAMPLE = """\
 ridgeline optimize demo --out demo-fast --budget 4m
 ridgeline optimize ./model --out fast --for throughput --max-kl 0.01
-ridgeline optimize --check fast"""
+ridgeline optimize --check fast
+ridgeline optimize --train demo --data book.txt --out fast --budget 10m"""
 MAIN_FLAGS = (
-    "--shape", "--device", "--draft-model", "--for", "--ttft-ms", "--tpot-ms", "--workload",
+    "--shape", "--device", "--train", "--for", "--ttft-ms", "--tpot-ms", "--workload",
     "--peer-url", "--out", "--budget", "--resume", "--dry-run", "--check", "--max-kl",
     "--max-ppl-increase",
 )  # fmt: skip
@@ -79,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_peer_arguments(parser)
     add_run_arguments(parser)
     add_quality_arguments(parser)
+    add_training_arguments(parser)
 
 
 def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
@@ -157,6 +161,9 @@ def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
+    check_flags(args)
+    if args.train:
+        return run_training(args, terminal)
     if args.check is not None:
         return run_check(args, terminal)
     order = asked_order(args)
@@ -165,11 +172,22 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
             return {"kind": "preview", **preview(prepared(order, progress))}
     with terminal.whole_run() as whole:
         climb = climb_model(order, whole)
+    return climb_document(climb, order.out)
+
+
+def run_training(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
+    order = training_order(args)
+    with terminal.whole_run() as whole:
+        climb = climb_training(order, whole)
+    return climb_document(climb, order.out)
+
+
+def climb_document(climb: Climb, out: Path) -> dict[str, Any]:
     stopped = any(note.startswith("stopped by") for note in climb.notes)
     return {
         "kind": "climb",
-        "out": str(order.out),
-        "report": str(order.out / REPORT),
+        "out": str(out),
+        "report": str(out / REPORT),
         "stopped": stopped,
         "climb": climb.to_json(),
     }
@@ -258,7 +276,8 @@ def render(result: dict[str, Any], console: Console) -> None:
         climb = Climb.from_json(result["climb"])
         console.print(climb_table(climb))
         console.print(f"report: {result['report']}", markup=False, soft_wrap=True)
-        word = "run it" if climb.serve_command[1:2] == ("bench",) else "serve it"
+        words = {"bench": "run it", "train": "train with it"}
+        word = words.get(climb.serve_command[1], "serve it")
         console.print(f"{word}: {shlex.join(climb.serve_command)}", markup=False, soft_wrap=True)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import Field, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType
@@ -22,7 +22,7 @@ from ridgeline.cli.parser import group
 from ridgeline.data.text_files import read_text
 from ridgeline.data.workload import MIXES
 from ridgeline.errors import UsageError
-from ridgeline.formats.fields import flag_of, hints
+from ridgeline.formats.fields import dotted_fields, flag_of, hints
 
 Config = TypeVar("Config")
 
@@ -131,6 +131,26 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
             _add_flag(own, entry, types[entry.name])
 
 
+def add_some_flags(
+    owner: argparse._ArgumentGroup, config: type[Any], names: Collection[str]
+) -> None:
+    """Of the fields with these dotted names alone."""
+    entries = dotted_fields(config)
+    for name in names:
+        _add_flag(owner, entries[name], _hint(config, name))
+
+
+def dest_of(config: type[Any], name: str) -> str:
+    """Where the flag of a dotted field is found in the parsed arguments."""
+    return _dest(dotted_fields(config)[name])
+
+
+def _hint(config: type[Any], name: str) -> Any:
+    first, _, rest = name.partition(".")
+    hint = hints(config)[first]
+    return _hint(hint, rest) if rest else hint
+
+
 def from_flags(
     args: argparse.Namespace, config: type[Config], base: Config | None = None
 ) -> Config:
@@ -213,7 +233,7 @@ def _metavar(name: str, kind: type, hint: Any) -> str:
 
 
 def _value(args: argparse.Namespace, entry: Field[Any]) -> Any:
-    value = getattr(args, _dest(entry))
+    value = getattr(args, _dest(entry), None)  # not every command has all flags of a config
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -1,4 +1,5 @@
-"""Finds a named run: `configs:NAME` is one of training.py, `FILE.py:NAME` one of the user's own.
+"""Finds a named run: `configs:NAME` is one of training.py, `FILE.py:NAME` one of the user's own,
+`FILE.json` a config that a run or `optimize --train` has written.
 
 named_run("configs:finetune_demo")
 """
@@ -12,18 +13,20 @@ from types import ModuleType
 
 from ridgeline.configs import training
 from ridgeline.errors import UsageError, near_matches
-from ridgeline.training.config import TrainConfig
+from ridgeline.training.config import TrainConfig, load_config
 
 OWN = "configs"
 
 
 def is_named_run(text: str) -> bool:
     file, colon, _ = text.rpartition(":")
-    return bool(colon) and (file == OWN or file.endswith(".py"))
+    return text.endswith(".json") or (bool(colon) and (file == OWN or file.endswith(".py")))
 
 
 def named_run(text: str) -> TrainConfig:
-    """The config that the function returns."""
+    """The config that the function returns, or that the file holds."""
+    if text.endswith(".json"):
+        return load_config(Path(text))
     file, _, name = text.rpartition(":")
     module = training if file == OWN else _imported(Path(file))
     functions = {

@@ -141,6 +141,24 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class PairedLosses:
+    """Of short training runs with a change and without it, over the same data in the same order.
+    Shares of the loss without it, with the 95% interval over the seeds.
+    """
+
+    num_seeds: int
+    num_steps: int
+    increase: float  # 0.002: the loss is 0.2% higher
+    low: float
+    high: float
+    bound: float  # that `high` must not be above
+    problem: str | None  # what is outside the bound; None: inside
+    equal_loss_gain: float | None  # times as fast to the same loss; None: it did not fall
+    before: tuple[float, ...] = ()  # the mean loss of each step
+    after: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class RungOutcome:
     name: str  # "int8", as in rungs/
     area: Area
@@ -153,6 +171,7 @@ class RungOutcome:
     quality: Quality | None = None  # None: not measured (and `reason` says why)
     seconds: float = 0.0  # it took
     difference: Difference | None = None  # for a module outside our families, instead of quality
+    losses: PairedLosses | None = None  # for training, of a change that alters what is learned
 
 
 @dataclass(frozen=True)

@@ -318,6 +318,13 @@ class TrainConfig:
             "activations (elementwise), attention too, or whole blocks (auto: as little as fits)"
         ),
     )
+    compile: bool = field(
+        default=False,
+        metadata=field_help(
+            "run norms and activations as torch.compile makes them, instead of by Ridgeline's "
+            "kernels"
+        ),
+    )
     deterministic: bool = field(
         default=False,
         metadata=field_help("sum attention's gradients in one order on a GPU: the same bits again"),

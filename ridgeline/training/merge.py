@@ -74,6 +74,7 @@ def merge_run(
     config, checkpoint = adapter_folder(path)
     source = model_source(config, progress)
     assert source.path is not None, "adapters have a base"
+    assert source.tokenizer is not None, "model_source"
     device = detect(device).device
     model = load_model(
         source.path, dtype="fp32", device=device, keep_codes=False, progress=progress

@@ -9,7 +9,7 @@ A step's loss is the sum over all of its counted tokens, divided by how many the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,14 +19,18 @@ from ridgeline.models import Transformer
 from ridgeline.training.documents import PackedDocuments
 from ridgeline.training.loss import plain_loss
 
+Loss = Callable[[Transformer, Tensor, Tensor], Tensor]  # of model, hidden states, targets: a sum
 
-def naive_loss(model: Transformer, batches: Sequence[PackedBatch]) -> Tensor:
-    """The mean over every counted token of all batches, with its graph."""
+
+def naive_loss(
+    model: Transformer, batches: Sequence[PackedBatch], loss: Loss = plain_loss
+) -> Tensor:
+    """The mean over every counted token of all batches, with its graph. Another `loss` than the
+    definition is for who measures what it is worth.
+    """
     count = sum(batch.num_targets for batch in batches)
     sums = [
-        plain_loss(
-            model, model(batch.ids, PackedDocuments(batch.positions, batch.starts)), batch.targets
-        )
+        loss(model, model(batch.ids, PackedDocuments(batch.positions, batch.starts)), batch.targets)
         for batch in batches
     ]
     return torch.stack(sums).sum() / count
@@ -46,15 +50,16 @@ def naive_step(
     batches: Sequence[PackedBatch],
     lr: float,
     max_norm: float | None = None,
+    loss: Loss = plain_loss,
 ) -> float:
     """One step over all batches at once; the loss before it."""
     model.requires_grad_(True)
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.zero_grad()
-    loss = naive_loss(model, batches)
-    loss.backward()
+    mean = naive_loss(model, batches, loss)
+    mean.backward()
     if max_norm is not None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
-    return loss.item()
+    return mean.item()

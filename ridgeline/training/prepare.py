@@ -66,6 +66,7 @@ from ridgeline.training.saving.checkpoint import (
     remove_leftovers,
     restore,
 )
+from ridgeline.training.stepping.ops import check_compiles
 from ridgeline.training.stepping.precision import PRECISIONS, check_precision
 from ridgeline.training.stepping.step import Trainer
 from ridgeline.training.watching.tensorboard import check_tensorboard
@@ -111,7 +112,7 @@ class StartingModel:
     """Where weights come from: a checkpoint, or nowhere."""
 
     description: Description
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None  # None: for a shape that is only measured
     path: Path | None
     teacher: TeacherModel | None = None
 
@@ -183,6 +184,7 @@ class StartingModel:
         return self.teacher.load(dtype_name(PRECISIONS[config.precision].dtype), device, progress)
 
     def exporter(self, config: TrainConfig) -> Exporter | AdapterExporter:
+        assert self.tokenizer is not None, "a run has one"
         files = self.tokenizer.files()
         if config.lora.rank is None:
             return Exporter(self.description, files)
@@ -259,11 +261,13 @@ def plan_run(
     if config.tensorboard:
         check_tensorboard()
     device = detect(device).device
-    config = _with_whole_paths(config)
+    config = with_whole_paths(config)
     if (run / FILE_NAME).is_file():
         config = with_choices_of(config, load_config(run))
     config = with_auto(config, device)
     check_precision(config.precision, device)
+    if config.compile:
+        check_compiles(device)
     check_run_folder(config, run, resume)
     saved = last_whole(run) if resume else LastWhole(None)
     source = model_source(config, progress)
@@ -275,6 +279,7 @@ def plan_run(
     memory = plan_training(model, config, device, available_memory(device), method)
     config = memory.config
     assert config.data.path is not None, "check_complete"
+    assert source.tokenizer is not None, "model_source"
     tokenized = read_tokens([Path(config.data.path)], source.tokenizer, progress)
     data = split_data(
         tokenized.store,
@@ -398,7 +403,7 @@ def _tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _with_whole_paths(config: TrainConfig) -> TrainConfig:
+def with_whole_paths(config: TrainConfig) -> TrainConfig:
     """Files by their whole names: a run may be resumed from another folder."""
 
     def whole(name: str | None) -> str | None:

@@ -146,6 +146,7 @@ ROOMS = {
         "guessing",
         "climbing",
         "modules",
+        "training",
     ],
 }
 LAZY = {"ridgeline", "ridgeline.engine"}  # `__init__`s whose names are loaded on first use

@@ -22,6 +22,7 @@ from ridgeline.ladder.outcome import CurvePoint, Quality, RungOutcome, Speedup
 from ridgeline.ladder.reporting import summary
 from ridgeline.ladder.reporting.left_section import gap_parts_of, left_title, next_actions
 from ridgeline.ladder.reporting.levels import LEVEL_COLUMNS, level_rows, levels_words, peer_cells
+from ridgeline.ladder.reporting.losses_section import NONE_ALTERS
 from ridgeline.ladder.reporting.report_sections import memory_bars, roof_dots, roofs_of, step_of
 from ridgeline.ladder.reporting.result import Climb, rate
 from ridgeline.profiling.drawing import Bar, BarPart, Rise
@@ -41,6 +42,8 @@ from ridgeline.profiling.printing import safe_text
 WIDE = 92  # columns of a terminal that has room for
 BAR = 26  # columns of a bar, instead of
 NARROW_BAR = 14
+QUALITY_TITLE = "Quality, against the unmodified model"
+LEARNED_TITLE = "What is learned, against the defaults"
 OUTCOMES = {"kept": "green", "failed": "red"}
 
 
@@ -66,10 +69,10 @@ def _parts(climb: Climb, width: int) -> Iterator[RenderableType]:
         ("What was tried" if climb.ladder else "The ladder", _moves(climb, width)),
         (left_title(climb), _left(climb, width)),
         ("The ladder, from the plain loop", _ladder(climb, width)),
-        ("Roofline, before and after", _roofline(climb)),
+        ("Roofline, before and after", None if climb.is_training else _roofline(climb)),
         ("Over the batch", _curves(climb, width)),
         ("Memory plan", _memory(climb, width)),
-        ("Quality, against the unmodified model", _quality(climb)),
+        (LEARNED_TITLE if climb.is_training else QUALITY_TITLE, _quality(climb)),
         ("What was dropped, and why", _not_kept(climb)),
         ("Repeat it", _repeat(climb)),
     ):
@@ -288,7 +291,29 @@ def _size(part: BarPart | None) -> str:
     return summary.NONE if part is None else human_bytes(round(part.value))
 
 
+def _losses(climb: Climb) -> RenderableType:
+    """Of a climb of training."""
+    rungs = [(rung, rung.losses) for rung in climb.rungs if rung.losses is not None]
+    if not rungs:
+        return safe_text(NONE_ALTERS, "dim")
+    names = ("", "loss", "95% interval", "to an equal loss", "")
+    table = _plain_table(*names, numbers=(1, 2, 3))
+    for rung, paired in rungs:
+        verdict = safe_text("inside", "green") if paired.problem is None else (
+            safe_text("outside", "red")
+        )  # fmt: skip
+        gain = paired.equal_loss_gain
+        table.add_row(
+            safe_text(rung.title), f"{paired.increase:+.2%}",
+            _ends(paired.low, paired.high, "{:+.2%}"),
+            summary.NONE if gain is None else f"{gain:.2f}×", verdict,
+        )  # fmt: skip
+    return Group(table, safe_text(f"allowed: {summary.bounds_in_words(climb)}", "dim"))
+
+
 def _quality(climb: Climb) -> RenderableType:
+    if climb.is_training:
+        return _losses(climb)
     rungs = [(rung, rung.quality) for rung in climb.rungs if rung.quality is not None]
     if not rungs:
         return safe_text(summary.no_quality(climb), "dim")

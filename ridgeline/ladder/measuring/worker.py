@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 import torch
 
@@ -299,7 +299,11 @@ def kind_of(error: BaseException) -> str:
     return "refused" if isinstance(error, RidgelineError) else "failed"
 
 
-def answered(worker: Workers, request: Mapping[str, Any]) -> dict[str, Any]:
+class AnsweringWorker(Protocol):
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+def answered(worker: AnsweringWorker, request: Mapping[str, Any]) -> dict[str, Any]:
     """Its answer; where the time went goes to its log."""
     began = time.monotonic()
     with CompileTimes() as times:
@@ -308,8 +312,8 @@ def answered(worker: Workers, request: Mapping[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def serve(requests: IO[str], answers: IO[str]) -> None:
-    worker = Workers()
+def serve(requests: IO[str], answers: IO[str], worker: AnsweringWorker | None = None) -> None:
+    worker = worker or Workers()
     for line in requests:
         try:
             answer = answered(worker, json.loads(line))
@@ -323,13 +327,13 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
         answers.flush()
 
 
-def main() -> None:
+def run_worker(worker: AnsweringWorker) -> None:
     """Answers go where standard output was; what libraries print there goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     logging.basicConfig(level=logging.INFO, format=f"{NOTED} %(asctime)s %(message)s")
-    serve(sys.stdin, answers)
+    serve(sys.stdin, answers, worker)
 
 
 if __name__ == "__main__":
-    main()
+    run_worker(Workers())

@@ -84,6 +84,8 @@ def _resuming(command: tuple[str, ...]) -> str:
     """The same climb, going on; "" where it was started in another way."""
     if command[:2] != ("ridgeline", "optimize"):
         return ""
+    if "--train" in command:
+        return "a longer --budget"
     more = () if "--resume" in command else ("--resume",)
     return summary.shell((*command, *more))
 

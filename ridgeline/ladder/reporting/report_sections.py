@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ridgeline.hardware.units import human, human_bytes, percent
 from ridgeline.ladder.outcome import RoofPoint, RungOutcome, Side, Speedup
 from ridgeline.ladder.reporting import summary
+from ridgeline.ladder.reporting.losses_section import losses_section
 from ridgeline.ladder.reporting.result import Climb, rate
 from ridgeline.profiling.drawing import (
     Bar,
@@ -39,8 +40,11 @@ def ladder_section(climb: Climb) -> Section | None:
     """From the plain loop to the answer: what each change is worth."""
     if not climb.ladder:
         return None
+    plain = "fp32, one request, every op by its reference"
+    if climb.is_training:
+        plain = "fp32, one sequence at a time, autograd and torch's own AdamW"
     intro = (
-        "From the plain loop (fp32, one request, every op by its reference) to the answer, one "
+        f"From the plain loop ({plain}) to the answer, one "
         "change after the other. Those with an achieved gain were measured in the time that was "
         "left; the others are predictions, and what follows begins where they end."
     )
@@ -97,7 +101,9 @@ def _detail(rung: RungOutcome) -> Markup:
     return join(element("p", line) for line in lines if line)
 
 
-def roofline_section(climb: Climb) -> Section:
+def roofline_section(climb: Climb) -> Section | None:
+    if climb.is_training:  # `profile --train` places a step's parts
+        return None
     roofs = roofs_of(climb)
     text = "" if roofs is None else f" Limits are {roofs.source}."
     intro = (
@@ -195,6 +201,8 @@ def memory_bars(climb: Climb) -> list[Bar]:
 
 
 def quality_section(climb: Climb) -> Section:
+    if climb.is_training:
+        return losses_section(climb)
     rungs = [rung for rung in climb.rungs if rung.quality is not None]
     if any(rung.difference is not None for rung in climb.rungs):
         return _differences_section(climb)

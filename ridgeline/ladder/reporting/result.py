@@ -40,6 +40,7 @@ from ridgeline.profiling.predicting.prediction import GapPart
 from ridgeline.profiling.printing import PrintedResult, safe_text
 
 SCHEMA = 1
+LEARNED = "learned tokens/s"  # the unit of a climb of training
 WIDE = 1.2  # the interval's upper end over its lower: more, and the headline says "about"
 
 
@@ -71,7 +72,8 @@ class Climb(PrintedResult):
     levels: ServiceLevels | None = None  # where a latency bound was given
     peer: PeerFigures | None = None  # where another server was named
     first_answer_s: float | None = None  # until the defaults and the first answer were measured
-    unit: str = "tokens/s"  # of the rates, here and in speedups; a module has "calls/s"
+    # of the rates, here and in speedups; a module has "calls/s", training LEARNED
+    unit: str = "tokens/s"
     schema: int = field(default=SCHEMA)
 
     def __repr__(self) -> str:
@@ -90,6 +92,17 @@ class Climb(PrintedResult):
     def is_of_tokens(self) -> bool:
         """Not of a module outside our families, whose rates are calls."""
         return self.unit == "tokens/s"
+
+    @property
+    def is_training(self) -> bool:
+        return self.unit == LEARNED
+
+    @property
+    def call_name(self) -> str:
+        """What `request_s` is the time of."""
+        if self.is_training:
+            return "a step"
+        return "whole request" if self.is_of_tokens else "a call"
 
     @property
     def rate_unit(self) -> str:

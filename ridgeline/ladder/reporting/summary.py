@@ -154,6 +154,8 @@ def predictions_in_words(climb: Climb) -> str:
 
 def quality_in_words(climb: Climb) -> str:
     """Of the model as it is now: what the last kept rung with a measurement says."""
+    if climb.is_training:
+        return losses_in_words(climb)
     if not climb.bounds:
         return "quality was not measured (--quality off)"
     differences = [rung.difference for rung in climb.kept if rung.difference is not None]
@@ -165,6 +167,21 @@ def quality_in_words(climb: Climb) -> str:
     last = result[-1]
     where = "inside the bound" if last.problem is None else last.problem
     return f"mean KL {last.mean_kl:.4f} nats, perplexity {last.ppl_increase:+.2%}: {where}"
+
+
+def losses_in_words(climb: Climb) -> str:
+    """Time to the same loss, which is what counts, and what the loss is."""
+    result = [rung.losses for rung in climb.kept if rung.losses is not None]
+    if not result:
+        if not climb.kept:
+            return ""
+        return "nothing kept alters what is learned: the same loss is reached as much sooner"
+    last = result[-1]
+    gain = last.equal_loss_gain
+    time = "the loss did not fall in these steps" if gain is None else (
+        f"{times(gain)} the defaults' speed to an equal loss"
+    )  # fmt: skip
+    return f"{time}; loss {last.increase:+.2%} over {last.num_seeds} paired seeds"
 
 
 def no_quality(climb: Climb) -> str:
@@ -179,6 +196,7 @@ def bounds_in_words(climb: Climb) -> str:
         "max_error": "relative error at most {:g}",
         "max_kl": "mean KL at most {:g}",
         "max_ppl_increase": "perplexity at most {:+.2%}",
+        "max_loss_increase": "loss over paired seeds at most {:+.2%}",
     }
     known = [
         names[key].format(value)
@@ -232,7 +250,7 @@ def _time_pairs(climb: Climb, before: Figures, after: Figures) -> list[Pair]:
     names = {
         "first_token_s": "to the first token",
         "per_output_token_s": "per output token",
-        "request_s": "whole request" if climb.is_of_tokens else "a call",
+        "request_s": climb.call_name,
     }
     return [
         Pair(name, seconds(getattr(before, key)), seconds(getattr(after, key)))

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.kernels.attention import AttentionSpec
-from ridgeline.kernels.document_attention import Documents, document_attention
+from ridgeline.kernels.document_attention import AttentionPath, Documents, document_attention
 from ridgeline.kernels.rotary import Angles
 from ridgeline.models import Transformer
 from ridgeline.models.transformer import Attention, Block, DenseMLP, RMSNorm, RopeAngles
@@ -51,6 +51,7 @@ class ForwardPlan:
     deterministic: bool = False  # attention's gradients are summed in one order
     fp8: Fp8Plan | None = None
     rounded: RoundedWeights | None = None
+    attention: AttentionPath | None = None  # None: the fastest for what is given
 
     @cached_property
     def passes(self) -> Passes:
@@ -69,10 +70,10 @@ class PendingStream:
 class BatchDocuments:
     """What a forward pass needs of a batch's documents; the host waits for no device."""
 
-    def __init__(self, batch: PackedBatch, deterministic: bool) -> None:
+    def __init__(self, batch: PackedBatch, plan: ForwardPlan) -> None:
         self.positions_T = batch.positions
         self._documents = Documents(batch.starts, batch.lengths)
-        self._deterministic = deterministic
+        self._plan = plan
 
     @cached_property
     def lengths_T(self) -> Tensor:
@@ -83,14 +84,14 @@ class BatchDocuments:
         dtype = product_dtype(q_TNH.dtype, q_TNH.device)
         q, k, v = (each.to(dtype) for each in (q_TNH, k_TKH, v_TKH))
         out_TNH = document_attention(
-            q, k, v, self._documents, spec, deterministic=self._deterministic
+            q, k, v, self._documents, spec, self._plan.attention, self._plan.deterministic
         )
         return out_TNH.to(q_TNH.dtype)
 
 
 def hidden_states(model: Transformer, batch: PackedBatch, plan: ForwardPlan) -> Tensor:
     """[T, D] after the last norm: what the head takes."""
-    documents = BatchDocuments(batch, plan.deterministic)
+    documents = BatchDocuments(batch, plan)
     x_TD = model.embed(batch.ids)
     if model.embedding_factor != 1.0:
         x_TD = x_TD * model.embedding_factor

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.gated_activation import reference as plain_activation
 from ridgeline.kernels.rms_norm import reference as plain_norm
@@ -165,9 +166,35 @@ class KernelOps:
         return triton.rotate(x_TNH, *angles, inverse, out)
 
 
+class CompiledOps:
+    """The plain norms and activations as torch.compile makes them, each when it is first used.
+    Heads are turned in place, in views that torch.compile (2.13) does not take: as without it.
+    """
+
+    def __init__(self, others: TrainingOps) -> None:
+        plain = PlainOps()
+        self.norm = torch.compile(plain.norm)
+        self.norm_backward = torch.compile(plain.norm_backward)
+        self.activation = torch.compile(plain.activation)
+        self.activation_backward = torch.compile(plain.activation_backward)
+        self.rotate = others.rotate
+
+
 PLAIN: TrainingOps = PlainOps()
 KERNELS: TrainingOps = KernelOps()
 
 
-def ops_for(device: torch.device) -> TrainingOps:
-    return PLAIN if device.type == "cpu" else KERNELS
+def check_compiles(device: str) -> None:
+    """That torch.compile works here: it needs a C++ compiler, for a GPU also Triton."""
+    try:
+        torch.compile(lambda x: 2 * x + 1)(torch.zeros(64, device=device))
+    except (RuntimeError, ImportError, OSError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UnsupportedError(
+            f"torch.compile does not work here ({reason[:200]}); leave --compile out"
+        ) from error
+
+
+def ops_for(device: torch.device, compiled: bool = False) -> TrainingOps:
+    usual = PLAIN if device.type == "cpu" else KERNELS
+    return CompiledOps(usual) if compiled else usual

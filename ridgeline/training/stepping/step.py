@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.errors import NumericsError, UsageError
+from ridgeline.kernels.document_attention import AttentionPath
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.loss import head_loss
@@ -121,26 +122,46 @@ class Trainer:
             check_precision(config.precision, str(device))
         plan = PRECISIONS[config.precision].with_moments(config.optimizer.moments)
         self.model = model.train()
+        self._is_halted = torch.zeros((), dtype=torch.bool, device=device)
         self.weights = Weights(parameters or dict(model.named_parameters()), plan)
         self.optimizer = Optimizer(self.weights, config.optimizer, config.seed)
         self.loss_scale = LossScale() if plan.scales_loss else None
         self.max_norm = config.optimizer.max_norm
-        self._fp8 = None
-        if plan.fp8 is not None:
-            self._fp8 = Fp8Plan(Fp8Weights(), plan.fp8, config.fp8_weight_gradients == "bf16")
-        # Without a memory plan, which would have chosen, everything is kept.
-        recomputation = "none" if config.recomputation == "auto" else config.recomputation
-        self._forward = ForwardPlan(
-            ops or ops_for(device), recomputation, config.deterministic, self._fp8, rounded
-        )
         self.rounded = rounded
+        self.use(config, ops)
         self._teacher = None
         if teacher is not None:
             plan_of = ForwardPlan(self._forward.ops, deterministic=config.deterministic)
             self._teacher = Teacher(teacher, plan_of, config.distill.weight)
         self._sums = GradientSum(self.weights.parameters)
         self.before_update: Callable[[], None] | None = None  # called once
-        self._is_halted = torch.zeros((), dtype=torch.bool, device=device)
+
+    def use(
+        self,
+        config: TrainConfig,
+        ops: TrainingOps | None = None,
+        attention: AttentionPath | None = None,
+    ) -> None:
+        """Run steps as this config orders, with the weights there are: products in fp8 or not,
+        what is computed again, what is compiled. What the weights are kept as cannot change.
+        """
+        plan = PRECISIONS[config.precision].with_moments(config.optimizer.moments)
+        kept = self.weights.plan
+        assert (plan.dtype, plan.format) == (kept.dtype, kept.format), config.precision
+        self.uses_tf32 = plan.uses_tf32
+        self._fp8 = None
+        if plan.fp8 is not None:
+            self._fp8 = Fp8Plan(Fp8Weights(), plan.fp8, config.fp8_weight_gradients == "bf16")
+        # Without a memory plan, which would have chosen, everything is kept.
+        recomputation = "none" if config.recomputation == "auto" else config.recomputation
+        self._forward = ForwardPlan(
+            ops or ops_for(self._is_halted.device, config.compile),
+            recomputation,
+            config.deterministic,
+            self._fp8,
+            self.rounded,
+            attention,
+        )
 
     @property
     def teacher_config(self) -> ModelConfig | None:
@@ -168,7 +189,7 @@ class Trainer:
         With limits, a bad step is none of the two: it changes nothing, and neither does any step
         behind it before `go_on` is called. Whoever reads the result finds the weights as they were.
         """
-        with tf32_products(self.weights.plan.uses_tf32):
+        with tf32_products(self.uses_tf32):
             loss, count, gradients = self._accumulate(batches)
             factor = self._factor(count)
             norm = norm_of(gradients) * factor

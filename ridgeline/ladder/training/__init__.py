@@ -1,0 +1,1 @@
+"""The climb of a training step: `ridgeline optimize --train MODEL` (docs/training.md)."""

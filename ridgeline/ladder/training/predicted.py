@@ -1,0 +1,34 @@
+"""What a change of a training step should give: the ratio of the step's predicted seconds without
+it and with it (profiling/predicting is the owner of those).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ridgeline.profiling.predicting.accuracy import interval_factor
+from ridgeline.profiling.predicting.gains import LEAST_ERROR, USUAL_ERROR, with_interval
+from ridgeline.profiling.predicting.prediction import Prediction
+from ridgeline.training.config import TrainConfig
+
+StepSeconds = Callable[[TrainConfig], float | None]  # None: nothing is known of this machine
+
+
+def accuracy_area(area: str) -> str:
+    """Under which the errors of these predictions are kept: recipes have areas of their own."""
+    return f"{area} of training"
+
+
+def predicted_gain(
+    seconds: StepSeconds, before: TrainConfig, after: TrainConfig, area: str, device: str
+) -> Prediction | None:
+    first, last = seconds(before), seconds(after)
+    if first is None or last is None or first <= 0 or last <= 0 or first == last:
+        return None  # the model of a step does not know of the change
+    gain = first / last
+    known = interval_factor(accuracy_area(area), device)
+    width = LEAST_ERROR + USUAL_ERROR * abs(math.log(gain))
+    if known.num_outcomes:
+        width = math.log(known.factor)
+    return with_interval(gain, width, f"a step of {1e3 * first:.3g} to {1e3 * last:.3g} ms")

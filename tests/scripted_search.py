@@ -91,6 +91,13 @@ class FakeBench:
             raise WorkerError("memory", "needs 40 GiB")
         return self.seen(state)
 
+    def look(self, state: ClimbState) -> Observation:
+        self.asked.append(f"look {label(state)}")
+        return self.seen(state)
+
+    def observed(self, state: ClimbState) -> Observation:
+        return self.seen(state)
+
     def seen(self, state: ClimbState) -> Observation:
         figures = Figures(self.speed(state), None, None, None, None, 1000)
         return Observation(

@@ -34,7 +34,7 @@ from ridgeline.profiling.predicting.prediction import PhaseTime
 def test_the_guess_is_measured_first_and_its_parts_are_tried_without() -> None:
     bench = FakeBench(pages_cost)
     result = from_defaults(bench, BF16, INT8, PAGES, guess=GUESSED, gains={"int8": 1.4})
-    assert bench.asked[:2] == ["open", "compare bf16"]
+    assert bench.asked[:3] == ["open", "look fp32", "compare bf16"]
     first = result.outcomes[0]
     assert (first.name, first.title, first.status) == ("first-guess", "bf16 + pages", "kept")
     assert first.edit == {"dtype": "bf16", "kv.page_size": 128}

@@ -201,8 +201,8 @@ class FakeRates:
         share = self.proved_share(rate)
         return RateProof(rate, seconds, 1000, round(1000 * share), 0.1, 0.4, 0.02, 0.04)
 
-    def open(self, state: ClimbState) -> Observation:
-        self.calls.append(("open", state))
+    def look(self, state: ClimbState) -> Observation:
+        self.calls.append(("look", state))
         return observed(state)
 
     def proofs(self) -> list[tuple[float, float]]:

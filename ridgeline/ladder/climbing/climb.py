@@ -86,8 +86,12 @@ def climb_model(
         first = FirstAnswer(job)
         defaults = default_states()
         expected = first.expected(defaults[0])
-        if job.subject.device != "cpu" and expected != defaults[0] and not order.resume:
-            bench.load_ahead(expected)
+        on_gpu = job.subject.device != "cpu"
+        if on_gpu and not order.resume:
+            states = [defaults[0], expected]
+            bench.compile_ahead(states[:1] if expected == defaults[0] else states)
+            if expected != defaults[0]:
+                bench.load_ahead(expected)
         search = ClimbSearch(
             job.facts,
             bench,
@@ -98,6 +102,7 @@ def climb_model(
             starts=defaults,
             guess=first.together,
             end_s=partial(end_s, job, bench),
+            look_first=not on_gpu,
         )
         climb = search.run()
         climb.notes += first.notes

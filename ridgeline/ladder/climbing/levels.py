@@ -49,7 +49,7 @@ class LevelBench(Protocol):
 
     def prove(self, state: ClimbState, rate: float, seconds: float) -> RateProof: ...
 
-    def open(self, state: ClimbState) -> Observation: ...
+    def look(self, state: ClimbState) -> Observation: ...
 
 
 @dataclass
@@ -222,7 +222,7 @@ class LevelSearch:
         if best is None or best.state == now.best:
             return
         try:
-            observation = best.observation or self.bench.open(best.state)
+            observation = best.observation or self.bench.look(best.state)
         except WorkerError as error:
             now.notes.append(f"{best.name} could not be opened again: {error}")
             self.chosen = None

@@ -90,9 +90,9 @@ class Process:
             raise WorkerError(answer["kind"], answer["error"])
         return answer
 
-    def begin(self, do: str) -> None:
+    def begin(self, do: str, **arguments: Any) -> None:
         """Ask, and never mind the answer."""
-        self._send({"do": do})
+        self._send({"do": do, **arguments})
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None, "it was asked for"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 NAMES = {
+    "build": "building CUDA C++",
     "load": "loading",
     "warm": "compiling and capturing",
     "round": "rounds",

@@ -43,6 +43,7 @@ from ridgeline.ladder.outcome import CurvePoint, Goal
 from ridgeline.ladder.state import NOT_OF_WEIGHTS
 from ridgeline.models import Transformer
 from ridgeline.models.shapes import random_model
+from ridgeline.models.transformer import build_model, fill_random
 from ridgeline.quantization import load_model
 from ridgeline.quantization.choose import LayerChoice, in_words, slower_shapes
 from ridgeline.quantization.load import choose_dtype
@@ -138,14 +139,35 @@ class RecipeWorker:
             "is_deterministic": True,
         }
 
-    def do_warm(self, part: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    def do_compile(
+        self, spec: Mapping[str, Any], part: Mapping[str, Any], seconds: float
+    ) -> dict[str, Any]:
+        """A recipe's kernels into the cache that all processes read, by a model with one layer of
+        each kind.
+        """
+        wanted = WorkerSpec.from_json(spec)
+        self.workload = read_workload(wanted.workload)
+        hardware = load_cached(detect(wanted.device))
+        whole = wanted.config
+        config = replace(whole, layers=tuple(dict.fromkeys(whole.layers)))
+        dtype = choose_dtype(wanted.recipe.dtype, config, hardware)
+        model = fill_random(build_model(config, dtype, hardware.device))
+        engine = Engine(model, wanted.recipe, device=wanted.device, num_pages=wanted.num_pages)
+        self.runs = EngineRuns(engine, wanted.goal, hardware)
+        return self.do_warm(part, seconds * config.num_layers / whole.num_layers)
+
+    def do_warm(
+        self, part: Mapping[str, Any], seconds: float, again: bool = False
+    ) -> dict[str, Any]:
         """Kernels compile, graphs are captured; and how long a part takes `seconds`. Other lengths
-        may be other kernels and graphs, so that on a GPU each is run once before it counts.
+        may be other kernels and graphs, so that on a GPU each is run once before it counts; a part
+        that is sized `again` was.
         """
         assert self.runs is not None, "`load` comes first"
         on_cpu = self.runs.hardware.device_type == "cpu"
         now = WorkloadPart.from_json(part)
-        self._run(now)
+        if not again:
+            self._run(now)
         for _ in range(MAX_WARM_UPS):
             took = self._run(now).wall_s
             longest = longer(now, took / now.repeats, seconds)

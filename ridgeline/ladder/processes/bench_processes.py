@@ -32,7 +32,9 @@ from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, speedup_of
 from ridgeline.ladder.measuring.spec import WorkerSpec, write_workload
 from ridgeline.ladder.measuring.time_ledger import TimeLedger
 from ridgeline.ladder.outcome import CurvePoint, Figures, Goal, Quality, RateProof, Speedup
-from ridgeline.ladder.processes.judge_process import JUDGE_LIMIT_S, JudgeProcess
+from ridgeline.ladder.processes.codes import find_codes, write_codes
+from ridgeline.ladder.processes.compiling import CompilingAhead
+from ridgeline.ladder.processes.judge_process import JudgeProcess
 from ridgeline.ladder.processes.loaded import WORK_LIMIT_S, LoadedState
 from ridgeline.ladder.processes.sizes import CURVE_BATCHES, WorkerSizes
 from ridgeline.ladder.searching.bench import Enough
@@ -88,9 +90,15 @@ class Processes:
             subject, workload, goal, hardware, workload_file, repeats=bool(self.latency)
         )
         write_workload(workload, workload_file)
+        self._compiling = CompilingAhead(self.sizes, self._new_process)
         self._trace_file = work / "trace.json"
         if trace is not None:
             write_workload(trace, self._trace_file)
+
+    def compile_ahead(self, states: Sequence[ClimbState]) -> None:
+        """Their kernels, as long as CUDA C++ is being built."""
+        if self._builder is not None:
+            self._compiling.begin(states, self.round_s)
 
     def load_ahead(self, state: ClimbState) -> None:
         """Begin to load what is measured soon, so that the cores compile for two at once. Nothing
@@ -116,15 +124,23 @@ class Processes:
         seat.process.ledger = self.ledger
         self._running[seat.name] = running
         for each in self._running.values():  # how long a round is was seen beside another one
-            each.part = self._sized(each.process, each.at_once)
+            each.part = self._sized(each.process, each.part, again=True)
 
     def open(self, state: ClimbState) -> Observation:
+        num_rounds = OPEN_ROUNDS if self._ahead is None else 1  # it is compared at once
         running = self._ensure(state)
         self._settle()
         self._used[state.key] = running.part
-        for _ in range(OPEN_ROUNDS):
+        for _ in range(num_rounds):
             running.round(running.part)
-        return self._looked_at(running)
+        return self.observed(state)
+
+    def observed(self, state: ClimbState) -> Observation:
+        running = self._ensure(state)
+        if not running.rounds:
+            running.round(running.part)
+        running.observation = replace(running.observation, figures=running.figures())
+        return running.observation
 
     def compare(self, before: ClimbState, after: ClimbState, enough: Enough) -> Speedup:
         for key in self._running.keys() - {before.key, after.key}:  # a guess that was not taken
@@ -238,10 +254,7 @@ class Processes:
     def keep(self, state: ClimbState) -> Observation:
         for key in [key for key in self._running if key != state.key]:
             self._running.pop(key).process.close()
-        running = self._ensure(state)
-        if not running.rounds:
-            running.round(running.part)
-        return self._looked_at(running)
+        return self.look(state)
 
     def drop(self, state: ClimbState) -> None:
         running = self._running.pop(state.key, None)
@@ -259,8 +272,11 @@ class Processes:
         return running.observation
 
     def look(self, state: ClimbState) -> Observation:
-        """At the steps of a state that is loaded."""
-        return self._looked_at(self._ensure(state))
+        """At its steps."""
+        running = self._ensure(state)
+        if not running.rounds:
+            running.round(running.part)
+        return self._looked_at(running)
 
     def part_of(self, state: ClimbState) -> WorkloadPart:
         """What its rounds ran last; the whole, where none ran here."""
@@ -336,16 +352,7 @@ class Processes:
         folder = self.work / f"{scheme}-{dtype}"
         if not (folder / "config.json").is_file():
             self.let_go()
-            with self._new_process() as process:
-                process.ask(
-                    "calibrate",
-                    path=str(self.subject.path),
-                    device=self.subject.device,
-                    scheme=scheme,
-                    dtype=dtype,
-                    folder=str(folder),
-                    limit_s=JUDGE_LIMIT_S,
-                )
+            find_codes(self._new_process(), self.subject, state, folder)
         return ClimbState(replace(state.recipe, scheme=None), state.loop, str(folder))
 
     def write_codes(
@@ -353,16 +360,7 @@ class Processes:
     ) -> None:
         """The checkpoint that the state's scheme makes of the model, but for these shapes."""
         assert state.recipe.scheme is not None, "what is not quantized is not written"
-        with self._new_process() as process:
-            process.ask(
-                "write",
-                path=str(self.subject.path),
-                scheme=state.recipe.scheme,
-                dtype=state.recipe.dtype,
-                folder=str(folder),
-                plain=[list(shape) for shape in plain],
-                limit_s=JUDGE_LIMIT_S,
-            )
+        write_codes(self._new_process(), self.subject, state, folder, plain)
 
     def _ensure(self, state: ClimbState) -> LoadedState:
         """Loaded and warm; again, if its process has ended meanwhile."""
@@ -385,9 +383,12 @@ class Processes:
 
     def _loaded(self, state: ClimbState, seat: WorkerSeat, spec: WorkerSpec) -> LoadedState:
         try:
+            if self._compiling.is_running:
+                seat.ask("build", limit_s=LOAD_LIMIT_S)
+                self._compiling.end()
             loaded = seat.load(spec.to_json(), LOAD_LIMIT_S)
             at_once = self.sizes.at_once(state)
-            part = self._sized(seat, at_once)
+            part = self._sized(seat, first_part(self.workload, at_once))
         except WorkerError:
             seat.close(at_once=True)
             raise
@@ -396,10 +397,9 @@ class Processes:
             self._short.add(state.key)
         return LoadedState(state, seat, observation, part, at_once)
 
-    def _sized(self, seat: WorkerSeat, at_once: int) -> WorkloadPart:
+    def _sized(self, seat: WorkerSeat, first: WorkloadPart, again: bool = False) -> WorkloadPart:
         """What takes about `round_s`, and is warm."""
-        first = first_part(self.workload, at_once).to_json()
-        arguments = {"part": first, "seconds": self.round_s}
+        arguments = {"part": first.to_json(), "seconds": self.round_s, "again": again}
         warm = seat.ask("warm", **arguments, limit_s=LOAD_LIMIT_S)
         return WorkloadPart.from_json(warm["part"])
 
@@ -428,6 +428,7 @@ class Processes:
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead[0].process.kill()
+        self._compiling.end()
         self.let_go()
         self._judge.end()
         if self._spare is not None:

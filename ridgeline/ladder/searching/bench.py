@@ -18,13 +18,21 @@ class Bench(Protocol):
     """Measures. Raises WorkerError where a state cannot be run."""
 
     def open(self, state: ClimbState) -> Observation:
-        """Load it and look at its steps; it is the best so far."""
+        """Load it and run it; it is the best so far."""
+
+    def look(self, state: ClimbState) -> Observation:
+        """At the steps of one that is loaded: what they are made of."""
+
+    def observed(self, state: ClimbState) -> Observation:
+        """What is known of one that is loaded, without a look at its steps."""
 
     def compare(self, before: ClimbState, after: ClimbState, enough: Enough) -> Speedup:
         """In rounds that take turns, until it is enough; `after` stays loaded."""
 
     def keep(self, state: ClimbState) -> Observation:
-        """`state` was compared, and is the best now; what it was held against is let go."""
+        """`state` was compared, and is the best now; what it was held against is let go, and its
+        steps are looked at.
+        """
 
     def drop(self, state: ClimbState) -> None:
         """Let it go."""

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.errors import RidgelineError
+from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.outcome import RungOutcome
 from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung, RungContext
 from ridgeline.ladder.searching.progress import ClimbProgress, Options
-from ridgeline.ladder.state import RecipeEdit, applied
+from ridgeline.ladder.state import ClimbState, RecipeEdit, applied
 from ridgeline.profiling.predicting.prediction import Prediction, Situation
 
 log = logging.getLogger(__name__)
@@ -55,10 +56,15 @@ class Outlook:
         return tried[0].edit if tried else None
 
     def predicted(self, offer: Offer) -> Prediction | None:
-        facts, now = self.facts, self.progress
-        situation = now.observation.situation(
+        return self.predicted_from(self.progress.best, self.progress.observation, offer)
+
+    def predicted_from(
+        self, state: ClimbState, observation: Observation, offer: Offer
+    ) -> Prediction | None:
+        facts = self.facts
+        situation = observation.situation(
             facts.config,
-            now.best.loop,
+            state.loop,
             facts.hardware,
             float(facts.concurrency),
             facts.prefix_share,

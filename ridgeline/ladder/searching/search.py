@@ -77,10 +77,12 @@ class ClimbSearch:
         starts: Sequence[ClimbState] | None = None,
         guess: Guess | None = None,
         end_s: Callable[[ClimbProgress], float] | None = None,
+        look_first: bool = True,
     ) -> None:
         """`starts`: where it begins, and smaller ones for where that does not fit; otherwise the
         plain loop. `guess` names what is tried before all else, from what was observed there.
-        `end_s` says what comes after the search, once the start has run.
+        `end_s` says what comes after the search, once the start has run. Unless `look_first`, the
+        guess is tried before the start's steps are looked at, which takes seconds.
         """
         self.facts, self.bench, self.budget = facts, bench, budget
         self.options = options or Options()
@@ -88,6 +90,7 @@ class ClimbSearch:
         self.news, self.predictor = news, predictor
         self._starts = start_states(facts.hardware.device) if starts is None else starts
         self._guess, self._end_s = guess, end_s
+        self._look_first, self._is_looked_at = guess is None or look_first, False  # at the start
         self._stages = self.options.stages
         self._reached: ClimbProgress | None = None
         self._times = RungTimes()
@@ -121,12 +124,30 @@ class ClimbSearch:
         opening_s = AS_LONG_AS_OPENING * progress.opening_s
         self._kept_s = opening_s if self._end_s is None else self._end_s(progress)
         self.budget.keep_for_the_end(self._kept_s)
-        self._times.first_judging_s = self._first_judging_s(progress.observation)
+        if self._look_first:
+            self._look_at_start()
         self.outlook = Outlook(self.facts, self.options, self.predictor, progress, self._latest)
         self.trial = Trial(
             self.facts, self.options, self.bench, self.budget, progress, self._enough, self._times
         )
         return progress
+
+    def _look_at_start(self) -> None:
+        """What its steps are made of, from which gains are predicted; once."""
+        now = self._now
+        if self._is_looked_at:
+            return
+        if not now.start_observation.phases:
+            observation = self.bench.look(now.start)
+            if now.best == now.start:
+                now.observation = observation
+            now.start_observation = observation
+            self.finished.put(self._start_key(now.start), observation.to_json())
+        self._is_looked_at = True
+        self._times.first_judging_s = self._first_judging_s(now.start_observation)
+
+    def _start_key(self, state: ClimbState) -> str:
+        return digest([self.facts.setting, "seen", state.key])
 
     def _first_judging_s(self, observation: Observation) -> float:
         """The original runs by its plain kernels, and then the change: by how fast prompts are."""
@@ -160,13 +181,8 @@ class ClimbSearch:
         raise WorkerError("memory", f"nothing of it fits here: {problem}")
 
     def _observed(self, state: ClimbState) -> Observation:
-        key = digest([self.facts.setting, "seen", state.key])
-        entry = self.finished.get(key)
-        if entry is not None:
-            return Observation.from_json(entry)
-        observation = self.bench.open(state)
-        self.finished.put(key, observation.to_json())
-        return observation
+        entry = self.finished.get(self._start_key(state))
+        return self.bench.open(state) if entry is None else Observation.from_json(entry)
 
     def _climb(self) -> None:
         if self._guess is not None:
@@ -193,6 +209,7 @@ class ClimbSearch:
             parts = [(rung, own) for rung, own in parts if not rung.changes_answers]
         if not parts:
             self._now.first_answer_s = self.budget.used_s
+            self._look_at_start()
             return
         edit = {name: value for _, offer in parts for name, value in offer.items()}
         before = dotted_values(self._now.observation.filled)
@@ -201,7 +218,7 @@ class ClimbSearch:
         changes = any(rung.changes_answers for rung in rungs)
         offer = Offer(edit, together.reason)
         self._try(Rung(GUESS, area_of(edit), title, lambda _: offer, changes, is_essential=True))
-        self._now.first_answer_s = self.budget.used_s
+        self._look_at_start()
         if self._latest[GUESS].status != "kept":
             return
         undone = []
@@ -342,7 +359,8 @@ class ClimbSearch:
         self._tell(rung.title)
         self._trying = rung
         now, began = self._now, self.budget.used_s
-        candidate, predicted = applied(now.best, offer.edit), self.outlook.predicted(offer)
+        before, candidate = now.best, applied(now.best, offer.edit)
+        predicted = self.outlook.predicted(offer) if self._is_looked_at else None
         key = digest(
             [self.facts.setting, now.best.key, candidate.key, self.options.rounds, rung.name]
         )
@@ -355,13 +373,22 @@ class ClimbSearch:
         seconds = self.budget.used_s - began
         outcome = replace(outcome, title=title, predicted=predicted, seconds=seconds)
         self._times.took(seconds, was_judged=outcome.quality is not None)
+        if outcome.status == "kept":  # the answer, should Ctrl-C come before it is looked at
+            now.best, now.observation = state, self.bench.observed(state)
+        self._append(outcome)
+        if now.first_answer_s is None:
+            now.first_answer_s = self.budget.used_s
+        if not self._is_looked_at:
+            self._look_at_start()
+            predicted = self.outlook.predicted_from(before, now.start_observation, offer)
+            outcome = replace(outcome, predicted=predicted)
         saved = {"outcome": asdict(outcome), "state": None, "seen": None}
         if outcome.status == "kept":
-            now.best, now.observation = state, self.bench.keep(state)
+            now.observation = self.bench.keep(state)
             outcome = replace(outcome, reason=with_remarks(outcome.reason, now.observation))
             saved |= {"outcome": asdict(outcome), "state": state.to_json()}
             saved |= {"seen": now.observation.to_json()}
-        self._append(outcome)
+        now.outcomes[-1] = self._latest[outcome.name] = outcome
         now.measured.append(outcome)
         if outcome.status != "failed":
             self.finished.put(key, saved)

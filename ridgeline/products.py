@@ -77,7 +77,7 @@ def product(left_MK: Tensor, right_KN: Tensor, bias_N: Tensor | None = None) -> 
     it.
     """
     dtype = product_dtype(left_MK.dtype, left_MK.device)
-    with _blas(left_MK):
+    with best_products(left_MK):
         if dtype != left_MK.dtype:
             wide = torch.mm(left_MK.to(dtype), right_KN.to(dtype))
             return (wide if bias_N is None else wide.add_(bias_N)).to(left_MK.dtype)
@@ -88,7 +88,7 @@ def product(left_MK: Tensor, right_KN: Tensor, bias_N: Tensor | None = None) -> 
 
 def add_product(total_MN: Tensor, left_MK: Tensor, right_KN: Tensor) -> None:
     """`total += left @ right`, summed in total's fp32."""
-    with _blas(left_MK):
+    with best_products(left_MK):
         if total_MN.dtype == left_MK.dtype:
             total_MN.addmm_(left_MK, right_KN)
         elif total_MN.is_cuda:
@@ -98,8 +98,8 @@ def add_product(total_MN: Tensor, left_MK: Tensor, right_KN: Tensor) -> None:
 
 
 @contextmanager
-def _blas(x: Tensor) -> Iterator[None]:
-    """Without oneDNN where that is slower (see `_without_onednn`)."""
+def best_products(x: Tensor) -> Iterator[None]:
+    """torch's own products without oneDNN where that is slower (see `_without_onednn`)."""
     if not (IS_ARM and x.is_cpu):
         yield
         return

@@ -28,6 +28,7 @@ from tiny_tokenizers import TEXT
 
 from ridgeline.cli import main
 from ridgeline.errors import OutOfMemoryError
+from ridgeline.kernels import host_library
 from ridgeline.models import Transformer
 from ridgeline.models.families import Description, describe_hf
 from ridgeline.models.shapes import describe_shape
@@ -80,6 +81,12 @@ def adapted(
     learned = add_adapters(model, description, config.lora, seed=0)
     method = TrainingMethod(adapter_size(description, config.lora), schemes)
     return Trainer(model, config, learned, ops=ops), method
+
+
+@pytest.fixture(autouse=True)
+def without_compiled_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are for a machine without a compiler: passes in C++ take less."""
+    monkeypatch.setattr(host_library, "_loaded", {})
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ridgeline.errors import OutOfMemoryError
 from ridgeline.hardware.units import human_bytes
+from ridgeline.kernels import host_library
 from ridgeline.kernels import linear_cross_entropy as cross_entropy
 from ridgeline.kernels.adamw import AdamWUpdate
 from ridgeline.models import ModelConfig, Transformer
@@ -72,6 +73,12 @@ def measured(model: Transformer, config: TrainConfig, ops: Any = None) -> int:
     return allocations(lambda: trainer.step(batches, 1e-4)).peak_bytes + sums
 
 
+@pytest.fixture(autouse=True)
+def without_compiled_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are for a machine without a compiler: passes in C++ take less."""
+    monkeypatch.setattr(host_library, "_loaded", {})
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("precision", "micro"), [("fp32", 4), ("bf16", 2)])
 def test_a_cpus_peak(level: Any, precision: Any, micro: int) -> None:
@@ -80,6 +87,19 @@ def test_a_cpus_peak(level: Any, precision: Any, micro: int) -> None:
     config = replace(ONE, precision=precision, recomputation=level, batch=batch)
     expected = peak(step_size(model.config, config, "cpu")).num_bytes
     assert measured(model, config) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.skipif(host_library.find_compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_passes_take_no_more_than_is_planned(
+    precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    assert host_library.prepare()
+    for level in LEVELS:
+        model = small(tie_word_embeddings=True)
+        config = replace(ONE, precision=precision, recomputation=level)
+        assert measured(model, config) <= peak(step_size(model.config, config, "cpu")).num_bytes
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.errors import NumericsError, UsageError
+from ridgeline.kernels import host_library
 from ridgeline.models import Transformer
 from ridgeline.training.config import OptimizerOptions, RunLength, ScheduleOptions, TrainConfig
 from ridgeline.training.evaluation import held_out_loss
@@ -57,6 +58,20 @@ def check_gradients(
 
 
 RECOMPUTATIONS = ["none", "elementwise", "attention", "blocks"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    """The kernels in C++ that a run on a CPU has."""
+    host_library.prepare()
+
+
+@pytest.mark.parametrize("recomputation", RECOMPUTATIONS)
+def test_the_gradients_of_a_batch_without_a_compiler(
+    recomputation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_library, "_loaded", {})
+    check_gradients(tiny(), replace(FP32, recomputation=recomputation), BATCHES)
 
 
 @pytest.mark.parametrize("recomputation", RECOMPUTATIONS)

@@ -3,8 +3,8 @@
 Documents of one length go through cuDNN's or flash attention as a batch, others through
 `varlen_attn`; a soft cap, which none of these has, windows where this torch's `varlen_attn` has
 none, and what must be deterministic through our own kernels. On a CPU each goes through
-`scaled_dot_product_attention` alone, or with a soft cap through the definition. No document changes
-a bit of another.
+`scaled_dot_product_attention` alone, on ARM through products in blocks (cpu.py), or with a soft cap
+through the definition. No document changes a bit of another.
 
     out_TNH = document_attention(q, k, v, Documents.of((512, 1536), device), spec)
 """
@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ridgeline.kernels.attention.reference import AttentionSpec, hidden_from
-from ridgeline.kernels.document_attention import reference
+from ridgeline.kernels.document_attention import cpu, reference
 from ridgeline.kernels.document_attention.reference import Documents
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.prefill_attention.reference import Packing
@@ -32,7 +32,7 @@ from ridgeline.kernels.prefill_attention.sdpa import (
 
 __all__ = ["AttentionPath", "Documents", "choose_path", "document_attention"]
 
-AttentionPath = Literal["cudnn", "flash", "varlen", "triton", "each", "defined"]
+AttentionPath = Literal["cudnn", "flash", "varlen", "triton", "each", "products", "defined"]
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -63,8 +63,9 @@ def document_attention(
         return attend(q_TNH, k_TKH, v_TKH, documents, spec)
     if path == "defined":
         return reference.document_attention(q_TNH, k_TKH, v_TKH, documents, spec)
+    run = cpu.attend_by_products if path == "products" else one_document
     parts = documents.each(q_TNH, k_TKH, v_TKH)
-    return torch.cat([one_document(q, k, v, spec) for q, k, v in parts])
+    return torch.cat([run(q, k, v, spec) for q, k, v in parts])
 
 
 def choose_path(
@@ -75,6 +76,8 @@ def choose_path(
     """
     head_dim = q_TNH.shape[-1]
     if q_TNH.device.type == "cpu":
+        if cpu.serves(q_TNH, spec):
+            return "products"
         return "each" if spec.softcap is None else "defined"
     if deterministic or spec.softcap is not None:
         return "triton"

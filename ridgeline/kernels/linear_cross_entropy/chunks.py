@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.linear_cross_entropy import cpu
 from ridgeline.kernels.linear_cross_entropy.reference import IGNORED
 from ridgeline.products import add_product, product_dtype
 
@@ -112,7 +113,10 @@ def plain_row_losses(
     logit_scale: float,
     softcap: float | None,
 ) -> None:
-    """What triton.py's kernel does, by torch's ops, in fp32."""
+    """What triton.py's kernel does: by cpu.cpp where it can, else by torch's ops, in fp32."""
+    if cpu.serves(logits_CV, grad_CV, softcap):
+        cpu.row_losses(logits_CV, targets_C, losses_C, grad_CV, logit_scale)
+        return
     values = logits_CV.float() * logit_scale
     slope: Tensor | float = logit_scale
     if softcap is not None:

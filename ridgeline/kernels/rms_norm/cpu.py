@@ -37,3 +37,34 @@ def rms_norm(
         torch.get_num_threads(),
     )
     return out if total is None else (out, total)
+
+
+def rms_norm_backward(
+    hidden_TD: Tensor,
+    weight_D: Tensor,
+    grad_TD: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    grad_hidden_TD: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Gradients for what was normed, of which `grad_hidden_TD` is a part, and for the weight."""
+    hidden, grad = rows_of(hidden_TD).contiguous(), rows_of(grad_TD)
+    added = None if grad_hidden_TD is None else rows_of(grad_hidden_TD).contiguous()
+    threads = torch.get_num_threads()
+    out = torch.empty(hidden_TD.shape, dtype=hidden.dtype)
+    sums = torch.zeros(threads, hidden.shape[1])
+    function("rms_norm", f"gradient_{short_name(hidden.dtype)}", "ppplpffpplli")(
+        hidden.data_ptr(),
+        weight_D.contiguous().data_ptr(),
+        grad.data_ptr(),
+        grad.stride(0),
+        address(added),
+        eps,
+        offset,
+        out.data_ptr(),
+        sums.data_ptr(),
+        hidden.shape[0],
+        hidden.shape[1],
+        threads,
+    )
+    return out, sums.sum(0).to(weight_D.dtype)

@@ -1,5 +1,5 @@
-"""The element-wise passes of a training step, forward and backward: plain torch on a CPU, one
-kernel each on a GPU. fused.py puts products around them.
+"""The element-wise passes of a training step, forward and backward: one kernel each, in C++ on a
+CPU; plain torch where there is no compiler. fused.py puts products around them.
 
 A pass has a backward of its own here, not through autograd, so that who calls it decides what is
 kept for it and what is computed again.
@@ -20,9 +20,13 @@ from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.gated_activation import Activation
+from ridgeline.kernels.gated_activation import cpu as host_activation
 from ridgeline.kernels.gated_activation import reference as plain_activation
+from ridgeline.kernels.host_library import is_loaded
+from ridgeline.kernels.rms_norm import cpu as host_norm
 from ridgeline.kernels.rms_norm import reference as plain_norm
 from ridgeline.kernels.rotary import Angles
+from ridgeline.kernels.rotary import cpu as host_rotary
 from ridgeline.kernels.rotary import reference as plain_rotary
 from ridgeline.models.transformer import RMSNorm
 
@@ -123,6 +127,44 @@ class PlainOps:
         return turned_TNH if out is None else out.copy_(turned_TNH)
 
 
+class HostOps(PlainOps):
+    """Passes in C++ (each op's cpu.cpp), where they could be built: one pass over memory each."""
+
+    def norm(self, x_TD: Tensor, gain: Gain, residual_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        if not is_loaded():
+            return super().norm(x_TD, gain, residual_TD)
+        result = host_norm.rms_norm(x_TD, gain.weight_D, gain.eps, gain.offset, residual_TD)
+        return (result, x_TD) if isinstance(result, Tensor) else result
+
+    def norm_backward(
+        self, hidden_TD: Tensor, gain: Gain, grad_TD: Tensor, grad_hidden_TD: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if not is_loaded():
+            return super().norm_backward(hidden_TD, gain, grad_TD, grad_hidden_TD)
+        return host_norm.rms_norm_backward(
+            hidden_TD, gain.weight_D, grad_TD, gain.eps, gain.offset, grad_hidden_TD
+        )
+
+    def activation(self, gate_up_T2F: Tensor, kind: Activation) -> Tensor:
+        if not is_loaded():
+            return super().activation(gate_up_T2F, kind)
+        return host_activation.gated_activation(gate_up_T2F, kind)
+
+    def activation_backward(
+        self, gate_up_T2F: Tensor, grad_TF: Tensor, kind: Activation, remakes: bool = False
+    ) -> Tensor:
+        if kind != "silu" or not is_loaded():
+            return super().activation_backward(gate_up_T2F, grad_TF, kind, remakes)
+        return host_activation.silu_backward(gate_up_T2F, grad_TF, remakes)
+
+    def rotate(
+        self, x_TNH: Tensor, angles: Angles, inverse: bool = False, out: Tensor | None = None
+    ) -> Tensor:
+        if not is_loaded():
+            return super().rotate(x_TNH, angles, inverse, out)
+        return host_rotary.rotate(x_TNH, *angles, inverse, out)
+
+
 class KernelOps:
     """Launched without torch's dispatcher, which costs as much as a launch."""
 
@@ -181,6 +223,7 @@ class CompiledOps:
 
 
 PLAIN: TrainingOps = PlainOps()
+HOST: TrainingOps = HostOps()
 KERNELS: TrainingOps = KernelOps()
 
 
@@ -196,5 +239,5 @@ def check_compiles(device: str) -> None:
 
 
 def ops_for(device: torch.device, compiled: bool = False) -> TrainingOps:
-    usual = PLAIN if device.type == "cpu" else KERNELS
+    usual = HOST if device.type == "cpu" else KERNELS
     return CompiledOps(usual) if compiled else usual

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from h200_jobs import MANY, filled_of, job_of, without_a_gpu
+from sample_climbs import answer_first
 
 from ridgeline.ladder.climbing.last_comparison import (
     LAST_LOOKS_S,
     _in_the_search,
     end_s,
+    measure_last,
     measured_state,
     whole_runs_s,
 )
 from ridgeline.ladder.guessing.answer import default_states
 from ridgeline.ladder.guessing.part_bias import part_bias
 from ridgeline.ladder.measuring.part import WorkloadPart
-from ridgeline.ladder.outcome import RungOutcome, Speedup
+from ridgeline.ladder.outcome import Figures, RungOutcome, Speedup
+from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.searching.budget import Budget
 from ridgeline.ladder.state import ClimbState, applied
 
@@ -53,6 +58,7 @@ def progress(*outcomes: RungOutcome, measured: bool = True) -> Any:
         observation=observation,
         outcomes=list(outcomes),
         measured=list(outcomes) if measured else [],
+        opening_s=60.0,
     )
 
 
@@ -77,6 +83,48 @@ def test_what_is_kept_for_the_end_is_what_whole_runs_take() -> None:
     budget = Budget(600.0, clock=lambda: 0.0)
     budget.keep_for_the_end(end_s(job, bench(SHORT), now))
     assert budget.left_s == pytest.approx(600.0 - LAST_LOOKS_S - longer)
+
+
+class NoTime:
+    """Rounds of a part were run in the search; nothing more may be."""
+
+    def __init__(self) -> None:
+        self.rates = {START.key: 17_286.0, ANSWER.key: 22_777.0}
+
+    def part_of(self, state: ClimbState) -> WorkloadPart:
+        return SHORT
+
+    def figures(self, state: ClimbState) -> Figures:
+        return Figures(self.rates[state.key], 0.1, 0.01, 1.0, 0.5, 8 << 30)
+
+
+def test_without_time_for_the_whole_its_rates_are_told_by_the_model() -> None:
+    """Shortened rounds run faster than the whole: their rates are not the workload's."""
+    job, now = job_of("llama-3.1-8b", MANY), progress(outcome("guess"))
+    budget = Budget(150.0, clock=iter([0.0, *[149.0] * 99]).__next__)
+    bench: Any = NoTime()
+    last = measure_last(job, now, ANSWER, bench, budget)
+    assert last.is_by_model
+    assert last.total == FIVE  # of the search: nothing ran once more
+    for figures, state in ((last.before, START), (last.after, ANSWER)):
+        assert figures is not None
+        bias = part_bias(job.facts, state, now.observation.filled, job.workload, SHORT)
+        rate = bench.rates[state.key]
+        assert figures.output_tokens_per_s == pytest.approx(rate / (1 + bias))
+        assert figures.output_tokens_per_s < 0.9 * rate
+        assert figures.first_token_s is None
+    text = " ".join(last.words)
+    assert "the whole workload was not run" in text
+    assert "22,777" in text
+    assert "17,286" in text
+
+
+def test_a_headline_by_the_model_says_so() -> None:
+    climb = answer_first()
+    assert not climb.headline.startswith("About")
+    modelled = replace(climb, is_by_model=True)
+    assert modelled.headline == f"About {climb.headline}, by the model of a step"
+    assert Climb.from_json(json.loads(json.dumps(modelled.to_json()))).is_by_model
 
 
 def test_files_that_were_written_are_what_is_measured_last() -> None:

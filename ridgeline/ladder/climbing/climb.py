@@ -19,6 +19,7 @@ from ridgeline.ladder.climbing.last_comparison import (
     end_s,
     measure_last,
     measured_state,
+    rates_by_model,
 )
 from ridgeline.ladder.climbing.levels import LevelSearch
 from ridgeline.ladder.climbing.writing import (
@@ -139,11 +140,13 @@ def finish(
         result.notes.append("stopped by Ctrl-C before the last comparison")
     except WorkerError as error:
         result.notes.append(f"the last comparison failed: {error}")
-    share = last.share_of_defaults
+    share = None if last.is_by_model else last.share_of_defaults
     if share is not None and share < 1.0 and not job.order.latency:
         leave_defaults(result, share)
         saved = save_best(job, result, bench, folder)
         last = LastComparison(before=last.before, after=last.before, words=last.words)
+    if last.before is None and not job.order.latency:
+        last = rates_by_model(job, result, bench)
     peer = None
     if job.peer is not None:
         peer = peer_figures(job, job.peer, result, bench, saved, budget, times, progress)

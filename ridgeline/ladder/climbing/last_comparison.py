@@ -8,7 +8,8 @@ where that fits into the time, and what a part of it tells of the whole where it
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.ladder.guessing.part_bias import MOST, bias_words, part_bias
@@ -39,6 +40,7 @@ class LastComparison:
     before_curve: tuple[Any, ...] = ()
     after_curve: tuple[Any, ...] = ()
     words: tuple[str, ...] = ()
+    is_by_model: bool = False  # rates of a part, as the model of a step has them on the whole
 
     @property
     def share_of_defaults(self) -> float | None:
@@ -64,7 +66,9 @@ def measure_last(
     whole_s = whole_runs_s(job, progress, bench)
     fits = MIN_ROUNDS if left_s == math.inf else left_s / max(whole_s, 1e-6)
     notes = list[str]()
-    total, ran = _in_the_search(progress, bench) if fits >= 1 else (None, None)
+    total, ran = None, None
+    if fits >= 1 or saved == progress.best:  # files that were written are run at least once
+        total, ran = _in_the_search(progress, bench)
     if total is not None and fits < MIN_ROUNDS:
         notes.append(_rounds_note(job, progress, progress.best, bench))
     elif fits < MIN_ROUNDS:
@@ -80,8 +84,14 @@ def measure_last(
         notes.append(_rates_note(job, progress, part, num_rounds))
         if num_rounds >= MIN_ROUNDS:
             total, ran = speedup_of(*rounds), part
+    elif saved == progress.best:  # which was looked at, and its time is over
+        return replace(rates_by_model(job, progress, bench, notes), total=total, part=ran)
     before, after = bench.figures(progress.start), bench.figures(saved)
     after_observation = bench.look(saved)
+    by_model = part is None
+    if by_model:
+        modelled = rates_by_model(job, progress, bench, notes, saved)
+        before, after, notes = modelled.before, modelled.after, list(modelled.words)
     curves: list[tuple[CurvePoint, ...]] = []
     for state, name in ((progress.start, "the defaults"), (saved, "the answer")):
         if budget.rest_s - plain_loop_s(budget, progress.opening_s) < 2 * CURVE_S:
@@ -103,7 +113,45 @@ def measure_last(
         before_curve=before_curve,
         after_curve=after_curve,
         words=tuple(notes),
+        is_by_model=by_model,
     )
+
+
+def rates_by_model(
+    job: ClimbJob,
+    progress: ClimbProgress,
+    bench: Processes,
+    notes: Sequence[str] = (),
+    answer: ClimbState | None = None,
+) -> LastComparison:
+    """Of the whole workload, by what rounds of a part of it tell of that."""
+    answer = progress.best if answer is None else answer
+    parts = bench.part_of(progress.start), bench.part_of(answer)
+    before = bench.figures(progress.start) or progress.start_observation.figures
+    after = bench.figures(answer) or progress.observation.figures
+    assert before is not None, "rounds were run"
+    assert after is not None, "rounds were run"
+    if all(part.is_whole(job.workload) for part in parts):
+        return LastComparison(before=before, after=after, words=tuple(notes))
+    biases = _biases(job, progress, parts)
+    words = (
+        f"the whole workload was not run: {parts[1].words(job.workload)} made "
+        f"{before.output_tokens_per_s:,.0f} (the defaults) and {after.output_tokens_per_s:,.0f} "
+        "(the answer) output tokens/s, and the rates told are those of the whole by the model of a "
+        "step"
+    )
+    return LastComparison(
+        before=_on_the_whole(before, biases[0]),
+        after=_on_the_whole(after, biases[1]),
+        words=(*notes, words),
+        is_by_model=True,
+    )
+
+
+def _on_the_whole(figures: Figures, bias: float) -> Figures:
+    """Times of shortened requests say nothing of whole ones."""
+    rate = figures.output_tokens_per_s / (1.0 + bias)
+    return Figures(rate, None, None, None, figures.share_of_limit, figures.weight_bytes)
 
 
 def measured_state(progress: ClimbProgress, saved: ClimbState) -> ClimbState:
@@ -151,7 +199,7 @@ def measure_defaults(
     whole_s = whole_runs_s(job, progress, bench) / 2
     part = largest_part(job, progress, (budget.rest_s - LAST_LOOKS_S / 2) / whole_s)
     if part is None:
-        return LastComparison(before=same, after=same)
+        return rates_by_model(job, progress, bench)
     bench.run_part(state, part)
     same = bench.figures(state)
     words = _rates_note(job, progress, part, 1)

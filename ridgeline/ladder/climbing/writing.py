@@ -106,6 +106,7 @@ def climb_of(
         next_steps=left.next_steps,
         first_answer_s=progress.first_answer_s,
         total=last.total,
+        is_by_model=last.is_by_model,
         notes=tuple(notes),
         serve_command=serve_command(job.subject, saved.recipe, folder.path),
     )

@@ -74,6 +74,7 @@ class Climb(PrintedResult):
     first_answer_s: float | None = None  # until the defaults and the first answer were measured
     # of the rates, here and in speedups; a module has "calls/s", training LEARNED
     unit: str = "tokens/s"
+    is_by_model: bool = False  # the rates: a part was run, and what it tells of the whole is told
     schema: int = field(default=SCHEMA)
 
     def __repr__(self) -> str:
@@ -135,6 +136,8 @@ class Climb(PrintedResult):
         rates = f"{after} {self.rate_unit} instead of {before}"
         if self.total.low <= 1.0:
             return f"Not faster beyond noise: {rates}, {between_words(self.total)}"
+        if self.is_by_model:
+            return f"About {ratio} the speed{whose}: {rates}, by the model of a step"
         if self.total.high > WIDE * self.total.low:
             return f"About {ratio} the speed{whose}, {between_words(self.total)}: {rates}"
         return f"{ratio} the speed{whose}: {rates}"

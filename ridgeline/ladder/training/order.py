@@ -14,7 +14,7 @@ from ridgeline.hardware.detection import available_memory
 from ridgeline.kernels.ceilings import measure
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
 from ridgeline.ladder.training.losses import USUAL_BOUND
-from ridgeline.ladder.training.predicted import StepSeconds
+from ridgeline.ladder.training.predicted import StepSeconds, step_seconds
 from ridgeline.ladder.training.rungs import TrainContext
 from ridgeline.ladder.training.subject import TrainSubject, open_subject
 from ridgeline.progress import Progress
@@ -87,4 +87,5 @@ def prepared(order: TrainClimbOrder, progress: Progress | None = None) -> TrainC
     wanted = {*CEILINGS, *(() if device == "cpu" else GPU_CEILINGS)}
     hardware = measure(hardware, wanted, progress)
     context = TrainContext(subject.model, ordered, memory.config, device, free_bytes, method)
-    return TrainClimbJob(order, subject, hardware, context, memory, lambda config: None)
+    predicted = step_seconds(subject, hardware, method)
+    return TrainClimbJob(order, subject, hardware, context, memory, predicted)

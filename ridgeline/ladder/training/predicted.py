@@ -6,13 +6,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
+from ridgeline.data.loading.order import SampleOrder
+from ridgeline.hardware import Hardware
+from ridgeline.ladder.training.subject import TrainSubject
 from ridgeline.profiling.predicting.accuracy import interval_factor
 from ridgeline.profiling.predicting.gains import LEAST_ERROR, USUAL_ERROR, with_interval
 from ridgeline.profiling.predicting.prediction import Prediction
+from ridgeline.profiling.predicting.training_step import predict_step
+from ridgeline.profiling.predicting.training_work import planned_step
 from ridgeline.training.config import TrainConfig
+from ridgeline.training.memory.methods import TrainingMethod
 
 StepSeconds = Callable[[TrainConfig], float | None]  # None: nothing is known of this machine
+
+
+def step_seconds(subject: TrainSubject, hardware: Hardware, method: TrainingMethod) -> StepSeconds:
+    """Of the documents of the first step. Compiled passes are not predicted: they take what
+    the usual ones do.
+    """
+
+    @cache
+    def documents(count: int, seed: int) -> tuple[int, ...]:
+        order = SampleOrder(subject.windows.num_windows, seed)
+        return subject.windows.batch(order.samples(0, count)).lengths
+
+    def seconds(config: TrainConfig) -> float | None:
+        lengths = documents(config.batch.size, config.seed)
+        step = planned_step(subject.model, config, hardware.device, lengths, method)
+        predicted = predict_step(step, hardware)
+        return None if predicted is None else predicted.step_s
+
+    return seconds
 
 
 def accuracy_area(area: str) -> str:

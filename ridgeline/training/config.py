@@ -320,10 +320,10 @@ class TrainConfig:
     )
     compile: bool = field(
         default=False,
-        metadata=field_help(
-            "run norms and activations as torch.compile makes them, instead of by Ridgeline's "
-            "kernels"
-        ),
+        metadata=field_help("norms and activations by torch.compile, not by Ridgeline's kernels"),
+    )
+    graphs: bool = field(
+        default=False, metadata=field_help("forward and backward passes as CUDA graphs (bf16, fp8)")
     )
     deterministic: bool = field(
         default=False,

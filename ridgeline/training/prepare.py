@@ -66,6 +66,7 @@ from ridgeline.training.saving.checkpoint import (
     remove_leftovers,
     restore,
 )
+from ridgeline.training.stepping.captured import check_graphs
 from ridgeline.training.stepping.ops import check_compiles
 from ridgeline.training.stepping.precision import PRECISIONS, check_precision
 from ridgeline.training.stepping.step import Trainer
@@ -273,6 +274,8 @@ def plan_run(
     source = model_source(config, progress)
     model = source.description.config
     check_length(config, model)
+    if config.graphs:
+        check_graphs(config, model, device)
     source = replace(source, teacher=teacher_source(config, model, progress))
     method = source.method(config, device)
     ordered = config

@@ -244,6 +244,7 @@ def test_what_a_device_cannot_do_says_why() -> None:
     }
     assert "a CPU has no products in fp8" in reasons["fp8"]
     assert "it fits into memory" in reasons["recomputation"]
+    assert reasons["graphs"] == "CUDA graphs need a GPU"
     assert {"fp8", "fp8-row", "fp8-bf16-gradients", "recomputation", "bf16"} <= set(reasons)
 
 
@@ -268,6 +269,21 @@ def test_less_is_computed_again_where_fewer_sequences_fit() -> None:
     assert isinstance(offer, TrainOffer)
     assert offer.config.recomputation in ("none", "elementwise", "attention")
     assert context.fits(offer.config)
+
+
+def test_graphs_are_offered_where_they_can_be() -> None:
+    made = scripted_climb(ScriptedBench(by_micro))
+    context = replace(made.climber.job.context, device="cuda:0")
+    rung = next(each for each in RUNGS if each.name == "graphs")
+    offer = rung.offer(context, replace(small(8), precision="bf16"))
+    assert isinstance(offer, TrainOffer)
+    assert offer.config.graphs
+    assert not offer.alters
+    assert rung.offer(context, offer.config) == "it is on"
+    assert "needs bf16 or fp8" in str(rung.offer(context, small(8)))
+    answer = replace(offer.config, precision="fp8", compile=True)
+    names = [step.name for step in ladder_to(answer)]
+    assert names[3:] == ["bf16", "attention", "micro-batch", "graphs", "compile", "fp8"]
 
 
 # What is timed

@@ -121,6 +121,19 @@ def test_small_steps_wait_for_the_host() -> None:
     assert small.parts["host"] > 0.5 * small.step_s
 
 
+def test_captured_passes_do_not_wait_for_the_host() -> None:
+    tiny = describe_shape("tiny").config
+    config = order(length=16)
+    eager, captured = (
+        predict_step(step_of(replace(config, graphs=each), model=tiny), h200())
+        for each in (False, True)
+    )
+    assert eager is not None
+    assert captured is not None
+    assert captured.step_s < 0.5 * eager.step_s
+    assert captured.parts["products"] == eager.parts["products"]
+
+
 def test_a_datasheet_promises_more_than_products_reach() -> None:
     """And what is said of such a step is less sure."""
     measured, promised = predicted(order()), predict_step(step_of(order()), h200("datasheet"))

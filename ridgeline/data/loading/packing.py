@@ -32,6 +32,7 @@ class PackedBatch:
     targets: Tensor  # [T] int64; IGNORED where no loss is wanted
     positions: Tensor  # [T] int64; 0 at the beginning of each document
     starts: Tensor  # [D + 1] int32: where documents begin; the last entry is T
+    is_padded: bool = False  # starts end with empty documents, and `lengths` only bound the others
 
     @cached_property
     def num_targets(self) -> int:

@@ -54,6 +54,8 @@ def document_attention(
             f"{min(documents.lengths, default=0)}; they must have all {len(q_TNH)}, and one each"
         )
     path = path or choose_path(q_TNH, documents, spec, deterministic)
+    if documents.is_padded and path not in ("varlen", "triton"):
+        raise ValueError(f"the path {path!r} needs the lengths of documents on the host")
     if path == "cudnn" or path == "flash":
         return equal_prompts(q_TNH, k_TKH, v_TKH, len(documents.lengths), spec, path)
     if path == "varlen":

@@ -23,6 +23,7 @@ class Documents:
 
     starts: Tensor  # [D + 1] int32, on the device; the last is T
     lengths: tuple[int, ...]
+    is_padded: bool = False  # starts end with empty ones, and `lengths` only bound the others
 
     @staticmethod
     def of(lengths: tuple[int, ...], device: torch.device | str = "cpu") -> Documents:
@@ -35,7 +36,7 @@ class Documents:
 
     @property
     def are_equal(self) -> bool:
-        return len(set(self.lengths)) == 1
+        return len(set(self.lengths)) == 1 and not self.is_padded
 
     def each(self, *packed: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """The parts of every document. By `split`, whose backward is one copy of all of them."""

@@ -25,6 +25,7 @@ from dataclasses import replace
 from ridgeline.errors import RidgelineError
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, chained
 from ridgeline.ladder.outcome import PairedLosses, RungOutcome, RungStatus, Speedup
+from ridgeline.ladder.reporting.words import slower_words
 from ridgeline.ladder.searching.budget import Budget
 from ridgeline.ladder.training.bench import TrainBench
 from ridgeline.ladder.training.comparing import ComparedSteps, Comparing
@@ -37,9 +38,11 @@ from ridgeline.ladder.training.rungs import RUNGS, TrainOffer, TrainRung, combin
 from ridgeline.ladder.training.words import changed_fields, changes_words, in_words, one_line
 from ridgeline.profiling.predicting.prediction import Area, Prediction
 from ridgeline.training.config import TrainConfig
+from ridgeline.training.stepping.precision import PRECISIONS
 
 STOPPED = "stopped by Ctrl-C: what was done is kept"
 FAILURES = (RidgelineError, RuntimeError, ValueError, MemoryError, AssertionError)
+LOSS_CHANCE = 0.5  # that a change of what is learned is kept
 TOGETHER: Area = "batch and memory"
 
 
@@ -134,8 +137,12 @@ class TrainClimber:
         return max(offers, key=lambda each: self._promise(each[1].config, each[0].area))
 
     def _promise(self, config: TrainConfig, area: Area) -> float:
+        """Half of the gain, where losses decide whether there is any."""
         predicted = self._predicted(config, area)
-        return 1.0 if predicted is None else predicted.speedup
+        if predicted is None:
+            return 1.0
+        alters = PRECISIONS[config.precision] != PRECISIONS[self.best.precision]
+        return predicted.speedup ** (LOSS_CHANCE if alters else 1.0)
 
     def _try(self, offer: TrainOffer, area: Area, predicted: Prediction | None) -> None:
         began = time.monotonic()
@@ -152,7 +159,7 @@ class TrainClimber:
         compared = self.comparing.compare(TrainForm(self.best), TrainForm(offer.config))
         speedup, losses = compared.speedup, None
         if not compared.is_kept():
-            reason = f"not faster beyond noise: {in_words(speedup)}; {offer.why}"
+            reason = f"{slower_words(speedup)}; {offer.why}"
             return self._outcome(offer, area, "dropped", reason, achieved=speedup)
         if offer.alters:
             losses = self._losses(offer.config, compared)

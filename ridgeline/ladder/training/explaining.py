@@ -38,7 +38,7 @@ def ladder_to(answer: TrainConfig, fits_whole: bool = True) -> list[TrainLadderS
     recomputation = "none" if fits_whole else answer.recomputation
     base = replace(
         with_micro(answer, 1), precision="fp32", recomputation=recomputation,
-        fp8_weight_gradients="fp8", compile=False,
+        fp8_weight_gradients="fp8", compile=False, graphs=False,
     )  # fmt: skip
     steps = [
         TrainLadderStep("plain", "fuse", "the plain loop", TrainForm(base, "plain")),
@@ -73,8 +73,12 @@ def _chosen(base: TrainConfig, answer: TrainConfig) -> list[TrainLadderStep]:
         )
         title = f"micro-batch of {answer.batch.micro}" + (f", {again}" if again else "")
         steps.append(TrainLadderStep("micro-batch", "batch and memory", title, TrainForm(wider)))
-    compiled = replace(wider, compile=answer.compile)
-    if compiled != wider:
+    captured = replace(wider, graphs=answer.graphs)
+    if captured != wider:
+        title = "passes as CUDA graphs"
+        steps.append(TrainLadderStep("graphs", "overhead", title, TrainForm(captured)))
+    compiled = replace(captured, compile=answer.compile)
+    if compiled != captured:
         title = "norms and activations by torch.compile"
         steps.append(TrainLadderStep("compile", "fuse", title, TrainForm(compiled)))
     if answer != compiled:

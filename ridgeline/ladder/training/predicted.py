@@ -10,6 +10,7 @@ from functools import cache
 
 from ridgeline.data.loading.order import SampleOrder
 from ridgeline.hardware import Hardware
+from ridgeline.hardware.units import human
 from ridgeline.ladder.training.subject import TrainSubject
 from ridgeline.profiling.predicting.accuracy import interval_factor
 from ridgeline.profiling.predicting.gains import LEAST_ERROR, USUAL_ERROR, with_interval
@@ -57,4 +58,4 @@ def predicted_gain(
     width = LEAST_ERROR + USUAL_ERROR * abs(math.log(gain))
     if known.num_outcomes:
         width = math.log(known.factor)
-    return with_interval(gain, width, f"a step of {1e3 * first:.3g} to {1e3 * last:.3g} ms")
+    return with_interval(gain, width, f"a step of {human(first, 's')} to {human(last, 's')}")

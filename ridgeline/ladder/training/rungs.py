@@ -19,9 +19,9 @@ from ridgeline.profiling.predicting.prediction import Area
 from ridgeline.training.config import Recomputation, TrainConfig
 from ridgeline.training.memory.methods import TrainingMethod
 from ridgeline.training.memory.plan import itemise
+from ridgeline.training.stepping.captured import graphs_problem
 from ridgeline.training.stepping.precision import has_fp8
 
-CHOSEN = ("precision", "fp8_weight_gradients", "recomputation", "batch.micro", "compile")
 LEVEL_WORDS = {
     "none": "nothing computed again",
     "elementwise": "norms and activations computed again",
@@ -147,6 +147,18 @@ def _other_micro_batch(
     )  # fmt: skip
 
 
+def graphs(context: TrainContext, best: TrainConfig) -> TrainOffer | str:
+    problem = graphs_problem(best, context.model, context.device)
+    if problem is not None:
+        return problem
+    if best.graphs:
+        return "it is on"
+    return TrainOffer(
+        "graphs", "passes as CUDA graphs", replace(best, graphs=True),
+        "one launch instead of one for each kernel",
+    )  # fmt: skip
+
+
 def compiled(context: TrainContext, best: TrainConfig) -> TrainOffer | str:
     if best.compile:
         return "it is on"
@@ -194,6 +206,7 @@ RUNGS = (
     TrainRung("recomputation", "batch and memory", "less recomputation", less_recomputation),
     TrainRung("larger", "batch and memory", "larger micro-batch", larger_micro_batch),
     TrainRung("smaller", "batch and memory", "smaller micro-batch", smaller_micro_batch),
+    TrainRung("graphs", "overhead", "passes as CUDA graphs", graphs),
     TrainRung("compile", "fuse", "norms and activations by torch.compile", compiled),
     TrainRung("fp8", "quantize", "products in fp8, a scale for each tensor", fp8),
     TrainRung("fp8-row", "quantize", "products in fp8, a scale for each row", fp8_rows),
@@ -210,6 +223,7 @@ def combinations(context: TrainContext) -> Iterator[TrainConfig]:
     base, ordered = context.defaults, context.ordered
     levels = LEVELS if ordered.recomputation == "auto" else (base.recomputation,)
     sizes = [base.batch.micro] if ordered.batch.micro is not None else divisors(base.batch.size)
+    can_capture = graphs_problem(base, context.model, context.device) is None
     for level in levels:
         for size in sizes:
             assert size is not None, "nothing is open"
@@ -217,3 +231,5 @@ def combinations(context: TrainContext) -> Iterator[TrainConfig]:
             config = with_micro(replace(base, recomputation=recomputation), size)
             if context.fits(config):
                 yield config
+                if can_capture and not base.graphs:
+                    yield replace(config, graphs=True)

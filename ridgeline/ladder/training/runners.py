@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 
 from ridgeline.data.loading.packing import PackedBatch
+from ridgeline.kernels.document_attention import AttentionPath
 from ridgeline.ladder.training.forms import StepNumbers, TrainForm
 from ridgeline.ladder.training.subject import TrainSubject
 from ridgeline.models import Transformer
@@ -24,7 +25,7 @@ from ridgeline.training.config import TrainConfig
 from ridgeline.training.loss import head_loss, plain_loss
 from ridgeline.training.naive import naive_step
 from ridgeline.training.stepping.precision import PRECISIONS
-from ridgeline.training.stepping.step import Trainer
+from ridgeline.training.stepping.step import StepMode, Trainer
 
 Numbers = Callable[[], StepNumbers]  # of a step that was launched: waits for it
 
@@ -59,12 +60,16 @@ class TrainerRunner:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.update_s = 0.0
-        self._used: TrainForm | None = None
+        self._modes: dict[TrainForm, StepMode] = {}
 
     def use(self, form: TrainForm) -> None:
-        if form != self._used:
-            self.trainer.use(form.config, attention="defined" if form.plain_attention else None)
-            self._used = form
+        """The last two are kept, which are compared: graphs hold memory."""
+        mode = self._modes.pop(form, None)
+        if mode is None:
+            attention: AttentionPath | None = "defined" if form.plain_attention else None
+            mode = self.trainer.mode_of(form.config, attention=attention)
+        self._modes = dict([*self._modes.items(), (form, mode)][-2:])
+        self.trainer.mode = mode
 
     def step(self, batches: Sequence[PackedBatch], lr: float = 0.0) -> Numbers:
         result = self.trainer.step(batches, lr)

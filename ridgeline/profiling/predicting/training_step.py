@@ -24,6 +24,7 @@ from ridgeline.profiling.predicting.training_reach import (
 from ridgeline.profiling.predicting.training_work import (
     AGAIN,
     BACKWARD,
+    STEP_KERNELS,
     PlannedStep,
     WorkOp,
     num_kernels,
@@ -32,6 +33,7 @@ from ridgeline.profiling.predicting.training_work import (
 
 PARTS = ("products", "attention", "loss", "element-wise", "optimizer", "copies", "host")
 GAP_S = 10e-6  # of a GPU, behind each kernel: 5.2 ms of a step with about 500 (H200, 2026-11-18)
+GRAPH_GAP_S = 1.5e-6  # the same between kernels of a graph. Not measured in training
 # The host's for a kernel of a step beyond `eager_launch`: autograd, checks, views. Not measured;
 # it counts where steps are so small that launches take longer than what they launch.
 HOST_S = 40e-6
@@ -132,8 +134,10 @@ def _put_together(
     host_s, is_late = CPU_OPS * CPU_OP_S * count, False
     if step.size.on_gpu:
         known = hardware.ceiling("eager_launch")
-        launch_s = count * (HOST_S + (LAUNCH_S if known is None else known.value))
-        host_s = max(GAP_S * count, launch_s - device_s)
+        launches = STEP_KERNELS + step.size.num_passes if step.is_captured else count
+        launch_s = launches * (HOST_S + (LAUNCH_S if known is None else known.value))
+        gaps_s = (GRAPH_GAP_S if step.is_captured else GAP_S) * count
+        host_s = max(gaps_s, launch_s - device_s)
         is_late = launch_s > device_s
     parts["host"] = host_s
     step_s = device_s + host_s

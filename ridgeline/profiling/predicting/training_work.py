@@ -62,6 +62,7 @@ class PlannedStep:
     codes: Mapping[str, Scheme] = field(default_factory=dict)  # of frozen projections
     qat: QatOptions = field(default_factory=QatOptions)
     deterministic: bool = False
+    is_captured: bool = False  # passes are CUDA graphs
 
     @property
     def num_tokens(self) -> int:
@@ -104,7 +105,13 @@ def planned_step(
     precision = PRECISIONS[config.precision].with_moments(config.optimizer.moments)
     size = step_size(model, config, kind_of(device), method)
     return PlannedStep(
-        size, precision, tuple(documents), method.codes, config.qat, config.deterministic
+        size,
+        precision,
+        tuple(documents),
+        method.codes,
+        config.qat,
+        config.deterministic,
+        config.graphs,
     )
 
 

@@ -72,7 +72,7 @@ class BatchDocuments:
 
     def __init__(self, batch: PackedBatch, plan: ForwardPlan) -> None:
         self.positions_T = batch.positions
-        self._documents = Documents(batch.starts, batch.lengths)
+        self._documents = Documents(batch.starts, batch.lengths, batch.is_padded)
         self._plan = plan
 
     @cached_property

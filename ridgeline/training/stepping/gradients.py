@@ -21,23 +21,25 @@ from ridgeline.training.stepping.gradient_products import SUM
 class GradientSum:
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}  # that passes add to now
+        self._kept: dict[str, Tensor] = {}
 
     def begin(self, num_passes: int) -> None:
-        """Several passes sum into memory that is kept from step to step; products add to it
-        themselves (fused.py).
+        """Several passes sum into memory that is kept from step to step, where captured passes
+        find it too; products add to it themselves (fused.py).
         """
         if num_passes == 1:
-            self._forget()
+            self._detach()
             return
         for name, parameter in self._parameters.items():
-            if name in self._sums:
-                self._sums[name].zero_()
+            if name in self._kept:
+                self._kept[name].zero_()
             else:
-                self._sums[name] = torch.zeros_like(parameter, dtype=torch.float32)
-                setattr(parameter, SUM, self._sums[name])
+                self._kept[name] = torch.zeros_like(parameter, dtype=torch.float32)
+            setattr(parameter, SUM, self._kept[name])
+        self._sums = self._kept
 
-    def _forget(self) -> None:
+    def _detach(self) -> None:
         for name in self._sums:
             delattr(self._parameters[name], SUM)
         self._sums = {}

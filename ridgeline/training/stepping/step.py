@@ -28,6 +28,12 @@ from ridgeline.models import ModelConfig, Transformer
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.loss import head_loss
 from ridgeline.training.methods.rounded import RoundedWeights
+from ridgeline.training.stepping.captured import (
+    Capture,
+    CapturedPasses,
+    PassGradients,
+    capture_pass,
+)
 from ridgeline.training.stepping.distillation import Teacher
 from ridgeline.training.stepping.forward import ForwardPlan, hidden_states
 from ridgeline.training.stepping.fp8 import Fp8Plan, Fp8Weights
@@ -101,6 +107,15 @@ class TrainerProgress:
     good_steps: int = 0  # since the loss scale changed
 
 
+@dataclass(frozen=True)
+class StepMode:
+    """How steps run, whatever the weights are kept as."""
+
+    forward: ForwardPlan
+    uses_tf32: bool
+    captured: CapturedPasses | None  # passes as graphs
+
+
 class Trainer:
     """A model with what learning it takes. `parameters` are those that are learned, by default
     all.
@@ -128,40 +143,46 @@ class Trainer:
         self.loss_scale = LossScale() if plan.scales_loss else None
         self.max_norm = config.optimizer.max_norm
         self.rounded = rounded
-        self.use(config, ops)
+        self._sums = GradientSum(self.weights.parameters)
+        self.mode = self.mode_of(config, ops)
         self._teacher = None
         if teacher is not None:
-            plan_of = ForwardPlan(self._forward.ops, deterministic=config.deterministic)
+            plan_of = ForwardPlan(self.mode.forward.ops, deterministic=config.deterministic)
             self._teacher = Teacher(teacher, plan_of, config.distill.weight)
-        self._sums = GradientSum(self.weights.parameters)
         self.before_update: Callable[[], None] | None = None  # called once
 
-    def use(
+    def mode_of(
         self,
         config: TrainConfig,
         ops: TrainingOps | None = None,
         attention: AttentionPath | None = None,
-    ) -> None:
-        """Run steps as this config orders, with the weights there are: products in fp8 or not,
-        what is computed again, what is compiled. What the weights are kept as cannot change.
+        capture: Capture = capture_pass,
+    ) -> StepMode:
+        """Steps as this config orders, with the weights there are: `trainer.mode = mode` runs them.
+        What the weights are kept as cannot change.
         """
         plan = PRECISIONS[config.precision].with_moments(config.optimizer.moments)
         kept = self.weights.plan
         assert (plan.dtype, plan.format) == (kept.dtype, kept.format), config.precision
-        self.uses_tf32 = plan.uses_tf32
-        self._fp8 = None
+        fp8 = None
         if plan.fp8 is not None:
-            self._fp8 = Fp8Plan(Fp8Weights(), plan.fp8, config.fp8_weight_gradients == "bf16")
+            fp8 = Fp8Plan(Fp8Weights(), plan.fp8, config.fp8_weight_gradients == "bf16")
         # Without a memory plan, which would have chosen, everything is kept.
         recomputation = "none" if config.recomputation == "auto" else config.recomputation
-        self._forward = ForwardPlan(
+        forward = ForwardPlan(
             ops or ops_for(self._is_halted.device, config.compile),
             recomputation,
             config.deterministic,
-            self._fp8,
+            fp8,
             self.rounded,
             attention,
         )
+        captured = None
+        if config.graphs:
+            captured = CapturedPasses(
+                self._pass_alone, config.data.sequence_length, capture=capture
+            )
+        return StepMode(forward, plan.uses_tf32, captured)
 
     @property
     def teacher_config(self) -> ModelConfig | None:
@@ -189,7 +210,7 @@ class Trainer:
         With limits, a bad step is none of the two: it changes nothing, and neither does any step
         behind it before `go_on` is called. Whoever reads the result finds the weights as they were.
         """
-        with tf32_products(self.uses_tf32):
+        with tf32_products(self.mode.uses_tf32):
             loss, count, gradients = self._accumulate(batches)
             factor = self._factor(count)
             norm = norm_of(gradients) * factor
@@ -199,9 +220,9 @@ class Trainer:
             if limits is not None:
                 self._is_halted |= is_bad
             lost = self._update(gradients, lr, norm, factor)
-            for kept in (None if self._fp8 is None else self._fp8.weights, self.rounded):
-                if kept is not None:
-                    kept.forget()
+            self._forget_codes()
+            if self.rounded is not None:
+                self.rounded.forget()
         return self._result(
             torch.stack((loss / count, norm, lost.to(norm), is_bad.to(norm))), count
         )
@@ -264,15 +285,39 @@ class Trainer:
         seed = 1.0 if self.loss_scale is None else self.loss_scale.value / count
         self._sums.begin(len(batches))
         total = torch.zeros((), device=batches[0].ids.device)
+        gradients: dict[str, Tensor] = {}
         for batch in batches:
-            loss = self.learned_loss(batch)
-            (loss if seed == 1.0 else loss * seed).backward()
-            total += loss.detach()
-            self._sums.add()
-        gradients = self._sums.take()
+            if self.mode.captured is None:
+                total += self._pass(batch, seed)
+            else:
+                loss, gradients = self.mode.captured.run(batch)
+                total += loss
+        if self.mode.captured is None:
+            gradients = self._sums.take()
         if self.rounded is not None:
             self.rounded.finish(gradients)
         return total, count, gradients
+
+    def _pass(self, batch: PackedBatch, seed: float) -> Tensor:
+        """Forward and backward; the summed loss."""
+        loss = self.learned_loss(batch)
+        (loss if seed == 1.0 else loss * seed).backward()
+        self._sums.add()
+        return loss.detach()
+
+    def _pass_alone(self, batch: PackedBatch) -> PassGradients:
+        """For a graph: it makes weights' codes itself and leaves none, since the next time it is
+        replayed they are those of other weights.
+        """
+        assert self.loss_scale is None, "check_graphs"
+        self._forget_codes()
+        loss = self._pass(batch, 1.0)
+        self._forget_codes()
+        return PassGradients(loss, self._sums.take())
+
+    def _forget_codes(self) -> None:
+        if self.mode.forward.fp8 is not None:
+            self.mode.forward.fp8.weights.forget()
 
     def gradients(self, batches: Sequence[PackedBatch]) -> tuple[float, int, dict[str, Tensor]]:
         """Loss, counted tokens, and every parameter's gradient in fp32; nothing is changed."""
@@ -288,7 +333,7 @@ class Trainer:
         """What is made smaller: with a teacher the divergence from it, or a mixture with `loss`."""
         if self._teacher is None:
             return self.loss(batch)
-        hidden_TD = hidden_states(self.model, batch, self._forward)
+        hidden_TD = hidden_states(self.model, batch, self.mode.forward)
         share = self._teacher.weight
         loss = self._teacher.divergence(self.model, hidden_TD, batch)
         if share == 1.0:
@@ -297,7 +342,7 @@ class Trainer:
 
     def loss(self, batch: PackedBatch) -> Tensor:
         """Of the text, summed over the batch's counted tokens."""
-        hidden_TD = hidden_states(self.model, batch, self._forward)
+        hidden_TD = hidden_states(self.model, batch, self.mode.forward)
         return head_loss(self.model, hidden_TD, batch.targets)
 
 

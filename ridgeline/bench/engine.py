@@ -30,6 +30,7 @@ from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.clocks import Clocks
+from ridgeline.kernels.compile_times import waited_s
 from ridgeline.models.cost import Chunk, step_cost
 from ridgeline.profiling import step_limit
 from ridgeline.progress import Progress
@@ -141,9 +142,11 @@ def run_workload(
 
 
 def setup_s(engine: Engine) -> float:
-    """What compiling steps and capturing them has taken, until now."""
+    """What compiling steps and capturing them has taken, until now; of steps that are not captured
+    where someone listens to the compiler.
+    """
     graphs = engine.runner.graphs
-    return 0.0 if graphs is None else graphs.setup_s
+    return waited_s() + (0.0 if graphs is None else graphs.setup_s)
 
 
 def _replay(

@@ -9,8 +9,16 @@ less of the stretch than they do together.
 
 from __future__ import annotations
 
+import threading
 from types import TracebackType
 from typing import Any, Self
+
+_now: CompileTimes | None = None  # the stretch that is heard
+
+
+def waited_s() -> float:
+    """What compiling held up whoever opened the stretch that is heard, so far; 0 where none is."""
+    return 0.0 if _now is None else _now.waited_s
 
 
 class CompileTimes:
@@ -19,8 +27,12 @@ class CompileTimes:
     def __init__(self) -> None:
         self.compiled: list[tuple[float, str]] = []  # seconds and name of each kernel
         self.found: list[str] = []  # in the cache on disk
+        self.waited_s = 0.0  # compiling in the thread of the work itself, not beside it
+        self._thread = threading.get_ident()
 
     def __enter__(self) -> Self:
+        global _now
+        _now = self
         knobs = _compilation_knobs()
         if knobs is not None:
             knobs.listener = self._heard
@@ -32,6 +44,8 @@ class CompileTimes:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        global _now
+        _now = None
         knobs = _compilation_knobs()
         if knobs is not None:
             knobs.listener = None
@@ -40,7 +54,10 @@ class CompileTimes:
         if cache_hit:
             self.found.append(str(src.name))
         else:
-            self.compiled.append((times.total / 1e6, str(src.name)))  # from microseconds
+            seconds = times.total / 1e6  # from microseconds
+            self.compiled.append((seconds, str(src.name)))
+            if threading.get_ident() == self._thread:
+                self.waited_s += seconds
 
     @property
     def seconds(self) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
 from triton import knobs
 
-from ridgeline.kernels.compile_times import CompileTimes
+from ridgeline.bench.engine import setup_s
+from ridgeline.kernels.compile_times import CompileTimes, waited_s
 
 
 def told(name: str, microseconds: int, cache_hit: bool = False) -> None:
@@ -34,3 +36,21 @@ def test_a_warm_start_says_so() -> None:
     with CompileTimes() as times:
         told("finish_kernel", 900, cache_hit=True)
     assert times.words() == "no kernel compiled, 1 found in the cache"
+
+
+def test_what_the_work_waited_for_is_no_time_of_its_steps() -> None:
+    """Kernels that are compiled beside it by other threads are not waited for here: those of steps
+    that are captured, whose time the graphs count.
+    """
+    engine: Any = SimpleNamespace(runner=SimpleNamespace(graphs=SimpleNamespace(setup_s=3.0)))
+    assert waited_s() == 0.0
+    with CompileTimes() as times:
+        told("prefill_kernel", 2_000_000)
+        told("finish_kernel", 900, cache_hit=True)
+        beside = Thread(target=told, args=("skinny_kernel", 4_000_000))
+        beside.start()
+        beside.join()
+        assert times.seconds == 6.0
+        assert waited_s() == 2.0
+        assert setup_s(engine) == 5.0
+    assert waited_s() == 0.0

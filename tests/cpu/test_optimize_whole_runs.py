@@ -13,6 +13,7 @@ from sample_climbs import answer_first
 
 from ridgeline.ladder.climbing.last_comparison import (
     LAST_LOOKS_S,
+    LOADING_S,
     _in_the_search,
     end_s,
     measure_last,
@@ -117,6 +118,32 @@ def test_without_time_for_the_whole_its_rates_are_told_by_the_model() -> None:
     assert "the whole workload was not run" in text
     assert "22,777" in text
     assert "17,286" in text
+
+
+class LittleTime(NoTime):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran = list[WorkloadPart]()
+        self.now = 0.0
+
+    def compare_part(self, before: Any, after: Any, part: WorkloadPart, rounds: int) -> Any:
+        self.ran.append(part)
+        self.now = 999.0
+        return [10_000.0], [14_000.0]
+
+
+def test_the_whole_is_run_before_all_that_explains() -> None:
+    """Curves and the plain loop have what time is left behind it."""
+    job, now = job_of("llama-3.1-8b", MANY), progress(outcome("guess"))
+    bench: Any = LittleTime()
+    needed_s = LOADING_S + whole_runs_s(job, now, bench)
+    for spare_s, whole in ((1.0, True), (-1.0, False)):
+        bench.now = 0.0
+        budget = Budget(1000.0, clock=lambda: bench.now)
+        bench.now = 1000.0 - needed_s - spare_s
+        last = measure_last(job, now, ANSWER, bench, budget)
+        assert last.is_by_model != whole
+    assert [part.is_whole(job.workload) for part in bench.ran] == [True]
 
 
 def test_a_headline_by_the_model_says_so() -> None:

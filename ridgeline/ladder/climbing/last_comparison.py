@@ -25,7 +25,8 @@ from ridgeline.ladder.searching.progress import ClimbProgress
 from ridgeline.ladder.state import ClimbState
 
 LONGEST_ROUND_S = 7.0  # of the last comparison
-LAST_LOOKS_S = 2 * CURVE_S + 20.0  # curves, and loading both sides
+LOADING_S = 20.0  # both sides
+LAST_LOOKS_S = 2 * CURVE_S + LOADING_S  # curves too
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ def measure_last(
     left_s = budget.rest_s - LAST_LOOKS_S - plain_loop_s(budget, progress.opening_s)
     whole_s = whole_runs_s(job, progress, bench)
     fits = MIN_ROUNDS if left_s == math.inf else left_s / max(whole_s, 1e-6)
+    if fits < 1 and budget.rest_s - LOADING_S >= whole_s:
+        fits = 1.0  # before all that explains
     notes = list[str]()
     total, ran = None, None
     if fits >= 1 or saved == progress.best:  # files that were written are run at least once
@@ -87,7 +90,8 @@ def measure_last(
     elif saved == progress.best:  # which was looked at, and its time is over
         return replace(rates_by_model(job, progress, bench, notes), total=total, part=ran)
     before, after = bench.figures(progress.start), bench.figures(saved)
-    after_observation = bench.look(saved)
+    has_time = budget.rest_s >= 2 * CURVE_S
+    after_observation = bench.look(saved) if has_time or saved != progress.best else None
     by_model = part is None
     if by_model:
         modelled = rates_by_model(job, progress, bench, notes, saved)

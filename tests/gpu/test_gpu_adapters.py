@@ -70,7 +70,7 @@ def test_adapters(precision: Any, scheme: str | None) -> None:
 def test_rounded_weights() -> None:
     results = []
     for device, precision in (("cpu", "fp32"), ("cuda", "bf16")):
-        model = tiny(device, **SIZES)
+        model = on_device(tiny(**SIZES), device)  # drawn on a GPU they would be other weights
         rounded = found_roundings(model, parse_scheme("int4-g64"), None)
         trainer = Trainer(model, replace(FP32, precision=precision), rounded=rounded)  # type: ignore[arg-type]
         results.append(trainer.gradients([BATCH if device == "cpu" else there(BATCH)]))

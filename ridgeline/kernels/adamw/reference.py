@@ -90,13 +90,20 @@ def update_piece(
     square = (g * g).mul_(rest2)
     first = (first * beta1).add_(g.mul_(rest1))
     second = (second * beta2).add_(square)
-    divisor = torch.sqrt(second, out=square).mul_(root).add_(eps)
+    divisor = root_of(second).mul_(root).add_(eps)
     update = torch.div(first, divisor, out=divisor).mul_(rate)
     after = (before * kept).sub_(update)
     draws = Draws(seed, state.salt, part.start, len(g), g.device)
     keep_moments(state, part, first, second, draws)
     stored = keep_weight(state, part, after, draws)
     return ((stored == before) & (update != 0)).sum()
+
+
+def root_of(x: Tensor) -> Tensor:
+    """The fp32 nearest to its root: in fp64 and then rounded it is that on every device, whereas a
+    vector library's root in fp32 need not be.
+    """
+    return x.double().sqrt_().float()
 
 
 def weight_of(state: AdamWState, part: slice) -> Tensor:
@@ -163,7 +170,7 @@ def first_codes(values: Tensor, chances: Tensor) -> tuple[Tensor, Tensor]:
     """
     scale = block_scale(values)
     share = values.abs() / spread(scale, len(values)) * FIRST_LEVELS**2
-    low = share.sqrt().floor()
+    low = root_of(share).floor()
     way = (share - low * low) / (2.0 * low + 1.0)
     codes = (low + (chances < way)).clamp(max=FIRST_LEVELS)
     return torch.where(values < 0, -codes, codes).nan_to_num(0.0).to(torch.int8), scale
@@ -175,7 +182,7 @@ def second_codes(values: Tensor, chances: Tensor) -> tuple[Tensor, Tensor]:
     """
     scale = block_scale(values)
     share = values / spread(scale, len(values)) * float(SECOND_LEVELS**4)
-    low = share.sqrt().sqrt().floor()
+    low = root_of(root_of(share)).floor()
     here, next_root = low * low, (low + 1.0) * (low + 1.0)
     here, there = here * here, next_root * next_root
     way = (share - here) / (there - here)

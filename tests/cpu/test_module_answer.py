@@ -227,6 +227,31 @@ def test_an_answer_that_does_not_hold_is_given_up(clock: Callable[[Rate], Clock]
     assert kept(result) == []
 
 
+@pytest.mark.usefixtures("no_compiler")
+def test_an_answer_that_is_given_up_leaves_what_compiling_alone_gives(
+    clock: Callable[[Rate], Clock],
+) -> None:
+    holds = True
+
+    def rate(form: ModuleForm) -> float:
+        if form.dtype or form.autocast:
+            return 300.0 if holds else 50.0
+        return {None: 100.0, "default": 105.0, AUTOTUNED: 135.0}[form.compile]
+
+    def slower_from_here(self: climb.Climber, label: str) -> None:
+        nonlocal holds
+        holds = holds and label != "the answer, against the original"
+
+    clock(rate)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(climb.Climber, "_show", slower_from_here)
+        result = climbed(skip=set(CHANGES) - {"bf16", "compile", "autotune"})
+    assert any("none is kept" in note for note in result.climb.notes)
+    assert result.form == ModuleForm(compile=AUTOTUNED)
+    assert result.speedup is not None
+    assert result.speedup.value == pytest.approx(1.35)
+
+
 def test_ctrl_c_leaves_the_best_so_far(
     clock: Callable[[Rate], Clock], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -474,7 +474,7 @@ def test_vision_models_climb(name: str, rates: Callable[[Rate], None]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [name for name, case in SMALL.items() if case.has_peers])
 def test_vision_models_beside_the_compiler(
     name: str,
     capsys: pytest.CaptureFixture[str],
@@ -484,15 +484,17 @@ def test_vision_models_beside_the_compiler(
     """The benchmark for real, in small; figures are printed, the outputs and the record checked."""
     monkeypatch.undo()
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
-    options = "--small --mode default --budget 30 --rounds 5 --save"
+    options = "--small --mode default --limit 60 --rounds 5 --save"
     monkeypatch.setattr("sys.argv", ["vision_bench", name, *options.split(), str(tmp_path)])
     vision_bench.main()
+    out = capsys.readouterr().out
+    assert "what came of rungs for vision models" in out
     with capsys.disabled():
-        print(f"\n{capsys.readouterr().out}")
+        print(f"\n{out}")
     path = next(tmp_path.glob(f"bench-modules-{name}-*.json"))
     record = Record.from_json(json.loads(path.read_text()))
     assert record.command[:3] == ("python", "-m", "vision_bench")
-    for side in ("as given", "default", "bf16, default", "optimize"):
+    for side in ("as given", "default", "optimize"):
         assert record.values[f"{side}: a call"].value > 0
     assert record.values["optimize: error"].value < 0.02
     assert record.values["optimize over default"].unit == "x"

@@ -171,7 +171,7 @@ class Climber:
             return  # a single one was measured
         gains = {each.name: self._share(each) for each in doubtful}
         for change in sorted(doubtful, key=lambda each: gains[each.name].speedup):
-            if change.alters or gains[change.name].low < 1.0:
+            if change.alters or (gains[change.name].low < 1.0 and not change.is_free):
                 self._try_without(change)
 
     def _try_without(self, change: ModuleChange) -> None:
@@ -199,9 +199,10 @@ class Climber:
         rest = tuple(each for each in self.changes if each.name != change.name)
         self._take(checked, rest, speedup_of(share.after, share.before))
 
-    def _compiled_alone(self) -> None:
+    def _compiled_alone(self, after_giving_up: bool = False) -> None:
         """The module as it is under each mode of torch.compile, beside an answer that has more in
-        it: what anybody has by one line of torch must not be faster.
+        it: what anybody has by one line of torch must not be faster. Beside the original only where
+        an answer was given up: as single changes they were tried before.
         """
         bench, skip = self.bench, set(self.bench.settings.skip)
         free = [each for each in CHANGES.values() if each.is_free and each.name not in skip]
@@ -214,7 +215,9 @@ class Climber:
             changes = (*free, CHANGES[name])
             form = form_of(changes)
             failed = any(o.name == name and o.status == "failed" for o in self._tried)
-            if name in skip or failed or form == self.form or self._checked is None:
+            if name in skip or failed or form == self.form:
+                continue
+            if self._checked is None and not after_giving_up:
                 continue
             predicted = predict_together(bench.work, form, changes)
             is_far = self.total is not None and predicted.high < self.total.value
@@ -258,6 +261,8 @@ class Climber:
             self.notes.append(text)
             self._tried += [outcome_of(each, "dropped", text) for each in self.changes]
             self.form, self.changes, self._checked, self.total = ModuleForm(), (), None, None
+            self._singles.clear()
+            self._compiled_alone(after_giving_up=True)
 
     def _explained(self, problem: str | None) -> list[RungOutcome]:
         if self._checked is None or self.total is None or not self.changes:

@@ -24,6 +24,7 @@ from ridgeline.ladder.modules.forms.building import Example
 from ridgeline.ladder.modules.forms.copies import copied
 from ridgeline.ladder.modules.forms.linears import largest_group, replaceable
 from ridgeline.ladder.modules.forms.padding import paddable
+from ridgeline.ladder.modules.forms.winograd import replaceable_convolutions
 from ridgeline.ladder.outcome import RungOutcome, RungStatus
 from ridgeline.profiling.modules.alignment import ALIGNED, advice, odd_layers
 from ridgeline.profiling.modules.call_work import CallWork
@@ -202,6 +203,17 @@ def _autotune(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     return yes("other kernels than torch.compile's usual ones may be faster")
 
 
+def _winograd(change: ModuleChange, candidate: Candidate) -> RungAnswer:
+    if candidate.on_gpu:
+        return no("cuDNN has kernels of its own for it")
+    count = len(replaceable_convolutions(candidate.module))
+    if count == 0:
+        return no("no 3 × 3 convolution with stride 1")
+    if candidate.form.dtype or candidate.form.autocast or torch.float32 not in candidate.dtypes:
+        return no("half precision would lose too much on the way")
+    return yes(f"{count} convolutions of 3 × 3")
+
+
 def _cudnn_benchmark(change: ModuleChange, candidate: Candidate) -> RungAnswer:
     if not candidate.on_gpu:
         return no("cuDNN runs on a GPU only")
@@ -291,6 +303,7 @@ _RULES: dict[str, Callable[[ModuleChange, Candidate], RungAnswer]] = {
     "int8": _weights,
     "int4": _weights,
     "autotune": _autotune,
+    "winograd": _winograd,
     "cudnn-benchmark": _cudnn_benchmark,
     "pad": _pad,
     "pinned-inputs": _pinned_inputs,

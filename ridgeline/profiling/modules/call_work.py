@@ -25,6 +25,8 @@ class CallWork:
     grad: bool  # autograd watched
     linears: frozenset[str] = frozenset()  # paths of nn.Linear: whose weights may become codes
     odd: Mapping[str, OddLayer] = field(default_factory=dict)  # paths of layers 8 does not divide
+    # Channels in and out of convolutions that Winograd's products can replace, by path.
+    squares: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     host_input_bytes: int = 0  # of inputs that every call brings to the device, beside `call_s`
     is_queued: bool = False  # calls follow each other without waiting for results
     # Of the ops' time, on the longest path through branches that could run at once; 1: a chain.

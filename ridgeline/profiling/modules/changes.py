@@ -58,6 +58,10 @@ _ALL = (
         "torch.backends.cudnn.benchmark = True", {"cudnn_benchmark": True}, is_guess=True,
     ),
     ModuleChange(
+        "winograd", "custom kernels", "3×3 convolutions by Winograd's products",
+        "ridgeline.optimize(module, inputs)", {"winograd": True}, is_guess=True,
+    ),
+    ModuleChange(
         "compile", "fuse", "torch.compile",
         "torch.compile(module)", {"compile": "default"}, is_guess=True,
     ),

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from ridgeline.profiling.modules.alignment import OddLayer
 from ridgeline.profiling.modules.call_work import CallWork, OpPiece
+from ridgeline.profiling.modules.convolutions import carried_bytes, work_share
 from ridgeline.profiling.modules.form import ModuleForm
 
 HALF = ("bf16", "fp16")
@@ -54,6 +55,17 @@ def channels_last_s(
     if bandwidth is None:
         return seconds
     return max(min(seconds, limit_s), seconds - 2 * num_bytes / bandwidth)
+
+
+def winograd_s(seconds: float, piece: OpPiece, work: CallWork, form: ModuleForm) -> float:
+    """Of a convolution of 3 × 3 by Winograd's products: at the same rate, and with what is written
+    and read to carry its inputs and outputs there and back.
+    """
+    memory = work.hardware.ceiling("read_bandwidth")
+    carrying_s = 0.0
+    if memory is not None:
+        carrying_s = carried_bytes(activation_bytes(piece, form)) / memory.value
+    return work_share(*work.squares[piece.path]) * seconds + carrying_s
 
 
 def padded_s(

@@ -29,6 +29,7 @@ class ModuleForm:
     cudnn_benchmark: bool = False  # convolutions timed once for each shape, for the time of a call
     pad: bool = False  # layers whose sizes 8 does not divide get zeros up to the next multiple
     inputs: Literal["pinned"] | None = None  # from the host by pinned memory, not waited for
+    winograd: bool = False  # convolutions of 3 × 3 by Winograd's products
     streams: bool = False  # independent branches on streams of their own
 
     def edit_from(self, other: ModuleForm) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from ridgeline.profiling.modules.device_costs import (
     nearer_s,
     overlapped,
     padded_s,
+    winograd_s,
 )
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.profiling.modules.tracing import TracedOp
@@ -141,6 +142,8 @@ def _fits(work: CallWork, change: ModuleChange) -> bool:
         return any("conv" in op.name for op in ops)
     if change.name == "pad":
         return bool(work.odd)
+    if change.name == "winograd":
+        return bool(work.squares) and not work.on_gpu
     return change.name not in UNCOUNTED
 
 
@@ -247,6 +250,8 @@ def _seconds(piece: OpPiece, work: CallWork, form: ModuleForm) -> float:
             memory = work.hardware.ceiling("read_bandwidth")
             rate = None if memory is None else memory.value
             seconds = channels_last_s(seconds, after, activation_bytes(piece, form), rate)
+        if form.winograd and piece.path in work.squares:
+            seconds = winograd_s(seconds, piece, work, form)
         if form.cudnn_benchmark:
             seconds = nearer_s(seconds, after, TIMED)
     if form.compile == "max-autotune-no-cudagraphs" and piece.kind == "matrix":

@@ -25,6 +25,7 @@ from ridgeline.kernels.ceilings import measure
 from ridgeline.profiling.modules import gains
 from ridgeline.profiling.modules.alignment import ALIGNED, OddLayer, advice, odd_layers
 from ridgeline.profiling.modules.call_work import CallWork
+from ridgeline.profiling.modules.convolutions import winograd_layers
 from ridgeline.profiling.modules.devices import device_of, move
 from ridgeline.profiling.modules.paths import names_of, parameters_of
 from ridgeline.profiling.modules.result import ModuleProfile
@@ -93,6 +94,7 @@ def profiled(
         _grad(parameters),
         frozenset(path for module, path in names.items() if type(module) is nn.Linear),
         odd_layers((path, module) for module, path in names.items()),
+        winograd_layers((path, module) for module, path in names.items()),
     )
     return _result(known, timing, watched, peak_bytes)
 
@@ -126,6 +128,7 @@ class ModuleFacts(NamedTuple):
     grad: bool  # autograd watches
     linears: frozenset[str]  # paths of nn.Linear
     odd: Mapping[str, OddLayer] = {}  # layers that 8 does not divide
+    squares: Mapping[str, tuple[int, int]] = {}  # as in CallWork
 
 
 def _result(
@@ -184,6 +187,7 @@ def divide(
         grad=known.grad,
         linears=known.linears,
         odd=known.odd,
+        squares=known.squares,
     )
     return work, division
 

@@ -26,6 +26,7 @@ from ridgeline.ladder.modules.forms.inputs import PinnedInputs, host_tensors, pl
 from ridgeline.ladder.modules.forms.linears import CodedLinear, quantize
 from ridgeline.ladder.modules.forms.padding import pad_layers
 from ridgeline.ladder.modules.forms.streams import StreamedModule
+from ridgeline.ladder.modules.forms.winograd import to_winograd
 from ridgeline.profiling.modules.devices import converted
 from ridgeline.profiling.modules.form import ModuleForm
 from ridgeline.quantization.scheme import parse_scheme
@@ -134,6 +135,8 @@ def build(
             _keep_untraced(made)
     if form.pad:
         made = pad_layers(made)
+    if form.winograd:
+        made = to_winograd(made)
     if form.layout == "channels_last":
         _to_channels_last(made)
     return Built(made, form, example, back)

@@ -106,6 +106,30 @@ def test_nothing_is_switched_off_because_time_ran_out() -> None:
     assert made.climber.budget.used_s <= 30.0
 
 
+def test_a_comparison_that_time_runs_out_of_keeps_nothing() -> None:
+    """Steps that turn out to take ten times as long: rounds end with the budget."""
+    calls: list[int] = []
+
+    def step(form: TrainForm) -> float:
+        calls.append(1)
+        return (10.0 if len(calls) > 3 else 1.0) * (0.9 if form.config.batch.micro == 4 else 1.0)
+
+    made = scripted_climb(ScriptedBench(step), defaults=small(2), budget_s=60.0)
+    made.climber.climb()
+    late = outcome(made.climber.outcomes, "micro-batch-4")
+    assert late.status == "not reached"
+    assert "rounds gave" in late.reason
+    assert made.climber.best == small(2)
+    assert made.climber.budget.used_s < 60.0 + 2 * 10.0
+
+
+def test_compiling_is_not_begun_where_there_is_no_time_for_it() -> None:
+    made = scripted_climb(ScriptedBench(lambda form: 0.1), defaults=small(16), budget_s=40.0)
+    made.climber.climb()
+    assert outcome(made.climber.outcomes, "compile").status == "not reached"
+    assert not any(form.config.compile for form in made.bench.timed)
+
+
 def test_ctrl_c_leaves_the_best_so_far() -> None:
     made = scripted_climb(ScriptedBench(by_micro, stop_after=12), defaults=small(2))
     made.climber.climb()

@@ -158,6 +158,9 @@ class TrainClimber:
     def _measured(self, offer: TrainOffer, area: Area) -> RungOutcome:
         compared = self.comparing.compare(TrainForm(self.best), TrainForm(offer.config))
         speedup, losses = compared.speedup, None
+        if len(speedup.after) < MIN_ROUNDS and speedup.high >= 1.0:
+            reason = f"{self._no_time()}; {len(speedup.after)} rounds gave {in_words(speedup)}"
+            return self._outcome(offer, area, "not reached", reason, achieved=speedup)
         if not compared.is_kept():
             reason = f"{slower_words(speedup)}; {offer.why}"
             return self._outcome(offer, area, "dropped", reason, achieved=speedup)

@@ -19,6 +19,7 @@ from ridgeline.ladder.training.forms import StepNumbers, TrainForm
 LEAST_ROUNDS, MORE_ROUNDS = 3, 8  # to drop what is clearly slower; where five do not tell
 WORTH = 1.01  # times as fast: less is not worth a change, however sure
 WARM_UP = 3.0  # rounds that loading, compiling and the first steps of a new form are taken to be
+COMPILE_S = 30.0  # for torch.compile: 15 to 26 s of one core (Neoverse N1, 2026-11-18)
 LONGEST_ROUND_S = 60.0  # a step that takes longer is timed by a part of it
 # What the order of sums changes in a loss, and in a gradient's norm, at most: shares.
 LOSS_NOISE = {"fp32": 1e-4, "tf32": 2e-3}
@@ -33,7 +34,9 @@ class ComparedSteps:
     after_s: float
 
     def is_kept(self) -> bool:
-        return self.speedup.is_beyond_noise and self.speedup.value >= WORTH
+        """What is kept has rounds enough."""
+        is_sure = self.speedup.is_beyond_noise and len(self.speedup.after) >= MIN_ROUNDS
+        return is_sure and self.speedup.value >= WORTH
 
 
 @dataclass
@@ -61,14 +64,15 @@ class Comparing:
         """
         known = [self._step_s[form] for form in (before, after) if form in self._step_s]
         round_s = max(self.round_s, *(min(each, LONGEST_ROUND_S) for each in known or [0.0]))
-        new = sum(WARM_UP for form in (before, after) if form not in self._step_s)
-        return (2 * (rounds or self.rounds) + new) * round_s
+        new = [form for form in (before, after) if form not in self._step_s]
+        compiling_s = COMPILE_S * sum(form.config.compile for form in new)
+        return (2 * (rounds or self.rounds) + WARM_UP * len(new)) * round_s + compiling_s
 
     def compare(
         self, before: TrainForm, after: TrainForm, rounds: int | None = None, *, firm: bool = False
     ) -> ComparedSteps:
-        """At least `rounds`; fewer where it is clearly slower, more where that does not tell and
-        there is time. `firm`: just as many.
+        """At least `rounds`; fewer where it is clearly slower or no time is left, more where that
+        does not tell and there is time. `firm`: just as many.
         """
         least = rounds or self.rounds
         most = least if firm else max(least, MORE_ROUNDS)
@@ -92,6 +96,8 @@ class Comparing:
         if firm:
             return False
         if count >= LEAST_ROUNDS and speedup.high < 1.0:
+            return True
+        if self.budget.rest_s <= 0.0:
             return True
         if count < least:
             return False

@@ -83,7 +83,7 @@ LARGE = {
 SMALL = {
     "vit": VisionCase(partial(SmallViT, 64, 2), (1, 3, 32, 32)),
     "conv": VisionCase(partial(SmallConvNet, 16, 2), (1, 3, 32, 32)),
-    "windowed": VisionCase(partial(WindowedEncoder, 64, 2), (1, 3, 64, 64)),
+    "windowed": VisionCase(partial(WindowedEncoder, 64, 2, 32, 8, 2), (1, 3, 32, 32)),
     "branches": VisionCase(partial(Branches, 16), (1, 16, 16, 16)),
     "streams": VisionCase(partial(Branches, 16), (1, 16, 16, 16), skip=(*UNCOMPILED, "graphs")),
     "odd": VisionCase(
@@ -114,7 +114,7 @@ def timed_beside(
     hardware: Hardware,
     *,
     mode: str = MODES[0],
-    part_s: float = 240.0,
+    part_s: float = 120.0,
     rounds: int = MIN_ROUNDS,
     round_s: float = 0.1,
 ) -> VisionTimes:

@@ -460,7 +460,7 @@ def test_every_value_is_waited_for_by_who_reads_it_elsewhere(seed: int) -> None:
 def test_vision_models_climb(name: str, rates: Callable[[Rate], None]) -> None:
     rates(lambda form: 100.0 + 20 * len(form.edit_from(ModuleForm())))
     case = SMALL[name]
-    module, x = case.make().eval(), torch.randn(2, *case.shape[1:])
+    module, x = case.make().eval(), torch.randn(case.shape)
     expected = module(x).detach()
     for result in (
         optimized(module, x, max_error=0.05),

@@ -68,6 +68,8 @@ def unlike_tuples(scope: ast.AST) -> set[str]:
 def splats(scope: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and name of each `function(*name)` where the name holds such a tuple."""
     names = unlike_tuples(scope)
+    if not names:
+        return
     for node in ast.walk(scope):
         if not isinstance(node, ast.Call):
             continue

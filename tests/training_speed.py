@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import re
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +30,9 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.models.cost import num_parameters
 from ridgeline.models.families import describe_hf
 from ridgeline.models.shapes import SHAPES
+from ridgeline.profiling.tracing.tracing import traced
+from ridgeline.profiling.tracing.training_division import divide_training
+from ridgeline.profiling.tracing.training_trace import StepOwners
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.initial import fill_initial
 from ridgeline.training.naive import naive_gradients, naive_loss
@@ -40,14 +41,6 @@ from ridgeline.training.stepping.step import Trainer
 
 DEVICE = torch.device("cuda")
 PEAK_FLOPS = 989e12  # H200, dense bf16, datasheet
-GROUPS = {  # by the names of kernels; the first that matches
-    "copies": r"memcpy|memset|copy_kernel|CatArray|direct_copy",
-    "attention": r"flash|fmha|cudnn.*sdpa|sdpa|attention|delta_kernel|query_grad|key_grad",
-    "products": r"gemm|nvjet|cutlass|xmma|cublas|splitK",
-    "loss": r"row_loss|cross_entropy",
-    "optimizer": r"adamw|multi_tensor|foreach",
-    "element-wise": r"",
-}
 BATCH, LENGTH = 8, 4096
 
 
@@ -169,42 +162,24 @@ def timed(name: str, step: Callable[[], Any], flops: float, seconds: float) -> f
     return BATCH * LENGTH / elapsed
 
 
-def kernels_of(step: Callable[[], Any], num_steps: int = 2) -> Iterator[tuple[str, float, float]]:
-    """Name, start and end of every kernel, in ms."""
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
-        for _ in range(num_steps):
-            step()
-        torch.cuda.synchronize()
-    for event in profiler.events():
-        if event.device_type == DeviceType.CUDA and event.time_range.elapsed_us() > 0:
-            yield event.name, event.time_range.start / 1e3, event.time_range.end / 1e3
-
-
-def divide(name: str, step: Callable[[], Any], num_steps: int = 2) -> None:
-    """A step's time by groups of kernels, and the longest kernels."""
-    kernels = sorted(kernels_of(step, num_steps), key=lambda each: each[1])
-    if not kernels:
-        say(division=name, error="the profiler saw no kernels")
-        return
-    groups: Counter[str] = Counter()
-    names: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
-    busy, end = 0.0, kernels[0][1]
-    for kernel, start, stop in kernels:
-        group = next(g for g, pattern in GROUPS.items() if re.search(pattern, kernel, re.I))
-        groups[group] += stop - start
-        names[kernel[:90]] += stop - start
-        calls[kernel[:90]] += 1
-        busy += max(0.0, stop - max(start, end))
-        end = max(end, stop)
-    span = end - kernels[0][1]
-    shares = {each: round(groups[each] / num_steps, 2) for each in GROUPS}
-    say(division=name, ms=shares, gaps_ms=round((span - busy) / num_steps, 2))
-    for kernel, spent in names.most_common(24):
-        print(f"  {spent / num_steps:8.2f} ms {calls[kernel] // num_steps:5d} x  {kernel}")
+def divide(name: str, step: Callable[[], Any], config: ModelConfig, micro: int) -> None:
+    """A step's time by parts and ops, as `ridgeline profile --train` divides it; and the longest
+    kernels.
+    """
+    num_steps = 3
+    started = time.perf_counter()
+    for _ in range(num_steps):
+        step()
+    torch.cuda.synchronize()
+    step_s = (time.perf_counter() - started) / num_steps
+    document = traced(step, num_steps, DEVICE, shapes=True)
+    division = divide_training(document, StepOwners(config, micro * LENGTH), step_s, DEVICE)
+    parts = {part: round(1e3 * seconds, 2) for part, seconds in division.parts.items()}
+    say(division=name, ms=parts, notes=division.notes)
+    for op in division.ops:
+        print(f"  {1e3 * op.seconds:8.2f} ms {op.num_calls:6.0f} x  {op.name}")
+        for kernel in op.kernels[:3]:
+            print(f"      {1e3 * kernel.seconds:8.2f} ms {kernel.count:6.0f} x  {kernel.name[:90]}")
 
 
 def ours(config: ModelConfig, settings: TrainConfig, micro: int) -> Callable[[], Any]:
@@ -250,16 +225,22 @@ def liger(config: ModelConfig) -> Callable[[], Any]:
 
 
 def measure(
-    name: str, make: Callable[[], Callable[[], Any]], flops: float, seconds: float, divided: bool
+    name: str,
+    make: Callable[[], Callable[[], Any]],
+    flops: float,
+    seconds: float,
+    divided: ModelConfig | None,
 ) -> None:
-    """One setting; one that fails is named, and the rest goes on."""
+    """One setting; one that fails is named, and the rest goes on. `divided`: of this model, in one
+    pass.
+    """
     torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
     try:
         step = make()
         timed(name, step, flops, seconds)
-        if divided:
-            divide(name, step)
+        if divided is not None:
+            divide(name, step, divided, BATCH)
     except Exception as error:
         say(step=name, error=f"{type(error).__name__}: {str(error)[:400]}")
     step = None  # type: ignore[assignment]
@@ -296,7 +277,7 @@ def main() -> int:
     ]
     for name, make, seconds, divided in settings:
         if options.only in name:
-            measure(name, make, flops, seconds, divided)
+            measure(name, make, flops, seconds, config if divided else None)
     say(seconds=round(time.perf_counter() - began, 1))
     return 0 if good else 1
 

@@ -18,6 +18,8 @@ from rich.console import Console
 from ridgeline.cli.options import add_flags, add_model, add_save, flag_words, given_flags
 from ridgeline.cli.parser import group
 from ridgeline.cli.profile_subject import CONTEXT, PromptSizes, check, sizes_of, subject_of
+from ridgeline.cli.profile_training import STEPS as TRAINING_STEPS
+from ridgeline.cli.profile_training import add_training_flags, check_no_training, run_training
 from ridgeline.cli.tables.profile import draw
 from ridgeline.cli.terminal import Terminal
 from ridgeline.engine.execution.work import matrix_dtype
@@ -42,10 +44,11 @@ from ridgeline.version import __version__
 
 EXAMPLE = """\
 ridgeline profile demo
-ridgeline profile --shape llama-3.1-8b --batch 8 --context 4096"""
+ridgeline profile --shape llama-3.1-8b --batch 8 --context 4096
+ridgeline profile --train --shape llama-3.2-1b --batch 8 --sequence-length 4096"""
 MAIN_FLAGS = (
-    "--shape", "--device", "--batch", "--context", "--prefill", "--loop", "--dtype", "--scheme",
-    "--kv-dtype", "--html", "--trace", "--save",
+    "--shape", "--device", "--train", "--batch", "--context", "--prefill", "--loop", "--dtype",
+    "--scheme", "--kv-dtype", "--html", "--trace", "--save",
 )  # fmt: skip
 
 OUTPUT_TOKENS = 128  # of each request, where gains are predicted end to end
@@ -60,7 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser, or_shape=True)
     work = group(parser, "work to profile")
     work.add_argument(
-        "--batch", type=int, default=1, metavar="N", help="sequences in a decode step (default: 1)"
+        "--train", action="store_true", help="profile a training step instead of inference"
+    )
+    work.add_argument(
+        "--batch",
+        type=int,
+        metavar="N",
+        help="sequences in a decode step (default: 1), or in a training step (8)",
     )
     work.add_argument(
         "--context",
@@ -77,7 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps",
         type=int,
         metavar="N",
-        help=f"decode steps to time (default: {STEPS['gpu']} on a GPU, {STEPS['cpu']} on a CPU)",
+        help=f"decode steps to time (default: {STEPS['gpu']} on a GPU, {STEPS['cpu']} on a CPU), "
+        f"or training steps ({TRAINING_STEPS['gpu']}, {TRAINING_STEPS['cpu']})",
     )
     work.add_argument(
         "--loop",
@@ -89,6 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(COUNTED, action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(save_model=None)
     add_flags(parser, Recipe)
+    add_training_flags(parser)
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -105,6 +116,9 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
+    if args.train:
+        return run_training(args, terminal)
+    check_no_training(args)
     check(args)
     with terminal.progress() as progress:
         hardware = detect(args.device)
@@ -156,7 +170,7 @@ def profiled(
     num_steps = args.steps or STEPS["cpu" if subject.device.type == "cpu" else "gpu"]
     progress("profiling", 0, 2)
     decode = profile_decode(
-        subject, hardware, batch=args.batch, context=context, num_steps=num_steps,
+        subject, hardware, batch=args.batch or 1, context=context, num_steps=num_steps,
         with_trace=args.trace is not None,
     )  # fmt: skip
     progress("profiling", 1, 2)
@@ -177,9 +191,10 @@ def situation_here(
     prompts: PromptSizes,
 ) -> Situation:
     """For requests of these prompts, as many at once as decode here."""
-    counts = {"prefill": args.batch / prompts.batch, "decode": float(OUTPUT_TOKENS)}
+    batch = args.batch or 1
+    counts = {"prefill": batch / prompts.batch, "decode": float(OUTPUT_TOKENS)}
     phases = [step.phase_time(counts[step.phase]) for step in steps]
-    return situation_of(subject, hardware, phases, loop=subject.loop, concurrency=float(args.batch))
+    return situation_of(subject, hardware, phases, loop=subject.loop, concurrency=float(batch))
 
 
 def notes_of_ranks(subject: ProfiledSteps) -> list[str]:
@@ -234,7 +249,7 @@ def counted_steps(
         run()
         run()
         _marked(run)
-    with subject.decoding(args.batch, context, 8) as step:
+    with subject.decoding(args.batch or 1, context, 8) as step:
         for _ in range(4):
             step()
         _marked(step)
@@ -258,7 +273,7 @@ def described(
         words.append(f"KV cache in {recipe.kv.dtype}")
     if subject.num_ranks > 1:
         words.append(f"{subject.num_ranks} ranks")
-    requests = f"{args.batch} requests" if args.batch > 1 else "a request"
+    requests = f"{args.batch} requests" if (args.batch or 1) > 1 else "a request"
     return {
         "model": args.model or args.shape,
         "loop": subject.loop,

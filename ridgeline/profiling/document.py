@@ -28,6 +28,16 @@ PARTS = {  # of a step: the words of the division, and what they mean
     "host": "planning, sending, receiving: the device waits",
 }
 
+TRAINING_PARTS = {  # of a training step
+    "products": "with weights, forward and for both gradients, and computed again",
+    "attention": "of tokens over those before them, and its gradients",
+    "loss": "passes over the head's logits",
+    "element-wise": "norms, rotations, activations, embeddings, codes",
+    "optimizer": "the gradients' norm, and AdamW's pass",
+    "copies": "between host and device, between dtypes",
+    "host": "between kernels and ops: launches, Python, autograd",
+}
+
 
 def document(
     header: Mapping[str, Any],  # model, loop, form: what was profiled
@@ -42,7 +52,7 @@ def document(
         **header,
         "device": hardware.name,
         "device_type": hardware.device_type,
-        "ceilings": {key: value.to_json() for key, value in _ceilings(hardware).items()},
+        "ceilings": ceilings_json(hardware),
         "steps": [step_json(step, counted) for step in steps],
         "gap": [asdict(part) for part in gap],
         "next": [each.to_json() for each in advice],
@@ -83,11 +93,11 @@ def step_json(step: StepProfile, counted: Counted | None = None) -> dict[str, An
         "num_kernels": division.num_kernels,
         "busy_s": division.busy_s,
         "totals": {name: division.parts[name] for name in PARTS},
-        "rows": [_row(placed, counted) for placed in step.placed],
+        "rows": [row_json(placed, counted) for placed in step.placed],
     }
 
 
-def _row(placed: PlacedOp, counted: Counted | None) -> dict[str, Any]:
+def row_json(placed: PlacedOp, counted: Counted | None) -> dict[str, Any]:
     op, cost = placed.op, placed.cost
     kernels = [_kernel(kernel.name, counted) | vars(kernel) for kernel in op.kernels]
     return {
@@ -135,8 +145,9 @@ def _figure(kernel: Mapping[str, Any], name: str) -> float | None:
     return None if value is None else float(value)
 
 
-def _ceilings(hardware: Hardware) -> dict[str, Any]:
+def ceilings_json(hardware: Hardware) -> dict[str, Any]:
+    """Those over steps, as far as they are known."""
     keys = ("read_bandwidth", "memory_bandwidth")
     matrices = [f"matrix_{name}" for name in ("fp32", "tf32", "bf16", "fp16", "fp8", "int8")]
     known = {key: hardware.ceiling(key) for key in (*keys, *matrices)}
-    return {key: ceiling for key, ceiling in known.items() if ceiling is not None}
+    return {key: ceiling.to_json() for key, ceiling in known.items() if ceiling is not None}

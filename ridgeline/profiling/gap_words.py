@@ -22,6 +22,10 @@ CAUSES = {
     "gaps": "the device waits between kernels until the next is launched",
     "host": "the device waits while the host plans, sends and receives",
     "copies": "copies between host and device, and on it",
+    "products": "products run below the ceiling, or are computed twice",
+    "loss": "passes over logits, which the limit does not count",
+    "element-wise": "norms, rotations, activations and embeddings, which the limit does not count",
+    "optimizer": "the gradients' norm and AdamW, which the limit does not count",
     "communication": "sums and gathers between ranks, waiting for the slowest included",
 }
 ON_CPU = {

@@ -97,7 +97,7 @@ def _longest_wait(phase: str, division: Division) -> tuple[float, StepVerdict]:
     """Its share of the step, and what is said of it."""
     total = division.step_s or 1.0
     host, gaps = division.host_s / total, division.gaps_s / total
-    ranks = division.parts["communication"] / total
+    ranks = division.parts.get("communication", 0.0) / total
     waits: tuple[tuple[float, Verdict, str], ...] = (
         (host, "host", f"waits for the host {host:.0%} of the time"),
         (gaps, "overhead", f"spends {gaps:.0%} of the time between kernels"),

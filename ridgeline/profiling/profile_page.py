@@ -11,7 +11,7 @@ from typing import Any
 
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware.units import human, percent
-from ridgeline.profiling.document import PARTS
+from ridgeline.profiling.document import PARTS, TRAINING_PARTS
 from ridgeline.profiling.drawing import (
     Bar,
     BarPart,
@@ -95,23 +95,28 @@ def _notes(notes: Sequence[str]) -> Markup | str:
 
 
 def _bars(steps: Sequence[ProfileDocument]) -> Markup:
-    taken = {name: text for name, text in PARTS.items() if any(s["totals"][name] for s in steps)}
-    bars = [
-        Bar(
-            step["label"],
-            [BarPart(name, step["totals"][name], text) for name, text in taken.items()],
-        )
-        for step in steps
-    ]
+    """Of a training step also what was predicted of it."""
+    meanings = TRAINING_PARTS if steps[0]["phase"] == "training" else PARTS
+    bars = {step["label"]: step["totals"] for step in steps}
+    for step in steps:
+        if step.get("predicted_totals"):
+            bars = {"measured": step["totals"], "predicted": step["predicted_totals"]}
+    taken = {name: text for name, text in meanings.items() if any(b[name] for b in bars.values())}
     return stacked_bars(
-        bars, lambda seconds: human(seconds, "s"), whole="the step", are_shares=True
+        [
+            Bar(label, [BarPart(name, totals[name], text) for name, text in taken.items()])
+            for label, totals in bars.items()
+        ],
+        lambda seconds: human(seconds, "s"),
+        whole="the step",
+        are_shares=True,
     )
 
 
 def _roofline(document: ProfileDocument) -> Markup:
     dots = [
         Dot(
-            f"{row['op']} ({step['phase']})",
+            row["op"] if step["phase"] == "training" else f"{row['op']} ({step['phase']})",
             row["flops"] / row["bytes"],
             row["flops_per_s"],
             f"{share_text(row['share_of_ceiling'])} of the ceiling, {row['share']:.0%} of the step",
@@ -141,11 +146,21 @@ def _roofs(ceilings: ProfileDocument) -> Roofs | None:
 def _ops(step: ProfileDocument) -> Markup:
     rows = [_op_cells(row) for row in step["rows"]]
     for name, verdict in WAITS.items():
-        seconds = step["totals"][name]
+        seconds = step["totals"].get(name, 0.0)
         if seconds > 0:
             share = f"{seconds / step['step_s']:.1%}"
             rows.append((name, human(seconds, "s"), share, "", "", "", "", verdict))
-    return table(COLUMNS, rows, step["label"])
+    columns = COLUMNS
+    if step.get("predicted_s") is not None:
+        columns = (*COLUMNS[:2], Column("predicted", is_number=True), *COLUMNS[2:])
+        expected = {row["op"]: row["predicted_s"] for row in step["rows"]}
+        expected |= {name: step["predicted_totals"].get(name) for name in WAITS}
+        rows = [(*row[:2], seconds_text(expected.get(row[0])), *row[2:]) for row in rows]
+    return table(columns, rows, step["label"])
+
+
+def seconds_text(seconds: float | None) -> str:
+    return human(seconds, "s") if seconds else ""
 
 
 def _op_cells(row: ProfileDocument) -> tuple[str, ...]:

@@ -80,6 +80,7 @@ def merge_run(
         source.path, dtype="fp32", device=device, keep_codes=False, progress=progress
     )
     dtype = saved_dtype(source.path)
+    assert source.tokenizer is not None, "model_source"
     ids = source.tokenizer.encode(judged_text())[:PROBE_TOKENS]
     tokens_T = torch.tensor(ids, device=device)
     base_TV = _logits(model, tokens_T)

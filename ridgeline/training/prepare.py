@@ -399,6 +399,15 @@ def model_source(config: TrainConfig, progress: Progress | None = None) -> Start
     return StartingModel(describe_hf(values, origin=f"shape {config.shape}"), tokenizer, None)
 
 
+def untokenized_source(config: TrainConfig, progress: Progress | None = None) -> StartingModel:
+    """For steps over random tokens: no tokenizer is needed, and a shape keeps its vocabulary."""
+    if config.model is None:
+        assert config.shape is not None, "check_one"
+        return StartingModel(describe_shape(config.shape), None, None)
+    path = resolve_model(config.model, progress=progress)
+    return StartingModel(describe(open_checkpoint(path)), None, path)
+
+
 def _tokenizer(path: Path) -> Tokenizer:
     tokenizer = tokenizer_of(path)
     if tokenizer is None:

@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.hardware.units import human
-from ridgeline.profiling.document import PARTS
 from ridgeline.profiling.gap_words import gap_sentence
-from ridgeline.profiling.profile_page import achieved_text, gap_of, share_text
+from ridgeline.profiling.profile_page import achieved_text, gap_of, seconds_text, share_text
 
 WIDE = 112  # columns of a terminal that has room for everything
 NARROW = ("calls", "bytes", "FLOPs")  # what others leave out
@@ -32,6 +31,9 @@ def draw(document: Mapping[str, Any], console: Console) -> None:
         console.print(f"[bold]{step['label']}[/bold]: {headline(step)}")
         console.print(ops_table(step, is_wide=console.width >= WIDE))
         console.print(totals_line(step))
+        if step.get("predicted_s") is not None:
+            console.print()
+            console.print(predicted_table(step))
     console.print()
     console.print(
         ". ".join(step["sentence"][:1].upper() + step["sentence"][1:] for step in document["steps"])
@@ -52,6 +54,9 @@ def draw(document: Mapping[str, Any], console: Console) -> None:
 
 def headline(step: Mapping[str, Any]) -> str:
     text = f"{human(step['step_s'], 's')}, {step['tokens_per_s']:.4g} tokens/s"
+    for key, name in (("mfu", "datasheet"), ("mfu_measured", "measured")):
+        if step.get(key) is not None:
+            text += f", MFU {step[key]:.1%} ({name})"
     if step["share_of_limit"] is not None:
         limit, source = human(step["limit_s"], "s"), step["ceiling_source"]
         text += f", {step['share_of_limit']:.0%} of the limit ({limit}, {step['bound']}, {source})"
@@ -96,11 +101,28 @@ def cells(row: Mapping[str, Any], counted: Sequence[str]) -> dict[str, str]:
 def totals_line(step: Mapping[str, Any]) -> str:
     parts = [
         f"{name} {seconds / step['step_s']:.0%}"
-        for name, seconds in ((name, step["totals"][name]) for name in PARTS)
+        for name, seconds in step["totals"].items()
         if seconds > 0
     ]
     kernels = f"{step['num_kernels']:.0f} kernels"
     return f"[dim]{', '.join(parts)}; {kernels}[/dim]"
+
+
+def predicted_table(step: Mapping[str, Any]) -> Table:
+    """The parts of a training step beside what was predicted of them."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("part")
+    for name in ("measured", "predicted", "measured over predicted"):
+        table.add_column(name, justify="right", no_wrap=True)
+    whole = ("in all", step["step_s"], step["predicted_s"])
+    parts = [
+        (name, seconds, step["predicted_totals"][name]) for name, seconds in step["totals"].items()
+    ]
+    for name, seconds, predicted in (*parts, whole):
+        if seconds or predicted:
+            ratio = f"{seconds / predicted:.2f}" if predicted else ""
+            table.add_row(name, human(seconds, "s"), seconds_text(predicted), ratio)
+    return table
 
 
 def next_table(advice: Sequence[Mapping[str, Any]]) -> Table:

@@ -60,7 +60,7 @@ class PhaseTime:
 class GapPart:
     """Where steps take longer than the hardware's limit."""
 
-    phase: Phase
+    phase: Phase | Literal["training"]
     name: str  # of the division: "matrices"
     step_s: float  # of one step, that goes into it
     least_s: float  # of that, what the limit allows it; 0 for what the limit does not count

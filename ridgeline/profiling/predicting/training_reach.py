@@ -62,6 +62,7 @@ GPU_BYTES = {
     "activation" + BACKWARD: 0.97,
     "rotary": 0.88,
     "embedding": 0.5,
+    "others": 0.5,
     "fp8 codes": 0.39,
     "decoding": 0.55,  # as prompts have it (reach.py)
     "loss": 0.84,

@@ -244,7 +244,7 @@ def _elementwise(step: PlannedStep) -> Iterator[WorkOp]:
     if step.makes_values_again:
         yield op("norms" + AGAIN, 4 * D)
         yield op("activation" + AGAIN, 3 * F if step.size.fp8 else F)  # a pass, or part of one
-    yield _embedding(step)
+    yield from _tables(step)
 
 
 def _mlp_columns(config: ModelConfig) -> Iterator[int]:
@@ -254,17 +254,17 @@ def _mlp_columns(config: ModelConfig) -> Iterator[int]:
         yield config.mlp_size if experts is None else experts.experts_per_token * experts.mlp_size
 
 
-def _embedding(step: PlannedStep) -> WorkOp:
-    """The table's rows, and where it is learned its gradient, the head's from fp32 to its dtype,
-    and where both are one table their sum.
+def _tables(step: PlannedStep) -> Iterator[WorkOp]:
+    """Rows of the table of embeddings, and where it is learned its gradient; the head's gradient
+    from fp32 to its dtype, and where both are one table their sum.
     """
     size, config = step.size, step.size.config
     rows, table = step.num_tokens * config.hidden_size * size.element, size.head
-    moved = 2.0 * rows
-    if not step.is_frozen:
-        each = size.element * (1 + 3 * config.tied_embeddings) + FP32 + FP32 + size.element
-        moved += 2 * rows + size.num_passes * table * each
-    return WorkOp("embedding", "element-wise", 0.0, moved)
+    passes = 0 if step.is_frozen else size.num_passes
+    learned = (2.0 * rows if passes else 0.0) + passes * table * size.element
+    yield WorkOp("embedding", "element-wise", 0.0, 2.0 * rows + learned)
+    each = 2 * FP32 + size.element * (1 + 3 * config.tied_embeddings)
+    yield WorkOp("others", "element-wise", 0.0, float(passes * table * each))
 
 
 def _additions(step: PlannedStep) -> Iterator[WorkOp]:

@@ -18,7 +18,10 @@ from ridgeline.models.transformer import ExpertMLP, Linear
 from ridgeline.profiling.tracing.scopes import ScopeCall
 from ridgeline.quantization.linear import QuantizedLinear
 
-TimePart = Literal["matrices", "attention", "other kernels", "communication"]
+TimePart = Literal[
+    "matrices", "attention", "other kernels", "communication",
+    "products", "loss", "element-wise", "optimizer",  # of training steps
+]  # fmt: skip
 ATTENTION_OPS = ("decode_attention", "prefill_attention", "projected_attention", "attention")
 COMMUNICATION_OPS = ("all_reduce", "all_gather", "broadcast")  # between ranks
 UNKNOWN = "(not attributed)"  # kernels of which nobody knows where they came from
@@ -62,7 +65,7 @@ class Division:
         """By the names that predictions use (see profiling/predicting/prediction.py)."""
         result = {"matrices": 0.0, "attention": 0.0, "other kernels": 0.0, "communication": 0.0}
         for op in self.ops:
-            result[op.part] += op.seconds
+            result[op.part] = result.get(op.part, 0.0) + op.seconds
         return result | {"gaps": self.gaps_s, "host": self.host_s, "copies": self.copies_s}
 
     @property
@@ -99,6 +102,8 @@ def group_of(call: ScopeCall) -> str:
 
 
 def part_of(call: ScopeCall) -> TimePart:
+    if call.part is not None:
+        return call.part
     if is_matrix(call.module):
         return "matrices"
     if call.name in COMMUNICATION_OPS:

@@ -43,6 +43,7 @@ class ScopeCall:
     norm: Tensor | None = None  # the weight of a norm that a product takes along
     activation: str | None = None
     has_residual: bool = False
+    part: Any = None  # of a step (division.py), where whoever made the scope knows it
 
 
 class Marks(Protocol):

@@ -30,6 +30,7 @@ class DeviceEvent:
     scope: int | None  # number of the innermost scope then
     in_graph: bool
     occupancy: float | None = None
+    correlation: Any = None  # with the call that launched it
 
 
 class Range(NamedTuple):
@@ -67,6 +68,7 @@ def read_trace(document: Mapping[str, Any]) -> Trace:
                 stack.at(moment),
                 in_graph,
                 None if occupancy is None else float(occupancy) / 100,
+                args.get("correlation"),
             )
         )
     return Trace(tuple(sorted(result, key=lambda event: event.begin_s)), len(steps))

@@ -27,15 +27,17 @@ from ridgeline.profiling.tracing.trace import STEP
 MAX_BYTES = 50_000_000
 
 
-def traced(step: Callable[[], object], num_steps: int, device: torch.device) -> dict[str, Any]:
-    """The trace of some calls, each in a range of its own."""
+def traced(
+    step: Callable[[], object], num_steps: int, device: torch.device, *, shapes: bool = False
+) -> dict[str, Any]:
+    """The trace of some calls, each in a range of its own; with `shapes` those of ops' inputs."""
     # Read when the tracer first starts: it would write lines of its own to stderr (torch 2.13).
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
         torch.cuda.synchronize(device)
-    with profile(activities=activities, acc_events=True) as profiler:
+    with profile(activities=activities, acc_events=True, record_shapes=shapes) as profiler:
         for _ in range(num_steps):
             with record_function(STEP):
                 step()

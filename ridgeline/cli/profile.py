@@ -45,7 +45,7 @@ from ridgeline.version import __version__
 EXAMPLE = """\
 ridgeline profile demo
 ridgeline profile --shape llama-3.1-8b --batch 8 --context 4096
-ridgeline profile --train --shape llama-3.2-1b --batch 8 --sequence-length 4096"""
+ridgeline profile --train --shape llama-3.2-1b --sequence-length 4096"""
 MAIN_FLAGS = (
     "--shape", "--device", "--train", "--batch", "--context", "--prefill", "--loop", "--dtype",
     "--scheme", "--kv-dtype", "--html", "--trace", "--save",

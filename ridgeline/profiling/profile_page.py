@@ -150,7 +150,7 @@ def _ops(step: ProfileDocument) -> Markup:
         if seconds > 0:
             share = f"{seconds / step['step_s']:.1%}"
             rows.append((name, human(seconds, "s"), share, "", "", "", "", verdict))
-    columns = COLUMNS
+    columns: tuple[Column, ...] = COLUMNS
     if step.get("predicted_s") is not None:
         columns = (*COLUMNS[:2], Column("predicted", is_number=True), *COLUMNS[2:])
         expected = {row["op"]: row["predicted_s"] for row in step["rows"]}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -29,20 +29,14 @@ from ridgeline.profiling.predicting.next_steps import Advice
 from ridgeline.profiling.predicting.prediction import GapPart
 from ridgeline.profiling.predicting.training_next import TrainingSituation, next_settings
 from ridgeline.profiling.predicting.training_step import StepPrediction
-from ridgeline.profiling.predicting.training_work import (
-    AGAIN,
-    BACKWARD,
-    WorkOp,
-    planned_step,
-    training_work,
-)
+from ridgeline.profiling.predicting.training_work import WorkOp, planned_step, training_work
 from ridgeline.profiling.tracing.tracing import traced
 from ridgeline.profiling.tracing.training_division import (
     TrainingDivision,
     divide_training,
     marked_update,
 )
-from ridgeline.profiling.tracing.training_trace import StepOwners
+from ridgeline.profiling.tracing.training_trace import AGAIN, BACKWARD, StepOwners
 from ridgeline.timing import Timing, time_loop
 from ridgeline.training.config import BatchOptions
 from ridgeline.training.stepping.step import StepResult, Trainer
@@ -51,7 +45,7 @@ from ridgeline.training.watching.utilization import Utilization
 LR = 1e-6  # of the steps that are run: weights stay about where they are
 WARM_UP = {"cpu": 1, "cuda": 3}
 TRACED = {"cpu": 1, "cuda": 3}  # steps; the first of a GPU's has nothing before it
-PHASE = "training"
+PHASE: Literal["training"] = "training"
 
 
 class TrainingSteps:

@@ -98,6 +98,7 @@ ROOMS = {
         "dividing",
         "model_profile",
         "document",
+        "training_profile",
         "drawing",
         "gap_words",
         "profile_page",

@@ -21,11 +21,10 @@ from ridgeline.hardware import Ceiling, Hardware, detect
 from ridgeline.models.shapes import describe_shape
 from ridgeline.profiling.document import TRAINING_PARTS
 from ridgeline.profiling.predicting.training_next import TrainingSituation, next_settings
-from ridgeline.profiling.predicting.training_step import PARTS
 from ridgeline.profiling.predicting.training_work import planned_step, training_work
 from ridgeline.profiling.tracing.trace import STEP
 from ridgeline.profiling.tracing.training_division import divide_training
-from ridgeline.profiling.tracing.training_trace import OPTIMIZER, StepOwners
+from ridgeline.profiling.tracing.training_trace import OPTIMIZER, TRAINING_TIMES, StepOwners
 from ridgeline.training.config import BatchOptions, DataOptions, TrainConfig
 
 RATES = {"read_bandwidth": 2e11, "matrix_fp32": 4e11, "matrix_bf16": 4e11}
@@ -66,11 +65,11 @@ def test_parts_add_up_beside_what_was_predicted(tmp_path: Path, capsys: Capture)
     more = ("--html", str(page), "--trace", str(trace), "--save", str(tmp_path / "records"))
     document = profiled(capsys, *TINY, "--precision", "fp32", *more)
     (step,) = document["steps"]
-    assert set(step["totals"]) == set(PARTS) == set(TRAINING_PARTS)
+    assert set(step["totals"]) == set(TRAINING_TIMES) == set(TRAINING_PARTS)
     assert sum(step["totals"].values()) == pytest.approx(step["step_s"])
     rows = sum(row["seconds"] for row in step["rows"])
     assert rows + step["totals"]["copies"] + step["totals"]["host"] == pytest.approx(step["step_s"])
-    assert all(step["totals"][name] > 0 for name in PARTS)
+    assert all(step["totals"][name] > 0 for name in TRAINING_TIMES)
     assert sum(step["predicted_totals"].values()) == pytest.approx(step["predicted_s"])
     assert step["tokens_per_s"] == pytest.approx(2 * 32 / step["step_s"])
     assert 0 < step["share_of_limit"] < 1

@@ -17,7 +17,7 @@ from train_runs import Capture, make_text, single_thread, words
 from ridgeline.cli import main, train
 from ridgeline.errors import HardwareError, OutOfMemoryError, UsageError
 from ridgeline.hardware import Ceiling, Hardware, detect
-from ridgeline.profiling.predicting.training_step import PARTS
+from ridgeline.profiling.tracing.training_trace import TRAINING_TIMES
 from ridgeline.training import prepare
 from ridgeline.training.watching.metrics import read_metrics
 
@@ -104,7 +104,7 @@ def test_every_way_of_training_is_predicted(
     document = planned(capsys, *words(model, text, tmp_path / "run", *more))
     prediction, memory = document["prediction"], document["memory"]
     assert sum(item["num_bytes"] for item in memory["items"]) == memory["used_bytes"]
-    assert set(prediction["parts"]) == set(PARTS)
+    assert set(prediction["parts"]) == set(TRAINING_TIMES)
     assert sum(prediction["parts"].values()) == pytest.approx(prediction["step_s"])
     assert prediction["tokens_per_s"] == pytest.approx(4 * 32 / prediction["step_s"])
     assert prediction["step_s_low"] < prediction["step_s"] < prediction["step_s_high"]

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from ridgeline.kernels.document_attention import HALF_DTYPES
 from ridgeline.kernels.prefill_attention.sdpa import CUDNN_MAX_HEAD_DIM
-from ridgeline.profiling.predicting.training_work import AGAIN, BACKWARD, PlannedStep
+from ridgeline.profiling.predicting.training_work import PlannedStep
+from ridgeline.profiling.tracing.training_trace import AGAIN, BACKWARD
 
 # Share of the matrix rate. bf16: products took 347 ms for 243 TFLOP, 0.875 of 801 TFLOP/s, the
 # power limit included; fp8: 139 ms for the layers' 191 TFLOP. fp16 and tf32 are taken to be as

@@ -22,16 +22,14 @@ from ridgeline.profiling.predicting.training_reach import (
     product_share,
 )
 from ridgeline.profiling.predicting.training_work import (
-    AGAIN,
-    BACKWARD,
     STEP_KERNELS,
     PlannedStep,
     WorkOp,
     num_kernels,
     training_work,
 )
+from ridgeline.profiling.tracing.training_trace import AGAIN, BACKWARD, TRAINING_TIMES
 
-PARTS = ("products", "attention", "loss", "element-wise", "optimizer", "copies", "host")
 GAP_S = 10e-6  # of a GPU, behind each kernel: 5.2 ms of a step with about 500 (H200, 2026-11-18)
 GRAPH_GAP_S = 1.5e-6  # the same between kernels of a graph. Not measured in training
 # The host's for a kernel of a step beyond `eager_launch`: autograd, checks, views. Not measured;
@@ -57,7 +55,7 @@ class StepPrediction:
     step_s: float
     low_s: float  # of an interval that most steps are expected in
     high_s: float
-    parts: Mapping[str, float]  # of PARTS; they add up to the step
+    parts: Mapping[str, float]  # of TRAINING_TIMES; they add up to the step
     ops: tuple[PredictedOp, ...]  # longest first
     bound: Bound
     source: str  # of the ceilings: "measured", "datasheet"
@@ -127,7 +125,7 @@ def _real(ceiling: Ceiling) -> float:
 def _put_together(
     step: PlannedStep, hardware: Hardware, ops: Sequence[PredictedOp], source: str
 ) -> StepPrediction:
-    parts = dict.fromkeys(PARTS, 0.0)
+    parts = dict.fromkeys(TRAINING_TIMES, 0.0)
     for op in ops:
         parts[op.work.part] += op.seconds
     device_s, count = sum(parts.values()), num_kernels(step)

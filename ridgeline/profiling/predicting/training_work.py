@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -24,6 +24,7 @@ from ridgeline.formats.dtypes import dtype_name
 from ridgeline.kernels.linear_cross_entropy.chunks import chunk_rows
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import Chunk, num_expert_parameters, num_parameters, step_cost
+from ridgeline.profiling.tracing.training_trace import AGAIN, BACKWARD, TrainingPart
 from ridgeline.quantization.scheme import Scheme, parse_scheme
 from ridgeline.quantization.sizes import MatrixSize, named_matrices, stored_bytes
 from ridgeline.training.config import TrainConfig
@@ -34,8 +35,6 @@ from ridgeline.training.methods.options import QatOptions
 from ridgeline.training.stepping.distillation import CHUNK_LOGITS
 from ridgeline.training.stepping.precision import PRECISIONS, PrecisionPlan
 
-TrainingPart = Literal["products", "attention", "loss", "element-wise", "optimizer", "copies"]
-BACKWARD, AGAIN = " backward", " again"  # behind an op's name
 # Of each logit of a teacher's divergence: plain ops in fp32, forward and backward, counted in
 # distillation.py and not measured.
 DIVERGENCE_BYTES = 25 * FP32

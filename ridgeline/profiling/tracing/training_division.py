@@ -17,16 +17,17 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
-from ridgeline.profiling.predicting.training_step import PARTS
 from ridgeline.profiling.tracing.device_division import divide_device
 from ridgeline.profiling.tracing.division import Division, by_group
 from ridgeline.profiling.tracing.scopes import ScopeCall
 from ridgeline.profiling.tracing.trace import LAUNCHES, STEP, DeviceEvent, Trace, read_trace
 from ridgeline.profiling.tracing.training_trace import (
     OPTIMIZER,
+    TRAINING_TIMES,
     OpOwner,
     StepOwners,
     ThreadFrames,
+    has_own_work,
     threads_of,
 )
 from ridgeline.training.stepping.step import Trainer
@@ -40,7 +41,7 @@ class TrainingDivision(Division):
 
     @property
     def parts(self) -> dict[str, float]:
-        result = dict.fromkeys(PARTS, 0.0)
+        result = dict.fromkeys(TRAINING_TIMES, 0.0)
         for op in self.ops:
             result[op.part] += op.seconds
         return result | {"copies": self.copies_s, "host": self.gaps_s + self.host_s}
@@ -55,11 +56,12 @@ def marked_update(trainer: Trainer) -> Iterator[None]:
         with record_function(OPTIMIZER):
             return update(*args)
 
-    trainer.optimizer.step = marked  # type: ignore[method-assign]
+    own = vars(trainer.optimizer)
+    own["step"] = marked
     try:
         yield
     finally:
-        del trainer.optimizer.step
+        del own["step"]
 
 
 def divide_training(
@@ -88,7 +90,8 @@ def _divide_host(
             frame = thread.frames[index]
             if frame.name == STEP:
                 steps_us.append(frame.end - frame.begin)
-            if not frame.name.startswith("aten::") and frame.name != OPTIMIZER:
+            is_op = frame.name.startswith("aten::") or frame.name == OPTIMIZER
+            if not is_op and not has_own_work(frame.name):
                 continue  # Python's, between ops
             around = [each.name for each in thread.around(index)]
             owner = owners.of(frame.name, around, frame.dims)

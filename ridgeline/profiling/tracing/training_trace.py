@@ -6,7 +6,7 @@ kernel's name.
     owners.of("aten::mm", ("NormLinearBackward",), ((4096, 3072), (3072, 2048)))
     # OpOwner("attn.qkv backward", "products")
 
-The names are those of training_work.py, so that what was measured stands beside what was predicted.
+Predictions (training_work.py) have the same names, so that one stands beside the other.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from ridgeline.models import ModelConfig
-from ridgeline.profiling.predicting.training_work import AGAIN, BACKWARD, TrainingPart
 from ridgeline.profiling.tracing.scopes import PREFIX
 from ridgeline.quantization.sizes import MatrixSize, head_matrix, named_matrices
 
+TrainingPart = Literal["products", "attention", "loss", "element-wise", "optimizer", "copies"]
+TRAINING_TIMES = (*get_args(TrainingPart), "host")  # what a step's time divides into
+BACKWARD, AGAIN = " backward", " again"  # behind an op's name: of gradients, or computed twice
 OPTIMIZER = PREFIX + "optimizer"  # the range around the update
 # By names of torch's ops and of kernels; copies first, for a copy is one whatever it is for.
 COPIES = re.compile(r"memcpy|memset|copy_kernel|CatArray|direct_copy|aten::(copy_|_to_copy)$", re.I)
@@ -34,6 +36,7 @@ PRODUCTS = re.compile(
 UPDATE = re.compile(r"adamw|multi_tensor|foreach|vector_norm", re.I)
 FP8_CODES = re.compile(r"rows_to_fp8|_codes|largest", re.I)
 LOSSES = ("LinearCrossEntropy", "ChunkedDivergence")
+ATTENDING = ("ProductAttention", "DocumentAttention")
 FRONTS = {  # autograd functions, and the element-wise op that is part of them
     "NormLinear": "norms",
     "FirstNormLinear": "norms",
@@ -142,6 +145,9 @@ class StepOwners:
             return OpOwner("optimizer", "optimizer")
         if COPIES.search(name):
             return OpOwner("copies", "copies")
+        attending = next((each for each in around if _base(each) in ATTENDING), None)
+        if attending is not None:
+            return OpOwner("attention" + _direction(attending, around), "attention")
         if ATTENTION.search(name):
             return OpOwner("attention" + _direction(name, around), "attention")
         if PRODUCTS.search(name):
@@ -193,6 +199,11 @@ def _direction(name: str, around: Sequence[str]) -> str:
         return BACKWARD
     is_inside = any(each.startswith("autograd::engine") for each in around)
     return AGAIN if is_inside else ""
+
+
+def has_own_work(name: str) -> bool:
+    """A function that computes by itself on a CPU, in compiled passes that are no ops of torch."""
+    return _base(name) in (*FRONTS, *LOSSES, *ATTENDING)
 
 
 def _is_function(name: str) -> bool:

@@ -59,8 +59,8 @@ MUTANTS = {
     ),
     "mean-of-means": Mutant(
         "training/stepping/step.py",
-        "loss = self.learned_loss(batch)\n",
-        "loss = self.learned_loss(batch) * (count / len(batches) / batch.num_targets)\n",
+        "self._pass(batch, seed)\n",
+        "self._pass(batch, seed * count / len(batches) / batch.num_targets)\n",
         STEP,
         GRADIENTS,
     ),

@@ -284,12 +284,17 @@ def plan_run(
     assert config.data.path is not None, "check_complete"
     assert source.tokenizer is not None, "model_source"
     tokenized = read_tokens([Path(config.data.path)], source.tokenizer, progress)
-    data = split_data(
-        tokenized.store,
-        sequence_length=config.data.sequence_length,
-        vocab_size=source.description.config.vocab_size,
-        held_out=config.data.held_out,
-    )
+    try:
+        data = split_data(
+            tokenized.store,
+            sequence_length=config.data.sequence_length,
+            vocab_size=source.description.config.vocab_size,
+            held_out=config.data.held_out,
+        )
+    except UsageError as error:
+        if not tokenized.quarantine.count:
+            raise
+        raise UsageError(f"{error} ({tokenized.quarantine.summary()})") from None
     return PlannedRun(
         ordered, memory.config, device, source, method, memory, data, tokenized.quarantine, saved,
         began,

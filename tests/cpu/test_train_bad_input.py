@@ -55,6 +55,15 @@ def test_conversations_without_the_assistant(tmp_path: Path, capsys: Capture) ->
     assert "chats.jsonl line 1" in line
 
 
+def test_too_little_text_beside_broken_lines(model: Path, tmp_path: Path, capsys: Capture) -> None:
+    """The lines that were left out may be why."""
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": "a few words"}\n{"text": "broken\n{"text": "and a few more"}\n')
+    argv = words(model, file, tmp_path / "run")
+    line = refused(capsys, UsageError, "fewer than one sequence 1 row quarantined", *argv)
+    assert "texts.jsonl line 2" in line
+
+
 @pytest.mark.parametrize("precision", ["fp8", "fp8-row", "tf32"])
 def test_a_precision_that_requires_a_gpu(
     precision: str, model: Path, tmp_path: Path, capsys: Capture

@@ -13,6 +13,7 @@ compiler, or it fails, one line says so and the references serve.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import logging
 import os
 import platform
@@ -20,9 +21,9 @@ import re
 import secrets
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,9 @@ def built_path(op: str, compiler: str) -> Path:
 
 
 def build(op: str) -> Path:
-    """Compile an op's source for this machine, unless that was done, and return the file. Whoever
-    builds at the same time writes the same file: each puts it there whole.
+    """Compile an op's source for this machine, unless that was done, and return the file. Processes
+    that want it at the same time wait for the first of them; where files cannot be locked each
+    builds it, and puts it there whole.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -100,14 +102,28 @@ def build(op: str) -> Path:
     temporary = path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}.so")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _compile(compiler, op, temporary)
-        os.replace(temporary, path)
+        with _locked(path.parent):
+            if not path.is_file():
+                _compile(compiler, op, temporary)
+                os.replace(temporary, path)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnsupportedError(f"{op}: cpu.cpp could not be built: {error}") from error
     finally:
         with suppress(OSError):
             temporary.unlink()
     return path
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """By one at a time, where the file system has locks; a process that ends lets go."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _compile(compiler: str, op: str, target: Path) -> None:

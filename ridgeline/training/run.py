@@ -347,9 +347,13 @@ class TrainLoop:
         return list(islice(held_out_batches(windows, self.micro, self._prepared.device), count))
 
     def _state(self) -> SavedState:
+        """Minutes that were too short for another step are spent: a run that goes on has none."""
+        counters, minutes = self.counters, self.config.end.minutes
+        if self._is_ended and minutes is not None:
+            counters = replace(counters, seconds=max(counters.seconds, 60 * minutes))
         return replace(
             self._prepared.state,
-            counters=self.counters,
+            counters=counters,
             progress=self.trainer.progress,
             watch=self._watch.state,
         )

@@ -28,6 +28,7 @@ from ridgeline.training.config import (
     TrainConfig,
     load_config,
 )
+from ridgeline.training.run import TrainLoop
 
 MINUTES = TrainConfig(model="demo", data=DataOptions("book.txt"), end=RunLength(minutes=3))
 SLOW = TrainingPace(measuring_s=3.0, learning_s=9.0)
@@ -91,9 +92,22 @@ def test_minutes_count_from_the_command_and_choices_are_written(
     (note,) = result["notes"]
     assert f"batch {config.batch.sequences}" in note
     again = trained(capsys, "train", "--out", str(out), "--resume", "--device", "cpu")
-    assert again["steps"] == result["steps"]  # its minutes are over
+    assert again["steps"] == result["steps"]  # its minutes are over, whatever was left of them
     assert again["notes"] == []
     assert load_config(out) == config
+
+
+def test_what_was_left_of_a_run_that_ended_is_not_trained_later(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last seconds were too few for a step, as where steps are long."""
+    model, text, out = make_folder(tmp_path / "model"), make_text(tmp_path), tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainLoop, "_is_over", lambda self, clock: self.counters.steps >= 1)
+        result = trained(capsys, *flags(model, text, out, "--minutes", "0.2"))
+    assert result["steps"] == 1
+    again = trained(capsys, "train", "--out", str(out), "--resume", "--device", "cpu")
+    assert again["steps"] == 1
 
 
 def test_a_run_of_steps_has_the_usual_values(tmp_path: Path, capsys: Capture) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 cases = Path(__file__).parent.glob("field_*.py")
 pytest.register_assert_rewrite(*(path.stem for path in cases))  # what they find is told in full
@@ -17,6 +18,8 @@ workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 threads = max(1, len(os.sched_getaffinity(0)) // workers)
 os.environ["OMP_NUM_THREADS"] = str(threads)
 torch.set_num_threads(threads)
+settings.register_profile("untimed", deadline=None)  # nothing asserts on the clock
+settings.load_profile("untimed")
 
 
 @pytest.fixture

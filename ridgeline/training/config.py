@@ -23,6 +23,7 @@ from ridgeline.errors import UsageError, answers_wrong_options
 from ridgeline.formats.fields import check_fields, config_from, dotted_fields, field_help, flag_of
 from ridgeline.formats.files import atomic_write
 from ridgeline.models.shapes import check_one
+from ridgeline.parallel.layout import divisor_below
 from ridgeline.training.methods.options import DistillOptions, LoraOptions, QatOptions
 
 FILE_NAME = "train.json"
@@ -88,7 +89,7 @@ class BatchOptions:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.micro is not None and self.size % self.micro:
-            near = _divisor_below(self.size, self.micro)
+            near = divisor_below(self.size, self.micro)
             raise UsageError(
                 f"micro_batch is {self.micro}, which does not divide the batch of "
                 f"{self.size} sequences; try {near}"
@@ -434,11 +435,6 @@ def parse_config(values: Any, origin: str) -> TrainConfig:
     own = {name: value for name, value in values.items() if name != "version"}
     config: TrainConfig = config_from(TrainConfig, own, origin)
     return config
-
-
-def _divisor_below(number: int, limit: int) -> int:
-    """The largest divisor that is not above a limit."""
-    return max(each for each in range(1, min(number, limit) + 1) if number % each == 0)
 
 
 def _check_finite(config: Any) -> None:
